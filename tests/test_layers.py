@@ -58,7 +58,7 @@ HOUSE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("passes", "site_settings", "stuck"),
         ("event_queue",),
         ("draining",),
-        ("notifying",),
+        ("mending", "notifying"),
         ("hooks",),
         ("doctor",),
     ),

@@ -13,7 +13,7 @@ import click
 from slurm_health.cli import by_default
 from slurm_health.cli.hooks import config_option, site_if_any
 from slurm_health.cli.terminal import print_result, terminal
-from slurm_health.node.doctor import large_cluster, machine, notices, slurm_conf
+from slurm_health.node.doctor import large_cluster, machine, mending, notices, slurm_conf
 from slurm_health.node.doctor.advice import Advice, Level, Report, change, look
 from slurm_health.node.site_settings import Site
 from slurm_health.preflight.by_default import installing
@@ -59,6 +59,7 @@ def doctor(config: str | None, python: str, as_json: bool) -> int:
         limits_s = slurm_conf.hook_limits_s(said or {})
         advice += machine.advise_machine(site, (said or {}).get("ClusterName", ""), limits_s)
         advice += notices.advise(site)
+        advice += mending.advise(site, said or {})
     if site is not None and said is not None:
         place = installing.directory_of(said)
         advice += installing.advise(place, said, site.default, by_default.lua(site))

@@ -10,6 +10,7 @@ Their own errors end in exit code 0: what could not be measured takes no node ou
     stuck           children of hooks that the kernel holds: none is sent after them
     event_queue     what happened here and waits to be told
     draining        takes a node out of the pool, and gives it back
+    mending         resets, reboots and tests a node as far as its site allows
     notifying       tells those whom the site names what has happened to nodes
     hooks           prolog, epilog, health check, and the administrators' commands
     doctor          `slurm-health doctor`: is this site set up for the hooks?

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from pathlib import Path
 
 import msgspec
@@ -41,7 +42,7 @@ def tell(
     from slurm_health.system.private_files import publish
 
     event = Event(
-        id=f"{node}-{os.urandom(8).hex()}",
+        id=f"{time.time_ns():016x}-{os.urandom(8).hex()}",  # in their order
         kind=kind,
         node=node,
         time_s=now_s,

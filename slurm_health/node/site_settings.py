@@ -22,6 +22,7 @@ from slurm_health.node.rules.settings import (
     Default,
     Hooks,
     Marks,
+    Mend,
     Metrics,
     Notify,
     PairTest,
@@ -50,6 +51,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     default: Default = Default()
     metrics: Metrics = Metrics()
     notify: Notify = Notify()
+    mend: Mend = Mend()
     checks: tuple[Planned, ...] = ()
 
     @property
@@ -103,6 +105,7 @@ def load(path: Path, refuse: Callable[[SiteFile], object] | None = None) -> Site
         default=_top(file, Default, "default"),
         metrics=_top(file, Metrics, "metrics"),
         notify=_notify(file),
+        mend=_top(file, Mend, "mend"),
         checks=tuple(each for each in planned if each is not None),
     )
 

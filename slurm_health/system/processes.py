@@ -354,8 +354,14 @@ def _forwarding_signals(process: Process) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def start_detached(argv: Sequence[str]) -> None:
+# What a detached command keeps of its starter's environment: where Slurm is, and who we are there.
+_KEPT = ("PATH", "SLURM_CONF", "SLURMD_NODENAME")
+
+
+def start_detached(argv: Sequence[str], environ: Mapping[str, str]) -> None:
     """Start a command that nobody waits for: in a session of its own, with none of our files.
+
+    It keeps of the environment what it needs to find Slurm.
 
     Raises:
         OSError: it cannot be executed.
@@ -365,7 +371,11 @@ def start_detached(argv: Sequence[str]) -> None:
         stdin=NOTHING,
         stdout=NOTHING,
         stderr=NOTHING,
-        env={"PATH": os.defpath, "LC_ALL": "C.UTF-8"},
+        env={
+            "PATH": os.defpath,
+            "LC_ALL": "C.UTF-8",
+            **{name: environ[name] for name in _KEPT if name in environ},
+        },
         cwd="/",
         start_new_session=True,
     ).returncode = 0  # it is not ours to wait for, and Python need not say so

@@ -31,6 +31,7 @@ _ADMIN_TABLES = (
     "default",
     "metrics",
     "notify",
+    "mend",
     "checks",
 )
 _HEADER, _QUOTES = re.compile(r"\s*\[\s*([^]]+?)\s*\]"), re.compile(r"[\"'\s]")

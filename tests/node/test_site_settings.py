@@ -164,3 +164,19 @@ def test_a_target_of_messages_that_makes_no_sense_is_refused_with_its_line(
     with pytest.raises(ConfigError, match=problem) as caught:
         load_site(tmp_path, f"[notify]\nfold_s = 1\n[notify.targets.ops]\n{text}\n")
     assert "config.toml:" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("steps = ['exorcise']", "exorcise"),
+        ("steps = ['deep_test']", "deep_test needs a command"),
+        ("steps = ['reload']", "reload needs a command"),
+        ("[mend.first]\nscratch = 'pray'", "pray"),
+    ],
+)
+def test_a_step_that_makes_no_sense_is_refused_with_its_line(
+    tmp_path: Path, text: str, problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        load_site(tmp_path, f"[mend]\n{text}\n")

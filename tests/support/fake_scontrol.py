@@ -16,6 +16,7 @@ echo "$@" >> $dir/calls
 [ -f $dir/trouble ] && . $dir/trouble
 case "$1 $2" in
 "show nodes") cat $dir/nodes; exit ;;
+reboot*) exit 0 ;;
 "show topology") cat $dir/topology 2>/dev/null; exit ;;
 "show node") grep "^NodeName=$4 " $dir/nodes || {{ echo "Node $4 not found" >&2; exit 1; }}; exit ;;
 esac

@@ -11,9 +11,11 @@ import msgspec
 from slurm_health.node.checks.check import Check, CheckContext, Count, Seen, first_few
 from slurm_health.node.rules.finding import (
     Finding,
+    Remedy,
     Status,
     inconclusive,
     joined,
+    mended_by,
     node_fault,
     passed,
     user_fault,
@@ -29,6 +31,7 @@ _RECOVERY = {
     3: "its peers drained",
     4: "a drain and a reset",
 }
+_WANTS_REBOOT = 2
 # Bits of nvml.h's clocks event reasons. The power cap is normal under load and is not among them.
 _SLOWED = {0x8: "hardware slowdown", 0x40: "hardware thermal", 0x80: "power brake"}
 _WARM = 0x20
@@ -75,13 +78,13 @@ class Gpu(Check, frozen=True, kw_only=True):
         """Judge the whole, then each GPU."""
         gpus = seen.gpus
         if gpus.broken:
-            return node_fault(gpus.broken)
+            return mended_by(node_fault(gpus.broken), Remedy.RELOAD)
         divided = _divided(gpus)
         expected = self.count or (0 if divided else max(seen.allotted, default=-1) + 1)
         parts = [passed("", gpus=len(gpus.devices))]
         if len(gpus.devices) < expected:
             text = f"{len(gpus.devices)} GPUs, Slurm expects {expected}"
-            parts.append(node_fault(text, expected=expected))
+            parts.append(mended_by(node_fault(text, expected=expected), Remedy.REBOOT))
         if seen.retest and not expected and not divided:
             # A GPU that was at fault may be gone by now: that the others are well proves nothing.
             text = f"{len(gpus.devices)} GPUs, and how many there should be is not known: set count"
@@ -99,35 +102,42 @@ class Gpu(Check, frozen=True, kw_only=True):
         faults = [*self._memory(device), *self._links(device)]
         if device.recovery_action:
             wanted = _RECOVERY.get(device.recovery_action, f"action {device.recovery_action}")
-            faults.insert(0, f"needs {wanted}")
-        found = [node_fault(f"{name} {text}") for text in faults]
+            remedy = Remedy.REBOOT if device.recovery_action == _WANTS_REBOOT else Remedy.RESET
+            faults.insert(0, (f"needs {wanted}", remedy))
+        found = [
+            mended_by(node_fault(f"{name} {text}"), remedy, device.bus) for text, remedy in faults
+        ]
         return [*found, *self._throttling(name, device)]
 
-    def _memory(self, device: Device) -> list[str]:
-        found = []
+    def _memory(self, device: Device) -> list[tuple[str, Remedy | None]]:
+        found: list[tuple[str, Remedy | None]] = []
         if device.uncorrected is not None and device.uncorrected > self.max_uncorrected:
             limit = self.max_uncorrected
-            found.append(f"has {device.uncorrected} uncorrected ECC errors, limit {limit}")
+            text = f"has {device.uncorrected} uncorrected ECC errors, limit {limit}"
+            found.append((text, Remedy.RESET))
         if device.remap_failed:
-            found.append("failed to remap a memory row")
+            found.append(("failed to remap a memory row", None))  # it is to be replaced
         elif device.remap_pending:
-            found.append("has a pending row remap and needs a reset")
+            found.append(("has a pending row remap and needs a reset", Remedy.RESET))
         return found
 
-    def _links(self, device: Device) -> list[str]:
-        found = []
+    def _links(self, device: Device) -> list[tuple[str, Remedy | None]]:
+        found: list[tuple[str, Remedy | None]] = []
         if self.nvlinks and device.links_active is not None and device.links_active < self.nvlinks:
             down = ", ".join(map(str, device.links_down))
-            found.append(f"has {device.links_active} of {self.nvlinks} NVLinks (down: {down})")
+            text = f"has {device.links_active} of {self.nvlinks} NVLinks (down: {down})"
+            found.append((text, Remedy.RESET))
         width, most = device.pcie_width, self.min_pcie_width or device.pcie_max_width
         if width is not None and most is not None and 0 < width < most:
-            found.append(f"runs on {width} PCIe lanes, limit {most}")
+            found.append((f"runs on {width} PCIe lanes, limit {most}", Remedy.REBOOT))
         is_busy = device.clock_reasons is not None and not device.clock_reasons & _IDLE
         generation = device.pcie_generation
         if is_busy and generation is not None and generation < self.min_pcie_generation:
-            found.append(f"runs PCIe generation {generation}, limit {self.min_pcie_generation}")
+            text = f"runs PCIe generation {generation}, limit {self.min_pcie_generation}"
+            found.append((text, Remedy.REBOOT))
         if self.fabric and device.fabric_state == "completed" and device.fabric_status:
-            found.append(f"failed to join the NVLink fabric (status {device.fabric_status})")
+            text = f"failed to join the NVLink fabric (status {device.fabric_status})"
+            found.append((text, Remedy.RESET))
         return found
 
     def _throttling(self, name: str, device: Device) -> list[Finding]:
@@ -194,10 +204,17 @@ def _without_answers(devices: Sequence[Device]) -> list[Finding]:
     said = "is lost" if is_proven else "cannot be asked, nor can any other"
     is_answered = any(not device.lost and not device.unanswered for device in devices)
     return [
-        *(judged(f"{_name(device)} {said}: {device.lost}") for device in lost),
         *(
-            (node_fault if device.silent and is_answered else inconclusive)(
-                f"{_name(device)} cannot be asked: {device.unanswered}"
+            mended_by(judged(f"{_name(device)} {said}: {device.lost}"), Remedy.REBOOT, device.bus)
+            for device in lost
+        ),
+        *(
+            mended_by(
+                (node_fault if device.silent and is_answered else inconclusive)(
+                    f"{_name(device)} cannot be asked: {device.unanswered}"
+                ),
+                Remedy.REBOOT,
+                device.bus,
             )
             for device in devices
             if device.unanswered

@@ -10,9 +10,17 @@ import msgspec
 
 from slurm_health.node.checks.check import Check, CheckContext
 from slurm_health.node.checks.kernel_log import KERNEL_LOG, Message, read_messages
-from slurm_health.node.rules.finding import Finding, Status, joined, node_fault, passed, warned
+from slurm_health.node.rules.finding import (
+    Finding,
+    Status,
+    joined,
+    mended_by,
+    node_fault,
+    passed,
+    warned,
+)
 from slurm_health.node.rules.kernel_lines import ANY_XID, LOST_GPU, LOST_GPU_NAMED, SXID, XID
-from slurm_health.node.rules.xid import fatal_link, judge_sxid, judge_xid
+from slurm_health.node.rules.xid import fatal_link, judge_sxid, judge_xid, remedy_of
 
 _XID, _SXID = re.compile(XID), re.compile(SXID)
 _LOST_GPU, _LOST_GPU_NAMED = re.compile(LOST_GPU), re.compile(LOST_GPU_NAMED)
@@ -61,7 +69,10 @@ class Xid(Check, frozen=True, kw_only=True):
             said = f"{device} {error.bus}: {error.kind} {error.number}"
             said += f" {error.age_s:.0f} s ago ({text})"
             if status is Status.NODE_FAULT:
-                parts.append(node_fault(said, xid=error.number))
+                found = node_fault(said, xid=error.number)
+                # A switch has all GPUs behind it.
+                bus = error.bus if error.kind == "Xid" else ""
+                parts.append(mended_by(found, remedy_of(text), bus))
             elif status is Status.WARN:
                 parts.append(warned(said, xid=error.number))
         return joined(parts, well="no Xid or SXid that points to a fault of the node")

@@ -8,6 +8,7 @@ Runs as whoever calls it, and changes nothing.
     large_cluster   whether one step can run on all its nodes
     ownership       who can change what these scripts run
     machine         the site's file, and this machine
+    mending         what may be done to nodes to mend them
     notices         who is told of what happens to nodes
     advice          what is said about it all
 """

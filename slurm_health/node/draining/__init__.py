@@ -14,3 +14,5 @@ is decided in `node.rules`.
 # In the state of a node: when a person last returned it after a drain of ours. Hooks that drain
 # nothing look whether it is there, and load nothing else for that.
 RETURNED = "returned.json"
+# There too: that this node is in quarantine. Its test may find what it was drained for.
+QUARANTINE = "quarantine.json"

@@ -56,7 +56,7 @@ def run(name: str, site: Site, environ: Mapping[str, str]) -> bool:
     if site.notify.targets:
         from slurm_health.node.notifying.start import start_if_due  # which few sites have
 
-        start_if_due(site, look_beyond=name == "healthcheck", now_s=hook.context.now_s)
+        start_if_due(site, environ, look_beyond=name == "healthcheck", now_s=hook.context.now_s)
     return found
 
 

@@ -11,7 +11,7 @@ from slurm_health.node.checks.check import Planned
 from slurm_health.node.draining import own_drain
 from slurm_health.node.hooks import last_check
 from slurm_health.node.hooks.hook import Hook
-from slurm_health.node.rules.finding import Status, node_faults
+from slurm_health.node.rules.finding import CheckResult, Status, node_faults
 from slurm_health.node.rules.recovery import DrainRecord, after_test, is_due
 
 # Of the 36 s in which a health check asks Slurm (`hooks.__main__`): a node is returned within them.
@@ -20,6 +20,8 @@ LONGEST_REPEAT_S = 30.0
 
 def run(hook: Hook) -> bool:
     """Run the health check; return whether the node has a proven fault."""
+    if hook.site.mend.enabled and _is_being_mended(hook):
+        return False
     hook.was_returned()
     results = hook.check()
     faults = node_faults(results)
@@ -45,7 +47,8 @@ def run(hook: Hook) -> bool:
 def _recover(hook: Hook, kept: DrainRecord, *, no_fault: bool) -> None:
     """Test again what this node was drained for; after enough passes, give it back."""
     settings, state = hook.site.recovery, hook.site.state
-    passes = no_fault and _all_pass(hook, kept)
+    again = _test_again(hook, kept) if no_fault else []
+    passes = bool(again) and all(each.status is Status.PASS for each in again)
     after = after_test(kept, all_passed=passes, now_s=hook.context.now_s, settings=settings)
     if after != kept:
         own_drain.amend(state, kept, after)
@@ -53,10 +56,44 @@ def _recover(hook: Hook, kept: DrainRecord, *, no_fault: bool) -> None:
         hook.log.info(f"pass {after.passes} of {settings.passes} of {', '.join(kept.retest)}")
     if is_due(after, settings):
         hook.log.info(own_drain.release_own(hook.site, after, hook.controller()))
+    elif hook.site.mend.enabled:
+        _mend(hook, kept, [*node_faults(hook.found), *node_faults(again)], passes=passes)
 
 
-def _all_pass(hook: Hook, kept: DrainRecord) -> bool:
-    """Run the checks that the node was drained for and tell whether every one passes.
+def _is_being_mended(hook: Hook) -> bool:
+    """Tell whether this node is in the middle of a step, in which nobody may look at it."""
+    from slurm_health.node.mending import attend, mend, perform
+
+    if perform.is_at_work(hook.site.state):
+        hook.log.info("a step to mend it is under way: nothing is checked")
+        return True
+    mend.report_missing(hook)
+    return attend.attend(hook, lambda kept: _not_passed(hook, kept))
+
+
+def _not_passed(hook: Hook, kept: DrainRecord) -> str:
+    """Check a node that passed its deep test; return what is not a pass, empty for nothing."""
+    faults = node_faults(hook.check())
+    again = _test_again(hook, kept) if kept.retest else []
+    lost = kept.retest if kept.retest and not again else ()
+    bad = [*faults, *(each for each in again if each.status is not Status.PASS)]
+    return "; ".join([*(each.finding.text for each in bad), *lost])
+
+
+def _mend(hook: Hook, kept: DrainRecord, faults: list[CheckResult], *, passes: bool) -> None:
+    """Do what the site allows to mend a node that is faulty still, or which no check can clear."""
+    from slurm_health.node.mending import mend
+
+    if passes:
+        mend.done(hook, kept)
+        return
+    seen, is_ours = hook.seen_by_slurm, own_drain.recall(hook.site.state) is not None
+    if seen is not None and is_ours and (faults or not kept.retest):
+        mend.consider(hook, kept, seen, faults)
+
+
+def _test_again(hook: Hook, kept: DrainRecord) -> list[CheckResult]:
+    """Run the checks that the node was drained for; none where one of them cannot be run.
 
     One that the configuration no longer has cannot pass: then a person decides.
     """
@@ -67,14 +104,14 @@ def _all_pass(hook: Hook, kept: DrainRecord) -> bool:
             hook.log.warning(
                 f"drained for {name}, which is no longer configured: a person has to release it"
             )
-            return False
+            return []
         if planned.time_limit_s > LONGEST_REPEAT_S:
             hook.log.info(
                 f"drained for {name}, which may take {planned.time_limit_s:g} s, longer than a"
                 " health check: slurm-health nodes retest, then slurm-health nodes release"
             )
-            return False
+            return []
         checks.append(planned)
     results = hook.retest(checks, kept)
     hook.log.results(results)
-    return bool(results) and all(each.status is Status.PASS for each in results)
+    return results

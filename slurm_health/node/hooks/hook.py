@@ -15,7 +15,7 @@ import msgspec
 
 from slurm_health.node import passes
 from slurm_health.node.checks.check import CheckContext, Planned
-from slurm_health.node.draining import RETURNED
+from slurm_health.node.draining import QUARANTINE, RETURNED
 from slurm_health.node.hooks.log import Log
 from slurm_health.node.hooks.run_checks import (
     after_drain,
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from slurm_health.node.draining.drain import Cause
     from slurm_health.node.rules.recovery import DrainRecord
     from slurm_health.system.slurm.client import Client
+    from slurm_health.system.slurm.maintenance import Maintenance
+    from slurm_health.system.slurm.parsing import Node as SlurmNode
 
 
 class Hook:
@@ -61,6 +63,8 @@ class Hook:
         self.found: list[CheckResult] = []
         # What keeps this node out of the pool, once Slurm has been asked.
         self.held_by = ""
+        # How Slurm sees this node, once it has been asked because of a drain of ours.
+        self.seen_by_slurm: SlurmNode | None = None
 
     def check(self) -> list[CheckResult]:
         """Run the checks of this hook, say what they find, and keep it in `found`."""
@@ -154,6 +158,13 @@ class Hook:
         limit_s = self.site.hooks.slurm_limit_s
         return Client.for_hook(self.environ, limit_s=limit_s, give_up_s=self._give_up_s)
 
+    def maintenance(self) -> Maintenance:
+        """Return slurmctld, with what is done to nodes that are mended."""
+        from slurm_health.system.slurm.maintenance import Maintenance
+
+        limit_s = self.site.hooks.slurm_limit_s
+        return Maintenance.for_hook(self.environ, limit_s=limit_s, give_up_s=self._give_up_s)
+
     def was_returned(self) -> bool:
         """Tell whether a person has returned this node after a drain of ours, and note that.
 
@@ -178,6 +189,7 @@ class Hook:
             return False
         if now is None:
             return False
+        self.seen_by_slurm = now
         if now.out_of_pool:
             self.held_by = f"{now.state}: {now.reason or '(no reason)'}"
             if own_drain.recall(state, self.node) is None:
@@ -224,6 +236,9 @@ class Hook:
     def drain(self, cause: Cause) -> bool:
         """Drain this node when everybody agrees; tell whether jobs are kept away from it now."""
         self.forget_passes()
+        if (self.site.state / QUARANTINE).exists():
+            self.log.warning("in quarantine already: the job of its deep test goes on")
+            return False
         from slurm_health.node.draining.drain import DrainStatus, drain_this_node
 
         result = drain_this_node(

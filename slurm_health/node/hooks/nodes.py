@@ -15,9 +15,12 @@ from slurm_health.node.draining.shared_state import Unusable
 from slurm_health.node.hooks import last_check
 from slurm_health.node.hooks.last_check import LastCheck
 from slurm_health.node.hooks.run_checks import after_drain, run_again
+from slurm_health.node.mending import ledger
 from slurm_health.node.rules import accusations, drain_note
+from slurm_health.node.rules import mending as mending_rules
 from slurm_health.node.rules.breaker import Entry, Ledger, Trip
 from slurm_health.node.rules.finding import CheckResult
+from slurm_health.node.rules.mending import Outcome, Tried
 from slurm_health.node.rules.recovery import DrainRecord
 from slurm_health.node.site_settings import Site
 from slurm_health.records.nodeset import fold
@@ -104,6 +107,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
         ledger_trouble: why the breaker's ledger cannot be used; empty where it can.
         left_in_pool: the last health checks of faulty nodes that jobs can still start on.
         silent: the nodes that have run no health check for an hour.
+        mending: the steps of the last day to mend nodes, the oldest first.
     """
 
     drained: list[Drained]
@@ -111,6 +115,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     ledger_trouble: str
     left_in_pool: list[LastCheck]
     silent: list[str]
+    mending: list[Tried] = []
 
     @property
     def needs_a_person(self) -> bool:
@@ -134,6 +139,7 @@ def listing(site: Site | None, nodes: Mapping[str, Node], now_s: float) -> Listi
             if name in checked and checked[name].faulty and not nodes[name].out_of_pool
         ],
         silent=_silent(nodes, checked, site, now_s),
+        mending=_mending(site, now_s),
     )
 
 
@@ -147,6 +153,16 @@ def _ledger(site: Site | None) -> tuple[Ledger | None, str]:
         return None, ""
     except Unusable as err:
         return Ledger(), str(err)
+
+
+def _mending(site: Site | None, now_s: float) -> list[Tried]:
+    if site is None or not site.mend.enabled:
+        return []
+    try:
+        steps = mending_rules.latest(ledger.look(site), now_s)
+    except Unusable:
+        return []  # the hooks say so, and do nothing
+    return [each for name in sorted(steps) for each in steps[name]]
 
 
 def _alarms(found: Listing) -> list[str]:
@@ -166,11 +182,24 @@ def text(found: Listing, now_s: float) -> str:
     """Return it for a person."""
     told = table(found.drained, _alarms(found), now_s)
     told += "".join(f"faulty, but still in the pool: {line}\n" for line in _left(found, now_s))
+    told += "".join(f"mending: {_step(each, now_s)}\n" for each in found.mending)
     if found.silent:
         count = len(found.silent)
         nodes = f"{count} node{'s' if count != 1 else ''}"
         told += f"no health check for an hour: {first_few(found.silent)} ({nodes})\n"
     return told
+
+
+def _step(tried: Tried, now_s: float) -> str:
+    """Return a step for a person: of which node, when, and how far it has come."""
+    how = {
+        Outcome.BEGUN: f"under way, {max(0.0, tried.until_s - now_s) / 60:.0f} min are left to it",
+        Outcome.DONE: "done",
+        Outcome.FAILED: "failed",
+        Outcome.DRY_RUN: "would be taken (dry run)",
+    }[tried.outcome]
+    text = f": {tried.text}" if tried.text else ""
+    return f"{tried.node}: {tried.step.value}, {_ago(now_s - tried.time_s)}: {how}{text}"
 
 
 def _left(found: Listing, now_s: float) -> list[str]:

@@ -183,7 +183,7 @@ def _judged(check: Check, data: bytes) -> Finding:
     except Exception as err:  # a check from elsewhere must not end the hook
         return inconclusive(f"could not be judged: {type(err).__name__}: {err}")
     figures = {name: value for name, value in finding.figures.items() if _is_plain(value)}
-    return Finding(status=finding.status, text=finding.text, figures=figures)
+    return msgspec.structs.replace(finding, figures=figures)
 
 
 def _is_plain(value: object) -> bool:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 
 from slurm_health.node import event_queue
 from slurm_health.node.site_settings import Site
@@ -13,7 +14,9 @@ from slurm_health.system.killable import Answered
 _LOOK_LIMIT_S = 2.0
 
 
-def start_if_due(site: Site, *, look_beyond: bool, now_s: float) -> None:
+def start_if_due(
+    site: Site, environ: Mapping[str, str], *, look_beyond: bool, now_s: float
+) -> None:
     """Start a process that delivers, where this node has something to be told; wait for nothing.
 
     With `look_beyond`, also where others left something that is due: they may be gone.
@@ -25,7 +28,7 @@ def start_if_due(site: Site, *, look_beyond: bool, now_s: float) -> None:
     from slurm_health.system.processes import own_command, start_detached
 
     with contextlib.suppress(OSError):
-        start_detached(own_command("notify", "--deliver", "--config", site.path))
+        start_detached(own_command("notify", "--deliver", "--config", site.path), environ)
 
 
 def _others_left(site: Site, now_s: float) -> bool:

@@ -12,6 +12,7 @@ The hooks and the administrators' commands call it; `draining` performs what is 
     recovery       when a node that a hook drained may be resumed
     drain_note     the reason that a hook sets on a node, and how to recognise it
     node_pattern   `gpu[01-16,20]`, `gpu*`, `!login*`
+    mending        which step mends a node next
     notices        which events are told to whom, when, and how many in one message
     message_bodies  a message as JSON, text, mail, chat or alerts
     pair_test      when an accused node is tested with partners, and with which options

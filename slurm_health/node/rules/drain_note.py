@@ -19,6 +19,8 @@ _NOTE = re.compile(r"shealth:\S* ?(.*) check=(\S+) job=(\d{1,19}) t=(\d{1,19})",
 _OLD_NOTE = re.compile(r"slurm-health: check=(\S+) job=(\d{1,19}) t=(\d{1,19}) (.*)", re.DOTALL)
 # scontrol shows who set a note, and when, behind it.
 _SIGNED = re.compile(r"(.*?)\s*\[([^][]*)@([^][@]*)\]\s*", re.DOTALL)
+# What slurmctld adds to the note of a node that it reboots (seen on 22.05): nobody's edit.
+_REBOOTED = re.compile(r"(?: : reboot (?:requested|issued|complete))+$")
 # Checks that a site has several of, and what it calls each begins with.
 _KINDS = frozenset(
     {"cpu", "daemon", "dcgm", "ethernet", "file", "filesystem", "gpu", "infiniband", "kernel"}
@@ -86,8 +88,8 @@ def bare_text(reason: str) -> str:
 
 
 def unsigned(reason: str) -> str:
-    """Return a note without who set it and when."""
-    return signed(reason)[0]
+    """Return a note without who set it and when, and without what a reboot has added."""
+    return _REBOOTED.sub("", signed(reason)[0])
 
 
 def signed(reason: str) -> tuple[str, str, str]:

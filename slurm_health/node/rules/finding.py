@@ -29,12 +29,26 @@ _FAULTS = (Status.USER_FAULT, Status.NODE_FAULT)
 Figure = float | int | str
 
 
+class Remedy(Enum):
+    """What mends a fault, where the hardware's maker, or a check's author, says so."""
+
+    RESET = "reset"  # of GPUs
+    RELOAD = "reload"  # of the driver
+    REBOOT = "reboot"
+
+
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """What one check concludes, with its numbers."""
+    """What one check concludes, with its numbers.
+
+    `remedy` is what mends a fault, None where nobody knows; `devices` are the PCI addresses of
+    the GPUs at fault, as far as they are known.
+    """
 
     status: Status
     text: str
     figures: dict[str, Figure] = {}
+    remedy: Remedy | None = None
+    devices: tuple[str, ...] = ()
 
 
 class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +95,18 @@ def node_fault(text: str, **figures: Figure) -> Finding:
     return Finding(status=Status.NODE_FAULT, text=text, figures=figures)
 
 
+def mended_by(finding: Finding, remedy: Remedy | None, *devices: str) -> Finding:
+    """Return a finding with what mends it, and of which GPUs it is."""
+    return msgspec.structs.replace(finding, remedy=remedy, devices=tuple(filter(None, devices)))
+
+
+def common_remedy(findings: Iterable[Finding]) -> Remedy | None:
+    """Return what mends all of these faults: the strongest; None where one has none."""
+    remedies = [each.remedy for each in findings]
+    known = [each for each in remedies if each is not None]
+    return max(known, key=list(Remedy).index) if known and len(known) == len(remedies) else None
+
+
 def is_worse(status: Status, than: Status) -> bool:
     """Tell whether one conclusion is worse than another."""
     return _RANK[status] > _RANK[than]
@@ -99,14 +125,20 @@ def joined(findings: Sequence[Finding], *, well: str) -> Finding:
         figures |= each.figures
     if status is Status.PASS:
         return Finding(status=status, text=well, figures=figures)
-    text = "; ".join(each.text for each in findings if each.status is status)
-    return Finding(status=status, text=text, figures=figures)
+    worst = [each for each in findings if each.status is status]
+    return Finding(
+        status=status,
+        text="; ".join(each.text for each in worst),
+        figures=figures,
+        remedy=common_remedy(worst),
+        devices=tuple(dict.fromkeys(device for each in worst for device in each.devices)),
+    )
 
 
 def capped(finding: Finding, severity: Status) -> Finding:
     """Return the finding, no worse than a site lets this check be. Only faults are lowered."""
     if finding.status in _FAULTS and is_worse(finding.status, severity):
-        return Finding(status=severity, text=finding.text, figures=finding.figures)
+        return msgspec.structs.replace(finding, status=severity)
     return finding
 
 

@@ -261,6 +261,39 @@ class Notify(_Table, frozen=True, kw_only=True):
     targets: dict[str, Target] = {}
 
 
+StepName = Literal["reset", "reload", "reboot", "deep_test", "ticket"]
+
+
+class Mend(_Table, frozen=True, kw_only=True):
+    """`[mend]`: what is done to a node whose fault root's own checks have confirmed."""
+
+    enabled: bool = False
+    # What would be done is logged and listed, and nothing is done.
+    dry_run: bool = True
+    # What may be done; in which order is fixed.
+    steps: tuple[StepName, ...] = ()
+    # By the name of a check, with what its faults begin: before what the check itself knows.
+    first: dict[str, StepName] = {}
+    # {gpus} becomes the PCI addresses of the GPUs at fault, with commas between.
+    reset: tuple[Text, ...] = ("nvidia-smi", "--gpu-reset", "-i", "{gpus}")
+    reload: tuple[Text, ...] = ()
+    deep_test: tuple[Text, ...] = ()
+    # More options of sbatch for the job that runs it, as --partition=all.
+    sbatch: tuple[str, ...] = ()
+    # One step, and the time in which a node has to be back from a reboot.
+    limit_min: Annotated[float, msgspec.Meta(gt=0, le=1440)] = 30.0
+    deep_test_min: Positive = 90
+    # Each step, of one node.
+    per_day: Positive = 1
+    # All steps of all nodes.
+    per_hour: Positive = 4
+
+    def __post_init__(self) -> None:
+        for step in ("reload", "deep_test"):
+            if step in self.steps and not getattr(self, step):
+                raise ValueError(f"steps: {step} needs a command: {step} = [...]")
+
+
 class CommonKeys(_Table, frozen=True, kw_only=True):
     """Keys every `[checks.NAME]` table may have; the others belong to the check."""
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from slurm_health.node.rules.finding import Status
+from slurm_health.node.rules.finding import Remedy, Status
 
 _RESET = "reset the GPU"
 _REBOOT = "reboot the node; when it comes back, have the hardware inspected"
@@ -153,6 +153,13 @@ def judge_xid(number: int, text: str = "") -> tuple[Status, str]:
     if kind.status is Status.NODE_FAULT:
         return kind.status, f"{kind.what}; {kind.helps}"
     return kind.status, kind.what
+
+
+def remedy_of(text: str) -> Remedy | None:
+    """Return what mends an error of a GPU or an NVSwitch, by what was said to help of it above."""
+    if _REBOOT in text or "wants the node rebooted" in text:
+        return Remedy.REBOOT
+    return Remedy.RESET if "reset" in text else None
 
 
 # What the guide calls always fatal: a reset of the GPUs does not end it.

@@ -8,6 +8,7 @@ commands, or pyslurm in a child process, and puts a deadline on each call.
     reads            what is read, through scontrol
     pyslurm_client   the same through pyslurm, if it is installed and fits this Slurm
     job_gres         what a job has of GPUs on each node, and how a step asks for all of it
+    maintenance      what root does in Slurm to a node that is mended
     parsing          jobs, nodes and partitions from scontrol's output
     command          runs one command with a deadline; the srun command of a step beside the user's
     last_word        what becomes of a job that Slurm ends, in its output or by its state

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Self
 
 from slurm_health.records.allocation import Estimate
 from slurm_health.records.errors import LocalizeError, SlurmCommandError, SlurmError, UnknownJob
@@ -63,7 +64,7 @@ class Client:
     @classmethod
     def for_hook(
         cls, environ: Mapping[str, str], *, limit_s: float, give_up_s: float = math.inf
-    ) -> Client:
+    ) -> Self:
         """Return one that asks once: a hook holds its node up."""
         return cls(environ, patience_s=0.0, deadline_s=limit_s, give_up_s=give_up_s)
 

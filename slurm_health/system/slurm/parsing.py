@@ -52,17 +52,17 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def excluded(self) -> tuple[str, ...]:
         """Nodes the job must not run on."""
-        return _names(self.value("ExcNodeList"))
+        return nodes_of(self.value("ExcNodeList"))
 
     @property
     def required(self) -> tuple[str, ...]:
         """Nodes the job asks for by name."""
-        return _names(self.value("ReqNodeList"))
+        return nodes_of(self.value("ReqNodeList"))
 
     @property
     def nodes(self) -> tuple[str, ...]:
         """Nodes the job holds."""
-        return _names(self.value("NodeList"))
+        return nodes_of(self.value("NodeList"))
 
     @property
     def restarts(self) -> int:
@@ -227,7 +227,7 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(word.rstrip("*~#!%$@^-") for word in text.split("+") if word)
 
 
-def _names(text: str) -> tuple[str, ...]:
+def nodes_of(text: str) -> tuple[str, ...]:
     """Return the nodes of a list.
 
     Raises:
@@ -251,7 +251,7 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def names(self) -> tuple[str, ...]:
         """Its nodes."""
-        return _names(self.nodelist)
+        return nodes_of(self.nodelist)
 
     @property
     def room(self) -> int:

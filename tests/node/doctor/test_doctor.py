@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from slurm_health.cli import doctor
 from slurm_health.node.checks.check import CheckContext
-from slurm_health.node.doctor import machine, notices, slurm_conf
+from slurm_health.node.doctor import machine, mending, notices, slurm_conf
 from slurm_health.node.doctor.advice import Advice, Level, Report, change, fine, look
 from slurm_health.node.hooks.init_config import draft
 from tests.node.checks.conftest import WELL
@@ -470,3 +470,29 @@ def test_targets_without_a_shared_directory_are_told_nothing(tmp_path: Path) -> 
 
     assert "nodes have nowhere to leave" in "".join(by_level(notices.advise(site))["change"])
     assert notices.advise(load_site(tmp_path, "")) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "config", "level", "said"),
+    [
+        ("steps = ['reboot']", {"A": "b"}, "change", "slurm.conf has no RebootProgram"),
+        ("steps = ['reboot']", {"RebootProgram": "/sbin/reboot"}, "fine", "(dry run): reboot"),
+        ("steps = ['reset']\nreset = ['/nowhere/smi']", {}, "change", "/nowhere/smi is not on"),
+        ("steps = ['ticket']", {}, "look", "nobody is told"),
+        ("", {}, "look", "mend.steps is empty"),
+        (
+            "steps = ['deep_test']\ndeep_test = ['/bin/true']",
+            {"DisableRootJobs": "YES"},
+            "change",
+            "root's test cannot be submitted",
+        ),
+    ],
+)
+def test_what_keeps_a_step_from_being_taken_is_named(
+    tmp_path: Path, settings: str, config: dict[str, str], level: str, said: str
+) -> None:
+    text = f"[breaker]\ndirectory = '{tmp_path}'\n[mend]\nenabled = true\n{settings}\n"
+
+    found = by_level(mending.advise(load_site(tmp_path / "etc", text), config))
+    assert any(said in each for each in found[level]), found
+    assert mending.advise(load_site(tmp_path / "off", ""), config) == []

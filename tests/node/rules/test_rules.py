@@ -92,6 +92,9 @@ def test_a_note_that_anybody_touched_is_edited() -> None:
     assert not drain_note.is_edited(f"{note} [root@2026-01-02T03:04:05]", note)
     assert not drain_note.is_edited(note)  # of an earlier version's ledger, which knows no notes
     assert not drain_note.is_edited("slurm-health: n3 is faulty [root@2026-01-02T03:04:05]")
+    # slurmctld's own, of a node that is being rebooted.
+    assert not drain_note.is_edited(f"{note} : reboot issued [slurm@2026-01-02T03:04:05]", note)
+    assert drain_note.is_edited(f"{note} : reboot it, please", note)
     assert drain_note.is_edited(f"{note}, keep it")
     assert drain_note.is_edited(note.replace("lost", "lost, RMA 12"), note)
 

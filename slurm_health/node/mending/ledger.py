@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The steps that were tried on all nodes, among what nodes keep in `breaker.directory`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from slurm_health.node.draining.shared_state import (
+    Unusable,
+    in_child,
+    read_ledger,
+    shared_directory,
+    under_lock,
+)
+from slurm_health.node.rules import mending
+from slurm_health.node.rules.breaker import tripped_for
+from slurm_health.node.rules.mending import Next, Tried
+from slurm_health.node.site_settings import Site
+from slurm_health.records.decoding import from_json
+from slurm_health.system.private_files import publish
+
+_FILE = "mending.json"
+
+
+def read(site: Site) -> tuple[Tried, ...]:
+    """Return the steps of all nodes, asked in a child.
+
+    Raises:
+        Unusable: they cannot be read, and so nothing may be done.
+    """
+    data = in_child(site, lambda: msgspec.json.encode(_read(shared_directory(site.breaker))))
+    return from_json(data, tuple[Tried, ...])
+
+
+def look(site: Site) -> tuple[Tried, ...]:
+    """Return the same for a person who waits.
+
+    Raises:
+        Unusable: they cannot be read.
+    """
+    return _read(shared_directory(site.breaker))
+
+
+def reserve(
+    site: Site,
+    node: str,
+    partitions: tuple[str, ...],
+    choose: Callable[[tuple[Tried, ...]], tuple[Next, Tried | None]],
+) -> tuple[Next, Tried | None]:
+    """Choose a step and count it before it is taken, so that no two nodes take the last one.
+
+    Args:
+        site: the site's file.
+        node: whose step it is.
+        partitions: of the node; where the breaker of one has tripped, nothing is done.
+        choose: what is to be done, and what to keep of it.
+
+    Raises:
+        Unusable: it cannot be counted.
+    """
+
+    def work(shared: Path) -> bytes:
+        tripped = tripped_for(read_ledger(site.breaker), node, partitions)
+        if tripped is not None:
+            why = f"the breaker of {tripped} has tripped"
+            return msgspec.json.encode((Next(step=None, why=why), None))
+        before = _read(shared)
+        chosen, new = choose(before)
+        if new is not None:
+            _keep(shared, mending.with_tried(before, new))
+        return msgspec.json.encode((chosen, new))
+
+    return from_json(under_lock(site, work), tuple[Next, Tried | None])
+
+
+def keep(site: Site, ended: Tried) -> None:
+    """Keep how a step has ended.
+
+    Raises:
+        Unusable: it cannot be kept.
+    """
+
+    def work(shared: Path) -> bytes:
+        _keep(shared, mending.with_tried(_read(shared), ended))
+        return b""
+
+    under_lock(site, work)
+
+
+def _read(shared: Path) -> tuple[Tried, ...]:
+    path = shared / _FILE
+    try:
+        return from_json(path.read_bytes(), tuple[Tried, ...])
+    except FileNotFoundError:
+        return ()
+    except (OSError, msgspec.DecodeError) as err:
+        raise Unusable(f"{path} cannot be read: {err}; remove it to begin anew") from err
+
+
+def _keep(shared: Path, tried: tuple[Tried, ...]) -> None:
+    publish(shared / _FILE, msgspec.json.encode(tried))

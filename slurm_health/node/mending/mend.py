@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the health check of a drained node does to mend it: the next step, or none, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from slurm_health.node import event_queue
+from slurm_health.node.checks.check import CheckContext
+from slurm_health.node.draining.shared_state import Unusable
+from slurm_health.node.mending import ledger, perform, quarantine
+from slurm_health.node.rules import drain_note, mending
+from slurm_health.node.rules.finding import CheckResult
+from slurm_health.node.rules.mending import Next, Outcome, Step, Tried
+from slurm_health.node.rules.notices import EventKind
+from slurm_health.node.rules.recovery import DrainRecord
+from slurm_health.node.site_settings import Site
+from slurm_health.records.errors import SlurmError
+from slurm_health.system.slurm.maintenance import Maintenance
+from slurm_health.system.slurm.parsing import Node
+
+# What a node that waits for nothing but mending is; CLOUD and DYNAMIC say where it is from.
+_IDLE = frozenset({"IDLE", "DRAIN", "CLOUD", "DYNAMIC_NORM"})
+# Marks behind the word of a state: down, rebooting, powered down, in maintenance.
+_MARKS = "*@^$~!%#"
+_AWAY = ("DOWN", "REBOOT", "NOT_RESP", "POWER")
+
+
+class Log(Protocol):
+    """Where it is said what was done."""
+
+    def info(self, text: str) -> None:
+        """Say what was done."""
+
+    def warning(self, text: str) -> None:
+        """Say what somebody should look at."""
+
+
+class Worker(Protocol):
+    """What is needed of a health check. `log` says what was done."""
+
+    @property
+    def site(self) -> Site: ...  # noqa: D102
+    @property
+    def node(self) -> str: ...  # noqa: D102
+    @property
+    def context(self) -> CheckContext: ...  # noqa: D102
+    @property
+    def log(self) -> Log: ...  # noqa: D102
+
+    def maintenance(self) -> Maintenance:
+        """Return slurmctld, with what is done to nodes under repair."""
+
+
+def why_not_now(now: Node, note: str) -> str:
+    """Return why nothing may be done to a node now; empty where it is ours alone, and idle."""
+    if not now.drained or drain_note.unsigned(now.reason) != note:
+        return f"it is no longer drained by us alone: {now.state}: {now.reason or '(no reason)'}"
+    if not now.states <= _IDLE or any(mark in now.state for mark in _MARKS):
+        return f"it is {now.state}"
+    return ""
+
+
+def consider(worker: Worker, kept: DrainRecord, now: Node, failed: Sequence[CheckResult]) -> None:
+    """Take the next step for a node that we have drained and that is faulty still.
+
+    Args:
+        worker: the health check.
+        kept: what the node was drained for.
+        now: how Slurm sees it.
+        failed: the node faults that its checks have found just now, of those it was drained for;
+            empty where no check can tell.
+    """
+    why_not = why_not_now(now, kept.reason)
+    if why_not:
+        worker.log.info(f"nothing is done to mend it: {why_not}")
+        return
+    try:
+        if failed:
+            _judge_last(worker, kept, failed)
+        else:
+            done(worker, kept)
+        chosen, begun = _choose(worker, kept, now, failed)
+        if begun is None:
+            worker.log.info(f"nothing is done to mend it: {chosen.why}")
+        elif begun.outcome is Outcome.DRY_RUN:
+            worker.log.info(f"dry run: would be mended by {begun.step.value}: {chosen.why}")
+        else:
+            worker.log.info(f"mending: {begun.step.value}: {chosen.why}")
+            _begin(worker, kept, begun, failed)
+    except Unusable as err:
+        worker.log.warning(f"nothing more is done to mend it: {err}")
+
+
+def _judge_last(worker: Worker, kept: DrainRecord, failed: Sequence[CheckResult]) -> None:
+    """Note that the last step has not helped, now that the fault is there still."""
+    last = mending.unfinished(ledger.read(worker.site), kept.node, kept.reason)
+    if last is None:
+        return
+    # A reboot is over when Slurm has the node back, idle, as it has now.
+    is_over = last.outcome is Outcome.DONE or last.step is Step.REBOOT
+    if not is_over and worker.context.now_s < last.until_s:
+        return
+    found = "; ".join(each.finding.text for each in failed)
+    why = f"the fault is still there: {found}" if is_over else "it did not come to an end in time"
+    fail(worker, last, why)
+
+
+def fail(worker: Worker, step: Tried, why: str) -> None:
+    """Keep that a step failed, and have it told.
+
+    Raises:
+        Unusable: it cannot be kept.
+    """
+    ledger.keep(worker.site, msgspec.structs.replace(step, outcome=Outcome.FAILED, text=why))
+    worker.log.warning(f"mending: {step.step.value} failed: {why}")
+    _tell(worker, EventKind.STEP_FAILED, f"{step.step.value}: {why}", (step.step.value,))
+
+
+def _choose(
+    worker: Worker, kept: DrainRecord, now: Node, failed: Sequence[CheckResult]
+) -> tuple[Next, Tried | None]:
+    settings, now_s = worker.site.mend, worker.context.now_s
+    first = mending.first_step(failed, settings)
+
+    def choose(tried: tuple[Tried, ...]) -> tuple[Next, Tried | None]:
+        chosen = mending.next_step(first, tried, kept.node, kept.reason, settings, now_s)
+        if chosen.step is None:
+            return chosen, None
+        minutes = settings.limit_min
+        if chosen.step is Step.DEEP_TEST:
+            minutes = settings.deep_test_min
+        new = Tried(
+            node=kept.node,
+            step=chosen.step,
+            time_s=now_s,
+            drain=kept.reason,
+            outcome=Outcome.DRY_RUN if settings.dry_run else Outcome.BEGUN,
+            until_s=now_s + 60 * minutes,
+            text="; ".join(each.finding.text for each in failed),
+        )
+        return chosen, new
+
+    return ledger.reserve(worker.site, kept.node, now.partitions, choose)
+
+
+def _begin(worker: Worker, kept: DrainRecord, begun: Tried, failed: Sequence[CheckResult]) -> None:
+    try:
+        match begun.step:
+            case Step.RESET | Step.RELOAD:
+                devices = [each.finding.devices for each in failed]
+                known = all(devices)  # where one is not known, all GPUs are reset
+                named = dict.fromkeys(bus for each in devices for bus in each) if known else {}
+                perform.start(worker.site, begun, tuple(named), worker.context.environ)
+            case Step.REBOOT:
+                worker.maintenance().reboot(kept.node, kept.reason)
+            case Step.DEEP_TEST:
+                quarantine.begin(worker.site, kept, begun, worker.maintenance())
+            case Step.TICKET:
+                _ticket(worker, kept, begun, failed)
+    except (SlurmError, OSError, quarantine.NotBegun) as err:
+        fail(worker, begun, f"it could not be begun: {err}")
+
+
+def _ticket(worker: Worker, kept: DrainRecord, begun: Tried, failed: Sequence[CheckResult]) -> None:
+    """Hand a node over to people, with all that is known of it."""
+    steps = mending.latest(ledger.read(worker.site), worker.context.now_s).get(kept.node, [])
+    evidence = [f"drained with: {kept.reason}"]
+    evidence += [f"check {each.name}: {each.finding.text}" for each in failed]
+    evidence += [
+        f"{each.step.value} at {each.time_s:.0f}: {each.outcome.value}: {each.text}"
+        for each in steps
+        if each.step is not Step.TICKET
+    ]
+    text = "; ".join(each.finding.text for each in failed) or kept.reason
+    _tell(worker, EventKind.TICKET, text, kept.retest, tuple(evidence))
+    ledger.keep(worker.site, msgspec.structs.replace(begun, outcome=Outcome.DONE))
+
+
+def _tell(
+    worker: Worker,
+    kind: EventKind,
+    text: str,
+    checks: tuple[str, ...],
+    evidence: tuple[str, ...] = (),
+) -> None:
+    event_queue.tell(
+        worker.site,
+        kind,
+        worker.node,
+        text,
+        now_s=worker.context.now_s,
+        checks=checks,
+        evidence=evidence,
+    )
+
+
+def report_missing(worker: Worker) -> None:
+    """Have it told of any node that is not back from a reboot in time: it cannot do so itself."""
+    try:
+        for late in mending.overdue(ledger.read(worker.site), worker.context.now_s):
+            now = worker.maintenance().node(late.node)
+            back = not any(word.startswith(_AWAY) for word in now.states) and "*" not in now.state
+            _report(worker, late, back=back)
+    except (SlurmError, Unusable) as err:
+        worker.log.warning(f"whether nodes are back from their reboots is not known: {err}")
+
+
+def _report(worker: Worker, late: Tried, *, back: bool) -> None:
+    why = "it is back" if back else f"{late.node} is not back from its reboot"
+    outcome = Outcome.DONE if back else Outcome.FAILED
+    ledger.keep(worker.site, msgspec.structs.replace(late, outcome=outcome, text=why))
+    if back:
+        return
+    worker.log.warning(f"mending: {why}")
+    for kind in (EventKind.STEP_FAILED, EventKind.TICKET):
+        event_queue.tell(
+            worker.site,
+            kind,
+            late.node,
+            why,
+            now_s=worker.context.now_s,
+            checks=(late.step.value,),
+            evidence=(f"drained with: {late.drain}",),
+        )
+
+
+def done(worker: Worker, kept: DrainRecord) -> None:
+    """Note that the last step has helped: the checks that the node was drained for pass."""
+    try:
+        last = mending.unfinished(ledger.read(worker.site), kept.node, kept.reason)
+        if last is not None and last.outcome is Outcome.BEGUN and last.step is Step.REBOOT:
+            ended = msgspec.structs.replace(last, outcome=Outcome.DONE, text="it is back")
+            ledger.keep(worker.site, ended)
+    except Unusable as err:
+        worker.log.warning(f"how the last step ended is not kept: {err}")

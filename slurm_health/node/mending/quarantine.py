@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node in a reservation of root's, in which a job tests it deeply.
+
+A drained node takes no job, not even root's. So the reservation comes first, which keeps all others
+away and does not run out; then the drain is lifted; then the test begins. Whatever dies in between,
+the node stays out of reach of users until the test has passed or somebody has looked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+from pathlib import Path
+
+import msgspec
+
+from slurm_health.node.draining import QUARANTINE, own_drain
+from slurm_health.node.mending import perform
+from slurm_health.node.rules.mending import Tried
+from slurm_health.node.rules.recovery import DrainRecord
+from slurm_health.node.site_settings import Site
+from slurm_health.records.decoding import from_json
+from slurm_health.records.errors import SlurmError
+from slurm_health.records.text import cut, one_line
+from slurm_health.system import processes
+from slurm_health.system.private_files import publish
+from slurm_health.system.slurm.command import clean_environ
+from slurm_health.system.slurm.maintenance import Maintenance
+
+_RESULT = "deep-test.json"
+_SAID = 300
+# A job that has not begun within this, on a node that is reserved for it, never will.
+_WAITS_MIN = 30
+
+
+class NotBegun(Exception):
+    """The node could not be put into quarantine, and is drained as before."""
+
+
+class Quarantine(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node in quarantine was drained for, its reservation, its job, and its step."""
+
+    kept: DrainRecord
+    reservation: str
+    job: int
+    step: Tried
+
+
+class TestResult(msgspec.Struct, frozen=True, kw_only=True):
+    """How a deep test ended: of which job, with which code (-1: not in time), and what it said."""
+
+    job: int
+    code: int
+    said: str
+
+
+def recall(state: Path) -> Quarantine | None:
+    """Return what is kept of this node's quarantine, None where it is in none."""
+    try:
+        return from_json((state / QUARANTINE).read_bytes(), Quarantine)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def forget(state: Path) -> None:
+    """Remove what is kept: the quarantine is over."""
+    for name in (QUARANTINE, _RESULT):
+        with contextlib.suppress(OSError):
+            (state / name).unlink()
+
+
+def begin(site: Site, kept: DrainRecord, step: Tried, controller: Maintenance) -> None:
+    """Put a node into quarantine and have it tested there.
+
+    Raises:
+        NotBegun: it could not be done, and why; the node is drained as it was.
+        SlurmError: likewise, by Slurm.
+    """
+    name = f"shealth-{kept.node}"
+    if controller.is_reserved(name, kept.node):
+        raise NotBegun(f"there is a reservation {name} already: scontrol show reservation {name}")
+    controller.reserve(name, kept.node)
+    job, lifting = 0, False
+    try:
+        _require(controller.is_reserved(name, kept.node), "Slurm does not have the reservation")
+        job = _submit(site, kept.node, name, controller)
+        found = Quarantine(kept=kept, reservation=name, job=job, step=step)
+        publish(site.state / QUARANTINE, msgspec.json.encode(found), mode=0o600)
+        lifting = True
+        why_not = own_drain.undrain(controller, controller.node(kept.node))
+        _require(not why_not, why_not)
+    except (SlurmError, OSError, NotBegun):
+        if not lifting or _is_drained(kept.node, controller):
+            forget(site.state)
+            with contextlib.suppress(SlurmError):
+                if job:
+                    controller.cancel(job)
+            with contextlib.suppress(SlurmError):
+                controller.delete_reservation(name)
+            raise
+        # The drain may be lifted: it stays in its reservation, and the next health check looks.
+    own_drain.forget(site.state)
+
+
+def _require(holds: bool, why: str) -> None:
+    if not holds:
+        raise NotBegun(why)
+
+
+def _is_drained(node: str, controller: Maintenance) -> bool:
+    try:
+        return controller.node(node).drained
+    except SlurmError:
+        return False
+
+
+def _submit(site: Site, node: str, reservation: str, controller: Maintenance) -> int:
+    limit = site.mend.deep_test_min
+    words = [
+        "--job-name=slurm-health-deep-test",
+        f"--reservation={reservation}",
+        f"--nodelist={node}",
+        "--nodes=1",
+        "--exclusive",
+        f"--time={limit}",
+        f"--deadline=now+{limit + _WAITS_MIN}minutes",
+        "--no-requeue",
+        "--output=/dev/null",
+        "--chdir=/",
+        *site.mend.sbatch,
+    ]
+    argv = processes.own_module("slurm_health.node.mending", site.path, "deep-test")
+    script = f"#!/bin/sh\nexec {shlex.join(argv)}\n"
+    return controller.submit(words, script, clean_environ({"PATH": perform.PATH}))
+
+
+def run_test(site: Site, job: int) -> int:
+    """Run the site's test, in the job, and leave its result on the node; return its code."""
+    argv = list(site.mend.deep_test)
+    environ = {"PATH": perform.PATH, "LC_ALL": "C", "HOME": "/root"}
+    try:
+        ended = processes.run(
+            argv, environ=environ, deadline_s=60.0 * site.mend.deep_test_min, directory=Path("/")
+        )
+        code = ended.returncode
+        # The end of it: that is where tests say what is wrong.
+        said = (ended.stdout + ended.stderr).decode(errors="replace")[-_SAID:]
+    except TimeoutError:
+        code, said = -1, f"{argv[0]} did not end within {site.mend.deep_test_min} min"
+    except OSError as err:
+        code, said = -1, f"{argv[0]} cannot be run: {err.strerror}"
+    result = TestResult(job=job, code=code, said=cut(one_line(said), _SAID))
+    publish(site.state / _RESULT, msgspec.json.encode(result), mode=0o600)
+    return 1 if code else 0
+
+
+def result_of(site: Site, found: Quarantine) -> TestResult | None:
+    """Return how the test of a quarantine ended, None where it has not."""
+    try:
+        result = from_json((site.state / _RESULT).read_bytes(), TestResult)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return result if result.job == found.job else None

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which step mends a node next, if any. Pure.
+
+The steps are a ladder: a fault begins at the one that is known to mend it, and goes on to the next
+that the site allows when it is still there, or comes back within a day.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+
+import msgspec
+
+from slurm_health.node.rules.finding import CheckResult, common_remedy
+from slurm_health.node.rules.settings import Mend
+
+_HOUR_S = 3600.0
+_DAY_S = 24 * _HOUR_S
+_KEPT_S = 7 * _DAY_S
+_MOST = 1000
+
+
+class Step(Enum):
+    """What can be done, from the least to the last."""
+
+    RESET = "reset"
+    RELOAD = "reload"
+    REBOOT = "reboot"
+    DEEP_TEST = "deep_test"
+    TICKET = "ticket"
+
+
+class Outcome(Enum):
+    """How far a step has come."""
+
+    BEGUN = "begun"
+    DONE = "done"  # whether it helped, the node's checks tell
+    FAILED = "failed"
+    DRY_RUN = "dry_run"
+
+
+class Tried(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A step of one node: for which drain (its note), since when, how it ended, and why.
+
+    Where it has begun, `until_s` is when it has to be over.
+    """
+
+    node: str
+    step: Step
+    time_s: float
+    drain: str
+    outcome: Outcome = Outcome.BEGUN
+    until_s: float = 0.0
+    text: str = ""
+
+    @property
+    def key(self) -> tuple[str, Step, float]:
+        """What tells it from others."""
+        return self.node, self.step, self.time_s
+
+
+class Next(msgspec.Struct, frozen=True, kw_only=True):
+    """The step to take, None for none; and why."""
+
+    step: Step | None
+    why: str
+
+
+def first_step(failed: Sequence[CheckResult], settings: Mend) -> Step:
+    """Return the step that the faults of a node begin with.
+
+    The site's word for a check goes first; what neither it nor the check knows a remedy for is a
+    person's. Of several faults, the one that needs most decides: a reset that mends one of two
+    must not make the other forgotten.
+    """
+    if not failed:  # drained for what no check of the node can tell, as for marks
+        return Step.DEEP_TEST
+    named = [Step(settings.first[each.name]) for each in failed if each.name in settings.first]
+    others = [each.finding for each in failed if each.name not in settings.first]
+    if others:
+        remedy = common_remedy(others)
+        named.append(Step(remedy.value) if remedy is not None else Step.TICKET)
+    return max(named, key=list(Step).index)
+
+
+def next_step(
+    first: Step, tried: Iterable[Tried], node: str, drain: str, settings: Mend, now_s: float
+) -> Next:
+    """Return the next step of a node that is faulty still.
+
+    Args:
+        first: what its faults begin with.
+        tried: the steps of all nodes.
+        node: its name.
+        drain: the note that it is drained with.
+        settings: the site's.
+        now_s: the time.
+    """
+    recent = [each for each in tried if abs(now_s - each.time_s) < _DAY_S]
+    of_node = [each for each in recent if each.node == node]
+    of_drain = [each for each in of_node if each.drain == drain]
+    for each in of_drain:
+        if each.outcome is Outcome.BEGUN and now_s < each.until_s:
+            return Next(step=None, why=f"{each.step.value} is under way")
+        if each.outcome is Outcome.DRY_RUN:
+            return Next(step=None, why="dry run: nothing is done")
+        if each.step is Step.TICKET:
+            return Next(step=None, why="it waits for a person")
+    ladder = list(Step)[list(Step).index(first) :]
+    done = [each for each in of_node if each.outcome is not Outcome.DRY_RUN]
+    left = [
+        step
+        for step in ladder
+        if step.value in settings.steps
+        and sum(each.step is step for each in done) < settings.per_day
+    ]
+    if not left:
+        return Next(step=None, why="no step that the site allows is left")
+    step = left[0]
+    in_hour = [
+        each
+        for each in recent
+        if abs(now_s - each.time_s) < _HOUR_S
+        and each.step is not Step.TICKET
+        and each.outcome is not Outcome.DRY_RUN
+    ]
+    if step is not Step.TICKET and not settings.dry_run and len(in_hour) >= settings.per_hour:
+        return Next(step=None, why=f"{len(in_hour)} steps within the hour, limit of all nodes")
+    before = ", ".join(each.step.value for each in done)
+    return Next(step=step, why=f"after {before}" if before else "the first step for this fault")
+
+
+def with_tried(tried: Iterable[Tried], new: Tried) -> tuple[Tried, ...]:
+    """Return the steps with one more, or with how one has ended; without those of long ago."""
+    others = [
+        each for each in tried if each.key != new.key and abs(new.time_s - each.time_s) < _KEPT_S
+    ]
+    return (*others, new)[-_MOST:]
+
+
+def unfinished(tried: Iterable[Tried], node: str, drain: str) -> Tried | None:
+    """Return the last step for this drain, where it is not known yet whether it helped."""
+    mine = [each for each in tried if (each.node, each.drain) == (node, drain)]
+    last = max(mine, key=lambda each: each.time_s, default=None)
+    open_ = last is not None and last.outcome in (Outcome.BEGUN, Outcome.DONE)
+    return last if open_ and last is not None and last.step is not Step.TICKET else None
+
+
+def overdue(tried: Iterable[Tried], now_s: float) -> list[Tried]:
+    """Return the reboots from which a node is not back in time: it cannot say so itself."""
+    return [
+        each
+        for each in tried
+        if each.step is Step.REBOOT and each.outcome is Outcome.BEGUN and now_s > each.until_s
+    ]
+
+
+def latest(tried: Iterable[Tried], now_s: float) -> Mapping[str, list[Tried]]:
+    """Return the steps of the last day, by node, the oldest first."""
+    found: dict[str, list[Tried]] = {}
+    for each in sorted(tried, key=lambda step: step.time_s):
+        if abs(now_s - each.time_s) < _DAY_S:
+            found.setdefault(each.node, []).append(each)
+    return found

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which step mends a node next: by what its faults are, what was tried, and what is allowed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from slurm_health.node.rules.finding import CheckResult, Remedy, mended_by, node_fault
+from slurm_health.node.rules.mending import (
+    Outcome,
+    Step,
+    Tried,
+    first_step,
+    next_step,
+    overdue,
+    unfinished,
+    with_tried,
+)
+from slurm_health.node.rules.settings import Mend
+from slurm_health.node.rules.xid import judge_sxid, judge_xid, remedy_of
+
+ALL = ("reset", "reload", "reboot", "deep_test", "ticket")
+NOW_S = 1_000_000.0
+
+
+def mend(**settings: Any) -> Mend:
+    commands = {"reload": ["x"], "deep_test": ["x"], "steps": ALL, "dry_run": False}
+    return msgspec.convert({**commands, **settings}, Mend)
+
+
+def fault(remedy: Remedy | None, name: str = "gpu") -> CheckResult:
+    return CheckResult(name=name, finding=mended_by(node_fault("x"), remedy))
+
+
+def tried(
+    step: Step,
+    ago_s: float = 600.0,
+    node: str = "n3",
+    drain: str = "d",
+    outcome: Outcome = Outcome.FAILED,
+) -> Tried:
+    begun_s = NOW_S - ago_s
+    return Tried(
+        node=node, step=step, time_s=begun_s, drain=drain, outcome=outcome, until_s=begun_s + 1800
+    )
+
+
+def chosen(first: Step, *steps: Tried, **settings: Any) -> Step | None:
+    return next_step(first, steps, "n3", "d", mend(**settings), NOW_S).step
+
+
+@pytest.mark.parametrize(
+    ("faults", "expected"),
+    [
+        ([fault(Remedy.RESET)], Step.RESET),
+        ([fault(Remedy.RESET), fault(Remedy.REBOOT, "xid")], Step.REBOOT),
+        ([fault(None, "disk")], Step.TICKET),
+        ([fault(Remedy.RESET), fault(None, "disk")], Step.TICKET),  # a reset must not hide the disk
+        ([fault(None, "scratch")], Step.REBOOT),  # by the site's word
+        ([fault(Remedy.RESET), fault(None, "scratch")], Step.REBOOT),
+        ([], Step.DEEP_TEST),
+    ],
+)
+def test_the_first_step_is_what_all_faults_need(faults: list[CheckResult], expected: Step) -> None:
+    assert first_step(faults, mend(first={"scratch": "reboot"})) is expected
+
+
+def test_steps_go_up_the_ladder_and_end_with_a_ticket() -> None:
+    steps: list[Tried] = []
+    seen = []
+    while (step := chosen(Step.RESET, *steps, per_hour=9)) is not None:
+        seen.append(step)
+        steps.append(tried(step, 600.0 - len(steps)))
+
+    assert seen == list(Step)
+
+
+def test_what_the_site_does_not_allow_is_left_out() -> None:
+    assert chosen(Step.RESET, steps=["reboot", "ticket"]) is Step.REBOOT
+    assert chosen(Step.RESET, tried(Step.REBOOT), steps=["reboot"]) is None
+    assert chosen(Step.TICKET, steps=["reset"]) is None
+
+
+def test_a_fault_that_comes_back_within_a_day_begins_where_the_last_drain_ended() -> None:
+    before = tried(Step.RESET, 3 * 3600.0, drain="earlier", outcome=Outcome.DONE)
+
+    assert chosen(Step.RESET, before) is Step.RELOAD
+    assert chosen(Step.RESET, before, per_day=2) is Step.RESET
+    assert chosen(Step.RESET, tried(Step.RESET, 25 * 3600.0, drain="earlier")) is Step.RESET
+
+
+def test_nothing_is_begun_while_a_step_is_under_way() -> None:
+    assert chosen(Step.RESET, tried(Step.RESET, outcome=Outcome.BEGUN)) is None
+    late = tried(Step.RESET, 1801.0, outcome=Outcome.BEGUN)
+    assert chosen(Step.RESET, late) is Step.RELOAD
+
+
+def test_all_nodes_share_the_limit_of_an_hour_but_a_ticket_is_always_written() -> None:
+    others = [tried(Step.REBOOT, node=f"n{number}", drain="x") for number in range(10, 14)]
+
+    assert chosen(Step.RESET, *others) is None
+    assert chosen(Step.RESET, *others[1:]) is Step.RESET
+    assert chosen(Step.TICKET, *others) is Step.TICKET
+    hours_ago = [msgspec.structs.replace(each, time_s=NOW_S - 3700) for each in others]
+    assert chosen(Step.RESET, *hours_ago) is Step.RESET
+
+
+def test_a_dry_run_says_it_once_for_each_drain() -> None:
+    said = tried(Step.RESET, outcome=Outcome.DRY_RUN)
+
+    assert chosen(Step.RESET, dry_run=True) is Step.RESET
+    assert chosen(Step.RESET, said, dry_run=True) is None
+    earlier = msgspec.structs.replace(said, drain="earlier")
+    assert chosen(Step.RESET, earlier, dry_run=False) is Step.RESET  # nothing was done then
+
+
+def test_how_a_step_has_ended_replaces_that_it_began() -> None:
+    begun = tried(Step.REBOOT, outcome=Outcome.BEGUN)
+    ended = msgspec.structs.replace(begun, outcome=Outcome.DONE)
+
+    assert with_tried([begun], ended) == (ended,)
+    assert unfinished([begun], "n3", "d") == begun
+    assert unfinished([ended], "n3", "d") == ended
+    assert unfinished([tried(Step.REBOOT)], "n3", "d") is None
+
+
+def test_a_node_that_is_not_back_from_its_reboot_is_overdue() -> None:
+    late = tried(Step.REBOOT, 1801.0, outcome=Outcome.BEGUN)
+    in_time = tried(Step.REBOOT, 1799.0, outcome=Outcome.BEGUN)
+
+    assert overdue([late, in_time, tried(Step.RESET, 9999.0, outcome=Outcome.BEGUN)], NOW_S) == [
+        late
+    ]
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (judge_xid(48), Remedy.RESET),
+        (judge_xid(79), Remedy.REBOOT),
+        (judge_xid(119), Remedy.RESET),
+        (
+            judge_xid(
+                154, "GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)"
+            ),
+            Remedy.REBOOT,
+        ),
+        (judge_sxid(20034, fatal=True), Remedy.RESET),
+        (judge_sxid(23001, fatal=True), Remedy.REBOOT),
+        ((None, "configured as a fault"), None),
+    ],
+)
+def test_the_first_step_for_an_xid_is_what_nvidias_tables_say(
+    said: tuple[object, str], expected: Remedy | None
+) -> None:
+    assert remedy_of(said[1]) is expected
