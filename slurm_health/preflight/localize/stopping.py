@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations, islice
+from statistics import NormalDist
 
 import numpy as np
 
@@ -29,8 +31,10 @@ _SURE = 1e-6  # probability of error below which a conviction needs no more test
 _CRASHING_ROUNDS = 2
 _PATIENCE = 4  # rounds after which a slowdown that looks tolerable is not pursued
 # Deviations of the middle half of the tests. A few odd tests of a small run may be noise or slow
-# nodes: what repeats is told from what does not by another round, not by what is likelier.
-_ODD = 3.0
+# nodes: what repeats is told from what does not by another round, not by what is likelier. Several
+# that lie less far out are as odd where noise brings about so many in one run of a hundred.
+_ODD, _ODD_TOGETHER, _BY_CHANCE = 3.0, (2.5, 2.0, 1.5), 0.01
+_NORMAL = NormalDist()
 _CONTROL_FAILURES = 2  # a pair that fails so often is no control: its own path is bad
 _ACROSS_LEAVES = 2  # rounds: the first pairs nodes inside their leaves, the second across them
 # A second round of pairs, where one would do, is cheap among so few nodes if the first took less.
@@ -64,11 +68,12 @@ def needs_of(
     active = tuple(node for node in nodes if not _out(findings, node))
     risk = tuple(max(float(findings.risk[node]), prior.get(node, 0.0) / 100) for node in nodes)
     trusted = frozenset(node for node in active if findings.trusted(node))
+    odd = _odd_nodes(findings, begun, settings)
     if begun:
         undecided = frozenset(
             node
             for node in active
-            if node in findings.guilty or _open(findings, node, begun, settings)
+            if node in findings.guilty or node in odd or _open(findings, node, begun, settings)
         )
     else:
         risk = tuple(prior.get(node, 0.0) for node in nodes)
@@ -88,7 +93,8 @@ def needs_of(
     over = begun >= settings.round_limit(len(ledger.names)) or not active
     # Everybody's processes crash: that is the software, and one more round will not mend it.
     over = over or (begun >= _CRASHING_ROUNDS and len(findings.crashes) == len(ledger.names))
-    over = over or (len(active) == 1 and not _solo_useful(findings, active[0], begun, settings))
+    if len(active) == 1 and not odd:
+        over = over or not _solo_useful(findings, active[0], begun, settings)
     return Needs(
         another_round=not (enough or over),
         active=_to_be_tested(findings, active, undecided, settings),
@@ -147,26 +153,58 @@ def _open(findings: Findings, node: int, begun: int, settings: LocalizeSettings)
         limit = _SUSPICIOUS_ALONE
     if node not in findings.tested or findings.bad[node] >= limit:
         return True
-    patience = begun < _PATIENCE
-    if patience and not few and any(_odd_in(metric, node, settings) for metric in findings.metrics):
-        return True
     return any(
         metric.found.beyond[node] >= limit
-        and (patience or metric.found.effect[node] >= np.log1p(metric.floor))
+        and (begun < _PATIENCE or metric.found.effect[node] >= np.log1p(metric.floor))
         for metric in findings.metrics
     )
 
 
-def _odd_in(metric: MetricEvidence, node: int, settings: LocalizeSettings) -> bool:
-    """Tell whether even the fastest test of a node lies outside what most tests scatter by.
+def _odd_nodes(findings: Findings, begun: int, settings: LocalizeSettings) -> frozenset[int]:
+    """Return the nodes that are odd in any metric, none in a small run or one that went on long."""
+    if findings.sources.nodes < SMALL_RUN or begun >= _PATIENCE:
+        return frozenset()
+    return frozenset().union(*(_odd_in(metric, settings) for metric in findings.metrics))
+
+
+def _odd_in(metric: MetricEvidence, settings: LocalizeSettings) -> frozenset[int]:
+    """Return the nodes of which even the fastest test lies outside what most tests scatter by.
 
     Noise averages out with the number of its tests. What devices differ by for good raises the
     floor, but one test of each does not show what that is: then the floor counts as asked for.
     """
-    fastest, tests = metric.fastest_excess(node)
-    floor = metric.floor if metric.shared or tests > 1 else settings.compute_floor
-    noise = _ODD * metric.middle_noise / float(np.sqrt(max(tests, 1)))
-    return fastest > max(float(np.log1p(floor)), noise)
+    nodes, fastest, tests = metric.fastest
+    noise = metric.middle_noise / np.sqrt(tests)
+    floors = np.where(metric.shared | (tests > 1), metric.floor, settings.compute_floor)
+    odd: set[int] = set(nodes[fastest > np.maximum(np.log1p(floors), _ODD * noise)].tolist())
+    together = 2 if metric.shared else 1  # nodes of a pair are odd or well in the same tests
+    for deviations in _ODD_TOGETHER:
+        levels = np.maximum(np.log1p(floors), deviations * noise)
+        out = nodes[fastest > levels]
+        share = float(np.mean([_NORMAL.cdf(-each) for each in (levels / noise).tolist()]))
+        if chance_of_so_many(len(out) // together, len(nodes) // together, share) <= _BY_CHANCE:
+            odd.update(out.tolist())
+    return frozenset(odd)
+
+
+def chance_of_so_many(found: int, tests: int, share: float) -> float:
+    """Return the probability of at least `found` among `tests`, each with the probability `share`.
+
+    That is the upper tail of the binomial distribution.
+    """
+    if found <= 0 or share >= 1:
+        return 1.0
+    if share <= 0:
+        return 0.0
+    fewer = (
+        math.lgamma(tests + 1)
+        - math.lgamma(each + 1)
+        - math.lgamma(tests - each + 1)
+        + each * math.log(share)
+        + (tests - each) * math.log1p(-share)
+        for each in range(found)
+    )
+    return max(0.0, 1.0 - sum(map(math.exp, fewer)))
 
 
 def _testable(

@@ -20,7 +20,6 @@ import numpy.typing as npt
 from slurm_health.preflight.localize.belief_propagation import Floats, Ints
 from slurm_health.preflight.localize.evidence import Trial
 from slurm_health.preflight.localize.metrics import (
-    QUARTER_OF_NORMAL,
     MetricEvidence,
     middle,
 )
@@ -29,6 +28,7 @@ from slurm_health.preflight.localize.slowness import LEAST_NOISE
 
 _Flags = npt.NDArray[np.bool_]
 
+_QUARTER_OF_NORMAL = 0.3186  # deviations from the middle, within which a quarter of values lie
 _SLOW_PARTNERS = 2  # that are no suspects, and more than fast ones, make a suspect
 _BEYOND_NOISE = 3.0  # deviations of a slow test from one of a pair that is well
 _MISTAKEN = 0.01  # how often any pair of slow nodes may be taken for one that is well by chance
@@ -121,7 +121,7 @@ def _pairs(trials: Sequence[Trial], metrics: Sequence[MetricEvidence]) -> _Pairs
     for index in sorted(excess):
         tests.setdefault(trials[index].nodes, []).append(index)
     # Without the uplink nothing explains these times, and the estimated noise may be far too large.
-    quarter = float(np.quantile(np.abs(list(excess.values())), 0.25)) / QUARTER_OF_NORMAL
+    quarter = float(np.quantile(np.abs(list(excess.values())), 0.25)) / _QUARTER_OF_NORMAL
     noise = max(min(quarter, max(metric.found.noise for metric in metrics)), LEAST_NOISE)
     floor = min(metric.floor for metric in metrics)
     return _Pairs(

@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slurm_health.preflight.localize.localizer import Level, Localizer, LocalizeSettings
 from slurm_health.preflight.localize.simulate import Faults, SimulatedCluster, Weather, play
+from slurm_health.preflight.localize.stopping import chance_of_so_many
 
 NODES = [f"n{number}" for number in range(64)]
 
@@ -30,3 +34,29 @@ def test_six_nodes_a_tenth_slower_are_found_among_64(what: str, seed: int) -> No
     faults = Faults(network=times) if what == "network" else Faults(compute=times)
 
     assert accused(faults, seed=seed) == set(slow)
+
+
+@pytest.mark.parametrize("seed", [1008, 1017, 1056])
+def test_six_pairs_of_which_none_lies_far_out_are_odd_together(seed: int) -> None:
+    slow = random.Random(f"faults {seed}").sample(NODES, 6)
+
+    assert accused(Faults(network=dict.fromkeys(slow, 1.1)), seed=seed) == set(slow)
+
+
+@given(tests=st.integers(1, 40), found=st.integers(0, 40), share=st.floats(0.001, 0.999))
+def test_the_chance_of_so_many_is_that_of_the_binomial_distribution(
+    tests: int, found: int, share: float
+) -> None:
+    found = min(found, tests)
+    terms = (
+        math.comb(tests, each) * share**each * (1 - share) ** (tests - each)
+        for each in range(found, tests + 1)
+    )
+
+    assert chance_of_so_many(found, tests, share) == pytest.approx(min(1.0, sum(terms)), abs=1e-9)
+
+
+@pytest.mark.parametrize(("share", "chance"), [(0.0, 0.0), (1.0, 1.0)])
+def test_what_never_or_always_happens_has_its_chance_too(share: float, chance: float) -> None:
+    assert chance_of_so_many(3, 8192, share) == chance
+    assert chance_of_so_many(0, 8192, share) == 1.0
