@@ -142,7 +142,8 @@ def _print(
     if args.figures is not None:
         args.figures.mkdir(parents=True, exist_ok=True)
         (args.figures / "year-faults.svg").write_text(page.faults_picture(recording))
-        (args.figures / "year-ratio.svg").write_text(page.ratio_picture(cells, names, sizes))
+        made = [nodes for nodes in sizes if any(cells(name, nodes, False) for name in names)]
+        (args.figures / "year-ratio.svg").write_text(page.ratio_picture(cells, names, made))
 
 
 if __name__ == "__main__":

@@ -73,15 +73,6 @@ def test_what_history_says_of_a_node_is_the_prior_of_the_next_check_and_no_verdi
     assert began(site, job)["prior"] == {bad: 0.1}
     assert {node["level"] for node in site.report(job)["nodes"]} == {"healthy"}
 
-    asked = ("sbatch", "-N2", "--spares=auto", "--dry-run", "--wrap=true")
-    told = site.health(*asked, env=env).stderr
-    assert "--spares=auto: no spares: only 4 starts of a job on a node are known" in told
-    often = Counted(events=100, exposure=1000.0, nodes=100)
-    known = Rates(days=28.0, nodes=200, starts=often, hours=often)
-    site.script("standings.json", written({}, {"lab": known}, now_s=time.time()).decode())
-    told = site.health(*asked, env=env).stderr
-    assert "--spares=auto: 1 spare for 2 nodes: 10 of 100 starts" in told
-
     site.script("standings.json", "{")
     job = submit(site, "--nodes=4", env=env)
     site.ended(job)
@@ -90,6 +81,22 @@ def test_what_history_says_of_a_node_is_the_prior_of_the_next_check_and_no_verdi
     assert "the history of nodes is left out of account" in said, said
     assert began(site, job).get("prior", {}) == {}
     assert site.report(job)["runs"][-1]["disposition"] == "proceed"
+
+
+def test_spares_are_those_that_the_published_history_advises(site: Site) -> None:
+    """Only a dry run: nothing is submitted."""
+    place = f"{site.lab.home('alice')}/standings.json"
+    env = {"SLURM_HEALTH_CONFIG": site.script("site.toml", f'standings = "{place}"\n')}
+
+    def told(starts: float) -> str:
+        often = Counted(events=10, exposure=starts, nodes=10)
+        known = Rates(days=28.0, nodes=200, starts=often, hours=often)
+        site.script("standings.json", written({}, {"lab": known}, now_s=time.time()).decode())
+        words = ("sbatch", "-N2", "--spares=auto", "--dry-run", "--wrap=true")
+        return site.health(*words, env=env).stderr
+
+    assert "--spares=auto: 1 spare for 2 nodes: 10 of 100 starts" in told(100)
+    assert "--spares=auto: no spares: only 99 starts of a job on a node are known" in told(99)
 
 
 def began(site: Site, job: int) -> dict[str, Any]:
