@@ -7,7 +7,6 @@ what the job's own check measures there, and by what root's hooks measure again.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ import pytest
 
 from slurm_health.records.nodeset import expand
 from tests.e2e.hooks_support import HookedSite, hooked_site
-from tests.e2e.lab_support import COMMAND, accused, levels, verdict_of
+from tests.e2e.lab_support import accused, levels, verdict_of
 
 pytestmark = [
     pytest.mark.lab,
@@ -236,49 +235,6 @@ def test_an_ecc_error_and_a_hot_gpu_in_one_job_are_told_apart(
     note = await_drained(site, "n2")["n2"]
     assert "uncorrected ECC error" in note
     assert names_device(site, "n2", 1, note)
-
-
-STRAGGLERS = ("--straggler-detection", "--max-requeues=0")
-
-
-def steps_by_sbatch(site: HookedSite, submit: Submit, python: Path) -> dict[str, Any]:
-    job = submit("-N3", *STRAGGLERS, "--on-straggler=report")
-    site.ended(job, DEADLINE_S)
-    return first_check(site, job)
-
-
-def steps_by_check(site: HookedSite, submit: Submit, python: Path) -> dict[str, Any]:
-    words = ("check", "--json", STRAGGLERS[0], f"--python={python}")
-    argv = ["salloc", "--quiet", "-N3", "--gres=gpu:2", COMMAND, *words]
-    ran = site.lab.run(argv, user="alice", check=False, deadline_s=DEADLINE_S)
-    found: dict[str, Any] = json.loads(ran.stdout)
-    return found
-
-
-def steps_by_run(site: HookedSite, submit: Submit, python: Path) -> dict[str, Any]:
-    site.script("train.py", "print('trained')\n")
-    words = ("run", STRAGGLERS[0], f"--python={python}", "--nnodes=3", "train.py")
-    argv = ["srun", "-N3", "--gres=gpu:2", COMMAND, *words]
-    ran = site.lab.run(argv, user="alice", check=False, deadline_s=DEADLINE_S)
-    assert "trained" in ran.stdout, ran
-    journals = site.lab.home("alice") / ".slurm-health" / "journal" / "lab"
-    return first_check(site, max(int(path.name) for path in journals.iterdir()))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("checked", [steps_by_sbatch, steps_by_check, steps_by_run])
-def test_training_steps_find_a_gpu_that_is_throttled(
-    site: HookedSite,
-    submit: Submit,
-    played_python: Path,
-    checked: Callable[[HookedSite, Submit, Path], dict[str, Any]],
-) -> None:
-    site.lab.fault.gpu_hot("n2", 1, share=0.3)
-    run = checked(site, submit, played_python)
-    assert accused(run) == {"n2": "slow"}, run
-    verdict = verdict_of(run, "n2")
-    assert verdict["component"].startswith("compute"), verdict
-    assert names_device(site, "n2", 1, verdict["reason"]), verdict
 
 
 # It waits for a deadline in each of two rounds.
