@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -337,3 +339,17 @@ def test_a_mark_from_another_day_to_come_counts_no_more_than_an_old_one() -> Non
     mark = Mark(job=1, uid=1, component="node", text="", time_s=10 * 86400.0)
     assert accusations.alive([mark], 0.0, Marks()) == ()
     assert accusations.alive([mark], 10 * 86400.0 - 60, Marks()) == (mark,)
+
+
+def test_a_monitor_of_drain_reasons_reads_ours_by_the_expression_that_the_documentation_gives() -> (
+    None
+):
+    page = Path(__file__).parents[3] / "docs/admin/platforms.md"
+    found = re.search(r"`(\^shealth:.*)`", page.read_text())
+    assert found is not None
+    note = DrainNote(checks=("nvme", "gpu"), job=7, time_s=1763661234, text="nvme0: it is gone")
+
+    read = re.match(found[1], drain_note.write(note))
+
+    assert read is not None
+    assert read.groupdict() == {"what": "nvme0: it is gone", "check": "nvme,gpu"}

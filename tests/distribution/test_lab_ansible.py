@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Ansible role on twenty nodes of the lab, by a real ansible-playbook."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.lab import Lab
+from tests.support import installations
+
+pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(3600)]
+
+HERE = Path(__file__).parent
+ROLE = HERE.parents[1] / "distribution/ansible"
+NODES = 20
+INTERPRETER = {"ansible_python_interpreter": "/usr/bin/python3", "ansible_become": False}
+# Each node of the lab has a /tmp of its own; all else is the machine's.
+HOME, ETC, STATE = "/tmp/health/home", "/tmp/health/etc", "/tmp/health/state"
+PLAYBOOK = shutil.which(
+    "ansible-playbook", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+)
+# Ansible's closing lines: n1 : ok=9 changed=3 unreachable=0 ...
+_RECAP = re.compile(r"^(\S+) +: ok=\d+ +changed=(\d+)", re.M)
+SITE = """\
+[hooks]
+drain = false
+state = "{state}"
+
+[breaker]
+directory = "{shared}"
+share = 0.2
+
+[checks.flag]
+check = "file"
+path = "/tmp/broken"
+exists = false
+shadow = true
+
+[checks.other]
+check = "file"
+path = "/tmp/other"
+exists = false
+shadow = true
+"""
+
+
+@dataclass
+class Cluster:
+    """Twenty nodes, and what Ansible is told of them."""
+
+    lab: Lab
+    directory: Path
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def play(self, playbook: str, *options: str) -> set[str]:
+        """Run a playbook of the tree; return the hosts on which it changed something."""
+        inventory = self.directory / "inventory.json"
+        inventory.write_text(json.dumps(self._inventory()))
+        environ = {
+            **os.environ,
+            "ANSIBLE_CONNECTION_PLUGINS": str(HERE / "ansible_connection"),
+            "ANSIBLE_PIPELINING": "1",
+            "ANSIBLE_FORKS": "4",
+            "ANSIBLE_HOME": str(self.directory / "ansible"),
+            "ANSIBLE_NOCOLOR": "1",
+        }
+        words = [str(PLAYBOOK), "-i", str(inventory), str(ROLE / playbook), *options]
+        done = subprocess.run(words, env=environ, capture_output=True, text=True, check=False)
+        print(done.stdout, done.stderr)
+        assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+        found = dict(_RECAP.findall(done.stdout))
+        assert len(found) == NODES + 1, done.stdout
+        return {host for host, changed in found.items() if changed != "0"}
+
+    def _inventory(self) -> dict[str, Any]:
+        def host(node: str | None) -> dict[str, str]:
+            argv = self.lab.argv(["/bin/sh", "-c"], node=node, cwd="/")
+            return {"ansible_connection": "lab", "lab_argv": json.dumps(argv)}
+
+        return {
+            "slurm_health_nodes": {"hosts": {node: host(node) for node in self.lab.nodes}},
+            "slurm_health_controller": {"hosts": {"ctl": host(None)}},
+            "all": {"vars": {**INTERPRETER, **self.settings}},
+        }
+
+    def on(self, node: str, *argv: str) -> str:
+        return self.lab.run(list(argv), node=node, check=False).stdout
+
+    def settled(self, name: str) -> str:
+        """Return what slurmctld runs with."""
+        lines = self.lab.run(["scontrol", "show", "config"]).stdout.splitlines()
+        return next(line.partition("=")[2].strip() for line in lines if line.startswith(f"{name} "))
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    if PLAYBOOK is None:
+        pytest.skip("ansible-playbook is not installed")
+    directory = tmp_path_factory.mktemp("ansible")
+    directory.chmod(0o755)
+    shared = directory / "shared"
+    shared.mkdir(mode=0o755)
+    (directory / "config.toml").write_text(SITE.format(state=STATE, shared=shared))
+    wheels = [str(installations.wheel(directory)), str(borrowing(directory))]
+    settings = {
+        "slurm_health_home": HOME,
+        "slurm_health_etc": ETC,
+        "slurm_health_kept": [STATE, "/tmp/health"],
+        "slurm_health_python": "/usr/bin/python3",
+        "slurm_health_wheels": wheels,
+        "slurm_health_pip_arguments": ["--no-index", "--no-deps"],
+        "slurm_health_config": str(directory / "config.toml"),
+        "slurm_health_edits_slurm_conf": True,
+    }
+    with Lab.start(nodes=NODES, visible=[directory], deadline_s=300) as lab:
+        settings["slurm_health_slurm_conf"] = str(lab.paths.etc / "slurm/slurm.conf")
+        yield Cluster(lab, directory, settings)
+
+
+def borrowing(directory: Path) -> Path:
+    """Make a wheel that takes all else from the environment of the tests: nothing is downloaded."""
+    wheel = directory / "borrowed-1-py3-none-any.whl"
+    about = "borrowed-1.dist-info"
+    with zipfile.ZipFile(wheel, "w") as file:
+        file.writestr("borrowed.pth", sysconfig.get_path("purelib") + "\n")
+        file.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: borrowed\nVersion: 1\n")
+        file.writestr(
+            f"{about}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\nRoot-Is-Purelib: true\n"
+        )
+        file.writestr(f"{about}/RECORD", "")
+    return wheel
+
+
+def test_from_nothing_to_an_armed_check_and_back_to_nothing(cluster: Cluster) -> None:
+    everywhere = {*cluster.lab.nodes, "ctl"}
+
+    # What would be done is told, and nothing is.
+    assert cluster.play("install.yml", "--check") == everywhere
+    assert not cluster.on("n7", "ls", "/tmp/health")
+    assert cluster.settled("Prolog") == "(null)"
+
+    assert cluster.play("install.yml") == everywhere
+    assert cluster.settled("Prolog") == f"{ETC}/prolog/slurm-health"
+    assert cluster.settled("PrologFlags") == "Alloc,DeferBatch"
+    assert "batch_sched_delay=0" in cluster.settled("SchedulerParameters")  # the site's own
+    assert "nohold_on_prolog_fail" in cluster.settled("SchedulerParameters")
+
+    assert cluster.play("install.yml") == set()
+
+    # In shadow, jobs run, and a broken node is not drained.
+    cluster.on("n3", "touch", "/tmp/broken")
+    health_check(cluster, "n3")
+    assert drained(cluster) == set()
+    assert cluster.lab.run(["srun", f"-N{NODES}", "true"], user="alice").stdout == ""
+
+    # One check is armed, on the nodes alone, and drains the one that is broken.
+    cluster.settings |= {"slurm_health_armed": ["flag"], "slurm_health_drain": True}
+    assert cluster.play("install.yml") == everywhere - {"ctl"}
+    health_check(cluster, "n3")
+    assert drained(cluster) == {"n3"}
+    text = cluster.on("n3", "cat", f"{ETC}/config.toml")
+    assert text.count("shadow = true") == 1
+    assert "drain = true" in text
+
+    # A wheel of the same version that was built anew is another wheel.
+    wheel = Path(cluster.settings["slurm_health_wheels"][0])
+    with zipfile.ZipFile(wheel, "a") as file:
+        file.writestr("slurm_health/newer.txt", "newer")
+    assert cluster.play("install.yml") == everywhere - {"ctl"}
+    assert cluster.on("n20", "sh", "-c", f"find {HOME} -name newer.txt").strip()
+    assert cluster.play("install.yml") == set()
+
+    # Nothing is left, and jobs go on.
+    cluster.on("n3", "rm", "/tmp/broken")
+    cluster.lab.run([f"{HOME}/bin/slurm-health", "nodes", "--config", f"{ETC}/config.toml",
+                     "release", "n3"], node="n3")  # fmt: skip
+    assert cluster.play("uninstall.yml") == everywhere
+    assert cluster.settled("Prolog") == "(null)"
+    assert {cluster.on(node, "ls", "/tmp/health") for node in cluster.lab.nodes} == {""}
+    conf = Path(cluster.settings["slurm_health_slurm_conf"]).read_text()
+    assert "slurm-health" not in conf
+    assert cluster.play("uninstall.yml") == set()
+    assert cluster.lab.run(["srun", f"-N{NODES}", "true"], user="alice").stdout == ""
+
+
+def health_check(cluster: Cluster, node: str) -> None:
+    """Let a node check itself, as slurmd does."""
+    command = [f"{ETC}/prolog/slurm-health-healthcheck"]
+    cluster.lab.run(command, node=node, env={"SLURMD_NODENAME": node})
+
+
+def drained(cluster: Cluster) -> set[str]:
+    found = cluster.lab.run(["sinfo", "-hN", "-t", "drain", "-o", "%N"]).stdout
+    return set(found.split())
