@@ -40,10 +40,12 @@ import subprocess, sys
 print("python", sys.argv[1:], flush=True)
 subprocess.run(["srun", "--ntasks-per-node=1", "hostname"], check=True)
 """
-# What a script can see of how it was started; its own process and place are others each time.
+# What a script can see of how it was started; its own process and place are others each time. Of
+# its signals the shell tells itself: while it starts another program it blocks one for a moment.
 SEES = """#!/bin/bash
 tr '\\0' '\\n' </proc/$$/environ | sort
-printf '<%s>\\n' "$@"; pwd; umask; ulimit -a; grep Sig /proc/$$/status; readlink /proc/$$/fd/[012]
+printf '<%s>\\n' "$@"; pwd; umask; ulimit -a; readlink /proc/$$/fd/[012]
+while read -r line; do [[ $line == Sig* ]] && echo "$line"; done </proc/$$/status
 echo to standard error >&2
 exit 7
 """
