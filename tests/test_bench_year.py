@@ -147,8 +147,8 @@ def test_jobs_fill_most_of_the_cluster() -> None:
 def test_a_remembered_check_is_the_real_one(bad: list[float]) -> None:
     checks = Checks(localized)
     rng = random.Random(3)
-    found = {checks.of(4, bad, rng) for _ in range(10)}
-    assert found <= {localized(4, bad, variant) for variant in range(8)}
+    found = {checks.of(17, bad, rng) for _ in range(6)}
+    assert found <= {localized(17, bad, variant) for variant in range(3)}
 
 
 def test_the_check_names_a_slow_node_that_dlrovers_rule_does_not() -> None:
@@ -240,7 +240,8 @@ def test_runs_that_are_done_are_not_made_again(
     second = capsys.readouterr()
     assert (first.err.count(" s\n"), second.err.count(" s\n")) == (2, 1)
     assert "| plain" in first.out
-    assert first.out == second.out
+    # The last line has the machine's load, which changes.
+    assert first.out.splitlines()[:-1] == second.out.splitlines()[:-1]
     assert (tmp_path / "pictures" / "year-ratio.svg").read_text().startswith("<svg")
 
 

@@ -35,7 +35,6 @@ _OURS = ("defaults", "best")
 def main(argv: list[str] | None = None) -> int:
     """Make the runs that are not there yet, print the tables, and return the exit code."""
     args = _arguments(argv)
-    end_as_on_interrupt()
     found = sorted(args.recordings.rglob(TRACE)) if args.recordings.is_dir() else []
     if not found:
         print(f"benchmarks.year: no {TRACE} below {args.recordings}", file=sys.stderr)
@@ -147,4 +146,5 @@ def _print(
 
 
 if __name__ == "__main__":
+    end_as_on_interrupt()
     sys.exit(main())
