@@ -199,18 +199,27 @@ def _tell(
 
 
 def report_missing(worker: Worker) -> None:
-    """Have it told of any node that is not back from a reboot in time: it cannot do so itself."""
+    """Have it told of any node that is not back in time from a reboot, or from quarantine.
+
+    It may be unable to do so itself: it is down, or has lost what it kept.
+    """
     try:
         for late in mending.overdue(ledger.read(worker.site), worker.context.now_s):
             now = worker.maintenance().node(late.node)
             back = not any(word.startswith(_AWAY) for word in now.states) and "*" not in now.state
+            if late.step is Step.DEEP_TEST:
+                back = back and not now.out_of_pool
             _report(worker, late, back=back)
     except (SlurmError, Unusable) as err:
         worker.log.warning(f"whether nodes are back from their reboots is not known: {err}")
 
 
 def _report(worker: Worker, late: Tried, *, back: bool) -> None:
-    why = "it is back" if back else f"{late.node} is not back from its reboot"
+    from_ = "its reboot"
+    if late.step is Step.DEEP_TEST:
+        name = quarantine.reservation_of(late.node)
+        from_ = f"quarantine: scontrol show reservation {name}"
+    why = "it is back" if back else f"{late.node} is not back from {from_}"
     outcome = Outcome.DONE if back else Outcome.FAILED
     ledger.keep(worker.site, msgspec.structs.replace(late, outcome=outcome, text=why))
     if back:

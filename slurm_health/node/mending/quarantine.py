@@ -69,6 +69,11 @@ def forget(state: Path) -> None:
             (state / name).unlink()
 
 
+def reservation_of(node: str) -> str:
+    """Return what the reservation of a node in quarantine is called."""
+    return f"shealth-{node}"
+
+
 def begin(site: Site, kept: DrainRecord, step: Tried, controller: Maintenance) -> None:
     """Put a node into quarantine and have it tested there.
 
@@ -76,7 +81,7 @@ def begin(site: Site, kept: DrainRecord, step: Tried, controller: Maintenance) -
         NotBegun: it could not be done, and why; the node is drained as it was.
         SlurmError: likewise, by Slurm.
     """
-    name = f"shealth-{kept.node}"
+    name = reservation_of(kept.node)
     if controller.is_reserved(name, kept.node):
         raise NotBegun(f"there is a reservation {name} already: scontrol show reservation {name}")
     controller.reserve(name, kept.node)

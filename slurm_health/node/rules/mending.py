@@ -148,11 +148,17 @@ def unfinished(tried: Iterable[Tried], node: str, drain: str) -> Tried | None:
 
 
 def overdue(tried: Iterable[Tried], now_s: float) -> list[Tried]:
-    """Return the reboots from which a node is not back in time: it cannot say so itself."""
+    """Return the reboots and quarantines that are not over in time: their nodes may not say so.
+
+    The job of a quarantine may have had to wait before it began.
+    """
+    more_s = {Step.REBOOT: 0.0, Step.DEEP_TEST: _HOUR_S}
     return [
         each
         for each in tried
-        if each.step is Step.REBOOT and each.outcome is Outcome.BEGUN and now_s > each.until_s
+        if each.outcome is Outcome.BEGUN
+        and each.step in more_s
+        and now_s > each.until_s + more_s[each.step]
     ]
 
 

@@ -220,6 +220,20 @@ def test_a_node_that_is_not_back_is_told_by_another(
     assert events(rack[1]) == [(kind, "n1 is not back from its reboot") for kind in kinds]
 
 
+def test_a_quarantine_that_its_node_has_forgotten_is_told_by_another(
+    rack: list[Node], slurm: FakeScontrol
+) -> None:
+    mended(rack[1], "'ticket'")
+    lost = msgspec.structs.replace(begun(Step.DEEP_TEST), node="n1", until_s=rack[1].now_s)
+    ledger.keep(rack[1].site, lost)
+    slurm.set({"n1": ("IDLE+MAINTENANCE+RESERVED", "")})
+    rack[1].now_s += 3601
+    rack[1].healthcheck()
+
+    text = "n1 is not back from quarantine: scontrol show reservation shealth-n1"
+    assert events(rack[1]) == [(EventKind.STEP_FAILED, text), (EventKind.TICKET, text)]
+
+
 def test_while_a_step_is_taken_nothing_is_checked(node: Node) -> None:
     mended(node, "'reload'")
     faulty(node)

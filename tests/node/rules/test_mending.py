@@ -131,6 +131,9 @@ def test_a_node_that_is_not_back_from_its_reboot_is_overdue() -> None:
     late = tried(Step.REBOOT, 1801.0, outcome=Outcome.BEGUN)
     in_time = tried(Step.REBOOT, 1799.0, outcome=Outcome.BEGUN)
 
+    tested = tried(Step.DEEP_TEST, 1801.0, outcome=Outcome.BEGUN)
+    assert overdue([tested], NOW_S) == []
+    assert overdue([tested], NOW_S + 3600) == [tested]
     assert overdue([late, in_time, tried(Step.RESET, 9999.0, outcome=Outcome.BEGUN)], NOW_S) == [
         late
     ]
