@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -21,6 +22,8 @@ TEMPLATES = ROOT / "sbatch_templates"
 TESTED = {
     "check-then-torchrun.sbatch",
     "container.sbatch",
+    "mpirun.sbatch",
+    "srun-mpi.sbatch",
     "straggler-detection.sbatch",
     "sweep.sbatch",
     "task-per-gpu.sbatch",
@@ -29,17 +32,22 @@ TESTED = {
 
 
 def submit(site: Site, template: str, *options: str, script: str) -> int:
+    """Submit a template as alice, with a training of the examples; the job's id."""
+    train = site.script(script, (ROOT / "examples" / script).read_text())
+    return submit_with(site, template, *options, words=(train, "--epochs=1"))
+
+
+def submit_with(site: Site, template: str, *options: str, words: tuple[str, ...]) -> int:
     """Submit a template as alice, with slurm-health and torchrun on her PATH; the job's id.
 
-    The training is real; what a check before it measures is as `play` says.
+    What it starts is real; what a check before that measures is as `play` says.
     """
     text = (TEMPLATES / template).read_text()
     path = site.script(template, text.replace("--act", f"--act --python={FAKE_WORKER}"))
-    train = site.script(script, (ROOT / "examples" / script).read_text())
     here = f"{Path(COMMAND).parent}:{Path(sys.executable).parent}"
     output = () if template == "sweep.sbatch" else ("--output=job-%j.out",)
     result = site.lab.run(
-        ["sbatch", "--parsable", *output, *options, path, train, "--epochs=1"],
+        ["sbatch", "--parsable", *output, *options, path, *words],
         user="alice",
         env={"PATH": f"{here}:/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
     )
@@ -102,6 +110,32 @@ def test_task_per_gpu(site: Site) -> None:
     text = output_of(site, job)
     assert "all healthy" in text
     assert "epoch 0  4 nodes" in text  # examples/train.py calls each of its ranks a node
+
+
+@pytest.mark.slow
+def test_srun_mpi(site: Site) -> None:
+    play(site)
+    ranks = site.script("ranks.sh", "#!/bin/sh\necho rank $SLURM_PROCID of $SLURM_NTASKS $1\n")
+    job = submit_with(site, "srun-mpi.sbatch", "-N2", words=("sh", ranks, "input.dat"))
+    text = output_of(site, job)
+    assert "all healthy" in text
+    assert sorted(line for line in text.splitlines() if line.startswith("rank")) == [
+        f"rank {rank} of 4 input.dat" for rank in range(4)
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun: make test-slow installs it")
+def test_mpirun(site: Site) -> None:
+    play(site)
+    said = "echo rank $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE $1"
+    ranks = site.script("ranks.sh", f"#!/bin/sh\n{said}\n")
+    job = submit_with(site, "mpirun.sbatch", "-N2", words=("sh", ranks, "input.dat"))
+    text = output_of(site, job)
+    assert "all healthy" in text
+    assert sorted(line for line in text.splitlines() if line.startswith("rank")) == [
+        f"rank {rank} of 4 input.dat" for rank in range(4)
+    ]
 
 
 def test_sweep(site: Site) -> None:

@@ -131,6 +131,11 @@ def test_deepspeed(site: Site) -> None:
     assert "trained with 2 processes" in output_of(site, "deepspeed.sh")
 
 
+@on_the_lab("jax")
+def test_jax(site: Site) -> None:
+    assert "trained with 2 processes" in output_of(site, "jax.sh")
+
+
 @on_the_lab("ray")
 def test_ray(site: Site) -> None:
     assert "ran on 2 nodes: n1 n2" in output_of(site, "ray.sh")
