@@ -35,7 +35,7 @@ PLAYED_CONTRACT := tests/test_device_calls.py tests/played_gpu/test_libraries.py
 	tests/played_gpu/test_devices.py tests/played_gpu/test_process_groups.py \
 	tests/played_gpu/test_checks.py::test_nodes_that_are_well_pass
 
-.PHONY: help demo quick test test-slow test-releases chaos fuzz lint fmt install lab-packages pyslurm clean
+.PHONY: help demo quick test test-slow test-releases chaos storms fuzz lint fmt install lab-packages pyslurm clean
 .PHONY: reference site packages bundle release
 .PHONY: bench bench-acting bench-diagnosis bench-hang-restarts bench-hangs bench-history
 .PHONY: bench-hooks bench-localize bench-monitor bench-probes bench-replay bench-scale bench-year
@@ -54,6 +54,7 @@ help:
 	@echo 'make test-played-gpu-releases  what releases of PyTorch for CUDA 12 do otherwise (GBs to download)'
 	@echo 'make test-releases   the lab tests on Slurm 22.05, 24.11 and 26.05 (downloads the last two)'
 	@echo 'make chaos           300 jobs with random bad nodes and kills, each on a Slurm of its own (hours)'
+	@echo 'make storms          many nodes that break together, in eleven ways (an hour); STORM_ARGS=--nodes=100'
 	@echo 'make fuzz            100,000 damaged inputs for everything that is read (hours)'
 	@echo 'make lint            ruff, mypy --strict, shellcheck'
 	@echo 'make fmt             format the code'
@@ -124,6 +125,9 @@ $(PLAYED)/.installed: pyproject.toml
 		typing_extensions
 	@$(PLAYED)/bin/python -m pip install -q -e '.[gpu]'
 	@touch $@
+
+storms: install lab-packages
+	$(RUN) -m benchmarks.storms --results build/storms.jsonl $(STORM_ARGS)
 
 chaos: install lab-packages
 	$(RUN) -m tests.lab chaos --runs 300 --labs $$((($$(nproc) + 1) / 2)) $(CHAOS_ARGS)

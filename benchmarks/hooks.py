@@ -35,7 +35,7 @@ _LIMIT_S = 1.0
 _LOOK_UPS = 2000
 _NAME = Path("/proc/self/comm").read_text().strip()  # a process that is there: this one
 
-_BOTH = {
+BOTH = {
     "memory": "min_total_gib = 0.1",
     "swap": "",
     "cpus": "min_online = 1",
@@ -59,7 +59,7 @@ _MORE = {
     "hugepages": "",
     "kernel-log": "window_s = 1",
 }
-_NHC = """\
+NHC_CHECKS = """\
 * || check_hw_physmem 1kb 9999gb
 * || check_hw_swap 0 9999gb
 * || check_hw_cpuinfo
@@ -103,7 +103,7 @@ def main() -> None:
 
 def measure(directory: Path, runs: int, nhc: Path | None) -> list[tuple[object, ...]]:
     """Return a row for each case."""
-    both, twenty = tables(_BOTH), tables(_BOTH | _MORE)
+    both, twenty = tables(BOTH), tables(BOTH | _MORE)
     hung = '[checks.hung]\ncheck = "command"\nargv = ["sleep", "600"]\n'
     hung += f"time_limit_s = {_LIMIT_S}\n"
     limit_ms = int(_LIMIT_S * 1000)
@@ -137,7 +137,7 @@ def tables(checks: dict[str, str]) -> str:
 
 def look_up_ms(directory: Path) -> list[float]:
     """Return what it takes a prolog to find that its node has passed lately, of many times."""
-    hook = passed_hook(site(directory / "look-up", tables(_BOTH | _MORE), passed_min=60))
+    hook = passed_hook(site(directory / "look-up", tables(BOTH | _MORE), passed_min=60))
     took_ms = []
     for _ in range(_LOOK_UPS):
         began = time.perf_counter()
@@ -178,7 +178,7 @@ def hook_argv(hook: str, config: Path) -> list[str]:
 def nhc_argv(directory: Path, nhc: Path) -> list[str]:
     """Return the command line of NHC with a configuration of the checks both have."""
     conf = directory / "nhc.conf"
-    conf.write_text(_NHC)
+    conf.write_text(NHC_CHECKS)
     settings = ["MARK_OFFLINE=0", "DETACHED_MODE=0", "LOGFILE=-", f"INCDIR={nhc}/scripts"]
     settings.append(f"HELPERDIR={nhc}/helpers")
     return ["bash", str(nhc / "nhc"), "-c", str(conf), *settings]

@@ -12,6 +12,8 @@ from .layout import (
 )
 
 _CAN_DISABLE_CGROUPS = (23, 2)
+# A second one names the backup.
+_SEVERAL = frozenset({"slurmctldhost"})
 
 
 def _settings(spec: LabSpec) -> dict[str, str]:
@@ -56,7 +58,8 @@ def slurm_conf(spec: LabSpec) -> str:
     """The lab's slurm.conf.
 
     A line of `slurm_conf_extra` replaces the lab's own setting of that name; others are put
-    before the node lines, so that `NodeName=DEFAULT Feature=x` works.
+    before the node lines, so that `NodeName=DEFAULT Feature=x` works. A SlurmctldHost is the
+    backup's.
     """
     settings = _settings(spec)
     if spec.accounting:
@@ -71,7 +74,7 @@ def slurm_conf(spec: LabSpec) -> str:
     for line in spec.slurm_conf_extra.splitlines():
         name, _, value = line.strip().partition("=")
         own_name = by_lower_name.get(name.strip().lower())
-        if own_name is None:
+        if own_name is None or own_name.lower() in _SEVERAL:
             added.append(line.strip())
         else:
             settings[own_name] = value.strip()

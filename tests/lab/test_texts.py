@@ -23,6 +23,14 @@ def test_extra_line_replaces_the_labs_own_setting() -> None:
     assert re.findall(r"(?im)^killwait=.*$", conf) == ["KillWait=9"]
 
 
+def test_a_second_controller_is_the_backup() -> None:
+    conf = slurm_conf(
+        LabSpec(name="x", nodes=("n1",), slurm_conf_extra="SlurmctldHost=n1(10.77.1.1)")
+    )
+    found = re.findall(r"(?m)^SlurmctldHost=(.*)$", conf)
+    assert found == ["ctl(10.77.0.1)", "n1(10.77.1.1)"]
+
+
 def test_other_extra_lines_precede_the_nodes() -> None:
     extra = "NodeName=DEFAULT Feature=fast"
     conf = slurm_conf(LabSpec(name="x", nodes=("n1",), slurm_conf_extra=extra))
@@ -30,9 +38,9 @@ def test_other_extra_lines_precede_the_nodes() -> None:
 
 
 def test_every_node_has_an_address_of_its_own() -> None:
-    spec = LabSpec(name="x", nodes=tuple(f"n{i}" for i in range(200)))
+    spec = LabSpec(name="x", nodes=tuple(f"n{i}" for i in range(1000)))
     addresses = [line.split()[0] for line in hosts(spec).splitlines()]
-    assert len(addresses) == len(set(addresses)) == 202
+    assert len(addresses) == len(set(addresses)) == 1002
 
 
 def test_lab_users_replace_machine_users_of_that_name() -> None:

@@ -225,18 +225,19 @@ def _perform(
     try:
         # Again: the ledger may have kept us waiting, and an administrator does not wait for it.
         now = controller.node(record.node)
-        found = _out_already(now, cause, remember, record.time_s)
-        if found is not None:
-            return found
-        if now.reason and not drain_note.is_ours(now.reason):
-            text = f"it has a note already: {now.reason}"
-            return DrainResult(status=DrainStatus.FOREIGN_NOTE, text=text)
-        lost = remember(record)
+    except SlurmError as err:
+        return _did_not_answer(err)
+    found = _out_already(now, cause, remember, record.time_s)
+    if found is not None:
+        return found
+    if now.reason and not drain_note.is_ours(now.reason):
+        text = f"it has a note already: {now.reason}"
+        return DrainResult(status=DrainStatus.FOREIGN_NOTE, text=text)
+    lost = remember(record)
+    try:
         controller.drain([record.node], record.reason)
     except SlurmError as err:
-        if _may_happen_yet(err):
-            return _unclear(err)
-        return _not_drained(f"Slurm refused, or did not answer: {err}")
+        return _unclear(err) if _may_happen_yet(err) else _did_not_answer(err)
     try:
         after = controller.node(record.node)  # Slurm's return codes prove nothing
     except SlurmError as err:
@@ -276,6 +277,10 @@ def _drained_by_us(nodes: Mapping[str, Node]) -> list[str]:
     return [
         each.name for each in nodes.values() if each.out_of_pool and drain_note.is_ours(each.reason)
     ]
+
+
+def _did_not_answer(err: SlurmError) -> DrainResult:
+    return _not_drained(f"Slurm refused, or did not answer: {err}")
 
 
 def _not_drained(why: str) -> DrainResult:

@@ -7,6 +7,11 @@ it is asked whether the drain is still ours.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+from collections.abc import Iterator
+from pathlib import Path
+
 from slurm_health.node.checks.check import Planned
 from slurm_health.node.draining import own_drain
 from slurm_health.node.hooks import last_check
@@ -18,8 +23,43 @@ from slurm_health.node.rules.recovery import DrainRecord, after_test, is_due
 LONGEST_REPEAT_S = 30.0
 
 
+# In this node's own directory, and held while a health check is at work there.
+LOCK = "healthcheck.lock"
+
+
 def run(hook: Hook) -> bool:
-    """Run the health check; return whether the node has a proven fault."""
+    """Run the health check; return whether the node has a proven fault.
+
+    slurmd starts one when it is told to, whether or not the one before has ended. On a node that is
+    slow, each would make the others slower, so all but the first end at once.
+    """
+    with first(hook.site.state) as alone:
+        if alone:
+            return _run(hook)
+    hook.log.info("nothing is checked: an earlier health check is still at work")
+    return False
+
+
+@contextlib.contextmanager
+def first(state: Path) -> Iterator[bool]:
+    """Tell whether no other health check is at work on this node, and keep later ones away.
+
+    Children close what they inherit, so that one which the kernel holds does not hold the lock.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            state.mkdir(mode=0o700, parents=True, exist_ok=True)
+            file = stack.enter_context((state / LOCK).open("wb"))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        except OSError:  # a full or broken disk hides no fault
+            yield True
+        else:
+            yield True
+
+
+def _run(hook: Hook) -> bool:
     if hook.site.mend.enabled and _is_being_mended(hook):
         return False
     hook.was_returned()

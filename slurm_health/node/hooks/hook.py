@@ -173,7 +173,8 @@ class Hook:
         from slurm_health.node.draining import own_drain
 
         state = self.site.state
-        if own_drain.recall(state, self.node) is None:
+        kept = own_drain.recall(state, self.node)
+        if kept is None:
             self._warn_of_shared_state()
             return False
         from slurm_health.node import event_queue
@@ -195,8 +196,11 @@ class Hook:
             if own_drain.recall(state, self.node) is None:
                 self.log.info(f"the drain is no longer ours: {self.held_by}")
             return False
-        self.log.info("somebody has returned it to the pool")
         count_return(self.site, self.node)
+        if not kept.confirmed:  # recorded before it was tried, and nobody has seen it drained
+            self.log.info(f"a drain that was begun did not come about: {kept.reason}")
+            return False
+        self.log.info("somebody has returned it to the pool")
         event_queue.tell(
             self.site,
             EventKind.RELEASED,

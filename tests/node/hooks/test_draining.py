@@ -198,12 +198,35 @@ def test_a_drain_that_slurm_does_not_answer_in_time_counts(node: Node, slurm: Fa
     assert entry.node == node.name
 
 
+def test_where_slurm_does_not_answer_before_the_drain_nothing_counts(
+    node: Node, slurm: FakeScontrol
+) -> None:
+    slurm.trouble('[ "$1 $2" = "show node" ] && echo "error: Socket timed out" >&2 && exit 1\n')
+    node.break_it()
+    assert not node.prolog()
+    assert "not_drained: Slurm refused, or did not answer" in node.said
+    assert shared_state.read_ledger(node.site.breaker).entries == ()
+
+
 def test_a_drain_that_slurm_refuses_does_not_count(node: Node, slurm: FakeScontrol) -> None:
     slurm.trouble('[ "$1" = update ] && echo "error: Access/permission denied" >&2 && exit 1\n')
     node.break_it()
     assert not node.prolog()
     assert "not_drained: Slurm refused" in node.said
     assert shared_state.read_ledger(node.site.breaker).entries == ()
+
+
+def test_a_drain_that_did_not_come_about_is_no_return_by_a_person(
+    node: Node, slurm: FakeScontrol
+) -> None:
+    slurm.trouble('[ "$1" = update ] && echo "error: Access/permission denied" >&2 && exit 1\n')
+    node.break_it()
+    assert not node.prolog()
+    slurm.trouble("")
+    assert node.healthcheck()
+    assert "a drain that was begun did not come about: shealth:scratch" in node.said
+    assert "somebody has returned" not in node.said
+    assert node.state == "IDLE+DRAIN"
 
 
 def test_after_a_trip_a_faulty_node_asks_slurm_nothing_and_writes_nothing(

@@ -3,12 +3,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from slurm_health.node import stuck
 from slurm_health.node.draining import own_drain, shared_state
-from slurm_health.node.hooks import nodes
+from slurm_health.node.hooks import healthcheck, nodes
+from slurm_health.system.killable import Answered
 from slurm_health.system.slurm.client import Client
 from slurm_health.system.slurm.parsing import Node as SlurmNode
 from tests.support.fake_scontrol import FakeScontrol
@@ -42,6 +48,37 @@ def test_a_fault_drains(node: Node) -> None:
     node.break_it()
     assert node.healthcheck()
     assert node.reason.startswith("shealth:scratch /broken exists check=scratch job=0 t=1000000")
+
+
+def test_one_that_begins_while_another_is_at_work_ends_at_once_and_says_so(node: Node) -> None:
+    """slurmd starts one at each interval, whether or not the last has ended."""
+    node.break_it()
+    node.site.state.mkdir(mode=0o700, parents=True)
+    with (node.site.state / healthcheck.LOCK).open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert not node.healthcheck()
+        assert "an earlier health check is still at work" in node.said
+        assert node.state == "IDLE"
+    assert node.healthcheck()
+    assert node.state == "IDLE+DRAIN"
+
+
+def test_a_child_that_the_kernel_may_hold_does_not_hold_the_lock(node: Node) -> None:
+    def open_files() -> bytes:
+        lock = (node.site.state / healthcheck.LOCK).stat()
+        return b"open" if any(os.path.samestat(lock, each) for each in _open_files()) else b"closed"
+
+    with healthcheck.first(node.site.state) as first:
+        assert first
+        seen = stuck.run_guarded(None, "looks", open_files, 60)
+    assert isinstance(seen, Answered)
+    assert seen.data == b"closed"
+
+
+def _open_files() -> Iterator[os.stat_result]:
+    for number in range(1024):
+        with contextlib.suppress(OSError):
+            yield os.fstat(number)
 
 
 def test_a_drained_node_that_stays_bad_is_not_drained_again_and_says_so(drained: Node) -> None:
