@@ -193,6 +193,7 @@ NO_INTERPRETERS = {
     "preflight/master/setup_file.py",
     "preflight/supervisor/kept_spares.py",
     "node/checks/external.py",
+    "node/checks/optics.py",
     "torchrun/train.py",
     "preflight/probes/torchrun_nodes.py",
 }
