@@ -191,7 +191,7 @@ def test_from_nothing_to_an_armed_check_and_back_to_nothing(cluster: Cluster) ->
     assert cluster.settled("Prolog") == "(null)"
     assert {cluster.on(node, "ls", "/tmp/health") for node in cluster.lab.nodes} == {""}
     conf = Path(cluster.settings["slurm_health_slurm_conf"]).read_text()
-    assert "slurm-health" not in conf
+    assert "BEGIN slurm-health" not in conf
     assert cluster.play("uninstall.yml") == set()
     assert cluster.lab.run(["srun", f"-N{NODES}", "true"], user="alice").stdout == ""
 
