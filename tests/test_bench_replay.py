@@ -175,20 +175,21 @@ def test_match_one_event(self):
 
 
 @pytest.mark.parametrize(
-    ("line", "code", "row"),
+    ("line", "row"),
     [
-        ("Remounting filesystem read-only", 0, "1 0 0 0 0 1"),
-        ("BTRFS error (device sda1): Remounting filesystem read-only", 0, "1 1 0 0 0 0"),
-        ("nvme nvme3: I/O tag 7 (1007) QID 3 timeout, aborting", 0, "1 0 1 0 0 0"),
+        ("Remounting filesystem read-only", "1 1 0 0 0 0"),
+        ("BTRFS error (device sda1): Remounting filesystem read-only", "1 1 0 0 0 0"),
+        ("nvme nvme3: I/O tag 7 (1007) QID 3 timeout, aborting", "1 1 0 0 0 0"),
+        ("a line that nothing here knows", "1 0 0 1 0 0"),
     ],
 )
-def test_what_another_tool_alone_holds_for_a_fault_is_counted_apart(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, code: int, row: str
+def test_a_line_that_another_tool_wants_known_is_right_as_a_fault_or_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, row: str
 ) -> None:
     disks = tmp_path / "gpud/components/disk"
     disks.mkdir(parents=True)
     (disks / "kmsg_matcher_test.go").write_text(f'line: "{line}", want: true,')
-    assert main([str(tmp_path)]) == code
+    assert main([str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     (found,) = [each for each in printed.splitlines() if each.startswith("| gpud")]
     assert [each.strip() for each in found.split("|")[2:8]] == row.split()

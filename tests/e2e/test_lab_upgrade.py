@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,9 +115,9 @@ def site(module_site: ReplacedSite) -> Iterator[ReplacedSite]:
     module_site.lab.reset()
 
 
-def well(site: ReplacedSite, job: int) -> Report:
+def well(site: ReplacedSite, job: int, deadline_s: float = 150.0) -> Report:
     """Wait for the end of a job, which must be a good one; its report."""
-    record = site.ended(job)
+    record = site.ended(job, deadline_s)
     output = site.lab.job_output(job)
     assert record["JobState"] == "COMPLETED", output
     assert "Traceback" not in output
@@ -125,8 +126,8 @@ def well(site: ReplacedSite, job: int) -> Report:
 
 
 def ran_without(site: ReplacedSite, job: int, node: str) -> None:
-    """Its second attempt ran, and not there."""
-    assert "attempt 1 ran on " in site.lab.job_output(job)
+    """Its second attempt ran, or a third if Slurm ended that before its script; and not there."""
+    assert re.search(r"attempt [12] ran on ", site.lab.job_output(job))
     assert node not in expand(site.lab.job(job)["NodeList"])
 
 
@@ -209,6 +210,7 @@ def test_a_script_that_runs_is_watched_and_started_again_after_its_failure(
 # --- between two attempts ----------------------------------------------------------------------
 
 
+@pytest.mark.timeout(600)
 def test_a_job_that_waits_to_be_released_elsewhere_is_released(site: ReplacedSite) -> None:
     played_nodes.play(site, n3=played_nodes.FAULTY)
     job = played_nodes.submit(site, "-N4")
@@ -220,7 +222,9 @@ def test_a_job_that_waits_to_be_released_elsewhere_is_released(site: ReplacedSit
     finally:
         site.lab.run(["scontrol", "update", "PartitionName=main", "State=UP"])
 
-    well(site, job)
+    # Where a node waits in vain for its prolog (Client.forgets_late) Slurm requeues the job, which
+    # waits for another two minutes and then runs elsewhere.
+    well(site, job, deadline_s=330)
     ran_without(site, job, "n3")
     assert len(site.report(job)["runs"]) == 2
     nothing_left(site)
