@@ -54,7 +54,7 @@ help:
 	@echo 'make test-played-gpu-releases  what releases of PyTorch for CUDA 12 do otherwise (GBs to download)'
 	@echo 'make test-releases   the lab tests on Slurm 22.05, 24.11 and 26.05 (downloads the last two)'
 	@echo 'make chaos           300 jobs with random bad nodes and kills, each on a Slurm of its own (hours)'
-	@echo 'make storms          many nodes that break together, in eleven ways (an hour); STORM_ARGS=--nodes=100'
+	@echo 'make storms          many nodes that break together, in eleven ways; STORM_ARGS=--nodes=100'
 	@echo 'make fuzz            100,000 damaged inputs for everything that is read (hours)'
 	@echo 'make lint            ruff, mypy --strict, shellcheck'
 	@echo 'make fmt             format the code'
