@@ -7,4 +7,24 @@ Each module's part in that:
     completion  the files with which shells complete commands
     build_hook  adds both to a wheel while it is built
     packages    `make packages`: the `.deb` and the `.rpm` of this machine's distribution
+    bundle      `make bundle`: all of it with an interpreter of its own, in one archive
+    release     `make release`: all that a release is made of, with its checksums
 """
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+# All but those that must match something else on the machine.
+EXTRAS = "database,diagnosis,gpu,html"
+
+
+def run(*words: object) -> None:
+    """Run a command at the root of the tree; where it fails, end with what it printed."""
+    argv = list(map(str, words))
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        sys.exit(f"{argv[0]} failed:\n{done.stdout}{done.stderr}")

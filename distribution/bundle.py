@@ -17,7 +17,6 @@ import io
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tarfile
 import tempfile
@@ -29,10 +28,9 @@ from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerNeedSection
 
+from distribution import EXTRAS, ROOT, run
 from slurm_health import __version__
 
-_ROOT = Path(__file__).parents[1]
-_EXTRAS = "database,diagnosis,gpu,html"
 # RHEL 8's. What pip may take of a package index is built for it, or for an older one.
 GLIBC = "2.28"
 _PLATFORMS = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014")
@@ -52,7 +50,7 @@ def main() -> None:
     """Build the archive and print where it is, or say what in it would not run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--python", type=Path, required=True, help="a relocatable interpreter")
-    parser.add_argument("--output", type=Path, default=_ROOT / "dist")
+    parser.add_argument("--output", type=Path, default=ROOT / "dist")
     parser.add_argument("--glibc", default=GLIBC, help=f"the oldest that it is for ({GLIBC})")
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
@@ -82,10 +80,10 @@ def _version(python: Path) -> str:
 def wheels_for(python: Path, scratch: Path) -> list[Path]:
     """Return wheels of slurm-health and of all that it needs but torch, for that interpreter."""
     wheels = scratch / "wheels"
-    _run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", wheels)
+    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", wheels)
     own = next(wheels.glob("*.whl"))
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", wheels]
-    _run(*command, *_for_nodes(_version(python)), f"{own}[{_EXTRAS}]")
+    run(*command, *_for_nodes(_version(python)), f"{own}[{EXTRAS}]")
     return sorted(wheels.glob("*.whl"))
 
 
@@ -106,7 +104,7 @@ def assemble(python: Path, scratch: Path, wheels: list[Path]) -> Path:
     packages = tree / "lib" / name / "site-packages"
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
     command += ["--no-compile", "--target", str(packages), *_for_nodes(name)]
-    _run(*command, *wheels)
+    run(*command, *wheels)
     for extra in ("bin", "share"):  # their commands name the interpreter that pip ran with
         if (packages / extra).is_dir():
             shutil.move(packages / extra, tree / f"of-{extra}")
@@ -117,8 +115,8 @@ def assemble(python: Path, scratch: Path, wheels: list[Path]) -> Path:
     shutil.rmtree(tree / "of-bin", ignore_errors=True)
     (tree / "bin/slurm-health").write_text(_COMMAND.format(python=name))
     (tree / "bin/slurm-health").chmod(0o755)
-    shutil.copy(_ROOT / "LICENSE", tree)
-    _run("chmod", "-R", "u+rwX,go+rX,go-w", tree)
+    shutil.copy(ROOT / "LICENSE", tree)
+    run("chmod", "-R", "u+rwX,go+rX,go-w", tree)
     return tree
 
 
@@ -197,14 +195,6 @@ def archive(tree: Path, path: Path) -> Path:
             file.add(each, arcname=str(name), recursive=False, filter=plain)
     path.write_bytes(gzip.compress(packed.getvalue(), mtime=0))
     return path
-
-
-def _run(*words: object) -> None:
-    done = subprocess.run(
-        list(map(str, words)), cwd=_ROOT, capture_output=True, text=True, check=False
-    )
-    if done.returncode != 0:
-        sys.exit(f"bundle: {words[0]} failed:\n{done.stdout}{done.stderr}")
 
 
 if __name__ == "__main__":

@@ -23,14 +23,12 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
+from distribution import EXTRAS, ROOT, run
 from slurm_health import __version__
 
 _HERE = Path(__file__).parent
-_ROOT = _HERE.parent
 _PYTHON = f"python3.{sys.version_info.minor}"
 _HOME = Path("opt/slurm-health")
-# All but those that must match something else on the machine.
-_EXTRAS = "database,diagnosis,gpu,html"
 _COMMAND = f"""\
 #!/{_HOME}/bin/python
 import sys
@@ -49,7 +47,7 @@ _SCRIPTS = {
 def main() -> None:
     """Build what the tools at hand can build, and print where it is."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output", type=Path, default=_ROOT / "dist")
+    parser.add_argument("--output", type=Path, default=ROOT / "dist")
     output = parser.parse_args().output.absolute()
     output.mkdir(parents=True, exist_ok=True)
     builders = {"dpkg-deb": _deb, "rpmbuild": _rpm}
@@ -70,8 +68,8 @@ def main() -> None:
 def _tree(scratch: Path) -> Path:
     """Return a directory with all files as they lie on a node."""
     tree, packages = scratch / "tree", scratch / "packages"
-    _run(sys.executable, "-m", "pip", "install", "--quiet", "--target", packages,
-         f"{_ROOT}[{_EXTRAS}]")  # fmt: skip
+    run(sys.executable, "-m", "pip", "install", "--quiet", "--target", packages,
+         f"{ROOT}[{EXTRAS}]")  # fmt: skip
     share, commands = packages / "share", packages / "bin"
     binaries = tree / _HOME / "bin"
     binaries.mkdir(parents=True)
@@ -86,8 +84,8 @@ def _tree(scratch: Path) -> Path:
     _share(share, tree / "usr" / "share")
     about = tree / "usr/share/doc/slurm-health"
     about.mkdir(parents=True)
-    shutil.copy(_ROOT / "LICENSE", about / "copyright")
-    shutil.copy(_ROOT / "CHANGELOG.md", about)
+    shutil.copy(ROOT / "LICENSE", about / "copyright")
+    shutil.copy(ROOT / "CHANGELOG.md", about)
     configuration = "home = /usr/bin\ninclude-system-site-packages = false\n"
     (tree / _HOME / "pyvenv.cfg").write_text(configuration)
     _compiled(packages, tree)
@@ -112,9 +110,9 @@ def _compiled(packages: Path, tree: Path) -> None:
     home = _HOME / "lib" / _PYTHON / "site-packages"
     (tree / home).parent.mkdir(parents=True)
     shutil.move(packages, tree / home)
-    _run(sys.executable, "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash",
+    run(sys.executable, "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash",
          "-s", tree, "-p", "/", tree / home)  # fmt: skip
-    _run("chmod", "-R", "u+rwX,go+rX,go-w", tree)
+    run("chmod", "-R", "u+rwX,go+rX,go-w", tree)
 
 
 def _deb(tree: Path, output: Path) -> Path:
@@ -143,7 +141,7 @@ def _deb(tree: Path, output: Path) -> Path:
         (control / name).write_text((_HERE / f"{script}.sh").read_text())
         (control / name).chmod(0o755)
     path = output / f"slurm-health_{__version__}-1_{architecture}.deb"
-    _run("dpkg-deb", "--root-owner-group", "--build", tree, path)
+    run("dpkg-deb", "--root-owner-group", "--build", tree, path)
     return path
 
 
@@ -163,23 +161,17 @@ def _rpm(tree: Path, output: Path) -> Path:
         spec.write_text(_filled("slurm-health.spec.in", tree=tree, **scripts))
         choices = {"_topdir": scratch, "_rpmdir": f"{scratch}/made", "_rpmfilename": "%{NAME}.rpm"}
         defined = [f"--define={name} {value}" for name, value in choices.items()]
-        _run("rpmbuild", "-bb", "--quiet", *defined, spec)
+        run("rpmbuild", "-bb", "--quiet", *defined, spec)
         path = output / f"slurm-health-{__version__}-1.{os.uname().machine}.rpm"
         shutil.move(f"{scratch}/made/slurm-health.rpm", path)
     return path
 
 
 def _filled(name: str, **values: object) -> str:
-    project = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     text = string.Template((_HERE / name).read_text())
     known = {"version": __version__, "python": _PYTHON, "summary": project["description"]}
     return text.substitute(known, **values)
-
-
-def _run(*words: object) -> None:
-    done = subprocess.run(list(map(str, words)), capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        sys.exit(f"packages: {words[0]} failed:\n{done.stdout}{done.stderr}")
 
 
 if __name__ == "__main__":

@@ -13,22 +13,19 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
-import subprocess
 import sys
 import tempfile
 import venv
 from pathlib import Path
 
+from distribution import EXTRAS, ROOT, run
 from slurm_health import __version__
-
-_ROOT = Path(__file__).parents[1]
-_EXTRAS = "database,diagnosis,gpu,html"
 
 
 def main() -> None:
     """Build everything, and print what was made."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output", type=Path, default=_ROOT / "dist/release")
+    parser.add_argument("--output", type=Path, default=ROOT / "dist/release")
     parser.add_argument("--sign", metavar="KEY", help="a key of GnuPG to sign SHA256SUMS with")
     parser.add_argument("--no-packages", action="store_true", help="neither .deb nor .rpm")
     options = parser.parse_args()
@@ -39,17 +36,17 @@ def main() -> None:
         sys.exit(
             "release: set SOURCE_DATE_EPOCH, by which two builds are the same (make release does)"
         )
-    if f"\n## [{__version__}]" not in (_ROOT / "CHANGELOG.md").read_text():
+    if f"\n## [{__version__}]" not in (ROOT / "CHANGELOG.md").read_text():
         print(f"release: CHANGELOG.md has no [{__version__}] yet", file=sys.stderr)
     output.mkdir(parents=True, exist_ok=True)
     for each in archives(output):
         print(each)
     if not options.no_packages:
-        _run(sys.executable, "-m", "distribution.packages", "--output", output)
+        run(sys.executable, "-m", "distribution.packages", "--output", output)
     bill_of_materials(next(output.glob("*.whl")), output / "sbom.cdx.json")
     sums = checksums(output)
     if options.sign:
-        _run(
+        run(
             "gpg",
             "--batch",
             "--yes",
@@ -69,10 +66,10 @@ def archives(output: Path) -> list[Path]:
 
     Exits where a second build of the same files is not the same, byte for byte.
     """
-    _run(sys.executable, "-m", "hatchling", "build", "-d", output)
+    run(sys.executable, "-m", "hatchling", "build", "-d", output)
     made = [*output.glob("*.whl"), *output.glob("*.tar.gz")]
     with tempfile.TemporaryDirectory() as again:
-        _run(sys.executable, "-m", "hatchling", "build", "-d", again)
+        run(sys.executable, "-m", "hatchling", "build", "-d", again)
         for each in made:
             if each.read_bytes() != Path(again, each.name).read_bytes():
                 sys.exit(f"release: two builds of {each.name} differ")
@@ -84,7 +81,7 @@ def bill_of_materials(wheel: Path, path: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         venv.create(scratch, with_pip=False)
         python = Path(scratch, "bin/python")
-        _run(
+        run(
             sys.executable,
             "-m",
             "pip",
@@ -92,9 +89,9 @@ def bill_of_materials(wheel: Path, path: Path) -> None:
             python,
             "install",
             "--quiet",
-            f"{wheel}[{_EXTRAS}]",
+            f"{wheel}[{EXTRAS}]",
         )
-        _run(sys.executable, "-m", "cyclonedx_py", "environment", "--output-reproducible",
+        run(sys.executable, "-m", "cyclonedx_py", "environment", "--output-reproducible",
              "--output-file", path, python)  # fmt: skip
 
 
@@ -105,14 +102,6 @@ def checksums(output: Path) -> Path:
     lines = [f"{hashlib.sha256(each.read_bytes()).hexdigest()}  {each.name}\n" for each in files]
     path.write_text("".join(lines))
     return path
-
-
-def _run(*words: object) -> None:
-    done = subprocess.run(
-        list(map(str, words)), cwd=_ROOT, capture_output=True, text=True, check=False
-    )
-    if done.returncode != 0:
-        sys.exit(f"release: {words[0]} failed:\n{done.stdout}{done.stderr}")
 
 
 if __name__ == "__main__":
