@@ -41,6 +41,7 @@ def _of_program(what: str, helps: str = "look at the program, with compute-sanit
     return XidKind(Status.PASS, what, "program", helps)
 
 
+LAST_LISTED = 172  # in NVIDIA's catalogue of October 2025
 _BY_LINE = "the driver's whole line decides: give it to `slurm-health explain`"
 _AGAIN = "start the job again; if it comes back on this node with other jobs, have the GPU tested"
 XIDS: dict[int, XidKind] = {
@@ -131,8 +132,8 @@ def fatal_link(text: str) -> str:
 def judge_xid(number: int, text: str = "") -> tuple[Status, str]:
     """Return what an Xid means for the node, and in words what it is and what helps.
 
-    Numbers that are not in the table, and a program's own (13, 31, 43, 45 and the like), say
-    nothing about the node.
+    A program's own numbers (13, 31, 43, 45 and the like), and those that the catalogue has beside
+    the table, say nothing about the node; one that it does not have is a warning.
 
     Args:
         number: of the error.
@@ -147,6 +148,8 @@ def judge_xid(number: int, text: str = "") -> tuple[Status, str]:
         return Status.WARN, f"NVLink error ({link['unit']}) that ends no link"
     if number == 74 and (name := fatal_link(text)):
         return Status.WARN, f"fatal NVLink error on {name}: it, or what is at its other end"
+    if number > LAST_LISTED:
+        return Status.WARN, "an error of a newer driver, which is not in the table here"
     kind = XIDS.get(number)
     if kind is None or kind.status is Status.PASS:
         return Status.PASS, ""

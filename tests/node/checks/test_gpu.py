@@ -346,10 +346,18 @@ def test_a_fatal_link_drains_where_the_site_says_so(
     assert ("fatal NVLink error on link 14" in found.text) == text.startswith("NVLink: fatal")
 
 
-@pytest.mark.parametrize("number", [8, 11, 13, 31, 32, 43, 45, 66, 68, 69, 500])
+@pytest.mark.parametrize("number", [8, 11, 13, 31, 32, 43, 45, 66, 68, 69, 172])
 def test_a_programs_own_xid_says_nothing_about_the_node(tmp_path: Path, number: int) -> None:
     check = Xid()
     assert check.judge(check.collect(xid(tmp_path, number))).status is Status.PASS
+
+
+def test_an_xid_that_no_table_has_is_told_and_drains_nobody(tmp_path: Path) -> None:
+    check = Xid()
+    found = check.judge(check.collect(xid(tmp_path, 173)))
+
+    assert found.status is Status.WARN
+    assert "Xid 173" in found.text
 
 
 @pytest.mark.parametrize("number", range(144, 151))
