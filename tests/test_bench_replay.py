@@ -177,13 +177,13 @@ def test_match_one_event(self):
 @pytest.mark.parametrize(
     ("line", "row"),
     [
-        ("Remounting filesystem read-only", "1 1 0 0 0 0"),
+        ("Remounting filesystem read-only", "1 0 0 0 0 1"),
         ("BTRFS error (device sda1): Remounting filesystem read-only", "1 1 0 0 0 0"),
-        ("nvme nvme3: I/O tag 7 (1007) QID 3 timeout, aborting", "1 1 0 0 0 0"),
+        ("nvme nvme3: I/O tag 7 (1007) QID 3 timeout, aborting", "1 0 1 0 0 0"),
         ("a line that nothing here knows", "1 0 0 1 0 0"),
     ],
 )
-def test_a_line_that_another_tool_wants_known_is_right_as_a_fault_or_a_warning(
+def test_a_line_that_a_tool_holds_a_node_unhealthy_for_is_right_as_a_fault_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, row: str
 ) -> None:
     disks = tmp_path / "gpud/components/disk"

@@ -21,6 +21,32 @@ class Contested(NamedTuple):
 
 CONTESTED: tuple[Contested, ...] = (
     Contested(
+        "gpud",
+        r"nvme nvme\d+: I/O .* timeout, reset controller$",
+        "a reset that helps leaves the disk in use; one that does not has a line of its own",
+    ),
+    Contested(
+        "gpud",
+        r"attempt to access beyond end of device$",
+        "the half of a message that names no device; a partition table can be wrong on a good disk",
+    ),
+    Contested(
+        "gpud",
+        r"Buffer I/O error on dev nvme0n1p1, logical block \d+, lost sync page read$",
+        "one block that cannot be read: a test of the disk decides, and the reader was told",
+    ),
+    Contested(
+        "gpud",
+        r"Buffer I/O error on dev dm-0, logical block \d+, lost async page write$",
+        "a container that is encrypted maps a file of its user's, which can be cut short",
+    ),
+    Contested(
+        "gpud",
+        r"^(?:kernel: )?(?:BTRFS: )?"
+        r"(?:Remounting filesystem read-only|I/O error while writing superblock)$",
+        "the kernel names the device here, and these lines do not: it may be a user's own image",
+    ),
+    Contested(
         "NVSentinel",
         r"74, .*NVLink: fatal error detected on link \d+\(0x0, 0x0, 0x10000, 0x0, 0x0, 0x0, 0x0\)",
         "bit 16 of the third register wants a test if it is seen repeatedly, by NVIDIA's workflow",
@@ -33,7 +59,7 @@ CONTESTED: tuple[Contested, ...] = (
     Contested(
         "NVSentinel",
         r": 999, ",
-        "no driver has this number: what a parser makes of it is its default",
+        "no driver has this number, which is a warning here: what a parser makes of it is its own",
     ),
     Contested(
         "gcm",

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kernel lines of GPUs and disks, with what another monitor's own tests hold of them.
 
-An Xid line is held fatal or a warning there: one that is a fault of the node here and none there
-accuses an innocent. Of a disk's line its tests say that the monitor knows it, or not, and it tells
-of each that it knows as a warning: one counts as right that is a fault or a warning here where it
-is known there, and nothing where it is not.
+An Xid line is held fatal or a warning there. Of a disk's line its tests say that the monitor knows
+it, or not, and it holds a node unhealthy for each that it knows. One that is a fault of the node
+here and none there accuses an innocent; a warning here leaves a fault there undecided.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.replay.source import Score, Source
+from benchmarks.replay.source import Case, Source, scored
 from slurm_health.node.rules.finding import Status
 from slurm_health.node.rules.kernel_lines import BLOCK_IO_ERROR, FAULTS, WARNINGS, XID, is_evidence
 from slurm_health.node.rules.xid import judge_xid
@@ -31,25 +30,10 @@ _AROUND = re.compile(
 )
 
 
-def score(directory: Path) -> Score:
-    """Judge each line as the node's checks do."""
-    score = Score()
-    for line, is_fault in sorted(set(_gpu_cases(directory))):
-        status = _status(line)
-        score.innocent += status is Status.NODE_FAULT and not is_fault
-        _take(score, line, status, right=(status is Status.NODE_FAULT) is is_fault)
-    for line, is_known in sorted(set(_disk_cases(directory))):
-        status = _status(line)
-        score.innocent += status is Status.NODE_FAULT and not is_known
-        _take(score, line, status, right=(status is not Status.PASS) is is_known)
-    return score
-
-
-def _take(score: Score, line: str, status: Status, *, right: bool) -> None:
-    if right:
-        score.right += 1
-    else:
-        score.miss(f"{status.name}: {line[:120]}", undecided=status is Status.WARN)
+def _cases(directory: Path) -> Iterator[Case]:
+    """Yield each line as the node's checks judge it."""
+    for line, is_fault in sorted({*_gpu_cases(directory), *_disk_cases(directory)}):
+        yield line, _status(line), is_fault
 
 
 def _gpu_cases(directory: Path) -> Iterator[tuple[str, bool]]:
@@ -80,6 +64,6 @@ SOURCES = (
         place="components",
         anchor="all, by its own tests",
         seen=True,
-        score=score,
+        score=scored("gpud", _cases),
     ),
 )
