@@ -38,6 +38,7 @@ UNDECIDED = frozenset(
         "no-progress",
         "rank-failed",
         "ranks-waited",
+        "collective-timed-out",
         "connections-broke",
         "collectives-differ",
         "contradiction",

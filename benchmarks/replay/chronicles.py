@@ -8,6 +8,7 @@ page says around it. A node that is accused where it says that none was at fault
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -63,15 +64,49 @@ _HANDBOOK: Mapping[tuple[str, str], Truth] = {
         _BROKEN_GPU, True, 1),
 }  # fmt: skip
 
+_NO_PLUGIN = (frozenset({"network-plugin-missing"}), False, 1)
+_CONTAINER = frozenset({"container-not-started"})
+_CSCS: Mapping[tuple[str, str], Truth] = {
+    ("software/communication/nccl.md", "[1] net.cc:626 NCCL WARN Error: network"): _NO_PLUGIN,
+    ("software/communication/nccl.md", "Could not find: ofi libnccl-net-ofi.so"): _NO_PLUGIN,
+    # The user of an account that some nodes do not know yet.
+    ("software/container-engine/known-issue.md", "cannot find name for user ID 42"): (
+        frozenset({"user-unknown"}), True, 1),
+    # An image whose C library the site's hooks do not fit.
+    ("software/container-engine/known-issue.md", "refresh the dynamic linker cache"): (
+        _CONTAINER, False, 1),
+    # More processes than GPUs, which are for one process each.
+    ("software/container-engine/resource-hook.md", "is/are busy or unavailable"): (
+        frozenset({"no-gpu"}), False, 1),
+    # A broken library in the image.
+    ("software/ml/pytorch.md", "ucs_handle_error+0x2cc"): (frozenset({"crashed"}), False, 139),
+    ("software/communication/openmpi.md", "Signal: Segmentation fault (11)"): (
+        frozenset({"crashed"}), False, 139),
+    # A program that was linked without a library which its user asked for.
+    ("software/communication/cray-mpich.md", "GTL library is not linked"): (
+        frozenset({"program-error", "mpi-failed"}), False, 255),
+}  # fmt: skip
+_SITES: Mapping[tuple[str, str], Truth] = {
+    ("support-docs/docs/Getting_Started/FAQs/What_Does_Oom_Kill_Mean.md", "Detected 1 oom-kill"): (
+        frozenset({"killed-for-memory"}), False, 1),
+    ("lumi-userguide/docs/runjobs/scheduled-jobs/interactive.md", "Unable to create step"): (
+        frozenset({"step-refused"}), False, 1),
+    # A rank whose share of the data was smaller.
+    ("lance-distributed-training/README.md", "OpType=ALLREDUCE, NumelIn=1259621"): (
+        frozenset({"ranks-waited", "never-entered", "collective-timed-out"}), False, 1),
+}  # fmt: skip
+
 
 def _cases(
     directory: Path, truth: Mapping[tuple[str, str], Truth]
 ) -> Iterator[tuple[str, str, Truth]]:
     for (page, words), true in truth.items():
+        if not (directory / page).exists():
+            continue
         text = (directory / page).read_text(errors="replace")
         block = next((each for each in _BLOCK.findall(text) if words in each), None)
         if block is not None:
-            yield f"{page}: {words}", block, true
+            yield f"{page}: {words}", textwrap.dedent(block), true  # as lists have it
 
 
 SOURCES = (
@@ -88,5 +123,19 @@ SOURCES = (
         anchor="all, by its author",
         seen=False,
         score=lambda page: score_logs(_cases(page.parents[2], _HANDBOOK)),
+    ),
+    Source(
+        name="cscs-docs",
+        place="docs/software/communication/cray-mpich.md",
+        anchor="all, by its authors",
+        seen=False,
+        score=lambda page: score_logs(_cases(page.parents[2], _CSCS)),
+    ),
+    Source(
+        name="sites",
+        place="support-docs/docs/Getting_Started",
+        anchor="all, by their authors",
+        seen=False,
+        score=lambda place: score_logs(_cases(place.parents[2], _SITES)),
     ),
 )

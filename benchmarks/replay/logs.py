@@ -27,7 +27,7 @@ _RIGHT = {
     "file_not_found": {"file-not-found", "script-not-found"},
     "missing_module": {"module-not-found"},
     "nan_loss": {"not-a-number"},
-    "nccl": {"connections-broke", "ranks-waited", "never-entered"},
+    "nccl": {"connections-broke", "collective-timed-out", "ranks-waited", "never-entered"},
     "oom_killer": {"killed-for-memory"},
     "permission": {"permission-denied"},
     "ram_oom": {"host-out-of-memory"},

@@ -24,7 +24,7 @@ _BLOCK = re.compile(r"```[^\n]*\n(.*?)```", re.DOTALL)
 _OPEN = {None, "script-failed", "rank-failed"}
 _KILLED, _ABORTED = 137, 134
 _UNDECIDED = Attribution.UNDECIDED.value
-_WAITED = frozenset({"ranks-waited", "never-entered", "connections-broke"})
+_WAITED = frozenset({"ranks-waited", "never-entered", "collective-timed-out", "connections-broke"})
 
 # The causes that say what was found, whether that was the node's hardware or its software, and how
 # the process ended where that was not exit code 1.

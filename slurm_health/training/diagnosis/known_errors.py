@@ -51,6 +51,9 @@ _OF_A_PEER = re.compile(
     r"|communicator was aborted|ProcessGroupNCCL.*(watchdog|[Hh]eartbeat)"
     r"|\bDist(Backend|Store|Network)Error\b|\bRendezvous\w*Error\b|SignalException|ChildFailedError"
     r"|NCCL operations have failed or timed out"
+    # DDP compares sizes that an exchange which timed out did not bring; a rank that has none raises
+    # something else before.
+    r"|DDP expects same model .{0,80} inconsistent 0 params"
 )
 # The same exceptions with a cause of their own.
 _OF_ITSELF = re.compile(
@@ -145,10 +148,20 @@ KNOWN: tuple[KnownError, ...] = (
         name="no-gpu",
         pattern=re.compile(
             r"No CUDA GPUs are available|no CUDA-capable device|CUDA unknown error"
-            r"|busy or unavailable|driver is insufficient|device handle for GPU"
+            r"|CUDA-capable devices?(?:\(s\))? (?:is/)?are busy or unavailable"
+            r"|driver is insufficient|device handle for GPU"
         ),
         means="the process could not use a GPU",
         advice="look at the GPUs that the job asked for, and have the node checked",
+        attribution=Attribution.UNDECIDED,
+    ),
+    KnownError(
+        name="gpu-unknown-error",
+        pattern=re.compile(r"CUDA (?:driver )?error: unknown error|CUDA_ERROR_UNKNOWN"),
+        means="CUDA met an error that it has no name for: a GPU or its driver has failed, or the"
+        " program has broken its own context",
+        advice="look for Xids of that time in the kernel's log of the node; if it fails on one node"
+        " only, have that node checked",
         attribution=Attribution.UNDECIDED,
     ),
     KnownError(
@@ -247,6 +260,15 @@ KNOWN: tuple[KnownError, ...] = (
         attribution=Attribution.USER,
     ),
     KnownError(
+        name="shared-memory-full",  # of NCCL's, whose reason is that a disk is full
+        pattern=re.compile(r"shared memory segment .{0,160}No space left on device"),
+        means="the shared memory of the node has no room for what its ranks exchange: in a"
+        " container it often has 64 MB; else what was left there may fill it",
+        advice="give the container more (docker --shm-size or --ipc=host), or look at what lies in"
+        " it (df, ls); starting it again as it is fails again",
+        attribution=Attribution.USER,
+    ),
+    KnownError(
         name="disk-full",
         pattern=re.compile(r"No space left on device|Disk quota exceeded|\[Errno (28|122)\]"),
         means="a filesystem that the script writes to is full, or its quota is used up",
@@ -311,11 +333,31 @@ KNOWN: tuple[KnownError, ...] = (
         attribution=Attribution.TRANSIENT,
     ),
     KnownError(
+        name="network-plugin-missing",
+        pattern=re.compile(r"(?:Error: |WARN )network .{1,60} not found\.?"),
+        means="NCCL was to use a network (NCCL_NET) that no plugin which it found provides",
+        advice="load the plugin's module or container hook, or correct NCCL_NET and"
+        " NCCL_NET_PLUGIN; NCCL_DEBUG=INFO says which it looked for",
+        attribution=Attribution.USER,
+    ),
+    KnownError(
         name="duplicate-gpu",
         pattern=re.compile(r"Duplicate GPU detected|ncclInvalidUsage|invalid usage"),
         means="ranks were given the same GPU, or NCCL was called wrongly",
         advice="give each rank a GPU of its own (torch.cuda.set_device(LOCAL_RANK)); " + _FIX,
         attribution=Attribution.USER,
+    ),
+    KnownError(
+        name="container-not-started",
+        pattern=re.compile(
+            r"pyxis: (?:container start failed|couldn't start container|failed to import)"
+            r"|FATAL: .{0,40}container creation failed"
+        ),
+        means="the container of the job could not be started: its image does not fit the site's"
+        " hooks, or the node lacks something, such as the user's account",
+        advice="read what the container's own log says behind it; if other nodes start it, tell"
+        " your administrator which node does not",
+        attribution=Attribution.UNDECIDED,
     ),
     KnownError(
         name="not-a-number",

@@ -184,27 +184,32 @@ class KnownLastWords:
     name = "known-last-words"
 
     def is_compatible(self, inference: Inference, data: Collected) -> bool:
-        """A script is needed that ended by itself, and of which no rank is known to have failed."""
-        log, end = data.get(TrainingLog), data.get(ScriptEnd)
-        if inference.name != SCRIPT_FAILED or log is None or log.failures or end is None:
+        """What failed must have ended by an exit code of its own, and no exception be told of."""
+        if inference.name not in (RANK_FAILED, SCRIPT_FAILED):
             return False
-        return not end.by_a_signal and bool(log.words)
+        return _last(inference, data) is not None
 
-    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
-        """Quote the line. It may have been dealt with, so that nothing is more than possible."""
+    def infer(self, inference: Inference, data: Collected) -> Sequence[Inference]:
+        """Quote the line. It may have been dealt with, so that nothing is more than possible.
+
+        Nor is it a rank's user, by words that machines do to all ranks.
+        """
         log = data.get(TrainingLog)
         assert log is not None
         for each in reversed([each for each in log.words if each.complains]):
             meant = known(each.text) if each.first or each.last else None
             if meant is not None and meant.name in _BY_WORDS_ALONE:
-                of_node = meant.attribution is Attribution.NODE
+                of_user = meant.attribution in (Attribution.USER, Attribution.TRANSIENT)
+                alone = of_user and inference.name == SCRIPT_FAILED
                 return [
                     Inference(
                         name=meant.name,
                         description=f"{meant.means}, by the last that was written of it",
-                        attribution=Attribution.UNDECIDED if of_node else meant.attribution,
+                        attribution=meant.attribution if alone else Attribution.UNDECIDED,
                         sureness=Sureness.POSSIBLE,
                         evidence=(each.text,),
+                        nodes=nodes_of(log.of_their_own),
+                        ranks=ranks_of(log.of_their_own),
                         advice=meant.advice,
                     )
                 ]
@@ -213,7 +218,16 @@ class KnownLastWords:
 
 # Causes whose words nothing else has.
 _BY_WORDS_ALONE = frozenset(
-    {"duplicate-gpu", "gpu-broken", "gpu-fabric", "gpu-not-supported", "port-in-use"}
+    {
+        "container-not-started",
+        "duplicate-gpu",
+        "gpu-broken",
+        "gpu-fabric",
+        "gpu-not-supported",
+        "network-plugin-missing",
+        "no-gpu",
+        "port-in-use",
+    }
 )
 
 

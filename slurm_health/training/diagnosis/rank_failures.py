@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from slurm_health.records.text import one_line
 from slurm_health.training.diagnosis.known_errors import is_consequence
 
 # Names of signals as strsignal(3) words them, with which srun tells of a task's end.
@@ -18,6 +20,16 @@ SIGNALS = {
     "Segmentation fault": 11,
     "Terminated": 15,
 }
+_FRAME = re.compile(r'\s+File "(?P<file>[^"]*)", line (?P<line>\d+)(?:, in (?P<function>\S+))?')
+# Of a type: a line such as `usage: train.py` that came in between is none.
+_EXCEPTION = re.compile(
+    r"(?:[A-Za-z_]\w*\.)*(?:_*[A-Z]\w*|(?<=\.)(?:error|timeout|gaierror|herror))(?::\s.*|:)?$"
+)
+_CHAINED = re.compile(r"(During handling of the above|The above exception was the direct cause)")
+_WHAT = re.compile(r"\s+what\(\):\s*(?P<text>.*)")
+_NCCL_RESULT = re.compile(r"nccl[A-Z]\w+: ")  # the name of the result, in a line of its own
+_OF_A_LIBRARY = ("site-packages/", "dist-packages/", "/lib/python", "<frozen", "<string>")
+_NOT_WAITS = frozenset({"wrapper", "_wait", "wait"})
 # How the exception begins with which NCCL's watchdog ends a process that may have raised before.
 _WATCHDOG = "Process group watchdog thread terminated"
 
@@ -72,6 +84,8 @@ class Traceback(msgspec.Struct):
     placed: bool = False  # of a chain the first traceback with a line of the user's counts
     original: bool = False
     chained: bool = False
+    nccl: bool = False  # its exception is one of NCCL's, which has several lines
+    last_error: bool = False  # the next of them is the last, and says the cause
 
 
 def merged(
@@ -203,3 +217,59 @@ def ranks_of(failures: Iterable[RankFailure]) -> tuple[int, ...]:
 def nodes_of(failures: Iterable[RankFailure]) -> tuple[str, ...]:
     """Return the nodes that are known, in order."""
     return tuple(sorted({each.node for each in failures if each.node}))
+
+
+def continued(current: Traceback, text: str) -> bool:
+    """Read a line that may belong to a traceback that has begun; tell whether it does."""
+    if what := _WHAT.match(text):
+        if current.error and not current.inside and "what():" not in current.error:
+            current.error = one_line(f"{current.error}: {what['text']}")[:300]
+            current.nccl = "NCCL error" in text
+        return True
+    if not current.inside:
+        current.chained |= _CHAINED.match(text) is not None
+        return current.nccl and _of_nccl(current, text)
+    if frame := _FRAME.match(text):
+        if not current.placed:
+            _see_frame(current, frame)
+        return True
+    if text[:1].isspace() or not text:
+        if current.own and text.strip():
+            current.raises, current.own = text.lstrip().startswith("raise "), False
+        return True
+    current.inside = False
+    current.placed = bool(current.place)
+    is_exception = _EXCEPTION.match(text) is not None
+    if is_exception and (not current.error or current.original):
+        current.error = one_line(text)[:300]
+        current.nccl = "NCCL error" in text
+    current.chained = False
+    return is_exception
+
+
+def _of_nccl(current: Traceback, text: str) -> bool:
+    """Read a further line of an exception of NCCL, whose cause is the last of them."""
+    if text.startswith("Last error:"):
+        current.last_error = True
+        return True
+    if current.last_error:
+        current.nccl = current.last_error = False
+        if text.strip():
+            current.error = one_line(f"{current.error}: {text.strip()}")[:500]
+        return True
+    return _NCCL_RESULT.match(text) is not None
+
+
+def _see_frame(current: Traceback, frame: re.Match[str]) -> None:
+    file, function = frame["file"], frame["function"] or ""
+    current.own = not any(mark in file for mark in _OF_A_LIBRARY)
+    current.raises = False
+    if current.own:
+        current.place = f"{file.rpartition('/')[2]}:{frame['line']}"
+        current.waits_in, current.loading = "", False
+    elif file.endswith("torch/serialization.py"):
+        current.loading |= function == "load"
+    elif function == "_engine_run_backward":
+        current.waits_in = "backward"
+    elif file.endswith("torch/distributed/distributed_c10d.py") and function not in _NOT_WAITS:
+        current.waits_in = current.waits_in or function

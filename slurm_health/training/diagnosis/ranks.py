@@ -251,14 +251,11 @@ class Killed:
                 Inference(
                     name="killed",
                     sureness=Sureness.LIKELY,
-                    description=f"{_who(first)} was killed by SIGKILL from outside; nothing"
-                    " that was collected says by whom (memory used up on its node, or a person)",
+                    description=f"{_who(first)} {_KILLED_BY_WHOM}",
                     nodes=where,
                     ranks=ranks_of([first]),
                     evidence=(first.line,),
-                    advice="look at the job's memory, where Slurm keeps account of it (sacct"
-                    " --format=JobID,MaxRSS,State), and ask your administrator for the kernel's log"
-                    " of the node",
+                    advice=_AFTER_A_KILL,
                 )
             ]
         return [
@@ -275,7 +272,7 @@ class Killed:
 
 
 class ScriptCrashed:
-    """The script, or what a shell ran last, was ended by a signal of its own making."""
+    """The script, or what a shell ran last, was ended by a signal of its own making, or killed."""
 
     name = "script-crashed"
 
@@ -286,10 +283,20 @@ class ScriptCrashed:
         return inference.name == SCRIPT_FAILED and nothing_else and _crash_of(data) != 0
 
     def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
-        """The program or the node: a crash alone does not tell."""
+        """The program or the node: a crash alone does not tell; nor SIGKILL, who sent it."""
         number = _crash_of(data)
         log = data.get(TrainingLog)
         words = [each.text for each in log.words if each.complains] if log else []
+        if number == SIGKILL:
+            return [
+                Inference(
+                    name="killed",
+                    sureness=Sureness.POSSIBLE,
+                    description=f"the script, or what it ran last, {_KILLED_BY_WHOM}",
+                    evidence=(f"it ended with {signal_text(number)}",),
+                    advice=_AFTER_A_KILL,
+                )
+            ]
         return [
             Inference(
                 name="crashed",
@@ -301,6 +308,14 @@ class ScriptCrashed:
         ]
 
 
+_KILLED_BY_WHOM = (
+    "was killed by SIGKILL from outside; nothing that was collected says by whom (memory used up on"
+    " its node, or a person)"
+)
+_AFTER_A_KILL = (
+    "look at the job's memory, where Slurm keeps account of it (sacct --format=JobID,MaxRSS,State),"
+    " and ask your administrator for the kernel's log of the node"
+)
 _AFTER_A_CRASH = (
     "start again with PYTHONFAULTHANDLER=1; if the same node crashes again while others do not,"
     " leave it out"
@@ -311,10 +326,10 @@ _CRASHES[11] = "a segmentation fault"
 
 
 def _crash_of(data: Collected) -> int:
-    """Return the signal of a crash by which a script ended, 0 for none; a shell says 128 + n."""
+    """Return the signal of a crash or kill that ended a script, else 0; a shell says 128 + n."""
     end = data.get(ScriptEnd)
     number = (end.signal or end.exit_code - 128) if end else 0
-    return number if number in _CRASHES else 0
+    return number if number in _CRASHES or number == SIGKILL else 0
 
 
 def _crashed(number: int) -> str:

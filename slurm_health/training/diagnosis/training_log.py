@@ -22,6 +22,7 @@ from slurm_health.training.diagnosis.rank_failures import (
     SIGNALS,
     RankFailure,
     Traceback,
+    continued,
     merged,
     watchdog_end,
 )
@@ -38,11 +39,6 @@ _PREFIX = re.compile(
     r"(?:\[rank(?P<rank>\d{1,6})\]:\s?)?"
 )
 _TRACEBACK = re.compile(r"(?P<original>Original )?Traceback \(most recent call last\):")
-_FRAME = re.compile(r'\s+File "(?P<file>[^"]*)", line (?P<line>\d+)(?:, in (?P<function>\S+))?')
-# Of a type: a line such as `usage: train.py` that came in between is none.
-_EXCEPTION = re.compile(
-    r"(?:[A-Za-z_]\w*\.)*(?:_*[A-Z]\w*|(?<=\.)(?:error|timeout|gaierror|herror))(?::\s.*|:)?$"
-)
 # One that stands alone: its name says that it is one. Python tells those of syntax so, always, and
 # they are known as mistakes. NCCL's own names stand in the second line of its exceptions, which is
 # what is left where the lines of many ranks mix.
@@ -50,9 +46,7 @@ _RAISED = re.compile(
     r"(?!SyntaxError|IndentationError|TabError)(?:[A-Za-z_]\w*\.)*_*[A-Z]\w*(?:Error|Exception)(?::\s|$)"
     r"|nccl[A-Z]\w+: "
 )
-_CHAINED = re.compile(r"(During handling of the above|The above exception was the direct cause)")
 _TERMINATED = re.compile(r"terminate called after throwing an instance of '(?P<type>[^']*)'")
-_WHAT = re.compile(r"\s+what\(\):\s*(?P<text>.*)")
 _ITEM = re.compile(r"\s{2}(?P<key>time|host|rank|exitcode)\s*: (?P<value>.+)")
 # srun: error: n[3-4]: tasks 2-3: Exited with exit code 1
 _TASK = re.compile(
@@ -90,6 +84,13 @@ _DESYNC = re.compile(
     r"|joined but didn't finish collective #(?P<inside>\d{1,15})"
     r"|finished collective #(?P<over>\d{1,15}), but didn't join)"
 )
+# n2:5776:5902 [0] transport/net_ib.cc:94 NCCL WARN NET/IB : mlx5_2:1 Got async event : port error
+# What a peer's end causes has the same words as what a cable does, and both name the adapter.
+_ADAPTER = re.compile(
+    r"(?P<node>[\w.-]{1,255}):\d+:\d+ \[\d+\] (?:\S+:\d+ )?NCCL WARN NET/IB ?: ?"
+    r"(?P<what>(?:\S{1,40}:\d+ )?Got (?:async (?:\w+ )?event|completion from peer) ?.{1,200})"
+)
+_MOST_ADAPTERS = 20
 _OF_A_SUBGROUP = re.compile(r"\[PG ID [1-9].{1,300}Watchdog caught")
 _EXITED = re.compile(r"Exited with exit code (\d+)")
 # What Slurm, the kernel and the driver say of a job in a line of their own.
@@ -100,9 +101,7 @@ _NOTE = re.compile(
     r"|Node \S+ has failed|Communication connection failure)"
 )
 _CANCELLED_AT = re.compile(r"\*\*\* JOB \S+ ON \S+ CANCELLED AT (?P<time>[\dT:-]{19})")
-_OF_A_LIBRARY = ("site-packages/", "dist-packages/", "/lib/python", "<frozen", "<string>")
 _FAILED_OR_TIMED_OUT = "NCCL operations have failed or timed out"
-_NOT_WAITS = frozenset({"wrapper", "_wait", "wait"})
 
 
 class TrainingLog(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,8 +109,9 @@ class TrainingLog(msgspec.Struct, frozen=True, kw_only=True):
 
     Of very many failures the first are kept; `failed` counts all. `words` are what processes wrote
     at their end beside tracebacks, `progress` how far each rank came by NCCL's own watchdog, where
-    all work is in the group of all ranks, `watchdogs` whether one wrote at all. `sources` names the
-    files; `cut` is set where only the end of one was read.
+    all work is in the group of all ranks, `watchdogs` whether one wrote at all, `adapters` what
+    NCCL wrote of errors of InfiniBand adapters, each with its node. `sources` names the files;
+    `cut` is set where only the end of one was read.
     """
 
     failures: tuple[RankFailure, ...] = ()
@@ -120,6 +120,7 @@ class TrainingLog(msgspec.Struct, frozen=True, kw_only=True):
     words: tuple[LastWords, ...] = ()
     progress: tuple[FlightRecord, ...] = ()
     watchdogs: bool = False
+    adapters: tuple[tuple[str, str], ...] = ()
     sources: tuple[str, ...] = ()
     cut: bool = False
 
@@ -139,6 +140,7 @@ class _Reading:
         self.tasks: dict[int, RankFailure] = {}
         self.watchdogs: dict[int | None, RankFailure] = {}
         self.notes: list[str] = []
+        self.adapters: dict[tuple[str, str], None] = {}
         self.words = WordsRead()
         self.progress: dict[int, Reached] = {}
         self.reported: dict[int, Reached] = {}  # by the watchdogs of others
@@ -157,6 +159,8 @@ class _Reading:
             return
         if "ProcessGroupNCCL" in text or text.startswith("[Rank "):
             self._watchdog(at, text, rank)
+        elif "NCCL WARN NET/IB" in text:
+            self._adapter(text)
         elif " collective" in text and (reported := _DESYNC.match(text)):
             self._desync(reported)
         if text[:2] == "  ":
@@ -189,7 +193,7 @@ class _Reading:
             return True
         if current is None:
             return False
-        return _continued(current, text)
+        return continued(current, text)
 
     def _finish(self, stream: str) -> None:
         if (current := self.open.pop(stream, None)) and len(self.done) < _MOST_FAILURES:
@@ -221,6 +225,12 @@ class _Reading:
         elif entered >= 0:
             inside = (over + 1, entered) if entered > over else None
             self.progress[rank] = Reached(entered, over, inside)
+
+    def _adapter(self, text: str) -> None:
+        match = _ADAPTER.search(text)
+        if match and len(self.adapters) < _MOST_ADAPTERS:
+            said = match["node"].partition(".")[0], one_line(match["what"])[:200].strip()
+            self.adapters.setdefault(said)
 
     def _desync(self, reported: re.Match[str]) -> None:
         """Read who is where by the report of a watchdog, which numbers works in its own way."""
@@ -331,6 +341,7 @@ def read_log(
             if not reading.has_subgroups
         ),
         watchdogs=bool(reading.watchdogs),
+        adapters=tuple(reading.adapters),
         sources=tuple(sources),
         cut=cut,
     )
@@ -357,45 +368,3 @@ def _lines(text: str) -> Iterator[str]:
         if line:
             short = line[:_LINE_CHARACTERS]
             yield (_ANSI.sub("", short) if "\x1b" in short else short).rstrip()
-
-
-def _continued(current: Traceback, text: str) -> bool:
-    """Read a line that may belong to a traceback that has begun; tell whether it does."""
-    if what := _WHAT.match(text):
-        if current.error and not current.inside and "what():" not in current.error:
-            current.error = one_line(f"{current.error}: {what['text']}")[:300]
-        return True
-    if not current.inside:
-        if _CHAINED.match(text):
-            current.chained = True
-        return False
-    if frame := _FRAME.match(text):
-        if not current.placed:
-            _see_frame(current, frame)
-        return True
-    if text[:1].isspace() or not text:
-        if current.own and text.strip():
-            current.raises, current.own = text.lstrip().startswith("raise "), False
-        return True
-    current.inside = False
-    current.placed = bool(current.place)
-    is_exception = _EXCEPTION.match(text) is not None
-    if is_exception and (not current.error or current.original):
-        current.error = one_line(text)[:300]
-    current.chained = False
-    return is_exception
-
-
-def _see_frame(current: Traceback, frame: re.Match[str]) -> None:
-    file, function = frame["file"], frame["function"] or ""
-    current.own = not any(mark in file for mark in _OF_A_LIBRARY)
-    current.raises = False
-    if current.own:
-        current.place = f"{file.rpartition('/')[2]}:{frame['line']}"
-        current.waits_in, current.loading = "", False
-    elif file.endswith("torch/serialization.py"):
-        current.loading |= function == "load"
-    elif function == "_engine_run_backward":
-        current.waits_in = "backward"
-    elif file.endswith("torch/distributed/distributed_c10d.py") and function not in _NOT_WAITS:
-        current.waits_in = current.waits_in or function

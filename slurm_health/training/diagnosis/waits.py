@@ -12,7 +12,7 @@ from slurm_health.records.script_records import (
     RANKS_WAITED,
     SCRIPT_FAILED,
 )
-from slurm_health.records.text import ranks_text
+from slurm_health.records.text import listed, ranks_text
 from slurm_health.training.diagnosis.collected import Collected, FlightRecords, TrainingLog
 from slurm_health.training.diagnosis.flight import first_difference
 from slurm_health.training.diagnosis.inference import Attribution, Inference, Sureness
@@ -125,7 +125,8 @@ class WatchdogTells:
         return [
             Inference(
                 name=NEVER_ENTERED,
-                description=difference.description,
+                # PyTorch counts a work as enqueued once NCCL's call for it has returned.
+                description=f"{difference.description}, or is held inside the call of it",
                 sureness=Sureness.LIKELY,
                 nodes=_nodes_of(difference.ranks, data),
                 ranks=difference.ranks,
@@ -150,8 +151,13 @@ class ConnectionsBroke:
         """Ranks only waited, and in the same place as far as is known."""
         return inference.name == RANKS_WAITED and len(_waits(data)) < 2
 
-    def infer(self, inference: Inference, _: Collected) -> Sequence[Inference]:
-        """Possible only: what broke them is not told. No node is named."""
+    def infer(self, inference: Inference, data: Collected) -> Sequence[Inference]:
+        """Possible only: what broke them is not told. No node is held at fault."""
+        log = data.get(TrainingLog)
+        if log is not None and log.adapters:
+            return [_adapters(inference, log.adapters)]
+        if log is not None and log.watchdogs:
+            return [_timed_out(inference)]
         return [
             Inference(
                 name="connections-broke",
@@ -164,6 +170,39 @@ class ConnectionsBroke:
                 advice="start again; the check before the script tests these nodes' connections",
             )
         ]
+
+
+def _timed_out(inference: Inference) -> Inference:
+    return Inference(
+        name="collective-timed-out",
+        description="ranks waited in a collective until NCCL's watchdog ended them; which rank did"
+        " not come to it, or which connection carried nothing, is not in what was collected",
+        sureness=Sureness.POSSIBLE,
+        ranks=inference.ranks,
+        evidence=inference.evidence,
+        advice="start again with --flight-recorder=on, which tells it of the next hang; the check"
+        " before the script tests these nodes' connections",
+    )
+
+
+def _adapters(inference: Inference, told: Sequence[tuple[str, str]]) -> Inference:
+    """Tell of errors of adapters. One that sends in vain says as much of its peer and the way."""
+    ports = tuple(sorted({node for node, what in told if " async " in what}))
+    where = f" of {listed(ports)}" if ports else ""
+    return Inference(
+        name="adapter-errors",
+        description=f"network adapters reported errors{where} before the ranks gave up: a port, a"
+        " cable or a switch failed, or a peer had ended",
+        sureness=Sureness.POSSIBLE,
+        ranks=inference.ranks,
+        nodes=ports,
+        evidence=(
+            *(f"NCCL on {node}: {what}" for node, what in told[:MOST_LINES]),
+            *inference.evidence[:1],
+        ),
+        advice="look at the state and the counters of the adapters (ibstat, rdma statistic) and at"
+        " which rank ended first; the check before the script tests these nodes' connections",
+    )
 
 
 def _waits(data: Collected) -> dict[str, list[RankFailure]]:

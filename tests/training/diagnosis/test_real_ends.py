@@ -172,6 +172,16 @@ def test_a_segmentation_fault_by_the_shells_exit_code_is_one() -> None:
     assert any("Segmentation fault (core dumped)" in line for line in found.evidence)
 
 
+@pytest.mark.parametrize("shell", ["exec", ""])
+def test_a_kill_is_told_as_one_whether_a_shell_stands_between_or_not(
+    tmp_path: Path, shell: str
+) -> None:
+    output, status = ended(tmp_path, "import os\nos.kill(os.getpid(), 9)", shell=shell)
+    found = told(output, status)
+    assert (found.cause, found.sureness, found.attribution) == ("killed", "possible", "undecided")
+    assert "SIGKILL" in found.description
+
+
 def test_an_exception_that_was_dealt_with_does_not_explain_a_later_signal(tmp_path: Path) -> None:
     program = "import os\nprint('RuntimeError: read again')\nos.kill(os.getpid(), 15)"
     assert told(*ended(tmp_path, program)).cause != "rank-failed"
