@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from slurm_health.preflight.decide.decide import decide, unwanted
-from slurm_health.preflight.decide.decision import Decision
+from slurm_health.preflight.decide.decide import Case, decide, question, unwanted
+from slurm_health.preflight.decide.decision import Decision, Question
 from slurm_health.preflight.decide.facts import JobFacts
 from slurm_health.preflight.decide.policy import Policy
 from slurm_health.records.records import VerdictReached
@@ -40,4 +40,10 @@ def job_facts(
 def decided(verdict: VerdictReached, policy: Policy, facts: JobFacts) -> Decision:
     """Return what is decided about a verdict, with the unwanted nodes that the policy makes."""
     avoid = unwanted(verdict, policy, batch_node=facts.batch_node)
-    return decide(verdict, avoid, policy, facts)
+    return decide(Case(verdict=verdict, unwanted=avoid, policy=policy, facts=facts))
+
+
+def asked_about(verdict: VerdictReached, policy: Policy, facts: JobFacts) -> Question | None:
+    """Return what Slurm is to be asked before that is decided."""
+    avoid = unwanted(verdict, policy, batch_node=facts.batch_node)
+    return question(Case(verdict=verdict, unwanted=avoid, policy=policy, facts=facts))

@@ -13,14 +13,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import msgspec
-
 from slurm_health.node.draining.drain import Cause, DrainStatus, drain_node
 from slurm_health.node.site_settings import load
 from slurm_health.preflight.acting import job_facts
 from slurm_health.preflight.acting.job_facts import cause, kept_off, read_facts, slurm_name
 from slurm_health.preflight.acting.requeue_helper import Helper, Move
-from slurm_health.preflight.decide.decide import decide, decide_unasked, question, unwanted
+from slurm_health.preflight.decide.decide import (
+    Case,
+    decide,
+    decide_unasked,
+    question,
+    unwanted,
+)
 from slurm_health.preflight.decide.decision import Decision, Drain, Ending, LeaveAlone, Shrink
 from slurm_health.preflight.decide.facts import (
     JobFacts,
@@ -72,7 +76,7 @@ def act(verdict: records.VerdictReached, acting: Acting) -> records.RunFinished:
     Raises:
         JournalError: an intent or a result cannot be recorded; nothing is done unrecorded.
     """
-    started, policy, client = acting.started, acting.policy, acting.client
+    started, policy = acting.started, acting.policy
     avoid = unwanted(verdict, policy, batch_node=started.master_node)
     # Where all is well there is nothing to ask Slurm about.
     facts = JobFacts(job_id=started.job_id, batch_node=started.master_node)
@@ -82,40 +86,32 @@ def act(verdict: records.VerdictReached, acting: Acting) -> records.RunFinished:
                 policy,
                 started=started,
                 directory=acting.directory,
-                client=client,
+                client=acting.client,
                 uid=acting.uid,
             )
         except SlurmError as err:
-            return _finished(decide_unasked(verdict, avoid, policy, str(err)))
-        asked = question(verdict, avoid, policy, facts)
-        if asked is not None:
-            wait = job_facts.wait_for_nodes(
-                asked, job=acting.job, facts=facts, client=client, now_s=acting.clock()
-            )
-            facts = replace(facts, wait=wait)
-    performer = _Performer(
-        acting,
-        facts,
-        without_giving_back=lambda why: decide(
-            verdict, avoid, policy, replace(facts, give_back_obstacle=why)
-        ),
-    )
-    finished = performer.perform(decide(verdict, avoid, policy, facts))
-    smaller = policy.nodes_wanted is not None and len(verdict.nodes) < policy.nodes_wanted
-    if finished.disposition is records.Disposition.PROCEED and smaller and not finished.nodes:
-        # Slurm 22.05 gives a job that was made smaller while it waited its earlier task count.
-        nodes = [node.node for node in verdict.nodes]
-        finished = msgspec.structs.replace(finished, nodes=nodes)
-    return finished
+            return decide_unasked(verdict, avoid, policy, str(err)).recorded()
+    case = Case(verdict=verdict, unwanted=avoid, policy=policy, facts=facts)
+    asked = question(case)
+    if asked is not None:
+        wait = job_facts.wait_for_nodes(
+            asked, job=acting.job, facts=facts, client=acting.client, now_s=acting.clock()
+        )
+        case = case.waiting(wait)
+    return _Performer(acting, case).perform(decide(case))
 
 
 @dataclass(frozen=True)
 class _Performer:
-    """Carries out one decision."""
+    """Carries out what is decided about one case."""
 
     acting: Acting
-    facts: JobFacts
-    without_giving_back: Callable[[str], Decision]
+    case: Case
+
+    @property
+    def facts(self) -> JobFacts:
+        """What is known of the job."""
+        return self.case.facts
 
     def perform(self, decision: Decision) -> records.RunFinished:
         """Drain, make the job smaller, and end; return how."""
@@ -128,13 +124,32 @@ class _Performer:
                     self._done(records.Action.DRAIN, nodes, problem=reason)
         if decision.shrink is not None:
             return self._shrink(decision.shrink, decision.ending)
-        match decision.ending.disposition:
+        ending = decision.ending
+        match ending.disposition:
             case records.Disposition.REQUEUE:
-                return self._requeue(decision.ending)
+                return self._requeue(ending)
             case records.Disposition.HOLD:
-                return self._hold(decision.ending)
-            case records.Disposition.PROCEED | records.Disposition.STOP:
-                return _finished(decision.ending)
+                return self._hold(ending)
+            case records.Disposition.PROCEED:
+                return self._proceed(ending)
+            case records.Disposition.STOP:
+                return ending.recorded()
+
+    def _proceed(self, ending: Ending) -> records.RunFinished:
+        """Go on with all nodes that were checked."""
+        nodes = [node.node for node in self.case.verdict.nodes]
+        wanted = self.case.policy.nodes_wanted
+        # Slurm 22.05 gives a job that was made smaller while it waited its earlier task count.
+        smaller = wanted is not None and len(nodes) < wanted
+        return ending.recorded(nodes=nodes if smaller else ())
+
+    def _stay(self, ending: Ending, problem: str) -> records.RunFinished:
+        """Go on with nodes in doubt that the job cannot leave."""
+        left = f"could not move the job off {fold(ending.nodes)}: {problem}; continuing anyway"
+        reason = f"{ending.reason}; {left}"
+        return self._proceed(
+            replace(ending, disposition=records.Disposition.PROCEED, reason=reason)
+        )
 
     def _drain(self, drain: Drain) -> None:
         self._intend(records.Action.DRAIN, (drain.node,), drain.reason)
@@ -163,26 +178,20 @@ class _Performer:
     def _shrink(self, shrink: Shrink, ending: Ending) -> records.RunFinished:
         """Give nodes back; a job that cannot leaves faulty ones in another way, or stops."""
         if not shrink.drop:
-            finished = _finished(ending)
-            return msgspec.structs.replace(
-                finished, nodes=list(shrink.keep), spares=list(shrink.spares)
-            )
+            return ending.recorded(nodes=shrink.keep, spares=shrink.spares)
         nodes = fold(shrink.drop)
         self._intend(records.Action.DROP, shrink.drop, shrink.reason)
         problem = self._given_back(shrink)
         self._done(records.Action.DROP, shrink.drop, problem=problem)
         if problem:
             log.warning("could not give %s back: %s", nodes, problem)
-        if problem and not ending.may_stay:
-            # What is to be drained has been.
-            return self.perform(replace(self.without_giving_back(problem), drains=()))
-        if problem:
-            return _finished(ending)
+        if problem and ending.may_stay:
+            return self._proceed(ending)
+        if problem:  # what is to be drained has been
+            instead = decide(self.case.keeping_all(problem))
+            return self.perform(replace(instead, drains=()))
         reason = f"continuing on {fold(shrink.keep)}, without {nodes}: {shrink.reason}"
-        finished = _finished(replace(ending, reason=reason))
-        return msgspec.structs.replace(
-            finished, nodes=list(shrink.keep), spares=list(shrink.spares)
-        )
+        return replace(ending, reason=reason).recorded(nodes=shrink.keep, spares=shrink.spares)
 
     def _given_back(self, shrink: Shrink) -> str:
         """Give nodes back; return what stood in the way, empty if the job has what it keeps."""
@@ -232,7 +241,7 @@ class _Performer:
         except SlurmError as err:
             self._done(records.Action.EXCLUDE, (), problem=str(err))
             if ending.may_stay:
-                return _stayed(ending, str(err))
+                return self._stay(ending, str(err))
             reason = f"could not submit the helper job: {cause(err)}; {ending.reason}"
             return self._hold(replace(ending, disposition=records.Disposition.HOLD, reason=reason))
         self._done(records.Action.EXCLUDE, ending.nodes, detail=f"by the helper job {helper_id}")
@@ -240,12 +249,12 @@ class _Performer:
         self._intend(records.Action.REQUEUE, (), ending.reason)
         nodes = fold(ending.nodes)
         log.warning("requeueing job %s without %s: %s", self.acting.job, nodes, ending.reason)
-        finished = _finished(replace(ending, reason=f"{nodes}: {ending.reason}"))
+        finished = replace(ending, reason=f"{nodes}: {ending.reason}").recorded()
         problem = self._leave(records.Action.REQUEUE, finished, comment)
         if not problem:
             return finished
         self.acting.helper.withdraw(self.acting.client, helper_id)
-        return _stayed(ending, problem) if ending.may_stay else _refused(ending, problem)
+        return self._stay(ending, problem) if ending.may_stay else _refused(ending, problem)
 
     def _hold(self, ending: Ending) -> records.RunFinished:
         """Requeue and hold the job, with a comment that says why and what to do."""
@@ -258,7 +267,7 @@ class _Performer:
         self._annotate(ending, comment)
         what_to_do = f"see the comment of the job: scontrol show job {self.acting.job}"
         log.warning("holding job %s: %s; %s", self.acting.job, ending.reason, what_to_do)
-        finished = _finished(replace(ending, reason=f"{ending.reason}; {what_to_do}"))
+        finished = replace(ending, reason=f"{ending.reason}; {what_to_do}").recorded()
         problem = self._leave(records.Action.HOLD, finished, comment)
         return _refused(ending, problem) if problem else finished
 
@@ -302,25 +311,12 @@ class _Performer:
         )
 
 
-def _finished(ending: Ending) -> records.RunFinished:
-    return records.RunFinished(
-        disposition=ending.disposition, exit_code=ending.exit_code, reason=ending.reason
-    )
-
-
-def _stayed(ending: Ending, problem: str) -> records.RunFinished:
-    """End for a job that stays on nodes in doubt."""
-    left = f"could not move the job off {fold(ending.nodes)}: {problem}; continuing anyway"
-    reason = f"{ending.reason}; {left}"
-    return _finished(replace(ending, disposition=records.Disposition.PROCEED, reason=reason))
-
-
 def _refused(ending: Ending, problem: str) -> records.RunFinished:
     """End for a job that Slurm does not put back into the queue."""
     nodes = fold(ending.nodes)
     refused = f"the requeue was refused: {problem}"
     reason = f"{nodes} cannot be used: {ending.reason}; {refused}; {_again(nodes)}"
-    return _finished(replace(ending, disposition=records.Disposition.STOP, reason=reason))
+    return replace(ending, disposition=records.Disposition.STOP, reason=reason).recorded()
 
 
 def _again(nodes: str) -> str:

@@ -49,8 +49,8 @@ def end_unchecked(
     if ending.disposition is not records.Disposition.HOLD:
         if job and not recorder.works:
             _annotate(client, job, unchecked.note(found))
-        recorder.append(_finished(ending))
-    return _finished(ending)
+        recorder.append(ending.recorded())
+    return ending.recorded()
 
 
 class _Recorder:
@@ -90,7 +90,7 @@ def _held(found: records.Unchecked, job: str, client: Client, recorder: _Recorde
     )
     _set_comment(client, job, with_own_comment(unchecked.holding_note(found, job), own))
     log.warning("holding job %s: %s", job, ending.reason)
-    recorder.append(_finished(ending))
+    recorder.append(ending.recorded())
     try:
         client.requeue_held(job)
     except SlurmError as err:
@@ -117,9 +117,3 @@ def _set_comment(client: Client, job: str, text: str) -> None:
         client.update_job(job, Comment=text)
     except SlurmError as err:
         log.warning("could not set the comment of job %s to %r: %s", job, text, err)
-
-
-def _finished(ending: Ending) -> records.RunFinished:
-    return records.RunFinished(
-        disposition=ending.disposition, exit_code=ending.exit_code, reason=ending.reason
-    )

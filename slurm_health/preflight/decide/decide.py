@@ -52,58 +52,31 @@ def unwanted(
     return (*found, *ends, *(() if left else one_of_a_lone_pair(verdict, batch_node=batch_node)))
 
 
-def decide(
-    verdict: VerdictReached, unwanted: Sequence[NodeVerdict], policy: Policy, facts: JobFacts
-) -> decision.Decision:
-    """Decide what is done about a verdict with these unwanted nodes.
-
-    Guarantees: only proven faults of nodes, and on request proven slowness, are to be drained; a
-    job that is made smaller goes on; neither slowness, nor doubt, nor a bad path ends a job, unless
-    it was to be held for doubt and cannot be; a job leaves what is slow only for nodes that it has,
-    or can have at once, unless it was asked to wait; so it leaves one of two nodes that cannot
-    exchange data, and that twice at most, since a third pair says that no node is the reason.
-    """
-    case = _case(verdict, unwanted, policy, facts)
-    shrink, ending = _chosen(case)
-    return decision.Decision(drains=_drains(case), shrink=shrink, ending=ending)
-
-
-def question(
-    verdict: VerdictReached, unwanted: Sequence[NodeVerdict], policy: Policy, facts: JobFacts
-) -> decision.Question | None:
-    """Return what Slurm is to be asked first; None where its answer would change nothing."""
-    case = _case(verdict, unwanted, policy, facts)
-    left = case.wanted
-    if not _only_at_once(case, left) or _best_shrink(case, left) is not None:
-        return None
-    if requeue_obstacle(facts, _names(left)) or _at_limit(case) or in_vain(left, facts.requeues):
-        return None
-    keep = tuple(node.node for node in verdict.nodes if node.node not in _names(left))
-    full = len(verdict.nodes) if policy.nodes_wanted is None else policy.nodes_wanted
-    needed = full if policy.nodes_needed is None else policy.nodes_needed
-    slow_first = sorted(left, key=lambda node: node.level is not Level.SLOW)
-    return decision.Question(leave=_names(slow_first), keep=keep, more=max(0, needed - len(keep)))
-
-
-def decide_unasked(
-    verdict: VerdictReached, unwanted: Sequence[NodeVerdict], policy: Policy, problem: str
-) -> decision.Ending:
-    """Decide what becomes of a job with unwanted nodes when Slurm does not answer."""
-    said = f"{_because(unwanted)}; could not query Slurm: {problem}"
-    doubt = any(node.level is Level.INCONCLUSIVE for node in unwanted)
-    if _faulty(unwanted) or (doubt and policy.on_inconclusive is OnInconclusive.HOLD):
-        return _end(Disposition.STOP, verdict, f"{said}; submit the job again")
-    return _end(Disposition.PROCEED, verdict, f"{said}; continuing anyway{_cost(unwanted)}")
-
-
 @dataclass(frozen=True, kw_only=True)
-class _Case:
-    """All that a decision rests on; `avoided` are the nodes that the job is to run without."""
+class Case:
+    """All that a decision rests on; `unwanted` are the nodes that the job should not run on."""
 
     verdict: VerdictReached
-    avoided: tuple[NodeVerdict, ...]
+    unwanted: tuple[NodeVerdict, ...]
     policy: Policy
     facts: JobFacts
+
+    def waiting(self, why: str) -> Case:
+        """Return it for a job that would have to wait for other nodes; empty: it would not."""
+        return replace(self, facts=replace(self.facts, wait=why))
+
+    def keeping_all(self, why: str) -> Case:
+        """Return it for a job that cannot give nodes back."""
+        return replace(self, facts=replace(self.facts, give_back_obstacle=why))
+
+    @property
+    def avoided(self) -> tuple[NodeVerdict, ...]:
+        """The nodes it is to run without: not those in doubt for which a person has released it."""
+        return tuple(
+            node
+            for node in self.unwanted
+            if node.level is not Level.INCONCLUSIVE or node.node not in self.facts.held_for
+        )
 
     @property
     def waits(self) -> bool:
@@ -136,18 +109,46 @@ class _Case:
         )
 
 
-def _case(
-    verdict: VerdictReached, unwanted: Sequence[NodeVerdict], policy: Policy, facts: JobFacts
-) -> _Case:
-    avoided = tuple(
-        node
-        for node in unwanted
-        if node.level is not Level.INCONCLUSIVE or node.node not in facts.held_for
-    )
-    return _Case(verdict=verdict, avoided=avoided, policy=policy, facts=facts)
+def decide(case: Case) -> decision.Decision:
+    """Decide what is done about a verdict.
+
+    Guarantees: only proven faults of nodes, and on request proven slowness, are to be drained; a
+    job that is made smaller goes on; neither slowness, nor doubt, nor a bad path ends a job, unless
+    it was to be held for doubt and cannot be; a job leaves what is slow only for nodes that it has,
+    or can have at once, unless it was asked to wait; so it leaves one of two nodes that cannot
+    exchange data, and that twice at most, since a third pair says that no node is the reason.
+    """
+    shrink, ending = _chosen(case)
+    return decision.Decision(drains=_drains(case), shrink=shrink, ending=ending)
 
 
-def _drains(case: _Case) -> tuple[decision.Drain | decision.LeaveAlone, ...]:
+def question(case: Case) -> decision.Question | None:
+    """Return what Slurm is to be asked first; None where its answer would change nothing."""
+    left = case.wanted
+    if not _only_at_once(case, left) or _best_shrink(case, left) is not None:
+        return None
+    facts, policy, nodes = case.facts, case.policy, case.verdict.nodes
+    if requeue_obstacle(facts, _names(left)) or _at_limit(case) or in_vain(left, facts.requeues):
+        return None
+    keep = tuple(node.node for node in nodes if node.node not in _names(left))
+    full = len(nodes) if policy.nodes_wanted is None else policy.nodes_wanted
+    needed = full if policy.nodes_needed is None else policy.nodes_needed
+    slow_first = sorted(left, key=lambda node: node.level is not Level.SLOW)
+    return decision.Question(leave=_names(slow_first), keep=keep, more=max(0, needed - len(keep)))
+
+
+def decide_unasked(
+    verdict: VerdictReached, unwanted: Sequence[NodeVerdict], policy: Policy, problem: str
+) -> decision.Ending:
+    """Decide what becomes of a job with unwanted nodes when Slurm does not answer."""
+    said = f"{_because(unwanted)}; could not query Slurm: {problem}"
+    doubt = any(node.level is Level.INCONCLUSIVE for node in unwanted)
+    if _faulty(unwanted) or (doubt and policy.on_inconclusive is OnInconclusive.HOLD):
+        return _end(Disposition.STOP, verdict, f"{said}; submit the job again")
+    return _end(Disposition.PROCEED, verdict, f"{said}; continuing anyway{_cost(unwanted)}")
+
+
+def _drains(case: Case) -> tuple[decision.Drain | decision.LeaveAlone, ...]:
     if not case.facts.may_drain:
         return ()
     wanted = decision.drains(
@@ -167,7 +168,7 @@ def _drains(case: _Case) -> tuple[decision.Drain | decision.LeaveAlone, ...]:
     )
 
 
-def _chosen(case: _Case) -> tuple[decision.Shrink | None, decision.Ending]:
+def _chosen(case: Case) -> tuple[decision.Shrink | None, decision.Ending]:
     """Choose the first way that is open, from the one that avoids most to the one that must be.
 
     On each, a job that can run on some of its nodes does so rather than go back into the queue.
@@ -183,7 +184,7 @@ def _chosen(case: _Case) -> tuple[decision.Shrink | None, decision.Ending]:
     return _no_way_out(case)
 
 
-def _obstacle(case: _Case, left: Sequence[NodeVerdict]) -> str:
+def _obstacle(case: Case, left: Sequence[NodeVerdict]) -> str:
     """Say why the job is not to be requeued without these nodes, empty if it may be."""
     found = (
         requeue_obstacle(case.facts, _names(left))
@@ -193,12 +194,12 @@ def _obstacle(case: _Case, left: Sequence[NodeVerdict]) -> str:
     return found or (case.facts.wait if _only_at_once(case, left) else "")
 
 
-def _only_at_once(case: _Case, left: Sequence[NodeVerdict]) -> bool:
+def _only_at_once(case: Case, left: Sequence[NodeVerdict]) -> bool:
     """Tell whether these nodes are left only for others that the job can have at once."""
     return any(map(is_of_lone_pair, left)) or (_slow(left) and not case.waits)
 
 
-def _at_limit(case: _Case) -> str:
+def _at_limit(case: Case) -> str:
     """Say that the job was requeued as often as it may be, empty if it was not."""
     if case.facts.requeues < case.policy.max_requeues:
         return ""
@@ -208,14 +209,14 @@ def _at_limit(case: _Case) -> str:
     )
 
 
-def _best_shrink(case: _Case, left: Sequence[NodeVerdict]) -> decision.Shrink | None:
+def _best_shrink(case: Case, left: Sequence[NodeVerdict]) -> decision.Shrink | None:
     """Go on without these nodes and with as many as the job is to keep; None where it cannot."""
     policy = case.policy
     keep_size = _slow(left) and case.keeps_size
     return _shrink(case, left, policy.nodes_wanted if keep_size else policy.nodes_needed)
 
 
-def _shrink(case: _Case, left: Sequence[NodeVerdict], least: int | None) -> decision.Shrink | None:
+def _shrink(case: Case, left: Sequence[NodeVerdict], least: int | None) -> decision.Shrink | None:
     """Choose nodes to give back; None where there are none, too few are left, or it cannot be."""
     policy, batch_node = case.policy, case.facts.batch_node
     wanted = policy.nodes_wanted
@@ -250,7 +251,7 @@ def _shrink(case: _Case, left: Sequence[NodeVerdict], least: int | None) -> deci
     return decision.Shrink(keep=keep, drop=drop, spares=spares, reason="; ".join(said))
 
 
-def _requeue(case: _Case, left: Sequence[NodeVerdict]) -> decision.Ending:
+def _requeue(case: Case, left: Sequence[NodeVerdict]) -> decision.Ending:
     bad = any(node.level is not Level.INCONCLUSIVE for node in left)
     return decision.Ending(
         disposition=Disposition.REQUEUE,
@@ -262,7 +263,7 @@ def _requeue(case: _Case, left: Sequence[NodeVerdict]) -> decision.Ending:
     )
 
 
-def _no_way_out(case: _Case) -> tuple[decision.Shrink | None, decision.Ending]:
+def _no_way_out(case: Case) -> tuple[decision.Shrink | None, decision.Ending]:
     """Decide for a job that has no node to leave, or cannot leave those that it should."""
     smaller = _shrink(case, (), case.policy.nodes_needed)
     if not case.must and (smaller is not None or not case.avoided):
@@ -283,17 +284,17 @@ def _no_way_out(case: _Case) -> tuple[decision.Shrink | None, decision.Ending]:
     return smaller, replace(ending, may_stay=True)
 
 
-def _start_anyway(case: _Case) -> tuple[decision.Shrink | None, decision.Ending]:
+def _start_anyway(case: Case) -> tuple[decision.Shrink | None, decision.Ending]:
     """Run on bad nodes as the user asked, on the best of all if there are more than needed."""
     limit = f"{_at_limit(case)}; starting anyway (--at-requeue-limit=start)"
     ending = _end(Disposition.PROCEED, case.verdict, f"{_because(case.avoided)}; {limit}")
-    shrink = _shrink(replace(case, avoided=()), (), None)
+    shrink = _shrink(replace(case, unwanted=()), (), None)
     if shrink is not None:
         shrink = replace(shrink, reason=ending.reason)
     return shrink, replace(ending, may_stay=True)
 
 
-def _stop(case: _Case, nodes: Sequence[NodeVerdict], why: str) -> decision.Ending:
+def _stop(case: Case, nodes: Sequence[NodeVerdict], why: str) -> decision.Ending:
     """End a job that can neither leave faulty nodes nor run on them."""
     said = [f"{fold(_names(nodes))} cannot be used: {_because(nodes)}"]
     if case.facts.give_back_obstacle:
@@ -303,7 +304,7 @@ def _stop(case: _Case, nodes: Sequence[NodeVerdict], why: str) -> decision.Endin
     return _end(Disposition.STOP, case.verdict, "; ".join(said))
 
 
-def _hold(case: _Case, nodes: Sequence[NodeVerdict], why: str) -> decision.Ending:
+def _hold(case: Case, nodes: Sequence[NodeVerdict], why: str) -> decision.Ending:
     return decision.Ending(
         disposition=Disposition.HOLD,
         exit_code=exit_code(case.verdict),
@@ -312,7 +313,7 @@ def _hold(case: _Case, nodes: Sequence[NodeVerdict], why: str) -> decision.Endin
     )
 
 
-def _hold_for_doubt(case: _Case) -> decision.Ending:
+def _hold_for_doubt(case: Case) -> decision.Ending:
     why = "undecided nodes are not used (--on-inconclusive=hold)"
     if not case.facts.hold_obstacle:
         return _hold(case, case.held_back, why)
@@ -321,14 +322,14 @@ def _hold_for_doubt(case: _Case) -> decision.Ending:
     )
 
 
-def _running_on(case: _Case, nodes: Sequence[NodeVerdict]) -> str:
+def _running_on(case: Case, nodes: Sequence[NodeVerdict]) -> str:
     """Say why the job runs on nodes that it would rather leave, and what that may cost."""
     why = _obstacle(case, case.wanted)
     said = [_because(nodes), why, f"continuing with {fold(_names(nodes))} anyway{_cost(nodes)}"]
     return "; ".join(filter(None, said))
 
 
-def _proceed(case: _Case) -> decision.Ending:
+def _proceed(case: Case) -> decision.Ending:
     verdict = case.verdict
     undecided = [node.node for node in verdict.nodes if node.level is Level.INCONCLUSIVE]
     slow = [node for node in verdict.nodes if node.level is Level.SLOW and node not in case.avoided]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slurm_health.records.errors import ExitCode
-from slurm_health.records.records import Disposition
+from slurm_health.records.records import Disposition, RunFinished
 from slurm_health.records.verdict import Level, NodeVerdict
 
 # What slowness needs to count as proven: a fault shows itself, slowness is a matter of degree.
@@ -104,6 +104,16 @@ class Ending:
     nodes: tuple[str, ...] = ()
     may_stay: bool = False
     keep_size: bool = False
+
+    def recorded(self, *, nodes: Sequence[str] = (), spares: Sequence[str] = ()) -> RunFinished:
+        """Return it as the journal has it, with the nodes that the job goes on with if not all."""
+        return RunFinished(
+            disposition=self.disposition,
+            exit_code=self.exit_code,
+            reason=self.reason,
+            nodes=list(nodes),
+            spares=list(spares),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_health.preflight.decide.decide import exit_code, question, unwanted
+from slurm_health.preflight.decide.decide import exit_code, unwanted
 from slurm_health.preflight.decide.decision import Decision, Drain, Ending, LeaveAlone
 from slurm_health.preflight.decide.facts import JobFacts, requeue_obstacle
 from slurm_health.preflight.decide.policy import AtRequeueLimit, OnInconclusive, OnStraggler, Policy
@@ -15,7 +15,7 @@ from slurm_health.records.errors import ExitCode
 from slurm_health.records.records import Disposition, VerdictReached
 from slurm_health.records.verdict import Level, LinkVerdict, NodeVerdict
 from tests.strategies import verdicts
-from tests.support.situations import decided, job_facts
+from tests.support.situations import asked_about, decided, job_facts
 
 POLICIES = st.builds(
     Policy,
@@ -149,7 +149,7 @@ def test_slurm_is_asked_for_other_nodes_only_where_its_answer_decides(data: st.D
     policy = data.draw(POLICIES)
     known = data.draw(facts_of(verdict))
 
-    asked = question(verdict, unwanted(verdict, policy, batch_node=known.batch_node), policy, known)
+    asked = asked_about(verdict, policy, known)
     could, would_wait = (
         decided(verdict, policy, replace(known, wait=wait)) for wait in ("", "it would have to")
     )

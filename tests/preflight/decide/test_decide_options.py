@@ -8,7 +8,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from slurm_health.preflight.decide.decide import decide, decide_unasked, unwanted
+from slurm_health.preflight.decide.decide import decide_unasked, unwanted
 from slurm_health.preflight.decide.decision import PROVEN_PROBABILITY, Decision, Drain, LeaveAlone
 from slurm_health.preflight.decide.facts import JobFacts
 from slurm_health.preflight.decide.policy import AtRequeueLimit, OnInconclusive, OnStraggler, Policy
@@ -340,9 +340,7 @@ def test_healthy_nodes_that_are_not_needed_are_kept_where_the_job_keeps_its_spar
     )
     facts = JobFacts(job_id=1, batch_node="n1")
 
-    shrink = decide(
-        verdict, unwanted(verdict, policy, batch_node=facts.batch_node), policy, facts
-    ).shrink
+    shrink = decided(verdict, policy, facts).shrink
 
     assert shrink is not None
     assert (shrink.keep, shrink.spares, shrink.drop) == (("n1", "n3", "n4"), ("n5",), ("n2", "n6"))
@@ -353,7 +351,7 @@ def test_a_job_without_a_bad_node_gives_none_back_where_it_keeps_its_spares() ->
     nodes = [NodeVerdict(node=f"n{number}", level=Level.HEALTHY) for number in (1, 2, 3)]
     facts = JobFacts(job_id=1, batch_node="n1")
 
-    shrink = decide(VerdictReached(nodes=nodes), (), policy, facts).shrink
+    shrink = decided(VerdictReached(nodes=nodes), policy, facts).shrink
 
     assert shrink is not None
     assert (shrink.spares, shrink.drop) == (("n3",), ())

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from slurm_health.preflight.decide.decide import question, unwanted
+from slurm_health.preflight.decide.decide import unwanted
 from slurm_health.preflight.decide.paths import ends_to_leave
 from slurm_health.preflight.decide.policy import AtRequeueLimit, OnInconclusive, OnStraggler, Policy
 from slurm_health.records.errors import ExitCode
 from slurm_health.records.records import Disposition, VerdictReached
 from slurm_health.records.verdict import Level, LinkVerdict, NodeVerdict
-from tests.support.situations import decided, job_facts
+from tests.support.situations import asked_about, decided, job_facts
 
 SPARE = Policy(nodes_wanted=3)  # of the four nodes
 WHY = "its tests failed"
@@ -127,10 +127,7 @@ def test_for_a_slow_path_nobody_waits_and_for_one_that_fails_everybody_does() ->
     assert stayed.disposition is Disposition.PROCEED
     assert "continuing with n4 anyway: each step may take up to 3.0 times as long" in stayed.reason
     assert decided(CUT, Policy(), waits).ending.disposition is Disposition.REQUEUE
-    asked = [
-        question(each, unwanted(each, Policy(), batch_node="n1"), Policy(), waits)
-        for each in (SLOW, CUT)
-    ]
+    asked = [asked_about(each, Policy(), waits) for each in (SLOW, CUT)]
     assert asked[1] is None
     assert asked[0] is not None
     assert (asked[0].leave, asked[0].keep, asked[0].more) == (("n4",), ("n1", "n2", "n3"), 1)
@@ -189,10 +186,7 @@ def test_of_two_that_cannot_exchange_data_the_one_with_the_worse_history_is_left
 
 
 def test_slurm_is_asked_whether_the_job_can_have_another_partner_at_once() -> None:
-    verdict, facts = lone_pair(), job_facts()
-    avoid = unwanted(verdict, Policy(), batch_node="n1")
-
-    asked = question(verdict, avoid, Policy(), facts)
+    asked = asked_about(lone_pair(), Policy(), job_facts())
 
     assert asked is not None
     assert (asked.leave, asked.keep, asked.more) == (("n2",), ("n1",), 1)
@@ -213,11 +207,10 @@ def test_without_another_partner_at_once_the_job_runs_and_says_why_and_what_may_
 def test_after_two_partners_in_vain_it_is_no_longer_taken_for_a_node() -> None:
     facts = job_facts(requeues=2)
     decision = decided(lone_pair(), Policy(), facts)
-    avoid = unwanted(lone_pair(), Policy(), batch_node="n1")
 
     assert decision.ending.disposition is Disposition.PROCEED
     assert "the interface or a firewall" in decision.ending.reason
-    assert question(lone_pair(), avoid, Policy(), facts) is None
+    assert asked_about(lone_pair(), Policy(), facts) is None
 
 
 def test_two_nodes_that_could_not_be_measured_are_not_left_for_that() -> None:
