@@ -225,9 +225,7 @@ def end_sessions(
 def _not_ended_within(children: Sequence[Process], wait_s: float) -> list[Process]:
     until_s = time.monotonic() + wait_s
     return [
-        process
-        for process in children
-        if not ends_within(process, max(0.0, until_s - time.monotonic()))
+        child for child in children if not ends_within(child, max(0.0, until_s - time.monotonic()))
     ]
 
 

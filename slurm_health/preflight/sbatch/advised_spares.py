@@ -11,20 +11,72 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from slurm_health.preflight import config
 from slurm_health.preflight.decide.spares import (
     LEAST_HOURS,
     LEAST_STARTS,
     rate_of,
     spares_for,
 )
+from slurm_health.preflight.option_kinds import Value
+from slurm_health.preflight.sbatch.node_counts import node_counts, rooms_of
 from slurm_health.records import standings
+from slurm_health.records.errors import SlurmError, UsageError
 from slurm_health.records.standings import Rates
 from slurm_health.system.site_file import content_of
+from slurm_health.system.slurm.client import Client
 
 _HOURS = 24.0  # of a script whose time limit is not known
 # sbatch(1), --time: minutes, minutes:seconds, hours:minutes:seconds, and these after days.
 _TIME = re.compile(r"(?:(\d{1,5})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?")
 _NODES = re.compile(r"(?:\d{1,9}-)?(\d{1,9})")
+
+
+def with_advised_spares(
+    settings: Mapping[str, Value],
+    asked: Mapping[str, str],
+    environ: Mapping[str, str],
+    *,
+    now_s: float,
+) -> tuple[dict[str, Value], str]:
+    """Return the settings with as many spares as the history advises, and what that rests on.
+
+    `asked` are the options of sbatch that the job is submitted with.
+    """
+    keep = bool(settings.get("keep-spares"))
+    count, said = _asked_of_slurm(settings, asked, environ, keep=keep, now_s=now_s)
+    advised_settings: dict[str, Value] = {**settings, "spares": count}
+    if keep and not count:
+        del advised_settings["keep-spares"]  # there are none to keep
+    return advised_settings, f"--spares=auto: {said}"
+
+
+def _asked_of_slurm(
+    settings: Mapping[str, Value],
+    asked: Mapping[str, str],
+    environ: Mapping[str, str],
+    *,
+    keep: bool,
+    now_s: float,
+) -> tuple[int, str]:
+    """Return how many spares a job of this cluster gets, and what that rests on."""
+    nodes = nodes_of(asked)
+    if nodes is None:
+        return 0, "no spares: the job does not say on how many nodes it runs (--nodes)"
+    try:
+        node_counts(asked, {**settings, "spares": 1})
+        client = Client(environ, patience_s=0)
+        cluster = asked.get("clusters") or client.cluster_name()
+        rooms = {} if "clusters" in asked else rooms_of(asked, client.partitions())
+    except (UsageError, SlurmError) as err:
+        return 0, f"no spares: {err}"
+    return advised(
+        rates_of(config.standings(environ), cluster, now_s=now_s),
+        nodes,
+        keep=keep,
+        time_limit=asked.get("time", ""),
+        room=max(rooms.values(), default=None),
+    )
 
 
 def rates_of(path: Path | None, cluster: str, *, now_s: float) -> Rates | str:

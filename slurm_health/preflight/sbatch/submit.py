@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from slurm_health.preflight import config
 from slurm_health.preflight.decide.policy import Monitor
-from slurm_health.preflight.option_kinds import AUTO, Value
+from slurm_health.preflight.option_kinds import AUTO
 from slurm_health.preflight.options import what_to_check
 from slurm_health.preflight.probe_choice import OFF
 from slurm_health.preflight.sbatch import foresight, own_options
@@ -27,7 +26,6 @@ from slurm_health.preflight.sbatch.node_counts import (
     node_counts,
     options_asked,
     require_room,
-    rooms_of,
 )
 from slurm_health.preflight.sbatch.script import (
     has_components,
@@ -256,7 +254,11 @@ class _Job:
             raise UsageError(f"{self._title()}: {_COMPONENTS}")
         asked = options_asked(self.line, lines, self.environ)
         if settings.get("spares") == AUTO:
-            settings = self._with_advised_spares(settings, asked)
+            # Not free, and few jobs ask.
+            from slurm_health.preflight.sbatch.advised_spares import with_advised_spares
+
+            settings, why = with_advised_spares(settings, asked, self.environ, now_s=self.clock_s)
+            _say(why)
         counts = node_counts(asked, settings)
         for_check = own_options.for_check(settings)
         if self.now_s is not None:
@@ -283,40 +285,6 @@ class _Job:
             is_wrap=self.line.wrap is not None,
         )
         return _Prepared(script=script, text=text, settings=settings, counts=counts, asked=asked)
-
-    def _with_advised_spares(
-        self, settings: Mapping[str, Value], asked: Mapping[str, str]
-    ) -> dict[str, Value]:
-        """Return the settings with as many spares as the history advises; say what it rests on."""
-        # Not free, and few jobs ask.
-        from slurm_health.preflight.sbatch import advised_spares
-
-        keep = bool(settings.get("keep-spares"))
-        count, said = 0, "no spares: the job does not say on how many nodes it runs (--nodes)"
-        nodes = advised_spares.nodes_of(asked)
-        if nodes is not None:
-            try:
-                node_counts(asked, {**settings, "spares": 1})
-                client = Client(self.environ, patience_s=0)
-                cluster = asked.get("clusters") or client.cluster_name()
-                rooms = {} if "clusters" in asked else rooms_of(asked, client.partitions())
-            except (UsageError, SlurmError) as err:
-                said = f"no spares: {err}"
-            else:
-                path = config.standings(self.environ)
-                rates = advised_spares.rates_of(path, cluster, now_s=self.clock_s)
-                count, said = advised_spares.advised(
-                    rates,
-                    nodes,
-                    keep=keep,
-                    time_limit=asked.get("time", ""),
-                    room=max(rooms.values(), default=None),
-                )
-        _say(f"--spares=auto: {said}")
-        found: dict[str, Value] = {**settings, "spares": count}
-        if keep and not count:
-            del found["keep-spares"]  # there are none to keep
-        return found
 
     def _read(self) -> bytes:
         """Return the script.

@@ -325,13 +325,10 @@ def read_log(
             reading.line(at, line, file)
     words = reading.words.words()
     failures = reading.failures() or tuple(_without_traceback(words))
-    kept = [
-        each
-        for consequence in (False, True)
-        for each in [each for each in failures if each.consequence is consequence][:_KEPT]
-    ]
+    first = [each for each in failures if not each.consequence][:_KEPT]
+    followed = [each for each in failures if each.consequence][:_KEPT]
     return TrainingLog(
-        failures=tuple(sorted(kept, key=lambda each: each.at)),
+        failures=tuple(sorted((*first, *followed), key=lambda each: each.at)),
         failed=len(failures),
         notes=tuple(dict.fromkeys(reading.notes)),
         words=words,
