@@ -18,7 +18,7 @@ import click
 from slurm_health.cli.shared_options import shared_options
 from slurm_health.cli.terminal import ProgressLine, print_result, terminal
 from slurm_health.preflight import config, probe_choice
-from slurm_health.preflight.decide.check_again import check_again
+from slurm_health.preflight.decide.after_failure import check_again
 from slurm_health.preflight.decide.policy import AtRequeueLimit, OnInconclusive, OnStraggler, Policy
 from slurm_health.preflight.decide.unchecked import OnUnchecked, unchecked_by
 from slurm_health.preflight.master.check_settings import CheckSettings

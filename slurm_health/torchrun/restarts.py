@@ -22,8 +22,14 @@ from pathlib import Path
 import msgspec
 
 from slurm_health.preflight import config
-from slurm_health.preflight.decide.after_failure import Failure, Next, Plan, plan
-from slurm_health.preflight.decide.check_again import CheckAgain, check_again
+from slurm_health.preflight.decide.after_failure import (
+    CheckAgain,
+    Failure,
+    Next,
+    Plan,
+    check_again,
+    plan,
+)
 from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import ExitCode, JournalError, SlurmHealthError
 from slurm_health.records.nodeset import fold

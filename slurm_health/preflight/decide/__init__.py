@@ -9,8 +9,7 @@ Called by the process that acts on a verdict; `acting` performs what is decided 
     decision          the values that say what is decided, each with its reason
     decide            one decision: drains, a smaller job, how it ends
     paths             which nodes it leaves because of a bad path between two of them
-    after_failure     what follows a failed script: by evidence, or by a check
-    check_again       which check that is: the one that was asked for, or a quick one
+    after_failure     what follows a failed script: by evidence, or by a check; and by which one
     spares            how many spare nodes a job should ask for
     unchecked         what becomes of a job whose nodes could not be checked
 """

@@ -2,7 +2,9 @@
 """What follows a failed script: it is started again, stops, or its nodes are looked at. Pure.
 
 Only nodes that evidence names are held at fault here. Where evidence decides nothing, the check of
-the nodes does, and what follows its verdict is decided where it always is, in `decide`.
+the nodes does, and what follows its verdict is decided where it always is, in `decide`. That is the
+check that was asked for, unless training waits long for it: a failure may be the first sign of what
+only that one shows, as of a node that has become slow.
 """
 
 from __future__ import annotations
@@ -10,10 +12,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from slurm_health.records import probe_catalog
 from slurm_health.records.nodeset import fold
 from slurm_health.records.script_records import Attribution, Diagnosed, FailurePlanned, HangFound
 from slurm_health.records.verdict import Level, NodeVerdict
 
+QUICK = "quick"
+# A job that Slurm requeues waits two minutes at the least: to restart in place is to be sooner.
+LIMIT_S = 120.0
 _MOST_OF_A_KIND = 2  # restarts after hangs of one cause, nodes that are at fault aside
 
 
@@ -182,3 +188,32 @@ def _without(failure: Failure, guilty: tuple[NodeVerdict, ...]) -> Plan:
             at_fault=guilty,
         )
     return Plan(next=Next.LEAVE, reason=at_fault, evidence=evidence, at_fault=guilty)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckAgain:
+    """What is to be checked, and why that is less than was asked for; else empty."""
+
+    check: str
+    less: str = ""
+
+
+def check_again(asked: str | None, took_s: float | None, *, quick: str = QUICK) -> CheckAgain:
+    """Return the check before a restart.
+
+    Args:
+        asked: what the user wants checked before the script, None where that was left open.
+        took_s: how long that check took, seconds; None where it came to no verdict.
+        quick: the check of seconds that is made otherwise.
+    """
+    items = {item.strip() for item in (asked or "").split(",")}
+    if probe_catalog.LIGHT_SET in items:
+        return CheckAgain(check=probe_catalog.LIGHT_SET)
+    if asked is None or items <= {probe_catalog.AUTO, "off", quick}:
+        return CheckAgain(check=quick)
+    if took_s is None:
+        return CheckAgain(check=quick, less=f"{asked} came to no verdict before")
+    if took_s > LIMIT_S:
+        less = f"{asked} took {took_s:.0f} s before, and a restart waits {LIMIT_S:.0f} s at most"
+        return CheckAgain(check=quick, less=less)
+    return CheckAgain(check=asked)

@@ -9,7 +9,6 @@ An inference leads to others until nothing leads on; what is sure enough of them
     diagnostician  observes a symptom, and resolves it into an action
     operators      the operators that are built in, in their order
     surroundings   operators about Slurm's word, the kernel's and the driver's
-    nodes_tell     what nodes told of themselves, in lines
     ranks          operators about the first rank that failed
     waits          operators about ranks that waited for each other
     before_it_failed  operator about a hang that the monitor saw before

@@ -3,24 +3,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from slurm_health.records.script_records import NO_PROGRESS, SCRIPT_FAILED, SLOWER_STEPS, Diagnosed
-from slurm_health.records.text import signal_text
+from slurm_health.records.text import listed, signal_text
 from slurm_health.training.diagnosis.before_it_failed import slow_before
 from slurm_health.training.diagnosis.chain import InferenceChain, Step, Walk
-from slurm_health.training.diagnosis.collected import Collected, ScriptEnd
+from slurm_health.training.diagnosis.collected import Collected, NodesTold, NodeTold, ScriptEnd
 from slurm_health.training.diagnosis.inference import ASKS_FOR, Attribution, Inference
 from slurm_health.training.diagnosis.mistakes import quotes
-from slurm_health.training.diagnosis.nodes_tell import lines_told, not_seen
 from slurm_health.training.diagnosis.seen import Standstill
 from slurm_health.training.diagnosis.slow_network import Slowdown
 from slurm_health.training.diagnosis.slow_rank import SlowRank
 
 _MOST_EVIDENCE = 6
 _MOST_BEFORE = 2  # of these: what had been slow before
+_MOST_LINES = 24  # that nodes told
+_MOST_OF_NODE = 5
+_REASONS = 3  # of what one kind of thing was not seen for
 
 
 class ActionKind(Enum):
@@ -124,10 +126,10 @@ def diagnosed(walk: Walk, data: Collected) -> Diagnosed:
         ranks=list(cause.ranks),
         accused=_of_the_job(cause.accused, data),
         evidence=[*list(evidence)[: _MOST_EVIDENCE - len(before)], *before],
-        told=[*_not_followed(walk), *lines_told(data, cause.nodes)],
+        told=[*_not_followed(walk), *_lines_told(data, cause.nodes)],
         advice=cause.advice,
         chain=[f"{step.operator}: {step.after.name}" for step in way],
-        not_collected=[f"{name}: {why}" for name, why in not_seen(data).items()],
+        not_collected=[f"{name}: {why}" for name, why in _not_seen(data).items()],
         failed=[
             *(f"collector {name}: {what}" for name, what in data.failed.items()),
             *(f"operator {said}" for said in walk.failed),
@@ -157,3 +159,53 @@ def _of_the_job(nodes: Iterable[str], data: Collected) -> list[str]:
     slow = data.get(SlowRank)
     of_the_job |= {slow.node} if slow else set()
     return [node for node in nodes if node in of_the_job]
+
+
+def _lines_told(data: Collected, concerned: Collection[str]) -> Iterator[str]:
+    """Yield what nodes told that may matter, at most so many lines; `concerned` nodes first.
+
+    What every node tells of its state is how these nodes are, and says nothing of one of them.
+    """
+    told = data.get(NodesTold)
+    if told is None:
+        return
+    if told.silent:
+        yield f"{listed(told.silent)} did not answer: {told.why_silent or 'no answer in time'}"
+    alike = _alike(told.nodes)
+    by_line: dict[str, list[str]] = {}
+    for node in sorted(told.nodes, key=lambda each: (each.node not in concerned, not each.kernel)):
+        for line in list(_lines(node, alike))[:_MOST_OF_NODE]:
+            by_line.setdefault(line, []).append(node.node)
+    lines = [f"{listed(nodes)}: {line}" for line, nodes in by_line.items()]
+    yield from lines[:_MOST_LINES]
+
+
+def _not_seen(data: Collected) -> dict[str, str]:
+    """Return what was not collected, and why, with what nodes could not look at."""
+    told = data.get(NodesTold)
+    reasons: dict[str, dict[str, list[str]]] = {}
+    for node in told.nodes if told else ():
+        for what, why in node.not_seen.items():
+            reasons.setdefault(what, {}).setdefault(why, []).append(node.node)
+    of_nodes = {
+        what: "; ".join(
+            f"{why} ({listed(nodes)})" for why, nodes in list(by_why.items())[:_REASONS]
+        )
+        for what, by_why in reasons.items()
+    }
+    return {**data.missing, **of_nodes}
+
+
+def _alike(nodes: Sequence[NodeTold]) -> frozenset[str]:
+    if len(nodes) < 2:  # there is nothing to compare with
+        return frozenset()
+    return frozenset.intersection(*(frozenset(each.state) for each in nodes))
+
+
+def _lines(told: NodeTold, alike: Collection[str]) -> Iterator[str]:
+    yield from told.lost_gpus
+    yield from (f"kernel: {line}" for line in reversed(told.kernel))
+    if told.kills:
+        yield f"{told.kills} killed for memory"
+    yield from (line for line in told.state if line not in {*alike, *told.lost_gpus})
+    yield from told.left

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from slurm_health.preflight.decide.after_failure import Failure, Next, plan
+from slurm_health.preflight.decide.after_failure import LIMIT_S, Failure, Next, check_again, plan
 from slurm_health.records.script_records import Attribution, Diagnosed, HangFound
 
 FAILURE = Failure(diagnosed=None, batch_node="n1", nodes=("n1", "n2", "n3"))
@@ -205,3 +205,42 @@ def test_a_hang_in_the_scripts_own_code_or_data_is_not_restarted(cause: str) -> 
 def test_a_hang_with_a_lost_node_is_restarted_without_it() -> None:
     decided = plan(replace(HUNG, lost=LOST))
     assert [each.node for each in decided.at_fault] == ["n2"]
+
+
+# --- which check precedes a restart -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "asked", ["straggler-detection", "standard", "thorough", "quick,straggler-detection", "values"]
+)
+def test_what_was_asked_for_is_checked_again(asked: str) -> None:
+    found = check_again(asked, LIMIT_S)
+
+    assert (found.check, found.less) == (asked, "")
+
+
+@pytest.mark.parametrize("asked", [None, "auto", "off", "quick"])
+@pytest.mark.parametrize("took_s", [None, 1.0, 1000.0])
+def test_where_nothing_else_was_asked_for_the_check_is_quick_without_a_word(
+    asked: str | None, took_s: float | None
+) -> None:
+    found = check_again(asked, took_s)
+
+    assert (found.check, found.less) == ("quick", "")
+
+
+def test_a_job_without_torch_is_checked_with_light_probes() -> None:
+    assert check_again("light", 1000.0).check == "light"
+
+
+def test_a_check_of_minutes_is_not_made_again_and_that_is_said() -> None:
+    found = check_again("thorough", 312.4, quick="network-check")
+
+    assert found.check == "network-check"
+    assert found.less == "thorough took 312 s before, and a restart waits 120 s at most"
+
+
+def test_a_check_without_a_verdict_is_not_tried_again() -> None:
+    found = check_again("standard", None)
+
+    assert (found.check, found.less) == ("quick", "standard came to no verdict before")
