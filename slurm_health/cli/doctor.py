@@ -63,7 +63,7 @@ def doctor(config: str | None, python: str, as_json: bool) -> int:
     if site is not None and said is not None:
         place = installing.directory_of(said)
         advice += installing.advise(place, said, site.default, by_default.lua(site))
-    advice.append(_torch(python))
+    advice += [machine.byte_code_advice(), _torch(python)]
     report = Report(advice=tuple(advice))
     print_result(report.json() if as_json else report.text(terminal()[0]))
     return int(ExitCode.BAD_NODES if report.count(Level.CHANGE) else ExitCode.HEALTHY)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from slurm_health.node.checks.check import CheckContext, first_few
@@ -34,6 +34,7 @@ _LOCKS_OF_ITS_OWN = frozenset(
 )
 _CALLS_OF_A_DRAIN = 5
 _HERE = CheckContext()
+LOADED_BY_AGENTS = ("slurm_health.preflight.agent.agent", "msgspec._utils", "numpy.version")
 
 TORCH_QUESTION = (
     "import torch; n = torch.cuda.nccl.version() if torch.cuda.is_available() else 'none';"
@@ -323,6 +324,28 @@ def _users(place: CheckContext) -> Iterator[Advice]:
             ' each of their commands ends with "Permission denied"'
         )
         yield change(text, "install it where all may read, as in /opt: slurm-health docs install")
+
+
+def byte_code_advice(modules: Iterable[str] = LOADED_BY_AGENTS) -> Advice:
+    """Return whether what agents load is compiled, as users cannot do beside root's files.
+
+    Args:
+        modules: one of each package that an agent, or its worker without torch, loads.
+    """
+    import importlib.util
+
+    specs = {name.partition(".")[0]: importlib.util.find_spec(name) for name in modules}
+    uncompiled = {
+        package: importlib.util.find_spec(package)
+        for package, spec in specs.items()
+        if spec is not None and spec.cached is not None and not Path(spec.cached).exists()
+    }
+    if not uncompiled:
+        return fine("what agents load is compiled")
+    text = f"{' and '.join(uncompiled)} without byte code: each agent of each check compiles"
+    places = [Path(spec.origin).parent for spec in uncompiled.values() if spec and spec.origin]
+    mend = f"as who owns it: {sys.executable} -m compileall -q {' '.join(map(str, places))}"
+    return look(f"{text} what it loads, which costs half as much again as its start", mend)
 
 
 def _is_open(path: Path) -> bool:

@@ -233,6 +233,7 @@ class Agent:
             group=group,
             workers=len(ready),
             started_s=self._monotonic(),
+            on_cpus=ready[0].on_cpus,
         )
         if "burn_s" in record.options and not ready[0].on_cpus:
             # Not before the workers are started: until they are, every node waits.

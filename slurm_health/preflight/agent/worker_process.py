@@ -50,6 +50,7 @@ class Worker:
         light: bool = False,
     ) -> None:
         self.local_rank = local_rank
+        self.on_cpus = not devices
         self.ready: worker_events.Ready | None = None
         self.torch = ""
         self.opened = False
@@ -349,10 +350,12 @@ def _hanging(workers: Sequence[Worker]) -> str:
     """Say which workers hang, empty if none does."""
     if not workers:
         return ""
-    devices = ", ".join(str(worker.local_rank) for worker in workers)
+    numbers = ", ".join(str(worker.local_rank) for worker in workers)
     several = len(workers) > 1
+    of = "" if workers[0].on_cpus else f" of device{'s' if several else ''}"
+    which = "" if workers[0].on_cpus and not several else f"{of} {numbers}"
     return (
-        f"the check process{'es' if several else ''} of device{'s' if several else ''} {devices}"
+        f"the check process{'es' if several else ''}{which}"
         f" hang{'' if several else 's'} in the kernel and cannot be killed"
     )
 

@@ -108,7 +108,6 @@ class _Threads:
     def __init__(self, context: ProbeContext) -> None:
         device: Any = context.device
         self.count: int = device.threads
-        self._device = context.local_rank
         self._products = [_product() for _ in range(self.count)]
         self.size = self._products[0].size
 
@@ -131,7 +130,7 @@ class _Threads:
         """
         if wrong := sum(product.wrong() for product in self._products):
             raise WrongResults(
-                f"device {self._device} computes wrong results: {wrong} of"
+                f"the processors compute wrong results: {wrong} of"
                 f" {self.count * self.size**2} values of an integer matrix product are not exact"
             )
 

@@ -22,7 +22,7 @@ _SEED = 21
 _INVERTED = bytes(255 - value for value in range(256))
 
 
-def copy(context: ProbeContext) -> list[Sample]:
+def copy(_: ProbeContext) -> list[Sample]:
     """Copy, and time each copy: it reads and writes every byte once, and both are counted.
 
     Raises:
@@ -30,14 +30,14 @@ def copy(context: ProbeContext) -> list[Sample]:
     """
     samples = []
     for quantity, source, target in _each_node(COPY_BYTES):
-        iteration_ms = _copied_ms(context, source, target, quantity)
+        iteration_ms = _copied_ms(source, target, quantity)
         samples.append(
             Sample(iteration_ms=iteration_ms, quantity=quantity, total_bytes=2 * COPY_BYTES)
         )
     return samples
 
 
-def pattern(context: ProbeContext) -> list[Sample]:
+def pattern(_: ProbeContext) -> list[Sample]:
     """Write a pattern and its inverse, and read both back; how fast that is, is told, not judged.
 
     What other jobs do to the memory of a node that they share shows in its speed, not in what it
@@ -48,8 +48,8 @@ def pattern(context: ProbeContext) -> list[Sample]:
     """
     figures: dict[str, int | float | str] = {"tested_bytes": 0}
     for quantity, source, target in _each_node(PATTERN_BYTES):
-        fastest_ms = min(_copied_ms(context, source, target, quantity, most=LEAST))
-        _copied_ms(context, source.translate(_INVERTED), target, quantity, most=1)
+        fastest_ms = min(_copied_ms(source, target, quantity, most=LEAST))
+        _copied_ms(source.translate(_INVERTED), target, quantity, most=1)
         rate = round(2 * PATTERN_BYTES / fastest_ms / 1e6, 1)
         figures[f"{quantity} gb_per_s".strip()] = rate
         figures["tested_bytes"] = int(figures["tested_bytes"]) + 2 * PATTERN_BYTES
@@ -66,9 +66,7 @@ def _each_node(size: int) -> Iterator[tuple[str, bytes, bytearray]]:
             yield name, block * (size // _BLOCK_BYTES), bytearray(size)
 
 
-def _copied_ms(
-    context: ProbeContext, source: bytes, target: bytearray, quantity: str, most: int = MOST
-) -> list[float]:
+def _copied_ms(source: bytes, target: bytearray, quantity: str, most: int = MOST) -> list[float]:
     """Copy as often as there is time; make sure that the last copy is whole."""
     view = memoryview(target)
 
@@ -81,7 +79,7 @@ def _copied_ms(
         wrong = sum(one != other for one, other in zip(target, source, strict=True))
         where = f" of {quantity}" if quantity else ""
         raise WrongResults(
-            f"the memory{where} of worker {context.local_rank} gave back {wrong} of {len(source)}"
-            " bytes otherwise than they were written"
+            f"the memory{where} gave back {wrong} of {len(source)} bytes otherwise than they were"
+            " written"
         )
     return iteration_ms

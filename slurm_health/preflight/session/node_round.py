@@ -37,13 +37,17 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeRound(msgspec.Struct):
-    """The round a node is in; `started_s` by the agent's own clock."""
+    """The round a node is in; `started_s` by the agent's own clock.
+
+    `on_cpus`: its workers have no devices by whose numbers they could be named.
+    """
 
     record: RoundStarted
     node: str
     group: list[str]
     workers: int
     started_s: float
+    on_cpus: bool = False
     aborted: GroupAborted | None = None
     kill_at_s: float | None = None
     _scopes: dict[int, str] = field(default_factory=dict)
@@ -66,7 +70,7 @@ class NodeRound(msgspec.Struct):
         """
         return Ending(
             outcome=Outcome.FAILED,
-            detail=f"check process of device {local_rank} died: {how}",
+            detail=f"{self._process(local_rank)} died: {how}",
             crashed=self._scopes.get(local_rank) not in _WITH_PARTNERS,
             replace=True,
         )
@@ -77,7 +81,7 @@ class NodeRound(msgspec.Struct):
         That it was stopped by a signal is this node's own failure. That the kernel holds it may be
         a filesystem's, and says nothing about the node.
         """
-        detail = f"check process of device {local_rank} stands still: {how}"
+        detail = f"{self._process(local_rank)} stands still: {how}"
         if stopped:
             return Ending(outcome=Outcome.FAILED, detail=detail, crashed=True, replace=True)
         return Ending(outcome=Outcome.NOT_RUN, detail=detail, unmeasured=True, replace=True)
@@ -146,12 +150,22 @@ class NodeRound(msgspec.Struct):
             connecting=connecting and outcome is Outcome.TIMED_OUT,
         )
 
+    def _process(self, local_rank: int) -> str:
+        """Name the process of a worker."""
+        if not self.on_cpus:
+            return f"check process of device {local_rank}"
+        return f"check process {local_rank}" if self.workers > 1 else "check process"
+
     def _stuck_on(self) -> str:
         """Say on which devices, where no worker can be stuck because of another one's device."""
         stuck = [rank for rank in range(self.workers) if rank not in self._done]
         if not stuck or any(self._scopes.get(rank) != Scope.SOLO.value for rank in stuck):
             return ""
-        return f" on device {', '.join(map(str, stuck))}"
+        if self.on_cpus and self.workers == 1:
+            return " alone"
+        return (
+            f" {'in check process' if self.on_cpus else 'on device'} {', '.join(map(str, stuck))}"
+        )
 
     def _together(self, *, with_others: bool) -> str:
         """Say that devices do not connect, and that nothing tells which of them is at fault."""

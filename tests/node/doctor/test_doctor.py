@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import compileall
 import json
 import os
 import socket
@@ -347,6 +348,23 @@ def test_an_installation_that_users_cannot_enter_is_found(tmp_path: Path) -> Non
         found = by_level(machine.advise_machine(site, "lab", SIXTY, place))["change"]
         said = f"users cannot enter {Path(sys.executable).parent}"
         assert any(said in each for each in found) is is_told
+
+
+def test_an_installation_without_byte_code_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "uncompiled"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "agent.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+
+    said = machine.byte_code_advice(["uncompiled.agent", "not_installed"])
+    assert said.level is Level.LOOK
+    assert said.do.endswith(f" -m compileall -q {package}")
+
+    assert compileall.compile_dir(package, quiet=1)
+    assert machine.byte_code_advice(["uncompiled.agent"]).level is Level.FINE
 
 
 def test_root_is_asked_for_a_journal_that_all_share(tmp_path: Path) -> None:

@@ -239,7 +239,7 @@ def test_a_worker_that_dies_in_a_round_is_a_crash_and_is_replaced(running: Stage
     report = running.hears(NodeReported)
 
     assert (report.outcome, report.crashed) == (Outcome.FAILED, True)
-    assert report.detail == "check process of device 0 died: killed by SIGKILL"
+    assert report.detail == "check process died: killed by SIGKILL"
     assert running.kinds()[2:4] == ["WorkersStarting", "NodeReported"]
     running.behave("well")
     running.hears(WorkersReady, 2)
@@ -256,7 +256,7 @@ def test_a_worker_that_dies_while_it_works_with_a_partner_is_no_crash_of_this_no
     report = running.hears(NodeReported)
 
     assert (report.outcome, report.crashed) == (Outcome.FAILED, False)
-    assert report.detail == "check process of device 0 died: killed by SIGABRT"
+    assert report.detail == "check process died: killed by SIGABRT"
 
 
 def test_a_probe_that_raises_is_a_crash_of_this_node(running: Stage) -> None:
@@ -313,9 +313,7 @@ def test_a_worker_that_cannot_be_killed_is_given_up_and_the_agent_goes_on(runnin
 
         failed = running.hears(WorkersFailed)
 
-        assert failed.reason == (
-            "the check process of device 0 hangs in the kernel and cannot be killed"
-        )
+        assert failed.reason == ("the check process hangs in the kernel and cannot be killed")
         assert running.hears(NodeReported).outcome is Outcome.NOT_RUN
         running.says(VerdictReached(nodes=[]))
         assert end_of(running.processes[0])[0] == 0
@@ -382,7 +380,7 @@ def test_a_worker_that_is_stopped_in_a_round_is_its_nodes_failure_before_any_dea
     report = running.hears(NodeReported)
 
     assert (report.outcome, report.crashed) == (Outcome.FAILED, True)
-    assert report.detail == ("check process of device 0 stands still: stopped by a signal for 1 s")
+    assert report.detail == ("check process stands still: stopped by a signal for 1 s")
     running.hears(WorkersReady, 2)
     assert worker not in descendants(running.processes[0].pid)
 
@@ -398,7 +396,7 @@ def test_a_worker_that_the_kernel_holds_in_a_round_is_told_soon_and_is_no_fault_
         report = running.hears(NodeReported)
 
     assert (report.outcome, report.crashed, report.unmeasured) == (Outcome.NOT_RUN, False, True)
-    assert report.detail.startswith("check process of device 0 stands still: held in the kernel")
+    assert report.detail.startswith("check process stands still: held in the kernel")
     running.hears(WorkersReady, 2)
 
 

@@ -109,7 +109,7 @@ def test_arithmetic_that_is_wrong_is_found_and_is_the_nodes_fault(make: Make) ->
         assert (done["outcome"], done["own_fault"]) == ("failed", True)
         assert done["wrong_results"]
         assert not done["spent"]
-        assert done["detail"].startswith("device 0 computes wrong results: ")
+        assert done["detail"].startswith("the processors compute wrong results: ")
 
 
 def test_data_that_arrives_changed_is_a_failure_and_whose_it_was_is_said(make: Make) -> None:

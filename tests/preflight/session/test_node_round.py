@@ -270,6 +270,25 @@ def test_a_device_that_never_ends_what_it_does_alone_is_named(
 
 
 @pytest.mark.parametrize(
+    ("workers", "stuck", "died"),
+    [
+        (1, "stopped while stuck alone: late", "check process died: exit code 1"),
+        (2, "stopped while stuck in check process 0, 1: late", "check process 0 died: exit code 1"),
+    ],
+)
+def test_a_process_of_a_node_without_devices_is_not_called_one(
+    workers: int, stuck: str, died: str
+) -> None:
+    current = round_of("n3", workers=workers)
+    current.on_cpus = True
+    current.aborted = GroupAborted(round=3, group=current.group, reason="late", timed_out=True)
+    for rank in range(workers):
+        current.entered(rank, ScopeEntered(round=3, scope="solo"))
+
+    assert (current.stuck().detail, current.died(0, "exit code 1").detail) == (stuck, died)
+
+
+@pytest.mark.parametrize(
     ("timed_out", "outcome"), [(True, Outcome.TIMED_OUT), (False, Outcome.NOT_RUN)]
 )
 def test_an_aborted_round_ends_as_the_master_saw_it(timed_out: bool, outcome: Outcome) -> None:
