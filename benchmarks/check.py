@@ -16,15 +16,19 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from compileall import compile_dir
 from dataclasses import replace
 from pathlib import Path
 
+import slurm_health
 from benchmarks import dlrover
 from benchmarks.check_cases import Case, cases, duration
 from benchmarks.check_measure import Sample, Stage, Unmeasured
 from benchmarks.check_table import Row, as_object, machine_facts, machine_line, table
 from benchmarks.command import INTERRUPTED, count, end_as_on_interrupt
 from tests.lab import LabError
+
+_PACKAGE = Path(slurm_health.__file__).parent
 
 
 def main() -> int:
@@ -39,6 +43,7 @@ def main() -> int:
     machine = machine_facts()
     if not options.json:
         print(machine_line(machine), end="\n\n", flush=True)
+    compile_dir(_PACKAGE, quiet=1)  # as an installation is; without, each agent would do it
     # The lab is taken down on the way out of an interrupt, and of a plain kill too.
     end_as_on_interrupt()
     try:

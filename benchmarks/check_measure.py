@@ -38,6 +38,8 @@ Break = Callable[[Lab, str], None]
 _PATH = f"{Path(sys.executable).parent}:/usr/bin:/bin"
 _CHECK = f"""#!/bin/sh
 PATH={_PATH}; export PATH
+date +bare=%s.%N
+srun python3 -I -c pass
 date +start=%s.%N
 slurm-health check --check=PROBES
 echo "end=$?"
@@ -46,6 +48,7 @@ _FIRST_LINE = """#!/bin/sh
 date "+first-line=%s.%N attempt=${SLURM_RESTART_COUNT:-0} nodes=$(scontrol show hostnames | xargs)"
 """
 _RESTARTED = re.compile(r"^first-line=([\d.]+) attempt=([1-9]\d*) nodes=(.*)$", re.M)
+_BARE = re.compile(r"^bare=([\d.]+)$", re.M)
 _STARTED = re.compile(r"^start=([\d.]+)$", re.M)
 _ENDED = re.compile(r"^end=\d+$", re.M)
 
@@ -58,10 +61,12 @@ class Unmeasured(Exception):
 class Sample:
     """One run: how long it took, and what was wrong with its verdict, empty if it was right.
 
-    `detail` says where the time went.
+    `detail` says where the time went. `bare_s` is what a step on the same nodes took just before
+    that starts Python and does nothing: what Slurm and this machine at this load need for it.
     """
 
     elapsed_s: float
+    bare_s: float | None = None
     wrong: str = ""
     detail: str = ""
 
@@ -153,8 +158,8 @@ def measure_check(
     job = lab.sbatch(script, f"--nodes={nodes}", f"--nodelist=n[1-{nodes}]", "--exclusive")
     reached = _await_verdict(lab, job, fault)
     output = _await_output(lab, job, _ENDED)
-    began = _STARTED.search(output)
-    if began is None:
+    bare, began = _BARE.search(output), _STARTED.search(output)
+    if bare is None or began is None:
         raise Unmeasured(f"the job did not say when it began its check: {output[-300:]!r}")
     if fault.strikes and len(lab.fault.victims(BAD)) == struck:
         raise Unmeasured(f"the fault struck no process of {BAD}")
@@ -163,6 +168,7 @@ def measure_check(
     rounds, inside_s, first_s = _rounds(_master_records(lab, job))
     return Sample(
         elapsed_s=elapsed_s,
+        bare_s=float(began.group(1)) - float(bare.group(1)),
         wrong=wrong_in(reached.record, expected),
         detail=f"{rounds} rounds, {elapsed_s - inside_s:.1f} s outside them,"
         f" {reached.time_s - first_s:.1f} s from the first of them",

@@ -20,7 +20,7 @@ from benchmarks.check_cases import Case, duration
 from benchmarks.check_measure import Sample
 from tests.lab.daemons import CLEAN_PATH
 
-_HEADERS = ["case", "target", "median (min … max)", "verdict right"]
+_HEADERS = ["case", "target", "median (min … max)", "of a bare srun", "verdict right"]
 _DLROVER = "DLRover"
 _NOTHING = "–"  # noqa: RUF001
 _REASON_LENGTH = 160
@@ -49,6 +49,12 @@ def figures(samples: Sequence[Sample]) -> str:
     if len(times) == 1:
         return middle
     return f"{middle} ({duration(min(times))} … {duration(max(times))})"
+
+
+def of_bare(samples: Sequence[Sample]) -> str:
+    """Return how many times as long the runs took as a bare srun just before each."""
+    times = [sample.elapsed_s / sample.bare_s for sample in samples if sample.bare_s]
+    return f"{statistics.median(times):.1f} x" if times else _NOTHING
 
 
 def rights(samples: Sequence[Sample]) -> str:
@@ -97,9 +103,9 @@ def _line(row: Row, *, with_dlrover: bool) -> list[str]:
     if row.samples:
         # Importing the command line has no verdict.
         judged = rights(row.samples) if row.case.judged else _NOTHING
-        cells += [figures(row.samples), judged]
+        cells += [figures(row.samples), of_bare(row.samples), judged]
     else:
-        cells += ["not measured", _NOTHING]
+        cells += ["not measured", _NOTHING, _NOTHING]
     return [*cells, _dlrover_cell(row)] if with_dlrover else cells
 
 
@@ -138,6 +144,7 @@ def _sample_objects(samples: Sequence[Sample]) -> list[dict[str, Any]]:
     return [
         {
             "elapsed_s": round(sample.elapsed_s, 3),
+            "bare_s": None if sample.bare_s is None else round(sample.bare_s, 3),
             "wrong": sample.wrong or None,
             "detail": sample.detail,
         }

@@ -38,10 +38,14 @@ class Level(Enum):
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
-    """Groups that are measured at the same time. A node is in at most one of them."""
+    """Groups that are measured at the same time. A node is in at most one of them.
+
+    `shared_only`: no node is in doubt, so only what a group does together is measured again.
+    """
 
     index: int
     groups: tuple[tuple[str, ...], ...]
+    shared_only: bool = False
 
 
 class GroupResult(msgspec.Struct, frozen=True, kw_only=True):

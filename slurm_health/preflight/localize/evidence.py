@@ -65,12 +65,15 @@ class Ledger:
         self._raw: dict[tuple[int, tuple[int, ...]], GroupResult] = {}
         self._number = {name: number for number, name in enumerate(self.names)}
 
-    def plan(self, groups: Iterable[Sequence[int]], index: int) -> Round:
+    def plan(
+        self, groups: Iterable[Sequence[int]], index: int, *, shared_only: bool = False
+    ) -> Round:
         """Add a round; its groups may be reported from now on."""
         members = [tuple(group) for group in groups]
         round_ = Round(
             index=index,
             groups=tuple(tuple(self.names[node] for node in group) for group in members),
+            shared_only=shared_only,
         )
         for group in members:
             for node in group:

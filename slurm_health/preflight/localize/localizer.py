@@ -85,7 +85,8 @@ class Localizer:
         groups = self._groups(needs)
         if not groups:
             return None
-        return self._ledger.plan(groups, len(rounds) if index is None else index)
+        number = len(rounds) if index is None else index
+        return self._ledger.plan(groups, number, shared_only=needs.shared_only)
 
     def observe(self, round_index: int, results: Iterable[GroupResult]) -> None:
         """Take in results of a planned round; late ones are welcome, repeated ones change nothing.

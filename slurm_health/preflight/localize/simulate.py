@@ -102,9 +102,11 @@ class SimulatedCluster:
         jam = {leaf: self._jam() for leaf in self._leaves}
         if self._weather.drift:
             self._now = self._rng.gauss(0, self._weather.drift)
-        return [self._group(group, jam) for group in round_.groups]
+        return [self._group(group, jam, round_) for group in round_.groups]
 
-    def _group(self, group: tuple[str, ...], jam: Mapping[str, float]) -> GroupResult:
+    def _group(
+        self, group: tuple[str, ...], jam: Mapping[str, float], round_: Round
+    ) -> GroupResult:
         faults = self._faults
         silent = tuple(node for node in group if node in faults.silent)
         if silent:
@@ -112,7 +114,7 @@ class SimulatedCluster:
         failed = self._rng.random() < self._weather.hiccups
         for node in group:
             failed |= self._rng.random() < faults.failing.get(node, 0.0)
-        matmul = self._matmul(group)
+        matmul = {} if round_.shared_only else self._matmul(group)
         if failed:
             return GroupResult(nodes=group, outcome=Outcome.TIMED_OUT, node_ms=matmul)
         return GroupResult(

@@ -39,15 +39,19 @@ _CONTROL_FAILURES = 2  # a pair that fails so often is no control: its own path 
 _ACROSS_LEAVES = 2  # rounds: the first pairs nodes inside their leaves, the second across them
 # A second round of pairs, where one would do, is cheap among so few nodes if the first took less.
 # Of more nodes as many as there are pairs would have to be equally slow; of three all meet anyhow.
-_CHEAP_ROUND_S, _CHEAP_NODES = 2.0, range(4, 9)
+_CHEAP_ROUND_S, _CHEAP_NODES, _TWICE = 2.0, range(4, 9), 2
 _PAIR_ROUNDS = 3  # how many rounds beyond the least a doubtful pair may cost
 
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """What the next round is for; sequences are by node number."""
+    """What the next round is for; sequences are by node number.
+
+    `shared_only`: nothing is in doubt, and it costs little to have other partners meet.
+    """
 
     another_round: bool
+    shared_only: bool
     active: tuple[int, ...]
     undecided: frozenset[int]
     trusted: frozenset[int]
@@ -87,9 +91,8 @@ def needs_of(
     )
     least = _least_rounds(ledger, findings, settings)
     control = _control(findings, active)
-    enough = begun >= least and not (
-        useful or costly or control or together or _fabric_open(findings)
-    )
+    doubt = bool(useful or costly or control or together or _fabric_open(findings))
+    enough = begun >= least and not doubt
     over = begun >= settings.round_limit(len(ledger.names)) or not active
     # Everybody's processes crash: that is the software, and one more round will not mend it.
     over = over or (begun >= _CRASHING_ROUNDS and len(findings.crashes) == len(ledger.names))
@@ -97,6 +100,7 @@ def needs_of(
         over = over or not _solo_useful(findings, active[0], begun, settings)
     return Needs(
         another_round=not (enough or over),
+        shared_only=not (doubt or undecided) and begun >= _asked_rounds(findings, settings),
         active=_to_be_tested(findings, active, undecided, settings),
         undecided=undecided,
         trusted=trusted,
@@ -336,6 +340,13 @@ def _least_rounds(ledger: Ledger, findings: Findings, settings: LocalizeSettings
     it and pairs can be compared. Of three nodes each must meet each, and uplinks between leaf
     switches are crossed only from the second round on.
     """
+    asked = _asked_rounds(findings, settings)
+    again = not settings.alone and cheap_to_repeat(ledger, findings)
+    return max(asked, _TWICE) if again else asked
+
+
+def _asked_rounds(findings: Findings, settings: LocalizeSettings) -> int:
+    """Return how many rounds a healthy run takes, whatever they cost."""
     nodes = findings.sources.nodes
     if nodes == 1:
         return 1
@@ -343,5 +354,4 @@ def _least_rounds(ledger: Ledger, findings: Findings, settings: LocalizeSettings
         return settings.min_rounds
     if nodes == 3:
         return max(settings.min_rounds, 3)
-    twice = findings.fabric.known or cheap_to_repeat(ledger, findings)
-    return max(settings.min_rounds, _ACROSS_LEAVES if twice else 1)
+    return max(settings.min_rounds, _ACROSS_LEAVES if findings.fabric.known else 1)

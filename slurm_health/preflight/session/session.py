@@ -30,7 +30,7 @@ from slurm_health.preflight.session.phase_runner import Course, MakeLocalizer
 from slurm_health.preflight.session.phases import Phase, light_phases, without_torch
 from slurm_health.preflight.session.round_state import RoundState
 from slurm_health.preflight.session.run_state import RunState
-from slurm_health.records.probe_catalog import GPT
+from slurm_health.records.probe_catalog import GPT, Scope
 from slurm_health.records.records import (
     AgentsLaunched,
     Figure,
@@ -297,18 +297,20 @@ class Session:
                 deadline_s=self._deadlines.at_most_s(phase, members),
                 absent=[node for node in members if not agents[node].usable],
                 phase=phase.name,
-                probes=self._probes(phase, members),
+                probes=self._probes(phase, members, shared_only=planned.shared_only),
                 options=self._options(phase, members),
             )
         )
 
-    def _probes(self, phase: Phase, nodes: Sequence[str]) -> list[ProbeUsed]:
+    def _probes(self, phase: Phase, nodes: Sequence[str], *, shared_only: bool) -> list[ProbeUsed]:
         ready = self.state.ready(nodes)
-        return phase.used(
+        used = phase.used(
             several_devices=any(len(each.devices) > 1 for each in ready),
             on_cpus=on_cpus(ready),
             gpus=any(each.gpus for each in ready),
         )
+        shared = [probe for probe in used if probe.scope != Scope.SOLO.value]
+        return shared if shared_only and shared else used
 
     def _rendezvous(self, group: Sequence[str]) -> Rendezvous:
         agents = [self.state.agents[node] for node in group]

@@ -84,6 +84,25 @@ def test_where_nothing_is_known_few_nodes_are_paired_again_if_that_is_cheap(
     }
 
 
+@pytest.mark.parametrize("compute", [{}, {"n1": 3.0}])
+def test_what_nodes_do_by_themselves_is_measured_again_only_where_one_is_in_doubt(
+    compute: dict[str, float],
+) -> None:
+    nodes = names(4)
+    cluster = SimulatedCluster(nodes, faults=Faults(compute=compute), weather=WEATHER)
+    localizer = Localizer(nodes)
+    first = localizer.next_round()
+    assert first is not None
+    assert not first.shared_only
+    results = [replace(result, round_s=0.3) for result in cluster.answer(first)]
+    localizer.observe(first.index, results)
+
+    second = localizer.next_round()
+
+    assert second is not None
+    assert second.shared_only == (not compute)
+
+
 @pytest.mark.parametrize(("count", "round_s"), [(4, 2.0), (4, None), (10, 0.3), (2, 0.3)])
 def test_a_round_that_is_dear_or_of_many_nodes_is_not_repeated(
     count: int, round_s: float | None

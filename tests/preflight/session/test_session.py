@@ -476,6 +476,25 @@ def test_a_round_ends_when_all_have_reported() -> None:
     assert story.does(RoundEnded) == RoundEnded(round=0)
 
 
+def test_a_second_round_with_nothing_in_doubt_measures_only_what_pairs_do_together() -> None:
+    story = Story()
+    story.session = Session(NODES, make_localizer, LIMITS, phases(["quick"]))
+    story.does(AgentsLaunched)
+    story.is_ready(*NODES)
+    story.does(NodesAdmitted)
+
+    used = []
+    for index in range(2):
+        begun = story.does(RoundStarted)
+        assert isinstance(begun, RoundStarted)
+        used.append([probe.name for probe in begun.probes])
+        story.says(*measured(*NODES, index=index))
+        story.does(RoundEnded)
+
+    assert used == [["matmul", "allgather"], ["allgather"]]
+    assert isinstance(story.next(), Append)
+
+
 def test_when_one_member_fails_the_others_are_told_at_once() -> None:
     story = Story()
     story.is_in_round()
