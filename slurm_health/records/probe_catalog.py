@@ -58,6 +58,7 @@ LIGHT = LIGHT_ON_GPUS | {
     "node_allgather",
     "rail_allgather",
     "allgather",
+    "ib_write_bw",
 }
 # With what workers on CPUs exchange data: those with torch, and the light ones.
 TORCH_ON_CPUS, LIGHT_ON_CPUS = "gloo", "tcp"
@@ -111,7 +112,7 @@ _STANDARD = ("values", "memory_copy", "node_allgather", "rail_allgather", *_QUIC
 LIGHT_SET, AUTO = "light", "auto"
 SETS = {
     AUTO: _STANDARD,
-    LIGHT_SET: (*_STANDARD, "memory_pattern", "host_copy", "peer_copy"),
+    LIGHT_SET: (*_STANDARD, "memory_pattern", "host_copy", "peer_copy", "ib_write_bw"),
     "quick": _QUICK,
     "standard": _STANDARD,
     "thorough": (

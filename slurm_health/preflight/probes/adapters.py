@@ -6,11 +6,14 @@ It is read from /sys, as NCCL does: only ports that are active and speak InfiniB
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from slurm_health.preflight.probes.context import NotMeasured
 
 SYS = Path("/sys")
 _LINK_LAYERS = ("InfiniBand", "Ethernet")
@@ -49,6 +52,54 @@ def active(sys: Path = SYS) -> list[Adapter]:
         if rates:
             found.append(Adapter(name, rates, _place(base / "device")))
     return found
+
+
+def ports_gbit_per_s(environ: Mapping[str, str], sys: Path = SYS) -> list[float]:
+    """Return the rates of the active ports that NCCL may use; none where it may use none."""
+    with contextlib.suppress(NotMeasured):
+        return [rate for each in used(environ, sys) for rate in each.rates_gbit_per_s]
+    return []
+
+
+def used(environ: Mapping[str, str], sys: Path = SYS) -> list[Adapter]:
+    """Return the adapters that the job's NCCL uses, if any.
+
+    Nodes that are played on one machine, each under a host id of its own, speak through none.
+
+    Raises:
+        NotMeasured: the environment names an adapter that is not there.
+    """
+    if "NCCL_HOSTID" in environ or environ.get("NCCL_IB_DISABLE", "0") not in ("", "0"):
+        return []
+    wanted = chosen_adapters(environ.get("NCCL_IB_HCA", ""), present(sys))
+    return [each for each in active(sys) if each.name in wanted]
+
+
+def chosen_adapters(wanted: str, present: list[str]) -> list[str]:
+    """Return the adapters that NCCL would use, by its variable NCCL_IB_HCA.
+
+    The variable lists beginnings of names; with `=` in front, whole names; with `^`, those not to
+    use. A port may follow a name, behind a colon.
+
+    Raises:
+        NotMeasured: it names an adapter that this node does not have.
+    """
+    unwanted, rest = wanted.startswith("^"), wanted.lstrip("^")
+    whole, names = rest.startswith("="), rest.lstrip("=")
+    listed = [name.partition(":")[0] for name in names.split(",") if name]
+
+    def fits(adapter: str, name: str) -> bool:
+        return adapter == name if whole else adapter.startswith(name)
+
+    missing = [name for name in listed if not any(fits(adapter, name) for adapter in present)]
+    if missing and not unwanted:
+        raise NotMeasured(
+            f"NCCL_IB_HCA names {', '.join(missing)}, but this node has"
+            f" {', '.join(present) or 'no InfiniBand or RoCE adapter'}"
+        )
+    if not listed:
+        return present
+    return [a for a in present if any(fits(a, name) for name in listed) is not unwanted]
 
 
 def place_of_pci(address: str, sys: Path = SYS) -> Place:

@@ -2,7 +2,8 @@
 """How fast two nodes write to each other through each adapter, by perftest where it is installed.
 
 Without NCCL in between: all adapters at once, one direction after the other. Nothing here is held
-against a node but a time: a tool that is absent, or fails, leaves an adapter out.
+against a node but a time: a tool that is absent, or fails, leaves an adapter out. It needs no torch
+but to find the GPU next to an adapter: light workers run it between the memories of hosts.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Union
 
-from slurm_health.preflight.probes import adapters, nic_loopback, perftest
+from slurm_health.preflight.probes import adapters, perftest
 from slurm_health.preflight.probes.context import Board, NotMeasured, ProbeContext, Sample
 
 # For the runs of one direction, and for those who serve them to be there.
@@ -50,20 +52,27 @@ def own_end(
     """Return what the other node must know of this one.
 
     `lacks` is why nothing can be measured, `gpus` the nearest GPU of each adapter, -1 without
-    GPUDirect, and `address` where this node is reached.
+    GPUDirect, `address` where this node is reached, and `messages` how many are written.
     """
-    end: dict[str, Any] = {"lacks": "", "gpus": {}, "address": _address(context, board)}
+    end: dict[str, Any] = {
+        "lacks": "",
+        "gpus": {},
+        "address": _address(context, board),
+        "messages": perftest.MESSAGES if context.on_cuda else perftest.FEW_MESSAGES,
+    }
     tool = shutil.which(perftest.TOOL, path=environ.get("PATH"))
     if tool is None:
         return {**end, "lacks": f"{perftest.TOOL} (perftest) is not installed"}
     try:
-        found = nic_loopback.used(environ, sys)
+        found = adapters.used(environ, sys)
     except NotMeasured as err:
         return {**end, "lacks": str(err)}
     if not found:
         return {**end, "lacks": "there is no adapter that NCCL would use"}
     nearest = dict.fromkeys((each.name for each in found), -1)
     if context.on_cuda and (sys / _GPUDIRECT).is_dir() and perftest.takes_gpus(tool, environ):
+        from slurm_health.preflight.probes import nic_loopback  # with torch
+
         places = nic_loopback.places(context.local_size)
         nearest = {each.adapter: each.devices[0] for each in nic_loopback.lanes(found, places)}
     return {**end, "gpus": nearest}
@@ -91,10 +100,12 @@ def between(
         return [_left_out(lacks or "the adapters of the other node have other names")]
     by_gpu = min(*mine["gpus"].values(), *theirs["gpus"].values()) >= 0
     gpus = {adapter: mine["gpus"][adapter] if by_gpu else -1 for adapter in both}
+    messages = min(mine["messages"], theirs["messages"])
+    places = [perftest.Place(each, gpu=gpu, messages=messages) for each, gpu in gpus.items()]
     found = [
-        _serve(board, way, gpus, environ)
+        _serve(board, way, places, environ)
         if place == way
-        else _write(board, way, gpus, theirs["address"], environ)
+        else _write(board, way, places, theirs["address"], environ)
         for way in (0, 1)
     ]
     return [_sample(adapter, [said[adapter] for said in found], by_gpu=by_gpu) for adapter in both]
@@ -120,11 +131,11 @@ def _sample(adapter: str, said: list[Said], *, by_gpu: bool) -> Sample:
 
 
 def _serve(
-    board: Board, way: int, gpus: Mapping[str, int], environ: Mapping[str, str]
+    board: Board, way: int, ends_of: Sequence[perftest.Place], environ: Mapping[str, str]
 ) -> dict[str, Said]:
     """Be written to; return what the other node has measured of each adapter."""
     with contextlib.ExitStack() as ends:
-        places = [perftest.Place(each, _free_port(), gpu) for each, gpu in gpus.items()]
+        places = [replace(each, port=_free_port()) for each in ends_of]
         runs = {place: ends.enter_context(_run(place, "", environ)) for place in places}
 
         def is_there(place: perftest.Place) -> bool:
@@ -139,18 +150,22 @@ def _serve(
 
 
 def _write(
-    board: Board, way: int, gpus: Mapping[str, int], server: str, environ: Mapping[str, str]
+    board: Board,
+    way: int,
+    ends_of: Sequence[perftest.Place],
+    server: str,
+    environ: Mapping[str, str],
 ) -> dict[str, Said]:
     """Write to the other node; tell it what that came to."""
     told = json.loads(board.hear(f"ports/{way}"))
     found: dict[str, Said] = {each: why for each, why in told.items() if isinstance(why, str)}
     with contextlib.ExitStack() as ends:
         runs = {
-            adapter: ends.enter_context(
-                _run(perftest.Place(adapter, port, gpus[adapter]), server, environ)
+            each.adapter: ends.enter_context(
+                _run(replace(each, port=told[each.adapter]), server, environ)
             )
-            for adapter, port in told.items()
-            if adapter not in found
+            for each in ends_of
+            if each.adapter not in found
         }
         _wait(board, lambda: all(run.has_ended() for run in runs.values()), DEADLINE_S)
         found.update((adapter, run.said()) for adapter, run in runs.items())

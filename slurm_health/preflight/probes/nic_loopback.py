@@ -77,33 +77,12 @@ def _lanes(context: ProbeContext, environ: Mapping[str, str]) -> list[Lane]:
     if not context.on_cuda:
         interface = environ.get("GLOO_SOCKET_IFNAME", "")
         return [Lane(interface)] if interface else []
-    return lanes(used(environ), places(context.local_size))
+    return lanes(adapters.used(environ), places(context.local_size))
 
 
 def places(devices: int) -> list[adapters.Place]:
     """Return where the devices of this node are plugged in."""
     return [_place(number) for number in range(devices)]
-
-
-def ports_gbit_per_s(environ: Mapping[str, str], sys: Path = adapters.SYS) -> list[float]:
-    """Return the rates of the active ports that NCCL may use; none where it may use none."""
-    with contextlib.suppress(NotMeasured):
-        return [rate for each in used(environ, sys) for rate in each.rates_gbit_per_s]
-    return []
-
-
-def used(environ: Mapping[str, str], sys: Path = adapters.SYS) -> list[adapters.Adapter]:
-    """Return the adapters that the job's NCCL uses, if any.
-
-    Nodes that are played on one machine, each under a host id of its own, speak through none.
-
-    Raises:
-        NotMeasured: the environment names an adapter that is not there.
-    """
-    if "NCCL_HOSTID" in environ or environ.get("NCCL_IB_DISABLE", "0") not in ("", "0"):
-        return []
-    wanted = chosen_adapters(environ.get("NCCL_IB_HCA", ""), adapters.present(sys))
-    return [each for each in adapters.active(sys) if each.name in wanted]
 
 
 def _place(device: int) -> adapters.Place:
@@ -134,33 +113,6 @@ def waves(wanted: Iterable[Lane]) -> list[list[Lane]]:
         else:
             found.append([lane])
     return found
-
-
-def chosen_adapters(wanted: str, present: list[str]) -> list[str]:
-    """Return the adapters that NCCL would use, by its variable NCCL_IB_HCA.
-
-    The variable lists beginnings of names; with `=` in front, whole names; with `^`, those not to
-    use. A port may follow a name, behind a colon.
-
-    Raises:
-        NotMeasured: it names an adapter that this node does not have.
-    """
-    unwanted, rest = wanted.startswith("^"), wanted.lstrip("^")
-    whole, names = rest.startswith("="), rest.lstrip("=")
-    listed = [name.partition(":")[0] for name in names.split(",") if name]
-
-    def fits(adapter: str, name: str) -> bool:
-        return adapter == name if whole else adapter.startswith(name)
-
-    missing = [name for name in listed if not any(fits(adapter, name) for adapter in present)]
-    if missing and not unwanted:
-        raise NotMeasured(
-            f"NCCL_IB_HCA names {', '.join(missing)}, but this node has"
-            f" {', '.join(present) or 'no InfiniBand or RoCE adapter'}"
-        )
-    if not listed:
-        return present
-    return [a for a in present if any(fits(a, name) for name in listed) is not unwanted]
 
 
 def _measured(wave: Sequence[Lane], *, on_cuda: bool) -> list[Sample]:

@@ -13,6 +13,7 @@ from pathlib import Path
 TOOL = "ib_write_bw"
 # 17 GB: a third of a second at 400 Gbit/s, 14 s at 10.
 MESSAGE_BYTES, MESSAGES = 8 << 20, 2000
+FEW_MESSAGES = 200  # where a check is to take a second: five times what the tool writes by itself
 _HELP_S = 5.0
 _LISTEN = "0A"
 _TABLES = ("net/tcp", "net/tcp6")
@@ -28,8 +29,9 @@ class Place:
     """
 
     adapter: str
-    port: int
+    port: int = 0
     gpu: int = -1
+    messages: int = MESSAGES
 
 
 def command(tool: str, place: Place, server: str, environ: Mapping[str, str]) -> list[str]:
@@ -40,7 +42,7 @@ def command(tool: str, place: Place, server: str, environ: Mapping[str, str]) ->
     gid = environ.get("NCCL_IB_GID_INDEX", "")
     return [
         *(tool, "-d", place.adapter, "-p", str(place.port), "-F", "--report_gbits"),
-        *("-s", str(MESSAGE_BYTES), "-n", str(MESSAGES)),
+        *("-s", str(MESSAGE_BYTES), "-n", str(place.messages)),
         *(("-x", gid) if gid.isdecimal() else ()),
         *((f"--use_cuda={place.gpu}",) if place.gpu >= 0 else ()),
         *((server,) if server else ()),

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from slurm_health.preflight.probes import adapters, load
 from slurm_health.preflight.probes import device as devices_of
-from slurm_health.preflight.probes import load, nic_loopback
 from slurm_health.preflight.probes.context import ProbeContext
 from slurm_health.preflight.probes.membership import Membership
 
@@ -69,7 +69,7 @@ class TorchKit:
             "gflop_per_s": round(gflop_per_s, 3),
             "memory_gb_per_s": round(memory_gb_per_s, 3),
             "collective_library": devices_of.collective_library(device),
-            "ports_gbit_per_s": nic_loopback.ports_gbit_per_s(environ) if devices else [],
+            "ports_gbit_per_s": adapters.ports_gbit_per_s(environ) if devices else [],
             # The first speaks for the node, and no other has to ask the driver.
             "nvlink_domain": devices_of.nvlink_domain(device) if device.index == 0 else "",
         }

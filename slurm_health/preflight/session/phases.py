@@ -35,7 +35,8 @@ class Phase:
     `alone` is set where each node is a group of its own, `survivors_only` where only nodes take
     part that earlier phases found neither faulty nor slow. `workload` is what a group does
     together, in one word. `not_on_cpus` names probes that nodes without accelerators leave out,
-    `not_without_gpus` those that light workers do which have opened none.
+    `not_without_gpus` those that light workers do which have opened none, `not_without_adapters`
+    those for which none of their nodes has a port.
     """
 
     name: str
@@ -48,14 +49,23 @@ class Phase:
     options: Mapping[str, Figure] = field(default_factory=dict)
     not_on_cpus: frozenset[str] = frozenset()
     not_without_gpus: frozenset[str] = frozenset()
+    not_without_adapters: frozenset[str] = frozenset()
 
-    def used(self, *, several_devices: bool, on_cpus: bool, gpus: bool = False) -> list[ProbeUsed]:
+    def used(
+        self,
+        *,
+        several_devices: bool,
+        on_cpus: bool,
+        gpus: bool = False,
+        adapters: bool = False,
+    ) -> list[ProbeUsed]:
         """Return the probes as a round's record names them, without those that do not apply.
 
         Args:
             several_devices: a node of the round has more than one device.
             on_cpus: no node of the round has accelerators, or they are none to its workers.
             gpus: light workers of the round have opened some.
+            adapters: a node of the round has a port that can be measured.
         """
         return [
             ProbeUsed(name=probe.name, scope=probe.scope.value, path=probe.path)
@@ -63,6 +73,7 @@ class Phase:
             if several_devices or probe.scope not in {Scope.NODE, Scope.RAIL}
             if not (on_cpus and probe.name in self.not_on_cpus)
             if gpus or probe.name not in self.not_without_gpus
+            if adapters or probe.name not in self.not_without_adapters
         ]
 
     def extra_s(self, *, on_cpus: bool, devices: int, adapters: int) -> float:
@@ -91,7 +102,8 @@ class Phase:
 _SHARED_ON_CPUS = frozenset({"matmul", "memory_copy"})
 # Light probes test what the memory of processors holds, and judge nobody by its speed. The copies
 # of GPUs they make wherever there are some, and stand in for all that torch would compute on them.
-_LIGHT_ANYWHERE = LIGHT_ON_GPUS | {"memory_pattern"}
+_BY_TOOL = frozenset({"ib_write_bw"})
+_LIGHT_ANYWHERE = LIGHT_ON_GPUS | _BY_TOOL | {"memory_pattern"}
 _COMPUTED_BY_TORCH = "values"
 # Seconds of sustained work on an accelerator. Longer finds what only shows when a device is hot.
 _BURN_S, _LONG_BURN_S = 3.0, 8.0
@@ -163,6 +175,7 @@ def light_phases(chosen: Sequence[Phase]) -> tuple[Phase, ...]:
             probes=probes,
             not_on_cpus=phase.not_on_cpus - _LIGHT_ANYWHERE,
             not_without_gpus=LIGHT_ON_GPUS,
+            not_without_adapters=_BY_TOOL,
         )
         for phase in chosen
         if (probes := tuple(_light(phase.probes)))

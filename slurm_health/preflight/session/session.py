@@ -155,7 +155,7 @@ class Session:
                 self.state.models(),
                 self._expectations,
                 settings.expected_slack,
-                self.state.links(),
+                {} if self.state.light else self.state.links(),  # their all-gathers use others
                 self._work().reduced(),
             )
             self._course = Course(
@@ -308,6 +308,7 @@ class Session:
             several_devices=any(len(each.devices) > 1 for each in ready),
             on_cpus=on_cpus(ready),
             gpus=any(each.gpus for each in ready),
+            adapters=any(each.ports_gbit_per_s for each in ready),
         )
         shared = [probe for probe in used if probe.scope != Scope.SOLO.value]
         return shared if shared_only and shared else used

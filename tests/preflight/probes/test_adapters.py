@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 
 from slurm_health.preflight.probes import adapters
-from slurm_health.preflight.probes.adapters import Adapter, Place
+from slurm_health.preflight.probes.adapters import Adapter, Place, ports_gbit_per_s
 from slurm_health.preflight.probes.context import NotMeasured
 from slurm_health.preflight.probes.nic_loopback import (
     Lane,
     environ_of,
     failure,
     lanes,
-    ports_gbit_per_s,
     waves,
 )
 

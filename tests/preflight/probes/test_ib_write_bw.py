@@ -158,6 +158,7 @@ def test_only_adapters_that_both_nodes_have_and_nccl_uses_are_measured(nodes: No
     assert first.keys() == second.keys() == {"mlx5_0"}
     calls = [json.loads(line) for line in nodes.calls.read_text().splitlines()]
     assert len(calls) == 4
+    assert all(call[call.index("-n") + 1] == "200" for call in calls)  # from memory of the hosts
     assert sum("-x" in call for call in calls) == 2
 
 
