@@ -3,11 +3,15 @@
 
     python -m benchmarks.scale_agents                          16, 64 and 128 nodes
     python -m benchmarks.scale_agents --nodes 256
+    python -m benchmarks.scale_agents --lab --nodes 128        on the lab's Slurm, by light probes
 
 Master, agents, journal, orders and bell are real, and each agent is a process of its own with a
 worker process, all on this machine. Only what a worker would measure with torch is played. All of
 them share the machine's processors, so the time says how much work there is in all, not how long
 a check takes on nodes of their own. A node takes about 60 MB.
+
+With `--lab` nothing is played: it is a job of a real Slurm, and beside each check stands what a
+bare `srun python3 -I -c pass` took on the same nodes just before.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
+from benchmarks.check_measure import Fault, Stage, measure_check
 from benchmarks.command import INTERRUPTED, count, end_as_on_interrupt
 from slurm_health.preflight.decide.policy import Policy
 from slurm_health.preflight.master.check_settings import CheckSettings
@@ -44,6 +49,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--nodes", type=count, action="append", help="may be repeated")
+    parser.add_argument("--lab", action="store_true", help="on the lab, by light probes")
     parser.add_argument("--here", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     end_as_on_interrupt()
@@ -52,7 +58,7 @@ def main() -> int:
         return 0
     print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} processors", file=sys.stderr)
     try:
-        rows = [measure(nodes) for nodes in options.nodes or NODES]
+        rows = [(on_lab if options.lab else measure)(nodes) for nodes in options.nodes or NODES]
     except KeyboardInterrupt:
         print("benchmarks.scale_agents: interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -74,6 +80,22 @@ def measure(nodes: int) -> Mapping[str, float]:
                 process.terminate()
                 raise
         return {"nodes": nodes, **_found(Path(place)), "CPU s": used.ru_utime + used.ru_stime}
+
+
+def on_lab(nodes: int) -> Mapping[str, float]:
+    """Check so many nodes of the lab by light probes; return their row of the table."""
+    with Stage(nodes) as stage:
+        found = measure_check(stage, nodes, Fault(), (Level.HEALTHY,), "light")
+    assert found.bare_s is not None
+    launch_s = float("nan") if found.launch_s is None else found.launch_s
+    return {
+        "nodes": nodes,
+        "bare srun s": found.bare_s,
+        "launch s": launch_s,
+        "of a bare srun": launch_s / found.bare_s,
+        "command to verdict s": found.elapsed_s,
+        "right": not found.wrong,
+    }
 
 
 def _check(nodes: int, place: Path) -> None:
