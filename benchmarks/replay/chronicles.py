@@ -86,6 +86,7 @@ _CSCS: Mapping[tuple[str, str], Truth] = {
     ("software/communication/cray-mpich.md", "GTL library is not linked"): (
         frozenset({"program-error", "mpi-failed"}), False, 255),
 }  # fmt: skip
+_AWS = "awsome-distributed-training"
 _SITES: Mapping[tuple[str, str], Truth] = {
     ("support-docs/docs/Getting_Started/FAQs/What_Does_Oom_Kill_Mean.md", "Detected 1 oom-kill"): (
         frozenset({"killed-for-memory"}), False, 1),
@@ -94,6 +95,17 @@ _SITES: Mapping[tuple[str, str], Truth] = {
     # A rank whose share of the data was smaller.
     ("lance-distributed-training/README.md", "OpType=ALLREDUCE, NumelIn=1259621"): (
         frozenset({"ranks-waited", "never-entered", "collective-timed-out"}), False, 1),
+    (f"{_AWS}/3.test_cases/megatron/megatron-lm/slurm/gpt3/README.md", "num_samples > 0"): _PROGRAM,
+    # An image that was named without its registry.
+    (
+        f"{_AWS}/4.validation_and_observability/2.gpu-cluster-healthcheck/README.md",
+        "failed to import docker image",
+    ): (_CONTAINER, False, 1),
+    # Libraries of several releases of CUDA.
+    (
+        f"{_AWS}/3.test_cases/pytorch/deepspeed/qlora/docs/TROUBLESHOOTING.md",
+        "CUBLAS_STATUS_INVALID_VALUE when calling",
+    ): (frozenset({"gpu-library-failed"}), False, 1),
 }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from slurm_health.training.diagnosis.diagnostician import Diagnostician, observe
 from slurm_health.training.diagnosis.operators import OPERATORS
 from slurm_health.training.diagnosis.training_log import read_log
 from tests.played_gpu.description import Device, Fault, machine, strike, write
-from tests.played_gpu.running import Ended, run
+from tests.played_gpu.running import Ended, run, start_ranks
 
 pytestmark = [pytest.mark.played_gpu, pytest.mark.timeout(600)]
 FOR_EVER = "1000000"
@@ -111,3 +111,18 @@ def test_too_much_memory_of_a_device_is_its_users_mistake(played_python: Path, g
 
     assert (found.cause, found.attribution) == ("gpu-out-of-memory", "user error")
     assert found.accused == []
+
+
+def test_a_rank_that_its_watchdog_ended_tells_not_who_stayed_away(
+    played_python: Path, gpu: Path
+) -> None:
+    at_once = {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1000"}
+    waits, absent = start_ranks(
+        played_python, "missing_peer", ["waits"], count=2, gpus=gpu, variables=at_once
+    )
+    with absent.process:
+        found = told(waits.ended())
+        absent.process.kill()
+
+    assert (found.cause, found.attribution) == ("collective-timed-out", "undecided")
+    assert (found.nodes, found.accused) == ([], [])

@@ -201,9 +201,11 @@ KNOWN: tuple[KnownError, ...] = (
     KnownError(
         name="gpu-library-failed",
         pattern=re.compile(
-            r"CU(?:BLAS|DNN|FFT|SOLVER)_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR)"
+            r"CU(?:BLAS|DNN|FFT|SOLVER)_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR"
+            r"|INVALID_VALUE)"
         ),
-        means="a kernel of a GPU library failed: what it was given is wrong, or the GPU is broken",
+        means="a kernel of a GPU library failed: what it was given is wrong, libraries of several"
+        " releases of CUDA are mixed, or the GPU is broken",
         advice="run it once with CUDA_LAUNCH_BLOCKING=1; if it fails on one node only, have that"
         " node checked",
         attribution=Attribution.UNDECIDED,
@@ -351,6 +353,7 @@ KNOWN: tuple[KnownError, ...] = (
         name="container-not-started",
         pattern=re.compile(
             r"pyxis: (?:container start failed|couldn't start container|failed to import)"
+            r"|spank_pyxis\.so: task_init\(\) failed"
             r"|FATAL: .{0,40}container creation failed"
         ),
         means="the container of the job could not be started: its image does not fit the site's"

@@ -39,6 +39,17 @@ NO_ROOM = (
     "Error while creating shared memory segment /dev/shm/nccl-a (size 9637888), error: No space"
     " left on device (28)"
 )
+NOT_STARTED = """\
+slurmstepd: error: pyxis: container start failed with error code: 1
+slurmstepd: error: pyxis:     id: cannot find name for user ID 42
+slurmstepd: error: pyxis: couldn't start container
+srun: error: n2: task 0: Exited with exit code 1
+"""
+NOT_HAD = """\
+URL https://images.example/v2/latest returned error code: 401 Unauthorized
+pyxis: failed to import docker image
+spank: required plugin spank_pyxis.so: task_init() failed with rc=-1
+"""
 ADAPTER = "n2:57:59 [0] transport/net_ib.cc:94 NCCL WARN NET/IB : "
 
 
@@ -156,13 +167,10 @@ def test_what_nccl_says_of_its_adapters_when_all_is_well_is_no_error() -> None:
     assert told(f"{well}{TIMED_OUT.format(rank=1)}", code=134).cause == "collective-timed-out"
 
 
-def test_a_container_that_did_not_start_is_told_and_neither_user_nor_node_is_blamed() -> None:
-    output = (
-        "slurmstepd: error: pyxis: container start failed with error code: 1\n"
-        "slurmstepd: error: pyxis:     id: cannot find name for user ID 42\n"
-        "slurmstepd: error: pyxis: couldn't start container\n"
-        "srun: error: n2: task 0: Exited with exit code 1\n"
-    )
+@pytest.mark.parametrize("output", [NOT_STARTED, NOT_HAD], ids=["not started", "not had"])
+def test_a_container_that_did_not_start_is_told_and_neither_user_nor_node_is_blamed(
+    output: str,
+) -> None:
     found = told(output)
 
     assert (found.cause, found.attribution) == ("container-not-started", "undecided")
