@@ -166,7 +166,7 @@ def _line(row: dict[str, Any]) -> list[object]:
         f"{max(took.values()):.1f}" if isinstance(took, dict) and took else "",
         sum(messages.values()) if isinstance(messages, dict) else "",
         f"{row['submitted']}, {row['restarted']} again",
-        row["prologs"],
+        f"{row['prologs']}, {row['prologs_failed']} failed",
         *("/".join(f"{value:.2f}" for value in row[key]) for key in ("wall_s", "cpu_s")),
         row["normal_s"],
         len(row["wrong"]),

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import signal
@@ -26,8 +27,9 @@ from tests.lab.processes import on_node
 
 # How long a requeued job waits; Slurm's default is 120 s.
 CRED_EXPIRE_S = 60
-# Two processors have the time for one health check a second, not for more beside prologs.
-_INTERVAL_S = 60
+# Two processors have the time for one health check a second, not for more beside prologs; twenty
+# seconds at least, so that a node that is well again is back within a storm's time.
+_INTERVAL_S = 20
 _STORAGE_MB = 64
 _LOOK_S = 0.05
 _CONF = """\
@@ -77,6 +79,7 @@ class Cluster:
         self.submitted: set[int] = set()
         self._place = place
         self._submitter = ThreadPoolExecutor(1)
+        self._turns = itertools.cycle([[*USERS], [*reversed(USERS)]])
         self._submission: Future[None] | None = None
 
     # --- nodes -------------------------------------------------------------------------------
@@ -108,7 +111,7 @@ class Cluster:
             self._submission.result()
 
     def _submit(self, count: int, nodes: int, work_s: int) -> None:
-        for user, many in zip(USERS, ((count + 1) // 2, count // 2), strict=True):
+        for user, many in zip(next(self._turns), ((count + 1) // 2, count // 2), strict=True):
             if many:
                 each = f"sbatch --parsable --requeue -n{nodes} -N{nodes} -o/dev/null job"
                 script = f"cat >job; i=0; while [ $i -lt {many} ]; do {each}; i=$((i+1)); done"

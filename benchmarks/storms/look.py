@@ -50,6 +50,7 @@ class Seen:
     Args:
         messages: what hooks sent to slurmctld, by type.
         drained: node to reason, when the storm was over and before anything was mended.
+        broken_in_pool: the nodes that were broken then and not drained.
         tripped: the partitions and switches whose breaker had tripped then.
         trip_took_s: from the start of the hook that tripped it to what others could read.
         ran: the runs of prologs and health checks.
@@ -128,7 +129,7 @@ def look_at_hooks(cluster: Cluster, seen: Seen) -> None:
                         code=int(words[5]),
                     )
                 )
-    for node in {*seen.still_out, *seen.drained}:
+    for node in {*seen.still_out, *seen.drained, *seen.broken_in_pool}:
         seen.said[node] = cluster.said(node, LOG)[-1500:]
 
 

@@ -56,10 +56,15 @@ class Trip(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ledger(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The last drains, and the partitions whose breaker has tripped."""
+    """The last drains, and the partitions whose breaker has tripped.
+
+    `refused` are drains that the share ruled out and nothing tripped for: too many of one user's.
+    They count only for whether the next one trips.
+    """
 
     entries: tuple[Entry, ...] = ()
     trips: dict[str, Trip] = {}
+    refused: tuple[Entry, ...] = ()
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,7 +141,12 @@ def reserve(
         for each in entries
         if _age_s(each, wanted) <= limits.window_s and not each.returned
     }
-    users = {each.node: each.uid for each in (*entries, wanted)}
+    refused = [
+        each
+        for each in ledger.refused
+        if each.node != wanted.node and _age_s(each, wanted) <= limits.window_s
+    ]
+    users = {each.node: each.uid for each in (*refused, *entries, wanted)}
     trips = dict(ledger.trips)
     shares = [(name, nodes, limits.allowed(len(nodes))) for name, nodes in sorted(members.items())]
     shares += [
@@ -147,6 +157,7 @@ def reserve(
         out = (counted | {wanted.node}) & set(nodes)
         if len(out) <= allowed:
             continue
+        out |= {each.node for each in refused} & set(nodes)
         said = (
             f"with {wanted.node}, {fold(sorted(out))} would be drained, now or within"
             f" {limits.window_s / 60:g} min: {len(out)} of {len(nodes)} nodes of {partition},"
@@ -162,16 +173,18 @@ def reserve(
             time_s=wanted.time_s, node=wanted.node, why=said, nodes=fold(sorted(nodes))
         )
     if why:
-        return Refused(why=why, ledger=msgspec.structs.replace(ledger, trips=trips))
-    after = (*entries, wanted)[-_MOST_ENTRIES:]
-    today = sum(each.node == wanted.node and _age_s(each, wanted) <= _DAY_S for each in after)
-    return Allowed(ledger=Ledger(entries=after, trips=trips), today=today)
+        tried = (*refused, wanted)[-_MOST_ENTRIES:]
+        after = msgspec.structs.replace(ledger, trips=trips, refused=tried)
+        return Refused(why=why, ledger=after)
+    kept = (*entries, wanted)[-_MOST_ENTRIES:]
+    today = sum(each.node == wanted.node and _age_s(each, wanted) <= _DAY_S for each in kept)
+    return Allowed(ledger=Ledger(entries=kept, trips=trips, refused=tuple(refused)), today=today)
 
 
 def take_back(ledger: Ledger, node: str, time_s: float) -> Ledger:
     """Return the ledger without a drain that did not happen."""
     entries = tuple(each for each in ledger.entries if (each.node, each.time_s) != (node, time_s))
-    return Ledger(entries=entries, trips=ledger.trips)
+    return msgspec.structs.replace(ledger, entries=entries)
 
 
 def with_return(ledger: Ledger, node: str) -> Ledger:

@@ -149,6 +149,28 @@ def test_one_users_jobs_are_refused_beyond_the_share_and_trip_nothing(
     assert ("of them after jobs of user ann" in why) == (not tripped)
 
 
+@pytest.mark.parametrize(
+    ("users", "tripped"),
+    [
+        ([5, 5, 5, 5, 5, 5, 5], []),
+        ([5, 5, 5, 5, 5, 5, -1], []),
+        ([5, 5, 5, -1, -1], ["gpu"]),  # the health checks of two more nodes
+        ([5, 5, 5, 5, 6, -1], ["gpu"]),
+    ],
+)
+def test_refused_drains_trip_the_breaker_once_two_are_not_after_one_users_jobs(
+    users: list[int], tripped: list[str]
+) -> None:
+    why, found = trips_after(users, NODES[:30])
+    assert found == tripped
+    assert f"{len(users)} of 30 nodes of gpu, limit 3" in why
+
+
+def test_a_node_that_is_refused_again_and_again_trips_nothing() -> None:
+    again = [NODES[0], NODES[1], NODES[2], *[NODES[3]] * 9, *NODES[4:30]]
+    assert trips_after([5, 5, 5, *[-1] * 9], again)[1] == []
+
+
 def test_a_trip_stops_its_own_partition_and_no_other() -> None:
     trip = breaker.Trip(time_s=0, node="n1", why="x", nodes="n[1-9]")
     ledger = Ledger(trips={"gpu": trip})
