@@ -27,9 +27,9 @@ from tests.lab.processes import on_node
 
 # How long a requeued job waits; Slurm's default is 120 s.
 CRED_EXPIRE_S = 60
-# Two processors have the time for one health check a second, not for more beside prologs; twenty
-# seconds at least, so that a node that is well again is back within a storm's time.
-_INTERVAL_S = 20
+# Two processors have the time for one health check a second, not for more beside prologs. Where
+# other work ran, 20 nodes every 20 s were too much: no check ended within its limit any more.
+_INTERVAL_S = 60
 _STORAGE_MB = 64
 _LOOK_S = 0.05
 _CONF = """\

@@ -15,7 +15,7 @@ from benchmarks.storms.runners import CLOCK_AHEAD, FLAG
 
 _TICK_S = 2.0
 # Between two jobs of half the cluster each: two processors carry no more prologs.
-_WIDE_TICKS = 5
+_WIDE_TICKS = 12
 
 
 class Performance:
