@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from slurm_health.records.script_records import (
@@ -19,6 +20,12 @@ from slurm_health.training.diagnosis.inference import Attribution, Inference, Su
 from slurm_health.training.diagnosis.out_of_step import out_of_step
 from slurm_health.training.diagnosis.rank_failures import RankFailure, ranks_of
 from slurm_health.training.diagnosis.seen import Standstill
+
+# What NCCL's watchdog says of a work that took too long, and DDP of sizes that never came; an error
+# of NCCL, with which it ends ranks too, has other words.
+_OF_A_TIME_LIMIT = re.compile(
+    "collective operation timeout|NCCL operations have failed or timed out|inconsistent 0 params"
+)
 
 
 class CollectivesDiffer:
@@ -156,7 +163,8 @@ class ConnectionsBroke:
         log = data.get(TrainingLog)
         if log is not None and log.adapters:
             return [_adapters(inference, log.adapters)]
-        if log is not None and log.watchdogs:
+        errors = [each.error for each in log.failures if each.error] if log else []
+        if errors and all(map(_OF_A_TIME_LIMIT.search, errors)):
             return [_timed_out(inference)]
         return [
             Inference(

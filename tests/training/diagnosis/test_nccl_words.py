@@ -137,6 +137,16 @@ def test_one_rank_that_timed_out_tells_not_who_stayed_away() -> None:
     assert found.nodes == []
 
 
+def test_a_rank_that_its_watchdog_ends_by_an_error_of_nccl_has_not_timed_out() -> None:
+    output = (
+        "[rank0]:[E606 09:09:08.17 ProcessGroupNCCL.cpp:2174] [PG ID 0 PG GUID 0(default_pg) Rank"
+        " 0] Process group watchdog thread terminated with exception: NCCL error: remote process"
+        " exited or there was a network error, NCCL version 2.27.5\n"
+    )
+
+    assert told(output, code=134).cause == "connections-broke"
+
+
 def test_a_rank_that_nccl_has_not_counted_may_be_inside_the_call() -> None:
     output = "".join(
         TIMED_OUT.format(rank=rank) + ENQUEUED.format(rank=rank, work=79) for rank in (1, 2)
