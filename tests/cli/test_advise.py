@@ -123,6 +123,19 @@ def test_without_any_journal_nothing_is_advised(tmp_path: Path) -> None:
     assert "no check is in the journals that you may read" in done.stdout
 
 
+def test_what_damaged_journals_leave_out_is_said(tmp_path: Path) -> None:
+    write_jobs(tmp_path / "journal", jobs=20)
+    for number in range(100, 105):
+        file = tmp_path / "journal" / "lab" / str(number) / "0" / "master.jsonl"
+        file.write_bytes(b"\x00 no record\n" + file.read_bytes())
+
+    done = called(tmp_path, LONG_AGO, "-N", "64")
+
+    assert done.code == 0, done
+    said = " ".join(done.stderr.split())
+    assert "5 jobs could not be read, or not wholly: it has damaged lines, which count" in said
+
+
 def test_of_the_sizes_that_nobody_named_each_leaves_nodes_to_spare(tmp_path: Path) -> None:
     write_jobs(tmp_path / "journal", jobs=13)
 

@@ -48,6 +48,7 @@ MOST_RUNS = 1000
 class _Run:
     check: CheckSeen | None
     over: bool
+    damaged: bool = False
 
 
 def stamp_of(root: Path, cluster: str, job: str) -> str:
@@ -100,6 +101,8 @@ def read_job(root: Path, cluster: str, job: str, *, most_bytes: int | None = Non
             runs.append(_read_run(directory, budget))
         except (JournalError, OSError) as err:
             troubles.append(str(err))
+    if any(run.damaged for run in runs):
+        troubles.append("it has damaged lines, which count nowhere")
     over = bool(runs) and runs[-1].over
     return JobSeen(
         uid=uid,
@@ -131,15 +134,19 @@ class _Budget:
 
 def _read_run(directory: Path, budget: _Budget) -> _Run:
     with journal.opened(directory, None) as run:
+        damaged = 0
 
         def read(writer: str) -> list[Entry]:
+            nonlocal damaged
             reader = journal.Reader(directory, writer, of_anybody=True)
-            return reader.take(budget.spend(reader.fetch(run)))
+            found = reader.take(budget.spend(reader.fetch(run)))
+            damaged += reader.damaged
+            return found
 
         master = read(journal.MASTER)
         start = next((each for each in master if isinstance(each.record, RunStarted)), None)
         if start is None or not isinstance(start.record, RunStarted):
-            return _Run(check=None, over=False)
+            return _Run(check=None, over=False, damaged=damaged > 0)
         records = _records(master)
         listed = dict.fromkeys(start.record.nodes[:_MOST_NODES])
         names = [name for name in listed if NODE_NAME.fullmatch(name)]
@@ -160,7 +167,7 @@ def _read_run(directory: Path, budget: _Budget) -> _Run:
         time_s=began_s,
         seen=tuple(msgspec.structs.replace(each, ran_s=ran_s.get(each.node, 0.0)) for each in seen),
     )
-    return _Run(check=check, over=_is_over(records, script))
+    return _Run(check=check, over=_is_over(records, script), damaged=damaged > 0)
 
 
 def _ran_s(script: Sequence[Record], nodes: Collection[str]) -> dict[str, float]:

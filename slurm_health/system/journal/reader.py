@@ -17,13 +17,15 @@ from slurm_health.system.journal.files import for_each, opened, path_of, unusabl
 class Reader:
     """Reads one file from where it stopped last time. A torn last line is left for later.
 
-    With `of_anybody` it may be another user's than this process's.
+    With `of_anybody` it may be another user's than this process's. `damaged` counts the lines that
+    were no records, and were skipped.
     """
 
     def __init__(self, directory: Path, writer: str, *, of_anybody: bool = False) -> None:
         self.path = path_of(directory, writer)
         self._owner = None if of_anybody else os.geteuid()
         self._offset = 0
+        self.damaged = 0
 
     def read_new(self) -> list[Entry]:
         """Return the entries that have appeared since the last call; none if there is no file.
@@ -75,7 +77,7 @@ class Reader:
             except NewerVersion as err:
                 raise RecordTooNew(self.path, err.version, VERSION) from err
             except ValueError:
-                continue
+                self.damaged += 1
         return entries
 
 
