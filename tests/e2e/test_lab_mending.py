@@ -30,6 +30,7 @@ reset = ["sh", "-c", "rm -f {flag}; echo $0 >/tmp/reset-gpus", "{{gpus}}"]
 reload = ["sh", "-c", "rm -f {flag}"]
 deep_test = ["sh", "-c", "until test -e {go}; do sleep 0.1; done; rm -f {flag}; echo tested"]
 per_hour = 50
+burn_in_h = {burn_in_h}
 [mend.first]
 flag = "{first}"
 [notify]
@@ -46,6 +47,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HookedSite]:
     directory = tmp_path_factory.mktemp("hooks")
     with hooked_site(directory, nodes=4, gpus=2 if HAS_GPUS else 0) as found:
         yield found
+
+
+def configured(site: HookedSite, *, first: str, burn_in_h: float = 0) -> str:
+    """Return what a site that mends says, and have its test wait for a word."""
+    told = site.installed / "told"
+    return MEND.format(flag=FLAG, go=GO, first=first, told=told, burn_in_h=burn_in_h)
 
 
 def told(site: HookedSite) -> list[dict[str, Any]]:
@@ -87,7 +94,7 @@ def step_until(site: HookedSite, step: str, outcome: str) -> None:
         raise AssertionError(f"{steps(site)}\n{site.hook_log(NODE)[-4000:]}") from late
 
 
-def fails(site: HookedSite) -> str:
+def broken(site: HookedSite) -> str:
     """Break the node, and return the note with which its health check has drained it."""
     site.on(NODE, "touch", FLAG)
     site.health_check(NODE)
@@ -106,29 +113,29 @@ def reboot_as_asked(site: HookedSite, note: str) -> None:
 
 
 def test_a_node_walks_through_every_step_and_back(site: HookedSite) -> None:
-    text = MEND.format(flag=FLAG, go=GO, first=FIRST, told=site.installed / "told")
+    text = configured(site, first=FIRST)
     site.configure(text, share=0.5)
 
     # Reset: it helps, and the node comes back by the usual rules.
-    fails(site)
+    broken(site)
     step_until(site, FIRST, "done")
     if HAS_GPUS:
         assert len(site.on(NODE, "cat", "/tmp/reset-gpus").strip().split(",")) == 2
     check_until(site, "the node back after the reset", "IDLE")
 
     # It fails again within the day: what has helped once is not tried twice.
-    note = fails(site)
+    note = broken(site)
     if FIRST == "reset":  # the driver is next, which helps too: then it fails once more
         step_until(site, "reload", "done")
         check_until(site, "the node back after the reload", "IDLE")
-        note = fails(site)
+        note = broken(site)
     step_until(site, "reboot", "begun")
     reboot_as_asked(site, note)
     check_until(site, "the node back after the reboot", "IDLE")
     assert steps(site)[-1] == ("reboot", "done")
 
     # And again: quarantine. Jobs of users wait, root's test runs.
-    fails(site)
+    broken(site)
     step_until(site, "deep_test", "begun")
     users = site.lab.sbatch("#!/bin/sh\nhostname\n", f"-w{NODE}")
     eventually(
@@ -148,7 +155,7 @@ def test_a_node_walks_through_every_step_and_back(site: HookedSite) -> None:
     assert "No reservations" in site.on(NODE, "scontrol", "show", "reservation")
 
     # Nothing is left but people.
-    fails(site)
+    broken(site)
     step_until(site, "ticket", "done")
     eventually(site, lambda: "ticket" in [each["kind"] for each in told(site)], "the ticket", 400)
     (ticket,) = [each for each in told(site) if each["kind"] == "ticket"]
@@ -161,12 +168,12 @@ def test_a_node_walks_through_every_step_and_back(site: HookedSite) -> None:
 
 
 def test_a_deep_test_that_fails_leaves_the_node_drained_and_not_reserved(site: HookedSite) -> None:
-    text = MEND.format(flag=FLAG, go=GO, first="deep_test", told=site.installed / "told")
+    text = configured(site, first="deep_test")
     text = text.replace("echo tested", "echo memory of module 7 >&2; exit 9")
     site.lab.resume_all()
     site.configure(text, share=0.5)
     site.on(NODE, "touch", GO)
-    fails(site)
+    broken(site)
 
     def over() -> bool:
         site.health_check(NODE)
@@ -177,3 +184,35 @@ def test_a_deep_test_that_fails_leaves_the_node_drained_and_not_reserved(site: H
     assert "deep test ended with code 9: memory of module 7" in reason
     assert "No reservations" in site.on(NODE, "scontrol", "show", "reservation")
     step_until(site, "ticket", "done")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_node_that_passes_is_burned_in_before_it_comes_back(
+    site: HookedSite, fails: bool
+) -> None:
+    text = configured(site, first="ticket", burn_in_h=0.003)  # 11 s
+    counted = site.installed / "runs"
+    counted.unlink(missing_ok=True)
+    end = f"test $(wc -l <{counted}) -lt 3" if fails else "true"
+    command = f"echo >>{counted}; sleep 1; echo module 7 >&2; {end}"
+    lines = [
+        f'deep_test = ["sh", "-c", "{command}"]' if line.startswith("deep_test =") else line
+        for line in text.splitlines()
+    ]
+    site.lab.resume_all()
+    (site.installed / "shared/mending.json").unlink(missing_ok=True)
+    site.configure("\n".join(lines) + "\n", share=0.5)
+    broken(site)
+    site.on(NODE, "rm", "-f", FLAG)
+
+    step_until(site, "deep_test", "failed" if fails else "done")
+
+    runs = len(counted.read_text().splitlines())
+    assert "No reservations" in site.on(NODE, "scontrol", "show", "reservation")
+    if fails:
+        assert runs == 3
+        reason = site.out_of_pool()[NODE]
+        assert "deep test ended with code 1: in run 3: module 7" in reason
+    else:
+        assert runs > 3  # again and again, for as long as the site wants
+        assert state(site) == "IDLE"

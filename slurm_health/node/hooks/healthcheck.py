@@ -95,6 +95,8 @@ def _recover(hook: Hook, kept: DrainRecord, *, no_fault: bool) -> None:
     if after.passes > kept.passes:
         hook.log.info(f"pass {after.passes} of {settings.passes} of {', '.join(kept.retest)}")
     if is_due(after, settings):
+        if _burns_in(hook, after):
+            return
         hook.log.info(own_drain.release_own(hook.site, after, hook.controller()))
     elif hook.site.mend.enabled:
         _mend(hook, kept, [*node_faults(hook.found), *node_faults(again)], passes=passes)
@@ -130,6 +132,15 @@ def _mend(hook: Hook, kept: DrainRecord, faults: list[CheckResult], *, passes: b
     seen, is_ours = hook.seen_by_slurm, own_drain.recall(hook.site.state) is not None
     if seen is not None and is_ours and (faults or not kept.retest):
         mend.consider(hook, kept, seen, faults)
+
+
+def _burns_in(hook: Hook, kept: DrainRecord) -> bool:
+    """Tell whether a node that is due to come back is tested for long first, as its site wants."""
+    if not hook.site.mend.enabled or hook.seen_by_slurm is None:
+        return False
+    from slurm_health.node.mending import mend
+
+    return mend.burn_in(hook, kept, hook.seen_by_slurm)
 
 
 def _test_again(hook: Hook, kept: DrainRecord) -> list[CheckResult]:

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a health check starts to take a step: `... -m slurm_health.node.mending FILE STEP [GPU]...`.
 
-With `deep-test` for STEP, what the job of a quarantine runs.
+With `deep-test HOURS` for STEP, what the job of a quarantine runs.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 
 from slurm_health.node.draining.shared_state import Unusable
@@ -23,15 +24,16 @@ from slurm_health.system.telemetry import send_line
 
 def main(arguments: list[str]) -> int:
     """Take one step, or run one test; return the exit code."""
-    config, order, *devices = arguments
+    config, order, *others = arguments
     site = load(Path(config))
     if order == "deep-test":
-        return quarantine.run_test(site, int(os.environ.get("SLURM_JOB_ID", "0")))
+        job, hours = int(os.environ.get("SLURM_JOB_ID", "0")), float(others[0])
+        return quarantine.run_test(site, job, hours=hours, clock_s=time.monotonic)
     begun = from_json(order, Tried)
     with perform.at_work(site.state) as free:
         if not free:
             return 1
-        ended = perform.take(site, begun, devices, why_not=lambda: _why_not(site, begun))
+        ended = perform.take(site, begun, others, why_not=lambda: _why_not(site, begun))
         line = f"{begun.step.value}: {ended.outcome.value}: {ended.text}"
         try:
             ledger.keep(site, ended)

@@ -95,6 +95,57 @@ def consider(worker: Worker, kept: DrainRecord, now: Node, failed: Sequence[Chec
         worker.log.warning(f"nothing more is done to mend it: {err}")
 
 
+def burn_in(worker: Worker, kept: DrainRecord, now: Node) -> bool:
+    """Have a node that is due to come back tested for long first; tell whether it waits for that.
+
+    Where such a test cannot be begun, the node comes back: it has passed what it was drained for.
+    """
+    settings = worker.site.mend
+    is_ours = now.drained and drain_note.unsigned(now.reason) == kept.reason
+    if not mending.burns_in(settings) or not is_ours:
+        return False
+    why_not = why_not_now(now, kept.reason)
+    if why_not:
+        worker.log.info(f"not released: it waits for its burn-in: {why_not}")
+        return True
+    try:
+        return _begin_burn_in(worker, kept, now)
+    except Unusable as err:
+        worker.log.warning(f"it comes back without its burn-in: {err}")
+        return False
+
+
+def _begin_burn_in(worker: Worker, kept: DrainRecord, now: Node) -> bool:
+    settings, now_s = worker.site.mend, worker.context.now_s
+
+    def choose(tried: tuple[Tried, ...]) -> tuple[Next, Tried | None]:
+        chosen = mending.next_burn_in(tried, settings, now_s)
+        if chosen.step is None or settings.dry_run:
+            return chosen, None
+        until_s = now_s + 3600 * settings.burn_in_h + 60 * settings.deep_test_min
+        return chosen, _tried(kept, chosen.step, now_s, until_s=until_s, text="its burn-in")
+
+    chosen, begun = ledger.reserve(worker.site, kept.node, now.partitions, choose)
+    if begun is None:
+        said = "not released: it waits for its burn-in" if chosen.step is None else "dry run"
+        worker.log.info(f"{said}: {chosen.why}")
+        return chosen.step is None
+    try:
+        hours = settings.burn_in_h
+        quarantine.begin(worker.site, kept, begun, worker.maintenance(), hours=hours)
+    except (SlurmError, OSError, quarantine.NotBegun) as err:
+        fail(worker, begun, f"it could not be begun: {err}")
+        return False
+    worker.log.info(f"burn-in: {chosen.why}")
+    return True
+
+
+def _tried(kept: DrainRecord, step: Step, now_s: float, *, until_s: float, text: str) -> Tried:
+    return Tried(
+        node=kept.node, step=step, time_s=now_s, drain=kept.reason, until_s=until_s, text=text
+    )
+
+
 def _judge_last(worker: Worker, kept: DrainRecord, failed: Sequence[CheckResult]) -> None:
     """Note that the last step has not helped, now that the fault is there still."""
     last = mending.unfinished(ledger.read(worker.site), kept.node, kept.reason)
@@ -133,16 +184,10 @@ def _choose(
         minutes = settings.limit_min
         if chosen.step is Step.DEEP_TEST:
             minutes = settings.deep_test_min
-        new = Tried(
-            node=kept.node,
-            step=chosen.step,
-            time_s=now_s,
-            drain=kept.reason,
-            outcome=Outcome.DRY_RUN if settings.dry_run else Outcome.BEGUN,
-            until_s=now_s + 60 * minutes,
-            text="; ".join(each.finding.text for each in failed),
-        )
-        return chosen, new
+        text = "; ".join(each.finding.text for each in failed)
+        new = _tried(kept, chosen.step, now_s, until_s=now_s + 60 * minutes, text=text)
+        outcome = Outcome.DRY_RUN if settings.dry_run else Outcome.BEGUN
+        return chosen, msgspec.structs.replace(new, outcome=outcome)
 
     return ledger.reserve(worker.site, kept.node, now.partitions, choose)
 

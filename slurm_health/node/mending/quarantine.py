@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+from collections.abc import Callable
+from math import ceil
 from pathlib import Path
 
 import msgspec
@@ -74,8 +76,10 @@ def reservation_of(node: str) -> str:
     return f"shealth-{node}"
 
 
-def begin(site: Site, kept: DrainRecord, step: Tried, controller: Maintenance) -> None:
-    """Put a node into quarantine and have it tested there.
+def begin(
+    site: Site, kept: DrainRecord, step: Tried, controller: Maintenance, *, hours: float = 0.0
+) -> None:
+    """Put a node into quarantine and have it tested there, again and again for so many hours.
 
     Raises:
         NotBegun: it could not be done, and why; the node is drained as it was.
@@ -88,7 +92,7 @@ def begin(site: Site, kept: DrainRecord, step: Tried, controller: Maintenance) -
     job, lifting = 0, False
     try:
         _require(controller.is_reserved(name, kept.node), "Slurm does not have the reservation")
-        job = _submit(site, kept.node, name, controller)
+        job = _submit(site, kept.node, name, controller, hours)
         found = Quarantine(kept=kept, reservation=name, job=job, step=step)
         publish(site.state / QUARANTINE, msgspec.json.encode(found), mode=0o600)
         lifting = True
@@ -119,8 +123,8 @@ def _is_drained(node: str, controller: Maintenance) -> bool:
         return False
 
 
-def _submit(site: Site, node: str, reservation: str, controller: Maintenance) -> int:
-    limit = site.mend.deep_test_min
+def _submit(site: Site, node: str, reservation: str, controller: Maintenance, hours: float) -> int:
+    limit = site.mend.deep_test_min + ceil(60 * hours)
     words = [
         "--job-name=slurm-health-deep-test",
         f"--reservation={reservation}",
@@ -134,29 +138,44 @@ def _submit(site: Site, node: str, reservation: str, controller: Maintenance) ->
         "--chdir=/",
         *site.mend.sbatch,
     ]
-    argv = processes.own_module("slurm_health.node.mending", site.path, "deep-test")
+    order = f"{hours:g}"
+    argv = processes.own_module("slurm_health.node.mending", site.path, "deep-test", order)
     script = f"#!/bin/sh\nexec {shlex.join(argv)}\n"
     return controller.submit(words, script, clean_environ({"PATH": perform.PATH}))
 
 
-def run_test(site: Site, job: int) -> int:
-    """Run the site's test, in the job, and leave its result on the node; return its code."""
+def run_test(site: Site, job: int, *, hours: float, clock_s: Callable[[], float]) -> int:
+    """Run the site's test, in the job, and leave its result on the node; return its code.
+
+    It is run once, and again until so many hours have passed or it fails.
+    """
+    until_s = clock_s() + 3600 * hours
+    code, said = _run_once(site)
+    runs = 1
+    while code == 0 and clock_s() < until_s:
+        code, said = _run_once(site)
+        runs += 1
+    if code and runs > 1:
+        said = f"in run {runs}: {said}"
+    result = TestResult(job=job, code=code, said=cut(one_line(said), _SAID))
+    publish(site.state / _RESULT, msgspec.json.encode(result), mode=0o600)
+    return 1 if code else 0
+
+
+def _run_once(site: Site) -> tuple[int, str]:
+    """Run the site's test; return its code, and the end of what it said."""
     argv = list(site.mend.deep_test)
     environ = {"PATH": perform.PATH, "LC_ALL": "C", "HOME": "/root"}
     try:
         ended = processes.run(
             argv, environ=environ, deadline_s=60.0 * site.mend.deep_test_min, directory=Path("/")
         )
-        code = ended.returncode
-        # The end of it: that is where tests say what is wrong.
-        said = (ended.stdout + ended.stderr).decode(errors="replace")[-_SAID:]
     except TimeoutError:
-        code, said = -1, f"{argv[0]} did not end within {site.mend.deep_test_min} min"
+        return -1, f"{argv[0]} did not end within {site.mend.deep_test_min} min"
     except OSError as err:
-        code, said = -1, f"{argv[0]} cannot be run: {err.strerror}"
-    result = TestResult(job=job, code=code, said=cut(one_line(said), _SAID))
-    publish(site.state / _RESULT, msgspec.json.encode(result), mode=0o600)
-    return 1 if code else 0
+        return -1, f"{argv[0]} cannot be run: {err.strerror}"
+    # The end of it: that is where tests say what is wrong.
+    return ended.returncode, (ended.stdout + ended.stderr).decode(errors="replace")[-_SAID:]
 
 
 def result_of(site: Site, found: Quarantine) -> TestResult | None:

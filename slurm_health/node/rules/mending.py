@@ -97,8 +97,14 @@ def next_step(
         settings: the site's.
         now_s: the time.
     """
-    recent = [each for each in tried if abs(now_s - each.time_s) < _DAY_S]
-    of_node = [each for each in recent if each.node == node]
+    tried = tuple(tried)
+    # A day from its end: one that a burn-in has failed must not come back by a short test.
+    of_node = [
+        each
+        for each in tried
+        if each.node == node
+        and (abs(now_s - each.time_s) < _DAY_S or each.time_s <= now_s < each.until_s + _DAY_S)
+    ]
     of_drain = [each for each in of_node if each.drain == drain]
     for each in of_drain:
         if each.outcome is Outcome.BEGUN and now_s < each.until_s:
@@ -118,17 +124,38 @@ def next_step(
     if not left:
         return Next(step=None, why="no step that the site allows is left")
     step = left[0]
+    full = "" if step is Step.TICKET else _full_hour(tried, settings, now_s)
+    if full:
+        return Next(step=None, why=full)
+    before = ", ".join(each.step.value for each in done)
+    return Next(step=step, why=f"after {before}" if before else "the first step for this fault")
+
+
+def next_burn_in(tried: Iterable[Tried], settings: Mend, now_s: float) -> Next:
+    """Return whether a node that has passed its checks is tested for long now, and why not."""
+    full = _full_hour(tried, settings, now_s)
+    if full:
+        return Next(step=None, why=full)
+    return Next(step=Step.DEEP_TEST, why=f"for {settings.burn_in_h:g} h before it comes back")
+
+
+def burns_in(settings: Mend) -> bool:
+    """Tell whether a node that passes its checks is tested for long before it comes back."""
+    return settings.enabled and Step.DEEP_TEST.value in settings.steps and settings.burn_in_h > 0
+
+
+def _full_hour(tried: Iterable[Tried], settings: Mend, now_s: float) -> str:
+    """Return why no step is taken on any node now; empty where one may be."""
     in_hour = [
         each
-        for each in recent
+        for each in tried
         if abs(now_s - each.time_s) < _HOUR_S
         and each.step is not Step.TICKET
         and each.outcome is not Outcome.DRY_RUN
     ]
-    if step is not Step.TICKET and not settings.dry_run and len(in_hour) >= settings.per_hour:
-        return Next(step=None, why=f"{len(in_hour)} steps within the hour, limit of all nodes")
-    before = ", ".join(each.step.value for each in done)
-    return Next(step=step, why=f"after {before}" if before else "the first step for this fault")
+    if settings.dry_run or len(in_hour) < settings.per_hour:
+        return ""
+    return f"{len(in_hour)} steps within the hour, limit of all nodes"
 
 
 def with_tried(tried: Iterable[Tried], new: Tried) -> tuple[Tried, ...]:

@@ -283,6 +283,10 @@ class Mend(_Table, frozen=True, kw_only=True):
     # One step, and the time in which a node has to be back from a reboot.
     limit_min: Annotated[float, msgspec.Meta(gt=0, le=1440)] = 30.0
     deep_test_min: Positive = 90
+    # `deep_test` is repeated for so long before a node that passes its checks comes back, where it
+    # is one of the steps; 0: such a node comes back at once. A day: half of the relapses of a
+    # recorded year came within 17 hours of the repair (docs/explanation/year.md).
+    burn_in_h: Annotated[float, msgspec.Meta(ge=0, le=168)] = 24.0
     # Each step, of one node.
     per_day: Positive = 1
     # All steps of all nodes.

@@ -13,6 +13,7 @@ from slurm_health.node.rules.mending import (
     Outcome,
     Step,
     Tried,
+    burns_in,
     first_step,
     next_step,
     overdue,
@@ -160,3 +161,33 @@ def test_the_first_step_for_an_xid_is_what_nvidias_tables_say(
     said: tuple[object, str], expected: Remedy | None
 ) -> None:
     assert remedy_of(said[1]) is expected
+
+
+def test_a_burn_in_that_has_failed_is_not_followed_by_a_short_test_within_a_day() -> None:
+    day_s = 24 * 3600.0
+    steps = mend(steps=["deep_test", "ticket"])
+
+    def step(ended_s_ago: float) -> Step | None:
+        burn_in = msgspec.structs.replace(
+            tried(Step.DEEP_TEST, ago_s=ended_s_ago + day_s, drain="before"),
+            until_s=NOW_S - ended_s_ago,
+        )
+        return next_step(Step.DEEP_TEST, [burn_in], "n3", "now", steps, NOW_S).step
+
+    assert step(3600.0) is Step.TICKET
+    assert step(day_s + 1) is Step.DEEP_TEST
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, True),
+        ({"burn_in_h": 0}, False),
+        ({"steps": ["ticket"]}, False),
+        ({"enabled": False}, False),
+    ],
+)
+def test_nodes_are_burned_in_where_the_site_has_a_deep_test(
+    settings: dict[str, Any], expected: bool
+) -> None:
+    assert burns_in(mend(**{"enabled": True, **settings})) is expected
