@@ -59,6 +59,7 @@ _OF_A_PEER = re.compile(
 _OF_ITSELF = re.compile(
     r"[Mm]ismatch|Duplicate GPU|invalid usage|ncclInvalid|CUDA error|CUDA failure|ECC"
     r"|out of memory|OutOfMemory|[Aa]ddress already in use|EADDRINUSE|No space left"
+    r"|shared memory segment|no socket interface found"
 )
 
 

@@ -33,6 +33,7 @@ MEANT = {
     "ncclUnhandledCudaError": "unhandled cuda error",
     "ncclSystemError": "unhandled system error",
     "ncclInvalidUsage": "invalid usage",
+    "ncclInternalError": "internal error",
     "ncclRemoteError": "remote process exited or there was a network error",
 }
 NO_ROOM = (
@@ -97,6 +98,19 @@ def told(output: str, code: int = 1) -> Diagnosed:
             "Error: network AWS Libfabric not found.",
             "network-plugin-missing",
             "user error",
+        ),
+        # No reason is told: of a full /dev/shm by older ones, or of a name that no interface has.
+        (
+            "ncclSystemError",
+            "Error while creating shared memory segment nccl-shm-recv-1a (size 5767520)",
+            "rank-failed",
+            "undecided",
+        ),
+        (
+            "ncclInternalError",
+            "Bootstrap : no socket interface found",
+            "rank-failed",
+            "undecided",
         ),
         (
             "ncclRemoteError",
