@@ -19,6 +19,7 @@ import string
 import subprocess
 import sys
 import tempfile
+import time
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -82,10 +83,6 @@ def _tree(scratch: Path) -> Path:
     (tree / "usr" / "bin").mkdir(parents=True)
     (tree / "usr" / "bin" / "slurm-health").symlink_to(f"/{_HOME}/bin/slurm-health")
     _share(share, tree / "usr" / "share")
-    about = tree / "usr/share/doc/slurm-health"
-    about.mkdir(parents=True)
-    shutil.copy(ROOT / "LICENSE", about / "copyright")
-    shutil.copy(ROOT / "CHANGELOG.md", about)
     configuration = "home = /usr/bin\ninclude-system-site-packages = false\n"
     (tree / _HOME / "pyvenv.cfg").write_text(configuration)
     _compiled(packages, tree)
@@ -113,12 +110,15 @@ def _compiled(packages: Path, tree: Path) -> None:
     run(sys.executable, "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash",
          "-s", tree, "-p", "/", tree / home)  # fmt: skip
     run("chmod", "-R", "u+rwX,go+rX,go-w", tree)
+    for library in tree.rglob("*.so*"):  # some wheels have them as programs
+        library.chmod(0o644)
 
 
 def _deb(tree: Path, output: Path) -> Path:
     # Debian's zsh looks in a directory of its own.
     functions = tree / "usr/share/zsh/site-functions"
     functions.rename(functions.with_name("vendor-completions"))
+    _debian_documents(tree)
     files = [each for each in tree.rglob("*") if each.is_file() and not each.is_symlink()]
     sums = [
         f"{hashlib.md5(each.read_bytes(), usedforsecurity=False).hexdigest()}  "
@@ -145,6 +145,25 @@ def _deb(tree: Path, output: Path) -> Path:
     return path
 
 
+def _debian_documents(tree: Path) -> None:
+    """Write what Debian wants beside the files: licence, changelogs, why a rule is not kept."""
+    about, overrides = tree / "usr/share/doc/slurm-health", tree / "usr/share/lintian/overrides"
+    for directory in (about, overrides):
+        directory.mkdir(parents=True)
+    (about / "copyright").write_text(_filled("copyright.in"))
+    shutil.copy(_HERE / "lintian-overrides", overrides / "slurm-health")
+    entry = (
+        f"slurm-health ({__version__}-1) unstable; urgency=medium\n\n"
+        "  * What changed is in changelog.gz.\n\n"
+        f" -- {maintainer(os.environ)}  {_built('%a, %d %b %Y %H:%M:%S +0000')}\n"
+    )
+    for name, text in (
+        ("changelog.gz", (ROOT / "CHANGELOG.md").read_bytes()),
+        ("changelog.Debian.gz", entry.encode()),
+    ):
+        (about / name).write_bytes(gzip.compress(text, mtime=0))
+
+
 def maintainer(environ: Mapping[str, str]) -> str:
     """Return whom a package of ours names: who builds it, by the variables of Debian's own tools.
 
@@ -156,9 +175,18 @@ def maintainer(environ: Mapping[str, str]) -> str:
 
 def _rpm(tree: Path, output: Path) -> Path:
     scripts = {name: (_HERE / f"{name}.sh").read_text() for name in _SCRIPTS.values()}
+    for link in [each for each in tree.rglob("*") if each.is_symlink()]:
+        there = link.readlink()  # RPM wants links that hold below any root
+        link.unlink()
+        link.symlink_to(os.path.relpath(there, Path("/") / link.parent.relative_to(tree)))
+    for kind, name in (("licenses", "LICENSE"), ("doc", "CHANGELOG.md")):
+        directory = tree / "usr/share" / kind / "slurm-health"
+        directory.mkdir(parents=True)
+        shutil.copy(ROOT / name, directory)
     with tempfile.TemporaryDirectory() as scratch:
         spec = Path(scratch, "slurm-health.spec")
-        spec.write_text(_filled("slurm-health.spec.in", tree=tree, **scripts))
+        day = _built("%a %b %d %Y")
+        spec.write_text(_filled("slurm-health.spec.in", tree=tree, day=day, **scripts))
         choices = {"_topdir": scratch, "_rpmdir": f"{scratch}/made", "_rpmfilename": "%{NAME}.rpm"}
         defined = [f"--define={name} {value}" for name, value in choices.items()]
         run("rpmbuild", "-bb", "--quiet", *defined, spec)
@@ -167,10 +195,16 @@ def _rpm(tree: Path, output: Path) -> Path:
     return path
 
 
+def _built(form: str) -> str:
+    """Return when it is built: by `SOURCE_DATE_EPOCH`, where two builds are to be the same."""
+    return time.strftime(form, time.gmtime(int(os.environ.get("SOURCE_DATE_EPOCH", time.time()))))
+
+
 def _filled(name: str, **values: object) -> str:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     text = string.Template((_HERE / name).read_text())
-    known = {"version": __version__, "python": _PYTHON, "summary": project["description"]}
+    summary, _, _ = project["description"].partition(", and")  # of 80 characters at most
+    known = {"version": __version__, "python": _PYTHON, "summary": summary}
     return text.substitute(known, **values)
 
 

@@ -46,7 +46,8 @@ def run(*words: object, check: bool = True) -> str:
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory with what `make packages` makes here."""
     output = tmp_path_factory.mktemp("packages")
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    named = {"DEBFULLNAME": "The HPC team", "DEBEMAIL": "hpc@example.org"}
+    environ = {**os.environ, **named, "PYTHONPATH": str(ROOT)}
     words = [sys.executable, "-m", "distribution.packages", "--output", str(output)]
     subprocess.run(words, cwd=ROOT, env=environ, check=True, timeout=800)
     return output
@@ -120,6 +121,21 @@ def test_an_rpm_is_installed_upgraded_and_removed_and_the_sites_files_stay(
     said = copy(f"{rpm} -i /packages/*.rpm\n{IN_PLACE}\n{rpm} -U --force /packages/*.rpm\n"
                 f"{rpm} -e slurm-health\n{AFTERWARDS}")  # fmt: skip
     holds(said)
+
+
+@pytest.mark.skipif(shutil.which("lintian") is None, reason="no lintian here")
+def test_the_deb_keeps_debians_rules_or_says_why_not(packages: Path) -> None:
+    limits = ("--fail-on", "error,warning", "--tag-display-limit", "0")
+    run("lintian", "--allow-root", *limits, *packages.glob("*.deb"))
+
+
+@pytest.mark.skipif(
+    None in (shutil.which("rpmlint"), shutil.which("rpmbuild")), reason="no rpmlint or rpmbuild"
+)
+def test_the_rpm_keeps_rpms_rules_or_says_why_not(packages: Path) -> None:
+    filters = ROOT / "distribution/rpmlint.toml"
+    said = run("rpmlint", "--strict", "--config", filters, *packages.glob("*.rpm"))
+    assert "0 errors, 0 warnings" in said
 
 
 def test_an_environment_that_somebody_made_there_is_left_alone(
