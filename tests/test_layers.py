@@ -249,3 +249,30 @@ def test_processes_are_started_in_one_place() -> None:
         if names & STARTING and room(module) != "preflight.probes":
             users.add(module.removeprefix(f"{NAME}."))
     assert users == STARTERS
+
+
+# A longer module has a second topic, and further arguments belong into an object of their own.
+MOST_LINES, MOST_ARGUMENTS = 400, 7
+
+
+def test_no_module_has_more_than_400_lines() -> None:
+    lengths = {module: len(path.read_text().splitlines()) for module, path in MODULES.items()}
+
+    assert not {module: lines for module, lines in lengths.items() if lines > MOST_LINES}
+
+
+def test_no_function_takes_more_than_seven_arguments() -> None:
+    too_many = [
+        f"{module}.{node.name}"
+        for module, path in MODULES.items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef) and _arguments(node) > MOST_ARGUMENTS
+    ]
+
+    assert not too_many
+
+
+def _arguments(function: ast.FunctionDef) -> int:
+    given = function.args
+    names = [each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+    return len([name for name in names if name not in {"self", "cls"}])

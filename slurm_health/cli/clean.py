@@ -119,12 +119,14 @@ def clean(asked: _Asked) -> int:
     alive = listing.alive(os.environ, uid=uid) if there else listing.Alive()
     chosen = retention.choose(
         there,
+        retention.KnownJobs(
+            alive={(alive.cluster, job) for job in alive.jobs},
+            asked={alive.cluster} - {""},
+            local=LOCAL_CLUSTER,
+        ),
         now_s=time.time(),
         older_than_s=asked.older_than_s,
         most_bytes=asked.most_bytes,
-        alive={(alive.cluster, job) for job in alive.jobs},
-        asked={alive.cluster} - {""},
-        local=LOCAL_CLUSTER,
         user_of=Accounts().user,
     )
     width, _ = terminal()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events of this node that wait to be told, in root's own directory: a file each.
+"""Events of this node that wait to be delivered, in root's own directory: a file each.
 
 Hooks add, and wait for nothing: what cannot be kept is lost, and a reboot loses none on a disk.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_health.node.rules.notices import Event, EventKind
+from slurm_health.node.rules.notices import Event
 from slurm_health.node.site_settings import Site
 from slurm_health.records.decoding import from_json
 from slurm_health.records.text import cut, one_line
@@ -25,41 +25,27 @@ _MOST_BYTES = 1 << 16
 _TEXT, _EVIDENCE, _LINES = 600, 100, 30
 
 
-def tell(
-    site: Site,
-    kind: EventKind,
-    node: str,
-    text: str,
-    *,
-    now_s: float,
-    checks: tuple[str, ...] = (),
-    job: int = 0,
-    evidence: tuple[str, ...] = (),
-) -> None:
-    """Have something told, where the site wants anybody to be told."""
+def tell(site: Site, event: Event) -> None:
+    """Queue an event for those whom the site has notified, under an id of its own."""
     if not site.notify.targets:
         return
     from slurm_health.system.private_files import publish
 
-    event = Event(
+    queued = msgspec.structs.replace(
+        event,
         id=f"{time.time_ns():016x}-{os.urandom(8).hex()}",  # in their order
-        kind=kind,
-        node=node,
-        time_s=now_s,
-        text=cut(text, _TEXT),
-        checks=checks,
-        job=job,
-        evidence=tuple(cut(one_line(each), _EVIDENCE) for each in evidence[:_LINES]),
+        text=cut(event.text, _TEXT),
+        evidence=tuple(cut(one_line(each), _EVIDENCE) for each in event.evidence[:_LINES]),
     )
     directory = site.state / _DIRECTORY
     with contextlib.suppress(OSError):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if len(list(directory.iterdir())) < _MOST:
-            publish(directory / f"{event.id}.json", msgspec.json.encode(event), mode=0o600)
+            publish(directory / f"{queued.id}.json", msgspec.json.encode(queued), mode=0o600)
 
 
 def is_empty(state: Path) -> bool:
-    """Tell whether nothing waits here to be told."""
+    """Tell whether no event waits here."""
     try:
         return not any((state / _DIRECTORY).iterdir())
     except OSError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
 
@@ -46,28 +47,39 @@ class Cleaning(msgspec.Struct, frozen=True, kw_only=True):
     left: dict[Left, tuple[JobJournal, ...]] = {}
 
 
+@dataclass(frozen=True, kw_only=True)
+class KnownJobs:
+    """What is known of which jobs have ended.
+
+    Args:
+        alive: the jobs that have not, by cluster and id.
+        asked: the clusters whose Slurm has said which of its jobs live.
+        local: the cluster of checks without Slurm.
+    """
+
+    alive: Collection[tuple[str, str]]
+    asked: Collection[str]
+    local: str
+
+
 def choose(
     journals: Collection[JobJournal],
+    jobs: KnownJobs,
     *,
     now_s: float,
     older_than_s: float | None,
     most_bytes: int | None,
-    alive: Collection[tuple[str, str]],
-    asked: Collection[str],
-    local: str,
     user_of: Callable[[int], int] = int,
 ) -> Cleaning:
     """Return which journals go.
 
     Args:
         journals: all there are.
+        jobs: which jobs have ended.
         now_s: the time.
         older_than_s: what was last written longer ago goes; None: age is no reason.
         most_bytes: of what is left then, the oldest go until no more than this is taken: of those
             users who take more than an equal share leaves them, so that none is the others' loss.
-        alive: the jobs that have not ended, by cluster and id.
-        asked: the clusters whose Slurm has said which of its jobs live.
-        local: the cluster of checks without Slurm.
         user_of: the user that an id is of, who may have several.
     """
     removed: list[JobJournal] = []
@@ -75,7 +87,7 @@ def choose(
     in_order = sorted(journals, key=lambda each: (each.written_s, each.cluster, each.job))
 
     def goes(each: JobJournal) -> bool:
-        why = _why_left(each, now_s - each.written_s, alive=alive, asked=asked, local=local)
+        why = _why_left(each, now_s - each.written_s, jobs)
         if why is not None:
             left.setdefault(why, []).append(each)
             return False
@@ -114,20 +126,13 @@ def _share_bytes(taken_bytes: Iterable[int], most_bytes: int) -> float:
     return inf
 
 
-def _why_left(
-    journal: JobJournal,
-    age_s: float,
-    *,
-    alive: Collection[tuple[str, str]],
-    asked: Collection[str],
-    local: str,
-) -> Left | None:
+def _why_left(journal: JobJournal, age_s: float, jobs: KnownJobs) -> Left | None:
     # A journal beside one whose name another user has taken is called `12.` and more.
-    if (journal.cluster, journal.job.partition(".")[0]) in alive:
+    if (journal.cluster, journal.job.partition(".")[0]) in jobs.alive:
         return Left.ALIVE
-    if journal.cluster == local:
+    if journal.cluster == jobs.local:
         return Left.LOCAL if age_s < LOCAL_S else None
-    return Left.UNASKED if journal.cluster not in asked and age_s < UNASKED_S else None
+    return Left.UNASKED if journal.cluster not in jobs.asked and age_s < UNASKED_S else None
 
 
 def age_s(text: str) -> float:

@@ -16,7 +16,7 @@ from slurm_health.node.draining import own_drain, shared_state
 from slurm_health.node.rules import drain_note
 from slurm_health.node.rules.breaker import Entry
 from slurm_health.node.rules.drain_note import DrainNote
-from slurm_health.node.rules.notices import EventKind
+from slurm_health.node.rules.notices import Event, EventKind
 from slurm_health.node.rules.recovery import BootTime, DrainRecord
 from slurm_health.node.site_settings import Site
 from slurm_health.records.errors import SlurmCommandError, SlurmError, SlurmTimeoutError
@@ -153,7 +153,8 @@ def drain_node(
 
 
 def _tell(site: Site, node: str, kind: EventKind, text: str, cause: Cause, now_s: float) -> None:
-    event_queue.tell(site, kind, node, text, now_s=now_s, checks=cause.checks, job=cause.job)
+    event = Event(kind=kind, node=node, time_s=now_s, text=text, checks=cause.checks, job=cause.job)
+    event_queue.tell(site, event)
 
 
 def _why_not(site: Site, node: str, cause: Cause, now_s: float) -> str:
@@ -161,7 +162,7 @@ def _why_not(site: Site, node: str, cause: Cause, now_s: float) -> str:
     if not site.hooks.drain:
         return "hooks.drain is false"
     if not site.breaker.directory:
-        return "breaker.directory is not set, so nobody knows how many others are drained"
+        return "breaker.directory is not set, so the number of other drained nodes is unknown"
     return shared_state.known_refusal(site, _entry(node, cause, now_s))
 
 
@@ -203,7 +204,7 @@ def _out_already(
     if not now.out_of_pool:
         return None
     if not now.drained:
-        return _not_drained(f"somebody else has made it {now.state}: {reason}")
+        return _not_drained(f"it is already {now.state}: {reason}")
     note = drain_note.parse(now.reason)
     if note is None or not cause.job or note.job != cause.job:
         return DrainResult(status=DrainStatus.ALREADY_OUT, text=f"{now.state}: {reason}")

@@ -142,7 +142,7 @@ def release_own(site: Site, kept: DrainRecord, controller: Client) -> str:
 
 def _release_own(site: Site, kept: DrainRecord, controller: Client) -> str:
     from slurm_health.node import event_queue
-    from slurm_health.node.rules.notices import EventKind
+    from slurm_health.node.rules.notices import Event, EventKind
 
     current = recall(site.state)
     if current is None or current.reason != kept.reason:
@@ -161,7 +161,10 @@ def _release_own(site: Site, kept: DrainRecord, controller: Client) -> str:
     forget(site.state)
     text = f"released after {kept.passes} passes of {', '.join(kept.retest)}"
     told_s = max(kept.passed_s, kept.time_s)
-    event_queue.tell(site, EventKind.RELEASED, kept.node, text, now_s=told_s, checks=kept.retest)
+    released = Event(
+        kind=EventKind.RELEASED, node=kept.node, time_s=told_s, text=text, checks=kept.retest
+    )
+    event_queue.tell(site, released)
     return text
 
 

@@ -179,7 +179,7 @@ class Hook:
             return False
         from slurm_health.node import event_queue
         from slurm_health.node.draining.shared_state import Unusable, count_return
-        from slurm_health.node.rules.notices import EventKind
+        from slurm_health.node.rules.notices import Event, EventKind
 
         try:
             now = own_drain.look_after_drain(
@@ -200,14 +200,12 @@ class Hook:
         if not kept.confirmed:  # recorded before it was tried, and nobody has seen it drained
             self.log.info(f"a drain that was begun did not come about: {kept.reason}")
             return False
-        self.log.info("somebody has returned it to the pool")
-        event_queue.tell(
-            self.site,
-            EventKind.RELEASED,
-            self.node,
-            "somebody has returned it to the pool",
-            now_s=self.context.now_s,
+        text = "it was returned to the pool by someone else"
+        self.log.info(text)
+        released = Event(
+            kind=EventKind.RELEASED, node=self.node, time_s=self.context.now_s, text=text
         )
+        event_queue.tell(self.site, released)
         self.context = _since_return(self.context)
         return True
 

@@ -17,7 +17,7 @@ from slurm_health.node.mending.quarantine import Quarantine
 from slurm_health.node.rules import drain_note
 from slurm_health.node.rules.drain_note import DrainNote
 from slurm_health.node.rules.mending import Outcome
-from slurm_health.node.rules.notices import EventKind
+from slurm_health.node.rules.notices import Event, EventKind
 from slurm_health.node.rules.recovery import DrainRecord
 from slurm_health.records.errors import SlurmError
 from slurm_health.system.slurm.maintenance import Maintenance
@@ -53,13 +53,13 @@ def _attend(
             own_drain.remember(worker.site.state, found.kept)  # it died before it lifted the drain
             why = "it was cut short"
         else:
-            why = f"somebody has drained it in quarantine: {now.reason or '(no reason)'}"
+            why = f"it was drained again while in quarantine: {now.reason or '(no reason)'}"
         _leave(worker, found, controller)
         fail(worker, found.step, why)
         return False
     if not controller.is_reserved(found.reservation, worker.node):
         _leave(worker, found, controller)
-        fail(worker, found.step, "somebody has deleted its reservation")
+        fail(worker, found.step, "its reservation was deleted")
         return False
     runs = found.job in controller.unended(0)
     result = quarantine.result_of(worker.site, found)
@@ -86,7 +86,9 @@ def _passes(worker: Worker, found: Quarantine, controller: Maintenance) -> bool:
     ended = msgspec.structs.replace(found.step, outcome=Outcome.DONE, text=text)
     ledger.keep(worker.site, ended)
     worker.log.info(text)
-    event_queue.tell(worker.site, EventKind.RELEASED, worker.node, text, now_s=worker.context.now_s)
+    now_s = worker.context.now_s
+    released = Event(kind=EventKind.RELEASED, node=worker.node, time_s=now_s, text=text)
+    event_queue.tell(worker.site, released)
     return True
 
 

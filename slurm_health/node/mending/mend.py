@@ -15,7 +15,7 @@ from slurm_health.node.mending import ledger, perform, quarantine
 from slurm_health.node.rules import drain_note, mending
 from slurm_health.node.rules.finding import CheckResult
 from slurm_health.node.rules.mending import Next, Outcome, Step, Tried
-from slurm_health.node.rules.notices import EventKind
+from slurm_health.node.rules.notices import Event, EventKind
 from slurm_health.node.rules.recovery import DrainRecord
 from slurm_health.node.site_settings import Site
 from slurm_health.records.errors import SlurmError
@@ -232,15 +232,15 @@ def _tell(
     checks: tuple[str, ...],
     evidence: tuple[str, ...] = (),
 ) -> None:
-    event_queue.tell(
-        worker.site,
-        kind,
-        worker.node,
-        text,
-        now_s=worker.context.now_s,
+    event = Event(
+        kind=kind,
+        node=worker.node,
+        time_s=worker.context.now_s,
+        text=text,
         checks=checks,
         evidence=evidence,
     )
+    event_queue.tell(worker.site, event)
 
 
 def report_missing(worker: Worker) -> None:
@@ -271,15 +271,15 @@ def _report(worker: Worker, late: Tried, *, back: bool) -> None:
         return
     worker.log.warning(f"mending: {why}")
     for kind in (EventKind.STEP_FAILED, EventKind.TICKET):
-        event_queue.tell(
-            worker.site,
-            kind,
-            late.node,
-            why,
-            now_s=worker.context.now_s,
+        event = Event(
+            kind=kind,
+            node=late.node,
+            time_s=worker.context.now_s,
+            text=why,
             checks=(late.step.value,),
             evidence=(f"drained with: {late.drain}",),
         )
+        event_queue.tell(worker.site, event)
 
 
 def done(worker: Worker, kept: DrainRecord) -> None:

@@ -41,9 +41,12 @@ _OF_POOL = (EventKind.DRAINED, EventKind.RELAPSE, EventKind.RELEASED)
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One thing that happened to a node. `evidence`: what a person needs to go on from there."""
+    """One thing that happened to a node. `evidence`: what a person needs to go on from there.
 
-    id: str
+    It gets its `id` where it is queued.
+    """
+
+    id: str = ""
     kind: EventKind
     node: str
     time_s: float

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from slurm_health.preflight.decide import decision
-from slurm_health.preflight.decide.facts import JobFacts, requeue_obstacle
+from slurm_health.preflight.decide.facts import JobFacts, requeue_obstacle, submit_without
 from slurm_health.preflight.decide.paths import (
     PathEnd,
     ends_to_leave,
@@ -300,7 +300,7 @@ def _stop(case: Case, nodes: Sequence[NodeVerdict], why: str) -> decision.Ending
     if case.facts.give_back_obstacle:
         said.append(f"could not give nodes back: {case.facts.give_back_obstacle}")
     without = {*_names(nodes), *case.facts.left_behind}
-    said += [why, _submit_without(without, case.facts)]
+    said += [why, submit_without(without, case.facts)]
     return _end(Disposition.STOP, case.verdict, "; ".join(said))
 
 
@@ -382,20 +382,3 @@ def _at_worst(slowdown: float, part: str) -> str:
         return ""
     times = f"{slowdown:.{2 if slowdown < 2 else 1}f}"
     return f": each step may take up to {times} times as long ({part})"
-
-
-def _most_without(facts: JobFacts, nodes: Collection[str]) -> int | None:
-    """Return how many nodes are left for a job that needs more; None where there are enough."""
-    left = facts.candidates - set(nodes) if facts.candidates is not None else ()
-    short = facts.candidates is not None and len(left) < facts.asked
-    return len(left) if short else None
-
-
-def _submit_without(nodes: Collection[str], facts: JobFacts) -> str:
-    """Name the options: sbatch refuses a node that is both asked for and excluded."""
-    named, others = facts.named & set(nodes), set(nodes) - facts.named
-    how = [f"without {fold(named)} in --nodelist"] if named else []
-    how += [f"with --exclude={fold(others)}"] if others else []
-    most = _most_without(facts, nodes)
-    fewer = "" if most is None else f", on {most} nodes at most (--nodes={most})"
-    return f"submit the job again {' and '.join(how)}{fewer}"

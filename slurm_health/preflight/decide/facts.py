@@ -82,6 +82,23 @@ def requeue_obstacle(facts: JobFacts, nodes: Collection[str]) -> str:
     )
 
 
+def _most_without(facts: JobFacts, nodes: Collection[str]) -> int | None:
+    """Return how many nodes are left for a job that needs more; None where there are enough."""
+    left = facts.candidates - set(nodes) if facts.candidates is not None else ()
+    short = facts.candidates is not None and len(left) < facts.asked
+    return len(left) if short else None
+
+
+def submit_without(nodes: Collection[str], facts: JobFacts) -> str:
+    """Say how to submit the job again: sbatch refuses a node both asked for and excluded."""
+    named, others = facts.named & set(nodes), set(nodes) - facts.named
+    how = [f"without {fold(named)} in --nodelist"] if named else []
+    how += [f"with --exclude={fold(others)}"] if others else []
+    most = _most_without(facts, nodes)
+    fewer = "" if most is None else f", on {most} nodes at most (--nodes={most})"
+    return f"submit the job again {' and '.join(how)}{fewer}"
+
+
 def own_comment(comment: str) -> str:
     """Return the job's own comment, whether or not a note of ours stands before it."""
     return comment.partition(_OWN)[2] if comment.startswith(REASON_PREFIX) else comment

@@ -50,15 +50,13 @@ def by_default(*, template: str, python: str, flags: Sequence[str], rules: str) 
 
     It is the same for every script. `rules` are told to the supervisor, as one word.
     """
-    return _launcher(
-        template,
-        python=python,
-        flags=flags,
-        options=b"--by-default=" + _quoted(rules),
-        name=b'"${SLURM_JOB_NAME-}"',
-        origin=b"By default on this cluster (slurm-health init-default)",
-        needed=b", slurm_health.preflight.by_default.at_start",  # older installations lack it
-    )
+    values = {
+        "options": b"--by-default=" + _quoted(rules),
+        "name": b'"${SLURM_JOB_NAME-}"',
+        "origin": b"By default on this cluster (slurm-health init-default)",
+        "needed": b", slurm_health.preflight.by_default.at_start",  # older installations lack it
+    }
+    return _launcher(template, python, flags, values)
 
 
 def wrapped(command: bytes) -> bytes:
@@ -111,47 +109,31 @@ def render(
     with --wrap; environment, script and command line still rename it.
     """
     top, padding = _top(script)
-    launcher = _launcher(
-        template,
-        python=python,
-        flags=flags,
-        options=b" ".join(_quoted(f"--{key}={value}") for key, value in settings.items()),
-        name=_quoted(name),
-        origin=SUBMITTED.encode(),
-        header=(_WRAP_NAME if is_wrap else b"") + top,
-        padding=padding,
-        on_unchecked=_quoted(str(settings.get("on-unchecked", OnUnchecked.PROCEED.value))),
-    )
-    return launcher + script
-
-
-def _launcher(
-    template: str,
-    *,
-    python: str,
-    flags: Sequence[str],
-    options: bytes,
-    name: bytes,
-    origin: bytes,
-    needed: bytes = b"",
-    header: bytes = b"",
-    padding: bytes = b"",
-    on_unchecked: bytes = b"",
-) -> bytes:
-    """Return the launcher, which knows on which line behind it the script begins."""
     values = {
-        "header": header,
+        "options": b" ".join(_quoted(f"--{key}={value}") for key, value in settings.items()),
+        "name": _quoted(name),
+        "origin": SUBMITTED.encode(),
+        "header": (_WRAP_NAME if is_wrap else b"") + top,
         "padding": padding,
+        "on_unchecked": _quoted(str(settings.get("on-unchecked", OnUnchecked.PROCEED.value))),
+    }
+    return _launcher(template, python, flags, values) + script
+
+
+# Of what the launcher says of itself, what may be nothing.
+_NOTHING = dict.fromkeys(("header", "padding", "needed", "on_unchecked"), b"")
+
+
+def _launcher(template: str, python: str, flags: Sequence[str], values: dict[str, bytes]) -> bytes:
+    """Return the launcher, which knows on which line behind it the script begins."""
+    filled = {
+        **_NOTHING,
         "python": _quoted(python),
         "flags": b" ".join(_quoted(flag) for flag in flags),
-        "options": options,
-        "name": name,
-        "origin": origin,
-        "needed": needed,
-        "on_unchecked": on_unchecked,
+        **values,
     }
-    line = _fill(template, values, line=0).count(b"\n") + 1
-    return _fill(template, values, line=line)
+    line = _fill(template, filled, line=0).count(b"\n") + 1
+    return _fill(template, filled, line=line)
 
 
 def _top(script: bytes) -> tuple[bytes, bytes]:

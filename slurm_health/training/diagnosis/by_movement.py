@@ -17,7 +17,7 @@ from slurm_health.training.diagnosis.pace import NextLook, Pace, Patience, allow
 from slurm_health.training.diagnosis.rank_now import RankNow, rests
 from slurm_health.training.diagnosis.seen import Standstill, cannot_be_well, waiting_ranks
 from slurm_health.training.diagnosis.start_up import Stillness
-from slurm_health.training.diagnosis.watched import Looked, Watched
+from slurm_health.training.diagnosis.watched import Looked, Pause, Watched
 from slurm_health.training.diagnosis.without_heartbeat import Judged, judged
 
 # Against rests between looks at which a main thread had run.
@@ -101,18 +101,12 @@ class Movement:
     ) -> Judged:
         """Return what was seen of the training, or why it does not hang as far as is known.
 
-        The arguments are those of `without_heartbeat.judged`.
+        `looked` was `window_s` before the last that the monitors told; it is `now_s`.
         """
-        found = judged(
-            watched,
-            looked,
-            nodes,
-            stalled_s=self.stalled_s(now_s),
-            step=0,
-            window_s=window_s,
-            allowance_s=self.allowance_s,
-            patience=self._patience,
+        pause = Pause(
+            stalled_s=self.stalled_s(now_s), allowance_s=self.allowance_s, window_s=window_s
         )
+        found = judged(watched, looked, nodes, pause, self._patience)
         reason = found if isinstance(found, str) else ""
         reason = reason or _someone_moved(watched, looked, window_s)
         left_s = self._patience.first_s

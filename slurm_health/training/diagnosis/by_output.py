@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from slurm_health.training.diagnosis.losses import Losses, LossIsNone
 from slurm_health.training.diagnosis.pace import NextLook, Pace, Patience, allowance_s
-from slurm_health.training.diagnosis.watched import Looked, Watched
+from slurm_health.training.diagnosis.watched import Looked, Pause, Watched
 from slurm_health.training.diagnosis.without_heartbeat import Judged, judged
 
 # Against the times between looks at which lines had counted.
@@ -106,20 +106,17 @@ class OutputProgress:
     ) -> Judged:
         """Return what was seen of the training, or why it does not hang so far.
 
-        The arguments are those of `without_heartbeat.judged`.
+        `looked` was `window_s` before the last that the monitors told; it is `now_s`.
         """
         found: Judged = "it goes on"
-        if self.stalled_s(now_s) >= self.allowance_s:
-            found = judged(
-                watched,
-                looked,
-                nodes,
-                stalled_s=self.stalled_s(now_s),
-                step=self.latest.step if self.latest else 0,
-                window_s=window_s,
-                allowance_s=self.allowance_s,
-                patience=self._patience,
-            )
+        pause = Pause(
+            stalled_s=self.stalled_s(now_s),
+            allowance_s=self.allowance_s,
+            window_s=window_s,
+            step=self.latest.step if self.latest else 0,
+        )
+        if pause.stalled_s >= pause.allowance_s:
+            found = judged(watched, looked, nodes, pause, self._patience)
         if isinstance(found, str):
             self.not_now(now_s)
         else:

@@ -31,6 +31,20 @@ _SUSPENDED_S = 60.0  # in which no node says anything, and each says something e
 
 
 @dataclass(frozen=True, kw_only=True)
+class Pause:
+    """For how long nothing has shown that a training goes on, in seconds.
+
+    A pause of `allowance_s` would be usual. `step` is the last one, 0 where that is not known, and
+    `window_s` the time between the two looks at its processes.
+    """
+
+    stalled_s: float
+    allowance_s: float
+    window_s: float
+    step: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Looked:
     """What a closer look at all nodes showed; ranks are told by their program and number.
 
@@ -58,22 +72,20 @@ class Looked:
         self,
         program: Program,
         nodes: tuple[str, ...],
-        *,
-        stalled_s: float,
-        allowance_s: float,
-        step: int,
-        window_s: float,
+        pause: Pause,
     ) -> tuple[Standstill, FlightRecords]:
-        """Return what was seen of one program, of which more was heard `window_s` later."""
+        """Return what was seen of one program, at this look and at what was heard after it."""
         looks = {rank: look for (name, rank), look in self.looks.items() if name == program.name}
         ranks = tuple(
-            _seen(rank, last, self.before.get((program.name, rank)), looks.get(rank), window_s)
+            _seen(
+                rank, last, self.before.get((program.name, rank)), looks.get(rank), pause.window_s
+            )
             for rank, last in sorted(program.ranks.items())
         )
         standstill = Standstill(
-            stalled_s=stalled_s,
-            allowance_s=allowance_s,
-            step=step,
+            stalled_s=pause.stalled_s,
+            allowance_s=pause.allowance_s,
+            step=pause.step,
             nodes=nodes,
             ranks=(*ranks, *([] if self.silent else _never_seen(ranks, program.world, nodes))),
             paths=self.paths,
@@ -198,14 +210,13 @@ class Watched:
             window_s: so long was between the two, seconds.
             now_s: the time.
         """
-        standstill, flights = looked.standstill(
-            program,
-            self._nodes,
+        pause = Pause(
             stalled_s=program.stalled_s(now_s),
             allowance_s=program.allowance_s(self._patience),
-            step=program.step,
             window_s=window_s,
+            step=program.step,
         )
+        standstill, flights = looked.standstill(program, self._nodes, pause)
         reason = "it goes on" if standstill.stalled_s < standstill.allowance_s else ""
         reason = reason or still_works(
             standstill,

@@ -13,7 +13,7 @@ from slurm_health.training.diagnosis.seen import (
     still_works,
     waiting_ranks,
 )
-from slurm_health.training.diagnosis.watched import Looked, Watched
+from slurm_health.training.diagnosis.watched import Looked, Pause, Watched
 
 Judged = tuple[Standstill, FlightRecords] | str
 
@@ -22,35 +22,20 @@ def judged(
     watched: Watched,
     looked: Looked,
     nodes: Sequence[str],
-    *,
-    stalled_s: float,
-    step: int,
-    window_s: float,
-    allowance_s: float,
+    pause: Pause,
     patience: Patience,
 ) -> Judged:
     """Return what was seen of the training, or why it does not hang so far.
 
     Args:
         watched: all that the monitors told,
-        looked: what a closer look showed `window_s` before the last of it.
+        looked: what a closer look showed `pause.window_s` before the last of it.
         nodes: those of the job.
-        stalled_s: for so long nothing showed that it goes on, seconds.
-        step: the last one, 0 where that is not known.
-        window_s: so long was between the two looks, seconds.
-        allowance_s: so long a pause would be usual, seconds.
+        pause: since when nothing showed that it goes on.
         patience: with ranks that work.
     """
     stills = [
-        looked.standstill(
-            program,
-            tuple(nodes),
-            stalled_s=stalled_s,
-            allowance_s=allowance_s,
-            step=step,
-            window_s=window_s,
-        )
-        for program in watched.programs.values()
+        looked.standstill(program, tuple(nodes), pause) for program in watched.programs.values()
     ]
     if not stills:
         return "no process of the training can be seen"

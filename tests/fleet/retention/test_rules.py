@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from slurm_health.fleet.retention.rules import (
     Cleaning,
     JobJournal,
+    KnownJobs,
     Left,
     age_s,
     choose,
@@ -36,12 +37,10 @@ def chosen(
 ) -> Cleaning:
     return choose(
         journals,
+        KnownJobs(alive={("lab", job) for job in alive}, asked=asked, local="local"),
         now_s=NOW_S,
         older_than_s=None if days is None else days * DAY_S,
         most_bytes=size,
-        alive={("lab", job) for job in alive},
-        asked=asked,
-        local="local",
     )
 
 
@@ -83,12 +82,10 @@ def test_who_has_many_ids_has_one_share() -> None:
     puppets = [written(str(uid), 1, uid=100_000 + uid) for uid in range(50)]
     found = choose(
         [written("7", 60, size=50), *puppets],
+        KnownJobs(alive=(), asked=("lab",), local="local"),
         now_s=NOW_S,
         older_than_s=None,
         most_bytes=100,
-        alive=(),
-        asked=("lab",),
-        local="local",
         user_of=lambda uid: 2 if uid >= 100_000 else uid,
     )
     assert len(found.remove) == 45

@@ -233,7 +233,7 @@ def test_a_release_is_noticed_although_no_check_can_tell_any_more(
     slurm.set({"n3": ("IDLE", "")})
     pass_after_pass(drained, 1)
 
-    assert "somebody has returned it to the pool" in drained.said
+    assert "it was returned to the pool by someone else" in drained.said
     assert "no longer configured" not in drained.said
     assert own_drain.recall(drained.site.state) is None
     assert "slurm_health_drained 0\n" in (metrics / "slurm_health.prom").read_text()
@@ -285,7 +285,7 @@ def test_a_node_given_back_although_it_is_bad_is_drained_anew(
     drained.break_it()
     pass_after_pass(drained, 1)
     assert drained.state == "IDLE+DRAIN"
-    assert "somebody has returned it to the pool" in drained.said
+    assert "it was returned to the pool by someone else" in drained.said
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from slurm_health.node import event_queue
 from slurm_health.node.draining import shared_state
 from slurm_health.node.hooks.__main__ import run
 from slurm_health.node.notifying.deliver import deliver, standing
-from slurm_health.node.rules.notices import EventKind
+from slurm_health.node.rules.notices import Event, EventKind
 from tests.support.fake_scontrol import FakeScontrol
 from tests.support.hooked_node import Node
 from tests.support.listener import Listener
@@ -97,7 +97,9 @@ def test_a_node_that_a_person_has_returned_is_told(
     delivered(node)
 
     assert kinds(listener) == [("drained", "n3"), ("released", "n3")]
-    assert listener.documents[1]["events"][0]["text"] == "somebody has returned it to the pool"
+    assert (
+        listener.documents[1]["events"][0]["text"] == "it was returned to the pool by someone else"
+    )
 
 
 def test_nodes_that_fail_together_are_one_message_and_the_breaker_is_told_once(
@@ -167,7 +169,8 @@ def test_a_garbled_post_or_event_is_left_behind(
 def test_no_more_events_are_kept_than_there_is_room_for(node: Node, listener: Listener) -> None:
     node.more = told(listener)
     for number in range(505):
-        event_queue.tell(node.site, EventKind.DRAINED, f"n{number}", "x", now_s=node.now_s)
+        drained = Event(kind=EventKind.DRAINED, node=f"n{number}", time_s=node.now_s, text="x")
+        event_queue.tell(node.site, drained)
 
     assert len(event_queue.read(node.site.state)) == 500
     assert delivered(node)[0].startswith("info: ops was told: drained of n[")
@@ -225,7 +228,7 @@ def test_a_test_message_says_of_each_target_what_came_back(
 def test_the_list_says_who_is_told_of_what_and_what_does_not_arrive(
     node: Node, listener: Listener
 ) -> None:
-    assert "nobody is told of anything" in call(node)[1]
+    assert "no one is notified of anything" in call(node)[1]
     node.more = told(listener)
     assert call(node) == (0, "ops: all events, as json to a webhook\n")
     listener.answer(500, "down")
