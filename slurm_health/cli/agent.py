@@ -77,7 +77,7 @@ def settings_of(words: Sequence[str]) -> AgentSettings:
     except KeyError as err:
         raise UsageError(f"an agent needs --{err.args[0]}, which the master tells it") from err
     except ValueError as err:
-        raise UsageError(f"an agent cannot read what it was told: {err}") from err
+        raise UsageError(f"an agent cannot read its instructions: {err}") from err
 
 
 def _cannot(node: str, why: str) -> ExitCode:

@@ -39,8 +39,8 @@ _TORCH_LIMIT_S = 120.0
 def doctor(config: str | None, python: str, as_json: bool) -> int:
     """Inspect slurm.conf and this machine, and say what to change.
 
-    Changes nothing. Run it as root on a node, where the hooks run; an ordinary user is told what
-    can be told without rights. Exits 1 when something must be changed.
+    Changes nothing. Run it as root on a node, where the hooks run; an ordinary user is shown
+    what can be seen without rights. Exits 1 when something must be changed.
     """
     advice: list[Advice] = []
     site: Site | None = None

@@ -74,7 +74,7 @@ GROUPS = {
         "epilog": "Clean up and check this node after a job, as slurmd's Epilog does.",
         "healthcheck": "Run this node's checks and print what they find.",
         "nodes": "List the nodes slurm-health has drained; release them.",
-        "notify": "Say who is told of drained nodes, and try it.",
+        "notify": "Show who is notified of drained nodes, and test it.",
         "sweep": "Check idle nodes, a few at a time.",
         "metrics": "Print metrics of all nodes for Prometheus.",
         "baselines": "Print limits for devices, from what healthy ones have reached.",

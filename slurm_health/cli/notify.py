@@ -14,10 +14,10 @@ from slurm_health.node.site_settings import Site
 from slurm_health.records.errors import ExitCode
 
 
-@click.command(short_help="Say who is told of drained nodes, and try it.")
+@click.command(short_help="Show who is notified of drained nodes, and test it.")
 @config_option
 @click.option("--test", is_flag=True, help="Send a test message to each target.")
-@click.option("--deliver", is_flag=True, help="Send what hooks have left to be told.")
+@click.option("--deliver", is_flag=True, help="Send the events that hooks have queued.")
 def notify(config: str | None, test: bool, deliver: bool) -> int:
     """List the targets of [notify], and how many events wait for each.
 
@@ -31,7 +31,7 @@ def notify(config: str | None, test: bool, deliver: bool) -> int:
     if deliver:
         return _deliver(site)
     if not site.notify.targets:
-        print_result(f"{site.path} has no [notify.targets.NAME]: nobody is told of anything\n")
+        print_result(f"{site.path} has no [notify.targets.NAME]: no one is notified of anything\n")
         return int(ExitCode.HEALTHY)
     return _test(site) if test else _list(site)
 
@@ -78,7 +78,7 @@ def _list(site: Site) -> int:
     try:
         found = standing(site)
     except Unusable as err:
-        click.echo(f"slurm-health: whether it arrives cannot be told: {err}", err=True)
+        click.echo(f"slurm-health: whether it arrives cannot be determined: {err}", err=True)
         found = Standing(waiting={}, failures={})
     for name, target in site.notify.targets.items():
         events = ", ".join(target.events) or "all events"

@@ -95,13 +95,14 @@ class _Asked:
 def sweep(asked: _Asked) -> int:
     """Check idle nodes of a partition that no check has seen for a while, a few at a time.
 
-    One turn, for cron: it submits a job for each group of nodes and ends. The jobs have the lowest
+    One run, for cron: it submits a job for each group of nodes and ends. The jobs have the lowest
     priority; name a QOS or partition that others preempt behind --, as: -- --qos=scavenger. Nodes
-    that have never been in one check are put together first. The next turn goes on where this one
-    stopped, and says what became of its jobs; slurm-health lemons and history say what was found.
+    that have never been in one check are put together first. The next run continues where this one
+    stopped, and reports what became of its jobs; slurm-health lemons and history print what was
+    found.
 
-    The exit code is 3 where jobs of the last turns checked nothing, or where nobody would be told
-    if they did, and 4 where Slurm refuses.
+    The exit code is 3 where jobs of earlier runs checked nothing, or where their outcome cannot be
+    recorded, and 4 where Slurm refuses.
     """
     from slurm_health.fleet.sweep import outcome, submission
     from slurm_health.system.processes import own_command
@@ -112,7 +113,7 @@ def sweep(asked: _Asked) -> int:
     given = {"journal": str(root), "check": asked.check, "python": interpreter}
     words = own_command("check", *(f"--{name}={text}" for name, text in given.items() if text))
     client = Client(os.environ, patience_s=0)
-    # Asked first: a job that ends meanwhile is told of in the next turn.
+    # Asked first: a job that ends meanwhile is reported by the next run.
     unended = client.unended(uid)
     wishes = submission.Wishes(
         partition=asked.partition,
@@ -179,7 +180,7 @@ def _output(root: Path, uid: int, *, dry_run: bool) -> str:
     trouble = "" if dry_run else outcome.prepare(root, uid)
     if not trouble:
         return f"{outcome.directory(root, uid)}/%j.out"
-    _say(f"what becomes of the jobs will not be told: {outcome.directory(root, uid)}: {trouble}")
+    _say(f"the outcome of the jobs will not be recorded: {outcome.directory(root, uid)}: {trouble}")
     return _UNTOLD
 
 

@@ -132,8 +132,8 @@ OPTIONS = (
         FLAG,
         Door.RUN,
         "Check the nodes before training with training steps: pairs of them train a GPT that fits"
-        " the device, and each node's arithmetic is told from the communication. Alone, or after"
-        " --network-check on the nodes that passed.",
+        " the device, and each node's computation is separated from the communication. Alone, or"
+        " after --network-check on the nodes that passed.",
     ),
     SharedOption(
         "exclude-straggler",

@@ -42,5 +42,5 @@ def test_a_turn_whose_jobs_words_cannot_be_kept_is_no_success(tmp_path: Path) ->
     words = ("sweep", "-p", "main", f"--journal={journal}", f"--python={sys.executable}")
     done = slurm_health(*words, environ=slurm.environ())
 
-    assert "what becomes of the jobs will not be told" in done.stderr, done
+    assert "the outcome of the jobs will not be recorded" in done.stderr, done
     assert done.code == 3, done

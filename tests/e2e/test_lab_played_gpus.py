@@ -248,7 +248,7 @@ def test_a_gpu_that_never_ends_its_work_is_named_and_the_other_node_is_well(
     run = first_check(site, job)
     reason = verdict_of(run, "n2")["reason"]
     assert levels(run) == {"n1": "healthy", "n2": "faulty"}, reason
-    assert "stuck on device 1: " in reason
+    assert "did not finish on device 1, and was stopped: " in reason
     assert names_device(site, "n2", 1, reason)
 
 

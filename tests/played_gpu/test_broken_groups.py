@@ -146,6 +146,6 @@ def test_a_device_that_never_ends_its_work_is_named_and_no_other(
     assert bad == ["local1"]
     reason = found.verdicts["local1"]["reason"]
     (ready, *_) = found.said("local1", "workers_ready")
-    assert "stopped while stuck on device 1: " in reason
+    assert "did not finish on device 1, and was stopped: " in reason
     assert f"device 1 is {ready['devices'][1]}" in reason
     assert not any("connecting" in each for each in found.said("local1", "node_reported"))

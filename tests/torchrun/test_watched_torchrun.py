@@ -84,7 +84,7 @@ def test_a_torch_of_other_names_is_run_as_it_is(
     done = run(json.dumps(TOLD), ["--nnodes=2", "train.py", "a b"], PYTHONPATH=where)
 
     assert done.stdout == "plain ['--nnodes=2', 'train.py', 'a b'] False\n", done.stderr
-    assert done.stderr.startswith("slurm-health: nobody watches this training: ")
+    assert done.stderr.startswith("slurm-health: this training is not monitored: ")
 
 
 @pytest.mark.parametrize("told", ["", "{}", json.dumps({**TOLD, "unknown": 1})])

@@ -2,7 +2,7 @@
 """What became of the sweep's last jobs, by what each has left in the journals' root.
 
 A check that cannot begin writes no journal, and Slurm forgets its job within minutes. So each job
-writes into a file of its own, in a directory of the sweep's user below the root, and the next turn
+writes into a file of its own, in a directory of the sweep's user below the root, and the next run
 reads these files and removes them.
 """
 

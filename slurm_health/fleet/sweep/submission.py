@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One turn of a sweep: asks Slurm and the history, chooses nodes, submits a job for each group.
+"""One run of a sweep: asks Slurm and the history, chooses nodes, submits a job for each group.
 
-A job's journal is in the history once it has begun, and a turn asks the history when each node was
+A job's journal is in the history once it has begun, and a run asks the history when each node was
 checked last: so a sweep that was ended goes on where it stopped.
 """
 
@@ -21,7 +21,7 @@ from slurm_health.system.slurm.client import Client
 JOB_NAME = "slurm-health-sweep"
 # All other jobs go first: the most that every release of Slurm takes from a user.
 _NICE = 1_000_000
-# A check that has not begun by then is no longer wanted: the next turn sees who is idle then.
+# A check that has not begun by then is no longer wanted: the next run sees who is idle then.
 _WAITS_MIN = 10
 
 
@@ -44,7 +44,7 @@ class Wishes:
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """What a turn has chosen, and why not more."""
+    """What a run has chosen, and why not more."""
 
     groups: Sequence[tuple[str, ...]]
     idle: int
@@ -122,7 +122,7 @@ def options(group: Sequence[str], wishes: Wishes) -> list[str]:
         f"--nice={_NICE}",
         f"--time={wishes.limit_min}",
         f"--deadline=now+{wishes.limit_min + _WAITS_MIN}minutes",
-        "--no-requeue",  # preempted, it leaves; the next turn checks who is idle then
+        "--no-requeue",  # preempted, it leaves; the next run checks who is idle then
         f"--output={wishes.output}",
         "--chdir=/",
         *wishes.sbatch,

@@ -61,7 +61,7 @@ def _steps(config: Mapping[str, str]) -> Iterator[Advice]:
     if limit is not None and limit < _FEW_STEPS:
         text = (
             f"MaxStepCount={limit}: a check takes up to three steps of its job, and each restart of"
-            " a script another check, beside the script's own steps"
+            " a script another check, in addition to the script's own steps"
         )
         yield look(text, "MaxStepCount=40000, Slurm's default")
 

@@ -144,9 +144,7 @@ def _shared(place: CheckContext, site: Site) -> Advice:
 
     path = site.breaker.directory
     if not path:
-        text = (
-            "breaker.directory is not set: nobody knows how many are drained, so nothing is drained"
-        )
+        text = "breaker.directory is not set: how many are drained is unknown, so none is drained"
         return change(text, f"in {site.path}: [breaker] directory = a directory all nodes share")
     try:
         known = shared_state.read_ledger(site.breaker)

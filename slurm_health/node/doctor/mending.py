@@ -31,7 +31,7 @@ def advise(site: Site, config: Mapping[str, str]) -> list[Advice]:
         )
     tells = any(target.wants("ticket") for target in site.notify.targets.values())
     if "ticket" in settings.steps and not tells:
-        text = "mend.steps has ticket, and no target of [notify] takes any: nobody is told"
+        text = "mend.steps has ticket, and no target of [notify] takes tickets: no one is notified"
         found.append(look(text, "[notify.targets.NAME]: slurm-health docs notify"))
     if not site.breaker.directory:
         text = "breaker.directory is not set: steps cannot be counted, so none is taken"

@@ -26,13 +26,13 @@ def advise(site: Site) -> list[Advice]:
         return []
     found = [each for name, target in site.notify.targets.items() for each in _target(name, target)]
     if not site.breaker.directory:
-        text = "breaker.directory is not set: nodes have nowhere to leave what is to be told"
+        text = "breaker.directory is not set: nodes have nowhere to queue events"
         found.append(change(text, f"in {site.path}: [breaker] directory = …"))
     elif os.getuid() == 0:
         found += _standing(site)
     names = ", ".join(site.notify.targets)
     return found or [
-        fine(f"{names}: told of what happens to nodes; try: slurm-health notify --test")
+        fine(f"{names}: notified of what happens to nodes; try: slurm-health notify --test")
     ]
 
 
@@ -46,11 +46,11 @@ def _target(name: str, target: Target) -> Iterator[Advice]:
             text = f"{where}: root runs {program}, and others than root can change"
             yield change(f"{text} {first_few(loose)}", f"chown root, chmod go-w {first_few(loose)}")
     if target.url and target.format in (Format.SLACK, Format.TEAMS):
-        text = f"{where}: whoever knows the url of a chat can write there, and users read this file"
+        text = f"{where}: anyone with a chat's url can post there, and users can read this file"
         yield look(text, "url_file = a file with the url that only root can read")
     place = urlsplit(target.url)
     if target.secret_file and place.scheme == "http" and place.hostname not in _HERE:
-        text = f"{where}: the secret, or what it signs, crosses the network for all to read"
+        text = f"{where}: the secret, or what it signs, crosses the network unencrypted"
         yield look(text, "an https:// url")
     for path in filter(None, (target.secret_file, target.url_file)):
         if os.getuid() != 0:

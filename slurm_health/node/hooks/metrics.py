@@ -97,7 +97,7 @@ def gauges(
         ),
         Gauge(
             name="slurm_health_breaker_tripped",
-            help="1 where the breaker has tripped: this node is not drained, whatever it has.",
+            help="1 where the breaker has tripped: this node is not drained, even for a fault.",
             samples=[] if tripped is None else [Sample(float(tripped))],
         ),
         Gauge(

@@ -114,7 +114,7 @@ def _send(site: Site, batches: tuple[Batch, ...], say: Say, now: Callable[[], fl
         return msgspec.json.encode(lost)
 
     for event in from_json(under_lock(site, work), tuple[Event, ...]):
-        say("error", f"given up, nobody could be told: {event.kind.value} of {event.node}")
+        say("error", f"given up, could not be delivered: {event.kind.value} of {event.node}")
 
 
 def read_post(site: Site) -> Post:

@@ -235,7 +235,7 @@ def _wait_for_free_nodes(
         fields, has = client.in_full(job, question.leave[0])
         obstacle = elsewhere.obstacle_to_asking(fields)
         if obstacle:
-            return f"whether it would have to wait for nodes cannot be told: {obstacle}"
+            return f"whether it would have to wait for nodes is unknown: {obstacle}"
         options = elsewhere.request(fields, has, facts.placement, more=question.more)
         # Its own nodes are no further ones: Slurm would count them in for when the job ends.
         avoid = fold([*facts.excluded, *question.leave, *question.keep])

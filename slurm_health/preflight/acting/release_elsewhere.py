@@ -230,7 +230,7 @@ class _Release:
         if "RUNNING" in job.states:
             if set(job.nodes) & set(exclude):
                 held = fold(job.nodes)
-                raise NotNeeded(f"somebody else has released the job, and it runs on {held}")
+                raise NotNeeded(f"the job was released by someone else, and runs on {held}")
             return ""  # an earlier try took effect although it was answered by an error
         if not job.pending:
             return f"the job is {'+'.join(sorted(job.states))}"

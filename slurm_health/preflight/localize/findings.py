@@ -42,7 +42,7 @@ class Doubt(Enum):
     CRASHED = "its own check crashed"
     SOFTWARE = "so did those of most nodes"
     UNMEASURED = "no test says anything about it"
-    FAILED = "its groups failed, and nobody who is trusted was in them"
+    FAILED = "its groups failed, and no trusted node was in any of them"
     SLOW = "it may be slow"
 
 

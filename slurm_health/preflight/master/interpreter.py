@@ -36,7 +36,7 @@ class NoTorch(ConfigError):
             "torch",
             f"not found by {' or '.join(tried)}; name the interpreter your job trains with"
             " (in a script: #HEALTH --python=PATH),"
-            " or install torch beside slurm-health: pip install 'slurm-health[probes]'",
+            " or install torch where slurm-health is installed: pip install 'slurm-health[probes]'",
         )
 
 

@@ -91,7 +91,7 @@ class _Connection:
         self._lines.flush()
         line = self._lines.readline()
         if not line:
-            raise ConnectionError("the worker that serves the meeting has closed the connection")
+            raise ConnectionError("the worker that serves the rendezvous closed the connection")
         found: list[str | None] = json.loads(line)
         return found
 

@@ -43,7 +43,7 @@ def become_torchrun(variable: str, err: Exception) -> NoReturn:
         variable: of the environment, which is for nobody else.
         err: what is wrong.
     """
-    text = f"slurm-health: nobody watches this training: {line_of(err)}\n"
+    text = f"slurm-health: this training is not monitored: {line_of(err)}\n"
     with contextlib.suppress(OSError):
         os.write(2, text.encode())
     os.environ.pop(variable, None)

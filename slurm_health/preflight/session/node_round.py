@@ -145,7 +145,7 @@ class NodeRound(msgspec.Struct):
         connecting = any(each.connecting for each in self._done.values())
         return Ending(
             outcome=outcome,
-            detail=f"stopped while stuck{self._stuck_on()}: {self.aborted.reason}",
+            detail=f"did not finish{self._stuck_on()}, and was stopped: {self.aborted.reason}",
             replace=True,
             connecting=connecting and outcome is Outcome.TIMED_OUT,
         )

@@ -74,7 +74,10 @@ def statuses(paths: Sequence[Path], *, limit_s: float = _LIMIT_S) -> list[Status
                 silent = some[int.from_bytes(at[:_NUMBER_BYTES], "little")]
                 found[silent] = Status(trouble=_why(outcome))
             left = [each for each in left if each not in found]
-    return [found.get(each, Status(trouble="others beside it did not answer")) for each in paths]
+    return [
+        found.get(each, Status(trouble="others of that filesystem did not answer"))
+        for each in paths
+    ]
 
 
 def _why(outcome: Broke | Hung) -> str:

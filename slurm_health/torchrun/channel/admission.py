@@ -128,7 +128,7 @@ class Admission:
                 if why := self._welcomes(visitor.hello, connection):
                     self._refuse(visitor, why)
             case _:
-                raise ValueError("out of turn")
+                raise ValueError("unexpected message")
 
     def _refuse(self, visitor: _Visitor, why: str) -> None:
         with contextlib.suppress(Closed):

@@ -139,7 +139,7 @@ class Peers:
             case messages.Alive():
                 pass
             case _:
-                raise ValueError("out of turn")
+                raise ValueError("unexpected message")
 
     def _copy(self, peer: Peer, at_bytes: int, data: bytes) -> None:
         """Append lines of a node's to its file, if they are the next ones."""

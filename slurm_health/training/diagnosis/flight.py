@@ -135,7 +135,7 @@ def _evidence(called: Mapping[int, Operation], first: Sequence[int]) -> tuple[st
     order = [*first, *(rank for rank in sorted(called) if rank not in first)]
     return tuple(
         f"flight recorder: rank {rank}: collective {called[rank].sequence},"
-        f" {_named(called[rank])}, {called[rank].state or 'state not told'}"
+        f" {_named(called[rank])}, {called[rank].state or 'state unknown'}"
         for rank in order[:_SHOWN]
     )
 

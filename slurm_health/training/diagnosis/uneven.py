@@ -105,7 +105,7 @@ def _of_crowd(crowd: Sequence[Slower]) -> Uneven | None:
         name=STAGES,
         times=times,
         ranks=tuple(each.rank for each in crowd),
-        evidence=f"{len(crowd)} ranks take {times:.2f} times the median of all; no role is told",
+        evidence=f"{len(crowd)} ranks take {times:.2f} times the median of all; no roles are known",
     )
 
 

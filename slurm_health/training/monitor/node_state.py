@@ -331,7 +331,7 @@ def _read(path: Path) -> str:
 def within(told: NodeTold, most_bytes: int) -> Iterator[bytes]:
     """Return a node's message; what makes it longer than that is left out, dumps first."""
     replaced = msgspec.structs.replace
-    without = replaced(told, flights=(), not_seen={**told.not_seen, "dumps": "too long to be told"})
+    without = replaced(told, flights=(), not_seen={**told.not_seen, "dumps": "too long to be sent"})
     short = replaced(without, kernel=told.kernel[-5:], state=told.state[:5], left=told.left[:5])
     for each in (told, without):
         lines = list(lines_of(each, 1))

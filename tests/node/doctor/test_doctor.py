@@ -459,8 +459,8 @@ def test_doctor_names_an_unusable_file_and_goes_on(tmp_path: Path) -> None:
     ("target", "level", "said"),
     [
         ("command = ['/nowhere/ticket']", "change", "/nowhere/ticket cannot be run here"),
-        ("command = ['/bin/cat']", "fine", "ops: told of what happens to nodes"),
-        ("url = 'https://chat/x'\nformat = 'slack'", "look", "users read this file"),
+        ("command = ['/bin/cat']", "fine", "ops: notified of what happens to nodes"),
+        ("url = 'https://chat/x'\nformat = 'slack'", "look", "users can read this file"),
         ("url = 'http://far/x'\nsecret_file = '{secret}'", "look", "crosses the network"),
         ("url_file = '{open}'", "change", "closed to others"),
         ("url_file = '/nowhere/url'", "change", "/nowhere/url cannot be read"),
@@ -486,7 +486,7 @@ def test_a_target_that_cannot_be_told_or_tells_too_much_is_named(
 def test_targets_without_a_shared_directory_are_told_nothing(tmp_path: Path) -> None:
     site = load_site(tmp_path, "[notify.targets.ops]\ncommand = ['/bin/cat']\n")
 
-    assert "nodes have nowhere to leave" in "".join(by_level(notices.advise(site))["change"])
+    assert "nodes have nowhere to queue events" in "".join(by_level(notices.advise(site))["change"])
     assert notices.advise(load_site(tmp_path, "")) == []
 
 
@@ -496,7 +496,7 @@ def test_targets_without_a_shared_directory_are_told_nothing(tmp_path: Path) -> 
         ("steps = ['reboot']", {"A": "b"}, "change", "slurm.conf has no RebootProgram"),
         ("steps = ['reboot']", {"RebootProgram": "/sbin/reboot"}, "fine", "(dry run): reboot"),
         ("steps = ['reset']\nreset = ['/nowhere/smi']", {}, "change", "/nowhere/smi is not on"),
-        ("steps = ['ticket']", {}, "look", "nobody is told"),
+        ("steps = ['ticket']", {}, "look", "no one is notified"),
         ("", {}, "look", "mend.steps is empty"),
         (
             "steps = ['deep_test']\ndeep_test = ['/bin/true']",

@@ -327,7 +327,7 @@ def test_a_job_that_somebody_else_let_run_on_the_bad_node_is_not_touched(scene: 
     assert not scene.release("n2")
 
     assert scene.slurm.calls("scontrol", "update") == []
-    assert "somebody else has released the job" in scene.recorded()[1]
+    assert "the job was released by someone else" in scene.recorded()[1]
 
 
 @pytest.mark.parametrize(

@@ -366,7 +366,7 @@ def test_a_worker_that_is_stuck_is_killed_at_the_masters_word_and_replaced(
     report = running.hears(NodeReported)
 
     assert (report.outcome, report.crashed) == (Outcome.TIMED_OUT, False)
-    assert report.detail == "stopped while stuck: the deadline of the round has passed"
+    assert report.detail == "did not finish, and was stopped: the deadline of the round has passed"
     running.hears(WorkersReady, 2)
 
 

@@ -265,7 +265,7 @@ def test_a_device_that_never_ends_what_it_does_alone_is_named(
 
     assert current.done(0, done("timed_out", "told to stop")) is None
 
-    detail = f"stopped while stuck{said}: late"
+    detail = f"did not finish{said}, and was stopped: late"
     assert current.stuck() == Ending(outcome=Outcome.TIMED_OUT, detail=detail, replace=True)
 
 

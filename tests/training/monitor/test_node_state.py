@@ -209,6 +209,6 @@ def test_a_message_that_is_too_long_loses_dumps_first_and_then_older_lines() -> 
         return found[-1]
 
     assert read(1 << 20) == whole
-    without = msgspec.structs.replace(whole, flights=(), not_seen={"dumps": "too long to be told"})
+    without = msgspec.structs.replace(whole, flights=(), not_seen={"dumps": "too long to be sent"})
     assert read(16 << 10) == without
     assert read(1 << 10).kernel == kernel[-5:]
