@@ -124,6 +124,15 @@ def test_a_job_that_all_rules_name_is_given_the_launcher(site: Site, asked: str)
     assert has_launcher(site, "--gpus=1", *asked.split())
 
 
+@pytest.mark.parametrize("asked", ["gpu" * 40_000, "gpu:" * 30_000, "gpu" + ":1" * 60_000])
+def test_what_a_hostile_user_asks_for_does_not_hold_slurmctld_up(site: Site, asked: str) -> None:
+    """It answers, and that there is no such GPU; what the client itself refuses it never hears of."""
+    argv = ["sbatch", "--hold", "-N1", f"--gpus-per-task={asked}", "--wrap=echo ran"]
+    done = site.lab.run(argv, user="alice", check=False)
+
+    assert "Invalid generic resource (gres) specification" in done.stderr
+
+
 def test_where_a_job_starts_its_account_and_its_partition_are_known(site: Site) -> None:
     """Of several partitions Slurm chooses; an account that nobody named is the user's default."""
     assert is_checked(site, "--gpus=1")

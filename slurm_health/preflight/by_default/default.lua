@@ -52,7 +52,11 @@ end
 -- The most nodes that the job can be given, as far as it says.
 local function most_nodes(job, gpus)
     local most = math.max(number(job.min_nodes) or 1, number(job.max_nodes) or 1, number(job.num_tasks) or 1)
-    for count in string.gmatch(gpus, "gpu[^,]*[:=](%d+)") do most = math.max(most, tonumber(count)) end
+    -- A user writes it, at any length: a pattern that starts anew at each of its letters would hold slurmctld up.
+    for each in string.gmatch(gpus, "[^,]+") do
+        local count = string.find(each, "gpu", 1, true) and string.match(each, "^.*[:=](%d+)")
+        if count then most = math.max(most, tonumber(count)) end
+    end
     return most
 end
 
