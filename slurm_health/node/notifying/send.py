@@ -14,7 +14,7 @@ import stat
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
-from http.client import HTTPException
+from http.client import HTTPException, InvalidURL
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -133,8 +133,13 @@ def private(path: str) -> bytes:
 
 
 def _post(target: Target, url: str, body: bytes, headers: Mapping[str, str]) -> str:
-    place = urlsplit(url)
+    try:
+        place = urlsplit(url)
+    except ValueError:
+        raise Undelivered("its URL cannot be taken apart into host and path") from None
     where = f"{place.scheme}://{place.hostname}"
+    if "@" in place.netloc:
+        raise Undelivered(f"{where}: a URL takes no name and password: use secret_file instead")
     proxies = {place.scheme: target.proxy} if target.proxy else {}
     try:
         trust = ssl.create_default_context(cafile=target.ca_file or None)
@@ -161,8 +166,8 @@ def _post(target: Target, url: str, body: bytes, headers: Mapping[str, str]) -> 
     except urllib.error.URLError as err:
         raise Undelivered(f"{where} cannot be reached: {err.reason}") from None
     except (OSError, HTTPException, ValueError) as err:
-        # What a ValueError says may hold the URL.
-        told = type(err).__name__ if isinstance(err, ValueError) else str(err)
+        # What these say may hold the URL.
+        told = type(err).__name__ if isinstance(err, (ValueError, InvalidURL)) else str(err)
         raise Undelivered(f"{where} did not answer: {told}") from None
 
 

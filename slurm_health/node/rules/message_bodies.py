@@ -115,11 +115,16 @@ def _as_mail(batch: Batch, target: Target, settings: Notify) -> bytes:
 
 
 def _as_slack(batch: Batch, _: Target, settings: Notify) -> bytes:
-    """Return an incoming webhook's body: `text`, with Slack's three characters escaped."""
-    said = text(batch, settings)
+    """Return an incoming webhook's body: `text`, with Slack's three characters escaped.
+
+    What may hold words of users stands in a block of code: there `@all` of Mattermost, an address
+    and markdown are text and nothing else. What would end the block is another character.
+    """
+    lines = "\n".join(_lines(batch)).replace("`", "'")
+    said = f"{subject(batch, settings)}\n```\n{lines}\n```"
     for character, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
         said = said.replace(character, entity)
-    return _encoded({"text": said.rstrip("\n")})
+    return _encoded({"text": said})
 
 
 def _as_teams(batch: Batch, _: Target, settings: Notify) -> bytes:

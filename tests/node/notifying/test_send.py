@@ -21,7 +21,7 @@ from tests.support.listener import Listener
 from tests.support.supervised import write_executable
 
 SECRET = "not-to-be-seen-4711"
-HOSTILE = "held by <!channel> & [click](http://evil)\nBcc: all@example.org"
+HOSTILE = "held by <!channel> & [click](http://evil)``` @all\nBcc: all@example.org"
 
 
 def event(node: str = "n3", kind: EventKind = EventKind.DRAINED, text: str = "lost") -> Event:
@@ -103,6 +103,16 @@ def test_a_url_that_is_a_secret_stays_one_when_it_fails(listener: Listener, tmp_
     assert why_not == "http://127.0.0.1 answered 403: invalid_token"
 
 
+@pytest.mark.parametrize(
+    "url", [f"http://ops:{SECRET}@127.0.0.1/hook", f"http://127.0.0.1:{SECRET}/", f"http://[{SECRET}"]
+)
+def test_a_url_that_is_none_is_not_told_with_its_error(tmp_path: Path, url: str) -> None:
+    _, why_not = sent(url_file=private(tmp_path, url))
+
+    assert why_not
+    assert SECRET not in why_not
+
+
 def test_a_redirect_takes_neither_message_nor_secret_elsewhere(
     listener: Listener, tmp_path: Path
 ) -> None:
@@ -126,8 +136,9 @@ def test_chats_receive_their_bodies_and_nothing_in_them_is_a_mention_or_a_link(
         sent(event(text=HOSTILE), url=listener.url, format=format_)
 
     slack, teams = listener.documents
-    assert slack["text"].startswith("slurm-health: c1: n3: drained\n2025-11-20T17:53:54Z n3: held")
-    assert "&lt;!channel&gt; &amp; [click]" in slack["text"]
+    head, block, end = slack["text"].split("```")  # code: no mention of Mattermost's, no markdown
+    assert (head, end) == ("slurm-health: c1: n3: drained\n", "")
+    assert block.startswith("\n2025-11-20T17:53:54Z n3: held by &lt;!channel&gt; &amp; [click]")
     (card,) = teams["attachments"]
     assert card["contentType"] == "application/vnd.microsoft.card.adaptive"
     blocks = card["content"]["body"]
