@@ -29,6 +29,8 @@ PIPE, NOTHING = subprocess.PIPE, subprocess.DEVNULL
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _FIRST_FILE = 3  # behind the standard streams
+# A killed process ends within milliseconds; on a machine without a free moment it takes longer.
+_REAP_S = 2.0
 # Signals that would end us while a command is in the foreground.
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -257,13 +259,14 @@ def run(
     """Run a command in a session of its own to its end; nothing of it is left.
 
     What has to be ended, late or because we are interrupted, is terminated, and killed after
-    `grace_s`.
+    `grace_s`. What the kernel holds even then, as a process that asks a dead device or filesystem,
+    is left behind: whoever waits for it would wait as long.
 
     Raises:
         TimeoutError: it did not end in time.
         OSError: it cannot be executed.
     """
-    with subprocess.Popen(
+    process = subprocess.Popen(
         list(argv),
         stdin=PIPE,
         stdout=PIPE,
@@ -271,16 +274,16 @@ def run(
         env=dict(environ),
         cwd=directory,
         start_new_session=True,
-    ) as process:
-        try:
-            stdout, stderr = process.communicate(stdin, timeout=deadline_s)
-        except subprocess.TimeoutExpired:
-            raise TimeoutError from None
-        finally:
-            if grace_s and process.poll() is None:
-                kill_session(process, signal.SIGTERM)
-                ends_within(process, grace_s)
-            kill_session(process)
+    )
+    try:
+        stdout, stderr = process.communicate(stdin, timeout=deadline_s)
+    except subprocess.TimeoutExpired:
+        raise TimeoutError from None
+    finally:
+        if grace_s and process.poll() is None:
+            kill_session(process, signal.SIGTERM)
+            ends_within(process, grace_s)
+        abandon_session(process, wait_s=_REAP_S)
     return Ended(returncode=process.returncode, stdout=stdout, stderr=stderr)
 
 

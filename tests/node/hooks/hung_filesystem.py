@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A filesystem that takes requests and never answers, and what of hooks meets it, twice.
 
-    python -m tests.node.hooks.hung_filesystem checks|journal|ledger|owners|trick DIRECTORY STATE
+    python -m tests.node.hooks.hung_filesystem WHAT DIRECTORY STATE
 
 In a mount namespace of its own. Whoever asks the filesystem sleeps in the kernel where SIGKILL
 does not reach, until this program ends and the kernel breaks the connection off. Prints one line
@@ -18,6 +18,8 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
+
 from slurm_health.fleet.history import refresh
 from slurm_health.fleet.history.place import Place
 from slurm_health.node.checks.check import CheckContext, Planned
@@ -26,8 +28,11 @@ from slurm_health.node.checks.memory import Memory
 from slurm_health.node.draining.shared_state import known_refusal
 from slurm_health.node.hooks.run_checks import run_checks
 from slurm_health.node.hooks.user_journal import JobEnded, Unreadable, accusations
+from slurm_health.node.mending.perform import take
 from slurm_health.node.rules.breaker import Entry
 from slurm_health.node.rules.finding import Status
+from slurm_health.node.rules.mending import Step, Tried
+from slurm_health.node.rules.settings import Mend
 from slurm_health.node.site_settings import Site
 from slurm_health.report import latest
 from tests.support.sites import load_site
@@ -72,6 +77,7 @@ def main(what: str, directory: Path, state: Path) -> None:
     """Do it beside the server, then end the server and with it the hang."""
     run = {
         "checks": checks,
+        "command": command,
         "journal": journal,
         "ledger": ledger,
         "owners": owners,
@@ -135,6 +141,17 @@ def ledger(directory: Path, state: Path) -> list[object]:
     began = time.monotonic()
     why_not = known_refusal(site(directory, state), Entry(node="n3", time_s=1.0))
     return [time.monotonic() - began, why_not]
+
+
+def command(directory: Path, state: Path) -> list[object]:
+    """Reload a driver by a command that meets the filesystem, as mending does."""
+    words = ["stat", str(directory / state.name)]
+    settings = Mend(reload=tuple(words), limit_min=_LIMIT_S / 60)
+    begun = Tried(node="n3", step=Step.RELOAD, time_s=1.0, drain="d")
+    place = msgspec.structs.replace(site(directory, state), mend=settings)
+    began = time.monotonic()
+    ended = take(place, begun, (), why_not=lambda: "")
+    return [time.monotonic() - began, ended.outcome.value, ended.text]
 
 
 def site(directory: Path, state: Path) -> Site:

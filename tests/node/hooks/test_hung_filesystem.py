@@ -63,6 +63,15 @@ def test_no_child_is_sent_to_a_journal_or_ledger_after_one_that_the_kernel_holds
 
 
 @pytest.mark.root
+def test_a_step_whose_command_the_kernel_holds_ends_as_failed_and_leaves_it_behind(
+    tmp_path: Path,
+) -> None:
+    for times, (_, outcome, said, waiting) in enumerate(met_twice("command", tmp_path), start=1):
+        assert (outcome, said) == ("failed", "stat did not end within 3 s")
+        assert waiting == times
+
+
+@pytest.mark.root
 def test_what_a_user_mounts_over_three_users_journals_keeps_no_other_from_being_read(
     public_path: Path,
 ) -> None:
