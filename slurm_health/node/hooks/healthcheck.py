@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from slurm_health.node.checks.check import Planned
-from slurm_health.node.draining import own_drain
+from slurm_health.node.draining import QUARANTINE, own_drain
 from slurm_health.node.hooks import last_check
 from slurm_health.node.hooks.hook import Hook
 from slurm_health.node.rules.finding import CheckResult, Status, node_faults
@@ -60,7 +60,9 @@ def first(state: Path) -> Iterator[bool]:
 
 
 def _run(hook: Hook) -> bool:
-    if hook.site.mend.enabled and _is_being_mended(hook):
+    # A node that is in quarantine when mending is switched off must not stay there for ever.
+    mends = hook.site.mend.enabled or (hook.site.state / QUARANTINE).exists()
+    if mends and _is_being_mended(hook):
         return False
     hook.was_returned()
     results = hook.check()

@@ -88,9 +88,9 @@ def begin(
     name = reservation_of(kept.node)
     if controller.is_reserved(name, kept.node):
         raise NotBegun(f"there is a reservation {name} already: scontrol show reservation {name}")
-    controller.reserve(name, kept.node)
     job, lifting = 0, False
     try:
+        controller.reserve(name, kept.node)  # which a late slurmctld may do without an answer
         _require(controller.is_reserved(name, kept.node), "Slurm does not have the reservation")
         job = _submit(site, kept.node, name, controller, hours)
         found = Quarantine(kept=kept, reservation=name, job=job, step=step)
@@ -105,7 +105,8 @@ def begin(
                 if job:
                     controller.cancel(job)
             with contextlib.suppress(SlurmError):
-                controller.delete_reservation(name)
+                if controller.is_reserved(name, kept.node):
+                    controller.delete_reservation(name)
             raise
         # The drain may be lifted: it stays in its reservation, and the next health check looks.
     own_drain.forget(site.state)

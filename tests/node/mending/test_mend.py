@@ -11,8 +11,10 @@ import msgspec
 import pytest
 
 from slurm_health.node import event_queue
+from slurm_health.node.draining import QUARANTINE, own_drain
 from slurm_health.node.hooks import nodes
 from slurm_health.node.mending import ledger, perform, quarantine
+from slurm_health.node.mending.quarantine import Quarantine
 from slurm_health.node.rules.mending import Outcome, Step, Tried
 from slurm_health.node.rules.notices import EventKind
 from slurm_health.records.nodeset import expand
@@ -356,6 +358,42 @@ def test_a_burn_in_repeats_the_test_until_its_time_has_passed_or_it_fails(
     data = (node.site.state / "deep-test.json").read_bytes()
     result = msgspec.json.decode(data, type=quarantine.TestResult)
     assert (result.job, result.code, result.said) == (4711, code, text)
+
+
+def test_a_reservation_that_a_late_slurmctld_makes_without_an_answer_does_not_stay(
+    node: Node, slurm: FakeScontrol
+) -> None:
+    mended(node, "'deep_test'", "deep_test = ['true']", first="deep_test")
+    faulty(node)
+    slurm.trouble(
+        'case "$1 $2" in'
+        ' "create reservation") touch $dir/made; echo Zero Bytes were transmitted >&2; exit 1;;'
+        ' "show reservation") [ ! -f $dir/made ] || echo "ReservationName=shealth-n3 Nodes=n3";'
+        " exit;;"
+        ' "delete ReservationName=shealth-n3") rm $dir/made; exit;; esac'
+    )
+
+    assert "mending: deep_test failed: it could not be begun" in again(node)
+    assert any(call.startswith("create reservation") for call in slurm.calls())
+    assert not (slurm.directory / "made").exists()
+    assert node.state == "IDLE+DRAIN"
+
+
+def test_a_quarantine_ends_though_mending_was_switched_off_meanwhile(
+    node: Node, slurm: FakeScontrol
+) -> None:
+    faulty(node)
+    kept, state = own_drain.recall(node.site.state), node.site.state
+    assert kept is not None
+    lost = Quarantine(kept=kept, reservation="shealth-n3", job=7, step=begun(Step.DEEP_TEST))
+    (state / QUARANTINE).write_bytes(msgspec.json.encode(lost))
+    own_drain.forget(state)
+    slurm.set({"n3": ("IDLE", "")})
+    slurm.trouble('case "$1 $2" in "show reservation") exit;; esac')
+
+    assert "somebody has deleted its reservation" in again(node)
+    assert not (state / QUARANTINE).exists()
+    assert node.state == "IDLE+DRAIN"  # it is faulty still, and can be drained again
 
 
 def begun(step: Step = Step.RESET) -> Tried:

@@ -104,7 +104,8 @@ def test_a_url_that_is_a_secret_stays_one_when_it_fails(listener: Listener, tmp_
 
 
 @pytest.mark.parametrize(
-    "url", [f"http://ops:{SECRET}@127.0.0.1/hook", f"http://127.0.0.1:{SECRET}/", f"http://[{SECRET}"]
+    "url",
+    [f"http://ops:{SECRET}@127.0.0.1/hook", f"http://127.0.0.1:{SECRET}/", f"http://[{SECRET}"],
 )
 def test_a_url_that_is_none_is_not_told_with_its_error(tmp_path: Path, url: str) -> None:
     _, why_not = sent(url_file=private(tmp_path, url))
