@@ -249,14 +249,20 @@ def report_missing(worker: Worker) -> None:
     It may be unable to do so itself: it is down, or has lost what it kept.
     """
     try:
-        for late in mending.overdue(ledger.read(worker.site), worker.context.now_s):
-            now = worker.maintenance().node(late.node)
-            back = not any(word.startswith(_AWAY) for word in now.states) and "*" not in now.state
-            if late.step is Step.DEEP_TEST:
+        overdue = mending.overdue(ledger.read(worker.site), worker.context.now_s)
+        nodes = worker.maintenance().nodes() if overdue else {}
+        for late in overdue:
+            now = nodes.get(late.node)  # one that Slurm does not know any more is not back either
+            back = now is not None and not _is_away(now)
+            if now is not None and late.step is Step.DEEP_TEST:
                 back = back and not now.out_of_pool
             _report(worker, late, back=back)
     except (SlurmError, Unusable) as err:
         worker.log.warning(f"whether nodes are back from their reboots is not known: {err}")
+
+
+def _is_away(now: Node) -> bool:
+    return any(word.startswith(_AWAY) for word in now.states) or "*" in now.state
 
 
 def _report(worker: Worker, late: Tried, *, back: bool) -> None:

@@ -222,6 +222,21 @@ def test_a_node_that_is_not_back_is_told_by_another(
     assert events(rack[1]) == [(kind, "n1 is not back from its reboot") for kind in kinds]
 
 
+def test_a_node_that_slurm_does_not_know_any_more_is_told_once(
+    rack: list[Node], slurm: FakeScontrol
+) -> None:
+    mended(rack[1], "'ticket'")
+    gone = msgspec.structs.replace(begun(Step.REBOOT), node="cloud7", until_s=rack[1].now_s)
+    ledger.keep(rack[1].site, gone)
+    again(rack[1])
+    asked = len(slurm.calls())
+    again(rack[1])
+
+    text = "cloud7 is not back from its reboot"
+    assert events(rack[1]) == [(EventKind.STEP_FAILED, text), (EventKind.TICKET, text)]
+    assert len(slurm.calls()) == asked
+
+
 def test_a_quarantine_that_its_node_has_forgotten_is_told_by_another(
     rack: list[Node], slurm: FakeScontrol
 ) -> None:
