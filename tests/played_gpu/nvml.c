@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -74,11 +75,13 @@ static long long whole(const char *start, long long otherwise) {
 
 struct Use { ull bytes, busy_until_ns, work_ns, throttled, fallen, spins_until_ns; };
 
-static int used_by(const char *path, uint *pid, struct Use *use) {
+// A process has its file locked while it lives: its number alone may have passed to another one.
+static int used_by(const char *path, uint *pid, struct Use *use, int *lives) {
     *pid = (uint)atol(strrchr(path, '-') + 1);
     int file = open(path, O_RDONLY | O_CLOEXEC);
     memset(use, 0, sizeof *use);
     int found = file >= 0 && read(file, use, sizeof *use) == sizeof *use;
+    *lives = found && flock(file, LOCK_SH | LOCK_NB) && (!kill((pid_t)*pid, 0) || errno != ESRCH);
     if (file >= 0) close(file);
     return found;
 }
@@ -93,13 +96,13 @@ static uint uses_of(int gpu, struct Use *all, uint *pids, ull *bytes, uint most)
     snprintf(pattern, sizeof pattern, "/dev/shm/played-gpu-%s-*", uuid);
     if (!glob(pattern, 0, NULL, &found)) {
         for (size_t i = 0; i < found.gl_pathc; i++) {
+            int lives;
             uint pid;
             struct Use use;
-            if (!used_by(found.gl_pathv[i], &pid, &use)) continue;
+            if (!used_by(found.gl_pathv[i], &pid, &use, &lives)) continue;
             all->fallen |= use.fallen;  // and stays so when its process has ended
-            if (kill((pid_t)pid, 0) && errno == ESRCH) continue;
-            if (count < most) { pids[count] = pid; bytes[count] = use.bytes; }
-            count++;
+            if (!lives) continue;
+            if (count++ < most) { pids[count - 1] = pid; bytes[count - 1] = use.bytes; }
             all->bytes += use.bytes;
             if (use.busy_until_ns > all->busy_until_ns) all->busy_until_ns = use.busy_until_ns;
             if (use.work_ns > all->work_ns) all->work_ns = use.work_ns;

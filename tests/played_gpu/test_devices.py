@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import struct
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.played_gpu.description import Device, Fault, machine, strike, write
+from tests.played_gpu.description import Device, Fault, machine, read, strike, write
 from tests.played_gpu.running import Ended, Started, run, start
 
 pytestmark = [pytest.mark.played_gpu, pytest.mark.timeout(600)]
@@ -22,6 +26,10 @@ LEAST_MS = 0.999 * PRODUCT_MS  # CUDA tells times with seven digits
 def gpus(tmp_path: Path) -> Path:
     write(tmp_path / "gpus", machine(2, DEVICE, seed=str(tmp_path)))
     return tmp_path / "gpus"
+
+
+def usage_file(gpus: Path, device: int, pid: int) -> Path:
+    return Path(f"/dev/shm/played-gpu-{read(gpus).devices[device].uuid}-{pid}")
 
 
 def figures(ended: Ended) -> dict[str, float]:
@@ -46,6 +54,16 @@ def working(python: Path, gpus: Path) -> Started:
     assert started.process.stdout is not None
     assert started.process.stdout.readline() == "opened\n"
     return started
+
+
+@contextlib.contextmanager
+def held(python: Path, gpus: Path) -> Iterator[subprocess.Popen[str]]:
+    """Yield a process that has opened device 1; it ends with the block, unless it has before."""
+    with start(python, "hold", ["1"], gpus=gpus).process as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("free ")
+        yield process
+        process.communicate()
 
 
 def test_a_device_is_as_fast_as_described_and_computes_rightly(
@@ -82,11 +100,9 @@ def test_memory_that_others_hold_is_not_free(played_python: Path, gpus: Path) ->
 def test_memory_of_another_process_on_the_device_is_not_free(
     played_python: Path, gpus: Path
 ) -> None:
-    alone = figures(work(played_python, gpus, 1))
-    other = working(played_python, gpus)
-    with other.process:
-        together = figures(work(played_python, gpus, 1))
-        other.process.kill()
+    alone = figures(run(played_python, "hold", ["1"], gpus=gpus))
+    with held(played_python, gpus):
+        together = figures(run(played_python, "hold", ["1"], gpus=gpus))
     assert together["free"] < alone["free"]
 
 
@@ -154,8 +170,45 @@ def test_devices_are_chosen_by_uuid(played_python: Path, gpus: Path) -> None:
     assert figures(ended)["free"] < 124 << 20
 
 
+def test_what_a_killed_process_leaves_is_removed_when_any_device_is_opened(
+    played_python: Path, gpus: Path, tmp_path: Path
+) -> None:
+    with held(played_python, gpus) as process:
+        process.kill()
+    others = tmp_path / "others"
+    write(others, machine(2, DEVICE, seed=str(others)))
+    assert run(played_python, "hold", ["0"], gpus=others).status == 0
+    assert not usage_file(gpus, 1, process.pid).exists()
+
+
+def test_that_a_device_fell_off_the_bus_is_known_as_long_as_it_is_described(
+    played_python: Path, gpus: Path, tmp_path: Path
+) -> None:
+    others = tmp_path / "others"
+    write(others, machine(2, DEVICE, seed=str(others)))
+    with held(played_python, gpus) as process:
+        fallen = usage_file(gpus, 1, process.pid)
+        with fallen.open("r+b") as file:
+            file.write(struct.pack("6Q", 0, 0, 0, 0, 1, 0))
+        process.kill()
+    assert run(played_python, "hold", ["0"], gpus=others).status == 0
+    assert fallen.exists()
+    gpus.unlink()
+    assert run(played_python, "hold", ["0"], gpus=others).status == 0
+    assert not fallen.exists()
+
+
+def test_a_number_that_has_passed_to_another_process_is_no_user_of_the_device(
+    played_python: Path, gpus: Path
+) -> None:
+    alone = figures(run(played_python, "hold", ["1"], gpus=gpus))
+    left = usage_file(gpus, 1, os.getpid())  # of one that was killed
+    left.write_bytes(struct.pack("6Q", 512 << 20, 0, 0, 0, 0, 0))
+    assert figures(run(played_python, "hold", ["1"], gpus=gpus)) == alone
+    assert not left.exists()
+
+
 def test_nothing_is_left_behind(played_python: Path, gpus: Path) -> None:
-    played = machine(2, DEVICE, seed=str(gpus.parent))
-    assert work(played_python, gpus, 1).status == 0
-    left = [path for path in Path("/dev/shm").iterdir() if played.devices[1].uuid in path.name]
-    assert left == []
+    with held(played_python, gpus) as process:
+        assert usage_file(gpus, 1, process.pid).exists()
+    assert not usage_file(gpus, 1, process.pid).exists()

@@ -4,12 +4,16 @@
 #include "description.h"
 
 #include <cerrno>
+#include <climits>
 #include <csignal>
 #include <cstdlib>
+#include <cstring>
 #include <dirent.h>
 #include <fcntl.h>
 #include <functional>
 #include <mutex>
+#include <optional>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -18,8 +22,9 @@ namespace played {
 namespace {
 
 constexpr char DIRECTORY[] = "/dev/shm";
+constexpr char PREFIX[] = "played-gpu-";
 
-std::string prefix(int device) { return "played-gpu-" + machine()->devices.at(device).uuid + "-"; }
+std::string prefix(int device) { return PREFIX + machine()->devices.at(device).uuid + "-"; }
 
 std::string path_of(int device, pid_t pid) {
     return std::string(DIRECTORY) + "/" + prefix(device) + std::to_string(pid);
@@ -38,35 +43,60 @@ void unlink_own() {
         if (each.mapped && !each.mapped->has_fallen) unlink(each.path.c_str());
 }
 
-Usage *map_new(const std::string &path) {
-    int fd = open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-    if (fd < 0 || ftruncate(fd, sizeof(Usage))) {
-        if (fd >= 0) close(fd);
-        return nullptr;
-    }
-    void *mapped = mmap(nullptr, sizeof(Usage), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    close(fd);
-    return mapped == MAP_FAILED ? nullptr : static_cast<Usage *>(mapped);
+// It appears in its place when it is whole and locked: whoever finds it unlocked finds a dead process's.
+bool put_in_place(int fd, const std::string &path) {
+    const char *described_by = getenv("PLAYED_GPUS_FILE");
+    if (ftruncate(fd, sizeof(Usage)) || flock(fd, LOCK_EX | LOCK_NB)) return false;
+    if (pwrite(fd, described_by, strlen(described_by), sizeof(Usage)) < 0) return false;
+    unlink(path.c_str());  // of a process that had the same number
+    return !linkat(AT_FDCWD, ("/proc/self/fd/" + std::to_string(fd)).c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW);
 }
 
-void each_other(int device, const std::function<void(const std::string &, pid_t, const Usage &)> &f) {
-    const std::string start = prefix(device);
+Usage *map_new(const std::string &path) {
+    const int fd = open(DIRECTORY, O_TMPFILE | O_RDWR | O_CLOEXEC, 0644);
+    void *mapped = fd >= 0 && put_in_place(fd, path)
+                       ? mmap(nullptr, sizeof(Usage), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
+    if (mapped != MAP_FAILED) return static_cast<Usage *>(mapped);  // the descriptor stays open: it is the lock
+    if (fd >= 0) close(fd);
+    return nullptr;
+}
+
+struct Found {
+    std::string path;
+    bool is_alive;
+    Usage usage;
+    std::string described_by;
+};
+
+// A number may have passed to another process, and a child may hold the lock longer than its parent lives.
+bool is_alive(int fd, const std::string &name) {
+    const pid_t pid = atoi(name.c_str() + name.rfind('-') + 1);
+    return flock(fd, LOCK_SH | LOCK_NB) && (!kill(pid, 0) || errno == EPERM);
+}
+
+std::optional<Found> read_file(const std::string &name) {
+    Found found{std::string(DIRECTORY) + "/" + name, false, {}, {}};
+    const int fd = open(found.path.c_str(), O_RDONLY | O_CLOEXEC);
+    char rest[PATH_MAX];
+    const bool is_whole = fd >= 0 && read(fd, &found.usage, sizeof(Usage)) == sizeof(Usage);
+    if (const ssize_t length = is_whole ? read(fd, rest, sizeof rest) : 0; length > 0) found.described_by.assign(rest, (size_t)length);
+    if (fd >= 0) found.is_alive = is_alive(fd, name);
+    if (fd >= 0) close(fd);
+    return is_whole ? std::optional(found) : std::nullopt;
+}
+
+// Of all other processes that have opened a device whose file's name begins so.
+void each_other(const std::string &start, const std::function<void(const Found &)> &f) {
+    const std::string mine = "-" + std::to_string(getpid());
     DIR *directory = opendir(DIRECTORY);
     if (!directory) return;
     while (dirent *entry = readdir(directory)) {
         const std::string name = entry->d_name;
-        if (name.compare(0, start.size(), start)) continue;
-        const pid_t pid = atoi(name.c_str() + start.size());
-        const std::string path = std::string(DIRECTORY) + "/" + name;
-        int fd = pid == getpid() ? -1 : open(path.c_str(), O_RDONLY | O_CLOEXEC);
-        Usage found;
-        if (fd >= 0 && read(fd, &found, sizeof found) == sizeof found) f(path, pid, found);
-        if (fd >= 0) close(fd);
+        if (name.compare(0, start.size(), start) || name.substr(name.rfind('-')) == mine) continue;
+        if (auto found = read_file(name)) f(*found);
     }
     closedir(directory);
 }
-
-bool is_alive(pid_t pid) { return !kill(pid, 0) || errno == EPERM; }
 
 }  // namespace
 
@@ -89,21 +119,24 @@ Usage &usage(int device) {
 
 size_t allocated_by_others(int device) {
     size_t sum = 0;
-    each_other(device, [&](const std::string &, pid_t pid, const Usage &found) {
-        if (is_alive(pid)) sum += found.allocated_bytes;
+    each_other(prefix(device), [&](const Found &found) {
+        if (found.is_alive) sum += found.usage.allocated_bytes;
     });
     return sum;
 }
 
 bool has_fallen_before(int device) {
     bool fallen = false;
-    each_other(device, [&](const std::string &, pid_t, const Usage &found) { fallen |= !!found.has_fallen; });
+    each_other(prefix(device), [&](const Found &found) { fallen |= !!found.usage.has_fallen; });
     return fallen;
 }
 
 void remove_leftovers(int device, bool keep_fallen) {
-    each_other(device, [&](const std::string &path, pid_t pid, const Usage &found) {
-        if (!is_alive(pid) && !(found.has_fallen && keep_fallen)) unlink(path.c_str());
+    const std::string own = std::string(DIRECTORY) + "/" + prefix(device);
+    each_other(PREFIX, [&](const Found &found) {
+        const bool is_of_device = !found.path.compare(0, own.size(), own);
+        const bool is_kept = is_of_device ? keep_fallen : !access(found.described_by.c_str(), F_OK);
+        if (!found.is_alive && !(found.usage.has_fallen && is_kept)) unlink(found.path.c_str());
     });
 }
 

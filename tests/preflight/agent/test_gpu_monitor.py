@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import os
 import signal
 import struct
@@ -213,10 +214,14 @@ def test_clock_power_and_heat_follow_the_load(sampler: Sampler) -> None:
     sampler.play(1)
     sampler.start()
     samples = [sampler.sample(), sampler.sample()]
-    used.write_bytes(struct.pack("6Q", 1 << 30, 1 << 62, 3_000_000_000, 0, 0, 0))
     try:
-        samples += sampler.sample_until(reasons=4, clock_mhz=1980, power_w=690.0, temperature_c=50)
-        samples.append(sampler.sample())
+        with used.open("wb", buffering=0) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # as its process holds it
+            file.write(struct.pack("6Q", 1 << 30, 1 << 62, 3_000_000_000, 0, 0, 0))
+            samples += sampler.sample_until(
+                reasons=4, clock_mhz=1980, power_w=690.0, temperature_c=50
+            )
+            samples.append(sampler.sample())
     finally:
         used.unlink()
     samples += sampler.sample_until(reasons=1, clock_mhz=345)
