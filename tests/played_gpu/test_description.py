@@ -115,3 +115,12 @@ def test_a_damaged_description_is_refused(line: str, replacement: str) -> None:
 def test_the_page_describes_every_fault() -> None:
     page = (Path(__file__).parent / "README.md").read_text()
     assert [kind for kind in FAULT_KINDS if f"| `{kind}` |" not in page] == []
+
+
+def test_every_fault_is_struck_by_the_test_that_the_page_names_for_it() -> None:
+    page = (Path(__file__).parent / "README.md").read_text()
+    rows = re.findall(r"^\| `(tests/\S+\.py)`.*? \| (.*) \|$", page, re.M)
+    shown = {(file, kind) for file, kinds in rows for kind in re.findall(r"`(\w+)`", kinds)}
+    assert {kind for _, kind in shown} == FAULT_KINDS.keys()
+    root = Path(__file__).parents[2]
+    assert [each for each in shown if f'"{each[1]}"' not in (root / each[0]).read_text()] == []

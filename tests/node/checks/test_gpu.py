@@ -207,6 +207,9 @@ def test_a_gpu_that_may_not_be_asked_is_not_lost(bench: Bench) -> None:
         (fault(1, "pcie_generation", 1),),  # idle
         (fault(1, "clock_reasons", 4),),  # the power cap, normal under load
         everywhere("nvml_error", 3),
+        (fault(1, "corrected_errors", 40),),  # that is what the correction is for
+        (fault(1, "ecc_mode", 0), fault(2, "persistence_mode", 0)),  # settings
+        (*everywhere("pcie_width", 8), *everywhere("max_pcie_width", 8)),  # no more is possible
     ],
 )
 def test_what_a_gpu_does_not_tell_is_not_held_against_it(
