@@ -155,14 +155,37 @@ def test_two_devices_on_each_of_two_nodes_are_as_steady_as_described(
     assert rates == [pytest.approx(DEVICE.tflops, rel=0.05)] * 4, said
 
 
+def test_devices_that_are_broken_each_in_its_own_way_are_named_and_no_other(
+    played_python: Path, gpus: Path
+) -> None:
+    """What each shows by itself: one check tells all of them apart."""
+    write(gpus, machine(8, DEVICE, seed=str(gpus)))
+    strike(
+        gpus,
+        Fault(device=1, kind="slow", value=0.55),
+        Fault(device=2, kind="open_error", value=999),
+        Fault(device=4, kind="wrong_bit", value=2),
+        Fault(device=5, kind="sticky_error", value=214, after=3),
+        Fault(device=7, kind="off_bus", after=3),
+    )
+    code, nodes, said = check(
+        played_python, gpus, "--check=standard", "--round-deadline=60", nodes=8
+    )
+    well = dict.fromkeys(("local0", "local3", "local6"), "healthy")
+    faulty = dict.fromkeys(("local2", "local4", "local5", "local7"), "faulty")
+    assert levels(nodes) == {**well, **faulty, "local1": "slow"}, said
+    reasons = {name: node["reason"] for name, node in nodes.items()}
+    assert "matmul" in reasons["local1"]
+    assert "unknown error" in reasons["local2"]
+    assert "wrong" in reasons["local4"]
+    assert "uncorrectable ECC error" in reasons["local5"]
+    assert "unknown error" in reasons["local7"]  # it does not open again
+    assert code == BAD
+
+
 @pytest.mark.parametrize(
     ("fault", "level"),
     [
-        (Fault(device=2, kind="slow", value=0.55), "slow"),
-        (Fault(device=2, kind="open_error", value=999), "faulty"),
-        (Fault(device=2, kind="wrong_bit", value=2), "faulty"),
-        (Fault(device=2, kind="sticky_error", value=214, after=3), "faulty"),
-        (Fault(device=2, kind="off_bus", after=3), "faulty"),
         (Fault(device=2, kind="link_slow", value=0.005), "slow"),
         (Fault(device=2, kind="link_flip", value=1), "faulty"),
         (Fault(device=2, kind="strike_collective", value=signal.SIGKILL, after=1), "faulty"),
@@ -172,7 +195,7 @@ def test_two_devices_on_each_of_two_nodes_are_as_steady_as_described(
     ],
     ids=lambda value: value.kind if isinstance(value, Fault) else "",
 )
-def test_a_broken_device_is_named_and_no_other(
+def test_a_device_that_breaks_its_groups_is_named_and_no_other(
     played_python: Path, gpus: Path, fault: Fault, level: str
 ) -> None:
     strike(gpus, fault)
