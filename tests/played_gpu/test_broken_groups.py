@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -78,16 +79,20 @@ def test_who_had_a_partner_that_died_stays_alive_and_the_dead_ones_signal_is_tol
         assert not found.said(innocent, "workers_starting")
 
 
-def test_a_process_that_dies_while_nccl_connects_is_its_nodes_fault_and_no_partners(
-    played_python: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [(signal.SIGKILL, "killed by SIGKILL"), (signal.SIGSTOP, "stopped by a signal")],
+)
+def test_a_process_that_ends_or_stops_while_nccl_connects_is_its_nodes_fault_and_no_partners(
+    played_python: Path, tmp_path: Path, number: signal.Signals, said: str
 ) -> None:
-    dies = Fault(device=1, kind="strike_init", value=9)
+    struck = Fault(device=1, kind="strike_init", value=number)
 
-    found = check(played_python, tmp_path, 3, 3, dies)
+    found = check(played_python, tmp_path, 3, 3, struck)
 
     levels = {node: verdict["level"] for node, verdict in found.verdicts.items()}
     assert levels == {"local0": "healthy", "local1": "faulty", "local2": "healthy"}
-    assert "killed by SIGKILL" in found.verdicts["local1"]["reason"]
+    assert said in found.verdicts["local1"]["reason"]
 
 
 def test_data_that_arrives_changed_is_told_with_whose_it_was_on_which_device(
@@ -97,7 +102,8 @@ def test_data_that_arrives_changed_is_told_with_whose_it_was_on_which_device(
 
     found = check(played_python, tmp_path, 3, 6, flips)
 
-    assert found.verdicts["local1"]["level"] == "faulty"
+    levels = {node: verdict["level"] for node, verdict in found.verdicts.items()}
+    assert levels == {"local0": "healthy", "local1": "faulty", "local2": "healthy"}
     assert "received other data than rank" in found.verdicts["local1"]["reason"]
     (ready, *_) = found.said("local0", "workers_ready")
     assert all("GPU-" in device and " at 0000:" in device for device in ready["devices"])

@@ -188,8 +188,6 @@ def test_devices_that_are_broken_each_in_its_own_way_are_named_and_no_other(
     ("fault", "level"),
     [
         (Fault(device=2, kind="link_slow", value=0.005), "slow"),
-        (Fault(device=2, kind="link_flip", value=1), "faulty"),
-        (Fault(device=2, kind="strike_collective", value=signal.SIGKILL, after=1), "faulty"),
         (Fault(device=2, kind="nccl_async_error", value=2, after=1), "faulty"),
         (Fault(device=2, kind="link_drop", after=1), "faulty"),
         (Fault(device=2, kind="nccl_init_hang"), "faulty"),

@@ -117,7 +117,7 @@ def test_a_device_that_does_not_open_says_why(
     ended = work(played_python, gpus, 1)
     assert ended.status == 1
     assert said in ended.errors
-    well = run(played_python, "device", ["0", "60"], gpus=gpus, variables={"PRODUCTS": "1"})
+    well = run(played_python, "hold", ["0"], gpus=gpus)
     assert well.status == 0, well.errors
 
 
@@ -160,13 +160,7 @@ def test_a_device_that_hangs_goes_on_once_it_is_mended(played_python: Path, gpus
 def test_devices_are_chosen_by_uuid(played_python: Path, gpus: Path) -> None:
     uuid = machine(2, DEVICE, seed=str(gpus.parent)).devices[1].uuid
     strike(gpus, Fault(device=1, kind="memory_used", value=900 << 20))
-    ended = run(
-        played_python,
-        "device",
-        ["0", "60"],
-        gpus=gpus,
-        variables={"PRODUCTS": "1", "CUDA_VISIBLE_DEVICES": uuid},
-    )
+    ended = run(played_python, "hold", ["0"], gpus=gpus, variables={"CUDA_VISIBLE_DEVICES": uuid})
     assert figures(ended)["free"] < 124 << 20
 
 
