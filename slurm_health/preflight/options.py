@@ -276,8 +276,8 @@ OPTIONS = (
         "monitor",
         one_of(policy.Monitor),
         Door.RUN,
-        "Watch the training: say why it failed and, in a job of Slurm's, where it hangs and which"
-        " rank is slow; cancel the job that hangs, too, or end its workers and start them again as"
+        "Watch the training: say why it failed, where it hangs and which rank is slow; end one that"
+        " hangs, too (in Slurm its job is cancelled), or end its workers and start them again as"
         " after a failure (--max-restarts); or watch nothing.",
         otherwise=policy.Monitor.REPORT.value,
     ),

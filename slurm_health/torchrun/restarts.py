@@ -30,6 +30,7 @@ from slurm_health.preflight.decide.after_failure import (
     check_again,
     plan,
 )
+from slurm_health.preflight.decide.policy import Monitor
 from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import ExitCode, JournalError, SlurmHealthError
 from slurm_health.records.nodeset import fold
@@ -37,7 +38,7 @@ from slurm_health.records.script_records import REQUEUED, SCRIPT_FAILED, Diagnos
 from slurm_health.system import journal
 from slurm_health.system.processes import die_with_parent
 from slurm_health.system.signals import leaving_on
-from slurm_health.torchrun import joint_check
+from slurm_health.torchrun import joint_check, watching
 from slurm_health.torchrun.arguments import CHECKS, Arguments
 from slurm_health.torchrun.channel import secret
 from slurm_health.torchrun.checking import checked, say
@@ -135,7 +136,7 @@ def decide(question: Question, clock_s: float, environ: Mapping[str, str]) -> De
         say(text_of(found, context.arguments.program[0]).removeprefix("slurm-health: "))
     times = f"restart {question.restart} of {question.max_restarts}"
     match chosen.next:
-        case Next.STOP if question.max_restarts == 0:
+        case Next.STOP if question.max_restarts == 0 and question.hang is None:
             pass  # torchrun says it
         case Next.STOP | Next.LEAVE:
             say(f"the training ends: {chosen.reason}")
@@ -247,6 +248,9 @@ def _plan(question: Question, found: Diagnosed | None, names: tuple[str, ...]) -
     """Return what is to be done: as for a failed script, and within what torchrun may."""
     least = question.context.least
     silent = f"{question.silent} of {len(names) + question.silent} nodes do not answer any more"
+    mode = watching.mode(question.context.arguments)
+    if question.hang is not None and mode == Monitor.STOP.value:
+        return Plan(next=Next.STOP, reason="it hangs (--monitor=stop)")
     if question.restart > question.max_restarts:
         reason = f"its workers were started again {question.max_restarts} times (--max-restarts)"
         return Plan(next=Next.STOP, reason=reason)

@@ -76,7 +76,9 @@ def _train(python: str, arguments: Arguments, environ: Mapping[str, str]) -> int
     if place is not None and not alone and watching.is_on(place, arguments, environ):
         if told is None:
             told = _told_unchecked(place, starting, arguments, python, environ)
-        told["monitor"] = watching.monitor(place, starting, arguments, environ)
+        own |= watching.marked(environ)
+        told["monitor"] = watching.monitor(place, starting, arguments, own)
+        told["node_monitor"] = watching.node_monitor(place, own)
     if told is not None:
         torchrun = (str(_CHECKING_TORCHRUN),)
         own[_RESTARTS] = msgspec.json.encode(told).decode()

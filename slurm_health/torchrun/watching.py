@@ -7,6 +7,7 @@ script slurm-health started, that script's monitor and its post-mortem see all.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from slurm_health.system.processes import own_module
 from slurm_health.torchrun.arguments import Arguments
 from slurm_health.torchrun.place import TaskPlace
 from slurm_health.torchrun.starting import Starting
+from slurm_health.training.monitor.node import INTERVAL_S, TRAINING
 
 
 def is_on(place: TaskPlace, arguments: Arguments, environ: Mapping[str, str]) -> bool:
@@ -30,23 +32,35 @@ def is_on(place: TaskPlace, arguments: Arguments, environ: Mapping[str, str]) ->
     return "SLURM_JOB_ID" not in environ or not _is_watched(place, root)
 
 
+def marked(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what marks the processes of this training where no job of Slurm's does."""
+    return {} if "SLURM_JOB_ID" in environ else {TRAINING: secrets.token_hex(8)}
+
+
 def monitor(
     place: TaskPlace, starting: Starting, arguments: Arguments, environ: Mapping[str, str]
 ) -> Sequence[str]:
-    """Return the monitor's command if this process is to start one, else nothing.
-
-    It is the first that trains, in a job of Slurm's.
-    """
-    first = starting.nodes[:1] == (place.node,)
-    if not first or "SLURM_JOB_ID" not in environ:
+    """Return the monitor's command if this process, the first that trains, is to start one."""
+    if starting.nodes[:1] != (place.node,):
         return ()
+    training = environ.get(TRAINING)
     return own_module(
         "slurm_health.training.monitor.beside",
         f"--directory={starting.directory or ''}",
         f"--on-hang={mode(arguments)}",
         f"--after-s={AFTER_S:g}",
         "--tell",
+        *([f"--training={training}"] if training else []),
     )
+
+
+def node_monitor(place: TaskPlace, environ: Mapping[str, str]) -> Sequence[str]:
+    """Return the command of this node's monitor where no srun can start it, else nothing."""
+    training = environ.get(TRAINING)
+    if not training:
+        return ()
+    words = (training, place.node, f"{INTERVAL_S:g}", TRAINING)
+    return own_module("slurm_health.training.monitor.node", *words)
 
 
 def mode(arguments: Arguments) -> str:

@@ -279,3 +279,62 @@ def test_machines_that_share_nothing_train_for_real(tmp_path: Path, master: str)
         each.run("--nnodes=3", "--nproc_per_node=1", program=TRAIN, DLROVER_MASTER_ADDR=master)
     assert codes(machines) == [0, 0, 0], machines
     assert "3 processes" in "".join(each.said for each in machines)
+
+
+HANGING = Path(__file__).parents[1] / "support" / "hanging_training.py"
+LONGEST_S = 1500.0  # a minute of steps and a check, on a machine that is busy with other things
+HANGS = {"HEARTBEAT": "0", "SILENT": "1", "HANGS_AT": "45", "ONCE": "1", "STEPS": "60"}
+
+
+@pytest.fixture
+def trainings(tmp_path: Path) -> Iterator[list[Machine]]:
+    """Three machines, of which the second stops its rank, once, without a word of it."""
+    text = HANGING.read_text()
+    for name, theirs in (("RANK", "SLURM_PROCID"), ("WORLD_SIZE", "SLURM_NTASKS")):
+        text = text.replace(f'    os.environ["{name}"] = os.environ["{theirs}"]\n', "")
+    found = [Machine(tmp_path, rank, real=True) for rank in range(3)]
+    for each in found:
+        (each.home / "hanging.py").write_text(text)
+        # That it has hung all of them know, as by a checkpoint.
+        (each.home / "hung").symlink_to(tmp_path / "hung")
+    yield found
+    for each in found:
+        if each.process is not None and each.process.poll() is None:
+            each.kill()
+
+
+def hang(machines: list[Machine], master: str, *words: str) -> list[int]:
+    """Train until all have ended; return their codes."""
+    for each in machines:
+        each.run(
+            *("--nnodes=3", "--nproc_per_node=1", *words),
+            program="hanging.py",
+            given=("stop", "1"),
+            MASTER_ADDR=master,
+            **HANGS,
+        )
+    return [each.end(LONGEST_S) for each in machines]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(5000)
+def test_a_training_that_hangs_ends_where_it_is_to_be_stopped(
+    trainings: list[Machine], master: str
+) -> None:
+    assert hang(trainings, master, "--monitor=stop") == [1, 1, 1], trainings
+    said = trainings[0].said
+    assert re.search(r"monitor: no step for \d+ s", said), said
+    assert re.search(r"rank 1 on node\d has been stopped by a signal", said), said
+    assert "the training ends: it hangs (--monitor=stop)" in said
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(5000)
+def test_a_training_that_hangs_goes_on_after_a_check_where_it_is_to_be_restarted(
+    trainings: list[Machine], master: str
+) -> None:
+    ends = hang(trainings, master, "--monitor=restart", "--max-restarts=1")
+    assert ends == [0, 0, 0], trainings
+    said = trainings[0].said
+    assert re.search(r"the training hung: rank 1 on node\d has been stopped by a signal", said)
+    assert "checking node[0-2] before the workers start (restart 1 of 1)" in said

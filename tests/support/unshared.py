@@ -106,11 +106,11 @@ class Machine:
         )
         assert text in self.said
 
-    def end(self) -> int:
+    def end(self, within_s: float = DEADLINE_S) -> int:
         """Wait for its end; return its code."""
         assert self.process is not None
         try:
-            code = self.process.wait(DEADLINE_S)
+            code = self.process.wait(within_s)
         except subprocess.TimeoutExpired:
             self.kill()
             raise AssertionError(f"node{self.rank} did not end: {self.said}") from None

@@ -202,6 +202,17 @@ def test_a_hang_without_a_place_restarts_once_and_one_of_the_script_never(tmp_pa
     ]
 
 
+def test_a_hang_that_is_to_be_stopped_ends_the_training_whatever_may_be_restarted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = msgspec.structs.replace(question(tmp_path, "", "", ""), hang=hang("rank-stopped", 1))
+    asked.context.arguments.own["monitor"] = "stop"
+
+    for most in (0, 2):
+        assert answered(tmp_path, msgspec.structs.replace(asked, max_restarts=most)).next == "stop"
+        assert "the training ends: it hangs (--monitor=stop)" in capsys.readouterr().err
+
+
 def test_where_no_restarts_were_asked_for_only_the_post_mortem_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -41,11 +41,24 @@ def test_the_first_node_that_trains_has_a_monitor_that_does_as_it_is_told(tmp_pa
     assert "--on-hang=restart" in monitor(tmp_path, mode="restart")
 
 
-@pytest.mark.parametrize(
-    ("node", "environ"), [("n2", IN_SLURM), ("n1", {})], ids=["another node", "outside Slurm"]
-)
-def test_elsewhere_there_is_none(tmp_path: Path, node: str, environ: Mapping[str, str]) -> None:
-    assert monitor(tmp_path, node, environ=environ) == ""
+def test_another_node_has_none(tmp_path: Path) -> None:
+    assert monitor(tmp_path, "n2") == ""
+
+
+def test_in_slurm_nothing_but_srun_starts_the_monitors_of_nodes() -> None:
+    assert watching.marked(IN_SLURM) == {}
+    assert watching.node_monitor(place(), IN_SLURM) == ()
+
+
+def test_outside_slurm_each_node_has_its_own_and_knows_its_processes_by_a_mark(
+    tmp_path: Path,
+) -> None:
+    marked = watching.marked({})
+    (mark,) = marked.values()
+
+    assert f"--training={mark}" in monitor(tmp_path, environ=marked)
+    assert {mark, "n2"} < set(watching.node_monitor(place("n2"), marked))
+    assert watching.marked({}) != marked
 
 
 def test_nothing_is_watched_where_that_is_switched_off(tmp_path: Path) -> None:

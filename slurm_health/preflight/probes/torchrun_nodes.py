@@ -17,6 +17,8 @@ import time
 from collections.abc import Sequence
 from typing import IO, Any, NoReturn
 
+from slurm_health.preflight.probes.torchrun_monitors import Carrier
+
 # A node that has not noticed a failure for so long is gone: torchrun looks every 0.1 s, unless told
 # otherwise, and gives a node up that is silent for 15 s.
 NOTICE_S = 15.0
@@ -112,7 +114,9 @@ class Tail:
 
 
 class Monitor:
-    """The monitor beside the workers, if this node has one; it ends with this process.
+    """What watches beside the workers, if this node has it; it ends with this process.
+
+    Where no srun starts the monitors of nodes, a carrier does, on each of them.
 
     Args:
         command: that runs it, empty where there is none.
@@ -124,15 +128,36 @@ class Monitor:
         self._command, self._environ, self._output = command, environ, output
         self._process: subprocess.Popen[bytes] | None = None
         self._told: IO[bytes] | None = None
+        self._carrier: Carrier | None = None
 
     def begin(self) -> None:
         """Start it."""
+        self._begin([], ())
+
+    def begin_carried(self, carrier: Carrier, own: str) -> None:
+        """Start it, and what carries between it and the monitors of all nodes; `own` is our name.
+
+        Raises:
+            OSError, RuntimeError: the store does not answer, or not all nodes are there.
+        """
+        names = carrier.names(own)
+        if self._command:
+            reading, writing = files = carrier.serve()
+            words = [f"--node={own}", f"--nodes={','.join(names)}"]
+            self._begin([*words, f"--reading={reading}", f"--writing={writing}"], files)
+            for file in files:
+                os.close(file)
+        carrier.begin()
+        self._carrier = carrier
+
+    def _begin(self, more: Sequence[str], files: Sequence[int]) -> None:
         if not self._command:
             return
         try:
             self._told = tempfile.TemporaryFile()  # noqa: SIM115 - as long as this process
             self._process = subprocess.Popen(
-                self._command,
+                [*self._command, *more],
+                pass_fds=files,
                 stdin=subprocess.PIPE,
                 stdout=self._told,
                 stderr=self._output,
@@ -156,13 +181,15 @@ class Monitor:
     def end(self) -> None:
         """Have it end: its standard input does."""
         process, self._process = self._process, None
-        if process is None or process.stdin is None:
-            return
-        process.stdin.close()
-        try:
-            process.wait(_LEAVE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
+        carrier, self._carrier = self._carrier, None
+        if process is not None and process.stdin is not None:
+            process.stdin.close()
+            try:
+                process.wait(_LEAVE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        if carrier is not None:
+            carrier.end()
 
 
 class Round:

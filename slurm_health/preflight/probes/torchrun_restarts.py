@@ -26,6 +26,7 @@ if __name__ == "__main__":
     # The modules beside this one must not hide others of the same name, nor those of slurm-health's
     # interpreter the job's.
     sys.path[0] = str(Path(__file__).resolve().parents[3])
+from slurm_health.preflight.probes.torchrun_monitors import Carrier
 from slurm_health.preflight.probes.torchrun_nodes import (
     Monitor,
     Round,
@@ -59,7 +60,8 @@ class Told(NamedTuple):
 
     `command` is to be asked, in `environ`; `context` is its own. `node` is the name of this one,
     which has so many `processes`.
-    `monitor` is the command to run beside the workers, empty where there is none.
+    `monitor` is the command to run beside the workers, empty where there is none; `node_monitor`
+    that of a node's own monitor, where no srun starts these.
     """
 
     command: list[str]
@@ -70,6 +72,7 @@ class Told(NamedTuple):
     environ: dict[str, str]
     context: Any
     monitor: tuple[str, ...] = ()
+    node_monitor: tuple[str, ...] = ()
 
 
 class CheckedRendezvous(RendezvousHandler):
@@ -149,8 +152,20 @@ class CheckedRendezvous(RendezvousHandler):
         )
         self._round = Round(store, self._rank, count)
         self._began_s = time.monotonic()
-        self._monitor.begin()
+        self._watch(store, count)
         return found
+
+    def _watch(self, store: Any, count: int) -> None:
+        """Have a monitor begin beside the workers."""
+        if not self._told.node_monitor:
+            self._monitor.begin()
+            return
+        told = self._told
+        carrier = Carrier(store, self._rank, count, told.node_monitor, told.environ)
+        try:
+            self._monitor.begin_carried(carrier, told.node)
+        except (OSError, RuntimeError) as err:
+            self._say(f"no hang of this training is looked for here: {line_of(err)}")
 
     def workers_failed(self) -> None:
         """Have it said why the workers failed, which torchrun does not start again."""
@@ -279,17 +294,21 @@ def _checked_rendezvous(told: Told) -> Iterator[None]:
     made: list[CheckedRendezvous] = []
     create = registry.get_rendezvous_handler
 
+    def begin() -> None:
+        if not told.node_monitor:  # without a store nothing carries their lines
+            monitor.begin()
+
     def checked(params: RendezvousParameters) -> RendezvousHandler:
         inner = create(params)
         # The static one has a fixed set of nodes, and one store for all of its rounds.
         if inner.get_backend() == "static":
-            monitor.begin()
+            begin()
             return inner
         try:
             made.append(CheckedRendezvous(inner, told, tail, monitor))
         except TypeError as err:  # torch's has more to it by now
             os.write(tail.real, f"slurm-health: no post-mortem: {line_of(err)}\n".encode())
-            monitor.begin()
+            begin()
             return inner
         return made[-1]
 

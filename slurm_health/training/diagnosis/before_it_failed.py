@@ -34,7 +34,7 @@ class HungUntilEnded:
     def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
         """Say so: how the processes ended then tells nothing."""
         hang = hang_at_the_end(data)
-        ended = "slurm-health ended the script (--monitor=restart)"
+        ended = "slurm-health ended the script, as --monitor asks"
         return [hung_until(ended, hang, (line_of(hang),))] if hang else []
 
 

@@ -2,23 +2,26 @@
 """What watches beside a training: `python -m slurm_health.training.monitor.beside`.
 
 The supervisor starts it beside its script, and the torchrun that leads (`torchrun_nodes.Monitor`)
-beside its workers. It waits a while, because most scripts that fail do so soon, and until a process
-on this node has a heartbeat. Then it starts one monitor per node and watches. Until then it follows
-the job's output and whether the ranks here move; where that ends in the middle of a training,
-monitors look at its processes for some seconds. It ends when its standard input does, and all that
-it started with it. A script whose monitor cannot be started, or dies, runs on as it would.
+beside its workers; outside Slurm that tells it the nodes, too, and carries what they say. It waits
+a while, because most scripts that fail do so soon, and until a process on this node has a
+heartbeat. Then it starts one monitor per node and watches. Until then it follows the job's output
+and whether the ranks here move; where that ends in the middle of a training, monitors look at its
+processes for some seconds. It ends when its standard input does, and all that it started with it. A
+script whose monitor cannot be started, or dies, runs on as it would.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
 import select
 import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +40,21 @@ _END_OF_STEPS_S = 5.0  # between the end of a job's steps and that of its script
 _LOOKS_AT_END = 6
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    """What is watched: `mark` is what `variable` is in the environment of all its processes.
+
+    `start` has all nodes look, and `left_of` tells which of its nodes the job still has.
+    """
+
+    variable: str
+    mark: str
+    here: str
+    nodes: Sequence[str]
+    start: Callable[[Sequence[str]], Monitors]
+    left_of: Callable[[Sequence[str]], Sequence[str]]
+
+
 def main() -> int:
     """Watch until the script has ended; 0 whatever was found."""
     parser = argparse.ArgumentParser(prog="slurm_health.training.monitor.beside")
@@ -45,6 +63,12 @@ def main() -> int:
     parser.add_argument("--after-s", type=float, required=True)
     parser.add_argument("--script-source", type=Path)
     parser.add_argument("--tell", action="store_true")  # the hang, on standard output
+    # Outside Slurm: what marks the training's processes, and where monitors are read and told.
+    parser.add_argument("--training", default="")
+    parser.add_argument("--node", default="")
+    parser.add_argument("--nodes", default="")
+    parser.add_argument("--reading", type=int, default=-1)
+    parser.add_argument("--writing", type=int, default=-1)
     options = parser.parse_args()
     # What Slurm sends to every process of the job is for the script; we end when it does.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
@@ -53,33 +77,27 @@ def main() -> int:
         directory = Path(options.directory) if options.directory else None
         from slurm_health.training.monitor.srun_output import script_text
 
-        script = script_text(options.script_source)
-        return _watch(directory, script, dict(os.environ), options.on_hang, tell=options.tell)
+        script, environ = script_text(options.script_source), dict(os.environ)
+        job = _carried(options) if options.training else _of_slurm(environ)
+        if job is not None:
+            return _watch(job, directory, script, environ, options.on_hang, tell=options.tell)
     return 0
 
 
-def _watch(
-    directory: Path | None, script: str, environ: Mapping[str, str], mode: str, *, tell: bool
-) -> int:
-    """Return the code to end with."""
-    # Only now: a script of seconds is not to wait for what it has no use for.
-    import msgspec
-
+def _of_slurm(environ: Mapping[str, str]) -> _Job | None:
+    """Return the job that this environment is of, None where that cannot be read."""
     from slurm_health.records.allocation import from_environ
     from slurm_health.records.errors import AllocationError
     from slurm_health.system.processes import NOTHING, PIPE, start_tied
-    from slurm_health.training.monitor.findings import Findings
-    from slurm_health.training.monitor.monitors import Ended, Monitors
-    from slurm_health.training.monitor.on_hang import ScriptToEnd, acting
+    from slurm_health.training.monitor.monitors import Monitors
 
     try:
         allocation = from_environ(environ)
     except AllocationError as err:
         _say(f"monitor: not running: {err}")
-        return 0
+        return None
     job = allocation.job_id
     here = environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
-    findings = Findings(directory, environ, on_hang=acting(mode, job, environ))
 
     def start(nodes: Sequence[str]) -> Monitors:
         argv, its_environ = _monitors(job, nodes, here, environ)
@@ -88,16 +106,54 @@ def _watch(
         )
         return Monitors(process, nodes, 0)
 
-    nodes = allocation.nodes
+    return _Job(
+        variable="SLURM_JOB_ID",
+        mark=str(job),
+        here=here,
+        nodes=allocation.nodes,
+        start=start,
+        left_of=lambda had: _nodes_left(had, allocation.array or str(job), environ),
+    )
+
+
+def _carried(options: argparse.Namespace) -> _Job:
+    """Return the training whose torchrun has started us, and carries what monitors say."""
+    from slurm_health.training.monitor.monitors import carried
+    from slurm_health.training.monitor.node import TRAINING
+
+    numbers = itertools.count(1)
+    return _Job(
+        variable=TRAINING,
+        mark=options.training,
+        here=options.node,
+        nodes=options.nodes.split(","),
+        start=lambda nodes: carried(options.reading, options.writing, next(numbers), nodes, 0),
+        left_of=lambda had: had,
+    )
+
+
+def _watch(
+    job: _Job,
+    directory: Path | None,
+    script: str,
+    environ: Mapping[str, str],
+    mode: str,
+    *,
+    tell: bool,
+) -> int:
+    """Return the code to end with."""
+    # Only now: a script of seconds is not to wait for what it has no use for.
+    import msgspec
+
+    from slurm_health.training.monitor.findings import Findings
+    from slurm_health.training.monitor.monitors import Ended, MonitorsEnded
+    from slurm_health.training.monitor.on_hang import ScriptToEnd, acting
+
+    findings = Findings(directory, environ, on_hang=acting(mode, environ))
     try:
-        if _heartbeat_comes(str(job), here, nodes, lambda: start(nodes), findings, script, environ):
-            _watch_nodes(
-                nodes,
-                start,
-                findings,
-                left_of=lambda had: _nodes_left(had, allocation.array or str(job), environ),
-            )
-    except Ended:
+        if _heartbeat_comes(job, findings, script, environ):
+            _watch_nodes(job, findings)
+    except (Ended, MonitorsEnded):
         pass
     except ScriptToEnd as ends:
         if tell:
@@ -108,13 +164,7 @@ def _watch(
     return 0
 
 
-def _watch_nodes(
-    nodes: Sequence[str],
-    start: Callable[[Sequence[str]], Monitors],
-    findings: Findings,
-    *,
-    left_of: Callable[[Sequence[str]], Sequence[str]],
-) -> None:
+def _watch_nodes(job: _Job, findings: Findings) -> None:
     """Watch; where Slurm takes a node out of the job, and its step ends, on those that are left.
 
     Raises:
@@ -126,8 +176,9 @@ def _watch_nodes(
     from slurm_health.training.monitor.monitors import MonitorsEnded
     from slurm_health.training.monitor.watch import Watch
 
+    nodes = job.nodes
     while nodes:
-        monitors = start(nodes)
+        monitors = job.start(nodes)
         try:
             Watch(monitors, nodes, findings).run()
         except MonitorsEnded:
@@ -140,7 +191,7 @@ def _watch_nodes(
         for _ in range(_LOOKS_AT_END):
             if _script_ends_within(_END_OF_STEPS_S):
                 return
-            left = left_of(nodes)
+            left = job.left_of(nodes)
             if set(left) != set(nodes):
                 break
         lost = [node for node in nodes if node not in left]
@@ -174,13 +225,7 @@ def _script_ends_within(wait_s: float) -> bool:
 
 
 def _heartbeat_comes(
-    job: str,
-    here: str,
-    nodes: Sequence[str],
-    start: Callable[[], Monitors],
-    findings: Findings,
-    script: str,
-    environ: Mapping[str, str],
+    job: _Job, findings: Findings, script: str, environ: Mapping[str, str]
 ) -> bool:
     """Wait until a rank on this node has a heartbeat, or had one; follow the output until then.
 
@@ -197,10 +242,12 @@ def _heartbeat_comes(
     from slurm_health.training.monitor.ranks import Ranks
     from slurm_health.training.monitor.tails import Tails
 
-    ranks = Ranks(job, here, "")
+    ranks = Ranks(job.mark, job.here, "", variable=job.variable)
     tails = Tails(script, Path.cwd(), environ)
     movement = Movement()
-    output = OutputWatch(tails, OutputProgress(), movement, start, nodes, findings)
+    output = OutputWatch(
+        tails, OutputProgress(), movement, lambda: job.start(job.nodes), job.nodes, findings
+    )
     looked_s = float("-inf")
     while True:
         now_s = time.monotonic()

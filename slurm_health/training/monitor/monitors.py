@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The monitors of all nodes, as the batch host talks with them: one process, or the srun of all."""
+"""The monitors of all nodes, as the batch host talks with them: one process, or the srun of all.
+
+Outside Slurm each node's torchrun runs its own, and carries what they say (`torchrun_monitors`).
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ import os
 import select
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import IO
 
 from slurm_health.records.text import LineBuffer
 from slurm_health.system.processes import Process, end_session
@@ -17,6 +22,8 @@ from slurm_health.training.monitor.messages import LOOK, MESSAGES, Message, Node
 _NOW_S, _LOOK_S = 8.0, 12.0
 _MOST_LINE_BYTES = 1 << 20
 _LEAVE_S, _GRACE_S = 1.0, 0.5
+_END = b"end"
+_STARTED_S = 30.0  # until all that was said before is read
 
 
 class Ended(Exception):
@@ -27,16 +34,24 @@ class MonitorsEnded(Exception):
     """The monitors ended before the script."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Carried:
+    """Where to read what monitors say, and to write to them, in place of a process of ours."""
+
+    stdin: IO[bytes]
+    stdout: IO[bytes]
+
+
 class Monitors:
     """Tells the monitors what to look at, and hears them.
 
     Args:
-        process: one monitor, or the srun of all, with pipes.
+        process: one monitor, or the srun of all, with pipes, or what stands for it.
         nodes: those of the job.
         control: what ends when the script does.
     """
 
-    def __init__(self, process: Process, nodes: Sequence[str], control: int) -> None:
+    def __init__(self, process: Process | Carried, nodes: Sequence[str], control: int) -> None:
         self._process = process
         self._nodes = tuple(nodes)
         self._control = control
@@ -50,18 +65,43 @@ class Monitors:
             Ended: the script has ended.
             MonitorsEnded: the monitors have gone.
         """
-        assert self._process.stdout is not None
-        pipe = self._process.stdout.fileno()
         until_s = time.monotonic() + wait_s
         while (left_s := until_s - time.monotonic()) > 0:
-            ready, _, _ = select.select([self._control, pipe], [], [], left_s)
-            if self._control in ready and not os.read(self._control, 4096):
-                raise Ended
-            if pipe in ready:
-                data = os.read(pipe, 1 << 20)
-                if not data:
-                    raise MonitorsEnded
-                yield from self._messages(data)
+            for line in self._heard(left_s):
+                message = self._reader.take(line)
+                if message is not None:
+                    yield message
+
+    def _heard(self, wait_s: float) -> Sequence[bytes]:
+        """Return the lines that come next, none if none comes in time; raises as `hear` does."""
+        assert self._process.stdout is not None
+        pipe = self._process.stdout.fileno()
+        ready, _, _ = select.select([self._control, pipe], [], [], wait_s)
+        if self._control in ready and not os.read(self._control, 4096):
+            raise Ended
+        if pipe not in ready:
+            return ()
+        data = os.read(pipe, 1 << 20)
+        if not data:
+            raise MonitorsEnded
+        return self._lines.feed(data)
+
+    def await_start(self, number: int) -> None:
+        """Have carried monitors start; what was said before that is passed over.
+
+        Raises:
+            Ended: the script has ended.
+            MonitorsEnded: nobody carries any more.
+            OSError: nobody does in time.
+        """
+        started = b"started %d" % number
+        self.tell(b"start %d" % number)
+        until_s = time.monotonic() + _STARTED_S
+        while (left_s := until_s - time.monotonic()) > 0:
+            for line in self._heard(left_s):
+                if line == started:
+                    return
+        raise OSError("the monitors of nodes do not start")
 
     def tell(self, word: bytes) -> None:
         """Say a word to all of them."""
@@ -82,13 +122,28 @@ class Monitors:
 
     def end(self) -> None:
         """End them: they leave when their standard input ends."""
+        if isinstance(self._process, Carried):
+            self.tell(_END)
+            return
         if self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
         end_session(self._process, leave_s=_LEAVE_S, grace_s=_GRACE_S)
 
-    def _messages(self, data: bytes) -> Iterator[Message]:
-        for line in self._lines.feed(data):
-            message = self._reader.take(line)
-            if message is not None:
-                yield message
+
+def carried(
+    reading: int, writing: int, number: int, nodes: Sequence[str], control: int
+) -> Monitors:
+    """Start the monitors that torchrun runs; the `number` tells this start from those before.
+
+    Raises:
+        Ended: the script has ended.
+        MonitorsEnded: nobody carries any more.
+        OSError: nobody does in time.
+    """
+    # The files are those of the next start, too.
+    to_them = open(writing, "wb", buffering=0, closefd=False)  # noqa: SIM115
+    from_them = open(reading, "rb", buffering=0, closefd=False)  # noqa: SIM115
+    monitors = Monitors(Carried(stdin=to_them, stdout=from_them), nodes, control)
+    monitors.await_start(number)
+    return monitors

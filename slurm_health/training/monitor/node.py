@@ -20,6 +20,8 @@ from slurm_health.training.monitor.messages import LOOK, NOW, Message, NodeLook,
 from slurm_health.training.monitor.ranks import Ranks
 
 INTERVAL_S = 10.0
+TRAINING = "SLURM_HEALTH_TRAINING"
+"""What `run` sets outside Slurm, for a training's processes to be known by."""
 # New processes are looked for this often; that costs more than a look at those that are known.
 _FIND_S = 30.0
 # The watch says so every interval that it is there. Counted in intervals in which we run ourselves:
@@ -94,13 +96,17 @@ class NodeMonitor:
 
 
 def main() -> int:
-    """Serve; the words are the job, the node where Slurm does not tell it, and the interval."""
-    job, node, interval_s = sys.argv[1:4]
+    """Serve; the words are the job, the node where Slurm does not tell it, and the interval.
+
+    A fourth one is the variable that has the job, where that is none of Slurm's.
+    """
+    job, node, interval_s, *variable = sys.argv[1:5]
     for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)  # `sbatch --signal` sends them to every step
     environ = os.environ
     name = environ.get("SLURMD_NODENAME") or node
-    ranks = Ranks(job, name, environ.get("SLURM_STEP_ID", ""))
+    step = environ.get("SLURM_STEP_ID", "")
+    ranks = Ranks(job, name, step, variable=next(iter(variable), "SLURM_JOB_ID"))
     try:
         NodeMonitor(ranks, name, float(interval_s)).run()
     except BrokenPipeError:  # the watch is gone

@@ -23,16 +23,20 @@ class ScriptToEnd(Exception):
         super().__init__(hang.found.cause)
 
 
-def acting(mode: str, job: int, environ: Mapping[str, str]) -> OnHang:
-    """Return what does about a hang what the user has asked for."""
+def acting(mode: str, environ: Mapping[str, str]) -> OnHang:
+    """Return what does about a hang what the user has asked for.
+
+    Outside Slurm a training is stopped by whoever started the monitor, as where it is to restart.
+    """
+    job = environ.get("SLURM_JOB_ID")
 
     def act(hang: HangFound, findings: Findings) -> None:
         if not is_sure(hang):
             return
-        if mode == Monitor.STOP.value:
-            _cancel(job, environ, findings)
-        elif mode == Monitor.RESTART.value:
-            _end_script(hang, findings)
+        if mode == Monitor.STOP.value and job is not None:
+            _cancel(int(job), environ, findings)
+        elif mode in (Monitor.STOP.value, Monitor.RESTART.value):
+            _end_script(hang, findings, mode)
 
     return act
 
@@ -55,7 +59,8 @@ def _cancel(job: int, environ: Mapping[str, str], findings: Findings) -> None:
         findings.record(ActionDone(action=Action.CANCEL, succeeded=False, detail=str(err)))
 
 
-def _end_script(hang: HangFound, findings: Findings) -> None:
-    findings.record(ActionIntended(action=Action.END_SCRIPT, reason="it hangs (--monitor=restart)"))
-    findings.say("monitor: the script is ended because it hangs (--monitor=restart)")
+def _end_script(hang: HangFound, findings: Findings, mode: str) -> None:
+    reason = f"it hangs (--monitor={mode})"
+    findings.record(ActionIntended(action=Action.END_SCRIPT, reason=reason))
+    findings.say(f"monitor: the script is ended because {reason}")
     raise ScriptToEnd(hang)

@@ -59,8 +59,11 @@ class Ranks:
         own_step: str,
         monotonic: Callable[[], float] = time.monotonic,
         root: Path = Path("/proc"),
+        *,
+        variable: str = "SLURM_JOB_ID",
     ) -> None:
         self._job, self._node, self._own_step = job, node, own_step
+        self._variable = variable  # which is the job, in the environment of all its processes
         self._monotonic = monotonic
         self._root = root
         self._limits = proc.CpuLimits()
@@ -190,7 +193,7 @@ class Ranks:
         """Return a process with what it belongs to, if that is a step of this job on this node."""
         environ = proc.environ_of(self._root / str(pid))
         step = environ.get("SLURM_STEP_ID", environ.get("SLURM_STEPID", ""))
-        ours = environ.get("SLURM_JOB_ID") == self._job
+        ours = environ.get(self._variable) == self._job
         here = environ.get("SLURMD_NODENAME", self._node) == self._node
         if not (ours and here) or (step and step == self._own_step):
             return None

@@ -144,4 +144,4 @@ def test_a_script_that_was_ended_for_a_hang_is_explained_by_it_whatever_its_rank
 
     assert (found.cause, found.sureness) == ("hung-until-it-was-ended", "certain")
     assert (found.nodes, found.accused) == (["n2"], [])
-    assert "slurm-health ended the script (--monitor=restart)" in found.description
+    assert "slurm-health ended the script, as --monitor asks" in found.description

@@ -99,6 +99,15 @@ def test_without_torchrun_the_rank_is_that_of_sruns_task(start: Any) -> None:
     assert [now.rank for now in found().now()] == [2]
 
 
+def test_outside_slurm_a_rank_is_known_by_the_mark_of_its_training(start: Any) -> None:
+    mine = start(SLURM_JOB_ID="", SLURMD_NODENAME="node0", SLURM_HEALTH_TRAINING=JOB, RANK="1")
+    start(SLURM_JOB_ID="", SLURMD_NODENAME="node0", SLURM_HEALTH_TRAINING="of another", RANK="0")
+    ranks = Ranks(JOB, "node0", "", variable="SLURM_HEALTH_TRAINING")
+    ranks.find()
+
+    assert [(now.pid, now.rank) for now in ranks.now()] == [(mine.pid, 1)]
+
+
 LOADING = """
 import os, sys, time
 from pathlib import Path
