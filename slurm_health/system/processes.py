@@ -29,10 +29,8 @@ PIPE, NOTHING = subprocess.PIPE, subprocess.DEVNULL
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _FIRST_FILE = 3  # behind the standard streams
-# A killed process ends within milliseconds; on a machine without a free moment it takes longer.
-_REAP_S = 2.0
-# Signals that would end us while a command is in the foreground.
-_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_REAP_S = 2.0  # a killed process ends within milliseconds, on a busy machine later
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # that would end us
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -258,9 +256,8 @@ def run(
 ) -> Ended:
     """Run a command in a session of its own to its end; nothing of it is left.
 
-    What has to be ended, late or because we are interrupted, is terminated, and killed after
-    `grace_s`. What the kernel holds even then, as a process that asks a dead device or filesystem,
-    is left behind: whoever waits for it would wait as long.
+    What is late, or when we are interrupted, is terminated, and killed after `grace_s`. What the
+    kernel holds even then, as one that asks a dead device, is left behind.
 
     Raises:
         TimeoutError: it did not end in time.
