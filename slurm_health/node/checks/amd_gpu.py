@@ -13,8 +13,10 @@ from slurm_health.node.checks.external import json_in, run_program
 from slurm_health.node.checks.gpu import allotted
 from slurm_health.node.rules.finding import (
     Finding,
+    Remedy,
     inconclusive,
     joined,
+    mended_by,
     node_fault,
     passed,
     warned,
@@ -91,7 +93,10 @@ class AmdGpus(Check, frozen=True, kw_only=True):
         found = []
         if gpu.uncorrected is not None and gpu.uncorrected > self.max_uncorrected:
             text = f"{gpu.uncorrected} uncorrected ECC errors, limit {self.max_uncorrected}"
-            found.append(node_fault(f"{name} has {text}", uncorrected=gpu.uncorrected))
+            fault = node_fault(f"{name} has {text}", uncorrected=gpu.uncorrected)
+            # The driver has reset the GPU by itself; what it cannot recover from, it says, needs a
+            # reboot (kernel documentation of amdgpu, RAS), and so does the count to begin anew.
+            found.append(mended_by(fault, Remedy.REBOOT))
         if gpu.linked is not None and gpu.linked < self.xgmi_peers:
             text = f"reaches {gpu.linked} of {self.xgmi_peers} GPUs over XGMI"
             found.append(node_fault(f"{name} {text}"))

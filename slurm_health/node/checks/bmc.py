@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import re
 from collections.abc import Iterator
 from typing import Annotated, NamedTuple
@@ -47,11 +48,15 @@ _SENSOR_FIELDS, _EVENT_FIELDS = 5, 6
 
 
 class BmcSeen(Seen, frozen=True, kw_only=True):
-    """What `ipmitool` printed: sensors, the end of the log, and what time it is for the BMC."""
+    """What `ipmitool` printed: sensors, the end of the log, and what time it is for the BMC.
+
+    `returned_s`: how long ago a person returned the node; None where nobody has, of this boot.
+    """
 
     sensors: str
     events: str
     time: str
+    returned_s: float | None = None
 
 
 class Bmc(Check, frozen=True, kw_only=True):
@@ -75,6 +80,7 @@ class Bmc(Check, frozen=True, kw_only=True):
             sensors=self._said(machine, "sdr", "elist"),
             events=self._said(machine, "sel", "elist", "last", str(_LATEST)),
             time=self._said(machine, "sel", "time", "get"),
+            returned_s=_returned_s(machine),
         )
 
     def _said(self, machine: CheckContext, *arguments: str) -> str:
@@ -102,18 +108,27 @@ class Bmc(Check, frozen=True, kw_only=True):
         now = _moment(seen.time)
         if now is None or self.memory == "ignore":
             return
+        # Whoever returned the node knew of what came before, as with the kernel's log.
+        within_s = min(self.window_s, math.inf if seen.returned_s is None else seen.returned_s)
         told: set[str] = set()
         for event in _events(seen.events):
             age_s = (now - event.at).total_seconds()
             text = f"{event.sensor}: {event.words}"
             # A clock that was set leaves events in the future: nobody knows when those were.
-            if not 0 <= age_s <= self.window_s or text in told:
+            if not 0 <= age_s <= within_s or text in told:
                 continue
             told.add(text)
             if _MEMORY_FAULT.search(event.words):
                 yield from _as_the_site_wants(self.memory, text)
             elif _MEMORY_WARNED.search(event.words):
                 yield warned(text)
+
+
+def _returned_s(machine: CheckContext) -> float | None:
+    now = machine.boot_time()
+    if now is None or not machine.returned_uptime_s:
+        return None
+    return max(0.0, now.uptime_s - machine.returned_uptime_s)
 
 
 def _as_the_site_wants(judged: str, text: str) -> list[Finding]:

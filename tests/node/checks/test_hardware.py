@@ -20,7 +20,7 @@ from slurm_health.node.checks.nvme import Nvme
 from slurm_health.node.checks.optics import Optics
 from slurm_health.node.checks.registry import find
 from slurm_health.node.hooks.init_config import draft
-from slurm_health.node.rules.finding import Finding, Status, capped
+from slurm_health.node.rules.finding import Finding, Remedy, Status, capped
 from slurm_health.records.errors import Unmeasured
 from tests.support.sites import tree
 from tests.support.supervised import write_executable
@@ -56,11 +56,16 @@ def printing(directory: Path, name: str, answers: dict[str, str]) -> str:
 
 
 def ask_bmc(
-    tmp_path: Path, check: Bmc, sensors: str, events: str = EVENTS, now: str = NOW
+    tmp_path: Path,
+    check: Bmc,
+    sensors: str,
+    events: str = EVENTS,
+    now: str = NOW,
+    place: CheckContext | None = None,
 ) -> Finding:
     answers = {"sdr elist": sensors, "sel elist": events, "sel time": now}
     program = printing(tmp_path, "ipmitool", answers)
-    return find_out(msgspec.structs.replace(check, program=program), CheckContext())
+    return find_out(msgspec.structs.replace(check, program=program), place or CheckContext())
 
 
 def test_a_board_that_is_well_passes_with_an_empty_slot_for_a_fan(tmp_path: Path) -> None:
@@ -112,6 +117,19 @@ def test_an_uncorrectable_memory_error_counts_while_it_is_new_by_the_clock_of_th
     tmp_path: Path, time: str, now: str, status: Status
 ) -> None:
     found = ask_bmc(tmp_path, Bmc(), SENSORS, UNCORRECTABLE.format(time=time), now)
+
+    assert found.status is status
+
+
+@pytest.mark.parametrize(("returned_s", "status"), [(600, Status.PASS), (3600, NODE)])
+def test_a_memory_error_from_before_a_person_returned_the_node_counts_no_more(
+    tmp_path: Path, returned_s: float, status: Status
+) -> None:
+    files = {"proc/sys/kernel/random/boot_id": "b\n", "proc/uptime": "90000.00 0.00\n"}
+    place = tree(tmp_path / "machine", files)
+    place = msgspec.structs.replace(place, returned_uptime_s=90_000.0 - returned_s)
+    error = UNCORRECTABLE.format(time="06:30:00")
+    found = ask_bmc(tmp_path, Bmc(), SENSORS, error, place=place)
 
     assert found.status is status
 
@@ -278,6 +296,7 @@ def test_an_amd_gpu_is_judged_by_what_it_says(
 
     assert found.status is status
     assert said in found.text
+    assert found.remedy is (Remedy.REBOOT if status is NODE else None)
 
 
 def test_a_gpu_that_is_gone_and_an_xgmi_link_that_is_shut_are_faults(tmp_path: Path) -> None:
