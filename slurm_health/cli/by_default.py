@@ -46,6 +46,8 @@ def init_default(directory: Path | None, config: str | None, only_print: bool, r
         if only_print:
             print_result(text)
             return int(ExitCode.HEALTHY)
+        if not place.is_dir():
+            raise click.ClickException(f"{place} is no directory: name the one with slurm.conf")
         done = installing.install(place, text)
     except OSError as err:
         raise click.ClickException(f"cannot write {err.filename}: {err.strerror}") from err

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -123,3 +124,15 @@ def test_the_launcher_runs_the_script_where_there_is_no_installation(
     done = subprocess.run([job, "a b"], env=environ, capture_output=True, check=False)
 
     assert (done.returncode, done.stdout, done.stderr) == (7, b"1 a b\n", b"")
+
+
+def test_a_directory_that_is_not_there_is_an_error_and_is_not_made(tmp_path: Path) -> None:
+    site = tmp_path / "site.toml"
+    site.write_text("")
+    words = ["init-default", str(tmp_path / "slrum"), f"--config={site}"]
+    argv = [sys.executable, "-m", "slurm_health", *words]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+
+    assert done.returncode != 0
+    assert "slrum is no directory: name the one with slurm.conf" in done.stderr
+    assert not (tmp_path / "slrum").exists()
