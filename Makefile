@@ -204,6 +204,8 @@ bench-replay: install
 		{ echo 'say where the recordings are: make bench-replay RECORDINGS=DIR (docs/explanation/recordings.md)'; exit 2; }
 	@$(RUN) -m benchmarks.replay '$(RECORDINGS)' $(REPLAY_ARGS)
 
+YEAR_ARGS ?= --page=docs/explanation/year.md
+
 bench-year: install
 	@test -n '$(RECORDINGS)' || \
 		{ echo 'say where the recording is: make bench-year RECORDINGS=DIR (docs/explanation/year.md)'; exit 2; }

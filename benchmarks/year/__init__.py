@@ -14,7 +14,8 @@
     upkeep       sweeps, lemons, probation
     measures     what is counted
     results      one line of JSON for each run, so that an ended table goes on
-    page         the table and the pictures
+    page         the runs of docs/explanation/year.md, its tables, and where they stand in it
+    pictures     its pictures
 
 Nothing but `results` and `__main__` touches anything; randomness comes from the seed.
 """

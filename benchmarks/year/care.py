@@ -20,6 +20,7 @@ from benchmarks.year.pool import Pool
 from benchmarks.year.recording import History, Stay
 from slurm_health.node.rules import accusations
 from slurm_health.node.rules.breaker import Entry, Ledger, Refused, reserve
+from slurm_health.node.rules.mending import burns_in
 from slurm_health.node.rules.recovery import DrainRecord, after_test, is_due
 
 PARTITION = "gpu"
@@ -29,6 +30,9 @@ PERSON_S, PERSON_SLOW_S, PERSON_SPREAD = 4 * 3600.0, 24 * 3600.0, 1.0
 LOOK_S = 4 * 3600.0  # a person looks at a node that is out, and finds nothing
 HEALTH_CHECK_S = 300.0
 STRESS_EVERY_S = 3600.0  # of a burn-in
+# Drains for what a check of the node finds, which the health check repeats; after marks and after
+# a test with partners a person brings it back (docs/admin/policy.md).
+_RETESTED = frozenset({"health check", "epilog"})
 
 
 @dataclass(eq=False)
@@ -49,14 +53,30 @@ class Defect:
 
 @dataclass
 class Node:
-    """What is known of one node. `out` is why it is out of the pool, empty if it is in."""
+    """What is known of one node. `out` is why it is out of the pool, empty if it is in.
+
+    `retested`: a check of its own drained it, and brings it back; of all others a person does.
+    """
 
     history: History
     place: int = 0
     out: str = ""
     leaving: bool = False
+    retested: bool = False
     probation_until_s: float = 0.0
     marks: tuple[accusations.Mark, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """What all parts of one year share. `person` is how long persons take, of what is assumed."""
+
+    policy: Policy
+    clock: Clock
+    pool: Pool
+    tally: Tally
+    seed: int
+    person: float = 1.0
 
 
 class Care:
@@ -67,14 +87,7 @@ class Care:
     """
 
     def __init__(
-        self,
-        histories: Sequence[History],
-        policy: Policy,
-        table: Mapping[str, Kind],
-        clock: Clock,
-        pool: Pool,
-        tally: Tally,
-        seed: int,
+        self, histories: Sequence[History], table: Mapping[str, Kind], cluster: Cluster
     ) -> None:
         self.nodes = [Node(history=history) for history in histories]
         self.defects: dict[int, Defect] = {}
@@ -82,10 +95,10 @@ class Care:
         self.on_fault: Callable[[int, Defect], None] = lambda *_: None
         self.on_lost: Callable[[int, Defect], None] = lambda *_: None
         self.on_out: Callable[[int], None] = lambda _: None
-        self._policy, self._table = policy, table
-        self._clock, self._pool, self._tally = clock, pool, tally
-        self._rng = random.Random(f"care {seed}")
-        self._seed = seed
+        self._table, self._cluster = table, cluster
+        self._policy = cluster.policy
+        self._clock, self._pool, self._tally = cluster.clock, cluster.pool, cluster.tally
+        self._rng = random.Random(f"care {cluster.seed}")
         self._ledger = Ledger()
         self._everybody = frozenset(map(_name, range(len(histories))))
         self._ours: set[str] = set()
@@ -105,7 +118,7 @@ class Care:
         self._clock.after(stay.well_s, lambda: self._fault(node, place, stay, kind))
 
     def _defect(self, node: int, stay: Stay, kind: Kind) -> Defect:
-        place = random.Random(f"seen {self._seed} {node} {self.nodes[node].place}")
+        place = random.Random(f"seen {self._cluster.seed} {node} {self.nodes[node].place}")
         return Defect(stay=stay, kind=kind, seen=place.random())
 
     def _fault(self, node: int, place: int, stay: Stay, kind: Kind) -> None:
@@ -166,7 +179,8 @@ class Care:
                 self._tally.persons += 1
                 self.take_out(node, "person")
 
-        self._clock.after(typical_s * self._rng.lognormvariate(0, PERSON_SPREAD), finds)
+        took_s = typical_s * self._rng.lognormvariate(0, PERSON_SPREAD)
+        self._clock.after(took_s * self._cluster.person, finds)
 
     def _note_test(self, defect: Defect) -> None:
         if not defect.met:
@@ -233,6 +247,7 @@ class Care:
         self._ledger = decided.ledger
         self._ours.add(_name(node))
         self._tally.drains += 1
+        known.retested = check in _RETESTED
         defect = self.defects.get(node)
         if defect is not None:
             self._note_test(defect)
@@ -280,7 +295,7 @@ class Care:
             known.place += 1
             while known.place < len(known.history) and known.history[known.place].relapse:
                 known.place += 1
-            self._to_pool(node, tested_s=0.0)
+            self._to_pool(node)
 
         self._clock.after(after_s, renewed)
 
@@ -295,7 +310,10 @@ class Care:
     def _settle(self, node: int) -> None:
         """Count who met the node's defect, which is over."""
         defect = self.defects.pop(node, None)
-        if defect is None or not defect.met:
+        if defect is None:
+            return
+        if not defect.met:
+            self._tally.relapses_by_nobody += defect.stay.relapse and defect.active
             return
         relapse, by_test = defect.stay.relapse, defect.met == "test"
         self._tally.by_test += by_test
@@ -304,18 +322,20 @@ class Care:
         self._tally.relapses_by_job += relapse and not by_test
 
     def _repaired(self, node: int) -> None:
-        ours = _name(node) in self._ours
         self._settle(node)
         self.nodes[node].place += 1
-        self._to_pool(node, tested_s=self._recovery_s() if ours else 0.0)
+        self._to_pool(node)
 
-    def _to_pool(self, node: int, *, tested_s: float) -> None:
+    def _to_pool(self, node: int) -> None:
         """Start the node's next stay, first with the tests that it has to pass."""
         self._await_fault(node)
-        self.nodes[node].marks = ()
-        until_s = self._clock.now_s + max(tested_s, self._policy.burn_in_h * 3600.0)
+        known = self.nodes[node]
+        known.marks = ()
+        tested_s = self._recovery_s() if known.retested else 0.0
+        burn_s = self._burn_in_s() if known.retested or self._policy.persons_burn_in else 0.0
+        until_s = self._clock.now_s + tested_s + burn_s
         self._tally.withheld_s += until_s - self._clock.now_s
-        if self._policy.burn_in_h:
+        if burn_s:
             self._burn_in(node, until_s)
         else:
             self._clock.at(until_s, lambda: self._back(node))
@@ -329,11 +349,16 @@ class Care:
             record = after_test(record, all_passed=True, now_s=now_s, settings=settings)
         return now_s
 
+    def _burn_in_s(self) -> float:
+        mend = self._policy.mend
+        return mend.burn_in_h * 3600.0 if burns_in(mend) else 0.0
+
     def _burn_in(self, node: int, until_s: float) -> None:
         """Work the node under full load, hour after hour, or out again for what that shows."""
         if self.shows(node, "stress"):
             defect = self.defects[node]
             self._note_test(defect)
+            self.nodes[node].retested = False  # what has failed under load waits for a person
             self._tally.withheld_s -= until_s - self._clock.now_s
             self._clock.after(defect.stay.repair_s, lambda: self._repaired(node))
             return
@@ -344,7 +369,7 @@ class Care:
 
     def _back(self, node: int) -> None:
         known = self.nodes[node]
-        known.out = ""
+        known.out, known.retested = "", False
         self._ours.discard(_name(node))
         known.probation_until_s = self._clock.now_s + self._policy.probation_d * 86400.0
         self._pool.give(node)

@@ -23,9 +23,10 @@ Shown = float
 FAILS: Shown = 0.0
 
 # A round of a check, and what comes before the first: torch is loaded, devices are worked
-# (docs/performance.md; 3 s of burn per device and a deadline of 60 s for a hang are not played).
+# (docs/performance.md). Where a node fails, it may hang, and its round waits for that.
 ROUND_S = 15.0
 BEFORE_S = 45.0
+HANG_S = 60.0
 # A check of more nodes is played as one of these: it would take a minute of a processor each.
 MOST = 512
 
@@ -41,7 +42,8 @@ class Outcome:
     @property
     def took_s(self) -> float:
         """Return how long it took."""
-        return BEFORE_S + self.rounds * ROUND_S
+        hangs = any(said is not None and said.level is Level.FAULTY for said in self.bad)
+        return BEFORE_S + self.rounds * ROUND_S + HANG_S * hangs
 
 
 Rule = Callable[[int, Sequence[Shown], int], Outcome]

@@ -37,6 +37,7 @@ class Tally:
     accused_innocent: int = 0
     relapses_by_test: int = 0
     relapses_by_job: int = 0
+    relapses_by_nobody: int = 0
     by_test: int = 0
     by_job: int = 0
     persons: int = 0

@@ -1,22 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of a year's runs, and the pictures. Pure: text in, text out."""
+"""The runs that the page has, and the tables that it makes of them. Pure: text in, text out.
+
+What the command writes stands between two marks of the page, so that all around it is a person's:
+
+    <!-- year: NAME -->
+    <!-- end -->
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean
 
 from tabulate import tabulate
 
-from benchmarks.year import kinds
 from benchmarks.year.measures import Mean, mean_of
-from benchmarks.year.recording import Recording
-from benchmarks.year.results import Done
+from benchmarks.year.policies import COMPARED
+from benchmarks.year.recording import Recording, counted
+from benchmarks.year.results import Done, Doubt, Run
 
-Cell = Callable[[str, int, bool], Sequence[Done]]
-
-# What is shown of each policy, with how many digits, and whether with its interval.
+_MARKED = re.compile(r"(<!-- year: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+# What is shown of each policy, with how many digits.
 _COLUMNS = (
+    ("goodput", "useful of all %", 1),
     ("again_mean_min", "again, mean min", 0),
     ("strikes", "failures", 0),
     ("twice", "by a node again", 0),
@@ -27,170 +35,204 @@ _COLUMNS = (
     ("false_drains", "false drains", 1),
     ("lemons", "lemons", 1),
 )
-# Okabe and Ito's colours, which can be told apart without seeing red and green.
-_COLOURS = ("#999999", "#e69f00", "#56b4e9", "#cc79a7", "#0072b2", "#009e73")
-_TEXT, _GRID = "#263238", "#cfd8dc"
+_ALL = tuple(policy.name for policy in COMPARED)
+_OURS = ("defaults", "burn-in", "best", "best+persons")
 
 
-def table(cells: Cell, policies: Sequence[str], nodes: int, *, halved: bool, base: str) -> str:
-    """Return the table of one size, each policy compared with `base` seed by seed."""
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A table of the page: these policies, each with so many seeds, compared with `base`."""
+
+    name: str
+    nodes: int
+    seeds: int
+    policies: tuple[str, ...]
+    doubt: Doubt = Doubt.NONE
+    base: str = "plain"
+
+
+_NOT_RUN = "Not run yet."
+_FEW = ("plain", "defaults", "burn-in", "best+persons")
+# In the order in which they are run: what most is said of comes first.
+PARTS = (
+    Part(name="1000 halved", nodes=1000, seeds=2, policies=_FEW, doubt=Doubt.HALVED),
+    Part(
+        name="variants",
+        nodes=1000,
+        seeds=1,
+        policies=("defaults", "burn-in-90min", "burn-in-6h", "burn-in", "best", "best+persons"),
+        base="defaults",
+    ),
+    Part(name="400", nodes=400, seeds=2, policies=_FEW),
+    Part(name="1000", nodes=1000, seeds=4, policies=("plain", "lemon-cut", *_FEW[1:])),
+    Part(
+        name="1000 quick",
+        nodes=1000,
+        seeds=1,
+        policies=("plain", "lemon-cut", "defaults"),
+        doubt=Doubt.QUICK,
+    ),
+    Part(name="1000 others", nodes=1000, seeds=1, policies=_ALL),
+    Part(name="4096", nodes=4096, seeds=1, policies=("plain", "defaults")),
+)
+
+
+def runs(*, days: float = 0.0) -> Iterator[Run]:
+    """Yield the runs of the page, each once; `days` for a shorter year."""
+    yield from dict.fromkeys(
+        Run(policy=policy, nodes=part.nodes, seed=seed, doubt=part.doubt, days=days)
+        for part in PARTS
+        for seed in range(part.seeds)
+        for policy in part.policies
+    )
+
+
+def blocks(done: Sequence[Done]) -> dict[str, str]:
+    """Return what stands between the marks of the page, by name, of what has been run."""
+    tables = {part.name: _table_of(done, part) for part in PARTS}
+    cost = "\n".join(_cost(done))
+    return {**tables, "goals": _goals(done), "cost": cost}
+
+
+def facts(recording: Recording) -> dict[str, str]:
+    """Return what the page says of the recording itself."""
+    found = counted(recording)
+    share = 100 * found.relapses / max(found.repairs, 1)
+    text = (
+        f"{found.faults} faults, {1000 * found.per_node_day:.1f} in 1,000 node-days. Of"
+        f" {found.repairs} repairs, {found.relapses} ({share:.0f} %) were followed by another"
+        f" fault within 28 days, **half of these within {found.median_gap_h:.0f} hours**;"
+        f" {found.again} faults were the same as the one before."
+    )
+    return {"recording": text}
+
+
+def filled(text: str, new: Mapping[str, str]) -> str:
+    """Return a page with what is new between its marks; what has no new text stays."""
+
+    def replaced(match: re.Match[str]) -> str:
+        begin, name, end = match.groups()
+        return f"{begin}{new[name]}\n{end}" if name in new else match[0]
+
+    return _MARKED.sub(replaced, text)
+
+
+def marked(text: str) -> dict[str, str]:
+    """Return what stands between the marks of a page, by name."""
+    return {match[2]: match[0][len(match[1]) : -len(match[3])].strip("\n")
+            for match in _MARKED.finditer(text)}  # fmt: skip
+
+
+def text(done: Sequence[Done], *, base: str) -> str:
+    """Return a table for each size of some runs, for a terminal."""
+    found = []
+    for nodes in sorted({each.run.nodes for each in done}):
+        here = [each for each in done if each.run.nodes == nodes]
+        names = tuple(dict.fromkeys(each.run.policy for each in here))
+        for doubt in dict.fromkeys(each.run.doubt for each in here):
+            part = Part(name="", nodes=nodes, seeds=99, policies=names, doubt=doubt, base=base)
+            found.append(f"## {nodes:,} nodes {doubt.value}\n\n{_table_of(here, part)}\n")
+    return "\n".join(found)
+
+
+def of(done: Sequence[Done], policy: str, part: Part) -> list[Done]:
+    """Return the runs of a policy in a part of the page, by seed."""
+    found = [
+        each
+        for each in done
+        if (each.run.policy, each.run.nodes, each.run.doubt) == (policy, part.nodes, part.doubt)
+        and each.run.seed < part.seeds
+    ]
+    return sorted(found, key=lambda each: each.run.seed)
+
+
+def _table_of(done: Sequence[Done], part: Part) -> str:
     rows = []
-    for policy in policies:
-        done = cells(policy, nodes, halved)
-        if not done:
+    for policy in part.policies:
+        here = of(done, policy, part)
+        if not here:
             continue
-        means = {name: mean_of([each.figures[name] for each in done]) for name, *_ in _COLUMNS}
-        ratio = mean_of([each.figures["ratio"] for each in done])
-        gain = _gain(done, cells(base, nodes, halved))
-        others = [f"{means[name].value:,.{digits}f}" for name, _, digits in _COLUMNS]
-        rows.append([policy, len(done), _ranged(ratio), "" if policy == base else gain, *others])
-    heads = ["policy", "seeds", "useful of allocated %", f"against {base}, points"]
+        ratio = mean_of([each.figures["ratio"] for each in here])
+        others = [
+            f"{mean(each.figures[name] for each in here):,.{digits}f}"
+            for name, _, digits in _COLUMNS
+        ]
+        gain = "" if policy == part.base else _gain(here, of(done, part.base, part))
+        rows.append([policy, len(here), _ranged(ratio), gain, *others])
+    heads = ["policy", "seeds", "useful of allocated %", f"against {part.base}, points"]
     heads += [head for _, head, _ in _COLUMNS]
-    return tabulate(rows, headers=heads, tablefmt="pipe", disable_numparse=True) if rows else ""
+    return (
+        tabulate(rows, headers=heads, tablefmt="pipe", disable_numparse=True) if rows else _NOT_RUN
+    )
 
 
-def _ranged(found: Mean) -> str:
-    return f"{found.value:.1f}" + (f" ± {found.half:.1f}" if found.half is not None else "")
+def _ranged(found: Mean, sign: str = "") -> str:
+    half = f" ± {found.half:.1f}" if found.half is not None else ""
+    return f"{found.value:{sign}.1f}{half}"
+
+
+def _gains(done: Sequence[Done], base: Sequence[Done]) -> list[float]:
+    by_seed = {each.run.seed: each.figures["ratio"] for each in base}
+    return [
+        each.figures["ratio"] - by_seed[each.run.seed] for each in done if each.run.seed in by_seed
+    ]
 
 
 def _gain(done: Sequence[Done], base: Sequence[Done]) -> str:
-    by_seed = {each.run.seed: each.figures["ratio"] for each in base}
-    gains = [
-        each.figures["ratio"] - by_seed[each.run.seed] for each in done if each.run.seed in by_seed
-    ]
-    return _signed(mean_of(gains)) if gains else ""
+    gains = _gains(done, base)
+    return _ranged(mean_of(gains), "+") if gains else ""
 
 
-def goals(cells: Cell, ours: Sequence[str], sizes: Sequence[int], *, halved: bool) -> list[str]:
-    """Return what holds of the goals, and by how much, a line each."""
-    lines = []
-    for nodes in sizes:
-        plain = cells("plain", nodes, halved)
-        for policy in ours:
-            done = cells(policy, nodes, halved)
-            if not done or not plain:
+_GOAL_HEADS = (
+    "nodes",
+    "policy",
+    "5 points over plain",
+    "60 % of relapses by a test",
+    "1 % withheld at most",
+    "never worse than plain",
+)
+
+
+def _goals(done: Sequence[Done]) -> str:
+    """Return which goals hold, for each of our policies in each table against plain."""
+    rows: dict[tuple[int, Doubt, str], list[str]] = {}
+    order = list(Doubt)
+    for part in sorted(PARTS, key=lambda each: (order.index(each.doubt), each.nodes, -each.seeds)):
+        if part.base != "plain":
+            continue
+        for policy in [name for name in part.policies if name in _OURS]:
+            here = of(done, policy, part)
+            gains = _gains(here, of(done, "plain", part))
+            if not gains or (part.nodes, part.doubt, policy) in rows:
                 continue
-            met = mean_of([each.figures["relapses_by_test"] for each in done]).value
-            withheld = mean_of([each.figures["withheld"] for each in done]).value
-            lines.append(
-                f"{policy}, {nodes:,} nodes: {_gain(done, plain)} points against plain;"
-                f" {met:.0f} % of relapses met by a test; {withheld:.2f} % withheld"
-            )
-    return lines
-
-
-def _signed(found: Mean) -> str:
-    return f"{found.value:+.1f}" + (f" ± {found.half:.1f}" if found.half is not None else "")
-
-
-def ratio_picture(cells: Cell, policies: Sequence[str], sizes: Sequence[int]) -> str:
-    """Return a picture of useful of allocated node-hours by size, a line for each policy."""
-    width, height, left, right, top, bottom = 720, 330, 60, 150, 40, 50
-    shown = [
-        [(place, mean_of([each.figures["ratio"] for each in done]).value)
-         for place, nodes in enumerate(sizes) if (done := cells(policy, nodes, False))]
-        for policy in policies
-    ]  # fmt: skip
-    values = [value for line in shown for _, value in line] or [0.0]
-    low = min(95.0, 5.0 * (min(values) // 5))
-    x_step = (width - left - right) / max(1, len(sizes) - 1)
-
-    def y(value: float) -> float:
-        return top + (100 - value) / (100 - low) * (height - top - bottom)
-
-    parts = [_text(left, 22, "Useful of allocated node-hours, %", weight=600)]
-    marks = range(int(low), 101, 5 if low < 90 else 2)
-    parts += [_line(left, y(mark), width - right, y(mark), _GRID, 1) for mark in marks]
-    parts += [_text(left - 8, y(mark) + 4, str(mark), anchor="end") for mark in marks]
-    parts += [
-        _text(left + place * x_step, height - 24, f"{nodes:,}", anchor="middle")
-        for place, nodes in enumerate(sizes)
-    ]
-    parts.append(_text(left, height - 6, "nodes"))
-    ends = _apart([(y(line[-1][1]), number) for number, line in enumerate(shown) if line])
-    for number, (policy, line) in enumerate(zip(policies, shown, strict=True)):
-        colour = _COLOURS[number % len(_COLOURS)]
-        spots = [(left + place * x_step, y(value)) for place, value in line]
-        parts += [_line(*first, *second, colour, 2.5) for first, second in pairwise(spots)]
-        parts += [f'<circle cx="{x:.1f}" cy="{at:.1f}" r="4" fill="{colour}"/>' for x, at in spots]
-        if spots:
-            parts.append(
-                _text(width - right + 14, ends[number] + 4, policy, fill=colour, weight=600)
-            )
-    return _svg(width, height, "Useful of allocated node-hours by size and policy", parts)
-
-
-def _apart(wanted: Sequence[tuple[float, int]], least: float = 16.0) -> dict[int, float]:
-    """Return where labels stand that would cover each other."""
-    found: dict[int, float] = {}
-    last = -least
-    for at, number in sorted(wanted):
-        last = max(at, last + least)
-        found[number] = last
-    return found
-
-
-_WEEK_D = 7.0
-_SHOWN_KINDS = ("memory", "link", "loaded", "unknown", "board")
-
-
-def faults_picture(recording: Recording) -> str:
-    """Return a picture of how many faults each week of the recording has, by kind."""
-    weeks = int(recording.days // _WEEK_D) + 1
-    counts = [[0] * weeks for _ in (*_SHOWN_KINDS, "others")]
-    for faults in recording.faults.values():
-        for fault in faults:
-            kind = kinds.kind_of(fault.what)
-            row = _SHOWN_KINDS.index(kind) if kind in _SHOWN_KINDS else len(_SHOWN_KINDS)
-            counts[row][int(fault.start_d // _WEEK_D)] += 1
-    width, height, left, top, bottom = 720, 280, 44, 60, 34
-    most = max(1, *map(sum, zip(*counts, strict=True)))
-    step = (width - left - 12) / weeks
-    scale = (height - top - bottom) / most
-    parts = [_text(left, 22, f"Faults of {recording.nodes} nodes in each week", weight=600)]
-    for row, name in enumerate((*_SHOWN_KINDS, "others")):
-        x = left + row * 104
-        parts.append(f'<rect x="{x}" y="34" width="11" height="11" fill="{_COLOURS[row]}"/>')
-        parts.append(_text(x + 16, 44, name))
-    for mark in range(0, most + 1, 10):
-        at = height - bottom - mark * scale
-        parts.append(_line(left, at, width - 12, at, _GRID, 1))
-        parts.append(_text(left - 8, at + 4, str(mark), anchor="end"))
-    for week in range(weeks):
-        base = float(height - bottom)
-        for row, of_kind in enumerate(counts):
-            tall = of_kind[week] * scale
-            if tall:
-                base -= tall
-                parts.append(
-                    f'<rect x="{left + week * step:.1f}" y="{base:.1f}" width="{step - 1:.1f}"'
-                    f' height="{tall:.1f}" fill="{_COLOURS[row]}"/>'
-                )
-    parts.append(_text(left, height - 12, "first week"))
-    parts.append(_text(width - 12, height - 12, f"week {weeks}", anchor="end"))
-    return _svg(width, height, "Faults of the recording by week and kind", parts)
-
-
-def _svg(width: int, height: int, title: str, parts: Sequence[str]) -> str:
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}"'
-        f' height="{height}" role="img" font-family="system-ui, sans-serif" font-size="13">'
-    )
-    ground = f'<rect width="{width}" height="{height}" rx="8" fill="#ffffff"/>'
-    return "\n".join([head, f"<title>{title}</title>", ground, *parts, "</svg>", ""])
-
-
-def _text(
-    x: float, y: float, text: str, *, anchor: str = "start", fill: str = _TEXT, weight: int = 400
-) -> str:
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" fill="{fill}" text-anchor="{anchor}"'
-        f' font-weight="{weight}">{text}</text>'
+            met = mean(each.figures["relapses_by_test"] for each in here)
+            withheld = mean(each.figures["withheld"] for each in here)
+            gain = mean_of(gains)
+            rows[part.nodes, part.doubt, policy] = [
+                f"{part.nodes:,}{f', {part.doubt.value}' if part.doubt.value else ''}",
+                policy,
+                f"{_shown(gain, 5.0)}: {_ranged(gain, '+')}",
+                f"{'yes' if met >= 60 else 'no'}: {met:.0f}",
+                f"{'yes' if withheld <= 1 else 'no'}: {withheld:.2f}",
+                "yes" if min(gains) >= 0 else f"no: {min(gains):+.1f} with one seed",
+            ]
+    return tabulate(
+        list(rows.values()), headers=_GOAL_HEADS, tablefmt="pipe", disable_numparse=True
     )
 
 
-def _line(x1: float, y1: float, x2: float, y2: float, colour: str, width: float) -> str:
-    return (
-        f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}"'
-        f' stroke-width="{width:g}"/>'
-    )
+def _shown(found: Mean, goal: float) -> str:
+    """Return whether a mean is shown to reach a goal: with all of its interval, or not."""
+    if found.half is None:
+        return "one seed"
+    if found.value - found.half >= goal:
+        return "yes"
+    return "no" if found.value + found.half < goal else "not shown"
+
+
+def _cost(done: Sequence[Done]) -> Iterator[str]:
+    """Yield what a run of each size took of a processor."""
+    for nodes in sorted({each.run.nodes for each in done}):
+        took_s = sorted(each.took_s for each in done if each.run.nodes == nodes)
+        runs_of = "1 run" if len(took_s) == 1 else f"{len(took_s)} runs"
+        yield f"- {nodes:,} nodes: {runs_of}, {took_s[0]:.0f} to {took_s[-1]:.0f} s of a processor"

@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 
 from benchmarks.year import kinds, measures
-from benchmarks.year.care import Care
+from benchmarks.year.care import Care, Cluster
 from benchmarks.year.checks import Checks, by_dlrover, localized
 from benchmarks.year.clock import Clock
 from benchmarks.year.jobs import DAY_S
@@ -14,8 +14,12 @@ from benchmarks.year.measures import Tally
 from benchmarks.year.policies import Policy, Rule
 from benchmarks.year.pool import Pool
 from benchmarks.year.recording import Recording, as_recorded, resampled
+from benchmarks.year.results import Doubt
 from benchmarks.year.training import Training
 from benchmarks.year.upkeep import Upkeep
+
+# How long persons take where they are doubted to be so slow, of what is assumed of them.
+QUICK = 0.25
 
 
 def checks_of(policy: Policy) -> Checks:
@@ -30,18 +34,25 @@ def year(
     *,
     nodes: int,
     seed: int,
-    halved: bool = False,
+    doubt: Doubt = Doubt.NONE,
     days: float | None = None,
 ) -> dict[str, float]:
     """Return the figures of one run; with as many nodes as the recording has, its own year."""
     own = nodes == recording.nodes
     rng = random.Random(f"cluster {seed} {nodes}")
     histories = as_recorded(recording) if own else resampled(recording, nodes, rng)
-    table = kinds.halved(kinds.KINDS) if halved else kinds.KINDS
-    clock, pool, tally = Clock(), Pool(nodes), Tally()
-    care = Care(histories, policy, table, clock, pool, tally, seed)
-    training = Training(policy, care, checks, clock, pool, tally, seed)
-    upkeep = Upkeep(policy, care, checks, clock, pool, tally, seed)
+    table = kinds.halved(kinds.KINDS) if doubt is Doubt.HALVED else kinds.KINDS
+    clock, tally = Clock(), Tally()
+    cluster = Cluster(
+        policy=policy,
+        clock=clock,
+        pool=Pool(nodes),
+        tally=tally,
+        seed=seed,
+        person=QUICK if doubt is Doubt.QUICK else 1.0,
+    )
+    care = Care(histories, table, cluster)
+    training, upkeep = Training(cluster, care, checks), Upkeep(cluster, care, checks)
     training.on_start, training.on_spoiled = upkeep.started, upkeep.spoiled
     care.on_out = upkeep.outage
     clock.at(0.0, training.schedule)

@@ -6,7 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from slurm_health.node.rules.settings import Breaker, Marks, Recovery
+from msgspec import structs
+
+from slurm_health.node.rules.settings import Breaker, Marks, Mend, Recovery
 
 
 class Rule(Enum):
@@ -56,7 +58,8 @@ class Policy:
         local: tests on each node every five minutes and around jobs drain it.
         keeps: a failed script is started again in its job, on its spares if need be.
         pair_test: the epilog has an accused node tested with partners.
-        burn_in_h: how long a repaired node works under full load before it goes back.
+        mend: what is done to nodes that we have drained, before they come back.
+        persons_burn_in: who repairs a node that we have not drained ends with the same burn-in.
         probation_last: a node in probation is given to large jobs only if there is no other.
         max_requeues: how often a job leaves bad nodes before a person has to submit it again.
     """
@@ -71,7 +74,8 @@ class Policy:
     keeps: bool = False
     pair_test: bool = False
     sweep: Sweep | None = None
-    burn_in_h: float = 0.0
+    mend: Mend = field(default_factory=Mend)
+    persons_burn_in: bool = False
     probation_d: float = 28.0
     probation_last: bool = False
     max_requeues: int = 3
@@ -106,17 +110,28 @@ OURS = Policy(
     lemons=Lemons.OURS,
     sweep=Sweep(),
 )
-BEST = replace(
+# With its defaults, of which the length of a burn-in is one.
+MENDING = Mend(enabled=True, dry_run=False, steps=("deep_test",), deep_test=("the site's",))
+BURN_IN = replace(
     OURS,
+    name="burn-in",
+    source="defaults, and [mend] with a deep test under full load",
+    mend=MENDING,
+)
+BEST = replace(
+    BURN_IN,
     name="best",
-    source="slurm-health with pair tests, probation and a day of full load after a repair",
+    source="burn-in, pair tests, any number of requeues: all that a site can set",
     pair_test=True,
-    sweep=Sweep(stress=True, probation_d=1.0),
-    burn_in_h=24.0,
-    probation_last=True,
     max_requeues=100,
 )
-COMPARED = (PLAIN, DLROVER, META, SPARES, OURS, BEST)
+PERSONS = replace(
+    BEST,
+    name="best+persons",
+    source="best, and persons end their own repairs with the same burn-in",
+    persons_burn_in=True,
+)
+COMPARED = (PLAIN, DLROVER, META, SPARES, OURS, BURN_IN, BEST, PERSONS)
 
 # One change each to what `defaults` does: what a default is worth.
 VARIANTS = (
@@ -142,10 +157,22 @@ VARIANTS = (
         probation_last=True,
     ),
     replace(
-        OURS,
-        name="defaults+burn-in",
-        source="and a day of full load after a repair",
-        burn_in_h=24.0,
+        BURN_IN,
+        name="burn-in-6h",
+        source="burn-in of six hours",
+        mend=structs.replace(MENDING, burn_in_h=6.0),
+    ),
+    replace(
+        BURN_IN,
+        name="burn-in-90min",
+        source="burn-in of a single deep test",
+        mend=structs.replace(MENDING, burn_in_h=1.5),
+    ),
+    replace(
+        BURN_IN,
+        name="burn-in+persons",
+        source="burn-in after every repair",
+        persons_burn_in=True,
     ),
     replace(
         OURS,
@@ -163,6 +190,5 @@ VARIANTS = (
         keeps=True,
     ),
     replace(BEST, name="best-pair-test", source="best without pair tests", pair_test=False),
-    replace(BEST, name="best-burn-in", source="best without a burn-in", burn_in_h=0.0),
 )
 BY_NAME = {policy.name: policy for policy in (*COMPARED, *VARIANTS)}

@@ -5,11 +5,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from enum import Enum
 from pathlib import Path
 
 import msgspec
 
 _FILE = "year.jsonl"
+
+
+class Doubt(Enum):
+    """Which assumption is doubted."""
+
+    NONE = ""
+    HALVED = "halved"  # tests and post-mortems see half of what they are taken to
+    QUICK = "quick"  # persons find a bad node in a quarter of the time
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,7 +27,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     policy: str
     nodes: int
     seed: int
-    halved: bool = False
+    doubt: Doubt = Doubt.NONE
     days: float = 0.0
 
 
@@ -28,6 +37,20 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
     run: Run
     figures: dict[str, float]
     took_s: float
+
+
+def read(data: bytes) -> Iterator[Done]:
+    """Yield the runs of a file; a line that was cut short is none, and is run again."""
+    for line in data.splitlines():
+        try:
+            yield msgspec.json.decode(line, type=Done)
+        except msgspec.MsgspecError:
+            continue
+
+
+def write(path: Path, runs: Sequence[Done]) -> None:
+    """Write runs, a line each."""
+    path.write_bytes(b"".join(msgspec.json.encode(done) + b"\n" for done in runs))
 
 
 class Results:
@@ -40,16 +63,8 @@ class Results:
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._path = directory / _FILE
-        self.done = {each.run: each for each in self._read()}
-
-    def _read(self) -> Iterator[Done]:
-        if not self._path.exists():
-            return
-        for line in self._path.read_bytes().splitlines():
-            try:
-                yield msgspec.json.decode(line, type=Done)
-            except msgspec.MsgspecError:
-                continue  # it was being written when the command was ended: it is run again
+        found = read(self._path.read_bytes()) if self._path.exists() else ()
+        self.done = {each.run: each for each in found}
 
     def add(self, done: Done) -> None:
         """Keep a run."""
@@ -60,12 +75,3 @@ class Results:
             file.write((b"\n" if begun else b"") + msgspec.json.encode(done) + b"\n")
             file.flush()
             os.fsync(file.fileno())
-
-    def of(self, policy: str, nodes: int, *, halved: bool, days: float = 0.0) -> Sequence[Done]:
-        """Return the runs of one cell of the table, by seed."""
-        found = [
-            done
-            for run, done in self.done.items()
-            if (run.policy, run.nodes, run.halved, run.days) == (policy, nodes, halved, days)
-        ]
-        return sorted(found, key=lambda done: done.run.seed)

@@ -12,14 +12,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from benchmarks.year import jobs, kinds
-from benchmarks.year.care import Care, Defect
+from benchmarks.year.care import Care, Cluster, Defect
 from benchmarks.year.checks import Checks, Outcome
-from benchmarks.year.clock import Clock
 from benchmarks.year.jobs import Job
 from benchmarks.year.kinds import Effect
-from benchmarks.year.measures import Tally
-from benchmarks.year.policies import Policy, Rule, Spares
-from benchmarks.year.pool import Pool
+from benchmarks.year.policies import Rule, Spares
 from benchmarks.year.rules import binomial_spares, decided_of, id_of, planned_of, shown
 from slurm_health.preflight.decide.after_failure import Next
 from slurm_health.preflight.decide.spares import spares_for
@@ -38,22 +35,13 @@ RESUBMIT_S = 3600.0
 class Training:
     """All jobs. `on_start` is told which nodes a job has, `on_spoiled` which spoiled it."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        care: Care,
-        checks: Checks,
-        clock: Clock,
-        pool: Pool,
-        tally: Tally,
-        seed: int,
-    ) -> None:
+    def __init__(self, cluster: Cluster, care: Care, checks: Checks) -> None:
         self.on_start: Callable[[Sequence[int]], None] = lambda _: None
         self.on_spoiled: Callable[[int, Job, str], None] = lambda *_: None
-        self._policy, self._care, self._checks = policy, care, checks
-        self._clock, self._pool, self._tally = clock, pool, tally
-        self._rng = random.Random(f"training {seed}")
-        self._seed = seed
+        self._policy, self._care, self._checks = cluster.policy, care, checks
+        self._clock, self._pool, self._tally = cluster.clock, cluster.pool, cluster.tally
+        self._rng = random.Random(f"training {cluster.seed}")
+        self._seed = cluster.seed
         self._rates: Rates | None = None
         self._spares: dict[int, int] = {}
         self._queue: list[deque[Job]] = [deque() for _ in jobs.TIERS]

@@ -13,13 +13,10 @@ from itertools import combinations
 
 import numpy as np
 
-from benchmarks.year.care import Care
+from benchmarks.year.care import Care, Cluster
 from benchmarks.year.checks import Checks
-from benchmarks.year.clock import Clock
 from benchmarks.year.jobs import DAY_S, Job
-from benchmarks.year.measures import Tally
-from benchmarks.year.policies import Lemons, Policy, Rule, Sweep
-from benchmarks.year.pool import Pool
+from benchmarks.year.policies import Lemons, Rule, Sweep
 from benchmarks.year.rules import shown
 from slurm_health.fleet.standing.standing import (
     WINDOW_DAYS,
@@ -42,19 +39,11 @@ _LEAST_SPOILED = 3  # no node is a lemon by fewer (fleet.standing), so no look i
 class Upkeep:
     """Sweeps and lemons of one year."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        care: Care,
-        checks: Checks,
-        clock: Clock,
-        pool: Pool,
-        tally: Tally,
-        seed: int,
-    ) -> None:
+    def __init__(self, cluster: Cluster, care: Care, checks: Checks) -> None:
+        policy, clock = cluster.policy, cluster.clock
         self._policy, self._care, self._checks = policy, care, checks
-        self._clock, self._pool, self._tally = clock, pool, tally
-        self._rng = random.Random(f"upkeep {seed}")
+        self._clock, self._pool, self._tally = clock, cluster.pool, cluster.tally
+        self._rng = random.Random(f"upkeep {cluster.seed}")
         nodes = len(care.nodes)
         self._checked_s = [0.0] * nodes
         self._meetings: dict[frozenset[str], int] = {}
