@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,36 +21,63 @@ from tests.e2e.lab_support import (
 pytestmark = [
     pytest.mark.lab,
     pytest.mark.slow,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(3000),
 ]
 
 BAD = {"faulty", "slow"}
 NODES = "n[1-4]"
 FLAG = "--straggler-detection"
+# Of a round, where users of all three commands may set it: no busy machine is to come near it.
+LIMIT = "--round-deadline=900"
+LONGEST_S = 900.0
+MOST_CHECKS = 3
 
 
-def by_check(site: Site) -> Report:
-    result = site.check(["-N4", f"--nodelist={NODES}"], "--json", FLAG)
-    found: Report = json.loads(result.stdout)
-    return found
+def by_check(site: Site, *options: str) -> int:
+    return batch(site, f"{COMMAND} check {FLAG} {LIMIT}", *options)
 
 
-def by_sbatch(site: Site) -> Report:
-    words = (FLAG, "--on-straggler=report", "--max-requeues=0")
-    number = site.submit("-N4", f"--nodelist={NODES}", *words, "--wrap=true")
-    site.ended(number)
-    return first_run(site, number)
+def by_sbatch(site: Site, *options: str) -> int:
+    stays = ("--on-straggler=report", "--max-requeues=0")
+    return site.submit(*options, FLAG, LIMIT, *stays, "--wrap=echo trained")
 
 
-def by_run(site: Site) -> Report:
+def by_run(site: Site, *options: str) -> int:
     site.script("train.py", "print('trained')\n")
-    argv = ["srun", "-N4", f"--nodelist={NODES}", COMMAND, "run", FLAG, "--nnodes=4", "train.py"]
-    result = site.lab.run(
-        argv, user="alice", env={"OMP_NUM_THREADS": "1"}, check=False, deadline_s=2 * DEADLINE_S
-    )
-    assert "trained" in result.stdout, result
-    journals = site.lab.home("alice") / ".slurm-health" / "journal" / "lab"
-    return first_run(site, max(int(path.name) for path in journals.iterdir()))
+    return batch(site, f"srun {COMMAND} run {FLAG} {LIMIT} --nnodes=4 train.py", *options)
+
+
+def batch(site: Site, command: str, *options: str) -> int:
+    return site.lab.sbatch(f"#!/bin/bash\nexport OMP_NUM_THREADS=1\n{command}\n", *options)
+
+
+COMMANDS = pytest.mark.parametrize("command", [by_check, by_sbatch, by_run])
+Submit = Callable[..., int]
+
+
+def found_by(site: Site, command: Submit) -> Report:
+    """Return the check of a job on four nodes that found n3; none may accuse another node.
+
+    Where a machine is so busy that what its nodes do varies more than n3 does, a check is not sure.
+    """
+    for _ in range(MOST_CHECKS):
+        number = command(site, "-N4", f"--nodelist={NODES}")
+        site.ended(number, LONGEST_S)
+        run = first_run(site, number)
+        bad = {node for node, level in levels(run).items() if level in BAD}
+        assert bad <= {"n3"}, run
+        assert command is by_check or "trained" in site.lab.job_output(number)
+        if bad:
+            return run
+    raise AssertionError(f"{MOST_CHECKS} checks did not find it: {run}")
+
+
+@COMMANDS
+def test_a_node_behind_a_slow_link_is_slow_at_communication(site: Site, command: Submit) -> None:
+    site.lab.fault.slow_link("n3", mbit=25)
+
+    found = verdict_of(found_by(site, command), "n3")
+    assert (found["level"], found["component"]) == ("slow", "network"), found
 
 
 RESTARTED = """#!/bin/bash
@@ -99,15 +125,3 @@ def test_a_torchrun_that_asked_for_training_steps_is_checked_so_before_its_resta
 def first_run(site: Site, number: int) -> Report:
     found: Report = site.report(number)["runs"][0]
     return found
-
-
-@pytest.mark.parametrize("checked", [by_check, by_sbatch, by_run])
-def test_a_node_behind_a_slow_link_is_slow_at_communication(
-    site: Site, checked: Callable[[Site], Report]
-) -> None:
-    site.lab.fault.slow_link("n3", mbit=50)
-
-    run = checked(site)
-
-    assert {node for node, level in levels(run).items() if level in BAD} == {"n3"}, run
-    assert verdict_of(run, "n3")["component"] == "network", run
