@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from slurm_health.fleet.history import answer, refresh
 from slurm_health.fleet.history.export import histories_json, lemons_json
-from slurm_health.fleet.history.place import Place
+from slurm_health.fleet.history.place import IndexPlace
 from slurm_health.fleet.history.table import history_text, lemons_text
 from slurm_health.node import site_settings
 from slurm_health.node.doctor.slurm_conf import advise, read_config
@@ -208,7 +208,7 @@ def assert_indexed(files_of_jobs: list[list[bytes]]) -> None:
             run.mkdir(mode=0o755, parents=True)
             for name, data in zip(("master", NODE, "post-mortem"), contents, strict=False):
                 (run / f"{name}.jsonl").write_bytes(data)
-        memory = Place(path=None)
+        memory = IndexPlace(path=None)
         with refresh.opened(memory, Path(scratch), now_s=1.8e9) as index:
             told = answer.lemons(index, cluster=None, now_s=1.8e9, days=3650)
             names = [each for each in index.nodes() if fullmatch(r"[\w.-]+", each, ASCII)]

@@ -14,7 +14,7 @@ from slurm_health.cli import by_default
 from slurm_health.cli.hooks import config_option, site_if_any
 from slurm_health.cli.terminal import print_result, terminal
 from slurm_health.node.doctor import large_cluster, machine, mending, notices, slurm_conf
-from slurm_health.node.doctor.advice import Advice, Level, Report, change, look
+from slurm_health.node.doctor.advice import Advice, Report, Urgency, change, look
 from slurm_health.node.site_settings import Site
 from slurm_health.preflight.by_default import installing
 from slurm_health.preflight.config import site_file
@@ -66,7 +66,7 @@ def doctor(config: str | None, python: str, as_json: bool) -> int:
     advice += [machine.byte_code_advice(), _torch(python)]
     report = Report(advice=tuple(advice))
     print_result(report.json() if as_json else report.text(terminal()[0]))
-    return int(ExitCode.BAD_NODES if report.count(Level.CHANGE) else ExitCode.HEALTHY)
+    return int(ExitCode.BAD_NODES if report.count(Urgency.CHANGE) else ExitCode.HEALTHY)
 
 
 def _slurm(advice: list[Advice]) -> Mapping[str, str] | None:

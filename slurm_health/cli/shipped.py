@@ -18,13 +18,13 @@ from click.shell_completion import get_completion_class
 from slurm_health.cli.terminal import print_result, terminal
 from slurm_health.records.errors import ExitCode
 from slurm_health.system import templates as shelf
-from slurm_health.system.templates import Kind
+from slurm_health.system.templates import TemplateKind
 
 _COMMAND = "slurm-health"
 _TITLES = {
-    Kind.BATCH_SCRIPT: "Batch scripts that check their nodes, for sbatch:",
-    Kind.WRAPPER: "For programs that call sbatch by its name:",
-    Kind.HOOK: "For slurm.conf, as root (slurm-health init-hooks writes all three):",
+    TemplateKind.BATCH_SCRIPT: "Batch scripts that check their nodes, for sbatch:",
+    TemplateKind.WRAPPER: "For programs that call sbatch by its name:",
+    TemplateKind.HOOK: "For slurm.conf, as root (slurm-health init-hooks writes all three):",
 }
 _WIDEST = 100
 

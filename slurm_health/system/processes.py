@@ -237,7 +237,7 @@ def close_pipes(process: Process) -> None:
                 pipe.close()
 
 
-class Ended(msgspec.Struct, frozen=True, kw_only=True):
+class CommandResult(msgspec.Struct, frozen=True, kw_only=True):
     """How a command ended, and what it said."""
 
     returncode: int
@@ -253,7 +253,7 @@ def run(
     stdin: bytes = b"",
     directory: Path | None = None,
     grace_s: float = 0.0,
-) -> Ended:
+) -> CommandResult:
     """Run a command in a session of its own to its end; nothing of it is left.
 
     What is late, or when we are interrupted, is terminated, and killed after `grace_s`. What the
@@ -281,12 +281,12 @@ def run(
             kill_session(process, signal.SIGTERM)
             ends_within(process, grace_s)
         abandon_session(process, wait_s=_REAP_S)
-    return Ended(returncode=process.returncode, stdout=stdout, stderr=stderr)
+    return CommandResult(returncode=process.returncode, stdout=stdout, stderr=stderr)
 
 
 def ask_python(
     python: str, question: str, *, environ: Mapping[str, str], deadline_s: float
-) -> Ended:
+) -> CommandResult:
     """Have an interpreter, of a job or of a site, run a line of Python.
 
     It runs in the root directory: the caller's own may hold a `torch.py` of somebody else's, and an

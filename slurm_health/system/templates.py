@@ -30,7 +30,7 @@ HOOKS_DIRECTORY = "/etc/slurm-health"
 _PATH = re.compile(r"^PATH=(.*)$", re.MULTILINE)
 
 
-class Kind(Enum):
+class TemplateKind(Enum):
     """What a template is for."""
 
     BATCH_SCRIPT = auto()
@@ -43,7 +43,7 @@ class Template:
     """A file to copy. `source` is where it comes from, `file_name` what a copy is called."""
 
     name: str
-    kind: Kind
+    kind: TemplateKind
     source: str
     file_name: str
 
@@ -74,11 +74,13 @@ class Template:
 
 
 _WRAPPER = Template(
-    name="sbatch", kind=Kind.WRAPPER, source=f"{_SCRIPTS}/sbatch", file_name="sbatch"
+    name="sbatch", kind=TemplateKind.WRAPPER, source=f"{_SCRIPTS}/sbatch", file_name="sbatch"
 )
 # By the key of slurm.conf that names each.
 HOOKS = {
-    key: Template(name=name, kind=Kind.HOOK, source=source, file_name=f"slurm-health-{name}")
+    key: Template(
+        name=name, kind=TemplateKind.HOOK, source=source, file_name=f"slurm-health-{name}"
+    )
     for key, name, source in (
         ("Prolog", "prolog", "prolog/slurm-health"),
         ("Epilog", "epilog", "epilog/slurm-health"),
@@ -95,7 +97,7 @@ def every() -> dict[str, Template]:
     batch = [
         Template(
             name=name.removesuffix(".sbatch"),
-            kind=Kind.BATCH_SCRIPT,
+            kind=TemplateKind.BATCH_SCRIPT,
             source=f"{_SCRIPTS}/{name}",
             file_name=name,
         )
@@ -164,7 +166,7 @@ def copy(template: Template, destination: str, said: Mapping[str, str], *, force
         )
     if os.path.lexists(path) and not force:
         raise UsageError(f"{path} is there already; --force replaces it")
-    mode = 0o644 if template.kind is Kind.BATCH_SCRIPT else 0o755
+    mode = 0o644 if template.kind is TemplateKind.BATCH_SCRIPT else 0o755
     write_script(path, edited(template.text, said), mode=mode)
     return path
 
@@ -182,23 +184,23 @@ def next_steps(
         first_sbatch: the `sbatch` that PATH leads to.
     """
     match template.kind:
-        case Kind.BATCH_SCRIPT:
+        case TemplateKind.BATCH_SCRIPT:
             call = template.example.replace(template.file_name, shlex.quote(str(path)))
             text = f"Edit its #SBATCH lines, then submit your training with it:\n    {call}\n"
             if found is None:
                 directory = shlex.quote(str(Path(command).parent))
                 text += f"The job calls slurm-health, so first: export PATH={directory}:$PATH\n"
             return text
-        case Kind.WRAPPER if first_sbatch == str(path):
+        case TemplateKind.WRAPPER if first_sbatch == str(path):
             return "It is the first sbatch on PATH: each job's nodes are checked from now on.\n"
-        case Kind.WRAPPER:
+        case TemplateKind.WRAPPER:
             directory = shlex.quote(str(path.parent))
             return (
                 "Put its directory first on PATH where jobs are submitted, as in ~/.bashrc:\n"
                 f"    export PATH={directory}:$PATH\n"
                 "From then on, the nodes of each job that is submitted there are checked.\n"
             )
-        case Kind.HOOK:
+        case TemplateKind.HOOK:
             key = next(key for key, hook in HOOKS.items() if hook is template)
             return (
                 "Have it on every node, owned by root, and name it in slurm.conf:\n"

@@ -16,7 +16,7 @@ import pytest
 
 from distribution import completion, man_pages
 from slurm_health.system import templates
-from slurm_health.system.templates import Kind
+from slurm_health.system.templates import TemplateKind
 from tests.support.command_line import Done, slurm_health
 
 ROOT = Path(__file__).parents[2]
@@ -58,12 +58,12 @@ def test_a_copy_tells_its_place_and_what_comes_next(name: str, tmp_path: Path) -
     path = tmp_path / "new" / "directory" / template.file_name
     assert done.stdout.startswith(f"wrote {path}\n")
     next_step = {
-        Kind.BATCH_SCRIPT: f"    sbatch {'-N ' if '-N ' in template.example else ''}",
-        Kind.WRAPPER: f"    export PATH={path.parent}:$PATH",
-        Kind.HOOK: f"={path}",
+        TemplateKind.BATCH_SCRIPT: f"    sbatch {'-N ' if '-N ' in template.example else ''}",
+        TemplateKind.WRAPPER: f"    export PATH={path.parent}:$PATH",
+        TemplateKind.HOOK: f"={path}",
     }[template.kind]
     assert next_step in done.stdout
-    assert os.access(path, os.X_OK) == (template.kind is not Kind.BATCH_SCRIPT)
+    assert os.access(path, os.X_OK) == (template.kind is not TemplateKind.BATCH_SCRIPT)
 
 
 def test_a_copy_runs_the_installation_that_made_it() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from slurm_health.fleet.history.database import Damaged, Database, Row
-from slurm_health.fleet.history.place import Place
+from slurm_health.fleet.history.place import IndexPlace
 from slurm_health.fleet.standing.observation import COUNTED, JobSeen, Observation
 from slurm_health.fleet.standing.standing import JobOnNode, NodeRecord
 from slurm_health.records.decoding import from_msgpack
@@ -40,7 +40,7 @@ class Seen:
 class Index:
     """One open index. Its methods raise Damaged, Busy, Denied, or IndexUnusable."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: IndexPlace) -> None:
         """Open an index; one that is new gets its tables."""
         self.place = place
         self._database, self.only_read = _opened(place)
@@ -259,7 +259,7 @@ def _believed_s(by_user: Mapping[int, float], *, trusted: Collection[int]) -> fl
     return max([0.0, *own, *others[-2:-1]])
 
 
-def _opened(place: Place) -> tuple[Database, bool]:
+def _opened(place: IndexPlace) -> tuple[Database, bool]:
     """Open the database; tell whether it may only be read."""
     if place.server is None:
         from slurm_health.fleet.history import sqlite_file

@@ -25,7 +25,7 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class IndexPlace:
     """Where an index is. Without `path` and `server`, it is in memory, and nothing is left of it.
 
     `named`: a person has chosen the file. `only_read`: it is root's, and another user asks.
@@ -43,7 +43,7 @@ class Place:
 
 def choose(
     option: str | None, environ: Mapping[str, str], root: Path, *, site: str | None = None
-) -> Place:
+) -> IndexPlace:
     """Return where the index of the journals below `root` is; the directory of our own is made.
 
     Args:
@@ -58,19 +58,19 @@ def choose(
     """
     chosen = option or environ.get(VARIABLE) or (site if site and _is_for_us(site) else None)
     if chosen and server_url.is_url(chosen):
-        return Place(path=None, server=server_url.parsed(chosen))
+        return IndexPlace(path=None, server=server_url.parsed(chosen))
     path = Path(chosen).expanduser().absolute() if chosen else _default(environ, root)
     if path is None:
-        return Place(path=None, why_in_memory="there is no home directory to keep it in")
+        return IndexPlace(path=None, why_in_memory="there is no home directory to keep it in")
     try:
         if not chosen:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return Place(path=path, named=bool(chosen), only_read=_is_roots(path))
+        return IndexPlace(path=path, named=bool(chosen), only_read=_is_roots(path))
     except (OSError, IndexUnusable) as err:
         if chosen:
             raise _unusable(path, err) from err
         told = f"{path.parent}: {err.strerror}" if isinstance(err, OSError) else str(err)
-        return Place(path=None, why_in_memory=told)
+        return IndexPlace(path=None, why_in_memory=told)
 
 
 def _is_for_us(site: str) -> bool:

@@ -17,7 +17,7 @@ import msgspec
 from slurm_health.fleet.history.database import Busy, Damaged, Denied
 from slurm_health.fleet.history.index import Index
 from slurm_health.fleet.history.others import Others
-from slurm_health.fleet.history.place import Place
+from slurm_health.fleet.history.place import IndexPlace
 from slurm_health.fleet.history.sqlite_file import is_index
 from slurm_health.fleet.standing.observation import JobSeen
 from slurm_health.records.errors import IndexUnusable, JournalError
@@ -35,7 +35,7 @@ def _silent(_done: int, _of: int) -> None:
 
 @contextlib.contextmanager
 def opened(
-    place: Place,
+    place: IndexPlace,
     root: Path,
     *,
     now_s: float,
@@ -64,7 +64,7 @@ def opened(
 
 
 @contextlib.contextmanager
-def _told(place: Place) -> Iterator[None]:
+def _told(place: IndexPlace) -> Iterator[None]:
     """Make an error for a person of what a database says."""
     try:
         yield
@@ -80,7 +80,7 @@ def _told(place: Place) -> Iterator[None]:
         raise IndexUnusable(str(place), str(err), fix=fix) from err
 
 
-def _open_and_refresh(place: Place, root: Path, now_s: float, progress: Progress) -> Index:
+def _open_and_refresh(place: IndexPlace, root: Path, now_s: float, progress: Progress) -> Index:
     for attempt in (1, 2):
         index = None
         try:
@@ -129,7 +129,7 @@ def _refresh_beside(index: Index, root: Path, now_s: float, progress: Progress) 
     _log.warning("another process works on the index; the answer may lack the latest jobs")
 
 
-def _may_replace(place: Place) -> bool:
+def _may_replace(place: IndexPlace) -> bool:
     """Tell whether the index is ours to remove: a file that a person named may be anything."""
     if place.server is not None:
         return True  # its tables have our name
@@ -142,7 +142,7 @@ def _may_replace(place: Place) -> bool:
     return False
 
 
-def _remove(place: Place) -> None:
+def _remove(place: IndexPlace) -> None:
     if place.server is not None:
         from slurm_health.fleet.history import server
 

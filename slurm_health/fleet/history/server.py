@@ -22,7 +22,7 @@ from slurm_health.fleet.history.database import (
     Denied,
     Dialect,
 )
-from slurm_health.fleet.history.server_url import Kind, Server
+from slurm_health.fleet.history.server_url import Server, ServerKind
 from slurm_health.records.errors import IndexUnusable, PackageMissing
 
 _TABLES = ("slurm_health_seen", "slurm_health_jobs", "slurm_health_index")
@@ -96,7 +96,7 @@ def _prepare(database: Database, server: Server) -> None:
 
 
 def _connected(server: Server) -> Database:
-    if server.kind is Kind.POSTGRESQL:
+    if server.kind is ServerKind.POSTGRESQL:
         return postgresql(server)
     return mariadb(server)
 

@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from slurm_health.records.errors import UsageError
 
 
-class Kind(Enum):
+class ServerKind(Enum):
     """A server that an index can lie on."""
 
     POSTGRESQL = "postgresql"
@@ -20,14 +20,14 @@ class Kind(Enum):
 
 
 _KINDS = {
-    "postgresql": Kind.POSTGRESQL,
-    "postgres": Kind.POSTGRESQL,
-    "mariadb": Kind.MARIADB,
-    "mysql": Kind.MARIADB,
+    "postgresql": ServerKind.POSTGRESQL,
+    "postgres": ServerKind.POSTGRESQL,
+    "mariadb": ServerKind.MARIADB,
+    "mysql": ServerKind.MARIADB,
 }
 _OPTIONS = {
-    Kind.POSTGRESQL: ("host", "sslmode", "sslrootcert", "sslcert", "sslkey", "passfile"),
-    Kind.MARIADB: ("unix_socket", "ssl_ca", "ssl_cert", "ssl_key"),
+    ServerKind.POSTGRESQL: ("host", "sslmode", "sslrootcert", "sslcert", "sslkey", "passfile"),
+    ServerKind.MARIADB: ("unix_socket", "ssl_ca", "ssl_cert", "ssl_key"),
 }
 _EXAMPLE = "e.g. postgresql://USER@HOST/DATABASE or mariadb://USER@HOST/DATABASE"
 
@@ -36,7 +36,7 @@ _EXAMPLE = "e.g. postgresql://USER@HOST/DATABASE or mariadb://USER@HOST/DATABASE
 class Server:
     """Where a database is. As text, it has no password."""
 
-    kind: Kind
+    kind: ServerKind
     database: str
     host: str = ""
     port: int | None = None

@@ -7,7 +7,7 @@ import sqlite3
 from pathlib import Path
 
 from slurm_health.fleet.history.database import PATIENCE_S, SCHEMA, Busy, Damaged, Database, Dialect
-from slurm_health.fleet.history.place import Place
+from slurm_health.fleet.history.place import IndexPlace
 from slurm_health.records.errors import IndexUnusable
 
 # "shlt": tells our file from others of SQLite's.
@@ -16,7 +16,7 @@ _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 
 
-def opened(place: Place) -> Database:
+def opened(place: IndexPlace) -> Database:
     """Open the file; one that is new gets its tables.
 
     Raises:
@@ -60,7 +60,7 @@ def copied(database: Database) -> Database:
     Raises:
         Busy: another process is just writing.
     """
-    copy = Database(_connect(Place(path=None)), database.dialect)
+    copy = Database(_connect(IndexPlace(path=None)), database.dialect)
     try:
         copy.load(database)
     except BaseException:
@@ -80,7 +80,7 @@ def is_index(path: Path) -> bool:
     return head[68:72] == _APPLICATION.to_bytes(4, "big") or not head
 
 
-def _connect(place: Place) -> sqlite3.Connection:
+def _connect(place: IndexPlace) -> sqlite3.Connection:
     path, mode = place.path, "ro" if place.only_read else "rwc"
     # Transactions are begun and ended by us, where they are needed.
     if path is None:
@@ -95,7 +95,7 @@ def _connect(place: Place) -> sqlite3.Connection:
     return found
 
 
-def _prepare(database: Database, place: Place) -> None:
+def _prepare(database: Database, place: IndexPlace) -> None:
     application, version = _pragma(database, "application_id"), _pragma(database, "user_version")
     tables = database.rows("SELECT COUNT(*) FROM sqlite_schema")[0][0]
     if application == _APPLICATION and version == SCHEMA:

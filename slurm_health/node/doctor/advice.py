@@ -9,7 +9,7 @@ from enum import Enum
 import msgspec
 
 
-class Level(Enum):
+class Urgency(Enum):
     """How bad it is. `CHANGE` alone makes doctor end with 1."""
 
     CHANGE = "change"
@@ -20,24 +20,24 @@ class Level(Enum):
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that is fine, worth a look, or to be changed. `do` is empty for what is fine."""
 
-    level: Level
+    level: Urgency
     text: str
     do: str = ""
 
 
 def fine(text: str) -> Advice:
     """Return that something is as it should be."""
-    return Advice(level=Level.FINE, text=text)
+    return Advice(level=Urgency.FINE, text=text)
 
 
 def look(text: str, do: str) -> Advice:
     """Return that something may be intended, and has a price."""
-    return Advice(level=Level.LOOK, text=text, do=do)
+    return Advice(level=Urgency.LOOK, text=text, do=do)
 
 
 def change(text: str, do: str) -> Advice:
     """Return that something must be changed."""
-    return Advice(level=Level.CHANGE, text=text, do=do)
+    return Advice(level=Urgency.CHANGE, text=text, do=do)
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,14 +45,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     advice: tuple[Advice, ...]
 
-    def count(self, level: Level) -> int:
+    def count(self, level: Urgency) -> int:
         """Return how many pieces of advice have this level."""
         return sum(each.level is level for each in self.advice)
 
     @property
     def ranked(self) -> list[Advice]:
         """The worst first."""
-        return sorted(self.advice, key=lambda each: list(Level).index(each.level))
+        return sorted(self.advice, key=lambda each: list(Urgency).index(each.level))
 
     def text(self, width: int | None) -> str:
         """Return it for a person, in lines of `width`."""
@@ -62,17 +62,17 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             if each.do:
                 lines += _paragraph(f"{'':<8}do: ", each.do, width)
         counts = [f"{self.count(level)} to {word}" for level, word in _COUNTED]
-        lines += ["", f"{', '.join(counts)}, {self.count(Level.FINE)} fine"]
+        lines += ["", f"{', '.join(counts)}, {self.count(Urgency.FINE)} fine"]
         return "\n".join(lines) + "\n"
 
     def json(self) -> str:
         """Return it for a program."""
-        counts = {level.value: self.count(level) for level in Level}
+        counts = {level.value: self.count(level) for level in Urgency}
         data = msgspec.json.encode({"counts": counts, "advice": self.ranked})
         return msgspec.json.format(data, indent=2).decode() + "\n"
 
 
-_COUNTED = ((Level.CHANGE, "change"), (Level.LOOK, "look at"))
+_COUNTED = ((Urgency.CHANGE, "change"), (Urgency.LOOK, "look at"))
 
 
 def _paragraph(head: str, text: str, width: int | None) -> list[str]:

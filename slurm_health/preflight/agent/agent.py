@@ -22,7 +22,7 @@ from slurm_health.preflight.agent.worker_process import Worker, Workers
 from slurm_health.preflight.agent.worker_starts import WorkerStarts
 from slurm_health.preflight.bell import Bell
 from slurm_health.preflight.session import worker_events
-from slurm_health.preflight.session.node_round import Ending, NodeRound, part_of, round_command
+from slurm_health.preflight.session.node_round import NodeRound, RoundEnding, part_of, round_command
 from slurm_health.records import records
 from slurm_health.records.verdict import Outcome
 from slurm_health.system import journal
@@ -329,7 +329,7 @@ class Agent:
                 self._starts.say_ready()
         return True
 
-    def _report(self, ending: Ending) -> None:
+    def _report(self, ending: RoundEnding) -> None:
         """Say the last word on the current round; replace the workers after it if need be."""
         current = self._round
         assert current is not None

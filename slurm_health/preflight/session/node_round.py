@@ -18,7 +18,7 @@ from slurm_health.records.verdict import Outcome
 _WITH_PARTNERS = frozenset({Scope.RAIL.value, Scope.PAIR.value})
 
 
-class Ending(msgspec.Struct, frozen=True, kw_only=True):
+class RoundEnding(msgspec.Struct, frozen=True, kw_only=True):
     """How a round ended for a node.
 
     `replace`: its workers are not to be used again. `unsettled`: some of them are not done, and
@@ -62,20 +62,20 @@ class NodeRound(msgspec.Struct):
         """Take with whom a worker works from now on."""
         self._scopes[local_rank] = event.scope
 
-    def died(self, local_rank: int, how: str) -> Ending:
+    def died(self, local_rank: int, how: str) -> RoundEnding:
         """Return how the round ends of which a worker's process did not see the end.
 
         A library may end a process because its partner's has ended, so it counts as a crash of
         this node only where no other node can be the cause.
         """
-        return Ending(
+        return RoundEnding(
             outcome=Outcome.FAILED,
             detail=f"{self._process(local_rank)} died: {how}",
             crashed=self._scopes.get(local_rank) not in _WITH_PARTNERS,
             replace=True,
         )
 
-    def stands_still(self, local_rank: int, how: str, *, stopped: bool) -> Ending:
+    def stands_still(self, local_rank: int, how: str, *, stopped: bool) -> RoundEnding:
         """Return how the round ends in which a worker's process is found to stand still.
 
         That it was stopped by a signal is this node's own failure. That the kernel holds it may be
@@ -83,8 +83,8 @@ class NodeRound(msgspec.Struct):
         """
         detail = f"{self._process(local_rank)} stands still: {how}"
         if stopped:
-            return Ending(outcome=Outcome.FAILED, detail=detail, crashed=True, replace=True)
-        return Ending(outcome=Outcome.NOT_RUN, detail=detail, unmeasured=True, replace=True)
+            return RoundEnding(outcome=Outcome.FAILED, detail=detail, crashed=True, replace=True)
+        return RoundEnding(outcome=Outcome.NOT_RUN, detail=detail, unmeasured=True, replace=True)
 
     def sample(self, local_rank: int, event: Measured) -> Sampled | None:
         """Take what a worker measured; return the quantity's record once all have given theirs."""
@@ -107,7 +107,7 @@ class NodeRound(msgspec.Struct):
             if len(given) < self.workers or any(each.device is not None for each in given.values())
         ]
 
-    def done(self, local_rank: int, event: Done) -> Ending | None:
+    def done(self, local_rank: int, event: Done) -> RoundEnding | None:
         """Take how a worker ended its round; return how the node's ended, once that is known.
 
         It is known when all workers are done, or one has failed.
@@ -120,7 +120,7 @@ class NodeRound(msgspec.Struct):
         # Another worker of this node may wait for the one that gave up.
         unsettled = waiting and not replace
         if failed:
-            return Ending(
+            return RoundEnding(
                 outcome=Outcome.FAILED,
                 detail=failed[0].detail,
                 crashed=any(each.own_fault for each in failed),
@@ -129,7 +129,7 @@ class NodeRound(msgspec.Struct):
                 unsettled=unsettled,
             )
         if unmeasured:
-            return Ending(
+            return RoundEnding(
                 outcome=Outcome.NOT_RUN,
                 detail=unmeasured[0].detail,
                 unmeasured=True,
@@ -138,12 +138,12 @@ class NodeRound(msgspec.Struct):
             )
         return None if waiting else self._all_done(replace=replace)
 
-    def stuck(self) -> Ending:
+    def stuck(self) -> RoundEnding:
         """Return how the round of an aborted group ends for workers that did not heed it."""
         assert self.aborted is not None
         outcome = _outcome(self.aborted)
         connecting = any(each.connecting for each in self._done.values())
-        return Ending(
+        return RoundEnding(
             outcome=outcome,
             detail=f"did not finish{self._stuck_on()}, and was stopped: {self.aborted.reason}",
             replace=True,
@@ -181,16 +181,16 @@ class NodeRound(msgspec.Struct):
     def _ended_as(self, outcome: str) -> list[Done]:
         return [each for each in self._done.values() if each.outcome == outcome]
 
-    def _all_done(self, *, replace: bool) -> Ending:
+    def _all_done(self, *, replace: bool) -> RoundEnding:
         stopped = [each for each in self._done.values() if each.outcome != "measured"]
         if not stopped:
-            return Ending(outcome=Outcome.MEASURED, detail="")
+            return RoundEnding(outcome=Outcome.MEASURED, detail="")
         if self.aborted is None:
             detail = stopped[0].detail
-            return Ending(outcome=Outcome.TIMED_OUT, detail=detail, replace=replace)
+            return RoundEnding(outcome=Outcome.TIMED_OUT, detail=detail, replace=replace)
         outcome = _outcome(self.aborted)
         where = self._connecting() if outcome is Outcome.TIMED_OUT else ""
-        return Ending(
+        return RoundEnding(
             outcome=outcome,
             detail=f"{self.aborted.reason}{where}",
             replace=replace,

@@ -35,7 +35,7 @@ _PAUSE_S = 0.25
 _SAY_AFTER_S = 5.0
 
 
-class Ended(ChannelError):
+class EndedByNodeZero(ChannelError):
     """Node 0 has ended the run, or is gone."""
 
 
@@ -114,7 +114,7 @@ class OtherNode:
         Returns earlier when something arrives, or one of the descriptors `also` becomes readable.
 
         Raises:
-            Ended: node 0 has ended the run, or is gone for good.
+            EndedByNodeZero: node 0 has ended the run, or is gone for good.
             UsageError: node 0 does not want this node back.
             JournalError: node 0 cannot use its journal.
         """
@@ -261,7 +261,7 @@ class OtherNode:
                 case messages.Ended(why=why, unchecked=True):
                     raise JournalError(Path(self._directory), one_line(why))
                 case messages.Ended(why=why):
-                    raise Ended(self._meeting.text, f"the run was ended: {one_line(why)}")
+                    raise EndedByNodeZero(self._meeting.text, f"the run was ended: {one_line(why)}")
                 case _:
                     raise Closed("node0 sent a message that makes no sense")
         if found:
@@ -282,7 +282,7 @@ class OtherNode:
         """Try to connect again, now and then.
 
         Raises:
-            Ended: it has been in vain for long enough.
+            EndedByNodeZero: it has been in vain for long enough.
         """
         now_s = self._monotonic()
         if now_s < self._retry_s:
@@ -296,9 +296,9 @@ class OtherNode:
                 self._refused_s = now_s if self._refused_s is None else self._refused_s
                 if now_s - self._refused_s > GONE_S:
                     why = _NOT_OURS if isinstance(err, Closed) else _GONE
-                    raise Ended(self._meeting.text, why) from err
+                    raise EndedByNodeZero(self._meeting.text, why) from err
             elif now_s - self._cut_s > CUT_S:
-                raise Ended(self._meeting.text, _cut_off(_words(err))) from err
+                raise EndedByNodeZero(self._meeting.text, _cut_off(_words(err))) from err
             return None
         self._say(f"connected to node0 at {self._meeting.text} again")
         return self._connection

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from slurm_health.records.text import listed, ranks_text
-from slurm_health.training.diagnosis.seen import BrokenPath, Place, RankSeen
+from slurm_health.training.diagnosis.seen import BrokenPath, RankSeen, StackPlace
 
 
 def shared_end(paths: Sequence[BrokenPath]) -> tuple[tuple[str, ...], str]:
@@ -40,7 +40,7 @@ def gone_line(gone: RankSeen) -> str:
     )
 
 
-def where_line(seen: RankSeen, place: Place) -> str:
+def where_line(seen: RankSeen, place: StackPlace) -> str:
     """Return where a rank is: its line, what it does, its process's state."""
     what = f" {place.what}" if place.what else ""
     at = f" at {place.at}" if place.at else ""

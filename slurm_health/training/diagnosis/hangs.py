@@ -37,8 +37,8 @@ from slurm_health.training.diagnosis.seen import (
     IN_KERNEL,
     STOPPED,
     Doing,
-    Place,
     RankSeen,
+    StackPlace,
     Standstill,
     place_of,
 )
@@ -280,7 +280,7 @@ def _stopped(data: Collected) -> list[RankSeen]:
     return [each for each in _ranks_of(data) if each.state == STOPPED and not each.gone]
 
 
-def _placed(data: Collected) -> list[tuple[RankSeen, Place]]:
+def _placed(data: Collected) -> list[tuple[RankSeen, StackPlace]]:
     """Return where ranks are: by their stacks, and in a collective where their device is in one."""
     flight = data.get(FlightRecords)
     last = (
@@ -293,17 +293,17 @@ def _placed(data: Collected) -> list[tuple[RankSeen, Place]]:
         place = place_of(seen.stack)
         pending = last.get(seen.rank)
         if pending and not is_over(pending) and place.doing is Doing.OWN_CODE:
-            place = Place(doing=Doing.COLLECTIVE, what=pending.what, at=place.at)
+            place = StackPlace(doing=Doing.COLLECTIVE, what=pending.what, at=place.at)
         if seen.stack:
             placed.append((seen, place))
     return placed
 
 
-def _inside(data: Collected) -> list[tuple[RankSeen, Place]]:
+def _inside(data: Collected) -> list[tuple[RankSeen, StackPlace]]:
     return [each for each in _placed(data) if each[1].doing is Doing.COLLECTIVE]
 
 
-def _elsewhere(data: Collected) -> list[tuple[RankSeen, Place]]:
+def _elsewhere(data: Collected) -> list[tuple[RankSeen, StackPlace]]:
     """Return the ranks that the others wait for.
 
     On a GPU the host does not stand in a collective, but wherever it next needs the device: in
@@ -322,7 +322,7 @@ def _elsewhere(data: Collected) -> list[tuple[RankSeen, Place]]:
     return few if few and most > len(_ranks_of(data)) / 2 else outside
 
 
-def _may_wait(seen: RankSeen, place: Place) -> bool:
+def _may_wait(seen: RankSeen, place: StackPlace) -> bool:
     """Tell whether a rank may wait for its device: it does nothing that is known, and no work."""
     return place.doing is Doing.OWN_CODE and seen.state != IN_KERNEL
 
@@ -331,5 +331,5 @@ def _for_what(data: Collected) -> str:
     return "in a collective" if _inside(data) else "for what their devices do"
 
 
-def _outside(data: Collected) -> list[tuple[RankSeen, Place]]:
+def _outside(data: Collected) -> list[tuple[RankSeen, StackPlace]]:
     return [each for each in _placed(data) if each[1].doing is not Doing.COLLECTIVE]

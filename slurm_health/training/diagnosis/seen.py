@@ -218,7 +218,7 @@ class Doing(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class StackPlace:
     """Where a rank is: `what` is the collective's name, `at` the deepest line of the user's."""
 
     doing: Doing
@@ -226,23 +226,23 @@ class Place:
     at: str = ""
 
 
-def place_of(stack: Sequence[Frame]) -> Place:
+def place_of(stack: Sequence[Frame]) -> StackPlace:
     """Return where a stack is, outermost call first."""
     own = [each for each in stack if not any(mark in each.file for mark in _OF_A_LIBRARY)]
     at = f"{own[-1].file.rpartition('/')[2]}:{own[-1].line}" if own else ""
     if not stack:
-        return Place(doing=Doing.NOT_KNOWN)
+        return StackPlace(doing=Doing.NOT_KNOWN)
     for frame in stack:
         if frame.file.endswith(_COLLECTIVES) and frame.function not in _NOT_NAMES:
-            return Place(doing=Doing.COLLECTIVE, what=frame.function, at=at)
+            return StackPlace(doing=Doing.COLLECTIVE, what=frame.function, at=at)
         if frame.function == _BACKWARD:
-            return Place(doing=Doing.COLLECTIVE, what="backward", at=at)
+            return StackPlace(doing=Doing.COLLECTIVE, what="backward", at=at)
     if any(mark in frame.file for frame in stack for mark in _CHECKPOINTS):
         of_device = any(_is_at(frame, *each) for frame in stack for each in _FROM_DEVICE)
-        return Place(doing=Doing.OWN_CODE if of_device else Doing.CHECKPOINT, at=at)
+        return StackPlace(doing=Doing.OWN_CODE if of_device else Doing.CHECKPOINT, at=at)
     if any(mark in frame.file for frame in stack for mark in _LOADERS):
-        return Place(doing=Doing.LOADING, at=at)
-    return Place(doing=Doing.OWN_CODE, at=at)
+        return StackPlace(doing=Doing.LOADING, at=at)
+    return StackPlace(doing=Doing.OWN_CODE, at=at)
 
 
 def _is_at(frame: Frame, file: str, function: str) -> bool:

@@ -146,14 +146,14 @@ def _watch(
     import msgspec
 
     from slurm_health.training.monitor.findings import Findings
-    from slurm_health.training.monitor.monitors import Ended, MonitorsEnded
+    from slurm_health.training.monitor.monitors import MonitorsEnded, ScriptOver
     from slurm_health.training.monitor.on_hang import ScriptToEnd, acting
 
     findings = Findings(directory, environ, on_hang=acting(mode, environ))
     try:
         if _heartbeat_comes(job, findings, script, environ):
             _watch_nodes(job, findings)
-    except (Ended, MonitorsEnded):
+    except (ScriptOver, MonitorsEnded):
         pass
     except ScriptToEnd as ends:
         if tell:
@@ -168,7 +168,7 @@ def _watch_nodes(job: _Job, findings: Findings) -> None:
     """Watch; where Slurm takes a node out of the job, and its step ends, on those that are left.
 
     Raises:
-        Ended: the script has ended.
+        ScriptOver: the script has ended.
         ScriptToEnd: it hangs, and is to be ended.
         OSError: the monitors could not be started.
     """
@@ -233,7 +233,7 @@ def _heartbeat_comes(
         False where the script ends before.
 
     Raises:
-        Ended: it ends while processes are looked at.
+        ScriptOver: it ends while processes are looked at.
         ScriptToEnd: it hangs, and is to be ended.
     """
     from slurm_health.training.diagnosis.by_movement import Movement

@@ -26,7 +26,7 @@ _END = b"end"
 _STARTED_S = 30.0  # until all that was said before is read
 
 
-class Ended(Exception):
+class ScriptOver(Exception):
     """The script has ended, and nothing is listened for any more."""
 
 
@@ -62,7 +62,7 @@ class Monitors:
         """Yield what the monitors say for so long.
 
         Raises:
-            Ended: the script has ended.
+            ScriptOver: the script has ended.
             MonitorsEnded: the monitors have gone.
         """
         until_s = time.monotonic() + wait_s
@@ -78,7 +78,7 @@ class Monitors:
         pipe = self._process.stdout.fileno()
         ready, _, _ = select.select([self._control, pipe], [], [], wait_s)
         if self._control in ready and not os.read(self._control, 4096):
-            raise Ended
+            raise ScriptOver
         if pipe not in ready:
             return ()
         data = os.read(pipe, 1 << 20)
@@ -90,7 +90,7 @@ class Monitors:
         """Have carried monitors start; what was said before that is passed over.
 
         Raises:
-            Ended: the script has ended.
+            ScriptOver: the script has ended.
             MonitorsEnded: nobody carries any more.
             OSError: nobody does in time.
         """
@@ -137,7 +137,7 @@ def carried(
     """Start the monitors that torchrun runs; the `number` tells this start from those before.
 
     Raises:
-        Ended: the script has ended.
+        ScriptOver: the script has ended.
         MonitorsEnded: nobody carries any more.
         OSError: nobody does in time.
     """

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from slurm_health.cli import doctor
 from slurm_health.node.checks.check import CheckContext
 from slurm_health.node.doctor import machine, mending, notices, slurm_conf
-from slurm_health.node.doctor.advice import Advice, Level, Report, change, fine, look
+from slurm_health.node.doctor.advice import Advice, Report, Urgency, change, fine, look
 from slurm_health.node.hooks.init_config import draft
 from tests.node.checks.conftest import WELL
 from tests.support.fake_scontrol import FakeScontrol
@@ -66,9 +66,9 @@ def levels(text: str) -> dict[str, list[str]]:
 
 
 def by_level(advice: list[Advice]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {level.value: [] for level in Level}
+    found: dict[str, list[str]] = {level.value: [] for level in Urgency}
     for each in advice:
-        assert bool(each.do) == (each.level is not Level.FINE), each
+        assert bool(each.do) == (each.level is not Urgency.FINE), each
         found[each.level.value].append(f"{each.text} | {each.do}")
     return found
 
@@ -360,11 +360,11 @@ def test_an_installation_without_byte_code_is_found(
     monkeypatch.syspath_prepend(tmp_path)
 
     said = machine.byte_code_advice(["uncompiled.agent", "not_installed"])
-    assert said.level is Level.LOOK
+    assert said.level is Urgency.LOOK
     assert said.do.endswith(f" -m compileall -q {package}")
 
     assert compileall.compile_dir(package, quiet=1)
-    assert machine.byte_code_advice(["uncompiled.agent"]).level is Level.FINE
+    assert machine.byte_code_advice(["uncompiled.agent"]).level is Urgency.FINE
 
 
 def test_root_is_asked_for_a_journal_that_all_share(tmp_path: Path) -> None:
@@ -411,11 +411,11 @@ def test_a_journal_on_a_local_disk_is_found(tmp_path: Path) -> None:
 def test_a_node_without_a_system_log_is_told(tmp_path: Path) -> None:
     """There, nobody would ever learn what the hooks found."""
     place = CheckContext(root=tmp_path)
-    assert machine.log_advice(place).level is Level.LOOK
+    assert machine.log_advice(place).level is Urgency.LOOK
     (tmp_path / "dev").mkdir()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log:
         log.bind(str(tmp_path / "dev/log"))
-        assert machine.log_advice(place).level is Level.FINE
+        assert machine.log_advice(place).level is Urgency.FINE
 
 
 def test_advice_fits_a_terminal_and_ends_with_a_count() -> None:

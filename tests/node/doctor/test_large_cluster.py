@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from slurm_health.node.doctor.advice import Level
+from slurm_health.node.doctor.advice import Urgency
 from slurm_health.node.doctor.large_cluster import advise
 
 
@@ -24,7 +24,7 @@ def test_what_a_cluster_is_too_large_for_is_said(
     config: dict[str, str], nodes: int, open_files: float, said: str, do: str
 ) -> None:
     (found,) = advise(config, nodes, open_files)
-    assert found.level is Level.LOOK
+    assert found.level is Urgency.LOOK
     assert said in found.text
     assert do in found.do
 
@@ -40,4 +40,4 @@ def test_what_a_cluster_is_too_large_for_is_said(
     ],
 )
 def test_what_fits_or_is_not_known_needs_nothing(config: dict[str, str], nodes: int) -> None:
-    assert [each.level for each in advise(config, nodes, math.inf)] == [Level.FINE]
+    assert [each.level for each in advise(config, nodes, math.inf)] == [Urgency.FINE]

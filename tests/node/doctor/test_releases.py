@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_health.node.doctor import releases, slurm_conf
-from slurm_health.node.doctor.advice import Advice, Level
+from slurm_health.node.doctor.advice import Advice, Urgency
 
 NO_HOLD = "SchedulerParameters = nohold_on_prolog_fail"
 
@@ -21,23 +21,23 @@ def requeue(version: str, *lines: str) -> Advice:
 @pytest.mark.parametrize(
     ("version", "lines", "level", "said"),
     [
-        ("22.05.8", [NO_HOLD], Level.FINE, "after 120 s"),
-        ("22.05.8", [NO_HOLD, "AuthInfo = cred_expire=60"], Level.FINE, "after 60 s"),
-        ("22.05.8", [f"{NO_HOLD},requeue_delay=5"], Level.LOOK, "22.05 does not know: a job"),
-        ("24.11.5", [NO_HOLD, "AuthInfo = cred_expire=600"], Level.LOOK, "cred_expire=600"),
-        ("25.11.0", [NO_HOLD], Level.LOOK, "after 120 s: requeue_delay is not set"),
-        ("25.11.0", [f"{NO_HOLD},requeue_delay=5"], Level.FINE, "after 5 s"),
-        ("26.05.5", [f"{NO_HOLD},requeue_delay=500"], Level.LOOK, "requeue_delay=500"),
+        ("22.05.8", [NO_HOLD], Urgency.FINE, "after 120 s"),
+        ("22.05.8", [NO_HOLD, "AuthInfo = cred_expire=60"], Urgency.FINE, "after 60 s"),
+        ("22.05.8", [f"{NO_HOLD},requeue_delay=5"], Urgency.LOOK, "22.05 does not know: a job"),
+        ("24.11.5", [NO_HOLD, "AuthInfo = cred_expire=600"], Urgency.LOOK, "cred_expire=600"),
+        ("25.11.0", [NO_HOLD], Urgency.LOOK, "after 120 s: requeue_delay is not set"),
+        ("25.11.0", [f"{NO_HOLD},requeue_delay=5"], Urgency.FINE, "after 5 s"),
+        ("26.05.5", [f"{NO_HOLD},requeue_delay=500"], Urgency.LOOK, "requeue_delay=500"),
         (
             "26.05.5",
             [f"{NO_HOLD},requeue_delay=5", "AuthInfo = cred_expire=600"],
-            Level.FINE,
+            Urgency.FINE,
             "after 5 s",
         ),
     ],
 )
 def test_how_long_a_requeued_job_waits_is_known_by_release(
-    version: str, lines: list[str], level: Level, said: str
+    version: str, lines: list[str], level: Urgency, said: str
 ) -> None:
     advice = requeue(version, *lines)
 

@@ -5,7 +5,12 @@ import pytest
 from msgspec import structs
 from msgspec.structs import replace
 
-from slurm_health.preflight.session.node_round import Ending, NodeRound, part_of, process_groups
+from slurm_health.preflight.session.node_round import (
+    NodeRound,
+    RoundEnding,
+    part_of,
+    process_groups,
+)
 from slurm_health.preflight.session.worker_events import Done, Measured, ScopeEntered
 from slurm_health.records.records import GroupAborted, ProbeUsed, Rendezvous, RoundStarted
 from slurm_health.records.verdict import Outcome
@@ -103,7 +108,7 @@ def test_a_round_is_measured_when_every_worker_is_done() -> None:
     current = round_of()
 
     assert current.done(0, done("measured")) is None
-    assert current.done(1, done("measured")) == Ending(outcome=Outcome.MEASURED, detail="")
+    assert current.done(1, done("measured")) == RoundEnding(outcome=Outcome.MEASURED, detail="")
 
 
 @pytest.mark.parametrize("outcome", ["failed", "unmeasured", "timed_out"])
@@ -122,10 +127,10 @@ def test_a_failure_is_known_before_the_others_are_done_who_stay_if_they_heed_an_
     current = round_of()
     ending = current.done(0, done("failed", "peer left"))
 
-    assert ending == Ending(outcome=Outcome.FAILED, detail="peer left", unsettled=True)
+    assert ending == RoundEnding(outcome=Outcome.FAILED, detail="peer left", unsettled=True)
 
     settled = current.done(1, done("timed_out", "told to stop"))
-    assert settled == Ending(outcome=Outcome.FAILED, detail="peer left")
+    assert settled == RoundEnding(outcome=Outcome.FAILED, detail="peer left")
 
 
 @pytest.mark.parametrize(
@@ -163,7 +168,7 @@ def test_what_hangs_while_nccl_connects_is_named_as_closely_as_it_is_known(
         ending = current.done(rank, each)
 
     hung = bool(said)
-    assert ending == Ending(outcome=Outcome.TIMED_OUT, detail=f"late{said}", connecting=hung)
+    assert ending == RoundEnding(outcome=Outcome.TIMED_OUT, detail=f"late{said}", connecting=hung)
 
 
 def test_two_devices_that_do_not_connect_are_named_and_the_others_are_not() -> None:
@@ -207,7 +212,7 @@ def test_a_death_is_the_nodes_own_where_no_partner_can_be_its_cause(
     for scope in scopes:
         current.entered(1, ScopeEntered(round=3, scope=scope))
 
-    assert current.died(1, "killed by SIGABRT") == Ending(
+    assert current.died(1, "killed by SIGABRT") == RoundEnding(
         outcome=Outcome.FAILED,
         detail="check process of device 1 died: killed by SIGABRT",
         crashed=crashed,
@@ -223,7 +228,7 @@ def test_a_stopped_process_is_the_nodes_own_failure_whoever_it_works_with(
     for scope in scopes:
         current.entered(1, ScopeEntered(round=3, scope=scope))
 
-    assert current.stands_still(1, "stopped by a signal for 1 s", stopped=True) == Ending(
+    assert current.stands_still(1, "stopped by a signal for 1 s", stopped=True) == RoundEnding(
         outcome=Outcome.FAILED,
         detail="check process of device 1 stands still: stopped by a signal for 1 s",
         crashed=True,
@@ -244,7 +249,7 @@ def test_what_could_not_be_measured_is_not_a_failure() -> None:
 
     ending = current.done(1, done("unmeasured", "out of memory"))
 
-    assert ending == Ending(outcome=Outcome.NOT_RUN, detail="out of memory", unmeasured=True)
+    assert ending == RoundEnding(outcome=Outcome.NOT_RUN, detail="out of memory", unmeasured=True)
 
 
 @pytest.mark.parametrize(
@@ -266,7 +271,7 @@ def test_a_device_that_never_ends_what_it_does_alone_is_named(
     assert current.done(0, done("timed_out", "told to stop")) is None
 
     detail = f"did not finish{said}, and was stopped: late"
-    assert current.stuck() == Ending(outcome=Outcome.TIMED_OUT, detail=detail, replace=True)
+    assert current.stuck() == RoundEnding(outcome=Outcome.TIMED_OUT, detail=detail, replace=True)
 
 
 @pytest.mark.parametrize(
@@ -301,7 +306,7 @@ def test_an_aborted_round_ends_as_the_master_saw_it(timed_out: bool, outcome: Ou
     current.done(0, done("stopped"))
     ending = current.done(1, done("stopped"))
 
-    assert ending == Ending(outcome=outcome, detail="n1 is silent")
+    assert ending == RoundEnding(outcome=outcome, detail="n1 is silent")
 
 
 def test_the_end_of_another_group_is_nothing_to_this_one() -> None:

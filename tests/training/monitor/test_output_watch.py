@@ -23,7 +23,7 @@ from slurm_health.training.diagnosis.by_output import OutputProgress
 from slurm_health.training.diagnosis.pace import Patience
 from slurm_health.training.monitor import py_spy
 from slurm_health.training.monitor.findings import Findings
-from slurm_health.training.monitor.monitors import Ended, Monitors
+from slurm_health.training.monitor.monitors import Monitors, ScriptOver
 from slurm_health.training.monitor.output_watch import OutputWatch
 from slurm_health.training.monitor.ranks import Ranks
 from slurm_health.training.monitor.tails import Tails
@@ -274,7 +274,7 @@ def test_monitors_that_die_or_cannot_be_started_leave_a_job_unseen(bench: Bench)
 def test_a_script_that_ends_while_it_is_looked_at_is_not_held_up(bench: Bench) -> None:
     bench.train("sleeps")
     bench.script_ends()
-    with pytest.raises(Ended):
+    with pytest.raises(ScriptOver):
         bench.look_until(lambda: False)
 
 
