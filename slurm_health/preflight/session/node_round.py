@@ -162,7 +162,7 @@ class NodeRound(msgspec.Struct):
         if not stuck or any(self._scopes.get(rank) != Scope.SOLO.value for rank in stuck):
             return ""
         if self.on_cpus and self.workers == 1:
-            return " alone"
+            return " its own work"
         return (
             f" {'in check process' if self.on_cpus else 'on device'} {', '.join(map(str, stuck))}"
         )

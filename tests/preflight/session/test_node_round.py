@@ -277,8 +277,16 @@ def test_a_device_that_never_ends_what_it_does_alone_is_named(
 @pytest.mark.parametrize(
     ("workers", "stuck", "died"),
     [
-        (1, "stopped while stuck alone: late", "check process died: exit code 1"),
-        (2, "stopped while stuck in check process 0, 1: late", "check process 0 died: exit code 1"),
+        (
+            1,
+            "did not finish its own work, and was stopped: late",
+            "check process died: exit code 1",
+        ),
+        (
+            2,
+            "did not finish in check process 0, 1, and was stopped: late",
+            "check process 0 died: exit code 1",
+        ),
     ],
 )
 def test_a_process_of_a_node_without_devices_is_not_called_one(
