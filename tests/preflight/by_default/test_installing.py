@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -136,3 +137,37 @@ def test_a_directory_that_is_not_there_is_an_error_and_is_not_made(tmp_path: Pat
     assert done.returncode != 0
     assert "slrum is no directory: name the one with slurm.conf" in done.stderr
     assert not (tmp_path / "slrum").exists()
+
+
+ASK_LUA = """
+import ctypes, sys
+lua = ctypes.CDLL("liblua5.3.so.0")
+lua.luaL_newstate.restype = ctypes.c_void_p
+state = ctypes.c_void_p(lua.luaL_newstate())
+lua.luaL_openlibs(state)
+code = open(sys.argv[1], "rb").read()
+zero = ctypes.c_ssize_t(0)
+sys.exit(lua.luaL_loadstring(state, code) or lua.lua_pcallk(state, 0, 0, 0, zero, None))
+"""
+
+
+@pytest.mark.parametrize("begins", ["gpu", "gpu:", ":1", ",gpu"])
+def test_what_a_hostile_user_asks_for_does_not_hold_slurmctld_up(
+    tmp_path: Path, begins: str
+) -> None:
+    """In Lua itself; a pattern that began anew at each letter took minutes for this."""
+    try:
+        ctypes.CDLL("liblua5.3.so.0")
+    except OSError:
+        pytest.skip("no Lua 5.3")
+    check = tmp_path / "check.lua"
+    check.write_text(lua(Default(min_nodes=1, gpus=True)))
+    code = tmp_path / "code.lua"
+    code.write_text(
+        f"slurm = {{ log_debug = error }}; local job = {{ script = '#!/bin/sh\\n',"
+        f" tres_per_task = 'gpu' .. string.rep('{begins}', 500000) .. 'x' }}\n"
+        f"dofile('{check}')(job, {{}}); assert(job.script ~= '#!/bin/sh\\n')"
+    )
+    argv = [sys.executable, "-c", ASK_LUA, str(code)]
+
+    assert subprocess.run(argv, timeout=55, check=False).returncode == 0
