@@ -43,9 +43,9 @@ def heard_afterwards() -> Iterator[set[int]]:
 def leaving_on(number: int) -> Iterator[None]:
     """While active, a signal ends what is in progress by SystemExit, once, with the code 128+n.
 
-    Python drops an exception that comes up in a destructor or a weak reference's callback, and
-    prints it; such a one is raised anew a moment later. What is behind the context is not
-    disturbed any more.
+    Python drops an exception that comes up in a destructor or a weak reference's callback, as that
+    of an import, and prints it; such a one, and that of Ctrl-C, is raised anew a moment later. What
+    is behind the context is not disturbed any more.
     """
 
     def leave(_number: int, _frame: FrameType | None) -> None:
@@ -53,14 +53,17 @@ def leaving_on(number: int) -> Iterator[None]:
         raise SystemExit(128 + number)
 
     def raise_anew(dropped: sys.UnraisableHookArgs) -> None:
-        if not isinstance(dropped.exc_value, SystemExit):
+        if not isinstance(dropped.exc_value, (SystemExit, KeyboardInterrupt)):
             before(dropped)
             return
+        left = isinstance(dropped.exc_value, SystemExit)
         wait_s, begun = _ANEW_S, False
         while not begun:  # on a busy machine it comes before this has ended, and is dropped too
-            with contextlib.suppress(SystemExit):
-                signal.signal(number, leave)
-                threading.Timer(wait_s, os.kill, (os.getpid(), number)).start()
+            with contextlib.suppress(SystemExit, KeyboardInterrupt):
+                if left:
+                    signal.signal(number, leave)
+                again = number if left else signal.SIGINT
+                threading.Timer(wait_s, os.kill, (os.getpid(), again)).start()
                 begun = True
             wait_s *= 2
 

@@ -39,6 +39,8 @@ try:
             watched = weakref.ref(node, gone)
             del node
             time.sleep(0.001)
+except KeyboardInterrupt:
+    raise SystemExit(128 + signal.SIGINT) from None
 finally:
     print("left in peace", flush=True)
 """
@@ -54,10 +56,11 @@ threading.Thread(target=work, daemon=True).start()
 """
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("before", ["", BUSY])
 @pytest.mark.parametrize("attempt", range(5))
 def test_a_signal_ends_a_process_wherever_python_is_at_that_moment(
-    attempt: int, before: str
+    attempt: int, before: str, number: signal.Signals
 ) -> None:
     child = subprocess.Popen(
         [sys.executable, "-c", before + IN_CALLBACKS],
@@ -66,6 +69,6 @@ def test_a_signal_ends_a_process_wherever_python_is_at_that_moment(
     )
     assert child.stdout is not None
     assert child.stdout.readline() == b"ready\n"
-    child.terminate()
+    child.send_signal(number)
     said, errors = child.communicate(timeout=60)
-    assert (child.returncode, said, errors) == (128 + signal.SIGTERM, b"left in peace\n", b"")
+    assert (child.returncode, said, errors) == (128 + number, b"left in peace\n", b"")

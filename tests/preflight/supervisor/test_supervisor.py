@@ -179,12 +179,10 @@ def test_background_process_does_not_keep_the_job(bench: Bench) -> None:
         "exit 3",
         "exit 255",
         "kill -TERM $$",
-        "kill -KILL $$",
         "kill -USR1 $$",
         "kill -PIPE $$",
         "trap 'kill 0' EXIT; exit 3",
         "trap '' TERM; kill 0; exit 4",
-        "kill -9 0",
         "yes | head -1; echo ${PIPESTATUS[*]}",
         'for word; do printf "<%s>" "$word"; done; echo $#',
         "pwd; umask; ulimit -a",
@@ -201,6 +199,22 @@ def test_background_process_does_not_keep_the_job(bench: Bench) -> None:
 def test_script_behaves_as_if_alone(bench: Bench, tmp_path: Path, body: str) -> None:
     if body.startswith("[ $(ps") and not Path("/bin/ps").exists():
         pytest.skip("ps is not installed")
+    alone, supervised = _in_both_ways(bench, tmp_path, body)
+    assert alone == supervised
+
+
+@pytest.mark.parametrize("body", ["kill -KILL $$", "echo ran; kill -9 0"])
+def test_script_that_is_killed_ends_as_if_alone_and_a_post_mortem_says_so(
+    bench: Bench, tmp_path: Path, body: str
+) -> None:
+    alone, supervised = _in_both_ways(bench, tmp_path, body)
+    assert alone[:2] == supervised[:2]
+    assert alone[2] == b""
+    assert b"was killed by SIGKILL" in supervised[2]
+
+
+def _in_both_ways(bench: Bench, tmp_path: Path, body: str) -> list[tuple[int, bytes, bytes]]:
+    """Return how a script ends, and what it says, as a script of its own and below a supervisor."""
     work = tmp_path / "a b'c"
     work.mkdir()
     text = f"#!/bin/bash\n{body}\n"
@@ -210,7 +224,7 @@ def test_script_behaves_as_if_alone(bench: Bench, tmp_path: Path, body: str) -> 
     for start in (bench.alone, bench.supervised):
         process = start(text, *words, environ=environ, stdin=b"standard\ninput", cwd=work)
         results.append(bench.finish(process))
-    assert results[0] == results[1]
+    return results
 
 
 def test_a_script_that_crashes_is_told_so_behind_its_own_words(bench: Bench) -> None:
