@@ -9,20 +9,21 @@
 #include <sys/stat.h>
 
 namespace played {
-namespace {
 
 constexpr char DEFAULT_PATH[] = "/run/played-gpus/machine";
 constexpr long LOOK_AGAIN_NS = 2'000'000;  // a look is a stat(2); faults strike within milliseconds
+
+const char *machine_path() {
+    const char *named = getenv("PLAYED_GPUS_FILE");
+    return named && *named ? named : DEFAULT_PATH;
+}
+
+namespace {
 
 long monotonic_ns() {
     timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return t.tv_sec * 1'000'000'000L + t.tv_nsec;
-}
-
-const char *path() {
-    const char *named = getenv("PLAYED_GPUS_FILE");
-    return named && *named ? named : DEFAULT_PATH;
 }
 
 void set(Device &device, const std::string &key, const char *value) {
@@ -83,8 +84,8 @@ std::shared_ptr<const Machine> machine() {
     if (monotonic_ns() - looked_ns < LOOK_AGAIN_NS) return current;
     looked_ns = monotonic_ns();
     struct stat now;
-    if (stat(path(), &now) || is_same(now, seen)) return current;
-    if (FILE *file = fopen(path(), "re")) {
+    if (stat(machine_path(), &now) || is_same(now, seen)) return current;
+    if (FILE *file = fopen(machine_path(), "re")) {
         fstat(fileno(file), &seen);
         current = read(file);
         fclose(file);

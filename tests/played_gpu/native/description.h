@@ -31,6 +31,9 @@ struct Machine {
     int nccl_version = 0, driver_version = 0;
 };
 
+// The file that describes it.
+const char *machine_path();
+
 // The file as it is now; it is read again once it has been replaced. No file: no devices.
 std::shared_ptr<const Machine> machine();
 

@@ -45,7 +45,7 @@ void unlink_own() {
 
 // It appears in its place when it is whole and locked: whoever finds it unlocked finds a dead process's.
 bool put_in_place(int fd, const std::string &path) {
-    const char *described_by = getenv("PLAYED_GPUS_FILE");
+    const char *described_by = machine_path();
     if (ftruncate(fd, sizeof(Usage)) || flock(fd, LOCK_EX | LOCK_NB)) return false;
     if (pwrite(fd, described_by, strlen(described_by), sizeof(Usage)) < 0) return false;
     unlink(path.c_str());  // of a process that had the same number
