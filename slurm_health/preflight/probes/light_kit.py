@@ -40,8 +40,8 @@ _PROBES = {
     "allgather": ("light_exchange", "allgather"),
     "ib_write_bw": ("ib_write_bw", "measure"),
 }
-# By these the libraries that numpy may multiply with are told to use one thread: ours are several.
 _ADAPTERS = Path("/sys/class/infiniband")
+# By these the libraries that numpy may multiply with are told to use one thread: ours are several.
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
 
 
