@@ -36,7 +36,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="say"):
 
 
 class Hello(Message, frozen=True, kw_only=True, tag="hello"):
-    """A node wants to take part.
+    """A node wants to take part; `rank` is its place among the nodes of this check.
 
     `token` is this process's own, so that it is known when it comes again; `run_id` then names the
     run that it takes part in, and `heard` counts the records it has. The rest must be the same on

@@ -164,7 +164,7 @@ class Peers:
         """Take a node in, or say why not."""
         if why := self._unfit(hello):
             return why
-        peer = self._peers[f"node{hello.rank}"]
+        peer = self._peers[self._run.nodes[hello.rank]]
         if peer.came and peer.token != hello.token:
             return f"rank {hello.rank} is taken by {peer.host}: give each node its own NODE_RANK"
         if hello.run_id and not peer.came:
@@ -206,7 +206,7 @@ class Peers:
             return "node0 was started again since: start all nodes again"
         if hello.rank == 0:
             return f"rank 0 is taken by {self._host}: give each node its own NODE_RANK"
-        if f"node{hello.rank}" not in self._peers:
+        if not 0 < hello.rank < len(run.nodes):
             return f"its rank is {hello.rank}, and --nnodes={run.nnodes}: ranks count from 0"
         return ""
 

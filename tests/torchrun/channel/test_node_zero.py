@@ -51,17 +51,17 @@ DEADLINE_S = 30.0
 class Hall:
     """Node 0, which serves until the test is over."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, nodes: tuple[str, ...] = NODES) -> None:
         self.said: list[str] = []
         self.directory = root / "torchrun" / "7" / "0-2"
-        journal.create(self.directory, [journal.MASTER, *NODES])
+        journal.create(self.directory, [journal.MASTER, *nodes])
         self.master = journal.Writer(self.directory, journal.MASTER, time.time)
         self.meeting = Meeting(host="127.0.0.1", port=free_port())
         run = Run(
             directory=self.directory,
             run_id="r1",
             job_id=7,
-            nodes=NODES,
+            nodes=nodes,
             nnodes="3",
             check="network-check",
             rdzv_id="",
@@ -237,6 +237,18 @@ def test_a_second_node_of_a_rank_is_refused_and_the_first_stays(hall: Hall) -> N
         assert "rank 1 is taken by second (127.0.0.1)" in answer.why
         first.says(messages.Lines(at_bytes=0, text=LINE))
         eventually(lambda: hall.written("node1") == LINE.encode(), "the first is heard")
+
+
+@pytest.mark.parametrize("nodes", [("node0", "node2", "node1"), ("node0", "node2")])
+def test_after_a_restart_a_rank_is_the_place_among_the_nodes_that_are_left(
+    tmp_path: Path, nodes: tuple[str, ...]
+) -> None:
+    line = line_of(AgentEnded(node="node2", launch=0, reason=""), "node2")
+    hall = Hall(tmp_path, nodes)
+    with contextlib.closing(hall), Visitor(hall) as node:
+        assert isinstance(node.comes_in(), messages.Welcome)
+        node.says(messages.Lines(at_bytes=0, text=line))
+        eventually(lambda: hall.written("node2") == line.encode(), "it is heard")
 
 
 def test_what_a_node_writes_stands_in_its_file_as_it_is(hall: Hall) -> None:
