@@ -84,9 +84,8 @@ def _drained(site: HookedSite, environ: dict[str, str]) -> bool:
         lambda: BAD_NODE in site.out_of_pool() or is_over(), bool, "root's own test", DEADLINE_S
     )
     log = site.hook_log(BAD_NODE).splitlines()
-    print(
-        "\n".join(line for line in log if "accuses this node" in line or "partners" in line), "\n"
-    )
+    told = [line for line in log if "accuses this node" in line or "partners" in line]
+    print("\n".join(told), end="\n\n")
     if BAD_NODE not in site.out_of_pool():
         return False
     _show(lab, nodes, environ, user="root")
