@@ -338,3 +338,4 @@ def test_a_training_that_hangs_goes_on_after_a_check_where_it_is_to_be_restarted
     said = trainings[0].said
     assert re.search(r"the training hung: rank 1 on node\d has been stopped by a signal", said)
     assert "checking node[0-2] before the workers start (restart 1 of 1)" in said
+    assert len(re.findall(r"^slurm-health: node\[0-2\]: .*: all healthy$", said, re.MULTILINE)) == 2
