@@ -8,13 +8,9 @@ from pathlib import Path
 import pytest
 
 from slurm_health.records.script_records import Diagnosed
-from slurm_health.training.diagnosis.chain import InferenceChain
-from slurm_health.training.diagnosis.collected import Collected, ScriptEnd
-from slurm_health.training.diagnosis.diagnostician import Diagnostician, observe_failure
-from slurm_health.training.diagnosis.operators import OPERATORS
-from slurm_health.training.diagnosis.training_log import read_log
 from tests.played_gpu.description import Device, Fault, machine, strike, write
 from tests.played_gpu.running import Ended, run, start_ranks
+from tests.support.ended_jobs import diagnosed_by_output
 
 pytestmark = [pytest.mark.played_gpu, pytest.mark.timeout(600)]
 FOR_EVER = "1000000"
@@ -22,15 +18,7 @@ FOR_EVER = "1000000"
 
 def told(ended: Ended) -> Diagnosed:
     """Return what a post-mortem says of a program on the one node of its job."""
-    end = ScriptEnd(
-        exit_code=ended.status if ended.status >= 0 else 128 - ended.status,
-        signal=max(0, -ended.status),
-        nodes=("n1",),
-    )
-    data = Collected([end, read_log([("out", ended.output + ended.errors)])])
-    found = Diagnostician(observe_failure, InferenceChain(OPERATORS)).diagnose(data).diagnosed
-    assert found is not None, ended.errors
-    return found
+    return diagnosed_by_output(ended.output + ended.errors, ended.status, ("n1",))
 
 
 @pytest.fixture

@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job whose script has failed, as collectors are told of it."""
+"""A job whose script has failed, as collectors are told of it, and what is said of its output."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from slurm_health.training.diagnosis.collected import ScriptEnd
+from slurm_health.records.script_records import Diagnosed
+from slurm_health.training.diagnosis.chain import InferenceChain
+from slurm_health.training.diagnosis.collected import Collected, ScriptEnd
+from slurm_health.training.diagnosis.diagnostician import Diagnostician, observe_failure
+from slurm_health.training.diagnosis.operators import OPERATORS
+from slurm_health.training.diagnosis.training_log import read_log
 from slurm_health.training.monitor.collector import EndedJob
 
 
@@ -20,3 +25,16 @@ def job(directory: Path, **changes: Any) -> EndedJob:
         "duration_s": 2e9,
     }
     return EndedJob(**{**given, **changes})
+
+
+def diagnosed_by_output(output: str, status: int, nodes: tuple[str, ...]) -> Diagnosed:
+    """Return what a post-mortem says that has nothing but a script's output and its end.
+
+    `status` as `subprocess` has it: negative for a signal.
+    """
+    code, signal = (status, 0) if status >= 0 else (128 - status, -status)
+    end = ScriptEnd(exit_code=code, signal=signal, nodes=nodes)
+    data = Collected([end, read_log([("out", output)])])
+    found = Diagnostician(observe_failure, InferenceChain(OPERATORS)).diagnose(data).diagnosed
+    assert found is not None, output
+    return found

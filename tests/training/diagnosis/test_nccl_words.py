@@ -6,11 +6,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_health.records.script_records import Diagnosed
-from slurm_health.training.diagnosis.chain import InferenceChain
-from slurm_health.training.diagnosis.collected import Collected, ScriptEnd
-from slurm_health.training.diagnosis.diagnostician import Diagnostician, observe_failure
-from slurm_health.training.diagnosis.operators import OPERATORS
-from slurm_health.training.diagnosis.training_log import read_log
+from tests.support.ended_jobs import diagnosed_by_output
 
 TIMED_OUT = (
     "[rank{rank}]:[E606 09:09:08.16 ProcessGroupNCCL.cpp:757] [Rank {rank}] Watchdog caught"
@@ -69,10 +65,7 @@ def nccl_error(result: str, last: str) -> str:
 
 
 def told(output: str, code: int = 1) -> Diagnosed:
-    end = ScriptEnd(exit_code=code, nodes=("n1", "n2"))
-    data = Collected([end, read_log([("out", output)])])
-    found = Diagnostician(observe_failure, InferenceChain(OPERATORS)).diagnose(data).diagnosed
-    assert found is not None
+    found = diagnosed_by_output(output, code, ("n1", "n2"))
     assert found.accused == []
     return found
 

@@ -11,11 +11,7 @@ from pathlib import Path
 import pytest
 
 from slurm_health.records.script_records import Diagnosed
-from slurm_health.training.diagnosis.chain import InferenceChain
-from slurm_health.training.diagnosis.collected import Collected, ScriptEnd
-from slurm_health.training.diagnosis.diagnostician import Diagnostician, observe_failure
-from slurm_health.training.diagnosis.operators import OPERATORS
-from slurm_health.training.diagnosis.training_log import read_log
+from tests.support.ended_jobs import diagnosed_by_output
 
 CRASH = "import ctypes; ctypes.string_at(0)"
 BIND_TWICE = """
@@ -80,12 +76,7 @@ def ended(
 
 
 def told(output: str, status: int, nodes: tuple[str, ...] = ("n1",)) -> Diagnosed:
-    end = ScriptEnd(
-        exit_code=status if status >= 0 else 128 - status, signal=max(0, -status), nodes=nodes
-    )
-    data = Collected([end, read_log([("out", output)])])
-    found = Diagnostician(observe_failure, InferenceChain(OPERATORS)).diagnose(data).diagnosed
-    assert found is not None
+    found = diagnosed_by_output(output, status, nodes)
     assert found.accused == []
     return found
 

@@ -11,16 +11,11 @@ from typing import Any
 import pytest
 
 from slurm_health.records.script_records import Diagnosed
-from slurm_health.training.diagnosis.chain import InferenceChain
-from slurm_health.training.diagnosis.collected import Collected, ScriptEnd
-from slurm_health.training.diagnosis.diagnostician import Diagnostician, observe_failure
 from slurm_health.training.diagnosis.flight import first_difference
 from slurm_health.training.diagnosis.flight_data import FlightRecord
-from slurm_health.training.diagnosis.operators import OPERATORS
-from slurm_health.training.diagnosis.training_log import read_log
 from slurm_health.training.monitor.collector import EndedJob, NothingCollected
 from slurm_health.training.monitor.flight_dumps import FlightDumps
-from tests.support.ended_jobs import job
+from tests.support.ended_jobs import diagnosed_by_output, job
 
 NODES = ("n1", "n2")
 BEGAN_S = 1_000_000.0
@@ -69,9 +64,7 @@ def collected(directory: Path) -> tuple[FlightRecord, ...]:
 
 
 def told(text: str) -> Diagnosed:
-    data = Collected([ScriptEnd(exit_code=1, nodes=NODES), read_log([("out", text)])])
-    found = Diagnostician(observe_failure, InferenceChain(OPERATORS)).diagnose(data).diagnosed
-    assert found is not None
+    found = diagnosed_by_output(text, 1, NODES)
     assert found.accused == []
     return found
 
