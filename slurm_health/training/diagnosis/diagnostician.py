@@ -118,7 +118,7 @@ def diagnosed(walk: Walk, data: Collected) -> Diagnosed:
         evidence |= dict.fromkeys(quotes(data))
     return Diagnosed(
         cause=cause.name,
-        description=cause.description,
+        description=cause.description or cause.name,
         attribution=cause.attribution.value,
         sureness=cause.sureness.name.lower(),
         first=_first_of(cause, way),

@@ -18,10 +18,8 @@ from slurm_health.training.diagnosis.collected import Collected
 from slurm_health.training.diagnosis.diagnostician import ActionKind
 from slurm_health.training.diagnosis.inference import ASKS_FOR, Inference
 from slurm_health.training.monitor.collector import Enabled, EndedJob, NothingCollected
-from slurm_health.training.plugins import data as plugins_data
-from slurm_health.training.plugins import diagnosticians
-from slurm_health.training.plugins.data import DataManager
-from slurm_health.training.plugins.operators import InferenceOperator
+from slurm_health.training.plugins import DataCollector, DataManager, diagnosticians
+from slurm_health.training.plugins.operators import InferenceOperator, from_inside, to_inside
 
 # Whose doing a failure is decides what is done about it, so an action says whose it must be, and as
 # surely as that takes. What is surer prevails; what is as sure and blames another decides nothing.
@@ -50,7 +48,7 @@ def adapted(loaded: Any) -> Any:
     if isinstance(loaded, type) and issubclass(loaded, InferenceOperator):
         return PluggedOperator(loaded)
     made = loaded()
-    if isinstance(made, plugins_data.DataCollector):
+    if isinstance(made, DataCollector):
         return PluggedCollector(made)
     if isinstance(made, diagnosticians.Diagnostician):
         return PluggedDiagnostician(made)
@@ -60,7 +58,7 @@ def adapted(loaded: Any) -> Any:
 class PluggedCollector:
     """One of others: after a failure, and while a hang is looked at."""
 
-    def __init__(self, collector: plugins_data.DataCollector) -> None:
+    def __init__(self, collector: DataCollector) -> None:
         self.name = collector.kind
         made = msgspec.defstruct(collector.kind, [], bases=(Plugged,), frozen=True, kw_only=True)
         assert issubclass(made, Plugged)
@@ -93,11 +91,18 @@ class PluggedOperator:
 
     def is_compatible(self, inference: Inference, data: Collected) -> bool:
         """Ask it."""
-        return self._operator(managed(data)).is_compatible(inference)
+        return self._operator(managed(data)).is_compatible(from_inside(inference))
 
     def infer(self, inference: Inference, data: Collected) -> Sequence[Inference]:
-        """Ask it about one inference."""
-        return self._operator(managed(data)).infer([inference])
+        """Ask it about one inference.
+
+        Raises:
+            TypeError: it answers with something else than inferences that have names.
+        """
+        found = self._operator(managed(data)).infer([from_inside(inference)])
+        if not all(each.name for each in found):
+            raise TypeError("an inference needs a name, by which reports call it")
+        return [to_inside(each) for each in found]
 
 
 class PluggedDiagnostician:
@@ -118,7 +123,7 @@ class PluggedDiagnostician:
             DiagnosisFailed: it failed, and asks for nothing.
         """
         action = diagnosticians.diagnose(
-            self._diagnostician, data_manager=managed(data), inference=inference
+            self._diagnostician, data_manager=managed(data), inference=from_inside(inference)
         )
         if action.failed:
             raise DiagnosisFailed(action.failed)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What others write to have their own data collected and their own diagnosis made. Pure.
+"""What others write to have their own data collected and their own diagnosis made.
 
 A distribution of theirs registers its classes as entry points; `training.monitor` finds them, runs
 each in a child with a time limit, and adapts them to what is built in.
@@ -8,10 +8,17 @@ each in a child with a time limit, and adapts them to what is built in.
     operators       from one inference to the next, until nothing new follows
     diagnosticians  observe a problem, and ask for an action about it
 
+The modules are pure. This door of theirs only adds the machine's clock, for a `DataManager` that is
+given none.
+
 docs/reference/plugins.md says which entry points there are, and what each name of these is inside.
 """
 
-from slurm_health.training.plugins.data import DataCollector, DataManager, Kept
+import time
+from collections.abc import Callable
+
+from slurm_health.training.plugins import data
+from slurm_health.training.plugins.data import KEEP_S, MOST_KEPT, DataCollector, Kept
 from slurm_health.training.plugins.diagnosticians import (
     ActionKind,
     DiagnosisAction,
@@ -52,3 +59,16 @@ __all__ = [
     "StopJob",
     "Sureness",
 ]
+
+
+class DataManager(data.DataManager):
+    """Keeps what was collected for ten minutes, by the machine's clock unless another is given."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.time,
+        *,
+        keep_s: float = KEEP_S,
+        most: int = MOST_KEPT,
+    ) -> None:
+        super().__init__(clock, keep_s=keep_s, most=most)

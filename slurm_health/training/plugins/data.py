@@ -31,7 +31,8 @@ class DataCollector(ABC):
 
     @abstractmethod
     def is_enabled(self) -> bool:
-        """Tell whether it can collect here."""
+        """Tell whether it can collect here: yes, for those that only ask what is inherited."""
+        return True
 
     @abstractmethod
     def collect_data(self) -> object:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import time
+
 from slurm_health.training.plugins import DataCollector, DataManager
 
 
@@ -52,6 +54,29 @@ def test_what_is_older_than_it_is_kept_for_is_forgotten() -> None:
     clock.now_s += 0.5
 
     assert [each.data for each in manager.get("heat")] == [61]
+
+
+def test_a_manager_without_a_clock_goes_by_the_machines() -> None:
+    before_s = time.time()
+    manager = DataManager()
+    manager.store("heat", 60, time_s=before_s - 601)
+    manager.store("heat", 61)
+    (kept,) = manager.get("heat")
+
+    assert kept.data == 61
+    assert before_s <= kept.time_s <= time.time()
+
+
+class Inherits(DataCollector):
+    def is_enabled(self) -> bool:
+        return super().is_enabled()
+
+    def collect_data(self) -> object:
+        return None
+
+
+def test_a_collector_that_asks_what_is_inherited_is_enabled() -> None:
+    assert Inherits().is_enabled()
 
 
 def test_of_very_many_of_a_kind_the_latest_are_kept() -> None:
