@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from slurm_health.records.script_records import (
     HUNG,
     RANK_FAILED,
-    RANKS_WAITED,
     SCRIPT_FAILED,
     HangFound,
     advice_afterwards,
@@ -21,56 +20,44 @@ from slurm_health.training.diagnosis.collected import Collected, MonitorSaw, Tra
 from slurm_health.training.diagnosis.inference import Attribution, Inference, Sureness
 
 
-class HungUntilEnded:
-    """The training hung until slurm-health ended the script for it."""
+def hung_until_ended(_: Inference, data: Collected) -> Inference | None:
+    """The training hung until slurm-health ended the script for it.
 
-    name = "monitor-ended-it"
-
-    def is_compatible(self, inference: Inference, data: Collected) -> bool:
-        """The monitor's word is needed that it had the script ended."""
-        saw = data.get(MonitorSaw)
-        return inference.name == SCRIPT_FAILED and saw is not None and saw.ends_script
-
-    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
-        """Say so: how the processes ended then tells nothing."""
-        hang = hang_at_the_end(data)
-        ended = "slurm-health ended the script, as --monitor asks"
-        return [hung_until(ended, hang, (line_of(hang),))] if hang else []
+    How the processes ended then tells nothing.
+    """
+    saw = data.get(MonitorSaw)
+    hang = hang_at_the_end(data)
+    if saw is None or not saw.ends_script or hang is None:
+        return None
+    return hung_until("slurm-health ended the script, as --monitor asks", hang, (line_of(hang),))
 
 
-class HungBefore:
-    """The training hung until it failed."""
+def hung_before_failure(inference: Inference, data: Collected) -> Inference | None:
+    """The training hung until it failed; as sure as the monitor was of where.
 
-    name = "monitor"
-
-    def is_compatible(self, inference: Inference, data: Collected) -> bool:
-        """A hang that was not over is needed, and a failure that no rank explains by itself."""
-        if hang_at_the_end(data) is None:
-            return False
-        log = data.get(TrainingLog)
+    The hang was not over, and no rank explains the failure by itself.
+    """
+    hang = hang_at_the_end(data)
+    if hang is None:
+        return None
+    log = data.get(TrainingLog)
+    if inference.name == RANK_FAILED:
         own = log.of_their_own if log else ()
-        if inference.name == RANK_FAILED:
-            return bool(own) and own[0].signal != 0 and not own[0].error
-        nothing_said = log is None or not log.failures
-        return inference.name == RANKS_WAITED or (inference.name == SCRIPT_FAILED and nothing_said)
-
-    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
-        """Return what the monitor found, as sure as it was of it."""
-        hang = hang_at_the_end(data)
-        assert hang is not None
-        found = hang.found
-        return [
-            Inference(
-                name=found.cause,
-                description=f"the training hung before it failed: {found.description}",
-                attribution=Attribution(found.attribution),
-                sureness=Sureness[found.sureness.upper()],
-                nodes=tuple(found.nodes),
-                ranks=tuple(found.ranks),
-                evidence=(line_of(hang), *found.evidence),
-                advice=advice_afterwards(found),
-            )
-        ]
+        if not own or own[0].signal == 0 or own[0].error:
+            return None
+    elif inference.name == SCRIPT_FAILED and log is not None and log.failures:
+        return None
+    found = hang.found
+    return Inference(
+        name=found.cause,
+        description=f"the training hung before it failed: {found.description}",
+        attribution=Attribution(found.attribution),
+        sureness=Sureness[found.sureness.upper()],
+        nodes=tuple(found.nodes),
+        ranks=tuple(found.ranks),
+        evidence=(line_of(hang), *found.evidence),
+        advice=advice_afterwards(found),
+    )
 
 
 def hung_until(ended: str, hang: HangFound, evidence: Sequence[str]) -> Inference:

@@ -8,7 +8,6 @@ while the others are in a collective; where all are in it and none leaves, to th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 
 from slurm_health.records.script_records import (
     DATA_LOADER_STUCK,
@@ -44,107 +43,85 @@ from slurm_health.training.diagnosis.seen import (
 )
 
 
-class RankGone:
-    """The process of a rank has ended, and others still wait for it."""
-
-    name = "processes"
-
-    def is_compatible(self, inference: Inference, data: Collected) -> bool:
-        """A rank must have been seen before, and be gone."""
-        return inference.name == NO_PROGRESS and bool(_gone(data))
-
-    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
-        """Name the ranks that are gone."""
-        gone = _gone(data)
-        return [
-            Inference(
-                name=RANK_GONE,
-                description=f"{who(gone)} {have(gone)} ended, and the others still wait",
-                # One that was never seen may be hidden, as in a container, or have done its part.
-                sureness=Sureness.CERTAIN if all(each.pid for each in gone) else Sureness.POSSIBLE,
-                nodes=nodes_of(gone),
-                ranks=ranks_of(gone),
-                evidence=tuple(map(gone_line, gone[:MOST_LINES])),
-                advice="look at what this rank wrote last, and at memory used up on its node; have"
-                " srun end the others with it (--kill-on-bad-exit=1)",
-            )
-        ]
+def rank_gone(_: Inference, data: Collected) -> Inference | None:
+    """The process of a rank that was seen before has ended, and others still wait for it."""
+    gone = _gone(data)
+    if not gone:
+        return None
+    return Inference(
+        name=RANK_GONE,
+        description=f"{who(gone)} {have(gone)} ended, and the others still wait",
+        # One that was never seen may be hidden, as in a container, or have done its part.
+        sureness=Sureness.CERTAIN if all(each.pid for each in gone) else Sureness.POSSIBLE,
+        nodes=nodes_of(gone),
+        ranks=ranks_of(gone),
+        evidence=tuple(map(gone_line, gone[:MOST_LINES])),
+        advice="look at what this rank wrote last, and at memory used up on its node; have"
+        " srun end the others with it (--kill-on-bad-exit=1)",
+    )
 
 
-class RankStopped:
-    """The process of a rank was stopped by a signal."""
+def rank_stopped(_: Inference, data: Collected) -> Inference | None:
+    """The process of a rank was stopped by a signal.
 
-    name = "process-states"
-
-    def is_compatible(self, inference: Inference, data: Collected) -> bool:
-        """A rank must be stopped, and not all of them: then the whole job was suspended."""
-        here = _ranks_of(data)
-        return inference.name == NO_PROGRESS and 0 < len(_stopped(data)) < len(here)
-
-    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
-        """Name the ranks that are stopped."""
-        stopped = _stopped(data)
-        first = stopped[0]
-        return [
-            Inference(
-                name="rank-stopped",
-                description=f"{who(stopped)} {have(stopped)} been stopped by a signal (SIGSTOP, a"
-                " debugger)",
-                sureness=Sureness.CERTAIN,
-                nodes=nodes_of(stopped),
-                ranks=ranks_of(stopped),
-                evidence=tuple(
-                    f"process {each.pid} of rank {each.rank} on {each.node} is in state"
-                    f" {each.state} (stopped)"
-                    for each in stopped[:MOST_LINES]
-                ),
-                advice=f"let it go on: kill -CONT {first.pid} on {first.node}",
-            )
-        ]
+    Where all of them are stopped, the whole job was suspended.
+    """
+    stopped = _stopped(data)
+    if not 0 < len(stopped) < len(_ranks_of(data)):
+        return None
+    first = stopped[0]
+    return Inference(
+        name="rank-stopped",
+        description=f"{who(stopped)} {have(stopped)} been stopped by a signal (SIGSTOP, a"
+        " debugger)",
+        sureness=Sureness.CERTAIN,
+        nodes=nodes_of(stopped),
+        ranks=ranks_of(stopped),
+        evidence=tuple(
+            f"process {each.pid} of rank {each.rank} on {each.node} is in state"
+            f" {each.state} (stopped)"
+            for each in stopped[:MOST_LINES]
+        ),
+        advice=f"let it go on: kill -CONT {first.pid} on {first.node}",
+    )
 
 
-class RankElsewhere:
-    """Ranks are where they do not get to a collective, whether others wait in it or not."""
+def rank_elsewhere(inference: Inference, data: Collected) -> Inference | None:
+    """Ranks are where they do not get to a collective, whether others wait in it or not.
 
-    name = "stacks"
-
-    def is_compatible(self, inference: Inference, data: Collected) -> bool:
-        """The stack of such a rank is needed."""
-        # Where a Flight Recorder tells who is missing, it leads here.
-        symptom = NEVER_ENTERED if _someone_is_missing(data) else NO_PROGRESS
-        return inference.name == symptom and bool(_elsewhere(data))
-
-    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
-        """Say where they are: waiting for data, at a checkpoint, or in code of their own."""
-        outside = _elsewhere(data)
-        away = {each.rank for each, _ in outside}
-        inside = [each.rank for each, _ in _placed(data) if each.rank not in away]
-        doing = outside[0][1].doing
-        same = [(each, place) for each, place in outside if place.doing is doing]
-        seen = [each for each, _ in same]
-        verb = "is" if len(seen) == 1 else "are"
-        words = {
-            Doing.LOADING: f"{'waits' if len(seen) == 1 else 'wait'} for the data loader",
-            Doing.CHECKPOINT: f"{verb} at a checkpoint",
-        }.get(doing, f"{verb} in code of {'its' if len(seen) == 1 else 'their'} own")
-        at = f" ({same[0][1].at})" if same[0][1].at else ""
-        wait = "waits" if len(inside) == 1 else "wait"
-        others = f", while {ranks_text(inside)} {wait} {_for_what(data)}" if inside else ""
-        kernel = any(each.state == IN_KERNEL for each in seen)
-        return [
-            Inference(
-                name={
-                    Doing.LOADING: DATA_LOADER_STUCK,
-                    Doing.CHECKPOINT: "checkpoint-stuck",
-                }.get(doing, RANK_ELSEWHERE),
-                description=f"{who(seen)} {words}{at}{others}",
-                sureness=Sureness.LIKELY,
-                nodes=nodes_of(seen),
-                ranks=ranks_of(seen),
-                evidence=tuple(where_line(each, place) for each, place in same[:MOST_LINES]),
-                advice=_ADVICE[doing] + (" (it waits in the kernel)" if kernel else ""),
-            )
-        ]
+    By their stacks they wait for data, are at a checkpoint, or in code of their own.
+    """
+    # Where a Flight Recorder tells who is missing, it leads here.
+    symptom = NEVER_ENTERED if _someone_is_missing(data) else NO_PROGRESS
+    outside = _elsewhere(data)
+    if inference.name != symptom or not outside:
+        return None
+    away = {each.rank for each, _ in outside}
+    inside = [each.rank for each, _ in _placed(data) if each.rank not in away]
+    doing = outside[0][1].doing
+    same = [(each, place) for each, place in outside if place.doing is doing]
+    seen = [each for each, _ in same]
+    verb = "is" if len(seen) == 1 else "are"
+    words = {
+        Doing.LOADING: f"{'waits' if len(seen) == 1 else 'wait'} for the data loader",
+        Doing.CHECKPOINT: f"{verb} at a checkpoint",
+    }.get(doing, f"{verb} in code of {'its' if len(seen) == 1 else 'their'} own")
+    at = f" ({same[0][1].at})" if same[0][1].at else ""
+    wait = "waits" if len(inside) == 1 else "wait"
+    others = f", while {ranks_text(inside)} {wait} {_for_what(data)}" if inside else ""
+    kernel = any(each.state == IN_KERNEL for each in seen)
+    return Inference(
+        name={
+            Doing.LOADING: DATA_LOADER_STUCK,
+            Doing.CHECKPOINT: "checkpoint-stuck",
+        }.get(doing, RANK_ELSEWHERE),
+        description=f"{who(seen)} {words}{at}{others}",
+        sureness=Sureness.LIKELY,
+        nodes=nodes_of(seen),
+        ranks=ranks_of(seen),
+        evidence=tuple(where_line(each, place) for each, place in same[:MOST_LINES]),
+        advice=_ADVICE[doing] + (" (it waits in the kernel)" if kernel else ""),
+    )
 
 
 _ADVICE = {
@@ -154,107 +131,80 @@ _ADVICE = {
 }
 
 
-class WaitsDiffer:
-    """All ranks are in collectives, and not in the same."""
+def waits_differ(_: Inference, data: Collected) -> Inference | None:
+    """All ranks are in collectives, and at least two of these differ by their names.
 
-    name = "where-ranks-wait"
-
-    def is_compatible(self, inference: Inference, data: Collected) -> bool:
-        """All ranks must be in collectives, and at least two of these differ by their names."""
-        names = {place.what for _, place in _inside(data)} - {"backward"}
-        return inference.name == NO_PROGRESS and len(names) > 1 and not _outside(data)
-
-    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
-        """Possible only: a rank that lags behind also waits elsewhere."""
-        by_name: dict[str, list[RankSeen]] = {}
-        for each, place in _inside(data):
-            by_name.setdefault(place.what, []).append(each)
-        fewest = min(by_name.values(), key=len)
-        said = "; ".join(
-            f"{ranks_text(ranks_of(ranks))} in {what}" for what, ranks in by_name.items()
-        )
-        return [
-            Inference(
-                name="collectives-differ",
-                description=f"ranks wait for each other in different collectives ({said})",
-                attribution=Attribution.USER,
-                sureness=Sureness.POSSIBLE,
-                nodes=nodes_of(fewest),
-                ranks=ranks_of(fewest),
-                evidence=tuple(where_line(*each) for each in _inside(data)[:MOST_LINES]),
-                advice="check whether every rank calls the same collectives in the same order",
-            )
-        ]
+    Possible only: a rank that lags behind also waits elsewhere.
+    """
+    names = {place.what for _, place in _inside(data)} - {"backward"}
+    if len(names) < 2 or _outside(data):
+        return None
+    by_name: dict[str, list[RankSeen]] = {}
+    for each, place in _inside(data):
+        by_name.setdefault(place.what, []).append(each)
+    fewest = min(by_name.values(), key=len)
+    said = "; ".join(f"{ranks_text(ranks_of(ranks))} in {what}" for what, ranks in by_name.items())
+    return Inference(
+        name="collectives-differ",
+        description=f"ranks wait for each other in different collectives ({said})",
+        attribution=Attribution.USER,
+        sureness=Sureness.POSSIBLE,
+        nodes=nodes_of(fewest),
+        ranks=ranks_of(fewest),
+        evidence=tuple(where_line(*each) for each in _inside(data)[:MOST_LINES]),
+        advice="check whether every rank calls the same collectives in the same order",
+    )
 
 
-class NobodyLeaves:
-    """All ranks are in the same collective, and none leaves it: the network between them."""
+def no_rank_leaves(_: Inference, data: Collected) -> Inference | None:
+    """All ranks are alive in the same collective, and none leaves it: the network between them.
 
-    name = "all-inside"
-
-    def is_compatible(self, inference: Inference, data: Collected) -> bool:
-        """Every rank must have been seen, be alive, and be in a collective."""
-        here = _ranks_of(data)
-        if inference.name != NO_PROGRESS or len(here) < 2:
-            return False
-        return len(_inside(data)) == len(here) and _difference(data) is None
-
-    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
-        """Name the path that all broken connections share, where there is one."""
-        found = data.get(Standstill)
-        assert found is not None
-        inside = _inside(data)
-        what = inside[0][1].what
-        culprit, means = shared_end(found.paths)
-        sent = f"; {means}" if means else ""
-        nodes = culprit or nodes_of([each for each, _ in inside])
-        return [
-            Inference(
-                name="network-of-group",
-                description=f"all ranks are in a collective ({what}) and none leaves it: the"
-                f" network between {listed(nodes)}{sent}",
-                # Connections that break show which way; without them it is what is left.
-                sureness=Sureness.LIKELY if found.paths else Sureness.POSSIBLE,
-                nodes=nodes,
-                ranks=ranks_of([each for each, _ in inside if each.node in nodes]),
-                evidence=(*map(broken_line, found.paths[:MOST_LINES]), where_line(*inside[0])),
-                advice="check these nodes' connections before the next start (slurm-health check"
-                " --network-check)",
-            )
-        ]
+    It is the path that all broken connections share, where there is one.
+    """
+    found = data.get(Standstill)
+    if found is None or len(found.ranks) < 2 or _difference(data) is not None:
+        return None
+    inside = _inside(data)
+    if len(inside) != len(found.ranks):
+        return None
+    what = inside[0][1].what
+    culprit, means = shared_end(found.paths)
+    sent = f"; {means}" if means else ""
+    nodes = culprit or nodes_of([each for each, _ in inside])
+    return Inference(
+        name="network-of-group",
+        description=f"all ranks are in a collective ({what}) and none leaves it: the"
+        f" network between {listed(nodes)}{sent}",
+        # Connections that break show which way; without them it is what is left.
+        sureness=Sureness.LIKELY if found.paths else Sureness.POSSIBLE,
+        nodes=nodes,
+        ranks=ranks_of([each for each, _ in inside if each.node in nodes]),
+        evidence=(*map(broken_line, found.paths[:MOST_LINES]), where_line(*inside[0])),
+        advice="check these nodes' connections before the next start (slurm-health check"
+        " --network-check)",
+    )
 
 
-class NodeSilent:
-    """The monitor of a node does not answer any more."""
+def node_silent(_: Inference, data: Collected) -> Inference | None:
+    """The monitor of a node does not answer any more, and those of others do.
 
-    name = "monitors"
-
-    def is_compatible(self, inference: Inference, data: Collected) -> bool:
-        """Some nodes must answer, and some not."""
-        found = data.get(Standstill)
-        return inference.name == NO_PROGRESS and bool(
-            found and found.silent and len(found.silent) < len(found.nodes)
-        )
-
-    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
-        """The node, or the way to it: nothing is known of either."""
-        found = data.get(Standstill)
-        assert found is not None
-        alone = len(found.silent) == 1
-        there = [each for each in found.ranks if each.node in found.silent]
-        return [
-            Inference(
-                name="node-silent",
-                description=f"{listed(found.silent)} {'does' if alone else 'do'} not answer any"
-                " more: the node, or the network to it",
-                sureness=Sureness.LIKELY,
-                nodes=found.silent,
-                ranks=ranks_of(there),
-                evidence=(f"nothing was heard from the monitor on {listed(found.silent)}",),
-                advice="check whether Slurm still reaches it: scontrol show node "
-                f"{found.silent[0]}",
-            )
-        ]
+    The node, or the way to it: nothing is known of either.
+    """
+    found = data.get(Standstill)
+    if found is None or not 0 < len(found.silent) < len(found.nodes):
+        return None
+    alone = len(found.silent) == 1
+    there = [each for each in found.ranks if each.node in found.silent]
+    return Inference(
+        name="node-silent",
+        description=f"{listed(found.silent)} {'does' if alone else 'do'} not answer any"
+        " more: the node, or the network to it",
+        sureness=Sureness.LIKELY,
+        nodes=found.silent,
+        ranks=ranks_of(there),
+        evidence=(f"nothing was heard from the monitor on {listed(found.silent)}",),
+        advice=f"check whether Slurm still reaches it: scontrol show node {found.silent[0]}",
+    )
 
 
 def _difference(data: Collected) -> Difference | None:

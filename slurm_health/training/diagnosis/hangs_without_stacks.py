@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
-from slurm_health.records.script_records import MOST_LINES, NO_PROGRESS
+from slurm_health.records.script_records import MOST_LINES
 from slurm_health.records.text import listed
 from slurm_health.training.diagnosis.collected import Collected
 from slurm_health.training.diagnosis.hang_words import (
@@ -27,66 +26,52 @@ _FILES = re.compile(
 )
 
 
-class FileAwaited:
-    """Some ranks wait in the kernel for a file, and the others do not."""
+def file_awaited(_: Inference, data: Collected) -> Inference | None:
+    """Some ranks wait in the kernel for a file, and the others do not.
 
-    name = "kernel-waits"
-
-    def is_compatible(self, inference: Inference, data: Collected) -> bool:
-        """No rank says where it is, and none is gone or stopped, which says more."""
-        return inference.name == NO_PROGRESS and bool(_awaiting(data))
-
-    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
-        """Name the ranks that wait for it."""
-        found = _awaiting(data)
-        several = len(found) > 1
-        return [
-            Inference(
-                name="file-awaited",
-                description=f"{who(found)} {'wait' if several else 'waits'} for a file, a pipe or a"
-                " filesystem, and no other rank does",
-                sureness=Sureness.LIKELY,
-                nodes=nodes_of(found),
-                ranks=ranks_of(found),
-                evidence=tuple(
-                    f"rank {each.rank} on {each.node}: process {each.pid}, state {each.state},"
-                    f" waits in the kernel: {each.kernel}"
-                    for each in found[:MOST_LINES]
-                ),
-                advice="look at the files that it has open there (ls -l /proc/PID/fd), and whether"
-                " their filesystems answer on this node",
-            )
-        ]
+    No rank says where it is, and none is gone or stopped, which says more.
+    """
+    found = _awaiting(data)
+    if not found:
+        return None
+    several = len(found) > 1
+    return Inference(
+        name="file-awaited",
+        description=f"{who(found)} {'wait' if several else 'waits'} for a file, a pipe or a"
+        " filesystem, and no other rank does",
+        sureness=Sureness.LIKELY,
+        nodes=nodes_of(found),
+        ranks=ranks_of(found),
+        evidence=tuple(
+            f"rank {each.rank} on {each.node}: process {each.pid}, state {each.state},"
+            f" waits in the kernel: {each.kernel}"
+            for each in found[:MOST_LINES]
+        ),
+        advice="look at the files that it has open there (ls -l /proc/PID/fd), and whether"
+        " their filesystems answer on this node",
+    )
 
 
-class ConnectionsUnanswered:
-    """Connections between nodes of the job are not answered, and no rank says where it is."""
+def connections_unanswered(_: Inference, data: Collected) -> Inference | None:
+    """Connections between nodes of the job are not answered, and no rank says where it is.
 
-    name = "unanswered-connections"
-
-    def is_compatible(self, inference: Inference, data: Collected) -> bool:
-        """Broken paths are needed; where stacks are known, they tell more."""
-        found = _silent(data)
-        return inference.name == NO_PROGRESS and bool(found and found.paths and not _awaiting(data))
-
-    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
-        """Name the node that all of them share, where there is one."""
-        found = _silent(data)
-        assert found is not None
-        nodes, means = shared_end(found.paths)
-        return [
-            Inference(
-                name="network-of-group",
-                description=f"data between nodes of the job is not answered: the network between"
-                f" {listed(nodes)}; {means}",
-                sureness=Sureness.LIKELY,
-                nodes=nodes,
-                ranks=ranks_of(each for each in found.ranks if each.node in nodes),
-                evidence=tuple(map(broken_line, found.paths[:MOST_LINES])),
-                advice="check these nodes' connections before the next start (slurm-health check"
-                " --network-check)",
-            )
-        ]
+    It is the node that all of them share, where there is one.
+    """
+    found = _silent(data)
+    if found is None or not found.paths or _awaiting(data):
+        return None
+    nodes, means = shared_end(found.paths)
+    return Inference(
+        name="network-of-group",
+        description=f"data between nodes of the job is not answered: the network between"
+        f" {listed(nodes)}; {means}",
+        sureness=Sureness.LIKELY,
+        nodes=nodes,
+        ranks=ranks_of(each for each in found.ranks if each.node in nodes),
+        evidence=tuple(map(broken_line, found.paths[:MOST_LINES])),
+        advice="check these nodes' connections before the next start (slurm-health check"
+        " --network-check)",
+    )
 
 
 def _silent(data: Collected) -> Standstill | None:

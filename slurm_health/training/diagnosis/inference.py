@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -11,7 +12,7 @@ import msgspec
 from slurm_health.records.script_records import Attribution, Sureness
 from slurm_health.training.diagnosis.collected import Collected
 
-__all__ = ["ASKS_FOR", "Attribution", "Inference", "InferenceOperator", "Sureness"]
+__all__ = ["ASKS_FOR", "Attribution", "Inference", "InferenceOperator", "Operator", "Sureness"]
 
 ASKS_FOR = "asks for"  # in `configs` of what a diagnostician of others says: the kind of its action
 
@@ -60,3 +61,27 @@ class InferenceOperator(Protocol):
 
     def infer(self, inference: Inference, data: Collected, /) -> Sequence[Inference]:
         """Return what may be behind an inference; nothing where this operator sees no cause."""
+
+
+@dataclass(frozen=True)
+class Operator:
+    """An operator that is built in: what it leads on from, and the function that it is.
+
+    Args:
+        name: what reports call it.
+        leads_on_from: the names of these inferences.
+        cause: returns what is behind one of them, None where it sees nothing or lacks data.
+    """
+
+    name: str
+    leads_on_from: frozenset[str]
+    cause: Callable[[Inference, Collected], Inference | None]
+
+    def is_compatible(self, inference: Inference, _: Collected, /) -> bool:
+        """Tell whether it leads on from this inference."""
+        return inference.name in self.leads_on_from
+
+    def infer(self, inference: Inference, data: Collected, /) -> Sequence[Inference]:
+        """Return what is behind an inference."""
+        found = self.cause(inference, data)
+        return () if found is None else (found,)

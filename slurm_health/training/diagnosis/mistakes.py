@@ -104,10 +104,10 @@ MISTAKES: tuple[Mistake, ...] = (
         " know",
     ),
 )
-# What machines, networks and filesystems do to all ranks alike is no mistake of the script.
 # The supervisor's copy, or Slurm's: `/tmp/slurm-health-2__pbe_o/slurm_script: line 4: ...`; `line`
 # is bash's. Users know their script by another name, and the path is gone when the job has ended.
 _OF_THE_COPY = re.compile(r"^/\S*/slurm_script: (?:line )?(\d+: )")
+# What machines, networks and filesystems do to all ranks alike is no mistake of the script.
 _OF_SURROUNDINGS = re.compile(
     r"Stale file handle|Input/output error|Transport endpoint|No route to host|unreachable"
     r"|timed? ?out|Connection |Broken pipe|No space left|quota|NCCL|CUDA|\bGPU\b|gloo|Xid|ECC"
@@ -117,103 +117,79 @@ _OF_SURROUNDINGS = re.compile(
 )
 
 
-class OwnMistake:
-    """The last words of what failed are those of a mistake in what was submitted."""
+def own_mistake(inference: Inference, data: Collected) -> Inference | None:
+    """The last words of what failed are those of a mistake in what was submitted.
 
-    name = "own-mistake"
-
-    def is_compatible(self, inference: Inference, data: Collected) -> bool:
-        """Last words are needed, of a rank or a script that ended by an exit code of its own."""
-        return inference.name in (RANK_FAILED, SCRIPT_FAILED) and _last(inference, data) is not None
-
-    def infer(self, inference: Inference, data: Collected) -> Sequence[Inference]:
-        """Quote them; what one of several nodes alone may lack is not decided."""
-        last = _last(inference, data)
-        assert last is not None
-        failures = _own(data) if inference.name == RANK_FAILED else ()
-        known_one = mistake(last.text, _code(failures, data))
-        if known_one is None:
-            return ()
-        where = nodes_of(failures)
-        end = data.get(ScriptEnd)
-        alone = len(where) == 1 and end is not None and len(end.nodes) > 1
-        if known_one.of_the_place and alone and failures:
-            only = f"{known_one.means}, on {listed(where)} alone"
-            return [
-                Inference(
-                    name=known_one.name,
-                    description=f"{only}: {_as_submitted(last)}",
-                    ranks=ranks_of(failures),
-                    nodes=where,
-                    evidence=(last.text,),
-                    advice=f"check whether {listed(where)} has the files and programs that the"
-                    " other nodes have",
-                )
-            ]
-        return [_of_user(known_one.name, known_one.means, last, failures, Sureness.CERTAIN)]
+    What one of several nodes alone may lack is not decided.
+    """
+    last = _last(inference, data)
+    if last is None:
+        return None
+    failures = _own(data) if inference.name == RANK_FAILED else ()
+    known_one = mistake(last.text, _code(failures, data))
+    if known_one is None:
+        return None
+    where = nodes_of(failures)
+    end = data.get(ScriptEnd)
+    alone = len(where) == 1 and end is not None and len(end.nodes) > 1
+    if known_one.of_the_place and alone and failures:
+        only = f"{known_one.means}, on {listed(where)} alone"
+        return Inference(
+            name=known_one.name,
+            description=f"{only}: {_as_submitted(last)}",
+            ranks=ranks_of(failures),
+            nodes=where,
+            evidence=(last.text,),
+            advice=f"check whether {listed(where)} has the files and programs that the"
+            " other nodes have",
+        )
+    return _of_user(known_one.name, known_one.means, last, failures, Sureness.CERTAIN)
 
 
-class SameLastWords:
-    """All ranks that failed wrote the same last: what they share is to blame, and no node."""
+def same_last_words(inference: Inference, data: Collected) -> Inference | None:
+    """All ranks that failed wrote the same last: what they share is to blame, and no node.
 
-    name = "same-last-words"
-
-    def is_compatible(self, inference: Inference, data: Collected) -> bool:
-        """Ranks are needed that ended by an exit code, with the same complaint."""
-        last = _last(inference, data) if inference.name == RANK_FAILED else None
-        return last is not None and last.complains and last.last >= max(2, len(_own(data)))
-
-    def infer(self, inference: Inference, data: Collected) -> Sequence[Inference]:
-        """Quote them, unless they tell of a peer, a device, a network or a filesystem."""
-        last, failures = _last(inference, data), _own(data)
-        assert last is not None
-        if mistake(last.text, _code(failures, data)) or is_consequence(last.text):
-            return ()
-        if of_surroundings(last.text) or len({each.exit_code for each in failures}) > 1:
-            return ()
-        meant = known(last.text)
-        if meant and meant.attribution is not Attribution.USER:
-            return ()
-        means = meant.means if meant else "the same last words"
-        return [_of_user("same-last-words", means, last, failures, Sureness.LIKELY)]
+    Unless it tells of a peer, a device, a network or a filesystem.
+    """
+    last, failures = _last(inference, data), _own(data)
+    if last is None or not last.complains or last.last < max(2, len(failures)):
+        return None
+    if mistake(last.text, _code(failures, data)) or is_consequence(last.text):
+        return None
+    if of_surroundings(last.text) or len({each.exit_code for each in failures}) > 1:
+        return None
+    meant = known(last.text)
+    if meant and meant.attribution is not Attribution.USER:
+        return None
+    means = meant.means if meant else "the same last words"
+    return _of_user("same-last-words", means, last, failures, Sureness.LIKELY)
 
 
-class KnownLastWords:
-    """No process told of an exception, and the first or last complaint names a known cause."""
+def known_last_words(inference: Inference, data: Collected) -> Inference | None:
+    """No process told of an exception, and the first or last complaint names a known cause.
 
-    name = "known-last-words"
-
-    def is_compatible(self, inference: Inference, data: Collected) -> bool:
-        """What failed must have ended by an exit code of its own, and no exception be told of."""
-        if inference.name not in (RANK_FAILED, SCRIPT_FAILED):
-            return False
-        return _last(inference, data) is not None
-
-    def infer(self, inference: Inference, data: Collected) -> Sequence[Inference]:
-        """Quote the line. It may have been dealt with, so that nothing is more than possible.
-
-        Nor is it a rank's user, by words that machines do to all ranks.
-        """
-        log = data.get(TrainingLog)
-        assert log is not None
-        for each in reversed([each for each in log.words if each.complains]):
-            meant = known(each.text) if each.first or each.last else None
-            if meant is not None and meant.name in _BY_WORDS_ALONE:
-                of_user = meant.attribution in (Attribution.USER, Attribution.TRANSIENT)
-                alone = of_user and inference.name == SCRIPT_FAILED
-                return [
-                    Inference(
-                        name=meant.name,
-                        description=f"{meant.means}, by the last that was written of it",
-                        attribution=meant.attribution if alone else Attribution.UNDECIDED,
-                        sureness=Sureness.POSSIBLE,
-                        evidence=(each.text,),
-                        nodes=nodes_of(log.of_their_own),
-                        ranks=ranks_of(log.of_their_own),
-                        advice=meant.advice,
-                    )
-                ]
-        return ()
+    It may have been dealt with, so that nothing is more than possible. Nor is it a rank's user, by
+    words that machines do to all ranks.
+    """
+    log = data.get(TrainingLog)
+    if log is None or _last(inference, data) is None:
+        return None
+    for each in reversed([each for each in log.words if each.complains]):
+        meant = known(each.text) if each.first or each.last else None
+        if meant is not None and meant.name in _BY_WORDS_ALONE:
+            of_user = meant.attribution in (Attribution.USER, Attribution.TRANSIENT)
+            alone = of_user and inference.name == SCRIPT_FAILED
+            return Inference(
+                name=meant.name,
+                description=f"{meant.means}, by the last that was written of it",
+                attribution=meant.attribution if alone else Attribution.UNDECIDED,
+                sureness=Sureness.POSSIBLE,
+                evidence=(each.text,),
+                nodes=nodes_of(log.of_their_own),
+                ranks=ranks_of(log.of_their_own),
+                advice=meant.advice,
+            )
+    return None
 
 
 # Causes whose words nothing else has.

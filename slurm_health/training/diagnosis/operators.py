@@ -10,79 +10,69 @@ runs, to who does not come to what the others wait in; from `slower-steps` to a 
 
 from __future__ import annotations
 
-from slurm_health.training.diagnosis.before_it_failed import HungBefore, HungUntilEnded
-from slurm_health.training.diagnosis.hangs import (
-    NobodyLeaves,
-    NodeSilent,
-    RankElsewhere,
-    RankGone,
-    RankStopped,
-    WaitsDiffer,
+from slurm_health.records.script_records import (
+    NEVER_ENTERED,
+    NO_PROGRESS,
+    RANK_FAILED,
+    RANK_GONE,
+    RANKS_WAITED,
+    SCRIPT_FAILED,
+    SLOWER_RANK,
+    SLOWER_STEPS,
 )
-from slurm_health.training.diagnosis.hangs_without_stacks import ConnectionsUnanswered, FileAwaited
-from slurm_health.training.diagnosis.inference import InferenceOperator
-from slurm_health.training.diagnosis.mistakes import KnownLastWords, OwnMistake, SameLastWords
-from slurm_health.training.diagnosis.out_of_step import DataEndedBefore
-from slurm_health.training.diagnosis.ranks import (
-    FirstFailure,
-    Killed,
-    KnownErrors,
-    NotThere,
-    ProgramError,
-    SameErrorEverywhere,
-    ScriptCrashed,
+from slurm_health.training.diagnosis import (
+    before_it_failed,
+    hangs,
+    hangs_without_stacks,
+    mistakes,
+    out_of_step,
+    ranks,
+    ras,
+    slow_network,
+    slow_rank,
+    surroundings,
+    waits,
 )
-from slurm_health.training.diagnosis.ras import RasBehind
-from slurm_health.training.diagnosis.slow_network import SlowPaths
-from slurm_health.training.diagnosis.slow_rank import ComputesLonger, NoProcessor, SlowData
-from slurm_health.training.diagnosis.surroundings import (
-    BrokenMemory,
-    EndedFromOutside,
-    GpuErrors,
-    KilledForMemory,
-    LostNode,
-)
-from slurm_health.training.diagnosis.waits import (
-    CollectivesDiffer,
-    ConnectionsBroke,
-    FlightDiffers,
-    WatchdogTells,
-)
+from slurm_health.training.diagnosis.inference import Operator
 
-OPERATORS: tuple[InferenceOperator, ...] = (
-    EndedFromOutside(),
-    LostNode(),
-    BrokenMemory(),
-    KilledForMemory(),
-    GpuErrors(),
-    HungUntilEnded(),
-    HungBefore(),
-    DataEndedBefore(),
-    FlightDiffers(),
-    FirstFailure(),
-    KnownErrors(),
-    SameErrorEverywhere(),
-    ProgramError(),
-    NotThere(),
-    OwnMistake(),
-    SameLastWords(),
-    KnownLastWords(),
-    Killed(),
-    ScriptCrashed(),
-    CollectivesDiffer(),
-    WatchdogTells(),
-    ConnectionsBroke(),
-    RankGone(),
-    RankStopped(),
-    RasBehind(),
-    RankElsewhere(),
-    WaitsDiffer(),
-    NobodyLeaves(),
-    NodeSilent(),
-    FileAwaited(),
-    ConnectionsUnanswered(),
-    SlowPaths(),
-    NoProcessor(),
-    SlowData(),
-    ComputesLonger(),
+_ENDED = (SCRIPT_FAILED, RANK_FAILED)
+OPERATORS: tuple[Operator, ...] = tuple(
+    Operator(name, frozenset(leads_on_from), cause)
+    for name, leads_on_from, cause in (
+        ("slurm-ended-it", (SCRIPT_FAILED,), surroundings.ended_from_outside),
+        ("slurm-lost-a-node", (SCRIPT_FAILED,), surroundings.lost_node),
+        ("slurm-tells-of-memory", (SCRIPT_FAILED,), surroundings.broken_memory),
+        ("memory-events", (SCRIPT_FAILED, RANK_GONE), surroundings.killed_for_memory),
+        ("xid", (SCRIPT_FAILED, NO_PROGRESS), surroundings.gpu_errors),
+        ("monitor-ended-it", (SCRIPT_FAILED,), before_it_failed.hung_until_ended),
+        ("monitor", (*_ENDED, RANKS_WAITED), before_it_failed.hung_before_failure),
+        ("batches", (NO_PROGRESS,), out_of_step.data_ended_before),
+        ("flight-recorder", (SCRIPT_FAILED, RANKS_WAITED, NO_PROGRESS), waits.flight_differs),
+        ("first-failure", (SCRIPT_FAILED,), ranks.first_failure),
+        ("known-errors", (RANK_FAILED,), ranks.known_error),
+        ("same-error-everywhere", (RANK_FAILED,), ranks.same_error_everywhere),
+        ("program-error", (RANK_FAILED,), ranks.program_error),
+        ("not-there", (RANK_FAILED,), ranks.not_there),
+        ("own-mistake", _ENDED, mistakes.own_mistake),
+        ("same-last-words", (RANK_FAILED,), mistakes.same_last_words),
+        ("known-last-words", _ENDED, mistakes.known_last_words),
+        ("signals", (RANK_FAILED,), ranks.killed_or_crashed),
+        ("script-crashed", (SCRIPT_FAILED,), ranks.script_crashed),
+        ("where-ranks-waited", (RANKS_WAITED,), waits.collectives_differ),
+        ("nccl-watchdog", (RANKS_WAITED,), waits.watchdog_tells),
+        ("connections", (RANKS_WAITED,), waits.connections_broke),
+        ("processes", (NO_PROGRESS,), hangs.rank_gone),
+        ("process-states", (NO_PROGRESS,), hangs.rank_stopped),
+        ("nccl-ras", (NO_PROGRESS,), ras.ras_behind),
+        ("stacks", (NO_PROGRESS, NEVER_ENTERED), hangs.rank_elsewhere),
+        ("where-ranks-wait", (NO_PROGRESS,), hangs.waits_differ),
+        ("all-inside", (NO_PROGRESS,), hangs.no_rank_leaves),
+        ("monitors", (NO_PROGRESS,), hangs.node_silent),
+        ("kernel-waits", (NO_PROGRESS,), hangs_without_stacks.file_awaited),
+        ("unanswered-connections", (NO_PROGRESS,), hangs_without_stacks.connections_unanswered),
+        ("connection-speeds", (SLOWER_STEPS,), slow_network.slow_paths),
+        ("processor-time", (SLOWER_RANK,), slow_rank.no_processor),
+        ("loading-time", (SLOWER_RANK,), slow_rank.slow_data),
+        ("running-time", (SLOWER_RANK,), slow_rank.computes_longer),
+    )
 )

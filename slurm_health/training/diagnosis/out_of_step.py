@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slurm_health.records.script_records import MOST_LINES, NO_PROGRESS, OUT_OF_STEP
+from slurm_health.records.script_records import MOST_LINES, OUT_OF_STEP
 from slurm_health.records.text import ranks_text
 from slurm_health.training.diagnosis.collected import Collected, FlightRecords
 from slurm_health.training.diagnosis.flight import Difference, first_difference
@@ -24,43 +24,36 @@ _ADVICE = (
 )
 
 
-class DataEndedBefore:
-    """The data of some ranks has ended, and that of the others has given more."""
+def data_ended_before(_: Inference, data: Collected) -> Inference | None:
+    """The data of some ranks has ended, and that of the others has given more.
 
-    name = "batches"
-
-    def is_compatible(self, inference: Inference, data: Collected) -> bool:
-        """Ranks must tell of their data, and wait in different collectives."""
-        here = inference.name == NO_PROGRESS and bool(_ended(data))
-        return here and _parted(data) is not None
-
-    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
-        """Name the fewer: those whose data ended before, or those that go on."""
-        ended = _ended(data)
-        others = [each for each in _ranks(data) if each not in ended]
-        few = min(ended, others, key=len)
-        batches = f"{ended[0].batches} batch{'es' if ended[0].batches != 1 else ''}"
-        rest = ranks_text(ranks_of(others if few is ended else ended))
-        if few is ended:
-            is_ = "is" if len(few) == 1 else "are"
-            what = f"{is_} behind {rest}: the data there ended after {batches}"
-        else:
-            goes = "goes" if len(few) == 1 else "go"
-            what = f"{goes} on with batch {others[0].batches}: the data of {rest} ended before"
-        return [
-            Inference(
-                name=OUT_OF_STEP,
-                description=f"{who(few)} {what}",
-                attribution=Attribution.USER,
-                sureness=_parted(data) or Sureness.POSSIBLE,
-                nodes=nodes_of(few),
-                ranks=ranks_of(few),
-                evidence=tuple(map(_line, [*few, *(e for e in _ranks(data) if e not in few)]))[
-                    :MOST_LINES
-                ],
-                advice=_ADVICE,
-            )
-        ]
+    They tell of their data, and wait in different collectives. It is the fewer: those whose data
+    ended before, or those that go on.
+    """
+    ended = _ended(data)
+    sureness = _parted(data) if ended else None
+    if sureness is None:
+        return None
+    others = [each for each in _ranks(data) if each not in ended]
+    few = min(ended, others, key=len)
+    batches = f"{ended[0].batches} batch{'es' if ended[0].batches != 1 else ''}"
+    rest = ranks_text(ranks_of(others if few is ended else ended))
+    if few is ended:
+        is_ = "is" if len(few) == 1 else "are"
+        what = f"{is_} behind {rest}: the data there ended after {batches}"
+    else:
+        goes = "goes" if len(few) == 1 else "go"
+        what = f"{goes} on with batch {others[0].batches}: the data of {rest} ended before"
+    return Inference(
+        name=OUT_OF_STEP,
+        description=f"{who(few)} {what}",
+        attribution=Attribution.USER,
+        sureness=sureness,
+        nodes=nodes_of(few),
+        ranks=ranks_of(few),
+        evidence=tuple(map(_line, [*few, *(e for e in _ranks(data) if e not in few)]))[:MOST_LINES],
+        advice=_ADVICE,
+    )
 
 
 def out_of_step(difference: Difference, nodes: Sequence[str]) -> Inference:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slurm_health.records.script_records import MOST_LINES, RANK_FAILED, RANKS_WAITED, SCRIPT_FAILED
+from slurm_health.records.script_records import MOST_LINES, RANK_FAILED, RANKS_WAITED
 from slurm_health.records.text import SIGKILL, listed, ranks_text, signal_text
 from slurm_health.training.diagnosis.collected import Collected, ScriptEnd, TrainingLog, leaving_out
 from slurm_health.training.diagnosis.inference import Attribution, Inference, Sureness
@@ -21,200 +21,152 @@ from slurm_health.training.diagnosis.mistakes import of_surroundings
 from slurm_health.training.diagnosis.rank_failures import RankFailure, nodes_of, ranks_of
 
 
-class FirstFailure:
-    """Which rank failed first, as opposed to those that only noticed."""
+def first_failure(_: Inference, data: Collected) -> Inference | None:
+    """Which rank failed first, as opposed to those that only noticed.
 
-    name = "first-failure"
-
-    def is_compatible(self, inference: Inference, data: Collected) -> bool:
-        """A failure of a rank in the output is needed."""
-        log, end = data.get(TrainingLog), data.get(ScriptEnd)
-        if inference.name != SCRIPT_FAILED or log is None or not log.failures:
-            return False
-        # What a signal ended may have gone on for long after an exception that it told of.
-        return not (end and end.by_a_signal and all(each.bare for each in log.failures))
-
-    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
-        """Take the first that is no consequence; where all are, no rank failed by itself."""
-        log = data.get(TrainingLog)
-        assert log is not None
-        victims = [each for each in log.failures if each.consequence]
-        if not log.of_their_own:
-            first = victims[0]
-            return [
-                Inference(
-                    name=RANKS_WAITED,
-                    description=f"{_who(first)} gave up first, waiting for others; no rank reported"
-                    " a failure of its own",
-                    ranks=ranks_of([first]),
-                    evidence=tuple(each.line for each in victims[:MOST_LINES]),
-                )
-            ]
-        first = log.of_their_own[0]
-        others = max(log.failed, len(log.failures)) - 1
-        rest = f"; {others} other{'s' if others != 1 else ''} failed after it"
-        return [
-            Inference(
-                name=RANK_FAILED,
-                sureness=Sureness.LIKELY,
-                description=f"{_who(first)} {_how(first)} first" + (rest if others else ""),
-                ranks=ranks_of([first]),
-                nodes=nodes_of([first]),
-                evidence=(first.line,),
-                advice="look at what this rank wrote before it failed",
-            )
-        ]
+    Where all failures are consequences, no rank failed by itself.
+    """
+    log, end = data.get(TrainingLog), data.get(ScriptEnd)
+    if log is None or not log.failures:
+        return None
+    # What a signal ended may have gone on for long after an exception that it told of.
+    if end and end.by_a_signal and all(each.bare for each in log.failures):
+        return None
+    victims = [each for each in log.failures if each.consequence]
+    if not log.of_their_own:
+        first = victims[0]
+        return Inference(
+            name=RANKS_WAITED,
+            description=f"{_who(first)} gave up first, waiting for others; no rank reported"
+            " a failure of its own",
+            ranks=ranks_of([first]),
+            evidence=tuple(each.line for each in victims[:MOST_LINES]),
+        )
+    first = log.of_their_own[0]
+    others = max(log.failed, len(log.failures)) - 1
+    rest = f"; {others} other{'s' if others != 1 else ''} failed after it"
+    return Inference(
+        name=RANK_FAILED,
+        sureness=Sureness.LIKELY,
+        description=f"{_who(first)} {_how(first)} first" + (rest if others else ""),
+        ranks=ranks_of([first]),
+        nodes=nodes_of([first]),
+        evidence=(first.line,),
+        advice="look at what this rank wrote before it failed",
+    )
 
 
-class KnownErrors:
-    """The first failure's exception is one whose cause is known by its words."""
+def known_error(_: Inference, data: Collected) -> Inference | None:
+    """The first failure's exception is one whose cause is known by its words.
 
-    name = "known-errors"
-
-    def is_compatible(self, inference: Inference, data: Collected) -> bool:
-        """The exception of the first failure is needed."""
-        return inference.name == RANK_FAILED and bool(_first(data).error)
-
-    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
-        """Say what it means. What all ranks meet is no node's fault."""
-        first = _first(data)
-        found = _known(first)
-        if found is None:
-            return ()
-        same = _same_as(first, data)
-        attribution, sureness = found.attribution, found.sureness
-        if attribution is Attribution.NODE and len(nodes_of(same)) != 1:
-            attribution, sureness = Attribution.UNDECIDED, Sureness.POSSIBLE
-        elif attribution is Attribution.USER and len(same) > 1:
-            sureness = Sureness.CERTAIN
-        alone = found.name == "not-a-number" and len(same) == 1
-        advice, end = found.advice, data.get(ScriptEnd)
-        nodes = nodes_of(same)
-        if attribution is Attribution.NODE and end and nodes[0] in end.nodes:
-            advice = (
-                f"leave out {nodes[0]} ({leaving_out(nodes, data)}) and tell your administrator"
-            )
-        doubt = ", on this rank alone: a device that computes wrongly is possible, if rare"
-        return [
-            Inference(
-                name=found.name,
-                description=found.means + (doubt if alone else _on_how_many(same)),
-                attribution=attribution,
-                sureness=sureness,
-                nodes=nodes,
-                ranks=ranks_of(same),
-                evidence=tuple(each.line for each in same[:MOST_LINES]),
-                advice=advice,
-            )
-        ]
+    What all ranks meet is no node's fault.
+    """
+    first = _first(data)
+    found = _known(first)
+    if found is None:
+        return None
+    same = _same_as(first, data)
+    attribution, sureness = found.attribution, found.sureness
+    if attribution is Attribution.NODE and len(nodes_of(same)) != 1:
+        attribution, sureness = Attribution.UNDECIDED, Sureness.POSSIBLE
+    elif attribution is Attribution.USER and len(same) > 1:
+        sureness = Sureness.CERTAIN
+    alone = found.name == "not-a-number" and len(same) == 1
+    advice, end = found.advice, data.get(ScriptEnd)
+    nodes = nodes_of(same)
+    if attribution is Attribution.NODE and end and nodes[0] in end.nodes:
+        advice = f"leave out {nodes[0]} ({leaving_out(nodes, data)}) and tell your administrator"
+    doubt = ", on this rank alone: a device that computes wrongly is possible, if rare"
+    return Inference(
+        name=found.name,
+        description=found.means + (doubt if alone else _on_how_many(same)),
+        attribution=attribution,
+        sureness=sureness,
+        nodes=nodes,
+        ranks=ranks_of(same),
+        evidence=tuple(each.line for each in same[:MOST_LINES]),
+        advice=advice,
+    )
 
 
-class SameErrorEverywhere:
-    """Several ranks met the same exception by themselves: what they share is to blame."""
+def same_error_everywhere(_: Inference, data: Collected) -> Inference | None:
+    """Several ranks met the same exception by themselves: what they share is to blame.
 
-    name = "same-error-everywhere"
-
-    def is_compatible(self, inference: Inference, data: Collected) -> bool:
-        """Exceptions of at least two ranks are needed."""
-        return inference.name == RANK_FAILED and len(_same_as(_first(data), data)) > 1
-
-    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
-        """The script; but what all ranks of one node alone lack may be missing there."""
-        first = _first(data)
-        same = _same_as(first, data)
-        if _known(first) is not None:
-            return ()
-        one_of_several = len(nodes_of(same)) == 1 and len(_job_nodes(data)) > 1
-        of_the_place = kind_of(first.error) in OF_THE_PLACE
-        decided = not (one_of_several and of_the_place)
-        return [
-            Inference(
-                name="same-error-everywhere",
-                description=f"the same {kind_of(first.error)}{_on_how_many(same)}{_at(first)}",
-                attribution=Attribution.USER if decided else Attribution.UNDECIDED,
-                sureness=Sureness.CERTAIN if decided else Sureness.POSSIBLE,
-                nodes=nodes_of(same),
-                ranks=ranks_of(same),
-                evidence=tuple(each.line for each in same[:MOST_LINES]),
-                advice="correct the script or what it reads; starting it again as it is fails again"
-                if decided
-                else f"check whether {listed(nodes_of(same))} has the files and packages that the"
-                " other nodes have",
-            )
-        ]
+    The script; but what all ranks of one node alone lack may be missing there.
+    """
+    first = _first(data)
+    same = _same_as(first, data)
+    if len(same) < 2 or _known(first) is not None:
+        return None
+    one_of_several = len(nodes_of(same)) == 1 and len(_job_nodes(data)) > 1
+    of_the_place = kind_of(first.error) in OF_THE_PLACE
+    decided = not (one_of_several and of_the_place)
+    return Inference(
+        name="same-error-everywhere",
+        description=f"the same {kind_of(first.error)}{_on_how_many(same)}{_at(first)}",
+        attribution=Attribution.USER if decided else Attribution.UNDECIDED,
+        sureness=Sureness.CERTAIN if decided else Sureness.POSSIBLE,
+        nodes=nodes_of(same),
+        ranks=ranks_of(same),
+        evidence=tuple(each.line for each in same[:MOST_LINES]),
+        advice="correct the script or what it reads; starting it again as it is fails again"
+        if decided
+        else f"check whether {listed(nodes_of(same))} has the files and packages that the"
+        " other nodes have",
+    )
 
 
-class ProgramError:
-    """One rank raised what Python raises for mistakes of a program."""
+def program_error(_: Inference, data: Collected) -> Inference | None:
+    """One rank raised what Python raises for mistakes of a program, or what the script raises.
 
-    name = "program-error"
-
-    def is_compatible(self, inference: Inference, data: Collected) -> bool:
-        """An exception that is not known by its words, of a single rank."""
-        if inference.name != RANK_FAILED:
-            return False
-        first = _first(data)
-        # What a script raises because of its machine is not its own mistake.
-        raised = first.raises and not of_surroundings(first.error)
-        of_the_program = kind_of(first.error) in OF_THE_PROGRAM or raised
-        return of_the_program and len(_same_as(first, data)) == 1
-
-    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
-        """The script or its data are to blame; the node is not."""
-        first = _first(data)
-        if _known(first) is not None:
-            return ()
-        return [
-            Inference(
-                name="program-error",
-                description=f"{_who(first)} met an error of the script or of its data{_at(first)}",
-                attribution=Attribution.USER,
-                sureness=Sureness.LIKELY,
-                nodes=nodes_of([first]),
-                ranks=ranks_of([first]),
-                evidence=(first.line,),
-                advice="look at this place in the script and at the data of this rank; starting it"
-                " again as it is most likely fails again",
-            )
-        ]
+    The script or its data are to blame; the node is not.
+    """
+    first = _first(data)
+    # What a script raises because of its machine is not its own mistake.
+    raised = first.raises and not of_surroundings(first.error)
+    of_the_program = kind_of(first.error) in OF_THE_PROGRAM or raised
+    if not of_the_program or len(_same_as(first, data)) != 1 or _known(first) is not None:
+        return None
+    return Inference(
+        name="program-error",
+        description=f"{_who(first)} met an error of the script or of its data{_at(first)}",
+        attribution=Attribution.USER,
+        sureness=Sureness.LIKELY,
+        nodes=nodes_of([first]),
+        ranks=ranks_of([first]),
+        evidence=(first.line,),
+        advice="look at this place in the script and at the data of this rank; starting it"
+        " again as it is most likely fails again",
+    )
 
 
-class NotThere:
-    """One process did not find a file or a module, or may not use it."""
+def not_there(_: Inference, data: Collected) -> Inference | None:
+    """One process alone did not find a file or a module, or may not use it.
 
-    name = "not-there"
-
-    def is_compatible(self, inference: Inference, data: Collected) -> bool:
-        """Such an exception is needed, that is not known by its words, of a single rank."""
-        if inference.name != RANK_FAILED:
-            return False
-        first = _first(data)
-        known_kind = kind_of(first.error) in _NOT_THERE and _known(first) is None
-        return known_kind and len(_same_as(first, data)) == 1
-
-    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
-        """Of a job on one node what was submitted is to blame; of several, one may lack it."""
-        first = _first(data)
-        name, means = _NOT_THERE[kind_of(first.error)]
-        alone = len(_job_nodes(data)) > 1
-        where = nodes_of([first])
-        on = f"{listed(where)} has it as the other nodes have" if where else "all nodes have it"
-        return [
-            Inference(
-                name=name,
-                description=f"{_who(first)} {means}"
-                + (f", at {first.place}" if first.place else ""),
-                attribution=Attribution.UNDECIDED if alone else Attribution.USER,
-                sureness=Sureness.LIKELY,
-                nodes=where,
-                ranks=ranks_of([first]),
-                evidence=(first.line,),
-                advice=f"look whether this rank alone uses it, or whether {on}"
-                if alone
-                else "correct the path, its permissions or what is installed; starting it again as"
-                " it is fails again",
-            )
-        ]
+    Of a job on one node what was submitted is to blame; of several, one may lack it.
+    """
+    first = _first(data)
+    if kind_of(first.error) not in _NOT_THERE or _known(first) is not None:
+        return None
+    if len(_same_as(first, data)) != 1:
+        return None
+    name, means = _NOT_THERE[kind_of(first.error)]
+    alone = len(_job_nodes(data)) > 1
+    where = nodes_of([first])
+    on = f"{listed(where)} has it as the other nodes have" if where else "all nodes have it"
+    return Inference(
+        name=name,
+        description=f"{_who(first)} {means}" + (f", at {first.place}" if first.place else ""),
+        attribution=Attribution.UNDECIDED if alone else Attribution.USER,
+        sureness=Sureness.LIKELY,
+        nodes=where,
+        ranks=ranks_of([first]),
+        evidence=(first.line,),
+        advice=f"look whether this rank alone uses it, or whether {on}"
+        if alone
+        else "correct the path, its permissions or what is installed; starting it again as"
+        " it is fails again",
+    )
 
 
 # By exception: the name of the cause, and what a process did.
@@ -230,82 +182,62 @@ _NOT_THERE = {
 }
 
 
-class Killed:
-    """The first failure is a signal: a kill from outside the process, or a crash of its own."""
+def killed_or_crashed(_: Inference, data: Collected) -> Inference | None:
+    """The first failure is a signal: a kill from outside the process, or a crash of its own.
 
-    name = "signals"
-
-    def is_compatible(self, inference: Inference, data: Collected) -> bool:
-        """The first failure was by a signal, and no exception says why."""
-        if inference.name != RANK_FAILED:
-            return False
-        first = _first(data)
-        return first.signal != 0 and not first.error
-
-    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
-        """Who sent a SIGKILL is not recorded; a crash may be the program's or the node's."""
-        first = _first(data)
-        where = nodes_of([first])
-        if first.signal == SIGKILL:
-            return [
-                Inference(
-                    name="killed",
-                    sureness=Sureness.LIKELY,
-                    description=f"{_who(first)} {_KILLED_BY_WHOM}",
-                    nodes=where,
-                    ranks=ranks_of([first]),
-                    evidence=(first.line,),
-                    advice=_AFTER_A_KILL,
-                )
-            ]
-        return [
-            Inference(
-                name="crashed",
-                sureness=Sureness.LIKELY,
-                description=f"{_who(first)} {_crashed(first.signal)}",
-                nodes=where,
-                ranks=ranks_of([first]),
-                evidence=(first.line,),
-                advice=_AFTER_A_CRASH,
-            )
-        ]
+    Who sent a SIGKILL is not recorded; a crash may be the program's or the node's.
+    """
+    first = _first(data)
+    if first.signal == 0 or first.error:
+        return None
+    where = nodes_of([first])
+    if first.signal == SIGKILL:
+        return Inference(
+            name="killed",
+            sureness=Sureness.LIKELY,
+            description=f"{_who(first)} {_KILLED_BY_WHOM}",
+            nodes=where,
+            ranks=ranks_of([first]),
+            evidence=(first.line,),
+            advice=_AFTER_A_KILL,
+        )
+    return Inference(
+        name="crashed",
+        sureness=Sureness.LIKELY,
+        description=f"{_who(first)} {_crashed(first.signal)}",
+        nodes=where,
+        ranks=ranks_of([first]),
+        evidence=(first.line,),
+        advice=_AFTER_A_CRASH,
+    )
 
 
-class ScriptCrashed:
-    """The script, or what a shell ran last, was ended by a signal of its own making, or killed."""
+def script_crashed(_: Inference, data: Collected) -> Inference | None:
+    """The script, or what a shell ran last, was ended by a signal of its own making, or killed.
 
-    name = "script-crashed"
-
-    def is_compatible(self, inference: Inference, data: Collected) -> bool:
-        """Its end must be such a signal, and no rank be known to have failed."""
-        log = data.get(TrainingLog)
-        nothing_else = log is None or all(each.bare for each in log.failures)
-        return inference.name == SCRIPT_FAILED and nothing_else and _crash_of(data) != 0
-
-    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
-        """The program or the node: a crash alone does not tell; nor SIGKILL, who sent it."""
-        number = _crash_of(data)
-        log = data.get(TrainingLog)
-        words = [each.text for each in log.words if each.complains] if log else []
-        if number == SIGKILL:
-            return [
-                Inference(
-                    name="killed",
-                    sureness=Sureness.POSSIBLE,
-                    description=f"the script, or what it ran last, {_KILLED_BY_WHOM}",
-                    evidence=(f"it ended with {signal_text(number)}",),
-                    advice=_AFTER_A_KILL,
-                )
-            ]
-        return [
-            Inference(
-                name="crashed",
-                sureness=Sureness.LIKELY,
-                description=f"the script {_crashed(number)}",
-                evidence=(f"it ended with {signal_text(number)}", *words[:MOST_LINES]),
-                advice=_AFTER_A_CRASH,
-            )
-        ]
+    No rank is known to have failed. The program or the node: a crash alone does not tell; nor
+    SIGKILL, who sent it.
+    """
+    number = _crash_of(data)
+    log = data.get(TrainingLog)
+    if number == 0 or (log is not None and not all(each.bare for each in log.failures)):
+        return None
+    words = [each.text for each in log.words if each.complains] if log else []
+    if number == SIGKILL:
+        return Inference(
+            name="killed",
+            sureness=Sureness.POSSIBLE,
+            description=f"the script, or what it ran last, {_KILLED_BY_WHOM}",
+            evidence=(f"it ended with {signal_text(number)}",),
+            advice=_AFTER_A_KILL,
+        )
+    return Inference(
+        name="crashed",
+        sureness=Sureness.LIKELY,
+        description=f"the script {_crashed(number)}",
+        evidence=(f"it ended with {signal_text(number)}", *words[:MOST_LINES]),
+        advice=_AFTER_A_CRASH,
+    )
 
 
 _KILLED_BY_WHOM = (

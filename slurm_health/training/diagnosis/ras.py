@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from slurm_health.records.script_records import MOST_LINES, NEVER_ENTERED, NO_PROGRESS
+from slurm_health.records.script_records import MOST_LINES, NEVER_ENTERED
 from slurm_health.records.text import listed, ranks_text
 from slurm_health.training.diagnosis.collected import Collected, FlightRecords
 from slurm_health.training.diagnosis.flight import first_difference
@@ -61,26 +61,20 @@ class RasStatus(msgspec.Struct, frozen=True, kw_only=True):
     communicators: tuple[Communicator, ...] = ()
 
 
-class RasBehind:
-    """Some ranks of a communicator have launched fewer collectives, or do not answer."""
+def ras_behind(_: Inference, data: Collected) -> Inference | None:
+    """Some ranks of a communicator have launched fewer collectives, or do not answer NCCL.
 
-    name = "nccl-ras"
-
-    def is_compatible(self, inference: Inference, data: Collected) -> bool:
-        """NCCL's word is needed, and the Flight Recorder's, which knows more, must be silent."""
-        flight = data.get(FlightRecords)
-        told = flight is not None and first_difference(flight.records) is not None
-        return inference.name == NO_PROGRESS and data.get(RasStatus) is not None and not told
-
-    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
-        """Name them in the largest communicator in which they differ."""
-        status = data.get(RasStatus)
-        assert status is not None
-        for each in sorted(status.communicators, key=lambda one: -one.size):
-            found = _unanswering(each, data) or _behind(each, data)
-            if found:
-                return [found]
-        return ()
+    It is the largest communicator in which they differ. The Flight Recorder knows more.
+    """
+    status, flight = data.get(RasStatus), data.get(FlightRecords)
+    told = flight is not None and first_difference(flight.records) is not None
+    if status is None or told:
+        return None
+    for each in sorted(status.communicators, key=lambda one: -one.size):
+        found = _unanswering(each, data) or _behind(each, data)
+        if found:
+            return found
+    return None
 
 
 def _unanswering(communicator: Communicator, data: Collected) -> Inference | None:

@@ -7,11 +7,11 @@ speed is what it sent by the time in which it had something to send and its peer
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from slurm_health.records.script_records import MOST_LINES, SLOWER_STEPS
+from slurm_health.records.script_records import MOST_LINES
 from slurm_health.records.text import listed
 from slurm_health.training.diagnosis.collected import Collected
 from slurm_health.training.diagnosis.inference import Inference, Sureness
@@ -52,49 +52,41 @@ class Slowdown(msgspec.Struct, frozen=True, kw_only=True):
     speeds: tuple[PathSpeed, ...] = ()
 
 
-class SlowPaths:
-    """Some connections are many times slower than others, and lead to one node."""
+def slow_paths(_: Inference, data: Collected) -> Inference | None:
+    """Some connections are many times slower than others, and lead to one node.
 
-    name = "connection-speeds"
-
-    def is_compatible(self, inference: Inference, data: Collected) -> bool:
-        """Speeds of several connections are needed."""
-        found = data.get(Slowdown)
-        return inference.name == SLOWER_STEPS and found is not None and len(found.speeds) > 1
-
-    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
-        """Name the node where all slow connections meet, and no fast one."""
-        found = data.get(Slowdown)
-        assert found is not None
-        fastest = max(each.mb_per_s for each in found.speeds)
-        slow = sorted(
-            (each for each in found.speeds if each.mb_per_s < _SLOW * fastest),
-            key=lambda each: each.mb_per_s,
-        )
-        fast = [each for each in found.speeds if each.mb_per_s >= _FAST * fastest]
-        if not slow:
-            return ()
-        nodes = frozenset.intersection(*(each.ends for each in slow))
-        nodes -= frozenset[str]().union(*(each.ends for each in fast))
-        one = len(nodes) == 1 and len({each.ends for each in slow}) > 1
-        where = tuple(sorted(nodes)) if one else ()
-        what = f"the network link of {listed(where)} is slow" if one else "the network is slow"
-        own = f", {found.own_ms:.0f} ms of it a rank's own" if found.own_ms else ""
-        return [
-            Inference(
-                name="slow-network",
-                description=f"{what}: ranks wait longer for each other than before",
-                sureness=Sureness.LIKELY if one else Sureness.POSSIBLE,
-                nodes=where,
-                evidence=(
-                    f"a step takes {found.step_ms:.0f} ms{own}; before, {found.usual_ms:.0f} ms",
-                    *(_line(each) for each in slow[:MOST_LINES]),
-                    f"the fastest connection sends {fastest:.0f} MB/s",
-                ),
-                advice="check these nodes' connections before the next start (slurm-health check"
-                " --network-check)",
-            )
-        ]
+    It is the node where all slow connections meet, and no fast one.
+    """
+    found = data.get(Slowdown)
+    if found is None or len(found.speeds) < 2:
+        return None
+    fastest = max(each.mb_per_s for each in found.speeds)
+    slow = sorted(
+        (each for each in found.speeds if each.mb_per_s < _SLOW * fastest),
+        key=lambda each: each.mb_per_s,
+    )
+    fast = [each for each in found.speeds if each.mb_per_s >= _FAST * fastest]
+    if not slow:
+        return None
+    nodes = frozenset.intersection(*(each.ends for each in slow))
+    nodes -= frozenset[str]().union(*(each.ends for each in fast))
+    one = len(nodes) == 1 and len({each.ends for each in slow}) > 1
+    where = tuple(sorted(nodes)) if one else ()
+    what = f"the network link of {listed(where)} is slow" if one else "the network is slow"
+    own = f", {found.own_ms:.0f} ms of it a rank's own" if found.own_ms else ""
+    return Inference(
+        name="slow-network",
+        description=f"{what}: ranks wait longer for each other than before",
+        sureness=Sureness.LIKELY if one else Sureness.POSSIBLE,
+        nodes=where,
+        evidence=(
+            f"a step takes {found.step_ms:.0f} ms{own}; before, {found.usual_ms:.0f} ms",
+            *(_line(each) for each in slow[:MOST_LINES]),
+            f"the fastest connection sends {fastest:.0f} MB/s",
+        ),
+        advice="check these nodes' connections before the next start (slurm-health check"
+        " --network-check)",
+    )
 
 
 def speeds_of(

@@ -7,8 +7,6 @@ rank whose time nothing explains is called slow, and no more.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 
 from slurm_health.records.script_records import SLOWER_RANK
@@ -75,100 +73,63 @@ def observe_slow_rank(data: Collected) -> Inference | None:
     )
 
 
-class NoProcessor:
-    """It is ready to run, and has no processor."""
-
-    name = "processor-time"
-
-    def is_compatible(self, inference: Inference, data: Collected) -> bool:
-        """What the kernel counts of its main thread is needed."""
-        slow = data.get(SlowRank)
-        return inference.name == SLOWER_RANK and slow is not None and slow.lacks_processor
-
-    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
-        """A limit holds it back, or others run on its processors."""
-        slow = data.get(SlowRank)
-        assert slow is not None
-        limited = slow.spent.throttled_ms >= slow.usual.throttled_ms + _MOST * slow.over_ms
-        why = "a CPU limit holds it back" if limited else "others use its processors"
-        at = f"its cgroup was held back by its CPU limit, {slow.spent.throttled_ms:.0f} ms per step"
-        return [
-            _inference(
-                slow,
-                "no-processor",
-                f"is slow because it waits for a processor: {why}",
-                Sureness.LIKELY,
-                f"its main thread was ready to run and did not for {slow.spent.unserved_ms:.0f} ms"
-                f" per step, {slow.usual.unserved_ms:.0f} ms usual",
-                *([at] if limited else []),
-                advice="look at the limit (cpu.max, or cpu.cfs_quota_us) of the cgroups that it is"
-                f" in on {slow.node}, and at what Slurm gave the job (--cpus-per-task)"
-                if limited
-                else f"look at what runs on {slow.node} (top), and whether its threads and the data"
-                " loader's workers are more than its processors (--cpus-per-task, OMP_NUM_THREADS)",
-            )
-        ]
+def no_processor(_: Inference, data: Collected) -> Inference | None:
+    """It is ready to run and has no processor: a limit holds it back, or others run on its own."""
+    slow = data.get(SlowRank)
+    if slow is None or not slow.lacks_processor:
+        return None
+    limited = slow.spent.throttled_ms >= slow.usual.throttled_ms + _MOST * slow.over_ms
+    why = "a CPU limit holds it back" if limited else "others use its processors"
+    at = f"its cgroup was held back by its CPU limit, {slow.spent.throttled_ms:.0f} ms per step"
+    return _inference(
+        slow,
+        "no-processor",
+        f"is slow because it waits for a processor: {why}",
+        Sureness.LIKELY,
+        f"its main thread was ready to run and did not for {slow.spent.unserved_ms:.0f} ms"
+        f" per step, {slow.usual.unserved_ms:.0f} ms usual",
+        *([at] if limited else []),
+        advice="look at the limit (cpu.max, or cpu.cfs_quota_us) of the cgroups that it is"
+        f" in on {slow.node}, and at what Slurm gave the job (--cpus-per-task)"
+        if limited
+        else f"look at what runs on {slow.node} (top), and whether its threads and the data"
+        " loader's workers are more than its processors (--cpus-per-task, OMP_NUM_THREADS)",
+    )
 
 
-class SlowData:
-    """It waits for its data loader."""
-
-    name = "loading-time"
-
-    def is_compatible(self, inference: Inference, data: Collected) -> bool:
-        """The rank must tell how long it waits for its data, and have processors to load it."""
-        slow = data.get(SlowRank)
-        if inference.name != SLOWER_RANK or slow is None:
-            return False
-        return slow.waits_for_data and not slow.lacks_processor
-
-    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
-        """Its filesystem, or what it does to each batch."""
-        slow = data.get(SlowRank)
-        assert slow is not None
-        return [
-            _inference(
-                slow,
-                "slow-data-loader",
-                "is slow because it waits for its data loader",
-                Sureness.LIKELY,
-                f"it waited {slow.spent.loading_ms:.0f} ms per step for its data,"
-                f" {slow.usual.loading_ms:.0f} ms usual",
-                advice=f"look at the filesystem of its data as {slow.node} sees it; more workers"
-                " of the loader may hide the wait (num_workers, prefetch_factor)",
-            )
-        ]
+def slow_data(_: Inference, data: Collected) -> Inference | None:
+    """By its own word it waits for its data loader: a filesystem, or what is done to each batch."""
+    slow = data.get(SlowRank)
+    if slow is None or not slow.waits_for_data or slow.lacks_processor:
+        return None
+    return _inference(
+        slow,
+        "slow-data-loader",
+        "is slow because it waits for its data loader",
+        Sureness.LIKELY,
+        f"it waited {slow.spent.loading_ms:.0f} ms per step for its data,"
+        f" {slow.usual.loading_ms:.0f} ms usual",
+        advice=f"look at the filesystem of its data as {slow.node} sees it; more workers"
+        " of the loader may hide the wait (num_workers, prefetch_factor)",
+    )
 
 
-class ComputesLonger:
-    """It runs for longer than the others."""
-
-    name = "running-time"
-
-    def is_compatible(self, inference: Inference, data: Collected) -> bool:
-        """What the kernel counts of its main thread is needed, and nothing else that explains."""
-        slow = data.get(SlowRank)
-        if inference.name != SLOWER_RANK or slow is None:
-            return False
-        return slow.computes_longer and not (slow.lacks_processor or slow.waits_for_data)
-
-    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
-        """A slower processor or device, or more to do: nothing here tells which."""
-        slow = data.get(SlowRank)
-        assert slow is not None
-        return [
-            _inference(
-                slow,
-                "computes-longer",
-                "is slow because it computes for longer: a slower processor or device, or more to"
-                " do than the others",
-                Sureness.LIKELY,
-                f"its main thread ran for {slow.spent.ran_ms:.0f} ms per step,"
-                f" {slow.usual.ran_ms:.0f} ms usual",
-                advice=f"check {slow.node} before the next start (slurm-health check"
-                " --straggler-detection); check whether this rank has longer batches",
-            )
-        ]
+def computes_longer(_: Inference, data: Collected) -> Inference | None:
+    """It runs for longer than the others: a slower processor or device, or more to do."""
+    slow = data.get(SlowRank)
+    if slow is None or not slow.computes_longer or slow.lacks_processor or slow.waits_for_data:
+        return None
+    return _inference(
+        slow,
+        "computes-longer",
+        "is slow because it computes for longer: a slower processor or device, or more to"
+        " do than the others",
+        Sureness.LIKELY,
+        f"its main thread ran for {slow.spent.ran_ms:.0f} ms per step,"
+        f" {slow.usual.ran_ms:.0f} ms usual",
+        advice=f"check {slow.node} before the next start (slurm-health check"
+        " --straggler-detection); check whether this rank has longer batches",
+    )
 
 
 def _inference(

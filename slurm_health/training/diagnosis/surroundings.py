@@ -12,10 +12,8 @@ from slurm_health.node.rules.kernel_lines import OUT_OF_MEMORY, XID
 from slurm_health.node.rules.xid import judge_xid
 from slurm_health.records.script_records import (
     MOST_LINES,
-    NO_PROGRESS,
     RANK_GONE,
     REQUEUED,
-    SCRIPT_FAILED,
     advice_afterwards,
 )
 from slurm_health.records.text import listed
@@ -63,32 +61,20 @@ _MEMORY_ERROR = re.compile(
 _LOST_STATES = ("DOWN", "FAIL")
 
 
-class EndedFromOutside:
-    """Slurm, or the person that asked it to, ended the job."""
-
-    name = "slurm-ended-it"
-
-    def is_compatible(self, inference: Inference, data: Collected) -> bool:
-        """Slurm's word is needed, or its line in the output."""
-        has_data = data.get(SlurmView) is not None or data.get(TrainingLog) is not None
-        return inference.name == SCRIPT_FAILED and has_data
-
-    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
-        """Name the state that Slurm has given to the job."""
-        view, log = data.get(SlurmView), data.get(TrainingLog)
-        states = list(view.job_states) if view else []
-        notes = [note for note in (log.notes if log else ()) if _JOB_CANCELLED.search(note)]
-        for note in notes:
-            states += [state for words, state in _DUE_TO.items() if words in note]
-            if "DUE TO" not in note:
-                states.append("CANCELLED")
-        for state, (means, advice) in _OUTSIDE.items():
-            if state in states:
-                evidence = notes[-1:] or [f"Slurm: the job's state is {state}"]
-                return [
-                    _hung(state, means, evidence, data) or _ended(state, means, advice, evidence)
-                ]
-        return ()
+def ended_from_outside(_: Inference, data: Collected) -> Inference | None:
+    """Slurm, or the person that asked it to, ended the job: by the job's state, or the output."""
+    view, log = data.get(SlurmView), data.get(TrainingLog)
+    states = list(view.job_states) if view else []
+    notes = [note for note in (log.notes if log else ()) if _JOB_CANCELLED.search(note)]
+    for note in notes:
+        states += [state for words, state in _DUE_TO.items() if words in note]
+        if "DUE TO" not in note:
+            states.append("CANCELLED")
+    for state, (means, advice) in _OUTSIDE.items():
+        if state in states:
+            evidence = notes[-1:] or [f"Slurm: the job's state is {state}"]
+            return _hung(state, means, evidence, data) or _ended(state, means, advice, evidence)
+    return None
 
 
 def _ended(state: str, means: str, advice: str, evidence: Sequence[str]) -> Inference:
@@ -121,170 +107,130 @@ def _hung(state: str, means: str, evidence: Sequence[str], data: Collected) -> I
     return hung_until(until, hang, told)
 
 
-class LostNode:
-    """Slurm has lost a node of the job."""
+def lost_node(_: Inference, data: Collected) -> Inference | None:
+    """Slurm has lost a node of the job: it is down or does not answer.
 
-    name = "slurm-lost-a-node"
-
-    def is_compatible(self, inference: Inference, data: Collected) -> bool:
-        """What Slurm says of nodes is needed, here or in the output."""
-        has_data = data.get(SlurmView) is not None or data.get(TrainingLog) is not None
-        return inference.name == SCRIPT_FAILED and has_data
-
-    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
-        """Name nodes that are down or do not answer; srun's word counts where Slurm is silent."""
-        view, log, end = data.get(SlurmView), data.get(TrainingLog), data.get(ScriptEnd)
-        ours = set(end.nodes) if end else set()
-        lost: dict[str, str] = {}
-        for note in log.notes if log else ():
-            if (match := _LOST_NOTE.search(note)) and match["node"] in ours:
-                lost[match["node"]] = note
-        for node, state in (view.node_states if view else {}).items():
-            # `*`: slurmctld gets no answer from it.
-            if state.endswith("*") or any(word in state for word in _LOST_STATES):
-                lost[node] = f"Slurm: {node} is {state}"
-        if not lost:
-            return _lost_without_a_name(log.notes if log else ())
-        nodes = tuple(sorted(lost))
-        return [
-            Inference(
-                name="node-lost",
-                description=f"Slurm lost {listed(nodes)} while the job ran",
-                attribution=Attribution.NODE,
-                sureness=_sureness_of_loss(lost, data),
-                nodes=nodes,
-                evidence=tuple(lost.values())[:MOST_LINES],
-                advice=f"start again without {listed(nodes)} ({leaving_out(nodes, data)}) and tell"
-                " your administrator",
-            )
-        ]
+    srun's word counts where Slurm is silent.
+    """
+    view, log, end = data.get(SlurmView), data.get(TrainingLog), data.get(ScriptEnd)
+    ours = set(end.nodes) if end else set()
+    lost: dict[str, str] = {}
+    for note in log.notes if log else ():
+        if (match := _LOST_NOTE.search(note)) and match["node"] in ours:
+            lost[match["node"]] = note
+    for node, state in (view.node_states if view else {}).items():
+        # `*`: slurmctld gets no answer from it.
+        if state.endswith("*") or any(word in state for word in _LOST_STATES):
+            lost[node] = f"Slurm: {node} is {state}"
+    if not lost:
+        return _lost_without_a_name(log.notes if log else ())
+    nodes = tuple(sorted(lost))
+    return Inference(
+        name="node-lost",
+        description=f"Slurm lost {listed(nodes)} while the job ran",
+        attribution=Attribution.NODE,
+        sureness=_sureness_of_loss(lost, data),
+        nodes=nodes,
+        evidence=tuple(lost.values())[:MOST_LINES],
+        advice=f"start again without {listed(nodes)} ({leaving_out(nodes, data)}) and tell"
+        " your administrator",
+    )
 
 
-def _lost_without_a_name(notes: Sequence[str]) -> Sequence[Inference]:
+def _lost_without_a_name(notes: Sequence[str]) -> Inference | None:
     """Return that Slurm ended the job for a node, where its line is all that there is."""
     lines = [note for note in notes if _FOR_A_NODE.search(note)]
     if not lines:
-        return ()
-    return [
-        Inference(
-            name="node-lost",
-            description="Slurm lost a node of the job, and does not say here which",
-            attribution=Attribution.NODE,
-            sureness=Sureness.LIKELY,
-            evidence=tuple(lines[:MOST_LINES]),
-            advice="start again: Slurm gives out no node that it has lost; `sinfo -R` and"
-            " slurmctld's log say which it was",
-        )
-    ]
+        return None
+    return Inference(
+        name="node-lost",
+        description="Slurm lost a node of the job, and does not say here which",
+        attribution=Attribution.NODE,
+        sureness=Sureness.LIKELY,
+        evidence=tuple(lines[:MOST_LINES]),
+        advice="start again: Slurm gives out no node that it has lost; `sinfo -R` and"
+        " slurmctld's log say which it was",
+    )
 
 
-class BrokenMemory:
+def broken_memory(_: Inference, data: Collected) -> Inference | None:
     """Slurm tells the job that a node's memory met an error that it could not correct."""
-
-    name = "slurm-tells-of-memory"
-
-    def is_compatible(self, inference: Inference, data: Collected) -> bool:
-        """Its line in the output is needed."""
-        return inference.name == SCRIPT_FAILED and data.get(TrainingLog) is not None
-
-    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
-        """Name the node that it names, if the job ran there."""
-        log, end = data.get(TrainingLog), data.get(ScriptEnd)
-        ours = set(end.nodes) if end else set()
-        told: dict[str, str] = {}
-        for note in log.notes if log else ():
-            if (match := _MEMORY_ERROR.search(note)) and match["node"] in ours:
-                told[match["node"]] = note
-        if not told:
-            return ()
-        nodes = tuple(sorted(told))
-        return [
-            Inference(
-                name="memory-broken",
-                description=f"the memory of {listed(nodes)} met an error that it could not correct",
-                attribution=Attribution.NODE,
-                sureness=Sureness.LIKELY,
-                nodes=nodes,
-                evidence=tuple(told.values())[:MOST_LINES],
-                advice=f"start again without {listed(nodes)} ({leaving_out(nodes, data)}) and tell"
-                " your administrator",
-            )
-        ]
+    log, end = data.get(TrainingLog), data.get(ScriptEnd)
+    ours = set(end.nodes) if end else set()
+    told: dict[str, str] = {}
+    for note in log.notes if log else ():
+        if (match := _MEMORY_ERROR.search(note)) and match["node"] in ours:
+            told[match["node"]] = note
+    if not told:
+        return None
+    nodes = tuple(sorted(told))
+    return Inference(
+        name="memory-broken",
+        description=f"the memory of {listed(nodes)} met an error that it could not correct",
+        attribution=Attribution.NODE,
+        sureness=Sureness.LIKELY,
+        nodes=nodes,
+        evidence=tuple(told.values())[:MOST_LINES],
+        advice=f"start again without {listed(nodes)} ({leaving_out(nodes, data)}) and tell"
+        " your administrator",
+    )
 
 
-class KilledForMemory:
-    """The kernel ended processes because the job's memory was used up."""
+def killed_for_memory(inference: Inference, data: Collected) -> Inference | None:
+    """The kernel ended processes because the job's memory was used up.
 
-    name = "memory-events"
-
-    def is_compatible(self, inference: Inference, data: Collected) -> bool:
-        """A count of the kernel's, or lines of Slurm's or the kernel's, are needed."""
-        return inference.name in {SCRIPT_FAILED, RANK_GONE} and any(
-            data.get(kind) is not None for kind in (NodesTold, TrainingLog)
-        )
-
-    def infer(self, inference: Inference, data: Collected) -> Sequence[Inference]:
-        """Say so where there is any sign of it, and which task it was where srun names it.
-
-        Of a rank that has gone while the others wait, where its own node tells of it.
-        """
-        log = data.get(TrainingLog)
-        lines = [note for note in (log.notes if log else ()) if _MEMORY_NOTE.search(note)]
-        nodes = {each.node for each in (log.failures if log else ()) if each.line in lines}
-        for told in nodes_told(data):
-            if inference.name == RANK_GONE and told.node not in inference.nodes:
-                continue
-            killed = [text for text in told.kernel if _KILL.search(text)]
-            lines += killed
-            if told.kills:
-                limit = f", limit {told.limit_bytes / 1e9:.1f} GB" if told.limit_bytes else ""
-                lines.insert(0, f"kernel: {told.kills} killed for memory on {told.node}{limit}")
-                nodes.add(told.node)
-        if not lines:
-            return ()
-        return [
-            Inference(
-                name="killed-for-memory",
-                description="the memory that the job may use on a node was used up, and the kernel"
-                " killed a process",
-                attribution=Attribution.USER,
-                sureness=Sureness.CERTAIN,
-                nodes=tuple(sorted(nodes - {""})),
-                ranks=inference.ranks,
-                evidence=tuple(lines[:MOST_LINES]),
-                advice="ask for more memory (--mem), or use less of it: fewer data loader workers,"
-                " a smaller part of the data at a time",
-            )
-        ]
+    By the kernel's count, or lines of Slurm's or the kernel's. Of a rank that has gone while the
+    others wait, where its own node tells of it.
+    """
+    log = data.get(TrainingLog)
+    lines = [note for note in (log.notes if log else ()) if _MEMORY_NOTE.search(note)]
+    nodes = {each.node for each in (log.failures if log else ()) if each.line in lines}
+    for told in nodes_told(data):
+        if inference.name == RANK_GONE and told.node not in inference.nodes:
+            continue
+        killed = [text for text in told.kernel if _KILL.search(text)]
+        lines += killed
+        if told.kills:
+            limit = f", limit {told.limit_bytes / 1e9:.1f} GB" if told.limit_bytes else ""
+            lines.insert(0, f"kernel: {told.kills} killed for memory on {told.node}{limit}")
+            nodes.add(told.node)
+    if not lines:
+        return None
+    return Inference(
+        name="killed-for-memory",
+        description="the memory that the job may use on a node was used up, and the kernel"
+        " killed a process",
+        attribution=Attribution.USER,
+        sureness=Sureness.CERTAIN,
+        nodes=tuple(sorted(nodes - {""})),
+        ranks=inference.ranks,
+        evidence=tuple(lines[:MOST_LINES]),
+        advice="ask for more memory (--mem), or use less of it: fewer data loader workers,"
+        " a smaller part of the data at a time",
+    )
 
 
-class GpuErrors:
-    """The driver of a node reports an error of a GPU that a program cannot cause."""
+def gpu_errors(_: Inference, data: Collected) -> Inference | None:
+    """The driver of a node reports an error of a GPU that a program cannot cause.
 
-    name = "xid"
-
-    def is_compatible(self, inference: Inference, data: Collected) -> bool:
-        """What nodes tell is needed: lines of their kernels' logs, or what NVML says there."""
-        return inference.name in {SCRIPT_FAILED, NO_PROGRESS} and bool(nodes_told(data))
-
-    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
-        """Judge Xids by NVIDIA's catalogue, as the checks of nodes do; then what NVML says now."""
-        told = nodes_told(data)
-        faults = {each.node: tuple(_node_faults(each.kernel)) for each in told}
-        faults = {node: lines for node, lines in faults.items() if lines}
-        if faults:
-            first, lines = next(iter(faults.items()))
-            bus, number, means = lines[0].bus, lines[0].number, lines[0].means
-            said = f"GPU {bus} of {first} failed: Xid {number}, {means}"
-            texts = {node: [each.text for each in lines] for node, lines in faults.items()}
-            return [_gpu_broken(said, texts, Sureness.CERTAIN, data)]
-        lost = {each.node: each.lost_gpus for each in told if each.lost_gpus}
-        if not lost:
-            return ()
-        first, words = next(iter(lost.items()))
-        # Likely: that it is so now may have come after what failed.
-        texts = {node: [f"NVML: {each}" for each in words] for node, words in lost.items()}
-        return [_gpu_broken(f"{first}: {words[0]}", texts, Sureness.LIKELY, data)]
+    Xids are judged by NVIDIA's catalogue, as the checks of nodes do; then what NVML says now.
+    """
+    told = nodes_told(data)
+    faults = {each.node: tuple(_node_faults(each.kernel)) for each in told}
+    faults = {node: lines for node, lines in faults.items() if lines}
+    if faults:
+        first, lines = next(iter(faults.items()))
+        bus, number, means = lines[0].bus, lines[0].number, lines[0].means
+        said = f"GPU {bus} of {first} failed: Xid {number}, {means}"
+        texts = {node: [each.text for each in lines] for node, lines in faults.items()}
+        return _gpu_broken(said, texts, Sureness.CERTAIN, data)
+    lost = {each.node: each.lost_gpus for each in told if each.lost_gpus}
+    if not lost:
+        return None
+    first, words = next(iter(lost.items()))
+    # Likely: that it is so now may have come after what failed.
+    texts = {node: [f"NVML: {each}" for each in words] for node, words in lost.items()}
+    return _gpu_broken(f"{first}: {words[0]}", texts, Sureness.LIKELY, data)
 
 
 def nodes_told(data: Collected) -> tuple[NodeTold, ...]:

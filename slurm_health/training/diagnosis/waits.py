@@ -10,7 +10,6 @@ from slurm_health.records.script_records import (
     MOST_LINES,
     NEVER_ENTERED,
     NO_PROGRESS,
-    RANKS_WAITED,
     SCRIPT_FAILED,
 )
 from slurm_health.records.text import listed, ranks_text
@@ -28,156 +27,122 @@ _OF_A_TIME_LIMIT = re.compile(
 )
 
 
-class CollectivesDiffer:
-    """No rank failed by itself, and ranks waited for each other in different collectives."""
+def collectives_differ(_: Inference, data: Collected) -> Inference | None:
+    """No rank failed by itself, and ranks waited for each other in different collectives.
 
-    name = "where-ranks-waited"
-
-    def is_compatible(self, inference: Inference, data: Collected) -> bool:
-        """The collectives of at least two ranks are needed, from their tracebacks."""
-        return inference.name == RANKS_WAITED and len(_waits(data)) > 1
-
-    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
-        """Possible only: a rank that lags behind also waits elsewhere."""
-        waits = _waits(data)
-        said = [f"{ranks_text(ranks_of(each))} in {what}" for what, each in waits.items()]
-        return [
-            Inference(
-                name="collectives-differ",
-                description="ranks waited for each other in different collectives ("
-                + "; ".join(said)
-                + "): the script lets them call different ones, or one of them lagged behind",
-                attribution=Attribution.USER,
-                sureness=Sureness.POSSIBLE,
-                ranks=ranks_of([each[0] for each in waits.values()]),
-                evidence=tuple(each[0].line for each in waits.values())[:MOST_LINES],
-                advice="check whether every rank calls the same collectives in the same order; to"
-                " know, start again with TORCH_DISTRIBUTED_DEBUG=DETAIL",
-            )
-        ]
+    By their tracebacks. Possible only: a rank that lags behind also waits elsewhere.
+    """
+    waits = _waits(data)
+    if len(waits) < 2:
+        return None
+    said = [f"{ranks_text(ranks_of(each))} in {what}" for what, each in waits.items()]
+    return Inference(
+        name="collectives-differ",
+        description="ranks waited for each other in different collectives ("
+        + "; ".join(said)
+        + "): the script lets them call different ones, or one of them lagged behind",
+        attribution=Attribution.USER,
+        sureness=Sureness.POSSIBLE,
+        ranks=ranks_of([each[0] for each in waits.values()]),
+        evidence=tuple(each[0].line for each in waits.values())[:MOST_LINES],
+        advice="check whether every rank calls the same collectives in the same order; to"
+        " know, start again with TORCH_DISTRIBUTED_DEBUG=DETAIL",
+    )
 
 
-class FlightDiffers:
-    """PyTorch's Flight Recorder shows where ranks parted."""
+def flight_differs(inference: Inference, data: Collected) -> Inference | None:
+    """PyTorch's Flight Recorder shows where ranks parted.
 
-    name = "flight-recorder"
-
-    def is_compatible(self, inference: Inference, data: Collected) -> bool:
-        """The dumps of at least two ranks are needed."""
-        found = data.get(FlightRecords)
-        symptoms = {RANKS_WAITED, SCRIPT_FAILED, NO_PROGRESS}
-        return inference.name in symptoms and found is not None and len(found.records) > 1
-
-    def infer(self, inference: Inference, data: Collected) -> Sequence[Inference]:
-        """Say who called something else, or who never entered what the others wait in."""
-        found = data.get(FlightRecords)
-        assert found is not None
-        difference = first_difference(found.records)
-        if difference is None:
-            return ()
-        # Of a script that has ended, each symptom has its own.
-        ended = inference.name != NO_PROGRESS
-        if ended and (inference.name == SCRIPT_FAILED) != difference.mismatched:
-            return ()
-        if difference.of_a_step:
-            return [out_of_step(difference, _nodes_of(difference.ranks, data))]
-        if difference.mismatched:
-            return [
-                Inference(
-                    name="mismatched-collective",
-                    description=difference.description,
-                    attribution=Attribution.USER,
-                    sureness=Sureness.CERTAIN,
-                    nodes=_nodes_of(difference.ranks, data),
-                    ranks=difference.ranks,
-                    evidence=difference.evidence,
-                    advice="have all ranks call the same collectives with the same sizes in the"
-                    " same order, and give all as many batches",
-                )
-            ]
-        return [
-            Inference(
-                name=NEVER_ENTERED,
-                description=difference.description,
-                sureness=Sureness.LIKELY,
-                nodes=_nodes_of(difference.ranks, data),
-                ranks=difference.ranks,
-                evidence=difference.evidence,
-                advice=f"look at what {ranks_text(difference.ranks)} did instead: the data loader,"
-                " a filesystem, a GPU",
-            )
-        ]
+    Who called something else, or who never entered what the others wait in.
+    """
+    found = data.get(FlightRecords)
+    difference = first_difference(found.records) if found and len(found.records) > 1 else None
+    if difference is None:
+        return None
+    # Of a script that has ended, each symptom has its own.
+    ended = inference.name != NO_PROGRESS
+    if ended and (inference.name == SCRIPT_FAILED) != difference.mismatched:
+        return None
+    if difference.of_a_step:
+        return out_of_step(difference, _nodes_of(difference.ranks, data))
+    if difference.mismatched:
+        return Inference(
+            name="mismatched-collective",
+            description=difference.description,
+            attribution=Attribution.USER,
+            sureness=Sureness.CERTAIN,
+            nodes=_nodes_of(difference.ranks, data),
+            ranks=difference.ranks,
+            evidence=difference.evidence,
+            advice="have all ranks call the same collectives with the same sizes in the"
+            " same order, and give all as many batches",
+        )
+    return Inference(
+        name=NEVER_ENTERED,
+        description=difference.description,
+        sureness=Sureness.LIKELY,
+        nodes=_nodes_of(difference.ranks, data),
+        ranks=difference.ranks,
+        evidence=difference.evidence,
+        advice=f"look at what {ranks_text(difference.ranks)} did instead: the data loader,"
+        " a filesystem, a GPU",
+    )
 
 
-class WatchdogTells:
-    """NCCL's watchdog on each rank wrote how far it came, and no dump was found that tells more."""
+def watchdog_tells(_: Inference, data: Collected) -> Inference | None:
+    """NCCL's watchdog on each rank wrote how far it came, and no dump was found that tells more.
 
-    name = "nccl-watchdog"
-
-    def is_compatible(self, inference: Inference, data: Collected) -> bool:
-        """Such lines of at least two ranks are needed."""
-        log = data.get(TrainingLog)
-        told = log is not None and len(log.progress) > 1
-        return inference.name == RANKS_WAITED and told and data.get(FlightRecords) is None
-
-    def infer(self, _: Inference, data: Collected) -> Sequence[Inference]:
-        """Name who had not called what the others timed out in; not those that wrote nothing."""
-        log = data.get(TrainingLog)
-        assert log is not None
-        difference = first_difference(log.progress)
-        if difference is None:
-            return ()
-        told = {each.rank: each.reached for each in log.progress}
-        ranks = [*difference.ranks, *(rank for rank in told if rank not in difference.ranks)]
-        return [
-            Inference(
-                name=NEVER_ENTERED,
-                # PyTorch counts a work as enqueued once NCCL's call for it has returned.
-                description=f"{difference.description}, or is held inside the call of it",
-                sureness=Sureness.LIKELY,
-                nodes=_nodes_of(difference.ranks, data),
-                ranks=difference.ranks,
-                evidence=tuple(
-                    f"NCCL's watchdog of rank {rank}: last enqueued {reached.entered}, last"
-                    f" completed {reached.over}"
-                    for rank in ranks
-                    for reached in told[rank].values()
-                )[:MOST_LINES],
-                advice=f"look at what {ranks_text(difference.ranks)} did instead: the data loader,"
-                " a filesystem, a GPU; --flight-recorder=on tells more of the next hang",
-            )
-        ]
+    It is who had not called what the others timed out in; not those that wrote nothing.
+    """
+    log = data.get(TrainingLog)
+    if log is None or len(log.progress) < 2 or data.get(FlightRecords) is not None:
+        return None
+    difference = first_difference(log.progress)
+    if difference is None:
+        return None
+    told = {each.rank: each.reached for each in log.progress}
+    ranks = [*difference.ranks, *(rank for rank in told if rank not in difference.ranks)]
+    return Inference(
+        name=NEVER_ENTERED,
+        # PyTorch counts a work as enqueued once NCCL's call for it has returned.
+        description=f"{difference.description}, or is held inside the call of it",
+        sureness=Sureness.LIKELY,
+        nodes=_nodes_of(difference.ranks, data),
+        ranks=difference.ranks,
+        evidence=tuple(
+            f"NCCL's watchdog of rank {rank}: last enqueued {reached.entered}, last"
+            f" completed {reached.over}"
+            for rank in ranks
+            for reached in told[rank].values()
+        )[:MOST_LINES],
+        advice=f"look at what {ranks_text(difference.ranks)} did instead: the data loader,"
+        " a filesystem, a GPU; --flight-recorder=on tells more of the next hang",
+    )
 
 
-class ConnectionsBroke:
-    """No rank failed by itself, and nothing else was found."""
+def connections_broke(inference: Inference, data: Collected) -> Inference | None:
+    """No rank failed by itself, and nothing else was found: they waited in the same place.
 
-    name = "connections"
-
-    def is_compatible(self, inference: Inference, data: Collected) -> bool:
-        """Ranks only waited, and in the same place as far as is known."""
-        return inference.name == RANKS_WAITED and len(_waits(data)) < 2
-
-    def infer(self, inference: Inference, data: Collected) -> Sequence[Inference]:
-        """Possible only: what broke them is not told. No node is held at fault."""
-        log = data.get(TrainingLog)
-        if log is not None and log.adapters:
-            return [_adapters(inference, log.adapters)]
-        errors = [each.error for each in log.failures if each.error] if log else []
-        if errors and all(map(_OF_A_TIME_LIMIT.search, errors)):
-            return [_timed_out(inference)]
-        return [
-            Inference(
-                name="connections-broke",
-                description="connections between ranks broke or timed out; which node was the cause"
-                " is not in what was collected",
-                attribution=Attribution.TRANSIENT,
-                sureness=Sureness.POSSIBLE,
-                ranks=inference.ranks,
-                evidence=inference.evidence,
-                advice="start again; the check before the script tests these nodes' connections",
-            )
-        ]
+    Possible only: what broke the connections is not told. No node is held at fault.
+    """
+    if len(_waits(data)) > 1:
+        return None
+    log = data.get(TrainingLog)
+    if log is not None and log.adapters:
+        return _adapters(inference, log.adapters)
+    errors = [each.error for each in log.failures if each.error] if log else []
+    if errors and all(map(_OF_A_TIME_LIMIT.search, errors)):
+        return _timed_out(inference)
+    return Inference(
+        name="connections-broke",
+        description="connections between ranks broke or timed out; which node was the cause"
+        " is not in what was collected",
+        attribution=Attribution.TRANSIENT,
+        sureness=Sureness.POSSIBLE,
+        ranks=inference.ranks,
+        evidence=inference.evidence,
+        advice="start again; the check before the script tests these nodes' connections",
+    )
 
 
 def _timed_out(inference: Inference) -> Inference:
