@@ -13,8 +13,36 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import pytest
+
 MAIN = Path(__file__).with_name("supervise_main.py")
 DEADLINE_S = 60.0
+# What stands in for the check, as a shell runs it.
+MASTER_THAT_HANGS = """
+trap '' TERM USR1 INT
+(trap '' TERM; setsid bash -c 'trap "" TERM; while :; do sleep 0.1; done') &
+while :; do sleep 0.1; [ -e $LOG ] || echo ready >>$LOG; done
+"""
+MASTER_THAT_WAITS = (
+    "echo ready >>$LOG\nwhile ! [ -e $LOG.go ]; do sleep 0.02; done\n"
+    'echo \'{"disposition": "proceed"}\'\n'
+)
+# Mounts a filesystem that never answers, served by a process that outlives this one, and becomes
+# the command that follows.
+_ON_HUNG_FILESYSTEM = """
+import os, sys
+from pathlib import Path
+from tests.node.hooks.hung_filesystem import mount, serve
+fuse = mount(Path(sys.argv[1]))
+if os.fork() == 0:
+    if os.fork() == 0:
+        Path(sys.argv[2]).write_text(str(os.getpid()))
+        serve(fuse)
+    os._exit(0)
+os.wait()
+os.close(fuse)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 
 
 def eventually(condition: Callable[[], object], what: str, *, within_s: float = DEADLINE_S) -> None:
@@ -215,3 +243,23 @@ def _processes(without: Collection[str] = ()) -> Iterator[tuple[int, list[bytes]
             with contextlib.suppress(OSError):
                 stat = (entry / "stat").read_bytes()
                 yield int(entry.name), stat.rpartition(b")")[2].split()
+
+
+@contextlib.contextmanager
+def hung_filesystem(bench: Bench) -> Iterator[tuple[Path, list[str], dict[str, str]]]:
+    """Have a directory answer nothing; yield it, and the words and variables that mount it.
+
+    What they start mounts it for itself and becomes the command behind them; what serves the
+    filesystem outlives that, and is ended here.
+    """
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        pytest.skip("no /dev/fuse")
+    directory, server = bench.directory / "run", bench.directory / "server"
+    directory.mkdir()
+    words = [sys.executable, "-c", _ON_HUNG_FILESYSTEM, str(directory), str(server)]
+    root = str(Path(__file__).parents[2])
+    try:
+        yield directory, words, {**bench.environ(), "PYTHONPATH": root}
+    finally:
+        if server.exists():
+            os.kill(int(server.read_text()), signal.SIGKILL)

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -42,13 +41,6 @@ NEW = {
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
     "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": "/journal/0/flight-rank-",
 }
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    bench = Bench(tmp_path)
-    yield bench
-    bench.clean_up()
 
 
 def start(bench: Bench, script: str, mode: str = "report", after_s: str = "0") -> subprocess.Popen:  # type: ignore[type-arg]

@@ -6,7 +6,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,13 +27,6 @@ mask = signal.pthread_sigmask(signal.SIG_BLOCK, ALL_SIGNALS)
 environ = dict(os.environb)
 print(post_mortem.hold(sys.argv[2:], environ=environ, mask=mask, limit_s=float(sys.argv[1])))
 """
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    bench = Bench(tmp_path)
-    yield bench
-    bench.clean_up()
 
 
 def holding(limit_s: float, *argv: str) -> subprocess.Popen[str]:

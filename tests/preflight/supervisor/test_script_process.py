@@ -1,0 +1,388 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The script behaves as if it ran alone, and gets the signals that are its own."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slurm_health.preflight.supervisor.script_process import command_line
+from tests.support.full_filesystem import NO_LARGE_FILES, full_filesystem
+from tests.support.supervised import (
+    MASTER_THAT_WAITS,
+    Bench,
+    descendants,
+    eventually,
+    with_variable,
+)
+
+# Logs every signal it is sent, one line each, until SIGTERM; its child in the same group too.
+LOGS_SIGNALS = f"""#!{sys.executable} -S
+import os, signal
+log = os.open(os.environ["LOG"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+wanted = {{signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGCONT, signal.SIGWINCH}}
+signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
+name = "script" if os.fork() else "child"
+os.write(log, f"{{name}}:ready\\n".encode())
+while True:
+    number = signal.sigwait(wanted)
+    os.write(log, f"{{name}}:{{signal.Signals(number).name}}\\n".encode())
+    if number == signal.SIGTERM:
+        os._exit(7)
+"""
+
+
+# Python adds LC_CTYPE to its own environment in the C locale; the kernel's copy is true.
+PRINTS_ENVIRON = f"#!{sys.executable} -S\nprint(open('/proc/self/environ', 'rb').read())\n"
+
+
+INTERPRETERS = ["/bin/sh", "/bin/sh -e", "/bin/sh  -e ", " /usr/bin/env bash", "/usr/bin/env -S sh"]
+
+
+@pytest.fixture
+def logging_script(bench: Bench) -> subprocess.Popen[bytes]:
+    process = bench.supervised(LOGS_SIGNALS)
+    bench.wait_for("script:ready")
+    bench.wait_for("child:ready")
+    return process
+
+
+def to_everyone(process: subprocess.Popen[bytes], number: int) -> None:
+    for pid in [process.pid, *descendants(process.pid)]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def test_signal_to_the_batch_script_alone_reaches_the_script_once(
+    bench: Bench, logging_script: subprocess.Popen[bytes]
+) -> None:
+    os.kill(logging_script.pid, signal.SIGUSR1)
+    bench.wait_for("script:SIGUSR1")
+    os.kill(logging_script.pid, signal.SIGTERM)
+    assert bench.finish(logging_script)[0] == 7
+    assert bench.lines().count("script:SIGUSR1") == 1
+    assert "child:SIGUSR1" not in bench.lines()
+
+
+def test_signal_to_every_process_reaches_each_once(
+    bench: Bench, logging_script: subprocess.Popen[bytes]
+) -> None:
+    to_everyone(logging_script, signal.SIGUSR1)
+    bench.wait_for("script:SIGUSR1")
+    # The supervisor takes signals in order: once the second is here, the first is dealt with.
+    os.kill(logging_script.pid, signal.SIGUSR2)
+    bench.wait_for("script:SIGUSR2")
+    to_everyone(logging_script, signal.SIGTERM)
+    assert bench.finish(logging_script)[0] == 7
+    lines = bench.lines()
+    assert lines.count("script:SIGUSR1") == lines.count("child:SIGUSR1") == 1
+    assert lines.count("script:SIGTERM") == lines.count("child:SIGTERM") == 1
+    assert lines.count("script:SIGUSR2") == 1
+
+
+def test_signal_to_the_group_reaches_the_group_of_the_script_once(
+    bench: Bench, logging_script: subprocess.Popen[bytes]
+) -> None:
+    os.killpg(logging_script.pid, signal.SIGUSR1)
+    bench.wait_for("script:SIGUSR1")
+    bench.wait_for("child:SIGUSR1")
+    os.killpg(logging_script.pid, signal.SIGTERM)
+    assert bench.finish(logging_script)[0] == 7
+    assert sorted(line for line in bench.lines() if "USR1" in line) == [
+        "child:SIGUSR1",
+        "script:SIGUSR1",
+    ]
+
+
+@pytest.mark.parametrize("number", [signal.SIGCONT, signal.SIGWINCH])
+def test_signal_that_is_ignored_by_default_is_forwarded(
+    bench: Bench, logging_script: subprocess.Popen[bytes], number: signal.Signals
+) -> None:
+    os.kill(logging_script.pid, number)
+    bench.wait_for(f"script:{number.name}")
+
+
+def test_signals_of_the_script_to_its_own_group_are_not_taken_for_slurms(bench: Bench) -> None:
+    process = bench.supervised(
+        "#!/bin/bash\ntrap 'echo got >>$LOG' USR1\necho ready >>$LOG\nkill -USR1 0\n"
+        "while ! [ -e $LOG.stop ]; do sleep 0.02; done\n"
+    )
+    bench.wait_for("got")
+    os.kill(process.pid, signal.SIGUSR1)
+    eventually(lambda: bench.lines().count("got") == 2, "the second SIGUSR1")
+    Path(f"{bench.log}.stop").touch()
+    assert bench.finish(process)[0] == 0
+
+
+def test_time_limit_ends_a_script_without_a_trap_by_the_signal(bench: Bench) -> None:
+    process = bench.supervised("#!/bin/sh\necho ready >>$LOG\nexec sleep 1000\n")
+    bench.wait_for("ready")
+    to_everyone(process, signal.SIGTERM)
+    assert bench.finish(process)[0] == -signal.SIGTERM
+
+
+def test_nothing_of_the_script_outlives_a_killed_supervisor(bench: Bench) -> None:
+    process = bench.supervised("#!/bin/sh\nsleep 1000 &\necho ready >>$LOG\nwait\n")
+    bench.wait_for("ready")
+    started = descendants(process.pid)
+    process.kill()
+    process.wait()
+    eventually(lambda: not with_variable("LOG", str(bench.log)), f"{started} to end")
+
+
+def test_background_process_does_not_keep_the_job(bench: Bench) -> None:
+    process = bench.supervised("#!/bin/sh\nsleep 1000 >/dev/null 2>&1 &\necho $! >>$LOG\nexit 5\n")
+    assert bench.finish(process)[0] == 5
+    os.kill(int(bench.lines()[0]), signal.SIGKILL)  # still there, as after any batch script
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "exit 0",
+        "exit 3",
+        "exit 255",
+        "kill -TERM $$",
+        "kill -USR1 $$",
+        "kill -PIPE $$",
+        "trap 'kill 0' EXIT; exit 3",
+        "trap '' TERM; kill 0; exit 4",
+        "yes | head -1; echo ${PIPESTATUS[*]}",
+        'for word; do printf "<%s>" "$word"; done; echo $#',
+        "pwd; umask; ulimit -a",
+        "cat; cat",
+        "grep -E 'Sig(Blk|Ign|Cgt)' /proc/self/status",
+        "python3 -S -c 'import signal; print(signal.getsignal(signal.SIGINT))'",
+        "exec ls /proc/self/fd",
+        "[ $(ps -o pgid= -p $$) = $$ ] && echo leader",
+        "basename $(dirname $0)/slurm_script; test -x $0; echo $?",
+        "env -0",
+        "readlink /proc/self/cwd; cat /proc/self/oom_score_adj; nice",
+    ],
+)
+def test_script_behaves_as_if_alone(bench: Bench, tmp_path: Path, body: str) -> None:
+    if body.startswith("[ $(ps") and not Path("/bin/ps").exists():
+        pytest.skip("ps is not installed")
+    alone, supervised = _in_both_ways(bench, tmp_path, body)
+    assert alone == supervised
+
+
+@pytest.mark.parametrize("body", ["kill -KILL $$", "echo ran; kill -9 0"])
+def test_script_that_is_killed_ends_as_if_alone_and_a_post_mortem_says_so(
+    bench: Bench, tmp_path: Path, body: str
+) -> None:
+    alone, supervised = _in_both_ways(bench, tmp_path, body)
+    assert alone[:2] == supervised[:2]
+    assert alone[2] == b""
+    assert b"was killed by SIGKILL" in supervised[2]
+
+
+def _in_both_ways(bench: Bench, tmp_path: Path, body: str) -> list[tuple[int, bytes, bytes]]:
+    """Return how a script ends, and what it says, as a script of its own and below a supervisor."""
+    work = tmp_path / "a b'c"
+    work.mkdir()
+    text = f"#!/bin/bash\n{body}\n"
+    words = ["", "a b", "$(x)", "'", '"', "\\", "new\nline", "--", "-x", "ä"]
+    environ = bench.environ() | {"EMPTY": "", "LINES2": "a\nb", "BASH_FUNC_f%%": "() {  :\n}"}
+    results = []
+    for start in (bench.alone, bench.supervised):
+        process = start(text, *words, environ=environ, stdin=b"standard\ninput", cwd=work)
+        results.append(bench.finish(process))
+    return results
+
+
+def test_a_script_that_crashes_is_told_so_behind_its_own_words(bench: Bench) -> None:
+    body = "#!/bin/bash\necho mine >&2\nkill -SEGV $$\n"
+    status, output, errors = bench.finish(bench.supervised(body, environ=bench.environ()))
+    assert (status, output) == (-signal.SIGSEGV, b"")
+    assert errors.startswith(b"mine\nslurm-health: post-mortem: why ")
+    assert b"crashed (SIGSEGV, a segmentation fault)" in errors
+
+
+@pytest.mark.root
+def test_script_runs_where_the_temporary_directory_is_full(bench: Bench, tmp_path: Path) -> None:
+    text = "#!/bin/sh\necho ran\n" + "# padding\n" * 1000
+    with full_filesystem(tmp_path / "full") as full:
+        environ = {**bench.environ(), "TMPDIR": str(full)}
+        assert bench.finish(bench.supervised(text, environ=environ)) == (0, b"ran\n", b"")
+
+
+def test_a_script_that_no_temporary_directory_takes_is_an_error(bench: Bench) -> None:
+    text = "#!/bin/sh\necho ran\n" + "# padding\n" * 1000
+    code, out, err = bench.finish(bench.supervised(text, wrapper=NO_LARGE_FILES))
+    assert (code, out) == (errno.EFBIG, b"")
+    assert err.startswith(b"slurm-health: cannot run train.sh: ")
+    assert b"Traceback" not in err
+
+
+def test_environment_is_byte_for_byte_the_same(bench: Bench) -> None:
+    environ = {"LC_ALL": "C", "x.y": "1", "BASH_FUNC_f%%": "() {  :\n}", "B": "\udcff", "A": ""}
+    alone = bench.finish(bench.alone(PRINTS_ENVIRON, environ=environ))
+    assert bench.finish(bench.supervised(PRINTS_ENVIRON, environ=environ)) == alone
+    assert rb"x.y=1\x00" in alone[1]
+
+
+def test_the_flight_recorder_is_switched_on_where_that_was_asked_for(bench: Bench) -> None:
+    text = "#!/bin/sh\nenv | grep ^TORCH_ | sort\n"
+    own = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "7"}
+    bench.answer("proceed", run_directory=str(bench.directory / "journal"))
+    _, out, _ = bench.finish(
+        bench.supervised(text, options=("--flight-recorder",), environ={**bench.environ(), **own})
+    )
+
+    files = f"{bench.directory}/journal/flight-rank-"
+    assert out.decode().splitlines() == [
+        f"TORCH_FR_DUMP_TEMP_FILE={files}",
+        f"TORCH_NCCL_DEBUG_INFO_TEMP_FILE={files}",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT=1",
+        "TORCH_NCCL_TRACE_BUFFER_SIZE=7",
+    ]
+
+
+@pytest.mark.parametrize("interpreter", INTERPRETERS)
+def test_interpreter_line_is_honoured(bench: Bench, interpreter: str) -> None:
+    text = (
+        f"#!{interpreter}\necho $- $0 >/dev/null; tr '\\0' '\\n' </proc/$$/cmdline | head -n -1\n"
+    )
+    alone = bench.finish(bench.alone(text))
+    ours = bench.finish(bench.supervised(text))
+    assert ours[0] == alone[0] == 0
+    assert ours[1] == alone[1]
+
+
+def test_interpreter_line_is_split_as_the_kernel_does() -> None:
+    def split(text: bytes) -> list[bytes]:
+        return command_line(text, Path("/s"), ["a b"])
+
+    assert split(b"#!/bin/sh\nx") == [b"/bin/sh", b"/s", b"a b"]
+    assert split(b"#! \t/bin/sh\t-e  -x \nx") == [b"/bin/sh", b"-e  -x", b"/s", b"a b"]
+    assert split(b"#!/bin/sh") == [b"/bin/sh", b"/s", b"a b"]
+    for broken in (b"", b"x", b"#!", b"#! \n"):
+        with pytest.raises(OSError, match="Exec format"):
+            split(broken)
+
+
+def test_missing_interpreter_ends_with_the_code_of_slurmstepd(bench: Bench) -> None:
+    code, _, err = bench.finish(bench.supervised("#!/no/such/shell\n"))
+    assert code == 2
+    assert b"slurm-health: execve(): /no/such/shell: No such file or directory" in err
+
+
+def test_script_runs_from_where_nothing_may_be_executed(bench: Bench) -> None:
+    mount = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "noexec", "none", str(bench.temporary)],
+        check=False,
+        capture_output=True,
+    )
+    if mount.returncode != 0:
+        pytest.skip("mounting needs root")
+    try:
+        ours = bench.finish(bench.supervised("#!/bin/sh\necho $TMPDIR ran\n"))
+        assert (ours[0], ours[1].split()[-1]) == (0, b"ran")
+        assert list(bench.temporary.iterdir()) == []
+    finally:
+        subprocess.run(["umount", str(bench.temporary)], check=True)
+
+
+def test_script_lies_in_a_private_directory_that_goes_with_it(bench: Bench) -> None:
+    process = bench.supervised("#!/bin/sh\necho $0 >>$LOG\nread line\n")
+    eventually(bench.lines, "the name of the script")
+    script = Path(bench.lines()[0])
+    code = bench.finish(process)[0]
+    assert script.name == "slurm_script"
+    assert script.parent.parent == bench.temporary
+    assert code == 1
+    assert list(bench.temporary.iterdir()) == []
+
+
+def test_unusable_tmpdir_does_not_stop_the_script(bench: Bench) -> None:
+    environ = bench.environ() | {"TMPDIR": "/no/such/directory"}
+    code, out, _ = bench.finish(bench.supervised("#!/bin/sh\nstat -c %a $0\n", environ=environ))
+    assert (code, out) == (0, b"700\n")
+
+
+def test_core_limit_of_the_script_is_untouched_and_there_is_one_core_at_most(bench: Bench) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    code, out, _ = bench.finish(
+        bench.supervised("#!/bin/sh\nulimit -c; ulimit -Hc; kill -ABRT $$\n")
+    )
+    assert code == -signal.SIGABRT
+    words = [
+        "unlimited" if each == resource.RLIM_INFINITY else str(each // 512) for each in (soft, hard)
+    ]
+    assert out.split()[0] in {words[0].encode(), str(soft // 1024).encode()}
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        ("USR1", signal.SIGUSR1),
+        ("USR2", signal.SIGUSR2),
+        ("HUP", signal.SIGHUP),
+        ("RTMIN+3", signal.SIGRTMIN + 3),
+    ],
+)
+def test_a_signal_for_the_script_that_meets_the_check_waits_for_its_trap(
+    bench: Bench, name: str, number: int
+) -> None:
+    # The trap on EXIT lets bash catch everything, for as long as it takes to come to the other.
+    bench.master(MASTER_THAT_WAITS)
+    process = bench.supervised(
+        "#!/bin/bash\necho began >>$LOG\nuntil [ -e $LOG.trap ]; do sleep 0.02; done\n"
+        f"trap 'echo ended >>$LOG' EXIT\ntrap 'echo got-it >>$LOG; exit 5' {name}\n"
+        "while :; do sleep 0.02; done\n"
+    )
+    bench.wait_for("ready")
+    os.kill(process.pid, number)
+    os.kill(process.pid, number)
+    Path(f"{bench.log}.go").touch()
+    bench.wait_for("began")
+    Path(f"{bench.log}.trap").touch()
+    code, _, err = bench.finish(process)
+    assert (code, bench.lines()) == (5, ["ready", "began", "got-it", "ended"])
+    assert b"came before train.sh started; it is sent once the script has a trap for it" in err
+    assert b"ended the check" not in err
+
+
+def test_a_signal_that_meets_the_check_reaches_a_script_that_blocks_it(bench: Bench) -> None:
+    bench.master(MASTER_THAT_WAITS)
+    process = bench.supervised(
+        f"#!{sys.executable} -S\nimport signal, sys, time\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})\n"
+        "while signal.SIGUSR1 not in signal.sigpending(): time.sleep(0.02)\n"
+        "sys.exit(5)\n"
+    )
+    bench.wait_for("ready")
+    os.kill(process.pid, signal.SIGUSR1)
+    Path(f"{bench.log}.go").touch()
+    assert bench.finish(process)[0] == 5
+
+
+def test_a_script_that_never_traps_a_signal_that_met_the_check_ends_by_it(bench: Bench) -> None:
+    bench.master(MASTER_THAT_WAITS)
+    process = bench.supervised(
+        "#!/bin/sh\nwhile :; do sleep 0.02; done\n", options=["--trap-wait-s", "0.5"]
+    )
+    bench.wait_for("ready")
+    os.kill(process.pid, signal.SIGUSR1)
+    Path(f"{bench.log}.go").touch()
+    assert bench.finish(process)[0] == -signal.SIGUSR1
+
+
+def test_the_end_of_a_job_does_not_wait_for_a_signal_that_is_kept(bench: Bench) -> None:
+    bench.master(MASTER_THAT_WAITS)
+    process = bench.supervised("#!/bin/sh\necho began >>$LOG\nwhile :; do sleep 0.02; done\n")
+    bench.wait_for("ready")
+    os.kill(process.pid, signal.SIGUSR1)
+    Path(f"{bench.log}.go").touch()
+    bench.wait_for("began")
+    os.kill(process.pid, signal.SIGTERM)
+    assert bench.finish(process)[0] == -signal.SIGTERM
