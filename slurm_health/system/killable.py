@@ -83,13 +83,16 @@ class _Child:
         return self.started_s + self.limit_s
 
     def read(self) -> bool:
-        """Take what has arrived; False once nothing more will come."""
-        try:
-            chunk = os.read(self.pipe, 65536)
-        except BlockingIOError:
-            return True
-        self.data += chunk
-        return bool(chunk) and len(self.data) <= self._most_bytes
+        """Take all that has arrived; False once nothing more will come."""
+        while len(self.data) <= self._most_bytes:
+            try:
+                chunk = os.read(self.pipe, 65536)
+            except BlockingIOError:
+                return True
+            if not chunk:
+                return False
+            self.data += chunk
+        return False
 
     def kill(self) -> None:
         """Kill the child with its session. One that was collected may share its id by now."""
@@ -100,12 +103,11 @@ class _Child:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 kill(self.pid, signal.SIGKILL)
 
-    def end(self) -> bool:
-        """Kill and collect the child; False for one that the kernel holds, which is left behind."""
-        self.kill()
-        with contextlib.suppress(OSError):
-            os.close(self.pipe)
-        killed_s = time.monotonic()
+    def end(self, killed_s: float) -> bool:
+        """Collect the child, killed then; False for one that the kernel holds: it is left behind.
+
+        Of all that are killed together none gets longer for having been waited for last.
+        """
         while not self._collect():
             waited_s = time.monotonic() - killed_s
             if waited_s > _REAP_S or (waited_s > _HELD_S and _sleeps_in_kernel(self.pid)):
@@ -137,7 +139,8 @@ def run_all(
 ) -> dict[Key, WorkResult]:
     """Run every piece of work at once, each in a child with its own time limit in seconds.
 
-    Returns within the longest limit and a moment, whatever the children do.
+    Returns within the longest limit and a moment, whatever the children do: all that were killed
+    are collected together, so that on a machine without a free moment none adds to the others.
     """
     running: dict[Key, _Child] = {}
     results: dict[Key, WorkResult] = {}
@@ -165,29 +168,36 @@ def limit_memory(more_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
-def _gather(running: dict[Key, _Child], results: dict[Key, WorkResult]) -> None:
+def _gather(running: Mapping[Key, _Child], results: dict[Key, WorkResult]) -> None:
     poll = select.poll()
-    by_pipe = {child.pipe: (key, child) for key, child in running.items()}
+    by_pipe = {child.pipe: key for key, child in running.items()}
     for pipe in by_pipe:
         poll.register(pipe, select.POLLIN)
+
+    def done(pipe: int, result: WorkResult) -> None:
+        poll.unregister(pipe)
+        os.close(pipe)
+        key = by_pipe.pop(pipe)
+        results[key] = result
+        running[key].kill()
+
     while by_pipe:
-        nearest_s = min(child.deadline_s for _, child in by_pipe.values())
+        nearest_s = min(running[key].deadline_s for key in by_pipe.values())
         wait_s = max(0.0, nearest_s - time.monotonic())
         for pipe, _ in poll.poll(wait_s * 1000):
-            key, child = by_pipe[pipe]
+            child = running[by_pipe[pipe]]
             if not child.read():
-                poll.unregister(pipe)
-                del by_pipe[pipe]
-                results[key] = child.result()
-                child.end()
+                done(pipe, child.result())
         now_s = time.monotonic()
-        late = [each for each in by_pipe.items() if now_s >= each[1][1].deadline_s]
-        for pipe, (_, child) in late:
-            poll.unregister(pipe)
-            del by_pipe[pipe]
-            child.kill()
-        for _, (key, child) in late:
-            results[key] = Hung(child.limit_s, abandoned=0 if child.end() else child.pid)
+        for pipe, key in list(by_pipe.items()):
+            child = running[key]
+            if now_s >= child.deadline_s:
+                # What it has answered by now counts: whoever reads may be late as well.
+                done(pipe, Hung(child.limit_s) if child.read() else child.result())
+    killed_s = time.monotonic()
+    for key, child in running.items():
+        if not child.end(killed_s) and isinstance(results[key], Hung):
+            results[key] = Hung(child.limit_s, abandoned=child.pid)
 
 
 def _sleeps_in_kernel(pid: int) -> bool:

@@ -195,6 +195,22 @@ def _lives(pid: str) -> bool:
         return False
 
 
+def test_what_is_answered_in_time_counts_however_late_it_is_read() -> None:
+    """Whoever waits may be starved as well: then the check has measured, and did not hang."""
+    code = """
+import os, time
+from slurm_health.system.killable import run_one
+def held_up():
+    os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+    time.sleep(3)
+os.register_at_fork(after_in_parent=held_up)
+print(run_one(lambda: b"seen", 3))
+"""
+    argv = [sys.executable, "-c", code]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("Answered(data=b'seen'"), done
+
+
 def test_a_hook_that_is_told_to_end_ends_its_children(tmp_path: Path) -> None:
     note = tmp_path / "pid"
     code = HOOK.format(path=sys.path, note=str(note))
