@@ -73,7 +73,8 @@ PARTS = (
         doubt=Doubt.QUICK,
     ),
     Part(name="1000 others", nodes=1000, seeds=1, policies=_ALL),
-    Part(name="4096", nodes=4096, seeds=1, policies=("plain", "defaults")),
+    Part(name="4096", nodes=4096, seeds=1, policies=("plain", "defaults", "burn-in")),
+    Part(name="16384", nodes=16384, seeds=1, policies=("plain", "defaults")),
 )
 
 
