@@ -141,7 +141,8 @@ def _deb(tree: Path, output: Path) -> Path:
         (control / name).write_text((_HERE / f"{script}.sh").read_text())
         (control / name).chmod(0o755)
     path = output / f"slurm-health_{__version__}-1_{architecture}.deb"
-    run("dpkg-deb", "--root-owner-group", "--build", tree, path)
+    # The least of xz takes a quarter of the time that its default takes, for a seventh more bytes.
+    run("dpkg-deb", "--root-owner-group", "-Zxz", "-z1", "--build", tree, path)
     return path
 
 
