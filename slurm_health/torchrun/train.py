@@ -23,11 +23,12 @@ from slurm_health.system.signals import leaving_on
 from slurm_health.torchrun import parser, rendezvous, unshared_check, watching
 from slurm_health.torchrun.arguments import Arguments, command_line, node_range, trains_alone
 from slurm_health.torchrun.channel import secret
-from slurm_health.torchrun.checking import checked
+from slurm_health.torchrun.checking import checked, say
 from slurm_health.torchrun.node_choice import Bounds, bounds
 from slurm_health.torchrun.place import TaskPlace, find, single, speaks_for_step
 from slurm_health.torchrun.restarts import Context
 from slurm_health.torchrun.starting import Starting, all_of, may_be_joined, team_of
+from slurm_health.training.monitor.node import TRAINING
 
 _TORCHRUN = ("-m", "torch.distributed.run")
 # The same, watched, with nodes looked at before workers are started again, and what it is told.
@@ -55,16 +56,15 @@ def train(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 def _train(python: str, arguments: Arguments, environ: Mapping[str, str]) -> int:
     place = find(arguments, environ)
     alone = place is None or trains_alone(arguments)
-    own = secret.without(environ)
+    here = place or single(environ, host=socket.gethostname(), now_s=int(time.time()))
+    own = _own_environ(environ)
     starting = all_of(place)
     torchrun: Sequence[str] = _TORCHRUN
     told: dict[str, object] | None = None
     if arguments.checks:
-        here = place or single(environ, host=socket.gethostname(), now_s=int(time.time()))
         if here.meeting is not None and here.leads:
             here = unshared_check.named(here)
-        joins = "SLURM_JOB_ID" in environ and may_be_joined(arguments.given)
-        within = bounds(arguments.given.get("nnodes"), len(here.nodes), alone=alone, joins=joins)
+        within = _bounds(here, arguments, environ, alone=alone)
         with _ended_in_order():
             found = checked(here, within, arguments, python, environ)
         if isinstance(found, int):
@@ -73,12 +73,13 @@ def _train(python: str, arguments: Arguments, environ: Mapping[str, str]) -> int
         if arguments.restarts:
             context = _context(here, within, found, arguments, python, environ, alone=alone)
             told = _told(context, within)
-    if place is not None and not alone and watching.is_on(place, arguments, environ):
+    if watching.is_on(here, arguments, environ) and _is_known(place, arguments):
         if told is None:
-            told = _told_unchecked(place, starting, arguments, python, environ)
-        own |= watching.marked(environ)
-        told["monitor"] = watching.monitor(place, starting, arguments, own)
-        told["node_monitor"] = watching.node_monitor(place, own)
+            told = _told_unchecked(here, starting, arguments, python, environ, alone=alone)
+        own |= watching.marked(environ, alone=alone)
+        trains = replace(starting, nodes=(here.node,)) if alone else starting
+        told["monitor"] = watching.monitor(here, trains, arguments, own)
+        told["node_monitor"] = watching.node_monitor(here, own)
     if told is not None:
         torchrun = (str(_CHECKING_TORCHRUN),)
         own[_RESTARTS] = msgspec.json.encode(told).decode()
@@ -88,6 +89,28 @@ def _train(python: str, arguments: Arguments, environ: Mapping[str, str]) -> int
     if not alone and place is not None:
         team = team_of(place, starting, arguments.given, environ)
     return _become(python, [*torchrun, *command_line(arguments, team, environ)], own)
+
+
+def _own_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what the training inherits: no secret, and no mark of a training around it."""
+    own = dict(secret.without(environ))
+    own.pop(TRAINING, None)
+    return own
+
+
+def _is_known(place: TaskPlace | None, arguments: Arguments) -> bool:
+    """Tell whether it is known who trains; several nodes without ranks know only each other."""
+    several = "nnodes" in arguments.given and not trains_alone(arguments)
+    if place is None and several:
+        say("this training is not watched: the node's rank is not known (NODE_RANK, --node-rank)")
+    return place is not None or not several
+
+
+def _bounds(
+    place: TaskPlace, arguments: Arguments, environ: Mapping[str, str], *, alone: bool
+) -> Bounds:
+    joins = "SLURM_JOB_ID" in environ and may_be_joined(arguments.given)
+    return bounds(arguments.given.get("nnodes"), len(place.nodes), alone=alone, joins=joins)
 
 
 def _context(
@@ -122,16 +145,17 @@ def _told_unchecked(
     arguments: Arguments,
     python: str,
     environ: Mapping[str, str],
+    *,
+    alone: bool,
 ) -> dict[str, object]:
     """Return the same for nodes that were not checked: they may be, once workers have failed."""
-    joins = "SLURM_JOB_ID" in environ and may_be_joined(arguments.given)
-    within = bounds(arguments.given.get("nnodes"), len(place.nodes), alone=False, joins=joins)
+    within = _bounds(place, arguments, environ, alone=alone)
     if place.chosen_start and place.meeting is None:
         where = rendezvous.meeting(arguments.given, environ, place.port)
         place = replace(place, meeting=where)
     if place.meeting is not None and place.leads:
         place = unshared_check.named(place)
-    context = _context(place, within, starting, arguments, python, environ, alone=False)
+    context = _context(place, within, starting, arguments, python, environ, alone=alone)
     return _told(context, within)
 
 

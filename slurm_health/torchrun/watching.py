@@ -32,9 +32,14 @@ def is_on(place: TaskPlace, arguments: Arguments, environ: Mapping[str, str]) ->
     return "SLURM_JOB_ID" not in environ or not _is_watched(place, root)
 
 
-def marked(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what marks the processes of this training where no job of Slurm's does."""
-    return {} if "SLURM_JOB_ID" in environ else {TRAINING: secrets.token_hex(8)}
+def marked(environ: Mapping[str, str], *, alone: bool = False) -> dict[str, str]:
+    """Return what marks the processes of this training where no job of Slurm's does.
+
+    A node that trains `alone` may do so beside others of the same job.
+    """
+    if "SLURM_JOB_ID" in environ and not alone:
+        return {}
+    return {TRAINING: secrets.token_hex(8)}
 
 
 def monitor(

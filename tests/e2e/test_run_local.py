@@ -127,16 +127,46 @@ def test_a_mistyped_option_is_refused_in_torchruns_words(tmp_path: Path) -> None
     )
 
 
-def test_the_process_becomes_torchrun_and_ends_as_it_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("monitor", "torchrun"), [("report", "torchrun_restarts.py"), ("off", "torch.distributed.run")]
+)
+def test_the_process_becomes_torchrun_and_ends_as_it_does(
+    tmp_path: Path, monitor: str, torchrun: str
+) -> None:
     script = tmp_path / "train.py"
     script.write_text("import pathlib, time\npathlib.Path('began').touch()\ntime.sleep(600)\n")
-    node = Node(tmp_path, "--standalone", str(script))
+    node = Node(tmp_path, f"--monitor={monitor}", "--standalone", str(script))
     eventually((tmp_path / "began").exists, "the script began")
-    assert "torch.distributed.run" in node.program()
+    assert any(word.endswith(torchrun) for word in node.program())
     node.process.send_signal(signal.SIGTERM)
     code, _, stderr = node.end()
     assert code != 0
     assert "SignalException" in stderr
+
+
+@pytest.mark.parametrize("alone", [["--standalone"], ["--nnodes=1"], []])
+def test_one_machine_that_is_not_checked_says_why_its_training_failed(
+    tmp_path: Path, alone: list[str]
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("raise KeyError('lr')\n")
+    code, _, stderr = Node(tmp_path, *alone, str(script)).end()
+
+    assert code == 1
+    assert stderr.count("post-mortem: why") == 1, stderr
+    assert "KeyError: 'lr'" in stderr
+
+
+def test_nodes_that_know_no_ranks_say_that_nothing_watches_them(
+    tmp_path: Path, free_port: str
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("")
+    words = ["--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port}"]
+    ends = [each.end() for each in [Node(tmp_path, *words, str(script)) for _ in range(2)]]
+
+    assert [code for code, _, _ in ends] == [0, 0], ends
+    assert all("this training is not watched: " in stderr for _, _, stderr in ends)
 
 
 def test_the_help_is_ours_at_once_and_torchruns_by_its_parser(tmp_path: Path) -> None:

@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -301,6 +304,47 @@ def trainings(tmp_path: Path) -> Iterator[list[Machine]]:
     for each in found:
         if each.process is not None and each.process.poll() is None:
             each.kill()
+
+
+def resume(machine: Machine, rank: int) -> None:
+    """Let a rank go on that was stopped."""
+    os.kill(int((machine.home / f"pid-{rank}").read_text()), signal.SIGCONT)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(5000)
+def test_with_the_static_rendezvous_a_hang_is_named_and_nobody_is_ended(
+    trainings: list[Machine], master: str
+) -> None:
+    for each in trainings:
+        each.run(
+            *("--rdzv-backend=static", "--nnodes=3", "--nproc_per_node=1", "--monitor=restart"),
+            program="hanging.py",
+            given=("stop", "1"),
+            MASTER_ADDR=master,
+            **HANGS,
+        )
+    trainings[0].says("rank 1 on node1 has been stopped by a signal", LONGEST_S)
+    resume(trainings[1], 1)
+    assert [each.end(LONGEST_S) for each in trainings] == [0, 0, 0], trainings
+    assert "has no --monitor=restart: a hang is only reported" in trainings[0].said
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(5000)
+@pytest.mark.parametrize("mode", ["report", "stop"])
+def test_a_machine_that_trains_alone_names_its_hang_and_ends_where_it_is_to_be_stopped(
+    trainings: list[Machine], mode: str
+) -> None:
+    alone = trainings[1]
+    words = ("--standalone", "--nproc_per_node=2", f"--monitor={mode}")
+    alone.run(*words, program="hanging.py", given=("stop", "1"), **HANGS)
+    alone.says(f"rank 1 on {socket.gethostname()} has been stopped by a signal", LONGEST_S)
+    if mode == "report":
+        resume(alone, 1)
+
+    assert alone.end(LONGEST_S) == (0 if mode == "report" else 1), alone
+    assert ("the training ends: it hangs (--monitor=stop)" in alone.said) == (mode == "stop")
 
 
 def hang(machines: list[Machine], master: str, *words: str) -> list[int]:

@@ -97,12 +97,13 @@ class Machine:
         """What it has printed so far."""
         return self._output.read_text() if self._output.exists() else ""
 
-    def says(self, text: str) -> None:
+    def says(self, text: str, within_s: float = DEADLINE_S) -> None:
         """Wait until it has said this."""
         assert self.process is not None
         eventually(
             lambda: text in self.said or self.process.poll() is not None,  # type: ignore[union-attr]
             f"node{self.rank} said {text!r}: {self.said}",
+            within_s=within_s,
         )
         assert text in self.said
 

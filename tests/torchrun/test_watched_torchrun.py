@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -121,6 +122,28 @@ def test_a_broken_monitor_leaves_the_training_alone(
     done = run(json.dumps({**TOLD, "monitor": monitor}), [*words, str(training)])
 
     assert (done.returncode, done.stderr.count("trained\n")) == (0, 1), done.stderr
+
+
+SAYS_HOW = "import sys; print('monitor', sys.argv[1:], file=sys.stderr, flush=True)"
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("mode", ["report", "stop", "restart"])
+def test_with_the_static_rendezvous_a_hang_is_only_reported_and_that_is_said(
+    training: Path, mode: str
+) -> None:
+    monitor = [sys.executable, "-c", SAYS_HOW, f"--on-hang={mode}"]
+    told = {**TOLD, "monitor": monitor, "node_monitor": ["true"]}
+    words = ["--rdzv-backend=static", f"--rdzv-endpoint=127.0.0.1:{free_port()}"]
+    done = run(json.dumps(told), [*words, "--nnodes=1", "--node-rank=0", str(training)])
+
+    assert done.returncode == 0, done.stderr
+    (how,) = re.findall(r"monitor \[.*\]", done.stderr)
+    assert "'--node=n1', '--nodes=n1'" in how
+    assert ("'--on-hang=report'" in how.partition(",")[2]) == (mode != "report")
+    said = f"the static rendezvous has no --monitor={mode}: a hang is only reported"
+    assert (said in done.stderr) == (mode != "report")
 
 
 @pytest.mark.torch

@@ -61,6 +61,12 @@ def test_outside_slurm_each_node_has_its_own_and_knows_its_processes_by_a_mark(
     assert watching.marked({}) != marked
 
 
+def test_in_slurm_a_node_that_trains_alone_is_known_by_a_mark_of_its_own() -> None:
+    marked = watching.marked(IN_SLURM, alone=True)
+
+    assert watching.node_monitor(place(), IN_SLURM | marked) != ()
+
+
 def test_nothing_is_watched_where_that_is_switched_off(tmp_path: Path) -> None:
     assert watching.is_on(place(), told(tmp_path), IN_SLURM)
     assert not watching.is_on(place(), told(tmp_path, "off"), IN_SLURM)

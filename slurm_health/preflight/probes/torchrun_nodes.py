@@ -125,10 +125,15 @@ class Monitor:
     """
 
     def __init__(self, command: Sequence[str], environ: dict[str, str], output: int) -> None:
-        self._command, self._environ, self._output = command, environ, output
+        self._command, self._environ, self._output = [*command], environ, output
         self._process: subprocess.Popen[bytes] | None = None
         self._told: IO[bytes] | None = None
         self._carrier: Carrier | None = None
+
+    def only_report(self) -> None:
+        """Have it end no workers, whatever its command says."""
+        if self._command:
+            self._command.append("--on-hang=report")
 
     def begin(self) -> None:
         """Start it."""

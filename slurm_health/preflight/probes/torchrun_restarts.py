@@ -75,22 +75,15 @@ class Told(NamedTuple):
     node_monitor: tuple[str, ...] = ()
 
 
-class CheckedRendezvous(RendezvousHandler):
-    """torchrun's rendezvous, before which the nodes are looked at where workers have failed."""
+class WatchedRendezvous(RendezvousHandler):
+    """torchrun's rendezvous, beside which a monitor begins once the nodes have met."""
 
     def __init__(self, inner: Any, told: Told, tail: Tail, monitor: Monitor) -> None:
         self._inner = inner
         self._told = told
         self._tail = tail
         self._monitor = monitor
-        self._round: Round | None = None
-        self._began_s = 0.0
-        self._rank = 0
-        self._restarts = 0
-        self._hang: Any = None
-        self._hangs_before: list[Any] = []
-        self._newcomers = False
-        self._leaves = False
+        self._watched = False
 
     @property
     def use_agent_store(self) -> bool:
@@ -114,6 +107,52 @@ class CheckedRendezvous(RendezvousHandler):
         self._inner.set_closed()
 
     def num_nodes_waiting(self) -> int:
+        """Return how many nodes are to be let in."""
+        return int(self._inner.num_nodes_waiting())
+
+    def shutdown(self) -> bool:
+        """Close the rendezvous for all."""
+        return bool(self._inner.shutdown())
+
+    def next_rendezvous(self) -> Any:
+        """Meet the others; the first time all do, and later each node by itself, unseen by them."""
+        found = self._inner.next_rendezvous()
+        if not self._watched:
+            self._watched = True
+            self._watch(*_met(found))
+        return found
+
+    def _watch(self, store: Any, rank: int, count: int) -> None:
+        """Have a monitor begin beside the workers."""
+        told = self._told
+        if not told.node_monitor:
+            self._monitor.begin()
+            return
+        try:
+            carrier = Carrier(store, rank, count, told.node_monitor, told.environ)
+            self._monitor.begin_carried(carrier, told.node)
+        except (OSError, RuntimeError) as err:
+            self._say(f"no hang of this training is looked for here: {line_of(err)}")
+
+    def _say(self, text: str) -> None:
+        os.write(self._tail.real, f"slurm-health: {self._told.node}: {text}\n".encode())
+
+
+class CheckedRendezvous(WatchedRendezvous):
+    """One before which the nodes are looked at where workers have failed."""
+
+    def __init__(self, inner: Any, told: Told, tail: Tail, monitor: Monitor) -> None:
+        super().__init__(inner, told, tail, monitor)
+        self._round: Round | None = None
+        self._began_s = 0.0
+        self._rank = 0
+        self._restarts = 0
+        self._hang: Any = None
+        self._hangs_before: list[Any] = []
+        self._newcomers = False
+        self._leaves = False
+
+    def num_nodes_waiting(self) -> int:
         """Return how many nodes are to be let in; one, where workers of another have failed.
 
         One as well where the workers hang, so that torchrun ends them on all nodes.
@@ -124,13 +163,13 @@ class CheckedRendezvous(RendezvousHandler):
             self._hang = self._monitor.hang()
         if self._hang is not None:
             return 1
-        waiting = int(self._inner.num_nodes_waiting())
+        waiting = super().num_nodes_waiting()
         self._newcomers = waiting > 0
         return waiting
 
     def shutdown(self) -> bool:
         """Close the rendezvous for all; a node that the others go on without only leaves it."""
-        return True if self._leaves else bool(self._inner.shutdown())
+        return True if self._leaves else super().shutdown()
 
     def next_rendezvous(self) -> Any:
         """Meet the others; after a failure, once it is decided how to go on.
@@ -147,25 +186,11 @@ class CheckedRendezvous(RendezvousHandler):
         self._newcomers = False
         self._tail.clear()
         found = self._inner.next_rendezvous()
-        store, self._rank, count = (
-            found if isinstance(found, tuple) else (found.store, found.rank, found.world_size)
-        )
+        store, self._rank, count = _met(found)
         self._round = Round(store, self._rank, count)
         self._began_s = time.monotonic()
-        self._watch(store, count)
+        self._watch(store, self._rank, count)
         return found
-
-    def _watch(self, store: Any, count: int) -> None:
-        """Have a monitor begin beside the workers."""
-        if not self._told.node_monitor:
-            self._monitor.begin()
-            return
-        told = self._told
-        carrier = Carrier(store, self._rank, count, told.node_monitor, told.environ)
-        try:
-            self._monitor.begin_carried(carrier, told.node)
-        except (OSError, RuntimeError) as err:
-            self._say(f"no hang of this training is looked for here: {line_of(err)}")
 
     def workers_failed(self) -> None:
         """Have it said why the workers failed, which torchrun does not start again."""
@@ -258,8 +283,12 @@ class CheckedRendezvous(RendezvousHandler):
         found: dict[str, Any] = json.loads(lines[-1])
         return found
 
-    def _say(self, text: str) -> None:
-        os.write(self._tail.real, f"slurm-health: {self._told.node}: {text}\n".encode())
+
+def _met(found: Any) -> tuple[Any, int, int]:
+    """Return the store of those that have met, this one's rank, and how many they are."""
+    if isinstance(found, tuple):
+        return found
+    return found.store, found.rank, found.world_size
 
 
 def _answers(look: Any) -> bool:
@@ -294,21 +323,18 @@ def _checked_rendezvous(told: Told) -> Iterator[None]:
     made: list[CheckedRendezvous] = []
     create = registry.get_rendezvous_handler
 
-    def begin() -> None:
-        if not told.node_monitor:  # without a store nothing carries their lines
-            monitor.begin()
-
     def checked(params: RendezvousParameters) -> RendezvousHandler:
         inner = create(params)
-        # The static one has a fixed set of nodes, and one store for all of its rounds.
-        if inner.get_backend() == "static":
-            begin()
-            return inner
         try:
+            # The static one has a fixed set of nodes, and one store for all of its rounds.
+            if inner.get_backend() == "static":
+                _only_reports(told, monitor, tail)
+                return WatchedRendezvous(inner, told, tail, monitor)
             made.append(CheckedRendezvous(inner, told, tail, monitor))
         except TypeError as err:  # torch's has more to it by now
             os.write(tail.real, f"slurm-health: no post-mortem: {line_of(err)}\n".encode())
-            begin()
+            if not told.node_monitor:  # without a store nothing carries their lines
+                monitor.begin()
             return inner
         return made[-1]
 
@@ -322,6 +348,16 @@ def _checked_rendezvous(told: Told) -> Iterator[None]:
     finally:
         monitor.end()
         tail.end()
+
+
+def _only_reports(told: Told, monitor: Monitor, tail: Tail) -> None:
+    """Have a hang reported where nobody can end the workers of all nodes; say so to who asked."""
+    cannot = ("stop", "restart") if told.node_monitor else ("restart",)  # Slurm can end its job
+    for mode in cannot:
+        if f"--on-hang={mode}" in told.monitor:
+            monitor.only_report()
+            text = f"the static rendezvous has no --monitor={mode}: a hang is only reported"
+            os.write(tail.real, f"slurm-health: {text}\n".encode())
 
 
 def main() -> None:

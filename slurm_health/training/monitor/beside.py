@@ -63,7 +63,7 @@ def main() -> int:
     parser.add_argument("--after-s", type=float, required=True)
     parser.add_argument("--script-source", type=Path)
     parser.add_argument("--tell", action="store_true")  # the hang, on standard output
-    # Outside Slurm: what marks the training's processes, and where monitors are read and told.
+    # Where a training is not a job: what marks its processes, where monitors are read and told.
     parser.add_argument("--training", default="")
     parser.add_argument("--node", default="")
     parser.add_argument("--nodes", default="")
@@ -77,7 +77,8 @@ def main() -> int:
         directory = Path(options.directory) if options.directory else None
         from slurm_health.training.monitor.srun_output import script_text
 
-        script, environ = script_text(options.script_source), dict(os.environ)
+        script = script_text(options.script_source)
+        environ = _without_slurm(os.environ) if options.training else dict(os.environ)
         job = _carried(options) if options.training else _of_slurm(environ)
         if job is not None:
             return _watch(job, directory, script, environ, options.on_hang, tell=options.tell)
@@ -114,6 +115,16 @@ def _of_slurm(environ: Mapping[str, str]) -> _Job | None:
         start=start,
         left_of=lambda had: _nodes_left(had, allocation.array or str(job), environ),
     )
+
+
+def _without_slurm(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a training that is not the whole of a job, if it is in one."""
+    ours = "SLURM_HEALTH_"
+    return {
+        name: value
+        for name, value in environ.items()
+        if name.startswith(ours) or not name.startswith("SLURM")
+    }
 
 
 def _carried(options: argparse.Namespace) -> _Job:

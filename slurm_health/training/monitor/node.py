@@ -98,14 +98,15 @@ class NodeMonitor:
 def main() -> int:
     """Serve; the words are the job, the node where Slurm does not tell it, and the interval.
 
-    A fourth one is the variable that has the job, where that is none of Slurm's.
+    A fourth one is the variable that has the job, where that is none of Slurm's: then this is no
+    step of its own.
     """
     job, node, interval_s, *variable = sys.argv[1:5]
     for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)  # `sbatch --signal` sends them to every step
     environ = os.environ
     name = environ.get("SLURMD_NODENAME") or node
-    step = environ.get("SLURM_STEP_ID", "")
+    step = "" if variable else environ.get("SLURM_STEP_ID", "")
     ranks = Ranks(job, name, step, variable=next(iter(variable), "SLURM_JOB_ID"))
     try:
         NodeMonitor(ranks, name, float(interval_s)).run()
