@@ -14,7 +14,7 @@ import resource
 import select
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import TypeVar
@@ -53,10 +53,16 @@ class Broke(msgspec.Struct, frozen=True, tag=True):
 
 
 class Hung(msgspec.Struct, frozen=True):
-    """The child had not answered at its deadline. `abandoned`: its id while the kernel holds it."""
+    """The child had not answered at its deadline.
+
+    `abandoned` is its id while the kernel holds it. `unserved_s`: if it, or what it had started,
+    was ready to run at the deadline, how long they had been so without a processor; 0 where the
+    kernel does not count it.
+    """
 
     limit_s: float
     abandoned: int = 0
+    unserved_s: float = 0.0
 
 
 WorkResult = Answered | Broke | Hung
@@ -121,6 +127,10 @@ class _Child:
         except ChildProcessError:
             self.collected = True
         return self.collected
+
+    def hung(self) -> Hung:
+        process = Path(f"/proc/{self.pid}")
+        return Hung(self.limit_s, unserved_s=_unserved_s([process, *proc.children(process)]))
 
     def result(self) -> WorkResult:
         elapsed_s = time.monotonic() - self.started_s
@@ -193,11 +203,21 @@ def _gather(running: Mapping[Key, _Child], results: dict[Key, WorkResult]) -> No
             child = running[key]
             if now_s >= child.deadline_s:
                 # What it has answered by now counts: whoever reads may be late as well.
-                done(pipe, Hung(child.limit_s) if child.read() else child.result())
+                done(pipe, child.hung() if child.read() else child.result())
     killed_s = time.monotonic()
     for key, child in running.items():
-        if not child.end(killed_s) and isinstance(results[key], Hung):
-            results[key] = Hung(child.limit_s, abandoned=child.pid)
+        result = results[key]
+        if not child.end(killed_s) and isinstance(result, Hung):
+            results[key] = msgspec.structs.replace(result, abandoned=child.pid)
+
+
+def _unserved_s(processes: Iterable[Path]) -> float:
+    ready, waited_s = False, 0.0
+    for process in processes:
+        with contextlib.suppress(OSError, ValueError):  # it has ended
+            ready |= proc.stat(process).state == "R"
+            waited_s += proc.scheduled(process)[1]
+    return waited_s if ready else 0.0
 
 
 def _sleeps_in_kernel(pid: int) -> bool:

@@ -108,6 +108,13 @@ def scheduled(process: Path) -> tuple[float, float]:
     return ran_ns / 1e9, unserved_ns / 1e9
 
 
+def children(process: Path) -> Iterator[Path]:
+    """Yield what the main thread of a process has started; nothing where the kernel tells none."""
+    with contextlib.suppress(OSError):
+        for pid in (process / "task" / process.name / "children").read_text().split():
+            yield process.parent / pid
+
+
 def voluntary_switches(process: Path) -> int:
     """Return how often the main thread has gone to wait in the kernel, 0 where that is not told."""
     for line in (process / "status").read_bytes().splitlines():

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from slurm_health.node.rules.recovery import DrainRecord
 
 _MOST_SHARED = 4
+# A check that is still ready to run, and had no processor for so large a share of its time, has
+# not hung: it could not be measured.
+_STARVED = 0.5
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -167,6 +170,11 @@ def _finding(planned: Planned, outcome: WorkResult | Stuck) -> Finding:
         case Stuck(pid=pid):
             judged = node_fault if planned.hang_is_fault else inconclusive
             return judged(f"not run: process {pid} of an earlier run waits in the kernel")
+        case Hung(limit_s=limit_s, unserved_s=unserved_s) if unserved_s >= _STARVED * limit_s:
+            return inconclusive(
+                f"did not end within {planned.time_limit_s:g} s, and waited for a processor for"
+                f" {unserved_s:.1f} s of the last {limit_s:g}"
+            )
         case Hung(abandoned=abandoned):
             left = " and cannot be killed (its process waits in the kernel)" if abandoned else ""
             judged = node_fault if planned.hang_is_fault else inconclusive

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 
@@ -10,6 +11,7 @@ import pytest
 
 from slurm_health.node.draining import shared_state
 from slurm_health.node.rules import drain_note
+from tests.lab import cgroups
 from tests.support.fake_scontrol import FakeScontrol
 from tests.support.hooked_node import Node
 
@@ -64,15 +66,33 @@ def test_a_hung_check_is_named_and_drains_nobody(node: Node) -> None:
 
 
 def test_a_hung_check_drains_where_the_site_calls_a_hang_a_fault(node: Node) -> None:
-    check = "check='command'\nargv=['sleep', '3600']\ntime_limit_s=0.5\nhang_is_fault=true\n"
+    check = "check='command'\nargv=['sleep', '3600']\ntime_limit_s=2\nhang_is_fault=true\n"
     node.more = f"[checks.hung]\n{check}"
     assert node.prolog()
-    assert "did not end within 0.5 s" in node.reason
+    assert "did not end within 2 s" in node.reason
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root takes processor time away")
+def test_a_check_that_had_no_processor_has_not_hung(node: Node) -> None:
+    controller, name = cgroups.find_cpu_controller(), f"starved{os.getpid()}"
+    if controller is None:
+        pytest.skip("no cpu controller that can be used")
+    try:
+        cgroups.create(controller, name, ("n3",))
+        cgroups.set_quota(controller, name, "n3", 0.05)
+        mine = cgroups.node_cgroup(controller, name, "n3") / "cgroup.procs"
+        work = f"echo $$ >{mine}; while :; do :; done"
+        check = f"check='command'\nargv=['sh', '-c', '{work}']\ntime_limit_s=2\n"
+        node.more = f"[checks.starved]\n{check}hang_is_fault=true\n"
+        assert not node.prolog()
+        said = "check=starved inconclusive: did not end within 2 s, and waited for a processor for"
+        assert said in node.said
+        assert node.slurm.calls() == []
+    finally:
+        cgroups.remove(controller, name)
 
 
 def test_a_hung_check_among_those_that_share_a_child_is_named(node: Node) -> None:
-    import os
-
     path = node.machine / "proc/loadavg"
     path.unlink()
     os.mkfifo(path)  # opening it for reading waits for a writer that never comes
@@ -251,8 +271,6 @@ def _garbled(node: Node) -> None:
 
 
 def _hung(node: Node) -> None:
-    import os
-
     os.mkfifo(node.shared / shared_state.LEDGER)
 
 
