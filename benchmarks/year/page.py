@@ -41,7 +41,10 @@ _OURS = ("defaults", "burn-in", "best", "best+persons")
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A table of the page: these policies, each with so many seeds, compared with `base`."""
+    """A table of the page: these policies, each with so many seeds, compared with `base`.
+
+    `days` is 0 for the recording's own length.
+    """
 
     name: str
     nodes: int
@@ -49,6 +52,7 @@ class Part:
     policies: tuple[str, ...]
     doubt: Doubt = Doubt.NONE
     base: str = "plain"
+    days: float = 0.0
 
 
 _NOT_RUN = "Not run yet."
@@ -74,14 +78,14 @@ PARTS = (
     ),
     Part(name="1000 others", nodes=1000, seeds=1, policies=_ALL),
     Part(name="4096", nodes=4096, seeds=1, policies=("plain", "defaults", "burn-in")),
-    Part(name="16384", nodes=16384, seeds=1, policies=("plain", "defaults")),
+    Part(name="16384", nodes=16384, seeds=1, policies=("plain", "defaults"), days=30.0),
 )
 
 
 def runs(*, days: float = 0.0) -> Iterator[Run]:
     """Yield the runs of the page, each once; `days` for a shorter year."""
     yield from dict.fromkeys(
-        Run(policy=policy, nodes=part.nodes, seed=seed, doubt=part.doubt, days=days)
+        Run(policy=policy, nodes=part.nodes, seed=seed, doubt=part.doubt, days=days or part.days)
         for part in PARTS
         for seed in range(part.seeds)
         for policy in part.policies
@@ -210,7 +214,7 @@ def _goals(done: Sequence[Done]) -> str:
             withheld = mean(each.figures["withheld"] for each in here)
             gain = mean_of(gains)
             rows[part.nodes, part.doubt, policy] = [
-                f"{part.nodes:,}{f', {part.doubt.value}' if part.doubt.value else ''}",
+                ", ".join(filter(None, (f"{part.nodes:,}", part.doubt.value, _length(part)))),
                 policy,
                 f"{_shown(gain, 5.0)}: {_ranged(gain, '+')}",
                 f"{'yes' if met >= 60 else 'no'}: {met:.0f}",
@@ -220,6 +224,10 @@ def _goals(done: Sequence[Done]) -> str:
     return tabulate(
         list(rows.values()), headers=_GOAL_HEADS, tablefmt="pipe", disable_numparse=True
     )
+
+
+def _length(part: Part) -> str:
+    return f"{part.days:g} days" if part.days else ""
 
 
 def _shown(found: Mean, goal: float) -> str:

@@ -21,7 +21,11 @@ _TEXT, _GRID = "#263238", "#cfd8dc"
 
 def ratio(done: Sequence[Done]) -> str:
     """Return a picture of useful of allocated node-hours by size, a line for each policy."""
-    parts_of = [part for part in PARTS if part.doubt is Doubt.NONE and part.base == "plain"]
+    parts_of = [
+        part
+        for part in PARTS
+        if part.doubt is Doubt.NONE and part.base == "plain" and not part.days
+    ]
     sizes = sorted({part.nodes for part in parts_of})
     policies = list(dict.fromkeys(name for part in parts_of for name in part.policies))
     means = {
