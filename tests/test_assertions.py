@@ -33,8 +33,8 @@ def called(function: Function) -> Iterator[str]:
             yield node.func.id if isinstance(node.func, ast.Name) else node.func.attr
 
 
-def fails_itself(function: Function) -> bool:
-    return bool(RAISING & set(called(function))) or any(
+def fails_itself(function: Function, calls: frozenset[str]) -> bool:
+    return bool(RAISING & calls) or any(
         isinstance(node, ast.Assert | ast.Raise) or (isinstance(node, ast.keyword) and checks(node))
         for node in ast.walk(function)
     )
@@ -46,22 +46,22 @@ def checks(keyword: ast.keyword) -> bool:
 
 def without_assertion(texts: Iterable[str]) -> set[str]:
     """Return the names of tests in which nothing can fail but the code that they run."""
-    named: dict[str, list[Function]] = defaultdict(list)
+    named: dict[str, list[tuple[bool, frozenset[str]]]] = defaultdict(list)
     for text in texts:
         for function in functions(text):
-            named[function.name].append(function)
-    failing = {name for name, found in named.items() if any(map(fails_itself, found))}
+            calls = frozenset(called(function))
+            named[function.name].append((fails_itself(function, calls), calls))
+    failing = {name for name, found in named.items() if any(fails for fails, _ in found)}
     grown = True
     while grown:
-        more = {name for name, found in named.items() if any(failing & {*called(f)} for f in found)}
+        more = {name for name, found in named.items() if any(failing & calls for _, calls in found)}
         grown = not more <= failing
         failing |= more
     # A name may stand for several tests: each is to fail.
     return {
         name
         for name, found in named.items()
-        if name.startswith("test_")
-        and not all(fails_itself(each) or failing & {*called(each)} for each in found)
+        if name.startswith("test_") and not all(fails or failing & calls for fails, calls in found)
     }
 
 

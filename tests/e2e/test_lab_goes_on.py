@@ -152,7 +152,9 @@ def begun(site: Site, job: int) -> None:
     eventually(site, lambda: "one by one" in output(site, job), "the script", 150)
 
 
-@pytest.mark.parametrize("loss", ["slurmd killed", "powered off"])
+@pytest.mark.parametrize(
+    "loss", ["slurmd killed", pytest.param("powered off", marks=pytest.mark.slow)]
+)
 def test_a_lost_node_is_replaced_by_the_spare_without_a_requeue(training: Site, loss: str) -> None:
     job = submit(training, *KEPT, "nodes.sh", script="")
     begun(training, job)
@@ -289,6 +291,7 @@ def fail_on(site: Site, job: int, node: str, start: int = 0, **bad: str) -> None
     kill_sleeping(site, job)
 
 
+@pytest.mark.slow
 def test_two_failures_use_two_spares(training: Site) -> None:
     options = ("-N3", "--ntasks-per-node=1", "--spares=2", "--keep-spares")
     job = submit(training, *options, "nodes.sh", script="", env=TWICE)
@@ -305,6 +308,7 @@ def test_two_failures_use_two_spares(training: Site) -> None:
     training.assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_of_two_spares_the_one_that_is_bad_itself_is_passed_over(training: Site) -> None:
     options = ("-N3", "--ntasks-per-node=1", "--spares=2", "--keep-spares")
     job = submit(training, *options, "nodes.sh", script="")
@@ -318,7 +322,7 @@ def test_of_two_spares_the_one_that_is_bad_itself_is_passed_over(training: Site)
 @pytest.mark.parametrize(
     ("words", "state", "restarts", "said"),
     [
-        ((), "COMPLETED", "1", "start 0 attempt 1 on n[1,4-5]"),
+        pytest.param((), "COMPLETED", "1", "start 0 attempt 1 on n[1,4-5]", marks=pytest.mark.slow),
         (("-x", "n5", "--min-nodes=2"), "COMPLETED", "0", "start 2 attempt 0 on n[1,4]"),
         (("-x", "n5"), "FAILED", "0", "main has 2 nodes without n[2-3]"),
     ],

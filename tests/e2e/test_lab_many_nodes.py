@@ -27,6 +27,7 @@ def site() -> Iterator[Site]:
         yield Site(lab)
 
 
+@pytest.mark.slow
 def test_three_nodes_without_a_working_slurmd_cost_neither_the_check_nor_the_others(
     site: Site,
 ) -> None:

@@ -89,13 +89,15 @@ def fails_after(
         number = began(site, *options)
         happens()
         found = fails(site, number)
-        if found and not any("no answer" in line for line in (*found["told"], *_not_seen(found))):
+        if found and not _late(found):
             break
     return number, found
 
 
-def _not_seen(found: dict[str, Any]) -> list[str]:
-    return found.get("not_collected") or []
+def _late(found: dict[str, Any]) -> bool:
+    """Whether a node, a look or a collector took too long."""
+    lines = [line for part in ("told", "not_collected", "failed") for line in found.get(part) or ()]
+    return any("no answer" in line or "not answer within" in line for line in lines)
 
 
 def test_an_xid_on_a_node_that_is_not_the_batch_host_is_the_cause_that_the_post_mortem_names(

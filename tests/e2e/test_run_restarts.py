@@ -109,12 +109,12 @@ def trains_from(machine: Machine, count: int, least_step: int = 0) -> None:
     def found() -> bool:
         return any(n == count and step >= least_step for n, step in begun_at(machine))
 
-    eventually(found, f"{count} processes train: {machine.said}")
+    eventually(found, f"{count} processes train: {machine.said}", within_s=DEADLINE_S)
 
 
 def checkpointed(machine: Machine) -> None:
     path = machine.home.parent / "ck.pt"
-    eventually(path.exists, "a checkpoint")
+    eventually(path.exists, "a checkpoint", within_s=DEADLINE_S)
 
 
 def lose(machine: Machine) -> None:
@@ -171,6 +171,7 @@ def test_a_node_that_fails_the_check_before_a_restart_is_left_out(
     assert codes(elastic) == [0, 0, 0], elastic
 
 
+@pytest.mark.slow
 def test_with_fewer_nodes_than_are_needed_the_training_ends_and_says_so(
     elastic: list[Machine], master: str
 ) -> None:

@@ -292,7 +292,7 @@ def test_a_pair_that_was_not_measured_has_the_colour_of_the_legend(tmp_path: Pat
 
 @pytest.mark.skipif(BROWSER is None, reason="no browser: chromium is not installed")
 @pytest.mark.parametrize(("width", "columns"), [(500, 1), (1280, 2), (1900, 3)])
-@pytest.mark.parametrize("count", [5, 512])
+@pytest.mark.parametrize("count", [5, pytest.param(512, marks=pytest.mark.slow)])
 def test_pictures_use_the_width_of_the_window_and_none_is_cut_off(
     tmp_path: Path, width: int, columns: int, count: int
 ) -> None:

