@@ -16,8 +16,10 @@ _TOLD = 6  # lines of what nodes told of themselves
 
 
 def post_mortems(runs: Sequence[RunReport], page: Page) -> list[str]:
-    """Return why each script failed that did, in the order of the attempts."""
-    rows = [["POST-MORTEM", "", "WHY THE SCRIPT FAILED"]]
+    """Return why each script failed or was ended, in the order of the attempts."""
+    found = [run.post_mortem for run in runs if run.post_mortem]
+    outside = all(each.attribution == Attribution.OUTSIDE for each in found)
+    rows = [["POST-MORTEM", "", "WHAT ENDED THE SCRIPT" if outside else "WHY THE SCRIPT FAILED"]]
     for run in runs:
         label = attempt_text(run)
         for title, text in lines_of(run.post_mortem) if run.post_mortem else ():

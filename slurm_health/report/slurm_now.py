@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from slurm_health.report.find import user_name
 from slurm_health.report.layout import Page
 from slurm_health.report.model import JobReport, State
 from slurm_health.system.signals import signal_name
+from slurm_health.system.slurm import last_word
 from slurm_health.system.slurm.client import Client
 from slurm_health.system.slurm.parsing import Job, JobId, Node
 
@@ -26,6 +28,7 @@ UNKNOWN = "no journal"
 _WAITS = "it is pending"
 _CANCELLED = "the job was cancelled"
 _REQUEUED = "the job was requeued"
+_OF_ENDED_JOBS = frozenset({signal.SIGTERM, signal.SIGKILL})
 _PATIENCE_S = 3.0
 _RECENT_S = 7 * 86400.0  # what the nodes of an older job do today is of no use
 _ASKED = 20  # tasks of which Slurm is asked, a call each
@@ -190,11 +193,15 @@ def with_unseen_end(
 ) -> JobReport:
     """Return the report with how Slurm says that a job ended whose end nothing of ours recorded.
 
-    Whoever kills the batch script, or its node, ends what would have recorded it.
+    Whoever kills the batch script, or its node, ends what would have recorded it; and so may Slurm,
+    while it is looked into what ended a script that was killed.
     """
     last = report.runs[-1]
     over = last.superseded or last.requeued or last.post_mortem is not None
-    if last.script is None or last.script.exit_code is not None or over:
+    if last.script is None or over:
+        return report
+    killed = last.script.signal in _OF_ENDED_JOBS
+    if last.script.exit_code is not None and not killed:
         return report
     try:
         client = _client_of(report, now_s=now_s, environ=environ, patience_s=patience_s)
@@ -205,6 +212,8 @@ def with_unseen_end(
         return report
     if job is None or job.states & _NOT_ENDED:
         return report
+    if killed:
+        return replace(report, ended=last_word.of_states(job.states))
     how = ", ".join(filter(None, ("+".join(sorted(job.states)).lower(), _killed(job))))
     return replace(report, ended=f"Slurm says that the job has ended ({how})")
 
@@ -226,7 +235,8 @@ def with_who_cancelled(
     last = report.runs[-1]
     cause = last.post_mortem.description if last.post_mortem else ""
     again = bool(last.requeued) or last.note.startswith(_REQUEUED)
-    if not (again or last.note.startswith(_CANCELLED) or cause == _CANCELLED) or report.waits:
+    told = (last.note, cause, report.ended)
+    if not (again or any(text.startswith(_CANCELLED) for text in told)) or report.waits:
         return report
     client = Client(environ, patience_s=0, deadline_s=patience_s)
     try:
@@ -234,7 +244,10 @@ def with_who_cancelled(
         uid = client.cancelled_by(report.job) if known else None
     except SlurmError:
         return report
-    return report if uid is None else replace(report, cancelled_by=user_name(uid))
+    if uid is None:
+        return report
+    ended = "" if report.ended == _CANCELLED else report.ended  # by whom says that too
+    return replace(report, cancelled_by=user_name(uid), ended=ended)
 
 
 def out_of_use(

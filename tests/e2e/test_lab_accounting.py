@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.lab_support import Site, acts, eventually
+from tests.e2e.lab_support import DEADLINE_S, Site, acts, eventually
 from tests.e2e.played_nodes import FAULTY, RAN, play, submit
 from tests.lab import Lab
 
@@ -19,12 +19,14 @@ pytestmark = [
 ]
 
 BAD = "n3"
+# A job that is ended has as long to say what ended it, also on a machine that is busy.
+KILL_WAIT = "KillWait=120"
 
 
 @pytest.fixture(scope="module")
 def module_site() -> Iterator[Site]:
     """A cluster whose users have accounts; bob is an administrator, alice is an operator."""
-    with Lab.start(nodes=6, accounting=True) as lab:
+    with Lab.start(nodes=6, accounting=True, slurm_conf_extra=KILL_WAIT) as lab:
         found = Site(lab)
         for words in (
             ("account", "lab"),
@@ -105,3 +107,38 @@ def test_the_line_it_was_submitted_with_names_the_users_script(site: Site) -> No
     ((_, line),) = history(site, job, "submitline")
     assert line.endswith("/train.sh")
     assert "--parsable" in line
+
+
+@pytest.mark.parametrize(
+    ("how", "cause"), [("scontrol requeue", "requeued"), ("scancel", "ended-from-outside")]
+)
+@pytest.mark.parametrize(
+    ("by", "script"),
+    [
+        ("alice", "echo began; exec sleep 600"),
+        ("root", "echo began; srun sleep 600"),
+        # A shell may see what it waits for end, and go on before the signal comes to it.
+        ("alice", "echo began; sleep 600; true"),
+        ("root", "trap 'echo saved; exit 0' TERM; echo began; sleep 600 & wait"),
+    ],
+    ids=["killed", "srun", "goes on", "saves"],
+)
+def test_a_job_that_a_person_ends_is_told_as_that(
+    site: Site, script: str, how: str, cause: str, by: str
+) -> None:
+    play(site)
+    job = submit(site, "-N2", "--requeue", "--output=out-%j.txt", script=script)
+    eventually(site, lambda: "began" in site.read(f"out-{job}.txt"), "the script", DEADLINE_S)
+    site.lab.run([*how.split(), str(job)], user=by)
+    found = site.wait_record(job, "diagnosed", writer="post-mortem")
+
+    assert (found["cause"], found["attribution"]) == (cause, "ended from outside")
+    assert not {"accused", "nodes", "told"} & found.keys()
+    if cause == "requeued":  # Slurm says nowhere by whom
+        assert "requeued (scontrol requeue)" in site.table(job)
+        site.lab.run(["scancel", str(job)])
+        return
+    assert site.ended(job)["JobState"] == "CANCELLED"
+    told = f"cancelled by {by}"
+    eventually(site, lambda: told in site.table(job), "who cancelled it", DEADLINE_S)
+    assert "the script did not end by itself: the job was cancelled" in site.table(job)

@@ -165,6 +165,24 @@ def test_a_job_whose_end_nothing_recorded_is_told_as_slurm_says_that_it_ended(
     assert told.next.startswith(following)
 
 
+def test_what_ended_a_script_that_was_killed_is_asked_where_no_post_mortem_could_say(
+    tmp_path: Path, slurm: FakeSlurm
+) -> None:
+    slurm.set(accounting="accounting_storage/slurmdbd", accounts={"12": "CANCELLED by 0"})
+    slurm.run_job(12, ["n1", "n2"], state="CANCELLED")
+    run = write_healthy_run(tmp_path)
+    run.run_script(signal=15, duration_s=2.8)
+
+    report = load(tmp_path, "12", now_s=STARTED_S + 60)
+    told = with_unseen_end(
+        report, now_s=STARTED_S + 60, environ=slurm.environ(), patience_s=PATIENCE_S
+    )
+    told = with_who_cancelled(told, environ=slurm.environ(), patience_s=PATIENCE_S)
+
+    killed = "train.sh ran 2.8 s, killed by SIGTERM"
+    assert summary_of(told).done == f"{killed}; cancelled by root"
+
+
 @pytest.mark.parametrize(
     ("settings", "done"),
     [

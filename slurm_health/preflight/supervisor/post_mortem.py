@@ -17,6 +17,8 @@ from slurm_health.system.processes import abandon_session, own_module, start_tie
 # Slurm kills what is left of a cancelled job 30 s after its SIGTERM (KillWait), of which the script
 # may have used some.
 POST_MORTEM_S = 20.0
+# Behind a command: the script was sent a signal with which jobs are ended.
+TOLD_TO_END = "--told-to-end"
 ENDED_BY_SIGNAL = "the post-mortem was ended by a signal"
 _UNKILLABLE_S = 1.0  # a process that hangs in the kernel is left behind
 
@@ -27,11 +29,13 @@ def command(
     script_source: Path,
     script_name: str,
     directory: str,
+    ended_s: float,
     duration_s: float,
     output_from: Sequence[int] = (),
 ) -> tuple[str, ...]:
     """Return what holds a post-mortem of a script with this wait status.
 
+    It ended at `ended_s`, in seconds since the epoch: the post-mortem itself may begin late.
     `output_from` says where in the files of our standard output and error its own begins.
     """
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
@@ -40,6 +44,7 @@ def command(
         "slurm_health.training.monitor",
         f"--exit-code={code}",
         f"--signal={number}",
+        f"--ended-s={ended_s:.3f}",
         f"--duration-s={duration_s:.3f}",
         f"--script-name={script_name}",
         f"--script-source={script_source}",
@@ -77,4 +82,6 @@ def hold(
                 return ENDED_BY_SIGNAL
     finally:
         abandon_session(process, wait_s=_UNKILLABLE_S)
+    if process.returncode == -signal.SIGTERM:  # Slurm signals every process of a job
+        return ENDED_BY_SIGNAL
     return "" if process.returncode == 0 else "the post-mortem failed; the job ends as it would"

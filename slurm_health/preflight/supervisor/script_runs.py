@@ -114,18 +114,16 @@ class ScriptRuns:
                 self.watched(environ=looking) as monitoring,
             ):
                 status, command = self._run_once(argv, environ, answer, restart, monitoring)
+            if status == 0 and not self._told_to_end():
+                return Over(status=status)
+            if status and self.restarts.most:
+                self._told.update(_heard_within(_SOON_S))
+            said, signalled = self._post_mortem(status, command, looking)
             if status == 0:
                 return Over(status=status)
-            if self.restarts.most:
-                self._told.update(_heard_within(_SOON_S))
-            said = ""
-            if self.post_mortem_s:
-                said = post_mortem.hold(
-                    command, environ=looking, mask=self.mask, limit_s=self.post_mortem_s
-                )
             if said:
                 say(said)
-            if said == post_mortem.ENDED_BY_SIGNAL or self._not_again(restart):
+            if signalled or self._not_again(restart):
                 return Over(status=status)
             restart += 1
             following = self._asked(answer, restart)
@@ -204,7 +202,7 @@ class ScriptRuns:
                 self.recorder.start(ActionDone(action=Action.END_SCRIPT, succeeded=True))
         self._told.update(process.told & _ENDING)
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-        duration_s = time.monotonic() - began
+        ended_s, duration_s = time.time(), time.monotonic() - began
         if self.recorder.wait():
             code = 128 + number if number else os.WEXITSTATUS(status)
             self.recorder.start(
@@ -216,9 +214,46 @@ class ScriptRuns:
             script_source=self.source,
             script_name=self.name,
             directory=self.directory,
+            ended_s=ended_s,
             duration_s=duration_s,
             output_from=begins,
         )
+
+    def _told_to_end(self) -> bool:
+        """Tell whether a script that ended well was told to end, as those of ended jobs are.
+
+        Where Slurm's signal has not come here yet, its line stands in the job's output.
+        """
+        if self._told or not self.post_mortem_s:
+            return bool(self._told)
+        from slurm_health.system.slurm import last_word  # not needed before the end
+
+        text = {os.fsdecode(name): os.fsdecode(value) for name, value in self.environ.items()}
+        return last_word.ends_in_output(text, now_s=time.time())
+
+    def _post_mortem(
+        self, status: int, command: tuple[str, ...], environ: Mapping[bytes, bytes]
+    ) -> tuple[str, bool]:
+        """Hold a post-mortem; return what there is to say of it, and whether a signal came.
+
+        Slurm signals the processes of a job one after another: that which ended the script may come
+        here, or to what looks into its end, only now, and does not end that.
+        """
+        if not self.post_mortem_s:
+            return "", False
+
+        def hold(told_to_end: bool) -> str:
+            argv = (*command, post_mortem.TOLD_TO_END) if told_to_end else command
+            return post_mortem.hold(
+                argv, environ=environ, mask=self.mask, limit_s=self.post_mortem_s
+            )
+
+        said = hold(bool(self._told) or status == 0)
+        if said != post_mortem.ENDED_BY_SIGNAL:
+            return said, False
+        if not self._told and _as_if_ended(status):
+            said = hold(True)
+        return said, True
 
     def _not_again(self, restart: int) -> bool:
         """Tell whether the script is not to be started again, whatever made it fail; say why."""
@@ -267,6 +302,14 @@ class ScriptRuns:
             new = kept_spares.resized_environ(text, answer.nodes)
             environ |= {os.fsencode(name): os.fsencode(value) for name, value in new.items()}
         return environ
+
+
+def _as_if_ended(status: int) -> bool:
+    """Tell whether a script ended as one does whose job is ended: a shell ends with 128 + n."""
+    signals = (signal.SIGTERM, signal.SIGKILL)
+    if os.WIFSIGNALED(status):
+        return os.WTERMSIG(status) in signals
+    return os.WEXITSTATUS(status) in {0, *(128 + number for number in signals)}
 
 
 def _heard_within(wait_s: float) -> set[int]:

@@ -11,7 +11,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from slurm_health.records.errors import SlurmError
 from slurm_health.system.slurm.client import Client
@@ -54,6 +54,15 @@ def became(environ: Mapping[str, str], *, now_s: float, output: int = 2) -> str:
     return in_output(_tail(output), job, now_s=now_s) or _as_slurm_says(environ, job)
 
 
+def ends_in_output(environ: Mapping[str, str], *, now_s: float, output: int = 2) -> bool:
+    """Tell whether Slurm's line that the job of these variables is ended stands in its output.
+
+    slurmstepd writes it before it signals any process of the job.
+    """
+    job = environ.get("SLURM_JOB_ID", "")
+    return bool(job and in_output(_tail(output), job, now_s=now_s))
+
+
 def in_output(text: bytes, job: str, *, now_s: float) -> str:
     """Return what Slurm's line in a job's output tells; empty where there is none of now."""
     for found in reversed(list(_LINE.finditer(text))):
@@ -84,6 +93,10 @@ def _as_slurm_says(environ: Mapping[str, str], job: str) -> str:
     # A task of an array is never called by its number alone.
     name = f"{array}_{task}" if array and task else job
     with contextlib.suppress(SlurmError):
-        states = Client(environ, patience_s=0.0, deadline_s=_PATIENCE_S).job(name).states
-        return next((text for state, text in _STATES.items() if state in states), "")
+        return of_states(Client(environ, patience_s=0.0, deadline_s=_PATIENCE_S).job(name).states)
     return ""
+
+
+def of_states(states: Collection[str]) -> str:
+    """Return what became of a job in these states of Slurm's; empty where it ended by itself."""
+    return next((text for state, text in _STATES.items() if state in states), "")

@@ -20,18 +20,26 @@ T = TypeVar("T", bound=msgspec.Struct)
 class ScriptEnd(msgspec.Struct, frozen=True, kw_only=True):
     """How the job's script ended, with `exit_code` or by `signal` (0: none), and where it ran.
 
-    `exit_code` is 128 + n after signal n, as a shell has it. `nodes` are those of the job.
+    `exit_code` is 128 + n after signal n, as a shell has it. `nodes` are those of the job. With
+    `told_to_end` it was sent a signal with which jobs are ended, and may have ended well for it.
     """
 
     exit_code: int
     signal: int = 0
     nodes: tuple[str, ...] = ()
     script: str = ""
+    told_to_end: bool = False
+
+    @property
+    def well(self) -> bool:
+        """Whether it ended as a script does that has done its work."""
+        return self.exit_code == 0 and self.signal == 0
 
     @property
     def by_a_signal(self) -> bool:
         """Whether a signal ended it, or what it ran: a shell passes that on as 128 + n."""
-        return self.signal != 0 or self.exit_code in {128 + SIGTERM, 128 + SIGKILL}
+        ended = self.signal != 0 or self.exit_code in {128 + SIGTERM, 128 + SIGKILL}
+        return ended or self.told_to_end
 
 
 class SlurmView(msgspec.Struct, frozen=True, kw_only=True):

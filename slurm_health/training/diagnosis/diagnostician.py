@@ -67,9 +67,12 @@ class Diagnostician:
 
 
 def observe_failure(data: Collected) -> Inference | None:
-    """Return the symptom of a failed script, None where it ended well or its end is not known."""
+    """Return the symptom of a failed script, None where it ended well or its end is not known.
+
+    One that ended well when it was told to end has the same: its job may have been ended.
+    """
     end = data.get(ScriptEnd)
-    if end is None or (end.exit_code == 0 and end.signal == 0):
+    if end is None or (end.well and not end.told_to_end):
         return None
     how = signal_text(end.signal) if end.signal else f"exit code {end.exit_code}"
     return Inference(
@@ -126,7 +129,10 @@ def diagnosed(walk: Walk, data: Collected) -> Diagnosed:
         ranks=list(cause.ranks),
         accused=_of_the_job(cause.accused, data),
         evidence=[*list(evidence)[: _MOST_EVIDENCE - len(before)], *before],
-        told=[*_not_followed(walk), *_lines_told(data, cause.nodes)],
+        told=[
+            *_not_followed(walk),
+            *_lines_told(data, cause.nodes, ended=cause.attribution is Attribution.OUTSIDE),
+        ],
         advice=cause.advice,
         chain=[f"{step.operator}: {step.after.name}" for step in way],
         not_collected=[f"{name}: {why}" for name, why in _not_seen(data).items()],
@@ -161,15 +167,16 @@ def _of_the_job(nodes: Iterable[str], data: Collected) -> list[str]:
     return [node for node in nodes if node in of_the_job]
 
 
-def _lines_told(data: Collected, concerned: Collection[str]) -> Iterator[str]:
+def _lines_told(data: Collected, concerned: Collection[str], *, ended: bool) -> Iterator[str]:
     """Yield what nodes told that may matter, at most so many lines; `concerned` nodes first.
 
-    What every node tells of its state is how these nodes are, and says nothing of one of them.
+    What every node tells of its state is how these nodes are, and says nothing of one of them. Nor
+    is it news that nodes of a job that was `ended` do not answer it.
     """
     told = data.get(NodesTold)
     if told is None:
         return
-    if told.silent:
+    if told.silent and not ended:
         yield f"{listed(told.silent)} did not answer: {told.why_silent or 'no answer in time'}"
     alike = _alike(told.nodes)
     by_line: dict[str, list[str]] = {}

@@ -25,6 +25,8 @@ def main() -> int:
     parser.add_argument("--directory", default="")
     parser.add_argument("--exit-code", type=int, required=True)
     parser.add_argument("--signal", type=int, default=0)
+    parser.add_argument("--told-to-end", action="store_true")
+    parser.add_argument("--ended-s", type=float, default=time.time())
     parser.add_argument("--duration-s", type=float, required=True)
     parser.add_argument("--script-name", required=True)
     parser.add_argument("--script-source", type=Path)
@@ -36,6 +38,7 @@ def main() -> int:
         signal=options.signal,
         nodes=_nodes(os.environ),
         script=options.script_name,
+        told_to_end=options.told_to_end,
     )
     job = EndedJob(
         end=end,
@@ -45,7 +48,7 @@ def main() -> int:
         outputs=_outputs(),
         output_from=_begins(options.output_from),
         script_text=script_text(options.script_source),
-        ended_s=time.time(),
+        ended_s=options.ended_s,
         duration_s=options.duration_s,
         run_directory=directory,
     )

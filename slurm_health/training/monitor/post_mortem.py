@@ -9,17 +9,31 @@ from pathlib import Path
 from typing import TextIO
 
 from slurm_health.records.errors import JournalError
-from slurm_health.records.script_records import REQUEUED, SCRIPT_FAILED, Diagnosed
+from slurm_health.records.script_records import (
+    REQUEUED,
+    SCRIPT_FAILED,
+    Attribution,
+    Diagnosed,
+)
 from slurm_health.report.post_mortem import lines_of
 from slurm_health.system import journal
 from slurm_health.training.diagnosis.chain import InferenceChain
 from slurm_health.training.diagnosis.collected import Collected
 from slurm_health.training.diagnosis.diagnostician import Diagnostician, observe_failure
+from slurm_health.training.diagnosis.operators import OPERATORS
 from slurm_health.training.monitor import registry
 from slurm_health.training.monitor.collector import EndedJob
 from slurm_health.training.monitor.containment import COLLECT_S, collect, contained
 from slurm_health.training.monitor.every_node import with_dumps
+from slurm_health.training.monitor.job_output import JobOutput
+from slurm_health.training.monitor.surroundings import MonitorFindings, SlurmWord
 
+# A script that did its work has not failed: nothing is asked but whether its job was ended.
+_OF_ITS_END = registry.Registered(
+    (JobOutput(), SlurmWord(), MonitorFindings()),
+    tuple(each for each in OPERATORS if each.name == "slurm-ended-it"),
+    {},
+)
 _TITLE_WIDTH = 8  # of the longest title, `evidence`
 
 
@@ -43,17 +57,20 @@ def hold(
         out: where it is said: before it is recorded, because the journal may hang.
 
     Returns:
-        What was found, None where nothing failed. Where that is nothing, or that the job was
-        requeued, it is recorded and not said: what the script itself says, and Slurm, is better.
+        What was found, None where nothing failed. Where that is nothing, that the job was requeued,
+        or that a script that ended well was told to, it is recorded and not said: what the script
+        itself says, and Slurm, is better.
     """
-    used = used or registry.registered()
+    well = job.end.well
+    used = used or (_OF_ITS_END if well else registry.registered())
     data = with_dumps(collect(job, used.collectors, limit_s=limit_s))
     known = Collected(data.all, missing=data.missing, failed={**used.failed, **data.failed})
     chain = InferenceChain(used.operators, apply=contained())
     found = Diagnostician(observe_failure, chain).diagnose(known).diagnosed
-    if found is None:
+    if found is None or (well and found.cause == SCRIPT_FAILED):
         return None
-    if found.cause not in (SCRIPT_FAILED, REQUEUED) or found.failed:
+    known_anyway = found.attribution == Attribution.OUTSIDE if well else found.cause == REQUEUED
+    if not (known_anyway or found.cause == SCRIPT_FAILED) or found.failed:
         print(text_of(found, job.end.script), file=out, flush=True)
     if directory is not None:
         try:
@@ -65,6 +82,7 @@ def hold(
 
 def text_of(found: Diagnosed, script: str) -> str:
     """Return what is said in the job's output."""
-    lines = [f"post-mortem: why {script or 'the script'} failed"]
+    name, outside = script or "the script", found.attribution == Attribution.OUTSIDE
+    lines = [f"post-mortem: {f'what ended {name}' if outside else f'why {name} failed'}"]
     lines += [f"  {title:{_TITLE_WIDTH}}  {text}" for title, text in lines_of(found)]
     return "\n".join(f"slurm-health: {line}" for line in lines)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -50,15 +51,85 @@ def test_a_script_that_ends_well_is_not_spoken_of(bench: Bench) -> None:
     assert (code, said) == (0, b"")
 
 
-def test_what_was_found_is_recorded_in_the_journal(bench: Bench) -> None:
+def recorded(bench: Bench) -> Path:
+    """Have the check answer with a directory of the journal."""
     run = bench.directory / "journal" / "lab" / "12" / "0"
     journal.create(run, [journal.SUPERVISOR])
     bench.answer("proceed", run_directory=str(run))
+    return run
+
+
+def test_what_was_found_is_recorded_in_the_journal(bench: Bench) -> None:
+    run = recorded(bench)
     bench.finish(bench.supervised(RAISES + "exit 1"))
 
     (entry,) = journal.read_all(run, journal.POST_MORTEM)
     assert isinstance(entry.record, Diagnosed)
     assert (entry.record.cause, entry.record.ranks) == ("program-error", [1])
+
+
+@pytest.mark.parametrize("trap", [True, False], ids=["a trap", "no signal here"])
+@pytest.mark.parametrize(
+    ("due_to", "cause"), [("", "ended-from-outside"), (" DUE TO JOB REQUEUE", "requeued")]
+)
+def test_a_script_that_ends_well_when_slurm_ends_its_job_is_told_to_have_been_ended(
+    bench: Bench, trap: bool, due_to: str, cause: str
+) -> None:
+    """What ran ends first, and the script goes on; or it writes a checkpoint at the signal."""
+    run = recorded(bench)
+    said = f"*** JOB 12 ON n1 CANCELLED AT $(date +%Y-%m-%dT%H:%M:%S){due_to} ***"
+    line = f'echo "slurmstepd-n1: error: {said}" >&2\n'
+    waits = "trap 'exit 0' TERM\necho ready >>$LOG\nwhile :; do read -rt 1 <> <(:); done\n"
+    environ = {**bench.environ(), "SLURM_JOB_ID": "12"}
+    job = bench.supervised(f"#!/bin/bash\n{line}{waits if trap else ''}", environ=environ)
+    if trap:
+        bench.wait_for("ready")
+        os.kill(job.pid, signal.SIGTERM)
+    code, _, written = bench.finish(job)
+
+    assert code == 0
+    assert b"post-mortem" not in written  # Slurm's own line stands there
+    (entry,) = journal.read_all(run, journal.POST_MORTEM)
+    assert isinstance(entry.record, Diagnosed)
+    assert (entry.record.cause, entry.record.attribution) == (cause, "ended from outside")
+
+
+def test_a_script_that_ends_well_at_a_signal_of_its_users_is_not_spoken_of(bench: Bench) -> None:
+    run = recorded(bench)
+    text = (
+        "#!/bin/bash\necho \"[rank1]: KeyError: 'lr'\" >&2\n"
+        "trap 'exit 0' TERM\necho ready >>$LOG\nwhile :; do read -rt 1 <> <(:); done\n"
+    )
+    job = bench.supervised(text)
+    bench.wait_for("ready")
+    os.kill(job.pid, signal.SIGTERM)
+
+    code, _, said = bench.finish(job)
+
+    assert code == 0
+    assert b"post-mortem" not in said
+    assert not (run / f"{journal.POST_MORTEM}.jsonl").exists()
+
+
+def test_the_signal_that_ended_the_script_may_come_late_and_ends_no_post_mortem(
+    bench: Bench,
+) -> None:
+    job = bench.supervised(RAISES + "kill $$")
+    eventually(lambda: job.poll() is not None or is_held(job.pid), "the post-mortem")
+    if job.poll() is None:
+        os.kill(job.pid, signal.SIGTERM)
+
+    code, _, said = bench.finish(job)
+
+    assert code == -signal.SIGTERM
+    assert b"slurm-health: post-mortem: why train.sh failed" in said
+
+
+def is_held(supervisor: int) -> bool:
+    """Tell whether a post-mortem is a child of a supervisor."""
+    children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
+    argv = [Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0") for child in children]
+    return any(b"slurm_health.training.monitor" in words for words in argv)
 
 
 def test_a_post_mortem_that_hangs_is_ended_and_named() -> None:
