@@ -351,15 +351,21 @@ def _decisive(runs: Sequence[RunReport]) -> tuple[NodeReport, ...]:
     chosen: dict[str, NodeReport] = {}
     for run in runs:
         for node in run.nodes:
-            if _weight(node) >= _weight(chosen.get(node.node)):
+            if _replaces(node, chosen.get(node.node)):
                 chosen[node.node] = node
     return tuple(chosen.values())
 
 
-def _weight(node: NodeReport | None) -> int:
-    if node is None or node.level is None:
-        return 0
-    return 1 if node.level is Level.INCONCLUSIVE else 2
+def _replaces(later: NodeReport, earlier: NodeReport | None) -> bool:
+    """Tell whether a later word on a node stands for it.
+
+    A node that was well may be lost since. What was found at fault is not cleared by a check that
+    could not decide.
+    """
+    if earlier is None or earlier.level is None:
+        return True
+    undecided = later.level is Level.INCONCLUSIVE and earlier.level in (Level.FAULTY, Level.SLOW)
+    return later.level is not None and not undecided
 
 
 def _standing_paths(runs: Sequence[RunReport]) -> tuple[LinkVerdict, ...]:

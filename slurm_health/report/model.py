@@ -168,10 +168,11 @@ class RunReport:
 class JobReport:
     """All checks of one job, oldest first, and what they say together about each node.
 
-    A node's row is its latest decisive verdict: a node that was left behind keeps its own, and
-    *inconclusive* never replaces what an earlier check had decided. `waits` is what Slurm says of a
-    job that waits for its next attempt, where it was asked, and `ended` of one whose script the
-    journal only saw begin; `cancelled_by` says who cancelled it, where Slurm keeps accounts.
+    A node's row is its latest verdict: a node that was left behind keeps its own, and
+    *inconclusive* never replaces what an earlier check had found faulty or slow. `waits` is what
+    Slurm says of a job that waits for its next attempt, where it was asked, and `ended` of one
+    whose script the journal only saw begin; `cancelled_by` says who cancelled it, where Slurm
+    keeps accounts.
     """
 
     job: str

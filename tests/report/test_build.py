@@ -317,12 +317,15 @@ def test_a_node_that_was_left_behind_keeps_its_row(tmp_path: Path) -> None:
         (Level.FAULTY, Level.HEALTHY, Level.HEALTHY),
         (Level.HEALTHY, Level.FAULTY, Level.FAULTY),
         (Level.FAULTY, Level.INCONCLUSIVE, Level.FAULTY),
+        (Level.SLOW, Level.INCONCLUSIVE, Level.SLOW),
+        (Level.HEALTHY, Level.INCONCLUSIVE, Level.INCONCLUSIVE),
+        (Level.HEALTHY, None, Level.HEALTHY),
         (Level.INCONCLUSIVE, Level.HEALTHY, Level.HEALTHY),
         (Level.INCONCLUSIVE, None, Level.INCONCLUSIVE),
         (None, Level.INCONCLUSIVE, Level.INCONCLUSIVE),
     ],
 )
-def test_the_latest_decisive_verdict_is_shown(
+def test_the_latest_verdict_is_shown_unless_it_leaves_open_what_was_found_bad(
     tmp_path: Path, earlier: Level | None, later: Level | None, shown: Level
 ) -> None:
     for label, level in (("0", earlier), ("1", later)):
