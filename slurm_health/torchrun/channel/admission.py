@@ -13,7 +13,7 @@ import secrets
 import selectors
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from slurm_health.records.errors import ChannelError
@@ -50,16 +50,18 @@ class Admission:
         self,
         meeting: Meeting,
         secret: bytes,
+        nodes: Sequence[str],
         selector: selectors.BaseSelector,
         welcomes: Welcomes,
         say: Callable[[str], None],
     ) -> None:
-        """Open the port.
+        """Open the port, for `nodes`, in the order of their ranks.
 
         Raises:
             ChannelError: it is taken, or may not be opened.
         """
         self._secret = secret
+        self._nodes = nodes
         self._selector = selector
         self._welcomes = welcomes
         self._say = say
@@ -139,9 +141,13 @@ class Admission:
         if why:
             who = visitor.connection.peer
             if visitor.hello is not None:
-                who = f"{one_line(visitor.hello.host)} ({who}), as node{visitor.hello.rank},"
+                who = f"{one_line(visitor.hello.host)} ({who}){self._as_whom(visitor.hello.rank)}"
             self._tell(cut(f"{who} {why}", _SHOWN))
         self._forget(visitor).close()
+
+    def _as_whom(self, rank: int) -> str:
+        """Say which node a visitor says that it is, nothing where none has its rank."""
+        return f", as {self._nodes[rank]}," if 0 <= rank < len(self._nodes) else ""
 
     def _forget(self, visitor: _Visitor) -> Connection:
         if self._visitors.pop(visitor.connection.fileno(), None) is not None:

@@ -53,7 +53,9 @@ class NodeZero:
         self._selector = selectors.DefaultSelector()
         self._peers = Peers(run, self._selector, say)
         try:
-            self._admission = Admission(meeting, secret, self._selector, self._peers.welcome, say)
+            self._admission = Admission(
+                meeting, secret, run.nodes, self._selector, self._peers.welcome, say
+            )
         except BaseException:
             self._selector.close()
             raise

@@ -152,6 +152,20 @@ STARTED = AgentStarted(node="node1", launch=0, hostname="second", address="10.0.
 LINE = line_of(STARTED)
 
 
+def test_who_is_refused_is_told_by_the_name_of_the_node_and_not_by_its_place(
+    tmp_path: Path,
+) -> None:
+    """Before a restart, those that are left are counted anew."""
+    with contextlib.closing(Hall(tmp_path, ("node0", "node2"))) as hall:
+        for rank, known in ((1, b"another"), (7, SECRET)):
+            with Visitor(hall) as node:
+                said = node.comes_in(msgspec.structs.replace(HELLO, rank=rank), known)
+            assert isinstance(said, messages.Refused)
+
+    assert "second (127.0.0.1), as node2, is refused: it has another secret" in hall.said[0]
+    assert hall.said[1].startswith("second (127.0.0.1) is refused: its rank is 7")
+
+
 @pytest.mark.parametrize(
     "said",
     [
