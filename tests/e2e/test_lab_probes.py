@@ -55,7 +55,7 @@ def test_a_device_that_calculates_wrongly_is_faulty_and_meets_nobody(site: Site)
     python = on_one_node(site, "n2", site.directory("wrong"))
     run = checked(site, 4, f"--python={python}", "--check=standard")
     assert levels(run)["n2"] == "faulty"
-    assert "device 0 computes wrong results" in verdict_of(run, "n2")["reason"]
+    assert "the processors compute wrong results" in verdict_of(run, "n2")["reason"]
     assert not [n for n, level in levels(run).items() if level in BAD and n != "n2"], run
     assert not [line for line in verdict_of(run, "n2")["evidence"] if " with " in line]
 

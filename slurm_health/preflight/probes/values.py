@@ -44,8 +44,10 @@ def require_exact(context: ProbeContext, products: int) -> None:
     """
     wrong = wrong_values(context, products)
     if wrong:
+        device = f"device {context.local_rank} computes"
+        who = device if context.on_cuda else "the processors compute"
         raise WrongResults(
-            f"device {context.local_rank} computes wrong results: {wrong} of"
+            f"{who} wrong results: {wrong} of"
             f" {products * size_of(context) ** 2} values of an integer matrix product are not exact"
         )
 

@@ -144,7 +144,8 @@ def _serve(
     except Exception as err:
         no_memory = kit.is_out_of_memory(err)
         others = kit.users(device) if no_memory else ""
-        where = f" on device {local_rank}{others}" if others or course.has_siblings else ""
+        own = "on device" if device.type == "cuda" else "in check process"
+        where = f" {own} {local_rank}{others}" if others or course.has_siblings else ""
         outcome, detail = "failed", f"{course.probe}{where}: {type(err).__name__}: {_said(err)}"
         own_fault = not course.has_partners
         if no_memory:

@@ -177,7 +177,7 @@ def test_two_devices_of_a_node_exchange_data_and_each_rail_by_itself(make: type[
     assert bench.samples(1)["matmul"]["scope"] == "solo"
 
 
-def test_a_device_that_calculates_wrongly_is_found_and_is_at_fault(
+def test_processors_that_calculate_wrongly_are_found_and_are_at_fault(
     make: type[Bench], tmp_path: Path
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(wrong_torch.SITECUSTOMIZE)
@@ -186,7 +186,7 @@ def test_a_device_that_calculates_wrongly_is_found_and_is_at_fault(
     (done,) = bench.round(VALUES)
 
     assert (done["outcome"], done["own_fault"], done["wrong_results"]) == ("failed", True, True)
-    assert done["detail"].startswith("device 0 computes wrong results: 4 of 1048576 values")
+    assert done["detail"].startswith("the processors compute wrong results: 4 of 1048576 values")
 
 
 def test_the_burn_ends_with_exact_products_so_that_a_hot_device_is_found_too(
