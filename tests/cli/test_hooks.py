@@ -121,13 +121,18 @@ def test_when_each_node_was_last_checked_and_how_that_ended_is_told(rack: list[N
     assert call(rack[0], "nodes", "checked", "n[3-4]").output.endswith("exists\nn4: none\n")
     text = call(rack[0], "nodes").output
     assert "0 min ago  scratch" in text
-    assert "no health check for an hour: n10, n11, n12, n13, n14, ... (18 nodes)" in text
-    (found,) = json.loads(call(rack[0], "nodes", "--json").output)["drained"]
+    assert "no health check for an hour: n2 (1 node)\n" in text
+    assert "no health check yet: n10, n11, n12, n13, n14, ... (17 nodes)\n" in text
+    told = json.loads(call(rack[0], "nodes", "--json").output)
+    (found,) = told["drained"]
     assert found["last_check"]["faulty"]
+    assert (len(told["silent"]), len(told["never_checked"])) == (18, 17)
     for each in (rack[1], *rack[4:]):
         each.now_s = time.time()
         each.healthcheck()
-    assert "no health check for an hour: n4 (1 node)\n" in call(rack[0], "nodes").output
+    text = call(rack[0], "nodes").output
+    assert "no health check yet: n4 (1 node)\n" in text
+    assert "for an hour" not in text
 
 
 def test_what_a_node_left_that_slurm_has_no_more_is_removed(rack: list[Node]) -> None:

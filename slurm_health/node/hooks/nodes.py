@@ -106,7 +106,8 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
             may see that.
         ledger_trouble: why the breaker's ledger cannot be used; empty where it can.
         left_in_pool: the last health checks of faulty nodes that jobs can still start on.
-        silent: the nodes that have run no health check for an hour.
+        silent: the nodes that have run no health check for an hour, or none that is known of.
+        never_checked: those of them of which no health check is known.
         mending: the steps of the last day to mend nodes, the oldest first.
     """
 
@@ -115,6 +116,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     ledger_trouble: str
     left_in_pool: list[LastCheck]
     silent: list[str]
+    never_checked: list[str] = []
     mending: list[Tried] = []
 
     @property
@@ -138,7 +140,8 @@ def listing(site: Site | None, nodes: Mapping[str, Node], now_s: float) -> Listi
             for name in sorted(nodes)
             if name in checked and checked[name].faulty and not nodes[name].out_of_pool
         ],
-        silent=_silent(nodes, checked, site, now_s),
+        silent=(silent := _silent(nodes, checked, site, now_s)),
+        never_checked=[name for name in silent if name not in checked],
         mending=_mending(site, now_s),
     )
 
@@ -183,11 +186,16 @@ def text(found: Listing, now_s: float) -> str:
     told = table(found.drained, _alarms(found), now_s)
     told += "".join(f"faulty, but still in the pool: {line}\n" for line in _left(found, now_s))
     told += "".join(f"mending: {_step(each, now_s)}\n" for each in found.mending)
-    if found.silent:
-        count = len(found.silent)
-        nodes = f"{count} node{'s' if count != 1 else ''}"
-        told += f"no health check for an hour: {first_few(found.silent)} ({nodes})\n"
-    return told
+    never = set(found.never_checked)
+    late = [name for name in found.silent if name not in never]
+    told += _without_check("no health check for an hour", late)
+    return told + _without_check("no health check yet", found.never_checked)
+
+
+def _without_check(what: str, names: Sequence[str]) -> str:
+    """Return the line about nodes without a health check, nothing where there are none."""
+    nodes = f"{len(names)} node{'s' if len(names) != 1 else ''}"
+    return f"{what}: {first_few(names)} ({nodes})\n" if names else ""
 
 
 def _step(tried: Tried, now_s: float) -> str:
