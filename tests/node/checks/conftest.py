@@ -5,10 +5,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from slurm_health.node.checks.check import CheckContext
+from slurm_health.node.checks.check import Check, CheckContext
+from slurm_health.node.rules.finding import Finding, capped
 from tests.support.sites import tree
+from tests.support.supervised import write_executable
 
 MEMINFO = """\
 MemTotal:       527954872 kB
@@ -72,3 +75,19 @@ def well(tmp_path: Path) -> CheckContext:
     """A node that is well, as files under a directory, and a state of its own."""
     context = tree(tmp_path / "machine", WELL)
     return CheckContext(root=context.root, now_s=context.now_s, state=tmp_path / "state")
+
+
+def find_out(check: Check, context: CheckContext) -> Finding:
+    """Run a check as the hooks do: over the process boundary, and capped."""
+    seen = msgspec.msgpack.encode(check.collect(context))
+    return capped(check.judge(msgspec.msgpack.decode(seen, type=check.SEEN)), check.SEVERITY)
+
+
+def printing(directory: Path, name: str, answers: dict[str, str]) -> str:
+    """Write a program that prints what belongs to the first word in its arguments; its path."""
+    lines = ["#!/bin/sh", 'case " $* " in']
+    for number, (words, text) in enumerate(answers.items()):
+        (directory / f"{name}.{number}").write_text(text)
+        lines.append(f"*' {words} '*) cat {directory}/{name}.{number} ;;")
+    lines += [f"*) echo '{name}: cannot do that' >&2; exit 1 ;;", "esac"]
+    return str(write_executable(directory / name, "\n".join(lines) + "\n"))

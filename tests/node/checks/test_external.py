@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs of a site: what their exit codes mean, and what they are given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slurm_health.node.checks.check import CheckContext
+from slurm_health.node.checks.external import Command, Nagios, Nhc, ProgramSeen
+from slurm_health.node.rules.finding import Status
+from slurm_health.records.errors import Unmeasured
+from tests.node.checks.conftest import find_out
+
+NODE, USER = Status.NODE_FAULT, Status.USER_FAULT
+
+
+def script(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "program"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        (0, Status.PASS),
+        (77, NODE),
+        (5, USER),
+        (6, Status.WARN),
+        (1, Status.INCONCLUSIVE),
+        (2, Status.INCONCLUSIVE),
+        (126, Status.INCONCLUSIVE),
+        (127, Status.INCONCLUSIVE),
+    ],
+)
+def test_an_exit_code_means_what_the_table_says_and_nothing_else(
+    tmp_path: Path, code: int, status: Status
+) -> None:
+    check = Command(
+        argv=(script(tmp_path, f"echo found it; exit {code}"),),
+        user_fault_codes=(5,),
+        warn_codes=(6,),
+    )
+    found = find_out(check, CheckContext(environ={}))
+    assert found.status is status
+    assert "found it" in found.text
+
+
+def test_a_program_that_dies_of_a_signal_is_inconclusive(tmp_path: Path) -> None:
+    check = Command(argv=(script(tmp_path, "kill -SEGV $$"),))
+    assert find_out(check, CheckContext()).status is Status.INCONCLUSIVE
+
+
+def test_a_program_that_is_not_there_is_unmeasured() -> None:
+    with pytest.raises(Unmeasured, match="not found"):
+        Command(argv=("/nowhere/program",)).collect(CheckContext())
+
+
+def test_a_program_sees_a_path_and_slurms_variables_and_no_others(tmp_path: Path) -> None:
+    check = Command(argv=(script(tmp_path, "echo $PATH $SLURM_JOB_ID $LD_PRELOAD_X"),))
+    context = CheckContext(environ={"SLURM_JOB_ID": "7", "LD_PRELOAD_X": "evil", "PATH": "/evil"})
+    assert find_out(check, context).text.endswith("/usr/sbin:/usr/bin:/sbin:/bin 7")
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        (0, Status.PASS),
+        (1, Status.WARN),
+        (2, NODE),
+        (3, Status.INCONCLUSIVE),
+        (4, Status.INCONCLUSIVE),
+    ],
+)
+def test_a_nagios_plugin_is_translated(tmp_path: Path, code: int, status: Status) -> None:
+    check = Nagios(argv=(script(tmp_path, f"echo 'DISK: / 7%|/=7'; exit {code}"),))
+    found = find_out(check, CheckContext())
+    assert found.status is status
+    assert "|" not in found.text
+
+
+@pytest.mark.parametrize(
+    ("code", "output", "status"),
+    [
+        (0, "", Status.PASS),
+        (1, "ERROR:  nhc:  Health check failed:  check_fs_mount:  /x not mounted", NODE),
+        (1, "nhc: syntax error near unexpected token", Status.INCONCLUSIVE),
+        (1, "ERROR:  nhc:  Watchdog timer unable to terminate hung process", Status.INCONCLUSIVE),
+        (127, "bash: nhc: not found", Status.INCONCLUSIVE),
+        (-9, "", Status.INCONCLUSIVE),
+    ],
+)
+def test_nhc_convicts_only_by_its_own_word(code: int, output: str, status: Status) -> None:
+    assert Nhc().judge(ProgramSeen(code=code, output=output)).status is status

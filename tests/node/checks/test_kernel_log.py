@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernel's log: whose lines count, and what they say of hardware."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurm_health.node.checks.check import CheckContext
+from slurm_health.node.checks.kernel_log import KernelLog
+from slurm_health.node.rules.finding import Status
+from tests.node.checks.conftest import find_out
+from tests.support.sites import tree
+
+NODE = Status.NODE_FAULT
+
+
+def test_old_messages_of_the_kernel_do_not_count(well: CheckContext) -> None:
+    tree(well.root, {"/dev/kmsg": "3,7,1000000,-;EXT4-fs error (device sda1)\n"})
+    assert find_out(KernelLog(window_s=3600), well).status is Status.PASS
+
+
+def test_a_message_that_a_program_wrote_is_not_the_kernels(well: CheckContext) -> None:
+    """Facility 1 is what `echo > /dev/kmsg` gets, whatever level the writer asks for."""
+    tree(well.root, {"/dev/kmsg": "11,7,9990000000,-;EXT4-fs error (device sda1)\n"})
+    assert find_out(KernelLog(), well).status is Status.PASS
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "EXT4-fs error[77]: segfault at 0 ip 0 sp 0 error 4 in EXT4-fs error",
+        "traps: EXT4-fs error[77] trap invalid opcode ip:0 sp:0 error:0",
+        "EXT4-fs error (device loop3): ext4_lookup:1: bad block",
+        "XFS (loop0): Corruption of in-memory data detected",
+        "XFS (x): [77]: segfault at 0 ip 0 sp 0 error 4 in Corruption[400000+1000]",
+        "EXT4-fs (a[77]: segfault at 0 ip 0 sp 0 error 4 in x): Remounting filesystem read-only",
+        "Out of memory[77]: segfault at 0 ip 0 sp 0 error 4",
+        "python[77]: segfault in mce: [Hardware Error]: Uncorrected",
+        "NVRM: Xid (PCI:0000:3b:00): 13, pid=7, name=EXT4-fs error (device sda1)",
+    ],
+)
+def test_a_user_cannot_write_a_fault_into_the_kernels_log(text: str, well: CheckContext) -> None:
+    """By the name of a program that crashes, or by an image that is mounted for them."""
+    tree(well.root, {"/dev/kmsg": f"3,7,9990000000,-;{text}\n"})
+    assert find_out(KernelLog(), well).status is Status.PASS
+
+
+def test_a_sites_own_pattern_finds_nothing_in_a_line_that_begins_with_a_program(
+    well: CheckContext,
+) -> None:
+    text = "XFS (x): [77]: segfault at 0 ip 0 sp 0 error 4 in Corruption[400000+1000]"
+    tree(well.root, {"/dev/kmsg": f"3,7,9990000000,-;{text}\n"})
+    assert find_out(KernelLog(fault=(r"XFS.*Corruption",)), well).status is Status.PASS
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "EXT4-fs error (device nvme0n1p2): ext4_lookup:1: bad block",
+        "EXT4-fs (sda1): Remounting filesystem read-only",
+        "EXT3-fs (dm-6): error: remounting filesystem read-only",
+        "XFS (sdb1): metadata I/O error in xfs_buf_ioend",
+        "EXT4-fs (dm-0): I/O error while writing superblock",
+        "nvme nvme0: controller is down; will reset: CSTS=0xffffffff",
+        "nvme nvme4: Disabling device after reset failure: -19",
+        "block nvme0n1: no available path - failing I/O",
+        "md/raid0md0: Disk failure on nvme0n1p1 detected, failing array.",
+        "mce: [Hardware Error]: Machine check: Uncorrected error",
+    ],
+)
+def test_what_the_kernel_says_of_broken_hardware_is_a_fault(text: str, well: CheckContext) -> None:
+    tree(well.root, {"/dev/kmsg": f"3,7,9990000000,-;{text}\n"})
+    assert find_out(KernelLog(), well).status is NODE
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "nvme nvme0: I/O 5 QID 2 timeout, reset controller",
+        "nvme nvme4: I/O tag 22 (2016) opcode 0x2 (Admin Cmd) QID 0 timeout, reset controller",
+        "NETDEV WATCHDOG: eth0 (mlx5_core): transmit queue 3 timed out",
+        "mlx5_core 0000:3b:00.0: print_health_info:413: Health issue observed, firmware internal",
+    ],
+)
+def test_what_may_pass_is_a_warning(text: str, well: CheckContext) -> None:
+    tree(well.root, {"/dev/kmsg": f"3,7,9990000000,-;{text}\n"})
+    assert find_out(KernelLog(), well).status is Status.WARN
+
+
+@pytest.mark.parametrize("line", [";;;", "x,y,z,-;EXT4-fs error", "3;EXT4-fs error", "\xff"])
+def test_garbled_messages_are_passed_over(line: str, well: CheckContext) -> None:
+    tree(well.root, {"/dev/kmsg": f"{line}\n"})
+    assert find_out(KernelLog(), well).status is Status.PASS

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Xids in the kernel's log: which drain, which warn, and which say nothing of the node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slurm_health.node.checks.check import CheckContext
+from slurm_health.node.checks.xid import Xid
+from slurm_health.node.rules.finding import Finding, Status
+from slurm_health.node.rules.xid import judge_xid
+from tests.support.sites import tree
+
+
+def xid(tmp_path: Path, number: int, bus: str = "PCI:0000:3b:00") -> CheckContext:
+    line = f"3,9,9990000000,-;NVRM: Xid ({bus}): {number}, pid=77, name=python, text\n"
+    return tree(tmp_path, {"/dev/kmsg": line, "/proc/uptime": "10000.0 1\n"})
+
+
+@pytest.mark.parametrize("number", [46, 48, 62, 64, 74, 79, 95, 119, 120])
+def test_hardware_xids_are_seen(tmp_path: Path, number: int) -> None:
+    check = Xid()
+    found = check.judge(check.collect(xid(tmp_path, number)))
+    assert found.status is judge_xid(number)[0]
+    assert found.status in (Status.NODE_FAULT, Status.WARN)
+    assert f"Xid {number} 10 s ago" in found.text
+    assert "0000:3b:00" in found.text
+
+
+@pytest.mark.parametrize(
+    ("drains", "name", "text", "status"),
+    [
+        (False, "python", "NVLink: fatal error detected on link 14(0x0, 0x0)", Status.WARN),
+        (True, "python", "NVLink: fatal error detected on link 14(0x0, 0x0)", Status.NODE_FAULT),
+        (True, "python", "NVLink: minor error detected on link 14(0x0, 0x0)", Status.WARN),
+        (True, "NVLink: fatal ", "minor error on link 14(0x0, 0x0)", Status.WARN),
+    ],
+)
+def test_a_fatal_link_drains_where_the_site_says_so(
+    tmp_path: Path, drains: bool, name: str, text: str, status: Status
+) -> None:
+    line = f"3,9,9990000000,-;NVRM: Xid (PCI:0000:3b:00): 74, pid=77, name={name}, {text}\n"
+    seen = tree(tmp_path, {"/dev/kmsg": line, "/proc/uptime": "10000.0 1\n"})
+    check = Xid(fatal_link_drains=drains)
+    found = check.judge(check.collect(seen))
+
+    assert found.status is status
+    assert ("fatal NVLink error on link 14" in found.text) == text.startswith("NVLink: fatal")
+
+
+@pytest.mark.parametrize("number", [8, 11, 13, 31, 32, 43, 45, 66, 68, 69, 172])
+def test_a_programs_own_xid_says_nothing_about_the_node(tmp_path: Path, number: int) -> None:
+    check = Xid()
+    assert check.judge(check.collect(xid(tmp_path, number))).status is Status.PASS
+
+
+def test_an_xid_that_no_table_has_is_told_and_drains_nobody(tmp_path: Path) -> None:
+    check = Xid()
+    found = check.judge(check.collect(xid(tmp_path, 173)))
+
+    assert found.status is Status.WARN
+    assert "Xid 173" in found.text
+
+
+@pytest.mark.parametrize("number", range(144, 151))
+def test_an_nvlink_5_xid_never_drains_on_the_bare_number(number: int) -> None:
+    assert judge_xid(number)[0] is Status.WARN
+
+
+def test_what_a_program_can_cause_at_a_peer_drains_nobody() -> None:
+    assert judge_xid(137)[0] is Status.WARN
+    assert "program" in judge_xid(137)[1]
+    assert judge_xid(109) == (Status.NODE_FAULT, "context switch timed out; reset the GPU")
+
+
+def said(tmp_path: Path, *lines: str) -> Finding:
+    """Return what is found where the kernel wrote these lines, one after the other."""
+    log = "".join(f"3,9,{9990000000 + n},-;{line}\n" for n, line in enumerate(lines))
+    context = tree(tmp_path, {"/dev/kmsg": log, "/proc/uptime": "10000.0 1\n"})
+    return Xid().judge(Xid().collect(context))
+
+
+LINK = "XC0 i0 Link 01 (0x021425c6 0x00000000)"
+
+
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        (f"149, NETIR_LINK_EVT  Fatal   {LINK}", Status.NODE_FAULT),
+        (f"145, RLW_REMAP Fatal {LINK}", Status.NODE_FAULT),
+        (f"145, pid=8, name=ray::Worker, RLW_RXPIPE Nonfatal {LINK}", Status.WARN),
+        (f"145, pid=8, name=A Fatal XC0 i0, RLW_RXPIPE Nonfatal {LINK}", Status.WARN),
+        (f"146, TLW_RX/TLW_RX_PIPE0 Fatal {LINK}", Status.WARN),
+        ("149, NETIR Fatal", Status.WARN),
+    ],
+)
+def test_an_nvlink_5_error_is_judged_by_the_drivers_last_words(
+    tmp_path: Path, line: str, status: Status
+) -> None:
+    assert said(tmp_path, f"NVRM: Xid (PCI:0009:01:00): {line}").status is status
+
+
+def recovery(before: str, now: str) -> str:
+    line = f"154, GPU recovery action changed from 0x0 ({before}) to 0x1 ({now})"
+    return f"NVRM: Xid (PCI:0009:01:00): {line}"
+
+
+def test_the_recovery_that_the_driver_wants_counts_until_it_wants_none(tmp_path: Path) -> None:
+    wanted = recovery("None", "Drain and Reset"), recovery("Drain and Reset", "GPU Reset Required")
+    found = said(tmp_path, *wanted)
+    assert found.status is Status.NODE_FAULT
+    assert "the driver wants the GPU reset" in found.text
+    over = recovery("GPU Reset Required", "None")
+    assert said(tmp_path, *wanted, over).status is Status.PASS
+    assert said(tmp_path, recovery("None", "Drain P2P")).status is Status.WARN
+
+
+@pytest.mark.parametrize(
+    ("lines", "bus"),
+    [
+        (["NVRM: GPU 0000:29:00.0: GPU has fallen off the bus."], "0000:29:00.0"),
+        (["NVRM: GPU 18:00.0: GPU has fallen off the bus."], "18:00.0"),
+        (
+            [
+                "NVRM: The NVIDIA GPU 0000:18:00.0",
+                "NVRM: (PCI ID: 10de:2901) installed in this system has",
+                "NVRM: fallen off the bus and is not responding to commands.",
+            ],
+            "0000:18:00.0",
+        ),
+        # The same as /dev/kmsg has it: one message of three lines.
+        (
+            [
+                r"\x0aNVRM: ".join(
+                    [
+                        "NVRM: The NVIDIA GPU 0000:18:00.0",
+                        "(PCI ID: 10de:2901) installed in this system has",
+                        "fallen off the bus and is not responding to commands.",
+                    ]
+                )
+            ],
+            "0000:18:00.0",
+        ),
+    ],
+)
+def test_a_gpu_that_fell_off_the_bus_is_known_without_a_number(
+    tmp_path: Path, lines: list[str], bus: str
+) -> None:
+    found = said(tmp_path, *lines)
+    assert found.status is Status.NODE_FAULT
+    assert f"GPU {bus}: Xid 79" in found.text
+
+
+def test_an_error_of_an_instance_of_a_gpu_is_one_of_the_gpu(tmp_path: Path) -> None:
+    found = said(tmp_path, "NVRM: Xid (PCI:0000:01:00 GPU-I:05): 48, pid=7, DBE")
+    assert found.status is Status.NODE_FAULT
+    assert "GPU 0000:01:00: Xid 48" in found.text
+
+
+def test_a_switchs_error_without_a_word_on_its_severity_is_looked_at(tmp_path: Path) -> None:
+    line = "nvidia-nvswitch0: SXid (PCI:0000:a9:00.0): 20034, Data {0x50610002, 0x10100030}"
+    found = said(tmp_path, line)
+    assert found.status is Status.WARN
+    assert "the driver does not say how severe" in found.text
+
+
+def sxid(tmp_path: Path, text: str, number: int = 20034) -> Finding:
+    lines = "".join(
+        f"3,9,9990000000,-;nvidia-nvswitch0: SXid (PCI:0000:c2:00.0): {number}, {each}\n"
+        for each in (text, "Severity 1 Engine instance 28 Sub-engine instance 00", "Data {0x10}")
+    )
+    context = tree(tmp_path, {"/dev/kmsg": lines, "/proc/uptime": "10000.0 1\n"})
+    return Xid().judge(Xid().collect(context))
+
+
+def test_a_fatal_error_of_an_nvswitch_is_a_fault_of_the_node(tmp_path: Path) -> None:
+    found = sxid(tmp_path, "Fatal, Link 28 LTSSM Fault Up")
+
+    assert found.status is Status.NODE_FAULT
+    assert "NVSwitch 0000:c2:00.0: SXid 20034 10 s ago (Link 28 LTSSM Fault Up: " in found.text
+    assert "reset all GPUs and NVSwitches" in found.text
+
+
+def test_only_a_reboot_ends_what_is_always_fatal(tmp_path: Path) -> None:
+    assert "reboot the node" in sxid(tmp_path, "Fatal, Link 28 HOST_MHZ", 22003).text
+
+
+def test_an_error_of_an_nvswitch_that_is_not_fatal_is_a_warning(tmp_path: Path) -> None:
+    assert sxid(tmp_path, "Non-fatal, Link 29 AN1 Heartbeat Timeout", 19084).status is Status.WARN
+
+
+def test_a_user_cannot_write_an_xid_by_naming_a_program(tmp_path: Path) -> None:
+    line = "3,9,9990000000,-;x[7]: segfault in NVRM: Xid (PCI:0000:3b:00): 79, pid=1\n"
+    context = tree(tmp_path, {"/dev/kmsg": line, "/proc/uptime": "10000.0 1\n"})
+    assert Xid().judge(Xid().collect(context)).status is Status.PASS
+
+
+def test_a_site_may_amend_the_table(tmp_path: Path) -> None:
+    seen = Xid().collect(xid(tmp_path, 79))
+    assert Xid(ignore=(79,)).judge(seen).status is Status.PASS
+    assert Xid(warn=(79,)).judge(seen).status is Status.WARN
+    assert Xid(fault=(13,)).judge(Xid().collect(xid(tmp_path, 13))).status is Status.NODE_FAULT
+
+
+def test_the_same_xid_is_seen_again_the_next_time(tmp_path: Path) -> None:
+    context = xid(tmp_path, 79)
+    for _ in range(2):
+        assert Xid().judge(Xid().collect(context)).status is Status.NODE_FAULT
