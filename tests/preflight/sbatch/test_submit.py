@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
+"""What sbatch is given, what is left to it, and what happens while it waits."""
+
 from __future__ import annotations
 
-import io
 import os
 import signal
 import subprocess
@@ -9,113 +10,18 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from slurm_health.preflight.options import Door, options_of
-from slurm_health.preflight.sbatch import own_options
 from slurm_health.preflight.sbatch import script as batch_script
-from slurm_health.preflight.sbatch.submit import submit
-from slurm_health.records.errors import ConfigError, SlurmCommandMissing, UsageError
+from slurm_health.records.errors import SlurmCommandMissing, UsageError
 from slurm_health.system.slurm import real_sbatch
 from tests.support.command_line import COMMAND
+from tests.support.desk import FAKE, SCRIPT, Desk, inside, launcher_options
 from tests.support.full_filesystem import NO_LARGE_FILES
 from tests.support.supervised import eventually, write_executable
-
-SCRIPT = b"#!/bin/bash\n#SBATCH -N 2\necho d\xe9j\xe0 vu"
-MARKER = b"# The script as it was submitted:\n"
-# Stands for sbatch: records what it is given, then says and does what the test wants.
-FAKE = f"""#!{sys.executable} -S
-import os, sys, time
-record = os.environ["FAKE_RECORD"]
-words = sys.argv[1:]
-if words == ["--help"]:
-    print("      --container-image=IMAGE  [pyxis] the image")
-    open(record + ".help", "w").close()
-    sys.exit(0)
-open(record + ".words", "wb").write(b"".join(os.fsencode(word) + b"\\0" for word in words))
-open(record + ".environ", "wb").write(open("/proc/self/environ", "rb").read())
-script = next((word for word in words if os.path.isfile(word)), None)
-text = open(script, "rb").read() if script else sys.stdin.buffer.read()
-open(record + ".script", "wb").write(text)
-print("Submitted batch job 12")
-sys.stdout.flush()
-print("sbatch: a word on stderr", file=sys.stderr)
-open(record + ".ready", "w").close()
-if "--wait" in words:
-    time.sleep(1000)
-sys.exit(int(os.environ.get("FAKE_CODE", "0")))
-"""
-
-
-@dataclass
-class Desk:
-    """Where jobs are submitted from, with a fake sbatch on the PATH."""
-
-    directory: Path
-    record: Path
-    environ: dict[str, str]
-
-    def submit(self, *words: str, stdin: bytes = b"", **extra: str) -> int:
-        return submit(
-            list(words),
-            environ=self.environ | extra,
-            stdin=io.BytesIO(stdin),
-            python="/opt/slurm-health/bin/python",
-            now_s=1_700_000_000.0,
-        )
-
-    def _recorded(self, what: str) -> bytes:
-        return Path(f"{self.record}.{what}").read_bytes()
-
-    @property
-    def words(self) -> list[str]:
-        return [os.fsdecode(word) for word in self._recorded("words").split(b"\0")[:-1]]
-
-    @property
-    def text(self) -> bytes:
-        """What sbatch was given as the script."""
-        return self._recorded("script")
-
-    @property
-    def environment(self) -> dict[bytes, bytes]:
-        entries = self._recorded("environ").split(b"\0")[:-1]
-        return {name: value for name, _, value in (entry.partition(b"=") for entry in entries)}
-
-    @property
-    def called(self) -> bool:
-        return Path(f"{self.record}.words").exists()
-
-
-@pytest.fixture
-def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
-    directory = tmp_path / "desk"
-    (tmp_path / "bin").mkdir()
-    directory.mkdir()
-    write_executable(tmp_path / "bin" / "sbatch", FAKE)
-    monkeypatch.chdir(directory)
-    (directory / "train.sh").write_bytes(SCRIPT)
-    record = tmp_path / "record"
-    path = f"{tmp_path}/bin:{os.environ['PATH']}"
-    return Desk(directory, record, {"PATH": path, "FAKE_RECORD": str(record)})
-
-
-def inside(text: bytes) -> bytes:
-    """Return the user's script in a batch script of ours."""
-    assert text.startswith(b"#!/bin/sh\n")
-    assert b"-m slurm_health supervise" in text
-    return text.split(MARKER, 1)[1]
-
-
-def launcher_options(text: bytes) -> list[str]:
-    words = text.split(b"supervise", 1)[1].split(b" -- ", 1)[0].split()
-    return [os.fsdecode(word) for word in words if word.startswith(b"--")]
-
-
-# --- what sbatch is given ------------------------------------------------------------------------
 
 
 def test_script_goes_in_a_file_of_the_same_name(
@@ -235,9 +141,6 @@ def test_option_of_a_plugin_is_looked_up(desk: Desk) -> None:
     assert Path(f"{desk.record}.help").exists()
 
 
-# --- what is left to sbatch ----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -304,18 +207,6 @@ def test_words_that_sbatch_refuses_it_is_given_as_they_are(desk: Desk, words: li
     assert desk.words == words
 
 
-@pytest.mark.parametrize(
-    ("word", "meant"), [("--max-restart=2", "--max-restarts"), ("--spare=1", "--spares")]
-)
-def test_an_option_of_ours_that_is_misspelt_is_suggested_where_sbatch_refuses_it(
-    desk: Desk, word: str, meant: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert desk.submit(word, "train.sh", FAKE_CODE="1") == 1
-    assert f"did you mean {meant}?" in capfd.readouterr().err
-    desk.submit("--bogus", "train.sh", FAKE_CODE="1")
-    assert "did you mean" not in capfd.readouterr().err
-
-
 def test_missing_sbatch_is_named(desk: Desk) -> None:
     with pytest.raises(SlurmCommandMissing, match="sbatch not found"):
         desk.submit("train.sh", PATH="/nowhere")
@@ -327,110 +218,6 @@ def test_heterogeneous_job_is_refused(desk: Desk, words: list[str]) -> None:
     with pytest.raises(UsageError, match="heterogeneous job"):
         desk.submit(*words)
     assert not desk.called
-
-
-# --- our options ---------------------------------------------------------------------------------
-
-
-def test_command_line_wins_over_environment_over_script(desk: Desk) -> None:
-    (desk.directory / "s.sh").write_bytes(
-        b"#!/bin/sh\n#HEALTH --max-requeues=1 --journal '/from script' # why\n"
-        b"#HEALTH --python /script/python\n"
-    )
-    desk.submit(
-        "--python=env/bin/python",
-        "s.sh",
-        SLURM_HEALTH_JOURNAL="/from/environment",
-        SLURM_HEALTH_PYTHON="python3.12",
-        SLURM_HEALTH_CHECK="",
-    )
-    assert launcher_options(desk.text)[:4] == [
-        "--check=auto",
-        "--journal=/from/environment",
-        f"--python={desk.directory}/env/bin/python",
-        "--max-requeues=1",
-    ]
-
-
-def test_what_localisation_is_told_reaches_the_check_from_each_place(desk: Desk) -> None:
-    (desk.directory / "s.sh").write_text(
-        "#!/bin/sh\n#HEALTH --network-floor=0.3 --min-rounds 4 --expected-ms=matmul=3.1\n"
-    )
-
-    desk.submit("--network-floor", "0.2", "s.sh", SLURM_HEALTH_MIN_ROUNDS="5")
-
-    found = {"--network-floor=0.2", "--min-rounds=5", "--expected-ms=matmul=3.1"}
-    assert found <= {*launcher_options(desk.text)}
-
-
-@pytest.mark.parametrize(
-    ("words", "variable", "line", "expected"),
-    [
-        (["--on-inconclusive=hold"], "requeue", "proceed", "hold"),
-        ([], "requeue", "hold", "requeue"),
-        ([], "", "hold", "hold"),
-        ([], "", "", None),
-    ],
-)
-def test_what_doubt_causes_is_read_from_all_four_places(
-    desk: Desk, words: list[str], variable: str, line: str, expected: str | None
-) -> None:
-    text = "#!/bin/sh\n" + (f"#HEALTH --on-inconclusive={line}\n" if line else "")
-    (desk.directory / "s.sh").write_text(text)
-
-    desk.submit(*words, "s.sh", SLURM_HEALTH_ON_INCONCLUSIVE=variable)
-
-    found = [word for word in launcher_options(desk.text) if word.startswith("--on-inconclusive")]
-    assert found == ([f"--on-inconclusive={expected}"] if expected else [])
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("--max-requeue=1", r"s\.sh, line 3: --max-requeue: unknown.*mean --max-requeues\?"),
-        ("--dry-run", r"s\.sh, line 3: --dry-run: unknown #HEALTH option"),
-        ("spares=1", r"s\.sh, line 3: spares: unknown"),
-        ("--max-requeues=many", r"s\.sh, line 3: --max-requeues: expected a whole number"),
-        ("--max-requeues", r"s\.sh, line 3: --max-requeues: needs a value"),
-        ("--on-straggler=shoot", r"line 3: --on-straggler: 'shoot' is not one of exclude, report"),
-        ("--at-requeue-limit=go", r"line 3: --at-requeue-limit: 'go' is not one of start, hold"),
-        ("--check=fast", r"s\.sh, line 3: --check: fast: no such probe; valid: auto"),
-        ("--network-floor=8%", r"s\.sh, line 3: --network-floor: expected a number from 0.01"),
-        ("--min-round=3", r"s\.sh, line 3: --min-round: unknown.*mean --min-rounds\?"),
-        ("--journal='x", r"s\.sh, line 3: #HEALTH: cannot be read: no closing quotation"),
-    ],
-)
-def test_bad_line_is_named_with_its_number(desk: Desk, line: str, message: str) -> None:
-    (desk.directory / "s.sh").write_text(f"#!/bin/sh\n#SBATCH -N2\n#HEALTH {line}\n")
-    with pytest.raises(ConfigError, match=message):
-        desk.submit("s.sh")
-    assert not desk.called
-
-
-@pytest.mark.parametrize(
-    ("words", "extra", "message"),
-    [
-        (["--max-requeues=-1"], {}, "command line: --max-requeues: expected a whole number"),
-        (["--check=", "x"], {}, "command line: --check: '': names nothing to check; valid: auto"),
-        (
-            [],
-            {"SLURM_HEALTH_CHECK": "no"},
-            "environment: SLURM_HEALTH_CHECK: no: no such probe; valid: auto",
-        ),
-    ],
-)
-def test_bad_value_is_named_with_its_source(
-    desk: Desk, words: list[str], extra: Mapping[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        desk.submit(*words, "train.sh", **extra)
-
-
-def test_lines_that_are_not_ours_are_left_alone(desk: Desk) -> None:
-    (desk.directory / "s.sh").write_text(
-        "#!/bin/sh\n#HEALTHY --x\n# HEALTH --x\ntrue\n#HEALTH --x\n"
-    )
-    assert desk.submit("s.sh") == 0
 
 
 def test_dry_run_prints_and_submits_nothing(
@@ -447,24 +234,6 @@ def test_dry_run_never_submits(desk: Desk, words: list[str]) -> None:
     with pytest.raises(UsageError, match="--dry-run"):
         desk.submit("--dry-run", *words)
     assert not desk.called
-
-
-@pytest.mark.parametrize("word", ["--help", "-h", "-Hh"])
-def test_help_names_every_option_and_variable(
-    desk: Desk, word: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert desk.submit(word) == 0
-    told = capsys.readouterr().out
-    in_script = options_of(Door.SCRIPT)
-    for option in options_of(Door.SBATCH).values():
-        assert f"--{option.name}" in told
-        assert (option.variable in told) is (option.name in in_script)
-    assert "sbatch --help" in told
-    assert not desk.called
-
-
-def test_help_fits_a_terminal_of_80_columns() -> None:
-    assert max(map(len, own_options.help_text().splitlines())) < 80
 
 
 @pytest.mark.parametrize("python_path", ["", "/other", str(Path(batch_script.__file__).parents[3])])
@@ -492,8 +261,6 @@ def test_a_script_that_no_temporary_directory_takes_is_an_error(desk: Desk) -> N
         " set TMPDIR to a directory with room\n"
     )
 
-
-# --- signals while sbatch waits ------------------------------------------------------------------
 
 MAIN = """
 import os, sys
@@ -524,51 +291,3 @@ def test_signal_ends_sbatch_and_leaves_no_file(
     finally:
         process.kill()
         process.wait()
-
-
-def test_a_job_that_keeps_its_spares_outlives_a_node_and_is_restarted_as_often(
-    desk: Desk,
-) -> None:
-    desk.submit("-N4", "--spares=2", "--keep-spares", "train.sh")
-
-    assert {"--nodes=6", "--no-kill"} <= set(desk.words)
-    options = launcher_options(desk.text)
-    assert {"--keep-spares=yes", "--max-restarts=2", "--nodes-wanted=4"} <= set(options)
-
-
-def test_restarts_alone_change_nothing_that_sbatch_is_asked_for(desk: Desk) -> None:
-    desk.submit("-N4", "--max-restarts=3", "train.sh")
-
-    assert "--no-kill" not in desk.words
-    assert "--max-restarts=3" in launcher_options(desk.text)
-
-
-def test_spares_that_are_not_there_cannot_be_kept(desk: Desk) -> None:
-    with pytest.raises(UsageError, match="--keep-spares: there are none to keep"):
-        desk.submit("-N4", "--keep-spares", "train.sh")
-
-
-def test_where_nothing_is_known_of_the_nodes_a_job_gets_no_spares_and_is_told_so(
-    desk: Desk, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    site = tmp_path / "site.toml"
-    site.write_text("")
-
-    desk.submit("-N4", "--spares=auto", "--keep-spares", "train.sh", SLURM_HEALTH_CONFIG=str(site))
-
-    assert not {word for word in desk.words if word.startswith(("--nodes", "--no-kill"))}
-    assert "--spares=auto: no spares: " in capsys.readouterr().err
-
-
-def test_a_job_that_names_no_number_of_nodes_gets_no_spares_and_is_told_so(
-    desk: Desk, capsys: pytest.CaptureFixture[str]
-) -> None:
-    desk.submit("--wrap=true", SLURM_HEALTH_SPARES="auto")
-
-    said = "no spares: the job does not say on how many nodes it runs (--nodes)"
-    assert f"--spares=auto: {said}" in capsys.readouterr().err
-
-
-def test_a_word_that_is_no_number_of_spares_is_refused(desk: Desk) -> None:
-    with pytest.raises(ConfigError, match="--spares: expected a whole number"):
-        desk.submit("-N4", "--spares=few", "train.sh")
