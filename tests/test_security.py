@@ -72,10 +72,10 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "test_what_cannot_be_a_clusters_name_is_passed_over",
             "test_a_tree_deeper_than_any_path_goes_and_so_do_the_others",
         ),
-        "report/test_find.py": (
+        "report/test_find.py": ("test_the_name_of_a_task_that_another_has_laid_leads_nowhere",),
+        "report/test_others.py": (
             "test_of_another_users_journal_root_is_told_the_same_and_reads_nothing_itself",
             "test_what_another_users_journal_takes_of_memory_is_limited",
-            "test_the_name_of_a_task_that_another_has_laid_leads_nowhere",
         ),
         "report/test_latest.py": ("test_no_journal_of_another_user_is_read_in_roots_own_process",),
     },

@@ -3,30 +3,19 @@ from __future__ import annotations
 
 import logging
 import os
-import resource
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from slurm_health.records.errors import JournalError, RecordTooNew, RunNotFound, UsageError
-from slurm_health.records.records import AgentsLaunched, RunStarted
-from slurm_health.report import find, others
-from slurm_health.report.find import (
-    load,
-    runs_of_job,
-    tasks_asked_for,
-    tasks_of,
-    user_name,
-)
-from slurm_health.report.read import read_run
-from slurm_health.report.table import job_text
+from slurm_health.records.errors import JournalError, RunNotFound, UsageError
+from slurm_health.report import find
+from slurm_health.report.find import load, runs_of_job, tasks_asked_for, tasks_of, user_name
 from slurm_health.system import journal
-from tests.support.journals import RunJournal, write_healthy_run, write_requeued_job
+from tests.support.journals import RunJournal, write_healthy_run
 
 
 def test_the_runs_of_a_job_are_listed_oldest_first(tmp_path: Path) -> None:
@@ -170,71 +159,6 @@ def another(directory: Path) -> None:
         os.chown(path, 65534, 65534)
 
 
-def test_a_node_that_never_wrote_is_still_reported(tmp_path: Path) -> None:
-    run = write_healthy_run(tmp_path)
-    journal.path_of(run.directory, "n2").unlink()
-
-    report = load(tmp_path, "12")
-
-    assert [node.node for node in report.nodes] == ["n1", "n2", "n4", "n5", "n6"]
-    assert report.nodes[1].figures == ()
-    assert report.runs[0].missing == ("n2: no file",)
-    assert "missing in the journal of attempt 0: n2: no file" in job_text(report)
-
-
-def test_lines_of_others_are_skipped(tmp_path: Path) -> None:
-    first, _ = write_requeued_job(tmp_path)
-    before = load(tmp_path, "12")
-    for path in first.directory.iterdir():
-        foreign = (
-            b'\x00\xff\n[1]\n{"v":1,"id":"x:1","time_s":1.0,"kind":"from_another_tool"}\n{"v":1,'
-        )
-        path.write_bytes(path.read_bytes() + foreign)
-    found = load(tmp_path, "12")
-
-    (damage,) = found.runs[0].missing
-    assert damage == "n[1-5],master,requeue,supervisor: damaged lines, left out: 16"
-    assert replace(found, runs=(replace(found.runs[0], missing=()), found.runs[1])) == before
-
-
-NEWER = b'{"v":2,"id":"n1:9","time_s":1.0,"kind":"sampled"}\n'
-
-
-def test_of_a_newer_journal_is_shown_what_can_be_read(tmp_path: Path) -> None:
-    run = write_healthy_run(tmp_path)
-    for writer in ("n1", "n4", journal.MASTER):
-        with journal.path_of(run.directory, writer).open("ab") as file:
-            file.write(NEWER)
-
-    (found,) = load(tmp_path, "12").runs
-
-    assert found.judged
-    assert found.missing == (
-        "n[1,4],master: lines of a newer slurm-health (version 2), left out: 3",
-    )
-
-
-def test_a_journal_of_which_nothing_can_be_read_is_refused(tmp_path: Path) -> None:
-    run = RunJournal(tmp_path)
-    journal.path_of(run.directory, journal.MASTER).write_bytes(NEWER)
-
-    with pytest.raises(RecordTooNew, match="holds records of version 2"):
-        load(tmp_path, "12")
-
-
-def test_a_node_whose_file_cannot_be_read_is_said_to_be_missing(tmp_path: Path) -> None:
-    run = write_healthy_run(tmp_path)
-    path = journal.path_of(run.directory, "n4")
-    path.unlink()
-    path.mkdir()
-
-    (found,) = load(tmp_path, "12").runs
-
-    (lack,) = found.missing
-    assert lack.startswith("n4: cannot be read: n4.jsonl")
-    assert found.judged
-
-
 @pytest.fixture
 def shared() -> Iterator[Path]:
     """Make a directory that every user can reach: those of pytest are closed to others."""
@@ -284,35 +208,6 @@ def test_a_journal_root_that_is_closed_to_the_user_is_named(shared: Path) -> Non
     assert done.returncode == 4
 
 
-def test_an_unreadable_file_is_an_error_not_an_empty_report(tmp_path: Path) -> None:
-    run = RunJournal(tmp_path)
-    path = journal.path_of(run.directory, journal.MASTER)
-    path.unlink()
-    path.mkdir()
-
-    with pytest.raises(JournalError, match="cannot be read"):
-        load(tmp_path, "12")
-
-
-def test_a_node_name_never_leads_out_of_the_run(tmp_path: Path) -> None:
-    run = RunJournal(tmp_path, nodes=["n1"])
-    journal.Writer(tmp_path, "outside", run.clock).append(AgentsLaunched(launch=0, nodes=[]))
-    run.master(
-        RunStarted(
-            run_id="12.0",
-            job_id=12,
-            attempt=0,
-            cluster="lab",
-            partition="main",
-            nodes=["n1", "../../../outside"],
-            master_node="n1",
-            user="ml",
-        )
-    )
-
-    assert list(read_run(run.directory).nodes) == ["n1"]
-
-
 def test_what_another_laid_ready_is_an_error_and_hides_nothing(tmp_path: Path) -> None:
     for cluster in ("east", "west"):
         RunJournal(tmp_path, cluster=cluster, job=12)
@@ -338,67 +233,6 @@ def test_whose_journal_it_is_is_said_where_it_is_anothers(
     load(tmp_path, "12")
 
     assert caplog.messages == [f"the journal of job 12 was written by user {user_name(1)}"]
-
-
-def given_to(uid: int, *directories: Path) -> None:
-    """Make another user the owner of directories and of what is in them."""
-    for directory in directories:
-        for path in (directory, *directory.rglob("*")):
-            os.chown(path, uid, uid, follow_symlinks=False)
-
-
-@pytest.mark.root
-def test_of_another_users_journal_root_is_told_the_same_and_reads_nothing_itself(
-    tmp_path: Path,
-) -> None:
-    run = write_requeued_job(tmp_path)[-1].directory
-    own = load(tmp_path, "12", now_s=2e9)
-    given_to(1, run.parent)
-    assert load(tmp_path, "12", now_s=2e9) == own
-
-    with journal.path_of(run, journal.MASTER).open("ab") as file:
-        file.truncate(240 << 20)  # sparse
-        file.seek(0, os.SEEK_END)
-        file.write(b"\n")
-    before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    theirs = load(tmp_path, "12", now_s=2e9)
-    grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib
-
-    assert (theirs.job, theirs.nodes, theirs.script) == (own.job, own.nodes, own.script)
-    assert [run.acts for run in theirs.runs] == [run.acts for run in own.runs]
-    assert grown_kib < 64 << 10
-
-
-@pytest.mark.root
-def test_what_another_users_journal_takes_of_memory_is_limited(tmp_path: Path) -> None:
-    run = write_healthy_run(tmp_path).directory
-    given_to(1, run.parent)
-
-    with pytest.raises(JournalError, match="not read: it takes more than 4 GiB of memory"):
-        others.read(run.parent, lambda: bytes(1 << 33), bytes)
-
-
-def test_a_journal_that_goes_once_it_was_found_is_an_error_with_its_path(tmp_path: Path) -> None:
-    gone = tmp_path / "lab" / "12"
-
-    with pytest.raises(JournalError, match="lab/12: cannot be read: No such file"):
-        others.read(gone, lambda: b"", bytes)
-
-
-@pytest.mark.root
-def test_what_is_wrong_with_another_users_journal_is_told_as_of_ones_own(tmp_path: Path) -> None:
-    run = RunJournal(tmp_path).directory
-    path = journal.path_of(run, journal.MASTER)
-    path.unlink()
-    path.mkdir()
-    with pytest.raises(JournalError) as own:
-        load(tmp_path, "12")
-    given_to(1, run.parent)
-
-    with pytest.raises(JournalError) as theirs:
-        load(tmp_path, "12")
-
-    assert str(theirs.value) == str(own.value)
 
 
 def test_a_job_is_the_one_whose_directory_it_has_whatever_its_records_claim(
@@ -453,9 +287,6 @@ def test_where_a_journal_is_anothers_note_does_not_say(tmp_path: Path) -> None:
     for path in (tmp_path / "lab" / "12", *(tmp_path / "lab" / "12").iterdir()):
         os.chown(path, 1, 1)
     assert find.elsewhere_text(tmp_path, "12") == ""
-
-
-# --- arrays --------------------------------------------------------------------------------------
 
 
 @pytest.fixture

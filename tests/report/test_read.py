@@ -1,18 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Job ids that were given again, and how long a job waited in the queue."""
+"""What is read of a run, also where files lack, are damaged or newer; ids that were given again."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from slurm_health.records.errors import UsageError
+from slurm_health.records.errors import JournalError, RecordTooNew, UsageError
+from slurm_health.records.records import AgentsLaunched, RunStarted
 from slurm_health.report.find import load
 from slurm_health.report.latest import latest_jobs
+from slurm_health.report.read import read_run
 from slurm_health.report.table import job_text
 from slurm_health.system import journal
-from tests.support.journals import STARTED_S, Clock, RunJournal
+from tests.support.journals import (
+    STARTED_S,
+    Clock,
+    RunJournal,
+    write_healthy_run,
+    write_requeued_job,
+)
 
 DAY_S = 86_400.0
 SUBMITTED_S = int(STARTED_S) - 42
@@ -113,3 +122,97 @@ def test_a_time_in_the_queue_that_clocks_contradict_is_not_told(tmp_path: Path) 
     begun(tmp_path, "0", queued_s=-60)
 
     assert load(tmp_path, "12").runs[0].queued_s is None
+
+
+def test_a_node_that_never_wrote_is_still_reported(tmp_path: Path) -> None:
+    run = write_healthy_run(tmp_path)
+    journal.path_of(run.directory, "n2").unlink()
+
+    report = load(tmp_path, "12")
+
+    assert [node.node for node in report.nodes] == ["n1", "n2", "n4", "n5", "n6"]
+    assert report.nodes[1].figures == ()
+    assert report.runs[0].missing == ("n2: no file",)
+    assert "missing in the journal of attempt 0: n2: no file" in job_text(report)
+
+
+def test_lines_of_others_are_skipped(tmp_path: Path) -> None:
+    first, _ = write_requeued_job(tmp_path)
+    before = load(tmp_path, "12")
+    for path in first.directory.iterdir():
+        foreign = (
+            b'\x00\xff\n[1]\n{"v":1,"id":"x:1","time_s":1.0,"kind":"from_another_tool"}\n{"v":1,'
+        )
+        path.write_bytes(path.read_bytes() + foreign)
+    found = load(tmp_path, "12")
+
+    (damage,) = found.runs[0].missing
+    assert damage == "n[1-5],master,requeue,supervisor: damaged lines, left out: 16"
+    assert replace(found, runs=(replace(found.runs[0], missing=()), found.runs[1])) == before
+
+
+NEWER = b'{"v":2,"id":"n1:9","time_s":1.0,"kind":"sampled"}\n'
+
+
+def test_of_a_newer_journal_is_shown_what_can_be_read(tmp_path: Path) -> None:
+    run = write_healthy_run(tmp_path)
+    for writer in ("n1", "n4", journal.MASTER):
+        with journal.path_of(run.directory, writer).open("ab") as file:
+            file.write(NEWER)
+
+    (found,) = load(tmp_path, "12").runs
+
+    assert found.judged
+    assert found.missing == (
+        "n[1,4],master: lines of a newer slurm-health (version 2), left out: 3",
+    )
+
+
+def test_a_journal_of_which_nothing_can_be_read_is_refused(tmp_path: Path) -> None:
+    run = RunJournal(tmp_path)
+    journal.path_of(run.directory, journal.MASTER).write_bytes(NEWER)
+
+    with pytest.raises(RecordTooNew, match="holds records of version 2"):
+        load(tmp_path, "12")
+
+
+def test_a_node_whose_file_cannot_be_read_is_said_to_be_missing(tmp_path: Path) -> None:
+    run = write_healthy_run(tmp_path)
+    path = journal.path_of(run.directory, "n4")
+    path.unlink()
+    path.mkdir()
+
+    (found,) = load(tmp_path, "12").runs
+
+    (lack,) = found.missing
+    assert lack.startswith("n4: cannot be read: n4.jsonl")
+    assert found.judged
+
+
+def test_an_unreadable_file_is_an_error_not_an_empty_report(tmp_path: Path) -> None:
+    run = RunJournal(tmp_path)
+    path = journal.path_of(run.directory, journal.MASTER)
+    path.unlink()
+    path.mkdir()
+
+    with pytest.raises(JournalError, match="cannot be read"):
+        load(tmp_path, "12")
+
+
+def test_a_node_name_never_leads_out_of_the_run(tmp_path: Path) -> None:
+    run = RunJournal(tmp_path, nodes=["n1"])
+    journal.Writer(tmp_path, "outside", run.clock).append(AgentsLaunched(launch=0, nodes=[]))
+    run.master(
+        RunStarted(
+            run_id="12.0",
+            job_id=12,
+            attempt=0,
+            cluster="lab",
+            partition="main",
+            nodes=["n1", "../../../outside"],
+            master_node="n1",
+            user="ml",
+        )
+    )
+
+    assert list(read_run(run.directory).nodes) == ["n1"]

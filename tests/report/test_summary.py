@@ -5,13 +5,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from itertools import combinations
 from pathlib import Path
 
 import msgspec
-import pytest
 
-from slurm_health.records.records import Action, ActionDone, ActionIntended, NodeReported
+from slurm_health.records.records import Action, ActionDone, ActionIntended
 from slurm_health.records.script_records import (
     Diagnosed,
     HangFound,
@@ -22,7 +20,7 @@ from slurm_health.records.script_records import (
     StragglerFound,
     UnevenFound,
 )
-from slurm_health.records.verdict import Level, LinkVerdict, NodeVerdict, Outcome
+from slurm_health.records.verdict import Level, LinkVerdict, NodeVerdict
 from slurm_health.report.export import as_json
 from slurm_health.report.find import load
 from slurm_health.report.summary import Summary, summary_of
@@ -455,84 +453,3 @@ def test_a_script_that_was_started_again_has_left_its_hang_and_its_failure_behin
     run.write(journal.SUPERVISOR, again, after_s=1.0)
 
     assert summary(tmp_path).found == ("n[1-5]: all healthy",)
-
-
-@pytest.mark.parametrize(
-    ("nodes", "found", "option"),
-    [
-        (["n1", "n2"], "n1 and n2 cannot exchange data", "--spares=1"),
-        (["n1", "n2", "n3"], "no two of n[1-3] can exchange data", "--on-inconclusive=hold"),
-    ],
-)
-def test_that_no_two_nodes_can_exchange_data_is_one_sentence_with_what_to_look_at(
-    tmp_path: Path, nodes: list[str], found: str, option: str
-) -> None:
-    run = RunJournal(tmp_path, nodes=nodes)
-    run.start()
-    for index, pair in enumerate(combinations(nodes, 2)):
-        run.begin_round(index, [pair])
-        for node in pair:
-            why = "allgather: connection closed by peer"
-            run.write(
-                node,
-                NodeReported(
-                    node=node, round=index, outcome=Outcome.FAILED, elapsed_ms=9.0, detail=why
-                ),
-            )
-        run.end_round(index)
-    level = Level.INCONCLUSIVE
-    run.judge(*(NodeVerdict(node=node, level=level, reason="no partner") for node in nodes))
-    run.finish("proceed", reason="undecided, continuing anyway")
-    run.write(journal.SUPERVISOR, ScriptStarted(script="/home/ml/train.sh", pid=1))
-    told = summary(tmp_path)
-
-    assert len(told.found) == 1
-    assert told.found[0].startswith(found)
-    assert "connection closed by peer" in told.found[0]
-    assert "NCCL_SOCKET_IFNAME" in told.next
-    assert "firewalls" in told.next
-    assert "scancel 12" in told.next
-    assert option in told.next
-
-
-def apart(root: Path, nodes: list[str], clock: Clock, label: str) -> None:
-    """Write an attempt in which two nodes could not exchange data."""
-    run = RunJournal(root, nodes=nodes, clock=clock, label=label)
-    run.start()
-    run.begin_round(0, [nodes])
-    for node in nodes:
-        run.write(node, NodeReported(node=node, round=0, outcome=Outcome.FAILED, elapsed_ms=9.0))
-    run.end_round(0)
-    doubt = Level.INCONCLUSIVE
-    run.judge(*(NodeVerdict(node=node, level=doubt, reason="no partner") for node in nodes))
-    run.finish("requeue", reason="no partner")
-
-
-def test_of_two_nodes_that_could_not_exchange_data_a_later_check_tells_the_likelier_one(
-    tmp_path: Path,
-) -> None:
-    clock = Clock()
-    apart(tmp_path, ["n1", "n2"], clock, "0")
-    well = RunJournal(tmp_path, nodes=["n1", "n3"], clock=clock, label="1")
-    well.start()
-    well.begin_round(0, [("n1", "n3")])
-    well.measure(0, ("n1", "n3"))
-    well.end_round(0)
-    well.judge()
-    well.finish("proceed")
-
-    told = summary(tmp_path)
-
-    said = "n2 cannot exchange data with n1, which can with other nodes: it is the likelier"
-    assert told.found == (f"{said} of the two to be at fault, but that is not proven",)
-    assert told.next.startswith("tell your administrators about n2 ")
-
-
-def test_of_two_pairs_that_could_not_exchange_data_no_node_is_the_likelier_one(
-    tmp_path: Path,
-) -> None:
-    clock = Clock()
-    apart(tmp_path, ["n1", "n2"], clock, "0")
-    apart(tmp_path, ["n1", "n3"], clock, "1")
-
-    assert "likelier" not in " ".join(summary(tmp_path).found)
