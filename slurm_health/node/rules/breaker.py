@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -146,32 +147,21 @@ def reserve(
         for each in ledger.refused
         if each.node != wanted.node and _age_s(each, wanted) <= limits.window_s
     ]
-    users = {each.node: each.uid for each in (*refused, *entries, wanted)}
+    uids = {each.node: each.uid for each in (*refused, *entries, wanted)}
     trips = dict(ledger.trips)
-    shares = [(name, nodes, limits.allowed(len(nodes))) for name, nodes in sorted(members.items())]
-    shares += [
-        (f"{SWITCH}{name}", nodes, limits.allowed_in_rack(len(nodes)))
-        for name, nodes in sorted((racks or {}).items())
-    ]
-    for partition, nodes, allowed in shares:
-        out = (counted | {wanted.node}) & set(nodes)
-        if len(out) <= allowed:
-            continue
-        out |= {each.node for each in refused} & set(nodes)
-        said = (
-            f"with {wanted.node}, {fold(sorted(out))} would be drained, now or within"
-            f" {limits.window_s / 60:g} min: {len(out)} of {len(nodes)} nodes of {partition},"
-            f" limit {allowed}"
-        )
-        user, share = _first_user(users.get(node, -1) for node in out)
-        if len(out) - share < 2:
-            why = why or f"{said}; {share} of them after jobs of user {name_of(user)}"
-            continue
-        said = f"{said}: a fabric or software problem, not these nodes"
-        why = why or said
-        trips[partition] = Trip(
-            time_s=wanted.time_s, node=wanted.node, why=said, nodes=fold(sorted(nodes))
-        )
+    for share in _shares(limits, members, racks or {}):
+        out = (counted | {wanted.node}) & {*share.nodes}
+        if len(out) > share.allowed:
+            out |= {each.node for each in refused} & {*share.nodes}
+            said, trips_it = _beyond(share, out, wanted, limits, uids, name_of)
+            why = why or said
+            if trips_it:
+                trips[share.name] = Trip(
+                    time_s=wanted.time_s,
+                    node=wanted.node,
+                    why=said,
+                    nodes=fold(sorted(share.nodes)),
+                )
     if why:
         tried = (*refused, wanted)[-_MOST_ENTRIES:]
         after = msgspec.structs.replace(ledger, trips=trips, refused=tried)
@@ -179,6 +169,50 @@ def reserve(
     kept = (*entries, wanted)[-_MOST_ENTRIES:]
     today = sum(each.node == wanted.node and _age_s(each, wanted) <= _DAY_S for each in kept)
     return Allowed(ledger=Ledger(entries=kept, trips=trips, refused=tuple(refused)), today=today)
+
+
+class _Share(NamedTuple):
+    """The nodes of a partition or below a leaf switch, and how many of them may be out at once."""
+
+    name: str
+    nodes: Collection[str]
+    allowed: int
+
+
+def _shares(
+    limits: Breaker, members: Mapping[str, Collection[str]], racks: Mapping[str, Collection[str]]
+) -> list[_Share]:
+    of_partitions = [
+        _Share(name, nodes, limits.allowed(len(nodes))) for name, nodes in sorted(members.items())
+    ]
+    of_racks = [
+        _Share(f"{SWITCH}{name}", nodes, limits.allowed_in_rack(len(nodes)))
+        for name, nodes in sorted(racks.items())
+    ]
+    return of_partitions + of_racks
+
+
+def _beyond(
+    share: _Share,
+    out: Collection[str],
+    wanted: Entry,
+    limits: Breaker,
+    uids: Mapping[str, int],
+    name_of: Callable[[int], str],
+) -> tuple[str, bool]:
+    """Say what nodes that would be `out` are beyond, and whether the share's breaker trips by it.
+
+    It does not for what the jobs of one user cost, but for one node at the most.
+    """
+    said = (
+        f"with {wanted.node}, {fold(sorted(out))} would be drained, now or within"
+        f" {limits.window_s / 60:g} min: {len(out)} of {len(share.nodes)} nodes of {share.name},"
+        f" limit {share.allowed}"
+    )
+    uid, of_user = _first_user(uids.get(node, -1) for node in out)
+    if len(out) - of_user < 2:
+        return f"{said}; {of_user} of them after jobs of user {name_of(uid)}", False
+    return f"{said}: a fabric or software problem, not these nodes", True
 
 
 def take_back(ledger: Ledger, node: str, time_s: float) -> Ledger:
