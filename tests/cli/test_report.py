@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
-from tests.support.command_line import slurm_health
+from tests.support.command_line import one_line, slurm_health
 from tests.support.fake_slurm import FakeSlurm
-from tests.support.journals import write_healthy_run
+from tests.support.journals import write_healthy_run, write_requeued_job
 
 
 def test_several_jobs_are_printed_one_after_the_other(tmp_path: Path) -> None:
@@ -36,3 +37,75 @@ def test_a_job_that_waits_is_no_error(tmp_path: Path) -> None:
     assert (unknown.code, unknown.stdout) == (4, "")
     assert "no journal of job 13" in unknown.stderr
     assert (programs.code, programs.stdout) == (4, "")
+
+
+def test_a_report_of_an_unknown_job_says_where_it_looked_and_what_to_do(tmp_path: Path) -> None:
+    done = slurm_health("report", "4711", f"--journal={tmp_path}")
+
+    assert (done.code, done.stdout) == (4, "")
+    line = one_line(done.stderr)
+    assert f"no journal of job 4711 under {tmp_path}" in line
+    assert "slurm-health sbatch" in line
+    assert "--journal DIR" in line
+
+
+def test_a_report_of_something_that_is_no_job_is_no_traceback(tmp_path: Path) -> None:
+    for word in ("..", "a/b", "", "12_", "\udcff"):
+        assert slurm_health("report", f"--journal={tmp_path}", "--", word).code in {2, 4}
+
+
+def test_a_report_of_an_array_lists_its_tasks(tmp_path: Path) -> None:
+    for job, task in ((13, 1), (14, 2)):
+        write_healthy_run(tmp_path, job=job, array=f"12_{task}")
+    done = slurm_health("report", "12", f"--journal={tmp_path}")
+    assert done.code == 0
+    assert [line.split()[0] for line in done.stdout.splitlines()[:2]] == ["12_1", "12_2"]
+    whole = slurm_health("report", "12_[2-9]", "--json", f"--journal={tmp_path}")
+    assert [task["job"] for task in json.loads(whole.stdout)["tasks"]] == ["12_2"]
+
+
+def test_without_a_job_the_latest_ones_are_listed(tmp_path: Path) -> None:
+    write_healthy_run(tmp_path, job=13)
+    environ = {"PATH": "/nonexistent"}
+
+    listed = slurm_health("report", f"--journal={tmp_path}", environ=environ)
+    exported = slurm_health("report", "--json", f"--journal={tmp_path}", environ=environ)
+
+    assert (listed.code, listed.stderr) == (0, "")
+    assert listed.stdout.splitlines()[1].startswith("13")
+    assert [job["job"] for job in json.loads(exported.stdout)["jobs"]] == ["13"]
+
+
+def test_a_report_is_a_line_of_csv_for_each_node_and_round(tmp_path: Path) -> None:
+    write_healthy_run(tmp_path, job=13, array="12_3")
+
+    done = slurm_health("report", "12", "--csv", f"--journal={tmp_path}")
+
+    assert done.code == 0
+    assert len(done.stdout.splitlines()) == 1 + 2 * 4
+
+
+def test_a_report_needs_no_place_to_write(tmp_path: Path) -> None:
+    """As on a login node whose homes are mounted read-only."""
+    home = tmp_path / "home"
+    write_healthy_run(home / ".slurm-health" / "journal")
+    before = sorted(home.rglob("*"))
+    for path in (home, *home.rglob("*")):
+        path.chmod(path.stat().st_mode & ~0o222)
+
+    environ = {"HOME": str(home), "SLURM_HEALTH_JOURNAL": "", "TMPDIR": "/nonexistent"}
+    done = slurm_health("report", "12", environ=environ)
+
+    assert (done.code, "all healthy" in done.stdout) == (0, True), done
+    assert sorted(home.rglob("*")) == before
+
+
+def test_a_report_is_a_table_or_json(tmp_path: Path) -> None:
+    write_requeued_job(tmp_path, job=12)
+
+    table = slurm_health("report", "12", f"--journal={tmp_path}")
+    exported = slurm_health("report", "12", "--json", f"--journal={tmp_path}")
+
+    assert (table.code, exported.code) == (0, 0)
+    assert "n3" in table.stdout
+    assert json.loads(exported.stdout)

@@ -17,7 +17,7 @@ import pytest
 from distribution import completion, man_pages
 from slurm_health.system import templates
 from slurm_health.system.templates import TemplateKind
-from tests.support.command_line import Done, slurm_health
+from tests.support.command_line import Done, one_line, slurm_health
 
 ROOT = Path(__file__).parents[2]
 NAMES = sorted(templates.every())
@@ -29,11 +29,6 @@ def copy(*words: object, code: int = 0) -> Done:
     done = slurm_health("templates", "copy", *map(str, words))
     assert done.code == code, done
     return done
-
-
-def one_line(text: str) -> str:
-    (line,) = text.splitlines()
-    return line
 
 
 @pytest.mark.parametrize("words", [[], ["list"]])

@@ -59,3 +59,10 @@ def finish(process: subprocess.Popen[str]) -> Done:
     """Wait for the end of a command."""
     stdout, stderr = process.communicate(timeout=DEADLINE_S)
     return Done(code=process.returncode, stdout=stdout, stderr=stderr)
+
+
+def one_line(text: str) -> str:
+    """Return a text that must be one line."""
+    lines = text.splitlines()
+    assert len(lines) == 1, text
+    return lines[0]

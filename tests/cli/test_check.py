@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`slurm-health check` of one machine: what it prints, its exit code, and how it is interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from slurm_health.preflight.supervisor.check_process import BEAT_S, SILENCE_S
+from tests.support.command_line import COMMAND, finish, one_line, slurm_health, start
+from tests.support.supervised import descendants, eventually
+
+FAKE_WORKER = str(Path(__file__).parents[1] / "support" / "fake_worker.py")
+
+
+@pytest.fixture
+def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    directory = tmp_path / "workers"
+    directory.mkdir()
+    monkeypatch.setenv("FAKE_WORKER_DIR", str(directory))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    return directory
+
+
+def local(tmp_path: Path, *words: str) -> list[str]:
+    return ["check", "--local=3", f"--python={FAKE_WORKER}", f"--journal={tmp_path}/j", *words]
+
+
+def test_a_check_outside_a_job_says_what_to_do_instead(tmp_path: Path) -> None:
+    done = slurm_health("check", f"--journal={tmp_path}")
+
+    assert (done.code, done.stdout) == (4, "")
+    line = one_line(done.stderr)
+    assert "salloc or sbatch" in line
+    assert "--local" in line
+
+
+def test_a_check_of_one_machine_prints_its_nodes_and_leaves_with_their_verdict(
+    tmp_path: Path, workers: Path
+) -> None:
+    done = slurm_health(*local(tmp_path))
+
+    assert done.code == 0
+    assert "local[0-2]" in done.stdout
+    assert "healthy" in done.stdout
+    assert workers.is_dir()
+
+
+def test_a_bad_node_is_exit_code_1_whoever_reads_the_output(tmp_path: Path, workers: Path) -> None:
+    (workers / "local1").write_text("raises")
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as closed:
+        done = subprocess.run(
+            [*COMMAND, *local(tmp_path)],
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            timeout=60,
+            check=False,
+        )
+
+    assert done.returncode == 1
+    assert b"Traceback" not in done.stderr
+
+
+def test_json_of_a_check_is_json_and_its_logs_go_elsewhere(tmp_path: Path, workers: Path) -> None:
+    (workers / "local2").write_text("broken-torch")
+
+    done = slurm_health(*local(tmp_path, "--json"))
+
+    assert done.code == 3
+    verdicts = {node["node"]: node["level"] for node in json.loads(done.stdout)["nodes"]}
+    assert verdicts == {"local0": "healthy", "local1": "healthy", "local2": "inconclusive"}
+    assert done.stderr != ""
+
+
+@pytest.mark.parametrize(
+    ("words", "site", "pairs"),
+    [([], "", 1), (["--min-rounds=4"], "", 4), ([], "3", 3), (["--min-rounds=4"], "3", 4)],
+    ids=["nobody", "option", "site", "option before site"],
+)
+def test_a_check_takes_as_many_rounds_as_it_is_told(
+    tmp_path: Path, workers: Path, words: list[str], site: str, pairs: int
+) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(f"[localize]\nmin_rounds = {site}\n" if site else "")
+
+    done = slurm_health(
+        *local(tmp_path, "--local=2", "--check=allgather", "--json", *words),
+        environ={"SLURM_HEALTH_CONFIG": str(file)},
+    )
+
+    assert done.code == 0
+    assert json.loads(done.stdout)["rounds"] == pairs
+
+
+def test_nodes_that_are_all_slow_are_found_by_what_hardware_should_take_above_the_floor(
+    tmp_path: Path, workers: Path
+) -> None:
+    known = local(tmp_path, "--local=2", "--check=quick", "--expected-ms=matmul=1", "--json")
+
+    found = [slurm_health(*known, f"--compute-floor={floor}") for floor in ("0.1", "3")]
+
+    levels = [{node["level"] for node in json.loads(done.stdout)["nodes"]} for done in found]
+    assert levels == [{"slow"}, {"healthy"}]
+
+
+def test_an_interpreter_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
+    done = slurm_health("check", "--local=2", "--python=nothing-here", f"--journal={tmp_path}")
+
+    assert (done.code, done.stdout) == (2, "")
+    assert "nothing-here: no such executable" in one_line(done.stderr)
+
+
+def test_a_journal_that_cannot_be_written_is_an_error_with_a_way_out(tmp_path: Path) -> None:
+    nowhere = [f"--python={FAKE_WORKER}", "--journal=/proc/nowhere"]
+
+    done = slurm_health("check", "--local=2", *nowhere)
+
+    assert (done.code, done.stdout) == (4, "")
+    assert "--journal DIR" in one_line(done.stderr)
+
+
+def test_a_file_in_the_place_of_the_journal_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "j").touch()
+
+    done = slurm_health(*local(tmp_path))
+
+    assert (done.code, done.stdout) == (4, "")
+    assert f"{tmp_path}/j" in one_line(done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (signal.SIGINT, "interrupted (Ctrl-C, SIGINT) before"),
+        (signal.SIGTERM, "stopped by SIGTERM before"),
+    ],
+)
+def test_a_check_that_is_interrupted_leaves_no_process_behind(
+    tmp_path: Path, workers: Path, number: int, words: str
+) -> None:
+    for node in ("local0", "local1", "local2"):
+        (workers / node).write_text("deaf")
+    process = start(*local(tmp_path))
+    eventually(lambda: len(descendants(process.pid)) == 6, "three agents with their workers")
+    below = descendants(process.pid)
+
+    os.killpg(process.pid, number)
+
+    done = finish(process)
+    # By the signal itself where it came while a dataclass was made: Python remembers an interrupt
+    # of exec(). A shell shows both as the same.
+    assert done.code in (128 + number, -number)
+    assert "Traceback" not in done.stderr
+    eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in below), "their end")
+    (job,) = (tmp_path / "j" / "local").iterdir()
+    said = slurm_health("report", "--journal", str(tmp_path / "j"), job.name).stdout
+    # Before the first round or in one: that depends on how soon all processes were seen.
+    assert words in said
+
+
+def test_a_signal_that_comes_when_a_check_has_ended_changes_nothing(tmp_path: Path) -> None:
+    """As Slurm sends it to every process of a job that is requeued."""
+    code = (
+        "import atexit, os, signal, sys\n"
+        "atexit.register(os.kill, os.getpid(), signal.SIGTERM)\n"
+        "from slurm_health.cli.main import main\n"
+        f"sys.argv = ['slurm-health', 'check', '--journal={tmp_path}']\n"
+        "main()\n"
+    )
+
+    argv = [sys.executable, "-c", code]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+
+    assert (done.returncode, done.stdout) == (4, "")
+    one_line(done.stderr)
+
+
+def test_a_second_signal_does_not_stop_a_check_from_ending_its_agents(
+    tmp_path: Path, workers: Path
+) -> None:
+    (workers / "local0").write_text("deaf")
+    process = start("check", "--local=1", f"--python={FAKE_WORKER}", f"--journal={tmp_path}/j")
+    eventually(lambda: len(descendants(process.pid)) == 2, "an agent with its worker")
+    below = descendants(process.pid)
+
+    process.send_signal(signal.SIGTERM)
+    while process.poll() is None:  # all the time that it ends
+        process.send_signal(signal.SIGTERM)
+
+    done = finish(process)
+    assert (done.code, "Exception" in done.stderr) == (128 + signal.SIGTERM, False)
+    eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in below), "their end")
+
+
+def test_for_the_supervisor_everything_ends_in_one_line_of_json(tmp_path: Path) -> None:
+    done = slurm_health("check", "--for-supervisor", "r", f"--journal={tmp_path}")
+
+    answer: Mapping[str, object] = json.loads(one_line(done.stdout))
+    assert answer["disposition"] == "proceed"
+    assert answer["exit_code"] == done.code == 4
+    assert str(answer["reason"]).startswith("UNCHECKED: SLURM_JOB_ID")
+
+
+def test_a_check_that_takes_long_lets_its_supervisor_know_that_it_gets_on(tmp_path: Path) -> None:
+    (tmp_path / "local0").write_text("never-ready")
+    words = ("check", "--local=1", "--for-supervisor=r", f"--journal={tmp_path}/j")
+    environ = {"FAKE_WORKER_DIR": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
+    process = start(*words, f"--python={FAKE_WORKER}", environ=environ)
+    assert process.stdout is not None
+    began_s = time.monotonic()
+    said = process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    done = finish(process)
+    assert (said, done.code) == ("\n", 128 + signal.SIGTERM), done.stderr
+    assert BEAT_S / 2 < time.monotonic() - began_s < SILENCE_S / 3
