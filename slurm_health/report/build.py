@@ -171,13 +171,13 @@ def _since_start(of_script: Sequence[Entry], entries: RunEntries) -> Sequence[En
 
 def _hangs(monitor: Sequence[Entry]) -> list[Hang]:
     """Return the hangs, each with its end where there was one."""
-    found: list[Hang] = []
+    hangs: list[Hang] = []
     for entry in monitor:
         if isinstance(entry.record, HangFound):
-            found.append(Hang(hang=entry.record))
-        elif isinstance(entry.record, HangOver) and found:
-            found[-1] = Hang(hang=found[-1].hang, over=entry.record)
-    return found
+            hangs.append(Hang(hang=entry.record))
+        elif isinstance(entry.record, HangOver) and hangs:
+            hangs[-1] = Hang(hang=hangs[-1].hang, over=entry.record)
+    return hangs
 
 
 def _all(entries: Sequence[Entry], kind: type[_R]) -> list[_R]:
@@ -221,7 +221,7 @@ def _node_reports(
     verdict: records.VerdictReached | None,
     figures: Mapping[str, tuple[Figure, ...]],
 ) -> tuple[NodeReport, ...]:
-    judged = {found.node: found for found in (verdict.nodes if verdict else [])}
+    judged = {of_node.node: of_node for of_node in (verdict.nodes if verdict else [])}
     names = dict.fromkeys([*(start.nodes if start else []), *judged])
     return tuple(
         NodeReport(

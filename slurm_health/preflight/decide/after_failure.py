@@ -94,28 +94,28 @@ def plan(failure: Failure) -> Plan:
     Guarantees: what a person or a limit ended stays ended; a user's error is never retried and
     accuses no node; no node is left without evidence against that node.
     """
-    found = failure.diagnosed
-    evidence = tuple(found.evidence) if found else ()
-    what = found.description if found else "no post-mortem says why"
+    diagnosed = failure.diagnosed
+    evidence = tuple(diagnosed.evidence) if diagnosed else ()
+    what = diagnosed.description if diagnosed else "no post-mortem says why"
     if failure.job_over:
         return Plan(next=Next.STOP, reason=f"Slurm calls the job {failure.job_over}")
-    if found and found.attribution == Attribution.OUTSIDE:
+    if diagnosed and diagnosed.attribution == Attribution.OUTSIDE:
         return Plan(next=Next.STOP, reason=what, evidence=evidence)
     guilty = _at_fault(failure)
     if guilty:
         return _without(failure, guilty)
-    if found and found.attribution == Attribution.USER:
+    if diagnosed and diagnosed.attribution == Attribution.USER:
         reason = f"{what} ({Attribution.USER}): the same again would fail again"
         return Plan(next=Next.STOP, reason=reason, evidence=evidence)
-    everybody = (*failure.nodes, *failure.spares)
+    all_nodes = (*failure.nodes, *failure.spares)
     if failure.hang is not None:
         return _after_hang(failure.hang, failure, evidence)
-    if found and found.attribution == Attribution.TRANSIENT:
+    if diagnosed and diagnosed.attribution == Attribution.TRANSIENT:
         if not failure.restarted_unchecked:
             reason = f"{what} ({Attribution.TRANSIENT})"
             return Plan(next=Next.RESTART, reason=reason, evidence=evidence)
         what += "; it is not the first time"
-    return Plan(next=Next.CHECK, reason=what, evidence=evidence, check=everybody)
+    return Plan(next=Next.CHECK, reason=what, evidence=evidence, check=all_nodes)
 
 
 def _after_hang(hang: HangFound, failure: Failure, evidence: tuple[str, ...]) -> Plan:
@@ -125,14 +125,14 @@ def _after_hang(hang: HangFound, failure: Failure, evidence: tuple[str, ...]) ->
     """
     what = f"the training hung: {hang.found.description}"
     if hang.is_of_script:
-        said = f"{what}; in the script's own code or data, the same again would hang again"
-        return Plan(next=Next.STOP, reason=said, evidence=evidence)
+        reason = f"{what}; in the script's own code or data, the same again would hang again"
+        return Plan(next=Next.STOP, reason=reason, evidence=evidence)
     kind, most = ("without a place", 1) if not hang.located else (hang.found.cause, _MOST_OF_A_KIND)
-    before = sum(_kind(each) == _kind(hang) for each in failure.hangs_before)
+    before = sum(_kind(earlier) == _kind(hang) for earlier in failure.hangs_before)
     if before >= most:
         times = "once" if before == 1 else f"{before} times"
-        said = f"{what}; the script was started again {times} after such a hang ({kind}) already"
-        return Plan(next=Next.STOP, reason=said, evidence=evidence)
+        reason = f"{what}; the script was started again {times} after such a hang ({kind}) already"
+        return Plan(next=Next.STOP, reason=reason, evidence=evidence)
     there = tuple(hang.found.nodes) if hang.located else ()
     few = len(there) <= len(failure.nodes) / 2
     return Plan(
@@ -150,24 +150,24 @@ def _kind(hang: HangFound) -> str:
 
 def _at_fault(failure: Failure) -> tuple[NodeVerdict, ...]:
     """Return the nodes that evidence is against: those that Slurm lost, and those accused."""
-    found = failure.diagnosed
+    diagnosed = failure.diagnosed
     verdicts = {
         node: NodeVerdict(
             node=node,
             level=Level.FAULTY,
             reason="Slurm lost it while the job ran",
-            evidence=(said,),
+            evidence=(state,),
         )
-        for node, said in failure.lost
+        for node, state in failure.lost
     }
-    for node in found.accused if found else ():
+    for node in diagnosed.accused if diagnosed else ():
         verdicts.setdefault(
             node,
             NodeVerdict(
                 node=node,
                 level=Level.FAULTY,
-                reason=found.description if found else "",
-                evidence=tuple(found.evidence if found else ()) or ("the post-mortem",),
+                reason=diagnosed.description if diagnosed else "",
+                evidence=tuple(diagnosed.evidence if diagnosed else ()) or ("the post-mortem",),
             ),
         )
     return tuple(verdicts.values())

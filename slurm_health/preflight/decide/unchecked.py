@@ -55,43 +55,44 @@ def unchecked_by(err: SlurmHealthError) -> Unchecked:
     return Unchecked(reason=str(err), remedy=remedy)
 
 
-def text(found: Unchecked) -> str:
+def text(unchecked: Unchecked) -> str:
     """Return what is said of it wherever it is said: that, why, and what to do."""
-    return f"{WORD}: {found.reason}; {found.remedy}"
+    return f"{WORD}: {unchecked.reason}; {unchecked.remedy}"
 
 
-def end(found: Unchecked, choice: OnUnchecked, *, released: bool = False) -> Ending:
+def end(unchecked: Unchecked, choice: OnUnchecked, *, released: bool = False) -> Ending:
     """Decide what becomes of the job.
 
     With `released` it was held for this before: a person has let it go since, and that is the
     answer.
     """
-    said = text(found)
+    reason = text(unchecked)
     match choice:
         case OnUnchecked.PROCEED:
-            return _ending(Disposition.PROCEED, said)
+            return _ending(Disposition.PROCEED, reason)
         case OnUnchecked.HOLD if released:
-            return _ending(Disposition.PROCEED, f"{said}; it was held for that and released")
+            return _ending(Disposition.PROCEED, f"{reason}; it was held for that and released")
         case OnUnchecked.HOLD:
-            return _ending(Disposition.HOLD, f"{said} (--on-unchecked=hold)")
+            return _ending(Disposition.HOLD, f"{reason} (--on-unchecked=hold)")
         case OnUnchecked.STOP:
-            return _ending(Disposition.STOP, f"{said} (--on-unchecked=stop)")
+            return _ending(Disposition.STOP, f"{reason} (--on-unchecked=stop)")
 
 
-def not_held(found: Unchecked, obstacle: str) -> Ending:
+def not_held(unchecked: Unchecked, obstacle: str) -> Ending:
     """Decide for a job that was to be held and cannot be."""
-    reason = f"{text(found)}; it cannot be held (--on-unchecked=hold): {obstacle}"
+    reason = f"{text(unchecked)}; it cannot be held (--on-unchecked=hold): {obstacle}"
     return _ending(Disposition.STOP, reason)
 
 
-def note(found: Unchecked) -> str:
+def note(unchecked: Unchecked) -> str:
     """Return the comment on a job where the journal cannot say it."""
-    return f"{REASON_PREFIX} {_short(found)}"
+    return f"{REASON_PREFIX} {_short(unchecked)}"
 
 
-def holding_note(found: Unchecked, job: str) -> str:
+def holding_note(unchecked: Unchecked, job: str) -> str:
     """Return the comment on a job that waits for a person."""
-    return f"{_HELD}{_short(found).removeprefix(WORD)}). To start it anyway: scontrol release {job}"
+    why = _short(unchecked).removeprefix(WORD)
+    return f"{_HELD}{why}). To start it anyway: scontrol release {job}"
 
 
 def was_held(comment: str) -> bool:
@@ -113,7 +114,7 @@ def _ending(disposition: Disposition, reason: str) -> Ending:
     return Ending(disposition=disposition, exit_code=ExitCode.UNAVAILABLE, reason=reason)
 
 
-def _short(found: Unchecked) -> str:
+def _short(unchecked: Unchecked) -> str:
     # A word with an equals sign is taken for a field by who reads a job, and what stands behind a
     # bar may be taken for the job's own comment.
-    return cut(plain(text(found)).replace("|", "/").replace("=", " "), _LENGTH)
+    return cut(plain(text(unchecked)).replace("|", "/").replace("=", " "), _LENGTH)

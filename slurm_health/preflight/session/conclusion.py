@@ -87,8 +87,8 @@ def merged(verdicts: Sequence[Verdict]) -> Verdict:
     """
     nodes: dict[str, NodeVerdict] = {}
     for verdict in verdicts:
-        for name, found in verdict.nodes.items():
-            nodes[name] = _both(nodes[name], found) if name in nodes else found
+        for name, node_verdict in verdict.nodes.items():
+            nodes[name] = _both(nodes[name], node_verdict) if name in nodes else node_verdict
     return Verdict(
         nodes=nodes,
         paths=_worst_of_each(path for verdict in verdicts for path in verdict.paths),
@@ -104,7 +104,7 @@ def _worst_of_each(links: Iterable[LinkVerdict]) -> tuple[LinkVerdict, ...]:
 
 
 def _both(first: NodeVerdict, then: NodeVerdict) -> NodeVerdict:
-    ranks = [_WORST_FIRST.index(each.level) for each in (first, then)]
+    ranks = [_WORST_FIRST.index(verdict.level) for verdict in (first, then)]
     leading = first if ranks[0] < ranks[1] else then
     if ranks[0] == ranks[1] and first.slowdown > then.slowdown:
         leading = first  # of a healthy node the one that says what is slower than most
@@ -127,14 +127,14 @@ def with_burns(verdict: Verdict, burns: Mapping[str, Sequence[Burn]]) -> Verdict
     GPU that was throttled and kept up with its peers is no slower than they are.
     """
     nodes = dict(verdict.nodes)
-    for name, found in burns.items():
-        said = words_of_all(found)
-        if name not in nodes or not said:
+    for name, of_node in burns.items():
+        words = words_of_all(of_node)
+        if name not in nodes or not words:
             continue
         before = nodes[name]
-        proven = any(burn.uncorrected or burn.remap_failed for burn in found)
-        reason = "; ".join([*said, before.reason] if proven else [before.reason, *said])
-        after = replace(before, reason=reason, evidence=(*before.evidence, *said))
+        proven = any(burn.uncorrected or burn.remap_failed for burn in of_node)
+        reason = "; ".join([*words, before.reason] if proven else [before.reason, *words])
+        after = replace(before, reason=reason, evidence=(*before.evidence, *words))
         if proven and before.level is not Level.FAULTY:
             after = replace(after, level=Level.FAULTY, component="memory", probability=1.0)
         nodes[name] = after
@@ -153,13 +153,13 @@ def with_wrong_results(
     nodes = dict(verdict.nodes)
     tested = {*wrong, *exact}
     software = not exact or 1 < len(tested) < 2 * len(wrong)
-    for name, said in wrong.items():
+    for name, texts in wrong.items():
         if name not in nodes:
             continue
         before = nodes[name]
-        new = [text for text in dict.fromkeys(said) if text not in before.reason]
+        new = [text for text in dict.fromkeys(texts) if text not in before.reason]
         reason = "; ".join([*new, before.reason])
-        after = replace(before, reason=reason, evidence=(*before.evidence, *dict.fromkeys(said)))
+        after = replace(before, reason=reason, evidence=(*before.evidence, *dict.fromkeys(texts)))
         if not software:
             after = replace(after, level=Level.FAULTY, component="compute", probability=1.0)
         elif before.level is Level.HEALTHY:
@@ -175,10 +175,10 @@ def with_interfaces(verdict: Verdict, failed_over: Mapping[str, str]) -> Verdict
     A wrong interface, chosen by the user or by NCCL, looks like a broken network.
     """
     nodes = {
-        name: replace(found, reason=f"{found.reason}; connects over {failed_over[name]}")
-        if name in failed_over and found.level is not Level.HEALTHY
-        else found
-        for name, found in verdict.nodes.items()
+        name: replace(node, reason=f"{node.reason}; connects over {failed_over[name]}")
+        if name in failed_over and node.level is not Level.HEALTHY
+        else node
+        for name, node in verdict.nodes.items()
     }
     return replace(verdict, nodes=nodes)
 
@@ -189,12 +189,12 @@ def with_transports(verdict: Verdict, transports: Mapping[str, str]) -> Verdict:
     Sockets where there should be RDMA explain a slow network; it changes no level.
     """
     nodes = dict(verdict.nodes)
-    for name, found in verdict.nodes.items():
-        blamed = found.level in {Level.SLOW, Level.FAULTY} and found.component.startswith("network")
+    for name, node in verdict.nodes.items():
+        blamed = node.level in {Level.SLOW, Level.FAULTY} and node.component.startswith("network")
         if blamed and name in transports:
-            said = f"data went over {transports[name]}"
+            way = f"data went over {transports[name]}"
             nodes[name] = replace(
-                found, reason=f"{found.reason}; {said}", evidence=(*found.evidence, said)
+                node, reason=f"{node.reason}; {way}", evidence=(*node.evidence, way)
             )
     return replace(verdict, nodes=nodes)
 
@@ -205,10 +205,10 @@ def with_limits(verdict: Verdict, limits: Mapping[str, str]) -> Verdict:
     It is what they were compared with beside their peers; it changes no level.
     """
     nodes = dict(verdict.nodes)
-    for name, found in verdict.nodes.items():
-        slow = found.level is Level.SLOW and found.component.startswith(("compute", "memory"))
+    for name, node in verdict.nodes.items():
+        slow = node.level is Level.SLOW and node.component.startswith(("compute", "memory"))
         if slow and name in limits:
-            nodes[name] = replace(found, evidence=(*found.evidence, limits[name]))
+            nodes[name] = replace(node, evidence=(*node.evidence, limits[name]))
     return replace(verdict, nodes=nodes)
 
 
@@ -223,19 +223,19 @@ def with_devices(
         light: light probes measured, whose processes are not those of a device.
     """
     nodes = dict(verdict.nodes)
-    for name, found in verdict.nodes.items():
+    for name, node in verdict.nodes.items():
         known = devices.get(name, ())
-        if found.level is Level.HEALTHY or len(known) < _SEVERAL:
+        if node.level is Level.HEALTHY or len(known) < _SEVERAL:
             continue
         place = _PART if light else _PLACE
-        numbers = {int(each) for each in place.findall(f"{found.component} {found.reason}")}
-        said = [
-            f"device {each} is {known[each]}"
-            for each in sorted(numbers)
-            if each < len(known) and known[each] not in found.reason
+        numbers = {int(number) for number in place.findall(f"{node.component} {node.reason}")}
+        names = [
+            f"device {number} is {known[number]}"
+            for number in sorted(numbers)
+            if number < len(known) and known[number] not in node.reason
         ]
         nodes[name] = replace(
-            found, reason="; ".join([found.reason, *said]), evidence=(*found.evidence, *said)
+            node, reason="; ".join([node.reason, *names]), evidence=(*node.evidence, *names)
         )
     return replace(verdict, nodes=nodes)
 
@@ -247,11 +247,11 @@ def judged(
 
     `others` are what was found apart from it, also of nodes that it judges.
     """
-    found = {**verdict.nodes}
+    verdicts = {**verdict.nodes}
     for name, other in others.items():
-        found[name] = _both(found[name], other) if name in found else other
+        verdicts[name] = _both(verdicts[name], other) if name in verdicts else other
     return VerdictReached(
-        nodes=[_rounded(found[node]) for node in nodes],
+        nodes=[_rounded(verdicts[node]) for node in nodes],
         paths=[_rounded(path) for path in verdict.paths],
         leaves=[_rounded(leaf) for leaf in verdict.leaves],
         floors={name: round(floor, 4) for name, floor in verdict.floors.items()},

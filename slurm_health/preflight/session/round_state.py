@@ -89,15 +89,15 @@ class RoundState:
 
     def failure(self, group: tuple[str, ...]) -> str:
         """Say which member is known to have failed, and how; empty while none is."""
-        said = ""
+        why = ""
         for node in group:
             agent, report = self.agents[node], self.reports.get(node)
             if report is None and agent.gone:
-                said = f"{node} is gone: {agent.lost or agent.failed}"
+                why = f"{node} is gone: {agent.lost or agent.failed}"
             elif report is not None and report.outcome is not Outcome.MEASURED:
                 own = report.crashed or report.wrong_results
-                said = f"{node} {'failed' if own else 'reports'}: {report.detail}"
-        return said
+                why = f"{node} {'failed' if own else 'reports'}: {report.detail}"
+        return why
 
     def silent(self) -> list[str]:
         """Name the members nobody answered for: their group says nothing about the others."""

@@ -49,7 +49,7 @@ class Walk:
         """The inferences from which nothing led on, in the order in which they were reached."""
         led_on = [step.before for step in self.steps]
         reached = [self.symptom, *(step.after for step in self.steps)]
-        return tuple(each for each in reached if each not in led_on)
+        return tuple(inference for inference in reached if inference not in led_on)
 
     @property
     def conclusion(self) -> Inference:
@@ -106,18 +106,20 @@ class InferenceChain:
                 if operator.name in failed:
                     continue
                 try:
-                    found = self._apply(operator, before, data)
+                    inferred = self._apply(operator, before, data)
                 except OperatorFailed as err:
                     failed[operator.name] = str(err)
                     continue
-                new = [each for each in found if each.name not in behind[before.name]]
+                new = [
+                    inference for inference in inferred if inference.name not in behind[before.name]
+                ]
                 for after in new[: self._most_steps - len(steps)]:
                     steps.append(Step(operator=operator.name, before=before, after=after))
                     if after.name not in behind:
                         behind[after.name] = behind[before.name] | {after.name}
                         queue.append(after)
-        said = tuple(f"{name}: {text}" for name, text in failed.items())
-        return Walk(symptom=symptom, steps=tuple(steps), failed=said)
+        failures = tuple(f"{name}: {text}" for name, text in failed.items())
+        return Walk(symptom=symptom, steps=tuple(steps), failed=failures)
 
 
 def _torn_between(ends: Sequence[Inference]) -> Inference:

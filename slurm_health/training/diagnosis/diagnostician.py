@@ -85,27 +85,27 @@ def observe_failure(data: Collected) -> Inference | None:
 
 def observe_hang(data: Collected) -> Inference | None:
     """Return the symptom of a training that hangs, None where nothing stands still."""
-    found = data.get(Standstill)
-    if found is None or found.stalled_s < found.allowance_s:
+    standstill = data.get(Standstill)
+    if standstill is None or standstill.stalled_s < standstill.allowance_s:
         return None
     return Inference(
         name=NO_PROGRESS,
-        description=f"no step for {found.stalled_s:.0f} s, and nothing that was collected says"
+        description=f"no step for {standstill.stalled_s:.0f} s, and nothing that was collected says"
         " where it hangs",
-        evidence=(f"a pause of {found.allowance_s:.0f} s would be usual for this training",),
+        evidence=(f"a pause of {standstill.allowance_s:.0f} s would be usual for this training",),
         advice="look at the stacks of its ranks (py-spy dump --pid PID)",
     )
 
 
 def observe_slowdown(data: Collected) -> Inference | None:
     """Return the symptom of steps that take longer than before, None where they do not."""
-    found = data.get(Slowdown)
-    if found is None or found.step_ms <= found.usual_ms:
+    slowdown = data.get(Slowdown)
+    if slowdown is None or slowdown.step_ms <= slowdown.usual_ms:
         return None
     return Inference(
         name=SLOWER_STEPS,
-        description=f"a step takes {found.step_ms:.0f} ms instead of {found.usual_ms:.0f} ms, and"
-        " nothing that was collected says why",
+        description=f"a step takes {slowdown.step_ms:.0f} ms instead of {slowdown.usual_ms:.0f} ms,"
+        " and nothing that was collected says why",
     )
 
 
@@ -114,7 +114,7 @@ def diagnosed(walk: Walk, data: Collected) -> Diagnosed:
     cause = walk.conclusion
     way = walk.way_to(cause)
     evidence = dict.fromkeys(
-        line for each in (cause, *(step.after for step in way)) for line in each.evidence
+        line for inference in (cause, *(step.after for step in way)) for line in inference.evidence
     )
     before = slow_before(cause, data)[-_MOST_BEFORE:]
     if cause.attribution is Attribution.UNDECIDED and data.get(ScriptEnd):
@@ -138,7 +138,7 @@ def diagnosed(walk: Walk, data: Collected) -> Diagnosed:
         not_collected=[f"{name}: {why}" for name, why in _not_seen(data).items()],
         failed=[
             *(f"collector {name}: {what}" for name, what in data.failed.items()),
-            *(f"operator {said}" for said in walk.failed),
+            *(f"operator {failure}" for failure in walk.failed),
         ],
     )
 
@@ -159,9 +159,9 @@ def _not_followed(walk: Walk) -> Iterator[str]:
 
 def _of_the_job(nodes: Iterable[str], data: Collected) -> list[str]:
     """Return those that are nodes of the job: what a job prints may name any."""
-    told: list[ScriptEnd | Standstill | Slowdown | None]
-    told = [data.get(ScriptEnd), data.get(Standstill), data.get(Slowdown)]
-    of_the_job = {node for each in told if each is not None for node in each.nodes}
+    sources: list[ScriptEnd | Standstill | Slowdown | None]
+    sources = [data.get(ScriptEnd), data.get(Standstill), data.get(Slowdown)]
+    of_the_job = {node for source in sources if source is not None for node in source.nodes}
     slow = data.get(SlowRank)
     of_the_job |= {slow.node} if slow else set()
     return [node for node in nodes if node in of_the_job]

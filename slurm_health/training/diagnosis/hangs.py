@@ -161,14 +161,14 @@ def no_rank_leaves(_: Inference, data: Collected) -> Inference | None:
 
     It is the path that all broken connections share, where there is one.
     """
-    found = data.get(Standstill)
-    if found is None or len(found.ranks) < 2 or _difference(data) is not None:
+    standstill = data.get(Standstill)
+    if standstill is None or len(standstill.ranks) < 2 or _difference(data) is not None:
         return None
     inside = _inside(data)
-    if len(inside) != len(found.ranks):
+    if len(inside) != len(standstill.ranks):
         return None
     what = inside[0][1].what
-    culprit, means = shared_end(found.paths)
+    culprit, means = shared_end(standstill.paths)
     sent = f"; {means}" if means else ""
     nodes = culprit or nodes_of([each for each, _ in inside])
     return Inference(
@@ -176,10 +176,10 @@ def no_rank_leaves(_: Inference, data: Collected) -> Inference | None:
         description=f"all ranks are in a collective ({what}) and none leaves it: the"
         f" network between {listed(nodes)}{sent}",
         # Connections that break show which way; without them it is what is left.
-        sureness=Sureness.LIKELY if found.paths else Sureness.POSSIBLE,
+        sureness=Sureness.LIKELY if standstill.paths else Sureness.POSSIBLE,
         nodes=nodes,
         ranks=ranks_of([each for each, _ in inside if each.node in nodes]),
-        evidence=(*map(broken_line, found.paths[:MOST_LINES]), where_line(*inside[0])),
+        evidence=(*map(broken_line, standstill.paths[:MOST_LINES]), where_line(*inside[0])),
         advice="check these nodes' connections before the next start (slurm-health check"
         " --network-check)",
     )
@@ -190,20 +190,20 @@ def node_silent(_: Inference, data: Collected) -> Inference | None:
 
     The node, or the way to it: nothing is known of either.
     """
-    found = data.get(Standstill)
-    if found is None or not 0 < len(found.silent) < len(found.nodes):
+    standstill = data.get(Standstill)
+    if standstill is None or not 0 < len(standstill.silent) < len(standstill.nodes):
         return None
-    alone = len(found.silent) == 1
-    there = [each for each in found.ranks if each.node in found.silent]
+    alone = len(standstill.silent) == 1
+    there = [each for each in standstill.ranks if each.node in standstill.silent]
     return Inference(
         name="node-silent",
-        description=f"{listed(found.silent)} {'does' if alone else 'do'} not answer any"
+        description=f"{listed(standstill.silent)} {'does' if alone else 'do'} not answer any"
         " more: the node, or the network to it",
         sureness=Sureness.LIKELY,
-        nodes=found.silent,
+        nodes=standstill.silent,
         ranks=ranks_of(there),
-        evidence=(f"nothing was heard from the monitor on {listed(found.silent)}",),
-        advice=f"check whether Slurm still reaches it: scontrol show node {found.silent[0]}",
+        evidence=(f"nothing was heard from the monitor on {listed(standstill.silent)}",),
+        advice=f"check whether Slurm still reaches it: scontrol show node {standstill.silent[0]}",
     )
 
 
@@ -218,8 +218,8 @@ def _someone_is_missing(data: Collected) -> bool:
 
 
 def _ranks_of(data: Collected) -> tuple[RankSeen, ...]:
-    found = data.get(Standstill)
-    return found.ranks if found else ()
+    standstill = data.get(Standstill)
+    return standstill.ranks if standstill else ()
 
 
 def _gone(data: Collected) -> list[RankSeen]:

@@ -31,21 +31,21 @@ def file_awaited(_: Inference, data: Collected) -> Inference | None:
 
     No rank says where it is, and none is gone or stopped, which says more.
     """
-    found = _awaiting(data)
-    if not found:
+    waiting = _awaiting(data)
+    if not waiting:
         return None
-    several = len(found) > 1
+    several = len(waiting) > 1
     return Inference(
         name="file-awaited",
-        description=f"{who(found)} {'wait' if several else 'waits'} for a file, a pipe or a"
+        description=f"{who(waiting)} {'wait' if several else 'waits'} for a file, a pipe or a"
         " filesystem, and no other rank does",
         sureness=Sureness.LIKELY,
-        nodes=nodes_of(found),
-        ranks=ranks_of(found),
+        nodes=nodes_of(waiting),
+        ranks=ranks_of(waiting),
         evidence=tuple(
             f"rank {each.rank} on {each.node}: process {each.pid}, state {each.state},"
             f" waits in the kernel: {each.kernel}"
-            for each in found[:MOST_LINES]
+            for each in waiting[:MOST_LINES]
         ),
         advice="look at the files that it has open there (ls -l /proc/PID/fd), and whether"
         " their filesystems answer on this node",
@@ -57,18 +57,18 @@ def connections_unanswered(_: Inference, data: Collected) -> Inference | None:
 
     It is the node that all of them share, where there is one.
     """
-    found = _silent(data)
-    if found is None or not found.paths or _awaiting(data):
+    standstill = _silent(data)
+    if standstill is None or not standstill.paths or _awaiting(data):
         return None
-    nodes, means = shared_end(found.paths)
+    nodes, means = shared_end(standstill.paths)
     return Inference(
         name="network-of-group",
         description=f"data between nodes of the job is not answered: the network between"
         f" {listed(nodes)}; {means}",
         sureness=Sureness.LIKELY,
         nodes=nodes,
-        ranks=ranks_of(each for each in found.ranks if each.node in nodes),
-        evidence=tuple(map(broken_line, found.paths[:MOST_LINES])),
+        ranks=ranks_of(each for each in standstill.ranks if each.node in nodes),
+        evidence=tuple(map(broken_line, standstill.paths[:MOST_LINES])),
         advice="check these nodes' connections before the next start (slurm-health check"
         " --network-check)",
     )

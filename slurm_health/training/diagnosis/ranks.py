@@ -62,24 +62,24 @@ def known_error(_: Inference, data: Collected) -> Inference | None:
     What all ranks meet is no node's fault.
     """
     first = _first(data)
-    found = _known(first)
-    if found is None:
+    meant = _known(first)
+    if meant is None:
         return None
     same = _same_as(first, data)
-    attribution, sureness = found.attribution, found.sureness
+    attribution, sureness = meant.attribution, meant.sureness
     if attribution is Attribution.NODE and len(nodes_of(same)) != 1:
         attribution, sureness = Attribution.UNDECIDED, Sureness.POSSIBLE
     elif attribution is Attribution.USER and len(same) > 1:
         sureness = Sureness.CERTAIN
-    alone = found.name == "not-a-number" and len(same) == 1
-    advice, end = found.advice, data.get(ScriptEnd)
+    alone = meant.name == "not-a-number" and len(same) == 1
+    advice, end = meant.advice, data.get(ScriptEnd)
     nodes = nodes_of(same)
     if attribution is Attribution.NODE and end and nodes[0] in end.nodes:
         advice = f"leave out {nodes[0]} ({leaving_out(nodes, data)}) and tell your administrator"
     doubt = ", on this rank alone: a device that computes wrongly is possible, if rare"
     return Inference(
-        name=found.name,
-        description=found.means + (doubt if alone else _on_how_many(same)),
+        name=meant.name,
+        description=meant.means + (doubt if alone else _on_how_many(same)),
         attribution=attribution,
         sureness=sureness,
         nodes=nodes,

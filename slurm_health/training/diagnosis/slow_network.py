@@ -57,15 +57,15 @@ def slow_paths(_: Inference, data: Collected) -> Inference | None:
 
     It is the node where all slow connections meet, and no fast one.
     """
-    found = data.get(Slowdown)
-    if found is None or len(found.speeds) < 2:
+    slowdown = data.get(Slowdown)
+    if slowdown is None or len(slowdown.speeds) < 2:
         return None
-    fastest = max(each.mb_per_s for each in found.speeds)
+    fastest = max(each.mb_per_s for each in slowdown.speeds)
     slow = sorted(
-        (each for each in found.speeds if each.mb_per_s < _SLOW * fastest),
+        (each for each in slowdown.speeds if each.mb_per_s < _SLOW * fastest),
         key=lambda each: each.mb_per_s,
     )
-    fast = [each for each in found.speeds if each.mb_per_s >= _FAST * fastest]
+    fast = [each for each in slowdown.speeds if each.mb_per_s >= _FAST * fastest]
     if not slow:
         return None
     nodes = frozenset.intersection(*(each.ends for each in slow))
@@ -73,14 +73,14 @@ def slow_paths(_: Inference, data: Collected) -> Inference | None:
     one = len(nodes) == 1 and len({each.ends for each in slow}) > 1
     where = tuple(sorted(nodes)) if one else ()
     what = f"the network link of {listed(where)} is slow" if one else "the network is slow"
-    own = f", {found.own_ms:.0f} ms of it a rank's own" if found.own_ms else ""
+    own = f", {slowdown.own_ms:.0f} ms of it a rank's own" if slowdown.own_ms else ""
     return Inference(
         name="slow-network",
         description=f"{what}: ranks wait longer for each other than before",
         sureness=Sureness.LIKELY if one else Sureness.POSSIBLE,
         nodes=where,
         evidence=(
-            f"a step takes {found.step_ms:.0f} ms{own}; before, {found.usual_ms:.0f} ms",
+            f"a step takes {slowdown.step_ms:.0f} ms{own}; before, {slowdown.usual_ms:.0f} ms",
             *(_line(each) for each in slow[:MOST_LINES]),
             f"the fastest connection sends {fastest:.0f} MB/s",
         ),

@@ -55,8 +55,8 @@ def flight_differs(inference: Inference, data: Collected) -> Inference | None:
 
     Who called something else, or who never entered what the others wait in.
     """
-    found = data.get(FlightRecords)
-    difference = first_difference(found.records) if found and len(found.records) > 1 else None
+    flights = data.get(FlightRecords)
+    difference = first_difference(flights.records) if flights and len(flights.records) > 1 else None
     if difference is None:
         return None
     # Of a script that has ended, each symptom has its own.
