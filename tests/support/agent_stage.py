@@ -21,8 +21,6 @@ from slurm_health.system import journal
 from tests.support.supervised import descendants, eventually
 
 FAKE_WORKER = Path(__file__).with_name("fake_worker.py")
-
-
 _R = TypeVar("_R", bound=Record)
 
 

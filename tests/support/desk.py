@@ -12,8 +12,6 @@ from pathlib import Path
 from slurm_health.preflight.sbatch.submit import submit
 
 SCRIPT = b"#!/bin/bash\n#SBATCH -N 2\necho d\xe9j\xe0 vu"
-
-
 MARKER = b"# The script as it was submitted:\n"
 
 

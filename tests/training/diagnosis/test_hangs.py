@@ -1,87 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Which rank does not come to what the others wait in, and whose doing that is."""
+
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
-from typing import Any
 
 import pytest
 
-from slurm_health.records.script_records import Diagnosed
 from slurm_health.training.diagnosis.chain import InferenceChain
-from slurm_health.training.diagnosis.collected import (
-    Collected,
-    FlightRecord,
-    FlightRecords,
-    Operation,
-)
+from slurm_health.training.diagnosis.collected import Collected
 from slurm_health.training.diagnosis.diagnostician import ActionKind, Diagnostician, observe_hang
 from slurm_health.training.diagnosis.operators import OPERATORS
-from slurm_health.training.diagnosis.pace import PATIENCE, Pace, allowance_s
-from slurm_health.training.diagnosis.seen import (
-    BrokenPath,
-    Doing,
-    Frame,
-    RankSeen,
-    Standstill,
-    paths_by_node,
-    place_of,
-    still_works,
+from slurm_health.training.diagnosis.seen import BrokenPath, Frame
+from tests.support.standstills import (
+    FROM_DEVICE,
+    IN_BACKWARD,
+    IN_CHECKPOINT,
+    IN_COLLECTIVE,
+    IN_LOADER,
+    IN_OTHER,
+    IN_OWN_CODE,
+    TRAIN,
+    flight,
+    found,
+    rank,
+    standstill,
 )
-
-TORCH = "/venv/lib/python3.11/site-packages/torch"
-TRAIN = Frame("/home/a/train.py", 70, "main")
-IN_COLLECTIVE = (TRAIN, Frame(f"{TORCH}/distributed/distributed_c10d.py", 3000, "all_reduce"))
-IN_OTHER = (TRAIN, Frame(f"{TORCH}/distributed/distributed_c10d.py", 4000, "all_gather"))
-IN_BACKWARD = (TRAIN, Frame(f"{TORCH}/autograd/graph.py", 800, "_engine_run_backward"))
-IN_LOADER = (TRAIN, Frame(f"{TORCH}/utils/data/dataloader.py", 700, "__next__"))
-IN_CHECKPOINT = (TRAIN, Frame(f"{TORCH}/serialization.py", 900, "save"))
-FROM_DEVICE = (*IN_CHECKPOINT, Frame(f"{TORCH}/storage.py", 264, "cpu"))
-IN_OWN_CODE = (TRAIN, Frame("/home/a/augment.py", 12, "read"))
-
-
-def rank(number: int, stack: Iterable[Frame] = IN_COLLECTIVE, **more: object) -> RankSeen:
-    seen = RankSeen(
-        rank=number,
-        node=f"n{number + 1}",
-        pid=100 + number,
-        step=12,
-        state="S",
-        answered=bool(stack),
-        stack=tuple(stack),
-    )
-    return RankSeen(**{**{f: getattr(seen, f) for f in seen.__struct_fields__}, **more})
-
-
-def standstill(*ranks: RankSeen, **more: object) -> Standstill:
-    told = {
-        "stalled_s": 40.0,
-        "allowance_s": 25.0,
-        "step": 12,
-        "nodes": tuple(each.node for each in ranks),
-        "ranks": ranks,
-    }
-    return Standstill(**{**told, **more})  # type: ignore[arg-type]
-
-
-def found(seen: Standstill, *records: FlightRecord) -> Diagnosed:
-    data = Collected([seen, FlightRecords(records=records)])
-    diagnosed = Diagnostician(observe_hang, InferenceChain(OPERATORS)).diagnose(data).diagnosed
-    assert diagnosed is not None
-    return diagnosed
-
-
-def flight(number: int, *operations: tuple[int, str, str]) -> FlightRecord:
-    return FlightRecord(
-        rank=number,
-        operations=tuple(
-            Operation(group="0", sequence=sequence, what=what, state=state)
-            for sequence, what, state in operations
-        ),
-    )
-
-
-# --- where it hangs -------------------------------------------------------------------------
 
 
 def test_a_stopped_rank_is_named_with_its_process() -> None:
@@ -214,122 +158,6 @@ def test_a_pause_within_the_allowance_is_no_symptom() -> None:
     )
 
 
-# --- whether it does ------------------------------------------------------------------------
-
-
-def test_a_rank_that_computes_or_writes_keeps_a_pause_from_being_a_hang() -> None:
-    busy = standstill(rank(0, IN_CHECKPOINT, cpu_share=0.9), rank(1))
-    writes = standstill(rank(0, IN_CHECKPOINT, io_bytes=1 << 30), rank(1))
-
-    assert still_works(busy, [1]) == "rank 0 on n1 still works"
-    assert still_works(writes, [1]) == "rank 0 on n1 still works"
-
-
-def test_a_rank_that_spins_while_it_waits_for_the_others_does_not_work() -> None:
-    assert still_works(standstill(rank(0, cpu_share=1.0), rank(1)), [0, 1]) == ""
-
-
-def test_a_rank_that_would_compute_if_it_had_a_processor_keeps_a_pause_from_being_a_hang() -> None:
-    starved = standstill(rank(0, (), cpu_share=0.02, unserved_share=0.9), rank(1))
-    jostled = standstill(rank(0, (), cpu_share=0.02, unserved_share=0.1), rank(1))
-    in_turn = standstill(rank(0, IN_COLLECTIVE, unserved_share=0.9), rank(1))
-
-    assert still_works(starved, [1]) == "rank 0 on n1 is ready to run, and has no processor"
-    assert still_works(jostled, [1]) == ""
-    assert still_works(in_turn, [0, 1]) == ""
-
-
-def test_an_evaluation_on_all_ranks_may_take_as_long_as_it_likes() -> None:
-    late = standstill(
-        rank(0, IN_OWN_CODE, cpu_share=1.0), rank(1, IN_OWN_CODE, cpu_share=1.0), stalled_s=86400.0
-    )
-
-    assert "still works" in still_works(late, [])
-
-
-def test_a_rank_that_works_by_itself_for_very_long_hangs_all_the_same() -> None:
-    late = standstill(rank(0, IN_OWN_CODE, cpu_share=1.0), rank(1), stalled_s=PATIENCE.working_s)
-
-    assert still_works(late, [1]) == ""
-
-
-PDB = Frame("/usr/lib/python3.12/pdb.py", 489, "interaction")
-
-
-@pytest.mark.parametrize("held", [{"state": "t"}, {"stack": (Frame("train.py", 3, "main"), PDB)}])
-def test_a_rank_that_somebody_debugs_holds_up_the_others_for_as_long_as_it_takes(
-    held: dict[str, Any],
-) -> None:
-    seen = standstill(rank(0), rank(1, **held), rank(2), stalled_s=7200.0)
-
-    assert still_works(seen, {0, 2}) == "rank 1 on n2 is held by a debugger"
-
-
-def test_a_script_that_runs_under_a_debugger_is_not_held_by_it() -> None:
-    below = (Frame("/usr/lib/python3.12/pdb.py", 1900, "_run"), *IN_COLLECTIVE)
-
-    assert still_works(standstill(rank(0), rank(1, below)), {0, 1}) == ""
-
-
-def test_storage_gets_more_time_than_a_rank_that_just_sleeps() -> None:
-    slow = standstill(rank(0, IN_CHECKPOINT, state="D"), rank(1))
-    dead = standstill(rank(0, IN_CHECKPOINT, state="D"), rank(1), stalled_s=PATIENCE.storage_s)
-
-    assert "waits for storage" in still_works(slow, [1])
-    read = standstill(rank(0, IN_LOADER, state="D"), rank(1), stalled_s=PATIENCE.reading_s)
-    assert still_works(read, [1], loading=[0]) == ""
-    assert "waits for storage" in still_works(read, [1])
-    assert still_works(dead, [1]) == ""
-
-
-def test_ranks_that_end_one_after_another_are_no_hang() -> None:
-    """The first one still saves the model, and sends it where no counter sees it."""
-    last = standstill(rank(0, IN_OWN_CODE), rank(1, (), gone=True))
-
-    assert "have ended" in still_works(last, [])
-
-
-# --- how long it may ------------------------------------------------------------------------------
-
-
-def test_steps_of_a_second_may_pause_for_half_a_minute() -> None:
-    assert allowance_s([Pace(steps=50, typical_s=1.0, longest_s=1.2)]) == PATIENCE.at_least_s
-
-
-def test_steps_of_ten_minutes_may_pause_for_ten_of_them() -> None:
-    assert allowance_s([Pace(steps=50, typical_s=600.0, longest_s=620.0)]) == 6000.0
-
-
-def test_the_longest_pause_so_far_and_half_of_it_is_allowed_again() -> None:
-    assert allowance_s([Pace(steps=500, typical_s=1.0, longest_s=100.0)]) == 151.0
-
-
-def test_before_there_is_a_pace_a_minute_or_what_steps_have_taken_so_far_is_allowed() -> None:
-    paces = [Pace(steps=3, typical_s=1.0, longest_s=1.0), Pace(steps=50, typical_s=1, longest_s=1)]
-
-    assert allowance_s(paces) == PATIENCE.young_s
-    assert allowance_s([Pace(steps=5, typical_s=1.0, longest_s=100.0)]) == 150.0
-    assert allowance_s([]) == PATIENCE.first_s
-
-
-# --- stacks and paths -----------------------------------------------------------------------------
-
-
-def test_a_collective_inside_a_data_loader_or_checkpoint_is_a_collective() -> None:
-    place = place_of([*IN_CHECKPOINT, *IN_COLLECTIVE[1:]])
-
-    assert (place.doing, place.what, place.at) == (Doing.COLLECTIVE, "all_reduce", "train.py:70")
-
-
-def test_connections_are_added_up_by_node_and_peer() -> None:
-    told = {"n1": [("10.0.0.2", 5), ("10.0.0.2", 7), ("10.9.9.9", 4)]}
-
-    assert paths_by_node(told, {"10.0.0.2": "n2"}) == (
-        BrokenPath(node="n1", peer="10.9.9.9", connections=1, retransmits=4),
-        BrokenPath(node="n1", peer="n2", connections=2, retransmits=7),
-    )
-
-
 def test_no_order_of_what_was_seen_names_a_node_twice_or_accuses_one() -> None:
     dice = random.Random(5)
     stacks = [(), IN_COLLECTIVE, IN_OTHER, IN_BACKWARD, IN_LOADER, IN_CHECKPOINT, IN_OWN_CODE]
@@ -343,78 +171,6 @@ def test_no_order_of_what_was_seen_names_a_node_twice_or_accuses_one() -> None:
         assert len(set(diagnosed.nodes)) == len(diagnosed.nodes)
         assert diagnosed.advice
 
-
-# --- ranks without a heartbeat -----------------------------------------------------------------
-
-
-def silent(number: int, kernel: str = "futex_wait_queue", **more: object) -> RankSeen:
-    return rank(number, (), kernel=kernel, **more)
-
-
-@pytest.mark.parametrize(
-    "kernel",
-    ["wait_for_partner", "nfs_wait_bit_killable, child poll", "poll_schedule, child fuse_get_req"],
-)
-def test_a_rank_that_waits_for_a_file_while_no_other_does_is_named(kernel: str) -> None:
-    cause = found(standstill(silent(0), silent(1, kernel), silent(2)))
-
-    assert (cause.cause, cause.ranks, cause.nodes) == ("file-awaited", [1], ["n2"])
-    assert cause.sureness == "likely"
-    assert cause.accused == []
-
-
-def test_what_all_ranks_do_alike_names_none() -> None:
-    """A data loader's workers may wait in pipes for what they are to load."""
-    ranks = [silent(number, "futex_wait_queue, child pipe_read") for number in range(3)]
-
-    assert found(standstill(*ranks)).cause == "no-progress"
-
-
-def test_ranks_that_differ_where_the_kernel_does_not_tell_files_name_none() -> None:
-    assert found(standstill(silent(0), silent(1, "do_poll"), silent(2, ""))).cause == "no-progress"
-
-
-def test_connections_that_are_not_answered_name_the_node_that_they_share() -> None:
-    paths = (
-        BrokenPath(node="n1", peer="n2", retransmits=6),
-        BrokenPath(node="n3", peer="n2", retransmits=5),
-    )
-    cause = found(standstill(silent(0), silent(1), silent(2), paths=paths))
-
-    assert (cause.cause, cause.nodes, cause.ranks) == ("network-of-group", ["n2"], [1])
-
-
-def test_a_stopped_rank_among_silent_ones_is_named_alone() -> None:
-    paths = (BrokenPath(node="n1", peer="n2", retransmits=6),)
-    stopped = silent(1, state="T")
-    cause = found(standstill(silent(0), stopped, silent(2), paths=paths))
-
-    assert (cause.cause, cause.ranks) == ("rank-stopped", [1])
-
-
-def test_a_rank_that_had_ended_before_anybody_looked_may_be_gone() -> None:
-    gone = RankSeen(rank=1, node="n2", gone=True)
-    cause = found(standstill(rank(0), gone, rank(2)))
-
-    assert (cause.cause, cause.ranks, cause.nodes) == ("rank-gone", [1], ["n2"])
-    assert cause.sureness == "possible"
-
-
-def test_what_is_likely_comes_before_a_rank_that_nobody_has_seen() -> None:
-    """A task of the step that had its part done and ended is not what the others wait for."""
-    done = RankSeen(rank=3, node="n4", gone=True)
-    cause = found(standstill(rank(0), rank(1, IN_LOADER), rank(2), done))
-
-    assert (cause.cause, cause.ranks) == ("data-loader-stuck", [1])
-
-
-def test_a_rank_of_which_not_even_the_node_is_known_may_be_gone() -> None:
-    cause = found(standstill(rank(0), RankSeen(rank=1, node="", gone=True), rank(2)))
-
-    assert (cause.cause, cause.ranks, cause.nodes) == ("rank-gone", [1], [])
-
-
-# --- on GPUs, where a rank that waits stands wherever it next needs its device ------------------
 
 IN_ITEM = (TRAIN,)
 

@@ -7,7 +7,7 @@ import pytest
 
 from slurm_health.training.diagnosis.collected import FlightRecord, Operation
 from slurm_health.training.diagnosis.seen import Frame, RankSeen
-from tests.training.diagnosis.test_hangs import (
+from tests.support.standstills import (
     IN_BACKWARD,
     IN_COLLECTIVE,
     IN_LOADER,

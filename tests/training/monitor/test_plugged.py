@@ -30,7 +30,7 @@ from slurm_health.training.monitor import post_mortem, registry
 from slurm_health.training.monitor.collector import Enabled, EndedJob
 from slurm_health.training.monitor.findings import Findings
 from slurm_health.training.monitor.registry import Registered, registered
-from tests.training.diagnosis.test_hangs import rank, standstill
+from tests.support.standstills import rank, standstill
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "plugins.md"
 EXAMPLE = re.compile(r"<!-- example: run by .*? -->\n```python\n(.*?)```", re.S)

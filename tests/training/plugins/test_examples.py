@@ -29,8 +29,8 @@ from slurm_health.training.plugins import (
     InferenceChain,
     NoAction,
 )
+from tests.support.standstills import IN_COLLECTIVE, IN_LOADER, rank, standstill
 from tests.support.supervised import write_executable
-from tests.training.diagnosis.test_hangs import IN_COLLECTIVE, IN_LOADER, rank, standstill
 from tests.training.plugins.test_data import Clock
 
 ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"

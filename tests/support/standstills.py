@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trainings that stand still: where their ranks are, and what is said of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from slurm_health.records.script_records import Diagnosed
+from slurm_health.training.diagnosis.chain import InferenceChain
+from slurm_health.training.diagnosis.collected import (
+    Collected,
+    FlightRecord,
+    FlightRecords,
+    Operation,
+)
+from slurm_health.training.diagnosis.diagnostician import Diagnostician, observe_hang
+from slurm_health.training.diagnosis.operators import OPERATORS
+from slurm_health.training.diagnosis.seen import Frame, RankSeen, Standstill
+
+TORCH = "/venv/lib/python3.11/site-packages/torch"
+TRAIN = Frame("/home/a/train.py", 70, "main")
+IN_COLLECTIVE = (TRAIN, Frame(f"{TORCH}/distributed/distributed_c10d.py", 3000, "all_reduce"))
+IN_OTHER = (TRAIN, Frame(f"{TORCH}/distributed/distributed_c10d.py", 4000, "all_gather"))
+IN_BACKWARD = (TRAIN, Frame(f"{TORCH}/autograd/graph.py", 800, "_engine_run_backward"))
+IN_LOADER = (TRAIN, Frame(f"{TORCH}/utils/data/dataloader.py", 700, "__next__"))
+IN_CHECKPOINT = (TRAIN, Frame(f"{TORCH}/serialization.py", 900, "save"))
+FROM_DEVICE = (*IN_CHECKPOINT, Frame(f"{TORCH}/storage.py", 264, "cpu"))
+IN_OWN_CODE = (TRAIN, Frame("/home/a/augment.py", 12, "read"))
+
+
+def rank(number: int, stack: Iterable[Frame] = IN_COLLECTIVE, **more: object) -> RankSeen:
+    seen = RankSeen(
+        rank=number,
+        node=f"n{number + 1}",
+        pid=100 + number,
+        step=12,
+        state="S",
+        answered=bool(stack),
+        stack=tuple(stack),
+    )
+    return RankSeen(**{**{f: getattr(seen, f) for f in seen.__struct_fields__}, **more})
+
+
+def standstill(*ranks: RankSeen, **more: object) -> Standstill:
+    told = {
+        "stalled_s": 40.0,
+        "allowance_s": 25.0,
+        "step": 12,
+        "nodes": tuple(each.node for each in ranks),
+        "ranks": ranks,
+    }
+    return Standstill(**{**told, **more})  # type: ignore[arg-type]
+
+
+def found(seen: Standstill, *records: FlightRecord) -> Diagnosed:
+    data = Collected([seen, FlightRecords(records=records)])
+    diagnosed = Diagnostician(observe_hang, InferenceChain(OPERATORS)).diagnose(data).diagnosed
+    assert diagnosed is not None
+    return diagnosed
+
+
+def flight(number: int, *operations: tuple[int, str, str]) -> FlightRecord:
+    return FlightRecord(
+        rank=number,
+        operations=tuple(
+            Operation(group="0", sequence=sequence, what=what, state=state)
+            for sequence, what, state in operations
+        ),
+    )
