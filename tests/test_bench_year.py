@@ -25,7 +25,7 @@ from benchmarks.year.results import read as read_runs
 from benchmarks.year.rules import binomial_spares
 from benchmarks.year.upkeep import probation_every_d
 from slurm_health.fleet.standing.standing import JobOnNode, NodeRecord, standings
-from slurm_health.records.standings import Level as Standing
+from slurm_health.records.standings import Reliability
 from slurm_health.records.verdict import Level, NodeVerdict
 
 MEMORY = ("GPU", "GPU DBE(Double Bit ECC) > Threshold")
@@ -165,7 +165,7 @@ def test_no_node_is_a_lemon_by_fewer_spoiled_jobs_than_the_replay_waits_for() ->
     )
     others = [NodeRecord(node=str(number), jobs=100, users=2) for number in range(400)]
     worst = NodeRecord(node="worst", jobs=2, users=2, spoiled=spoiled)
-    assert standings([*others, worst])[0].level is Standing.SUSPECT
+    assert standings([*others, worst])[0].level is Reliability.SUSPECT
 
 
 def test_spares_for_the_99_percent_point_grow_with_the_job() -> None:

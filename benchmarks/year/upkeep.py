@@ -25,7 +25,7 @@ from slurm_health.fleet.standing.standing import (
     standings,
 )
 from slurm_health.fleet.sweep import choice
-from slurm_health.records.standings import Level
+from slurm_health.records.standings import Reliability
 
 TURN_S = 3600.0
 CHECK_S, STRESS_S = 180.0, 900.0
@@ -152,7 +152,7 @@ class Upkeep:
             for node, jobs in enumerate(counts)
         ]
         for each in standings(records):
-            if each.level is not Level.LEMON:
+            if each.level is not Reliability.LEMON:
                 break  # the worst come first
             self._renew(int(each.node))
 

@@ -147,7 +147,7 @@ def lemons(asked: _Lemons) -> int:
     """
     from slurm_health.fleet.history import answer, export, table
     from slurm_health.fleet.standing.standing import published
-    from slurm_health.records.standings import Level
+    from slurm_health.records.standings import Reliability
     from slurm_health.report.layout import Page
 
     path = _to_publish(asked.cluster) if asked.publish else None
@@ -171,7 +171,7 @@ def lemons(asked: _Lemons) -> int:
         page = Page(width=width, unicode=unicode)
         print_result(table.lemons_text(told, page))
         click.echo(table.unread_text(unread, page), err=True, nl=False)
-    bad = any(each.level is Level.LEMON for cluster_ in told for each in cluster_.standings)
+    bad = any(each.level is Reliability.LEMON for cluster_ in told for each in cluster_.standings)
     return int(ExitCode.BAD_NODES if bad else ExitCode.HEALTHY)
 
 

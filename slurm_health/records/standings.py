@@ -22,7 +22,7 @@ OLD_S = 7 * 86400.0
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class Level(Enum):
+class Reliability(Enum):
     """What is concluded about a node's reliability."""
 
     LEMON = "lemon"
@@ -33,13 +33,13 @@ class Level(Enum):
 
 # As much as a verdict of an earlier check of the same job, and as a node on which a rank failed
 # (preflight.master.priors): what proves nothing must weigh less.
-MOST = {Level.LEMON: 0.3, Level.SUSPECT: 0.1}
+MOST = {Reliability.LEMON: 0.3, Reliability.SUSPECT: 0.1}
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of one node; `score` is how many of its next 100 jobs it may spoil."""
 
-    level: Level
+    level: Reliability
     score: Annotated[float, msgspec.Meta(ge=0, le=100)]
     jobs: _Count
     spoiled: _Count

@@ -7,12 +7,12 @@ import pytest
 
 from slurm_health.fleet.standing.standing import Standing, published
 from slurm_health.preflight.localize import Localizer
-from slurm_health.records.standings import OLD_S, Level, known_of, prior_of, read
+from slurm_health.records.standings import OLD_S, Reliability, known_of, prior_of, read
 
 NOW_S = 1_700_000_000.0
 
 
-def standing(node: str, level: Level, score: float, *, spoiled: int = 5) -> Standing:
+def standing(node: str, level: Reliability, score: float, *, spoiled: int = 5) -> Standing:
     return Standing(
         node=node,
         level=level,
@@ -28,11 +28,11 @@ def standing(node: str, level: Level, score: float, *, spoiled: int = 5) -> Stan
 
 
 FLEET = [
-    standing("n1", Level.LEMON, 64.0),
-    standing("n2", Level.LEMON, 12.5),
-    standing("n3", Level.SUSPECT, 40.0),
-    standing("n4", Level.CLEAR, 2.0, spoiled=0),
-    standing("n5", Level.UNKNOWN, 2.0, spoiled=0),
+    standing("n1", Reliability.LEMON, 64.0),
+    standing("n2", Reliability.LEMON, 12.5),
+    standing("n3", Reliability.SUSPECT, 40.0),
+    standing("n4", Reliability.CLEAR, 2.0, spoiled=0),
+    standing("n5", Reliability.UNKNOWN, 2.0, spoiled=0),
 ]
 
 
@@ -77,7 +77,7 @@ def test_a_file_that_cron_has_forgotten_is_too_old() -> None:
         (b'{"version": 2, "written_s": 0, "clusters": {}}', "version 2"),
         (b'{"version": 1, "written_s": "x", "clusters": {}}', "damaged"),
         (
-            published({"lab": [standing("n1", Level.LEMON, 101.0)]}, {}, now_s=NOW_S),
+            published({"lab": [standing("n1", Reliability.LEMON, 101.0)]}, {}, now_s=NOW_S),
             "damaged",
         ),
     ],

@@ -23,7 +23,7 @@ from slurm_health.preflight.decide.spares import (
     rate_of,
     spares_for,
 )
-from slurm_health.records.standings import MOST, Counted, Level
+from slurm_health.records.standings import MOST, Counted, Reliability
 from slurm_health.report.layout import Page
 
 VERSION = 1
@@ -56,7 +56,7 @@ def advice_text(found: Sequence[Lemons], asked: Question, page: Page) -> str:
 def _lines(found: Lemons, asked: Question, page: Page) -> Iterable[str]:
     starts, hours = found.rates.starts, found.rates.hours
     nodes = len(found.standings)
-    lemons = sum(each.level is Level.LEMON for each in found.standings)
+    lemons = sum(each.level is Reliability.LEMON for each in found.standings)
     apart = f", {lemons} lemon{_s(lemons)} among them that the counts leave out" if lemons else ""
     yield from page.paragraph(
         f"{found.cluster}: {nodes} node{_s(nodes)} checked in the last {found.days:g} days{apart}:"
@@ -135,14 +135,14 @@ def _row(job: _Job) -> list[str]:
 
 def _to_look_at(standings: Sequence[Standing], page: Page) -> Iterable[str]:
     named = [each for each in standings if _deserves_a_look(each)]
-    once = sum(each.level is Level.SUSPECT for each in standings if each not in named)
+    once = sum(each.level is Reliability.SUSPECT for each in standings if each not in named)
     if named:
         yield "look at"
     for each in named[:_LOOK_AT]:
         yield from page.paragraph(f"  {each.node}: {each.level.value}, {each.reason}")
     if len(named) > _LOOK_AT:
         yield from page.paragraph(f"  and {len(named) - _LOOK_AT} more: slurm-health lemons")
-    clear = sum(each.level is Level.CLEAR for each in standings)
+    clear = sum(each.level is Reliability.CLEAR for each in standings)
     others = "other nodes" if named else "no node needs a look"
     yield from page.paragraph(
         f"{others}: {once} with one bad job, {clear} with none in ten or more,"

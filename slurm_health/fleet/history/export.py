@@ -15,11 +15,11 @@ import msgspec
 from slurm_health.fleet.history.answer import Lemons, NodeHistory, Series
 from slurm_health.fleet.history.index import Seen
 from slurm_health.fleet.standing.standing import Standing
-from slurm_health.records.standings import Level
+from slurm_health.records.standings import Reliability
 from slurm_health.system.telemetry import Gauge, Sample, one_of
 
 VERSION = 1
-_LEVELS = tuple(each.value for each in Level)
+_LEVELS = tuple(each.value for each in Reliability)
 
 
 def histories_json(found: Sequence[NodeHistory], unread: Mapping[str, int]) -> str:

@@ -10,8 +10,8 @@ from slurm_health.fleet.history.answer import Lemons, NodeHistory, Series
 from slurm_health.fleet.history.index import Seen
 from slurm_health.fleet.standing.standing import Standing
 from slurm_health.records.nodeset import fold
-from slurm_health.records.standings import Level
-from slurm_health.records.verdict import Level as Verdict
+from slurm_health.records.standings import Reliability
+from slurm_health.records.verdict import Level
 from slurm_health.report.layout import Page
 
 _NOTHING = "\N{EN DASH}"  # stands for what is not there
@@ -74,7 +74,7 @@ def _many(count: int, what: str) -> str:
 
 def _level(standing: Standing) -> str:
     """Return the conclusion; with its score, unless that would only be what is not known."""
-    known = standing.level is not Level.UNKNOWN
+    known = standing.level is not Reliability.UNKNOWN
     return f"{standing.level.value}, score {standing.score:g}" if known else standing.level.value
 
 
@@ -90,7 +90,7 @@ def _check_row(check: Seen) -> list[str]:
     said = check.said
     job = check.job if check.label == "0" else f"{check.job} ({check.label})"
     verdict = said.level.value if said.level else _NOTHING
-    if said.level in {Verdict.SLOW, Verdict.FAULTY} and said.component not in {"", "node"}:
+    if said.level in {Level.SLOW, Level.FAULTY} and said.component not in {"", "node"}:
         verdict += f" ({said.component})"
     signals = ", ".join(said.signals) or _NOTHING
     return [_date(check.time_s), job, verdict, signals, said.said]
@@ -123,8 +123,8 @@ def _lemons_lines(found: Lemons, page: Page) -> Iterable[str]:
         yield ""
         yield from page.table(rows, align=("left", "left", "right", "right", "right", "left"))
         yield ""
-    clear = [each.node for each in found.standings if each.level is Level.CLEAR]
-    unknown = [each.node for each in found.standings if each.level is Level.UNKNOWN]
+    clear = [each.node for each in found.standings if each.level is Reliability.CLEAR]
+    unknown = [each.node for each in found.standings if each.level is Reliability.UNKNOWN]
     if clear:
         yield from page.paragraph(f"clear: {fold(sorted(clear))}")
     if found.unknown:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from slurm_health.fleet.standing.observation import Signal
 from slurm_health.fleet.standing.standing import NodeRecord, Standing
-from slurm_health.records.standings import Counted, Level, Rates
+from slurm_health.records.standings import Counted, Rates, Reliability
 
 _HOUR_S = 3600.0
 
@@ -21,7 +21,7 @@ def rates(records: Sequence[NodeRecord], standings: Sequence[Standing], *, days:
 
     Lemons are apart: one of them is in a job at most once, however often it was bad before.
     """
-    lemons = {each.node: each for each in standings if each.level is Level.LEMON}
+    lemons = {each.node: each for each in standings if each.level is Reliability.LEMON}
     others = [each for each in records if each.node not in lemons]
     failed = {node.node: _accused(node) for node in others}
     at_start = [len(node.spoiled) - failed[node.node] for node in others]

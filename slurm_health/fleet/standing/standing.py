@@ -19,7 +19,7 @@ from statistics import median
 
 import msgspec
 
-from slurm_health.records.standings import MOST, Known, Level, Rates, written
+from slurm_health.records.standings import MOST, Known, Rates, Reliability, written
 
 WINDOW_DAYS = 28
 # Two may be bad luck. That they are two days' says that it comes back: a node that fails all its
@@ -73,7 +73,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     node: str
-    level: Level
+    level: Reliability
     score: float
     chance: float
     jobs: int
@@ -90,7 +90,7 @@ def standings(records: Iterable[NodeRecord]) -> list[Standing]:
     nodes = list(records)
     jobs, spoiled = sum(each.jobs for each in nodes), sum(len(each.spoiled) for each in nodes)
     found = [_standing(each, jobs=jobs, spoiled=spoiled, nodes=len(nodes)) for each in nodes]
-    order = list(Level)
+    order = list(Reliability)
     return sorted(found, key=lambda each: (order.index(each.level), -each.score, each.node))
 
 
@@ -117,26 +117,32 @@ def _standing(record: NodeRecord, *, jobs: int, spoiled: int, nodes: int) -> Sta
     )
 
 
-def _level(record: NodeRecord, chance: float) -> tuple[Level, str]:
+def _level(record: NodeRecord, chance: float) -> tuple[Reliability, str]:
     spoiled = record.spoiled
     if not spoiled:
         if record.jobs < _LEAST_CLEAR:
-            return Level.UNKNOWN, f"no fault seen, but only {_jobs(record.jobs)}: too few to tell"
-        return Level.CLEAR, f"no fault seen in {_jobs(record.jobs)}"
+            return (
+                Reliability.UNKNOWN,
+                f"no fault seen, but only {_jobs(record.jobs)}: too few to tell",
+            )
+        return Reliability.CLEAR, f"no fault seen in {_jobs(record.jobs)}"
     if len(spoiled) < _LEAST_SPOILED:
-        return Level.SUSPECT, f"{len(spoiled)} of {_jobs(record.jobs)}: too few to tell"
+        return Reliability.SUSPECT, f"{len(spoiled)} of {_jobs(record.jobs)}: too few to tell"
     apart_s = max(each.time_s for each in spoiled) - min(each.time_s for each in spoiled)
     if apart_s < _LEAST_APART_S:
         hours = max(1, round(apart_s / 3600))
-        return Level.SUSPECT, f"all within {hours} h: one fault so far, not one that comes back"
+        return (
+            Reliability.SUSPECT,
+            f"all within {hours} h: one fault so far, not one that comes back",
+        )
     if record.users > 1 and len({each.uid for each in spoiled}) == 1:
-        return Level.SUSPECT, "only in jobs of one user, and others used it too"
+        return Reliability.SUSPECT, "only in jobs of one user, and others used it too"
     if chance >= _CHANCE:
         often = "every fleet" if chance > 0.9 else f"1 of {max(2, round(1 / chance))} fleets"
-        return Level.SUSPECT, f"no more than chance gives a node in {often}"
+        return Reliability.SUSPECT, f"no more than chance gives a node in {often}"
     days = round(apart_s / 86400, 1)
     often = f"1 of {round(1 / chance):,} fleets" if chance > 1e-9 else "no fleet"
-    return Level.LEMON, f"again and again over {days:g} days; by chance in {often}"
+    return Reliability.LEMON, f"again and again over {days:g} days; by chance in {often}"
 
 
 def _jobs(count: int) -> str:

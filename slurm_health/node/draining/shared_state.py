@@ -50,7 +50,7 @@ class ForRootOnly(Unusable):
     """It tells who accuses which node, and is shown to root alone."""
 
 
-class Reserved(msgspec.Struct, frozen=True, kw_only=True):
+class DrainReserved(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a drain may happen: not, where `why_not` says so. It is the `today`th of a day.
 
     `tripped`: with it, a breaker has tripped.
@@ -84,7 +84,7 @@ def reserve_drain(
     members: dict[str, list[str]],
     ours: list[str],
     racks: dict[str, tuple[str, ...]],
-) -> Reserved:
+) -> DrainReserved:
     """Count a drain before it happens, if it may."""
 
     def decide(ledger: breaker.Ledger) -> tuple[breaker.Ledger, bytes]:
@@ -98,15 +98,15 @@ def reserve_drain(
             name_of=user_name,
         ):
             case breaker.Allowed(ledger=after, today=today):
-                return after, msgspec.json.encode(Reserved(today=today))
+                return after, msgspec.json.encode(DrainReserved(today=today))
             case breaker.Refused(why=why, ledger=after):
                 tripped = after.trips.keys() != ledger.trips.keys()
-                return after, msgspec.json.encode(Reserved(why_not=why, tripped=tripped))
+                return after, msgspec.json.encode(DrainReserved(why_not=why, tripped=tripped))
 
     try:
-        return from_json(change_ledger(site, decide), Reserved)
+        return from_json(change_ledger(site, decide), DrainReserved)
     except Unusable as err:
-        return Reserved(why_not=_unusable(err))
+        return DrainReserved(why_not=_unusable(err))
 
 
 def user_name(uid: int) -> str:

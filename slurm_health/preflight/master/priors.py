@@ -92,7 +92,9 @@ def of_site(
 
 
 def _tell(known: dict[str, standings.Known]) -> None:
-    lemons = [(node, each) for node, each in known.items() if each.level is standings.Level.LEMON]
+    lemons = [
+        (node, each) for node, each in known.items() if each.level is standings.Reliability.LEMON
+    ]
     for node, each in sorted(lemons, key=lambda lemon: -lemon[1].score)[:_NAMED]:
         told = "%s has spoiled %d of %d jobs: it is looked at closely"
         log.info(told, node, each.spoiled, each.jobs)

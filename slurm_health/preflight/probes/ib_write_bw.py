@@ -101,7 +101,7 @@ def between(
     by_gpu = min(*mine["gpus"].values(), *theirs["gpus"].values()) >= 0
     gpus = {adapter: mine["gpus"][adapter] if by_gpu else -1 for adapter in both}
     messages = min(mine["messages"], theirs["messages"])
-    places = [perftest.Place(each, gpu=gpu, messages=messages) for each, gpu in gpus.items()]
+    places = [perftest.RunEnd(each, gpu=gpu, messages=messages) for each, gpu in gpus.items()]
     found = [
         _serve(board, way, places, environ)
         if place == way
@@ -131,14 +131,14 @@ def _sample(adapter: str, said: list[Said], *, by_gpu: bool) -> Sample:
 
 
 def _serve(
-    board: Board, way: int, ends_of: Sequence[perftest.Place], environ: Mapping[str, str]
+    board: Board, way: int, ends_of: Sequence[perftest.RunEnd], environ: Mapping[str, str]
 ) -> dict[str, Said]:
     """Be written to; return what the other node has measured of each adapter."""
     with contextlib.ExitStack() as ends:
         places = [replace(each, port=_free_port()) for each in ends_of]
         runs = {place: ends.enter_context(_run(place, "", environ)) for place in places}
 
-        def is_there(place: perftest.Place) -> bool:
+        def is_there(place: perftest.RunEnd) -> bool:
             return runs[place].has_ended() or perftest.is_listening(place.port)
 
         _wait(board, lambda: all(map(is_there, places)), LISTENS_S)
@@ -152,7 +152,7 @@ def _serve(
 def _write(
     board: Board,
     way: int,
-    ends_of: Sequence[perftest.Place],
+    ends_of: Sequence[perftest.RunEnd],
     server: str,
     environ: Mapping[str, str],
 ) -> dict[str, Said]:
@@ -173,7 +173,7 @@ def _write(
     return found
 
 
-def _run(place: perftest.Place, server: str, environ: Mapping[str, str]) -> perftest.Run:
+def _run(place: perftest.RunEnd, server: str, environ: Mapping[str, str]) -> perftest.Run:
     tool = shutil.which(perftest.TOOL, path=environ.get("PATH")) or perftest.TOOL
     return perftest.Run(perftest.command(tool, place, server, environ), environ)
 

@@ -22,7 +22,7 @@ _ROW = re.compile(rf"^\s*{MESSAGE_BYTES}\s+\d+\s+[\d.]+\s+([\d.]+)\s", re.M)
 
 
 @dataclass(frozen=True)
-class Place:
+class RunEnd:
     """One end of a run: an adapter, a TCP port for its two ends to meet, and a GPU (-1: none).
 
     With a GPU the data comes from its memory, or goes there, by GPUDirect.
@@ -34,7 +34,7 @@ class Place:
     messages: int = MESSAGES
 
 
-def command(tool: str, place: Place, server: str, environ: Mapping[str, str]) -> list[str]:
+def command(tool: str, place: RunEnd, server: str, environ: Mapping[str, str]) -> list[str]:
     """Return the command line of one end; that of the serving one has no `server`.
 
     RoCE needs the number of an address: the one that NCCL is given is taken.

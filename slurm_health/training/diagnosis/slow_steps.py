@@ -26,7 +26,7 @@ class RankSteps:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Window:
+class StepWindow:
     """A step in a window of time, in ms: all of it, and the most that a rank took by itself."""
 
     step_ms: float
@@ -42,8 +42,8 @@ class Window:
 class Longer:
     """What a step took in the latest windows, and before."""
 
-    now: Window
-    usual: Window
+    now: StepWindow
+    usual: StepWindow
 
 
 class SlowSteps:
@@ -51,7 +51,7 @@ class SlowSteps:
 
     def __init__(self) -> None:
         self._before: Mapping[int, RankSteps] = {}
-        self._windows: deque[Window] = deque(maxlen=_KEPT)
+        self._windows: deque[StepWindow] = deque(maxlen=_KEPT)
         self._named = False
 
     def window(self, now: Mapping[int, RankSteps]) -> Longer | None:
@@ -82,7 +82,7 @@ class SlowSteps:
         return Longer(now=_middle(latest), usual=usual)
 
 
-def _window(before: Mapping[int, RankSteps], now: Mapping[int, RankSteps]) -> Window:
+def _window(before: Mapping[int, RankSteps], now: Mapping[int, RankSteps]) -> StepWindow:
     step_ms, own_ms = [], [0.0]
     for rank, began in before.items():
         ended = now[rank]
@@ -90,11 +90,11 @@ def _window(before: Mapping[int, RankSteps], now: Mapping[int, RankSteps]) -> Wi
         if ended.own_steps > began.own_steps:
             own_s = ended.own_s - began.own_s
             own_ms.append(1e3 * own_s / (ended.own_steps - began.own_steps))
-    return Window(step_ms=median(step_ms), own_ms=max(own_ms))
+    return StepWindow(step_ms=median(step_ms), own_ms=max(own_ms))
 
 
-def _middle(windows: list[Window]) -> Window:
-    return Window(
+def _middle(windows: list[StepWindow]) -> StepWindow:
+    return StepWindow(
         step_ms=median(each.step_ms for each in windows),
         own_ms=median(each.own_ms for each in windows),
     )

@@ -15,8 +15,8 @@ from slurm_health.fleet.history.index import MOST_JOBS_OF_USER, Index
 from slurm_health.fleet.history.read import read_job
 from slurm_health.fleet.standing.observation import CheckSeen, JobSeen, Observation, Signal
 from slurm_health.records.records import Sampled
-from slurm_health.records.standings import Level
-from slurm_health.records.verdict import Level as Verdict
+from slurm_health.records.standings import Reliability
+from slurm_health.records.verdict import Level
 from slurm_health.system.accounts import Accounts
 from tests.support.command_line import slurm_health
 from tests.support.fake_scontrol import FakeScontrol
@@ -43,7 +43,7 @@ class Fleet:
         seen = tuple(
             Observation(
                 node=node,
-                level=Verdict.SLOW if node == bad else Verdict.HEALTHY,
+                level=Level.SLOW if node == bad else Level.HEALTHY,
                 signals=(Signal.SLOW,) if node == bad else (),
             )
             for node in nodes
@@ -52,7 +52,7 @@ class Fleet:
         job = JobSeen(uid=uid, stamp="", final_s=0.0, checks=(check,))
         self.index.keep(self.root, "lab", str(self.jobs), job, now_s=NOW_S)
 
-    def level(self, node: str, known: Mapping[str, Collection[str]] | None = None) -> Level:
+    def level(self, node: str, known: Mapping[str, Collection[str]] | None = None) -> Reliability:
         """Return what is concluded about a node."""
         (found,) = answer.lemons(self.index, cluster=None, now_s=NOW_S, known=known or {})
         return next(each.level for each in found.standings if each.node == node)
@@ -78,31 +78,31 @@ def test_one_users_word_makes_no_lemon_where_another_was_long_ago(tmp_path: Path
     fleet.ran(ALICE, ("n1", "n2", "n3"), time_s=NOW_S - 300 * DAY_S)
     fleet.ran(ALICE, ("n1", "n2"))
     accuse(fleet, BOB)
-    assert fleet.level("n3") is Level.SUSPECT
+    assert fleet.level("n3") is Reliability.SUSPECT
 
 
 def test_one_users_word_makes_no_lemon_where_anothers_check_came_to_no_verdict(
     tmp_path: Path,
 ) -> None:
     fleet = Fleet(tmp_path)
-    seen = (Observation(node="n3", level=Verdict.INCONCLUSIVE),)
+    seen = (Observation(node="n3", level=Level.INCONCLUSIVE),)
     check = CheckSeen(label="0", time_s=NOW_S, seen=seen)
     job = JobSeen(uid=ALICE, stamp="", final_s=0.0, checks=(check,))
     fleet.index.keep(fleet.root, "lab", "900", job, now_s=NOW_S)
     accuse(fleet, BOB)
-    assert fleet.level("n3") is Level.SUSPECT
+    assert fleet.level("n3") is Reliability.SUSPECT
 
 
 def test_a_cluster_of_one_account_keeps_its_lemons(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path)
     accuse(fleet, BOB)
-    assert fleet.level("n3") is Level.LEMON
+    assert fleet.level("n3") is Reliability.LEMON
 
 
 def test_two_users_who_meet_the_same_fault_find_a_lemon(fleet: Fleet) -> None:
     accuse(fleet, BOB, jobs=6)
     accuse(fleet, ALICE, jobs=6)
-    assert fleet.level("n3") is Level.LEMON
+    assert fleet.level("n3") is Reliability.LEMON
 
 
 def test_a_thousand_healthy_jobs_of_one_user_do_not_hide_what_others_met(fleet: Fleet) -> None:
@@ -113,7 +113,7 @@ def test_a_thousand_healthy_jobs_of_one_user_do_not_hide_what_others_met(fleet: 
     (found,) = answer.lemons(fleet.index, cluster=None, now_s=NOW_S)
     (bad,) = [each for each in found.standings if each.node == "n3"]
     assert bad.jobs == 32 + MOST_JOBS_OF_USER
-    assert bad.level is Level.LEMON
+    assert bad.level is Reliability.LEMON
 
 
 def test_of_too_many_jobs_of_one_user_the_latest_count(fleet: Fleet) -> None:

@@ -21,9 +21,8 @@ from slurm_health.fleet.history.read import MOST_RUNS, read_job, stamp_of
 from slurm_health.fleet.standing.observation import JobSeen
 from slurm_health.records.errors import IndexUnusable
 from slurm_health.records.script_records import ScriptEnded, ScriptStarted
-from slurm_health.records.standings import Level
-from slurm_health.records.verdict import Level as Verdict
-from slurm_health.records.verdict import NodeVerdict
+from slurm_health.records.standings import Reliability
+from slurm_health.records.verdict import Level, NodeVerdict
 from slurm_health.system import journal
 from tests.support.command_line import finish, slurm_health, start
 from tests.support.journals import Clock, RunJournal, write_healthy_run, write_requeued_job
@@ -80,11 +79,11 @@ def test_checks_of_all_jobs_are_there_with_their_figures(tmp_path: Path) -> None
         (history,) = answer.histories(found, "n3", cluster=None, now_s=NOW_S)
 
     assert [(each.job, each.said.level) for each in history.checks] == [
-        ("12", Verdict.FAULTY),
-        ("13", Verdict.HEALTHY),
+        ("12", Level.FAULTY),
+        ("13", Level.HEALTHY),
     ]
     assert [str(each) for each in history.checks[0].said.signals] == ["faulty", "left out"]
-    assert history.standing.level is Level.SUSPECT
+    assert history.standing.level is Reliability.SUSPECT
     assert {each.metric for each in history.series} == {"allgather GB/s", "matmul GFLOP/s"}
 
 
@@ -156,12 +155,12 @@ def test_a_job_that_went_on_is_read_again(tmp_path: Path) -> None:
     run.start()
     assert indexed(root, tmp_path / "index") == {"n1", "n2"}
 
-    run.judge(NodeVerdict(node="n2", level=Verdict.FAULTY, reason="why", evidence=("x",)))
+    run.judge(NodeVerdict(node="n2", level=Level.FAULTY, reason="why", evidence=("x",)))
 
     where = place.choose(str(tmp_path / "index"), {}, root)
     with refresh.opened(where, root, now_s=NOW_S) as found:
         (seen,) = found.of_node("lab", "n2", since_s=0.0)
-    assert seen.said.level is Verdict.FAULTY
+    assert seen.said.level is Level.FAULTY
 
 
 def test_a_job_whose_journal_is_gone_is_forgotten(tmp_path: Path) -> None:

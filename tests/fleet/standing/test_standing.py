@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_health.fleet.standing.standing import JobOnNode, NodeRecord, at_least, standings, trend
-from slurm_health.records.standings import Level
+from slurm_health.records.standings import Reliability
 
 DAY_S = 86400.0
 
@@ -44,35 +44,35 @@ def record(
 FLEET = [record(f"n{number}", jobs=20) for number in range(10)]
 
 
-def level_of(found: NodeRecord, fleet: list[NodeRecord] = FLEET) -> Level:
+def level_of(found: NodeRecord, fleet: list[NodeRecord] = FLEET) -> Reliability:
     return next(each.level for each in standings([found, *fleet]) if each.node == found.node)
 
 
 def test_a_node_that_spoils_jobs_on_many_days_is_a_lemon() -> None:
     worst = standings([*FLEET, record("bad", jobs=12, spoiled=4)])[0]
 
-    assert (worst.node, worst.level) == ("bad", Level.LEMON)
+    assert (worst.node, worst.level) == ("bad", Reliability.LEMON)
     assert worst.evidence == ("0", "1", "2", "3")
     assert worst.reason.startswith("again and again over 6 days; by chance in 1 of ")
     assert (worst.elsewhere_spoiled, worst.elsewhere_jobs) == (0, 200)
 
 
 def test_a_node_with_two_observations_is_no_lemon() -> None:
-    assert level_of(record("bad", jobs=2, spoiled=2)) is Level.SUSPECT
+    assert level_of(record("bad", jobs=2, spoiled=2)) is Reliability.SUSPECT
 
 
 def test_one_fault_that_spoils_many_jobs_within_hours_is_no_lemon() -> None:
-    assert level_of(record("bad", jobs=9, spoiled=9, apart_s=600)) is Level.SUSPECT
+    assert level_of(record("bad", jobs=9, spoiled=9, apart_s=600)) is Reliability.SUSPECT
 
 
 def test_a_node_is_compared_with_the_others_and_not_with_perfection() -> None:
     as_bad = [record(f"n{number}", jobs=20, spoiled=5) for number in range(10)]
 
-    assert level_of(record("bad", jobs=20, spoiled=6), as_bad) is Level.SUSPECT
+    assert level_of(record("bad", jobs=20, spoiled=6), as_bad) is Reliability.SUSPECT
 
 
 def test_a_node_without_others_to_compare_it_with_is_no_lemon() -> None:
-    assert level_of(record("alone", jobs=10, spoiled=5), []) is Level.SUSPECT
+    assert level_of(record("alone", jobs=10, spoiled=5), []) is Reliability.SUSPECT
 
 
 def test_in_a_larger_fleet_the_same_node_is_less_surprising() -> None:
@@ -85,13 +85,13 @@ def test_in_a_larger_fleet_the_same_node_is_less_surprising() -> None:
 
 
 def test_jobs_of_one_user_make_no_lemon_of_a_node_that_others_use_too() -> None:
-    assert level_of(record("bad", jobs=12, spoiled=4, users=2)) is Level.SUSPECT
-    assert level_of(record("bad", jobs=12, spoiled=4, users=2, uids=(1, 2))) is Level.LEMON
+    assert level_of(record("bad", jobs=12, spoiled=4, users=2)) is Reliability.SUSPECT
+    assert level_of(record("bad", jobs=12, spoiled=4, users=2, uids=(1, 2))) is Reliability.LEMON
 
 
 def test_a_node_with_few_jobs_and_nothing_against_it_is_unknown_and_not_clear() -> None:
-    assert level_of(record("new", jobs=9)) is Level.UNKNOWN
-    assert level_of(record("old", jobs=10)) is Level.CLEAR
+    assert level_of(record("new", jobs=9)) is Reliability.UNKNOWN
+    assert level_of(record("old", jobs=10)) is Reliability.CLEAR
 
 
 def test_the_score_of_a_node_with_few_jobs_is_near_that_of_its_fleet() -> None:
@@ -126,7 +126,7 @@ def test_every_fleet_has_a_standing_for_every_node_and_no_lemon_without_three_sp
     found = standings(fleet)
 
     assert sorted(each.node for each in found) == sorted(each.node for each in fleet)
-    assert all(each.spoiled >= 3 for each in found if each.level is Level.LEMON)
+    assert all(each.spoiled >= 3 for each in found if each.level is Reliability.LEMON)
     assert all(0 <= each.score <= 100 and 0 <= each.chance <= 1 for each in found)
 
 

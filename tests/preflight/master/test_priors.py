@@ -19,7 +19,7 @@ from slurm_health.records.verdict import Level, NodeVerdict
 NOW_S = 1_700_000_000.0
 
 
-def write(path: Path, level: standings.Level = standings.Level.LEMON) -> Path:
+def write(path: Path, level: standings.Reliability = standings.Reliability.LEMON) -> Path:
     standing = Standing(
         node="n3",
         level=level,
@@ -54,7 +54,7 @@ def test_a_lemon_among_the_nodes_is_named_and_weighs(
 
 
 def test_of_a_suspect_nothing_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert known(write(tmp_path / "standings.json", standings.Level.SUSPECT)) == {"n3": 0.1}
+    assert known(write(tmp_path / "standings.json", standings.Reliability.SUSPECT)) == {"n3": 0.1}
     assert caplog.messages == []
 
 

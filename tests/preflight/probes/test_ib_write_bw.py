@@ -179,7 +179,7 @@ def test_a_node_whose_partner_never_comes_stops_with_the_round(nodes: Nodes) -> 
 
 def test_memory_of_a_gpu_is_used_where_the_tool_knows_how(nodes: Nodes) -> None:
     tool = str(nodes.directory / "bin/ib_write_bw")
-    words = perftest.command(tool, perftest.Place("mlx5_3", 4711, gpu=2), "n1", {})
+    words = perftest.command(tool, perftest.RunEnd("mlx5_3", 4711, gpu=2), "n1", {})
 
     assert words[-2:] == ["--use_cuda=2", "n1"]
     assert not perftest.takes_gpus(tool, nodes.environs[0])
