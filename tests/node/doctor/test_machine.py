@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What doctor says of the site's file and of this machine."""
+
+from __future__ import annotations
+
+import compileall
+import os
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from slurm_health.node.checks.check import CheckContext
+from slurm_health.node.doctor import machine, slurm_conf
+from slurm_health.node.doctor.advice import Urgency
+from slurm_health.node.hooks.init_config import draft
+from tests.node.checks.conftest import WELL
+from tests.node.doctor.conftest import SIXTY, by_level
+from tests.support.sites import load_site, tree
+from tests.support.supervised import write_executable
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("owned", "level"), [(None, None), ("textfile", "look"), ("exporter", "change")]
+)
+def test_a_metrics_directory_that_another_account_can_change_is_named(
+    tmp_path: Path, owned: str | None, level: str | None
+) -> None:
+    place = tmp_path / "exporter" / "textfile"
+    place.mkdir(parents=True)
+    if owned:
+        os.chown(next(each for each in (place, place.parent) if each.name == owned), 65534, -1)
+    site = load_site(tmp_path / "etc", f"[metrics]\ndirectory='{place}'\n[checks.memory]\n")
+    told = by_level(machine.advise_machine(site, "lab", SIXTY, tree(tmp_path / "machine", {})))
+    said = {each for each, texts in told.items() if any("metrics.directory" in t for t in texts)}
+    assert said == ({level} if level else set())
+
+
+@pytest.mark.parametrize("option", ["nolock,local_lock=all", "local_lock=flock", "localflock"])
+def test_a_shared_directory_with_locks_of_each_node_is_refused(tmp_path: Path, option: str) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root tries the shared directory")
+    shared = tmp_path / "shared"
+    shared.mkdir(mode=0o755)
+    site = load_site(tmp_path / "etc", f"[breaker]\ndirectory='{shared}'\n[checks.memory]\n")
+    for options, level in ((f"rw,{option}", "change"), ("rw,local_lock=none", "fine")):
+        table = {"/proc/self/mounts": f"server:/x {shared} nfs {options} 0 0\n"}
+        place = tree(tmp_path / "machine", table)
+        told = by_level(machine.advise_machine(site, "lab", SIXTY, place))[level]
+        assert any(str(shared) in each for each in told), told
+
+
+@pytest.mark.parametrize(("kind", "told"), [("nfs4", True), ("xfs", False)])
+def test_a_state_that_nodes_may_share_is_named(tmp_path: Path, kind: str, told: bool) -> None:
+    state = tmp_path / "state"
+    site = load_site(tmp_path / "etc", f"[hooks]\nstate='{state}'\n[checks.memory]\n")
+    place = tree(tmp_path / "machine", {"/proc/self/mounts": f"x {tmp_path} {kind} rw 0 0\n"})
+    said = by_level(machine.advise_machine(site, "lab", SIXTY, place))["look"]
+    assert any(f"hooks.state = {state} is on {kind}" in each for each in said) == told, said
+
+
+@pytest.mark.parametrize(
+    ("text", "level", "said"),
+    [
+        ("", "change", "configures no check"),
+        ("[checks.memory]\n[hooks]\ndrain=false\n", "look", "hooks.drain is false"),
+        ("[checks.memory]\nshadow=true\n", "look", "every check is in shadow"),
+        (
+            "[checks.memory]\n[checks.swap]\nshadow=true\n",
+            "fine",
+            "checks: 2, of them in shadow: 1",
+        ),
+        ("[checks.memory]\ntime_limit_s=50\n", "look", "more than the 60 s of its shim"),
+        ("[checks.memory]\n", "change", "breaker.directory is not set"),
+        ("journal='/nowhere/j'\n", "change", "/nowhere/j cannot be used"),
+        ("journal='/etc'\n", "change", "users cannot write in /etc"),
+        ("[breaker]\ndirectory='/nowhere'\n", "change", "nothing is drained: /nowhere"),
+    ],
+)
+def test_what_the_sites_file_lacks_is_said(
+    tmp_path: Path, text: str, level: str, said: str
+) -> None:
+    if os.getuid() != 0 and "directory" in text:
+        pytest.skip("only root tries the shared directory")
+    site = load_site(tmp_path / "etc", text)
+    found = by_level(machine.advise_machine(site, "lab", SIXTY))
+    assert any(said in each for each in found[level]), found
+
+
+def shipped_limits() -> dict[str, int]:
+    root = Path(__file__).parents[3]
+    found = {}
+    for key in ("Prolog", "Epilog"):
+        shim = slurm_conf.read_shim(root / key.lower() / "slurm-health")
+        assert shim is not None
+        found[key] = shim.limit_s
+    return found
+
+
+def test_the_shims_as_they_are_shipped_have_the_limits_that_doctor_takes_them_to_have() -> None:
+    assert shipped_limits() == slurm_conf.SHIM_LIMITS_S
+
+
+def test_a_drafted_site_with_the_shims_as_they_are_shipped_has_the_time_that_it_may_take(
+    tmp_path: Path,
+) -> None:
+    place = tree(tmp_path / "machine", {**WELL, "/usr/bin/dcgmi": ""})
+    text, _ = draft(place, node="n1", shared=str(tmp_path))
+    assert "[checks.dcgm]" in text
+    site = load_site(tmp_path / "etc", text)
+    advice = by_level(machine.advise_machine(site, "lab", shipped_limits(), place))
+    assert [each for each in advice["look"] if "when everything takes its time" in each] == []
+
+
+def test_what_a_health_check_cannot_repeat_is_said(tmp_path: Path) -> None:
+    site = load_site(tmp_path / "etc", "[checks.dcgm]\ntime_limit_s=300\n")
+    told = by_level(machine.advise_machine(site, "lab", shipped_limits()))["look"]
+    assert any("cannot repeat dcgm: a node that is drained for it waits" in each for each in told)
+
+
+@pytest.mark.parametrize(
+    ("text", "program"),
+    [
+        ("[checks.dcgm]\n", "dcgmi"),
+        ("[checks.nhc]\n", "/usr/sbin/nhc"),
+        ("[checks.own]\ncheck='command'\nargv=['/opt/site/check']\n", "/opt/site/check"),
+    ],
+)
+def test_a_program_that_a_check_runs_and_that_is_not_there_is_named(
+    tmp_path: Path, text: str, program: str
+) -> None:
+    site = load_site(tmp_path / "etc", text)
+    machine_without = CheckContext(root=tmp_path / "machine")
+
+    found = by_level(machine.advise_machine(site, "lab", SIXTY, machine_without))["change"]
+    assert any(f"runs {program}, which is not on this node" in each for each in found)
+
+    name = "usr/bin/dcgmi" if program == "dcgmi" else program.lstrip("/")
+    there = tmp_path / "machine" / name
+    there.parent.mkdir(parents=True)
+    write_executable(there, "#!/bin/sh\n")
+    found = by_level(machine.advise_machine(site, "lab", SIXTY, machine_without))["change"]
+    assert not any("is not on this node" in each for each in found)
+
+
+def test_an_installation_that_users_cannot_enter_is_found(tmp_path: Path) -> None:
+    """The hooks are root's and run; every command of a user ends with Permission denied."""
+    closed = tmp_path / "machine" / Path(sys.executable).parent.relative_to("/")
+    closed.mkdir(parents=True)
+    place, site = CheckContext(root=tmp_path / "machine"), load_site(tmp_path / "etc", "")
+    for mode, is_told in ((0o755, False), (0o700, True)):
+        closed.chmod(mode)
+        found = by_level(machine.advise_machine(site, "lab", SIXTY, place))["change"]
+        said = f"users cannot enter {Path(sys.executable).parent}"
+        assert any(said in each for each in found) is is_told
+
+
+def test_an_installation_without_byte_code_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "uncompiled"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "agent.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+
+    said = machine.byte_code_advice(["uncompiled.agent", "not_installed"])
+    assert said.level is Urgency.LOOK
+    assert said.do.endswith(f" -m compileall -q {package}")
+
+    assert compileall.compile_dir(package, quiet=1)
+    assert machine.byte_code_advice(["uncompiled.agent"]).level is Urgency.FINE
+
+
+def test_root_is_asked_for_a_journal_that_all_share(tmp_path: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("of a user's own home, nothing is said")
+    site = load_site(tmp_path / "etc", "journal='~/j'\n[checks.memory]\n")
+    found = by_level(machine.advise_machine(site, "lab", SIXTY))["look"]
+    assert any("| journal = a shared directory" in each for each in found)
+
+
+@pytest.mark.parametrize(
+    ("ledger", "said"),
+    [
+        ("{", "is damaged"),
+        ('{"trips":{"gpu":{"time_s":1,"node":"n1","why":"x","nodes":"n1"}}}', "has tripped"),
+    ],
+)
+def test_a_ledger_that_stops_all_drains_is_said(tmp_path: Path, ledger: str, said: str) -> None:
+    (tmp_path / "ledger.json").write_text(ledger)
+    tmp_path.chmod(0o755)
+    site = load_site(tmp_path / "etc", f"[breaker]\ndirectory='{tmp_path}'\n")
+    found = by_level(machine.advise_machine(site, "lab", SIXTY))
+    assert any(said in each and "nodes reset" in each for each in found["change"]), found
+
+
+@pytest.mark.root
+def test_what_it_means_that_doctor_runs_as_root_is_said(tmp_path: Path) -> None:
+    site = load_site(tmp_path / "etc", "[checks.memory]\n")
+    found = by_level(machine.advise_machine(site, "lab", SIXTY))["fine"]
+    assert any("what only root can see was looked at" in each for each in found)
+
+
+def test_a_journal_on_a_local_disk_is_found(tmp_path: Path) -> None:
+    """Where the test's own directory is on a disk, as it nearly always is."""
+    (tmp_path / "lab").mkdir()
+    for each in (tmp_path, tmp_path / "lab"):
+        each.chmod(0o1777)
+    site = load_site(tmp_path / "etc", f"journal='{tmp_path}'\n[checks.memory]\n")
+    found = by_level(machine.advise_machine(site, "lab", SIXTY))
+    told = [each for each in found["change"] if "this machine's own" in each]
+    assert told or any(f"journals are in {tmp_path}" in each for each in found["fine"])
+
+
+def test_a_node_without_a_system_log_is_told(tmp_path: Path) -> None:
+    """There, nobody would ever learn what the hooks found."""
+    place = CheckContext(root=tmp_path)
+    assert machine.log_advice(place).level is Urgency.LOOK
+    (tmp_path / "dev").mkdir()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log:
+        log.bind(str(tmp_path / "dev/log"))
+        assert machine.log_advice(place).level is Urgency.FINE
