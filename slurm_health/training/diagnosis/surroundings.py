@@ -112,12 +112,8 @@ def lost_node(_: Inference, data: Collected) -> Inference | None:
 
     srun's word counts where Slurm is silent.
     """
-    view, log, end = data.get(SlurmView), data.get(TrainingLog), data.get(ScriptEnd)
-    ours = set(end.nodes) if end else set()
-    lost: dict[str, str] = {}
-    for note in log.notes if log else ():
-        if (match := _LOST_NOTE.search(note)) and match["node"] in ours:
-            lost[match["node"]] = note
+    view, log = data.get(SlurmView), data.get(TrainingLog)
+    lost = _named(_LOST_NOTE, data)
     for node, state in (view.node_states if view else {}).items():
         # `*`: slurmctld gets no answer from it.
         if state.endswith("*") or any(word in state for word in _LOST_STATES):
@@ -155,12 +151,7 @@ def _lost_without_a_name(notes: Sequence[str]) -> Inference | None:
 
 def broken_memory(_: Inference, data: Collected) -> Inference | None:
     """Slurm tells the job that a node's memory met an error that it could not correct."""
-    log, end = data.get(TrainingLog), data.get(ScriptEnd)
-    ours = set(end.nodes) if end else set()
-    told: dict[str, str] = {}
-    for note in log.notes if log else ():
-        if (match := _MEMORY_ERROR.search(note)) and match["node"] in ours:
-            told[match["node"]] = note
+    told = _named(_MEMORY_ERROR, data)
     if not told:
         return None
     nodes = tuple(sorted(told))
@@ -174,6 +165,14 @@ def broken_memory(_: Inference, data: Collected) -> Inference | None:
         advice=f"start again without {listed(nodes)} ({leaving_out(nodes, data)}) and tell"
         " your administrator",
     )
+
+
+def _named(pattern: re.Pattern[str], data: Collected) -> dict[str, str]:
+    """Return the nodes of the job that such a line of Slurm's names, each with the last one."""
+    log, end = data.get(TrainingLog), data.get(ScriptEnd)
+    found = ((pattern.search(note), note) for note in (log.notes if log else ()))
+    ours = end.nodes if end else ()
+    return {match["node"]: note for match, note in found if match and match["node"] in ours}
 
 
 def killed_for_memory(inference: Inference, data: Collected) -> Inference | None:
