@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, islice
 from statistics import NormalDist
@@ -93,13 +93,8 @@ def needs_of(
     control = _control(findings, active)
     doubt = bool(useful or costly or control or together or _fabric_open(findings))
     enough = begun >= least and not doubt
-    over = begun >= settings.round_limit(len(ledger.names)) or not active
-    # Everybody's processes crash: that is the software, and one more round will not mend it.
-    over = over or (begun >= _CRASHING_ROUNDS and len(findings.crashes) == len(ledger.names))
-    if len(active) == 1 and not odd:
-        over = over or not _solo_useful(findings, active[0], begun, settings)
     return Needs(
-        another_round=not (enough or over),
+        another_round=not (enough or _is_over(ledger, findings, active, odd, settings)),
         shared_only=not (doubt or undecided) and begun >= _asked_rounds(findings, settings),
         active=_to_be_tested(findings, active, undecided, settings),
         undecided=undecided,
@@ -119,6 +114,24 @@ def needs_of(
         tested_in_leaf=_tested_in_leaf(findings),
         suspect_leaves=_suspect_leaves(findings),
     )
+
+
+def _is_over(
+    ledger: Ledger,
+    findings: Findings,
+    active: Sequence[int],
+    odd: Collection[int],
+    settings: LocalizeSettings,
+) -> bool:
+    """Tell whether no round may follow, or none would tell more, whatever is in doubt."""
+    begun = len(ledger.rounds)
+    if begun >= settings.round_limit(len(ledger.names)) or not active:
+        return True
+    # All processes crash: that is the software, and one more round will not mend it.
+    if begun >= _CRASHING_ROUNDS and len(findings.crashes) == len(ledger.names):
+        return True
+    alone = len(active) == 1 and not odd
+    return alone and not _solo_useful(findings, active[0], begun, settings)
 
 
 def _to_be_tested(
