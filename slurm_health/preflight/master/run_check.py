@@ -183,29 +183,41 @@ def _check(
         ),
     )
     with master.led(started, lambda: last_word.became(environ, now_s=time.time())) as verdict:
-        from slurm_health.preflight.master.after_verdict import conclude, job_ended
-
         # The workers still hold the devices: the job must not start beside them.
         launcher.stop(LEAVE_S + poll_interval_s(len(started.nodes)))
-        agents = master.session.state.agents
-        blind = [name for name, node in agents.items() if node.no_journal]
-        over = [node.failed for node in agents.values() if node.job_ended]
         before = master.session.state.finished
-        if before is not None and not before.disposition.leaves:
-            finished = before  # acted on to the end, and only not heard: the job is as it says
-        elif over:
-            accounts = Client(environ, patience_s=0.0).keeps_accounts()
-            finished = job_ended(over[0], slurm_name(started), accounts=accounts)
-            master.finish(finished)
-        else:
-            finished = conclude(
-                verdict, blind, started, directory, settings, environ, append=master.append
-            )
-            master.finish(finished)
+        finished = _acted_on(verdict, master, started, directory, settings, environ)
         if before is None and config.verdicts_to_machine_log(environ):
             check_log.tell(verdict, started, finished)
     settings.tell(finished, directory)
     return FinishedCheck(directory=directory, verdict=verdict, finished=finished)
+
+
+def _acted_on(
+    verdict: VerdictReached,
+    master: Master,
+    started: RunStarted,
+    directory: Path,
+    settings: CheckSettings,
+    environ: Mapping[str, str],
+) -> RunFinished:
+    """Act on a verdict, unless an earlier master has or the job is over; return how it ends."""
+    from slurm_health.preflight.master.after_verdict import conclude, job_ended
+
+    state = master.session.state
+    if state.finished is not None and not state.finished.disposition.leaves:
+        return state.finished  # acted on to the end, and only not heard: the job is as it says
+    over = [node.failed for node in state.agents.values() if node.job_ended]
+    if over:
+        accounts = Client(environ, patience_s=0.0).keeps_accounts()
+        finished = job_ended(over[0], slurm_name(started), accounts=accounts)
+    else:
+        blind = [name for name, node in state.agents.items() if node.no_journal]
+        finished = conclude(
+            verdict, blind, started, directory, settings, environ, append=master.append
+        )
+    master.finish(finished)
+    return finished
 
 
 def load_ahead() -> None:

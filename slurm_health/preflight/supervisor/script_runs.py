@@ -201,14 +201,8 @@ class ScriptRuns:
             if self.recorder.wait():
                 self.recorder.start(ActionDone(action=Action.END_SCRIPT, succeeded=True))
         self._told.update(process.told & _ENDING)
-        number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         ended_s, duration_s = time.time(), time.monotonic() - began
-        if self.recorder.wait():
-            code = 128 + number if number else os.WEXITSTATUS(status)
-            self.recorder.start(
-                ScriptEnded(exit_code=code, signal=number, duration_s=round(duration_s, 3))
-            )
-            self.recorder.wait()
+        self._record_end(status, duration_s)
         return status, post_mortem.command(
             status,
             script_source=self.source,
@@ -218,6 +212,16 @@ class ScriptRuns:
             duration_s=duration_s,
             output_from=begins,
         )
+
+    def _record_end(self, status: int, duration_s: float) -> None:
+        if not self.recorder.wait():
+            return
+        number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+        code = 128 + number if number else os.WEXITSTATUS(status)
+        self.recorder.start(
+            ScriptEnded(exit_code=code, signal=number, duration_s=round(duration_s, 3))
+        )
+        self.recorder.wait()
 
     def _told_to_end(self) -> bool:
         """Tell whether a script that ended well was told to end, as those of ended jobs are.
