@@ -45,11 +45,11 @@ def unwanted(
         levels.add(Level.SLOW)
     if policy.on_inconclusive is not OnInconclusive.PROCEED:
         levels.add(Level.INCONCLUSIVE)
-    found = tuple(node for node in verdict.nodes if node.level in levels)
+    judged = tuple(node for node in verdict.nodes if node.level in levels)
     slow = policy.on_straggler is not OnStraggler.REPORT
-    left = _names(found)
+    left = _names(judged)
     ends = ends_to_leave(verdict, left=left, batch_node=batch_node, slow=slow)
-    return (*found, *ends, *(() if left else one_of_a_lone_pair(verdict, batch_node=batch_node)))
+    return (*judged, *ends, *(() if left else one_of_a_lone_pair(verdict, batch_node=batch_node)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,11 +141,11 @@ def decide_unasked(
     verdict: VerdictReached, unwanted: Sequence[NodeVerdict], policy: Policy, problem: str
 ) -> decision.Ending:
     """Decide what becomes of a job with unwanted nodes when Slurm does not answer."""
-    said = f"{_because(unwanted)}; could not query Slurm: {problem}"
+    why = f"{_because(unwanted)}; could not query Slurm: {problem}"
     doubt = any(node.level is Level.INCONCLUSIVE for node in unwanted)
     if _faulty(unwanted) or (doubt and policy.on_inconclusive is OnInconclusive.HOLD):
-        return _end(Disposition.STOP, verdict, f"{said}; submit the job again")
-    return _end(Disposition.PROCEED, verdict, f"{said}; continuing anyway{_cost(unwanted)}")
+        return _end(Disposition.STOP, verdict, f"{why}; submit the job again")
+    return _end(Disposition.PROCEED, verdict, f"{why}; continuing anyway{_cost(unwanted)}")
 
 
 def _drains(case: Case) -> tuple[decision.Drain | decision.LeaveAlone, ...]:
@@ -186,12 +186,12 @@ def _chosen(case: Case) -> tuple[decision.Shrink | None, decision.Ending]:
 
 def _obstacle(case: Case, left: Sequence[NodeVerdict]) -> str:
     """Say why the job is not to be requeued without these nodes, empty if it may be."""
-    found = (
+    obstacle = (
         requeue_obstacle(case.facts, _names(left))
         or _at_limit(case)
         or in_vain(left, case.facts.requeues)
     )
-    return found or (case.facts.wait if _only_at_once(case, left) else "")
+    return obstacle or (case.facts.wait if _only_at_once(case, left) else "")
 
 
 def _only_at_once(case: Case, left: Sequence[NodeVerdict]) -> bool:
@@ -245,10 +245,10 @@ def _shrink(case: Case, left: Sequence[NodeVerdict], least: int | None) -> decis
     if drop and case.facts.give_back_obstacle:
         return None
     staying = [node for node in case.avoided if node.node in kept]
-    said = [_because(node for node in case.avoided if node.node not in kept) or "not needed"]
-    said += [_running_on(case, staying)] if staying else []
+    reasons = [_because(node for node in case.avoided if node.node not in kept) or "not needed"]
+    reasons += [_running_on(case, staying)] if staying else []
     keep = tuple(name for name in names if name in kept)
-    return decision.Shrink(keep=keep, drop=drop, spares=spares, reason="; ".join(said))
+    return decision.Shrink(keep=keep, drop=drop, spares=spares, reason="; ".join(reasons))
 
 
 def _requeue(case: Case, left: Sequence[NodeVerdict]) -> decision.Ending:
@@ -296,12 +296,12 @@ def _start_anyway(case: Case) -> tuple[decision.Shrink | None, decision.Ending]:
 
 def _stop(case: Case, nodes: Sequence[NodeVerdict], why: str) -> decision.Ending:
     """End a job that can neither leave faulty nodes nor run on them."""
-    said = [f"{fold(_names(nodes))} cannot be used: {_because(nodes)}"]
+    reasons = [f"{fold(_names(nodes))} cannot be used: {_because(nodes)}"]
     if case.facts.give_back_obstacle:
-        said.append(f"could not give nodes back: {case.facts.give_back_obstacle}")
+        reasons.append(f"could not give nodes back: {case.facts.give_back_obstacle}")
     without = {*_names(nodes), *case.facts.left_behind}
-    said += [why, submit_without(without, case.facts)]
-    return _end(Disposition.STOP, case.verdict, "; ".join(said))
+    reasons += [why, submit_without(without, case.facts)]
+    return _end(Disposition.STOP, case.verdict, "; ".join(reasons))
 
 
 def _hold(case: Case, nodes: Sequence[NodeVerdict], why: str) -> decision.Ending:
@@ -325,25 +325,25 @@ def _hold_for_doubt(case: Case) -> decision.Ending:
 def _running_on(case: Case, nodes: Sequence[NodeVerdict]) -> str:
     """Say why the job runs on nodes that it would rather leave, and what that may cost."""
     why = _obstacle(case, case.wanted)
-    said = [_because(nodes), why, f"continuing with {fold(_names(nodes))} anyway{_cost(nodes)}"]
-    return "; ".join(filter(None, said))
+    reasons = [_because(nodes), why, f"continuing with {fold(_names(nodes))} anyway{_cost(nodes)}"]
+    return "; ".join(filter(None, reasons))
 
 
 def _proceed(case: Case) -> decision.Ending:
     verdict = case.verdict
     undecided = [node.node for node in verdict.nodes if node.level is Level.INCONCLUSIVE]
     slow = [node for node in verdict.nodes if node.level is Level.SLOW and node not in case.avoided]
-    said = [
+    reasons = [
         f"the connection {'-'.join(link.ends)} is bad, no node is to blame"
         f"{_at_worst(link.slowdown, 'network')}"
         for link in (*verdict.paths, *verdict.leaves)
         if link.level is not Level.INCONCLUSIVE and not {*link.ends} & {*_names(case.avoided)}
     ]
     if slow:
-        said.append(f"{fold(_names(slow))} slow, reported only{_cost(slow)}")
+        reasons.append(f"{fold(_names(slow))} slow, reported only{_cost(slow)}")
     if undecided:
-        said.append(f"{fold(undecided)} undecided, continuing anyway")
-    ending = _end(Disposition.PROCEED, verdict, "; ".join(said) or "all healthy")
+        reasons.append(f"{fold(undecided)} undecided, continuing anyway")
+    ending = _end(Disposition.PROCEED, verdict, "; ".join(reasons) or "all healthy")
     return replace(ending, may_stay=not _faulty(case.avoided))
 
 

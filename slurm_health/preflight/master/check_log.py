@@ -86,20 +86,20 @@ def tell(
         "user": one_line(started.user),
         "partition": one_line(started.partition),
     }
-    for found in verdict.nodes:
-        if found.level in {Level.FAULTY, Level.SLOW}:
+    for node in verdict.nodes:
+        if node.level in {Level.FAULTY, Level.SLOW}:
             what = {
-                "node": one_line(found.node),
-                "level": found.level.value,
-                "component": one_line(found.component),
-                "reason": cut(one_line(found.reason), _LENGTH),
+                "node": one_line(node.node),
+                "level": node.level.value,
+                "component": one_line(node.component),
+                "reason": cut(one_line(node.reason), _LENGTH),
             }
             _send("warning", {"verdict": "node", **job, **what}, to)
-    levels = Counter(found.level.value for found in verdict.nodes)
+    levels = Counter(node.level.value for node in verdict.nodes)
     what = {
         "disposition": finished.disposition.value,
         "reason": cut(one_line(finished.reason), _LENGTH),
-        "nodes": cut(fold(found.node for found in verdict.nodes), _LENGTH),
+        "nodes": cut(fold(node.node for node in verdict.nodes), _LENGTH),
     }
     counts = {level.value: levels[level.value] for level in Level}
     _send("info", {"verdict": "check", **job, **what, **counts}, to)

@@ -79,8 +79,8 @@ def typical_ms(sample: Sampled) -> list[float | None]:
     bad link slows every transfer.
     """
     typical = median if sample.scope == "solo" else lower_quartile
-    found = [typical(rank) if rank else 0.0 for rank in sample.iteration_ms]
-    return [value if 0.0 < value < float("inf") else None for value in found]
+    by_rank = [typical(rank) if rank else 0.0 for rank in sample.iteration_ms]
+    return [value if 0.0 < value < float("inf") else None for value in by_rank]
 
 
 def lower_quartile(values: Sequence[float]) -> float:
@@ -154,13 +154,13 @@ def _of_models(
     node_ms: Mapping[Metric, Mapping[str, float]], models: Mapping[str, str]
 ) -> dict[MetricName, dict[str, float]]:
     """Return the times with each node's apart from those of nodes of another model."""
-    found: dict[MetricName, dict[str, float]] = {}
+    by_metric: dict[MetricName, dict[str, float]] = {}
     for metric, times in node_ms.items():
         for node, elapsed_ms in times.items():
             model = models.get(node, "")
             compared = metric if model == metric.model else replace(metric, model=model)
-            found.setdefault(compared, {})[node] = elapsed_ms
-    return found
+            by_metric.setdefault(compared, {})[node] = elapsed_ms
+    return by_metric
 
 
 def _outcome(

@@ -171,11 +171,11 @@ class NodeRound(msgspec.Struct):
         """Say that devices do not connect, and that nothing tells which of them is at fault."""
         what = f"all {self.workers} devices" if self.workers > 1 else "the device"
         others = " with those of the other node" if with_others else ""
-        said = f": NCCL does not connect {what}{others}"
+        where = f": NCCL does not connect {what}{others}"
         if "apart" not in self.record.options:
-            return said
+            return where
         return (
-            f"{said}, though it initialises on each by itself; which one is at fault is not known"
+            f"{where}, though it initialises on each by itself; which one is at fault is not known"
         )
 
     def _ended_as(self, outcome: str) -> list[Done]:

@@ -135,12 +135,12 @@ def phases(chosen: Sequence[str], own: Sequence[Probe] = ()) -> tuple[Phase, ...
     asked_for = {*chosen} - SETS.keys()
     shared = frozenset() if "thorough" in chosen else _SHARED_ON_CPUS
     not_on_cpus = (shared | ON_ACCELERATORS) - asked_for
-    found = [
+    course = [
         *_solo(measured, burn_s, not_on_cpus),
         *_pair(measured, ON_ACCELERATORS - asked_for),
     ]
     if "gpt_fit" in names:
-        found.append(
+        course.append(
             Phase(
                 name="size",
                 probes=(known["gpt_fit"],),
@@ -151,7 +151,7 @@ def phases(chosen: Sequence[str], own: Sequence[Probe] = ()) -> tuple[Phase, ...
             )
         )
     if "gpt" in names:
-        found.append(
+        course.append(
             Phase(
                 name="gpt",
                 probes=(known["gpt"],),
@@ -160,7 +160,7 @@ def phases(chosen: Sequence[str], own: Sequence[Probe] = ()) -> tuple[Phase, ...
                 most_rounds=4,
             )
         )
-    return tuple(found)
+    return tuple(course)
 
 
 def light_phases(chosen: Sequence[Phase]) -> tuple[Phase, ...]:

@@ -110,8 +110,8 @@ class RoundState:
 
     def measured_ms(self, reports: Mapping[str, NodeReported]) -> list[float]:
         """Return how long each group took of which every member measured, by these reports."""
-        found = (_measured_ms(group, reports) for group in self.groups)
-        return [elapsed_ms for elapsed_ms in found if elapsed_ms is not None]
+        elapsed = (_measured_ms(group, reports) for group in self.groups)
+        return [elapsed_ms for elapsed_ms in elapsed if elapsed_ms is not None]
 
 
 def _measured_ms(group: Sequence[str], reports: Mapping[str, NodeReported]) -> float | None:

@@ -287,11 +287,11 @@ class RunState:
 
     def devices(self) -> dict[str, list[str]]:
         """Return what the accelerators of each admitted node are, where it has some."""
-        told = {
+        by_node = {
             name: each.gpus if each.on_cpus else each.devices
             for name, each in self.first_ready().items()
         }
-        return {name: devices for name, devices in told.items() if devices}
+        return {name: devices for name, devices in by_node.items() if devices}
 
     def device(self) -> Device:
         """Return what kind of device the admitted nodes compute with."""
