@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -14,22 +13,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from slurm_health.cli import hooks
-from slurm_health.node import site_settings as site
-from slurm_health.node.checks.registry import BUILT_IN, find
-from slurm_health.node.doctor.slurm_conf import read_shim
 from slurm_health.node.hooks import nodes as nodes_text
-from slurm_health.node.hooks.init_config import draft
 from slurm_health.records.errors import ConfigError
-from tests.node.checks.conftest import WELL
 from tests.support.fake_scontrol import FakeScontrol
 from tests.support.hooked_node import Node
-from tests.support.sites import tree, write_site
+from tests.support.sites import write_site
 
-
-@pytest.fixture(autouse=True)
-def _here(monkeypatch: pytest.MonkeyPatch, slurm: FakeScontrol) -> None:
-    monkeypatch.setenv("PATH", slurm.path)
-    monkeypatch.setenv("SLURMD_NODENAME", "n3")
+pytestmark = pytest.mark.usefixtures("on_n3")
 
 
 def call(node: Node, *words: str) -> Result:
@@ -297,124 +287,6 @@ def test_a_node_whose_name_is_a_path_has_no_marks(node: Node) -> None:
         call(node, "nodes", "marks", "../ledger")
 
 
-# --- init-config --------------------------------------------------
-
-
-def test_a_draft_of_a_well_node_is_a_file_that_can_be_used_and_drains_nobody(
-    tmp_path: Path,
-) -> None:
-    context = tree(tmp_path / "machine", {**WELL, "/sys/class/net/eth0/device/x": ""})
-    text, _ = draft(context, node="n1", shared="/shared/health")
-    read = site.load(write_site(tmp_path / "etc", text))
-    assert read.breaker.directory == "/shared/health"
-    assert not read.hooks.drain
-    assert all(each.shadow for each in read.checks if each.severity.value == "node_fault")
-    names = {each.name for each in read.checks}
-    assert {"memory", "edac", "filesystem-root", "ethernet-eth0", "infiniband", "cpus"} <= names
-
-
-def test_a_drafted_node_passes_its_own_draft(tmp_path: Path) -> None:
-    from slurm_health.node.checks.check import CheckContext
-    from slurm_health.node.hooks.run_checks import run_checks
-    from slurm_health.node.rules.finding import node_faults
-
-    text, _ = draft(CheckContext(), node="here", shared="")
-    read = site.load(write_site(tmp_path / "etc", text.replace("shadow = true", "")))
-    assert node_faults(run_checks(read.checks, CheckContext())) == []
-
-
-def test_an_empty_machine_gives_a_draft_too(tmp_path: Path) -> None:
-    from slurm_health.node.checks.check import CheckContext
-
-    text, left_out = draft(CheckContext(root=tmp_path), node="n1", shared="")
-    assert site.load(write_site(tmp_path / "etc", text)).named("cpu-speed") is None
-    assert any(each.startswith("cpu-speed, tested when") for each in left_out)
-    assert all(f"# {each}\n" in text for each in left_out)
-
-
-def test_a_busy_node_is_told_that_its_speed_was_left_out(tmp_path: Path) -> None:
-    """It is in the file and on standard error, because the file is usually sent elsewhere."""
-    processors = sorted(os.sched_getaffinity(0))
-    argv = [sys.executable, "-c", "while True: pass"]
-    busy = [subprocess.Popen(argv) for _ in range(4 * len(processors))]
-    try:
-        ran = CliRunner().invoke(hooks.init_config, [], standalone_mode=False)
-    finally:
-        for each in busy:
-            each.kill()
-            each.wait()
-    assert "[checks.cpu-speed]" not in ran.stdout
-    assert "cpu-speed, tested when a user's job" in ran.stderr
-    assert "run init-config again while nothing else runs" in ran.stderr
-    assert "# cpu-speed, tested when" in ran.stdout
-
-
-# --- init-hooks --------------------------------------------------
-
-
-def test_scripts_elsewhere_read_the_sites_file_beside_them_and_say_that_it_is_missing(
-    tmp_path: Path,
-) -> None:
-    said = CliRunner().invoke(hooks.init_hooks, [str(tmp_path)], standalone_mode=False).stderr
-    assert f"the hooks read {tmp_path}/config.toml, which is not there" in said
-    assert said.count("config.toml, which") == 1
-    (tmp_path / "config.toml").touch()
-    assert CliRunner().invoke(hooks.init_hooks, [str(tmp_path)]).stderr == ""
-
-
-def installed(directory: Path) -> dict[str, str]:
-    """Install the shims; return what slurm.conf is to name."""
-    words = [str(directory)]
-    ran = CliRunner().invoke(hooks.init_hooks, words, standalone_mode=False)
-    assert ran.return_value == 0, ran
-    return dict(line.split("=") for line in ran.stdout.splitlines())
-
-
-def test_installed_shims_run_this_installation_and_are_what_doctor_looks_for(
-    tmp_path: Path,
-) -> None:
-    named = installed(tmp_path)
-    assert set(named) == {"Prolog", "Epilog", "HealthCheckProgram"}
-    for path in named.values():
-        shim = read_shim(Path(path))
-        assert shim is not None
-        assert (shim.python, shim.config) == (sys.executable, str(tmp_path / "config.toml"))
-        assert os.access(path, os.X_OK)
-
-
-def test_installing_again_keeps_what_the_site_has_set_but_the_interpreter(tmp_path: Path) -> None:
-    prolog = Path(installed(tmp_path)["Prolog"])
-    text = prolog.read_text()
-    prolog.write_text(
-        text.replace("limit=120", "limit=90").replace(sys.executable, "/old/python")
-        + "echo of an older release\n"
-    )
-    installed(tmp_path)
-    assert "limit=120" in text
-    assert prolog.read_text() == text.replace("limit=120", "limit=90")
-
-
-def test_installing_over_a_file_in_another_encoding_keeps_its_bytes(tmp_path: Path) -> None:
-    prolog = Path(installed(tmp_path)["Prolog"])
-    prolog.write_bytes(b"#!/bin/sh\n# gepr\xfcft\nconfig=/etc/gepr\xfcft.toml\nlimit=90\n")
-    installed(tmp_path)
-    text = prolog.read_bytes()
-    assert b"\nconfig='/etc/gepr\xfcft.toml'\n" in text
-    assert b"\nlimit=90\n" in text
-    assert prolog.stat().st_mode & 0o777 == 0o755
-    assert [each.name for each in prolog.parent.glob(".*")] == []
-
-
-def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
-    (tmp_path / "prolog").write_text("")
-    words = [str(tmp_path)]
-    ran = CliRunner().invoke(hooks.init_hooks, words, standalone_mode=False)
-    assert "cannot write" in str(ran.exception)
-
-
-# --- what is loaded --------------------------------------------------
-
-
 @pytest.mark.parametrize("hook", ["prolog", "epilog", "healthcheck"])
 def test_a_hook_on_a_well_node_loads_nothing_heavy(tmp_path: Path, hook: str) -> None:
     text = f"[hooks]\nstate='{tmp_path}/state'\n[checks.memory]\n[checks.gpu]\ncontexts=[]\n"
@@ -451,31 +323,6 @@ def test_a_hook_on_a_well_node_takes_less_than_60_mb(tmp_path: Path, hook: str) 
         [sys.executable, "-I", "-c", small, *argv], capture_output=True, text=True, check=True
     )
     assert 5 < int(ran.stdout) / 1000 < 60
-
-
-@pytest.mark.parametrize("name", sorted(BUILT_IN))
-def test_every_check_that_is_named_is_there_and_says_what_it_is_for(name: str) -> None:
-    kind = find(name)
-    assert kind.__doc__
-    assert set(kind.CONTEXTS) <= {"prolog", "epilog", "healthcheck", "retest"}
-
-
-def test_every_check_and_every_setting_is_documented() -> None:
-    text = (Path(__file__).parents[2] / "docs/admin/checks.md").read_text()
-    for name in BUILT_IN:
-        assert f"## {name}" in text, name
-        section = text.partition(f"## {name}\n")[2].partition("\n## ")[0]
-        for setting in find(name).__struct_fields__:
-            assert f"`{setting}`" in section, (name, setting)
-
-
-def test_every_table_of_the_file_is_documented() -> None:
-    from slurm_health.node.rules import settings
-
-    text = (Path(__file__).parents[2] / "docs/admin/configuration.md").read_text()
-    for name in ("Hooks", "Breaker", "Recovery", "Marks", "Accusations", "CommonKeys"):
-        for setting in getattr(settings, name).__struct_fields__:
-            assert f"`{setting}`" in text, (name, setting)
 
 
 def test_an_unusable_file_is_an_error_with_its_line(tmp_path: Path) -> None:
