@@ -19,8 +19,8 @@ import pytest
 from slurm_health.preflight.agent.worker_process import end_together
 from slurm_health.preflight.probes import host
 from slurm_health.preflight.probes.light_ring import Ring
-from tests.preflight.probes.test_rounds import PAIR, VALUES, Bench, solo
 from tests.support import wrong_numpy
+from tests.support.probe_bench import PAIR, VALUES, Bench, solo
 
 RAIL = {"name": "rail_allgather", "scope": "rail", "path": ""}
 NODE = {"name": "node_allgather", "scope": "node", "path": ""}

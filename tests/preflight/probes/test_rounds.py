@@ -3,118 +3,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import socket
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
 
 from slurm_health.preflight.agent.worker_process import Worker, end_together
 from slurm_health.preflight.probes import worker as worker_program
-from slurm_health.preflight.probes.meeting import ATTEMPT_S, ATTEMPTS
-from slurm_health.preflight.session.worker_events import Done
 from tests.support import wrong_torch
+from tests.support.probe_bench import VALUES, Bench, solo
 from tests.support.supervised import descendants, eventually, write_executable
-
-VALUES = {"name": "values", "scope": "solo", "path": ""}
-
-
-class Bench:
-    """Workers of one node, or of several that play theirs, as agents have them."""
-
-    light = False
-    python = sys.executable
-
-    def __init__(self, count: int = 1, *, nodes: int = 1, **environ: str) -> None:
-        self.local_size = count // nodes
-        self.workers = [
-            Worker(
-                python=self.python,
-                local_rank=rank % self.local_size,
-                threads=1,
-                devices=0,
-                environ={**os.environ, "GLOO_SOCKET_IFNAME": "lo", **environ},
-                light=self.light,
-            )
-            for rank in range(count)
-        ]
-        self.events: list[list[dict[str, Any]]] = [[] for _ in self.workers]
-        self.ready: list[dict[str, Any]] = []
-        self.options: dict[str, float] = {}
-
-    def get_ready(self) -> None:
-        self.ready = [self.hears(rank, "ready") for rank in range(len(self.workers))]
-
-    def hears(self, rank: int, kind: str) -> dict[str, Any]:
-        worker, events = self.workers[rank], self.events[rank]
-
-        def heard() -> bool:
-            events.extend(msgspec.to_builtins(event) for event in worker.read_events())
-            return any(event["event"] == kind for event in events) or worker.ended() is not None
-
-        eventually(heard, f"the event {kind}")
-        found = [event for event in events if event["event"] == kind]
-        assert found, worker.ended()
-        return found[0]
-
-    def round(self, *probes: dict[str, str], **groups: str) -> list[dict[str, Any]]:
-        """Run one round; return how it ended on each worker. `groups` are scopes and addresses."""
-        self.begin(*probes, **groups)
-        return [self.hears(rank, "done") for rank in range(len(self.workers))]
-
-    def begin(self, *probes: dict[str, str], **groups: str) -> None:
-        """Begin a round."""
-        size = len(self.workers)
-        for events in self.events:
-            events.clear()
-        for rank, worker in enumerate(self.workers):
-            group = {"rank": rank, "world_size": size, "port": self.ready[0]["store_port"]}
-            rail = {
-                "rank": rank // self.local_size,
-                "world_size": size // self.local_size,
-            }
-            worker.send(
-                {
-                    "op": "round",
-                    "round": 7,
-                    "timeout_s": 30.0,
-                    "local_size": self.local_size,
-                    "probes": probes,
-                    "options": self.options,
-                    "groups": {
-                        "rail": rail,
-                        **{
-                            scope: {**group, "address": address, "prefix": f"7/{scope}"}
-                            for scope, address in groups.items()
-                        },
-                    },
-                }
-            )
-
-    def samples(self, rank: int = 0) -> dict[str, dict[str, Any]]:
-        return {e["probe"]: e for e in self.events[rank] if e["event"] == "sample"}
-
-
-@pytest.fixture
-def make() -> Iterator[type[Bench]]:
-    made: list[Bench] = []
-
-    class Made(Bench):
-        def __init__(self, count: int = 1, *, nodes: int = 1, **environ: str) -> None:
-            super().__init__(count, nodes=nodes, **environ)
-            made.append(self)
-            self.get_ready()
-
-    yield Made
-    for bench in made:
-        end_together(bench.workers)
 
 
 @pytest.fixture(scope="module")
@@ -124,13 +25,6 @@ def bench() -> Iterator[Bench]:
     bench.get_ready()
     yield bench
     end_together(bench.workers)
-
-
-PAIR = {"name": "allgather", "scope": "pair", "path": ""}
-
-
-def solo(name: str, path: str = "") -> dict[str, str]:
-    return {"name": name, "scope": "solo", "path": path}
 
 
 def test_a_node_by_itself_is_measured_in_all_it_can_do_alone(bench: Bench) -> None:
@@ -389,97 +283,6 @@ def test_data_that_arrives_changed_is_a_failure_and_whose_it_was_is_said(
         ("measured", False),
     ]
     assert "rank 0 of 2 received other data than rank 1 sent" in done[0]["detail"]
-
-
-@contextlib.contextmanager
-def silent_port() -> Iterator[int]:
-    """Return a port on which nothing is answered, as behind a link that drops every packet."""
-    with contextlib.ExitStack() as stack:
-        server = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
-        place = server.getsockname()
-        for _ in range(4):  # what is queued beyond the backlog gets no answer
-            waiting = stack.enter_context(socket.socket())
-            waiting.setblocking(False)
-            waiting.connect_ex(place)
-        yield place[1]
-
-
-def test_a_meeting_place_that_does_not_answer_ends_the_round_before_any_deadline(
-    make: type[Bench],
-) -> None:
-    bench = make()
-    with silent_port() as port:
-        well, bench.ready = bench.ready, [{"store_port": port}]
-        (done,) = bench.round(solo("matmul"), PAIR, pair="127.0.0.1")
-
-    assert (done["outcome"], done["own_fault"], done["spent"]) == ("failed", False, False)
-    assert done["detail"] == f"allgather: no answer from 127.0.0.1 port {port} to 10 attempts"
-    bench.ready = well
-    assert bench.round(solo("matmul"))[0]["outcome"] == "measured"
-
-
-def test_a_worker_that_waits_for_an_answer_hears_an_abort(make: type[Bench]) -> None:
-    bench = make()
-    with silent_port() as port:
-        bench.ready = [{"store_port": port}]
-        bench.begin(PAIR, pair="127.0.0.1")
-        bench.workers[0].send({"op": "abort", "round": 7})
-
-        assert bench.hears(0, "done")["outcome"] == "timed_out"
-
-
-def test_a_meeting_place_that_refuses_is_waited_for_until_an_abort(make: type[Bench]) -> None:
-    bench = make()
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    bench.ready = [{"store_port": port}]
-    bench.begin(PAIR, pair="127.0.0.1")
-    bench.hears(0, "scope")
-    begun_s = time.monotonic()
-    eventually(lambda: time.monotonic() > begun_s + 1.2 * ATTEMPTS * ATTEMPT_S, "some patience")
-    assert not [e for e in bench.workers[0].read_events() if isinstance(e, Done)]
-    bench.workers[0].send({"op": "abort", "round": 7})
-
-    assert bench.hears(0, "done")["outcome"] == "timed_out"
-
-
-class AbsentMinded(Bench):
-    """Two workers of one node, as partners; the second comes to a round and does no more."""
-
-    def __init__(self, directory: Path) -> None:
-        (directory / "sitecustomize.py").write_text(wrong_torch.ABSENT_MINDED)
-        present = directory / "present"
-        super().__init__(2, PYTHONPATH=str(directory), ABSENT_MINDED=str(present))
-        self.get_ready()
-        self.begin(solo("matmul"), PAIR, pair="127.0.0.1")
-        eventually(present.exists, "a group with both in it")
-
-
-@pytest.fixture
-def absent_minded(tmp_path: Path) -> Iterator[AbsentMinded]:
-    bench = AbsentMinded(tmp_path)
-    yield bench
-    end_together(bench.workers)
-
-
-def test_a_partner_that_dies_is_no_fault_of_this_node_which_says_so_before_it_leaves_the_group(
-    absent_minded: AbsentMinded,
-) -> None:
-    absent_minded.workers[1].kill()
-
-    done = absent_minded.hears(0, "done")
-
-    assert (done["outcome"], done["own_fault"]) == ("failed", False)
-    scopes = [each["scope"] for each in absent_minded.events[0] if each["event"] == "scope"]
-    assert scopes == ["solo", "pair"]
-
-
-def test_a_partner_that_exchanges_nothing_is_waited_for_until_an_abort(
-    absent_minded: AbsentMinded,
-) -> None:
-    absent_minded.workers[0].send({"op": "abort", "round": 7})
-
-    assert absent_minded.hears(0, "done")["outcome"] == "timed_out"
 
 
 def test_a_long_reason_ends_with_a_whole_sentence() -> None:

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A meeting place or a partner that does not answer: waited for, and no fault of this node."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_health.preflight.agent.worker_process import end_together
+from slurm_health.preflight.probes.meeting import ATTEMPT_S, ATTEMPTS
+from slurm_health.preflight.session.worker_events import Done
+from tests.support import wrong_torch
+from tests.support.probe_bench import PAIR, Bench, solo
+from tests.support.supervised import eventually
+
+
+@contextlib.contextmanager
+def silent_port() -> Iterator[int]:
+    """Return a port on which nothing is answered, as behind a link that drops every packet."""
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        place = server.getsockname()
+        for _ in range(4):  # what is queued beyond the backlog gets no answer
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(place)
+        yield place[1]
+
+
+def test_a_meeting_place_that_does_not_answer_ends_the_round_before_any_deadline(
+    make: type[Bench],
+) -> None:
+    bench = make()
+    with silent_port() as port:
+        well, bench.ready = bench.ready, [{"store_port": port}]
+        (done,) = bench.round(solo("matmul"), PAIR, pair="127.0.0.1")
+
+    assert (done["outcome"], done["own_fault"], done["spent"]) == ("failed", False, False)
+    assert done["detail"] == f"allgather: no answer from 127.0.0.1 port {port} to 10 attempts"
+    bench.ready = well
+    assert bench.round(solo("matmul"))[0]["outcome"] == "measured"
+
+
+def test_a_worker_that_waits_for_an_answer_hears_an_abort(make: type[Bench]) -> None:
+    bench = make()
+    with silent_port() as port:
+        bench.ready = [{"store_port": port}]
+        bench.begin(PAIR, pair="127.0.0.1")
+        bench.workers[0].send({"op": "abort", "round": 7})
+
+        assert bench.hears(0, "done")["outcome"] == "timed_out"
+
+
+def test_a_meeting_place_that_refuses_is_waited_for_until_an_abort(make: type[Bench]) -> None:
+    bench = make()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    bench.ready = [{"store_port": port}]
+    bench.begin(PAIR, pair="127.0.0.1")
+    bench.hears(0, "scope")
+    begun_s = time.monotonic()
+    eventually(lambda: time.monotonic() > begun_s + 1.2 * ATTEMPTS * ATTEMPT_S, "some patience")
+    assert not [e for e in bench.workers[0].read_events() if isinstance(e, Done)]
+    bench.workers[0].send({"op": "abort", "round": 7})
+
+    assert bench.hears(0, "done")["outcome"] == "timed_out"
+
+
+class AbsentMinded(Bench):
+    """Two workers of one node, as partners; the second comes to a round and does no more."""
+
+    def __init__(self, directory: Path) -> None:
+        (directory / "sitecustomize.py").write_text(wrong_torch.ABSENT_MINDED)
+        present = directory / "present"
+        super().__init__(2, PYTHONPATH=str(directory), ABSENT_MINDED=str(present))
+        self.get_ready()
+        self.begin(solo("matmul"), PAIR, pair="127.0.0.1")
+        eventually(present.exists, "a group with both in it")
+
+
+@pytest.fixture
+def absent_minded(tmp_path: Path) -> Iterator[AbsentMinded]:
+    bench = AbsentMinded(tmp_path)
+    yield bench
+    end_together(bench.workers)
+
+
+def test_a_partner_that_dies_is_no_fault_of_this_node_which_says_so_before_it_leaves_the_group(
+    absent_minded: AbsentMinded,
+) -> None:
+    absent_minded.workers[1].kill()
+
+    done = absent_minded.hears(0, "done")
+
+    assert (done["outcome"], done["own_fault"]) == ("failed", False)
+    scopes = [each["scope"] for each in absent_minded.events[0] if each["event"] == "scope"]
+    assert scopes == ["solo", "pair"]
+
+
+def test_a_partner_that_exchanges_nothing_is_waited_for_until_an_abort(
+    absent_minded: AbsentMinded,
+) -> None:
+    absent_minded.workers[0].send({"op": "abort", "round": 7})
+
+    assert absent_minded.hears(0, "done")["outcome"] == "timed_out"
