@@ -72,12 +72,12 @@ PARTS = (
     Part(
         name="1000 quick",
         nodes=1000,
-        seeds=1,
+        seeds=3,
         policies=("plain", "lemon-cut", "defaults"),
         doubt=Doubt.QUICK,
     ),
     Part(name="1000 others", nodes=1000, seeds=1, policies=_ALL),
-    Part(name="4096", nodes=4096, seeds=1, policies=("plain", "defaults", "burn-in")),
+    Part(name="4096", nodes=4096, seeds=3, policies=("plain", "defaults", "burn-in")),
     Part(name="16384", nodes=16384, seeds=1, policies=("plain", "defaults"), days=30.0),
 )
 
