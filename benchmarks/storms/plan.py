@@ -60,7 +60,8 @@ class Storm:
         about: what happens, in words.
         lasts_s: how long jobs are submitted.
         events: by the nodes and a source of chance.
-        trips: whether the breaker must trip, must not, or may (None).
+        trips: whether the breaker must trip, must not, or may (None), as where slurmctld is
+            silent: what is found then is not drained, and does not count.
         at_once: of the broken nodes, whether all are known when the storm ends.
         place: what it needs beside nodes.
         counted: whether slurmctld's statistics survive it.
@@ -220,7 +221,6 @@ STORMS = {
             about="as third; slurmctld is killed, its backup takes over, and hands back",
             lasts_s=90,
             events=_failover,
-            trips=True,
             place=Place.BACKUP,
             counted=False,
         ),
