@@ -141,6 +141,34 @@ def test_a_node_that_slurm_loses_is_the_one_that_is_accused(training: Site) -> N
     assert diagnosed["accused"] == ["n2"]
 
 
+@pytest.mark.parametrize(
+    ("number", "cause", "nodes"),
+    [
+        (992, "memory-broken", ["n1"]),  # SIG_UME of slurm.h
+        (998, "node-lost", []),  # SIG_NODE_FAIL
+    ],
+)
+def test_what_slurm_tells_a_job_of_its_nodes_is_understood(
+    training: Site, number: int, cause: str, nodes: list[str]
+) -> None:
+    """slurmstepd writes its line for a number that no process gets, whoever sends that."""
+    site = training
+    script = "echo began; until [ -e told ]; do sleep 0.2; done; exit 1"
+    job = submit(site, "-N2", "--output=out-%j.txt", script=script)
+    output = f"out-{job}.txt"
+    eventually(site, lambda: "began" in site.read(output), "the script", 150)
+    site.lab.run(["scancel", f"--signal={number}", "--batch", str(job)], user="root")
+    eventually(site, lambda: f"*** JOB {job} ON n1" in site.read(output), "Slurm's line", 150)
+    site.script("told", "")
+    site.ended(job)
+    (run,) = site.report(job)["runs"]
+    diagnosed = run["post_mortem"]
+
+    assert (diagnosed["cause"], diagnosed["attribution"]) == (cause, "node fault")
+    assert (diagnosed["accused"], diagnosed["nodes"]) == (nodes, nodes)
+    assert site.drained() == {}
+
+
 def test_a_cancelled_job_is_said_to_be_cancelled(training: Site) -> None:
     number = began(training, "wait")
     eventually(training, lambda: BEGAN in training.read(f"out-{number}.txt"), "a step", 150)
