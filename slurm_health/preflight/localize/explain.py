@@ -261,7 +261,7 @@ class _NodeWords(Wording):
         pairs = frozenset(trials[int(row)].nodes for metric in shared for row in metric.trial)
         return pairs if len(pairs) <= _FEW_PAIRS else frozenset()
 
-    @property
+    @cached_property
     def _repeated(self) -> bool:
         """Whether a second round was taken only because it cost little."""
         rounds = {trial.round_index for trial in self.findings.trials}

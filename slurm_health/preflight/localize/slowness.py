@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -177,7 +178,7 @@ class _Model:
     def begin(self, noise: Floats, quantile: float) -> _Fit:
         """Return a first attempt over all tests, from a guess of noise and baseline."""
         data, batch = self.data, len(noise)
-        times = [data.log_ms[data.kind == kind] for kind in range(self._kinds)]
+        times = [data.log_ms[tests] for tests in self._by_time]
         # of two devices the faster one, not what lies between them
         start = [
             np.quantile(own, quantile, method="lower" if data.alone else "linear") for own in times
@@ -206,9 +207,12 @@ class _Model:
         fit.log_evidence = self._propagate(fit.focus, fit.estimate)
         self._estimate(fit.estimate, fit.focus)
 
-    @property
-    def _kinds(self) -> int:
-        return int(self.data.kind.max()) + 1
+    @cached_property
+    def _by_time(self) -> list[Ints]:
+        """The tests of each kind, in the order of their times."""
+        kind = self.data.kind
+        tests = [np.flatnonzero(kind == each) for each in range(int(kind.max()) + 1)]
+        return [each[np.argsort(self.data.log_ms[each], kind="stable")] for each in tests]
 
     def _everything(self, batch: int) -> _Focus:
         tests, width = self.data.sources.shape
@@ -303,14 +307,12 @@ class _Model:
 
     def _rebase(self, baseline: Floats, weight: Floats) -> None:
         """Move each baseline to the weighted median of its tests, where enough are well."""
-        for kind in range(self._kinds):
-            chosen = np.flatnonzero(self.data.kind == kind)
-            times = self.data.log_ms[chosen]
-            order = np.argsort(times, kind="stable")
+        for kind, fastest_first in enumerate(self._by_time):
+            times = self.data.log_ms[fastest_first]
             for entry in range(len(baseline)):
-                weights = weight[entry, chosen][order]
+                weights = weight[entry, fastest_first]
                 if weights.sum() > 0.5:
-                    baseline[entry, kind] = weighted_median(times[order], weights)
+                    baseline[entry, kind] = weighted_median(times, weights)
         baseline[:] = self.data.believable(baseline)
 
     def _scatter(self, estimate: _Estimate, weight: Floats, well: Floats) -> None:
