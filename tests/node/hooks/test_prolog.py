@@ -88,6 +88,9 @@ def test_a_check_that_had_no_processor_has_not_hung(node: Node) -> None:
         said = "check=starved inconclusive: did not end within 2 s, and waited for a processor for"
         assert said in node.said
         assert node.slurm.calls() == []
+        cgroups.set_quota(controller, name, "n3", None)
+        while mine.read_text():  # what was killed ends
+            time.sleep(0.01)
     finally:
         cgroups.remove(controller, name)
 
