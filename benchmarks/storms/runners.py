@@ -83,7 +83,7 @@ def _ours(place: Path, shared: Path) -> dict[str, str]:
 def _nhc(place: Path, _shared: Path) -> dict[str, str]:
     nhc = place / "nhc"  # a copy of its tree, which `install` laid there
     conf = place / "nhc.conf"
-    conf.write_text(f"{NHC_CHECKS}* || check_file_test ! -e {FLAG}\n")
+    conf.write_text(f"{NHC_CHECKS}* || check_cmd_status -r 1 test -e {FLAG}\n")
     settings = f"NHC_RM=slurm DETACHED_MODE=0 LOGFILE=- INCDIR={nhc}/scripts"
     command = f"bash {nhc}/nhc -c {conf} {settings} HELPERDIR={nhc}/helpers"
     return {"prolog": command, "healthcheck": command}
