@@ -7,6 +7,7 @@ The account that indexes may create tables there; one that may only read is answ
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -170,13 +171,7 @@ def postgresql(server: Server) -> Database:
     except ImportError as err:
         raise PackageMissing(f"--index={server}", "psycopg", "database") from err
 
-    def problem(err: Exception) -> Exception:
-        state = getattr(err, "sqlstate", None) or ""
-        said = server.hidden(str(err))
-        return _POSTGRESQL_CODES.meaning(state, said) or IndexUnusable(
-            str(server), said, fix=_fix(said)
-        )
-
+    problem = functools.partial(_problem_of_postgresql, server)
     try:
         connection = psycopg.connect(
             dbname=server.database,
@@ -207,10 +202,14 @@ def postgresql(server: Server) -> Database:
     return Database(connection, dialect)
 
 
-def _fix(said: str) -> str:
+def _problem_of_postgresql(server: Server, err: Exception) -> Exception:
+    said = server.hidden(str(err))
+    if meaning := _POSTGRESQL_CODES.meaning(getattr(err, "sqlstate", None) or "", said):
+        return meaning
+    fix = _OTHER_INDEX
     if "password" in said:
-        return "give the account's password in PGPASSWORD or ~/.pgpass"
-    return _OTHER_INDEX
+        fix = "give the account's password in PGPASSWORD or ~/.pgpass"
+    return IndexUnusable(str(server), said, fix=fix)
 
 
 def mariadb(server: Server) -> Database:
@@ -225,16 +224,7 @@ def mariadb(server: Server) -> Database:
     except ImportError as err:
         raise PackageMissing(f"--index={server}", "pymysql", "database") from err
 
-    def problem(err: Exception) -> Exception:
-        code = err.args[0] if err.args else 0
-        said = server.hidden(str(err.args[-1] if err.args else err))
-        if meaning := _MARIADB_CODES.meaning(code, said):
-            return meaning
-        fix = _OTHER_INDEX
-        if code in _WRONG_PASSWORD:
-            fix = "give the account's password under [client] in ~/.my.cnf"
-        return IndexUnusable(str(server), said, fix=fix)
-
+    problem = functools.partial(_problem_of_mariadb, server)
     file = _PASSWORD_FILE.expanduser()
     try:
         connection = pymysql.connect(
@@ -266,3 +256,14 @@ def mariadb(server: Server) -> Database:
         unlock=_MARIADB_UNLOCK,
     )
     return Database(connection, dialect)
+
+
+def _problem_of_mariadb(server: Server, err: Exception) -> Exception:
+    code = err.args[0] if err.args else 0
+    said = server.hidden(str(err.args[-1] if err.args else err))
+    if meaning := _MARIADB_CODES.meaning(code, said):
+        return meaning
+    fix = _OTHER_INDEX
+    if code in _WRONG_PASSWORD:
+        fix = "give the account's password under [client] in ~/.my.cnf"
+    return IndexUnusable(str(server), said, fix=fix)
