@@ -1,29 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 """How fast, and whether exactly, a node's processors multiply, without torch.
 
-Matrices of small integers, whose product is known: by numpy, whose library uses the vector units,
+Matrices of small integers, whose product is known: by numpy's library, which uses the vector units,
 in as many threads as the worker has, each with a product of its own (those of such a library wait
 for each other at each product, and burn what time they share with others); where numpy is missing
 by Python itself, in one thread, which shows a slow core as well.
+Where that library lies beside numpy it is called without it: to load numpy takes 70 ms of a
+processor and 84 modules, on every node of every check, and the library 3 ms.
 Both are made of one small block again and again, so that the right product is that of the block,
 which is computed once, in integers of any size.
 """
 
 from __future__ import annotations
 
+import ctypes
+import importlib.util
 import operator
 import random
+import sys
 import time
+from array import array
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol, TypeVar
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from slurm_health.preflight.probes.context import ProbeContext, Sample, WrongResults
 
-try:
-    import numpy
-except ImportError:  # it is not installed, or for another Python
-    numpy = None  # type: ignore[assignment]
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
 
 LARGEST = 8  # of the integers, in magnitude: every partial sum is exact in single precision
 BLOCK = 16
@@ -50,9 +55,57 @@ class _Product(Protocol):
         """Return how many entries of the last result are not exact."""
 
 
+class Library(NamedTuple):
+    """What numpy multiplies with, and the version of that numpy."""
+
+    sgemm: Callable[..., None]
+    version: str
+
+
+# As the library of numpy's own wheels names it since 2.0; the integers that it takes have 64 bits.
+_SGEMM = "scipy_cblas_sgemm64_"
+_ROW_MAJOR, _AS_IT_IS = 101, 111  # cblas.h
+_INT, _LONG, _SCALE, _PLACE = ctypes.c_int, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
+_MATRIX = (_PLACE, _LONG)
+_ARGUMENTS = (*[_INT] * 3, *[_LONG] * 3, _SCALE, *_MATRIX, *_MATRIX, _SCALE, *_MATRIX)
+
+
+def library_of(packages: Path) -> Library | None:
+    """Return the library of the numpy in this directory, if that came with one of its own."""
+    installed = [each.name for each in packages.glob("numpy-*.dist-info")]
+    found = list((packages / "numpy.libs").glob("lib*openblas*.so*"))
+    if len(installed) != 1 or len(found) != 1:
+        return None
+    try:
+        sgemm = getattr(ctypes.CDLL(str(found[0])), _SGEMM)
+    except (OSError, AttributeError):  # only numpy can load it, or it has another name for this
+        return None
+    sgemm.argtypes, sgemm.restype = _ARGUMENTS, None
+    return Library(sgemm, installed[0].removesuffix(".dist-info").partition("-")[2])
+
+
+def _library() -> Library | None:
+    spec = None if "numpy" in sys.modules else importlib.util.find_spec("numpy")
+    return library_of(Path(spec.origin).parents[1]) if spec and spec.origin else None
+
+
+def _numpy() -> ModuleType | None:
+    try:
+        import numpy
+    except ImportError:  # it is not installed, or for another Python
+        return None
+    return numpy
+
+
+_LIBRARY = _library()
+_NUMPY: Any = None if _LIBRARY else _numpy()
+
+
 def numpy_version() -> str:
     """Return the version of numpy, empty where there is none."""
-    return str(numpy.__version__) if numpy else ""
+    if _LIBRARY:
+        return _LIBRARY.version
+    return str(_NUMPY.__version__) if _NUMPY else ""
 
 
 def values(context: ProbeContext) -> list[Sample]:
@@ -61,7 +114,7 @@ def values(context: ProbeContext) -> list[Sample]:
     Raises:
         WrongResults: an entry differs from the only correct value.
     """
-    count = PRODUCTS if numpy else PLAIN_PRODUCTS
+    count = PRODUCTS if numpy_version() else PLAIN_PRODUCTS
     with _Threads(context) as threads:
         for _ in range(count):
             threads.each(lambda product: product.multiply())
@@ -112,15 +165,20 @@ class _Threads:
         self.size = self._products[0].size
 
     def __enter__(self) -> _Threads:
-        self._pool = ThreadPoolExecutor(self.count)
+        self._pool: ThreadPoolExecutor | None = None
+        if self.count > 1:
+            from concurrent.futures import ThreadPoolExecutor  # one alone does without it
+
+            self._pool = ThreadPoolExecutor(self.count)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._pool.shutdown()
+        if self._pool is not None:
+            self._pool.shutdown()
 
     def each(self, work: Callable[[_Product], _T]) -> list[_T]:
         """Do something with every product, all at the same time."""
-        return list(self._pool.map(work, self._products))
+        return list((self._pool.map if self._pool else map)(work, self._products))
 
     def require_exact(self) -> None:
         """Compare every entry of every thread's last product.
@@ -136,15 +194,52 @@ class _Threads:
 
 
 def _product() -> _Product:
-    return _ByNumpy() if numpy else _ByPython()
+    if _LIBRARY:
+        return ByLibrary(_LIBRARY)
+    return ByNumpy(_NUMPY) if _NUMPY else _ByPython()
 
 
-class _ByNumpy:
-    """In single precision, by the library that numpy was built with."""
+class ByLibrary:
+    """In single precision, as numpy has it done."""
 
     size = SIZE
 
-    def __init__(self) -> None:
+    def __init__(self, library: Library) -> None:
+        self._sgemm = library.sgemm
+        left, right = _blocks()
+        tiles = SIZE // BLOCK
+        self._left, self._right = (_singles(block) for block in (left, right))
+        self._expected = _singles([[v * tiles for v in row] for row in _multiplied(left, right)])
+        self._result = array("f", bytes(len(self._expected) * self._expected.itemsize))
+        matrices = (each.buffer_info()[0] for each in (self._left, self._right, self._result))
+        left_at, right_at, result_at = ((at, SIZE) for at in matrices)
+        shape = (_ROW_MAJOR, _AS_IT_IS, _AS_IT_IS, SIZE, SIZE, SIZE)
+        self._arguments = (*shape, 1.0, *left_at, *right_at, 0.0, *result_at)
+
+    def multiply(self) -> None:
+        """Do it once more."""
+        self._sgemm(*self._arguments)
+
+    def wrong(self) -> int:
+        """Return how many entries of the last result are not exact."""
+        if self._result.tobytes() == self._expected.tobytes():
+            return 0
+        return sum(map(operator.ne, self._result, self._expected))
+
+
+def _singles(block: Rows) -> array[float]:
+    """Return a matrix that is made of a block."""
+    tiles = SIZE // BLOCK
+    rows = array("f", [value for row in block for value in row * tiles])
+    return rows * tiles
+
+
+class ByNumpy:
+    """In single precision, by the library that numpy was built with, wherever that is."""
+
+    size = SIZE
+
+    def __init__(self, numpy: Any) -> None:
         tiles = SIZE // BLOCK
         left, right = _blocks()
         single = numpy.float32
@@ -154,11 +249,14 @@ class _ByNumpy:
         expected = [[value * tiles for value in row] for row in _multiplied(left, right)]
         self._expected = numpy.array(expected, dtype=single)
         self._result = numpy.zeros((SIZE, SIZE), dtype=single)
+        self._matmul = numpy.matmul
 
     def multiply(self) -> None:
-        numpy.matmul(self._left, self._right, out=self._result)
+        """Do it once more."""
+        self._matmul(self._left, self._right, out=self._result)
 
     def wrong(self) -> int:
+        """Return how many entries of the last result are not exact."""
         tiles = SIZE // BLOCK
         tiled = self._result.reshape(tiles, BLOCK, tiles, BLOCK)
         return int((tiled != self._expected[None, :, None, :]).sum())

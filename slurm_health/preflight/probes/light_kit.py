@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib
 import os
 import platform
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -62,6 +61,8 @@ def _ports_gbit_per_s(environ: Mapping[str, str]) -> list[float]:
     """Return the rates of the ports that are measured: none without the tool for that."""
     if not _ADAPTERS.is_dir():
         return []
+    import shutil  # these are seldom needed
+
     from slurm_health.preflight.probes import adapters, perftest
 
     installed = shutil.which(perftest.TOOL, path=environ.get("PATH"))

@@ -14,16 +14,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 
 from slurm_health.preflight.agent.worker_process import end_together
-from slurm_health.preflight.probes import host
+from slurm_health.preflight.probes import host, light_compute
 from slurm_health.preflight.probes.light_ring import Ring
 from tests.support import wrong_numpy
 from tests.support.probe_bench import PAIR, VALUES, Bench, solo
 
 RAIL = {"name": "rail_allgather", "scope": "rail", "path": ""}
 NODE = {"name": "node_allgather", "scope": "node", "path": ""}
+LIBRARY = light_compute.library_of(Path(numpy.__file__).parents[1])
+NO_LIBRARY = "numpy has no library of its own beside it here"
 ALONE = (VALUES, solo("matmul"), solo("memory_copy"), solo("memory_pattern"))
 
 
@@ -77,6 +80,43 @@ def test_who_computes_without_numpy_is_not_compared_with_who_has_it(make: Make) 
     assert without.endswith(f"with 1 thread, Python {sys.version.split()[0]}")
 
 
+@pytest.mark.skipif(LIBRARY is None, reason=NO_LIBRARY)
+def test_numpys_own_library_multiplies_as_numpy_does_and_is_called_by_its_name() -> None:
+    assert LIBRARY is not None
+    by_library, by_numpy = light_compute.ByLibrary(LIBRARY), light_compute.ByNumpy(numpy)
+
+    for product in (by_library, by_numpy):
+        assert product.wrong() == product.size**2  # none has been computed
+        product.multiply()
+        assert product.wrong() == 0
+    assert LIBRARY.version == numpy.__version__
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["numpy-2.4.6.dist-info"],
+        ["numpy-2.4.6.dist-info", "numpy.libs/libscipy_openblas64_-1.so"],
+        ["numpy-1.26.4.dist-info", "numpy-2.4.6.dist-info", "numpy.libs/libopenblas64_.so"],
+    ],
+)
+def test_a_numpy_whose_library_is_not_known_is_loaded_itself(
+    tmp_path: Path, names: list[str]
+) -> None:
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+
+    assert light_compute.library_of(tmp_path) is None
+
+
+def test_who_has_loaded_numpy_is_compared_with_who_calls_its_library(make: Make) -> None:
+    loaded = make(site="import numpy")
+
+    assert loaded.ready[0]["model"] == make().ready[0]["model"]
+    assert outcomes(loaded.round(*ALONE)) == ["measured"]
+
+
 def test_it_loads_no_torch_and_none_of_what_the_job_has(make: Make) -> None:
     ready = make(PYTHONPATH="/nonexistent").ready[0]
 
@@ -101,8 +141,18 @@ def test_the_workers_of_one_node_exchange_among_themselves(make: Make) -> None:
     assert outcomes(bench.round(NODE, node="127.0.0.1")) == ["measured"] * 3
 
 
-def test_arithmetic_that_is_wrong_is_found_and_is_the_nodes_fault(make: Make) -> None:
-    bench = make(site=wrong_numpy.LYING)
+@pytest.mark.parametrize(
+    "site",
+    [
+        pytest.param(
+            wrong_numpy.LYING_LIBRARY,
+            marks=pytest.mark.skipif(LIBRARY is None, reason=NO_LIBRARY),
+        ),
+        wrong_numpy.LYING,
+    ],
+)
+def test_arithmetic_that_is_wrong_is_found_and_is_the_nodes_fault(make: Make, site: str) -> None:
+    bench = make(site=site)
 
     for probe in (VALUES, solo("matmul")):
         (done,) = bench.round(probe)
