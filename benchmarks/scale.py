@@ -14,6 +14,7 @@ takes minutes and some GB of memory.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import os
@@ -129,7 +130,7 @@ def measure(nodes: int, bad: float, options: argparse.Namespace) -> dict[str, ob
             limits=Limits(),
             phases=phases([options.check]),
             make_localizer=make_localizer,
-            load_ahead=load_ahead,
+            load_ahead=functools.partial(load_ahead, acting=True),
         ),
         clock=clock,
     )

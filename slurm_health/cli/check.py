@@ -18,9 +18,13 @@ import click
 from slurm_health.cli.shared_options import shared_options
 from slurm_health.cli.terminal import ProgressLine, print_result, terminal
 from slurm_health.preflight import config, probe_choice
-from slurm_health.preflight.decide.after_failure import check_again
-from slurm_health.preflight.decide.policy import AtRequeueLimit, OnInconclusive, OnStraggler, Policy
-from slurm_health.preflight.decide.unchecked import OnUnchecked, unchecked_by
+from slurm_health.preflight.decide.policy import (
+    AtRequeueLimit,
+    OnInconclusive,
+    OnStraggler,
+    OnUnchecked,
+    Policy,
+)
 from slurm_health.preflight.master.check_settings import CheckSettings
 from slurm_health.preflight.master.interpreter import find_interpreter
 from slurm_health.preflight.master.run_check import FinishedCheck, check_allocation, check_local
@@ -113,10 +117,11 @@ def _answer_supervisor(options: Mapping[str, Any], environ: Mapping[str, str]) -
         return _after_failure(options, environ, tell, heartbeat())
     try:
         return _checked(options, environ, tell, heartbeat()).finished.exit_code
-    except JournalError as err:
-        return _unchecked(unchecked_by(err), options, environ, tell, journal_fails=True)
     except SlurmHealthError as err:
-        return _unchecked(unchecked_by(err), options, environ, tell)
+        from slurm_health.preflight.decide.unchecked import unchecked_by
+
+        journal_fails = isinstance(err, JournalError)
+        return _unchecked(unchecked_by(err), options, environ, tell, journal_fails=journal_fails)
 
 
 def _after_failure(
@@ -129,6 +134,7 @@ def _after_failure(
 
     Where that cannot be decided the job ends as the script did: it says so, and does nothing.
     """
+    from slurm_health.preflight.decide.after_failure import check_again
     from slurm_health.training.restart.after_failure import after_failure
     from slurm_health.training.restart.evidence import FailedScript, check_took_s
 

@@ -140,11 +140,11 @@ class Commands(click.Group):
             UsageError: there is no such command.
         """
         name = args[0]
-        import difflib  # not free, and few names are mistaken
+        if name not in _COMMANDS:
+            import difflib  # not free, and few names are mistaken
 
-        near = difflib.get_close_matches(name, _COMMANDS, n=1)
-        if near and name not in _COMMANDS:
-            ctx.fail(f"No such command {name!r}. Did you mean {near[0]!r}?")
+            if near := difflib.get_close_matches(name, _COMMANDS, n=1):
+                ctx.fail(f"No such command {name!r}. Did you mean {near[0]!r}?")
         return super().resolve_command(ctx, args)
 
 

@@ -13,7 +13,7 @@ from enum import Flag, auto
 
 from slurm_health.preflight import probe_choice
 from slurm_health.preflight.decide import policy
-from slurm_health.preflight.decide.unchecked import OnUnchecked
+from slurm_health.preflight.decide.policy import OnUnchecked
 from slurm_health.preflight.localize import settings as localize
 from slurm_health.preflight.option_kinds import (
     COUNT,

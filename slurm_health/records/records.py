@@ -54,6 +54,11 @@ class RunStarted(Record, frozen=True, kw_only=True, tag="run_started"):
     settings: dict[str, str | int | float | bool] = {}
     prior: dict[str, float] = {}
 
+    @property
+    def slurm_name(self) -> str:
+        """What Slurm's commands call the job; a task of an array never by its number alone."""
+        return self.array or str(self.job_id)
+
 
 class AgentsLaunched(Record, frozen=True, kw_only=True, tag="agents_launched"):
     """One agent was started on each of `nodes`; `launch` counts from 0.

@@ -42,11 +42,6 @@ _TAKEN = frozenset({"PLANNED", "RESERVED"})
 Earlier = Sequence[Sequence[ActionIntended] | None]
 
 
-def slurm_name(started: RunStarted) -> str:
-    """Return what Slurm's commands call the job; a task of an array never by its number alone."""
-    return started.array or str(started.job_id)
-
-
 def read_facts(
     policy: Policy,
     *,
@@ -61,7 +56,7 @@ def read_facts(
         SlurmError: Slurm does not answer.
         JournalError: what this run has done so far cannot be read.
     """
-    job = client.job(slurm_name(started))
+    job = client.job(started.slurm_name)
     partitions = client.partitions()
     partition = job.value("Partition")
     names = frozenset(partitions[partition].names) if partition in partitions else frozenset()

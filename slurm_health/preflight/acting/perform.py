@@ -16,7 +16,7 @@ from pathlib import Path
 from slurm_health.node.draining.drain import Cause, DrainStatus, drain_node
 from slurm_health.node.site_settings import load
 from slurm_health.preflight.acting import job_facts
-from slurm_health.preflight.acting.job_facts import cause, kept_off, read_facts, slurm_name
+from slurm_health.preflight.acting.job_facts import cause, kept_off, read_facts
 from slurm_health.preflight.acting.requeue_helper import Helper, Move
 from slurm_health.preflight.decide.decide import (
     Case,
@@ -65,7 +65,7 @@ class Acting:
     @property
     def job(self) -> str:
         """What Slurm's commands call the job."""
-        return slurm_name(self.started)
+        return self.started.slurm_name
 
 
 def act(verdict: records.VerdictReached, acting: Acting) -> records.RunFinished:

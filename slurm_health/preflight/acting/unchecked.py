@@ -13,7 +13,7 @@ from slurm_health.preflight.acting.job_facts import hold_obstacle
 from slurm_health.preflight.decide import unchecked
 from slurm_health.preflight.decide.decision import Ending
 from slurm_health.preflight.decide.facts import own_comment, with_own_comment
-from slurm_health.preflight.decide.unchecked import OnUnchecked
+from slurm_health.preflight.decide.policy import OnUnchecked
 from slurm_health.records import records
 from slurm_health.records.errors import JournalError, SlurmError
 from slurm_health.system.slurm.client import Client

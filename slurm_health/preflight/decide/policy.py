@@ -24,6 +24,14 @@ class OnInconclusive(Enum):
     REQUEUE = "requeue"  # the job runs without it, as without a bad one
 
 
+class OnUnchecked(Enum):
+    """What a job does whose nodes could not be checked."""
+
+    PROCEED = "proceed"
+    STOP = "stop"
+    HOLD = "hold"  # a person decides
+
+
 class AtRequeueLimit(Enum):
     """What becomes of a job on bad nodes that was requeued as often as it may be."""
 

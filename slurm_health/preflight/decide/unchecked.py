@@ -6,10 +6,9 @@ Nothing is known of its nodes then, neither good nor bad: no node is drained, ex
 
 from __future__ import annotations
 
-from enum import Enum
-
 from slurm_health.preflight.decide.decision import Ending
 from slurm_health.preflight.decide.facts import own_comment, with_own_comment
+from slurm_health.preflight.decide.policy import OnUnchecked
 from slurm_health.records.errors import (
     AllocationError,
     ConfigError,
@@ -27,14 +26,6 @@ WORD = "UNCHECKED"
 _HELD = f"{REASON_PREFIX} held ({WORD}"
 _LENGTH = 400  # of a reason with its remedy within a comment
 _AGAIN = "correct that and submit the job again"
-
-
-class OnUnchecked(Enum):
-    """What a job does whose nodes could not be checked."""
-
-    PROCEED = "proceed"
-    STOP = "stop"
-    HOLD = "hold"  # a person decides
 
 
 def unchecked_by(err: SlurmHealthError) -> Unchecked:

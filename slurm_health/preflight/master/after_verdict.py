@@ -10,7 +10,6 @@ from pathlib import Path
 import msgspec
 
 from slurm_health.preflight import config
-from slurm_health.preflight.acting.job_facts import slurm_name
 from slurm_health.preflight.decide.decide import exit_code
 from slurm_health.preflight.decide.policy import Policy
 from slurm_health.preflight.master.check_settings import CheckSettings
@@ -41,7 +40,6 @@ def conclude(
         environ: its environment.
         append: writes a record of the master's.
     """
-    from slurm_health.preflight.acting.unchecked import end_unchecked
 
     def append_and_tell(record: records.Record) -> None:
         append(record)
@@ -49,10 +47,12 @@ def conclude(
             settings.tell(record, directory)
 
     if blind:  # what was found is not worth acting on
+        from slurm_health.preflight.acting.unchecked import end_unchecked  # seldom needed
+
         return end_unchecked(
             _not_shared(directory, blind),
             settings.on_unchecked,
-            job=slurm_name(started) if settings.act else "",
+            job=started.slurm_name if settings.act else "",
             client=Client(environ, patience_s=0.0),
             append=append_and_tell,
             in_journal=False,

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slurm_health.preflight.decide.policy import Policy
-from slurm_health.preflight.decide.unchecked import OnUnchecked
+from slurm_health.preflight.decide.policy import OnUnchecked, Policy
 from slurm_health.preflight.session.deadlines import Limits
 from slurm_health.preflight.session.phases import Phase
 from slurm_health.records.records import RunFinished

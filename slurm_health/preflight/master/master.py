@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from slurm_health.preflight import orders
 from slurm_health.preflight.expectations import Expectation
 from slurm_health.preflight.master.check_log import end_text, log_record
@@ -106,7 +104,7 @@ class Master:
         self._gather_s = GATHER_S_PER_NODE * len(nodes)
         self._rung: set[str] = set()  # since their files were read last
         self._ringing: set[str] = set()  # whose rings arrive, as far as is known
-        self._lock = FileLock(directory / "master.lock")
+        self._lock: int | None = None
         self._readers = {node: journal.Reader(directory, node) for node in nodes}
         self._has_files = False
         self._said = ""
@@ -148,12 +146,13 @@ class Master:
         """
         journal.create(self._directory, [journal.MASTER])
         try:
-            self._lock.acquire(timeout=0)
-        except Timeout:
-            raise JournalBusy(self._directory) from None
+            self._lock = journal.lock(self._directory)
         except OSError as err:
             # A lock saves work, the truth does not rest on it.
             log.warning("cannot lock %s: %s; going on without", self._directory, err.strerror)
+        else:
+            if self._lock is None:
+                raise JournalBusy(self._directory)
         before = journal.read_all(self._directory, journal.MASTER)
         if before:
             self._make_files()
@@ -271,7 +270,9 @@ class Master:
     def close(self) -> None:
         """End whatever agents are left, and give the run up."""
         self._launcher.stop(0.0)
-        self._lock.release()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def append(self, *new: records.Record) -> None:
         """Write records of the master's and take them in.

@@ -11,12 +11,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from slurm_health import __version__
 from slurm_health.preflight import config
-from slurm_health.preflight.acting.job_facts import slurm_name
 from slurm_health.preflight.agent.node_facts import share_devices, visible_devices
 from slurm_health.preflight.expectations import Expectation
 from slurm_health.preflight.localize.settings import USUAL, Device, LocalizeSettings
@@ -36,8 +36,9 @@ from slurm_health.records.allocation import Allocation
 from slurm_health.records.records import RunFinished, RunStarted, VerdictReached
 from slurm_health.system import journal
 from slurm_health.system.processes import own_command
-from slurm_health.system.slurm import last_word
-from slurm_health.system.slurm.client import Client
+
+if TYPE_CHECKING:
+    from slurm_health.system.slurm.client import Client
 
 LOCAL_CLUSTER = "local"
 _GRES_S = 20.0
@@ -79,7 +80,7 @@ def check_allocation(
         _agent_command(directory, started, settings),
         _probe_environ(settings, environ),
         # Asked for less long than agents wait for a silent master.
-        functools.partial(Client(environ, patience_s=_GRES_S).gres, slurm_name(started)),
+        lambda: _client(environ, patience_s=_GRES_S).gres(started.slurm_name),
     )
     return _check(directory, started, settings, launcher, config.expectations(environ), environ)
 
@@ -178,11 +179,11 @@ def _check(
             localize=settings.localize,
             progress=settings.progress,
             alive=settings.alive,
-            load_ahead=load_ahead,
+            load_ahead=functools.partial(load_ahead, acting=settings.act),
             light=settings.light,
         ),
     )
-    with master.led(started, lambda: last_word.became(environ, now_s=time.time())) as verdict:
+    with master.led(started, lambda: _became(environ)) as verdict:
         # The workers still hold the devices: the job must not start beside them.
         launcher.stop(LEAVE_S + poll_interval_s(len(started.nodes)))
         before = master.session.state.finished
@@ -209,8 +210,8 @@ def _acted_on(
         return state.finished  # acted on to the end, and only not heard: the job is as it says
     over = [node.failed for node in state.agents.values() if node.job_ended]
     if over:
-        accounts = Client(environ, patience_s=0.0).keeps_accounts()
-        finished = job_ended(over[0], slurm_name(started), accounts=accounts)
+        accounts = _client(environ, patience_s=0.0).keeps_accounts()
+        finished = job_ended(over[0], started.slurm_name, accounts=accounts)
     else:
         blind = [name for name, node in state.agents.items() if node.no_journal]
         finished = conclude(
@@ -220,17 +221,35 @@ def _acted_on(
     return finished
 
 
-def load_ahead() -> None:
+# What a check does not need before its agents are started is loaded after that.
+
+
+def _client(environ: Mapping[str, str], *, patience_s: float) -> Client:
+    from slurm_health.system.slurm.client import Client
+
+    return Client(environ, patience_s=patience_s)
+
+
+def _became(environ: Mapping[str, str]) -> str:
+    """Return what became of the job that ends this check."""
+    from slurm_health.system.slurm import last_word
+
+    return last_word.became(environ, now_s=time.time())
+
+
+def load_ahead(*, acting: bool) -> None:
     """Load what a check needs only once its agents are ready, or later.
 
     Loading torch takes them longer than this takes, and the first round, or what is done about
-    the verdict, need not wait for it then.
+    the verdict where it is acted on, need not wait for it then.
     """
-    import slurm_health.preflight.acting.perform
-    import slurm_health.preflight.acting.requeue_helper
-    import slurm_health.preflight.acting.unchecked
     import slurm_health.preflight.localize.localizer
-    import slurm_health.preflight.master.after_verdict  # noqa: F401
+    import slurm_health.preflight.master.after_verdict
+
+    if acting:
+        import slurm_health.preflight.acting.perform
+        import slurm_health.preflight.acting.requeue_helper
+        import slurm_health.preflight.acting.unchecked  # noqa: F401
 
 
 def make_localizer(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from slurm_health.preflight.acting.unchecked import end_unchecked
-from slurm_health.preflight.decide.unchecked import OnUnchecked
+from slurm_health.preflight.decide.policy import OnUnchecked
 from slurm_health.preflight.master.run_check import run_started
 from slurm_health.records.allocation import from_environ
 from slurm_health.records.errors import AllocationError, JournalError

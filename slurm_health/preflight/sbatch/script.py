@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
 
-from slurm_health.preflight.decide.unchecked import OnUnchecked
+from slurm_health.preflight.decide.policy import OnUnchecked
 from slurm_health.preflight.sbatch.own_options import Settings
 
 _TEMPLATE, _ASKED_FOR, _BY_DEFAULT = (

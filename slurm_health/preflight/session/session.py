@@ -14,7 +14,7 @@ import msgspec
 
 from slurm_health.preflight.expectations import Expectation, bases, expected_ms
 from slurm_health.preflight.localize.settings import Device, settings_from
-from slurm_health.preflight.session import absent, gpt_sizing, work_sizing
+from slurm_health.preflight.session import absent, work_sizing
 from slurm_health.preflight.session.conclusion import (
     judged,
     with_burns,
@@ -176,6 +176,8 @@ class Session:
                 options["apart"] = 1  # has the device found that hangs while NCCL connects
         if not any(probe.name in GPT for probe in phase.probes):
             return options
+        from slurm_health.preflight.session import gpt_sizing  # few checks need it
+
         free_bytes = [each.free_bytes for each in self.state.ready(nodes) if not each.on_cpus]
         batches = [
             int(figures["micro_batch"])

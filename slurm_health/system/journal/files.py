@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -20,6 +21,8 @@ REQUEUE = "requeue"
 POST_MORTEM = "post-mortem"
 RESTART = "restart"
 MONITOR = "monitor"
+
+_LOCK = "master.lock"
 
 # A client of a network filesystem waits for so many answers of its server without harm: NFS clients
 # of Linux begin with 16 requests at a time, and go up to 64 where the server allows (nfs(5)).
@@ -70,6 +73,25 @@ def opened(
     """
     *_, cluster, job, run = directory.parts
     return private_files.directory(directory.parents[2], cluster, job, run, owner=owner, make=make)
+
+
+def lock(directory: Path) -> int | None:
+    """Keep other masters away from a run: return what is open until it is closed, None if one is.
+
+    As filelock does, which takes longer to load than the session that this keeps alone.
+
+    Raises:
+        OSError: the filesystem cannot lock.
+    """
+    held = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as err:
+        os.close(held)
+        if isinstance(err, BlockingIOError):
+            return None
+        raise
+    return held
 
 
 def for_each(work: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slurm_health.preflight.acting.unchecked import end_unchecked
-from slurm_health.preflight.decide.unchecked import OnUnchecked
+from slurm_health.preflight.decide.policy import OnUnchecked
 from slurm_health.records.errors import JournalError
 from slurm_health.records.records import (
     Action,

@@ -9,7 +9,7 @@ import pytest
 
 from slurm_health.preflight.decide import unchecked
 from slurm_health.preflight.decide.facts import own_comment, waiting_note, with_own_comment
-from slurm_health.preflight.decide.unchecked import OnUnchecked
+from slurm_health.preflight.decide.policy import OnUnchecked
 from slurm_health.records.errors import (
     AllocationError,
     ConfigError,

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import pytest
 
-from slurm_health.preflight.decide.unchecked import OnUnchecked
+from slurm_health.preflight.decide.policy import OnUnchecked
 from slurm_health.preflight.master.unchecked import conclude
 from slurm_health.records.records import Disposition, Record, RunFinished, RunStarted, Unchecked
 from slurm_health.report import find, table
