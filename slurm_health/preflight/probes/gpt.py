@@ -84,7 +84,7 @@ def _samples(context: ProbeContext, shape: Shape) -> list[Sample]:
     wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
     for each in flavours:
         step = _trained(context, wrapped, each, "step")
-        samples.append(replace(step, shared=True, total_bytes=gradient_bytes))
+        samples.append(step._replace(shared=True, total_bytes=gradient_bytes))
     return samples
 
 

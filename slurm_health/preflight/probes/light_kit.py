@@ -12,7 +12,6 @@ import importlib
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,17 +43,17 @@ _ADAPTERS = Path("/sys/class/infiniband")
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
 
 
-@dataclass(frozen=True)
 class Processors:
     """The device of a light worker. It has no more of torch's than a probe asks of any device.
 
     `threads` are those that compute on it, `gpus` what the first worker of a node has opened.
     """
 
-    threads: int
-    gpus: Sequence[Gpu] = ()
-    type: str = "cpu"
-    index: None = None
+    type = "cpu"
+    index = None
+
+    def __init__(self, threads: int, gpus: Sequence[Gpu] = ()) -> None:
+        self.threads, self.gpus = threads, gpus
 
 
 def _ports_gbit_per_s(environ: Mapping[str, str]) -> list[float]:

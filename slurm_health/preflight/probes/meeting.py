@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import math
+import select
 import socket
 import time
 from collections.abc import Callable
@@ -95,7 +96,9 @@ def connected(
                     )
                 unanswered.append(_begin(address, port, source))
                 begun_s = time.monotonic()
-            time.sleep(POLL_S)
+                _await_first_word(unanswered[-1])
+            else:
+                time.sleep(POLL_S)
         return answered
     finally:
         _close(unanswered)
@@ -112,6 +115,16 @@ def _begin(address: str, port: int, source: str) -> socket.socket:
     if attempt.connect_ex(place) == errno.ECONNREFUSED:
         attempt.close()  # shows in its state
     return attempt
+
+
+def _await_first_word(attempt: socket.socket) -> None:
+    """Wait a moment for an answer, which mostly comes within a fraction of it."""
+    if attempt.fileno() < 0:
+        time.sleep(POLL_S)
+        return
+    poll = select.poll()
+    poll.register(attempt, select.POLLOUT)
+    poll.poll(POLL_S * 1e3)
 
 
 def _answered(attempts: list[socket.socket]) -> socket.socket | None:

@@ -6,15 +6,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from slurm_health.preflight.probes.context import ProbeContext
 
 _FIRST_WARM_UPS = 2  # the first iteration alone, on a new connection, shows nothing
 
 
-@dataclass(frozen=True)
-class Pace:
+class Pace(NamedTuple):
     """How often something is timed.
 
     After `warm_ups` that do not count: as many windows as fill `budget_s`, at least `least` and at

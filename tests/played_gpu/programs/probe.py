@@ -4,7 +4,6 @@
 It writes its samples, or what it raised, as JSON.
 """
 
-import dataclasses
 import importlib
 import json
 import sys
@@ -25,7 +24,8 @@ context = ProbeContext(
 answer: dict[str, object]
 try:
     samples = importlib.import_module(f"slurm_health.preflight.probes.{name}").measure(context)
-    answer = {"samples": [dataclasses.asdict(sample) for sample in samples]}
+    said = [{**sample._asdict(), "figures": dict(sample.figures)} for sample in samples]
+    answer = {"samples": said}
 except Exception as err:
     answer = {"raised": type(err).__name__, "said": str(err)}
 print(json.dumps(answer))

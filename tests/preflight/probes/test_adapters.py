@@ -126,7 +126,7 @@ def test_a_device_that_serves_one_process_only_is_no_reason_to_know_nothing_of_t
         "Compile with TORCH_USE_CUDA_DSA to enable device-side assertions.\n",
     )
 
-    assert (sample.quantity, sample.iteration_ms) == ("mlx5_0", [])
+    assert (sample.quantity, sample.iteration_ms) == ("mlx5_0", ())
     assert "exclusive-process mode" in str(sample.figures["left_out"])
 
 

@@ -46,7 +46,7 @@ samples = gpt.measure(context)
 dist.destroy_process_group()
 left = [each for each in gc.get_objects() if type(each) is Gpt]
 assert not left, "the model is still in memory"
-print(json.dumps([vars(sample) for sample in samples]))
+print(json.dumps([{**sample._asdict(), "figures": dict(sample.figures)} for sample in samples]))
 """
 # Limits its own address space, as a device with little memory does.
 CRAMPED = """

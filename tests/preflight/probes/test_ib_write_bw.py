@@ -134,7 +134,7 @@ def test_where_the_tool_is_not_installed_nothing_is_measured_and_both_say_so(
     lacks = "ib_write_bw (perftest) is not installed"
     assert first[""].figures == {"left_out": f"the other node: {lacks}"}
     assert second[""].figures == {"left_out": lacks}
-    assert first[""].iteration_ms == second[""].iteration_ms == []
+    assert first[""].iteration_ms == second[""].iteration_ms == ()
 
 
 @pytest.mark.parametrize("failing", [0, 1])
@@ -145,7 +145,7 @@ def test_an_adapter_with_which_the_tool_fails_is_left_out_in_its_words(
 
     for found in nodes.both():
         assert gbit_per_s(found["mlx5_0"]) == pytest.approx(390.0)
-        assert found["mlx5_1"].iteration_ms == []
+        assert found["mlx5_1"].iteration_ms == ()
         assert found["mlx5_1"].figures == {"left_out": "ib_write_bw: Couldn't modify QP to RTR"}
 
 
