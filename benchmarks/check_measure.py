@@ -34,7 +34,8 @@ from tests.lab import Lab, LabError
 USER = "alice"
 BAD = "n3"
 LAB_NODES = 6
-VERDICT_DEADLINE_S = 240.0  # of 128 nodes on two processors, too
+# For each node, too: on two processors a light check of 32 took 78 s.
+VERDICT_DEADLINE_S, VERDICT_S_PER_NODE = 240.0, 8.0
 END_DEADLINE_S = 60.0
 IMPORT_PAIRS = 5
 _POLL_S, _STRIKE_POLL_S = 0.05, 0.005
@@ -165,7 +166,7 @@ def measure_check(
         fault.standing(lab, BAD)
     script = _CHECK.replace("PROBES", probes)
     job = lab.sbatch(script, f"--nodes={nodes}", f"--nodelist=n[1-{nodes}]", "--exclusive")
-    reached = _await_verdict(lab, job, fault)
+    reached = _await_verdict(lab, job, fault, nodes)
     output = _await_output(lab, job, _ENDED)
     bare, began = _BARE.search(output), _STARTED.search(output)
     if bare is None or began is None:
@@ -232,8 +233,9 @@ def _python_s(program: str) -> float:
     return time.perf_counter() - began
 
 
-def _await_verdict(lab: Lab, job: int, fault: Fault) -> Entry:
+def _await_verdict(lab: Lab, job: int, fault: Fault, nodes: int = LAB_NODES) -> Entry:
     """Return the record of the first attempt's verdict; strike meanwhile as the fault says."""
+    deadline_s = VERDICT_DEADLINE_S + VERDICT_S_PER_NODE * nodes
     reader: journal.Reader | None = None
     struck = False
 
@@ -250,10 +252,10 @@ def _await_verdict(lab: Lab, job: int, fault: Fault) -> Entry:
             raise Unmeasured(f"the check ended without a verdict: {output[-300:]!r}")
         return reached[0] if reached else None
 
-    end_s = time.monotonic() + VERDICT_DEADLINE_S
+    end_s = time.monotonic() + deadline_s
     while (reached := look()) is None:
         if time.monotonic() > end_s:
-            raise Unmeasured(f"no verdict of job {job} within {VERDICT_DEADLINE_S:.0f} s")
+            raise Unmeasured(f"no verdict of job {job} within {deadline_s:.0f} s")
         # A round alone takes 40 ms on a CPU, and is to be struck while it lasts.
         time.sleep(_STRIKE_POLL_S if fault.in_round is not None else _POLL_S)
     return reached
