@@ -40,9 +40,9 @@ def training(site: Site) -> Site:
     return site
 
 
-def submitted(site: Site, *words: str, cause: str = "stop") -> int:
+def submitted(site: Site, *words: str, cause: str = "stop", nodes: int = 3) -> int:
     """Submit the batch script to Slurm's own sbatch."""
-    argv = ["sbatch", "--parsable", f"--export=ALL,CAUSE={cause}", "run.sh", *words]
+    argv = ["sbatch", "--parsable", f"-N{nodes}", f"--export=ALL,CAUSE={cause}", "run.sh", *words]
     ran = site.lab.run(argv, user="alice")
     return int(ran.stdout)
 
@@ -64,6 +64,19 @@ def test_one_that_is_to_be_stopped_when_it_hangs_is_cancelled(training: Site) ->
 
     assert training.ended(job, 1100)["JobState"] == "CANCELLED"
     assert "cancelled because it hangs (--monitor=stop)" in training.read(f"run-{job}.out")
+    training.assert_nothing_left()
+
+
+def test_one_that_trains_alone_is_ended_by_its_torchrun_and_its_job_is_not_cancelled(
+    training: Site,
+) -> None:
+    words = ("--standalone", "--nproc-per-node=2", "--monitor=stop")
+    job = submitted(training, *words, nodes=1)
+
+    assert training.ended(job, 1100)["JobState"] == "FAILED", training.read(f"run-{job}.out")
+    said = training.read(f"run-{job}.out")
+    assert "rank 1 on n1 has been stopped by a signal" in said
+    assert "the training ends: it hangs (--monitor=stop)" in said
     training.assert_nothing_left()
 
 
