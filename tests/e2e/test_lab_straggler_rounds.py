@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training steps find a node behind a slow link, by each command that offers them."""
+"""Training steps find a straggler, by each command that offers them.
+
+The lab comes before all else that the machine does, so that what is slow here is what is made slow.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,8 @@ from tests.e2e.lab_support import (
     records_in,
     verdict_of,
 )
+from tests.lab import Lab
+from tests.played_gpu.description import Device
 
 pytestmark = [
     pytest.mark.lab,
@@ -31,37 +36,59 @@ FLAG = "--straggler-detection"
 LIMIT = "--round-deadline=900"
 LONGEST_S = 900.0
 MOST_CHECKS = 3
+# So slow that the CPU that plays it is still faster: its times are the described ones.
+GPU = Device(
+    memory_bytes=4 << 30, tflops=0.002, memory_gb_per_s=8, link_gb_per_s=0.02, jitter=0.005
+)
 
 
-def by_check(site: Site, *options: str) -> int:
-    return batch(site, f"{COMMAND} check {FLAG} {LIMIT}", *options)
+@pytest.fixture(scope="module")
+def module_site() -> Iterator[Site]:
+    """Four nodes without GPUs."""
+    with Lab.start(nodes=4) as lab:
+        lab.prefer()
+        yield Site(lab)
 
 
-def by_sbatch(site: Site, *options: str) -> int:
+@pytest.fixture(scope="module")
+def gpu_site(played_python: Path) -> Iterator[Site]:
+    """Four nodes with one GPU each."""
+    visible = (played_python.parents[1], played_python.resolve().parents[1])
+    with Lab.start(nodes=4, gpus=1, gpu=GPU, visible=visible) as lab:
+        lab.prefer()
+        yield Site(lab)
+
+
+def by_check(site: Site, options: tuple[str, ...], words: tuple[str, ...]) -> int:
+    return batch(site, f"{COMMAND} check {FLAG} {LIMIT} {' '.join(words)}", options)
+
+
+def by_sbatch(site: Site, options: tuple[str, ...], words: tuple[str, ...]) -> int:
     stays = ("--on-straggler=report", "--max-requeues=0")
-    return site.submit(*options, FLAG, LIMIT, *stays, "--wrap=echo trained")
+    return site.submit(*options, FLAG, LIMIT, *stays, *words, "--wrap=echo trained")
 
 
-def by_run(site: Site, *options: str) -> int:
+def by_run(site: Site, options: tuple[str, ...], words: tuple[str, ...]) -> int:
     site.script("train.py", "print('trained')\n")
-    return batch(site, f"srun {COMMAND} run {FLAG} {LIMIT} --nnodes=4 train.py", *options)
+    run = f"srun {COMMAND} run {FLAG} {LIMIT} --nnodes=4 {' '.join(words)} train.py"
+    return batch(site, run, options)
 
 
-def batch(site: Site, command: str, *options: str) -> int:
+def batch(site: Site, command: str, options: tuple[str, ...]) -> int:
     return site.lab.sbatch(f"#!/bin/bash\nexport OMP_NUM_THREADS=1\n{command}\n", *options)
 
 
 COMMANDS = pytest.mark.parametrize("command", [by_check, by_sbatch, by_run])
-Submit = Callable[..., int]
+Submit = Callable[[Site, tuple[str, ...], tuple[str, ...]], int]
 
 
-def found_by(site: Site, command: Submit) -> Report:
+def found_by(site: Site, command: Submit, *options: str, words: tuple[str, ...] = ()) -> Report:
     """Return the check of a job on four nodes that found n3; none may accuse another node.
 
     Where a machine is so busy that what its nodes do varies more than n3 does, a check is not sure.
     """
     for _ in range(MOST_CHECKS):
-        number = command(site, "-N4", f"--nodelist={NODES}")
+        number = command(site, ("-N4", f"--nodelist={NODES}", *options), words)
         site.ended(number, LONGEST_S)
         run = first_run(site, number)
         bad = {node for node, level in levels(run).items() if level in BAD}
@@ -72,12 +99,37 @@ def found_by(site: Site, command: Submit) -> Report:
     raise AssertionError(f"{MOST_CHECKS} checks did not find it: {run}")
 
 
+def assert_slow(run: Report, component: str) -> None:
+    found = verdict_of(run, "n3")
+    assert (found["level"], found["component"]) == ("slow", component), run
+
+
 @COMMANDS
 def test_a_node_behind_a_slow_link_is_slow_at_communication(site: Site, command: Submit) -> None:
     site.lab.fault.slow_link("n3", mbit=25)
 
-    found = verdict_of(found_by(site, command), "n3")
-    assert (found["level"], found["component"]) == ("slow", "network"), found
+    assert_slow(found_by(site, command), "network")
+
+
+@COMMANDS
+def test_a_node_with_a_fifth_of_a_core_is_slow_at_arithmetic(site: Site, command: Submit) -> None:
+    site.lab.fault.starve_cpu("n3", share=0.2)
+
+    assert_slow(found_by(site, command), "compute")
+
+
+@pytest.mark.played_gpu
+@COMMANDS
+def test_a_node_whose_gpu_is_throttled_is_slow_at_arithmetic(
+    gpu_site: Site, played_python: Path, command: Submit
+) -> None:
+    gpu_site.lab.fault.gpu_hot("n3", share=0.5)
+    try:
+        run = found_by(gpu_site, command, "--gres=gpu:1", words=(f"--python={played_python}",))
+    finally:
+        gpu_site.lab.reset()
+
+    assert_slow(run, "compute")
 
 
 RESTARTED = """#!/bin/bash

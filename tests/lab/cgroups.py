@@ -8,6 +8,7 @@ from pathlib import Path
 # Short, so that a starved node is evenly slow rather than halting every tenth of a second.
 PERIOD_US = 20_000
 _LOWEST_QUOTA_US = 1_000  # the kernel's own bound
+_WEIGHTS = {False: ("cpu.shares", 1024), True: ("cpu.weight", 100)}  # and what is usual
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,20 @@ def set_quota(controller: CpuController, lab: str, node: str, cores: float | Non
         (directory / "cpu.cfs_quota_us").write_text(str(quota_us))
 
 
+def set_weight(controller: CpuController, lab: str, times: int) -> None:
+    """Let the lab have so many times the CPU time of anything beside it, as long as it wants it."""
+    name, usual = _WEIGHTS[controller.unified]
+    top = controller.mount / "slurm-health-lab"
+    (top / lab / name).write_text(str(usual * times))
+    # All labs together get what the one that is preferred most gets.
+    weights = [int(found) for each in top.glob("*/") for found in _words(each / name)]
+    (top / name).write_text(str(max(weights, default=usual)))
+
+
 def remove(controller: CpuController, lab: str) -> None:
     """Remove the cgroups of a lab whose processes are gone; those in use stay."""
+    with suppress(OSError):
+        set_weight(controller, lab, 1)
     top = controller.mount / "slurm-health-lab"
     nodes = sorted((top / lab).glob("*/"))
     for directory in (*nodes, top / lab, top):

@@ -14,7 +14,7 @@ from typing import Self
 
 from tests.played_gpu.description import Device
 
-from . import directory, processes, requirements, starting
+from . import cgroups, directory, processes, requirements, starting
 from .errors import DeadlinePassed, JobEnded, LabError, LabStartFailed
 from .faults import Faults
 from .inside import Inside
@@ -22,6 +22,7 @@ from .layout import BASE, GPU, LabSpec, read_spec
 from .records import parse_record
 
 _STOP_DEADLINE_S = 60
+_PREFERRED = 100  # times the CPU time of what else the machine runs
 
 FINAL_STATES = frozenset(
     {
@@ -298,6 +299,18 @@ class Lab(Inside):
             "all nodes in service",
             deadline_s,
         )
+
+    def prefer(self, *, usual: bool = False) -> None:
+        """Have its nodes' processes run before all others of the machine, or as `usual` again.
+
+        For tests of speeds: what else the machine does then slows no node more than others.
+
+        Raises:
+            LabError: the machine lets us make no cgroup.
+        """
+        if self.cpu_controller is None:
+            raise LabError("this machine offers no cpu cgroup that the lab may use")
+        cgroups.set_weight(self.cpu_controller, self.spec.name, 1 if usual else _PREFERRED)
 
     def reset(self, deadline_s: float = 60) -> None:
         """Bring the lab back to how it started, save for the job ids already used."""
