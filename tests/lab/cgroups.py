@@ -8,6 +8,9 @@ from pathlib import Path
 # Short, so that a starved node is evenly slow rather than halting every tenth of a second.
 PERIOD_US = 20_000
 _LOWEST_QUOTA_US = 1_000  # the kernel's own bound
+# All labs together weigh as much as so many processes beside them: as one, which is usual for a
+# cgroup, a cluster in which some dozen work would hardly get a processor beside other tests.
+_PROCESSES = 4
 _WEIGHTS = {False: ("cpu.shares", 1024), True: ("cpu.weight", 100)}  # and what is usual
 
 
@@ -63,6 +66,7 @@ def create(controller: CpuController, lab: str, nodes: tuple[str, ...]) -> None:
             controller.mount / "slurm-health-lab" / lab,
         ):
             (parent / "cgroup.subtree_control").write_text("+cpu")
+    set_weight(controller, lab, 1)
 
 
 def set_quota(controller: CpuController, lab: str, node: str, cores: float | None) -> None:
@@ -83,7 +87,7 @@ def set_weight(controller: CpuController, lab: str, times: int) -> None:
     (top / lab / name).write_text(str(usual * times))
     # All labs together get what the one that is preferred most gets.
     weights = [int(found) for each in top.glob("*/") for found in _words(each / name)]
-    (top / name).write_text(str(max(weights, default=usual)))
+    (top / name).write_text(str(max((usual * _PROCESSES, *weights))))
 
 
 def remove(controller: CpuController, lab: str) -> None:
