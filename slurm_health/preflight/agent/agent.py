@@ -224,7 +224,7 @@ class Agent:
         self._round = None
         part = part_of(record, self._settings.node)
         ready = self._workers.ready
-        if part is None or not ready or not part[1].port:
+        if part is None or not part[1].port or not (ready or self._starts.ended):
             return  # the master knows: it did not count on this node
         group, far = part
         self._round = NodeRound(
@@ -233,20 +233,20 @@ class Agent:
             group=group,
             workers=len(ready),
             started_s=self._monotonic(),
-            on_cpus=ready[0].on_cpus,
+            on_cpus=all(each.on_cpus for each in ready),
         )
+        if not ready:  # it did: one ended before this was read, and others are being started
+            self._report(self._round.not_begun(self._starts.ended))
+            return
         if "burn_s" in record.options and not ready[0].on_cpus:
             # Not before the workers are started: until they are, every node waits.
             from slurm_health.preflight.agent.gpu_monitor import BurnWatch
 
             self._watch = BurnWatch(self._environ, [event.device for event in ready])
         near = records.Rendezvous(address="127.0.0.1", port=ready[0].store_port)
+        run_id, current = self._settings.run_id, self._round
         for worker in self._workers:
-            worker.send(
-                round_command(
-                    self._settings.run_id, self._round, worker.local_rank, far=far, near=near
-                )
-            )
+            worker.send(round_command(run_id, current, worker.local_rank, far=far, near=near))
 
     def _abort(self, record: records.GroupAborted) -> None:
         current = self._round

@@ -45,6 +45,7 @@ class WorkerStarts:
         self._starts = 0
         self._device_failures = 0
         self._loaded_s: float | None = None
+        self.ended = ""  # how the last one did that was ready and in no round, until all are ready
 
     def replace(self) -> None:
         """Have others in the place of all, as soon as these are gone."""
@@ -74,6 +75,7 @@ class WorkerStarts:
         """Say that all are ready, and what they work with."""
         ready = self._workers.ready
         first = ready[0]
+        self.ended = ""
         self._say(
             records.WorkersReady(
                 node=self._node,
@@ -118,6 +120,7 @@ class WorkerStarts:
         """Start the workers again because of how one ended, unless that has been tried before."""
         self._starts += 1
         self._device_failures += bool(worker.unusable)
+        self.ended = self.ended or (how if worker.ready else "")
         if self._starts < STARTS_PER_LAUNCH and not worker.no_torch:
             self._say(self.starting())
             self.replace()

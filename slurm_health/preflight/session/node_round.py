@@ -75,6 +75,14 @@ class NodeRound(msgspec.Struct):
             replace=True,
         )
 
+    def not_begun(self, how: str) -> RoundEnding:
+        """Return how the round ends of which a worker's process did not see the begin.
+
+        A library may end a process late, because a partner's has ended: no crash of this node.
+        """
+        detail = f"a check process died before the round began: {how}"
+        return RoundEnding(outcome=Outcome.NOT_RUN, detail=detail, unmeasured=True)
+
     def stands_still(self, local_rank: int, how: str, *, stopped: bool) -> RoundEnding:
         """Return how the round ends in which a worker's process is found to stand still.
 

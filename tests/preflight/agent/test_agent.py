@@ -20,6 +20,7 @@ from slurm_health.records.records import (
     VerdictReached,
     WorkersFailed,
     WorkersReady,
+    WorkersStarting,
 )
 from slurm_health.records.verdict import Outcome
 from slurm_health.system import journal
@@ -262,6 +263,22 @@ def test_a_worker_that_dies_between_rounds_is_replaced_without_a_report(running:
     running.hears(WorkersReady, 2)
 
     assert running.kinds()[2:] == ["WorkersStarting", "WorkersReady"]
+
+
+def test_a_round_that_the_master_began_as_a_worker_died_is_said_not_to_have_begun(
+    running: Stage,
+) -> None:
+    running.behave("never-ready")
+    (worker,) = descendants(running.processes[0].pid)
+    os.kill(worker, signal.SIGKILL)
+    running.hears(WorkersStarting)
+    running.round()
+
+    report = running.hears(NodeReported)
+
+    assert (report.outcome, report.crashed, report.unmeasured) == (Outcome.NOT_RUN, False, True)
+    assert report.detail == "a check process died before the round began: killed by SIGKILL"
+    assert "WorkersFailed" not in running.kinds()
 
 
 def test_it_leaves_with_its_workers_when_the_verdict_stands(running: Stage) -> None:
