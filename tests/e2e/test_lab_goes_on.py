@@ -389,6 +389,7 @@ def test_a_job_that_goes_on_without_a_lost_node_is_watched_on_the_others(trainin
     assert "its processes have ended" not in output(training, job)
 
 
+@pytest.mark.slow
 def test_a_job_that_ends_with_a_lost_node_is_not_told_that_nothing_watches_it(
     training: Site,
 ) -> None:

@@ -138,6 +138,7 @@ def test_mpirun(site: Site) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_sweep(site: Site) -> None:
     job = submit(site, "sweep.sbatch", "--array=0-1", script="train_torchrun.py")
     for task, rate in enumerate(("1e-2", "3e-3")):

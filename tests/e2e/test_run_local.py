@@ -144,7 +144,10 @@ def test_the_process_becomes_torchrun_and_ends_as_it_does(
     assert "SignalException" in stderr
 
 
-@pytest.mark.parametrize("alone", [["--standalone"], ["--nnodes=1"], []])
+@pytest.mark.parametrize(
+    "alone",
+    [["--standalone"], *(pytest.param(w, marks=pytest.mark.slow) for w in (["--nnodes=1"], []))],
+)
 def test_one_machine_that_is_not_checked_says_why_its_training_failed(
     tmp_path: Path, alone: list[str]
 ) -> None:

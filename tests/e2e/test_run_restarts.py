@@ -70,6 +70,7 @@ def test_the_nodes_are_checked_before_workers_are_started_again(
     assert "UNCHECKED" not in machines[0].said + machines[1].said
 
 
+@pytest.mark.slow
 def test_without_restarts_the_first_node_says_why_the_training_failed(
     machines: list[Machine], master: str
 ) -> None:
