@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import subprocess
 import sys
 import tempfile
 import venv
@@ -28,6 +29,9 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=ROOT / "dist/release")
     parser.add_argument("--sign", metavar="KEY", help="a key of GnuPG to sign SHA256SUMS with")
     parser.add_argument("--no-packages", action="store_true", help="neither .deb nor .rpm")
+    parser.add_argument(
+        "--uncommitted", action="store_true", help="of files as they lie, to try it"
+    )
     options = parser.parse_args()
     output = options.output.absolute()
     if output.is_dir() and any(output.iterdir()):
@@ -36,6 +40,9 @@ def main() -> None:
         sys.exit(
             "release: set SOURCE_DATE_EPOCH, by which two builds are the same (make release does)"
         )
+    if not options.uncommitted and (changed := uncommitted(ROOT)):
+        what = "release: in no commit, and it would be in the release: commit it or take it away"
+        sys.exit("\n  ".join([f"{what} (--uncommitted: as it is)", *changed]))
     if f"\n## [{__version__}]" not in (ROOT / "CHANGELOG.md").read_text():
         print(f"release: CHANGELOG.md has no [{__version__}] yet", file=sys.stderr)
     output.mkdir(parents=True, exist_ok=True)
@@ -59,6 +66,23 @@ def main() -> None:
     else:
         print("release: not signed (--sign KEY)", file=sys.stderr)
     print(sums.read_text(), end="")
+
+
+def uncommitted(tree: Path) -> list[str]:
+    """Return what lies in a checkout and in no commit; a source archive would take it.
+
+    Exits where git cannot tell. An unpacked source archive is no checkout: nothing of it is.
+    """
+    if not (tree / ".git").exists():
+        return []
+    command = ["git", "-C", str(tree), "status", "--porcelain", "--untracked-files=normal"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    except FileNotFoundError:
+        sys.exit("release: there is no git here to tell whether all of this is committed")
+    except subprocess.CalledProcessError as err:
+        sys.exit(f"release: git status failed: {err.stderr.strip()}")
+    return [line[3:] for line in said.splitlines()]
 
 
 def archives(output: Path) -> list[Path]:

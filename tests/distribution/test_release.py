@@ -49,13 +49,40 @@ def test_a_release_is_not_made_beside_another_nor_of_todays_time(
     assert "Traceback" not in done.stderr
 
 
+def test_what_is_in_no_commit_comes_into_no_release(tmp_path: Path) -> None:
+    def git(*words: str) -> None:
+        command = ["git", "-c", "user.name=t", "-c", "user.email=t@localhost", *words]
+        subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+
+    git("init")
+    (tmp_path / ".gitignore").write_text("dist/\n")
+    (tmp_path / "README.md").touch()
+    git("add", ".")
+    git("commit", "--message", "begin")
+    (tmp_path / "dist").mkdir()
+    (tmp_path / "dist" / "old.whl").touch()
+    assert release.uncommitted(tmp_path) == []
+
+    (tmp_path / "token.env").write_text("secret")
+    (tmp_path / "README.md").write_text("changed")
+
+    assert sorted(release.uncommitted(tmp_path)) == ["README.md", "token.env"]
+
+
+def test_an_unpacked_source_archive_has_no_commits_to_be_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "README.md").touch()
+
+    assert release.uncommitted(tmp_path) == []
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_release_has_the_same_wheel_twice_and_names_what_is_installed_with_it(
     tmp_path: Path,
 ) -> None:
     environ = {**os.environ, "SOURCE_DATE_EPOCH": "1700000000"}
-    words = [sys.executable, "-m", "distribution.release", "--no-packages", "--output"]
+    options = ["--no-packages", "--uncommitted", "--output"]
+    words = [sys.executable, "-m", "distribution.release", *options]
 
     done = subprocess.run(
         [*words, str(tmp_path)], cwd=ROOT, env=environ, capture_output=True, text=True, check=False
