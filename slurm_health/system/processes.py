@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The one place where processes are started, and how they are ended.
 
-Most live in a session of their own that is tied to this process's life, so that they cannot
-outlive their purpose. Elsewhere only `killable` forks: a hook has no time to load what this needs.
-What probes and checks of nodes run belongs to them, and ends with them.
+Most live in a session of their own that is tied to this process's life. Elsewhere only `killable`
+forks: a hook has no time to load what this needs. What probes and checks run ends with them.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, NoReturn
 
-import msgspec
-
+from slurm_health.system.last_said import CommandResult, exchange
 from slurm_health.system.signals import heard_afterwards
 
 Process = subprocess.Popen[bytes]
@@ -237,14 +235,6 @@ def close_pipes(process: Process) -> None:
                 pipe.close()
 
 
-class CommandResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How a command ended, and what it said."""
-
-    returncode: int
-    stdout: bytes
-    stderr: bytes
-
-
 def run(
     argv: Sequence[str],
     *,
@@ -253,11 +243,12 @@ def run(
     stdin: bytes = b"",
     directory: Path | None = None,
     grace_s: float = 0.0,
+    last_bytes: int | None = None,
 ) -> CommandResult:
     """Run a command in a session of its own to its end; nothing of it is left.
 
     What is late, or when we are interrupted, is terminated, and killed after `grace_s`. What the
-    kernel holds even then, as one that asks a dead device, is left behind.
+    kernel holds even then is left behind. `last_bytes` of each stream are kept; None for all.
 
     Raises:
         TimeoutError: it did not end in time.
@@ -272,8 +263,10 @@ def run(
         cwd=directory,
         start_new_session=True,
     )
+    until_s, streams = time.monotonic() + deadline_s, (process.stdout, process.stderr)
     try:
-        stdout, stderr = process.communicate(stdin, timeout=deadline_s)
+        stdout, stderr = exchange(process.stdin, streams, stdin, until_s, last_bytes)
+        process.wait(max(0.0, until_s - time.monotonic()))
     except subprocess.TimeoutExpired:
         raise TimeoutError from None
     finally:

@@ -7,6 +7,7 @@ import ast
 import contextlib
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from slurm_health.system.processes import (
     end_session,
     kill_session,
     read_available,
+    run,
     start_tied,
 )
 from tests.support.supervised import eventually
@@ -146,6 +148,41 @@ def test_ending_or_killing_twice_is_no_error() -> None:
 
     assert process.returncode == 0
     close_pipes(process)
+
+
+@pytest.mark.parametrize("last_bytes", [None, 1000])
+def test_a_command_reads_all_that_it_is_given_while_it_answers(last_bytes: int | None) -> None:
+    given = b"".join(b"%07d\n" % number for number in range(100_000))
+    ended = run(
+        ["sh", "-c", "cat; echo said >&2; exit 3"],
+        environ=os.environ,
+        stdin=given,
+        deadline_s=60,
+        last_bytes=last_bytes,
+    )
+
+    assert ended.returncode == 3
+    assert ended.stdout == (given if last_bytes is None else given[-last_bytes:])
+    assert ended.stderr == b"said\n"
+
+
+def test_a_command_that_reads_nothing_of_what_it_is_given_has_ended_like_any_other() -> None:
+    ended = run(["true"], environ=os.environ, stdin=b"x" * (1 << 20), deadline_s=60)
+
+    assert ended.returncode == 0
+
+
+def test_a_command_that_says_more_than_there_is_memory_takes_none_of_it() -> None:
+    before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(TimeoutError):
+        run(["yes", "x" * 4000], environ=os.environ, deadline_s=1, last_bytes=4096)
+
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb < 20_000
+
+
+def test_a_command_that_has_ended_and_left_its_streams_to_another_is_late() -> None:
+    with pytest.raises(TimeoutError):
+        run(["sh", "-c", "sleep 100 &"], environ=os.environ, deadline_s=0.5)
 
 
 def test_a_command_that_is_not_there_is_an_os_error() -> None:

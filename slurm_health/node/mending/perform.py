@@ -30,6 +30,8 @@ from slurm_health.system.private_files import publish
 _LOCK = "mend.lock"
 _NVML_LIMIT_S = 60.0
 _SAID = 300
+# What is kept of what a step's command says: a test of hours may print all the while.
+LAST_BYTES = 4096
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -154,7 +156,13 @@ def _look() -> Gpus:
 def _run(argv: list[str], limit_s: float) -> str:
     environ = {"PATH": PATH, "LC_ALL": "C", "HOME": "/root"}
     try:
-        ended = processes.run(argv, environ=environ, deadline_s=limit_s, directory=Path("/"))
+        ended = processes.run(
+            argv,
+            environ=environ,
+            deadline_s=limit_s,
+            directory=Path("/"),
+            last_bytes=LAST_BYTES,
+        )
     except TimeoutError:
         raise Refused(f"{argv[0]} did not end within {limit_s:g} s") from None
     except OSError as err:

@@ -169,7 +169,11 @@ def _run_once(site: Site) -> tuple[int, str]:
     environ = {"PATH": perform.PATH, "LC_ALL": "C", "HOME": "/root"}
     try:
         ended = processes.run(
-            argv, environ=environ, deadline_s=60.0 * site.mend.deep_test_min, directory=Path("/")
+            argv,
+            environ=environ,
+            deadline_s=60.0 * site.mend.deep_test_min,
+            directory=Path("/"),
+            last_bytes=perform.LAST_BYTES,
         )
     except TimeoutError:
         return -1, f"{argv[0]} did not end within {site.mend.deep_test_min} min"

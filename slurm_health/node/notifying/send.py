@@ -90,7 +90,11 @@ def _run(target: Target, body: bytes) -> str:
     environ = {"PATH": PATH, "LC_ALL": "C.UTF-8", "HOME": "/root"}
     try:
         ended = processes.run(
-            target.command, environ=environ, deadline_s=target.limit_s, stdin=body
+            target.command,
+            environ=environ,
+            deadline_s=target.limit_s,
+            stdin=body,
+            last_bytes=_ANSWER_BYTES,
         )
     except TimeoutError:
         raise Undelivered(f"{target.command[0]} did not end within {target.limit_s:g} s") from None
