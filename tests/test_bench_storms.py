@@ -3,13 +3,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from benchmarks.storms.judge import allowed, lateness, violations
 from benchmarks.storms.look import Ran, Seen, quantile
 from benchmarks.storms.plan import BACKUP, STORMS, Deed, Event, events_of
+from benchmarks.storms.runners import can_compile, install
 
 NODES = [f"n{number + 1}" for number in range(40)]
 OURS = "shealth:flag /tmp/broken exists check=flag job=7 t=1 [root@2026-01-02T03:04:05]"
@@ -85,6 +90,35 @@ def test_a_storm_that_went_as_it_should_violates_nothing() -> None:
 )
 def test_what_must_not_be_is_said(changed: dict[str, object], said: str) -> None:
     assert said in wrong(**changed)
+
+
+def test_no_breaker_need_trip_for_what_one_users_jobs_have_found() -> None:
+    beyond = ["n2", "n3", "n4", "n5", "n6"]
+    alice, bob = 1000, 1001
+
+    assert wrong(tripped=[], found_by=dict.fromkeys(beyond, alice)) == ""
+    of_two = {"n2": alice, "n3": alice, "n4": alice, "n5": bob, "n6": -1}
+    assert "the breaker has not tripped" in wrong(tripped=[], found_by=of_two)
+    few = dict.fromkeys(beyond[:4], alice)
+    assert "the breaker has not tripped" in wrong(tripped=[], found_by=few)
+
+
+@pytest.mark.skipif(not can_compile(), reason="needs a C compiler")
+def test_a_clock_that_is_ahead_changes_no_sleep_and_no_duration(tmp_path: Path) -> None:
+    install("empty", tmp_path, tmp_path)
+    said = (
+        "import time; s = time.monotonic(); time.sleep(0.01); print(time.time(), s, time.time_ns())"
+    )
+    environ = {"LD_PRELOAD": str(tmp_path / "ahead.so")}
+    before_s = time.time()
+    ran = subprocess.run(
+        [sys.executable, "-I", "-c", said], env=environ, capture_output=True, text=True, check=True
+    )
+    ahead_s, monotonic_s, ahead_ns = map(float, ran.stdout.split())
+
+    assert 3600 <= ahead_s - before_s < 3660
+    assert 3600 <= ahead_ns / 1e9 - before_s < 3660
+    assert 0 <= time.monotonic() - monotonic_s < 60
 
 
 def test_a_message_from_a_node_that_is_well_is_one_too_many() -> None:

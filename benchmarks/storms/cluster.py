@@ -24,6 +24,7 @@ from slurm_health.records.decoding import from_json
 from tests.lab import Lab
 from tests.lab.layout import USERS
 from tests.lab.processes import on_node
+from tests.lab.records import parse_record
 
 # How long a requeued job waits; Slurm's default is 120 s.
 CRED_EXPIRE_S = 60
@@ -124,6 +125,14 @@ class Cluster:
                     check=False,
                 )
                 self.submitted |= {int(word) for word in said.stdout.split() if word.isdigit()}
+
+    def requeue_running(self) -> None:
+        """Requeue all jobs that run; squeue would ask for partitions, which is a hook's to do."""
+        shown = self.lab.ask("scontrol", "show", "jobs", "-o", check=False, deadline_s=120).stdout
+        jobs = [parse_record(line) for line in shown.splitlines()]
+        running = [each["JobId"] for each in jobs if each.get("JobState") == "RUNNING"]
+        if running:
+            self.lab.run(["scontrol", "requeue", ",".join(running)], check=False, deadline_s=300)
 
     def written(self) -> str:
         """Return what jobs have written."""

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 
 from benchmarks.storms.look import Seen
 from benchmarks.storms.plan import RACK, Deed, Event, Place, Storm
@@ -62,8 +63,19 @@ def _nodes(storm: Storm, nodes: Sequence[str], broken: set[str], seen: Seen) -> 
     ours = [node for node, reason in seen.drained.items() if drain_note.is_ours(reason)]
     if len(ours) > most:
         yield f"{len(ours)} nodes are drained, limit {most}: {' '.join(sorted(ours))}"
-    if storm.trips is not None and storm.trips != bool(seen.tripped):
-        yield f"the breaker {'has' if seen.tripped else 'has not'} tripped"
+    if storm.trips is False and seen.tripped:
+        yield "the breaker has tripped"
+    if storm.trips and not seen.tripped and not _of_one_user(seen.found_by, most):
+        yield "the breaker has not tripped"
+
+
+def _of_one_user(found_by: Mapping[str, int], most: int) -> bool:
+    """Tell whether more nodes were found than may be drained, but all but one by one user's jobs.
+
+    No user may trip the breaker.
+    """
+    counted = Counter(uid for uid in found_by.values() if uid >= 0)
+    return len(found_by) > most and len(found_by) - max(counted.values(), default=0) < 2
 
 
 def _messages(storm: Storm, broken: set[str], events: Sequence[Event], seen: Seen) -> Iterator[str]:

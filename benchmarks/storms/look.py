@@ -52,6 +52,7 @@ class Seen:
         drained: node to reason, when the storm was over and before anything was mended.
         broken_in_pool: the nodes that were broken then and not drained.
         tripped: the partitions and switches whose breaker had tripped then.
+        found_by: of each node that was drained, or refused to be, whose job found it; -1: no job.
         trip_took_s: from the start of the hook that tripped it to what others could read.
         ran: the runs of prologs and health checks.
         submitted: the jobs that Slurm took.
@@ -66,6 +67,7 @@ class Seen:
     drained: dict[str, str] = field(default_factory=dict)
     broken_in_pool: list[str] = field(default_factory=list)
     tripped: list[str] = field(default_factory=list)
+    found_by: dict[str, int] = field(default_factory=dict)
     trip_took_s: dict[str, float] = field(default_factory=dict)
     ran: list[Ran] = field(default_factory=list)
     submitted: set[int] = field(default_factory=set)
@@ -86,7 +88,9 @@ def look_at_storm(cluster: Cluster, seen: Seen, broken: Sequence[str]) -> None:
             seen.drained[name] = record.get("Reason", "") or record["State"]
     seen.broken_in_pool = [node for node in broken if node not in seen.drained]
     ledger = cluster.ledger()
-    seen.tripped = sorted(ledger.trips) if ledger else []
+    if ledger:
+        seen.tripped = sorted(ledger.trips)
+        seen.found_by = {each.node: each.uid for each in (*ledger.refused, *ledger.entries)}
 
 
 def await_normal(cluster: Cluster, seen: Seen, deadline_s: float) -> None:

@@ -103,9 +103,7 @@ _DEEDS: dict[Deed, Callable[[Cluster, Sequence[str]], object]] = {
     Deed.FILL_STORAGE: lambda it, _: it.fill_storage(),
     Deed.EMPTY_STORAGE: lambda it, _: it.empty_storage(),
     Deed.RECONFIGURE: lambda it, _: _told(it, "scontrol", "reconfigure"),
-    Deed.REQUEUE: lambda it, _: _told(
-        it, "sh", "-c", "squeue -ho %A -t R | xargs -r scontrol requeue"
-    ),
+    Deed.REQUEUE: lambda it, _: it.requeue_running(),
     Deed.POWER_DOWN: lambda it, nodes: _told(
         it, "scontrol", "update", f"NodeName={','.join(nodes)}", "State=POWER_DOWN"
     ),
