@@ -31,7 +31,8 @@ An inference leads to others until nothing leads on; what is sure enough of them
     slow_rank      operators about why one of them is slower
     slow_steps     steps that take longer than before, window by window
     slow_network   operator about the connections over which ranks then wait
-    known_errors   exceptions whose cause is known by their words, and those that only follow
+    known_errors   exceptions whose cause is known by their words
+    exception_words  the kind of an exception, whose it is, and whether it only follows from another
     mistakes       operators about mistakes that are no exception: quoted, and no node named
     last_words     what processes wrote before they failed
     training_log   tracebacks, torchrun's summary and Slurm's lines in a job's output

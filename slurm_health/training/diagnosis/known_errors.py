@@ -12,55 +12,6 @@ _FIX = "correct the script; starting it again as it is fails again"
 _NODE = (
     "leave the node out (sbatch --exclude, or --nodelist without it) and tell your administrator"
 )
-_END_OF_NAME = re.compile(r"(?<!:):(?!:)")  # two colons are C++'s, within the name
-# Exceptions that Python raises for a program's own mistakes, whatever their words.
-OF_THE_PROGRAM = frozenset(
-    {
-        "AssertionError",
-        "AttributeError",
-        "IndentationError",
-        "IndexError",
-        "KeyError",
-        "NameError",
-        "NotImplementedError",
-        "SyntaxError",
-        "TypeError",
-        "UnboundLocalError",
-        "ValueError",
-        "ZeroDivisionError",
-    }
-)
-# Exceptions that what is on the node, or is not there, may cause.
-OF_THE_PLACE = frozenset(
-    {
-        "FileNotFoundError",
-        "ImportError",
-        "IsADirectoryError",
-        "ModuleNotFoundError",
-        "NotADirectoryError",
-        "OSError",
-        "PermissionError",
-    }
-)
-# The words of gloo, NCCL, torch's stores and rendezvous for a peer that does not answer any more.
-_OF_A_PEER = re.compile(
-    r"[Cc]onnection (reset|closed|refused|was closed)|Broken pipe|Socket ?[Cc]losed"
-    r"|Timed out waiting|Socket Timeout|wait timeout|timeout after|timed out after"
-    r"|collective operation timeout|failed to recv, got 0 bytes|Failed to recv"
-    r"|ncclRemoteError|remote process exited|ncclSystemError|unhandled system error"
-    r"|communicator was aborted|ProcessGroupNCCL.*(watchdog|[Hh]eartbeat)"
-    r"|\bDist(Backend|Store|Network)Error\b|\bRendezvous\w*Error\b|SignalException|ChildFailedError"
-    r"|NCCL operations have failed or timed out"
-    # DDP compares sizes that an exchange which timed out did not bring; a rank that has none raises
-    # something else before.
-    r"|DDP expects same model .{0,80} inconsistent 0 params"
-)
-# The same exceptions with a cause of their own.
-_OF_ITSELF = re.compile(
-    r"[Mm]ismatch|Duplicate GPU|invalid usage|ncclInvalid|CUDA error|CUDA failure|ECC"
-    r"|out of memory|OutOfMemory|[Aa]ddress already in use|EADDRINUSE|No space left"
-    r"|shared memory segment|no socket interface found"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +66,10 @@ KNOWN: tuple[KnownError, ...] = (
     KnownError(
         name="gpu-out-of-memory",
         # What PyTorch asked for itself is told otherwise, with its size.
-        pattern=re.compile(r"CUDA (?:driver )?error: out of memory|CUDA_ERROR_OUT_OF_MEMORY"),
+        pattern=re.compile(
+            r"CUDA (?:driver )?error: out of memory|CUDA_ERROR_OUT_OF_MEMORY"
+            r"|[Cc]uda failure (?:\d+ )?'out of memory'|Failed to CUDA c\w*alloc"
+        ),
         means="CUDA found no memory on the GPU for work of its own: this program has used it up,"
         " another one on the same GPU has, or the GPU is broken",
         advice="look at what else uses the GPU (nvidia-smi); if it fails on one node only, have"
@@ -150,10 +104,24 @@ KNOWN: tuple[KnownError, ...] = (
         pattern=re.compile(
             r"No CUDA GPUs are available|no CUDA-capable device|CUDA unknown error"
             r"|CUDA-capable devices?(?:\(s\))? (?:is/)?are busy or unavailable"
-            r"|driver is insufficient|device handle for GPU"
+            r"|Found no NVIDIA driver|device handle for GPU"
         ),
         means="the process could not use a GPU",
         advice="look at the GPUs that the job asked for, and have the node checked",
+        attribution=Attribution.UNDECIDED,
+    ),
+    KnownError(
+        name="driver-mismatch",
+        pattern=re.compile(
+            r"NVIDIA driver on your system is too old|driver (?:version )?is insufficient"
+            r"|forward compatibility was attempted on non supported HW"
+            r"|unsupported display driver / cuda driver combination"
+            r"|[Dd]river/library version mismatch"
+        ),
+        means="the driver does not fit: this PyTorch was built for a newer CUDA than it supports,"
+        " or the process found libraries of another version than the driver of its node",
+        advice="compare the node's driver (nvidia-smi) with torch.version.cuda, and in a container"
+        " what it brings of the driver's libraries; if one node alone says so, have it checked",
         attribution=Attribution.UNDECIDED,
     ),
     KnownError(
@@ -264,12 +232,24 @@ KNOWN: tuple[KnownError, ...] = (
     ),
     KnownError(
         name="shared-memory-full",  # of NCCL's, whose reason is that a disk is full
-        pattern=re.compile(r"shared memory segment .{0,160}No space left on device"),
+        pattern=re.compile(
+            r"shared memory segment .{0,160}No space left on device"
+            # Older ones tell no reason of this; of memory there is hardly another.
+            r"|failed to extend /dev/shm/\S{1,80} to \d+ bytes(?!, error: (?!No space))"
+        ),
         means="the shared memory of the node has no room for what its ranks exchange: in a"
         " container it often has 64 MB; else what was left there may fill it",
         advice="give the container more (docker --shm-size or --ipc=host), or look at what lies in"
         " it (df, ls); starting it again as it is fails again",
         attribution=Attribution.USER,
+    ),
+    KnownError(
+        name="shared-memory-removed",
+        pattern=re.compile(r"unlink shared memory /dev/shm/nccl-.{1,80}No such file"),
+        means="somebody removed a file of NCCL's from the node's shared memory: systemd does so"
+        " when a user's last session ends, unless logind.conf says RemoveIPC=no",
+        advice="tell your administrator which node it is (RemoveIPC in logind.conf)",
+        attribution=Attribution.UNDECIDED,
     ),
     KnownError(
         name="disk-full",
@@ -311,6 +291,17 @@ KNOWN: tuple[KnownError, ...] = (
         attribution=Attribution.USER,
     ),
     KnownError(
+        name="locked-memory-limit",  # whose reason is that there is no memory
+        pattern=re.compile(
+            r"Call to ibv_(?:reg_\w+|create_\w+) failed.{0,80}Cannot allocate memory"
+        ),
+        means="an adapter of InfiniBand or RoCE could not lock memory: most often the limit of the"
+        " job's processes is low (ulimit -l)",
+        advice="look at `ulimit -l` in a step on that node: it should say unlimited, which slurmd's"
+        " own limit and PropagateResourceLimitsExcept=MEMLOCK decide",
+        attribution=Attribution.UNDECIDED,
+    ),
+    KnownError(
         name="host-out-of-memory",
         pattern=re.compile(r"DataLoader worker .*is killed by signal: Killed"),
         means="a process of the data loader was killed from outside, most often because the job's"
@@ -342,6 +333,24 @@ KNOWN: tuple[KnownError, ...] = (
         advice="load the plugin's module or container hook, or correct NCCL_NET and"
         " NCCL_NET_PLUGIN; NCCL_DEBUG=INFO says which it looked for",
         attribution=Attribution.USER,
+    ),
+    KnownError(
+        name="network-plugin-missing",  # or, since 2.26, the adapters of a plugin that is built in
+        pattern=re.compile(r"Failed to initialize any NET plugin"),
+        means="the network that NCCL was to use (NCCL_NET) cannot be had: no plugin which it found"
+        " has that name, or the node has no adapter for it",
+        advice="load the plugin's module or container hook, or correct NCCL_NET and"
+        " NCCL_NET_PLUGIN; if one node alone says so, have its adapters checked",
+        attribution=Attribution.UNDECIDED,
+    ),
+    KnownError(
+        name="network-interface-missing",
+        pattern=re.compile(r"no socket interface found|with family \d+ is neither AF_INET"),
+        means="NCCL found no network interface for its ranks to meet by: NCCL_SOCKET_IFNAME names"
+        " one that does not exist or is down, or there is none",
+        advice="correct NCCL_SOCKET_IFNAME, or leave it out; if one node alone says so, look at its"
+        " interfaces (ip -br address)",
+        attribution=Attribution.UNDECIDED,
     ),
     KnownError(
         name="duplicate-gpu",
@@ -379,19 +388,3 @@ def known(error: str, *, loading: bool = False) -> KnownError | None:
     if loading and _ENDS_EARLY.search(error):
         return _BROKEN_CHECKPOINT
     return next((each for each in KNOWN if each.pattern.search(error)), None)
-
-
-def kind_of(error: str) -> str:
-    """Return the name of an exception without its module or namespace: `KeyError`."""
-    name = _END_OF_NAME.split(error, maxsplit=1)[0]
-    return name.rpartition(".")[2].rpartition("::")[2].strip()
-
-
-def alike(error: str) -> str:
-    """Return an exception without what differs from rank to rank: figures and addresses."""
-    return re.sub(r"0x[0-9a-f]+|\d+", "#", error)
-
-
-def is_consequence(error: str) -> bool:
-    """Tell whether an exception only says that another rank, or the way to it, has failed."""
-    return bool(_OF_A_PEER.search(error)) and not _OF_ITSELF.search(error)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import msgspec
 
 from slurm_health.records.text import one_line
-from slurm_health.training.diagnosis.known_errors import alike, is_consequence
+from slurm_health.training.diagnosis.exception_words import alike, is_consequence
 
 _LINES = 40  # of a stream that is one process's: what it wrote at its end
 _MIXED_LINES = 4000  # of one that many share

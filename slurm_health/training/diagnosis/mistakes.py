@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from slurm_health.records.script_records import MOST_LINES, RANK_FAILED, SCRIPT_FAILED
 from slurm_health.records.text import listed, ranks_text
 from slurm_health.training.diagnosis.collected import Collected, ScriptEnd, TrainingLog
+from slurm_health.training.diagnosis.exception_words import is_consequence
 from slurm_health.training.diagnosis.inference import Attribution, Inference, Sureness
-from slurm_health.training.diagnosis.known_errors import is_consequence, known
+from slurm_health.training.diagnosis.known_errors import known
 from slurm_health.training.diagnosis.last_words import LastWords
 from slurm_health.training.diagnosis.rank_failures import RankFailure, nodes_of, ranks_of
 
@@ -196,13 +197,18 @@ def known_last_words(inference: Inference, data: Collected) -> Inference | None:
 _BY_WORDS_ALONE = frozenset(
     {
         "container-not-started",
+        "driver-mismatch",
         "duplicate-gpu",
         "gpu-broken",
         "gpu-fabric",
         "gpu-not-supported",
+        "locked-memory-limit",
+        "network-interface-missing",
         "network-plugin-missing",
         "no-gpu",
         "port-in-use",
+        "shared-memory-full",
+        "shared-memory-removed",
     }
 )
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from slurm_health.records.text import one_line
-from slurm_health.training.diagnosis.known_errors import is_consequence
+from slurm_health.training.diagnosis.exception_words import is_consequence
 
 # Names of signals as strsignal(3) words them, with which srun tells of a task's end.
 SIGNALS = {

@@ -8,15 +8,14 @@ from collections.abc import Sequence
 from slurm_health.records.script_records import MOST_LINES, RANK_FAILED, RANKS_WAITED
 from slurm_health.records.text import SIGKILL, listed, ranks_text, signal_text
 from slurm_health.training.diagnosis.collected import Collected, ScriptEnd, TrainingLog, leaving_out
-from slurm_health.training.diagnosis.inference import Attribution, Inference, Sureness
-from slurm_health.training.diagnosis.known_errors import (
+from slurm_health.training.diagnosis.exception_words import (
     OF_THE_PLACE,
     OF_THE_PROGRAM,
-    KnownError,
     alike,
     kind_of,
-    known,
 )
+from slurm_health.training.diagnosis.inference import Attribution, Inference, Sureness
+from slurm_health.training.diagnosis.known_errors import KnownError, known
 from slurm_health.training.diagnosis.mistakes import of_surroundings
 from slurm_health.training.diagnosis.rank_failures import RankFailure, nodes_of, ranks_of
 

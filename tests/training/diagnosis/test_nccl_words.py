@@ -92,7 +92,13 @@ def told(output: str, code: int = 1) -> Diagnosed:
             "network-plugin-missing",
             "user error",
         ),
-        # No reason is told: of a full /dev/shm by older ones, or of a name that no interface has.
+        (
+            "ncclSystemError",
+            "Error: failed to extend /dev/shm/nccl-a to 96 bytes, error: No space left on device",
+            "shared-memory-full",
+            "user error",
+        ),
+        # Of a full /dev/shm older ones tell no reason.
         (
             "ncclSystemError",
             "Error while creating shared memory segment nccl-shm-recv-1a (size 5767520)",
@@ -102,7 +108,43 @@ def told(output: str, code: int = 1) -> Diagnosed:
         (
             "ncclInternalError",
             "Bootstrap : no socket interface found",
-            "rank-failed",
+            "network-interface-missing",
+            "undecided",
+        ),
+        (
+            "ncclInvalidUsage",
+            "Bootstrap : no socket interface found",
+            "network-interface-missing",
+            "undecided",
+        ),
+        (
+            "ncclInternalError",
+            "ncclSocketInit: connecting to address with family 59936 is neither AF_INET(2) nor 10",
+            "network-interface-missing",
+            "undecided",
+        ),
+        (
+            "ncclInvalidUsage",
+            "Failed to initialize any NET plugin",
+            "network-plugin-missing",
+            "undecided",
+        ),
+        (
+            "ncclSystemError",
+            "Call to ibv_reg_mr failed with error Cannot allocate memory",
+            "locked-memory-limit",
+            "undecided",
+        ),
+        (
+            "ncclUnhandledCudaError",
+            "Cuda failure 2 'out of memory'",
+            "gpu-out-of-memory",
+            "undecided",
+        ),
+        (
+            "ncclSystemError",
+            "unlink shared memory /dev/shm/nccl-a1 failed, error: No such file or directory (2)",
+            "shared-memory-removed",
             "undecided",
         ),
         (

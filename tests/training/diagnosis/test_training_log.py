@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from slurm_health.records.script_records import Attribution
+from slurm_health.training.diagnosis.exception_words import is_consequence
 from slurm_health.training.diagnosis.flight import first_difference
-from slurm_health.training.diagnosis.known_errors import is_consequence, known
+from slurm_health.training.diagnosis.known_errors import known
 from slurm_health.training.diagnosis.training_log import TrainingLog, read_log
 
 DATA = Path(__file__).parents[2] / "data"
@@ -194,6 +195,22 @@ def test_what_ranks_say_of_themselves_is_not_mixed_with_a_report_that_counts_oth
         ),
         ("RuntimeError: mat1 and mat2 must have the same dtype", "wrong-type", Attribution.USER),
         ("RuntimeError: mat1 and mat2 shapes cannot be", "wrong-shape", Attribution.USER),
+        ("RuntimeError: Found no NVIDIA driver on your system", "no-gpu", Attribution.UNDECIDED),
+        (
+            "RuntimeError: The NVIDIA driver on your system is too old (found version 11040)",
+            "driver-mismatch",
+            Attribution.UNDECIDED,
+        ),
+        (
+            "RuntimeError: CUDA error: CUDA driver version is insufficient for CUDA runtime",
+            "driver-mismatch",
+            Attribution.UNDECIDED,
+        ),
+        (
+            "RuntimeError: Error 804: forward compatibility was attempted on non supported HW",
+            "driver-mismatch",
+            Attribution.UNDECIDED,
+        ),
     ],
 )
 def test_an_exception_is_known_by_its_words(
