@@ -15,7 +15,10 @@ from pathlib import Path
 from benchmarks.replay.source import Source
 from benchmarks.replay.threads import Truth, score_logs
 
-_BLOCK = re.compile(r"^[ ]*```[^\n]*\n(.*?)^[ ]*```", re.DOTALL | re.MULTILINE)
+_FENCED = re.compile(r"^[ ]*```[^\n]*\n(.*?)^[ ]*```", re.DOTALL | re.MULTILINE)
+_INDENTED = re.compile(
+    r"::[^\n]*\n(?:[ ]*\n)+((?:[ ]+[^\n]+\n|[ ]*\n)+)"
+)  # as reStructuredText has it
 _KILLED, _ABORTED = 137, 134
 _BROKEN_GPU = frozenset({"gpu-broken"})
 _UNREACHABLE = frozenset({"connections-broke", "peer-unreachable"})
@@ -108,6 +111,57 @@ _SITES: Mapping[tuple[str, str], Truth] = {
     ): (frozenset({"gpu-library-failed"}), False, 1),
 }  # fmt: skip
 
+_GUIDE = "docs/userguide/source/troubleshooting"
+_LIMIT = (frozenset({"locked-memory-limit"}), False, 1)
+_NCCL: Mapping[tuple[str, str], Truth] = {
+    (f"{_GUIDE}/runtime_and_mpi_issues.rst", "failed to extend /dev/shm/"): (
+        frozenset({"shared-memory-full"}), False, 1),
+    # The node's systemd took it for a file of a user who has gone.
+    (f"{_GUIDE}/runtime_and_mpi_issues.rst", "unlink shared memory"): (
+        frozenset({"shared-memory-removed"}), False, 1),
+    (f"{_GUIDE}/runtime_and_mpi_issues.rst", "PMIX ERROR"): (
+        frozenset({"mpi-failed"}), False, 1),
+    (f"{_GUIDE}/runtime_and_mpi_issues.rst", "UCX  WARN  network device"): (
+        frozenset({"network-setting-wrong"}), False, 1),
+    (f"{_GUIDE}/runtime_and_mpi_issues.rst", "no active messages transport"): (
+        frozenset({"mpi-failed"}), False, 1),
+    (f"{_GUIDE}/networking_troubleshooting.rst", "Call to ibv_create_qp failed"): _LIMIT,
+    (f"{_GUIDE}/networking_troubleshooting.rst", "Call to ibv_reg_mr failed"): _LIMIT,
+    # A number of NCCL_IB_GID_INDEX that is not that of the network.
+    (f"{_GUIDE}/networking_troubleshooting.rst", "Call to ibv_modify_qp failed"): (
+        frozenset({"network-setting-wrong"}), False, 1),
+}  # fmt: skip
+_HANGING = "tr_141-hanging/tr_141_cm409xPMD01_scale_leap_of_faith_v5_num_workers"
+_NODE_LOST = (frozenset({"node-lost"}), True, 1)
+_M4: Mapping[tuple[str, str], Truth] = {
+    (f"{_HANGING}_02/README.md", "Node failure on jean-zay-iam49"): _NODE_LOST,
+    (f"{_HANGING}_06/README.md", "Node failure on jean-zay-iam37"): _NODE_LOST,
+    # One whole node did not answer any more.
+    (f"{_HANGING}_0-try5/README.md", "CUDA error: unknown error"): (
+        frozenset({"node-lost", "gpu-broken"}), True, _ABORTED),
+    (f"{_HANGING}_0-try3/README.md", "'jsonl' is not a valid LoggingTypes"): _PROGRAM,
+}  # fmt: skip
+_KILLED_FOR_MEMORY = (frozenset({"killed-for-memory"}), False, 1)
+_CENTRES: Mapping[tuple[str, str], Truth] = {
+    ("scicomp-docs/triton/tut/interactive.rst", "StepId=463531.0"): _KILLED_FOR_MEMORY,
+    ("scicomp-docs/triton/tut/interactive.rst", "StepId=5766825.0"): _KILLED_FOR_MEMORY,
+    (
+        "User_Codes/Training/Advanced_Cluster_Usage/Exercise1/Python/README.md",
+        "slurmstepd: error: Detected 1 oom_kill",
+    ): _KILLED_FOR_MEMORY,
+    # A server that its user ended.
+    ("User_Codes/AI/heavyAI/heavyAI.err", "CANCELLED AT"): (
+        frozenset({"ended-from-outside", "cancelled"}), False, 143),
+    # A program that was built for another mode of the GPU.
+    ("olcf-user-docs/systems/frontier_user_guide.rst", "frontier002: task 0: Aborted"): (
+        frozenset({"gpu-not-supported", "program-error"}), False, _ABORTED),
+    ("olcf-user-docs/systems/frontier_user_guide.rst", "frontier129: task 0: Aborted"): (
+        frozenset({"gpu-not-supported", "program-error"}), False, _ABORTED),
+    # The launcher's own mistake.
+    ("olcf-user-docs/systems/summit_user_guide.rst", "Signal: Segmentation fault"): (
+        frozenset({"crashed"}), False, 139),
+}  # fmt: skip
+
 
 def _cases(
     directory: Path, truth: Mapping[tuple[str, str], Truth]
@@ -116,7 +170,8 @@ def _cases(
         if not (directory / page).exists():
             continue
         text = (directory / page).read_text(errors="replace")
-        block = next((each for each in _BLOCK.findall(text) if words in each), None)
+        blocks = [*_FENCED.findall(text), *_INDENTED.findall(text)] or [text]
+        block = next((each for each in blocks if words in each), None)
         if block is not None:
             yield f"{page}: {words}", textwrap.dedent(block), true  # as lists have it
 
@@ -149,5 +204,26 @@ SOURCES = (
         anchor="all, by their authors",
         seen=False,
         score=lambda place: score_logs(_cases(place.parents[2], _SITES)),
+    ),
+    Source(
+        name="nccl",
+        place=_GUIDE,
+        anchor="all, by its authors",
+        seen=False,
+        score=lambda place: score_logs(_cases(place.parents[3], _NCCL)),
+    ),
+    Source(
+        name="m4-logs",
+        place="tr_141-hanging",
+        anchor="all, by its authors",
+        seen=False,
+        score=lambda place: score_logs(_cases(place.parent, _M4)),
+    ),
+    Source(
+        name="centres",
+        place="scicomp-docs/triton/tut",
+        anchor="all, by their authors",
+        seen=False,
+        score=lambda place: score_logs(_cases(place.parents[2], _CENTRES)),
     ),
 )

@@ -21,6 +21,7 @@ from slurm_health.training.diagnosis.operators import OPERATORS
 from slurm_health.training.diagnosis.training_log import read_log
 
 _BLOCK = re.compile(r"```[^\n]*\n(.*?)```", re.DOTALL)
+_LOST = re.compile(r"srun: error: Node failure on (\S+)")  # a node of the job, as Slurm says it
 _OPEN = {None, "script-failed", "rank-failed"}
 _KILLED, _ABORTED = 137, 134
 _UNDECIDED = Attribution.UNDECIDED.value
@@ -95,10 +96,21 @@ _TRUTH: Mapping[str, Truth] = {
     # The node had lost its copies of batch scripts, which was mended by a reboot.
     "ArjunaCluster/ArjunaUsers#46": (frozenset({"script-lost"}), True, 1),
     "ArjunaCluster/ArjunaUsers#21": (frozenset({"script-lost"}), True, 1),
+    # The user's name of an interface that the nodes do not have.
+    "NVIDIA/nccl#1837": (frozenset({"network-interface-missing"}), False, 1),
+    # A node without any interface.
+    "NVIDIA/nccl#210": (frozenset({"network-interface-missing"}), False, 1),
+    "NVIDIA/nccl#1235": (frozenset({"gpu-out-of-memory"}), False, 1),
+    "NVIDIA/nccl-tests#15": (frozenset({"connections-broke", "peer-unreachable"}), False, 1),
+    "OdingdongO/pytorch_classification#1": (frozenset({"no-gpu"}), False, 1),
+    # What CUDA and the driver did not agree on.
+    "NVIDIA/nccl#1029": (frozenset({"no-gpu"}), False, 1),
     "ademakdogan/nails_segmentation#8": (frozenset({"gpu-not-supported"}), False, 1),
     **dict.fromkeys(
         (
             "XPixelGroup/BasicSR#737",
+            "ai2cm/ace#348",
+            "huggingface/picotron_tutorial#6",
             "huggingface/open-r1#620",
             "pytorch/pytorch#118369",
             "arrival-ltd/catalyst-rl-tutorial#15",
@@ -120,7 +132,7 @@ def score_logs(cases: Iterable[tuple[str, str, Truth]]) -> Score:
     score = Score()
     diagnostician = Diagnostician(observe_failure, InferenceChain(OPERATORS))
     for name, log, (causes, of_node, status) in cases:
-        end = ScriptEnd(exit_code=status, nodes=("n1",))
+        end = ScriptEnd(exit_code=status, nodes=("n1", *_LOST.findall(log)))
         diagnosed = diagnostician.diagnose(Collected([end, read_log([("out", log)])])).diagnosed
         cause = diagnosed.cause if diagnosed else None
         score.innocent += bool(diagnosed and diagnosed.accused and not of_node)
