@@ -28,19 +28,23 @@ MASTER_THAT_WAITS = (
     'echo \'{"disposition": "proceed"}\'\n'
 )
 # Mounts a filesystem that never answers, served by a process that outlives this one, and becomes
-# the command that follows.
+# the command that follows. Mounted over a file, it is our standard error, which cannot be read.
 _ON_HUNG_FILESYSTEM = """
 import os, sys
 from pathlib import Path
-from tests.node.hooks.hung_filesystem import mount, serve
-fuse = mount(Path(sys.argv[1]))
+from tests.node.hooks.hung_filesystem import UNREADABLE, mount, serve
+place = Path(sys.argv[1])
+is_file = place.is_file()
+fuse = mount(place, rootmode="100000") if is_file else mount(place)
 if os.fork() == 0:
     if os.fork() == 0:
         Path(sys.argv[2]).write_text(str(os.getpid()))
-        serve(fuse)
+        serve(fuse, UNREADABLE) if is_file else serve(fuse)
     os._exit(0)
 os.wait()
 os.close(fuse)
+if is_file:
+    os.dup2(os.open(place, os.O_WRONLY), 2)
 os.execv(sys.argv[3], sys.argv[3:])
 """
 
@@ -246,20 +250,23 @@ def _processes(without: Collection[str] = ()) -> Iterator[tuple[int, list[bytes]
 
 
 @contextlib.contextmanager
-def hung_filesystem(bench: Bench) -> Iterator[tuple[Path, list[str], dict[str, str]]]:
+def hung_filesystem(
+    bench: Bench, *, stderr: bool = False
+) -> Iterator[tuple[Path, list[str], dict[str, str]]]:
     """Have a directory answer nothing; yield it, and the words and variables that mount it.
 
     What they start mounts it for itself and becomes the command behind them; what serves the
-    filesystem outlives that, and is ended here.
+    filesystem outlives that, and is ended here. With `stderr` it is no directory, but the file to
+    which that command's standard error goes; to read it hangs.
     """
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         pytest.skip("no /dev/fuse")
-    directory, server = bench.directory / "run", bench.directory / "server"
-    directory.mkdir()
-    words = [sys.executable, "-c", _ON_HUNG_FILESYSTEM, str(directory), str(server)]
+    place, server = bench.directory / "run", bench.directory / "server"
+    place.touch() if stderr else place.mkdir()
+    words = [sys.executable, "-c", _ON_HUNG_FILESYSTEM, str(place), str(server)]
     root = str(Path(__file__).parents[2])
     try:
-        yield directory, words, {**bench.environ(), "PYTHONPATH": root}
+        yield place, words, {**bench.environ(), "PYTHONPATH": root}
     finally:
         if server.exists():
             os.kill(int(server.read_text()), signal.SIGKILL)

@@ -12,8 +12,10 @@ import re
 import stat
 import time
 from collections.abc import Collection, Mapping
+from pathlib import Path
 
 from slurm_health.records.errors import SlurmError
+from slurm_health.system.killable import Answered, run_one
 from slurm_health.system.slurm.client import Client
 
 TIME_LIMIT = "the job reached its time limit"
@@ -40,6 +42,7 @@ _STATES = {
     "PENDING": _REQUEUED,
 }
 _TAIL_BYTES = 4096
+_TAIL_S = 1.0  # what lies in the page cache is there in a millisecond
 # An earlier attempt of the job may have left its line in the same file.
 _RECENT_S = 120.0
 # Slurm kills what it ends 30 s after its signal, or when its site says.
@@ -75,17 +78,24 @@ def in_output(text: bytes, job: str, *, now_s: float) -> str:
 
 
 def _tail(output: int) -> bytes:
-    """Return the end of an open file, as far as another process has written there."""
-    with contextlib.suppress(OSError):
-        if not stat.S_ISREG(os.fstat(output).st_mode):
-            return b""
-        file = os.open(f"/proc/self/fd/{output}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            size = os.fstat(file).st_size
-            return os.pread(file, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
-        finally:
-            os.close(file)
+    """Return the end of an open file, as far as another process has written there.
+
+    On a filesystem that does not answer, nothing: no job is held for it.
+    """
+    # Its own standard streams are of no use to the child that reads.
+    ours = Path(f"/proc/{os.getpid()}/fd/{output}")
+    match run_one(lambda: _end_of(ours), _TAIL_S):
+        case Answered(data=data):
+            return data
     return b""
+
+
+def _end_of(path: Path) -> bytes:
+    if not stat.S_ISREG(path.stat().st_mode):
+        return b""
+    with path.open("rb", buffering=0) as file:
+        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+        return file.read(_TAIL_BYTES)
 
 
 def _as_slurm_says(environ: Mapping[str, str], job: str) -> str:

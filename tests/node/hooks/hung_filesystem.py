@@ -11,11 +11,13 @@ of JSON.
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import struct
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -38,23 +40,26 @@ from slurm_health.report import latest
 from tests.support.sites import load_site
 
 _CLONE_NEWNS, _MS_REC, _MS_PRIVATE = 0x20000, 0x4000, 1 << 18
-_FUSE_INIT = 26
+_GETATTR, _OPEN, _WRITE, _RELEASE, _FLUSH, _INIT, _IOCTL = 3, 14, 16, 18, 25, 26, 39
 _LIMIT_S = 3.0
 _NOBODY = 65534
 _NOW_S = 2e9
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def mount(directory: Path, whose: str = "user_id=0,group_id=0,allow_other") -> int:
+def mount(
+    place: Path, whose: str = "user_id=0,group_id=0,allow_other", *, rootmode: str = "40000"
+) -> int:
     """Mount the filesystem; return the descriptor through which the kernel asks.
 
-    `whose` are the options that say whose it is, and who may ask it.
+    `whose` are the options that say whose it is, and who may ask it. With another `rootmode` all
+    of it is one file.
     """
     fuse = os.open("/dev/fuse", os.O_RDWR)
     _call("unshare", _CLONE_NEWNS)
     _call("mount", b"none", b"/", None, ctypes.c_ulong(_MS_REC | _MS_PRIVATE), None)
-    options = f"fd={fuse},rootmode=40000,{whose}".encode()
-    _call("mount", b"hung", str(directory).encode(), b"fuse.hung", ctypes.c_ulong(0), options)
+    options = f"fd={fuse},rootmode={rootmode},{whose}".encode()
+    _call("mount", b"hung", str(place).encode(), b"fuse.hung", ctypes.c_ulong(0), options)
     return fuse
 
 
@@ -63,14 +68,30 @@ def _call(name: str, *arguments: object) -> None:
         raise OSError(ctypes.get_errno(), f"{name}: {os.strerror(ctypes.get_errno())}")
 
 
-def serve(fuse: int) -> None:
-    """Answer the first request, which opens the connection, and no other."""
+_OPENED = {_INIT: struct.pack("<IIIIHHI", 7, 31, 0, 0, 12, 9, 4096).ljust(64, b"\0")}
+# A file that can be opened and written, whose size is known, and which nobody can read.
+UNREADABLE = _OPENED | {
+    _GETATTR: struct.pack("<QIIQQQ", 3600, 0, 0, 1, 1 << 20, 0).ljust(76, b"\0")
+    + struct.pack("<III", 0o100600, 1, 0).ljust(28, b"\0"),
+    _OPEN: struct.pack("<QII", 0, 1, 0),  # past the page cache
+    _WRITE: b"",
+    _FLUSH: b"",
+    _RELEASE: b"",
+    _IOCTL: b"",
+}
+
+
+def serve(fuse: int, answers: Mapping[int, bytes] = _OPENED) -> None:
+    """Answer these requests, at least the first one, which opens the connection, and no other."""
     while True:
         request = os.read(fuse, 1 << 17)
         _, opcode, unique = struct.unpack_from("<IIQ", request)
-        if opcode == _FUSE_INIT:
-            body = struct.pack("<IIIIHHI", 7, 31, 0, 0, 12, 9, 4096).ljust(64, b"\0")
-            os.write(fuse, struct.pack("<IiQ", 16 + len(body), 0, unique) + body)
+        if opcode in answers:
+            body = answers[opcode]
+            if opcode == _WRITE:
+                body = request[56:60].ljust(8, b"\0")  # all that was to be written, is
+            error = -errno.ENOTTY if opcode == _IOCTL else 0
+            os.write(fuse, struct.pack("<IiQ", 16 + len(body), error, unique) + body)
 
 
 def main(what: str, directory: Path, state: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from slurm_health.records.script_records import Diagnosed
 from slurm_health.system import journal
-from tests.support.supervised import Bench, eventually
+from tests.support.supervised import Bench, eventually, hung_filesystem
 
 RAISES = """#!/bin/bash
 echo '[rank1]: Traceback (most recent call last):' >&2
@@ -92,6 +92,20 @@ def test_a_script_that_ends_well_when_slurm_ends_its_job_is_told_to_have_been_en
     (entry,) = journal.read_all(run, journal.POST_MORTEM)
     assert isinstance(entry.record, Diagnosed)
     assert (entry.record.cause, entry.record.attribution) == (cause, "ended from outside")
+
+
+@pytest.mark.root
+def test_an_output_that_no_longer_answers_holds_no_job_whose_script_ended_well(
+    bench: Bench,
+) -> None:
+    with hung_filesystem(bench, stderr=True) as (_, wrapper, environ):
+        job = bench.supervised(
+            "#!/bin/bash\necho written >&2 && echo ran\n",
+            wrapper=wrapper,
+            environ={**environ, "SLURM_JOB_ID": "12"},
+        )
+        code, out, _ = bench.finish(job)
+        assert (code, out) == (0, b"ran\n")
 
 
 def test_a_script_that_ends_well_at_a_signal_of_its_users_is_not_spoken_of(bench: Bench) -> None:
