@@ -193,10 +193,10 @@ def _diagnosed(question: Question, clock_s: float, environ: Mapping[str, str]) -
     """Return what the workers' last words say of the cause, and in Slurm what all nodes tell."""
     place = question.context.place
     log = _log_of(question.reports)
-    nodes = (
-        place.nodes if place.cluster != OUTSIDE_SLURM else tuple(r.node for r in question.reports)
-    )
-    end = ScriptEnd(exit_code=1, nodes=nodes, script=question.context.arguments.program[0])
+    in_slurm = place.cluster != OUTSIDE_SLURM
+    nodes = place.nodes if in_slurm else tuple(each.node for each in question.reports)
+    script = question.context.arguments.program[0]
+    end = ScriptEnd(exit_code=1, nodes=nodes, script=script, in_slurm=in_slurm)
     used = registry.registered()
     job = EndedJob(
         end=end,

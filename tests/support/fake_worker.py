@@ -128,7 +128,7 @@ def serve(command: dict[str, Any], aborted: set[int]) -> None:
         done(index, "failed", detail, own_fault=True)
         return
     if how == "computes-wrongly":
-        detail = "device 0 computes wrong results"
+        detail = f"{'device 0 computes' if MODEL else 'the processors compute'} wrong results"
         done(index, "failed", detail, own_fault=True, wrong_results=True)
         return
     if how == "cannot":

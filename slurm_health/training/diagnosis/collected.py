@@ -22,6 +22,7 @@ class ScriptEnd(msgspec.Struct, frozen=True, kw_only=True):
 
     `exit_code` is 128 + n after signal n, as a shell has it. `nodes` are those of the job. With
     `told_to_end` it was sent a signal with which jobs are ended, and may have ended well for it.
+    Without `in_slurm` it was no job of Slurm's.
     """
 
     exit_code: int
@@ -29,6 +30,7 @@ class ScriptEnd(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[str, ...] = ()
     script: str = ""
     told_to_end: bool = False
+    in_slurm: bool = True
 
     @property
     def well(self) -> bool:

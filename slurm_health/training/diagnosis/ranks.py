@@ -198,7 +198,7 @@ def killed_or_crashed(_: Inference, data: Collected) -> Inference | None:
             nodes=where,
             ranks=ranks_of([first]),
             evidence=(first.line,),
-            advice=_AFTER_A_KILL,
+            advice=_after_a_kill(data),
         )
     return Inference(
         name="crashed",
@@ -228,7 +228,7 @@ def script_crashed(_: Inference, data: Collected) -> Inference | None:
             sureness=Sureness.POSSIBLE,
             description=f"the script, or what it ran last, {_KILLED_BY_WHOM}",
             evidence=(f"it ended with {signal_text(number)}",),
-            advice=_AFTER_A_KILL,
+            advice=_after_a_kill(data),
         )
     return Inference(
         name="crashed",
@@ -243,9 +243,13 @@ _KILLED_BY_WHOM = (
     "was killed by SIGKILL from outside; nothing that was collected says by whom (memory used up on"
     " its node, or a person)"
 )
-_AFTER_A_KILL = (
+_AFTER_A_KILL_IN_SLURM = (
     "look at the job's memory, where Slurm keeps account of it (sacct --format=JobID,MaxRSS,State),"
     " and ask your administrator for the kernel's log of the node"
+)
+_AFTER_A_KILL_OUTSIDE = (
+    "look on its node whether memory was used up: the kernel's log says so (dmesg -T | grep -i"
+    " 'killed process'), and in a container or a service oom_kill in its cgroup's memory.events"
 )
 _AFTER_A_CRASH = (
     "start again with PYTHONFAULTHANDLER=1; if the same node crashes again while others do not,"
@@ -269,6 +273,11 @@ def _crashed(number: int) -> str:
         f"crashed ({signal_text(number)}{what}) in native code: an error of a library or"
         " extension, or, if it stays on one node, of the node"
     )
+
+
+def _after_a_kill(data: Collected) -> str:
+    end = data.get(ScriptEnd)
+    return _AFTER_A_KILL_IN_SLURM if end is None or end.in_slurm else _AFTER_A_KILL_OUTSIDE
 
 
 def _job_nodes(data: Collected) -> tuple[str, ...]:

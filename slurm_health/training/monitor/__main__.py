@@ -39,6 +39,7 @@ def main() -> int:
         nodes=_nodes(os.environ),
         script=options.script_name,
         told_to_end=options.told_to_end,
+        in_slurm="SLURM_JOB_ID" in os.environ,
     )
     job = EndedJob(
         end=end,

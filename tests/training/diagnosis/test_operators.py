@@ -238,6 +238,17 @@ def test_a_kill_for_memory_explains_a_rank_that_was_killed(data: msgspec.Struct)
     assert found.accused == []
 
 
+def test_what_to_do_after_a_kill_goes_by_what_is_there_to_ask() -> None:
+    log = TrainingLog(failures=(failed(2, signal=9),))
+    outside = msgspec.structs.replace(END, in_slurm=False)
+
+    assert "sacct" in diagnose(log).advice
+    advice = diagnose(log, end=outside).advice
+    assert "sacct" not in advice
+    assert "dmesg" in advice
+    assert "memory.events" in advice
+
+
 def test_a_count_of_no_kills_says_nothing() -> None:
     log = TrainingLog(failures=(failed(2, signal=9),))
 

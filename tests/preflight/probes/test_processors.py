@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from slurm_health.preflight.probes.processors import Machine, Watch, Window, taken_of_s
+
+BURNER = f"{sys.executable} -c 'while True: pass' & echo $!; wait"
+IDLE = Machine(busy_s=0.0, stolen_s=0.0, own_s=0.0)
+
+
+@pytest.fixture
+def one_processor() -> Iterator[int]:
+    """Have this process, and what it starts, on one processor only."""
+    usual = os.sched_getaffinity(0)
+    chosen = min(usual)
+    os.sched_setaffinity(0, {chosen})
+    yield chosen
+    os.sched_setaffinity(0, usual)
+
+
+def burn_for(time_s: float) -> None:
+    end_s = time.perf_counter() + time_s
+    while time.perf_counter() < end_s:
+        pass
+
+
+@pytest.mark.usefixtures("one_processor")
+def test_what_another_process_takes_of_a_processor_is_left_out() -> None:
+    # A grandchild: who was started with us is of our node.
+    with subprocess.Popen(["sh", "-c", BURNER], stdout=subprocess.PIPE, text=True) as shell:
+        assert shell.stdout is not None
+        burner = int(shell.stdout.readline())
+        watch, before_s = Watch(), time.thread_time()
+        for _ in range(5):
+            watch.begin()
+            burn_for(0.1)
+            watch.end(1)
+        ran_s = time.thread_time() - before_s
+        os.kill(burner, signal.SIGKILL)
+    times = watch.times()
+
+    elapsed_ms, taken_ms = sum(times.iteration_ms), sum(times.taken_ms)
+    assert taken_ms >= 0.1 * elapsed_ms
+    assert elapsed_ms - taken_ms == pytest.approx(ran_s * 1e3, abs=0.2 * elapsed_ms)
+
+
+def test_workers_of_one_node_take_nothing_from_each_other() -> None:
+    windows = [Window(elapsed_s=1.0, unserved_s=0.5, ran_s=0.5)]
+
+    assert taken_of_s(windows, IDLE, Machine(busy_s=1.0, stolen_s=0.0, own_s=1.0)) == [0.0]
+    assert taken_of_s(windows, IDLE, Machine(busy_s=1.0, stolen_s=0.0, own_s=0.8)) == [
+        pytest.approx(0.2)
+    ]
+
+
+def test_no_more_is_taken_than_a_thread_waited_for() -> None:
+    windows = [Window(elapsed_s=1.0, unserved_s=0.1, ran_s=0.9)]
+
+    assert taken_of_s(windows, IDLE, Machine(busy_s=64.0, stolen_s=0.0, own_s=0.9)) == [0.1]
+
+
+def test_a_hypervisor_takes_of_the_time_in_which_a_thread_seems_to_run() -> None:
+    windows = [Window(elapsed_s=1.0, unserved_s=0.0, ran_s=0.8)]
+
+    taken_s = taken_of_s(windows, IDLE, Machine(busy_s=0.75, stolen_s=0.25, own_s=0.75))
+
+    assert taken_s == [pytest.approx(0.2)]
+
+
+def test_where_nobody_takes_anything_there_is_nothing_to_tell() -> None:
+    watch = Watch()
+    watch.begin()
+    watch.end(4, elapsed_s=2.0)
+
+    assert watch.times() == ([500.0], [])
