@@ -19,7 +19,7 @@ _LOST = 79  # the Xid of a GPU that has fallen off the bus
 _XID_TABLE = "NVIDIA's catalogue of Xid errors"
 _SXID_TABLE = "the user guide of NVIDIA's Fabric Manager"
 _KERNEL = "the kernel's own words"
-_NUMBER = re.compile(r"(?:(?P<kind>s?xid)\s*[:#]?\s*)?(?P<number>\d{1,5})", re.I)
+_NUMBER = re.compile(r"(?:(?P<kind>s?xid)\s*[-:#]?\s*)?(?P<number>\d{1,5})", re.I)
 # `Nov 23 12:00:00 n1 kernel: `, `[  123.456789] `, `[Mon Nov 23 12:00:00 2026] `
 _STAMP = re.compile(r"^(?:\S.{0,80}? kernel: )?(?:\[[^\]]{1,40}\] )?")
 

@@ -27,7 +27,7 @@ _CHARACTERS = 300
 # torchrun.
 _OF_OTHERS = re.compile(
     r"slurm-health: |srun: (?:error: \S+: tasks? |Terminating|Force Terminated|Job step|launch/)"
-    r"|slurmstepd\S*: error: \*\*\*|\[?[IWEF]\d{4}[ :]|\S+ FAILED$|Failures:$|Root Cause "
+    r"|slurmstepd\S*: error: \*\*\*|\[?[IWEF]\d{4}[ :]|\S+ FAILED$|Failures:$|Root Cause |\[\d+\]:$"
     r"|Exception raised from \S+ at |frame #\d+: |Last error:$"
     r"|[=*-]{5,}|Fatal Python error: Segm|\S+Warning: |\S+:\d+: \w*Warning: |Exception ignored in"
 )

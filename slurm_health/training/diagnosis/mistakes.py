@@ -214,14 +214,19 @@ _BY_WORDS_ALONE = frozenset(
 
 
 def quotes(data: Collected) -> list[str]:
-    """Return the first complaints of what failed, or its last lines, as lines of evidence."""
+    """Return the first complaints of what failed as lines of evidence.
+
+    Where there are none, and no exception either, its last line: that may be mere progress.
+    """
     log = data.get(TrainingLog)
     if log is None:
         return []
     failed = set(ranks_of(log.of_their_own))
     first = [each for each in log.words if each.first and each.times]
     of_failed = [each for each in first if failed.intersection(each.ranks)] or first
-    complaints = [each for each in of_failed if each.complains] or of_failed[-1:]
+    complaints = [each for each in of_failed if each.complains]
+    if not complaints and not any(each.error for each in log.of_their_own):
+        complaints = of_failed[-1:]
     return [f"{_who(each)} wrote: {each.text}" for each in complaints[:MOST_LINES]]
 
 

@@ -16,7 +16,7 @@ FATAL_LINK = (
 )
 
 
-@pytest.mark.parametrize("words", ["79", "xid 79", "Xid: 79", "xid79", " 79 ", LOST])
+@pytest.mark.parametrize("words", ["79", "xid 79", "Xid: 79", "xid79", "xid-79", " 79 ", LOST])
 def test_an_xid_is_known_by_its_number_and_by_its_line(words: str) -> None:
     found = meaning_of(words)
 

@@ -158,6 +158,20 @@ def test_different_last_words_are_not_decided_and_those_of_each_failed_rank_are_
     assert "rank 1 wrote: unknown tokenizer" in found.evidence
 
 
+def test_beside_an_exception_neither_progress_nor_torchruns_summary_is_evidence() -> None:
+    text = (
+        "step 9\nstep 10\n[rank1]: Traceback (most recent call last):\n"
+        '[rank1]:   File "/home/alice/train.py", line 10, in <module>\n'
+        "[rank1]: RuntimeError: bad batch 17\n"
+        "train.py FAILED\nFailures:\n  <NO_OTHER_FAILURES>\n"
+        "Root Cause (first observed failure):\n[0]:\n  rank      : 1 (local_rank: 0)\n"
+    )
+    found = diagnose(text)
+
+    assert found.attribution == "undecided"
+    assert found.evidence == ["rank 1: RuntimeError: bad batch 17 (train.py:10)"]
+
+
 def test_a_command_that_was_not_found_and_did_not_end_the_script_is_not_why_it_failed() -> None:
     found = diagnose("train.sh: line 2: module: command not found\nlost it\n", 5)
 
