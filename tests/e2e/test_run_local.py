@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.supervised import eventually
+from tests.support.unshared import played_python
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
 
@@ -23,11 +24,23 @@ DEADLINE_S = 360
 
 
 class Node:
-    """One process of `slurm-health run`, started in `directory`."""
+    """One process of `slurm-health run`, started in `directory`.
 
-    def __init__(self, directory: Path, *words: str, **environ: str) -> None:
+    Its probes are played and torchrun's options read without torch, unless it is `real`; it also
+    trains for real if it `trains`.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *words: str,
+        real: bool = False,
+        trains: bool = False,
+        **environ: str,
+    ) -> None:
+        python = [] if real else [f"--python={played_python(directory, trains=trains)}"]
         self.process = subprocess.Popen(
-            [COMMAND, "run", *words],
+            [COMMAND, "run", *python, *words],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -35,6 +48,7 @@ class Node:
             env={
                 **os.environ,
                 "SLURM_HEALTH_JOURNAL": str(directory / "journal"),
+                "FAKE_WORKER_DIR": str(directory),
                 "OMP_NUM_THREADS": "1",
                 **environ,
             },
@@ -62,9 +76,8 @@ def free_port() -> str:
 
 
 def test_one_machine_is_checked_and_trains(tmp_path: Path) -> None:
-    code, stdout, stderr = Node(
-        tmp_path, "--network-check", "--standalone", "--nproc_per_node=2", TRAIN, "--epochs=1"
-    ).end()
+    words = ("--network-check", "--standalone", "--nproc_per_node=2")
+    code, stdout, stderr = Node(tmp_path, *words, TRAIN, "--epochs=1", real=True).end()
     assert code == 0, stderr
     assert "2 processes" in stdout
     assert "all healthy" in stderr
@@ -87,6 +100,7 @@ def test_several_processes_are_checked_and_train_together(tmp_path: Path, free_p
             tmp_path,
             *("--network-check", "--nnodes=2", "--rdzv-id=a7", "--max_restarts=3"),
             *(TRAIN, "--epochs=1"),
+            trains=True,
             NODE_RANK=str(rank),
             MASTER_ADDR="127.0.0.1",
             MASTER_PORT=free_port,
@@ -108,6 +122,7 @@ def test_a_process_that_never_comes_is_left_out_where_it_may_be(
             tmp_path,
             *("--network-check", "--nnodes=2:3", "--rdzv-id=a7", f"--node_rank={rank}"),
             *("--rdzv-backend=c10d", TRAIN, "--epochs=1"),
+            trains=True,
             MASTER_ADDR="127.0.0.1",
             MASTER_PORT=free_port,
         )
@@ -135,7 +150,7 @@ def test_the_process_becomes_torchrun_and_ends_as_it_does(
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text("import pathlib, time\npathlib.Path('began').touch()\ntime.sleep(600)\n")
-    node = Node(tmp_path, f"--monitor={monitor}", "--standalone", str(script))
+    node = Node(tmp_path, f"--monitor={monitor}", "--standalone", str(script), trains=True)
     eventually((tmp_path / "began").exists, "the script began")
     assert any(word.endswith(torchrun) for word in node.program())
     node.process.send_signal(signal.SIGTERM)
@@ -153,7 +168,7 @@ def test_one_machine_that_is_not_checked_says_why_its_training_failed(
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text("raise KeyError('lr')\n")
-    code, _, stderr = Node(tmp_path, *alone, str(script)).end()
+    code, _, stderr = Node(tmp_path, *alone, str(script), trains=True).end()
 
     assert code == 1
     assert stderr.count("post-mortem: why") == 1, stderr
@@ -179,7 +194,7 @@ def test_the_help_is_ours_at_once_and_torchruns_by_its_parser(tmp_path: Path) ->
     assert "torchrun --help" in stdout
     assert len(stdout.splitlines()) < 100
     assert max(map(len, stdout.splitlines())) <= 100
-    code, stdout, _ = Node(tmp_path, "--nnodes", "2", "--help").end()
+    code, stdout, _ = Node(tmp_path, "--nnodes", "2", "--help", real=True).end()
     assert code == 0
     assert "--max-restarts" in stdout
     assert "--exclude-straggler" in stdout

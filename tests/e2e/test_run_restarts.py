@@ -23,8 +23,8 @@ OPTIONS = ("--nproc_per_node=1", "--max-restarts=2")
 
 @pytest.fixture
 def machines(tmp_path: Path) -> Iterator[list[Machine]]:
-    """Two machines, whose processes end with the test."""
-    found = [Machine(tmp_path, rank, real=True) for rank in range(2)]
+    """Two machines that train for real, and whose probes are played; they end with the test."""
+    found = [Machine(tmp_path, rank, trains=True) for rank in range(2)]
     yield found
     for each in found:
         if each.process is not None and each.process.poll() is None:
@@ -186,10 +186,8 @@ def test_with_fewer_nodes_than_are_needed_the_training_ends_and_says_so(
     )
 
 
-def test_a_training_on_one_machine_is_checked_before_its_restart(
-    machines: list[Machine], tmp_path: Path
-) -> None:
-    alone = machines[0]
+def test_a_training_on_one_machine_is_checked_before_its_restart(tmp_path: Path) -> None:
+    alone = Machine(tmp_path, 0, real=True)
     given = (str(tmp_path / "ck.pt"), "6")
     alone.run(*OPTIONS, "--standalone", program=str(TRAIN), given=given, FAIL="kill 3 0 1")
     assert codes([alone]) == [0], alone

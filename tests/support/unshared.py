@@ -20,15 +20,17 @@ from tests.support.supervised import eventually
 
 COMMAND = str(Path(sys.executable).with_name("slurm-health"))
 FAKE_WORKER = Path(__file__).with_name("fake_worker.py")
+TORCHRUN_READING = Path(__file__).with_name("torchrun_reading.py")
 DEADLINE_S = 240
 
-# An interpreter: its torchrun's parser is real, its workers play, and its torchrun says how it was
-# called, unless it is to train.
+# An interpreter: its torchrun's parser is real, but read without torch; its workers play, and its
+# torchrun says how it was called, unless it is to train.
 _PYTHON = """\
 #!/bin/sh
 case "{trains} $*" in
     False*torch.distributed.run*|False*torchrun_restarts.py*) echo "TRAINS $*"; exit 0 ;;
     */probes/worker.py*) exec {fake} "$@" ;;
+    */probes/torchrun_arguments.py*) exec {real} {reading} "$@" ;;
 esac
 exec {real} "$@"
 """
@@ -39,6 +41,18 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def played_python(directory: Path, *, trains: bool) -> Path:
+    """Return an interpreter whose workers play; unless it `trains`, so does its torchrun."""
+    path = directory / "python"
+    path.write_text(
+        _PYTHON.format(
+            fake=FAKE_WORKER, real=sys.executable, reading=TORCHRUN_READING, trains=trains
+        )
+    )
+    path.chmod(0o755)
+    return path
 
 
 class Machine:
@@ -54,9 +68,7 @@ class Machine:
         self.temporary.mkdir(parents=True)
         self.played = root / "played"
         self.played.mkdir(exist_ok=True)
-        self.python = self.home / "python"
-        self.python.write_text(_PYTHON.format(fake=FAKE_WORKER, real=sys.executable, trains=trains))
-        self.python.chmod(0o755)
+        self.python = played_python(self.home, trains=trains)
         self._chosen = [] if real else [f"--python={self.python}"]
         self.process: subprocess.Popen[bytes] | None = None
         self._output = self.home / "output"

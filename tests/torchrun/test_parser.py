@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from slurm_health.records.errors import ConfigError
 from slurm_health.torchrun.parser import ParserEnded
 from slurm_health.torchrun.parser import read as read_with_interpreter
 from tests.support.command_line import slurm_health
+from tests.support.unshared import TORCHRUN_READING, played_python
 
 pytestmark = pytest.mark.torch
 
@@ -31,8 +33,11 @@ def parsed(*argv: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("words", [(), ("--",)], ids=["nothing", "--"])
-def test_a_command_line_without_a_script_is_a_misuse(words: tuple[str, ...]) -> None:
-    done = slurm_health("run", *words)
+def test_a_command_line_without_a_script_is_a_misuse(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
+    python = played_python(tmp_path, trains=False)
+    done = slurm_health("run", f"--python={python}", *words)
     assert done.code == 2
     assert "error: no SCRIPT to train with: it follows the options" in done.stderr
     assert "training_script" not in done.stderr
@@ -114,12 +119,13 @@ def test_the_interpreter_is_the_one_that_is_named() -> None:
     assert python == sys.executable == found.text("python")
 
 
-def test_what_localisation_is_told_is_read_and_checked() -> None:
-    argv = ["--min-rounds", "4", "--expected_ms=matmul=3.1", "--network-check", "x.py"]
+def test_what_localisation_is_told_is_read_and_checked(tmp_path: Path) -> None:
+    python = f"--python={played_python(tmp_path, trains=False)}"
+    argv = [python, "--min-rounds", "4", "--expected_ms=matmul=3.1", "--network-check", "x.py"]
     _, found = read_with_interpreter(argv, os.environ)
     assert localize_choices(found.own) == {"min_rounds": "4", "expected_ms": "matmul=3.1"}
     with pytest.raises(ConfigError, match="--min-rounds: expected a whole number"):
-        read_with_interpreter(["--min-rounds=few", "x.py"], os.environ)
+        read_with_interpreter([python, "--min-rounds=few", "x.py"], os.environ)
 
 
 def test_an_interpreter_that_is_not_there_is_refused() -> None:
@@ -157,3 +163,13 @@ def test_ctrl_c_while_torch_is_loaded_shows_none_of_our_code(tmp_path: Path) -> 
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert (process.returncode, said) == (-signal.SIGINT, b"")
+
+
+@pytest.mark.parametrize("argv", ["--nnodes=2:3 -t 3 --journal=/j train.py -x", "--stand -m x"])
+def test_read_without_torch_a_command_line_says_the_same(argv: str) -> None:
+    ours = [(e.name, e.kind.metavar, e.described) for e in options_of(Door.RUN).values()]
+    reader = [str(TORCHRUN_READING), torchrun_arguments.__file__, "1", json.dumps(ours)]
+    done = subprocess.run(
+        [sys.executable, *reader, *argv.split()], capture_output=True, check=True, timeout=60
+    )
+    assert json.loads(done.stdout) == parsed(*argv.split())
