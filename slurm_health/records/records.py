@@ -329,7 +329,8 @@ class Sampled(Record, frozen=True, kw_only=True, tag="sampled"):
     what one iteration moves (the size of a collective over all its ranks), `flop` its work.
     `quantity` tells several quantities of one probe apart. `scope` says whose times these are:
     each device's own ("solo"), those of the node's devices together ("node"), of the devices of
-    one rank on all nodes of the group ("rail"), or of the whole group ("pair").
+    one rank on all nodes of the group ("rail"), or of the whole group ("pair"). `taken_ms` has for
+    each timing how much of it others had the processors; empty where that is little or not known.
     """
 
     node: str
@@ -343,6 +344,7 @@ class Sampled(Record, frozen=True, kw_only=True, tag="sampled"):
     quantity: str = ""
     scope: str = "solo"
     figures: dict[str, Figure] = {}
+    taken_ms: list[list[float]] = []
 
     @property
     def metric(self) -> Metric:

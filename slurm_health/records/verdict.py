@@ -56,7 +56,9 @@ class GroupResult(msgspec.Struct, frozen=True, kw_only=True):
     because nobody on them answered, or because their probe could not measure; the others are not
     to blame for that. `crashed` names members whose own probe process died or raised, or found
     its node at fault; neither are their partners to blame. `said` holds what members reported.
-    `round_s` is how long the whole round took, None where nobody says.
+    `round_s` is how long the whole round took, None where nobody says. `served` is the share of the
+    time of its own work that the member had its processors which had them least: the rest is left
+    out of `node_ms`, and of a group's times as well as can be.
     """
 
     nodes: tuple[str, ...]
@@ -67,6 +69,7 @@ class GroupResult(msgspec.Struct, frozen=True, kw_only=True):
     crashed: tuple[str, ...] = ()
     said: Mapping[str, str] = msgspec.field(default_factory=dict)
     round_s: float | None = None
+    served: float = 1.0
 
 
 class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

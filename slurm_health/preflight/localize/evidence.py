@@ -46,6 +46,7 @@ class Trial:
     crashed: tuple[int, ...]
     said: Mapping[int, str]
     doubts: tuple[str, ...] = ()
+    served: float = 1.0
 
     def partners(self, node: int) -> tuple[int, ...]:
         """Return the other members of the group."""
@@ -178,6 +179,7 @@ class Ledger:
             crashed=crashed if started else (),
             said={self._number[name]: text for name, text in result.said.items()},
             doubts=tuple(doubts),
+            served=result.served,
         )
 
 

@@ -24,6 +24,7 @@ from slurm_health.preflight.localize.slowness import Observations, Slowness, inf
 from slurm_health.records import probe_catalog
 
 _LEAST_OF_A_KIND = 3  # fewer tests of a kind say nothing, there is nothing to compare them with
+_LEAST_SERVED = 0.05  # the kernel's counts are no better
 _KIND_TESTS = 24  # tests of one kind in one round that give the round its own baseline
 
 _Row = tuple[
@@ -157,7 +158,8 @@ def _metric(
     settings: LocalizeSettings,
     peers: Population | None = None,
 ) -> MetricEvidence:
-    floor = peers.floor if peers else settings.network_floor
+    served = middle(np.array([trials[row[0]].served for row in rows]))
+    floor = peers.floor if peers else _crowded_floor(settings.network_floor, served)
     trial = np.array([row[0] for row in rows], dtype=np.int64)
     rounds = np.array([trials[index].round_index for index in trial], dtype=np.int64)
     crossing = np.array([row[3] for row in rows], dtype=np.int64)
@@ -183,6 +185,17 @@ def _metric(
         round=rounds[kept],
         found=found,
     )
+
+
+def _crowded_floor(floor: float, served: float) -> float:
+    """Return the smallest slowdown of what nodes do together that makes one slow.
+
+    Who has its processors for a share of the time answers so much later, now or then: where others
+    have most nodes' processors for a while, healthy pairs differ by that. Of a node's own work
+    it can be told and left out; of an exchange, in which each waits for the other's threads and
+    both for those of the kernel, not.
+    """
+    return max(floor, 1 / max(served, _LEAST_SERVED) - 1)
 
 
 def _kinds(rounds: Ints, crossing: Ints) -> Ints:

@@ -19,6 +19,7 @@ slurm-health's own, with nothing but Python and numpy.
     device               which device a worker has, and whether it can be used
     nvml                 the driver's own library, asked about one device
     device_users         which other processes use a device
+    processors           what others took of a worker's processors while something was timed
     timing               how often something is timed, by all of a group at once
     network              which interface the job's data takes
     host                 a node's processors and their memory

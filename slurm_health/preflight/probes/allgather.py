@@ -12,7 +12,7 @@ from slurm_health.preflight.probes.timing import (
     SOCKET_PACE,
     WARM_UP_ITERATIONS,
     Pace,
-    timed_ms,
+    timed,
 )
 
 # On the bandwidth plateau of NVLink and RDMA.
@@ -38,10 +38,10 @@ def measure(context: ProbeContext) -> list[Sample]:
         _gather(whole, mine, context)
 
     pace = CUDA_PACE if context.on_cuda else SOCKET_PACE
-    iteration_ms = timed_ms(context, gather, pace)
+    times = timed(context, gather, pace)
     _require_same(whole, mine, context)
     total_bytes = per_rank * context.world_size
-    return [Sample(iteration_ms=iteration_ms, shared=True, total_bytes=total_bytes)]
+    return [Sample(*times, shared=True, total_bytes=total_bytes)]
 
 
 def _gather(whole: torch.Tensor, mine: torch.Tensor, context: ProbeContext) -> None:

@@ -124,14 +124,17 @@ class ProbeContext(NamedTuple):
 class Sample(NamedTuple):
     """One quantity, timed several times on this worker.
 
-    `quantity` tells several quantities of one probe apart and is empty where there is only one.
-    `shared` is set when the time is that of the whole group and not of this worker alone; where a
-    node of the group does not give it, the group has none. `flop` is the work of one iteration,
-    `total_bytes` what it moves: over all ranks for a collective. `figures` is for what is not a
-    time. `device` is set by a worker that has several devices: whose time it is, by its number.
+    `taken_ms` is how much of each time others had the processors, empty where that is little or
+    not known. `quantity` tells several quantities of one probe apart and is empty where there is
+    only one. `shared` is set when the time is that of the whole group and not of this worker alone;
+    where a node of the group does not give it, the group has none. `flop` is the work of one
+    iteration, `total_bytes` what it moves: over all ranks for a collective. `figures` is for what
+    is not a time. `device` is set by a worker that has several devices: whose time it is, by its
+    number.
     """
 
     iteration_ms: Sequence[float] = ()
+    taken_ms: Sequence[float] = ()
     quantity: str = ""
     shared: bool = False
     flop: float = 0.0

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from slurm_health.preflight.probes import device, gpt_model
 from slurm_health.preflight.probes.context import NotMeasured, ProbeContext, Sample
 from slurm_health.preflight.probes.gpt_model import Shape
-from slurm_health.preflight.probes.timing import Pace, timed_ms
+from slurm_health.preflight.probes.timing import Pace, timed
 
 # Allocations and the choice of kernels in the first; DDP arranges its buckets anew in the second.
 WARM_UP_ITERATIONS = 2
@@ -107,7 +107,7 @@ def _trained(context: ProbeContext, model: nn.Module, flavour: _Flavour, quantit
 
     window_s = 0.0 if context.on_cuda else CPU_WINDOW_S
     return Sample(
-        iteration_ms=timed_ms(context, step, _pace(context, window_s)),
+        *timed(context, step, _pace(context, window_s)),
         quantity=flavour.prefix + quantity,
         flop=flavour.flop,
     )
@@ -121,7 +121,7 @@ def _communication(context: ProbeContext, gradient_bytes: int) -> Sample:
         dist.all_reduce(gradients)
 
     return Sample(
-        iteration_ms=timed_ms(context, all_reduce, _pace(context)),
+        *timed(context, all_reduce, _pace(context)),
         quantity="communication",
         shared=True,
         total_bytes=gradient_bytes,

@@ -18,7 +18,7 @@ from slurm_health.preflight.probes.context import (
     Sample,
     WrongResults,
 )
-from slurm_health.preflight.probes.timing import Pace, timed_ms
+from slurm_health.preflight.probes.timing import Pace, timed
 
 # Over a millisecond at 50 GB/s, which PCIe of generation 5 reaches, and little pinned memory.
 CUDA_BYTES = 64 << 20
@@ -44,14 +44,14 @@ def measure(context: ProbeContext) -> list[Sample]:
     sent = payload(size, torch.device("cpu")).pin_memory()
     there = torch.empty(sent.numel(), dtype=torch.int64, device=context.device)
     back = torch.empty_like(sent, pin_memory=True)
-    to_device_ms = timed_ms(context, functools.partial(there.copy_, sent, non_blocking=True), PACE)
+    to_device = timed(context, functools.partial(there.copy_, sent, non_blocking=True), PACE)
     require_arrived(there, payload(size, context.device), f"from the host to {_me(context)}")
     there.bitwise_not_()  # what lies in the host's memory already must not pass for what arrived
-    to_host_ms = timed_ms(context, functools.partial(back.copy_, there, non_blocking=True), PACE)
+    to_host = timed(context, functools.partial(back.copy_, there, non_blocking=True), PACE)
     require_arrived(back, sent.bitwise_not(), f"from {_me(context)} to the host")
     return [
-        Sample(iteration_ms=to_device_ms, quantity="to_device", total_bytes=size),
-        Sample(iteration_ms=to_host_ms, quantity="to_host", total_bytes=size),
+        Sample(*to_device, quantity="to_device", total_bytes=size),
+        Sample(*to_host, quantity="to_host", total_bytes=size),
     ]
 
 

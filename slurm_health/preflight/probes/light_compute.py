@@ -20,12 +20,13 @@ import random
 import sys
 import time
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from slurm_health.preflight.probes.context import ProbeContext, Sample, WrongResults
+from slurm_health.preflight.probes.processors import Watch
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -130,29 +131,29 @@ def matmul(context: ProbeContext) -> list[Sample]:
     """
     with _Threads(context) as threads:
         threads.each(lambda product: product.multiply())  # pages are touched, threads started
-        iteration_ms = [_mean_ms(threads.each(_window)) for _ in range(WINDOWS)]
+        watch = Watch()
+        for _ in range(WINDOWS):
+            watch.begin()
+            watch.end(*_mean(threads.each(_window)))
         threads.require_exact()
-        return [Sample(iteration_ms=iteration_ms, flop=2.0 * threads.size**3)]
+        return [Sample(*watch.times(), flop=2.0 * threads.size**3)]
 
 
-def _window(product: _Product) -> tuple[float, int]:
-    """Multiply for a while; return the seconds it took, and how often."""
+def _window(product: _Product) -> tuple[int, float]:
+    """Multiply for a while; return how often, and the seconds it took."""
     count, elapsed_s = 0, 0.0
     start = time.perf_counter()
     while elapsed_s < WINDOW_S:
         product.multiply()
         count += 1
         elapsed_s = time.perf_counter() - start
-    return elapsed_s, count
+    return count, elapsed_s
 
 
-def _mean_ms(windows: Iterable[tuple[float, int]]) -> float:
-    """Return the mean milliseconds of a product, over what threads did at the same time."""
-    took_s, count = 0.0, 0
-    for window_s, products in windows:
-        took_s += window_s
-        count += products
-    return took_s * 1e3 / count
+def _mean(windows: Sequence[tuple[int, float]]) -> tuple[float, float]:
+    """Return how often, and for how many seconds, a thread multiplied in the mean."""
+    products, took_s = (sum(each) for each in zip(*windows))  # noqa: B905 - older Pythons run this
+    return products / len(windows), took_s / len(windows)
 
 
 class _Threads:

@@ -13,7 +13,7 @@ from slurm_health.preflight.probes.timing import (
     SOCKET_BYTES_PER_RANK,
     WARM_UP_ITERATIONS,
     Pace,
-    timed_ms,
+    timed,
 )
 
 # As over sockets with torch, for less long.
@@ -34,11 +34,11 @@ def allgather(context: ProbeContext) -> list[Sample]:
     ring: Ring = context.group
     whole = memoryview(bytearray(context.world_size * SOCKET_BYTES_PER_RANK))
     whole[_place(context.rank)] = os.urandom(_BLOCK_BYTES) * (SOCKET_BYTES_PER_RANK // _BLOCK_BYTES)
-    iteration_ms = timed_ms(context, lambda: ring.gather(whole), PACE)
+    times = timed(context, lambda: ring.gather(whole), PACE)
     _require_same(ring, whole)
     return [
         Sample(
-            iteration_ms=iteration_ms,
+            *times,
             shared=True,
             total_bytes=len(whole),
             figures={

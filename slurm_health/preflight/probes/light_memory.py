@@ -12,7 +12,8 @@ from collections.abc import Iterator
 
 from slurm_health.preflight.probes import host
 from slurm_health.preflight.probes.context import ProbeContext, Sample, WrongResults
-from slurm_health.preflight.probes.timing import each_ms
+from slurm_health.preflight.probes.processors import Times
+from slurm_health.preflight.probes.timing import each
 
 # Larger than caches are; little enough that nobody runs short of memory by it.
 COPY_BYTES, PATTERN_BYTES = 64 << 20, 8 << 20
@@ -30,10 +31,8 @@ def copy(_: ProbeContext) -> list[Sample]:
     """
     samples = []
     for quantity, source, target in _each_node(COPY_BYTES):
-        iteration_ms = _copied_ms(source, target, quantity)
-        samples.append(
-            Sample(iteration_ms=iteration_ms, quantity=quantity, total_bytes=2 * COPY_BYTES)
-        )
+        times = _copied(source, target, quantity)
+        samples.append(Sample(*times, quantity=quantity, total_bytes=2 * COPY_BYTES))
     return samples
 
 
@@ -49,8 +48,8 @@ def pattern(_: ProbeContext) -> list[Sample]:
     figures: dict[str, int | float | str] = {"tested_bytes": 0}
     for quantity, source, target in _each_node(PATTERN_BYTES):
         inverted = source[:_BLOCK_BYTES].translate(_INVERTED) * (PATTERN_BYTES // _BLOCK_BYTES)
-        fastest_ms = min(_copied_ms(source, target, quantity, most=LEAST))
-        _copied_ms(inverted, target, quantity, most=1)
+        fastest_ms = min(_copied(source, target, quantity, most=LEAST).iteration_ms)
+        _copied(inverted, target, quantity, most=1)
         rate = round(2 * PATTERN_BYTES / fastest_ms / 1e6, 1)
         figures[f"{quantity} gb_per_s".strip()] = rate
         figures["tested_bytes"] = int(figures["tested_bytes"]) + 2 * PATTERN_BYTES
@@ -67,7 +66,7 @@ def _each_node(size: int) -> Iterator[tuple[str, bytes, bytearray]]:
             yield name, block * (size // _BLOCK_BYTES), bytearray(size)
 
 
-def _copied_ms(source: bytes, target: bytearray, quantity: str, most: int = MOST) -> list[float]:
+def _copied(source: bytes, target: bytearray, quantity: str, most: int = MOST) -> Times:
     """Copy as often as there is time; make sure that the last copy is whole."""
     view = memoryview(target)
 
@@ -75,7 +74,7 @@ def _copied_ms(source: bytes, target: bytearray, quantity: str, most: int = MOST
         view[:] = source
 
     work()  # its pages are there from now on
-    iteration_ms = each_ms(work, least=min(LEAST, most), most=most, budget_s=BUDGET_S)
+    times = each(work, least=min(LEAST, most), most=most, budget_s=BUDGET_S)
     if target != source:
         wrong = sum(one != other for one, other in zip(target, source, strict=True))
         where = f" of {quantity}" if quantity else ""
@@ -83,4 +82,4 @@ def _copied_ms(source: bytes, target: bytearray, quantity: str, most: int = MOST
             f"the memory{where} gave back {wrong} of {len(source)} bytes otherwise than they were"
             " written"
         )
-    return iteration_ms
+    return times

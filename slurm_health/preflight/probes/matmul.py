@@ -12,6 +12,7 @@ import torch
 from slurm_health.preflight.probes import values
 from slurm_health.preflight.probes.context import ProbeContext, Sample
 from slurm_health.preflight.probes.device import half_precision
+from slurm_health.preflight.probes.processors import Times
 from slurm_health.preflight.probes.timing import windows_of
 
 # A window must span several periods of a CPU quota (100 ms on Linux), or a starved CPU looks
@@ -40,13 +41,17 @@ def measure(context: ProbeContext) -> list[Sample]:
     """
     size = values.size_of(context) if context.on_cuda else CPU_SIZE
     burn_s = float(context.options.get("burn_s", 0.0))
-    windows_ms = _measure_cuda(context.device, size, burn_s) if context.on_cuda else _measure_cpu()
+    times = (
+        Times(_measure_cuda(context.device, size, burn_s), [])
+        if context.on_cuda
+        else _measure_cpu()
+    )
     if burn_s:
         values.require_exact(context, values.products_of(context, hot=True))
-    return [Sample(iteration_ms=windows_ms, flop=2.0 * size**3)]
+    return [Sample(*times, flop=2.0 * size**3)]
 
 
-def _measure_cpu() -> list[float]:
+def _measure_cpu() -> Times:
     left = torch.randn(CPU_SIZE, CPU_SIZE)
     right = torch.randn(CPU_SIZE, CPU_SIZE)
     out = torch.empty(CPU_SIZE, CPU_SIZE)

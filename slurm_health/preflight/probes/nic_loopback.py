@@ -245,7 +245,11 @@ def exchange(arguments: list[str]) -> None:
     answer: dict[str, object]
     try:
         found = allgather.measure(context)[0]
-        answer = {"iteration_ms": found.iteration_ms, "total_bytes": found.total_bytes}
+        answer = {
+            "iteration_ms": found.iteration_ms,
+            "taken_ms": found.taken_ms,
+            "total_bytes": found.total_bytes,
+        }
     except WrongPayload as err:
         answer = {"wrong": str(err)}
     dist.barrier()

@@ -16,7 +16,8 @@ import torch.distributed as dist
 from slurm_health.preflight.probes.apart import circles
 from slurm_health.preflight.probes.context import Figure, NotMeasured, ProbeContext, Sample
 from slurm_health.preflight.probes.host_copy import payload, require_arrived
-from slurm_health.preflight.probes.timing import Pace, timed_ms
+from slurm_health.preflight.probes.processors import Times
+from slurm_health.preflight.probes.timing import Pace, timed
 
 # Half a millisecond at the 450 GB/s that NVLink of an H100 has in each direction.
 CUDA_BYTES = 256 << 20
@@ -41,23 +42,23 @@ def measure(context: ProbeContext) -> list[Sample]:
     size = min(int(context.options.get("copy_bytes", CUDA_BYTES)), CUDA_BYTES)
     mine = payload(size, context.device).add_(context.local_rank)
     theirs = torch.zeros_like(mine)
-    times_ms: dict[int, list[float]] = {}
+    times: dict[int, Times] = {}
     for circle in circles(context.local_rank, context.local_size)[1:]:
         others = [each for each in circle if each != context.local_rank]  # one, or nobody
         exchange = functools.partial(_exchange, mine, theirs, others, context)
-        elapsed_ms = timed_ms(context, exchange, PACE)
+        elapsed = timed(context, exchange, PACE)
         for other in others:
             sent = payload(size, context.device).add_(other)
             way = f"from device {other} to device {context.local_rank}"
             require_arrived(theirs, sent, way)
-            times_ms[other] = elapsed_ms
-    by_speed = sorted(times_ms, key=lambda other: median(times_ms[other]))
+            times[other] = elapsed
+    by_speed = sorted(times, key=lambda other: median(times[other].iteration_ms))
     slowest = by_speed[-1]
     figures: dict[str, Figure] = {
         "slowest_with": slowest,
-        "slowest_gb_per_s": round(size / median(times_ms[slowest]) / 1e6, 3),
+        "slowest_gb_per_s": round(size / median(times[slowest].iteration_ms) / 1e6, 3),
     }
-    return [Sample(iteration_ms=times_ms[by_speed[0]], total_bytes=size, figures=figures)]
+    return [Sample(*times[by_speed[0]], total_bytes=size, figures=figures)]
 
 
 def _exchange(

@@ -105,14 +105,18 @@ class Watch:
 def taken_of_s(windows: Sequence[Window], before: Machine, after: Machine) -> list[float]:
     """Return what others took of each window, by what the machine did in all of them.
 
-    A hypervisor takes of the time in which a thread seems to run: its share of all such time.
+    Never what the busiest thread ran: other threads may have waited beside it, and the work gone
+    on. A hypervisor takes of the time in which a thread seems to run: its share of all such time.
     """
     unserved_s = sum(each.unserved_s for each in windows)
     busy_s, stolen_s = after.busy_s - before.busy_s, after.stolen_s - before.stolen_s
     others_s = max(0.0, busy_s - (after.own_s - before.own_s))
     theirs = min(1.0, others_s / unserved_s) if unserved_s else 0.0
     stolen = stolen_s / (busy_s + stolen_s) if stolen_s > 0 else 0.0
-    return [min(each.elapsed_s, each.unserved_s * theirs + each.ran_s * stolen) for each in windows]
+    return [
+        min(each.unserved_s * theirs, max(0.0, each.elapsed_s - each.ran_s)) + each.ran_s * stolen
+        for each in windows
+    ]
 
 
 def _threads() -> dict[str, tuple[int, int]]:

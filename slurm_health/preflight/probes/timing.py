@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from slurm_health.preflight.probes.context import ProbeContext
+from slurm_health.preflight.probes.processors import Times, Watch
 
 _FIRST_WARM_UPS = 2  # the first iteration alone, on a new connection, shows nothing
 
@@ -38,32 +39,34 @@ WARM_UP_ITERATIONS = 5
 SOCKET_PACE = Pace(warm_ups=WARM_UP_ITERATIONS, budget_s=0.3, least=3, most=20, warm_up_s=0.25)
 
 
-def windows_of(work: Callable[[], object], *, window_s: float, windows: int) -> list[float]:
+def windows_of(work: Callable[[], object], *, window_s: float, windows: int) -> Times:
     """Return mean milliseconds of one call of the work, window after window of at least so long."""
-    found = []
+    watch = Watch()
     for _ in range(windows):
+        watch.begin()
         count, elapsed_s = 0, 0.0
         start = time.perf_counter()
         while elapsed_s < window_s:
             work()
             count += 1
             elapsed_s = time.perf_counter() - start
-        found.append(elapsed_s * 1e3 / count)
-    return found
+        watch.end(count)
+    return watch.times()
 
 
-def each_ms(work: Callable[[], object], *, least: int, most: int, budget_s: float) -> list[float]:
+def each(work: Callable[[], object], *, least: int, most: int, budget_s: float) -> Times:
     """Return milliseconds of each call of the work: as many as fit, so that a starved CPU ends."""
-    found: list[float] = []
+    watch, calls = Watch(), 0
     begun = time.perf_counter()
-    while len(found) < least or (len(found) < most and time.perf_counter() - begun < budget_s):
-        start = time.perf_counter()
+    while calls < least or (calls < most and time.perf_counter() - begun < budget_s):
+        watch.begin()
         work()
-        found.append((time.perf_counter() - start) * 1e3)
-    return found
+        watch.end(1)
+        calls += 1
+    return watch.times()
 
 
-def timed_ms(context: ProbeContext, iteration: Callable[[], object], pace: Pace) -> list[float]:
+def timed(context: ProbeContext, iteration: Callable[[], object], pace: Pace) -> Times:
     """Return mean milliseconds per iteration of each window.
 
     The group agrees on the numbers after the warm-up. Then it waits for all who run the probe,
@@ -73,10 +76,13 @@ def timed_ms(context: ProbeContext, iteration: Callable[[], object], pace: Pace)
     count = max(1, math.ceil(pace.window_s * 1e3 / slowest_ms))
     filling = math.ceil(pace.budget_s * 1e3 / (slowest_ms * count))
     context.meet()
-    return [
-        _elapsed_ms(context, iteration, count) / count
-        for _ in range(max(pace.least, min(pace.most, filling)))
-    ]
+    watch = Watch()
+    for _ in range(max(pace.least, min(pace.most, filling))):
+        context.synchronize()
+        watch.begin()
+        _run(context, iteration, count)
+        watch.end(count)
+    return watch.times()
 
 
 def _warm_up(context: ProbeContext, iteration: Callable[[], object], pace: Pace) -> float:
@@ -96,7 +102,11 @@ def _warm_up(context: ProbeContext, iteration: Callable[[], object], pace: Pace)
 def _elapsed_ms(context: ProbeContext, iteration: Callable[[], object], count: int) -> float:
     context.synchronize()
     start = time.perf_counter()
+    _run(context, iteration, count)
+    return (time.perf_counter() - start) * 1e3
+
+
+def _run(context: ProbeContext, iteration: Callable[[], object], count: int) -> None:
     for _ in range(count):
         iteration()
     context.synchronize()
-    return (time.perf_counter() - start) * 1e3

@@ -171,6 +171,7 @@ class Round:
                 quantity=sample.quantity,
                 scope=probe["scope"] if sample.shared else "solo",
                 iteration_ms=sample.iteration_ms,
+                taken_ms=sample.taken_ms,
                 flop=sample.flop,
                 total_bytes=sample.total_bytes,
                 world_size=context.world_size,

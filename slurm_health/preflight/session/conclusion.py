@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median_high
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -14,6 +15,7 @@ from slurm_health.records.gpu_load import Burn, words_of_all
 from slurm_health.records.records import VerdictReached
 from slurm_health.records.verdict import Level, LinkVerdict, NodeVerdict, Verdict
 
+_HALF_SERVED = 0.5  # of what most nodes had: a job's arithmetic takes twice as long there
 _SEVERAL = 2  # devices: of one it is clear which
 _PLACE = re.compile(r"\b(?:device|rail) (\d+)\b")  # a rail is that of one device of each node
 _PART = re.compile(r":device (\d+)")  # as metrics have it
@@ -196,6 +198,33 @@ def with_transports(verdict: Verdict, transports: Mapping[str, str]) -> Verdict:
             nodes[name] = replace(
                 node, reason=f"{node.reason}; {way}", evidence=(*node.evidence, way)
             )
+    return replace(verdict, nodes=nodes)
+
+
+def with_others(verdict: Verdict, served: Mapping[str, float]) -> Verdict:
+    """Return the verdict with the time that others had the processors of nodes.
+
+    That time is left out of what is compared, so that no node is slow for it. But who had them for
+    less than half as long as most may be slow for a job, and that is nothing the node can be
+    blamed for: it could not be measured as its job would find it. `served` is the share of the
+    time that each node had its own.
+    """
+    nodes = dict(verdict.nodes)
+    most = median_high(served.values()) if served else 1.0
+    for name, share in served.items():
+        before = nodes.get(name)
+        if before is None or share > _HALF_SERVED * most:
+            continue
+        said = (
+            f"others had its processors {1 - share:.0%} of the time (on most nodes {1 - most:.0%}),"
+            " which is left out"
+        )
+        after = replace(
+            before, reason=f"{said}; {before.reason}", evidence=(*before.evidence, said)
+        )
+        if before.level is Level.HEALTHY:
+            after = replace(after, level=Level.INCONCLUSIVE, probability=0.0)
+        nodes[name] = after
     return replace(verdict, nodes=nodes)
 
 

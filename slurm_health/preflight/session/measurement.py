@@ -18,6 +18,8 @@ from slurm_health.records.verdict import GroupResult, MetricName, Outcome
 _SHARED_SCOPES = frozenset({"rail", "pair"})
 # What is judged apart, where a node has several of it, so that a verdict names it.
 _PARTS = {"solo": "device", "rail": "rail"}
+# Of a time at least so much is a node's own: the kernel's counts are no better than that.
+_LEAST_SERVED = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,15 +39,18 @@ def group_times(group: Collection[str], samples: Iterable[Sampled]) -> GroupTime
     What nodes do together takes as long as it does for the slowest of them. If the time of one is
     not known, neither is that of the group. Of samples that were taken again the last one counts.
     """
-    together: dict[Metric, dict[str, float]] = {}
+    together: dict[Metric, dict[str, _Typical]] = {}
     alone: dict[Metric, dict[str, float]] = {}
     for sample in samples:
-        times = together if sample.scope in _SHARED_SCOPES else alone
-        for metric, elapsed_ms in _parts(sample) if sample.node in group else ():
-            times.setdefault(metric, {})[sample.node] = elapsed_ms
+        for metric, typical in _parts(sample) if sample.node in group else ():
+            if sample.scope in _SHARED_SCOPES:
+                together.setdefault(metric, {})[sample.node] = typical
+            else:
+                alone.setdefault(metric, {})[sample.node] = typical.own_ms
     whole = {metric: times for metric, times in together.items() if len(times) == len(group)}
     return GroupTimes(
-        shared_ms={metric: max(times.values()) for metric, times in whole.items()}, node_ms=alone
+        shared_ms={metric: _slowest(times.values()).own_ms for metric, times in whole.items()},
+        node_ms=alone,
     )
 
 
@@ -68,7 +73,8 @@ def reduced_ms(sample: Sampled) -> float | None:
 
     The slowest rank counts, because a node is as fast as its slowest device.
     """
-    return max((value for value in typical_ms(sample) if value is not None), default=None)
+    usable = [typical for typical in _typical(sample) if typical is not None]
+    return _slowest(usable).own_ms if usable else None
 
 
 def typical_ms(sample: Sampled) -> list[float | None]:
@@ -76,11 +82,60 @@ def typical_ms(sample: Sampled) -> list[float | None]:
 
     Typical is the median of a device's own work, and the lower quartile of a collective: what
     disturbs a transfer (another job's traffic, a preempted partner) only ever adds time, and a
-    bad link slows every transfer.
+    bad link slows every transfer. While others have the processors nothing is the node's own: that
+    time is left out.
     """
-    typical = median if sample.scope == "solo" else lower_quartile
-    by_rank = [typical(rank) if rank else 0.0 for rank in sample.iteration_ms]
-    return [value if 0.0 < value < float("inf") else None for value in by_rank]
+    return [None if each is None else each.own_ms for each in _typical(sample)]
+
+
+def served(sample: Sampled) -> float | None:
+    """Return the share of the time that others did not take, None where nothing was timed."""
+    return min((each.served for each in _typical(sample) if each is not None), default=None)
+
+
+@dataclass(frozen=True)
+class _Typical:
+    """A typical iteration: how long it took, and the share of that which others did not take."""
+
+    elapsed_ms: float
+    served: float
+
+    @property
+    def own_ms(self) -> float:
+        return self.elapsed_ms * self.served
+
+
+def _typical(sample: Sampled) -> list[_Typical | None]:
+    found: list[_Typical | None] = []
+    for rank, elapsed_ms in enumerate(sample.iteration_ms):
+        taken_ms = sample.taken_ms[rank] if rank < len(sample.taken_ms) else []
+        found.append(_typical_of(elapsed_ms, taken_ms, alone=sample.scope == "solo"))
+    return found
+
+
+def _typical_of(
+    elapsed_ms: Sequence[float], taken_ms: Sequence[float], *, alone: bool
+) -> _Typical | None:
+    typical = median if alone else lower_quartile
+    middle_ms = typical(elapsed_ms) if elapsed_ms else 0.0
+    if not 0.0 < middle_ms < float("inf"):
+        return None
+    if len(taken_ms) != len(elapsed_ms):
+        return _Typical(middle_ms, 1.0)
+    own_ms = [
+        max(whole - taken, _LEAST_SERVED * whole)
+        for whole, taken in zip(elapsed_ms, taken_ms, strict=True)
+    ]
+    return _Typical(middle_ms, min(1.0, typical(own_ms) / middle_ms))
+
+
+def _slowest(typical: Iterable[_Typical]) -> _Typical:
+    """Return what several did together: as long as for the slowest, who may wait for another.
+
+    What others took of the one who had least, all have waited for.
+    """
+    found = list(typical)
+    return _Typical(max(t.elapsed_ms for t in found), min(t.served for t in found))
 
 
 def lower_quartile(values: Sequence[float]) -> float:
@@ -110,6 +165,8 @@ def group_result(
             a node does alone is then compared with nodes of its own model.
         round_s: how long the whole round took, None where that is not known.
     """
+    samples = list(samples)
+    own = (served(each) for each in samples if each.scope == "solo" and each.node in group)
     crashed = tuple(node for node in group if node in reports and reports[node].crashed)
     failed = [node for node in group if _failed(reports.get(node))]
     times = group_times(group, samples)
@@ -130,6 +187,7 @@ def group_result(
             and (len(group) == 1 or node in {*failed, *crashed, *quiet})
         },
         round_s=round_s,
+        served=min((share for share in own if share is not None), default=1.0),
     )
 
 
@@ -137,17 +195,16 @@ def _failed(report: NodeReported | None) -> bool:
     return report is not None and report.outcome is Outcome.FAILED
 
 
-def _parts(sample: Sampled) -> Iterable[tuple[Metric, float]]:
+def _parts(sample: Sampled) -> Iterable[tuple[Metric, _Typical]]:
     """Yield the times of a sample: of each device, or rail, where it has many."""
     part = _PARTS.get(sample.scope)
     if part is None or len(sample.iteration_ms) == 1:
-        elapsed_ms = reduced_ms(sample)
-        if elapsed_ms is not None:
-            yield sample.metric, elapsed_ms
+        if usable := [typical for typical in _typical(sample) if typical is not None]:
+            yield sample.metric, _slowest(usable)
         return
-    for rank, rank_ms in enumerate(typical_ms(sample)):
-        if rank_ms is not None:
-            yield replace(sample.metric, part=f"{part} {rank}"), rank_ms
+    for rank, typical in enumerate(_typical(sample)):
+        if typical is not None:
+            yield replace(sample.metric, part=f"{part} {rank}"), typical
 
 
 def _of_models(

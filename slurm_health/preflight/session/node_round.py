@@ -6,6 +6,8 @@ Pure. The agent carries words between this, its workers and the journal.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 from msgspec import field
 
@@ -237,11 +239,22 @@ class NodeRound(msgspec.Struct):
                 [round(value, 4) for value in events[rank].iteration_ms] if rank in events else []
                 for rank in range(max(events) + 1)
             ],
+            taken_ms=_taken_ms(events),
             world_size=first.world_size,
             total_bytes=first.total_bytes,
             flop=first.flop,
             figures=first.figures,
         )
+
+
+def _taken_ms(events: Mapping[int, Measured]) -> list[list[float]]:
+    """Return what others took of each rank's times, nothing where they took none of any."""
+    if not any(event.taken_ms for event in events.values()):
+        return []
+    return [
+        [round(value, 4) for value in events[rank].taken_ms] if rank in events else []
+        for rank in range(max(events) + 1)
+    ]
 
 
 def part_of(record: RoundStarted, node: str) -> tuple[list[str], Rendezvous] | None:

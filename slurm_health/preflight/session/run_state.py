@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
 
 from slurm_health.preflight.expectations import Links
 from slurm_health.preflight.localize.settings import Device
-from slurm_health.preflight.session.measurement import group_result
+from slurm_health.preflight.session.measurement import group_result, served
 from slurm_health.preflight.session.node_state import AgentRecord, NodeState, on_cpus
 from slurm_health.preflight.session.round_state import RoundState
 from slurm_health.records import records
@@ -306,6 +307,15 @@ class RunState:
             for sample in samples
             if sample.figures.get("transport")
         }
+
+    def served(self) -> dict[str, float]:
+        """Return which share of the time of its own work each node had its processors."""
+        shares: dict[str, list[float]] = {}
+        for sample in (sample for samples in self._samples.values() for sample in samples):
+            share = served(sample) if sample.scope == "solo" else None
+            if share is not None:
+                shares.setdefault(sample.node, []).append(share)
+        return {node: median(each) for node, each in shares.items()}
 
     def figures(self, probe: str, nodes: Sequence[str]) -> list[Mapping[str, records.Figure]]:
         """Return the figures that a probe gave on these nodes, in all rounds."""

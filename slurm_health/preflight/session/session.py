@@ -21,6 +21,7 @@ from slurm_health.preflight.session.conclusion import (
     with_devices,
     with_interfaces,
     with_limits,
+    with_others,
     with_transports,
     with_wrong_results,
 )
@@ -132,6 +133,7 @@ class Session:
             verdict = with_wrong_results(verdict, state.wrong_results, state.exact)
             verdict = with_interfaces(verdict, self._failed_over())
             verdict = with_transports(verdict, state.transports())
+            verdict = with_others(verdict, state.served())
             verdict = with_limits(verdict, bases(state.models(), self._expectations))
             verdict = with_devices(verdict, state.devices(), light=bool(state.light))
             return self._judged(verdict)

@@ -103,6 +103,7 @@ class Measured(InRound, frozen=True, kw_only=True, tag="sample"):
     flop: float
     figures: dict[str, Any]
     device: int | None = None
+    taken_ms: list[float] = []
 
 
 class Done(InRound, frozen=True, kw_only=True, tag="done"):

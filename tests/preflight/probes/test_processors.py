@@ -64,7 +64,17 @@ def test_workers_of_one_node_take_nothing_from_each_other() -> None:
 def test_no_more_is_taken_than_a_thread_waited_for() -> None:
     windows = [Window(elapsed_s=1.0, unserved_s=0.1, ran_s=0.9)]
 
-    assert taken_of_s(windows, IDLE, Machine(busy_s=64.0, stolen_s=0.0, own_s=0.9)) == [0.1]
+    assert taken_of_s(windows, IDLE, Machine(busy_s=64.0, stolen_s=0.0, own_s=0.9)) == [
+        pytest.approx(0.1)
+    ]
+
+
+def test_what_the_busiest_thread_ran_nobody_took() -> None:
+    windows = [Window(elapsed_s=1.0, unserved_s=0.9, ran_s=0.4)]
+
+    taken_s = taken_of_s(windows, IDLE, Machine(busy_s=9.0, stolen_s=0.0, own_s=0.4))
+
+    assert taken_s == [pytest.approx(0.6)]
 
 
 def test_a_hypervisor_takes_of_the_time_in_which_a_thread_seems_to_run() -> None:

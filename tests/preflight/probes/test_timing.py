@@ -9,14 +9,14 @@ from slurm_health.preflight import expectations
 from slurm_health.preflight.probes import allgather, memory_copy, values
 from slurm_health.preflight.probes.allgather import CUDA_PACE
 from slurm_health.preflight.probes.context import ProbeContext
-from slurm_health.preflight.probes.timing import Pace, timed_ms
+from slurm_health.preflight.probes.timing import Pace, timed
 
 
 def test_all_meet_after_the_warm_up_and_before_what_counts() -> None:
     said: list[str] = []
     context = ProbeContext(torch.device("cpu"), meet=lambda: said.append("met"))
 
-    timed_ms(context, lambda: said.append("ran"), Pace(warm_ups=2, budget_s=0.0, least=3, most=9))
+    timed(context, lambda: said.append("ran"), Pace(warm_ups=2, budget_s=0.0, least=3, most=9))
 
     assert said == ["ran", "ran", "met", "ran", "ran", "ran"]
 
@@ -31,8 +31,8 @@ def test_iterations_that_take_long_are_warmed_up_twice_and_no_more() -> None:
 
     pace = Pace(warm_ups=5, budget_s=0.0, least=3, most=9, warm_up_s=0.02)
 
-    timed_ms(context, slow, pace)
-    timed_ms(context, lambda: ran.append("quick"), pace)
+    timed(context, slow, pace)
+    timed(context, lambda: ran.append("quick"), pace)
 
     assert ran == ["slow"] * (2 + 3) + ["quick"] * (5 + 3)
 
@@ -41,10 +41,10 @@ def test_short_iterations_are_timed_for_half_a_second_on_accelerators() -> None:
     begun: list[float] = []
     context = ProbeContext(torch.device("cpu"), meet=lambda: begun.append(time.perf_counter()))
 
-    windows_ms = timed_ms(context, lambda: time.sleep(0.002), CUDA_PACE)
+    windows = timed(context, lambda: time.sleep(0.002), CUDA_PACE)
 
     assert time.perf_counter() - begun[0] >= 0.5
-    assert len(windows_ms) <= CUDA_PACE.most
+    assert len(windows.iteration_ms) <= CUDA_PACE.most
 
 
 def test_expectations_are_of_what_the_probes_do() -> None:

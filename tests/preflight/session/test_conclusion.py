@@ -15,6 +15,7 @@ from slurm_health.preflight.session.conclusion import (
     unmeasured,
     with_devices,
     with_interfaces,
+    with_others,
     with_wrong_results,
 )
 from slurm_health.records.verdict import Level, LinkVerdict, NodeVerdict, Verdict
@@ -82,6 +83,27 @@ def test_the_reason_is_the_most_telling_one(known: dict[str, Any], reason: str) 
     verdict = unmeasured("n1", Absence(**known))
 
     assert verdict.reason.startswith(reason)
+
+
+def test_a_node_that_others_crowd_is_not_judged_as_its_job_would_find_it() -> None:
+    well = NodeVerdict(node="n1", level=Level.HEALTHY, reason="passed with 3 partners")
+    verdict = Verdict(nodes={name: replace(well, node=name) for name in ("n1", "n2", "n3")})
+
+    nodes = with_others(verdict, {"n1": 0.3, "n2": 0.9, "n3": 1.0}).nodes
+
+    assert nodes["n1"].level is Level.INCONCLUSIVE
+    assert nodes["n1"].reason == (
+        "others had its processors 70% of the time (on most nodes 10%), which is left out;"
+        " passed with 3 partners"
+    )
+    assert nodes["n2"].level is nodes["n3"].level is Level.HEALTHY
+
+
+def test_where_all_nodes_are_crowded_alike_that_is_usual_there() -> None:
+    well = NodeVerdict(node="n1", level=Level.HEALTHY, reason="passed")
+    verdict = Verdict(nodes={"n1": well, "n2": replace(well, node="n2")})
+
+    assert with_others(verdict, {"n1": 0.2, "n2": 0.3}) == verdict
 
 
 WRONG = "device 3 computes wrong results"

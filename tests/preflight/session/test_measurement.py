@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pytest
 from hypothesis import given
@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from slurm_health.preflight.localize import Localizer
+from slurm_health.preflight.localize.settings import Device, settings_from
 from slurm_health.preflight.session.measurement import (
     allgather_busbw_gb_per_s,
     group_result,
@@ -18,7 +19,7 @@ from slurm_health.preflight.session.measurement import (
 )
 from slurm_health.records.probe_catalog import Metric
 from slurm_health.records.records import NodeReported, Sampled
-from slurm_health.records.verdict import GroupResult, Outcome
+from slurm_health.records.verdict import GroupResult, Level, Outcome
 from slurm_health.report.measured import figures_of
 
 GROUP = ("n1", "n2")
@@ -32,8 +33,11 @@ def reports(**outcomes: Outcome) -> dict[str, NodeReported]:
     }
 
 
-def sampled(node: str, probe: str, *iteration_ms: list[float]) -> Sampled:
+def sampled(
+    node: str, probe: str, *iteration_ms: list[float], taken_ms: list[float] | None = None
+) -> Sampled:
     return Sampled(
+        taken_ms=[] if taken_ms is None else [taken_ms],
         node=node,
         round=0,
         group=list(GROUP),
@@ -101,6 +105,107 @@ def test_a_group_is_as_slow_as_its_slowest_member_and_each_node_has_its_own_work
         shared_ms={ALLGATHER: 51.0},
         node_ms={MATMUL: {"n1": 3.0, "n2": 4.0}},
     )
+
+
+def test_while_others_have_the_processors_nothing_is_a_nodes_own_time() -> None:
+    crowded = sampled("n1", "matmul", [10.0, 30.0, 90.0], taken_ms=[0.0, 20.0, 80.0])
+
+    assert reduced_ms(crowded) == pytest.approx(10.0)
+
+
+def test_what_was_taken_of_one_window_changes_nothing_of_the_others() -> None:
+    burst = sampled("n1", "matmul", [10.0, 11.0, 12.0, 13.0, 90.0], taken_ms=[0, 0, 0, 0, 80.0])
+
+    assert reduced_ms(burst) == pytest.approx(11.0, abs=1.0)
+
+
+def test_what_others_took_of_one_member_the_whole_group_has_waited_for() -> None:
+    samples = [
+        sampled("n1", "allgather", [100.0] * 4, taken_ms=[75.0] * 4),
+        sampled("n2", "allgather", [100.0] * 4),
+    ]
+
+    result = group_result(GROUP, samples, reports(n1=Outcome.MEASURED, n2=Outcome.MEASURED))
+
+    assert result.shared_ms == {ALLGATHER: pytest.approx(25.0)}
+
+
+# Training steps on four nodes that share two cores (2 shared virtual cores, Debian 12, 2026-11-25):
+# n1 and n2 beside twelve processes of others, n3 with a limit of a fifth of a core, n4 by itself.
+CROWDED_MS = {
+    "n1": ([494.0, 423.0, 272.0], [447.0, 397.0, 226.0]),
+    "n2": ([410.0, 366.0, 547.0], [356.0, 312.0, 494.0]),
+    "n3": ([280.0, 282.0, 261.0], []),
+    "n4": ([54.6, 66.5, 50.6], []),
+}
+
+
+def judged(own_steps: Callable[[str], Sampled]) -> dict[str, Level]:
+    """Judge four nodes by their own steps; what they do together takes all pairs as long."""
+    localizer = Localizer(list(CROWDED_MS), settings=settings_from({}, kind=Device.CPU))
+    while (planned := localizer.next_round()) is not None:
+        results = []
+        for group in planned.groups:
+            samples = [each for node in group for each in (own_steps(node), exchange(node))]
+            of_group = [replace(each, group=list(group)) for each in samples]
+            ended = reports(**dict.fromkeys(group, Outcome.MEASURED))
+            results.append(group_result(group, of_group, ended))
+        localizer.observe(planned.index, results)
+    return {name: node.level for name, node in localizer.verdict().nodes.items()}
+
+
+def exchange(node: str) -> Sampled:
+    return sampled(node, "allgather", [5.0])
+
+
+def steps(node: str) -> Sampled:
+    elapsed_ms, taken_ms = CROWDED_MS[node]
+    return sampled(node, "gpt", elapsed_ms, taken_ms=taken_ms)
+
+
+def test_a_crowded_node_is_not_slow_and_one_that_its_own_limit_holds_back_is() -> None:
+    levels = judged(steps)
+
+    assert levels.pop("n3") is Level.SLOW
+    assert set(levels.values()) == {Level.HEALTHY}
+
+
+@pytest.mark.parametrize(("told", "level"), [(True, Level.HEALTHY), (False, Level.SLOW)])
+def test_two_of_four_nodes_that_others_crowd_are_accused_only_if_nobody_tells_of_it(
+    told: bool, level: Level
+) -> None:
+    def without_limit(node: str) -> Sampled:
+        sample = replace(steps("n4" if node == "n3" else node), node=node)
+        return sample if told else replace(sample, taken_ms=[])
+
+    assert judged(without_limit) == {
+        "n1": level,
+        "n2": level,
+        "n3": Level.HEALTHY,
+        "n4": Level.HEALTHY,
+    }
+
+
+@pytest.mark.parametrize(("served", "level"), [(1.0, Level.SLOW), (0.1, Level.HEALTHY)])
+def test_where_most_nodes_are_crowded_an_exchange_must_be_slower_to_accuse_one(
+    served: float, level: Level
+) -> None:
+    localizer = Localizer(["n1", "n2", "n3", "n4"], settings=settings_from({}, kind=Device.CPU))
+    while (planned := localizer.next_round()) is not None:
+        localizer.observe(
+            planned.index,
+            [
+                GroupResult(
+                    nodes=group,
+                    outcome=Outcome.MEASURED,
+                    shared_ms={ALLGATHER: 40.0 if "n1" in group else 5.0},
+                    served=served,
+                )
+                for group in planned.groups
+            ],
+        )
+
+    assert localizer.verdict().nodes["n1"].level is level
 
 
 def test_a_group_of_which_a_member_was_not_timed_has_no_time_for_verdict_and_table_alike() -> None:
