@@ -10,6 +10,7 @@ its second are our options, as JSON too.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import signal
@@ -93,6 +94,7 @@ def _given(name: str, known: dict[str, Any], parser: argparse.ArgumentParser) ->
 def main() -> None:
     """Read the command line and write what it says."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # torch loads for seconds, and shows where
+    gc.disable()  # it finds nothing in what is being loaded, and takes its time
     try:
         from torch.distributed.run import get_args_parser
     except ImportError as err:

@@ -13,6 +13,7 @@ would; a torch that this does not fit is left as it is.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import subprocess
@@ -40,6 +41,8 @@ if __name__ == "__main__":
 
 VARIABLE = "SLURM_HEALTH_RESTARTS"
 
+if __name__ == "__main__":
+    gc.disable()  # it finds nothing in what is being loaded, and takes its time
 try:
     from torch.distributed import DistNetworkError
     from torch.distributed import run as torchrun
@@ -53,6 +56,8 @@ except ImportError as err:
     if __name__ != "__main__":
         raise
     become_torchrun(VARIABLE, err)
+if __name__ == "__main__":
+    gc.enable()
 
 
 class Told(NamedTuple):
