@@ -157,6 +157,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         "node/test_site_settings.py": (
             "test_a_file_that_others_can_write_is_refused",
             "test_a_file_in_a_directory_that_others_can_write_is_refused",
+            "test_a_directory_of_roots_that_others_can_write_is_refused_and_a_link_of_roots_is_not",
         ),
     },
     "If in doubt, a hook drains nothing": {

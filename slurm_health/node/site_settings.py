@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -92,11 +93,13 @@ def load(path: Path, refuse: Callable[[SiteFile], object] | None = None) -> Site
     file = site_file.read(path, trusted=True)
     if refuse is not None:
         refuse(file)
+    hooks = _top(file, Hooks, "hooks")
+    _refuse_loose(file, hooks.state)
     planned = (_planned(file, name) for name in file.table("checks"))
     return Site(
         path=str(path),
         journal=file.document.get("journal", ""),
-        hooks=_top(file, Hooks, "hooks"),
+        hooks=hooks,
         breaker=_top(file, Breaker, "breaker"),
         recovery=_top(file, Recovery, "recovery"),
         marks=_top(file, Marks, "marks"),
@@ -108,6 +111,17 @@ def load(path: Path, refuse: Callable[[SiteFile], object] | None = None) -> Site
         mend=_top(file, Mend, "mend"),
         checks=tuple(each for each in planned if each is not None),
     )
+
+
+def _refuse_loose(file: SiteFile, state: str) -> None:
+    """Refuse a directory of root's in which others could say what this node was drained for."""
+    try:
+        named, found = os.lstat(state), os.stat(state)  # noqa: PTH116 - both take a link apart
+    except OSError:
+        return  # nothing is there yet
+    if named.st_uid not in {0, os.getuid()} or site_file.others_can_write(found):
+        problem = f"{state} must be a directory that only root can write"
+        raise file.error(("hooks",), "state", f"{problem}; fix: chown root, chmod go-w, or another")
 
 
 def _top(file: SiteFile, kind: type[_T], name: str) -> _T:

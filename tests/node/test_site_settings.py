@@ -107,6 +107,39 @@ def test_a_file_in_a_directory_that_others_can_write_is_refused(tmp_path: Path) 
         site_file.load(path)
 
 
+def test_a_directory_of_roots_that_others_can_write_is_refused_and_a_link_of_roots_is_not(
+    tmp_path: Path,
+) -> None:
+    state = tmp_path / "state"
+    text = f'[hooks]\nstate = "{tmp_path / "link"}"'
+    (tmp_path / "link").symlink_to(state)
+    load_site(tmp_path, text)  # nothing is there yet
+
+    state.mkdir(mode=0o700)
+    load_site(tmp_path, text)
+
+    state.chmod(0o777)
+    with pytest.raises(ConfigError, match=r":2: state: .* that only root can write"):
+        load_site(tmp_path, text)
+
+
+@pytest.mark.root
+def test_a_directory_of_roots_that_is_an_ordinary_users_or_his_link_is_refused(
+    tmp_path: Path,
+) -> None:
+    own = tmp_path / "own"
+    own.mkdir(mode=0o700)
+    link = tmp_path / "link"
+    link.symlink_to(own)
+    os.lchown(link, 12345, 12345)
+    with pytest.raises(ConfigError, match="that only root can write"):
+        load_site(tmp_path, f'[hooks]\nstate = "{link}"')
+
+    os.chown(own, 12345, 12345)
+    with pytest.raises(ConfigError, match="that only root can write"):
+        load_site(tmp_path, f'[hooks]\nstate = "{own}"')
+
+
 @pytest.mark.root
 def test_a_file_of_an_ordinary_user_is_refused(tmp_path: Path) -> None:
     path = write_site(tmp_path / "etc", "")
