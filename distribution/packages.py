@@ -30,8 +30,9 @@ from slurm_health import __version__
 _HERE = Path(__file__).parent
 _PYTHON = f"python3.{sys.version_info.minor}"
 _HOME = Path("opt/slurm-health")
+# -E and -P: modules of HPC sites set PYTHONPATH, for another Python and its compiled packages.
 _COMMAND = f"""\
-#!/{_HOME}/bin/python
+#!/{_HOME}/bin/python -EP
 import sys
 
 from slurm_health.cli.main import main

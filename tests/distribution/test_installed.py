@@ -67,7 +67,8 @@ def copy(tmp_path: Path, packages: Path) -> Callable[[str], str]:
 
 
 IN_PLACE = """
-slurm-health --version
+mkdir /root/of-another && echo 'raise SystemExit("of another Python")' > /root/of-another/click.py
+PYTHONPATH=/root/of-another slurm-health --version
 slurm-health templates copy sweep /root/ | head -n 1
 slurm-health docs install | head -n 1
 slurm-health metrics --dashboard | grep -c '"title": "slurm-health"'
