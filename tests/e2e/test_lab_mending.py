@@ -104,7 +104,8 @@ def broken(site: HookedSite) -> str:
 
 def reboot_as_asked(site: HookedSite, note: str) -> None:
     """Be the machine that RebootProgram reboots; Slurm keeps the node drained, with our note."""
-    assert "REBOOT_ISSUED" in state(site)
+    # slurmctld has it run when it next looks, which may be seconds after it was asked.
+    eventually(site, lambda: "REBOOT_ISSUED" in state(site), "the reboot", 400)
     site.on(NODE, "rm", "-f", FLAG)
     site.lab.fault.kill_slurmd(NODE)
     site.lab.run(["slurmd", "-b", "-N", NODE], node=NODE, cwd="/")  # -b: it has been rebooted
