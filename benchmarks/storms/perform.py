@@ -35,7 +35,7 @@ class Performance:
         """Let the storm pass, with jobs submitted all the while."""
         if self._cluster.storm.place is Place.POWER:
             self._power.start()
-        nodes = len(self._cluster.lab.nodes)
+        nodes, work_s = len(self._cluster.lab.nodes), self._cluster.storm.work_s
         began_s = time.monotonic()
         for tick in itertools.count():
             if time.monotonic() - began_s >= self._lasts_s:
@@ -43,9 +43,9 @@ class Performance:
             self._due(time.monotonic() - began_s)
             # Slurm gives small jobs the first nodes again and again; two halves meet all of them.
             if tick % _WIDE_TICKS == 0:
-                self._cluster.submit(2, nodes=nodes // 2)
+                self._cluster.submit(2, nodes=nodes // 2, work_s=work_s)
             else:
-                self._cluster.submit(max(1, nodes // 20))
+                self._cluster.submit(max(1, nodes // 20), work_s=work_s)
             time.sleep(_TICK_S)
         self._due(float("inf"))
 

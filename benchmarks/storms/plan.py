@@ -64,6 +64,7 @@ class Storm:
             silent: what is found then is not drained, and does not count.
         at_once: of the broken nodes, whether all are known when the storm ends.
         place: what it needs beside nodes.
+        work_s: how long each job works.
         counted: whether slurmctld's statistics survive it.
     """
 
@@ -73,6 +74,7 @@ class Storm:
     events: Callable[[Sequence[str], random.Random], list[Event]]
     trips: bool | None = None
     place: Place | None = None
+    work_s: int = 2
     counted: bool = True
 
 
@@ -257,6 +259,7 @@ STORMS = {
             name="requeued",
             about="all jobs are requeued at once, twice",
             lasts_s=60,
+            work_s=20,  # so that many run
             events=_requeued,
             trips=False,
         ),
