@@ -73,7 +73,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "test_a_tree_deeper_than_any_path_goes_and_so_do_the_others",
         ),
         "report/test_find.py": ("test_the_name_of_a_task_that_another_has_laid_leads_nowhere",),
-        "report/test_others.py": (
+        "report/test_read.py": (
             "test_of_another_users_journal_root_is_told_the_same_and_reads_nothing_itself",
             "test_what_another_users_journal_takes_of_memory_is_limited",
         ),

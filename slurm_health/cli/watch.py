@@ -22,7 +22,7 @@ from slurm_health.cli.terminal import print_result, terminal
 from slurm_health.preflight import config
 from slurm_health.preflight.options import Door
 from slurm_health.records.errors import ExitCode, RunNotFound
-from slurm_health.report import find, others, slurm_now, table
+from slurm_health.report import find, read, slurm_now, table
 from slurm_health.report.build import job_report
 from slurm_health.report.model import JobReport
 from slurm_health.report.progress import Activity, progress
@@ -127,7 +127,7 @@ class _Look:
                 said = slurm_now.word(self._job, os.environ)
                 self.state = Activity(said.text or _SILENT, over=said.final)
             return
-        seen = others.read(paths[0].parent, lambda: _seen(paths, now_s), _Seen)
+        seen = read.guarded(paths[0].parent, lambda: _seen(paths, now_s), _Seen)
         self.report, self.state = seen.report, seen.state
         if not self.state.over:
             self._waits = ""

@@ -16,7 +16,7 @@ import msgspec
 from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import JournalError, RunNotFound, UsageError
 from slurm_health.records.text import one_line
-from slurm_health.report import others
+from slurm_health.report import read
 from slurm_health.report.build import job_report
 from slurm_health.report.model import JobReport
 from slurm_health.report.phrases import moment_text
@@ -137,7 +137,7 @@ def load(
             all of it.
     """
     runs = runs_of_job(root, job, cluster)
-    found = others.read(runs[0].parent, lambda: _loaded(runs, now_s, earlier), _Loaded)
+    found = read.guarded(runs[0].parent, lambda: _loaded(runs, now_s, earlier), _Loaded)
     if found.report is None:
         known = f"{found.jobs - 1} earlier jobs" if found.jobs > 2 else "one earlier job"
         raise UsageError(
@@ -192,7 +192,7 @@ def runs_of_job(root: Path, job: str, cluster: str | None = None) -> list[Path]:
             raise JournalError(root, _ask(job, owner)) from err
         raise JournalError(root, f"cannot be read: {err.strerror or err}") from err
     chosen = cluster if cluster in found else _cluster_of(found, job)
-    uid = others.owner_of(found[chosen][0].parent)
+    uid = read.owner_of(found[chosen][0].parent)
     if uid != os.geteuid():
         _log.warning("the journal of job %s was written by user %s", job, user_name(uid))
         _tell_of_others(root, chosen, job, uid)
@@ -218,7 +218,7 @@ def _cluster_of(found: Mapping[str, list[Path]], job: str) -> str:
 
     A user who may make a directory in a shared root can make the newest of any cluster.
     """
-    own = [name for name, runs in found.items() if others.owner_of(runs[0].parent) == os.geteuid()]
+    own = [name for name, runs in found.items() if read.owner_of(runs[0].parent) == os.geteuid()]
     if not own and len(found) > 1:
         several = ", ".join(sorted(found))
         raise UsageError(f"several clusters have a job {job}: name one, --cluster={several}")

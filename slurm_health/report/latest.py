@@ -19,7 +19,7 @@ import msgspec
 from slurm_health.records.decoding import from_msgpack
 from slurm_health.records.errors import JournalError, SlurmError
 from slurm_health.records.text import cut
-from slurm_health.report import others
+from slurm_health.report import read
 from slurm_health.report.build import job_report
 from slurm_health.report.find import JOB, directories
 from slurm_health.report.layout import Page
@@ -215,7 +215,7 @@ class _Others:
             began_s = time.monotonic()
             try:
                 return self._read(work, left_s)
-            except others.NotRead as err:
+            except read.NotRead as err:
                 why = str(err)
             finally:
                 self._spent_s[found.uid] = _MOST_OF_A_USER_S - left_s + time.monotonic() - began_s
@@ -224,7 +224,7 @@ class _Others:
 
     @staticmethod
     def _read(work: Callable[[], LatestJob], limit_s: float) -> LatestJob:
-        data = others.within_limits(
+        data = read.within_limits(
             lambda: msgspec.msgpack.encode(work()),
             limit_s=limit_s,
             memory_bytes=_MEMORY_BYTES,
@@ -242,8 +242,8 @@ def _from_journal(
         runs = journal.runs_of(job.parent.parent, cluster, job.name)
         if not runs:
             return LatestJob(job=found.array, cluster=cluster, found="its journal has no check")
-        read = [read_run(run, of_nodes=False) for run in runs]
-        report = job_report(jobs_in(read)[-1], now_s=now_s)
+        left = [read_run(run, of_nodes=False) for run in runs]
+        report = job_report(jobs_in(left)[-1], now_s=now_s)
     except (OSError, JournalError) as err:
         why = f"its journal cannot be read: {err}"
         return LatestJob(job=found.array, cluster=cluster, found=why)
