@@ -24,17 +24,19 @@ from slurm_health.records.script_records import (
     UnevenFound,
 )
 from slurm_health.records.verdict import Level, LinkVerdict
-from slurm_health.report.acts import Act, Progress, acts_of
 from slurm_health.report.measured import Figure, figures_of, hardware_of, rounds_of
 from slurm_health.report.model import (
+    Act,
     Event,
     Hang,
     JobReport,
     NodeReport,
+    Progress,
     RunEntries,
     RunReport,
     ScriptOutcome,
     State,
+    acts_of,
 )
 from slurm_health.report.progress import so_far
 from slurm_health.report.timeline import timeline, written

@@ -12,8 +12,7 @@ from typing import NamedTuple
 from slurm_health.preflight.decide import unchecked
 from slurm_health.records.nodeset import fold
 from slurm_health.records.verdict import Level, LinkVerdict
-from slurm_health.report.acts import Act, Progress
-from slurm_health.report.model import JobReport, RunReport, ScriptOutcome, State
+from slurm_health.report.model import Act, JobReport, Progress, RunReport, ScriptOutcome, State
 from slurm_health.system import journal
 from slurm_health.system.signals import signal_name
 

@@ -17,8 +17,7 @@ from slurm_health.records.script_records import (
 )
 from slurm_health.records.text import cut, ranks_text
 from slurm_health.records.verdict import Level, NodeVerdict
-from slurm_health.report.acts import Progress
-from slurm_health.report.model import JobReport, NodeReport, RunReport, State
+from slurm_health.report.model import JobReport, NodeReport, Progress, RunReport, State
 from slurm_health.report.no_exchange import likelier, no_exchange
 from slurm_health.report.phrases import (
     NOTHING,

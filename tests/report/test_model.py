@@ -5,7 +5,7 @@ import pytest
 
 from slurm_health.records.record_codec import Entry
 from slurm_health.records.records import Action, ActionDone, ActionIntended, Record
-from slurm_health.report.acts import Act, Progress, acts_of
+from slurm_health.report.model import Act, Progress, acts_of
 
 
 def intended(action: str, *nodes: str) -> ActionIntended:
