@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from slurm_health.records.verdict import Level, Outcome
-from slurm_health.report.limits import limit_of
+from slurm_health.report.details import limit_of
 from slurm_health.report.measured import ALLGATHER, MATMUL, unit_of
 from slurm_health.report.model import NodeReport, RunReport
 from slurm_health.report.phrases import number_text
