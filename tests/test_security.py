@@ -199,8 +199,10 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "Text of one user that is executed": {
-        "report/test_export.py": ("test_nothing_in_a_report_acts_on_a_terminal",),
-        "report/test_spreadsheet.py": ("test_no_cell_has_a_formula_or_a_control_character",),
+        "report/test_export.py": (
+            "test_nothing_in_a_report_acts_on_a_terminal",
+            "test_no_cell_has_a_formula_or_a_control_character",
+        ),
         "report/test_find.py": ("test_a_directory_that_is_no_clusters_name_is_not_looked_into",),
     },
 }

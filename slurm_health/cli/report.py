@@ -17,7 +17,7 @@ from slurm_health.cli.terminal import print_result, takes_colour, terminal
 from slurm_health.preflight import config
 from slurm_health.preflight.options import Door
 from slurm_health.records.errors import ExitCode, NotWritten, PackageMissing, RunNotFound
-from slurm_health.report import export, find, latest, layout, slurm_now, spreadsheet, table
+from slurm_health.report import export, find, latest, layout, slurm_now, table
 from slurm_health.report.layout import Page
 from slurm_health.report.model import JobReport
 
@@ -149,7 +149,7 @@ def _show(job: str, asked: _Asked) -> None:
             raise click.UsageError(f"--html is about one job: {', '.join(tasks[:5])}")
         _write_page(found[0], asked.html)
     elif asked.as_csv:
-        print_result(spreadsheet.as_csv(found))
+        print_result(export.as_csv(found))
     elif asked.as_json and tasks:
         print_result(export.tasks_as_json(found, others=others, raw=asked.raw))
     elif asked.as_json:

@@ -6,25 +6,20 @@ recent ones. It loads neither torch nor numpy, so it works on any login node, at
 while the job runs.
 
     find      where a job's journals are
-    read      what is in one of them, what is missing, and which of them are one job's
-    others    another user's journal is read in a child with limits
+    read      what is in one of them and what is missing; another user's in a child with limits
     build     the entries of a journal to a report
     measured    rounds, figures and the parts of nodes, from those entries
-    acts      intents and their results, put together
     timeline  what happened and when, and as text
     model     the values that a report consists of
-    limits    how slow a node had to be to be called slow
     summary   what was found, what was done, what to do next
     no_exchange   no two nodes could exchange data: one finding, and what to look at
     table     a report as text
-    details   evidence, rounds and samples in that text
+    details   evidence, rounds and samples in that text, and what counted as slow
     post_mortem   what went wrong in scripts, while they ran and when they failed
     progress  how far a job has got, for `slurm-health watch`
     phrases   the short texts in it
     layout    text that fits a terminal, and its colours
-    export    a report as JSON
-    schema    the JSON Schema of that
-    spreadsheet   what was measured as CSV
+    export    a report as JSON, and what was measured as CSV
     web_page    a report as a page of HTML
     charts    its pictures, as numbers
     latest    the caller's latest jobs

@@ -1,24 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report as one JSON object, for programs. docs/reference/report.md describes it.
+"""The report for programs: one JSON object, or rows of CSV, as docs/reference/report.md says.
 
-`schema` says the same to programs. Every number has its unit in its name. A number that is not
+`schema` says the same of JSON. There every number has its unit in its name; a number that is not
 known is null, a list of figures that were not measured is empty. Keys are added within a schema
-version, never changed.
+version, never changed. CSV has a row for each node in each round of each check; its columns stay as
+they are, and a later version may add some at the end.
 """
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import io
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 import msgspec
 
 from slurm_health.records.script_records import Diagnosed
+from slurm_health.records.text import one_line
 from slurm_health.report.latest import LatestJob
-from slurm_health.report.measured import ALLGATHER, MATMUL, Figure, unit_of
+from slurm_health.report.measured import (
+    ALLGATHER,
+    MATMUL,
+    Figure,
+    GroupReport,
+    RoundReport,
+    unit_of,
+)
 from slurm_health.report.model import Event, Hang, JobReport, NodeReport, RunReport
 from slurm_health.report.summary import summary_of
 
@@ -156,3 +167,91 @@ def figure_key(probe: str) -> str:
     """Return a figure's name with its unit: `allgather_gb_per_s`."""
     unit = unit_of(probe).lower().replace("/", "_per_")
     return f"{probe.replace(' ', '_')}_{unit}"
+
+
+_COLUMN_FIGURES = (
+    "allgather",
+    "rail_allgather",
+    "node_allgather",
+    "matmul",
+    "memory_copy",
+    "gpt step",
+)
+COLUMNS = (
+    "cluster",
+    "job",
+    "attempt",
+    "check",
+    "round",
+    "phase",
+    "node",
+    "partners",
+    "outcome",
+    "started_s",
+    "elapsed_s",
+    *map(figure_key, _COLUMN_FIGURES),
+    "level",
+    "component",
+    "reason",
+)
+# What a spreadsheet takes for a formula.
+_FORMULA = ("=", "+", "-", "@")
+
+
+def as_csv(reports: Sequence[JobReport]) -> str:
+    """Return every node's rounds in all checks of some jobs, with a line of names above them.
+
+    A cell is empty where there is nothing: it was not measured, or not judged.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for report in reports:
+        for run in report.runs:
+            writer.writerows(_rows(report, run))
+    return text.getvalue()
+
+
+def _rows(report: JobReport, run: RunReport) -> Iterator[list[object]]:
+    judged = {node.node: node.verdict for node in run.nodes}
+    for each in run.each_round:
+        for group in each.groups:
+            for node, elapsed_s in zip(group.nodes, group.elapsed_s, strict=True):
+                measured = run.measured.get((each.round, node), {})
+                verdict = judged.get(node)
+                row = [
+                    report.cluster,
+                    report.job,
+                    run.attempt,
+                    run.check,
+                    *_where(run, each, group, node, elapsed_s),
+                    *(_number(measured.get(name)) for name in _COLUMN_FIGURES),
+                    verdict.level.value if verdict else "",
+                    verdict.component if verdict else "",
+                    verdict.reason if verdict else "",
+                ]
+                yield [_cell(cell) if isinstance(cell, str) else cell for cell in row]
+
+
+def _where(
+    run: RunReport, each: RoundReport, group: GroupReport, node: str, elapsed_s: float | None
+) -> list[object]:
+    return [
+        each.round,
+        each.phase,
+        node,
+        " ".join(other for other in group.nodes if other != node),
+        group.outcome.value if group.outcome else "",
+        round((run.started_s or 0.0) + each.after_s, 3),
+        "" if elapsed_s is None else elapsed_s,
+    ]
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.6g}"
+
+
+def _cell(text: str) -> str:
+    """Return text in one line that no spreadsheet takes for a formula."""
+    line = one_line(text)
+    return f"'{line}" if line.startswith(_FORMULA) else line
