@@ -8,9 +8,9 @@ import json
 import jsonschema
 import pytest
 
-from slurm_health.report.schema import schema
 from tests.e2e.lab_support import Site
 from tests.e2e.played_nodes import FAULTY, play, submit
+from tests.report.json_schema import schema
 
 pytestmark = [
     pytest.mark.lab,

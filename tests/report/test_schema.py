@@ -19,8 +19,8 @@ from slurm_health.report.export import (
 )
 from slurm_health.report.find import load
 from slurm_health.report.latest import latest_jobs
-from slurm_health.report.schema import as_text, schema
 from tests.report.golden import REPOSITORY, assert_matches_file
+from tests.report.json_schema import as_text, schema
 from tests.report.test_post_mortem import FOUND
 from tests.report.test_table import CASES
 from tests.support.journals import RunJournal, write_healthy_run
