@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from statistics import median
 
 from slurm_health.fleet.history.index import Index, Seen
-from slurm_health.fleet.standing.rates import rates
 from slurm_health.fleet.standing.standing import (
     WINDOW_DAYS,
     NodeRecord,
     Standing,
     Trend,
+    rates,
     standings,
     trend,
 )

@@ -5,7 +5,6 @@ Pure, over values that `slurm_health.fleet.history` reads from journals.
 
     observation   what one check says of one node, and a job's checks: values
     observe       the records of a check's journal to those values
-    standing      whether a node spoils more jobs than others do, and how a figure develops
-    rates         how often the nodes of a cluster are bad when a job starts, and fail under one
+    standing      whether a node spoils more jobs than others do; how often nodes are bad
     baseline      what healthy devices of a model do, as limits for the next checks
 """

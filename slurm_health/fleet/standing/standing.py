@@ -8,6 +8,8 @@ one, are those of Kokolis et al., "Revisiting Reliability in Large-Scale Machine
 Clusters" (HPCA 2025, arXiv:2410.21680), who found lemons by seven signals over 28 days. They cut
 each signal's distribution over a fleet of thousands; a smaller fleet has no distribution to cut, so
 here each node is compared with all others by an exact test.
+
+The rates at which nodes are bad at all, for advice on spares, are counted beside it.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from statistics import median
 
 import msgspec
 
-from slurm_health.records.standings import MOST, Known, Rates, Reliability, written
+from slurm_health.fleet.standing.observation import Signal
+from slurm_health.records.standings import MOST, Counted, Known, Rates, Reliability, written
 
 WINDOW_DAYS = 28
 # Two may be bad luck. That they are two days' says that it comes back: a node that fails all its
@@ -221,3 +224,43 @@ def trend(points: Sequence[tuple[float, float]]) -> Trend | None:
     if not _LEAST_CHANGE <= abs(change) < inf:
         return None
     return Trend(change=change, days=span_s / 86400)
+
+
+_HOUR_S = 3600.0
+
+
+def rates(records: Sequence[NodeRecord], standings: Sequence[Standing], *, days: float) -> Rates:
+    """Return how often the nodes of one cluster were bad, in the days that the records are of.
+
+    Lemons are apart: one of them is in a job at most once, however often it was bad before.
+    """
+    lemons = {each.node: each for each in standings if each.level is Reliability.LEMON}
+    others = [each for each in records if each.node not in lemons]
+    failed = {node.node: _accused(node) for node in others}
+    at_start = [len(node.spoiled) - failed[node.node] for node in others]
+    return Rates(
+        days=days,
+        nodes=len(records),
+        starts=_counted(at_start, float(sum(node.jobs for node in others))),
+        hours=_counted(list(failed.values()), sum(node.ran_s for node in others) / _HOUR_S),
+        lemons=sum(each.spoiled / each.jobs for each in lemons.values()),
+    )
+
+
+def _accused(node: NodeRecord) -> int:
+    return sum(Signal.ACCUSED.value in job.signals for job in node.spoiled)
+
+
+def _counted(by_node: Sequence[int], exposure: float) -> Counted:
+    """Return the events of all nodes; the mean over events of how many their node has is `clump`.
+
+    A sum over nodes that are independent of each other, each with rare clumps of events, varies so
+    many times as much as a count of single events.
+    """
+    events = sum(by_node)
+    return Counted(
+        events=events,
+        exposure=exposure,
+        nodes=sum(bool(each) for each in by_node),
+        clump=sum(each * each for each in by_node) / events if events else 1.0,
+    )

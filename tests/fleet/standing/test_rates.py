@@ -3,8 +3,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_health.fleet.standing.rates import rates
-from slurm_health.fleet.standing.standing import JobOnNode, NodeRecord, standings
+from slurm_health.fleet.standing.standing import JobOnNode, NodeRecord, rates, standings
 from slurm_health.records.standings import Counted, Rates
 
 DAY_S = 86400.0
