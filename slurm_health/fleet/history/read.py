@@ -24,8 +24,10 @@ from slurm_health.fleet.standing.observation import (
     CheckSeen,
     Figure,
     JobSeen,
+    observations,
+    shown,
+    without_job_end,
 )
-from slurm_health.fleet.standing.observe import observations, shown, without_job_end
 from slurm_health.records.errors import JournalError
 from slurm_health.records.record_codec import Entry
 from slurm_health.records.records import Record, RunFinished, RunStarted, Sampled, VerdictReached

@@ -3,8 +3,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slurm_health.fleet.standing.observation import Observation, Signal
-from slurm_health.fleet.standing.observe import observations, without_job_end
+from slurm_health.fleet.standing.observation import (
+    Observation,
+    Signal,
+    observations,
+    without_job_end,
+)
 from slurm_health.records.gpu_load import HARDWARE_THERMAL, Burn
 from slurm_health.records.record_codec import Entry
 from slurm_health.records.records import (
