@@ -104,7 +104,7 @@ def sweep(asked: _Asked) -> int:
     The exit code is 3 where jobs of earlier runs checked nothing, or where their outcome cannot be
     recorded, and 4 where Slurm refuses.
     """
-    from slurm_health.fleet.sweep import outcome, submission
+    from slurm_health.fleet.sweep import submission
     from slurm_health.system.processes import own_command
     from slurm_health.system.slurm.client import Client
 
@@ -136,19 +136,19 @@ def sweep(asked: _Asked) -> int:
     if asked.dry_run:
         for group in chosen.groups:
             print_result(f"sbatch {' '.join(submission.options(group, wishes))}\n")
-        ended: list[outcome.Outcome] = []
+        ended: list[submission.Outcome] = []
         refused = False
     else:
-        ended = outcome.ended(root, uid, unended)
+        ended = submission.ended(root, uid, unended)
         refused = _submit(client, chosen, wishes)
-    _say(outcome.told(ended))
+    _say(submission.told(ended))
     _say(
         f"{chosen.due} of {chosen.idle} idle nodes are due; at most {chosen.most} of"
         f" {asked.partition} at a time, and {chosen.in_checks} are being checked"
     )
     if refused:
         return int(ExitCode.UNAVAILABLE)
-    wrong = outcome.checks_nothing(ended) or wishes.output == _UNTOLD
+    wrong = submission.checks_nothing(ended) or wishes.output == _UNTOLD
     return int(ExitCode.INCONCLUSIVE if wrong else ExitCode.HEALTHY)
 
 
@@ -175,12 +175,13 @@ def _interpreter(chosen: str | None) -> str | None:
 
 def _output(root: Path, uid: int, *, dry_run: bool) -> str:
     """Return where the jobs write, as sbatch names it; it is made unless nothing is submitted."""
-    from slurm_health.fleet.sweep import outcome
+    from slurm_health.fleet.sweep import submission
 
-    trouble = "" if dry_run else outcome.prepare(root, uid)
+    trouble = "" if dry_run else submission.prepare(root, uid)
+    kept = submission.directory(root, uid)
     if not trouble:
-        return f"{outcome.directory(root, uid)}/%j.out"
-    _say(f"the outcome of the jobs will not be recorded: {outcome.directory(root, uid)}: {trouble}")
+        return f"{kept}/%j.out"
+    _say(f"the outcome of the jobs will not be recorded: {kept}: {trouble}")
     return _UNTOLD
 
 

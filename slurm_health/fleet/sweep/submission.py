@@ -3,19 +3,28 @@
 
 A job's journal is in the history once it has begun, and a run asks the history when each node was
 checked last: so a sweep that was ended goes on where it stopped.
+
+A check that cannot begin writes no journal, and Slurm forgets its job within minutes. So each job
+writes into a file of its own, in a directory of the sweep's user below the root, and the next run
+reads these files and removes them.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+import os
+import re
+import shlex
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from slurm_health.fleet.history.index import Index
 from slurm_health.fleet.sweep import choice as sweep
-from slurm_health.fleet.sweep import outcome
-from slurm_health.records.errors import UnknownJob, UsageError
+from slurm_health.records.errors import ExitCode, UnknownJob, UsageError
 from slurm_health.records.nodeset import fold
+from slurm_health.records.text import cut, one_line
+from slurm_health.system import private_files
 from slurm_health.system.slurm.client import Client
 
 JOB_NAME = "slurm-health-sweep"
@@ -107,7 +116,7 @@ def _in_checks(client: Client, uid: int) -> set[str]:
 
 def submit(client: Client, group: Sequence[str], wishes: Wishes, environ: Mapping[str, str]) -> int:
     """Submit the check of one group; return the job's id."""
-    return client.submit(options(group, wishes), outcome.script(wishes.check), environ)
+    return client.submit(options(group, wishes), script(wishes.check), environ)
 
 
 def options(group: Sequence[str], wishes: Wishes) -> list[str]:
@@ -127,3 +136,136 @@ def options(group: Sequence[str], wishes: Wishes) -> list[str]:
         "--chdir=/",
         *wishes.sbatch,
     ]
+
+
+# The last line of a script that came to its end; one that Slurm ended has none.
+_ENDED = "slurm-health sweep: the check ended with"
+_LAST_LINE = re.compile(rf"{_ENDED} (\d+)")
+_NAME = re.compile(r"(\d+)\.out", re.ASCII)
+# With these a check has come to a verdict on its nodes; the last is that it could not tell.
+_CHECKED = (ExitCode.HEALTHY, ExitCode.BAD_NODES, ExitCode.INCONCLUSIVE)
+# What slurmstepd writes where Slurm ends a job, before it does.
+_CANCELLED = re.compile(r"\*\*\* (JOB|STEP) \S+ ON \S+ CANCELLED AT ")
+_TIME_LIMIT = "DUE TO TIME LIMIT"
+_WORDS = 200
+# Of the end of a file; a check's table has some kB.
+_MOST_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """One job that has ended. `trouble` says why it checked nothing, empty where it did.
+
+    One that gave way to another job has neither checked its nodes nor met with trouble.
+    """
+
+    job: int
+    checked: bool = False
+    undecided: bool = False
+    trouble: str = ""
+
+
+def told(outcomes: Sequence[Outcome]) -> str:
+    """Return what became of the last jobs, for a person; empty where there were none."""
+    if not outcomes:
+        return ""
+    checked = sum(each.checked for each in outcomes)
+    text = f"of {len(outcomes)} jobs that have ended, {checked} checked their nodes"
+    undecided = sum(each.undecided for each in outcomes)
+    text += f" ({undecided} could not decide)" if undecided else ""
+    failed = [each for each in outcomes if each.trouble]
+    left = len(outcomes) - checked - len(failed)
+    text += f", {left} gave way" if left else ""
+    why = "; ".join(
+        f"{trouble} ({_counted([e.job for e in failed if e.trouble == trouble])})"
+        for trouble in dict.fromkeys(each.trouble for each in failed)
+    )
+    return f"{text}, {len(failed)} checked nothing: {why}" if failed else text
+
+
+def checks_nothing(outcomes: Sequence[Outcome]) -> bool:
+    """Tell whether a person has to look: a job failed, or none of several could decide."""
+    failed = any(each.trouble for each in outcomes)
+    done = [each for each in outcomes if each.checked]
+    return failed or (bool(done) and all(each.undecided for each in done))
+
+
+def _counted(jobs: Sequence[int]) -> str:
+    return f"job {jobs[0]}" if len(jobs) == 1 else f"{len(jobs)} jobs, the last {jobs[-1]}"
+
+
+def script(words: Sequence[str]) -> str:
+    """Return the batch script of a check, which says at its end that it came there.
+
+    A shell that is ended waits for the check, which ends its agents first.
+    """
+    return (
+        f"#!/bin/sh\ntrap : TERM\n{shlex.join(words)}\ncode=$?\n"
+        f'echo "{_ENDED} $code"\nexit "$code"\n'
+    )
+
+
+def directory(root: Path, uid: int) -> Path:
+    """Return where a user's jobs write below the journals' root; no cluster is called so."""
+    return root / f".sweep-{uid}"
+
+
+def prepare(root: Path, uid: int) -> str:
+    """Make that directory; return why that cannot be, empty where it is there."""
+    try:
+        with private_files.directory(root, directory(root, uid).name, owner=uid, make=True) as own:
+            found = os.fstat(own)
+    except OSError as err:
+        return err.strerror or str(err)
+    return "" if found.st_uid == uid else f"it belongs to user {found.st_uid}"
+
+
+def ended(root: Path, uid: int, running: Collection[int]) -> list[Outcome]:
+    """Return what became of the jobs that no longer wait or run, and forget them."""
+    found = []
+    with (
+        contextlib.suppress(OSError),
+        private_files.directory(root, directory(root, uid).name, owner=uid) as own,
+    ):
+        for name, job in _files(own, running):
+            try:
+                found.append(_outcome(job, _end_of(own, name)))
+                os.unlink(name, dir_fd=own)
+            except OSError as err:
+                trouble = f"its output cannot be read: {err.strerror or err}"
+                found.append(Outcome(job=job, trouble=trouble))
+    return sorted(found, key=lambda each: each.job)
+
+
+def _files(own: int, running: Collection[int]) -> Iterator[tuple[str, int]]:
+    listing = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=own)
+    try:
+        names = os.listdir(listing)  # noqa: PTH208 - of a directory that is held open
+    finally:
+        os.close(listing)
+    for name in names:
+        match = _NAME.fullmatch(name)
+        if match is not None and int(match[1]) not in running:
+            yield name, int(match[1])
+
+
+def _end_of(own: int, name: str) -> bytes:
+    """Return the end of a file in a directory that is ours alone."""
+    file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=own)
+    try:
+        return os.pread(file, _MOST_BYTES, max(0, os.fstat(file).st_size - _MOST_BYTES))
+    finally:
+        os.close(file)
+
+
+def _outcome(job: int, written: bytes) -> Outcome:
+    lines = [line for line in written.decode(errors="replace").splitlines() if line.strip()]
+    last = _LAST_LINE.fullmatch(lines[-1]) if lines else None
+    if last is None or any(_CANCELLED.search(line) for line in lines):
+        late = any(_TIME_LIMIT in line for line in lines)
+        return Outcome(job=job, trouble="ran into its time limit" if late else "")
+    code = int(last[1])
+    if code in _CHECKED:
+        return Outcome(job=job, checked=True, undecided=code == ExitCode.INCONCLUSIVE)
+    said = cut(one_line(lines[-2]), _WORDS) if len(lines) > 1 else "it says nothing"
+    return Outcome(job=job, trouble=f"its check ended with {code}: {said}")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.fleet.sweep.outcome import (
+from slurm_health.fleet.sweep.submission import (
     Outcome,
     checks_nothing,
     directory,
