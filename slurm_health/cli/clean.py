@@ -108,15 +108,15 @@ def clean(asked: _Asked) -> int:
         raise click.UsageError(
             "no terminal to ask on: say --yes, or --dry-run to see what would go"
         )
-    from slurm_health.fleet.retention import listing
+    from slurm_health.fleet.retention import removal
     from slurm_health.fleet.retention import rules as retention
     from slurm_health.preflight.master.run_check import LOCAL_CLUSTER
     from slurm_health.system.accounts import Accounts
 
     root = config.journal_root(asked.journal, os.environ)
     uid = None if asked.all_users else os.geteuid()
-    there = listing.journals(root, uid=uid, cluster=asked.cluster)
-    alive = listing.alive(os.environ, uid=uid) if there else listing.Alive()
+    there = removal.journals(root, uid=uid, cluster=asked.cluster)
+    alive = removal.alive(os.environ, uid=uid) if there else removal.Alive()
     chosen = retention.choose(
         there,
         retention.KnownJobs(
@@ -146,7 +146,7 @@ def clean(asked: _Asked) -> int:
 
 
 def _remove(root: Path, journals: Sequence[JobJournal], uid: int | None) -> int:
-    from slurm_health.fleet.retention import remove as removing
+    from slurm_health.fleet.retention import removal as removing
 
     failed = 0
     for each in journals:

@@ -14,7 +14,7 @@ from unittest.mock import ANY
 
 import pytest
 
-from slurm_health.fleet.retention import listing, remove
+from slurm_health.fleet.retention import removal
 from slurm_health.fleet.retention.rules import JobJournal
 from slurm_health.records.records import RunFinished
 from slurm_health.system import journal as journals
@@ -85,7 +85,7 @@ def test_where_slurm_cannot_be_asked_that_is_said_and_younger_journals_stay(
 def test_the_oldest_go_until_the_rest_fits(tmp_path: Path) -> None:
     for job, days in ((12, 100), (13, 90), (14, 80)):
         write(tmp_path, job, days)
-    one = listing.journals(tmp_path, uid=os.geteuid())[0].size_bytes
+    one = removal.journals(tmp_path, uid=os.geteuid())[0].size_bytes
 
     clean(tmp_path, f"--max-size={one * 2.5 / 1000:.3f}k", "--yes")
 
@@ -163,12 +163,12 @@ def test_a_file_of_thousands_of_names_removes_no_journal_of_others(tmp_path: Pat
 def test_a_journal_that_was_written_since_it_was_chosen_stays(tmp_path: Path) -> None:
     run, _ = write_requeued_job(tmp_path, job=12)
     age(run.directory.parent, 100)
-    (chosen,) = listing.journals(tmp_path, uid=os.geteuid())
+    (chosen,) = removal.journals(tmp_path, uid=os.geteuid())
     run.clock = Clock(time.time())
     run.finish("proceed")
 
-    with pytest.raises(remove.Changed, match="written just now"):
-        remove.remove(tmp_path, chosen)
+    with pytest.raises(removal.Changed, match="written just now"):
+        removal.remove(tmp_path, chosen)
 
     records = journals.read_all(run.directory, journals.MASTER)
     assert isinstance(records[-1].record, RunFinished)
@@ -176,13 +176,13 @@ def test_a_journal_that_was_written_since_it_was_chosen_stays(tmp_path: Path) ->
 
 def test_a_journal_that_became_anothers_stays(tmp_path: Path) -> None:
     write(tmp_path, 12, 100)
-    (chosen,) = listing.journals(tmp_path, uid=None)
+    (chosen,) = removal.journals(tmp_path, uid=None)
     theirs = JobJournal(
         cluster="lab", job="12", uid=chosen.uid + 1, size_bytes=1, written_s=chosen.written_s
     )
 
-    with pytest.raises(remove.Changed, match="belongs to"):
-        remove.remove(tmp_path, theirs)
+    with pytest.raises(removal.Changed, match="belongs to"):
+        removal.remove(tmp_path, theirs)
 
 
 def test_what_an_interrupted_clean_has_left_goes_the_next_time(tmp_path: Path) -> None:
@@ -353,11 +353,11 @@ def test_what_another_user_has_put_in_the_way_blocks_no_clean(public_path: Path)
     for path in (public_path / "lab" / "12", *(public_path / "lab" / "12").rglob("*")):
         os.chown(path, NOBODY, NOBODY)
     (public_path / "lab").chmod(0o1777)
-    (journal,) = listing.journals(public_path, uid=NOBODY)
+    (journal,) = removal.journals(public_path, uid=NOBODY)
 
     def take_away() -> bytes:
         os.setresuid(NOBODY, NOBODY, NOBODY)
-        remove.remove(public_path, journal)
+        removal.remove(public_path, journal)
         return b"gone"
 
     assert run_one(take_away, DEADLINE_S) == Answered(b"gone", ANY)

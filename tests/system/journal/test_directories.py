@@ -14,8 +14,8 @@ import msgspec
 import pytest
 
 from slurm_health.fleet.history import place, refresh
-from slurm_health.fleet.retention import remove
-from slurm_health.fleet.retention.listing import journals
+from slurm_health.fleet.retention import removal
+from slurm_health.fleet.retention.removal import journals
 from slurm_health.records.records import Disposition, Record, RunFinished, RunStarted
 from slurm_health.report.find import runs_of_job
 from slurm_health.system import journal
@@ -266,5 +266,5 @@ def test_what_stands_beside_a_taken_name_is_found_by_who_reads_and_removes(
         assert set(found.nodes()) == {"n1", "n2"}
     there = {each.job: each for each in journals(tmp_path, uid=os.geteuid())}
     assert set(there) == {job.name}
-    remove.remove(tmp_path, there[job.name])
+    removal.remove(tmp_path, there[job.name])
     assert not job.exists()
