@@ -146,21 +146,21 @@ def clean(asked: _Asked) -> int:
 
 
 def _remove(root: Path, journals: Sequence[JobJournal], uid: int | None) -> int:
-    from slurm_health.fleet.retention import removal as removing
+    from slurm_health.fleet.retention import removal
 
     failed = 0
     for each in journals:
         try:
-            removing.remove(root, each)
+            removal.remove(root, each)
         except FileNotFoundError:
             continue  # another one has removed it
-        except removing.Changed as err:
+        except removal.Changed as err:
             click.echo(f"slurm-health: job {each.job} is left: {err}", err=True)
         except OSError as err:
             failed += 1
             why = err.strerror or str(err)
             click.echo(f"slurm-health: job {each.job} could not be removed: {why}", err=True)
-    removing.sweep(root, journals, uid=uid)
+    removal.sweep(root, journals, uid=uid)
     return int(ExitCode.UNAVAILABLE if failed else ExitCode.HEALTHY)
 
 

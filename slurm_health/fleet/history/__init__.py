@@ -5,11 +5,10 @@ The journals are the truth. What is answered comes from an index of them, a cach
 to date first, and rebuilt from nothing where it is damaged, missing or older.
 
     read         a job's journal to what its checks say of their nodes
-    place        where the index lies, and whether it can be trusted
+    place        where the index lies, a server's URL, and whether it can be trusted
     index        the index: what it holds and answers
     database     the database that it lies in, asked in one way
     sqlite_file  one in a file, or in memory
-    server_url   the URL of one on a server
     server       one on a server: how it is reached, and who may change its tables
     refresh      brings an index up to date with the journals
     others       reads the journals of other users, in a child of their own

@@ -13,12 +13,13 @@ import hashlib
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
 
-from slurm_health.fleet.history import server_url
-from slurm_health.fleet.history.server_url import Server
-from slurm_health.records.errors import IndexUnusable
+from slurm_health.records.errors import IndexUnusable, UsageError
 
 VARIABLE = "SLURM_HEALTH_INDEX"
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -57,8 +58,8 @@ def choose(
         UsageError: a URL names no server.
     """
     chosen = option or environ.get(VARIABLE) or (site if site and _is_for_us(site) else None)
-    if chosen and server_url.is_url(chosen):
-        return IndexPlace(path=None, server=server_url.parsed(chosen))
+    if chosen and is_url(chosen):
+        return IndexPlace(path=None, server=parsed(chosen))
     path = Path(chosen).expanduser().absolute() if chosen else _default(environ, root)
     if path is None:
         return IndexPlace(path=None, why_in_memory="there is no home directory to keep it in")
@@ -76,7 +77,7 @@ def choose(
 def _is_for_us(site: str) -> bool:
     """Tell whether we may read the site's index, or make it."""
     path = Path(site).expanduser()
-    if server_url.is_url(site) or os.access(path, os.R_OK):
+    if is_url(site) or os.access(path, os.R_OK):
         return True
     return not os.access(path, os.F_OK) and os.access(path.parent, os.W_OK | os.X_OK)
 
@@ -123,3 +124,94 @@ def _unusable(path: Path, err: Exception) -> IndexUnusable:
         return err
     told = err.strerror or str(err) if isinstance(err, OSError) else str(err)
     return IndexUnusable(path, told)
+
+
+class ServerKind(Enum):
+    """A server that an index can lie on."""
+
+    POSTGRESQL = "postgresql"
+    MARIADB = "mariadb"
+
+
+_KINDS = {
+    "postgresql": ServerKind.POSTGRESQL,
+    "postgres": ServerKind.POSTGRESQL,
+    "mariadb": ServerKind.MARIADB,
+    "mysql": ServerKind.MARIADB,
+}
+_OPTIONS = {
+    ServerKind.POSTGRESQL: ("host", "sslmode", "sslrootcert", "sslcert", "sslkey", "passfile"),
+    ServerKind.MARIADB: ("unix_socket", "ssl_ca", "ssl_cert", "ssl_key"),
+}
+_EXAMPLE = "e.g. postgresql://USER@HOST/DATABASE or mariadb://USER@HOST/DATABASE"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """Where a database is. As text, it has no password."""
+
+    kind: ServerKind
+    database: str
+    host: str = ""
+    port: int | None = None
+    user: str = ""
+    password: str = field(default="", repr=False)
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """What a driver is to be told, by the names that it has for it, but for the database."""
+        named = {"host": self.host, "port": self.port, "user": self.user, "password": self.password}
+        return {key: value for key, value in {**named, **self.options}.items() if value}
+
+    def hidden(self, text: str) -> str:
+        """Return a text in one line and without the password."""
+        line = " ".join(text.split())
+        return line.replace(self.password, "***") if self.password else line
+
+    def __str__(self) -> str:
+        user = f"{self.user}@" if self.user else ""
+        port = f":{self.port}" if self.port else ""
+        return f"{self.kind.value}://{user}{self.host}{port}/{self.database}"
+
+
+def is_url(text: str) -> bool:
+    """Tell whether this names a server and not a file."""
+    return "://" in text
+
+
+def parsed(text: str) -> Server:
+    """Return the server that a URL names.
+
+    Raises:
+        UsageError: it names none. The message does not repeat it: it may hold a password.
+    """
+    scheme = text.split("://", maxsplit=1)[0]
+    kind = _KINDS.get(scheme)
+    if kind is None:
+        raise UsageError(f"--index: no database is known as {scheme}://; {_EXAMPLE}")
+    try:
+        parts = urlsplit(text)
+        host, port = parts.hostname or "", parts.port
+    except ValueError as err:  # its text may repeat the URL
+        raise UsageError(
+            "--index: the URL has no valid host and port; in a password, write @ as %40, : as %3A,"
+            f" / as %2F; {_EXAMPLE}"
+        ) from err
+    database = unquote(parts.path.removeprefix("/"))
+    if not database or "/" in database:
+        raise UsageError(f"--index: the URL must name one database; {_EXAMPLE}")
+    options = dict(parse_qsl(parts.query))
+    for name in options:
+        if name not in _OPTIONS[kind]:
+            known = ", ".join(_OPTIONS[kind])
+            raise UsageError(f"--index: unknown option {name!r} in the URL (known: {known})")
+    return Server(
+        kind=kind,
+        database=database,
+        host=host,
+        port=port,
+        user=unquote(parts.username or ""),
+        password=unquote(parts.password or ""),
+        options=options,
+    )

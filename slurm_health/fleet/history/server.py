@@ -23,7 +23,7 @@ from slurm_health.fleet.history.database import (
     Denied,
     Dialect,
 )
-from slurm_health.fleet.history.server_url import Server, ServerKind
+from slurm_health.fleet.history.place import Server, ServerKind
 from slurm_health.records.errors import IndexUnusable, PackageMissing
 
 _TABLES = ("slurm_health_seen", "slurm_health_jobs", "slurm_health_index")
