@@ -20,9 +20,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_health.fleet.history import answer, refresh
-from slurm_health.fleet.history.export import histories_json, lemons_json
 from slurm_health.fleet.history.place import IndexPlace
-from slurm_health.fleet.history.table import history_text, lemons_text
+from slurm_health.fleet.history.presentation import (
+    histories_json,
+    history_text,
+    lemons_json,
+    lemons_text,
+)
 from slurm_health.node import site_settings
 from slurm_health.node.doctor.slurm_conf import advise, read_config
 from slurm_health.node.rules import drain_note

@@ -56,7 +56,7 @@ def advise(asked: _Advise) -> int:
     for jobs of some sizes, and which nodes deserve a look. Where too little is known it says so,
     and takes a rate that was recorded on another cluster.
     """
-    from slurm_health.fleet.history import advice, answer, table
+    from slurm_health.fleet.history import advice, answer, presentation
     from slurm_health.report.layout import Page
 
     question = advice.Question(nodes=asked.nodes, hours=asked.hours, risk=asked.risk)
@@ -71,5 +71,5 @@ def advise(asked: _Advise) -> int:
     width, unicode = terminal()
     page = Page(width=width, unicode=unicode)
     print_result(advice.advice_text(told, question, page))
-    click.echo(table.unread_text(unread, page), err=True, nl=False)
+    click.echo(presentation.unread_text(unread, page), err=True, nl=False)
     return int(ExitCode.HEALTHY)

@@ -96,7 +96,7 @@ def history(asked: _History) -> int:
     NODE is a node, or several as gpu[01-04]. Goes through all jobs whose journals you may read:
     your own, and with a shared root those that others let you read. Root may read all.
     """
-    from slurm_health.fleet.history import answer, table
+    from slurm_health.fleet.history import answer, presentation
     from slurm_health.report.layout import Page
 
     with opened_index(asked.journal, asked.index, rebuild=asked.rebuild) as found:
@@ -110,14 +110,16 @@ def history(asked: _History) -> int:
         )
         unread = found.troubles()
     if asked.as_json:
-        from slurm_health.fleet.history import export
+        from slurm_health.fleet.history import presentation
 
-        print_result(export.histories_json(told, unread))
+        print_result(presentation.histories_json(told, unread))
         return int(ExitCode.HEALTHY)
     width, unicode = terminal()
     page = Page(width=width, unicode=unicode)
-    print_result("\n".join(table.history_text(each, page, most=asked.limit) for each in told))
-    click.echo(table.unread_text(unread, page), err=True, nl=False)
+    print_result(
+        "\n".join(presentation.history_text(each, page, most=asked.limit) for each in told)
+    )
+    click.echo(presentation.unread_text(unread, page), err=True, nl=False)
     return int(ExitCode.HEALTHY)
 
 
@@ -145,7 +147,7 @@ def lemons(asked: _Lemons) -> int:
 
     The exit code is 1 where there is a lemon, and 4 where there is nothing to publish.
     """
-    from slurm_health.fleet.history import answer, export, table
+    from slurm_health.fleet.history import answer, presentation
     from slurm_health.fleet.standing.standing import published
     from slurm_health.records.standings import Reliability
     from slurm_health.report.layout import Page
@@ -165,12 +167,12 @@ def lemons(asked: _Lemons) -> int:
         rates = {each.cluster: each.rates for each in told}
         replace_file(path, published(standings, rates, now_s=time.time()))
     if asked.as_json:
-        print_result(export.lemons_json(told, unread))
+        print_result(presentation.lemons_json(told, unread))
     else:
         width, unicode = terminal()
         page = Page(width=width, unicode=unicode)
-        print_result(table.lemons_text(told, page))
-        click.echo(table.unread_text(unread, page), err=True, nl=False)
+        print_result(presentation.lemons_text(told, page))
+        click.echo(presentation.unread_text(unread, page), err=True, nl=False)
     bad = any(each.level is Reliability.LEMON for cluster_ in told for each in cluster_.standings)
     return int(ExitCode.BAD_NODES if bad else ExitCode.HEALTHY)
 
@@ -271,7 +273,7 @@ def metrics(asked: _Metrics) -> int:
         print_result(shipped.read_text(encoding="utf-8"))
         return int(ExitCode.HEALTHY)
     from slurm_health.fleet.history import answer
-    from slurm_health.fleet.history import export as of_history
+    from slurm_health.fleet.history import presentation as of_history
     from slurm_health.system.telemetry import prometheus_text
 
     now_s = time.time()

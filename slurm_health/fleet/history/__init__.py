@@ -13,7 +13,6 @@ to date first, and rebuilt from nothing where it is damaged, missing or older.
     refresh      brings an index up to date with the journals
     others       reads the journals of other users, in a child of their own
     answer       what is asked of it, and the values that it is answered with
-    table        an answer as text
+    presentation  an answer as text or JSON, and the standing of every node for Prometheus
     advice       what it advises: spares, nodes to look at, how much is known
-    export       an answer as JSON, and the standing of every node for Prometheus
 """
