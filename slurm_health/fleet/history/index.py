@@ -53,9 +53,9 @@ class Index:
         """Go on with a copy that is lost at the end; False where there can be none, on a server."""
         if self.place.server is not None:
             return False
-        from slurm_health.fleet.history import sqlite_file
+        from slurm_health.fleet.history import database
 
-        copy = sqlite_file.copied(self._database)
+        copy = database.copied(self._database)
         self._database.close()
         self._database = copy
         return True
@@ -262,9 +262,9 @@ def _believed_s(by_user: Mapping[int, float], *, trusted: Collection[int]) -> fl
 def _opened(place: IndexPlace) -> tuple[Database, bool]:
     """Open the database; tell whether it may only be read."""
     if place.server is None:
-        from slurm_health.fleet.history import sqlite_file
+        from slurm_health.fleet.history import database
 
-        return sqlite_file.opened(place), place.only_read
+        return database.opened(place), place.only_read
     from slurm_health.fleet.history import server
 
     found = server.opened(place.server)

@@ -14,11 +14,10 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_health.fleet.history.database import Busy, Damaged, Denied
+from slurm_health.fleet.history.database import Busy, Damaged, Denied, is_index
 from slurm_health.fleet.history.index import Index
-from slurm_health.fleet.history.others import Others
 from slurm_health.fleet.history.place import IndexPlace
-from slurm_health.fleet.history.sqlite_file import is_index
+from slurm_health.fleet.history.read import Others
 from slurm_health.fleet.standing.observation import JobSeen
 from slurm_health.records.errors import IndexUnusable, JournalError
 from slurm_health.system import journal, private_files

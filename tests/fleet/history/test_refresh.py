@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 
 from slurm_health.fleet.history import answer, place, refresh
-from slurm_health.fleet.history.others import Others
-from slurm_health.fleet.history.read import MOST_RUNS, read_job, stamp_of
+from slurm_health.fleet.history.read import MOST_RUNS, Others, read_job, stamp_of
 from slurm_health.fleet.standing.observation import JobSeen
 from slurm_health.records.errors import IndexUnusable
 from slurm_health.records.script_records import ScriptEnded, ScriptStarted
