@@ -55,7 +55,7 @@ MOVED = {
     "core.standings": "records.standings",
     "core.sweep": "fleet.sweep.choice",
     "core.text": "records.text",
-    "core.topology": "records.topology",
+    "core.topology": "system.slurm.parsing",
     "core.verdict": "records.verdict",
     "doctor": "node.doctor",
     "draining": "node.draining",

@@ -21,8 +21,8 @@ from slurm_health.preflight.localize.localizer import (
 from slurm_health.preflight.localize.simulate import Faults, SimulatedCluster, Weather
 from slurm_health.records.errors import LocalizeError, UsageError
 from slurm_health.records.nodeset import expand, fold
-from slurm_health.records.topology import parse_topology
 from slurm_health.records.verdict import NodeVerdict, Verdict
+from slurm_health.system.slurm.parsing import parse_topology
 
 _MANY_NODES = 16_384
 _SHOWN_GROUPS = 16  # pairs of a round that are printed before the rest is only counted

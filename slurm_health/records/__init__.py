@@ -14,7 +14,6 @@ A word is said in one way everywhere, so it is here once.
     probe_catalog   which probes there are, who runs each, which part of a node it is about
     gpu_load        what GPUs reported while they were under load
     standings       what a site's history says against nodes, as every check reads it
-    topology        which nodes hang on which leaf switch
     text            foreign text made safe for terminals, logs and Slurm; signals and ranks in words
     errors          the tree of errors, and their exit codes
 """

@@ -16,9 +16,9 @@ from slurm_health.records.allocation import Estimate
 from slurm_health.records.errors import LocalizeError, SlurmCommandError, SlurmError, UnknownJob
 from slurm_health.records.nodeset import fold
 from slurm_health.records.text import whole_number
-from slurm_health.records.topology import parse_topology
 from slurm_health.system.slurm import command, parsing, real_sbatch
 from slurm_health.system.slurm.job_gres import NodeGres, gres_of, options_on
+from slurm_health.system.slurm.parsing import parse_topology
 from slurm_health.system.slurm.pyslurm_client import choose
 from slurm_health.system.slurm.reads import Reads
 from slurm_health.system.slurm.real_sbatch import PRINT_EPOCH, estimate_of

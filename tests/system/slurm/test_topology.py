@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_health.records.errors import LocalizeError
-from slurm_health.records.topology import parse_topology
+from slurm_health.system.slurm.parsing import parse_topology
 
 TREE = """\
 SwitchName=spine Level=1 LinkSpeed=1 Nodes=n[1-8] Switches=leaf[1-2]
