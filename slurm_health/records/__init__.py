@@ -4,11 +4,10 @@
 A word is said in one way everywhere, so it is here once.
 
     records         what a journal holds of a check: one type for each kind of record
-    acts            the names of what is done to nodes and to a job
     script_records  what it holds of the user's script: its runs, how it hung or failed, and why
     record_codec    a record to a line of a journal, and back
     decoding        bytes from outside to values: the one place, and every way to fail is one error
-    verdict         rounds, what came out of them, and what is concluded about each node
+    verdict         rounds, their results, what is concluded of nodes; names of what is done
     allocation      what Slurm gave a job or would give one; which checks belong to one job
     nodeset         node lists as Slurm writes them, to names and back
     probe_catalog   which probes there are, who runs each, which part of a node it is about

@@ -16,10 +16,10 @@ from typing import Annotated
 
 import msgspec
 
-from slurm_health.records.acts import Action as Action
-from slurm_health.records.acts import Disposition as Disposition
 from slurm_health.records.gpu_load import Burn
 from slurm_health.records.probe_catalog import LIGHT_ON_CPUS, ON_CPUS, Metric
+from slurm_health.records.verdict import Action as Action
+from slurm_health.records.verdict import Disposition as Disposition
 from slurm_health.records.verdict import LinkVerdict, NodeVerdict, Outcome
 
 Count = Annotated[int, msgspec.Meta(ge=0)]

@@ -4,12 +4,15 @@
 These values are shared by the Localizer, the journal, the actions and the report. They load
 nothing heavy, so that a report can be printed where numpy is not installed. They are msgspec's
 structs: each agent of a check loads them, and dataclasses would take half as long as all else.
+
+The names of what is done about it stand here, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
+from enum import Enum, StrEnum
+from typing import Self
 
 import msgspec
 
@@ -119,3 +122,42 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     def named(self, level: Level) -> tuple[str, ...]:
         """Return the nodes at `level`, in the order of the run."""
         return tuple(node for node, verdict in self.nodes.items() if verdict.level is level)
+
+
+class _Name(StrEnum):
+    """A name in the journal. One that only a newer version knows is kept as it is written."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Self | None:
+        if not isinstance(value, str):
+            return None
+        unknown = str.__new__(cls, value)
+        unknown._name_ = unknown._value_ = value
+        return unknown
+
+
+class Action(_Name):
+    """What is done to nodes, or to the job."""
+
+    DRAIN = "drain"
+    DROP = "drop"  # the job goes on with fewer nodes
+    EXCLUDE = "exclude"  # the job's next attempt is to run on other nodes
+    REQUEUE = "requeue"
+    HOLD = "hold"
+    PROCEED = "proceed"
+    CANCEL = "cancel"  # by the monitor, where a training hangs and its user wants that
+    END_SCRIPT = "end_script"  # the same, so that the script can be started again
+
+
+class Disposition(_Name):
+    """What becomes of the job."""
+
+    PROCEED = "proceed"
+    REQUEUE = "requeue"
+    HOLD = "hold"
+    STOP = "stop"
+
+    @property
+    def leaves(self) -> bool:
+        """Whether the job leaves its nodes: Slurm ends this attempt of it."""
+        return self in {Disposition.REQUEUE, Disposition.HOLD}
