@@ -23,7 +23,7 @@ from slurm_health.report.phrases import moment_text
 from slurm_health.report.read import began_s, jobs_in
 from slurm_health.report.read import read_run as read_run  # for those who know a directory
 from slurm_health.system import journal, private_files
-from slurm_health.system.mounts import mounted_by_users
+from slurm_health.system.proc import mounted_by_users
 
 _log = logging.getLogger(__name__)
 

@@ -5,11 +5,10 @@ Each outside system has one door, with a time limit on every wait.
 
     slurm           the only door to Slurm
     journal         a run's directory and files
-    mounts          what is mounted where, and what of it is a user's
     processes       starts and ends child processes, each with a deadline
     last_said       what a child says, or the last of it
     signals         when they are heard, how a process leaves on one, their names
-    proc            what /proc says of a process, and what its CPU limits have cost
+    proc            what the kernel says of a process and of mounts
     killable        runs a function in a child that is killed at its time limit
     accounts        whose a user id is: those for containers are the user's who has them
     private_files   files that one user keeps alone, and no other can slip in

@@ -22,7 +22,7 @@ from slurm_health.fleet.standing.observation import JobSeen
 from slurm_health.records.errors import IndexUnusable, JournalError
 from slurm_health.system import journal, private_files
 from slurm_health.system.accounts import Accounts
-from slurm_health.system.mounts import mounted_by_users
+from slurm_health.system.proc import mounted_by_users
 
 _log = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]

@@ -20,7 +20,7 @@ from slurm_health.fleet.retention.rules import JobJournal
 from slurm_health.records.errors import JournalError, SlurmError
 from slurm_health.system import journal, private_files
 from slurm_health.system.journal import clusters_in, job_of
-from slurm_health.system.mounts import mounted_by_users
+from slurm_health.system.proc import mounted_by_users
 from slurm_health.system.slurm.client import Client
 
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

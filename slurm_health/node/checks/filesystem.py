@@ -25,7 +25,7 @@ from slurm_health.node.rules.finding import (
     passed,
     user_fault,
 )
-from slurm_health.system.mounts import Mount, mount_of, mounts_in
+from slurm_health.system.proc import Mount, mount_of, mounts_in
 
 _GIB = 1 << 30
 # What a broken or read-only filesystem says. A refusal is none of it: where root is squashed, root

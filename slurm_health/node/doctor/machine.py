@@ -21,7 +21,7 @@ from slurm_health.node.hooks.run_checks import node_name
 from slurm_health.node.rules.node_pattern import matches
 from slurm_health.node.site_settings import Site
 from slurm_health.records.errors import Unmeasured
-from slurm_health.system.mounts import Mount, mount_of
+from slurm_health.system.proc import Mount, mount_of
 from slurm_health.system.telemetry import LOG_SOCKET
 
 # What is on a filesystem of these types, no other node can see.

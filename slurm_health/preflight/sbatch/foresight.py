@@ -20,7 +20,7 @@ from slurm_health.preflight.sbatch.own_options import MAGIC, Settings
 from slurm_health.preflight.sbatch.script import header
 from slurm_health.records.errors import ConfigError
 from slurm_health.system.killable import Answered, Hung, run_one
-from slurm_health.system.mounts import mount_of, mounted
+from slurm_health.system.proc import mount_of, mounted
 from slurm_health.system.processes import ask_python
 
 # A submission waits no longer for a filesystem, or for an interpreter that is asked for torch.

@@ -19,7 +19,7 @@ import msgspec
 
 from slurm_health.records.decoding import from_msgpack
 from slurm_health.system.killable import Answered, Broke, Hung, run_one
-from slurm_health.system.mounts import mounted
+from slurm_health.system.proc import mounted
 
 # A directory takes microseconds; on a network filesystem that is new to this node, milliseconds.
 _LIMIT_S = 5.0

@@ -37,7 +37,7 @@ from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import Unmeasured
 from slurm_health.records.text import cut, one_line, whole_number
 from slurm_health.system import killable
-from slurm_health.system.mounts import mount_of, mounted
+from slurm_health.system.proc import mount_of, mounted
 from slurm_health.training.diagnosis.collected import NodeTold, ScriptEnd
 from slurm_health.training.diagnosis.flight_data import FlightRecord
 from slurm_health.training.diagnosis.seen import Frame

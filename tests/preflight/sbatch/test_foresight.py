@@ -13,7 +13,7 @@ import pytest
 from slurm_health.preflight.config import SITE_FILE_VARIABLE
 from slurm_health.preflight.sbatch.foresight import warnings
 from slurm_health.preflight.sbatch.own_options import Settings
-from slurm_health.system.mounts import mount_of, mounted
+from slurm_health.system.proc import mount_of, mounted
 from tests.support.supervised import write_executable
 
 SCRIPT = b"#!/bin/sh\n#SBATCH -N2\nsrun train\n"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.system.mounts import mounted_by_users
+from slurm_health.system.proc import mounted_by_users
 from tests.support.journals import write_healthy_run
 
 MOUNTS = """\
