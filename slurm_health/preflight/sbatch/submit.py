@@ -38,9 +38,9 @@ from slurm_health.preflight.sbatch.script import (
 from slurm_health.records.errors import NoRoom, SlurmCommandMissing, SlurmError, UsageError
 from slurm_health.system import private_files
 from slurm_health.system.processes import run_in_foreground
-from slurm_health.system.slurm import command, real_sbatch
+from slurm_health.system.slurm import command
 from slurm_health.system.slurm.client import Client
-from slurm_health.system.slurm.real_sbatch import Sbatch
+from slurm_health.system.slurm.command import Sbatch
 
 _HELP_DEADLINE_S = 10.0
 # Options that make sbatch print something, or submit a job without a script of ours.
@@ -79,7 +79,7 @@ def submit(
         SlurmCommandMissing: there is no sbatch on the PATH.
         NoRoom: the script cannot be laid down for sbatch.
     """
-    sbatch = real_sbatch.find(environ)
+    sbatch = command.find_sbatch(environ)
     if sbatch.led_back:
         return _call(sbatch, arguments)
     line = parse(arguments, own=own_options.TAKES_VALUE, read_help=lambda: _sbatch_help(sbatch))

@@ -16,12 +16,12 @@ from slurm_health.records.allocation import Estimate
 from slurm_health.records.errors import LocalizeError, SlurmCommandError, SlurmError, UnknownJob
 from slurm_health.records.nodeset import fold
 from slurm_health.records.text import whole_number
-from slurm_health.system.slurm import command, parsing, real_sbatch
+from slurm_health.system.slurm import command, parsing
+from slurm_health.system.slurm.command import PRINT_EPOCH, estimate_of
 from slurm_health.system.slurm.job_gres import NodeGres, gres_of, options_on
 from slurm_health.system.slurm.parsing import parse_topology
 from slurm_health.system.slurm.pyslurm_client import choose
 from slurm_health.system.slurm.reads import Reads
-from slurm_health.system.slurm.real_sbatch import PRINT_EPOCH, estimate_of
 
 # slurmd sets no PATH for hooks (Slurm Prolog and Epilog Guide).
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -188,7 +188,7 @@ class Client:
 
         Slurm counts in all it knows: features, memory, reservations, jobs that run and wait.
         """
-        sbatch = real_sbatch.find(self._environ)
+        sbatch = command.find_sbatch(self._environ)
         text = self._run(
             sbatch.path or "sbatch",
             "--test-only",
@@ -322,7 +322,7 @@ class Client:
 
     def submit(self, arguments: Sequence[str], script: str, environ: Mapping[str, str]) -> int:
         """Submit a batch script with its environment; return the job's id."""
-        sbatch = real_sbatch.find(environ)
+        sbatch = command.find_sbatch(environ)
         words = [sbatch.path or "sbatch", "--parsable", *arguments]
         answer = self._run(*words, environ=sbatch.environ, stdin=script.encode())
         found = re.match(r"\s*(\d+)", answer)

@@ -2,17 +2,28 @@
 """Run one Slurm command: an argument list, a deadline, and an error with all the facts.
 
 And the command of a step beside the user's steps, which it neither delays nor takes from.
+
+Of commands on PATH, one that only calls `slurm-health sbatch` is not Slurm's sbatch.
 """
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from slurm_health.records.errors import SlurmCommandError, SlurmCommandMissing, SlurmTimeoutError
-from slurm_health.records.nodeset import fold
-from slurm_health.system import processes
+from slurm_health.records.allocation import Estimate
+from slurm_health.records.errors import (
+    SlurmCommandError,
+    SlurmCommandMissing,
+    SlurmError,
+    SlurmTimeoutError,
+)
+from slurm_health.records.nodeset import expand, fold
+from slurm_health.system import proc, processes
 
 DEADLINE_S = 30.0
 OWN_STEPS = "slurm-health-"
@@ -92,3 +103,79 @@ def step_argv(
         *options,
         *command,
     ]
+
+
+CALLED = "SLURM_HEALTH_SBATCH_CALLED"
+_PROGRAM = b"\x7fELF"  # a compiled one: Slurm's
+# The environment in which Slurm's commands print a time as seconds since the epoch.
+PRINT_EPOCH = {"SLURM_TIME_FORMAT": "%s"}
+# 26.05.5 says `at 1795383392 a using 1 processors`.
+_START = re.compile(r"to start at (\d{1,18})(?: a)? using \d+ processors on nodes (\S+)")
+_PREEMPTS = re.compile(r"Preempts: ")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sbatch:
+    """The `sbatch` to call, with the environment to call it in.
+
+    `path` is None where there is none. `led_back` says that we were called by an `sbatch` that we
+    have called: what it was given has been through our hands, and is passed on as it is.
+    """
+
+    path: str | None
+    environ: Mapping[str, str]
+    led_back: bool
+
+
+def find_sbatch(environ: Mapping[str, str]) -> Sbatch:
+    """Return the first `sbatch` on PATH that has not led back here."""
+    called = _called(environ)
+    rest = {name: value for name, value in environ.items() if name != CALLED}
+    for directory in environ.get("PATH", "").split(os.pathsep):
+        path = shutil.which("sbatch", path=directory or os.curdir)
+        if path is not None and os.path.realpath(path) not in called:
+            if not _is_compiled(path):
+                rest[CALLED] = os.pathsep.join([_own_name(), *called, os.path.realpath(path)])
+            return Sbatch(path=path, environ=rest, led_back=bool(called))
+    return Sbatch(path=None, environ=rest, led_back=bool(called))
+
+
+def _called(environ: Mapping[str, str]) -> list[str]:
+    """Return what has been called already; nothing where the note is of a submission before."""
+    caller, *paths = environ.get(CALLED, "").split(os.pathsep)
+    return paths if caller in map(_name, proc.ancestors()) else []
+
+
+def _own_name() -> str:
+    return _name(next(proc.ancestors()))
+
+
+def _name(process: proc.Stat) -> str:
+    return f"{process.pid}.{process.start_ticks}"
+
+
+def _is_compiled(path: str) -> bool:
+    try:
+        with Path(path).open("rb") as program:
+            return program.read(len(_PROGRAM)) == _PROGRAM
+    except OSError:
+        return False
+
+
+def estimate_of(text: str) -> Estimate:
+    """Read the answer that was printed with `PRINT_EPOCH`.
+
+    Raises:
+        SlurmError: it is none.
+    """
+    found = _START.search(text)
+    try:
+        nodes = expand(found[2]) if found else ()
+    except ValueError:
+        nodes = ()
+    if found is None or not nodes:
+        said = " / ".join(text.split("\n")).strip(" /")[:200]
+        raise SlurmError(f"sbatch --test-only answered {said!r}, expected a start time")
+    return Estimate(
+        start_s=float(found[1]), nodes=nodes, preempts=_PREEMPTS.search(text) is not None
+    )

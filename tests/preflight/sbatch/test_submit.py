@@ -17,7 +17,7 @@ import pytest
 
 from slurm_health.preflight.sbatch import script as batch_script
 from slurm_health.records.errors import SlurmCommandMissing, UsageError
-from slurm_health.system.slurm import real_sbatch
+from slurm_health.system.slurm import command
 from tests.support.command_line import COMMAND
 from tests.support.desk import FAKE, SCRIPT, Desk, inside, launcher_options
 from tests.support.full_filesystem import NO_LARGE_FILES
@@ -90,7 +90,7 @@ def test_environment_of_sbatch_is_ours(desk: Desk) -> None:
     ours = {os.fsencode(key): os.fsencode(value) for key, value in desk.environ.items()}
     given = desk.environment
     given.pop(b"LC_CTYPE", None)  # of the Python that plays sbatch
-    given.pop(os.fsencode(real_sbatch.CALLED))  # it may be a wrapper: it is no compiled program
+    given.pop(os.fsencode(command.CALLED))  # it may be a wrapper: it is no compiled program
     assert given == ours | {b"SBATCH_PARTITION": b"x", b"SLURM_HEALTH_MAX_REQUEUES": b"1"}
 
 
@@ -265,7 +265,6 @@ def test_a_script_that_no_temporary_directory_takes_is_an_error(desk: Desk) -> N
 MAIN = """
 import os, sys
 from slurm_health.preflight.sbatch.submit import submit
-from slurm_health.system.slurm import real_sbatch
 sys.exit(submit(sys.argv[1:], environ=os.environ, stdin=sys.stdin.buffer, python="/p", now_s=0))
 """
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.system.slurm import real_sbatch
+from slurm_health.system.slurm import command
 from tests.support.command_line import COMMAND, DEADLINE_S
 from tests.support.supervised import write_executable
 
@@ -105,7 +105,7 @@ def test_what_we_submit_ourselves_is_not_wrapped(site: Site) -> None:
 def test_a_job_may_submit_another_with_what_its_submission_left_in_the_environment(
     site: Site, tmp_path: Path
 ) -> None:
-    stale = {real_sbatch.CALLED: f"1.7:{tmp_path}/site/sbatch:{tmp_path}/slurm/sbatch"}
+    stale = {command.CALLED: f"1.7:{tmp_path}/site/sbatch:{tmp_path}/slurm/sbatch"}
     done = site.run("sbatch", f"{tmp_path}/train.sh", **stale)
     assert done.returncode == 0, done.stderr
     assert checked_once(site.script)
@@ -121,12 +121,12 @@ def test_without_slurms_own_sbatch_nothing_loops(site: Site, tmp_path: Path) -> 
 
 def test_a_compiled_sbatch_gets_the_environment_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "sbatch").symlink_to("/bin/true")
-    found = real_sbatch.find({"PATH": str(tmp_path)})
-    assert found == real_sbatch.Sbatch(
+    found = command.find_sbatch({"PATH": str(tmp_path)})
+    assert found == command.Sbatch(
         path=f"{tmp_path}/sbatch", environ={"PATH": str(tmp_path)}, led_back=False
     )
 
 
 def test_a_submission_without_any_sbatch_says_so() -> None:
-    found = real_sbatch.find({"PATH": "/nowhere"})
+    found = command.find_sbatch({"PATH": "/nowhere"})
     assert (found.path, found.led_back) == (None, False)
