@@ -9,9 +9,7 @@ data visible on close and open. Readers open the names they expect and never rel
 listing, which NFS caches. No lock guards the truth: no file has two writers. Each user's runs are
 that user's alone, wherever the root lies: `private_files` opens them.
 
-    files         which there are, and how they are opened; whether their filesystem answers
-    writer        appends records to one
-    reader        what is new in one, or in many
+    files         a run's files: one per writer, each its owner's alone; what is new in them
     directories   which directory a run has, and which runs a job has had
     statuses      whose the directories of jobs are, whatever is mounted over them
 """
@@ -40,16 +38,18 @@ from slurm_health.system.journal.files import (
     REQUEUE,
     RESTART,
     SUPERVISOR,
+    Reader,
+    Writer,
     await_answer,
     create,
     lock,
     opened,
     path_of,
+    read_all,
+    read_new_of,
     unusable,
 )
-from slurm_health.system.journal.reader import Reader, read_all, read_new_of
 from slurm_health.system.journal.statuses import Status, statuses
-from slurm_health.system.journal.writer import Writer
 
 __all__ = [
     "ANSWER_LIMIT_S",

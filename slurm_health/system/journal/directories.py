@@ -14,8 +14,7 @@ from pathlib import Path
 
 from slurm_health.records.records import Record, RunFinished, RunStarted
 from slurm_health.system import private_files
-from slurm_health.system.journal.files import MASTER, unusable
-from slurm_health.system.journal.reader import read_all
+from slurm_health.system.journal.files import MASTER, read_all, unusable
 from slurm_health.system.proc import mounted_by_users
 
 _LABEL = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", re.ASCII)

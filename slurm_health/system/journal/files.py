@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run's files: one per writer, and each opened as its owner's alone."""
+"""A run's files: one per writer, and each opened as its owner's alone.
+
+They are written a record at a time, and what is new in them is read.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,13 @@ import contextlib
 import errno
 import fcntl
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from slurm_health.records.errors import JournalError
+from slurm_health.records.errors import JournalError, RecordTooNew
+from slurm_health.records.record_codec import VERSION, Entry, NewerVersion, decode, encode
+from slurm_health.records.records import Record
 from slurm_health.system import private_files
 from slurm_health.system.killable import Hung, run_one
 
@@ -135,3 +140,161 @@ def await_answer(root: Path, limit_s: float = ANSWER_LIMIT_S) -> None:
 
     if isinstance(run_one(ask, limit_s), Hung):
         raise JournalError(root, f"its filesystem did not answer within {limit_s:g} s")
+
+
+class Writer:
+    """Appends to one file. Nobody else writes there."""
+
+    def __init__(self, directory: Path, writer: str, clock: Callable[[], float]) -> None:
+        self.path = path_of(directory, writer)
+        self._name = writer
+        self._clock = clock
+        # A writer that takes over from a dead one (master, relaunched agent) goes on counting.
+        self._next = _line_count(self.path)
+
+    def append(self, *records: Record) -> None:
+        """Append records as whole lines, in order, and make them visible to other nodes.
+
+        Raises:
+            JournalError: the file cannot be written; what was written of it is unknown.
+        """
+        lines = b""
+        for record in records:
+            entry_id = f"{self._name}:{self._next}"
+            lines += encode(record, entry_id=entry_id, time_s=round(self._clock(), 4))
+            self._next += 1
+        try:
+            self._write(lines)
+        except OSError as err:
+            raise unusable(self.path, "written", err) from err
+
+    def copy(self, lines: bytes) -> None:
+        """Append whole lines that the writer of this file has made elsewhere, as `append` does.
+
+        Raises:
+            JournalError: the file cannot be written; what was written of it is unknown.
+        """
+        self._next += lines.count(b"\n")
+        try:
+            self._write(lines)
+        except OSError as err:
+            raise unusable(self.path, "written", err) from err
+
+    def _write(self, lines: bytes) -> None:
+        with opened(self.path.parent, os.geteuid()) as run:
+            try:
+                self._write_in(run, lines)
+            except FileNotFoundError:
+                self._write_in(run, lines, make=True)
+
+    def _write_in(self, run: int, lines: bytes, *, make: bool = False) -> None:
+        flags = os.O_RDWR | os.O_APPEND
+        with private_files.opened(run, self.path.name, flags, make=make) as file:
+            if _ends_torn(file):
+                lines = b"\n" + lines
+            while lines:
+                lines = lines[os.write(file, lines) :]
+            os.fsync(file)
+
+
+def _line_count(path: Path) -> int:
+    try:
+        with opened(path.parent, os.geteuid()) as run:
+            return private_files.read(run, path.name).count(b"\n")
+    except FileNotFoundError:
+        return 0
+    except OSError as err:
+        raise unusable(path, "written", err) from err
+
+
+def _ends_torn(file: int) -> bool:
+    size = os.fstat(file).st_size
+    return size > 0 and os.pread(file, 1, size - 1) != b"\n"
+
+
+class Reader:
+    """Reads one file from where it stopped last time. A torn last line is left for later.
+
+    With `of_anybody` it may be another user's than this process's. `damaged` counts the lines that
+    were no records, and were skipped.
+    """
+
+    def __init__(self, directory: Path, writer: str, *, of_anybody: bool = False) -> None:
+        self.path = path_of(directory, writer)
+        self._owner = None if of_anybody else os.geteuid()
+        self._offset = 0
+        self.damaged = 0
+
+    def read_new(self) -> list[Entry]:
+        """Return the entries that have appeared since the last call; none if there is no file.
+
+        Lines that are not records are skipped: a writer that died left them torn.
+
+        Raises:
+            RecordTooNew: a newer slurm-health wrote here.
+            JournalError: the file is there and cannot be read, or is not to be trusted.
+        """
+        try:
+            with opened(self.path.parent, self._owner) as run:
+                return self.take(self.fetch(run))
+        except FileNotFoundError:
+            return []
+        except OSError as err:
+            raise unusable(self.path, "read", err) from err
+
+    def fetch(self, run: int) -> bytes:
+        """Return what is new in the file, in the run's directory that is held open.
+
+        Raises:
+            JournalError: the file is there and cannot be read, or is not to be trusted.
+        """
+        try:
+            return private_files.read(run, self.path.name, offset=self._offset, owner=self._owner)
+        except FileNotFoundError:
+            return b""
+        except OSError as err:
+            if err.errno == errno.ESTALE:  # replaced on the server since; the next open sees it
+                return b""
+            raise unusable(self.path, "read", err) from err
+
+    def take(self, data: bytes) -> list[Entry]:
+        """Return the entries in what was fetched.
+
+        Raises:
+            RecordTooNew: a newer slurm-health wrote here.
+        """
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return self._decode(whole)
+
+    def _decode(self, data: bytes) -> list[Entry]:
+        entries = []
+        for line in data.splitlines():
+            try:
+                entries.append(decode(line))
+            except NewerVersion as err:
+                raise RecordTooNew(self.path, err.version, VERSION) from err
+            except ValueError:
+                self.damaged += 1
+        return entries
+
+
+def read_new_of(directory: Path, readers: Sequence[Reader]) -> Iterator[Entry]:
+    """Yield what is new in several files of one run, which are opened many at a time.
+
+    Raises:
+        RecordTooNew: a newer slurm-health wrote there.
+        JournalError: a file is there and cannot be read, or is not to be trusted.
+    """
+    try:
+        with opened(directory, os.geteuid()) as run:
+            fetched = for_each(lambda reader: reader.fetch(run), readers)
+    except OSError as err:
+        raise unusable(directory, "read", err) from err
+    for reader, data in zip(readers, fetched, strict=True):
+        yield from reader.take(data)
+
+
+def read_all(directory: Path, writer: str, *, of_anybody: bool = False) -> list[Entry]:
+    """Return all entries of one writer's file, none if there is no such file."""
+    return Reader(directory, writer, of_anybody=of_anybody).read_new()
