@@ -17,8 +17,7 @@ from typing import Any
 from benchmarks.replay.source import Case, Source, scored
 from slurm_health.node.checks.dcgm import Dcgm
 from slurm_health.node.checks.external import ProgramSeen
-from slurm_health.node.checks.kernel_log import Message
-from slurm_health.node.checks.xid import Xid
+from slurm_health.node.checks.kernel_log import Message, Xid
 from slurm_health.node.rules.finding import Status
 from slurm_health.node.rules.kernel_lines import BLOCK_IO_ERROR, FAULTS, WARNINGS, is_evidence
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.node.checks.xid import Xid
+from slurm_health.node.checks.kernel_log import Xid
 from slurm_health.node.rules.finding import Status
 from tests.played_gpu.description import Fault, machine
 from tests.played_gpu.kernel_log import loaded, records, said

@@ -12,8 +12,7 @@ pure.
     services     daemons and systemd units
     clock        clock, clock source, processors online
     cpu_speed    how fast the processors are
-    kernel_log   patterns in the kernel's log
-    xid          Xid and SXid errors in the kernel's log
+    kernel_log   patterns in the kernel's log; Xid and SXid errors of GPUs and NVSwitches
     gpu          NVIDIA GPUs, and processes on them
     dcgm         NVIDIA's own diagnostic of its GPUs
     amd_gpu      AMD GPUs

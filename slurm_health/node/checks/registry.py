@@ -26,7 +26,7 @@ BUILT_IN: dict[str, str] = {
     "cpus": "slurm_health.node.checks.clock:Cpus",
     "cpu-speed": "slurm_health.node.checks.cpu_speed:CpuSpeed",
     "kernel-log": "slurm_health.node.checks.kernel_log:KernelLog",
-    "xid": "slurm_health.node.checks.xid:Xid",
+    "xid": "slurm_health.node.checks.kernel_log:Xid",
     "ethernet": "slurm_health.node.checks.ethernet:Ethernet",
     "infiniband": "slurm_health.node.checks.infiniband:InfiniBand",
     "gpu": "slurm_health.node.checks.gpu:Gpu",

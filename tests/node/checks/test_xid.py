@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slurm_health.node.checks.check import CheckContext
-from slurm_health.node.checks.xid import Xid
+from slurm_health.node.checks.kernel_log import Xid
 from slurm_health.node.rules.finding import Finding, Status
 from slurm_health.node.rules.xid import judge_xid
 from tests.support.sites import tree

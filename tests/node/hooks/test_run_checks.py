@@ -10,9 +10,8 @@ from slurm_health.node.checks.check import Check, CheckContext, Planned
 from slurm_health.node.checks.dcgm import Dcgm
 from slurm_health.node.checks.external import Command
 from slurm_health.node.checks.gpu import Gpu
-from slurm_health.node.checks.kernel_log import KernelLog
+from slurm_health.node.checks.kernel_log import KernelLog, Xid
 from slurm_health.node.checks.tasks import Load
-from slurm_health.node.checks.xid import Xid
 from slurm_health.node.hooks.run_checks import confirming, run_checks
 from slurm_health.node.rules.finding import Status
 
