@@ -8,8 +8,7 @@ pure.
     registry     which checks there are; each is loaded when a site uses it
     memory       RAM, swap, memory errors, huge pages
     filesystem   mounted, of the right type, writable, not full, not hung
-    tasks        load, zombies, stuck processes, leftovers of a job
-    services     daemons and systemd units
+    tasks        load, zombies, stuck processes, leftovers of a job, daemons and units
     clock        clock, clock source, processors online
     cpu_speed    how fast the processors are
     kernel_log   patterns in the kernel's log; Xid and SXid errors of GPUs and NVSwitches

@@ -15,8 +15,7 @@ from slurm_health.node.checks.check import CheckContext
 from slurm_health.node.checks.cpu_speed import CpuSpeed
 from slurm_health.node.checks.filesystem import read_mounts
 from slurm_health.node.checks.memory import read_meminfo
-from slurm_health.node.checks.services import Daemon
-from slurm_health.node.checks.tasks import count_cpus
+from slurm_health.node.checks.tasks import Daemon, count_cpus
 from slurm_health.records.errors import Unmeasured
 from slurm_health.system.nvml import Device, read_gpus
 

@@ -16,8 +16,7 @@ from slurm_health.node.checks.filesystem import Filesystem
 from slurm_health.node.checks.infiniband import InfiniBand
 from slurm_health.node.checks.kernel_log import KernelLog
 from slurm_health.node.checks.memory import Edac, HugePages, Memory, Swap
-from slurm_health.node.checks.services import Daemon, Unit, UnitSeen
-from slurm_health.node.checks.tasks import Load, Uninterruptible, Zombies
+from slurm_health.node.checks.tasks import Daemon, Load, Uninterruptible, Unit, UnitSeen, Zombies
 from slurm_health.node.rules.finding import Status, capped
 from slurm_health.records.errors import Unmeasured
 from tests.node.checks.conftest import IB, find_out, process

@@ -7,8 +7,7 @@ import msgspec
 import pytest
 
 from slurm_health.node.checks.check import CheckContext
-from slurm_health.node.checks.services import Daemon
-from slurm_health.node.checks.tasks import Leftovers, Uninterruptible
+from slurm_health.node.checks.tasks import Daemon, Leftovers, Uninterruptible
 from slurm_health.node.rules.finding import Status
 from slurm_health.records.errors import Unmeasured
 from slurm_health.system.proc import parse_stat
