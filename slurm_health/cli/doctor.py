@@ -13,7 +13,7 @@ import click
 from slurm_health.cli import by_default
 from slurm_health.cli.hooks import config_option, site_if_any
 from slurm_health.cli.terminal import print_result, terminal
-from slurm_health.node.doctor import large_cluster, machine, mending, notices, slurm_conf
+from slurm_health.node.doctor import cluster, machine, site_actions, slurm_conf
 from slurm_health.node.doctor.advice import Advice, Report, Urgency, change, look
 from slurm_health.node.site_settings import Site
 from slurm_health.preflight.by_default import installing
@@ -58,8 +58,8 @@ def doctor(config: str | None, python: str, as_json: bool) -> int:
     if site is not None:
         limits_s = slurm_conf.hook_limits_s(said or {})
         advice += machine.advise_machine(site, (said or {}).get("ClusterName", ""), limits_s)
-        advice += notices.advise(site)
-        advice += mending.advise(site, said or {})
+        advice += site_actions.advise_on_notices(site)
+        advice += site_actions.advise_on_mending(site, said or {})
     if site is not None and said is not None:
         place = installing.directory_of(said)
         advice += installing.advise(place, said, site.default, by_default.lua(site))
@@ -90,7 +90,7 @@ def _size(config: Mapping[str, str]) -> list[Advice]:
         return []
     _, open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = open_files == resource.RLIM_INFINITY
-    return large_cluster.advise(config, len(names), math.inf if unlimited else open_files)
+    return cluster.advise_on_size(config, len(names), math.inf if unlimited else open_files)
 
 
 def _run(argv: Sequence[str]) -> str:

@@ -4,11 +4,9 @@
 Runs as whoever calls it, and changes nothing.
 
     slurm_conf      slurm.conf as Slurm shows it, and the scripts that it names
-    releases        what its release of Slurm lets a site do, and newer ones
-    large_cluster   whether one step can run on all its nodes
+    cluster         the cluster: its release of Slurm, and whether one step can run on all nodes
     ownership       who can change what these scripts run
     machine         the site's file, and this machine
-    mending         what may be done to nodes to mend them
-    notices         who is told of what happens to nodes
+    site_actions    what may be done to nodes to mend them, and who is told
     advice          what is said about it all
 """

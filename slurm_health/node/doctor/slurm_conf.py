@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_health.node.doctor import ownership, releases
+from slurm_health.node.doctor import cluster, ownership
 from slurm_health.node.doctor.advice import Advice, change, fine, look
 from slurm_health.node.site_settings import Site
 from slurm_health.records.errors import SlurmCommandError, SlurmError
@@ -79,7 +79,7 @@ def advise(config: Mapping[str, str], site: Site | None) -> list[Advice]:
         *_credential(config, shims["Prolog"]),
         *_health_check(config, site, shims["HealthCheckProgram"]),
         *(each for shim in every.values() for each in _shim(shim, site)),
-        *releases.advise(config),
+        *cluster.advise_on_release(config),
     ]
 
 
@@ -268,12 +268,12 @@ def _requeue(config: Mapping[str, str]) -> list[Advice]:
         )
         wanted = ",".join([*parameters, "nohold_on_prolog_fail"])
         found.append(look(text, f"SchedulerParameters={wanted}"))
-    return found or releases.wait(config)
+    return found or cluster.wait(config)
 
 
 def _credential(config: Mapping[str, str], shims: list[Shim]) -> Iterator[Advice]:
     """Look whether a job's credential outlives its prolog; slurmd refuses an expired one."""
-    expire_s = releases.cred_expire_s(config)
+    expire_s = cluster.cred_expire_s(config)
     longest_s = max((shim.limit_s for shim in shims), default=0)
     if expire_s is not None and expire_s < longest_s:
         text = (
@@ -303,7 +303,7 @@ def _health_check(
         text = f"HealthCheckInterval=0: {key} never runs: {_WITHOUT[key]}"
         yield look(text, "HealthCheckInterval=300")
         return
-    limit_s = releases.health_check_limit_s(config)
+    limit_s = cluster.health_check_limit_s(config)
     if any(shim.limit_s + _KILL_AFTER_S >= limit_s for shim in shims):
         text = f"Slurm kills {key} after {limit_s} s, before its shim's own limit"
         yield look(text, _longer(limit_s, program))
@@ -314,8 +314,8 @@ def _health_check(
 
 def _longer(limit_s: int, program: str) -> str:
     """Say how a health check ends before Slurm kills it."""
-    if limit_s != releases.HEALTH_CHECK_LIMIT_S:
-        return f"HealthCheckTimeout={releases.HEALTH_CHECK_LIMIT_S}, or a lower limit= in {program}"
+    if limit_s != cluster.HEALTH_CHECK_LIMIT_S:
+        return f"HealthCheckTimeout={cluster.HEALTH_CHECK_LIMIT_S}, or a lower limit= in {program}"
     return f"limit={limit_s - _ENDS_BEFORE_S} in {program}"
 
 

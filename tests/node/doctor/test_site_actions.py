@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What doctor says of those who are to be told."""
+"""What doctor says of the steps that mend a node."""
 
 from __future__ import annotations
 
@@ -7,9 +7,35 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.node.doctor import notices
+from slurm_health.node.doctor import site_actions
 from tests.node.doctor.conftest import by_level
 from tests.support.sites import load_site
+
+
+@pytest.mark.parametrize(
+    ("settings", "config", "level", "said"),
+    [
+        ("steps = ['reboot']", {"A": "b"}, "change", "slurm.conf has no RebootProgram"),
+        ("steps = ['reboot']", {"RebootProgram": "/sbin/reboot"}, "fine", "(dry run): reboot"),
+        ("steps = ['reset']\nreset = ['/nowhere/smi']", {}, "change", "/nowhere/smi is not on"),
+        ("steps = ['ticket']", {}, "look", "no one is notified"),
+        ("", {}, "look", "mend.steps is empty"),
+        (
+            "steps = ['deep_test']\ndeep_test = ['/bin/true']",
+            {"DisableRootJobs": "YES"},
+            "change",
+            "root's test cannot be submitted",
+        ),
+    ],
+)
+def test_what_keeps_a_step_from_being_taken_is_named(
+    tmp_path: Path, settings: str, config: dict[str, str], level: str, said: str
+) -> None:
+    text = f"[breaker]\ndirectory = '{tmp_path}'\n[mend]\nenabled = true\n{settings}\n"
+
+    found = by_level(site_actions.advise_on_mending(load_site(tmp_path / "etc", text), config))
+    assert any(said in each for each in found[level]), found
+    assert site_actions.advise_on_mending(load_site(tmp_path / "off", ""), config) == []
 
 
 @pytest.mark.root
@@ -37,12 +63,14 @@ def test_a_target_that_cannot_be_told_or_tells_too_much_is_named(
         f"[breaker]\ndirectory = '{tmp_path}/shared'\n[notify.targets.ops]\n{text}\n",
     )
 
-    found = by_level(notices.advise(site))
+    found = by_level(site_actions.advise_on_notices(site))
     assert any(said in each for each in found[level]), found
 
 
 def test_targets_without_a_shared_directory_are_told_nothing(tmp_path: Path) -> None:
     site = load_site(tmp_path, "[notify.targets.ops]\ncommand = ['/bin/cat']\n")
 
-    assert "nodes have nowhere to queue events" in "".join(by_level(notices.advise(site))["change"])
-    assert notices.advise(load_site(tmp_path, "")) == []
+    assert "nodes have nowhere to queue events" in "".join(
+        by_level(site_actions.advise_on_notices(site))["change"]
+    )
+    assert site_actions.advise_on_notices(load_site(tmp_path, "")) == []

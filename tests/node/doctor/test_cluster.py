@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from slurm_health.node.doctor import releases, slurm_conf
+from slurm_health.node.doctor import cluster, slurm_conf
 from slurm_health.node.doctor.advice import Advice, Urgency
+from slurm_health.node.doctor.cluster import advise_on_size
 
 NO_HOLD = "SchedulerParameters = nohold_on_prolog_fail"
 
@@ -14,7 +17,7 @@ NO_HOLD = "SchedulerParameters = nohold_on_prolog_fail"
 def requeue(version: str, *lines: str) -> Advice:
     """Return what is said of the wait of a job whose prolog has failed."""
     config = slurm_conf.read_config("\n".join([f"SLURM_VERSION = {version}", *lines]))
-    (advice,) = releases.wait(config)
+    (advice,) = cluster.wait(config)
     return advice
 
 
@@ -53,7 +56,7 @@ def test_what_is_to_be_set_keeps_what_is_set() -> None:
 
 def test_an_upgrade_is_said_to_bring_what_the_release_does_not_have_and_no_more() -> None:
     def gains(version: str) -> str:
-        return " ".join(each.text for each in releases.advise({"SLURM_VERSION": version}))
+        return " ".join(each.text for each in cluster.advise_on_release({"SLURM_VERSION": version}))
 
     assert "ForceRequeueOnFail" in gains("22.05.8")
     assert "ForceRequeueOnFail" not in gains("24.11.5")
@@ -64,7 +67,39 @@ def test_an_upgrade_is_said_to_bring_what_the_release_does_not_have_and_no_more(
 
 
 def test_a_health_check_is_ended_when_its_site_says_so() -> None:
-    assert releases.health_check_limit_s({}) == 60
-    assert releases.health_check_limit_s({"HealthCheckTimeout": "90 sec"}) == 90
+    assert cluster.health_check_limit_s({}) == 60
+    assert cluster.health_check_limit_s({"HealthCheckTimeout": "90 sec"}) == 90
     # As Slurm 26.05.5 shows what is not set.
-    assert releases.health_check_limit_s({"HealthCheckTimeout": "0 sec"}) == 60
+    assert cluster.health_check_limit_s({"HealthCheckTimeout": "0 sec"}) == 60
+
+
+@pytest.mark.parametrize(
+    ("config", "nodes", "open_files", "said", "do"),
+    [
+        ({"TreeWidth": "16"}, 16_384, math.inf, "16384 nodes arrives after up to 4", "=26"),
+        ({"TreeWidth": "5"}, 1_000, math.inf, "1000 nodes arrives after up to 5", "=32"),
+        ({"MaxStepCount": "40"}, 8, math.inf, "MaxStepCount=40: a check takes", "=40000"),
+        ({}, 16_384, 4_096, "may have 4096 files open", "LimitNOFILE=32832"),
+    ],
+)
+def test_what_a_cluster_is_too_large_for_is_said(
+    config: dict[str, str], nodes: int, open_files: float, said: str, do: str
+) -> None:
+    (found,) = advise_on_size(config, nodes, open_files)
+    assert found.level is Urgency.LOOK
+    assert said in found.text
+    assert do in found.do
+
+
+@pytest.mark.parametrize(
+    ("config", "nodes"),
+    [
+        ({"TreeWidth": "50", "MaxStepCount": "40000"}, 16_384),
+        ({"TreeWidth": "16", "MaxStepCount": "40000"}, 4_096),
+        ({"TreeWidth": "1"}, 3),
+        ({"TreeWidth": "?", "MaxStepCount": "?"}, 100_000),
+        ({}, 0),
+    ],
+)
+def test_what_fits_or_is_not_known_needs_nothing(config: dict[str, str], nodes: int) -> None:
+    assert [each.level for each in advise_on_size(config, nodes, math.inf)] == [Urgency.FINE]
