@@ -8,7 +8,6 @@ is decided in `node.rules`.
     drain          drains a node: asks who holds it, asks the breaker, looks again, drains, looks
     own_drain      remembers our drain, and lifts it where it is unchanged
     shared_state   the files that all nodes share: the breaker's ledger and the marks
-    pair_tests     the same of the tests with partners
 """
 
 # In the state of a node: when a person last returned it after a drain of ours. Hooks that drain

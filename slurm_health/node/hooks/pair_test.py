@@ -4,24 +4,30 @@
 The epilog of the user's job asks for the test, that of the test finds the verdict in its journal:
 so no process of ours waits for it, and what drains is the one way to drain. Off unless the site
 switches it on.
+
+Tests that were asked for stand among what all nodes keep in `breaker.directory`.
 """
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
-from slurm_health.node.draining import pair_tests
+from slurm_health.node.draining import shared_state
 from slurm_health.node.draining.drain import Cause
-from slurm_health.node.draining.shared_state import Unusable
+from slurm_health.node.draining.shared_state import ROOT_ONLY, Unusable, in_child, under_lock
 from slurm_health.node.hooks.hook import Hook
 from slurm_health.node.hooks.user_journal import JobEnded
 from slurm_health.node.rules import pair_test
 from slurm_health.node.rules.accusations import Accusation, standing
 from slurm_health.node.rules.pair_test import Asked
+from slurm_health.node.site_settings import Site
+from slurm_health.records.decoding import from_json, from_msgpack
 from slurm_health.records.errors import SlurmError
+from slurm_health.system.private_files import publish
 from slurm_health.system.processes import own_command
 from slurm_health.system.slurm.command import clean_environ
 
@@ -34,14 +40,14 @@ def ask(hook: Hook, ended: JobEnded, accusation: Accusation) -> None:
         node=hook.node, time_s=hook.context.now_s, uid=ended.uid, accusing=accusation.job
     )
     try:
-        reserved = pair_tests.reserve(hook.site, wanted)
+        reserved = reserve(hook.site, wanted)
         if reserved.why_not:
             hook.log.info(f"no test with partners: {reserved.why_not}")
             return
         partition = hook.environ.get("SLURM_JOB_PARTITION", "")
         words = pair_test.options(hook.node, partition, reserved.marked, hook.site.pair_test)
         job = hook.controller().submit(words, _script(hook), clean_environ(hook.environ))
-        pair_tests.keep(hook.site, msgspec.structs.replace(wanted, job=job))
+        keep(hook.site, msgspec.structs.replace(wanted, job=job))
     except (SlurmError, Unusable) as err:
         hook.log.warning(f"it could not be tested with partners: {err}")
         return
@@ -53,7 +59,7 @@ def test_that_ended(hook: Hook, ended: JobEnded) -> Asked | None:
     if not hook.site.pair_test.enabled or not hook.site.breaker.directory:
         return None
     try:
-        return pair_tests.test_of(hook.site, hook.node, ended.job)
+        return test_of(hook.site, hook.node, ended.job)
     except Unusable as err:
         hook.log.warning(f"it is not known whether this was a test with partners: {err}")
         return None
@@ -78,7 +84,7 @@ def judge(hook: Hook, asked: Asked, said: Sequence[Accusation]) -> Cause | None:
         hook.log.info("the test with partners did not tell whether this node is bad")
         return None
     try:
-        pair_tests.clear_marks(hook.site, hook.node)
+        clear_marks(hook.site, hook.node)
     except Unusable as err:
         hook.log.warning(f"its marks could not be removed: {err}")
         return None
@@ -91,3 +97,87 @@ def _script(hook: Hook) -> str:
     given = {"check": settings.check, "python": settings.python}
     words = own_command("check", *(f"--{name}={value}" for name, value in given.items() if value))
     return f"#!/bin/sh\n{_SITE_FILE}={shlex.quote(hook.site.path)} exec {shlex.join(words)}\n"
+
+
+_FILE = "pair-tests.json"
+
+
+class Reserved(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a test may be asked for: not, where `why_not` says so. `marked` are no partners."""
+
+    why_not: str = ""
+    marked: tuple[str, ...] = ()
+
+
+def reserve(site: Site, wanted: Asked) -> Reserved:
+    """Count a test before it is asked for, if it may be.
+
+    Raises:
+        Unusable: tests cannot be counted.
+    """
+
+    def work(shared: Path) -> bytes:
+        asked = _read(shared)
+        why_not = pair_test.refusal(asked, wanted, site.pair_test)
+        if not why_not:
+            _keep(shared, pair_test.with_asked(asked, wanted))
+        marked = tuple(shared_state.marked_nodes(site.breaker))
+        return msgspec.json.encode(Reserved(why_not=why_not, marked=marked))
+
+    return from_json(under_lock(site, work), Reserved)
+
+
+def keep(site: Site, asked: Asked) -> None:
+    """Keep as which job a test is run.
+
+    Raises:
+        Unusable: it cannot be kept.
+    """
+
+    def work(shared: Path) -> bytes:
+        _keep(shared, pair_test.with_asked(_read(shared), asked))
+        return b""
+
+    under_lock(site, work)
+
+
+def test_of(site: Site, node: str, job: int) -> Asked | None:
+    """Return the test of a node that a job was, None where it was none.
+
+    Raises:
+        Unusable: the tests cannot be read.
+    """
+
+    def work() -> bytes:
+        found = pair_test.test_of(_read(shared_state.shared_directory(site.breaker)), node, job)
+        return msgspec.msgpack.encode([found] if found else [])
+
+    return next(iter(from_msgpack(in_child(site, work), list[Asked])), None)
+
+
+def clear_marks(site: Site, node: str) -> None:
+    """Remove the marks of a node.
+
+    Raises:
+        Unusable: the shared directory cannot be used.
+    """
+
+    def work() -> bytes:
+        shared_state.forget_marks(site.breaker, node)
+        return b""
+
+    in_child(site, work)
+
+
+def _read(shared: Path) -> tuple[Asked, ...]:
+    path = shared / _FILE
+    try:
+        return from_json(path.read_bytes(), tuple[Asked, ...])
+    except FileNotFoundError:
+        return ()
+    except (OSError, msgspec.DecodeError) as err:
+        raise Unusable(f"{path} cannot be read: {err}") from err
+
+
+def _keep(shared: Path, asked: tuple[Asked, ...]) -> None:
+    publish(shared / _FILE, msgspec.json.encode(asked), mode=ROOT_ONLY)
