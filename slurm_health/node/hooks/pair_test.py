@@ -21,9 +21,8 @@ from slurm_health.node.draining.drain import Cause
 from slurm_health.node.draining.shared_state import ROOT_ONLY, Unusable, in_child, under_lock
 from slurm_health.node.hooks.hook import Hook
 from slurm_health.node.hooks.user_journal import JobEnded
-from slurm_health.node.rules import pair_test
-from slurm_health.node.rules.accusations import Accusation, standing
-from slurm_health.node.rules.pair_test import Asked
+from slurm_health.node.rules import accusations
+from slurm_health.node.rules.accusations import Accusation, Asked, standing
 from slurm_health.node.site_settings import Site
 from slurm_health.records.decoding import from_json, from_msgpack
 from slurm_health.records.errors import SlurmError
@@ -45,7 +44,7 @@ def ask(hook: Hook, ended: JobEnded, accusation: Accusation) -> None:
             hook.log.info(f"no test with partners: {reserved.why_not}")
             return
         partition = hook.environ.get("SLURM_JOB_PARTITION", "")
-        words = pair_test.options(hook.node, partition, reserved.marked, hook.site.pair_test)
+        words = accusations.options(hook.node, partition, reserved.marked, hook.site.pair_test)
         job = hook.controller().submit(words, _script(hook), clean_environ(hook.environ))
         keep(hook.site, msgspec.structs.replace(wanted, job=job))
     except (SlurmError, Unusable) as err:
@@ -118,9 +117,9 @@ def reserve(site: Site, wanted: Asked) -> Reserved:
 
     def work(shared: Path) -> bytes:
         asked = _read(shared)
-        why_not = pair_test.refusal(asked, wanted, site.pair_test)
+        why_not = accusations.refusal(asked, wanted, site.pair_test)
         if not why_not:
-            _keep(shared, pair_test.with_asked(asked, wanted))
+            _keep(shared, accusations.with_asked(asked, wanted))
         marked = tuple(shared_state.marked_nodes(site.breaker))
         return msgspec.json.encode(Reserved(why_not=why_not, marked=marked))
 
@@ -135,7 +134,7 @@ def keep(site: Site, asked: Asked) -> None:
     """
 
     def work(shared: Path) -> bytes:
-        _keep(shared, pair_test.with_asked(_read(shared), asked))
+        _keep(shared, accusations.with_asked(_read(shared), asked))
         return b""
 
     under_lock(site, work)
@@ -149,7 +148,7 @@ def test_of(site: Site, node: str, job: int) -> Asked | None:
     """
 
     def work() -> bytes:
-        found = pair_test.test_of(_read(shared_state.shared_directory(site.breaker)), node, job)
+        found = accusations.test_of(_read(shared_state.shared_directory(site.breaker)), node, job)
         return msgspec.msgpack.encode([found] if found else [])
 
     return next(iter(from_msgpack(in_child(site, work), list[Asked])), None)

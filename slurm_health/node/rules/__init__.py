@@ -15,6 +15,5 @@ The hooks and the administrators' commands call it; `draining` performs what is 
     mending        which step mends a node next
     notices        which events are told to whom, when, and how many in one message
     message_bodies  a message as JSON, text, mail, chat or alerts
-    pair_test      when an accused node is tested with partners, and with which options
     accusations    what an ended job's check says against a node, and marks; trusts nothing
 """

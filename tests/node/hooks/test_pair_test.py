@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slurm_health.node.draining import shared_state
-from slurm_health.node.rules.pair_test import Asked, refusal, with_asked
+from slurm_health.node.rules.accusations import Asked, refusal, with_asked
 from slurm_health.node.rules.settings import PairTest
 from slurm_health.records.verdict import Level
 from tests.support.accusing import UID, Story, journal, judged
