@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import click
 
 from slurm_health.cli.history import FromIndex, index_options, nodes_of_slurm, opened_index
+from slurm_health.cli.output import print_result, terminal
 from slurm_health.cli.shared_options import as_settings
-from slurm_health.cli.terminal import print_result, terminal
 from slurm_health.records.errors import ExitCode
 
 

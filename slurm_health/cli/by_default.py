@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from slurm_health.cli.hooks import config_option, load_site
-from slurm_health.cli.terminal import print_result
+from slurm_health.cli.output import print_result
 from slurm_health.node.doctor.slurm_conf import read_config
 from slurm_health.node.site_settings import Site
 from slurm_health.preflight.by_default import installing

@@ -15,8 +15,8 @@ from typing import Any
 
 import click
 
+from slurm_health.cli.output import ProgressLine, print_result, terminal
 from slurm_health.cli.shared_options import shared_options
-from slurm_health.cli.terminal import ProgressLine, print_result, terminal
 from slurm_health.preflight import config, probe_choice
 from slurm_health.preflight.decide.policy import (
     AtRequeueLimit,

@@ -12,7 +12,7 @@ import click
 
 from slurm_health.cli import by_default
 from slurm_health.cli.hooks import config_option, site_if_any
-from slurm_health.cli.terminal import print_result, terminal
+from slurm_health.cli.output import print_result, terminal
 from slurm_health.node.doctor import cluster, machine, site_actions, slurm_conf
 from slurm_health.node.doctor.advice import Advice, Report, Urgency, change, look
 from slurm_health.node.site_settings import Site

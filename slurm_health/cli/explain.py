@@ -9,7 +9,7 @@ import click
 import msgspec
 from tabulate import tabulate
 
-from slurm_health.cli.terminal import print_result
+from slurm_health.cli.output import print_result
 from slurm_health.node.rules.finding import Status
 from slurm_health.node.rules.meaning import Meaning
 from slurm_health.records.errors import ExitCode, UsageError

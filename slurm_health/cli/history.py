@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from slurm_health.cli.replaced_file import replace_file
+from slurm_health.cli.output import ProgressLine, print_result, replace_file, terminal
 from slurm_health.cli.shared_options import as_settings, shared_options
-from slurm_health.cli.terminal import ProgressLine, print_result, terminal
 from slurm_health.preflight import config
 from slurm_health.preflight.options import Door
 from slurm_health.records.errors import ExitCode, JournalError, SlurmError

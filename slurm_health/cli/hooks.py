@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from slurm_health.cli.terminal import print_result
+from slurm_health.cli.output import print_result
 from slurm_health.records.errors import ConfigError, ExitCode
 from slurm_health.system import templates
 

@@ -9,7 +9,7 @@ import time
 import click
 
 from slurm_health.cli.hooks import config_option, load_site
-from slurm_health.cli.terminal import print_result
+from slurm_health.cli.output import print_result
 from slurm_health.node.site_settings import Site
 from slurm_health.records.errors import ExitCode
 

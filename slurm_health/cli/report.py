@@ -11,9 +11,8 @@ from pathlib import Path
 
 import click
 
-from slurm_health.cli.replaced_file import write_named
+from slurm_health.cli.output import print_result, takes_colour, terminal, write_named
 from slurm_health.cli.shared_options import as_settings, shared_options
-from slurm_health.cli.terminal import print_result, takes_colour, terminal
 from slurm_health.preflight import config
 from slurm_health.preflight.options import Door
 from slurm_health.records.errors import ExitCode, NotWritten, PackageMissing, RunNotFound

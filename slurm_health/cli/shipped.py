@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 from click.shell_completion import get_completion_class
 
-from slurm_health.cli.terminal import print_result, terminal
+from slurm_health.cli.output import print_result, terminal
 from slurm_health.records.errors import ExitCode
 from slurm_health.system import templates as shelf
 from slurm_health.system.templates import TemplateKind

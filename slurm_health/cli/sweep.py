@@ -15,8 +15,8 @@ import click
 
 from slurm_health.cli.clean import read_age, reading
 from slurm_health.cli.history import opened_index
+from slurm_health.cli.output import print_result
 from slurm_health.cli.shared_options import as_settings, shared_options
-from slurm_health.cli.terminal import print_result
 from slurm_health.fleet.sweep.choice import FEWEST
 from slurm_health.preflight import config
 from slurm_health.preflight.options import Door, options_of

@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import click
 
+from slurm_health.cli.output import print_result, terminal
 from slurm_health.cli.shared_options import shared_options
-from slurm_health.cli.terminal import print_result, terminal
 from slurm_health.preflight import config
 from slurm_health.preflight.options import Door
 from slurm_health.records.errors import ExitCode, RunNotFound

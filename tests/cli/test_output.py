@@ -8,15 +8,17 @@ import logging
 import os
 import pty
 import re
+import stat
 import struct
 import subprocess
 import termios
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from slurm_health.cli.terminal import ProgressLine
+from slurm_health.cli.output import ProgressLine, write_named
 from tests.support.command_line import COMMAND, slurm_health
 from tests.support.journals import write_requeued_job
 
@@ -103,3 +105,66 @@ def test_a_terminal_without_utf_8_gets_ascii(tmp_path: Path) -> None:
     environ = {**TERMINAL, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
     assert on_a_terminal(["report", "12", f"--journal={tmp_path}"], environ).isascii()
+
+
+def test_who_has_the_old_page_open_keeps_it_whole(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_bytes(b"the old page")
+    page.chmod(0o640)
+
+    with page.open("rb") as reader:
+        write_named(page, b"the new one")
+        assert reader.read() == b"the old page"
+
+    assert page.read_bytes() == b"the new one"
+    assert stat.S_IMODE(page.stat().st_mode) == 0o640
+    assert list(tmp_path.iterdir()) == [page]
+
+
+def test_a_link_of_ones_own_stays_and_what_it_leads_to_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "pages").mkdir()
+    link = tmp_path / "latest.html"
+    link.symlink_to("pages/12.html")
+
+    for text in (b"first", b"second"):
+        write_named(link, text)
+        assert (tmp_path / "pages" / "12.html").read_bytes() == text
+    assert link.is_symlink()
+
+
+@pytest.mark.root
+def test_a_link_that_another_has_laid_is_not_followed(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_bytes(b"precious")
+    link = tmp_path / "page.html"
+    link.symlink_to(precious)
+    os.chown(link, 1, 1, follow_symlinks=False)
+
+    write_named(link, b"page")
+
+    assert precious.read_bytes() == b"precious"
+    assert link.read_bytes() == b"page"
+    assert not link.is_symlink()
+
+
+@pytest.mark.root
+def test_a_pipe_that_another_has_laid_is_not_written_to(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "page.html")
+    os.chown(tmp_path / "page.html", 1, 1)
+
+    with pytest.raises(PermissionError, match="it is of user 1"):
+        write_named(tmp_path / "page.html", b"page")
+
+
+def test_a_pipe_is_written_to_as_it_is(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    read: list[bytes] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()))
+    reader.start()
+
+    write_named(pipe, b"page")
+
+    reader.join()
+    assert read == [b"page"]
+    assert pipe.is_fifo()
