@@ -28,7 +28,7 @@ from slurm_health.preflight import orders
 from slurm_health.preflight.agent.agent import Agent, AgentSettings
 from slurm_health.preflight.agent.standstill import Standstill
 from slurm_health.preflight.agent.worker_process import Worker, Workers
-from slurm_health.preflight.bell import Bell
+from slurm_health.preflight.orders import Bell
 from slurm_health.preflight.session.worker_events import Event, Ready, event_of
 from slurm_health.records.records import AgentsLost
 

@@ -26,7 +26,7 @@ _PACKAGE = "slurm_health."
 MOVED = {
     "acting": "preflight.acting",
     "agent": "preflight.agent",
-    "bell": "preflight.bell",
+    "bell": "preflight.orders",
     "checks": "node.checks",
     "config": "preflight.config",
     "core.acting": "preflight.decide",

@@ -23,7 +23,7 @@ standard error; every error becomes one line and an exit code in `main`.
     internal         what only slurm-health itself calls: supervise, requeue-helper
     agent            `python -m slurm_health agent`: without click, because each node starts it
     shared_options   the options of `slurm_health.preflight.options`, as click has them
-    output           a file that a command writes for others
+    output           printed results, and a file that a command writes for others
 """
 
 import sys

@@ -8,8 +8,7 @@ What is pure decides; what stands beside it performs.
     session         journal -> the master's next step. Pure
     expectations    what a healthy device of a known model reaches. Pure
     order_lines     the lines by which the master tells its agents what to do. Pure
-    orders          the file of those lines: each agent reads its own part
-    bell            between master and agents: any that has written rings
+    orders          the file of those lines, each agent reads its own part; the doorbell
     options         what several commands take: names, help, defaults
     option_kinds    how the values of these are written
     config          the settings that users' commands read

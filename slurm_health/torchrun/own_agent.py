@@ -8,8 +8,8 @@ import select
 import time
 from collections.abc import Mapping, Sequence
 
-from slurm_health.preflight.bell import Ringers, ring_all
 from slurm_health.preflight.master.launcher import LEAVE_S, AgentCommand
+from slurm_health.preflight.orders import Ringers, ring_all
 from slurm_health.records.records import AgentsLost
 from slurm_health.system.processes import (
     PIPE,

@@ -20,7 +20,7 @@ pytestmark = [
 # An agent that rings when it has heard the master; what libraries print is no ring.
 AGENT = """
 import os, sys, time
-from slurm_health.preflight.bell import Bell
+from slurm_health.preflight.orders import Bell
 bell = Bell(os.environ["SLURMD_NODENAME"])
 sys.stdout.write("a library says hello, and no more")
 sys.stdout.flush()

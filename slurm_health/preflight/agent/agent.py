@@ -20,7 +20,7 @@ from slurm_health.preflight.agent.lookout import Lookout, at_random
 from slurm_health.preflight.agent.standstill import Standstill
 from slurm_health.preflight.agent.worker_process import Worker, Workers
 from slurm_health.preflight.agent.worker_starts import WorkerStarts
-from slurm_health.preflight.bell import Bell
+from slurm_health.preflight.orders import Bell
 from slurm_health.preflight.session import worker_events
 from slurm_health.preflight.session.node_round import NodeRound, RoundEnding, part_of, round_command
 from slurm_health.records import records

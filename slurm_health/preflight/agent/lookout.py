@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from slurm_health.preflight import orders
-from slurm_health.preflight.bell import Bell
+from slurm_health.preflight.orders import Bell
 from slurm_health.records.records import Record
 
 # How long a client of a network filesystem may take to show the master's file.

@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import Protocol
 
 from slurm_health.preflight.agent.node_facts import environ_of_each, visible_devices
-from slurm_health.preflight.bell import Ringers, ring_all
+from slurm_health.preflight.orders import Ringers, ring_all
 from slurm_health.records.errors import SlurmCommandMissing, SlurmError
 from slurm_health.records.nodeset import expand, fold
 from slurm_health.records.records import AgentsLost, LossCause

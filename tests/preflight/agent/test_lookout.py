@@ -10,7 +10,7 @@ import pytest
 
 from slurm_health.preflight.agent.agent import Agent
 from slurm_health.preflight.agent.lookout import JournalNotVisible
-from slurm_health.preflight.bell import Ringers, ring_all
+from slurm_health.preflight.orders import Ringers, ring_all
 from slurm_health.records.records import (
     AgentEnded,
     MasterWaits,

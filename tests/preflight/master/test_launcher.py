@@ -460,7 +460,7 @@ def test_local_agents_that_do_not_leave_are_ended(local: Start) -> None:
 
 _RINGS_WHEN_RUNG = """
 import time
-from slurm_health.preflight.bell import Bell
+from slurm_health.preflight.orders import Bell
 bell = Bell("{node}")
 while not bell.heard():
     time.sleep(0.01)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_health.preflight.bell import Bell, Ringers, ring_all
+from slurm_health.preflight.orders import Bell, Ringers, ring_all
 
 
 @pytest.fixture
