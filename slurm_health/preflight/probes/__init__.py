@@ -17,8 +17,7 @@ slurm-health's own, with nothing but Python and numpy.
     load                 finds a probe's `measure`: built in, in a Python file, or any program
     context              what a probe is given, and what it returns
     device               which device a worker has, and whether it can be used
-    nvml                 the driver's own library, asked about one device
-    device_users         which other processes use a device
+    nvml                 the driver's own library, asked about one device and who uses it
     processors           what others took of a worker's processors while something was timed
     timing               how often something is timed, by all of a group at once
     network              which interface the job's data takes

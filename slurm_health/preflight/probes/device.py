@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from slurm_health.preflight.probes import device_users, host, nvml
+from slurm_health.preflight.probes import host, nvml
 from slurm_health.preflight.probes.context import Unusable
 
 # The oldest NVIDIA devices whose tensor cores know bfloat16.
@@ -95,8 +95,8 @@ def users(local_rank: int) -> str:
         uuid = getattr(torch.cuda.get_device_properties(local_rank), "uuid", "")
     except (RuntimeError, AssertionError):  # torch asserts that there is such a device
         return ""
-    others = device_users.others_on(f"GPU-{uuid}") if uuid else []
-    return f" (used by {device_users.named(others)})" if others else ""
+    others = nvml.others_on(f"GPU-{uuid}") if uuid else []
+    return f" (used by {nvml.named(others)})" if others else ""
 
 
 def _visible(environ: Mapping[str, str]) -> list[str]:

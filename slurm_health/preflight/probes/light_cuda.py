@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from slurm_health.preflight.probes import device_users
+from slurm_health.preflight.probes import nvml
 from slurm_health.preflight.probes.context import Unusable
 
 LIBRARY = "libcuda.so.1"
@@ -267,8 +267,8 @@ def _refusal(gpu: Gpu, end: object) -> str:
 
 def users(gpu: Gpu) -> str:
     """Return which other processes use a device, empty where none is known of."""
-    others = device_users.others_on(gpu.uuid)
-    return f" (used by {device_users.named(others)})" if others else ""
+    others = nvml.others_on(gpu.uuid)
+    return f" (used by {nvml.named(others)})" if others else ""
 
 
 def in_threads(
