@@ -227,7 +227,7 @@ def interpreter_calls(path: Path) -> Iterator[list[ast.expr]]:
 
 # Shells, a check's own option, and torchrun, which the process becomes in its user's directory.
 NO_INTERPRETERS = {
-    "preflight/master/setup_file.py",
+    "preflight/master/job_environment.py",
     "preflight/supervisor/kept_spares.py",
     "node/checks/external.py",
     "node/checks/optics.py",

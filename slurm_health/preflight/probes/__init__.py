@@ -12,7 +12,7 @@ slurm-health's own, with nothing but Python and numpy.
     torch_kit            torch's devices, groups and store
     light_kit            processors and sockets, and a job's GPUs as their driver shows them
     worker_round         one round of it: its probes and groups, what it hears and says meanwhile
-    meeting              how the members of a group come together, and stop waiting for each other
+    meeting              how a group comes together, and stops waiting; a node's smaller groups
     membership           the process group of a worker: formed, tried, interrupted, left
     load                 finds a probe's `measure`: built in, in a Python file, or any program
     context              what a probe is given, and what it returns
@@ -29,7 +29,6 @@ slurm-health's own, with nothing but Python and numpy.
     memory_copy          how fast a device's memory is
     memory_pattern       whether a device's memory gives back what was written to it
     host_copy            how fast a device exchanges data with its host
-    apart                which smaller groups a node's devices form one after another
     peer_copy            how fast each two devices of a node exchange data
     allgather            how fast the members of a group exchange data
     light_compute        how fast, and whether exactly, processors multiply
@@ -37,11 +36,9 @@ slurm-health's own, with nothing but Python and numpy.
     light_cuda           NVIDIA's driver without torch: devices opened, memory copied
     light_copy           how fast GPUs exchange data with their host and each other, by that
     light_exchange       how fast and how soon light workers exchange data
-    light_ring           the group of light workers: connections from each to the next
-    light_store          where light workers find each other
+    light_ring           the group of light workers: where they meet, each connected to the next
     nic_loopback         how fast a node exchanges data with itself through each adapter
-    perftest             the tool ib_write_bw: how it is started, and what it prints
-    ib_write_bw          how fast two nodes write through each adapter, by that tool
+    ib_write_bw          how fast two nodes write through each adapter, by that tool of perftest
     gpt_model            the GPT that the next two train, and one step of it
     gpt_fit              the largest batch with which it fits the device
     gpt                  a pair of nodes that trains it: compute, communication, and both

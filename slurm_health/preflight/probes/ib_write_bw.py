@@ -11,15 +11,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import socket
+import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Union
 
-from slurm_health.preflight.probes import adapters, perftest
+from slurm_health.preflight.probes import adapters
 from slurm_health.preflight.probes.context import Board, NotMeasured, ProbeContext, Sample
 
 # For the runs of one direction, and for those who serve them to be there.
@@ -58,11 +60,11 @@ def own_end(
         "lacks": "",
         "gpus": {},
         "address": _address(context, board),
-        "messages": perftest.MESSAGES if context.on_cuda else perftest.FEW_MESSAGES,
+        "messages": MESSAGES if context.on_cuda else FEW_MESSAGES,
     }
-    tool = shutil.which(perftest.TOOL, path=environ.get("PATH"))
+    tool = shutil.which(TOOL, path=environ.get("PATH"))
     if tool is None:
-        return {**end, "lacks": f"{perftest.TOOL} (perftest) is not installed"}
+        return {**end, "lacks": f"{TOOL} (perftest) is not installed"}
     try:
         found = adapters.used(environ, sys)
     except NotMeasured as err:
@@ -70,7 +72,7 @@ def own_end(
     if not found:
         return {**end, "lacks": "there is no adapter that NCCL would use"}
     nearest = dict.fromkeys((each.name for each in found), -1)
-    if context.on_cuda and (sys / _GPUDIRECT).is_dir() and perftest.takes_gpus(tool, environ):
+    if context.on_cuda and (sys / _GPUDIRECT).is_dir() and takes_gpus(tool, environ):
         from slurm_health.preflight.probes import nic_loopback  # with torch
 
         places = nic_loopback.places(context.local_size)
@@ -101,7 +103,7 @@ def between(
     by_gpu = min(*mine["gpus"].values(), *theirs["gpus"].values()) >= 0
     gpus = {adapter: mine["gpus"][adapter] if by_gpu else -1 for adapter in both}
     messages = min(mine["messages"], theirs["messages"])
-    places = [perftest.RunEnd(each, gpu=gpu, messages=messages) for each, gpu in gpus.items()]
+    places = [RunEnd(each, gpu=gpu, messages=messages) for each, gpu in gpus.items()]
     found = [
         _serve(board, way, places, environ)
         if place == way
@@ -120,26 +122,26 @@ def _sample(adapter: str, said: list[Said], *, by_gpu: bool) -> Sample:
     rates = [each for each in said if isinstance(each, float) and each > 0]
     if len(rates) < len(said):
         return _left_out(next(str(each) for each in said if each not in rates), quantity)
-    slower_ms = perftest.MESSAGE_BYTES * 8 / min(rates) / 1e6
+    slower_ms = MESSAGE_BYTES * 8 / min(rates) / 1e6
     return Sample(
         iteration_ms=[slower_ms],
         quantity=quantity,
         shared=True,
-        total_bytes=perftest.MESSAGE_BYTES,
+        total_bytes=MESSAGE_BYTES,
         figures={"gbit_per_s_to_first": rates[0], "gbit_per_s_to_second": rates[1]},
     )
 
 
 def _serve(
-    board: Board, way: int, ends_of: Sequence[perftest.RunEnd], environ: Mapping[str, str]
+    board: Board, way: int, ends_of: Sequence[RunEnd], environ: Mapping[str, str]
 ) -> dict[str, Said]:
     """Be written to; return what the other node has measured of each adapter."""
     with contextlib.ExitStack() as ends:
         places = [replace(each, port=_free_port()) for each in ends_of]
         runs = {place: ends.enter_context(_run(place, "", environ)) for place in places}
 
-        def is_there(place: perftest.RunEnd) -> bool:
-            return runs[place].has_ended() or perftest.is_listening(place.port)
+        def is_there(place: RunEnd) -> bool:
+            return runs[place].has_ended() or is_listening(place.port)
 
         _wait(board, lambda: all(map(is_there, places)), LISTENS_S)
         failed = {each.adapter: run.said() for each, run in runs.items() if run.has_ended()}
@@ -152,7 +154,7 @@ def _serve(
 def _write(
     board: Board,
     way: int,
-    ends_of: Sequence[perftest.RunEnd],
+    ends_of: Sequence[RunEnd],
     server: str,
     environ: Mapping[str, str],
 ) -> dict[str, Said]:
@@ -173,9 +175,9 @@ def _write(
     return found
 
 
-def _run(place: perftest.RunEnd, server: str, environ: Mapping[str, str]) -> perftest.Run:
-    tool = shutil.which(perftest.TOOL, path=environ.get("PATH")) or perftest.TOOL
-    return perftest.Run(perftest.command(tool, place, server, environ), environ)
+def _run(place: RunEnd, server: str, environ: Mapping[str, str]) -> Run:
+    tool = shutil.which(TOOL, path=environ.get("PATH")) or TOOL
+    return Run(command(tool, place, server, environ), environ)
 
 
 def _free_port() -> int:
@@ -190,3 +192,107 @@ def _wait(board: Board, has_come: Callable[[], bool], most_s: float) -> None:
     while not has_come() and time.monotonic() < end_s:
         board.check()
         time.sleep(POLL_S)
+
+
+TOOL = "ib_write_bw"
+# 17 GB: a third of a second at 400 Gbit/s, 14 s at 10.
+MESSAGE_BYTES, MESSAGES = 8 << 20, 2000
+FEW_MESSAGES = 200  # where a check is to take a second: five times what the tool writes by itself
+_HELP_S = 5.0
+_LISTEN = "0A"
+_TABLES = ("net/tcp", "net/tcp6")
+# bytes, iterations, peak and average Gbit/s, messages per microsecond
+_ROW = re.compile(rf"^\s*{MESSAGE_BYTES}\s+\d+\s+[\d.]+\s+([\d.]+)\s", re.M)
+
+
+@dataclass(frozen=True)
+class RunEnd:
+    """One end of a run: an adapter, a TCP port for its two ends to meet, and a GPU (-1: none).
+
+    With a GPU the data comes from its memory, or goes there, by GPUDirect.
+    """
+
+    adapter: str
+    port: int = 0
+    gpu: int = -1
+    messages: int = MESSAGES
+
+
+def command(tool: str, place: RunEnd, server: str, environ: Mapping[str, str]) -> list[str]:
+    """Return the command line of one end; that of the serving one has no `server`.
+
+    RoCE needs the number of an address: the one that NCCL is given is taken.
+    """
+    gid = environ.get("NCCL_IB_GID_INDEX", "")
+    return [
+        *(tool, "-d", place.adapter, "-p", str(place.port), "-F", "--report_gbits"),
+        *("-s", str(MESSAGE_BYTES), "-n", str(place.messages)),
+        *(("-x", gid) if gid.isdecimal() else ()),
+        *((f"--use_cuda={place.gpu}",) if place.gpu >= 0 else ()),
+        *((server,) if server else ()),
+    ]
+
+
+def takes_gpus(tool: str, environ: Mapping[str, str]) -> bool:
+    """Tell whether it was built with GPUDirect: most distributions' is not."""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        said = subprocess.run(
+            [tool, "--help"],
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+            timeout=_HELP_S,
+        )
+        return b"--use_cuda" in said.stdout + said.stderr
+    return False
+
+
+def is_listening(port: int, proc: Path = Path("/proc/self")) -> bool:
+    """Tell whether somebody on this machine listens on a port: to connect would use it up."""
+    for table in _TABLES:
+        with contextlib.suppress(OSError):
+            for line in (proc / table).read_text().splitlines()[1:]:
+                _, local, _, state, *_ = line.split()
+                if state == _LISTEN and int(local.rpartition(":")[2], 16) == port:
+                    return True
+    return False
+
+
+class Run:
+    """One end of a run, in a process of its own. What it prints is less than a pipe holds."""
+
+    def __init__(self, words: list[str], environ: Mapping[str, str]) -> None:
+        self._process = subprocess.Popen(
+            words,
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        with self._process:  # waits, and closes its pipe
+            pass
+
+    def has_ended(self) -> bool:
+        """Tell whether it has."""
+        return self._process.poll() is not None
+
+    def said(self) -> float | str:
+        """Return the average in Gbit/s, or its own last words where it has none."""
+        if not self.has_ended():
+            return "no result in time"
+        assert self._process.stdout is not None
+        output = self._process.stdout.read()
+        found = _ROW.search(output)
+        if found and not self._process.returncode:
+            return float(found.group(1))
+        lines = [line.strip() for line in output.splitlines() if line.strip()]
+        return f"{TOOL}: {lines[-1] if lines else f'exit code {self._process.returncode}'}"

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from typing import Any
 
-from slurm_health.preflight.probes.apart import circles
 from slurm_health.preflight.probes.context import (
     Figure,
     NodeFault,
@@ -32,6 +31,7 @@ from slurm_health.preflight.probes.light_cuda import (
     in_threads,
     users,
 )
+from slurm_health.preflight.probes.meeting import circles
 
 # A third of a millisecond at the 50 GB/s that PCIe of generation 5 reaches; a window has several.
 COPY_BYTES = 16 << 20

@@ -16,7 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slurm_health.preflight.probes import host, light_store, load
+from slurm_health.preflight.probes import host, light_ring, load
 from slurm_health.preflight.probes.context import ProbeContext
 from slurm_health.preflight.probes.light_ring import LightContext, RingMembership
 
@@ -62,9 +62,9 @@ def _ports_gbit_per_s(environ: Mapping[str, str]) -> list[float]:
         return []
     import shutil  # these are seldom needed
 
-    from slurm_health.preflight.probes import adapters, perftest
+    from slurm_health.preflight.probes import adapters, ib_write_bw
 
-    installed = shutil.which(perftest.TOOL, path=environ.get("PATH"))
+    installed = shutil.which(ib_write_bw.TOOL, path=environ.get("PATH"))
     return adapters.ports_gbit_per_s(environ) if installed else []
 
 
@@ -91,7 +91,7 @@ class LightKit:
 
     def serve_store(self) -> tuple[object, int]:
         """Serve a store."""
-        return light_store.serve()
+        return light_ring.serve()
 
     def facts(
         self, device: Processors, *, environ: Mapping[str, str], **_: object
@@ -114,8 +114,8 @@ class LightKit:
     def open_store(self, timeout: timedelta) -> OpenStore:
         """Return what connects to the store of another worker."""
 
-        def connect(address: str, port: int) -> Callable[[str], light_store.LightStore]:
-            return light_store.opened(address, port, timeout).store
+        def connect(address: str, port: int) -> Callable[[str], light_ring.LightStore]:
+            return light_ring.opened(address, port, timeout).store
 
         return connect
 

@@ -4,6 +4,8 @@
 Everything here waits in Python, where an abort is heard: torch's own rendezvous cannot be
 interrupted. Each function is given `check`, which raises once the agent has said to stop. What the
 members write into to find each other, torch's store or ours, is one of two kits' (`kits`).
+
+Before all devices of a node are connected, they are in smaller groups, each by itself and in pairs.
 """
 
 from __future__ import annotations
@@ -147,3 +149,27 @@ def _answered(attempts: list[socket.socket]) -> socket.socket | None:
 def _close(attempts: list[socket.socket]) -> None:
     for attempt in attempts:
         attempt.close()
+
+
+def circles(local_rank: int, local_size: int) -> list[list[int]]:
+    """Return the groups of a device, by local ranks, in the order in which they are formed.
+
+    In each turn every device is in one group at most: in the first by itself, in the others with
+    one other, as in a tournament (the circle method). Who has no partner in a turn has an empty
+    group.
+    """
+    players = local_size + local_size % 2  # an odd one out plays against nobody
+    found = [[local_rank]]
+    for turn in range(players - 1 if local_size > 1 else 0):
+        other = _opponent(local_rank, turn, players)
+        found.append(sorted((local_rank, other)) if other < local_size else [])
+    return found
+
+
+def _opponent(player: int, turn: int, players: int) -> int:
+    """Return with whom a player meets: all but the last go round in a circle."""
+    last, circle = players - 1, players - 1
+    if player == last:
+        return next(each for each in range(circle) if 2 * each % circle == turn)
+    other = (turn - player) % circle
+    return last if other == player else other

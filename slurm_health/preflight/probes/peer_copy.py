@@ -13,9 +13,9 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
-from slurm_health.preflight.probes.apart import circles
 from slurm_health.preflight.probes.context import Figure, NotMeasured, ProbeContext, Sample
 from slurm_health.preflight.probes.host_copy import payload, require_arrived
+from slurm_health.preflight.probes.meeting import circles
 from slurm_health.preflight.probes.processors import Times
 from slurm_health.preflight.probes.timing import Pace, timed
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from slurm_health.preflight.probes import apart, meeting, network
+from slurm_health.preflight.probes import meeting, network
 from slurm_health.preflight.probes.kits import Kit, Membership
 
 # In these a worker waits for workers of other nodes.
@@ -200,7 +200,7 @@ class Round:
 
         Over several nodes only by itself: their devices have been together within each node before.
         """
-        turns = apart.circles(self._local_rank, int(self._command["local_size"]))
+        turns = meeting.circles(self._local_rank, int(self._command["local_size"]))
         for turn, circle in enumerate(turns[: 1 if scope == "pair" else None]):
             if circle:
                 self.connecting = circle

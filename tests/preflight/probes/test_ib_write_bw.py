@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from slurm_health.preflight.probes import ib_write_bw, perftest
+from slurm_health.preflight.probes import ib_write_bw
 from slurm_health.preflight.probes.context import ProbeContext, Sample
 from tests.preflight.probes.test_adapters import write_port
 
 TOOL = Path(__file__).parents[2] / "support/played_ib_write_bw.py"
-SECOND_S = perftest.MESSAGE_BYTES * 8 / 1e9  # of one message at 1 Gbit/s
+SECOND_S = ib_write_bw.MESSAGE_BYTES * 8 / 1e9  # of one message at 1 Gbit/s
 
 
 class Board:
@@ -179,15 +179,15 @@ def test_a_node_whose_partner_never_comes_stops_with_the_round(nodes: Nodes) -> 
 
 def test_memory_of_a_gpu_is_used_where_the_tool_knows_how(nodes: Nodes) -> None:
     tool = str(nodes.directory / "bin/ib_write_bw")
-    words = perftest.command(tool, perftest.RunEnd("mlx5_3", 4711, gpu=2), "n1", {})
+    words = ib_write_bw.command(tool, ib_write_bw.RunEnd("mlx5_3", 4711, gpu=2), "n1", {})
 
     assert words[-2:] == ["--use_cuda=2", "n1"]
-    assert not perftest.takes_gpus(tool, nodes.environs[0])
-    assert perftest.takes_gpus(tool, {**nodes.environs[0], "PLAYED_GPUDIRECT": "1"})
+    assert not ib_write_bw.takes_gpus(tool, nodes.environs[0])
+    assert ib_write_bw.takes_gpus(tool, {**nodes.environs[0], "PLAYED_GPUDIRECT": "1"})
 
 
 def test_it_is_known_who_listens_before_anybody_has_connected() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        assert perftest.is_listening(port)
-    assert not perftest.is_listening(port)
+        assert ib_write_bw.is_listening(port)
+    assert not ib_write_bw.is_listening(port)

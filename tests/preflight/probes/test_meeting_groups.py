@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 
-from slurm_health.preflight.probes.apart import circles
+from slurm_health.preflight.probes.meeting import circles
 
 
 @pytest.mark.parametrize("size", range(1, 10))
