@@ -26,9 +26,8 @@ from slurm_health.preflight.decide.policy import (
     Policy,
 )
 from slurm_health.preflight.master.check_settings import CheckSettings
-from slurm_health.preflight.master.interpreter import find_interpreter
+from slurm_health.preflight.master.job_environment import environ_after, find_interpreter
 from slurm_health.preflight.master.run_check import FinishedCheck, check_allocation, check_local
-from slurm_health.preflight.master.setup_file import environ_after
 from slurm_health.preflight.options import Door, localize_choices, what_to_check
 from slurm_health.preflight.session.deadlines import limits_of
 from slurm_health.records.allocation import from_environ

@@ -19,10 +19,10 @@ import msgspec
 from slurm_health import __version__
 from slurm_health.preflight import config
 from slurm_health.preflight.master import priors
+from slurm_health.preflight.master.job_environment import environ_after
 from slurm_health.preflight.master.launcher import AgentCommand, Launcher
 from slurm_health.preflight.master.master import MasterSettings
 from slurm_health.preflight.master.run_check import agent_command, make_localizer
-from slurm_health.preflight.master.setup_file import environ_after
 from slurm_health.preflight.options import localize_choices
 from slurm_health.preflight.probe_choice import chosen_phases, why_light
 from slurm_health.preflight.session.deadlines import limits_of

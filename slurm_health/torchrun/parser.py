@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_health.preflight.master.interpreter import find_python
+from slurm_health.preflight.master.job_environment import find_python
 from slurm_health.preflight.options import Door, options_of
 from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import ConfigError, ExitCode

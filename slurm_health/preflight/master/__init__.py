@@ -6,12 +6,11 @@ the agents; what happens next is decided in `preflight.session`.
 
     run_check           one check from end to end
     check_settings      what it is told
-    interpreter         finds the interpreter that runs the probes
+    job_environment     what a job trains in: its interpreter, and what `--setup` sets
     after_verdict       what becomes of the job once the verdict stands
     master              the loop: read the journal, ask the session what to do, do it
     priors              how likely nodes are to be bad, by this job's past and the site's history
     check_log           what the log says of a check, and the machine's log of its verdict
     launcher            starts one agent per node, as a Slurm step or as local processes
-    setup_file          the environment of the probes, as a file of the user's makes it
     unchecked           ends a check that never got to measure
 """

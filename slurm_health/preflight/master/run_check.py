@@ -22,7 +22,7 @@ from slurm_health.preflight.expectations import Expectation
 from slurm_health.preflight.localize.settings import USUAL, Device, LocalizeSettings
 from slurm_health.preflight.master import check_log, priors
 from slurm_health.preflight.master.check_settings import CheckSettings
-from slurm_health.preflight.master.interpreter import devices_of_torch
+from slurm_health.preflight.master.job_environment import devices_of_torch
 from slurm_health.preflight.master.launcher import (
     LEAVE_S,
     AgentCommand,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.preflight.master.setup_file import environ_after
+from slurm_health.preflight.master.job_environment import environ_after
 from slurm_health.records.errors import ConfigError
 
 BEFORE = {"PATH": os.environ["PATH"], "HOME": "/home/alice", "PWD": "/job", "GONE": "soon"}
