@@ -12,8 +12,7 @@
     conviction           what is proven beyond doubt
     findings             levels: what is proven, what is open, who can be trusted
     explain              findings about nodes -> sentences
-    explain_links        findings about paths and uplinks -> sentences
-    wording              what both are worded with: a line per test, times, partners
+    wording              what findings are worded with; those about paths and uplinks -> sentences
     pairing              who runs with whom
     stopping             which pairs are still needed, and when there is nothing left to learn
     simulate             a cluster that does not exist, to try all this on

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from slurm_health.preflight.localize.conviction import Guilt
 from slurm_health.preflight.localize.evidence import Bearing, Ledger, Trial
-from slurm_health.preflight.localize.explain_links import LinkWords
 from slurm_health.preflight.localize.findings import (
     Doubt,
     Findings,
@@ -24,6 +23,7 @@ from slurm_health.preflight.localize.metrics import MetricEvidence
 from slurm_health.preflight.localize.settings import LocalizeSettings
 from slurm_health.preflight.localize.stopping import cheap_to_repeat
 from slurm_health.preflight.localize.wording import (
+    LinkWords,
     Wording,
     compared_text,
     how_text,
