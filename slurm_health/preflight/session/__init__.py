@@ -6,8 +6,7 @@ The master calls it: it replays what it has read, asks for the next step, and ta
     session        the state machine: from what is known to what the master does next
     deadlines      how long nodes and rounds may take
     run_state      what is known: the fold of a run's journal
-    node_state     what is known of one node's agent and its workers
-    round_state    what is known of the round in progress
+    round_state    what is known of the round in progress, and of each node's agent and workers
     absent         which nodes take part, and what is said of those that do not
     phases         what a check consists of: probes, and the phases that run them
     phase_runner   takes the phases in order: the next round, and what all of them conclude

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from slurm_health.preflight.session.conclusion import Absence, unmeasured
 from slurm_health.preflight.session.deadlines import Limits
-from slurm_health.preflight.session.node_state import NodeState
+from slurm_health.preflight.session.round_state import NodeState
 from slurm_health.preflight.session.run_state import RunState
 from slurm_health.records.verdict import NodeVerdict
 

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from slurm_health.preflight.session.node_state import on_cpus
 from slurm_health.preflight.session.phases import Phase
-from slurm_health.preflight.session.round_state import RoundState
+from slurm_health.preflight.session.round_state import RoundState, on_cpus
 from slurm_health.preflight.session.run_state import RunState
 from slurm_health.records.records import WorkersReady
 

@@ -14,8 +14,7 @@ from statistics import median
 from slurm_health.preflight.expectations import Links
 from slurm_health.preflight.localize.settings import Device
 from slurm_health.preflight.session.measurement import group_result, served
-from slurm_health.preflight.session.node_state import AgentRecord, NodeState, on_cpus
-from slurm_health.preflight.session.round_state import RoundState
+from slurm_health.preflight.session.round_state import AgentRecord, NodeState, RoundState, on_cpus
 from slurm_health.records import records
 from slurm_health.records.gpu_load import Burn
 from slurm_health.records.record_codec import Entry

@@ -26,10 +26,9 @@ from slurm_health.preflight.session.conclusion import (
     with_wrong_results,
 )
 from slurm_health.preflight.session.deadlines import Deadlines, Limits
-from slurm_health.preflight.session.node_state import on_cpus
 from slurm_health.preflight.session.phase_runner import Course, MakeLocalizer
 from slurm_health.preflight.session.phases import Phase, light_phases, without_torch
-from slurm_health.preflight.session.round_state import RoundState
+from slurm_health.preflight.session.round_state import RoundState, on_cpus
 from slurm_health.preflight.session.run_state import RunState
 from slurm_health.records.probe_catalog import GPT, Scope
 from slurm_health.records.records import (
