@@ -5,8 +5,7 @@ Runs in every task of a training step, as the job's user, and in the end becomes
 the environment, and the journal if there is a check. When workers have failed, torchrun asks
 `restarts` what to do before it starts them again.
 
-    train           the command: read, check if told to, become torchrun
-    parser          has the arguments read by the torchrun of the job's interpreter
+    train           the command: read it, check if told to, become torchrun
     arguments       what torchrun gets besides the user's arguments
     place           which of the step's processes this one is
     rendezvous      where node 0 is, and which node this is, where Slurm does not say it
@@ -17,7 +16,7 @@ the environment, and the journal if there is a check. When workers have failed, 
     channel         how those talk
     own_agent       the agent of this process's own node
     earlier_check   one of this attempt that need not be repeated
-    node_choice     which nodes training starts with
     watching        the monitor beside the training
+    node_choice     which nodes training starts with
     starting        those nodes, and where they find each other
 """

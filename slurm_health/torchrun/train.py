@@ -1,26 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`slurm-health run` from end to end: read, check if told to, become torchrun."""
+"""`slurm-health run` from end to end: read, check if told to, become torchrun.
+
+A torchrun command line is read by the torchrun of the job's own interpreter.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 
 import msgspec
 
 from slurm_health.preflight.decide.policy import Heartbeat
+from slurm_health.preflight.master.job_environment import find_python
+from slurm_health.preflight.options import Door, options_of
 from slurm_health.preflight.supervisor.monitor_process import heartbeat_environ
-from slurm_health.records.errors import ConfigError, UsageError
-from slurm_health.system.processes import own_module
+from slurm_health.records.decoding import from_json
+from slurm_health.records.errors import ConfigError, ExitCode, UsageError
+from slurm_health.system.processes import own_module, run_in_foreground
 from slurm_health.system.signals import leaving_on
-from slurm_health.torchrun import parser, rendezvous, unshared_check, watching
+from slurm_health.torchrun import rendezvous, unshared_check, watching
 from slurm_health.torchrun.arguments import Arguments, command_line, node_range, trains_alone
 from slurm_health.torchrun.channel import secret
 from slurm_health.torchrun.checking import checked, say
@@ -44,8 +54,8 @@ def train(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """
     speaks = speaks_for_step(environ)
     try:
-        return _train(*parser.read(argv, environ, speaks=speaks), environ)
-    except parser.ParserEnded as ended:
+        return _train(*read(argv, environ, speaks=speaks), environ)
+    except ParserEnded as ended:
         return ended.exit_code
     except UsageError as err:  # the same in all tasks
         if speaks:
@@ -191,3 +201,91 @@ def _become(python: str, arguments: Sequence[str], environ: Mapping[str, str]) -
         os.execve(python, [python, *arguments], dict(environ))  # noqa: S606
     except OSError as err:
         raise ConfigError("--python", python, f"cannot be run: {err.strerror}") from err
+
+
+_OPTIONS = options_of(Door.RUN)
+_READER = Path(__file__).parents[1] / "preflight" / "probes" / "torchrun_arguments.py"
+# Loading torch from a cold network filesystem can take minutes.
+_DEADLINE_S = 600.0
+# The help, and a command line that is refused; with any other code the trouble is this node's own.
+_SAME_EVERYWHERE = {ExitCode.HEALTHY, ExitCode.USAGE}
+
+
+class ParserEnded(Exception):
+    """The parser has said what there was to say: the help, or what is wrong."""
+
+    def __init__(self, exit_code: int) -> None:
+        self.exit_code = exit_code
+        super().__init__(exit_code)
+
+
+def read(
+    argv: Sequence[str], environ: Mapping[str, str], *, speaks: bool = True
+) -> tuple[str, Arguments]:
+    """Return the interpreter to train with, and what the command line says.
+
+    Where this process does not speak for its step (`speaks`), it leaves it to another one to print
+    the help, or what is wrong with the command line.
+
+    Raises:
+        ConfigError: there is no interpreter with torch,
+            or one of our options has an impossible value.
+        ParserEnded: the command line is refused, or asks for help.
+    """
+    # Only the parser knows where the options end, and only an interpreter has the parser.
+    guess = _perhaps_named(argv)
+    if guess is not None and shutil.which(guess, path=environ.get("PATH")) is None:
+        guess = None
+    python = find_python(guess, environ)
+    found = _ask(python, argv, environ, speaks=speaks)
+    if found.text("python") != guess:
+        python = find_python(found.text("python"), environ)
+        found = _ask(python, argv, environ, speaks=speaks)
+    own = {
+        name: _OPTIONS[name].parsed(
+            "" if value is True else str(value), "command line", f"--{name}"
+        )
+        for name, value in found.own.items()
+    }
+    return python, msgspec.structs.replace(found, own=own)
+
+
+def _perhaps_named(argv: Sequence[str]) -> str | None:
+    """Return what follows the first `--python`, which may be an option of the script's."""
+    for word, following in zip_longest(argv, argv[1:]):
+        if word.startswith("--python="):
+            return word.partition("=")[2]
+        if word == "--python":
+            return following
+    return None
+
+
+def _ask(
+    python: str, argv: Sequence[str], environ: Mapping[str, str], *, speaks: bool
+) -> Arguments:
+    options = [(each.name, each.kind.metavar, each.described) for each in _OPTIONS.values()]
+    with tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as said:
+        os.set_inheritable(answer.fileno(), True)
+        words = [str(answer.fileno()), json.dumps(options), *argv]
+        try:
+            code = run_in_foreground(
+                [python, str(_READER), *words],
+                environ=environ,
+                stdin=b"",
+                output=None if speaks else said,
+                deadline_s=_DEADLINE_S,
+            )
+        except TimeoutError:
+            raise ConfigError(
+                "--python", python, f"has not loaded torch within {_DEADLINE_S:.0f} s"
+            ) from None
+        except OSError as err:
+            raise ConfigError("--python", python, f"cannot be run: {err.strerror}") from err
+        answer.seek(0)
+        found = answer.read()
+        if code not in _SAME_EVERYWHERE:
+            said.seek(0)
+            sys.stderr.buffer.write(said.read())
+    if code != 0 or not found:
+        raise ParserEnded(code)
+    return from_json(found, Arguments)

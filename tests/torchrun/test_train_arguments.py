@@ -17,8 +17,8 @@ from slurm_health.preflight.options import Door, localize_choices, options_of
 from slurm_health.preflight.probes import torchrun_arguments
 from slurm_health.preflight.probes.torchrun_arguments import Option, read
 from slurm_health.records.errors import ConfigError
-from slurm_health.torchrun.parser import ParserEnded
-from slurm_health.torchrun.parser import read as read_with_interpreter
+from slurm_health.torchrun.train import ParserEnded
+from slurm_health.torchrun.train import read as read_with_interpreter
 from tests.support.command_line import slurm_health
 from tests.support.unshared import TORCHRUN_READING, played_python
 
