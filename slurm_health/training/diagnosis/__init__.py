@@ -38,7 +38,6 @@ An inference leads to others until nothing leads on; what is sure enough of them
     training_log   tracebacks, torchrun's summary and Slurm's lines in a job's output
     rank_failures  how each rank failed, from all that tell of it
     ras            operators about what NCCL says of its ranks
-    flight         where ranks parted, by PyTorch's Flight Recorder
-    flight_waits   who holds the others up, from group to group
+    flight         where ranks parted and who holds the others up, by PyTorch's Flight Recorder
     flight_data    what a Flight Recorder, or NCCL's watchdog, tells of a rank
 """

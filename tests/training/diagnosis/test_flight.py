@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_health.training.diagnosis.flight import first_difference
+from slurm_health.training.diagnosis.flight import Why, culprits, first_difference
 from slurm_health.training.diagnosis.flight_data import (
     FlightRecord,
     Operation,
@@ -20,7 +20,6 @@ from slurm_health.training.diagnosis.flight_data import (
     Transfer,
     reached_of,
 )
-from slurm_health.training.diagnosis.flight_waits import Why, culprits
 
 STEPS = 6
 
