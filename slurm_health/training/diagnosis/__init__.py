@@ -26,9 +26,8 @@ An inference leads to others until nothing leads on; what is sure enough of them
     without_heartbeat  what both decide of what is then seen on all nodes
     pace           how long a training may stand still, by its own steps, and the next look at it
     start_up       the same before it has steps of its own, by whether anything moves
-    stragglers     ranks that are slower than the others, window by window
+    stragglers     ranks that are slower than the others, window by window; operators about why
     uneven         stages and batches with more to compute than others, which make no rank slow
-    slow_rank      operators about why one of them is slower
     slow_steps     steps that take longer than before, window by window
     slow_network   operator about the connections over which ranks then wait
     known_errors   exceptions whose cause is known by their words

@@ -16,7 +16,7 @@ from slurm_health.training.diagnosis.inference import ASKS_FOR, Attribution, Inf
 from slurm_health.training.diagnosis.mistakes import quotes
 from slurm_health.training.diagnosis.seen import Standstill
 from slurm_health.training.diagnosis.slow_network import Slowdown
-from slurm_health.training.diagnosis.slow_rank import SlowRank
+from slurm_health.training.diagnosis.stragglers import SlowRank
 
 _MOST_EVIDENCE = 6
 _MOST_BEFORE = 2  # of these: what had been slow before

@@ -29,7 +29,7 @@ from slurm_health.training.diagnosis import (
     ranks,
     ras,
     slow_network,
-    slow_rank,
+    stragglers,
     surroundings,
     waits,
 )
@@ -71,8 +71,8 @@ OPERATORS: tuple[Operator, ...] = tuple(
         ("kernel-waits", (NO_PROGRESS,), hangs_without_stacks.file_awaited),
         ("unanswered-connections", (NO_PROGRESS,), hangs_without_stacks.connections_unanswered),
         ("connection-speeds", (SLOWER_STEPS,), slow_network.slow_paths),
-        ("processor-time", (SLOWER_RANK,), slow_rank.no_processor),
-        ("loading-time", (SLOWER_RANK,), slow_rank.slow_data),
-        ("running-time", (SLOWER_RANK,), slow_rank.computes_longer),
+        ("processor-time", (SLOWER_RANK,), stragglers.no_processor),
+        ("loading-time", (SLOWER_RANK,), stragglers.slow_data),
+        ("running-time", (SLOWER_RANK,), stragglers.computes_longer),
     )
 )

@@ -20,10 +20,9 @@ from slurm_health.training.diagnosis.seen import (
     still_works,
     waiting_ranks,
 )
-from slurm_health.training.diagnosis.slow_rank import SlowRank
 from slurm_health.training.diagnosis.slow_steps import Longer, RankSteps, SlowSteps
 from slurm_health.training.diagnosis.start_up import Stillness
-from slurm_health.training.diagnosis.stragglers import OwnTime, Slower, Stragglers
+from slurm_health.training.diagnosis.stragglers import OwnTime, Slower, SlowRank, Stragglers
 from slurm_health.training.diagnosis.uneven import Uneven, Unevenness
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 10.0, 120.0  # from one look at all nodes to the next

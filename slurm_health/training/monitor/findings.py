@@ -38,7 +38,7 @@ from slurm_health.training.diagnosis.inference import Inference
 from slurm_health.training.diagnosis.losses import LossIsNone, observe_losses
 from slurm_health.training.diagnosis.seen import Standstill
 from slurm_health.training.diagnosis.slow_network import Slowdown
-from slurm_health.training.diagnosis.slow_rank import SlowRank, observe_slow_rank
+from slurm_health.training.diagnosis.stragglers import SlowRank, observe_slow_rank
 from slurm_health.training.diagnosis.uneven import Uneven, observe_uneven
 from slurm_health.training.monitor import registry
 from slurm_health.training.monitor.containment import collect_live, contained

@@ -10,8 +10,13 @@ from slurm_health.training.diagnosis.chain import InferenceChain
 from slurm_health.training.diagnosis.collected import Collected
 from slurm_health.training.diagnosis.diagnostician import Diagnostician
 from slurm_health.training.diagnosis.operators import OPERATORS
-from slurm_health.training.diagnosis.slow_rank import SlowRank, observe_slow_rank
-from slurm_health.training.diagnosis.stragglers import OwnTime, Spent, Stragglers
+from slurm_health.training.diagnosis.stragglers import (
+    OwnTime,
+    SlowRank,
+    Spent,
+    Stragglers,
+    observe_slow_rank,
+)
 
 USUAL = Spent(own_ms=500.0, loading_ms=5.0, ran_ms=200.0, unserved_ms=20.0)
 
