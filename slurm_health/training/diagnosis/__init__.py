@@ -28,8 +28,7 @@ An inference leads to others until nothing leads on; what is sure enough of them
     start_up       the same before it has steps of its own, by whether anything moves
     stragglers     ranks that are slower than the others, window by window; operators about why
     uneven         stages and batches with more to compute than others, which make no rank slow
-    slow_steps     steps that take longer than before, window by window
-    slow_network   operator about the connections over which ranks then wait
+    slow_steps     steps that take longer than before; connections over which ranks then wait
     known_errors   exceptions whose cause is known by their words
     exception_words  the kind of an exception, whose it is, and whether it only follows from another
     mistakes       operators about mistakes that are no exception: quoted, and no node named

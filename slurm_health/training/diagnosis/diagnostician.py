@@ -15,7 +15,7 @@ from slurm_health.training.diagnosis.collected import Collected, NodesTold, Node
 from slurm_health.training.diagnosis.inference import ASKS_FOR, Attribution, Inference
 from slurm_health.training.diagnosis.mistakes import quotes
 from slurm_health.training.diagnosis.seen import Standstill
-from slurm_health.training.diagnosis.slow_network import Slowdown
+from slurm_health.training.diagnosis.slow_steps import Slowdown
 from slurm_health.training.diagnosis.stragglers import SlowRank
 
 _MOST_EVIDENCE = 6

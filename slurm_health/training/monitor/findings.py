@@ -37,7 +37,7 @@ from slurm_health.training.diagnosis.diagnostician import (
 from slurm_health.training.diagnosis.inference import Inference
 from slurm_health.training.diagnosis.losses import LossIsNone, observe_losses
 from slurm_health.training.diagnosis.seen import Standstill
-from slurm_health.training.diagnosis.slow_network import Slowdown
+from slurm_health.training.diagnosis.slow_steps import Slowdown
 from slurm_health.training.diagnosis.stragglers import SlowRank, observe_slow_rank
 from slurm_health.training.diagnosis.uneven import Uneven, observe_uneven
 from slurm_health.training.monitor import registry

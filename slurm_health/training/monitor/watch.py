@@ -7,8 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from slurm_health.training.diagnosis.pace import PATIENCE, Patience
-from slurm_health.training.diagnosis.slow_network import Slowdown, speeds_of
-from slurm_health.training.diagnosis.slow_steps import Longer
+from slurm_health.training.diagnosis.slow_steps import Longer, Slowdown, speeds_of
 from slurm_health.training.diagnosis.watched import Program, Watched
 from slurm_health.training.monitor.findings import Findings
 from slurm_health.training.monitor.messages import HERE, LOOK, NOW, Message, NodeLook, looked_at

@@ -12,8 +12,14 @@ from slurm_health.training.diagnosis.diagnostician import (
     observe_slowdown,
 )
 from slurm_health.training.diagnosis.operators import OPERATORS
-from slurm_health.training.diagnosis.slow_network import PathSpeed, Slowdown, speeds_of
-from slurm_health.training.diagnosis.slow_steps import Longer, RankSteps, SlowSteps
+from slurm_health.training.diagnosis.slow_steps import (
+    Longer,
+    PathSpeed,
+    RankSteps,
+    Slowdown,
+    SlowSteps,
+    speeds_of,
+)
 
 WINDOW_S = 20.0
 NODES = ("n1", "n2", "n3")
