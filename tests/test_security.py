@@ -55,7 +55,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "What users lay there keeps none of root's": {
-        "system/test_mounts.py": (
+        "system/test_proc_mounts.py": (
             "test_what_a_user_mounts_over_a_journal_costs_no_command_and_no_check",
         ),
         "fleet/history/test_refresh.py": (
