@@ -47,7 +47,10 @@ _PREFIXES = (
 _LOOKED_UP = re.compile(rb"\0(cu[A-Z][A-Za-z0-9_]+)(?=\0)")
 _CORE = ("description", "device", "errors", "usage", "memory", "stream", "operators", "crash")
 _RUNTIME = ("runtime_device", "runtime_memory", "runtime_stream", "runtime_kernel")
-_NCCL = ("nccl_socket", "nccl_log", "nccl_number", "nccl_exchange", "nccl_collective", "nccl_comm")
+_NCCL = (
+    *("nccl_socket", "nccl_place", "nccl_log", "nccl_number", "nccl_exchange", "nccl_collective"),
+    "nccl_comm",
+)
 _FLAGS = ("-std=c++17", "-O1", "-fPIC", "-pthread", "-Wall", "-Wextra", "-Werror")
 _CUDA_BUILD = "lib/python3.*/site-packages/torch/lib/libtorch_cuda.so"
 _KEPT_BUILDS = 2

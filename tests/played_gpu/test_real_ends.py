@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,11 +16,27 @@ from tests.support.ended_jobs import diagnosed_by_output
 
 pytestmark = [pytest.mark.played_gpu, pytest.mark.timeout(600)]
 FOR_EVER = "1000000"
+IN_A_NAMESPACE = ("unshare", "--user", "--map-root-user", "--mount")
+# As in a container: a file system of its own, and no privilege on the node.
+LITTLE_SHARED_MEMORY = f"""\
+#!/bin/sh
+exec {" ".join(IN_A_NAMESPACE)} sh -c '
+    mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$0" "$@"' {{python}} "$@"
+"""
 
 
 def told(ended: Ended) -> Diagnosed:
     """Return what a post-mortem says of a program on the one node of its job."""
     return diagnosed_by_output(ended.output + ended.errors, ended.status, ("n1",))
+
+
+def told_of_two(python: Path, gpus: Path, said: str, variables: dict[str, str]) -> Diagnosed:
+    """Return what a post-mortem says of two ranks of a node, of which one or both said this."""
+    ranks = start_ranks(python, "collectives", count=2, gpus=gpus, variables=variables)
+    ends = [rank.ended() for rank in ranks]
+    output = "".join(end.output + end.errors for end in ends)
+    assert said in output, output
+    return diagnosed_by_output(output, max(end.status for end in ends), ("n1",))
 
 
 @pytest.fixture
@@ -114,3 +132,61 @@ def test_a_rank_that_its_watchdog_ended_tells_not_who_stayed_away(
 
     assert (found.cause, found.attribution) == ("collective-timed-out", "undecided")
     assert (found.nodes, found.accused) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said", "cause"),
+    [
+        (
+            "NCCL_SOCKET_IFNAME",
+            "=nothere0",
+            "Bootstrap : no socket interface found",
+            "network-interface-missing",
+        ),
+        ("NCCL_NET", "Nothere", "Failed to initialize any NET plugin", "network-plugin-missing"),
+    ],
+)
+def test_a_network_that_a_variable_asks_for_and_no_node_has_accuses_nobody(
+    played_python: Path, gpu: Path, variable: str, value: str, said: str, cause: str
+) -> None:
+    found = told_of_two(played_python, gpu, said, {variable: value})
+
+    assert (found.cause, found.attribution, found.accused) == (cause, "undecided", [])
+
+
+def test_shared_memory_without_room_for_nccl_is_its_users_mistake(
+    played_python: Path, gpu: Path, tmp_path: Path
+) -> None:
+    if subprocess.run([*IN_A_NAMESPACE, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("there are no user namespaces here")
+    python = tmp_path / "python"
+    python.write_text(LITTLE_SHARED_MEMORY.format(python=played_python))
+    python.chmod(0o755)
+
+    said = "No space left on device (28)"
+    found = told_of_two(python, gpu, said, {"NCCL_P2P_DISABLE": "1"})
+
+    assert (found.cause, found.attribution) == ("shared-memory-full", "user error")
+    assert found.accused == []
+
+
+@pytest.mark.parametrize(
+    ("driver_version", "devices", "said", "cause"),
+    [
+        (0, 1, "Found no NVIDIA driver on your system", "no-gpu"),
+        (11040, 1, "The NVIDIA driver on your system is too old", "driver-mismatch"),
+        (13000, 0, "No CUDA GPUs are available", "no-gpu"),
+    ],
+    ids=["no driver", "another driver", "no device"],
+)
+def test_a_container_that_lacks_what_it_takes_of_the_driver_accuses_no_node(
+    played_python: Path, tmp_path: Path, driver_version: int, devices: int, said: str, cause: str
+) -> None:
+    node = machine(devices, Device(memory_bytes=1 << 30), seed=str(tmp_path))
+    write(tmp_path / "gpus", dataclasses.replace(node, driver_version=driver_version))
+
+    ended = run(played_python, "mistakes", ["none", "1"], gpus=tmp_path / "gpus")
+
+    assert said in ended.errors
+    found = told(ended)
+    assert (found.cause, found.attribution, found.accused) == (cause, "undecided", [])

@@ -10,6 +10,7 @@ enum Error {
     OK = 0,
     INVALID_VALUE = 1,
     OUT_OF_MEMORY = 2,
+    INSUFFICIENT_DRIVER = 35,
     NO_DEVICE = 100,
     INVALID_DEVICE = 101,
     INVALID_CONTEXT = 201,

@@ -63,6 +63,11 @@ bool send_all(int fd, const void *data, size_t size, const std::atomic<bool> *st
 bool receive_all(int fd, void *data, size_t size, const std::atomic<bool> *stop);
 std::string own_address();
 
+// ---- what the node has; an error of NCCL's where it has not what the environment asks for
+int find_interface(const Comm &comm);
+int find_network(const Comm &comm);
+int share_memory(const Comm &comm);
+
 // ---- exchange
 struct Part {
     int peer;

@@ -85,17 +85,21 @@ bool versions_agree(const Comm &comm, const std::vector<Hello> &table) {
     return true;
 }
 
-void log_ways(const Comm &comm, const std::vector<Hello> &table) {
+// Shared memory is used, and said to be, where NCCL_P2P_DISABLE leaves nothing else.
+int choose_ways(const Comm &comm, const std::vector<Hello> &table) {
     for (auto &other : table) {
         if (other.rank == comm.rank) continue;
         const std::string pair = "Channel 00/0 : " + std::to_string(comm.rank) + "[" + std::to_string(comm.device) + "] -> " +
                                  std::to_string(other.rank) + "[0] ";
         const Hello &own = table[(size_t)comm.rank];
         const bool is_near = !strcmp(own.host, other.host) && !strcmp(own.place.address, other.place.address);
-        if (!is_near) log(comm, Level::INFO, pair + "[send] via NET/Socket/0", "INIT,NET");
-        else if (getenv("NCCL_P2P_DISABLE")) log(comm, Level::INFO, pair + "via SHM/direct/direct", "INIT,SHM");
-        else log(comm, Level::INFO, pair + "via P2P/CUMEM", "INIT,P2P");
+        const bool shares = is_near && getenv("NCCL_P2P_DISABLE") && !getenv("NCCL_SHM_DISABLE");
+        if (!is_near || (getenv("NCCL_P2P_DISABLE") && !shares)) log(comm, Level::INFO, pair + "[send] via NET/Socket/0", "INIT,NET");
+        else if (!shares) log(comm, Level::INFO, pair + "via P2P/CUMEM", "INIT,P2P");
+        else if (int error = share_memory(comm)) return error;
+        else log(comm, Level::INFO, pair + "via SHM/direct/direct", "INIT,SHM");
     }
+    return SUCCESS;
 }
 
 // Connect to the ranks before this one, then be connected to by those after it.
@@ -139,7 +143,7 @@ int joined(Comm &comm, const UniqueId &id) {
     int result = !introduced ? REMOTE_ERROR : !versions_agree(comm, table) ? INVALID_USAGE : SUCCESS;
     if (!result && !connect_all(comm, listener, table)) result = REMOTE_ERROR;
     close(listener);
-    if (!result) log_ways(comm, table);
+    if (!result) result = choose_ways(comm, table);
     return comm.aborted ? (int)INTERNAL_ERROR : result;
 }
 
@@ -159,6 +163,8 @@ int struck(Comm &comm) {
 }
 
 int initialised(Comm &comm, const UniqueId &id) {
+    if (int error = find_interface(comm)) return error;
+    if (int error = find_network(comm)) return error;
     if (int error = struck(comm)) return error;
     return joined(comm, id);
 }
@@ -217,6 +223,9 @@ int Comm::version() const {
 extern "C" {
 
 API int ncclGetUniqueId(UniqueId *id) {
+    Comm nobody;
+    nobody.device = current_device;
+    if (int error = find_interface(nobody)) return error;
     Root root{MAGIC, {}};
     set_address(root.place);
     const int listener = listen_on(own_address(), &root.place.port);

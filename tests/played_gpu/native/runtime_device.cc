@@ -97,6 +97,10 @@ API const char *cudaGetErrorName(int error) { return text_of(error).runtime_name
 API const char *cudaGetErrorString(int error) { return text_of(error).text; }
 
 API int cudaGetDeviceCount(int *count) {
+    *count = 0;
+    // A driver of an older CUDA; 0: none that the process finds.
+    const bool is_described = !machine()->devices.empty();
+    if (is_described && machine()->driver_version / 1000 < CUDA_VERSION_NUMBER / 1000) return fail(INSUFFICIENT_DRIVER);
     *count = (int)visible().size();
     return *count ? OK : fail(NO_DEVICE);
 }
