@@ -335,7 +335,7 @@ KNOWN: tuple[KnownError, ...] = (
         attribution=Attribution.USER,
     ),
     KnownError(
-        name="network-plugin-missing",  # or, since 2.26, the adapters of a plugin that is built in
+        name="network-plugin-missing",  # or, since 2.27, the adapters of a plugin that is built in
         pattern=re.compile(r"Failed to initialize any NET plugin"),
         means="the network that NCCL was to use (NCCL_NET) cannot be had: no plugin which it found"
         " has that name, or the node has no adapter for it",
