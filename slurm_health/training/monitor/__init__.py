@@ -16,7 +16,7 @@ is `training.diagnosis`'s.
     findings      says and records what was found
     on_hang       cancels the job, or has the script ended, where the user wants that
     output_watch  without a heartbeat: the output, and if that ends, the processes
-    tails         what was written to the output since the last look
+    output_files  the job's output files: those the script has srun write, and what is new in them
     silent_ranks  which processes are ranks without a heartbeat
     py_spy        stacks of ranks that do not say where they are
     nccl_ras      live collector: how far each rank is by NCCL itself
@@ -30,7 +30,6 @@ is `training.diagnosis`'s.
     collector     what a collector is, and what it is told of the job
     plugged       `training.plugins`' collectors, operators and diagnosticians as those here
     job_output    collector: the ends of the job's output files
-    srun_output   which files the script had srun write
     surroundings  collectors: what Slurm and the monitor say of the job
     every_node    collectors: what every node of the job tells
     node_state    on one node: what that is

@@ -16,7 +16,7 @@ from slurm_health.records.errors import AllocationError
 from slurm_health.training.diagnosis.collected import ScriptEnd
 from slurm_health.training.monitor import post_mortem
 from slurm_health.training.monitor.collector import EndedJob
-from slurm_health.training.monitor.srun_output import script_text
+from slurm_health.training.monitor.output_files import script_text
 
 
 def main() -> int:

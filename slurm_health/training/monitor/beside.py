@@ -75,7 +75,7 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)
     if not _script_ends_within(options.after_s):
         directory = Path(options.directory) if options.directory else None
-        from slurm_health.training.monitor.srun_output import script_text
+        from slurm_health.training.monitor.output_files import script_text
 
         script = script_text(options.script_source)
         environ = _without_slurm(os.environ) if options.training else dict(os.environ)
@@ -249,9 +249,9 @@ def _heartbeat_comes(
     """
     from slurm_health.training.diagnosis.by_movement import Movement
     from slurm_health.training.diagnosis.by_output import OutputProgress
+    from slurm_health.training.monitor.output_files import Tails
     from slurm_health.training.monitor.output_watch import OutputWatch
     from slurm_health.training.monitor.ranks import Ranks
-    from slurm_health.training.monitor.tails import Tails
 
     ranks = Ranks(job.mark, job.here, "", variable=job.variable)
     tails = Tails(script, Path.cwd(), environ)

@@ -11,7 +11,7 @@ from pathlib import Path
 from slurm_health.training.diagnosis.collected import TrainingLog
 from slurm_health.training.diagnosis.training_log import read_log
 from slurm_health.training.monitor.collector import Enabled, EndedJob, NothingCollected
-from slurm_health.training.monitor.srun_output import patterns_in, srun_files
+from slurm_health.training.monitor.output_files import patterns_in, srun_files
 
 # Of the job's own output: what a thousand ranks write when their connections break is 4 MB.
 JOB_TAIL_BYTES = 16 << 20

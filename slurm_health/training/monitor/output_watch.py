@@ -20,7 +20,7 @@ from slurm_health.training.diagnosis.watched import Watched
 from slurm_health.training.monitor.findings import Findings
 from slurm_health.training.monitor.messages import LOOK, NodeLook, looked_at
 from slurm_health.training.monitor.monitors import Monitors, MonitorsEnded
-from slurm_health.training.monitor.tails import Tails
+from slurm_health.training.monitor.output_files import Tails
 
 BETWEEN_S = 10.0  # two looks, in which a process that works is seen to
 _RECORD_S = 60.0  # from one record of the progress to the next: 250 kB a day

@@ -24,9 +24,9 @@ from slurm_health.training.diagnosis.pace import Patience
 from slurm_health.training.monitor import py_spy
 from slurm_health.training.monitor.findings import Findings
 from slurm_health.training.monitor.monitors import Monitors, ScriptOver
+from slurm_health.training.monitor.output_files import Tails
 from slurm_health.training.monitor.output_watch import OutputWatch
 from slurm_health.training.monitor.ranks import Ranks
-from slurm_health.training.monitor.tails import Tails
 from tests.support.full_filesystem import full_filesystem
 
 DEADLINE_S = 90.0
