@@ -29,8 +29,7 @@ is `training.diagnosis`'s.
     registry      the collectors and operators there are, other distributions' too
     collector     what a collector is, and what it is told of the job
     plugged       `training.plugins`' collectors, operators and diagnosticians as those here
-    job_output    collector: the ends of the job's output files
-    surroundings  collectors: what Slurm and the monitor say of the job
+    job_collectors  collectors: the ends of the job's output, what Slurm and the monitor say of it
     every_node    collectors: what every node of the job tells
     node_state    on one node: what that is
     flight_dumps  collector: Flight Recorder dumps

@@ -25,8 +25,7 @@ from slurm_health.training.monitor import registry
 from slurm_health.training.monitor.collector import EndedJob
 from slurm_health.training.monitor.containment import COLLECT_S, collect, contained
 from slurm_health.training.monitor.every_node import with_dumps
-from slurm_health.training.monitor.job_output import JobOutput
-from slurm_health.training.monitor.surroundings import MonitorFindings, SlurmWord
+from slurm_health.training.monitor.job_collectors import JobOutput, MonitorFindings, SlurmWord
 
 # A script that did its work has not failed: nothing is asked but whether its job was ended.
 _OF_ITS_END = registry.Registered(

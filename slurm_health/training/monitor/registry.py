@@ -16,10 +16,9 @@ from slurm_health.training.diagnosis.operators import OPERATORS
 from slurm_health.training.monitor.collector import DataCollector, LiveCollector
 from slurm_health.training.monitor.every_node import EveryNode, EveryNodeNow
 from slurm_health.training.monitor.flight_dumps import FlightDumps
-from slurm_health.training.monitor.job_output import JobOutput
+from slurm_health.training.monitor.job_collectors import JobOutput, MonitorFindings, SlurmWord
 from slurm_health.training.monitor.nccl_ras import NcclRas
 from slurm_health.training.monitor.plugged import PluggedCollector, adapted
-from slurm_health.training.monitor.surroundings import MonitorFindings, SlurmWord
 
 COLLECTOR_POINTS = "slurm_health.collectors"
 OPERATOR_POINTS = "slurm_health.operators"

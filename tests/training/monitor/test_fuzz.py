@@ -21,7 +21,7 @@ from slurm_health.training.diagnosis.operators import OPERATORS
 from slurm_health.training.diagnosis.training_log import read_log
 from slurm_health.training.monitor.collector import EndedJob, NothingCollected
 from slurm_health.training.monitor.flight_dumps import FlightDumps
-from slurm_health.training.monitor.job_output import JobOutput
+from slurm_health.training.monitor.job_collectors import JobOutput
 from tests.test_fuzz import ODD, as_text, damaged
 from tests.training.monitor.test_flight_dumps import dump
 

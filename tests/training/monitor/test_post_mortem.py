@@ -24,8 +24,8 @@ from slurm_health.training.diagnosis.rank_failures import RankFailure
 from slurm_health.training.monitor import post_mortem, registry
 from slurm_health.training.monitor.collector import Enabled, EndedJob, NothingCollected
 from slurm_health.training.monitor.flight_dumps import FlightDumps
+from slurm_health.training.monitor.job_collectors import MonitorFindings
 from slurm_health.training.monitor.registry import COLLECTORS, Registered, registered
-from slurm_health.training.monitor.surroundings import MonitorFindings
 from tests.training.monitor.test_flight_dumps import dump
 
 PAGE = Path(__file__).parents[3] / "docs" / "explanation" / "post-mortem.md"

@@ -3,12 +3,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from slurm_health.training.diagnosis.collected import ScriptEnd
 from slurm_health.training.monitor.collector import NothingCollected
-from slurm_health.training.monitor.job_output import JOB_TAIL_BYTES, JobOutput, tail
+from slurm_health.training.monitor.job_collectors import JOB_TAIL_BYTES, JobOutput, SlurmWord, tail
 from tests.support.ended_jobs import job
+from tests.support.fake_slurm import FakeSlurm
 
 TRACEBACK = "Traceback (most recent call last):\n  File 'x'\nKeyError: 'lr'\n"
 
@@ -92,3 +95,29 @@ def test_a_file_of_an_earlier_job_is_not_read(tmp_path: Path) -> None:
 
     with pytest.raises(NothingCollected):
         JobOutput().collect_data(late)
+
+
+def test_outside_a_job_slurm_is_not_asked(tmp_path: Path) -> None:
+    assert not SlurmWord().is_enabled(job(tmp_path, environ={}))
+
+
+def test_slurm_is_not_asked_where_it_cannot_know_more_than_the_script(tmp_path: Path) -> None:
+    def asked(**end: Any) -> bool:
+        return bool(SlurmWord().is_enabled(job(tmp_path, end=ScriptEnd(**end))))
+
+    assert not asked(exit_code=1, nodes=("n1",))
+    assert asked(exit_code=143, nodes=("n1",))
+    assert asked(exit_code=137, signal=9, nodes=("n1",))
+    assert asked(exit_code=1, nodes=("n1", "n2"))
+
+
+def test_slurm_says_which_nodes_the_job_asks_for_by_name(tmp_path: Path) -> None:
+    slurm = FakeSlurm(tmp_path / "slurm")
+    slurm.run_job(12, ["n1", "n2"], ReqNodeList="n2")
+    environ = {**slurm.environ(), "SLURM_JOB_ID": "12"}
+    end = ScriptEnd(exit_code=1, nodes=("n1", "n2"))
+    found = SlurmWord().collect_data(job(tmp_path, environ=environ, end=end))
+
+    assert set(found.node_states) == {"n1", "n2"}
+    assert found.required == ("n2",)
+    assert found.job_states == ()
