@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 
-import jsonschema
 import pytest
 
 from tests.e2e.lab_support import Site
@@ -20,6 +19,8 @@ pytestmark = [
 
 def listed(site: Site, user: str = "alice") -> dict[str, dict[str, object]]:
     """Return what `slurm-health report` alone says, by job."""
+    import jsonschema  # here, as it takes seconds to load: not in each worker that only collects
+
     done = site.health("report", "--json", user=user)
     assert done.returncode == 0, done
     found = json.loads(done.stdout)

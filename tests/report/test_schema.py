@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from slurm_health.report.export import (
@@ -37,13 +36,20 @@ def strict() -> Any:
     return found
 
 
+def library() -> Any:
+    """Return jsonschema, which takes seconds to load: not in each worker that only collects."""
+    import jsonschema
+
+    return jsonschema
+
+
 def assert_valid(text: str) -> None:
     for each in (schema(), strict()):
-        jsonschema.Draft202012Validator(each).validate(json.loads(text))
+        library().Draft202012Validator(each).validate(json.loads(text))
 
 
 def test_the_schema_is_the_one_in_the_documentation(tmp_path: Path) -> None:
-    jsonschema.Draft202012Validator.check_schema(schema())
+    library().Draft202012Validator.check_schema(schema())
     assert_matches_file(as_text().removesuffix("\n"), FILE, tmp_path)
 
 
@@ -91,5 +97,5 @@ def test_what_is_no_report_does_not_keep_to_the_schema(
     found = json.loads(as_json(load(tmp_path, "12")))
     damage(found)
 
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.Draft202012Validator(schema()).validate(found)
+    with pytest.raises(library().ValidationError):
+        library().Draft202012Validator(schema()).validate(found)
