@@ -138,7 +138,8 @@ def test_a_mistyped_option_is_refused_in_torchruns_words(tmp_path: Path) -> None
     code, stdout, stderr = Node(tmp_path, "--network-check", "--nproc-pernode=2", TRAIN).end()
     assert (code, stdout) == (2, "")
     assert stderr.splitlines()[-1] == (
-        "slurm-health run: error: unrecognized arguments: --nproc-pernode=2"
+        "slurm-health run: error: unrecognized arguments: --nproc-pernode=2;"
+        " did you mean --nproc-per-node?"
     )
 
 
@@ -157,6 +158,20 @@ def test_the_process_becomes_torchrun_and_ends_as_it_does(
     code, _, stderr = node.end()
     assert code != 0
     assert "SignalException" in stderr
+
+
+def test_ctrl_c_while_it_trains_shows_none_of_our_code(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import pathlib, time\npathlib.Path('began').touch()\ntime.sleep(600)\n")
+    node = Node(tmp_path, "--standalone", str(script), trains=True)
+    eventually((tmp_path / "began").exists, "the script began")
+
+    node.process.send_signal(signal.SIGINT)
+
+    code, _, stderr = node.end()
+    assert code == 130, stderr
+    assert "torchrun_restarts.py" not in stderr
+    assert "SignalException" not in stderr
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,7 @@ class Machine:
         self.home = root / f"machine{rank}"
         self.temporary = self.home / "tmp"
         self.temporary.mkdir(parents=True)
+        (self.home / "train.py").touch()  # what is played is to be there all the same
         self.played = root / "played"
         self.played.mkdir(exist_ok=True)
         self.python = played_python(self.home, trains=trains)

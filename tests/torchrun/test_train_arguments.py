@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -15,7 +16,13 @@ import pytest
 
 from slurm_health.preflight.options import Door, localize_choices, options_of
 from slurm_health.preflight.probes import torchrun_arguments
-from slurm_health.preflight.probes.torchrun_arguments import Option, read
+from slurm_health.preflight.probes.torchrun_arguments import (
+    Option,
+    add_options,
+    read,
+    suggestion,
+    wrong_processes,
+)
 from slurm_health.records.errors import ConfigError
 from slurm_health.torchrun.train import ParserEnded
 from slurm_health.torchrun.train import read as read_with_interpreter
@@ -41,6 +48,30 @@ def test_a_command_line_without_a_script_is_a_misuse(
     assert done.code == 2
     assert "error: no SCRIPT to train with: it follows the options" in done.stderr
     assert "training_script" not in done.stderr
+
+
+def test_a_script_that_is_not_there_is_refused_before_anything_is_checked(tmp_path: Path) -> None:
+    python = f"--python={played_python(tmp_path, trains=False)}"
+    missing = tmp_path / "trian.py"
+
+    done = slurm_health("run", python, "--network-check", str(missing))
+
+    assert done.code == 1
+    assert done.stderr.startswith(f"slurm-health: {missing}: there is no such script in ")
+
+
+def test_a_number_of_processes_that_torchrun_cannot_understand_is_refused() -> None:
+    assert wrong_processes("x").startswith("--nproc-per-node: ")
+    assert wrong_processes("2") == wrong_processes("cpu") == ""
+
+
+def test_of_a_mistyped_option_it_is_said_what_may_have_been_meant() -> None:
+    parser = argparse.ArgumentParser()
+    add_options(parser, [Option("network-check", "", "")])
+
+    said = suggestion("unrecognized arguments: --netwrok-check --nothing-like-it=3", parser)
+
+    assert said == "; did you mean --network-check?"
 
 
 @pytest.mark.parametrize(
@@ -106,7 +137,7 @@ def test_what_torchrun_does_not_know_it_refuses_itself(
 def test_variables_of_torchruns_own_count_as_given(tmp_path: Path) -> None:
     environ = {**os.environ, "PET_NNODES": "2:4", "PET_STANDALONE": "0"}
     # `--python` is the script's here, although it looks like ours.
-    argv = ["--network-check", str(tmp_path / "train.py"), "--python", "no-such-python"]
+    argv = ["--network-check", __file__, "--python", "no-such-python"]
     python, found = read_with_interpreter(argv, environ)
     assert found.given == {"nnodes": "2:4"}
     assert found.own == {"network-check": True}
@@ -115,22 +146,22 @@ def test_variables_of_torchruns_own_count_as_given(tmp_path: Path) -> None:
 
 
 def test_the_interpreter_is_the_one_that_is_named() -> None:
-    python, found = read_with_interpreter(["--python", sys.executable, "x.py"], os.environ)
+    python, found = read_with_interpreter(["--python", sys.executable, __file__], os.environ)
     assert python == sys.executable == found.text("python")
 
 
 def test_what_localisation_is_told_is_read_and_checked(tmp_path: Path) -> None:
     python = f"--python={played_python(tmp_path, trains=False)}"
-    argv = [python, "--min-rounds", "4", "--expected_ms=matmul=3.1", "--network-check", "x.py"]
+    argv = [python, "--min-rounds", "4", "--expected_ms=matmul=3.1", "--network-check", __file__]
     _, found = read_with_interpreter(argv, os.environ)
     assert localize_choices(found.own) == {"min_rounds": "4", "expected_ms": "matmul=3.1"}
     with pytest.raises(ConfigError, match="--min-rounds: expected a whole number"):
-        read_with_interpreter([python, "--min-rounds=few", "x.py"], os.environ)
+        read_with_interpreter([python, "--min-rounds=few", __file__], os.environ)
 
 
 def test_an_interpreter_that_is_not_there_is_refused() -> None:
     with pytest.raises(ConfigError, match="no such executable"):
-        read_with_interpreter(["--python=/no/python", "x.py"], os.environ)
+        read_with_interpreter(["--python=/no/python", __file__], os.environ)
 
 
 def test_an_interpreter_without_torch_is_refused(
@@ -140,7 +171,7 @@ def test_an_interpreter_without_torch_is_refused(
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
     bare.chmod(0o755)
     with pytest.raises(ParserEnded) as ended:
-        read_with_interpreter([f"--python={bare}", "x.py"], {"PATH": os.environ["PATH"]})
+        read_with_interpreter([f"--python={bare}", __file__], {"PATH": os.environ["PATH"]})
     assert ended.value.exit_code == 1
     assert "cannot load torchrun: No module named 'torch'" in capfd.readouterr().err
 
@@ -165,7 +196,7 @@ def test_ctrl_c_while_torch_is_loaded_shows_none_of_our_code(tmp_path: Path) -> 
     assert (process.returncode, said) == (-signal.SIGINT, b"")
 
 
-@pytest.mark.parametrize("argv", ["--nnodes=2:3 -t 3 --journal=/j train.py -x", "--stand -m x"])
+@pytest.mark.parametrize("argv", [f"--nnodes=2:3 -t 3 --journal=/j {__file__} -x", "--stand -m x"])
 def test_read_without_torch_a_command_line_says_the_same(argv: str) -> None:
     ours = [(e.name, e.kind.metavar, e.described) for e in options_of(Door.RUN).values()]
     reader = [str(TORCHRUN_READING), torchrun_arguments.__file__, "1", json.dumps(ours)]

@@ -10,6 +10,7 @@ its second are our options, as JSON too.
 from __future__ import annotations
 
 import argparse
+import difflib
 import gc
 import json
 import os
@@ -79,6 +80,30 @@ def add_options(parser: argparse.ArgumentParser, options: list[Option]) -> None:
             group.add_argument(*spellings, action="store_true", help=text)
 
 
+def suggestion(said: str, parser: argparse.ArgumentParser) -> str:
+    """Return what may have been meant by options that are not known, nothing if that is unclear."""
+    known = [spelling for action in parser._actions for spelling in action.option_strings]
+    meant = []
+    for word in said.split():
+        name = word.partition("=")[0]
+        if name.startswith("--"):
+            meant += difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {', '.join(meant)}?" if meant else ""
+
+
+def wrong_processes(number: str) -> str:
+    """Return why torchrun cannot start so many processes here, nothing where it can."""
+    if number.isdigit():
+        return ""
+    from torch.distributed.run import determine_local_world_size
+
+    try:
+        determine_local_world_size(number)
+    except ValueError as err:
+        return f"--nproc-per-node: {err}"
+    return ""
+
+
 def _dest(option: Option) -> str:
     return option.name.replace("-", "_")
 
@@ -107,12 +132,21 @@ def main() -> None:
     def refuse(said: str) -> NoReturn:
         if "training_script" in said:
             said = _NO_SCRIPT
+        elif said.startswith("unrecognized"):
+            said += suggestion(said, parser)
         parser.print_usage(sys.stderr)
         parser.exit(2, f"{parser.prog}: error: {said}\n")
 
     vars(parser)["error"] = refuse  # torchrun makes its parser, and argparse has no other way in
     options = [Option(*each) for each in json.loads(sys.argv[2])]
     found = read(sys.argv[3:], parser, options)
+    known = parser.parse_args(sys.argv[3:])
+    if wrong := wrong_processes(known.nproc_per_node):
+        refuse(wrong)
+    script = known.training_script
+    if not (known.module or known.no_python or os.path.exists(script)):  # noqa: PTH110 - as Python looks for it
+        # Not a misuse: it may be there on other nodes, and this one has to say so itself.
+        sys.exit(f"slurm-health: {script}: there is no such script in {os.getcwd()}")  # noqa: PTH109 - as above
     with os.fdopen(int(sys.argv[1]), "w") as file:
         json.dump(found, file)
 

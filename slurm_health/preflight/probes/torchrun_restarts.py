@@ -16,6 +16,7 @@ import contextlib
 import gc
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -46,6 +47,7 @@ if __name__ == "__main__":
 try:
     from torch.distributed import DistNetworkError
     from torch.distributed import run as torchrun
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import (
         RendezvousHandler,
@@ -373,8 +375,13 @@ def main() -> None:
         become_torchrun(VARIABLE, err)
     # Workers would find what those before them left in the agents' store, such as old addresses.
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    with _checked_rendezvous(told):
-        torchrun.main(sys.argv[1:])
+    try:
+        with _checked_rendezvous(told):
+            torchrun.main(sys.argv[1:])
+    except SignalException as err:
+        if err.sigval != signal.SIGINT:
+            raise
+        sys.exit(128 + signal.SIGINT)  # who pressed Ctrl-C need not see where torchrun was
 
 
 if __name__ == "__main__":
