@@ -85,6 +85,7 @@ def test_samples_are_there_only_on_request(tmp_path: Path) -> None:
         "group": ["n1", "n2"],
         "probe": "matmul",
         "iteration_ms": [[pytest.approx(41.667, abs=1e-3)] * 3],
+        "taken_ms": [],
         "quantity": "",
         "scope": "solo",
         "figures": {},
