@@ -25,6 +25,9 @@ from tests.support.journals import RunJournal, write_healthy_run, write_requeued
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
+# A browser takes three seconds of a processor, and many more beside other tests.
+BROWSER_S = 280
+pytestmark = pytest.mark.timeout(BROWSER_S + 20)
 DARK, LIGHT = 0, 1
 MARKUP = '<img src=x onerror="document.title=1"></style><script>document.title=2</script>&amp;'
 # Put into a copy of the page, whose policy forbids scripts: what the browser made of it.
@@ -93,7 +96,7 @@ def shown(page: str, directory: Path, *, width: int = 1280, scheme: int = LIGHT)
         ],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=BROWSER_S,
         check=True,
     )
     found = re.search(r"<title>(.*?)</title>", done.stdout, re.DOTALL)

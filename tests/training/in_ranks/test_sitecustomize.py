@@ -15,6 +15,9 @@ import pytest
 from slurm_health.heartbeat import LAYOUT, MAGIC
 from slurm_health.preflight.supervisor.monitor_process import heartbeat_environ
 
+# Most start several interpreters, each of which loads torch, at once with other tests.
+pytestmark = pytest.mark.timeout(300)
+
 # What a rank's monitor would read, from inside: the steps of each heartbeat of this process.
 LOOK = """
 def beats():
