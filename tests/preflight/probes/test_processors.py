@@ -7,13 +7,32 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import pytest
 
+from slurm_health.preflight.probes.context import ProbeContext
 from slurm_health.preflight.probes.processors import Machine, Watch, Window, taken_of_s
+from slurm_health.preflight.probes.timing import Pace, timed
 
 BURNER = f"{sys.executable} -c 'while True: pass' & echo $!; wait"
+PACE = Pace(warm_ups=2, budget_s=0.0, least=5, most=5)
 IDLE = Machine(busy_s=0.0, stolen_s=0.0, own_s=0.0)
+
+
+class Device(NamedTuple):
+    type: str
+
+
+class Context(ProbeContext):
+    """A worker by itself, whose device has nothing to wait for."""
+
+    def synchronize(self) -> None:
+        """Wait for nothing."""
+
+    def slowest_ms(self, elapsed_ms: float) -> float:
+        """Return its own."""
+        return elapsed_ms
 
 
 @pytest.fixture
@@ -32,24 +51,39 @@ def burn_for(time_s: float) -> None:
         pass
 
 
-@pytest.mark.usefixtures("one_processor")
-def test_what_another_process_takes_of_a_processor_is_left_out() -> None:
-    # A grandchild: who was started with us is of our node.
+@pytest.fixture
+def burner() -> Iterator[None]:
+    """Have a process of somebody else's burn: a grandchild, as who was started with us is ours."""
     with subprocess.Popen(["sh", "-c", BURNER], stdout=subprocess.PIPE, text=True) as shell:
         assert shell.stdout is not None
-        burner = int(shell.stdout.readline())
-        watch, before_s = Watch(), time.thread_time()
-        for _ in range(5):
-            watch.begin()
-            burn_for(0.1)
-            watch.end(1)
-        ran_s = time.thread_time() - before_s
-        os.kill(burner, signal.SIGKILL)
+        pid = int(shell.stdout.readline())
+        yield
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.usefixtures("one_processor", "burner")
+def test_what_another_process_takes_of_a_processor_is_left_out() -> None:
+    watch, before_s = Watch(), time.thread_time()
+    for _ in range(5):
+        watch.begin()
+        burn_for(0.1)
+        watch.end(1)
+    ran_s = time.thread_time() - before_s
     times = watch.times()
 
     elapsed_ms, taken_ms = sum(times.iteration_ms), sum(times.taken_ms)
     assert taken_ms >= 0.1 * elapsed_ms
     assert elapsed_ms - taken_ms == pytest.approx(ran_s * 1e3, abs=0.2 * elapsed_ms)
+
+
+@pytest.mark.usefixtures("one_processor", "burner")
+@pytest.mark.parametrize(("device", "tells"), [("cpu", True), ("cuda", False)])
+def test_an_accelerator_goes_on_while_others_have_its_hosts_processor(
+    device: str, tells: bool
+) -> None:
+    times = timed(Context(Device(device)), lambda: burn_for(0.1), PACE)
+
+    assert bool(times.taken_ms) is tells
 
 
 def test_workers_of_one_node_take_nothing_from_each_other() -> None:
