@@ -86,16 +86,17 @@ def propagate(
     likelihood = np.exp(log_likelihood - top)
     if messages is None:
         messages = np.zeros((*likelihood.shape, graph.sources.shape[1]), dtype=likelihood.dtype)
-    for _ in range(sweeps):
+    for left in reversed(range(sweeps)):
         before, messages = messages, _sweep(graph, likelihood, messages, log_prior, damping)
-        if float(np.abs(messages - before).max(initial=0)) < _SETTLED:
+        if left and float(np.abs(messages - before).max(initial=0)) < _SETTLED:
             break
     total = _collect(graph, messages, log_prior)
     incoming = _incoming(graph, messages, total)
     others = _others(incoming)
     everyone = others[:, :, :, 0] * _cumulative(incoming[:, :, :, 0])
     joint = np.maximum(likelihood * _density(everyone), _tiny(likelihood))
-    raw = _outgoing(likelihood, others)
+    alone = messages.shape[3] == 1
+    raw = likelihood[:, :, :, None] if alone else _outgoing(likelihood, others)
     states = np.exp(total - total.max(axis=1, keepdims=True))
     states /= states.sum(axis=1, keepdims=True)
     return Beliefs(
@@ -111,8 +112,11 @@ def _sweep(
     graph: Graph, likelihood: Numbers, messages: Numbers, log_prior: Floats, damping: float
 ) -> Numbers:
     """Return every message anew from all others."""
-    incoming = _incoming(graph, messages, _collect(graph, messages, log_prior))
-    fresh = _log(_outgoing(likelihood, _others(incoming)))
+    if messages.shape[3] == 1:
+        fresh = _log(likelihood[:, :, :, None])  # of one source, whatever else is believed of it
+    else:
+        incoming = _incoming(graph, messages, _collect(graph, messages, log_prior))
+        fresh = _log(_outgoing(likelihood, _others(incoming)))
     fresh -= fresh.max(axis=1, keepdims=True)
     return damping * messages + (1 - damping) * fresh if damping else fresh
 
@@ -151,8 +155,10 @@ def _incoming(graph: Graph, messages: Numbers, total: Floats) -> Numbers:
 
 def _others(incoming: Numbers) -> Numbers:
     """Return for each source the distribution of the worst of the others."""
-    cumulative = _cumulative(incoming)
     width = incoming.shape[3]
+    if width == 1:
+        return np.ones(incoming.shape, dtype=incoming.dtype)
+    cumulative = _cumulative(incoming)
     if width == 2:
         return cumulative[:, :, :, ::-1]
     others = np.ones_like(cumulative)
