@@ -16,6 +16,9 @@ Release = tuple[int, int]
 CRED_EXPIRE_S = 120
 # And for HealthCheckTimeout, which earlier releases always keep to.
 HEALTH_CHECK_LIMIT_S = 60
+# And for SlurmdTimeout, of which a third lies between two pings of a node.
+_SLURMD_TIMEOUT_S = 300
+_PINGS = 20
 REQUEUE_DELAY: Release = (25, 11)
 _HEALTH_CHECK_TIMEOUT: Release = (26, 5)
 _REQUEUE_DELAY_S = 5
@@ -78,6 +81,27 @@ def wait(config: Mapping[str, str]) -> list[Advice]:
         name = "requeue_delay" if delay else "AuthInfo has cred_expire"
         return [look(f"{name}={wait_s}: a job whose prolog fails waits so many seconds", mend)]
     return [fine(said)]
+
+
+def failover(config: Mapping[str, str]) -> list[Advice]:
+    """Return what becomes of a job whose prolog ends while no slurmctld answers; nothing of one.
+
+    By the source of 22.05 and of 26.05: slurmd tells it again for one and a half SlurmctldTimeout,
+    and takes the refusal of a backup that has not taken over yet for an answer. Slurm looks for
+    batch jobs that have not started when a node registers, at every twentieth ping at the latest.
+    """
+    hosts = [name for name in config if name.startswith("SlurmctldHost")]
+    if len(hosts) < 2 or "deferbatch" not in config.get("PrologFlags", "").lower():
+        return []
+    number = re.match(r"\d{1,9}", config.get("SlurmdTimeout", ""))
+    timeout_s = (whole_number(number[0]) if number else None) or _SLURMD_TIMEOUT_S
+    text = (
+        f"{len(hosts)} SlurmctldHost: a job whose prolog ends while none has taken over stands"
+        f" RUNNING without having started, for up to {_PINGS * timeout_s // 3 // 60} min"
+    )
+    return [
+        look(text, "after a failover, jobs that are RUNNING and have no step: scontrol requeue")
+    ]
 
 
 def advise_on_release(config: Mapping[str, str]) -> list[Advice]:

@@ -79,6 +79,7 @@ def advise(config: Mapping[str, str], site: Site | None) -> list[Advice]:
         *_credential(config, shims["Prolog"]),
         *_health_check(config, site, shims["HealthCheckProgram"]),
         *(each for shim in every.values() for each in _shim(shim, site)),
+        *cluster.failover(config),
         *cluster.advise_on_release(config),
     ]
 

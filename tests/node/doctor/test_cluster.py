@@ -103,3 +103,32 @@ def test_what_a_cluster_is_too_large_for_is_said(
 )
 def test_what_fits_or_is_not_known_needs_nothing(config: dict[str, str], nodes: int) -> None:
     assert [each.level for each in advise_on_size(config, nodes, math.inf)] == [Urgency.FINE]
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("SlurmctldHost[1] = spare", "for up to 33 min"),
+        ("SlurmctldHost[1] = spare\nSlurmdTimeout = 60 sec", "for up to 6 min"),
+    ],
+)
+def test_with_a_backup_a_job_may_wait_for_a_prolog_that_was_not_heard_of(
+    more: str, said: str
+) -> None:
+    config = f"PrologFlags = Alloc,DeferBatch\nSlurmctldHost[0] = head\n{more}"
+    (advice,) = cluster.failover(slurm_conf.read_config(config))
+
+    assert advice.text.startswith("2 SlurmctldHost: a job")
+    assert said in advice.text
+    assert "scontrol requeue" in advice.do
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        "PrologFlags = Alloc,DeferBatch\nSlurmctldHost[0] = head",
+        "PrologFlags = Alloc\nSlurmctldHost[0] = head\nSlurmctldHost[1] = spare",
+    ],
+)
+def test_one_slurmctld_or_scripts_that_wait_for_no_prolog_lose_none(config: str) -> None:
+    assert cluster.failover(slurm_conf.read_config(config)) == []
