@@ -166,7 +166,7 @@ def test_a_node_that_is_only_reserved_or_drains_still_is_judged_as_any_other(
 def test_a_full_disk_neither_hides_a_fault_nor_condemns_a_node(site: HookedSite) -> None:
     for node in ("n1", "n2"):
         site.on(node, "mkdir", "-p", STATE)
-        site.on(node, "mount", "-t", "tmpfs", "-o", "size=4k", "full", STATE)
+        site.on(node, "mount", "-t", "tmpfs", "-o", "size=4k,mode=0700", "full", STATE)
         site.on(node, "sh", "-c", f"head -c 8192 /dev/zero >{STATE}/fill || true")
     try:
         site.on("n2", "touch", FLAG)

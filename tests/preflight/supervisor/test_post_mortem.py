@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -142,8 +143,12 @@ def test_the_signal_that_ended_the_script_may_come_late_and_ends_no_post_mortem(
 def is_held(supervisor: int) -> bool:
     """Tell whether a post-mortem is a child of a supervisor."""
     children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
-    argv = [Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0") for child in children]
-    return any(b"slurm_health.training.monitor" in words for words in argv)
+    for child in children:
+        with contextlib.suppress(OSError):  # it has ended
+            words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
+            if b"slurm_health.training.monitor" in words:
+                return True
+    return False
 
 
 def test_a_post_mortem_that_hangs_is_ended_and_named() -> None:
