@@ -73,8 +73,7 @@ def reduced_ms(sample: Sampled) -> float | None:
 
     The slowest rank counts, because a node is as fast as its slowest device.
     """
-    usable = [typical for typical in _typical(sample) if typical is not None]
-    return _slowest(usable).own_ms if usable else None
+    return max((value for value in typical_ms(sample) if value is not None), default=None)
 
 
 def typical_ms(sample: Sampled) -> list[float | None]:
