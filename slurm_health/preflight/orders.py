@@ -32,6 +32,9 @@ ORDERS = "orders"
 NAME = f"{ORDERS}.jsonl"
 # A line is read with what follows it, up to this: seldom more than one read.
 _AHEAD_BYTES = 2048
+_RING = b"slurm-health: news of "
+_ALL = b"slurm-health: news\n"
+_MOST_BYTES = 65536  # of what is read at once, and kept of a line that does not end
 
 
 class Writer:
@@ -237,11 +240,6 @@ def _stopped(index: int, group: list[str], *, timed_out: bool) -> records.GroupA
     """Return the end of a group; whose failure it was, if one's, stands in the master's file."""
     reason = "the deadline of the round has passed" if timed_out else "a member failed"
     return records.GroupAborted(round=index, group=group, reason=reason, timed_out=timed_out)
-
-
-_RING = b"slurm-health: news of "
-_ALL = b"slurm-health: news\n"
-_MOST_BYTES = 65536  # of what is read at once, and kept of a line that does not end
 
 
 class Bell:

@@ -34,6 +34,7 @@ _OUTCOMES = {
     Outcome.NOT_RUN: "not run",
     None: "no word yet",
 }
+_SETTINGS = {ALLGATHER: "network_floor", MATMUL: "compute_floor"}
 
 
 def unwell(report: JobReport, page: Page, *, whole: bool) -> list[str]:
@@ -190,9 +191,6 @@ def samples(runs: Sequence[RunReport], page: Page) -> list[str]:
                     row = [sample.node, where, str(sample.metric), str(rank), others or NOTHING]
                     rows.append([*row, " ".join(told)])
     return page.table(rows) if len(rows) > 1 else []
-
-
-_SETTINGS = {ALLGATHER: "network_floor", MATMUL: "compute_floor"}
 
 
 @dataclass(frozen=True, kw_only=True)

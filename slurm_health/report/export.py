@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The report for programs: one JSON object, or rows of CSV, as docs/reference/report.md says.
 
-`schema` says the same of JSON. There every number has its unit in its name; a number that is not
-known is null, a list of figures that were not measured is empty. Keys are added within a schema
-version, never changed. CSV has a row for each node in each round of each check; its columns stay as
-they are, and a later version may add some at the end.
+docs/reference/report.schema.json says the same of JSON. There every number has its unit in its
+name; a number that is not known is null, a list of figures that were not measured is empty. Keys
+are added within a schema version, never changed. CSV has a row for each node in each round of each
+check; its columns stay as they are, and a later version may add some at the end.
 """
 
 from __future__ import annotations

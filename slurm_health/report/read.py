@@ -33,6 +33,13 @@ from slurm_health.system.killable import Answered, Broke, Hung, limit_memory, ru
 _NODE = re.compile(r"[\w-][\w.-]*", re.ASCII)
 _TASK = re.compile(r"[0-9]{1,10}_[0-9]{1,10}", re.ASCII)
 _NO_FILE = "no file"
+_READ_LIMIT_S = 60.0
+# A check of 4,096 nodes over 100 rounds has some 100 MB, and takes 24 times that to be read.
+_MEMORY_BYTES = 4 << 30
+_ANSWER_BYTES = 128 << 20
+_MOST_SAID = 160
+
+T = TypeVar("T")
 
 
 def read_run(directory: Path, *, of_nodes: bool = True) -> RunEntries:
@@ -193,15 +200,6 @@ def _start(run: RunEntries) -> RunStarted | None:
 
 def _place(run: RunEntries) -> tuple[int, int]:
     return journal.attempt_and_check(run.label) or (0, 1)
-
-
-_READ_LIMIT_S = 60.0
-# A check of 4,096 nodes over 100 rounds has some 100 MB, and takes 24 times that to be read.
-_MEMORY_BYTES = 4 << 30
-_ANSWER_BYTES = 128 << 20
-_MOST_SAID = 160
-
-T = TypeVar("T")
 
 
 class NotRead(Exception):

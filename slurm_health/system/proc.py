@@ -20,6 +20,10 @@ _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 # Of version 2 in microseconds, of version 1 in nanoseconds (Documentation/admin-guide/cgroup-v2.rst
 # and Documentation/scheduler/sched-bwc.rst).
 _UNITS_S = {b"throttled_usec": 1e-6, b"throttled_time": 1e-9}
+MOUNTS = Path("/proc/self/mounts")
+_FEWEST_FIELDS = 4  # device, point, type, options
+_OCTAL = re.compile(r"\\([0-7]{3})")  # proc(5): of blanks, line ends and backslashes
+_OF_A_USER = re.compile(r"(?:^|,)user_id=[1-9]")
 
 
 class Stat(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,12 +187,6 @@ def _throttled_s(directory: Path) -> float:
             if name in _UNITS_S:
                 return int(number) * _UNITS_S[name]
     return 0.0
-
-
-MOUNTS = Path("/proc/self/mounts")
-_FEWEST_FIELDS = 4  # device, point, type, options
-_OCTAL = re.compile(r"\\([0-7]{3})")  # proc(5): of blanks, line ends and backslashes
-_OF_A_USER = re.compile(r"(?:^|,)user_id=[1-9]")
 
 
 class Mount(NamedTuple):

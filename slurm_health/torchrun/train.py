@@ -44,6 +44,12 @@ _TORCHRUN = ("-m", "torch.distributed.run")
 # The same, watched, with nodes looked at before workers are started again, and what it is told.
 _CHECKING_TORCHRUN = Path(__file__).parents[1] / "preflight" / "probes" / "torchrun_restarts.py"
 _RESTARTS = "SLURM_HEALTH_RESTARTS"
+_OPTIONS = options_of(Door.RUN)
+_READER = Path(__file__).parents[1] / "preflight" / "probes" / "torchrun_arguments.py"
+# Loading torch from a cold network filesystem can take minutes.
+_DEADLINE_S = 600.0
+# The help, and a command line that is refused; with any other code the trouble is this node's own.
+_SAME_EVERYWHERE = {ExitCode.HEALTHY, ExitCode.USAGE}
 
 
 def train(argv: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -201,14 +207,6 @@ def _become(python: str, arguments: Sequence[str], environ: Mapping[str, str]) -
         os.execve(python, [python, *arguments], dict(environ))  # noqa: S606
     except OSError as err:
         raise ConfigError("--python", python, f"cannot be run: {err.strerror}") from err
-
-
-_OPTIONS = options_of(Door.RUN)
-_READER = Path(__file__).parents[1] / "preflight" / "probes" / "torchrun_arguments.py"
-# Loading torch from a cold network filesystem can take minutes.
-_DEADLINE_S = 600.0
-# The help, and a command line that is refused; with any other code the trouble is this node's own.
-_SAME_EVERYWHERE = {ExitCode.HEALTHY, ExitCode.USAGE}
 
 
 class ParserEnded(Exception):

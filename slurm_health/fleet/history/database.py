@@ -42,6 +42,10 @@ _TABLES = (
 )
 
 Row = tuple[Any, ...]
+# "shlt": tells our file from others of SQLite's.
+_APPLICATION = 0x73686C74
+_DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}
+_BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 
 
 class Damaged(Exception):
@@ -156,12 +160,6 @@ class Database:
             yield
         except self.dialect.errors as err:
             raise self.dialect.problem(err) from err
-
-
-# "shlt": tells our file from others of SQLite's.
-_APPLICATION = 0x73686C74
-_DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}
-_BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 
 
 def opened(place: IndexPlace) -> Database:

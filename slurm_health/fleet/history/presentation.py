@@ -26,6 +26,8 @@ _NOTHING = "\N{EN DASH}"  # stands for what is not there
 _HEADS = ("CHECKED", "JOB", "VERDICT", "SIGNALS", "REASON")
 _FIGURE_HEADS = ("PART", "MEASURED", "LATEST", "TYPICAL", "CHECKS", "TREND")
 _LEMON_HEADS = ("NODE", "STANDING", "SCORE", "JOBS", "SPOILED", "SIGNALS", "REASON")
+VERSION = 1  # of the JSON
+_LEVELS = tuple(each.value for each in Reliability)
 
 
 def history_text(found: NodeHistory, page: Page, *, most: int) -> str:
@@ -166,10 +168,6 @@ def _date(time_s: float) -> str:
         return time.strftime("%Y-%m-%d %H:%M", time.localtime(time_s))
     except (OverflowError, ValueError, OSError):
         return "at no known time"
-
-
-VERSION = 1
-_LEVELS = tuple(each.value for each in Reliability)
 
 
 def histories_json(found: Sequence[NodeHistory], unread: Mapping[str, int]) -> str:

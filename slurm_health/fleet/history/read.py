@@ -44,6 +44,7 @@ from slurm_health.system import journal
 from slurm_health.system.accounts import Accounts
 from slurm_health.system.killable import Answered, Broke, Hung, WorkResult, limit_memory, run_one
 
+_log = logging.getLogger(__name__)
 # A post-mortem, a requeue or a release by hand may still add to a journal that looks complete.
 _SETTLED_S = 24 * 3600.0
 # What is not complete after so long never will be: longer than Slurm jobs run.
@@ -52,6 +53,15 @@ _MOST_NODES = 64 * 1024  # as Slurm's node lists
 _MOST_SAID = 500
 # Of a job's runs the last ones: no job has as many, and its owner may make any number.
 MOST_RUNS = 1000
+# What reading one job of another user may take. A check of 4,096 nodes has some 100 MB.
+_MOST_BYTES = 512 << 20
+_MEMORY_BYTES = 4 << 30
+_ANSWER_BYTES = 16 << 20
+_READ_LIMIT_S = 60.0
+_MOST_OF_A_USER_S = 600.0
+# So many jobs of a user are looked at by one child: starting one takes longer than looking.
+_AT_ONCE = 100
+_SHOWN = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,18 +236,6 @@ def _is_over(master: Sequence[Record], script: Sequence[Record]) -> bool:
 
 def _records(entries: Sequence[Entry]) -> list[Record]:
     return [each.record for each in entries if each.record is not None]
-
-
-_log = logging.getLogger(__name__)
-# What reading one job of another user may take. A check of 4,096 nodes has some 100 MB.
-_MOST_BYTES = 512 << 20
-_MEMORY_BYTES = 4 << 30
-_ANSWER_BYTES = 16 << 20
-_READ_LIMIT_S = 60.0
-_MOST_OF_A_USER_S = 600.0
-# So many jobs of a user are looked at by one child: starting one takes longer than looking.
-_AT_ONCE = 100
-_SHOWN = 200
 
 
 class _Look(msgspec.Struct, frozen=True):

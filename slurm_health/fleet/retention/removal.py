@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Journals that may be removed: which there are, what they take, which of their jobs live.
 
-Each is taken away so that it is there whole, or not at all.
+Each is taken away so that it is there whole, or not at all: it is renamed first, and what was
+renamed and not yet taken away goes the next time. Everything is named relative to a directory that
+is held open, and no link is followed.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _DEEPEST = 8  # a journal has two levels
 _MOST_ENTRIES = 1_000_000
 _BLOCK = 512  # st_blocks counts these, whatever the filesystem's are
+_REMOVED = re.compile(r"\.removed-([0-9]{1,10})(-[0-9a-f]{8,16})?", re.ASCII)
+_TASK = re.compile(r"[0-9]{1,10}_[0-9]{1,10}", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,10 +140,6 @@ def alive(environ: Mapping[str, str], *, uid: int | None) -> Alive:
         return Alive(cluster=client.cluster_name(), jobs=frozenset(map(str, client.unended(uid))))
     except SlurmError as err:
         return Alive(why_not=str(err))
-
-
-_REMOVED = re.compile(r"\.removed-([0-9]{1,10})(-[0-9a-f]{8,16})?", re.ASCII)
-_TASK = re.compile(r"[0-9]{1,10}_[0-9]{1,10}", re.ASCII)
 
 
 class Changed(Exception):

@@ -32,6 +32,19 @@ from slurm_health.records.verdict import Level, NodeVerdict
 
 # A node's name becomes a file's name. Anything else in a journal did not come from Slurm.
 NODE_NAME = re.compile(r"[\w-][\w.-]{0,254}", re.ASCII)
+# What a device is called behind its model: NVML's and torch's spelling of a UUID.
+_UUID = re.compile(r"(?:GPU-)?([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})", re.IGNORECASE)
+_LENGTH = 300
+# More bytes than any machine has: such a record is foreign, and could not become a float.
+_IMPOSSIBLE_BYTES = 2**63
+_MOST_DEVICES = 64
+# Slurm's own limit of a node list, and more kinds of figures than all probes have.
+_MOST_NODES = 64 * 1024
+_MOST_FIGURES = 512
+_KILL_WAIT_S = 30.0  # Slurm's own KillWait, from SIGTERM to SIGKILL
+_LEFT_OUT = {Action.DRAIN, Action.DROP, Action.EXCLUDE}
+
+_R = TypeVar("_R", bound=Record)
 
 
 class Signal(StrEnum):
@@ -102,21 +115,6 @@ class JobSeen(msgspec.Struct, frozen=True, kw_only=True):
     final_s: float
     checks: tuple[CheckSeen, ...] = ()
     trouble: str = ""
-
-
-# What a device is called behind its model: NVML's and torch's spelling of a UUID.
-_UUID = re.compile(r"(?:GPU-)?([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})", re.IGNORECASE)
-_LENGTH = 300
-# More bytes than any machine has: such a record is foreign, and could not become a float.
-_IMPOSSIBLE_BYTES = 2**63
-_MOST_DEVICES = 64
-# Slurm's own limit of a node list, and more kinds of figures than all probes have.
-_MOST_NODES = 64 * 1024
-_MOST_FIGURES = 512
-_KILL_WAIT_S = 30.0  # Slurm's own KillWait, from SIGTERM to SIGKILL
-_LEFT_OUT = {Action.DRAIN, Action.DROP, Action.EXCLUDE}
-
-_R = TypeVar("_R", bound=Record)
 
 
 def observations(

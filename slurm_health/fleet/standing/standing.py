@@ -9,7 +9,9 @@ Clusters" (HPCA 2025, arXiv:2410.21680), who found lemons by seven signals over 
 each signal's distribution over a fleet of thousands; a smaller fleet has no distribution to cut, so
 here each node is compared with all others by an exact test.
 
-The rates at which nodes are bad at all, for advice on spares, are counted beside it.
+The rates at which nodes are bad when a job starts, and fail under one, are for advice on spares.
+Of a job that spoils a node in several ways one counts: where the post-mortem of its script holds
+the node at fault, that; what a check then finds there is the same fault.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ _MOST_POINTS = 50
 _SIGNIFICANCE = 0.01
 # What repeated runs of one probe differ by; docs/performance.md has how much that is.
 _LEAST_CHANGE = 0.02
+_HOUR_S = 3600.0
 
 
 class JobOnNode(msgspec.Struct, frozen=True, kw_only=True):
@@ -224,9 +227,6 @@ def trend(points: Sequence[tuple[float, float]]) -> Trend | None:
     if not _LEAST_CHANGE <= abs(change) < inf:
         return None
     return Trend(change=change, days=span_s / 86400)
-
-
-_HOUR_S = 3600.0
 
 
 def rates(records: Sequence[NodeRecord], standings: Sequence[Standing], *, days: float) -> Rates:

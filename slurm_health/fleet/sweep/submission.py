@@ -32,6 +32,18 @@ JOB_NAME = "slurm-health-sweep"
 _NICE = 1_000_000
 # A check that has not begun by then is no longer wanted: the next run sees who is idle then.
 _WAITS_MIN = 10
+# The last line of a script that came to its end; one that Slurm ended has none.
+_ENDED = "slurm-health sweep: the check ended with"
+_LAST_LINE = re.compile(rf"{_ENDED} (\d+)")
+_NAME = re.compile(r"(\d+)\.out", re.ASCII)
+# With these a check has come to a verdict on its nodes; the last is that it could not tell.
+_CHECKED = (ExitCode.HEALTHY, ExitCode.BAD_NODES, ExitCode.INCONCLUSIVE)
+# What slurmstepd writes where Slurm ends a job, before it does.
+_CANCELLED = re.compile(r"\*\*\* (JOB|STEP) \S+ ON \S+ CANCELLED AT ")
+_TIME_LIMIT = "DUE TO TIME LIMIT"
+_WORDS = 200
+# Of the end of a file; a check's table has some kB.
+_MOST_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,20 +148,6 @@ def options(group: Sequence[str], wishes: Wishes) -> list[str]:
         "--chdir=/",
         *wishes.sbatch,
     ]
-
-
-# The last line of a script that came to its end; one that Slurm ended has none.
-_ENDED = "slurm-health sweep: the check ended with"
-_LAST_LINE = re.compile(rf"{_ENDED} (\d+)")
-_NAME = re.compile(r"(\d+)\.out", re.ASCII)
-# With these a check has come to a verdict on its nodes; the last is that it could not tell.
-_CHECKED = (ExitCode.HEALTHY, ExitCode.BAD_NODES, ExitCode.INCONCLUSIVE)
-# What slurmstepd writes where Slurm ends a job, before it does.
-_CANCELLED = re.compile(r"\*\*\* (JOB|STEP) \S+ ON \S+ CANCELLED AT ")
-_TIME_LIMIT = "DUE TO TIME LIMIT"
-_WORDS = 200
-# Of the end of a file; a check's table has some kB.
-_MOST_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)

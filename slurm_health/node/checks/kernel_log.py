@@ -40,6 +40,12 @@ _MESSAGE_BYTES = 8192  # /dev/kmsg gives one record a read, and none is longer
 _MOST_MESSAGES = 100_000
 _KEPT_MESSAGES = 200
 _LINE_CHARACTERS = 300
+_XID, _SXID = re.compile(XID), re.compile(SXID)
+_LOST_GPU, _LOST_GPU_NAMED = re.compile(LOST_GPU), re.compile(LOST_GPU_NAMED)
+_LOST = 79  # the Xid of a GPU that has fallen off the bus
+_OF_A_LINK = 74
+
+Numbers = tuple[Annotated[int, msgspec.Meta(ge=1, le=99_999)], ...]
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,14 +159,6 @@ class KernelLog(Check, frozen=True, kw_only=True):
                 more = f", {len(found)} such messages)" if len(found) > 1 else ")"
                 parts.append(judged(text + more, messages=len(found)))
         return joined(parts or [passed("")], well="nothing relevant in the kernel log")
-
-
-_XID, _SXID = re.compile(XID), re.compile(SXID)
-_LOST_GPU, _LOST_GPU_NAMED = re.compile(LOST_GPU), re.compile(LOST_GPU_NAMED)
-_LOST = 79  # the Xid of a GPU that has fallen off the bus
-_OF_A_LINK = 74
-
-Numbers = tuple[Annotated[int, msgspec.Meta(ge=1, le=99_999)], ...]
 
 
 class _Error(NamedTuple):

@@ -23,6 +23,10 @@ from slurm_health.node.rules.finding import Finding, Status, node_fault, passed,
 from slurm_health.system.proc import Stat, parse_stat
 
 PROCESSES = "processes"
+_COMM_LENGTH = 15  # the kernel cuts names there
+# login.defs(5): accounts of people begin here, and any of them can give a process any name.
+_FIRST_PERSON = 1000
+_PASSING = ("activating", "reloading", "deactivating")
 
 
 def processes(machine: CheckContext) -> Sequence[Stat]:
@@ -207,12 +211,6 @@ def of_job(machine: CheckContext) -> list[Stat]:
 def _environment(machine: CheckContext, pid: int) -> list[str]:
     # A process may make its own as large as it likes.
     return (machine.read_or_none(f"/proc/{pid}/environ") or "").split("\0")
-
-
-_COMM_LENGTH = 15  # the kernel cuts names there
-# login.defs(5): accounts of people begin here, and any of them can give a process any name.
-_FIRST_PERSON = 1000
-_PASSING = ("activating", "reloading", "deactivating")
 
 
 class Daemon(Check, frozen=True, kw_only=True):

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`slurm-health doctor`, the parts about the cluster: its release of Slurm, and its size."""
+"""`slurm-health doctor`, the parts about the cluster: its release of Slurm, and its size.
+
+Which release brought what is from Slurm's own CHANGELOG and slurm.conf(5).
+"""
 
 from __future__ import annotations
 
@@ -33,6 +36,16 @@ _GAINS: dict[Release, str] = {
     " within seconds; and sbatch --requeue=expedite",
     _HEALTH_CHECK_TIMEOUT: "HealthCheckTimeout: health checks that may take more than a minute",
 }
+# From slurm.conf(5): the square root of the number of nodes is best for the width of the tree, and
+# for more nodes than this the cube root, with which a message arrives in three hops.
+_SQUARE_ROOT_NODES = 2500
+_MOST_HOPS = 3
+# A check launches its agents once, twice more where nodes are lost, and each restart of a script
+# comes with a check.
+_FEW_STEPS = 1000
+# Seen of srun (22.05): 24 nodes with 58 open files, and not 16 with 40. The rest is for those that
+# it inherits.
+_FILES_PER_NODE, _MORE_FILES = 2, 64
 
 
 def release_of(config: Mapping[str, str]) -> Release | None:
@@ -121,18 +134,6 @@ def health_check_limit_s(config: Mapping[str, str]) -> int:
 
 def _name(release: Release) -> str:
     return f"{release[0]}.{release[1]:02d}"
-
-
-# From slurm.conf(5): the square root of the number of nodes is best for the width of the tree, and
-# for more nodes than this the cube root, with which a message arrives in three hops.
-_SQUARE_ROOT_NODES = 2500
-_MOST_HOPS = 3
-# A check launches its agents once, twice more where nodes are lost, and each restart of a script
-# comes with a check.
-_FEW_STEPS = 1000
-# Seen of srun (22.05): 24 nodes with 58 open files, and not 16 with 40. The rest is for those that
-# it inherits.
-_FILES_PER_NODE, _MORE_FILES = 2, 64
 
 
 def advise_on_size(config: Mapping[str, str], nodes: int, open_files: float) -> list[Advice]:

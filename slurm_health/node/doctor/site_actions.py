@@ -18,6 +18,8 @@ from slurm_health.node.notifying import deliver, send
 from slurm_health.node.rules.settings import Format, Target
 from slurm_health.node.site_settings import Site
 
+_HERE = frozenset({"localhost", "127.0.0.1", "::1"})
+
 
 def advise_on_mending(site: Site, config: Mapping[str, str]) -> list[Advice]:
     """Return what keeps steps from being taken; nothing where the site wants none.
@@ -66,9 +68,6 @@ def _slurm(site: Site, config: Mapping[str, str]) -> Iterator[Advice]:
     if "deep_test" in site.mend.steps and config.get("DisableRootJobs", "").lower() == "yes":
         text = "mend.steps has deep_test, and DisableRootJobs=YES: root's test cannot be submitted"
         yield change(text, "DisableRootJobs=NO, or leave the step out of mend.steps")
-
-
-_HERE = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 def advise_on_notices(site: Site) -> list[Advice]:

@@ -31,6 +31,7 @@ from slurm_health.system.processes import own_command
 from slurm_health.system.slurm.command import clean_environ
 
 _SITE_FILE = "SLURM_HEALTH_CONFIG"
+_FILE = "pair-tests.json"
 
 
 def ask(hook: Hook, ended: JobEnded, accusation: Accusation) -> None:
@@ -96,9 +97,6 @@ def _script(hook: Hook) -> str:
     given = {"check": settings.check, "python": settings.python}
     words = own_command("check", *(f"--{name}={value}" for name, value in given.items() if value))
     return f"#!/bin/sh\n{_SITE_FILE}={shlex.quote(hook.site.path)} exec {shlex.join(words)}\n"
-
-
-_FILE = "pair-tests.json"
 
 
 class Reserved(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,9 @@ marks count only when they are from different users.
 
 Root's test of what users say costs the other jobs of the node time, so it is limited too.
 
-A node that is accused is tested together with good partners, by a job of root's own.
+What is wrong between nodes no test of one node can see. So a short job of the site's own checks the
+accused node with two others: one alone could not tell which of two is bad. Its journal is no user's
+word: what it says of the node it was started for drains that node, or clears it.
 """
 
 from __future__ import annotations
@@ -34,6 +36,12 @@ _DAY_S = 24 * _HOUR_S
 _MOST_MARKS = 200
 
 Short = Annotated[str, msgspec.Meta(max_length=_TEXT)]
+JOB_NAME = "slurm-health-pair-test"
+PARTNERS = 2  # of a node in its test
+_KEPT_S = 7 * 24 * _HOUR_S
+_MOST = 1000
+# All other jobs go first: the most that every release of Slurm takes from a user.
+_NICE = 1_000_000
 
 
 class Accusation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -199,14 +207,6 @@ def summary(marks: Sequence[Mark]) -> str:
     users, jobs = {each.uid for each in marks}, {each.job for each in marks}
     last = f"; the last: {marks[-1].text}" if marks else ""
     return f"accused by {len(jobs)} jobs of {len(users)} users, unconfirmed here{last}"
-
-
-JOB_NAME = "slurm-health-pair-test"
-PARTNERS = 2
-_KEPT_S = 7 * 24 * _HOUR_S
-_MOST = 1000
-# All other jobs go first: the most that every release of Slurm takes from a user.
-_NICE = 1_000_000
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

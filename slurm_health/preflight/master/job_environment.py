@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a job trains in: the interpreter that runs the probes, and what a file of its user sets."""
+"""What a job trains in: the interpreter that runs the probes, and what a file of its user sets.
+
+A batch script often exports what NCCL is to use, loads modules or activates an environment. A check
+before that script knows none of it, so it reads the same file first (`--setup`).
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,23 @@ from slurm_health.system.processes import ask_python, run
 from slurm_health.system.signals import exit_text
 
 _FIND_TORCH_S = 30.0
+# Modules and interpreters may come from a cold network filesystem.
+DEADLINE_S = 120.0
+# `set --` hides our arguments from the file, which may read its own. What it prints is discarded,
+# and a process that it leaves in the background holds none of our pipes. No `||` behind `source`:
+# `set -e` would mean nothing in the file. The zero byte ends what BASH_ENV has printed.
+_SOURCE = """\
+slurm_health_setup=$1 slurm_health_env=$2
+set --
+exec 3>&1
+source "$slurm_health_setup" >/dev/null 2>&1 3>&-
+slurm_health_code=$?
+if [[ $slurm_health_code != 0 ]]; then exit "$slurm_health_code"; fi
+printf '\\0' >&3
+exec "$slurm_health_env" -0 >&3
+"""
+# Of the shell that read the file, not of what it sets.
+_SHELLS_OWN = ("_", "SHLVL", "PWD", "OLDPWD")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,25 +131,6 @@ def _has_torch(python: str, environ: Mapping[str, str]) -> bool:
     except OSError:  # it cannot be executed, or does not end
         return False
     return done.returncode == 0
-
-
-# Modules and interpreters may come from a cold network filesystem.
-DEADLINE_S = 120.0
-# `set --` hides our arguments from the file, which may read its own. What it prints is discarded,
-# and a process that it leaves in the background holds none of our pipes. No `||` behind `source`:
-# `set -e` would mean nothing in the file. The zero byte ends what BASH_ENV has printed.
-_SOURCE = """\
-slurm_health_setup=$1 slurm_health_env=$2
-set --
-exec 3>&1
-source "$slurm_health_setup" >/dev/null 2>&1 3>&-
-slurm_health_code=$?
-if [[ $slurm_health_code != 0 ]]; then exit "$slurm_health_code"; fi
-printf '\\0' >&3
-exec "$slurm_health_env" -0 >&3
-"""
-# Of the shell that read the file, not of what it sets.
-_SHELLS_OWN = ("_", "SHLVL", "PWD", "OLDPWD")
 
 
 def environ_after(setup: str | None, environ: Mapping[str, str]) -> Mapping[str, str]:

@@ -32,6 +32,15 @@ _GPUDIRECT = "module/nvidia_peermem"
 _ANY_PORT = 9  # no packet is sent: connecting a datagram socket only chooses a route
 
 Said = Union[float, str]  # noqa: UP007 - Gbit/s, or why not; read by older Pythons too
+TOOL = "ib_write_bw"
+# 17 GB: a third of a second at 400 Gbit/s, 14 s at 10.
+MESSAGE_BYTES, MESSAGES = 8 << 20, 2000
+FEW_MESSAGES = 200  # where a check is to take a second: five times what the tool writes by itself
+_HELP_S = 5.0
+_LISTEN = "0A"
+_TABLES = ("net/tcp", "net/tcp6")
+# bytes, iterations, peak and average Gbit/s, messages per microsecond
+_ROW = re.compile(rf"^\s*{MESSAGE_BYTES}\s+\d+\s+[\d.]+\s+([\d.]+)\s", re.M)
 
 
 def measure(context: ProbeContext) -> list[Sample]:
@@ -192,17 +201,6 @@ def _wait(board: Board, has_come: Callable[[], bool], most_s: float) -> None:
     while not has_come() and time.monotonic() < end_s:
         board.check()
         time.sleep(POLL_S)
-
-
-TOOL = "ib_write_bw"
-# 17 GB: a third of a second at 400 Gbit/s, 14 s at 10.
-MESSAGE_BYTES, MESSAGES = 8 << 20, 2000
-FEW_MESSAGES = 200  # where a check is to take a second: five times what the tool writes by itself
-_HELP_S = 5.0
-_LISTEN = "0A"
-_TABLES = ("net/tcp", "net/tcp6")
-# bytes, iterations, peak and average Gbit/s, messages per microsecond
-_ROW = re.compile(rf"^\s*{MESSAGE_BYTES}\s+\d+\s+[\d.]+\s+([\d.]+)\s", re.M)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,9 @@
 The connections are of the interface that the job's data would take. Whatever waits here looks every
 few milliseconds whether it is to stop, so no worker is ever stuck in an exchange.
 
-They find each other in a store: one of them serves values by keys, as torch's store does.
+They find each other in a store: one of them serves values by keys, as torch's store does. A request
+is a line of JSON, and so is its answer. Whoever reaches the port could write into it, as into
+torch's store: what is read from it are addresses and numbers, and no value is ever executed.
 """
 
 from __future__ import annotations

@@ -5,7 +5,9 @@ Everything here waits in Python, where an abort is heard: torch's own rendezvous
 interrupted. Each function is given `check`, which raises once the agent has said to stop. What the
 members write into to find each other, torch's store or ours, is one of two kits' (`kits`).
 
-Before all devices of a node are connected, they are in smaller groups, each by itself and in pairs.
+A device that hangs in NCCL's initialisation holds up every other one of its group, and none of them
+can tell which it is. So where a group has hung before, each device is connected by itself first,
+then each with every other one of its node: who hangs then is known.
 """
 
 from __future__ import annotations

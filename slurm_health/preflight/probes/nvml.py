@@ -22,6 +22,9 @@ ASK_S = 3.0
 _FABRIC_COMPLETED = 3
 
 Question = Callable[[ctypes.CDLL, ctypes.c_void_p], Any]
+# More processes than any GPU serves at once; a driver that has more says nothing.
+_MOST = 64
+_PROC = Path("/proc")
 
 
 class _FabricInfo(ctypes.Structure):
@@ -81,11 +84,6 @@ def _domain(nvml: ctypes.CDLL, handle: ctypes.c_void_p) -> str:
     if info.state != _FABRIC_COMPLETED or info.status or not any(cluster):
         return ""
     return f"nvlink-{uuid.UUID(bytes=cluster)}.{info.clique}"
-
-
-# More processes than any GPU serves at once; a driver that has more says nothing.
-_MOST = 64
-_PROC = Path("/proc")
 
 
 class _Process(ctypes.Structure):

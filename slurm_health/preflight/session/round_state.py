@@ -13,6 +13,16 @@ from slurm_health.records import records
 from slurm_health.records.records import GroupAborted, NodeReported, RoundStarted
 from slurm_health.records.verdict import Outcome
 
+# What an agent says of itself.
+AgentRecord = (
+    records.AgentStarted
+    | records.WorkersStarting
+    | records.WorkersReady
+    | records.WorkersFailed
+    | records.DevicesUnopened
+    | records.AgentEnded
+)
+
 
 @dataclass
 class RoundState:
@@ -126,17 +136,6 @@ def _measured_ms(group: Sequence[str], reports: Mapping[str, NodeReported]) -> f
             return None
         longest_ms = max(report.elapsed_ms, longest_ms or 0.0)
     return longest_ms
-
-
-# What an agent says of itself.
-AgentRecord = (
-    records.AgentStarted
-    | records.WorkersStarting
-    | records.WorkersReady
-    | records.WorkersFailed
-    | records.DevicesUnopened
-    | records.AgentEnded
-)
 
 
 @dataclass(frozen=True, kw_only=True)

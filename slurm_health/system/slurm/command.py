@@ -3,7 +3,10 @@
 
 And the command of a step beside the user's steps, which it neither delays nor takes from.
 
-Of commands on PATH, one that only calls `slurm-health sbatch` is not Slurm's sbatch.
+An `sbatch` on PATH that calls `slurm-health sbatch` is how programs that call it by its name reach
+us, and it would lead us back to ourselves for ever. Whatever it is written in, it shows once it is
+called: what is called is noted in the environment, and whoever finds a note of a process that it
+descends from calls the next one.
 """
 
 from __future__ import annotations
@@ -31,6 +34,13 @@ OWN_STEPS = "slurm-health-"
 # What srun, sbatch and scontrol read as options when it is inherited from the surrounding job.
 _INHERITED = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SALLOC_", "PMI_", "PMIX_")
 _KEPT = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_TIME_FORMAT"})
+CALLED = "SLURM_HEALTH_SBATCH_CALLED"
+_PROGRAM = b"\x7fELF"  # a compiled one: Slurm's
+# The environment in which Slurm's commands print a time as seconds since the epoch.
+PRINT_EPOCH = {"SLURM_TIME_FORMAT": "%s"}
+# 26.05.5 says `at 1795383392 a using 1 processors`.
+_START = re.compile(r"to start at (\d{1,18})(?: a)? using \d+ processors on nodes (\S+)")
+_PREEMPTS = re.compile(r"Preempts: ")
 
 
 def clean_environ(environ: Mapping[str, str]) -> dict[str, str]:
@@ -103,15 +113,6 @@ def step_argv(
         *options,
         *command,
     ]
-
-
-CALLED = "SLURM_HEALTH_SBATCH_CALLED"
-_PROGRAM = b"\x7fELF"  # a compiled one: Slurm's
-# The environment in which Slurm's commands print a time as seconds since the epoch.
-PRINT_EPOCH = {"SLURM_TIME_FORMAT": "%s"}
-# 26.05.5 says `at 1795383392 a using 1 processors`.
-_START = re.compile(r"to start at (\d{1,18})(?: a)? using \d+ processors on nodes (\S+)")
-_PREEMPTS = re.compile(r"Preempts: ")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,6 +34,9 @@ _NOTHING = frozenset({"", "(null)", "N/A"})
 
 # `12_3` names one task of an array.
 JobId = int | str
+_FIELD = re.compile(r"(\w+)=(\S*)")
+_NAMES = ("switchname", "blockname", "ringname")
+_NO_SWITCHES = {"", "(null)"}
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -268,11 +271,6 @@ def partition_of(fields: Mapping[str, str]) -> Partition:
         nodelist=fields.get("Nodes", ""),
         max_nodes=whole_number(fields.get("MaxNodes", "")),
     )
-
-
-_FIELD = re.compile(r"(\w+)=(\S*)")
-_NAMES = ("switchname", "blockname", "ringname")
-_NO_SWITCHES = {"", "(null)"}
 
 
 def parse_topology(text: str) -> dict[str, tuple[str, ...]]:

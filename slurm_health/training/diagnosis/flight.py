@@ -2,10 +2,14 @@
 """Where ranks parted, by PyTorch's Flight Recorder: each rank's latest collectives, numbered.
 
 Ranks of a process group number its collectives alike, so the same number must be the same
-collective with the same sizes. Where all called the same, who holds up the others is found from
-group to group (`flight_waits`).
+collective with the same sizes.
 
-Who holds the others up is followed from group to group.
+Where all called the same, who holds up the others is followed from group to group. The host
+enqueues works long before the device does them, so the highest number says nothing. What counts in
+a group is its first work that is not over on any rank: whoever has not entered it holds up those
+who have. Who is missing in one group often waits in another: only who is missing somewhere and
+waits nowhere is named. Where ranks wait for each other in a circle, or all are in one work and none
+leaves it, the records name no rank.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from slurm_health.training.diagnosis.flight_data import FlightRecord, Operation,
 _Groups = Mapping[str, Mapping[int, Mapping[int, Operation]]]
 _SHOWN = 4
 _REPEATED = 2  # a collective that all ranks have called so often is one that their steps have
+_NOWHERE = Reached()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,9 +153,6 @@ def _named(operation: Operation) -> str:
 
 def _named_by(what: str, sizes: str) -> str:
     return f"{what} {sizes}".strip()
-
-
-_NOWHERE = Reached()
 
 
 class Why(enum.Enum):

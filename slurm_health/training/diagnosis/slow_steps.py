@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps that take longer than before, for all ranks, and not by what ranks compute themselves.
 
-Where ranks then wait for each other, the operator here says over which node's link.
+Where ranks then wait for each other, the operator here says over which node's link: that at which
+all slow connections meet. A connection's speed is what it sent by the time in which it had
+something to send and its peer took it.
 """
 
 from __future__ import annotations
@@ -23,6 +25,14 @@ SLOW_WINDOWS = 3  # in a row; a checkpoint or an evaluation is over by then
 LONGER = 0.3  # of a usual step, in each of these
 FEWEST_STEPS = 3  # in a window
 _KEPT = 60
+# Connections of well nodes differ by the pace of who reads; a link that slows a training down by
+# itself differs by more.
+_SLOW, _FAST = 1 / 4, 1 / 2
+TICK_S = 0.01  # the kernel counts time in ticks of 1 to 10 ms
+FEWEST_BYTES = 1 << 20  # sent while it was looked at: of less, its speed says little
+
+Sent = Mapping[str, Mapping[str, tuple[int, float]]]
+"""By node and address of the peer: bytes sent so far, and seconds that this took."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,16 +118,6 @@ def _middle(windows: list[StepWindow]) -> StepWindow:
         step_ms=median(each.step_ms for each in windows),
         own_ms=median(each.own_ms for each in windows),
     )
-
-
-# Connections of well nodes differ by the pace of who reads; a link that slows a training down by
-# itself differs by more.
-_SLOW, _FAST = 1 / 4, 1 / 2
-TICK_S = 0.01  # the kernel counts time in ticks of 1 to 10 ms
-FEWEST_BYTES = 1 << 20  # sent while it was looked at: of less, its speed says little
-
-Sent = Mapping[str, Mapping[str, tuple[int, float]]]
-"""By node and address of the peer: bytes sent so far, and seconds that this took."""
 
 
 class PathSpeed(msgspec.Struct, frozen=True, kw_only=True):

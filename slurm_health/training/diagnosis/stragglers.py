@@ -4,7 +4,9 @@
 What a rank has to do depends on its role, such as its stage of a pipeline, and on its tokens, where
 heartbeats tell them; what is uneven of that is `uneven`'s to say, and makes no rank slow.
 
-Why one is slower: it gets no processor, waits for its data, or has more to compute.
+Why one is slower: it gets no processor, waits for its data, or has more to compute, whichever takes
+the most of the time that it has over the others. A rank whose time nothing explains is called slow,
+and no more.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ SLOWER = 1.10  # than the median of the ranks with its role, in each of the wind
 _CROWD, _CROWD_SHARE = 2, 1 / 4
 WINDOWS = 5
 FEWEST_STEPS = 3  # in a window
+# Of the time that a rank has over the others: what takes so much of it is why.
+_MOST = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,10 +191,6 @@ def _middle(spent: Iterable[Spent]) -> Spent:
         throttled_ms=median(each.throttled_ms for each in every),
         tokens=median(each.tokens for each in every),
     )
-
-
-# Of the time that a rank has over the others: what takes so much of it is why.
-_MOST = 0.5
 
 
 class SlowRank(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectors of what a job tells of its end: its output, Slurm's word, what the monitor found."""
+"""Collectors of what a job tells of its end: its output, Slurm's word, what the monitor found.
+
+Many jobs may fail at the same moment, as those of an array that miss a file, and slurmctld is then
+the last that should hear of it: it is asked once, where it can know more than the script.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +34,7 @@ JOB_TAIL_BYTES = 16 << 20
 TASK_TAIL_BYTES = 256 << 10
 MOST_TASK_FILES = 64
 _SLACK_S = 120.0  # clocks of a file server and a node differ by less, or the files are left out
+_SLURM_S = 5.0
 
 
 class JobOutput:
@@ -100,9 +105,6 @@ def _files(job: EndedJob) -> Iterator[tuple[Path, int]]:
     found = srun_files(job.script_text, job.directory, job.environ, since_s=since_s)
     newest = [path for path in found if path not in job.outputs]
     yield from ((path, TASK_TAIL_BYTES) for path in sorted(newest[:MOST_TASK_FILES]))
-
-
-_SLURM_S = 5.0
 
 
 class SlurmWord:

@@ -23,6 +23,24 @@ _MOST_FILES = 8  # of a script's sruns
 _FIND_S = 60.0  # new files are looked for this often
 _SLACK_S = 900.0  # by so much may the clock of a file server be behind ours
 _OWN = (Path("/proc/self/fd/1"), Path("/proc/self/fd/2"))  # Slurm opened them for the job
+_OPTION = re.compile(r"(?:--(?:output|error)|-[oe])")
+_SPECIFIER = re.compile(r"%(\d*)([A-Za-z%])")
+_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
+_NOT_FILES = {"none", "/dev/null", "/dev/stdout", "/dev/stderr"}
+# By srun(1): what the batch script's environment tells of them. The others differ from task to
+# task or from step to step.
+_TOLD = {
+    "A": ("SLURM_ARRAY_JOB_ID", "SLURM_JOB_ID"),
+    "a": ("SLURM_ARRAY_TASK_ID",),
+    "j": ("SLURM_JOB_ID",),
+    "u": ("SLURM_JOB_USER", "USER"),
+    "x": ("SLURM_JOB_NAME",),
+}
+_ANY = "*"
+_NUMBERS = {"n": "[0-9]*", "s": "[0-9]*", "t": "[0-9]*"}
+_MOST_SCRIPT_BYTES = 1 << 20  # of a script
+_MOST_NAMES = 10_000
+_MOST_DIGITS = 10  # srun: no width is more
 
 
 class Written(NamedTuple):
@@ -93,26 +111,6 @@ class Tails:
         finally:
             os.close(file)
         return Written(f"{known}", data.decode(errors="replace"), start > begin)
-
-
-_OPTION = re.compile(r"(?:--(?:output|error)|-[oe])")
-_SPECIFIER = re.compile(r"%(\d*)([A-Za-z%])")
-_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
-_NOT_FILES = {"none", "/dev/null", "/dev/stdout", "/dev/stderr"}
-# By srun(1): what the batch script's environment tells of them. The others differ from task to
-# task or from step to step.
-_TOLD = {
-    "A": ("SLURM_ARRAY_JOB_ID", "SLURM_JOB_ID"),
-    "a": ("SLURM_ARRAY_TASK_ID",),
-    "j": ("SLURM_JOB_ID",),
-    "u": ("SLURM_JOB_USER", "USER"),
-    "x": ("SLURM_JOB_NAME",),
-}
-_ANY = "*"
-_NUMBERS = {"n": "[0-9]*", "s": "[0-9]*", "t": "[0-9]*"}
-_MOST_SCRIPT_BYTES = 1 << 20  # of a script
-_MOST_NAMES = 10_000
-_MOST_DIGITS = 10  # srun: no width is more
 
 
 def script_text(path: Path | None) -> str:
