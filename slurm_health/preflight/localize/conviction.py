@@ -3,11 +3,14 @@
 
 A high probability is not enough. A node must have failed, or been slow, with at least two
 different partners who are themselves believed to be well; and over everybody who is convicted
-in a run, the probabilities of error add up to no more than the run may risk.
+in a run, the probabilities of error add up to no more than the run may risk. Among these is that a
+healthy node lies so far out by chance: of many nodes the most unlucky one lies further out than of
+few.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -28,6 +31,7 @@ _SLOW_TESTS = 3  # that convict: among thousands of nodes somebody is hit by a s
 _TOO_FEW_PEERS, _SLOW_TESTS_OF_TWO = 2, 6  # a single peer may be the odd one itself
 _CONTROLS = 2  # rounds in which others were fast: one can be fast by luck
 _MARGIN = 1.3  # deviations of a slowdown above the floor
+_SPIKE = 3.0  # deviations above the middle of a node's tests: what lies beyond is no noise of them
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,7 @@ def slow(
     """
     candidates: list[tuple[float, int, Guilt]] = []
     uncontrolled = set()
+    compared = sources.nodes * len(metrics)
     for metric in metrics:
         for variable in np.flatnonzero(metric.found.slow >= _CANDIDATE):
             number = int(variable)
@@ -117,7 +122,7 @@ def slow(
             if number < sources.nodes and not _controlled(metric, number, tests):
                 uncontrolled.add(number)
                 continue
-            probability = float(metric.found.slow[number])
+            probability = float(metric.found.slow[number]) - compared * _chance(metric, number)
             candidates.append((probability, number, Guilt(probability, metric, tests)))
     return _within_budget(candidates, settings.error), frozenset(uncontrolled)
 
@@ -126,6 +131,20 @@ def _beyond_floor(metric: MetricEvidence, variable: int, tests: int) -> bool:
     """Tell whether the slowdown exceeds the floor by more than the tests could err."""
     margin = _MARGIN * metric.found.noise / float(np.sqrt(max(tests, 1)))
     return bool(metric.found.effect[variable] >= np.log1p(metric.floor) + margin)
+
+
+def _chance(metric: MetricEvidence, variable: int) -> float:
+    """Return the probability that a healthy one lies as far out as this one.
+
+    It lies where healthy ones differ for good, and where the noise of its tests takes it. Times as
+    many as are compared, that is how many of them do so in a run, on average (Bonferroni).
+    """
+    rows, places = np.nonzero(metric.data.sources == variable)
+    own = metric.found.excess[rows[metric.found.others[rows, places] >= 1 - TRUST]]
+    noise = metric.found.noise
+    steady = own[own <= np.median(own) + _SPIKE * noise]
+    deviation = math.hypot(metric.spread, noise / math.sqrt(len(steady)))
+    return math.erfc(float(np.mean(steady)) / deviation / math.sqrt(2)) / 2
 
 
 def slow_tests(metric: MetricEvidence, variable: int) -> tuple[int, ...]:

@@ -47,12 +47,14 @@ _MAD_ERROR = 1.17  # deviation of a MAD of n normal values, in deviations of the
 class MetricEvidence:
     """One metric's observations and what they say; `trial` and `round` are those of each.
 
-    `floor` is the smallest slowdown that makes a node slow here, given how devices differ.
+    `floor` is the smallest slowdown that makes a node slow here, given how devices differ: `spread`
+    is the deviation of what healthy ones differ by for good, 0 where that is not told from noise.
     """
 
     name: probe_catalog.Metric
     shared: bool
     floor: float
+    spread: float
     data: Observations
     trial: Ints
     round: Ints
@@ -180,6 +182,7 @@ def _metric(
         name=name,
         shared=peers is None,
         floor=floor,
+        spread=peers.spread if peers else 0.0,
         data=data,
         trial=trial[kept],
         round=rounds[kept],
@@ -232,10 +235,11 @@ def _ceiling(name: probe_catalog.Metric, settings: LocalizeSettings) -> float:
 class Population:
     """The devices of a run that can be compared.
 
-    `floor` is the smallest relative slowdown that puts one outside the others; `middle` the
-    log-time that half of them do not exceed.
+    `spread` is the deviation of what they differ by for good. `floor` is the smallest relative
+    slowdown that puts one outside the others, `middle` the log-time that half do not exceed.
     """
 
+    spread: float
     floor: float
     middle: float
 
@@ -247,7 +251,8 @@ def population_of(log_ms: Floats, devices: Ints, rounds: Ints, floor: float) -> 
     by: a few devices may happen to be alike.
     """
     spread = lasting_spread(*_relative(log_ms, devices, rounds))
-    return Population(floor=max(floor, float(np.expm1(_OUTSIDE * spread))), middle=middle(log_ms))
+    floor = max(floor, float(np.expm1(_OUTSIDE * spread)))
+    return Population(spread=spread, floor=floor, middle=middle(log_ms))
 
 
 def lasting_spread(above: Floats, devices: Ints) -> float:

@@ -10,7 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_health.preflight.localize.localizer import Level, Localizer, LocalizeSettings
+from slurm_health.preflight.localize.localizer import (
+    GroupResult,
+    Level,
+    Localizer,
+    LocalizeSettings,
+    Outcome,
+)
 from slurm_health.preflight.localize.simulate import Faults, SimulatedCluster, Weather, play
 from slurm_health.preflight.localize.stopping import chance_of_so_many
 
@@ -60,3 +66,29 @@ def test_the_chance_of_so_many_is_that_of_the_binomial_distribution(
 def test_what_never_or_always_happens_has_its_chance_too(share: float, chance: float) -> None:
     assert chance_of_so_many(3, 8192, share) == chance
     assert chance_of_so_many(0, 8192, share) == 1.0
+
+
+@pytest.mark.parametrize(("count", "is_accused"), [(64, True), (4096, False)])
+def test_the_unluckiest_of_thousands_is_not_accused_of_what_accuses_one_of_a_few(
+    count: int, is_accused: bool
+) -> None:
+    rng = random.Random(0)
+    slow = {f"n{number}" for number in range(count // 100 + 1)}  # so slow ones are likely
+    lasting = {f"n{number}": rng.gauss(0, 0.01) for number in range(count)}
+    lasting |= dict.fromkeys(slow, math.log(1.12))
+    settings = LocalizeSettings(compute_floor=0.05, alone=True, min_rounds=3)
+    localizer = Localizer(list(lasting), settings=settings)
+    for number in range(3):
+        round_ = localizer.next_round()
+        assert round_ is not None
+        times = {node: 3.0 * math.exp(own + rng.gauss(0, 0.02)) for node, own in lasting.items()}
+        times["n50"] = 3.0 * math.exp(0.07)
+        localizer.observe(number, [
+            GroupResult(nodes=group, outcome=Outcome.MEASURED,
+                        node_ms={"matmul": {group[0]: times[group[0]]}})
+            for group in round_.groups
+        ])  # fmt: skip
+
+    found = set(localizer.verdict().named(Level.SLOW))
+
+    assert found == slow | ({"n50"} if is_accused else set())
