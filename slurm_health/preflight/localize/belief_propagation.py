@@ -39,6 +39,7 @@ class Graph:
     order: Ints  # positions in the flattened sources, grouped by variable, without padding
     starts: Ints  # where each present variable's group begins in `order`
     present: Ints  # the variables that occur at all
+    ordered: bool  # whether `order` is that of the sources already
 
     @staticmethod
     def of(sources: Ints, variables: int) -> Graph:
@@ -47,7 +48,8 @@ class Graph:
         order = np.argsort(flat, kind="stable").astype(np.int64)
         order = order[np.searchsorted(flat[order], 0) :]
         present, starts = np.unique(flat[order], return_index=True)
-        return Graph(sources, variables, order, starts.astype(np.int64), present)
+        ordered = np.array_equal(order, np.arange(len(flat)))
+        return Graph(sources, variables, order, starts.astype(np.int64), present, ordered)
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,8 @@ def propagate(
     `tolerated` count as well in `others`.
     """
     top = log_likelihood.max(axis=1, keepdims=True)
+    if graph.sources.shape[1] == 1:
+        return _of_single_sources(graph, log_likelihood - top, log_prior, top)
     likelihood = np.exp(log_likelihood - top)
     if messages is None:
         messages = np.zeros((*likelihood.shape, graph.sources.shape[1]), dtype=likelihood.dtype)
@@ -95,12 +99,9 @@ def propagate(
     others = _others(incoming)
     everyone = others[:, :, :, 0] * _cumulative(incoming[:, :, :, 0])
     joint = np.maximum(likelihood * _density(everyone), _tiny(likelihood))
-    alone = messages.shape[3] == 1
-    raw = likelihood[:, :, :, None] if alone else _outgoing(likelihood, others)
-    states = np.exp(total - total.max(axis=1, keepdims=True))
-    states /= states.sum(axis=1, keepdims=True)
+    raw = _outgoing(likelihood, others)
     return Beliefs(
-        states=states,
+        states=_normalized(total),
         others=others[:, tolerated].astype(np.float64),
         well=(joint[:, 0] / joint.sum(axis=1)).astype(np.float64),
         log_evidence=_log_evidence(graph, raw, joint, log_prior) + top.sum(axis=(1, 2)),
@@ -108,15 +109,43 @@ def propagate(
     )
 
 
+def _of_single_sources(
+    graph: Graph, log_likelihood: Numbers, log_prior: Floats, top: Numbers
+) -> Beliefs:
+    """Return the beliefs where nobody else is in a test: Bayes' rule, and nothing to pass on."""
+    messages = np.maximum(log_likelihood, np.log(_tiny(log_likelihood)), out=log_likelihood)
+    messages = messages[:, :, :, None]
+    total = _collect(graph, messages, log_prior)
+    states = _normalized(total)
+    return Beliefs(
+        states=states,
+        others=np.ones((len(states), *graph.sources.shape)),
+        well=states[:, 0, graph.sources[:, 0]],
+        log_evidence=_log_sum(total).sum(axis=1) + top.sum(axis=(1, 2)),
+        messages=messages,
+    )
+
+
+def _normalized(logarithms: Floats) -> Floats:
+    """Return the distributions over the grid, which is axis 1."""
+    states: Floats = np.exp(logarithms - logarithms.max(axis=1, keepdims=True))
+    states /= states.sum(axis=1, keepdims=True)
+    return states
+
+
+def _log_sum(logarithms: Floats) -> Floats:
+    """Return the logarithm of the sum over the grid, which is axis 1."""
+    peak = logarithms.max(axis=1)
+    total: Floats = peak + np.log(np.exp(logarithms - peak[:, None]).sum(axis=1))
+    return total
+
+
 def _sweep(
     graph: Graph, likelihood: Numbers, messages: Numbers, log_prior: Floats, damping: float
 ) -> Numbers:
     """Return every message anew from all others."""
-    if messages.shape[3] == 1:
-        fresh = _log(likelihood[:, :, :, None])  # of one source, whatever else is believed of it
-    else:
-        incoming = _incoming(graph, messages, _collect(graph, messages, log_prior))
-        fresh = _log(_outgoing(likelihood, _others(incoming)))
+    incoming = _incoming(graph, messages, _collect(graph, messages, log_prior))
+    fresh = _log(_outgoing(likelihood, _others(incoming)))
     fresh -= fresh.max(axis=1, keepdims=True)
     return damping * messages + (1 - damping) * fresh if damping else fresh
 
@@ -135,7 +164,9 @@ def _collect(graph: Graph, messages: Numbers, log_prior: Floats) -> Floats:
     batch, grid, tests, width = messages.shape
     total = log_prior.copy()
     if len(graph.order):
-        flat = messages.reshape(batch, grid, tests * width)[:, :, graph.order]
+        flat = messages.reshape(batch, grid, tests * width)
+        if not graph.ordered:
+            flat = flat[:, :, graph.order]
         total[:, :, graph.present] += np.add.reduceat(flat, graph.starts, axis=2)
     return total
 
@@ -156,8 +187,6 @@ def _incoming(graph: Graph, messages: Numbers, total: Floats) -> Numbers:
 def _others(incoming: Numbers) -> Numbers:
     """Return for each source the distribution of the worst of the others."""
     width = incoming.shape[3]
-    if width == 1:
-        return np.ones(incoming.shape, dtype=incoming.dtype)
     cumulative = _cumulative(incoming)
     if width == 2:
         return cumulative[:, :, :, ::-1]
@@ -200,9 +229,7 @@ def _outgoing(likelihood: Numbers, others: Numbers) -> Numbers:
 
 def _log_evidence(graph: Graph, raw: Numbers, joint: Numbers, log_prior: Floats) -> Floats:
     """Return Bethe's logarithm of the evidence, up to the scale of the likelihoods."""
-    totals = _collect(graph, _log(raw), log_prior)
-    peak = totals.max(axis=1)
-    per_variable = peak + np.log(np.exp(totals - peak[:, None]).sum(axis=1))
+    per_variable = _log_sum(_collect(graph, _log(raw), log_prior))
     sources_of_test = (graph.sources != NONE).sum(axis=1)
     per_test = np.log(joint.sum(axis=1)) * (sources_of_test - 1)
     evidence: Floats = per_variable.sum(axis=1) - per_test.sum(axis=1)

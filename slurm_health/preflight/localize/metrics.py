@@ -27,11 +27,6 @@ _LEAST_OF_A_KIND = 3  # fewer tests of a kind say nothing, there is nothing to c
 _LEAST_SERVED = 0.05  # the kernel's counts are no better
 _KIND_TESTS = 24  # tests of one kind in one round that give the round its own baseline
 
-_Row = tuple[
-    int, float, Ints | tuple[int], bool
-]  # number of the trial, time, sources, whether leaves differ
-
-
 _OUTSIDE = 4.0  # deviations from the middle: of 100,000 devices that are well three lie beyond
 _LEAST_DEVICES = 8  # of fewer the deviation says little: what the kind usually differs by counts
 _MAD_TO_DEVIATION = 1.4826  # of normally distributed values
@@ -41,6 +36,20 @@ _MAD_TO_DEVIATION = 1.4826  # of normally distributed values
 _HALF_OF_NORMAL, _NARROW = 1.349, 0.95
 _ODD = 3.0  # deviations from the middle; what lies beyond is no part of what is usual
 _MAD_ERROR = 1.17  # deviation of a MAD of n normal values, in deviations of them over sqrt(n)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rows:
+    """The tests of one metric: the number of the trial of each, and whether it crossed leaves.
+
+    `served` is the share of the time that half of the trials had their processors for.
+    """
+
+    trial: Ints
+    log_ms: Floats
+    sources: Ints
+    crossing: Ints
+    served: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,22 +113,18 @@ def metrics_of(
     settings: LocalizeSettings,
 ) -> Iterable[MetricEvidence]:
     """Return what the times of each metric say."""
-    shared = {name for trial in trials for name in trial.shared_ms}
-    for name in sorted(shared):
-        rows = [
-            (index, trial.shared_ms[name], sources.table[index], fabric.crosses(trial.nodes))
-            for index, trial in enumerate(trials)
-            if name in trial.shared_ms
-        ]
-        yield _metric(name, rows, trials, sources, odds, settings)
+    rounds = np.array([trial.round_index for trial in trials], dtype=np.int64)
+    for name in sorted({name for trial in trials for name in trial.shared_ms}):
+        rows = _shared_rows(name, trials, fabric, sources)
+        yield _metric(name, rows, rounds[rows.trial], sources, odds, settings)
     own = sorted({name for trial in trials for name in trial.node_ms})
     for _, parts in groupby(own, key=_whole):
-        found = {name: rows for name in parts if (rows := _own_rows(name, trials))}
+        found = {name: rows for name in parts if len((rows := _own_rows(name, trials)).trial)}
         if not found:
             continue
-        peers = _population(list(found.values()), trials, settings)
+        peers = _population(list(found.values()), rounds, settings)
         for name, rows in found.items():
-            yield _metric(name, rows, trials, sources, odds, settings, peers)
+            yield _metric(name, rows, rounds[rows.trial], sources, odds, settings, peers)
 
 
 def _whole(name: probe_catalog.Metric) -> probe_catalog.Metric:
@@ -127,49 +132,62 @@ def _whole(name: probe_catalog.Metric) -> probe_catalog.Metric:
     return replace(name, part="")
 
 
-def _own_rows(name: probe_catalog.Metric, trials: Sequence[Trial]) -> list[_Row]:
-    return [
-        (index, ms, (node,), False)
-        for index, trial in enumerate(trials)
-        for node, ms in sorted(trial.node_ms.get(name, {}).items())
-    ]
+def _shared_rows(
+    name: probe_catalog.Metric, trials: Sequence[Trial], fabric: Fabric, sources: Sources
+) -> _Rows:
+    chosen = [index for index, trial in enumerate(trials) if name in trial.shared_ms]
+    return _Rows(
+        trial=np.array(chosen, dtype=np.int64),
+        log_ms=np.log(np.array([trials[index].shared_ms[name] for index in chosen])),
+        sources=sources.table[chosen],
+        crossing=np.array([fabric.crosses(trials[index].nodes) for index in chosen], np.int64),
+        served=middle(np.array([trials[index].served for index in chosen])),
+    )
 
 
-def _population(
-    parts: Sequence[Sequence[_Row]], trials: Sequence[Trial], settings: LocalizeSettings
-) -> Population:
+def _own_rows(name: probe_catalog.Metric, trials: Sequence[Trial]) -> _Rows:
+    """Return the tests of nodes by themselves, ordered by node and then by trial."""
+    times = [trial.node_ms.get(name, {}) for trial in trials]
+    nodes = np.array([node for each in times for node in each], dtype=np.int64)
+    log_ms = np.log(np.array([ms for each in times for ms in each.values()], dtype=np.float64))
+    trial = np.repeat(np.arange(len(trials)), [len(each) for each in times])
+    order = np.argsort(nodes, kind="stable")
+    return _Rows(
+        trial=trial[order],
+        log_ms=log_ms[order],
+        sources=nodes[order][:, None],
+        crossing=np.zeros_like(nodes),
+    )
+
+
+def _population(parts: Sequence[_Rows], rounds: Ints, settings: LocalizeSettings) -> Population:
     """Return what devices have in common; each part of the nodes has its rows.
 
     Where nodes have one device each, its times and the population's are the same.
     """
-    tests = [
-        (ms, int(source[0]) * len(parts) + part, trials[index].round_index)
-        for part, rows in enumerate(parts)
-        for index, ms, source, _ in rows
-    ]
-    times_ms, devices, rounds = (np.array(column) for column in zip(*tests, strict=True))
-    return population_of(np.log(times_ms), devices, rounds, settings.compute_floor)
+    return population_of(
+        np.concatenate([rows.log_ms for rows in parts]),
+        np.concatenate([rows.sources[:, 0] * len(parts) + part for part, rows in enumerate(parts)]),
+        np.concatenate([rounds[rows.trial] for rows in parts]),
+        settings.compute_floor,
+    )
 
 
 def _metric(
     name: probe_catalog.Metric,
-    rows: Sequence[_Row],
-    trials: Sequence[Trial],
+    rows: _Rows,
+    rounds: Ints,
     sources: Sources,
     odds: Floats,
     settings: LocalizeSettings,
     peers: Population | None = None,
 ) -> MetricEvidence:
-    served = middle(np.array([trials[row[0]].served for row in rows]))
-    floor = peers.floor if peers else _crowded_floor(settings.network_floor, served)
-    trial = np.array([row[0] for row in rows], dtype=np.int64)
-    rounds = np.array([trials[index].round_index for index in trial], dtype=np.int64)
-    crossing = np.array([row[3] for row in rows], dtype=np.int64)
-    kind = _kinds(rounds, crossing)
+    floor = peers.floor if peers else _crowded_floor(settings.network_floor, rows.served)
+    kind = _kinds(rounds, rows.crossing)
     kept = _comparable(kind)
     data = Observations(
-        log_ms=np.log(np.array([row[1] for row in rows]))[kept],
-        sources=np.array([row[2] for row in rows], dtype=np.int64)[kept],
+        log_ms=rows.log_ms[kept],
+        sources=rows.sources[kept],
         kind=np.unique(kind[kept], return_inverse=True)[1].reshape(-1).astype(np.int64),
         nodes=sources.nodes,
         variables=sources.variables,
@@ -177,16 +195,15 @@ def _metric(
         least=peers.middle if peers and name.part else float("-inf"),
         ceiling=_ceiling(name, settings),
     )
-    found = infer(data, odds, floor, settings.noise)
     return MetricEvidence(
         name=name,
         shared=peers is None,
         floor=floor,
         spread=peers.spread if peers else 0.0,
         data=data,
-        trial=trial[kept],
+        trial=rows.trial[kept],
         round=rounds[kept],
-        found=found,
+        found=infer(data, odds, floor, settings.noise),
     )
 
 

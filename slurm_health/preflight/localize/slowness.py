@@ -239,7 +239,7 @@ class _Model:
             focus.graph,
             self._log_likelihood(estimate, focus.rows),
             self._log_prior(estimate.share, with_paths=with_paths),
-            sweeps=1 if width == 1 else 4 if self.data.few or width > 2 else 2,
+            sweeps=4 if self.data.few or width > 2 else 2,
             messages=focus.messages,
             damping=0.3 if self.data.few or width > 2 else 0.0,
             tolerated=FIRST_SLOW - 1,
@@ -295,15 +295,10 @@ class _Model:
         return prior
 
     def _log_likelihood(self, estimate: _Estimate, rows: Ints) -> Numbers:
-        precision = np.float64 if self.data.few else np.float32
+        precision = np.dtype(np.float64 if self.data.few else np.float32)
         excess = self.data.log_ms[rows] - estimate.baseline[:, self.data.kind[rows]]
-        return log_likelihood(
-            excess.astype(precision),
-            self.states.astype(precision),
-            self.spread.astype(precision),
-            estimate.noise.astype(precision),
-            estimate.spikes.astype(precision),
-        )
+        known = (excess, self.states, self.spread, estimate.noise, estimate.spikes)
+        return log_likelihood(*(np.asarray(each, dtype=precision) for each in known))
 
     def _rebase(self, baseline: Floats, weight: Floats) -> None:
         """Move each baseline to the weighted median of its tests, where enough are well."""
@@ -318,9 +313,8 @@ class _Model:
     def _scatter(self, estimate: _Estimate, weight: Floats, well: Floats) -> None:
         """Renew noise and spike share."""
         excess = self.data.log_ms[None] - estimate.baseline[:, self.data.kind]
-        squares = (weight * excess**2).sum(axis=1) + _NOISE_PRIOR_TESTS * (
-            0.6 * self.usual_noise
-        ) ** 2
+        prior = _NOISE_PRIOR_TESTS * (_NOISE_PRIOR * self.usual_noise) ** 2
+        squares = (weight * excess**2).sum(axis=1) + prior
         noise = np.sqrt(squares / (weight.sum(axis=1) + _NOISE_PRIOR_TESTS))
         spiky = (well - weight).sum(axis=1) + _SPIKES * _SPIKES_PRIOR_TESTS
         estimate.noise = np.maximum(noise, LEAST_NOISE)
@@ -371,10 +365,14 @@ def log_likelihood(
     """Return (batch, grid, tests): how likely each excess is, given the slowest source's state."""
     above = excess[:, None, :] - states[:, None]
     variance = noise[:, None, None] ** 2 + spread[:, None] ** 2
-    normal = np.exp(-0.5 * above**2 / variance) / np.sqrt(2 * np.pi * variance)
     rare = spikes[:, None, None]
-    density: Numbers = np.log((1 - rare) * normal + rare * _spike(above) + _STRAY)
-    return density
+    density: Numbers = above * above  # in place from here: there may be millions
+    density *= -0.5 / variance
+    np.exp(density, out=density)
+    density *= (1 - rare) / np.sqrt(2 * np.pi * variance)
+    density += rare * _spike(above)
+    density += _STRAY
+    return np.log(density, out=density)
 
 
 def ordinary(excess: Floats, noise: Floats, spikes: Floats) -> Floats:
@@ -387,7 +385,9 @@ def ordinary(excess: Floats, noise: Floats, spikes: Floats) -> Floats:
 
 
 def _spike(above: Numbers) -> Numbers:
-    density: Numbers = np.exp(-np.maximum(above, 0) / _SPIKE_MEAN) / _SPIKE_MEAN * (above > 0)
+    density: Numbers = np.exp(np.maximum(above, 0) / -_SPIKE_MEAN)
+    density *= above > 0
+    density /= _SPIKE_MEAN
     return density
 
 
