@@ -8,7 +8,7 @@ mention, a link, a header or another line.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from email.message import EmailMessage
 from typing import Any
@@ -25,6 +25,16 @@ _LENGTH = 500
 _MOST_EVIDENCE = 40
 # An alert that nobody resolves ends by itself: a node may be replaced without a word.
 _ALERT_S = 7 * 24 * 3600.0
+# OpenTelemetry's SeverityNumber.
+_WARNING = (13, "WARN")
+_SEVERITIES = {
+    EventKind.RELEASED: (9, "INFO"),
+    EventKind.TEST: (9, "INFO"),
+    EventKind.BREAKER: (17, "ERROR"),
+    EventKind.TICKET: (17, "ERROR"),
+}
+# The last second that 64 bits of nanoseconds can tell.
+_LAST_S = 2.0**64 / 1e9 - 1
 _WORDS = {
     EventKind.DRAINED: "drained",
     EventKind.RELAPSE: "drained again within a day",
@@ -165,6 +175,38 @@ def _as_alerts(batch: Batch, _: Target, settings: Notify) -> bytes:
     return _encoded(alerts)
 
 
+def _as_otlp(batch: Batch, _: Target, settings: Notify) -> bytes:
+    """Return OTLP's request for logs, as JSON (opentelemetry.io, OTLP/HTTP): a record an event."""
+    resources = []
+    for event in batch.events:
+        about = {"service.name": "slurm-health", "host.name": event.node}
+        said = {
+            "slurm.cluster.name": settings.cluster,
+            "slurm.job.id": str(event.job or ""),
+            "slurm_health.checks": ",".join(event.checks),
+            "slurm_health.evidence": "\n".join(event.evidence[:_MOST_EVIDENCE]),
+        }
+        number, severity = _SEVERITIES.get(event.kind, _WARNING)
+        # Whole nanoseconds as text: JSON's numbers are not long enough.
+        time_ns = str(int(min(max(event.time_s, 0.0), _LAST_S)) * 1_000_000_000)
+        record = {
+            "timeUnixNano": time_ns,
+            "observedTimeUnixNano": time_ns,
+            "severityNumber": number,
+            "severityText": severity,
+            "eventName": f"slurm_health.node.{event.kind.value}",
+            "body": {"stringValue": f"{event.node} {_WORDS[event.kind]}: {_said(event)}"},
+            "attributes": _attributes(said),
+        }
+        scope = {"scope": {"name": "slurm_health.notify"}, "logRecords": [record]}
+        resources.append({"resource": {"attributes": _attributes(about)}, "scopeLogs": [scope]})
+    return _encoded({"resourceLogs": resources})
+
+
+def _attributes(values: Mapping[str, str]) -> list[dict[str, Any]]:
+    return [{"key": key, "value": {"stringValue": value}} for key, value in values.items() if value]
+
+
 _JSON = "application/json"
 _FORMATS: dict[Format, tuple[Callable[[Batch, Target, Notify], bytes], str]] = {
     Format.JSON: (_as_json, _JSON),
@@ -173,4 +215,5 @@ _FORMATS: dict[Format, tuple[Callable[[Batch, Target, Notify], bytes], str]] = {
     Format.SLACK: (_as_slack, _JSON),
     Format.TEAMS: (_as_teams, _JSON),
     Format.ALERTMANAGER: (_as_alerts, _JSON),
+    Format.OTLP: (_as_otlp, _JSON),
 }

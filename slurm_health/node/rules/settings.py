@@ -204,6 +204,7 @@ class Format(Enum):
     SLACK = "slack"
     TEAMS = "teams"
     ALERTMANAGER = "alertmanager"
+    OTLP = "otlp"  # log records for an OpenTelemetry collector
 
 
 class Target(_Table, frozen=True, kw_only=True):

@@ -159,6 +159,48 @@ def test_a_release_resolves_the_alert_of_the_drain(listener: Listener) -> None:
     assert fired["annotations"]["description"] == "lost"
 
 
+def test_a_collector_receives_a_log_record_of_each_event(listener: Listener) -> None:
+    events = (event("n3"), event("n4", text=HOSTILE))
+    sent(*events, url=f"{listener.url}/v1/logs", format="otlp")
+    sent(event(kind=EventKind.RELEASED), url=f"{listener.url}/v1/logs", format="otlp")
+
+    drained, released = listener.documents
+    for document in listener.documents:
+        for each in document["resourceLogs"]:
+            (scope,) = each["scopeLogs"]
+            (record,) = scope["logRecords"]
+            assert record["timeUnixNano"] == "1763661234000000000"
+    hosts = [attributes(each["resource"])["host.name"] for each in drained["resourceLogs"]]
+    assert hosts == ["n3", "n4"]
+    record = drained["resourceLogs"][0]["scopeLogs"][0]["logRecords"][0]
+    assert (record["severityNumber"], record["severityText"]) == (13, "WARN")
+    assert record["eventName"] == "slurm_health.node.drained"
+    assert record["body"] == {"stringValue": "n3 drained: lost"}
+    assert attributes(record) == {
+        "slurm.cluster.name": "c1",
+        "slurm.job.id": "4711",
+        "slurm_health.checks": "gpu",
+    }
+    record = released["resourceLogs"][0]["scopeLogs"][0]["logRecords"][0]
+    assert record["severityText"] == "INFO"
+
+
+@pytest.mark.parametrize("time_s", [-1e30, 0.0, 1e30])
+def test_a_clock_that_is_wrong_is_a_time_that_a_collector_can_read(
+    listener: Listener, time_s: float
+) -> None:
+    sent(msgspec.structs.replace(event(), time_s=time_s), url=listener.url, format="otlp")
+
+    (document,) = listener.documents
+    record = document["resourceLogs"][0]["scopeLogs"][0]["logRecords"][0]
+    assert 0 <= int(record["timeUnixNano"]) < 2**64
+
+
+def attributes(of: Any) -> dict[str, str]:
+    """Return OTLP's list of keys and values as a dictionary."""
+    return {each["key"]: each["value"]["stringValue"] for each in of["attributes"]}
+
+
 def test_a_mail_command_receives_a_mail_without_a_header_of_anybody_elses(tmp_path: Path) -> None:
     sendmail = write_executable(
         tmp_path / "sendmail", f'#!/bin/sh\necho "$@" >{tmp_path}/with\ncat >{tmp_path}/mail\n'
