@@ -43,6 +43,21 @@ def test_every_node_has_an_address_of_its_own() -> None:
     assert len(addresses) == len(set(addresses)) == 1002
 
 
+def test_nodes_that_follow_one_another_share_a_line() -> None:
+    many = slurm_conf(LabSpec(name="x", nodes=tuple(f"n{i + 1}" for i in range(301))))
+    found = re.findall(r"(?m)^NodeName=(\S+) NodeAddr=(\S+)", many)
+    assert found == [("n[1-250]", "10.77.1.[1-250]"), ("n[251-301]", "10.77.2.[1-51]")]
+
+    odd = slurm_conf(LabSpec(name="x", nodes=("n1", "gpu", "n2", "n4")))
+    found = re.findall(r"(?m)^NodeName=(\S+) NodeAddr=(\S+)", odd)
+    assert found == [
+        ("n1", "10.77.1.1"),
+        ("gpu", "10.77.1.2"),
+        ("n2", "10.77.1.3"),
+        ("n4", "10.77.1.4"),
+    ]
+
+
 def test_lab_users_replace_machine_users_of_that_name() -> None:
     machine = "root:x:0:0:root:/root:/bin/sh\nalice:x:7:7::/elsewhere:/bin/sh\n"
     lines = passwd(SPEC, machine).splitlines()
