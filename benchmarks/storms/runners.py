@@ -52,11 +52,12 @@ if sys.argv[1] == "healthcheck":
         subprocess.run([*update, "State=RESUME"], check=False)
 """
 # Times what it calls, and ends as that did: when, seconds of the clock and of the processor, code.
+# With as many digits as bash has: bash 5.3 rounds 3.9996 to `3.:00`.
 _TIMED = """\
 #!/bin/bash
 PATH=/usr/sbin:/usr/bin:/sbin:/bin
 export PATH
-TIMEFORMAT="$EPOCHREALTIME %R %U %S"
+TIMEFORMAT="$EPOCHREALTIME %6R %6U %6S"
 ahead=
 test -e {ahead} && ahead="env LD_PRELOAD={library}"
 took=$( {{ time $ahead {command} >>{log} 2>&1; }} 2>&1 )
