@@ -112,9 +112,10 @@ def failover(config: Mapping[str, str]) -> list[Advice]:
         f"{len(hosts)} SlurmctldHost: a job whose prolog ends while none has taken over stands"
         f" RUNNING without having started, for up to {_PINGS * timeout_s // 3 // 60} min"
     )
-    return [
-        look(text, "after a failover, jobs that are RUNNING and have no step: scontrol requeue")
-    ]
+    # slurmctld shows a batch step from the allocation on: only the node knows.
+    ask = "sstat -ai -j JOBID.batch"
+    mend = f"after a failover: scontrol requeue of those of which {ask} shows no process"
+    return [look(text, mend)]
 
 
 def advise_on_release(config: Mapping[str, str]) -> list[Advice]:
