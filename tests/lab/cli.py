@@ -18,6 +18,8 @@ from .lab import Lab
 from .layout import BASE
 
 DEFAULT_NAME = "lab"
+# Until all nodes are idle: for any lab, and more for each node.
+_START_S, _NODE_S = 60.0, 0.3
 _INTERRUPTED = 130  # as a shell calls what SIGINT ended
 
 _DESCRIPTION = """\
@@ -87,6 +89,7 @@ def _up(options: argparse.Namespace) -> int:
         accounting=options.accounting,
         network_filesystem_mb=options.network_filesystem_mb,
         detached=True,
+        deadline_s=_START_S + options.nodes * _NODE_S,
     )
     print(
         f"lab {options.name}: {len(lab.nodes)} nodes idle after"

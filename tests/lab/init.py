@@ -17,6 +17,7 @@ from . import (
     daemons,
     gpus,
     kernel,
+    network,
     network_filesystem,
     release,
     slurmconf,
@@ -26,7 +27,6 @@ from .layout import (
     CHECKOUT,
     CONTROLLER,
     CONTROLLER_ADDRESS,
-    PREFIX_LENGTH,
     SLURMCTLD_PORT,
     USERS,
     LabSpec,
@@ -50,23 +50,10 @@ def set_up(spec: LabSpec) -> dict[str, int]:
         release.enter(spec, Path(spec.release), _wanted(spec))
     write_files(spec)
     _mount_controller(spec)
-    _ip(
-        [
-            "link set lo up",
-            "link add br0 type bridge",
-            f"addr add {CONTROLLER_ADDRESS}/{PREFIX_LENGTH} dev br0",
-            "link set br0 up",
-        ]
-    )
+    network.prepare(spec)
+    _ip(network.bridge(spec))
     holders = {node: _Holder(spec, node) for node in spec.nodes}
-    commands = []
-    for node, holder in holders.items():
-        port = spec.port(node)
-        commands += [
-            f"link add {port} type veth peer name eth0 netns {holder.pid}",
-            f"link set {port} master br0 up",
-        ]
-    _ip(commands)
+    _ip([line for node, holder in holders.items() for line in network.port(spec, node, holder.pid)])
     daemons.start_munged(spec)
     if spec.network_filesystem_mb:
         network_filesystem.serve(spec)
@@ -213,13 +200,8 @@ def _be_node(spec: LabSpec, node: str, ready_fd: int, go_fd: int, done_fd: int) 
         kernel.mount_fresh("tmpfs", Path("/dev/shm"), "mode=1777")
         visibility.replace(Path("/tmp"), spec.paths.tmp(node), _wanted(spec), _STAGING / node)
         os.read(go_fd, 1)
-        _ip(
-            [
-                "link set lo up",
-                f"addr add {spec.address(node)}/{PREFIX_LENGTH} dev eth0",
-                "link set eth0 up",
-            ]
-        )
+        network.prepare(spec)
+        _ip(network.link(spec, node))
         if spec.network_filesystem_mb:
             network_filesystem.mount(spec, node)
         daemons.start_slurmd(node)

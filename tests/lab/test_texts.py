@@ -7,6 +7,7 @@ import pytest
 
 from slurm_health.preflight.agent.worker_process import LIGHT_NAME
 
+from . import network
 from .cgroups import CpuController, find_cpu_controller
 from .errors import LabError
 from .layout import LabSpec
@@ -56,6 +57,26 @@ def test_nodes_that_follow_one_another_share_a_line() -> None:
         ("n2", "10.77.1.3"),
         ("n4", "10.77.1.4"),
     ]
+
+
+def test_a_large_lab_needs_no_room_in_the_machines_table_of_neighbours() -> None:
+    spec = LabSpec(name="x", nodes=tuple(f"n{i}" for i in range(1000)))
+    ports = [network.port(spec, node, holder=7) for node in spec.nodes]
+    known = [words[2:5:2] for lines in ports for words in map(str.split, lines) if "neigh" in words]
+    macs = [lines[0].split()[9] for lines in ports]
+
+    assert known == [list(pair) for pair in zip(map(spec.address, spec.nodes), macs, strict=True)]
+    assert len(set(macs)) == 1000
+    link = network.link(spec, "n7")
+    assert f"addr add {spec.address('n7')}/32 dev eth0" in link
+    (controller,) = [line for line in link if line.startswith("neigh")]
+    assert controller.endswith("permanent")
+    assert controller.split()[4] in network.bridge(spec)[1]
+
+
+def test_nodes_of_a_small_lab_reach_one_another_by_themselves() -> None:
+    lines = [*network.bridge(SPEC), *network.port(SPEC, "n1", holder=7), *network.link(SPEC, "n1")]
+    assert not [line for line in lines if "neigh" in line or "route" in line]
 
 
 def test_lab_users_replace_machine_users_of_that_name() -> None:
