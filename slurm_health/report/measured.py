@@ -6,14 +6,13 @@ One value per probe, node, group and round.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import NamedTuple
 
-from msgspec.structs import replace
-
 from slurm_health.preflight.session.measurement import (
+    Timed,
     allgather_busbw_gb_per_s,
     group_times,
     rate_gflop_per_s,
@@ -92,9 +91,13 @@ def figures_of(
     by_round: dict[tuple[int, str], dict[str, float]] = {}
     for number, members, group in _groups(samples):
         all_well = members <= fit and not any(ends <= members for ends in paths)
-        for node, probe, value, together in _values(members, group):
+        for timed in _whole(group_times(members, group)):
+            value = _value(timed.sample, timed.elapsed_ms)
+            if value is None:
+                continue
+            node, probe = timed.sample.node, str(timed.sample.metric)
             by_round.setdefault((number, node), {})[probe] = value
-            if all_well or not together or node not in fit:
+            if all_well or not timed.together or node not in fit:
                 values.setdefault(node, {}).setdefault(probe, []).append(value)
     by_node = {
         node: tuple(Figure(probe=name, values=tuple(probes[name])) for name in sorted(probes))
@@ -115,26 +118,14 @@ def _groups(samples: Iterable[records.Sampled]) -> list[_Group]:
     return [(number, members, group) for (number, members), group in in_order]
 
 
-def _values(
-    members: frozenset[str], group: Sequence[records.Sampled]
-) -> Iterator[tuple[str, str, float, bool]]:
-    """Yield each node's figures in one group of one round, by the slowest of its devices or rails.
-
-    A node, a probe, a value, and whether the group measured that together.
-    """
-    sample_of = {(sample.node, sample.metric): sample for sample in group}
-    times = group_times(members, group)
-    shared = {metric: dict.fromkeys(members, ms) for metric, ms in times.shared_ms.items()}
-    slowest: dict[tuple[str, Metric, bool], float] = {}
-    for together, by_metric in ((True, shared), (False, times.node_ms)):
-        for metric, by_node in by_metric.items():
-            for node, elapsed_ms in by_node.items():
-                key = node, replace(metric, part=""), together
-                slowest[key] = max(elapsed_ms, slowest.get(key, 0.0))
-    for (node, metric, together), elapsed_ms in slowest.items():
-        value = _value(sample_of[node, metric], elapsed_ms)
-        if value is not None:
-            yield node, str(metric), value, together
+def _whole(times: Iterable[Timed]) -> Iterable[Timed]:
+    """Return the times of whole nodes: that of the slowest of a node's devices or rails."""
+    slowest: dict[tuple[str, Metric, bool], Timed] = {}
+    for timed in times:
+        key = timed.sample.node, timed.sample.metric, timed.together
+        if key not in slowest or timed.elapsed_ms > slowest[key].elapsed_ms:
+            slowest[key] = timed
+    return slowest.values()
 
 
 def _value(sample: records.Sampled, elapsed_ms: float) -> float | None:

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from types import MappingProxyType
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -22,36 +23,39 @@ _PARTS = {"solo": "device", "rail": "rail"}
 _LEAST_SERVED = 0.02
 
 
-@dataclass(frozen=True, kw_only=True)
-class GroupTimes:
-    """What the samples of one group in one round come to, per metric.
+class Timed(NamedTuple):
+    """What a sample comes to: how long its node took, or with `together` its whole group.
 
-    `shared_ms` holds what the group took together, `node_ms` what each node took by itself.
+    `metric` names the device or rail where the node has several; the sample says how much was done
+    in that time.
     """
 
-    shared_ms: Mapping[Metric, float]
-    node_ms: Mapping[Metric, Mapping[str, float]]
+    sample: Sampled
+    metric: Metric
+    elapsed_ms: float
+    together: bool
 
 
-def group_times(group: Collection[str], samples: Iterable[Sampled]) -> GroupTimes:
-    """Return what a group measured: the one reduction of samples, for verdicts and reports.
+def group_times(group: Collection[str], samples: Iterable[Sampled]) -> Iterator[Timed]:
+    """Yield what a group measured: the one reduction of samples, for verdicts and reports.
 
     What nodes do together takes as long as it does for the slowest of them. If the time of one is
     not known, neither is that of the group. Of samples that were taken again the last one counts.
     """
-    together: dict[Metric, dict[str, _Typical]] = {}
-    alone: dict[Metric, dict[str, float]] = {}
+    shared: dict[Metric, dict[str, tuple[Sampled, _Typical]]] = {}
+    alone: dict[Metric, dict[str, tuple[Sampled, _Typical]]] = {}
     for sample in samples:
+        kept = shared if sample.scope in _SHARED_SCOPES else alone
         for metric, typical in _parts(sample) if sample.node in group else ():
-            if sample.scope in _SHARED_SCOPES:
-                together.setdefault(metric, {})[sample.node] = typical
-            else:
-                alone.setdefault(metric, {})[sample.node] = typical.own_ms
-    whole = {metric: times for metric, times in together.items() if len(times) == len(group)}
-    return GroupTimes(
-        shared_ms={metric: _slowest(times.values()).own_ms for metric, times in whole.items()},
-        node_ms=alone,
-    )
+            kept.setdefault(metric, {})[sample.node] = sample, typical
+    for metric, of_nodes in shared.items():
+        if len(of_nodes) == len(group):
+            elapsed_ms = _slowest(typical for _, typical in of_nodes.values()).own_ms
+            for sample, _ in of_nodes.values():
+                yield Timed(sample, metric, elapsed_ms, together=True)
+    for metric, of_nodes in alone.items():
+        for sample, typical in of_nodes.values():
+            yield Timed(sample, metric, typical.own_ms, together=False)
 
 
 def allgather_busbw_gb_per_s(*, total_bytes: int, ranks: int, elapsed_ms: float) -> float:
@@ -168,14 +172,14 @@ def group_result(
     own = (served(each) for each in samples if each.scope == "solo" and each.node in group)
     crashed = tuple(node for node in group if node in reports and reports[node].crashed)
     failed = [node for node in group if _failed(reports.get(node))]
-    times = group_times(group, samples)
+    times = list(group_times(group, samples))
     away = {*silent, *(node for node, report in reports.items() if report.unmeasured)}
     quiet = tuple(node for node in group if node in away)
     return GroupResult(
         nodes=tuple(group),
         outcome=_outcome(group, reports, silent=quiet, timed_out=timed_out),
-        shared_ms=dict(times.shared_ms.items()),
-        node_ms=_of_models(times.node_ms, models),
+        shared_ms={timed.metric: timed.elapsed_ms for timed in times if timed.together},
+        node_ms=_of_models((timed for timed in times if not timed.together), models),
         silent=quiet,
         crashed=crashed,
         said={
@@ -207,15 +211,15 @@ def _parts(sample: Sampled) -> Iterable[tuple[Metric, _Typical]]:
 
 
 def _of_models(
-    node_ms: Mapping[Metric, Mapping[str, float]], models: Mapping[str, str]
+    alone: Iterable[Timed], models: Mapping[str, str]
 ) -> dict[MetricName, dict[str, float]]:
     """Return the times with each node's apart from those of nodes of another model."""
     by_metric: dict[MetricName, dict[str, float]] = {}
-    for metric, times in node_ms.items():
-        for node, elapsed_ms in times.items():
-            model = models.get(node, "")
-            compared = metric if model == metric.model else replace(metric, model=model)
-            by_metric.setdefault(compared, {})[node] = elapsed_ms
+    for timed in alone:
+        node, metric = timed.sample.node, timed.metric
+        model = models.get(node, "")
+        compared = metric if model == metric.model else replace(metric, model=model)
+        by_metric.setdefault(compared, {})[node] = timed.elapsed_ms
     return by_metric
 
 
