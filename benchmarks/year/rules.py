@@ -14,7 +14,7 @@ from benchmarks.year.kinds import Effect
 from benchmarks.year.policies import Policy, Spares
 from slurm_health.preflight.decide import after_failure
 from slurm_health.preflight.decide.after_failure import Failure, Plan
-from slurm_health.preflight.decide.decide import Case, decide, unwanted
+from slurm_health.preflight.decide.decide import Case, decide
 from slurm_health.preflight.decide.decision import Decision
 from slurm_health.preflight.decide.facts import JobFacts
 from slurm_health.preflight.decide.policy import Policy as JobPolicy
@@ -58,8 +58,7 @@ def decided_of(
         asked=asked,
         wait="" if others_free else "no other node is free",
     )
-    found = unwanted(verdict, allowed, batch_node=facts.batch_node)
-    return decide(Case(verdict=verdict, unwanted=found, policy=allowed, facts=facts))
+    return decide(Case.of(verdict, allowed, facts))
 
 
 def planned_of(job: Job, node: int, *, named: bool, lost: bool) -> Plan:

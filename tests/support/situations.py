@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from slurm_health.preflight.decide.decide import Case, decide, question, unwanted
+from slurm_health.preflight.decide.decide import Case, decide, question
 from slurm_health.preflight.decide.decision import Decision, Question
 from slurm_health.preflight.decide.facts import JobFacts
 from slurm_health.preflight.decide.policy import Policy
@@ -39,11 +39,9 @@ def job_facts(
 
 def decided(verdict: VerdictReached, policy: Policy, facts: JobFacts) -> Decision:
     """Return what is decided about a verdict, with the unwanted nodes that the policy makes."""
-    avoid = unwanted(verdict, policy, batch_node=facts.batch_node)
-    return decide(Case(verdict=verdict, unwanted=avoid, policy=policy, facts=facts))
+    return decide(Case.of(verdict, policy, facts))
 
 
 def asked_about(verdict: VerdictReached, policy: Policy, facts: JobFacts) -> Question | None:
     """Return what Slurm is to be asked before that is decided."""
-    avoid = unwanted(verdict, policy, batch_node=facts.batch_node)
-    return question(Case(verdict=verdict, unwanted=avoid, policy=policy, facts=facts))
+    return question(Case.of(verdict, policy, facts))

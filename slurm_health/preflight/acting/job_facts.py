@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from slurm_health.preflight.decide import elsewhere
-from slurm_health.preflight.decide.decision import Question
+from slurm_health.preflight.decide.decide import Case, decide_unasked, question
+from slurm_health.preflight.decide.decision import Ending, Question
 from slurm_health.preflight.decide.facts import JobFacts
 from slurm_health.preflight.decide.policy import Policy
 from slurm_health.records.allocation import Estimate, is_of_another_job
@@ -40,6 +42,38 @@ _PLACEMENT = {
 _TAKEN = frozenset({"PLANNED", "RESERVED"})
 # What each run of the job before this one set out to do; None for one that cannot be read.
 Earlier = Sequence[Sequence[ActionIntended] | None]
+
+
+def read_case(
+    verdict: VerdictReached,
+    policy: Policy,
+    *,
+    started: RunStarted,
+    directory: Path,
+    client: Client,
+    uid: int,
+    clock: Callable[[], float],
+) -> Case | Ending:
+    """Return all that is to be decided by, read once; how the run ends if Slurm does not answer.
+
+    Raises:
+        JournalError: what this run has done so far cannot be read.
+    """
+    facts = JobFacts(job_id=started.job_id, batch_node=started.master_node)
+    case = Case.of(verdict, policy, facts)
+    if not case.unwanted:  # where all is well there is nothing to ask Slurm about
+        return case
+    try:
+        facts = read_facts(policy, started=started, directory=directory, client=client, uid=uid)
+    except SlurmError as err:
+        return decide_unasked(verdict, case.unwanted, policy, str(err))
+    case = replace(case, facts=facts)
+    asked = question(case)
+    if asked is None:
+        return case
+    return case.waiting(
+        wait_for_nodes(asked, job=started.slurm_name, facts=facts, client=client, now_s=clock())
+    )
 
 
 def read_facts(

@@ -8,23 +8,18 @@ the journal and on the job before.
 from __future__ import annotations
 
 import logging
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slurm_health.node.draining.drain import Cause, DrainStatus, drain_node
 from slurm_health.node.site_settings import load
-from slurm_health.preflight.acting import job_facts
-from slurm_health.preflight.acting.job_facts import cause, kept_off, read_facts
+from slurm_health.preflight import config
+from slurm_health.preflight.acting.job_facts import cause, kept_off, read_case
 from slurm_health.preflight.acting.requeue_helper import Helper, Move
-from slurm_health.preflight.decide.decide import (
-    Case,
-    decide,
-    decide_unasked,
-    question,
-    unwanted,
-)
+from slurm_health.preflight.decide.decide import Case, decide
 from slurm_health.preflight.decide.decision import Decision, Drain, Ending, LeaveAlone, Shrink
 from slurm_health.preflight.decide.facts import (
     JobFacts,
@@ -37,6 +32,7 @@ from slurm_health.preflight.decide.policy import Policy
 from slurm_health.records import records
 from slurm_health.records.errors import ConfigError, SlurmError
 from slurm_health.records.nodeset import fold
+from slurm_health.system.processes import own_command
 from slurm_health.system.slurm.client import Client
 
 log = logging.getLogger(__name__)
@@ -62,6 +58,33 @@ class Acting:
     site_file: Path
     clock: Callable[[], float] = time.time
 
+    @classmethod
+    def as_owner(
+        cls,
+        started: records.RunStarted,
+        directory: Path,
+        policy: Policy,
+        environ: Mapping[str, str],
+        append: RecordAppender,
+    ) -> Acting:
+        """Return how this process acts, for the user whose job it is in."""
+        helper = Helper(
+            command=own_command("requeue-helper"),
+            directory=directory,
+            environ=environ,
+            uid=os.getuid(),
+        )
+        return cls(
+            started=started,
+            directory=directory,
+            policy=policy,
+            client=Client(environ),
+            uid=os.getuid(),
+            append=append,
+            helper=helper,
+            site_file=config.site_file(environ),
+        )
+
     @property
     def job(self) -> str:
         """What Slurm's commands call the job."""
@@ -76,28 +99,17 @@ def act(verdict: records.VerdictReached, acting: Acting) -> records.RunFinished:
     Raises:
         JournalError: an intent or a result cannot be recorded; nothing is done unrecorded.
     """
-    started, policy = acting.started, acting.policy
-    avoid = unwanted(verdict, policy, batch_node=started.master_node)
-    # Where all is well there is nothing to ask Slurm about.
-    facts = JobFacts(job_id=started.job_id, batch_node=started.master_node)
-    if avoid:
-        try:
-            facts = read_facts(
-                policy,
-                started=started,
-                directory=acting.directory,
-                client=acting.client,
-                uid=acting.uid,
-            )
-        except SlurmError as err:
-            return decide_unasked(verdict, avoid, policy, str(err)).recorded()
-    case = Case(verdict=verdict, unwanted=avoid, policy=policy, facts=facts)
-    asked = question(case)
-    if asked is not None:
-        wait = job_facts.wait_for_nodes(
-            asked, job=acting.job, facts=facts, client=acting.client, now_s=acting.clock()
-        )
-        case = case.waiting(wait)
+    case = read_case(
+        verdict,
+        acting.policy,
+        started=acting.started,
+        directory=acting.directory,
+        client=acting.client,
+        uid=acting.uid,
+        clock=acting.clock,
+    )
+    if isinstance(case, Ending):
+        return case.recorded()
     return _Performer(acting, case).perform(decide(case))
 
 

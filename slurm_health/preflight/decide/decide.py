@@ -61,6 +61,12 @@ class Case:
     policy: Policy
     facts: JobFacts
 
+    @classmethod
+    def of(cls, verdict: VerdictReached, policy: Policy, facts: JobFacts) -> Case:
+        """Return the case of a job with this verdict."""
+        avoid = unwanted(verdict, policy, batch_node=facts.batch_node)
+        return cls(verdict=verdict, unwanted=avoid, policy=policy, facts=facts)
+
     def waiting(self, why: str) -> Case:
         """Return it for a job that would have to wait for other nodes; empty: it would not."""
         return replace(self, facts=replace(self.facts, wait=why))

@@ -3,107 +3,82 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
-from slurm_health.preflight import config
 from slurm_health.preflight.decide.decide import exit_code
-from slurm_health.preflight.decide.policy import Policy
 from slurm_health.preflight.master.check_settings import CheckSettings
+from slurm_health.preflight.master.master import Master
 from slurm_health.records import records
 from slurm_health.records.errors import ExitCode
 from slurm_health.records.nodeset import fold
-from slurm_health.system.processes import own_command
 from slurm_health.system.slurm.client import Client
 
 
 def conclude(
     verdict: records.VerdictReached,
-    blind: Sequence[str],
+    master: Master,
     started: records.RunStarted,
     directory: Path,
     settings: CheckSettings,
     environ: Mapping[str, str],
-    append: Callable[[records.Record], None],
 ) -> records.RunFinished:
-    """Act on the verdict if told to.
+    """Act on a verdict, unless an earlier master has or the job is over; record how the run ends.
 
     Args:
         verdict: what was found.
-        blind: the nodes that do not see the journal.
+        master: who found it.
         started: the first record of the check.
         directory: its journal.
         settings: what it was told.
         environ: its environment.
-        append: writes a record of the master's.
-    """
-
-    def append_and_tell(record: records.Record) -> None:
-        append(record)
-        if isinstance(record, records.RunFinished):
-            settings.tell(record, directory)
-
-    if blind:  # what was found is not worth acting on
-        from slurm_health.preflight.acting.unchecked import end_unchecked  # seldom needed
-
-        return end_unchecked(
-            _not_shared(directory, blind),
-            settings.on_unchecked,
-            job=started.slurm_name if settings.act else "",
-            client=Client(environ, patience_s=0.0),
-            append=append_and_tell,
-            in_journal=False,
-        )
-    if not settings.act:
-        return records.RunFinished(
-            disposition=records.Disposition.PROCEED,
-            exit_code=exit_code(verdict),
-            reason="only checked",
-        )
-    if settings.at_fault:
-        verdict = msgspec.structs.replace(verdict, nodes=[*verdict.nodes, *settings.at_fault])
-        append_and_tell(verdict)
-    return act_on(verdict, started, directory, settings.policy, environ, append_and_tell)
-
-
-def act_on(
-    verdict: records.VerdictReached,
-    started: records.RunStarted,
-    directory: Path,
-    policy: Policy,
-    environ: Mapping[str, str],
-    append: Callable[[records.Record], None],
-) -> records.RunFinished:
-    """Act on a verdict as the user whose job this is; return how the run ends.
 
     Raises:
         JournalError: an intent or a result cannot be recorded; nothing is done unrecorded.
     """
-    from slurm_health.preflight.acting.perform import Acting, act
-    from slurm_health.preflight.acting.requeue_helper import Helper
+    state = master.session.state
+    if state.finished is not None and not state.finished.disposition.leaves:
+        return state.finished  # acted on to the end, and only not heard: the job is as it says
+    over = [node.failed for node in state.agents.values() if node.job_ended]
+    blind = [name for name, node in state.agents.items() if node.no_journal]
 
-    helper = Helper(
-        command=own_command("requeue-helper"),
-        directory=directory,
-        environ=environ,
-        uid=os.getuid(),
-    )
-    return act(
-        verdict,
-        Acting(
-            started=started,
-            directory=directory,
-            policy=policy,
-            client=Client(environ),
-            uid=os.getuid(),
+    def append(record: records.Record) -> None:
+        master.append(record)
+        if isinstance(record, records.RunFinished):
+            settings.tell(record, directory)
+
+    if over:
+        accounts = Client(environ, patience_s=0.0).keeps_accounts()
+        finished = job_ended(over[0], started.slurm_name, accounts=accounts)
+    elif blind:  # what was found is not worth acting on
+        from slurm_health.preflight.acting.unchecked import end_unchecked  # seldom needed
+
+        finished = end_unchecked(
+            _not_shared(directory, blind),
+            settings.on_unchecked,
+            job=started.slurm_name if settings.act else "",
+            client=Client(environ, patience_s=0.0),
             append=append,
-            helper=helper,
-            site_file=config.site_file(environ),
-        ),
-    )
+            in_journal=False,
+        )
+    elif settings.act:
+        from slurm_health.preflight.acting.perform import Acting, act
+
+        if settings.at_fault:
+            verdict = msgspec.structs.replace(verdict, nodes=[*verdict.nodes, *settings.at_fault])
+            append(verdict)
+        acting = Acting.as_owner(started, directory, settings.policy, environ, append)
+        finished = act(verdict, acting)
+    else:
+        finished = records.RunFinished(
+            disposition=records.Disposition.PROCEED,
+            exit_code=exit_code(verdict),
+            reason="only checked",
+        )
+    master.finish(finished)
+    return finished
 
 
 def job_ended(said: str, job: str, *, accounts: bool | None) -> records.RunFinished:

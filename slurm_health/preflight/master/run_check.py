@@ -184,41 +184,16 @@ def _check(
         ),
     )
     with master.led(started, lambda: _became(environ)) as verdict:
+        from slurm_health.preflight.master.after_verdict import conclude
+
         # The workers still hold the devices: the job must not start beside them.
         launcher.stop(LEAVE_S + poll_interval_s(len(started.nodes)))
         before = master.session.state.finished
-        finished = _acted_on(verdict, master, started, directory, settings, environ)
+        finished = conclude(verdict, master, started, directory, settings, environ)
         if before is None and config.verdicts_to_machine_log(environ):
             check_log.tell(verdict, started, finished)
     settings.tell(finished, directory)
     return FinishedCheck(directory=directory, verdict=verdict, finished=finished)
-
-
-def _acted_on(
-    verdict: VerdictReached,
-    master: Master,
-    started: RunStarted,
-    directory: Path,
-    settings: CheckSettings,
-    environ: Mapping[str, str],
-) -> RunFinished:
-    """Act on a verdict, unless an earlier master has or the job is over; return how it ends."""
-    from slurm_health.preflight.master.after_verdict import conclude, job_ended
-
-    state = master.session.state
-    if state.finished is not None and not state.finished.disposition.leaves:
-        return state.finished  # acted on to the end, and only not heard: the job is as it says
-    over = [node.failed for node in state.agents.values() if node.job_ended]
-    if over:
-        accounts = _client(environ, patience_s=0.0).keeps_accounts()
-        finished = job_ended(over[0], started.slurm_name, accounts=accounts)
-    else:
-        blind = [name for name, node in state.agents.items() if node.no_journal]
-        finished = conclude(
-            verdict, blind, started, directory, settings, environ, append=master.append
-        )
-    master.finish(finished)
-    return finished
 
 
 # What a check does not need before its agents are started is loaded after that.

@@ -13,7 +13,6 @@ from pathlib import Path
 import msgspec
 
 from slurm_health.preflight.decide.after_failure import Next, Plan, plan
-from slurm_health.preflight.master.after_verdict import act_on
 from slurm_health.preflight.master.check_settings import CheckSettings
 from slurm_health.preflight.master.run_check import check_allocation, run_started
 from slurm_health.records.allocation import Allocation
@@ -116,6 +115,8 @@ def _left(
     environ: Mapping[str, str],
 ) -> RunFinished:
     """Act on what is known of nodes as on the verdict of a check, which this records as one."""
+    from slurm_health.preflight.acting.perform import Acting, act  # seldom needed
+
     all_nodes = (*failed.nodes, *failed.spares)
     wanted = run_started(
         replace(allocation, nodes=all_nodes),
@@ -141,7 +142,8 @@ def _left(
     append(started)
     append(verdict)
     judged = msgspec.structs.replace(verdict, nodes=[*verdict.nodes, *well])
-    finished = act_on(judged, started, directory, settings.policy, environ, append)
+    acting = Acting.as_owner(started, directory, settings.policy, environ, append)
+    finished = act(judged, acting)
     if not finished.disposition.leaves:  # else it is recorded before it is done
         append(finished)
     return finished
