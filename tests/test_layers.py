@@ -65,7 +65,7 @@ HOUSE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("expectations", "order_lines", "probes"),
         ("decide", "localize"),
         ("session",),
-        ("config", "orders", "probe_choice"),
+        ("config", "orders"),
         ("option_kinds",),
         ("options",),
         ("acting", "agent", "sbatch", "supervisor"),

@@ -17,7 +17,7 @@ import click
 
 from slurm_health.cli.output import ProgressLine, print_result, terminal
 from slurm_health.cli.shared_options import shared_options
-from slurm_health.preflight import config, probe_choice
+from slurm_health.preflight import config, option_kinds
 from slurm_health.preflight.decide.policy import (
     AtRequeueLimit,
     OnInconclusive,
@@ -232,7 +232,7 @@ def _settings(
     by_name = {name.replace("_", "-"): value for name, value in options.items()}
     probe_environ = environ_after(options["setup"], environ)
     wanted = what_to_check(by_name)
-    light = probe_choice.why_light(wanted)
+    light = option_kinds.why_light(wanted)
     interpreter = find_interpreter(options["python"], probe_environ, light=light)
     return CheckSettings(
         journal_root=config.journal_root(options["journal"], environ),
@@ -248,7 +248,7 @@ def _settings(
             keep_spares=options["keep_spares"],
         ),
         limits=limits_of(options["round_deadline"]),
-        phases=probe_choice.chosen_phases(wanted),
+        phases=option_kinds.chosen_phases(wanted),
         localize=config.localize(environ) | localize_choices(options),
         cpu_workers=options["workers_per_node"],
         progress=show,

@@ -14,7 +14,6 @@ import msgspec
 from slurm_health.node.checks import registry
 from slurm_health.node.checks.check import Check, Planned
 from slurm_health.node.rules.finding import Status
-from slurm_health.node.rules.node_pattern import is_pattern
 from slurm_health.node.rules.settings import (
     CONTEXTS,
     Accusations,
@@ -29,6 +28,7 @@ from slurm_health.node.rules.settings import (
     PairTest,
     Recovery,
     Target,
+    is_pattern,
 )
 from slurm_health.records.errors import ConfigError
 from slurm_health.system import site_file

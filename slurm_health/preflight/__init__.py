@@ -10,9 +10,8 @@ What is pure decides; what stands beside it performs.
     order_lines     the lines by which the master tells its agents what to do. Pure
     orders          the file of those lines, each agent reads its own part; the doorbell
     options         what several commands take: names, help, defaults
-    option_kinds    how the values of these are written
+    option_kinds    how the values of these are written; which probes `--check` asks for
     config          the settings that users' commands read
-    probe_choice    which probes a check runs, and which interpreter runs them
     sbatch          `slurm-health sbatch`: a job's text, options and submission
     by_default      jobs whose site has them checked, though their users typed plain `sbatch`
     supervisor      the batch script's process: the check, then the user's script

@@ -1,18 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the values of options are written, on a command line as in a variable or a script's line."""
+"""How the values of options are written, on a command line as in a variable or a script's line.
+
+`--check` asks for sets of probes, probes by name, and programs by path. Probes of other packages
+are found through entry points of the groups `slurm_health.probes.solo`, `.node`, `.rail` and
+`.pair`. The name of one is the probe's, its value the module that is its file. That file is not
+loaded here: it may need torch, which only the job's interpreter has.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from slurm_health.preflight import probe_choice
 from slurm_health.preflight.localize import settings as localize
+from slurm_health.records.errors import ConfigError
+from slurm_health.records.probe_catalog import BUILT_IN, LIGHT_SET, SETS, Probe, Scope
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+    from slurm_health.preflight.session.phases import Phase
 
 Value = str | int | bool
 _LEAST_S, _MOST_S = 1, 3600  # of a round
+AUTO = "auto"
+OFF = "off"
+# What an interpreter runs to say whether it finds torch, without loading it: it ends with 0 or 1.
+FIND_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
+_GROUP = "slurm_health.probes"
 
 
 @dataclass(frozen=True)
@@ -35,7 +55,7 @@ def _flag(text: str) -> bool:
 
 
 def _probes(text: str) -> str:
-    return text if text == probe_choice.OFF else probe_choice.spelled_out(text, "--check")
+    return text if text == OFF else spelled_out(text, "--check")
 
 
 def _path(what: str) -> Callable[[str], str]:
@@ -56,9 +76,6 @@ def _count(text: str) -> int:
     if not (text.isascii() and text.isdigit()):
         raise ValueError(f"expected a whole number, 0 or more, found {text!r}")
     return int(text)
-
-
-AUTO = "auto"
 
 
 def _spares(text: str) -> Value:
@@ -107,10 +124,125 @@ def of_localize(option: localize.Option) -> ValueKind:
 
 
 FLAG = ValueKind("", _flag)
+
+
 PROBES = ValueKind("WHAT[,WHAT...]", _probes)
+
+
 DIRECTORY = ValueKind("DIR", _path("a directory"))
+
+
 FILE = ValueKind("FILE", _path("a file"))
+
+
 INTERPRETER = ValueKind("PATH", _interpreter)
+
+
 COUNT, NODES = ValueKind("N", _count), ValueKind("N", _nodes)
+
+
 SPARES = ValueKind(f"N|{AUTO}", _spares)
+
+
 ROUND_DEADLINE = ValueKind("SECONDS", _round_deadline)
+
+
+def chosen_phases(value: str, option: str = "--check") -> tuple[Phase, ...]:
+    """Return the phases that a comma-separated list asks for.
+
+    Raises:
+        ConfigError: an item is no set, no probe, and no program that can be run.
+    """
+    from slurm_health.preflight.session.phases import (
+        phases,  # commands that check nothing do without
+    )
+
+    items = [item.strip() for item in value.split(",") if item.strip()]
+    if not items:
+        valid = ", ".join([*SETS, OFF])
+        raise ConfigError(option, repr(value), f"names nothing to check; valid: {valid}")
+    if OFF in items:
+        raise ConfigError(option, OFF, "stands alone, and only sbatch takes it")
+    named = [item for item in items if "/" not in item]
+    programs = _programs([item for item in items if "/" in item], named, option)
+    foreign = {*named} - {probe.name for probe in BUILT_IN} - SETS.keys()
+    own = [*(_installed(name, option) for name in sorted(foreign)), *programs]
+    return phases([*named, *(probe.name for probe in programs)], own)
+
+
+def asks_for_light(value: str) -> bool:
+    """Tell whether a list asks for light probes."""
+    return LIGHT_SET in {item.strip() for item in value.split(",")}
+
+
+def why_light(value: str) -> str:
+    """Return why light probes are to measure, empty where a list does not ask for them."""
+    return f"--check={LIGHT_SET}" if asks_for_light(value) else ""
+
+
+def spelled_out(value: str, option: str) -> str:
+    """Return the list with programs by their absolute paths, after checking every item.
+
+    Raises:
+        ConfigError: as for `chosen_phases`.
+    """
+    chosen_phases(value, option)
+    items = [item.strip() for item in value.split(",") if item.strip()]
+    return ",".join(str(_absolute(item)) if "/" in item else item for item in items)
+
+
+def _programs(paths: Iterable[str], named: Iterable[str], option: str) -> list[Probe]:
+    """Return the probes that programs are, each under its own name, beside those `named`.
+
+    Raises:
+        ConfigError: one of them cannot be run, or is named like another probe.
+    """
+    taken = {probe.name for probe in BUILT_IN} | SETS.keys() | {*named}
+    found = []
+    for path, given in {_absolute(path): path for path in paths}.items():
+        if not os.access(path, os.X_OK) or not path.is_file():
+            raise ConfigError(option, given, "is not a program that can be run here")
+        if path.name in taken:
+            problem = f"is named like the probe {path.name}; give it another name"
+            raise ConfigError(option, given, problem)
+        taken.add(path.name)
+        found.append(Probe(path.name, Scope.SOLO, str(path)))
+    return found
+
+
+def _absolute(path: str) -> Path:
+    """Return where a program lies. A link is not followed: it may say how it is to be run."""
+    return Path(os.path.abspath(path))  # noqa: PTH100 - pathlib leaves `..` in place
+
+
+def _installed(name: str, option: str) -> Probe:
+    """Return the probe of another package.
+
+    Raises:
+        ConfigError: there is none of that name, or its file cannot be found.
+    """
+    # Loaded where somebody asks for such a probe: it is a quarter of what a check loads at first.
+    from importlib.metadata import entry_points
+
+    for scope in Scope:
+        found: Iterable[EntryPoint] = entry_points(group=f"{_GROUP}.{scope.value}", name=name)
+        for point in found:
+            return Probe(name, scope, _file_of(point, option))
+    raise ConfigError(option, name, "no such probe", valid=_all_names())
+
+
+def _file_of(point: EntryPoint, option: str) -> str:
+    try:
+        spec = importlib.util.find_spec(point.module)
+    except (ImportError, ValueError) as err:
+        raise ConfigError(option, point.name, f"{point.module} cannot be found: {err}") from err
+    if spec is None or not spec.origin or not spec.origin.endswith(".py"):
+        raise ConfigError(option, point.name, f"{point.module} is not a module of a single file")
+    return spec.origin
+
+
+def _all_names() -> Sequence[str]:
+    from importlib.metadata import entry_points
+
+    foreign = [p.name for scope in Scope for p in entry_points(group=f"{_GROUP}.{scope.value}")]
+    return [*SETS, OFF, *(probe.name for probe in BUILT_IN), *sorted(foreign)]

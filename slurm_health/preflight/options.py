@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from enum import Flag, auto
 
-from slurm_health.preflight import probe_choice
+from slurm_health.preflight import option_kinds
 from slurm_health.preflight.decide import policy
 from slurm_health.preflight.decide.policy import OnUnchecked
 from slurm_health.preflight.localize import settings as localize
@@ -317,8 +317,8 @@ def options_of(door: Door) -> dict[str, SharedOption]:
 def what_to_check(settings: Mapping[str, object]) -> str:
     """Return all that is to be checked, from `check` and the flags beside it."""
     named = settings.get("check")
-    if named == probe_choice.OFF:
-        return probe_choice.OFF
+    if named == option_kinds.OFF:
+        return option_kinds.OFF
     flags = [name for name in ("network-check", "straggler-detection") if settings.get(name)]
     return ",".join([*([str(named)] if named else []), *flags]) or probe_catalog.DEFAULT
 

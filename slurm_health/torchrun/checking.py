@@ -23,8 +23,8 @@ from slurm_health.preflight.master.job_environment import environ_after
 from slurm_health.preflight.master.launcher import AgentCommand, Launcher
 from slurm_health.preflight.master.master import MasterSettings
 from slurm_health.preflight.master.run_check import agent_command, make_localizer
+from slurm_health.preflight.option_kinds import chosen_phases, why_light
 from slurm_health.preflight.options import localize_choices
-from slurm_health.preflight.probe_choice import chosen_phases, why_light
 from slurm_health.preflight.session.deadlines import limits_of
 from slurm_health.records.errors import ExitCode, JournalError
 from slurm_health.records.records import RunStarted

@@ -18,7 +18,6 @@ pure.
     nvme         local NVMe drives: wear and errors
     bmc          fans, power supplies and memory events, as the board's controller tells them
     optics       cables and optics of the network
-    ethernet     Ethernet interfaces
-    infiniband   InfiniBand and RoCE ports
+    network      InfiniBand and RoCE ports, Ethernet interfaces
     external     files, programs of the site, Nagios plugins, LBNL NHC
 """

@@ -18,7 +18,7 @@ from slurm_health.node.draining.shared_state import MARGIN_S
 from slurm_health.node.hooks.epilog import LEFTOVERS_LIMIT_S
 from slurm_health.node.hooks.healthcheck import LONGEST_REPEAT_S
 from slurm_health.node.hooks.run_checks import node_name
-from slurm_health.node.rules.node_pattern import matches
+from slurm_health.node.rules.settings import matches
 from slurm_health.node.site_settings import Site
 from slurm_health.records.errors import Unmeasured
 from slurm_health.system.proc import Mount, mount_of

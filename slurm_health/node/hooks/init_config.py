@@ -154,7 +154,7 @@ def _ethernet(context: CheckContext) -> str:
 
 
 def _infiniband(context: CheckContext) -> str:
-    from slurm_health.node.checks.infiniband import InfiniBand, is_compared
+    from slurm_health.node.checks.network import InfiniBand, is_compared
 
     ports = InfiniBand().collect(context).ports
     active = {
@@ -239,7 +239,7 @@ def _bmc(context: CheckContext) -> str:
 def _optics(context: CheckContext) -> str:
     """Return the ports whose modules answer now: many have a cable of copper that says nothing."""
     from slurm_health.node.checks.external import is_there
-    from slurm_health.node.checks.infiniband import InfiniBand
+    from slurm_health.node.checks.network import InfiniBand
     from slurm_health.node.checks.optics import Optics
 
     interfaces = [

@@ -14,7 +14,7 @@ import msgspec
 from slurm_health.node import stuck
 from slurm_health.node.checks.check import Check, CheckContext, Planned
 from slurm_health.node.rules.finding import CheckResult, Finding, capped, inconclusive, node_fault
-from slurm_health.node.rules.node_pattern import matches
+from slurm_health.node.rules.settings import matches
 from slurm_health.node.stuck import Stuck
 from slurm_health.records.decoding import from_msgpack
 from slurm_health.records.text import one_line

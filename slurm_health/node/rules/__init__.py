@@ -4,14 +4,13 @@
 The hooks and the administrators' commands call it; `draining` performs what is decided here.
 
     finding        what a check of a node concludes, and how several become one
-    settings       the hooks' tables in the site's file, with their defaults
+    settings       the hooks' tables in the site's file, with their defaults; patterns of nodes
     xid            what an Xid means for the node, by NVIDIA's catalogue
     kernel_lines   the lines of the kernel's log that count, and that no user can write
     meaning        what an Xid, an SXid or such a line means, for a person who has met one
     breaker        how many nodes may be drained at once
     recovery       when a node that a hook drained may be resumed
     drain_note     the reason that a hook sets on a node, and how to recognise it
-    node_pattern   `gpu[01-16,20]`, `gpu*`, `!login*`
     mending        which step mends a node next
     notices        which events are told to whom, when, and how many in one message
     message_bodies  a message as JSON, text, mail, chat or alerts

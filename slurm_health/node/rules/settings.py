@@ -1,9 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a site may set beside its checks, with the defaults. Each table of the file is a struct."""
+"""What a site may set beside its checks, with the defaults. Each table of the file is a struct.
+
+The nodes that a setting is for are named by patterns: `gpu[01-16,20]`, `gpu*`, `!login*`. The hooks
+match one name against a few of them before every job; expanding node lists with ClusterShell would
+cost more than all checks together.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from enum import Enum
+from fnmatch import fnmatchcase
 from typing import Annotated, Literal
 
 import msgspec
@@ -11,7 +19,6 @@ import msgspec
 from slurm_health.node.rules.finding import Status
 
 CONTEXTS = ("prolog", "epilog", "healthcheck", "retest")
-
 AbsolutePath = Annotated[str, msgspec.Meta(pattern="^/")]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=3600)]
@@ -20,6 +27,9 @@ Hours = Annotated[float, msgspec.Meta(gt=0, le=8760)]
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Text = Annotated[str, msgspec.Meta(min_length=1)]
+StepName = Literal["reset", "reload", "reboot", "deep_test", "ticket"]
+_BRACKET = re.compile(r"\[([\d,-]+)\]")
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 
 class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -262,9 +272,6 @@ class Notify(_Table, frozen=True, kw_only=True):
     targets: dict[str, Target] = {}
 
 
-StepName = Literal["reset", "reload", "reboot", "deep_test", "ticket"]
-
-
 class Mend(_Table, frozen=True, kw_only=True):
     """`[mend]`: what is done to a node whose fault root's own checks have confirmed."""
 
@@ -314,3 +321,51 @@ class CommonKeys(_Table, frozen=True, kw_only=True):
     # A check that does not end within `time_limit_s` has found a fault of the node.
     hang_is_fault: bool = False
     enabled: bool = True
+
+
+def is_pattern(text: str) -> bool:
+    """Tell whether a text can be a node pattern."""
+    body = text.removeprefix("!")
+    rest = _BRACKET.sub("", body)
+    ranges = [part for found in _BRACKET.findall(body) for part in found.split(",")]
+    return (
+        bool(rest or ranges)
+        and re.fullmatch(r"[\w.*?-]*", rest, re.ASCII) is not None
+        and all(_RANGE.fullmatch(part) for part in ranges)
+    )
+
+
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    """Tell whether a name is meant by patterns. None at all mean every name.
+
+    A pattern that begins with `!` takes names away, wherever it stands.
+    """
+    wanted = [pattern for pattern in patterns if not pattern.startswith("!")]
+    refused = [pattern[1:] for pattern in patterns if pattern.startswith("!")]
+    if any(_matches_one(name, pattern) for pattern in refused):
+        return False
+    return not wanted or any(_matches_one(name, pattern) for pattern in wanted)
+
+
+def _matches_one(name: str, pattern: str) -> bool:
+    if "[" not in pattern:
+        return fnmatchcase(name, pattern)
+    brackets = _BRACKET.findall(pattern)
+    literals = _BRACKET.split(pattern)[::2]
+    wanted = r"(\d+)".join(re.escape(text).replace(r"\*", ".*") for text in literals)
+    found = re.fullmatch(wanted.replace(r"\?", "."), name)
+    return found is not None and all(
+        _in_ranges(number, ranges) for number, ranges in zip(found.groups(), brackets, strict=True)
+    )
+
+
+def _in_ranges(number: str, ranges: str) -> bool:
+    for part in ranges.split(","):
+        found = _RANGE.fullmatch(part)
+        if found is None:
+            continue
+        low, high = found.group(1), found.group(2) or found.group(1)
+        # Slurm pads every number of a range to the width of its first.
+        if int(low) <= int(number) <= int(high) and number == str(int(number)).zfill(len(low)):
+            return True
+    return False

@@ -8,10 +8,15 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from slurm_health.preflight.decide import elsewhere
 from slurm_health.preflight.decide.decide import Case, decide_unasked, question
 from slurm_health.preflight.decide.decision import Ending, Question
-from slurm_health.preflight.decide.facts import JobFacts
+from slurm_health.preflight.decide.facts import (
+    JobFacts,
+    obstacle_to_asking,
+    request,
+    wait_behind_jobs,
+    wait_for_nodes,
+)
 from slurm_health.preflight.decide.policy import Policy
 from slurm_health.records.allocation import Estimate, is_of_another_job
 from slurm_health.records.errors import JournalError, SlurmCommandError, SlurmError
@@ -72,7 +77,7 @@ def read_case(
     if asked is None:
         return case
     return case.waiting(
-        wait_for_nodes(asked, job=started.slurm_name, facts=facts, client=client, now_s=clock())
+        _wait(asked, job=started.slurm_name, facts=facts, client=client, now_s=clock())
     )
 
 
@@ -238,9 +243,7 @@ def cause(err: SlurmError) -> str:
     return " / ".join(line.strip() for line in err.stderr.splitlines() if line.strip()) or str(err)
 
 
-def wait_for_nodes(
-    question: Question, *, job: str, facts: JobFacts, client: Client, now_s: float
-) -> str:
+def _wait(question: Question, *, job: str, facts: JobFacts, client: Client, now_s: float) -> str:
     """Say why the job would have to wait, empty if it could start at once.
 
     What Slurm does not tell, or will not promise, is a wait. `job` is what Slurm calls the job.
@@ -249,7 +252,7 @@ def wait_for_nodes(
         if not facts.may_drain and client.hides_jobs():
             return "Slurm does not show which jobs of others wait for nodes (PrivateData=jobs)"
         waiting = client.waiting(facts.neighbours or (facts.partition,))
-        return elsewhere.wait_behind_jobs(job, facts.partition, waiting) or _wait_for_free_nodes(
+        return wait_behind_jobs(job, facts.partition, waiting) or _wait_for_free_nodes(
             question, job=job, facts=facts, client=client, now_s=now_s
         )
     except SlurmError as err:
@@ -262,14 +265,14 @@ def _wait_for_free_nodes(
     estimate: Estimate | None = None
     if question.more:
         fields, has = client.in_full(job, question.leave[0])
-        obstacle = elsewhere.obstacle_to_asking(fields)
+        obstacle = obstacle_to_asking(fields)
         if obstacle:
             return f"whether it would have to wait for nodes is unknown: {obstacle}"
-        options = elsewhere.request(fields, has, facts.placement, more=question.more)
+        options = request(fields, has, facts.placement, more=question.more)
         # Its own nodes are no further ones: Slurm would count them in for when the job ends.
         avoid = fold([*facts.excluded, *question.leave, *question.keep])
         estimate = client.estimate([*options, f"--exclude={avoid}"])
     names = (*question.keep, *(estimate.nodes if estimate else ()))
     states = client.nodes(sorted(set(names)))
     unusable = {name: node.state for name, node in states.items() if node.out_of_pool}
-    return elsewhere.wait_for_nodes(question.more, estimate, unusable, now_s=now_s)
+    return wait_for_nodes(question.more, estimate, unusable, now_s=now_s)

@@ -18,8 +18,8 @@ import msgspec
 from slurm_health.node import passes
 from slurm_health.node.checks.check import CheckContext
 from slurm_health.preflight.decide.policy import Monitor
+from slurm_health.preflight.option_kinds import OFF
 from slurm_health.preflight.options import what_to_check
-from slurm_health.preflight.probe_choice import OFF
 from slurm_health.preflight.sbatch import own_options
 from slurm_health.preflight.sbatch.script import header
 from slurm_health.records.decoding import from_json

@@ -4,8 +4,7 @@
 Called by the process that acts on a verdict; `acting` performs what is decided here.
 
     policy            what the user and the site allow to be done about a verdict
-    facts             what the job and its owner can do
-    elsewhere         whether it could start at once on other nodes, from what Slurm says
+    facts             what the job and its owner can do, whether it could start elsewhere at once
     decision          the values that say what is decided, each with its reason
     decide            one decision: drains, a smaller job, how it ends
     paths             which nodes it leaves because of a bad path between two of them

@@ -3,8 +3,7 @@
 
     localizer            the face: next_round, observe, verdict
     settings             what may be set, each constant with where it comes from
-    evidence             results of groups -> trials, one list per metric
-    fabric               which nodes, links and switches a trial says something about
+    evidence             results of groups -> trials; what of nodes and network each is about
     belief_propagation   probabilities of many causes from many trials
     slowness             who is slow, from times
     metrics              which times can be compared with each other, and what they say

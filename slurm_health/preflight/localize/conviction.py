@@ -18,8 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from slurm_health.preflight.localize.belief_propagation import NONE, Floats
-from slurm_health.preflight.localize.evidence import Bearing, Trial
-from slurm_health.preflight.localize.fabric import Sources
+from slurm_health.preflight.localize.evidence import Bearing, Sources, Trial
 from slurm_health.preflight.localize.metrics import MetricEvidence
 from slurm_health.preflight.localize.settings import LocalizeSettings
 

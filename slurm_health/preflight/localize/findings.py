@@ -13,8 +13,14 @@ import numpy.typing as npt
 
 from slurm_health.preflight.localize.belief_propagation import NONE, Floats, Graph, Ints, propagate
 from slurm_health.preflight.localize.conviction import TRUST, Guilt, failing, slow
-from slurm_health.preflight.localize.evidence import Bearing, Trial
-from slurm_health.preflight.localize.fabric import Fabric, Sources, odds_of, sources_of
+from slurm_health.preflight.localize.evidence import (
+    Bearing,
+    Fabric,
+    Sources,
+    Trial,
+    odds_of,
+    sources_of,
+)
 from slurm_health.preflight.localize.metrics import MetricEvidence, metrics_of
 from slurm_health.preflight.localize.pairing import Pair
 from slurm_health.preflight.localize.settings import LocalizeSettings

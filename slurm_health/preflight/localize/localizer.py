@@ -12,8 +12,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from slurm_health.preflight.localize import explain
-from slurm_health.preflight.localize.evidence import Ledger
-from slurm_health.preflight.localize.fabric import Fabric
+from slurm_health.preflight.localize.evidence import Fabric, Ledger
 from slurm_health.preflight.localize.findings import Findings, judge
 from slurm_health.preflight.localize.pairing import Standing, plan_round
 from slurm_health.preflight.localize.settings import LocalizeSettings

@@ -17,8 +17,7 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from slurm_health.preflight.localize.belief_propagation import Floats, Ints
-from slurm_health.preflight.localize.evidence import Trial
-from slurm_health.preflight.localize.fabric import Fabric, Sources
+from slurm_health.preflight.localize.evidence import Fabric, Sources, Trial
 from slurm_health.preflight.localize.settings import LocalizeSettings
 from slurm_health.preflight.localize.slowness import Observations, Slowness, infer
 from slurm_health.records import probe_catalog

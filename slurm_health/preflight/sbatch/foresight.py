@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slurm_health.preflight import config
-from slurm_health.preflight.probe_choice import FIND_TORCH, asks_for_light
+from slurm_health.preflight.option_kinds import FIND_TORCH, asks_for_light
 from slurm_health.preflight.sbatch.own_options import MAGIC, Settings
 from slurm_health.preflight.sbatch.script import header
 from slurm_health.records.errors import ConfigError

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from slurm_health.preflight.decide.policy import Monitor
-from slurm_health.preflight.option_kinds import AUTO
+from slurm_health.preflight.option_kinds import AUTO, OFF
 from slurm_health.preflight.options import what_to_check
-from slurm_health.preflight.probe_choice import OFF
 from slurm_health.preflight.sbatch import foresight, own_options
 from slurm_health.preflight.sbatch.arguments import CommandLine, parse
 from slurm_health.preflight.sbatch.node_counts import (

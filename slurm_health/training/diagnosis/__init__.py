@@ -15,15 +15,14 @@ An inference leads to others until nothing leads on; what is sure enough of them
     hangs          operators about a training that hangs
     hangs_without_stacks  the same, whose ranks say nothing
     out_of_step    ranks that are not at the same step: the data of some ended before that of others
-    hang_words     what is said of ranks while a training hangs
-    seen           what the monitor sees of ranks, what each does, whether that is a standstill
+    seen           what the monitor sees of ranks, whether that is a standstill, what is said of it
     gpu_use        which GPU is a rank's own, and whether it works or only waits
     rank_now       what a node tells of one rank, and whether that rank rests
     watched        all ranks of a job as its monitors tell them, and whether they stand still
     by_output      whether a training without a heartbeat hangs, by the lines that count steps
     losses         whether the loss is no number any more, by the output
-    by_movement    the same of one that prints nothing, by the main threads of its ranks
-    without_heartbeat  what both decide of what is then seen on all nodes
+    by_movement    the same of one that prints nothing, by the main threads of its ranks; what both
+                   decide of what is then seen on all nodes
     pace           how long a training may stand still, by its own steps, and the next look at it
     start_up       the same before it has steps of its own, by whether anything moves
     stragglers     ranks that are slower than the others, window by window; operators about why

@@ -6,6 +6,8 @@ in one call, or spins in it, and never comes back. The ranks of one node show th
 training wait for each other, so that all come to rest when one does. They are looked at every few
 seconds; a training pauses in its own way, so that its longest rest counts. Rest alone decides
 nothing: it has all nodes looked at, and only ranks that are known to wait for others are told of.
+
+`judged` is what decides then, also where it was the job's output that stood still.
 """
 
 from __future__ import annotations
@@ -15,15 +17,21 @@ from collections.abc import Mapping, Sequence
 from slurm_health.training.diagnosis.collected import FlightRecords
 from slurm_health.training.diagnosis.pace import NextLook, Pace, Patience, allowance_s
 from slurm_health.training.diagnosis.rank_now import RankNow, rests
-from slurm_health.training.diagnosis.seen import Standstill, cannot_be_well, waiting_ranks
+from slurm_health.training.diagnosis.seen import (
+    Standstill,
+    cannot_be_well,
+    loading_ranks,
+    still_works,
+    waiting_ranks,
+)
 from slurm_health.training.diagnosis.start_up import Stillness
 from slurm_health.training.diagnosis.watched import Looked, Pause, Watched
-from slurm_health.training.diagnosis.without_heartbeat import Judged, judged
 
 # Against rests between looks at which a main thread had run.
 MOVEMENT_PATIENCE = Patience(at_least_s=40.0, steps=2.0, pauses=2.0)
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 15.0, 600.0  # from one look at all nodes to the next
 _LOADED_S = 3.0  # that a main thread needs before it trains: to load its libraries alone
+Judged = tuple[Standstill, FlightRecords] | str
 
 
 class Movement:
@@ -180,3 +188,33 @@ def _someone_moved(watched: Watched, looked: Looked, window_s: float) -> str:
         if last is not None and not last.gone and not rests(before, last.now, window_s):
             return f"rank {rank} on {last.node} still runs"
     return ""
+
+
+def judged(
+    watched: Watched,
+    looked: Looked,
+    nodes: Sequence[str],
+    pause: Pause,
+    patience: Patience,
+) -> Judged:
+    """Return what was seen of the training, or why it does not hang so far.
+
+    Args:
+        watched: all that the monitors told,
+        looked: what a closer look showed `pause.window_s` before the last of it.
+        nodes: those of the job.
+        pause: since when nothing showed that it goes on.
+        patience: with ranks that work.
+    """
+    stills = [
+        looked.standstill(program, tuple(nodes), pause) for program in watched.programs.values()
+    ]
+    if not stills:
+        return "no process of the training can be seen"
+    for still, flights in stills:
+        waiting = waiting_ranks(still.ranks, flights)
+        loading = loading_ranks(still.ranks)
+        if reason := still_works(still, waiting, patience, loading=loading):
+            return reason
+    # A job may run more than its training; that is what has the most ranks.
+    return max(stills, key=lambda each: len(each[0].ranks))

@@ -18,10 +18,10 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from slurm_health.training.diagnosis.by_movement import Judged, judged
 from slurm_health.training.diagnosis.losses import Losses, LossIsNone
 from slurm_health.training.diagnosis.pace import NextLook, Pace, Patience, allowance_s
 from slurm_health.training.diagnosis.watched import Looked, Pause, Watched
-from slurm_health.training.diagnosis.without_heartbeat import Judged, judged
 
 # Against the times between looks at which lines had counted.
 OUTPUT_PATIENCE = Patience(at_least_s=200.0, steps=10.0, pauses=2.0, young_s=1800.0)

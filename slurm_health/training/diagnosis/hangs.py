@@ -21,16 +21,6 @@ from slurm_health.records.text import listed, ranks_text
 from slurm_health.training.diagnosis.collected import Collected, FlightRecords
 from slurm_health.training.diagnosis.flight import Difference, first_difference
 from slurm_health.training.diagnosis.flight_data import is_over
-from slurm_health.training.diagnosis.hang_words import (
-    broken_line,
-    gone_line,
-    have,
-    nodes_of,
-    ranks_of,
-    shared_end,
-    where_line,
-    who,
-)
 from slurm_health.training.diagnosis.inference import Attribution, Inference, Sureness
 from slurm_health.training.diagnosis.seen import (
     IN_KERNEL,
@@ -39,7 +29,15 @@ from slurm_health.training.diagnosis.seen import (
     RankSeen,
     StackPlace,
     Standstill,
+    broken_line,
+    gone_line,
+    have,
+    nodes_of,
     place_of,
+    ranks_of,
+    shared_end,
+    where_line,
+    who,
 )
 
 

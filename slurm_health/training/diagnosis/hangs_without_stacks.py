@@ -8,15 +8,17 @@ import re
 from slurm_health.records.script_records import MOST_LINES
 from slurm_health.records.text import listed
 from slurm_health.training.diagnosis.collected import Collected
-from slurm_health.training.diagnosis.hang_words import (
+from slurm_health.training.diagnosis.inference import Inference, Sureness
+from slurm_health.training.diagnosis.seen import (
+    STOPPED,
+    RankSeen,
+    Standstill,
     broken_line,
     nodes_of,
     ranks_of,
     shared_end,
     who,
 )
-from slurm_health.training.diagnosis.inference import Inference, Sureness
-from slurm_health.training.diagnosis.seen import STOPPED, RankSeen, Standstill
 
 # Functions of the kernel in which a process waits for a file, a pipe or a filesystem. Ranks that
 # wait for each other are in futexes, polls and sockets.

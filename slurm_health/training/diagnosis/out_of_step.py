@@ -13,9 +13,16 @@ from slurm_health.records.script_records import MOST_LINES, OUT_OF_STEP
 from slurm_health.records.text import ranks_text
 from slurm_health.training.diagnosis.collected import Collected, FlightRecords
 from slurm_health.training.diagnosis.flight import Difference, first_difference
-from slurm_health.training.diagnosis.hang_words import nodes_of, ranks_of, who
 from slurm_health.training.diagnosis.inference import Attribution, Inference, Sureness
-from slurm_health.training.diagnosis.seen import Doing, RankSeen, Standstill, place_of
+from slurm_health.training.diagnosis.seen import (
+    Doing,
+    RankSeen,
+    Standstill,
+    nodes_of,
+    place_of,
+    ranks_of,
+    who,
+)
 
 _JOIN = "torch/distributed/algorithms/join.py"
 _ADVICE = (

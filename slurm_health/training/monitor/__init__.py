@@ -13,8 +13,7 @@ is `training.diagnosis`'s.
     gpu_activity  what GPUs do meanwhile, as NVML tells it
     connections   TCP connections: which do not get through, and how fast the others are
     monitors      talks with the monitors of all nodes
-    findings      says and records what was found
-    on_hang       cancels the job, or has the script ended, where the user wants that
+    findings      says, records and does what the user wants about what was found
     output_watch  without a heartbeat: the output, and if that ends, the processes
     output_files  the job's output files: those the script has srun write, and what is new in them
     silent_ranks  which processes are ranks without a heartbeat

@@ -156,9 +156,8 @@ def _watch(
     # Only now: a script of seconds is not to wait for what it has no use for.
     import msgspec
 
-    from slurm_health.training.monitor.findings import Findings
+    from slurm_health.training.monitor.findings import Findings, ScriptToEnd, acting
     from slurm_health.training.monitor.monitors import MonitorsEnded, ScriptOver
-    from slurm_health.training.monitor.on_hang import ScriptToEnd, acting
 
     findings = Findings(directory, environ, on_hang=acting(mode, environ))
     try:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is found while the script runs: said in the job's output, and recorded."""
+"""What is found while the script runs: said in the job's output, recorded, and acted on.
+
+About a hang nothing is done, the job is cancelled or the script ended, as its user has asked.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,9 @@ from typing import TextIO
 
 import msgspec
 
-from slurm_health.records.errors import JournalError
-from slurm_health.records.records import Record
+from slurm_health.preflight.decide.policy import Monitor
+from slurm_health.records.errors import JournalError, SlurmError
+from slurm_health.records.records import Action, ActionDone, ActionIntended, Record
 from slurm_health.records.script_records import (
     SLOWER_STEPS,
     Diagnosed,
@@ -27,6 +31,7 @@ from slurm_health.records.script_records import (
 )
 from slurm_health.report.post_mortem import lines_of
 from slurm_health.system import journal
+from slurm_health.system.slurm.client import Client
 from slurm_health.training.diagnosis.chain import InferenceChain
 from slurm_health.training.diagnosis.collected import Collected, FlightRecords, MonitorSaw
 from slurm_health.training.diagnosis.diagnostician import (
@@ -214,3 +219,54 @@ def _inferred(
 
 def _titled(found: Diagnosed) -> Iterator[str]:
     return (f"  {title:{_TITLE_WIDTH}}  {text}" for title, text in lines_of(found))
+
+
+class ScriptToEnd(Exception):
+    """The training hangs, and who started the monitor is to end it and to see what follows."""
+
+    def __init__(self, hang: HangFound) -> None:
+        self.hang = hang
+        super().__init__(hang.found.cause)
+
+
+def acting(mode: str, environ: Mapping[str, str]) -> Callable[[HangFound, Findings], None]:
+    """Return what does about a hang what the user has asked for.
+
+    Outside Slurm a training is stopped by whoever started the monitor, as where it is to restart.
+    """
+    job = environ.get("SLURM_JOB_ID")
+
+    def act(hang: HangFound, findings: Findings) -> None:
+        if not is_sure(hang):
+            return
+        if mode == Monitor.STOP.value and job is not None:
+            _cancel(int(job), environ, findings)
+        elif mode in (Monitor.STOP.value, Monitor.RESTART.value):
+            _end_script(hang, findings, mode)
+
+    return act
+
+
+def is_sure(hang: HangFound) -> bool:
+    """Tell whether something may be done about a hang: never on what output alone guesses.
+
+    A job may print nothing for good reasons; so where that is all, the place must be known.
+    """
+    return hang.located or not hang.line
+
+
+def _cancel(job: int, environ: Mapping[str, str], findings: Findings) -> None:
+    findings.record(ActionIntended(action=Action.CANCEL, reason="it hangs (--monitor=stop)"))
+    findings.say("monitor: the job is cancelled because it hangs (--monitor=stop)")
+    try:
+        Client(environ).cancel(job)
+    except SlurmError as err:
+        findings.say(f"monitor: it could not be cancelled: {err}")
+        findings.record(ActionDone(action=Action.CANCEL, succeeded=False, detail=str(err)))
+
+
+def _end_script(hang: HangFound, findings: Findings, mode: str) -> None:
+    reason = f"it hangs (--monitor={mode})"
+    findings.record(ActionIntended(action=Action.END_SCRIPT, reason=reason))
+    findings.say(f"monitor: the script is ended because {reason}")
+    raise ScriptToEnd(hang)

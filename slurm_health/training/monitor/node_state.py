@@ -22,8 +22,8 @@ import msgspec
 
 from slurm_health.node.checks.check import CheckContext
 from slurm_health.node.checks.gpu import Gpu, GpuSeen
-from slurm_health.node.checks.infiniband import InfiniBand
 from slurm_health.node.checks.kernel_log import read_messages
+from slurm_health.node.checks.network import InfiniBand
 from slurm_health.node.rules.finding import Status
 from slurm_health.node.rules.kernel_lines import (
     ANY_XID,

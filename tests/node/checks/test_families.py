@@ -10,12 +10,11 @@ import pytest
 
 from slurm_health.node.checks.check import Check, CheckContext
 from slurm_health.node.checks.clock import Clock, ClockSeen, ClockSource, Cpus
-from slurm_health.node.checks.ethernet import Ethernet
 from slurm_health.node.checks.external import File
 from slurm_health.node.checks.filesystem import Filesystem
-from slurm_health.node.checks.infiniband import InfiniBand
 from slurm_health.node.checks.kernel_log import KernelLog
 from slurm_health.node.checks.memory import Edac, HugePages, Memory, Swap
+from slurm_health.node.checks.network import Ethernet, InfiniBand
 from slurm_health.node.checks.tasks import Daemon, Load, Uninterruptible, Unit, UnitSeen, Zombies
 from slurm_health.node.rules.finding import Status, capped
 from slurm_health.records.errors import Unmeasured

@@ -9,7 +9,7 @@ import pytest
 
 from slurm_health.node import site_settings as site
 from slurm_health.node.checks.filesystem import Filesystem
-from slurm_health.node.checks.infiniband import InfiniBand
+from slurm_health.node.checks.network import InfiniBand
 from slurm_health.node.hooks.init_config import draft, nvlinks_of_each
 from slurm_health.system.nvml import Device
 from tests.node.checks.conftest import WELL

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_health.node.rules.node_pattern import is_pattern, matches
+from slurm_health.node.rules.settings import is_pattern, matches
 from slurm_health.records.nodeset import expand, fold
 
 

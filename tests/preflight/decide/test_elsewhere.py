@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_health.preflight.decide.elsewhere import (
+from slurm_health.preflight.decide.facts import (
     SOON_S,
     obstacle_to_asking,
     request,

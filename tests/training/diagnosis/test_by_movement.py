@@ -8,11 +8,10 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from slurm_health.training.diagnosis.by_movement import Movement
+from slurm_health.training.diagnosis.by_movement import Judged, Movement
 from slurm_health.training.diagnosis.rank_now import RankLook, RankNow
 from slurm_health.training.diagnosis.seen import BrokenPath, Frame
 from slurm_health.training.diagnosis.watched import Looked, Watched
-from slurm_health.training.diagnosis.without_heartbeat import Judged
 
 NODES = ["n1", "n2"]
 COLLECTIVE = (Frame("/x/torch/distributed/distributed_c10d.py", 1, "all_reduce"),)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.preflight.probe_choice import chosen_phases, spelled_out
+from slurm_health.preflight.option_kinds import chosen_phases, spelled_out
 from slurm_health.records.errors import ConfigError
 from slurm_health.records.probe_catalog import Scope
 from tests.support.supervised import write_executable
