@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,16 @@ from slurm_health.records.errors import ExitCode
 
 if TYPE_CHECKING:
     from slurm_health.preflight.by_default.at_start import Choice
+
+# Of a job's options, what is the supervisor's own.
+_NOT_THE_CHECKS = (
+    "--max-restarts",
+    "--monitor",
+    "--heartbeat",
+    "--collect",
+    "--flight-recorder",
+    "--verbose",
+)
 
 
 @click.command(hidden=True, context_settings={"ignore_unknown_options": True})
@@ -48,15 +58,11 @@ def supervise(
     if by_default is not None:
         found = _by_default(by_default, supervisor.unpacked(Path(source), script_line), environ)
         options = list(found.options or ("--monitor=off",))
-    options, max_restarts = _without("--max-restarts", options)
-    options, monitor = _without("--monitor", options)
-    options, heartbeat = _without("--heartbeat", options)
-    options, collect = _without("--collect", options)
-    options, flight_recorder = _without("--flight-recorder", options)
-    options, verbose = _without("--verbose", options)
+    options, given = _apart(options)
+    monitor = given["--monitor"] or Monitor.REPORT.value
     # One name for the run, at however many starts of its check.
     own_words = ("--act", "--for-supervisor", os.urandom(4).hex(), f"--script-name={script_name}")
-    check = ("--verbose", "check") if verbose else ("check",)
+    check = ("--verbose", "check") if given["--verbose"] else ("check",)
     check_argv = own_command(*check, *own_words, *options)
     told = supervisor.Supervised(
         source=Path(source),
@@ -71,14 +77,14 @@ def supervise(
         limit_s=found.limit_s if found else math.inf,
         quiet=by_default is not None and monitor == Monitor.OFF.value,
         restarts=Restarts(
-            most=int(max_restarts or 0),
+            most=int(given["--max-restarts"] or 0),
             argv=check_argv,
             survives="--keep-spares=yes" in options,
         ),
-        monitor=monitor or Monitor.REPORT.value,
-        heartbeat=heartbeat == Heartbeat.AUTO.value,
-        collect=collect,
-        flight_recorder=flight_recorder == FlightRecorder.ON.value,
+        monitor=monitor,
+        heartbeat=given["--heartbeat"] == Heartbeat.AUTO.value,
+        collect=given["--collect"],
+        flight_recorder=given["--flight-recorder"] == FlightRecorder.ON.value,
         unchecked_runs=not {"--on-unchecked=stop", "--on-unchecked=hold"} & set(options),
     )
     return supervisor.supervise(told)
@@ -101,10 +107,17 @@ def _by_default(rules: str, script: bytes, environ: Mapping[bytes, bytes]) -> Ch
     return choice
 
 
-def _without(name: str, options: list[str]) -> tuple[list[str], str]:
-    """Return the options without one that the check does not take, and its value."""
-    own = [word for word in options if word.startswith(f"{name}=")]
-    return [word for word in options if word not in own], "".join(own[-1:]).partition("=")[2]
+def _apart(options: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Return the options that the check takes, and the last value of each that it does not."""
+    given = dict.fromkeys(_NOT_THE_CHECKS, "")
+    kept = []
+    for word in options:
+        name, equals, value = word.partition("=")
+        if equals and name in given:
+            given[name] = value
+        else:
+            kept.append(word)
+    return kept, given
 
 
 def _is_for_record(word: str) -> bool:

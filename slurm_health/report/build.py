@@ -82,12 +82,7 @@ def run_report(
     post_mortem = _last(_since_start(entries.post_mortem, entries), Diagnosed)
     back = post_mortem is not None and post_mortem.cause == REQUEUED
     void = _void_rounds(entries.master)
-    samples = tuple(
-        sample
-        for node in entries.nodes.values()
-        for sample in _all(node, records.Sampled)
-        if sample.round not in void
-    )
+    samples = _samples(entries, void)
     figures = figures_of(samples, verdict)
     return RunReport(
         label=entries.label,
@@ -207,6 +202,16 @@ def _void_rounds(master: Sequence[Entry]) -> set[int]:
         elif isinstance(entry.record, records.RoundEnded) and entry.record.void:
             void.add(entry.record.round)
     return void
+
+
+def _samples(entries: RunEntries, void: set[int]) -> tuple[records.Sampled, ...]:
+    """Return what was measured, but for void rounds."""
+    return tuple(
+        sample
+        for node in entries.nodes.values()
+        for sample in _all(node, records.Sampled)
+        if sample.round not in void
+    )
 
 
 def _duration_s(master: Sequence[Entry]) -> float | None:

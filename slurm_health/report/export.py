@@ -28,7 +28,7 @@ from slurm_health.report.measured import (
     Figure,
     GroupReport,
     RoundReport,
-    unit_of,
+    figure_key,
 )
 from slurm_health.report.model import Event, Hang, JobReport, NodeReport, RunReport
 from slurm_health.report.summary import summary_of
@@ -49,6 +49,33 @@ _UNJUDGED = {
 RENAMED = {"label": "run", "acts": "actions", "what": "event"}
 # What the text of a report is made from, and programs are told in other fields.
 LEFT_OUT = {"started", "superseded", "judged", "samples", "measured"}
+_COLUMN_FIGURES = (
+    "allgather",
+    "rail_allgather",
+    "node_allgather",
+    "matmul",
+    "memory_copy",
+    "gpt step",
+)
+COLUMNS = (
+    "cluster",
+    "job",
+    "attempt",
+    "check",
+    "round",
+    "phase",
+    "node",
+    "partners",
+    "outcome",
+    "started_s",
+    "elapsed_s",
+    *map(figure_key, _COLUMN_FIGURES),
+    "level",
+    "component",
+    "reason",
+)
+# What a spreadsheet takes for a formula.
+_FORMULA = ("=", "+", "-", "@")
 
 
 def as_json(report: JobReport, *, raw: bool = False) -> str:
@@ -161,41 +188,6 @@ def _figures(figures: tuple[Figure, ...]) -> dict[str, list[float]]:
     }
     missing: dict[str, list[float]] = {probe: [] for probe in _ALWAYS}
     return {figure_key(probe): values for probe, values in (missing | measured).items()}
-
-
-def figure_key(probe: str) -> str:
-    """Return a figure's name with its unit: `allgather_gb_per_s`."""
-    unit = unit_of(probe).lower().replace("/", "_per_")
-    return f"{probe.replace(' ', '_')}_{unit}"
-
-
-_COLUMN_FIGURES = (
-    "allgather",
-    "rail_allgather",
-    "node_allgather",
-    "matmul",
-    "memory_copy",
-    "gpt step",
-)
-COLUMNS = (
-    "cluster",
-    "job",
-    "attempt",
-    "check",
-    "round",
-    "phase",
-    "node",
-    "partners",
-    "outcome",
-    "started_s",
-    "elapsed_s",
-    *map(figure_key, _COLUMN_FIGURES),
-    "level",
-    "component",
-    "reason",
-)
-# What a spreadsheet takes for a formula.
-_FORMULA = ("=", "+", "-", "@")
 
 
 def as_csv(reports: Sequence[JobReport]) -> str:

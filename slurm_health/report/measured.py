@@ -61,6 +61,12 @@ def unit_of(probe: str) -> str:
     return _UNITS.get(probe.partition(" ")[0], "ms")  # a quantity's name may follow
 
 
+def figure_key(probe: str) -> str:
+    """Return a figure's name with its unit: `allgather_gb_per_s`."""
+    unit = unit_of(probe).lower().replace("/", "_per_")
+    return f"{probe.replace(' ', '_')}_{unit}"
+
+
 class Figures(NamedTuple):
     """What was measured, in the units of `Figure`: of each node, and of each node in each round.
 

@@ -119,10 +119,16 @@ def _check(
         outcome = joint_check.adopt(directory, started, earlier, within, exclude_slow=exclude_slow)
         _say_adopted(earlier, outcome)
         return outcome
-    expectations = config.expectations(environ)
-    localize = config.localize(environ) | localize_choices(arguments.own)
     known = priors.of_site(
         config.standings(environ), started.cluster, started.nodes, now_s=time.time()
+    )
+    settings = MasterSettings(
+        limits=limits_of(arguments.text("round-deadline")),
+        phases=phases,
+        make_localizer=functools.partial(make_localizer, prior=known),
+        expectations=config.expectations(environ),
+        localize=config.localize(environ) | localize_choices(arguments.own),
+        light=why_light(arguments.check),
     )
     started = msgspec.structs.replace(started, prior=known)
     with _launcher(place, directory, within, agent, arguments, environ) as launcher:
@@ -131,14 +137,7 @@ def _check(
             started,
             launcher,
             within,
-            MasterSettings(
-                limits=limits_of(arguments.text("round-deadline")),
-                phases=phases,
-                make_localizer=functools.partial(make_localizer, prior=known),
-                expectations=expectations,
-                localize=localize,
-                light=why_light(arguments.check),
-            ),
+            settings,
             exclude_slow=arguments.exclude_straggler,
         )
     _summarize(directory, outcome)

@@ -136,18 +136,7 @@ def take_part(
         JournalError: node 0 cannot use its journal.
         ChannelError: node 0 cannot be reached, or has ended.
     """
-    hello = messages.Hello(
-        protocol=messages.PROTOCOL,
-        nonce="",
-        slurm_health=__version__,
-        rank=place.nodes.index(place.node),
-        host=socket.gethostname(),
-        nnodes=terms.nnodes,
-        check=terms.check,
-        rdzv_id=terms.rdzv_id,
-        token="",
-    )
-    node = OtherNode(_meeting(place), terms.secret, hello, say)
+    node = OtherNode(_meeting(place), terms.secret, _hello(place, terms), say)
     try:
         welcome = node.join()
         where = find.Elsewhere(host=welcome.host, directory=welcome.directory)
@@ -171,6 +160,21 @@ def take_part(
         raise
     finally:
         node.close()
+
+
+def _hello(place: TaskPlace, terms: Terms) -> messages.Hello:
+    """Return what this node says first; its connection adds what is each time new."""
+    return messages.Hello(
+        protocol=messages.PROTOCOL,
+        nonce="",
+        slurm_health=__version__,
+        rank=place.nodes.index(place.node),
+        host=socket.gethostname(),
+        nnodes=terms.nnodes,
+        check=terms.check,
+        rdzv_id=terms.rdzv_id,
+        token="",
+    )
 
 
 def _followed(

@@ -25,6 +25,26 @@ VARIABLE = "SLURM_HEALTH_INDEX"
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
+class ServerKind(Enum):
+    """A server that an index can lie on."""
+
+    POSTGRESQL = "postgresql"
+    MARIADB = "mariadb"
+
+
+_KINDS = {
+    "postgresql": ServerKind.POSTGRESQL,
+    "postgres": ServerKind.POSTGRESQL,
+    "mariadb": ServerKind.MARIADB,
+    "mysql": ServerKind.MARIADB,
+}
+_OPTIONS = {
+    ServerKind.POSTGRESQL: ("host", "sslmode", "sslrootcert", "sslcert", "sslkey", "passfile"),
+    ServerKind.MARIADB: ("unix_socket", "ssl_ca", "ssl_cert", "ssl_key"),
+}
+_EXAMPLE = "e.g. postgresql://USER@HOST/DATABASE or mariadb://USER@HOST/DATABASE"
+
+
 @dataclass(frozen=True, kw_only=True)
 class IndexPlace:
     """Where an index is. Without `path` and `server`, it is in memory, and nothing is left of it.
@@ -124,26 +144,6 @@ def _unusable(path: Path, err: Exception) -> IndexUnusable:
         return err
     told = err.strerror or str(err) if isinstance(err, OSError) else str(err)
     return IndexUnusable(path, told)
-
-
-class ServerKind(Enum):
-    """A server that an index can lie on."""
-
-    POSTGRESQL = "postgresql"
-    MARIADB = "mariadb"
-
-
-_KINDS = {
-    "postgresql": ServerKind.POSTGRESQL,
-    "postgres": ServerKind.POSTGRESQL,
-    "mariadb": ServerKind.MARIADB,
-    "mysql": ServerKind.MARIADB,
-}
-_OPTIONS = {
-    ServerKind.POSTGRESQL: ("host", "sslmode", "sslrootcert", "sslcert", "sslkey", "passfile"),
-    ServerKind.MARIADB: ("unix_socket", "ssl_ca", "ssl_cert", "ssl_key"),
-}
-_EXAMPLE = "e.g. postgresql://USER@HOST/DATABASE or mariadb://USER@HOST/DATABASE"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -138,16 +138,29 @@ def drain_node(
         _tell(site, node, EventKind.BREAKER, reserved.why_not, cause, now_s)
     if reserved.why_not:
         return _not_drained(reserved.why_not)
-    many = reserved.today > site.recovery.per_day
+    return _drained(site, node, cause, reserved.today, controller, remember, now_s)
+
+
+def _drained(
+    site: Site,
+    node: str,
+    cause: Cause,
+    today: int,
+    controller: Client,
+    remember: Callable[[DrainRecord], str],
+    now_s: float,
+) -> DrainResult:
+    """Drain a node that may be, for the `today`th time within a day, and tell of it."""
+    many = today > site.recovery.per_day
     record = _record(node, msgspec.structs.replace(cause, retest=()) if many else cause, now_s)
     result = _perform(record, cause, controller, remember)
     if result.status is DrainStatus.DRAINED:
-        kind = EventKind.RELAPSE if reserved.today > 1 else EventKind.DRAINED
+        kind = EventKind.RELAPSE if today > 1 else EventKind.DRAINED
         _tell(site, node, kind, cause.text, cause, now_s)
     elif result.status in (DrainStatus.NOT_DRAINED, DrainStatus.ALREADY_OUT):
         shared_state.cancel_drain(site, node, now_s)
     if many and result.status is DrainStatus.DRAINED:
-        text = f"{result.text} (drain {reserved.today} within a day: a person has to release it)"
+        text = f"{result.text} (drain {today} within a day: a person has to release it)"
         return msgspec.structs.replace(result, text=text)
     return result
 

@@ -17,6 +17,19 @@ FILE = "slurm_health.prom"
 _LIMIT_S = 2.0
 _STUCK = "metrics directory"
 _STATUSES = tuple(each.value for each in Status)
+# What each metric says, below `slurm_health_`.
+_HELP = {
+    "info": "Which slurm-health wrote this.",
+    "last_check_timestamp_seconds": "When the last health check of this node ran.",
+    "node_fault": "1 where the last health check found a proven fault of this node.",
+    "drained": "1 where slurm-health has drained this node and not returned it.",
+    "breaker_tripped": (
+        "1 where the breaker has tripped: this node is not drained, even for a fault."
+    ),
+    "check_status": "1 for what each check concluded, 0 for what it did not.",
+    "check_duration_seconds": "How long each check took.",
+    "check_figure": "What each check measured; its name has the unit.",
+}
 
 
 def keep(
@@ -74,55 +87,30 @@ def gauges(
         for name, value in each.finding.figures.items()
         if isinstance(value, int | float)
     ]
+    statuses = [
+        sample
+        for each in results
+        for sample in one_of(
+            each.status.value,
+            _STATUSES,
+            "status",
+            check=each.name,
+            shadow=str(each.shadow).lower(),
+        )
+    ]
+    took = [Sample(each.elapsed_ms / 1000, {"check": each.name}) for each in results]
+    faulty = float(bool(node_faults(results)))
+    samples = {
+        "info": [Sample(1, {"version": __version__})],
+        "last_check_timestamp_seconds": [Sample(now_s)],
+        "node_fault": [Sample(faulty)],
+        "drained": [Sample(float(drained))],
+        "breaker_tripped": [] if tripped is None else [Sample(float(tripped))],
+        "check_status": statuses,
+        "check_duration_seconds": took,
+        "check_figure": figures,
+    }
     return [
-        Gauge(
-            name="slurm_health_info",
-            help="Which slurm-health wrote this.",
-            samples=[Sample(1, {"version": __version__})],
-        ),
-        Gauge(
-            name="slurm_health_last_check_timestamp_seconds",
-            help="When the last health check of this node ran.",
-            samples=[Sample(now_s)],
-        ),
-        Gauge(
-            name="slurm_health_node_fault",
-            help="1 where the last health check found a proven fault of this node.",
-            samples=[Sample(float(bool(node_faults(results))))],
-        ),
-        Gauge(
-            name="slurm_health_drained",
-            help="1 where slurm-health has drained this node and not returned it.",
-            samples=[Sample(float(drained))],
-        ),
-        Gauge(
-            name="slurm_health_breaker_tripped",
-            help="1 where the breaker has tripped: this node is not drained, even for a fault.",
-            samples=[] if tripped is None else [Sample(float(tripped))],
-        ),
-        Gauge(
-            name="slurm_health_check_status",
-            help="1 for what each check concluded, 0 for what it did not.",
-            samples=[
-                sample
-                for each in results
-                for sample in one_of(
-                    each.status.value,
-                    _STATUSES,
-                    "status",
-                    check=each.name,
-                    shadow=str(each.shadow).lower(),
-                )
-            ],
-        ),
-        Gauge(
-            name="slurm_health_check_duration_seconds",
-            help="How long each check took.",
-            samples=[Sample(each.elapsed_ms / 1000, {"check": each.name}) for each in results],
-        ),
-        Gauge(
-            name="slurm_health_check_figure",
-            help="What each check measured; its name has the unit.",
-            samples=figures,
-        ),
+        Gauge(name=f"slurm_health_{name}", help=_HELP[name], samples=of_one)
+        for name, of_one in samples.items()
     ]

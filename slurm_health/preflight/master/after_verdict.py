@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -38,47 +38,75 @@ def conclude(
     Raises:
         JournalError: an intent or a result cannot be recorded; nothing is done unrecorded.
     """
-    state = master.session.state
-    if state.finished is not None and not state.finished.disposition.leaves:
-        return state.finished  # acted on to the end, and only not heard: the job is as it says
-    over = [node.failed for node in state.agents.values() if node.job_ended]
-    blind = [name for name, node in state.agents.items() if node.no_journal]
+    before = master.session.state.finished
+    if before is not None and not before.disposition.leaves:
+        return before  # acted on to the end, and only not heard: the job is as it says
 
     def append(record: records.Record) -> None:
         master.append(record)
         if isinstance(record, records.RunFinished):
             settings.tell(record, directory)
 
-    if over:
-        accounts = Client(environ, patience_s=0.0).keeps_accounts()
-        finished = job_ended(over[0], started.slurm_name, accounts=accounts)
-    elif blind:  # what was found is not worth acting on
-        from slurm_health.preflight.acting.unchecked import end_unchecked  # seldom needed
-
-        finished = end_unchecked(
-            _not_shared(directory, blind),
-            settings.on_unchecked,
-            job=started.slurm_name if settings.act else "",
-            client=Client(environ, patience_s=0.0),
-            append=append,
-            in_journal=False,
-        )
-    elif settings.act:
-        from slurm_health.preflight.acting.perform import Acting, act
-
-        if settings.at_fault:
-            verdict = msgspec.structs.replace(verdict, nodes=[*verdict.nodes, *settings.at_fault])
-            append(verdict)
-        acting = Acting.as_owner(started, directory, settings.policy, environ, append)
-        finished = act(verdict, acting)
-    else:
-        finished = records.RunFinished(
-            disposition=records.Disposition.PROCEED,
-            exit_code=exit_code(verdict),
-            reason="only checked",
-        )
+    finished = _cut_short(master, started, directory, settings, environ, append)
+    if finished is None and settings.act:
+        finished = _acted_on(verdict, started, directory, settings, environ, append)
+    if finished is None:
+        finished = _only_checked(verdict)
     master.finish(finished)
     return finished
+
+
+def _cut_short(
+    master: Master,
+    started: records.RunStarted,
+    directory: Path,
+    settings: CheckSettings,
+    environ: Mapping[str, str],
+    append: Callable[[records.Record], None],
+) -> records.RunFinished | None:
+    """End a check of which what was found is not worth acting on; None for any other."""
+    agents = master.session.state.agents
+    over = [node.failed for node in agents.values() if node.job_ended]
+    if over:
+        accounts = Client(environ, patience_s=0.0).keeps_accounts()
+        return job_ended(over[0], started.slurm_name, accounts=accounts)
+    blind = [name for name, node in agents.items() if node.no_journal]
+    if not blind:
+        return None
+    from slurm_health.preflight.acting.unchecked import end_unchecked  # seldom needed
+
+    return end_unchecked(
+        _not_shared(directory, blind),
+        settings.on_unchecked,
+        job=started.slurm_name if settings.act else "",
+        client=Client(environ, patience_s=0.0),
+        append=append,
+        in_journal=False,
+    )
+
+
+def _only_checked(verdict: records.VerdictReached) -> records.RunFinished:
+    return records.RunFinished(
+        disposition=records.Disposition.PROCEED,
+        exit_code=exit_code(verdict),
+        reason="only checked",
+    )
+
+
+def _acted_on(
+    verdict: records.VerdictReached,
+    started: records.RunStarted,
+    directory: Path,
+    settings: CheckSettings,
+    environ: Mapping[str, str],
+    append: Callable[[records.Record], None],
+) -> records.RunFinished:
+    from slurm_health.preflight.acting.perform import Acting, act
+
+    if settings.at_fault:
+        verdict = msgspec.structs.replace(verdict, nodes=[*verdict.nodes, *settings.at_fault])
+        append(verdict)
+    return act(verdict, Acting.as_owner(started, directory, settings.policy, environ, append))
 
 
 def job_ended(said: str, job: str, *, accounts: bool | None) -> records.RunFinished:

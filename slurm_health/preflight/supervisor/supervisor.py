@@ -121,27 +121,8 @@ def supervise(told: Supervised, *, clock: Clock = time.time, patience: Patience 
             return _await_requeue(patience.requeue_wait_s)
     except check_process.Interrupted as interrupted:
         return _die_by(interrupted.number)
-    runs = ScriptRuns(
-        source=told.source,
-        name=told.name,
-        environ=_environ_of_script(told, answer.run_directory),
-        mask=mask,
-        directory=answer.run_directory,
-        recorder=Recorder(answer.run_directory, clock, patience.journal_wait_s),
-        restarts=told.restarts,
-        ask=check.after_failure,
-        watched=functools.partial(
-            monitor_process.beside,
-            told.monitor,
-            directory=answer.run_directory,
-            script_source=told.source,
-            mask=mask,
-            after_s=patience.monitor_after_s,
-        ),
-        collect=told.collect,
-        trap_wait_s=patience.trap_wait_s,
-        post_mortem_s=0.0 if told.quiet else patience.post_mortem_s,
-    )
+    recorder = Recorder(answer.run_directory, clock, patience.journal_wait_s)
+    runs = _script_runs(told, answer.run_directory, recorder, check, mask, patience)
     try:
         script = unpacked(told.source, told.line)
         with private_files.temporary("slurm_script", script, mode=0o700) as path:
@@ -158,6 +139,38 @@ def supervise(told: Supervised, *, clock: Clock = time.time, patience: Patience 
     if os.WIFSIGNALED(status):
         return _die_by(os.WTERMSIG(status))
     return os.WEXITSTATUS(status)
+
+
+def _script_runs(
+    told: Supervised,
+    directory: str,
+    recorder: Recorder,
+    check: _Check,
+    mask: Collection[int],
+    patience: Patience,
+) -> ScriptRuns:
+    """Return what runs the script, as often as it is restarted."""
+    return ScriptRuns(
+        source=told.source,
+        name=told.name,
+        environ=_environ_of_script(told, directory),
+        mask=mask,
+        directory=directory,
+        recorder=recorder,
+        restarts=told.restarts,
+        ask=check.after_failure,
+        watched=functools.partial(
+            monitor_process.beside,
+            told.monitor,
+            directory=directory,
+            script_source=told.source,
+            mask=mask,
+            after_s=patience.monitor_after_s,
+        ),
+        collect=told.collect,
+        trap_wait_s=patience.trap_wait_s,
+        post_mortem_s=0.0 if told.quiet else patience.post_mortem_s,
+    )
 
 
 def _answered(told: Supervised, check: _Check) -> Answer:
