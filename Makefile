@@ -138,7 +138,7 @@ chaos: install lab-packages
 
 # Most of what some readers take is the making and removing of directories, which memory does at once.
 fuzz: install
-	TMPDIR=$(or $(wildcard /dev/shm),/tmp) $(RUN) $(PYTEST) tests/test_fuzz.py tests/training/monitor/test_fuzz.py --hypothesis-profile=fuzz -o timeout=7200 $(PYTEST_ARGS)
+	TMPDIR=$(or $(wildcard /dev/shm),/tmp) $(RUN) $(PYTEST) tests/test_fuzz.py tests/system/slurm/test_fuzz.py tests/training/monitor/test_fuzz.py --hypothesis-profile=fuzz -o timeout=7200 $(PYTEST_ARGS)
 
 $(LAB_ROOTS)/%:
 	@command -v debootstrap >/dev/null || apt-get install -yq --no-install-recommends debootstrap

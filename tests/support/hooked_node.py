@@ -177,3 +177,14 @@ def story(node: Node, public_path: Path) -> Story:
     found = Story(node, public_path / "journals")
     node.journal = str(found.root)
     return found
+
+
+@pytest.fixture
+def drained(node: Node) -> Node:
+    """A node our health check has drained, and that is well again."""
+    node.break_it()
+    assert node.healthcheck()
+    node.mend()
+    assert node.state == "IDLE+DRAIN"
+    (node.slurm.directory / "calls").unlink()
+    return node

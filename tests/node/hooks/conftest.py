@@ -3,6 +3,6 @@
 
 from __future__ import annotations
 
-from tests.support.hooked_node import node, rack, shared, slurm, story
+from tests.support.hooked_node import drained, node, rack, shared, slurm, story
 
-__all__ = ["node", "rack", "shared", "slurm", "story"]
+__all__ = ["drained", "node", "rack", "shared", "slurm", "story"]

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from slurm_health.node.rules import drain_note
 from slurm_health.records.errors import SlurmCommandError, SlurmError, SlurmTimeoutError, UnknownJob
 from slurm_health.system.slurm import command
 from slurm_health.system.slurm.parsing import Job, JobId, Node
-from slurm_health.system.slurm.pyslurm_client import PyslurmReads, choose, mismatch, proven
+from slurm_health.system.slurm.pyslurm_client import choose, proven
 from slurm_health.system.slurm.reads import CommandReads, Reads, Run
 from tests.lab import Lab
 from tests.lab.errors import DeadlinePassed
@@ -399,69 +398,3 @@ def test_both_readers_say_the_same_of_a_node_in_maintenance(played: Played) -> N
     finally:
         lab.run(["scontrol", "delete", "ReservationName=m"])
         lab.wait_node("n3", "IDLE")
-
-
-# --- which reader is used ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("pyslurm", "slurm", "said"),
-    [
-        ("22.5.3", "slurm 22.05.8", ""),
-        ("22.5.1", "slurm-wlm 22.05.8", ""),
-        ("24.11.0", "slurm 24.11.5", ""),
-        ("24.11.0", "slurm 22.05.8", "does not go with Slurm 22.05: install pyslurm 22.5.x"),
-        ("25.11.2", "slurm 25.11.1", "has not been tested with pyslurm for Slurm 25.11"),
-        ("22.5.1", "nonsense", "cannot tell which Slurm this is"),
-        ("of unknown version", "slurm 22.05.8", "does not go with"),
-    ],
-)
-def test_pyslurm_is_used_where_it_fits_and_was_tested(pyslurm: str, slurm: str, said: str) -> None:
-    assert said in mismatch(pyslurm, slurm)
-    assert bool(said) == bool(mismatch(pyslurm, slurm))
-
-
-def test_a_pyslurm_that_ends_its_process_is_replaced_by_the_commands_for_good() -> None:
-    asked: list[str] = []
-
-    def run(argv: Sequence[str]) -> str:
-        asked.append(argv[0])
-        if argv[0] == "scontrol":
-            return (DATA / "node-idle.txt").read_text()
-        # What importing pyslurm does to a process where there is no slurm.conf.
-        environ = {"PATH": "/usr/bin:/bin"}
-        says = "echo 'fatal: Could not establish a configuration source' >&2; exit 1"
-        return command.run(["sh", "-c", says], environ=environ)
-
-    reads = PyslurmReads(run, instead=CommandReads(run))
-
-    assert reads.nodes(["n1"])["n1"].state == "IDLE"
-    assert reads.nodes(["n1"])["n1"].state == "IDLE"
-    assert asked == [sys.executable, "scontrol", "scontrol"]
-
-
-def test_a_pyslurm_that_hangs_is_not_waited_for_twice() -> None:
-    def run(argv: Sequence[str]) -> str:
-        raise SlurmTimeoutError(argv, 8)
-
-    with pytest.raises(SlurmTimeoutError):
-        PyslurmReads(run, instead=CommandReads(run)).nodes([])
-
-
-@pytest.mark.parametrize("job_id", [18, "18_1"], ids=["an id", "a task by name"])
-def test_jobs_are_read_through_the_commands_though_pyslurm_is_used(job_id: JobId) -> None:
-    ran: list[str] = []
-
-    def run(argv: Sequence[str]) -> str:
-        ran.append(argv[0])
-        return (DATA / "job-array.txt").read_text()
-
-    PyslurmReads(run, instead=CommandReads(run)).job(job_id)
-
-    assert ran == ["scontrol"]
-
-
-@pytest.mark.parametrize("answer", ["", "nonsense", "[1]", '[{"name": "n1"}]', "{}"])
-def test_nonsense_from_pyslurms_process_is_an_error(answer: str) -> None:
-    with pytest.raises(SlurmError, match="nonsense"):
-        PyslurmReads(lambda _argv: answer, instead=CommandReads(lambda _argv: "")).nodes([])

@@ -14,11 +14,8 @@ from slurm_health.report.post_mortem import lines_of
 from slurm_health.training.diagnosis.chain import InferenceChain
 from slurm_health.training.diagnosis.collected import (
     Collected,
-    FlightRecord,
-    FlightRecords,
     NodesTold,
     NodeTold,
-    Operation,
     ScriptEnd,
     SlurmView,
 )
@@ -344,47 +341,6 @@ def test_connections_that_broke_without_a_cause_are_transient_and_accuse_nobody(
 
     assert (found.cause, found.attribution) == ("connections-broke", "transient")
     assert found.sureness == "possible"
-    assert found.accused == []
-
-
-def recorded(rank: int, *whats: str) -> FlightRecord:
-    """Return collectives of which all but the second are over."""
-    return FlightRecord(
-        rank=rank,
-        operations=tuple(
-            Operation(
-                group="0",
-                sequence=number,
-                what=what,
-                state="scheduled" if number == 1 else "completed",
-            )
-            for number, what in enumerate(whats)
-        ),
-    )
-
-
-def test_the_flight_recorder_turns_a_guess_into_certainty() -> None:
-    log = read_log([("out", (DATA / "mismatch.txt").read_text())])
-    records = FlightRecords(
-        records=(
-            recorded(0, "broadcast", "allreduce"),
-            recorded(1, "broadcast", "all_gather"),
-            recorded(2, "broadcast", "allreduce"),
-        )
-    )
-    found = diagnose(log, records)
-
-    assert (found.cause, found.sureness, found.ranks) == ("mismatched-collective", "certain", [1])
-
-
-def test_the_flight_recorder_names_the_rank_that_never_came() -> None:
-    failures = tuple(failed(rank, TIMED_OUT, consequence=True) for rank in (0, 1))
-    records = FlightRecords(
-        records=(recorded(0, "allreduce", "allreduce"), recorded(2, "allreduce"))
-    )
-    found = diagnose(TrainingLog(failures=failures), records)
-
-    assert (found.cause, found.ranks) == ("never-entered", [2])
     assert found.accused == []
 
 
