@@ -73,13 +73,13 @@ def _test(site: Site) -> int:
 
 def _list(site: Site) -> int:
     from slurm_health.node.draining.shared_state import Unusable
-    from slurm_health.node.notifying.deliver import Standing, standing
+    from slurm_health.node.notifying.deliver import Backlog, standing
 
     try:
         found = standing(site)
     except Unusable as err:
         click.echo(f"slurm-health: whether it arrives cannot be determined: {err}", err=True)
-        found = Standing(waiting={}, failures={})
+        found = Backlog(waiting={}, failures={})
     for name, target in site.notify.targets.items():
         events = ", ".join(target.events) or "all events"
         way = target.command[0] if target.command else "a webhook"

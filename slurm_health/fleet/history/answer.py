@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from slurm_health.fleet.history.index import Index, Seen
+from slurm_health.fleet.history.index import Index, NodeSeen
 from slurm_health.fleet.standing.standing import (
     WINDOW_DAYS,
     NodeRecord,
@@ -48,7 +48,7 @@ class NodeHistory:
 
     cluster: str
     node: str
-    checks: Sequence[Seen]
+    checks: Sequence[NodeSeen]
     standing: Standing
     series: Sequence[Series]
 
@@ -196,7 +196,7 @@ def _history(index: Index, cluster: str, node: str, standing: Standing) -> NodeH
     )
 
 
-def _series(checks: Iterable[Seen]) -> list[Series]:
+def _series(checks: Iterable[NodeSeen]) -> list[Series]:
     points: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for check in checks:
         for figure in check.said.figures:

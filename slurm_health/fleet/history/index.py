@@ -26,7 +26,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class NodeSeen:
     """What one check of a job said of one node."""
 
     cluster: str
@@ -128,7 +128,7 @@ class Index:
         rows = self._database.rows("SELECT DISTINCT node FROM slurm_health_seen")
         return sorted(node for (node,) in rows)
 
-    def of_node(self, cluster: str, node: str, *, since_s: float) -> list[Seen]:
+    def of_node(self, cluster: str, node: str, *, since_s: float) -> list[NodeSeen]:
         """Return what every check said of a node, the oldest first."""
         rows = self._database.rows(
             "SELECT job, label, time_s, uid, data FROM slurm_health_seen"
@@ -136,7 +136,9 @@ class Index:
             (cluster, node, since_s),
         )
         return [
-            Seen(cluster=cluster, job=job, label=label, time_s=time_s, uid=uid, said=_decoded(data))
+            NodeSeen(
+                cluster=cluster, job=job, label=label, time_s=time_s, uid=uid, said=_decoded(data)
+            )
             for job, label, time_s, uid, data in rows
         ]
 

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from slurm_health.fleet.history.answer import Lemons, NodeHistory, Series
-from slurm_health.fleet.history.index import Seen
+from slurm_health.fleet.history.index import NodeSeen
 from slurm_health.fleet.standing.standing import Standing
 from slurm_health.records.nodeset import fold
 from slurm_health.records.standings import Reliability
@@ -96,7 +96,7 @@ def _elsewhere(standing: Standing) -> str:
     return f"other nodes {standing.elsewhere_spoiled} of {standing.elsewhere_jobs}"
 
 
-def _check_row(check: Seen) -> list[str]:
+def _check_row(check: NodeSeen) -> list[str]:
     said = check.said
     job = check.job if check.label == "0" else f"{check.job} ({check.label})"
     verdict = said.level.value if said.level else _NOTHING
@@ -204,7 +204,7 @@ def _standing(standing: Standing) -> dict[str, Any]:
     return fields
 
 
-def _check(check: Seen) -> dict[str, Any]:
+def _check(check: NodeSeen) -> dict[str, Any]:
     said: dict[str, Any] = msgspec.to_builtins(check.said)
     figures = [
         {"part": each.part, "metric": each.metric, "value": each.value}

@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from slurm_health.node.checks.check import Check
-from slurm_health.node.hooks.run_checks import Choice
+from slurm_health.node.hooks.run_checks import ChosenCheck
 from slurm_health.node.rules.finding import CheckResult
 from slurm_health.node.rules.settings import CONTEXTS
 from slurm_health.node.site_settings import Site
 from slurm_health.records.text import cut
 
 
-def explain(site: Site, choices: Mapping[str, Sequence[Choice]], node: str) -> str:
+def explain(site: Site, choices: Mapping[str, Sequence[ChosenCheck]], node: str) -> str:
     """Return the text: one block per hook, one line per check."""
     lines = [f"{site.path} on {node}", *_consequences(site)]
     for context in CONTEXTS:
@@ -41,7 +41,7 @@ def _consequences(site: Site) -> list[str]:
     ]
 
 
-def _line(choice: Choice) -> str:
+def _line(choice: ChosenCheck) -> str:
     planned = choice.planned
     if choice.why_not:
         return f"{planned.name}: not here ({choice.why_not})"

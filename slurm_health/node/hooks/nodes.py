@@ -20,7 +20,7 @@ from slurm_health.node.rules import accusations, drain_note
 from slurm_health.node.rules import mending as mending_rules
 from slurm_health.node.rules.breaker import Entry, Ledger, Trip
 from slurm_health.node.rules.finding import CheckResult
-from slurm_health.node.rules.mending import Outcome, Tried
+from slurm_health.node.rules.mending import StepOutcome, Tried
 from slurm_health.node.rules.recovery import DrainRecord
 from slurm_health.node.site_settings import Site
 from slurm_health.records.nodeset import fold
@@ -200,11 +200,12 @@ def _without_check(what: str, names: Sequence[str]) -> str:
 
 def _step(tried: Tried, now_s: float) -> str:
     """Return a step for a person: of which node, when, and how far it has come."""
+    left_min = max(0.0, tried.until_s - now_s) / 60
     how = {
-        Outcome.BEGUN: f"under way, {max(0.0, tried.until_s - now_s) / 60:.0f} min are left to it",
-        Outcome.DONE: "done",
-        Outcome.FAILED: "failed",
-        Outcome.DRY_RUN: "would be taken (dry run)",
+        StepOutcome.BEGUN: f"under way, {left_min:.0f} min are left to it",
+        StepOutcome.DONE: "done",
+        StepOutcome.FAILED: "failed",
+        StepOutcome.DRY_RUN: "would be taken (dry run)",
     }[tried.outcome]
     text = f": {tried.text}" if tried.text else ""
     return f"{tried.node}: {tried.step.value}, {_ago(now_s - tried.time_s)}: {how}{text}"

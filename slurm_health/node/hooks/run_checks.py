@@ -199,7 +199,7 @@ def _is_plain(value: object) -> bool:
     return not isinstance(value, float) or math.isfinite(value)
 
 
-class Choice(msgspec.Struct, frozen=True, kw_only=True):
+class ChosenCheck(msgspec.Struct, frozen=True, kw_only=True):
     """A check, and why it does not run here; empty when it does."""
 
     planned: Planned
@@ -213,7 +213,7 @@ def node_name(environ: Mapping[str, str]) -> str:
 
 def choose(
     checks: Iterable[Planned], *, context: str, node: str, partition: str | None
-) -> list[Choice]:
+) -> list[ChosenCheck]:
     """Decide for each check whether it runs.
 
     Args:
@@ -224,7 +224,8 @@ def choose(
             does not run.
     """
     return [
-        Choice(planned=each, why_not=_why_not(each, context, node, partition)) for each in checks
+        ChosenCheck(planned=each, why_not=_why_not(each, context, node, partition))
+        for each in checks
     ]
 
 
@@ -240,7 +241,7 @@ def _why_not(planned: Planned, context: str, node: str, partition: str | None) -
     return ""
 
 
-def running(choices: Iterable[Choice]) -> list[Planned]:
+def running(choices: Iterable[ChosenCheck]) -> list[Planned]:
     """Return the checks that run."""
     return [each.planned for each in choices if not each.why_not]
 

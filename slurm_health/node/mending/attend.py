@@ -16,7 +16,7 @@ from slurm_health.node.mending.mend import Worker, fail
 from slurm_health.node.mending.quarantine import Quarantine
 from slurm_health.node.rules import drain_note
 from slurm_health.node.rules.drain_note import DrainNote
-from slurm_health.node.rules.mending import Outcome
+from slurm_health.node.rules.mending import StepOutcome
 from slurm_health.node.rules.notices import Event, EventKind
 from slurm_health.node.rules.recovery import DrainRecord
 from slurm_health.records.errors import SlurmError
@@ -83,7 +83,7 @@ def _passes(worker: Worker, found: Quarantine, controller: Maintenance) -> bool:
     controller.delete_reservation(found.reservation)
     quarantine.forget(worker.site.state)
     text = "released after its deep test"
-    ended = msgspec.structs.replace(found.step, outcome=Outcome.DONE, text=text)
+    ended = msgspec.structs.replace(found.step, outcome=StepOutcome.DONE, text=text)
     ledger.keep(worker.site, ended)
     worker.log.info(text)
     now_s = worker.context.now_s

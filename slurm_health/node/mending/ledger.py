@@ -17,7 +17,7 @@ from slurm_health.node.draining.shared_state import (
 )
 from slurm_health.node.rules import mending
 from slurm_health.node.rules.breaker import tripped_for
-from slurm_health.node.rules.mending import Next, Tried
+from slurm_health.node.rules.mending import NextStep, Tried
 from slurm_health.node.site_settings import Site
 from slurm_health.records.decoding import from_json
 from slurm_health.system.private_files import publish
@@ -48,8 +48,8 @@ def reserve(
     site: Site,
     node: str,
     partitions: tuple[str, ...],
-    choose: Callable[[tuple[Tried, ...]], tuple[Next, Tried | None]],
-) -> tuple[Next, Tried | None]:
+    choose: Callable[[tuple[Tried, ...]], tuple[NextStep, Tried | None]],
+) -> tuple[NextStep, Tried | None]:
     """Choose a step and count it before it is taken, so that no two nodes take the last one.
 
     Args:
@@ -66,14 +66,14 @@ def reserve(
         tripped = tripped_for(read_ledger(site.breaker), node, partitions)
         if tripped is not None:
             why = f"the breaker of {tripped} has tripped"
-            return msgspec.json.encode((Next(step=None, why=why), None))
+            return msgspec.json.encode((NextStep(step=None, why=why), None))
         before = _read(shared)
         chosen, new = choose(before)
         if new is not None:
             _keep(shared, mending.with_tried(before, new))
         return msgspec.json.encode((chosen, new))
 
-    return from_json(under_lock(site, work), tuple[Next, Tried | None])
+    return from_json(under_lock(site, work), tuple[NextStep, Tried | None])
 
 
 def keep(site: Site, ended: Tried) -> None:

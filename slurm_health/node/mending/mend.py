@@ -14,7 +14,7 @@ from slurm_health.node.draining.shared_state import Unusable
 from slurm_health.node.mending import ledger, perform, quarantine
 from slurm_health.node.rules import drain_note, mending
 from slurm_health.node.rules.finding import CheckResult
-from slurm_health.node.rules.mending import Next, Outcome, Step, Tried
+from slurm_health.node.rules.mending import NextStep, Step, StepOutcome, Tried
 from slurm_health.node.rules.notices import Event, EventKind
 from slurm_health.node.rules.recovery import DrainRecord
 from slurm_health.node.site_settings import Site
@@ -86,7 +86,7 @@ def consider(worker: Worker, kept: DrainRecord, now: Node, failed: Sequence[Chec
         chosen, begun = _choose(worker, kept, now, failed)
         if begun is None:
             worker.log.info(f"nothing is done to mend it: {chosen.why}")
-        elif begun.outcome is Outcome.DRY_RUN:
+        elif begun.outcome is StepOutcome.DRY_RUN:
             worker.log.info(f"dry run: would be mended by {begun.step.value}: {chosen.why}")
         else:
             worker.log.info(f"mending: {begun.step.value}: {chosen.why}")
@@ -118,7 +118,7 @@ def burn_in(worker: Worker, kept: DrainRecord, now: Node) -> bool:
 def _begin_burn_in(worker: Worker, kept: DrainRecord, now: Node) -> bool:
     settings, now_s = worker.site.mend, worker.context.now_s
 
-    def choose(tried: tuple[Tried, ...]) -> tuple[Next, Tried | None]:
+    def choose(tried: tuple[Tried, ...]) -> tuple[NextStep, Tried | None]:
         chosen = mending.next_burn_in(tried, settings, now_s)
         if chosen.step is None or settings.dry_run:
             return chosen, None
@@ -152,7 +152,7 @@ def _judge_last(worker: Worker, kept: DrainRecord, failed: Sequence[CheckResult]
     if last is None:
         return
     # A reboot is over when Slurm has the node back, idle, as it has now.
-    is_over = last.outcome is Outcome.DONE or last.step is Step.REBOOT
+    is_over = last.outcome is StepOutcome.DONE or last.step is Step.REBOOT
     if not is_over and worker.context.now_s < last.until_s:
         return
     found = "; ".join(each.finding.text for each in failed)
@@ -166,18 +166,18 @@ def fail(worker: Worker, step: Tried, why: str) -> None:
     Raises:
         Unusable: it cannot be kept.
     """
-    ledger.keep(worker.site, msgspec.structs.replace(step, outcome=Outcome.FAILED, text=why))
+    ledger.keep(worker.site, msgspec.structs.replace(step, outcome=StepOutcome.FAILED, text=why))
     worker.log.warning(f"mending: {step.step.value} failed: {why}")
     _tell(worker, EventKind.STEP_FAILED, f"{step.step.value}: {why}", (step.step.value,))
 
 
 def _choose(
     worker: Worker, kept: DrainRecord, now: Node, failed: Sequence[CheckResult]
-) -> tuple[Next, Tried | None]:
+) -> tuple[NextStep, Tried | None]:
     settings, now_s = worker.site.mend, worker.context.now_s
     first = mending.first_step(failed, settings)
 
-    def choose(tried: tuple[Tried, ...]) -> tuple[Next, Tried | None]:
+    def choose(tried: tuple[Tried, ...]) -> tuple[NextStep, Tried | None]:
         chosen = mending.next_step(first, tried, kept.node, kept.reason, settings, now_s)
         if chosen.step is None:
             return chosen, None
@@ -186,7 +186,7 @@ def _choose(
             minutes = settings.deep_test_min
         text = "; ".join(each.finding.text for each in failed)
         new = _tried(kept, chosen.step, now_s, until_s=now_s + 60 * minutes, text=text)
-        outcome = Outcome.DRY_RUN if settings.dry_run else Outcome.BEGUN
+        outcome = StepOutcome.DRY_RUN if settings.dry_run else StepOutcome.BEGUN
         return chosen, msgspec.structs.replace(new, outcome=outcome)
 
     return ledger.reserve(worker.site, kept.node, now.partitions, choose)
@@ -222,7 +222,7 @@ def _ticket(worker: Worker, kept: DrainRecord, begun: Tried, failed: Sequence[Ch
     ]
     text = "; ".join(each.finding.text for each in failed) or kept.reason
     _tell(worker, EventKind.TICKET, text, kept.retest, tuple(evidence))
-    ledger.keep(worker.site, msgspec.structs.replace(begun, outcome=Outcome.DONE))
+    ledger.keep(worker.site, msgspec.structs.replace(begun, outcome=StepOutcome.DONE))
 
 
 def _tell(
@@ -271,7 +271,7 @@ def _report(worker: Worker, late: Tried, *, back: bool) -> None:
         name = quarantine.reservation_of(late.node)
         from_ = f"quarantine: scontrol show reservation {name}"
     why = "it is back" if back else f"{late.node} is not back from {from_}"
-    outcome = Outcome.DONE if back else Outcome.FAILED
+    outcome = StepOutcome.DONE if back else StepOutcome.FAILED
     ledger.keep(worker.site, msgspec.structs.replace(late, outcome=outcome, text=why))
     if back:
         return
@@ -292,8 +292,8 @@ def done(worker: Worker, kept: DrainRecord) -> None:
     """Note that the last step has helped: the checks that the node was drained for pass."""
     try:
         last = mending.unfinished(ledger.read(worker.site), kept.node, kept.reason)
-        if last is not None and last.outcome is Outcome.BEGUN and last.step is Step.REBOOT:
-            ended = msgspec.structs.replace(last, outcome=Outcome.DONE, text="it is back")
+        if last is not None and last.outcome is StepOutcome.BEGUN and last.step is Step.REBOOT:
+            ended = msgspec.structs.replace(last, outcome=StepOutcome.DONE, text="it is back")
             ledger.keep(worker.site, ended)
     except Unusable as err:
         worker.log.warning(f"how the last step ended is not kept: {err}")

@@ -17,7 +17,7 @@ import msgspec
 
 from slurm_health.node.checks.check import CheckContext
 from slurm_health.node.draining import RETURNED
-from slurm_health.node.rules.mending import Outcome, Step, Tried
+from slurm_health.node.rules.mending import Step, StepOutcome, Tried
 from slurm_health.node.site_settings import Site
 from slurm_health.records.decoding import from_msgpack
 from slurm_health.records.errors import Unmeasured
@@ -90,15 +90,15 @@ def take(
     """
     refusal = why_not()
     if refusal:
-        return msgspec.structs.replace(begun, outcome=Outcome.FAILED, text=refusal)
+        return msgspec.structs.replace(begun, outcome=StepOutcome.FAILED, text=refusal)
     try:
         argv = _argv(site, begun.step, devices, look or _look)
         text = _run(argv, 60 * site.mend.limit_min)
     except Refused as err:
-        return msgspec.structs.replace(begun, outcome=Outcome.FAILED, text=str(err))
+        return msgspec.structs.replace(begun, outcome=StepOutcome.FAILED, text=str(err))
     if begun.step is Step.RESET:
         _forget_messages(site.state)
-    return msgspec.structs.replace(begun, outcome=Outcome.DONE, text=text)
+    return msgspec.structs.replace(begun, outcome=StepOutcome.DONE, text=text)
 
 
 def _argv(site: Site, step: Step, devices: Collection[str], look: Callable[[], Gpus]) -> list[str]:

@@ -126,14 +126,14 @@ def read_post(site: Site) -> Post:
     return _read(shared_directory(site.breaker))
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
+class Backlog(msgspec.Struct, frozen=True, kw_only=True):
     """How it stands with the targets: how many events wait for each, and which take none, why."""
 
     waiting: dict[str, int]
     failures: dict[str, Failure]
 
 
-def standing(site: Site) -> Standing:
+def standing(site: Site) -> Backlog:
     """Return how it stands, asked in a child.
 
     Raises:
@@ -142,10 +142,10 @@ def standing(site: Site) -> Standing:
 
     def look() -> bytes:
         post = read_post(site)
-        found = Standing(waiting=notices.summary(post), failures=post.failures)
+        found = Backlog(waiting=notices.summary(post), failures=post.failures)
         return msgspec.json.encode(found)
 
-    return from_json(in_child(site, look), Standing)
+    return from_json(in_child(site, look), Backlog)
 
 
 def _read(shared: Path) -> Post:

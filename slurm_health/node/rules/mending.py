@@ -31,7 +31,7 @@ class Step(Enum):
     TICKET = "ticket"
 
 
-class Outcome(Enum):
+class StepOutcome(Enum):
     """How far a step has come."""
 
     BEGUN = "begun"
@@ -50,7 +50,7 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     step: Step
     time_s: float
     drain: str
-    outcome: Outcome = Outcome.BEGUN
+    outcome: StepOutcome = StepOutcome.BEGUN
     until_s: float = 0.0
     text: str = ""
 
@@ -60,7 +60,7 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.node, self.step, self.time_s
 
 
-class Next(msgspec.Struct, frozen=True, kw_only=True):
+class NextStep(msgspec.Struct, frozen=True, kw_only=True):
     """The step to take, None for none; and why."""
 
     step: Step | None
@@ -86,7 +86,7 @@ def first_step(failed: Sequence[CheckResult], settings: Mend) -> Step:
 
 def next_step(
     first: Step, tried: Iterable[Tried], node: str, drain: str, settings: Mend, now_s: float
-) -> Next:
+) -> NextStep:
     """Return the next step of a node that is faulty still.
 
     Args:
@@ -107,14 +107,14 @@ def next_step(
     ]
     of_drain = [each for each in of_node if each.drain == drain]
     for each in of_drain:
-        if each.outcome is Outcome.BEGUN and now_s < each.until_s:
-            return Next(step=None, why=f"{each.step.value} is under way")
-        if each.outcome is Outcome.DRY_RUN:
-            return Next(step=None, why="dry run: nothing is done")
+        if each.outcome is StepOutcome.BEGUN and now_s < each.until_s:
+            return NextStep(step=None, why=f"{each.step.value} is under way")
+        if each.outcome is StepOutcome.DRY_RUN:
+            return NextStep(step=None, why="dry run: nothing is done")
         if each.step is Step.TICKET:
-            return Next(step=None, why="it waits for a person")
+            return NextStep(step=None, why="it waits for a person")
     ladder = list(Step)[list(Step).index(first) :]
-    done = [each for each in of_node if each.outcome is not Outcome.DRY_RUN]
+    done = [each for each in of_node if each.outcome is not StepOutcome.DRY_RUN]
     left = [
         step
         for step in ladder
@@ -122,21 +122,21 @@ def next_step(
         and sum(each.step is step for each in done) < settings.per_day
     ]
     if not left:
-        return Next(step=None, why="no step that the site allows is left")
+        return NextStep(step=None, why="no step that the site allows is left")
     step = left[0]
     full = "" if step is Step.TICKET else _full_hour(tried, settings, now_s)
     if full:
-        return Next(step=None, why=full)
+        return NextStep(step=None, why=full)
     before = ", ".join(each.step.value for each in done)
-    return Next(step=step, why=f"after {before}" if before else "the first step for this fault")
+    return NextStep(step=step, why=f"after {before}" if before else "the first step for this fault")
 
 
-def next_burn_in(tried: Iterable[Tried], settings: Mend, now_s: float) -> Next:
+def next_burn_in(tried: Iterable[Tried], settings: Mend, now_s: float) -> NextStep:
     """Return whether a node that has passed its checks is tested for long now, and why not."""
     full = _full_hour(tried, settings, now_s)
     if full:
-        return Next(step=None, why=full)
-    return Next(step=Step.DEEP_TEST, why=f"for {settings.burn_in_h:g} h before it comes back")
+        return NextStep(step=None, why=full)
+    return NextStep(step=Step.DEEP_TEST, why=f"for {settings.burn_in_h:g} h before it comes back")
 
 
 def burns_in(settings: Mend) -> bool:
@@ -151,7 +151,7 @@ def _full_hour(tried: Iterable[Tried], settings: Mend, now_s: float) -> str:
         for each in tried
         if abs(now_s - each.time_s) < _HOUR_S
         and each.step is not Step.TICKET
-        and each.outcome is not Outcome.DRY_RUN
+        and each.outcome is not StepOutcome.DRY_RUN
     ]
     if settings.dry_run or len(in_hour) < settings.per_hour:
         return ""
@@ -170,7 +170,7 @@ def unfinished(tried: Iterable[Tried], node: str, drain: str) -> Tried | None:
     """Return the last step for this drain, where it is not known yet whether it helped."""
     mine = [each for each in tried if (each.node, each.drain) == (node, drain)]
     last = max(mine, key=lambda each: each.time_s, default=None)
-    open_ = last is not None and last.outcome in (Outcome.BEGUN, Outcome.DONE)
+    open_ = last is not None and last.outcome in (StepOutcome.BEGUN, StepOutcome.DONE)
     return last if open_ and last is not None and last.step is not Step.TICKET else None
 
 
@@ -183,7 +183,7 @@ def overdue(tried: Iterable[Tried], now_s: float) -> list[Tried]:
     return [
         each
         for each in tried
-        if each.outcome is Outcome.BEGUN
+        if each.outcome is StepOutcome.BEGUN
         and each.step in more_s
         and now_s > each.until_s + more_s[each.step]
     ]

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from slurm_health.preflight.localize import explain
 from slurm_health.preflight.localize.evidence import Fabric, Ledger
 from slurm_health.preflight.localize.findings import Findings, judge
-from slurm_health.preflight.localize.pairing import Standing, plan_round
+from slurm_health.preflight.localize.pairing import PlanState, plan_round
 from slurm_health.preflight.localize.settings import LocalizeSettings
 from slurm_health.preflight.localize.stopping import Needs, needs_of
 from slurm_health.records.errors import LocalizeError
@@ -111,7 +111,7 @@ class Localizer:
             return [needs.active]
         if self._settings.alone:
             return [(node,) for node in needs.active]
-        standing = Standing(
+        standing = PlanState(
             active=needs.active,
             risk=needs.risk,
             undecided=needs.undecided,

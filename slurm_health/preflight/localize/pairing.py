@@ -21,7 +21,7 @@ Pair = tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class PlanState:
     """What the planner knows; all sequences are by node number.
 
     `active` may be tested; `undecided` are the ones a round is wanted for, `trusted` those whose
@@ -44,7 +44,7 @@ class Standing:
     suspect_leaves: AbstractSet[int] = field(default_factory=frozenset)
 
 
-def plan_round(standing: Standing) -> list[Pair]:
+def plan_round(standing: PlanState) -> list[Pair]:
     """Return the pairs of the next round, the same for the same standing."""
     rng = random.Random(standing.seed * 1_000_003 + standing.round_index)  # noqa: S311 - not a secret
     pairs: list[Pair] = []
@@ -72,7 +72,7 @@ def _tidy(pairs: Iterable[Pair]) -> list[Pair]:
     return sorted((min(pair), max(pair)) for pair in pairs)
 
 
-def _bye(standing: Standing, order: Sequence[int]) -> int:
+def _bye(standing: PlanState, order: Sequence[int]) -> int:
     """Return who sits out: the most trusted of those who did so least."""
     return min(
         order,
@@ -97,7 +97,7 @@ def circle(order: Sequence[int], turn: int) -> list[Pair]:
     return [(one, other) for one, other in couples if one is not None and other is not None]
 
 
-def _circle_round(standing: Standing, free: AbstractSet[int]) -> list[Pair] | None:
+def _circle_round(standing: PlanState, free: AbstractSet[int]) -> list[Pair] | None:
     """Return the next turn of a round robin in which nobody meets anybody again, if there is one.
 
     While nobody is trusted, this alone guarantees that two good nodes meet sooner or later.
@@ -113,7 +113,7 @@ def _circle_round(standing: Standing, free: AbstractSet[int]) -> list[Pair] | No
     return pairs
 
 
-def _worth(standing: Standing, one: int, other: int) -> float:
+def _worth(standing: PlanState, one: int, other: int) -> float:
     """Return how much is learnt from testing `one` with `other`, who may be nobody."""
     if _NOBODY in (one, other):
         node = max(one, other)
@@ -130,7 +130,7 @@ def _worth(standing: Standing, one: int, other: int) -> float:
     return worth + _fabric_worth(standing, one, other)
 
 
-def _fabric_worth(standing: Standing, one: int, other: int) -> float:
+def _fabric_worth(standing: PlanState, one: int, other: int) -> float:
     """Return the preference for a test inside the leaf first and across leaves afterwards."""
     if standing.leaf[one] < 0 or standing.leaf[other] < 0:
         return 0.0
@@ -139,7 +139,7 @@ def _fabric_worth(standing: Standing, one: int, other: int) -> float:
     return 3.0 * (2 - known) if inside else 3.0 * known
 
 
-def _best_round(standing: Standing, order: Sequence[int]) -> list[Pair]:
+def _best_round(standing: PlanState, order: Sequence[int]) -> list[Pair]:
     """Return the most valuable of all perfect matchings of a few nodes."""
     if not order:
         return []
@@ -155,7 +155,7 @@ def _best_round(standing: Standing, order: Sequence[int]) -> list[Pair]:
     return best
 
 
-def _greedy_round(standing: Standing, order: list[int], rng: random.Random) -> list[Pair]:
+def _greedy_round(standing: PlanState, order: list[int], rng: random.Random) -> list[Pair]:
     """Return a good matching of many nodes: suspects with trusted nodes, then the rest."""
     free = dict.fromkeys(order)
     suspects = sorted(
@@ -185,7 +185,7 @@ def _greedy_round(standing: Standing, order: list[int], rng: random.Random) -> l
     return _repair(standing, pairs)
 
 
-def _witnessed(standing: Standing, suspects: Sequence[int], pool: list[int]) -> list[Pair]:
+def _witnessed(standing: PlanState, suspects: Sequence[int], pool: list[int]) -> list[Pair]:
     """Return each suspect with a trusted node it has not met, as far as these suffice."""
     pairs: list[Pair] = []
     by_leaf: dict[int, list[int]] = {}
@@ -207,7 +207,7 @@ def _witnessed(standing: Standing, suspects: Sequence[int], pool: list[int]) -> 
 
 
 def _first_unmet(
-    standing: Standing, node: int, pool: list[int], taken: AbstractSet[int]
+    standing: PlanState, node: int, pool: list[int], taken: AbstractSet[int]
 ) -> int | None:
     """Return a free node of the pool that `node` has not met; forget the taken ones on the way."""
     while pool and pool[-1] in taken:
@@ -218,7 +218,7 @@ def _first_unmet(
     return None
 
 
-def _inside_leaves(standing: Standing, free: Sequence[int]) -> list[Pair]:
+def _inside_leaves(standing: PlanState, free: Sequence[int]) -> list[Pair]:
     """Return pairs inside each leaf; an odd one is left over."""
     by_leaf: dict[int, list[int]] = {}
     for node in free:
@@ -231,7 +231,7 @@ def _inside_leaves(standing: Standing, free: Sequence[int]) -> list[Pair]:
     ]
 
 
-def _across_leaves(standing: Standing, free: Sequence[int]) -> list[Pair]:
+def _across_leaves(standing: PlanState, free: Sequence[int]) -> list[Pair]:
     """Return pairs across leaves that spread over as many pairs of leaves as possible.
 
     The round robin is played by the leaves; each turn takes one node of either leaf. The turns
@@ -253,7 +253,7 @@ def _across_leaves(standing: Standing, free: Sequence[int]) -> list[Pair]:
     return pairs
 
 
-def _unmet(standing: Standing, order: Sequence[int]) -> list[Pair]:
+def _unmet(standing: PlanState, order: Sequence[int]) -> list[Pair]:
     """Return pairs of nodes that have not met; whoever remains pairs up anyhow."""
     waiting = list(order)
     pairs: list[Pair] = []
@@ -270,7 +270,7 @@ def _unmet(standing: Standing, order: Sequence[int]) -> list[Pair]:
     return pairs
 
 
-def _repair(standing: Standing, pairs: list[Pair]) -> list[Pair]:
+def _repair(standing: PlanState, pairs: list[Pair]) -> list[Pair]:
     """Exchange partners between a repeated pair and another one, where then neither repeats."""
     for place, (one, other) in enumerate(pairs):
         if other not in standing.met[one]:

@@ -122,10 +122,10 @@ def _serve(
     """Run one round and say how it ended, whatever happened."""
     from slurm_health.preflight.probes.context import NodeFault, NotMeasured, WrongResults
     from slurm_health.preflight.probes.meeting import Unreachable
-    from slurm_health.preflight.probes.worker_round import Aborted, Round
+    from slurm_health.preflight.probes.worker_round import Aborted, WorkerRound
 
     index = int(command["round"])
-    course = Round(channel, command, kit, device, local_rank)
+    course = WorkerRound(channel, command, kit, device, local_rank)
     outcome, detail, own_fault, wrong_results = "measured", "", False, False
     suspect = False
     try:

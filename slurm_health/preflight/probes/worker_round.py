@@ -68,7 +68,7 @@ class Channel:
         os._exit(0)
 
 
-class Round:
+class WorkerRound:
     """One round of this worker: its probes one after another, each with its group.
 
     `probe` is the one in progress, `has_partners` whether a partner can be to blame for it,

@@ -89,7 +89,7 @@ def _decoded(text: str, kind: Any) -> Any:
 # --- which reader is used ------------------------------------------------------------------------
 
 
-class Choice(NamedTuple):
+class ChosenReader(NamedTuple):
     """A reader, and in words why it is this one."""
 
     reads: Reads
@@ -97,7 +97,7 @@ class Choice(NamedTuple):
     why: str
 
 
-def choose(run: Run) -> Choice:
+def choose(run: Run) -> ChosenReader:
     """Choose the reader: pyslurm where it is installed, tested and goes with Slurm's release."""
     pyslurm = _installed()
     if pyslurm is None:
@@ -110,10 +110,10 @@ def choose(run: Run) -> Choice:
     if why_not:
         return _commands(run, why_not)
     reads = PyslurmReads(run, instead=CommandReads(run))
-    return Choice(reads, "pyslurm", f"pyslurm {pyslurm} goes with Slurm {slurm.split()[-1]}")
+    return ChosenReader(reads, "pyslurm", f"pyslurm {pyslurm} goes with Slurm {slurm.split()[-1]}")
 
 
-def proven(choice: Choice, run: Run) -> Choice:
+def proven(choice: ChosenReader, run: Run) -> ChosenReader:
     """Return the choice after a trial: pyslurm that is installed may still not load."""
     if not isinstance(choice.reads, PyslurmReads):
         return choice
@@ -125,8 +125,8 @@ def proven(choice: Choice, run: Run) -> Choice:
     return choice
 
 
-def _commands(run: Run, why: str) -> Choice:
-    return Choice(CommandReads(run), "commands", why)
+def _commands(run: Run, why: str) -> ChosenReader:
+    return ChosenReader(CommandReads(run), "commands", why)
 
 
 def mismatch(pyslurm: str, slurm: str) -> str:

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from slurm_health.node.mending import perform
-from slurm_health.node.rules.mending import Outcome, Step, Tried
+from slurm_health.node.rules.mending import Step, StepOutcome, Tried
 from slurm_health.system.nvml import Device, Gpus
 from tests.support.hooked_node import Node
 from tests.support.mended_node import begun
@@ -39,7 +39,7 @@ def test_the_gpus_at_fault_are_reset_or_all_where_they_are_not_known(
 ) -> None:
     found, trace = reset(node, gpus(), *devices)
 
-    assert (found.outcome, trace) == (Outcome.DONE, expected)
+    assert (found.outcome, trace) == (StepOutcome.DONE, expected)
 
 
 @pytest.mark.parametrize(
@@ -56,14 +56,14 @@ def test_a_gpu_that_may_be_in_use_is_not_reset(
 ) -> None:
     found, trace = reset(node, gpus(**of_first), "0000:3b:00")
 
-    assert (found.outcome, trace) == (Outcome.FAILED, "")
+    assert (found.outcome, trace) == (StepOutcome.FAILED, "")
     assert why in found.text
 
 
 def test_a_person_who_was_quicker_keeps_the_step_from_being_taken(node: Node) -> None:
     found, trace = reset(node, gpus(), why_not="it is IDLE")
 
-    assert (found.outcome, found.text, trace) == (Outcome.FAILED, "it is IDLE", "")
+    assert (found.outcome, found.text, trace) == (StepOutcome.FAILED, "it is IDLE", "")
 
 
 def test_a_command_that_fails_or_is_not_there_is_a_failed_step(node: Node) -> None:
@@ -73,4 +73,4 @@ def test_a_command_that_fails_or_is_not_there_is_a_failed_step(node: Node) -> No
     ):
         node.more = f"[mend]\nreload = {argv}\n"
         found = perform.take(node.site, begun(Step.RELOAD), (), why_not=lambda: "")
-        assert (found.outcome, found.text) == (Outcome.FAILED, why)
+        assert (found.outcome, found.text) == (StepOutcome.FAILED, why)

@@ -10,8 +10,8 @@ import pytest
 
 from slurm_health.node.rules.finding import CheckResult, Remedy, mended_by, node_fault
 from slurm_health.node.rules.mending import (
-    Outcome,
     Step,
+    StepOutcome,
     Tried,
     burns_in,
     first_step,
@@ -41,7 +41,7 @@ def tried(
     ago_s: float = 600.0,
     node: str = "n3",
     drain: str = "d",
-    outcome: Outcome = Outcome.FAILED,
+    outcome: StepOutcome = StepOutcome.FAILED,
 ) -> Tried:
     begun_s = NOW_S - ago_s
     return Tried(
@@ -86,7 +86,7 @@ def test_what_the_site_does_not_allow_is_left_out() -> None:
 
 
 def test_a_fault_that_comes_back_within_a_day_begins_where_the_last_drain_ended() -> None:
-    before = tried(Step.RESET, 3 * 3600.0, drain="earlier", outcome=Outcome.DONE)
+    before = tried(Step.RESET, 3 * 3600.0, drain="earlier", outcome=StepOutcome.DONE)
 
     assert chosen(Step.RESET, before) is Step.RELOAD
     assert chosen(Step.RESET, before, per_day=2) is Step.RESET
@@ -94,8 +94,8 @@ def test_a_fault_that_comes_back_within_a_day_begins_where_the_last_drain_ended(
 
 
 def test_nothing_is_begun_while_a_step_is_under_way() -> None:
-    assert chosen(Step.RESET, tried(Step.RESET, outcome=Outcome.BEGUN)) is None
-    late = tried(Step.RESET, 1801.0, outcome=Outcome.BEGUN)
+    assert chosen(Step.RESET, tried(Step.RESET, outcome=StepOutcome.BEGUN)) is None
+    late = tried(Step.RESET, 1801.0, outcome=StepOutcome.BEGUN)
     assert chosen(Step.RESET, late) is Step.RELOAD
 
 
@@ -110,7 +110,7 @@ def test_all_nodes_share_the_limit_of_an_hour_but_a_ticket_is_always_written() -
 
 
 def test_a_dry_run_says_it_once_for_each_drain() -> None:
-    said = tried(Step.RESET, outcome=Outcome.DRY_RUN)
+    said = tried(Step.RESET, outcome=StepOutcome.DRY_RUN)
 
     assert chosen(Step.RESET, dry_run=True) is Step.RESET
     assert chosen(Step.RESET, said, dry_run=True) is None
@@ -119,8 +119,8 @@ def test_a_dry_run_says_it_once_for_each_drain() -> None:
 
 
 def test_how_a_step_has_ended_replaces_that_it_began() -> None:
-    begun = tried(Step.REBOOT, outcome=Outcome.BEGUN)
-    ended = msgspec.structs.replace(begun, outcome=Outcome.DONE)
+    begun = tried(Step.REBOOT, outcome=StepOutcome.BEGUN)
+    ended = msgspec.structs.replace(begun, outcome=StepOutcome.DONE)
 
     assert with_tried([begun], ended) == (ended,)
     assert unfinished([begun], "n3", "d") == begun
@@ -129,15 +129,15 @@ def test_how_a_step_has_ended_replaces_that_it_began() -> None:
 
 
 def test_a_node_that_is_not_back_from_its_reboot_is_overdue() -> None:
-    late = tried(Step.REBOOT, 1801.0, outcome=Outcome.BEGUN)
-    in_time = tried(Step.REBOOT, 1799.0, outcome=Outcome.BEGUN)
+    late = tried(Step.REBOOT, 1801.0, outcome=StepOutcome.BEGUN)
+    in_time = tried(Step.REBOOT, 1799.0, outcome=StepOutcome.BEGUN)
 
-    tested = tried(Step.DEEP_TEST, 1801.0, outcome=Outcome.BEGUN)
+    tested = tried(Step.DEEP_TEST, 1801.0, outcome=StepOutcome.BEGUN)
     assert overdue([tested], NOW_S) == []
     assert overdue([tested], NOW_S + 3600) == [tested]
-    assert overdue([late, in_time, tried(Step.RESET, 9999.0, outcome=Outcome.BEGUN)], NOW_S) == [
-        late
-    ]
+    assert overdue(
+        [late, in_time, tried(Step.RESET, 9999.0, outcome=StepOutcome.BEGUN)], NOW_S
+    ) == [late]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_health.preflight.localize.pairing import Pair, Standing, circle, plan_round
+from slurm_health.preflight.localize.pairing import Pair, PlanState, circle, plan_round
 
 
 def standing(
@@ -21,12 +21,12 @@ def standing(
     round_index: int = 1,
     seed: int = 0,
     repeats: tuple[Pair, ...] = (),
-) -> Standing:
+) -> PlanState:
     partners: list[set[int]] = [set() for _ in range(count)]
     for one, other in met:
         partners[one].add(other)
         partners[other].add(one)
-    return Standing(
+    return PlanState(
         active=tuple(range(count)),
         risk=[0.5 if node in undecided else 0.0 for node in range(count)],
         undecided=frozenset(undecided),
