@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -148,20 +148,9 @@ def reserve(
         if each.node != wanted.node and _age_s(each, wanted) <= limits.window_s
     ]
     uids = {each.node: each.uid for each in (*refused, *entries, wanted)}
-    trips = dict(ledger.trips)
-    for share in _shares(limits, members, racks or {}):
-        out = (counted | {wanted.node}) & {*share.nodes}
-        if len(out) > share.allowed:
-            out |= {each.node for each in refused} & {*share.nodes}
-            said, trips_it = _beyond(share, out, wanted, limits, uids, name_of)
-            why = why or said
-            if trips_it:
-                trips[share.name] = Trip(
-                    time_s=wanted.time_s,
-                    node=wanted.node,
-                    why=said,
-                    nodes=fold(sorted(share.nodes)),
-                )
+    shares = _shares(limits, members, racks or {})
+    why, tripped = _over(shares, wanted, counted, refused, limits, uids, name_of)
+    trips = {**ledger.trips, **tripped}
     if why:
         tried = (*refused, wanted)[-_MOST_ENTRIES:]
         after = msgspec.structs.replace(ledger, trips=trips, refused=tried)
@@ -190,6 +179,31 @@ def _shares(
         for name, nodes in sorted(racks.items())
     ]
     return of_partitions + of_racks
+
+
+def _over(
+    shares: Sequence[_Share],
+    wanted: Entry,
+    counted: Collection[str],
+    refused: Sequence[Entry],
+    limits: Breaker,
+    uids: Mapping[str, int],
+    name_of: Callable[[int], str],
+) -> tuple[str, dict[str, Trip]]:
+    """Say what a drain would be beyond first, empty for nothing, and which breakers trip by it."""
+    why = ""
+    trips: dict[str, Trip] = {}
+    for share in shares:
+        out = {*counted, wanted.node} & {*share.nodes}
+        if len(out) <= share.allowed:
+            continue
+        out |= {each.node for each in refused} & {*share.nodes}
+        said, trips_it = _beyond(share, out, wanted, limits, uids, name_of)
+        why = why or said
+        if trips_it:
+            nodes = fold(sorted(share.nodes))
+            trips[share.name] = Trip(time_s=wanted.time_s, node=wanted.node, why=said, nodes=nodes)
+    return why, trips
 
 
 def _beyond(
