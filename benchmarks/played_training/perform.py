@@ -23,8 +23,8 @@ from benchmarks.played_training import native_stacks
 from benchmarks.played_training.causes import RANKS, RANKS_PER_NODE, STEP, Cause, node_of
 from benchmarks.played_training.gpus import GpusNow
 from slurm_health.system.processes import Process, kill_session
-from slurm_health.training.diagnosis.gpu_use import GpuUse
 from slurm_health.training.diagnosis.rank_failures import SIGNALS
+from slurm_health.training.diagnosis.rank_now import GpuUse
 from slurm_health.training.monitor.messages import (
     HERE,
     LOOK,

@@ -13,11 +13,9 @@ An inference leads to others until nothing leads on; what is sure enough of them
     waits          operators about ranks that waited for each other
     before_it_failed  operator about a hang that the monitor saw before
     hangs          operators about a training that hangs
-    hangs_without_stacks  the same, whose ranks say nothing
     out_of_step    ranks that are not at the same step: the data of some ended before that of others
     seen           what the monitor sees of ranks, whether that is a standstill, what is said of it
-    gpu_use        which GPU is a rank's own, and whether it works or only waits
-    rank_now       what a node tells of one rank, and whether that rank rests
+    rank_now       what a node tells of one rank and of its GPU, and whether they rest
     watched        all ranks of a job as its monitors tell them, and whether they stand still
     by_output      whether a training without a heartbeat hangs, by the lines that count steps
     losses         whether the loss is no number any more, by the output

@@ -23,7 +23,6 @@ from slurm_health.records.script_records import (
 from slurm_health.training.diagnosis import (
     before_it_failed,
     hangs,
-    hangs_without_stacks,
     mistakes,
     out_of_step,
     ranks,
@@ -68,8 +67,8 @@ OPERATORS: tuple[Operator, ...] = tuple(
         ("where-ranks-wait", (NO_PROGRESS,), hangs.waits_differ),
         ("all-inside", (NO_PROGRESS,), hangs.no_rank_leaves),
         ("monitors", (NO_PROGRESS,), hangs.node_silent),
-        ("kernel-waits", (NO_PROGRESS,), hangs_without_stacks.file_awaited),
-        ("unanswered-connections", (NO_PROGRESS,), hangs_without_stacks.connections_unanswered),
+        ("kernel-waits", (NO_PROGRESS,), hangs.file_awaited),
+        ("unanswered-connections", (NO_PROGRESS,), hangs.connections_unanswered),
         ("connection-speeds", (SLOWER_STEPS,), slow_steps.slow_paths),
         ("processor-time", (SLOWER_RANK,), stragglers.no_processor),
         ("loading-time", (SLOWER_RANK,), stragglers.slow_data),

@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from slurm_health.training.diagnosis.gpu_use import all_of
-from slurm_health.training.diagnosis.rank_now import RankLook
+from slurm_health.training.diagnosis.rank_now import RankLook, all_of
 from slurm_health.training.monitor import py_spy
 from slurm_health.training.monitor.gpu_activity import activity
 from slurm_health.training.monitor.ranks import Ranks

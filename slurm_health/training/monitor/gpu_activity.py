@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from slurm_health.records.decoding import from_json
-from slurm_health.training.diagnosis.gpu_use import GpuSample, GpuSeen, GpuUse, by_process
+from slurm_health.training.diagnosis.rank_now import GpuSample, GpuSeen, GpuUse, by_process
 
 if TYPE_CHECKING:
     from slurm_health.system import nvml as driver

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from slurm_health.training.diagnosis.gpu_use import GpuSample, GpuSeen, GpuUse, all_of, by_process
+from slurm_health.training.diagnosis.rank_now import GpuSample, GpuSeen, GpuUse, all_of, by_process
 
 GIB = 1 << 30
 WAITING = (GpuSample(1.0, 0.0, 130.0),) * 5

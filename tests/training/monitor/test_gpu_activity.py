@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from slurm_health.training.diagnosis.gpu_use import GpuUse
+from slurm_health.training.diagnosis.rank_now import GpuUse
 from slurm_health.training.diagnosis.seen import Frame, RankSeen
 from slurm_health.training.monitor.gpu_activity import Activity, activity
 from tests.played_gpu import description, nvml_library
