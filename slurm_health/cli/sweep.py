@@ -105,26 +105,14 @@ def sweep(asked: _Asked) -> int:
     recorded, and 4 where Slurm refuses.
     """
     from slurm_health.fleet.sweep import submission
-    from slurm_health.system.processes import own_command
     from slurm_health.system.slurm.client import Client
 
     root, uid = config.journal_root(asked.journal, os.environ), os.geteuid()
     interpreter = _interpreter(asked.python)
-    given = {"journal": str(root), "check": asked.check, "python": interpreter}
-    words = own_command("check", *(f"--{name}={text}" for name, text in given.items() if text))
     client = Client(os.environ, patience_s=0)
     # Asked first: a job that ends meanwhile is reported by the next run.
     unended = client.unended(uid)
-    wishes = submission.Wishes(
-        partition=asked.partition,
-        share=asked.share,
-        size=asked.size,
-        every_s=asked.every_s,
-        limit_min=asked.limit_min,
-        check=words,
-        sbatch=asked.sbatch,
-        output=_output(root, uid, dry_run=asked.dry_run),
-    )
+    wishes = _wishes(asked, root, interpreter, uid)
     with opened_index(str(root), asked.index, rebuild=False) as found:
         chosen = submission.choose(client, found, wishes, uid=uid, now_s=time.time())
     if chosen.most < FEWEST:
@@ -150,6 +138,25 @@ def sweep(asked: _Asked) -> int:
         return int(ExitCode.UNAVAILABLE)
     wrong = submission.checks_nothing(ended) or wishes.output == _UNTOLD
     return int(ExitCode.INCONCLUSIVE if wrong else ExitCode.HEALTHY)
+
+
+def _wishes(asked: _Asked, root: Path, interpreter: str | None, uid: int) -> Wishes:
+    """Return what is to be checked, and how."""
+    from slurm_health.fleet.sweep import submission
+    from slurm_health.system.processes import own_command
+
+    given = {"journal": str(root), "check": asked.check, "python": interpreter}
+    words = own_command("check", *(f"--{name}={text}" for name, text in given.items() if text))
+    return submission.Wishes(
+        partition=asked.partition,
+        share=asked.share,
+        size=asked.size,
+        every_s=asked.every_s,
+        limit_min=asked.limit_min,
+        check=words,
+        sbatch=asked.sbatch,
+        output=_output(root, uid, dry_run=asked.dry_run),
+    )
 
 
 def _interpreter(chosen: str | None) -> str | None:
