@@ -58,7 +58,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         "system/test_proc_mounts.py": (
             "test_what_a_user_mounts_over_a_journal_costs_no_command_and_no_check",
         ),
-        "fleet/history/test_refresh.py": (
+        "fleet/history/test_refresh_of_others.py": (
             "test_what_cannot_be_a_clusters_name_is_passed_over",
             "test_what_another_users_journal_takes_of_memory_is_limited",
             "test_of_a_job_with_any_number_of_runs_the_last_ones_are_read",
@@ -94,8 +94,8 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "test_what_a_user_mounts_over_a_job_keeps_root_from_no_other_job",
         ),
         "node/hooks/test_epilog.py": ("test_a_state_directory_without_room_ends_no_epilog",),
-        "node/hooks/test_serve.py": (
-            "test_eighty_who_wait_keep_nobody_from_an_answer",
+        "node/hooks/test_serve.py": ("test_eighty_who_wait_keep_nobody_from_an_answer",),
+        "node/hooks/test_serve_socket.py": (
             "test_who_locks_the_sockets_directory_keeps_no_server_from_its_start",
         ),
     },
