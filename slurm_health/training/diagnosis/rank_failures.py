@@ -112,12 +112,19 @@ def merged(
 
 
 def _by_watchdog(end: RankFailure, watchdogs: dict[int | None, RankFailure]) -> RankFailure:
-    """Return the end of a rank with what its watchdog said, where that ended it."""
-    watchdog = watchdogs.get(end.rank) if end.rank is not None else None
+    """Return the end of a rank with what its watchdog said, where that ended it.
+
+    Before torch 2.2 none says whose it is: an abort is then taken for what one of them did.
+    """
+    if end.rank is None:
+        return end
+    watchdog = watchdogs.get(end.rank, watchdogs.get(None))
     aborted = SIGNALS["Aborted"] in {end.signal, end.exit_code - 128}
     if watchdog is None or end.error or not aborted:
         return end
-    return msgspec.structs.replace(watchdog, node=end.node, signal=end.signal, waits_in="")
+    return msgspec.structs.replace(
+        watchdog, rank=end.rank, node=end.node, signal=end.signal, waits_in=""
+    )
 
 
 def watchdog_end(rank: int | None, error: str, at: int) -> RankFailure:

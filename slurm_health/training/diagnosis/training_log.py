@@ -61,9 +61,12 @@ _TERMINATING = re.compile(
 # The month has no leading zero; torch 2.2 told no time, and those before no rank that is sure: what
 # is behind them in brackets is numbered within its group.
 _WATCHDOG = re.compile(
-    r"(?:\[E(?:\d{3,4} [\d:.]+)? ?ProcessGroupNCCL\.cpp:\d+\] .*?|^\[Rank \d+\] )"
+    r"(?:\[[EF](?:\d{3,4} [\d:.]+)? ?ProcessGroupNCCL\.cpp:\d+\] .*?|^\[Rank \d+\] )"
     r"(?:watchdog thread terminated with exception: (?:\[Rank \d+\] )?(?P<error>.+)"
     r"|(?P<timeout>Watchdog caught collective operation timeout: .+)"
+    # Of the watchdog itself, by the thread that looks after it (TORCH_NCCL_ENABLE_MONITORING).
+    r"|(?P<stuck>ProcessGroupNCCL's watchdog got stuck for \d+ seconds"
+    r"|Terminating the process .{0,80}due to ProcessGroupNCCL watchdog hang)"
     r"|taking the entire process down|Received a dump signal due to a collective timeout)"
 )
 # … [PG ID 0 PG GUID 0(default_pg) Rank 2] Received a dump signal … Last enqueued NCCL work: 17,
@@ -207,7 +210,7 @@ class _Reading:
         match = _WATCHDOG.search(text)
         if match is None or len(self.watchdogs) >= _MOST_FAILURES:
             return
-        error = match["error"] or match["timeout"]
+        error = match["error"] or match["timeout"] or match["stuck"]
         known = self.watchdogs.get(rank)
         if error and (known is None or not known.error.startswith("Watchdog caught")):
             self.watchdogs[rank] = watchdog_end(rank, one_line(error)[:300], at)

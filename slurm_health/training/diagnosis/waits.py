@@ -22,6 +22,7 @@ from slurm_health.training.diagnosis.seen import Standstill
 
 # What NCCL's watchdog says of a work that took too long, and DDP of sizes that never came; an error
 # of NCCL, with which it ends ranks too, has other words.
+_STUCK = re.compile(r"watchdog (?:got stuck|hang)")
 _OF_A_TIME_LIMIT = re.compile(
     "collective operation timeout|NCCL operations have failed or timed out|inconsistent 0 params"
 )
@@ -131,6 +132,8 @@ def connections_broke(inference: Inference, data: Collected) -> Inference | None
     if log is not None and log.adapters:
         return _adapters(inference, log.adapters)
     errors = [each.error for each in log.failures if each.error] if log else []
+    if errors and all(map(_STUCK.search, errors)):
+        return _stuck(inference)
     if errors and all(map(_OF_A_TIME_LIMIT.search, errors)):
         return _timed_out(inference)
     return Inference(
@@ -155,6 +158,20 @@ def _timed_out(inference: Inference) -> Inference:
         evidence=inference.evidence,
         advice="start again with --flight-recorder=on, which tells it of the next hang; the check"
         " before the script tests these nodes' connections",
+    )
+
+
+def _stuck(inference: Inference) -> Inference:
+    """Tell of watchdogs that got nowhere themselves: no collective is known to be late."""
+    return Inference(
+        name="watchdog-stuck",
+        description="PyTorch ended ranks because NCCL's watchdog got nowhere: a call of CUDA or"
+        " NCCL did not come back, or a thread of the program kept Python's lock (the GIL)",
+        sureness=Sureness.POSSIBLE,
+        ranks=inference.ranks,
+        evidence=inference.evidence,
+        advice="start again with --flight-recorder=on; if it happens again, look at the stacks of"
+        " all threads before the ranks end (py-spy dump --native)",
     )
 
 

@@ -241,3 +241,45 @@ def test_words_alone_blame_no_ranks_user() -> None:
     assert told(output).attribution == "user error"
     found = told(f"{output}srun: error: n2: task 0: Exited with exit code 1\n")
     assert (found.cause, found.attribution) == ("network-plugin-missing", "undecided")
+
+
+TORCHRUN = """\
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-02-05_18:20:01
+  host      : n1
+  rank      : {rank} (local_rank: {rank})
+  exitcode  : -6 (pid: 16609)
+  error_file: <N/A>
+  traceback : Signal 6 (SIGABRT) received by PID 16609
+"""
+OLD_WATCHDOG = (
+    "[E ProcessGroupNCCL.cpp:587] [Rank 3] Watchdog caught collective operation timeout:"
+    " WorkNCCL(OpType=ALLREDUCE, Timeout(ms)=1800000) ran for 1801530 milliseconds before timing"
+    " out.\n"
+)
+STUCK = (
+    "[rank4]:[E205 18:11:06.375 ProcessGroupNCCL.cpp:1870] [PG ID 12 PG GUID 99(EXPERT) Rank 4]"
+    " ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress in monitoring"
+    " enqueued collectives.\n"
+)
+ENDED_STUCK = (
+    "[rank4]:[F205 18:19:06.376 ProcessGroupNCCL.cpp:1557] [PG ID 0 PG GUID 0(default_pg) Rank 4]"
+    " Terminating the process after attempting to dump debug info, due to ProcessGroupNCCL"
+    " watchdog hang.\n"
+)
+
+
+def test_an_abort_by_a_watchdog_that_says_no_rank_is_no_crash() -> None:
+    found = told(OLD_WATCHDOG + TORCHRUN.format(rank=3), code=134)
+
+    assert (found.cause, found.attribution) == ("collective-timed-out", "undecided")
+    assert found.nodes == []
+
+
+@pytest.mark.parametrize("words", [STUCK, ENDED_STUCK, STUCK + ENDED_STUCK])
+def test_a_rank_that_is_ended_because_its_watchdog_was_stuck_has_not_crashed(words: str) -> None:
+    found = told(words + TORCHRUN.format(rank=4), code=134)
+
+    assert (found.cause, found.attribution) == ("watchdog-stuck", "undecided")
+    assert found.nodes == []
