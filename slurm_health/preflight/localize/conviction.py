@@ -147,10 +147,16 @@ def _chance(metric: MetricEvidence, variable: int) -> float:
 
 
 def slow_tests(metric: MetricEvidence, variable: int) -> tuple[int, ...]:
-    """Return the observations in which only this variable can have been slow, and was."""
+    """Return the observations in which only this variable can have been slow, and was.
+
+    Where others had the processors, a test shows what is slow by more than that.
+    """
     rows, places = np.nonzero(metric.data.sources == variable)
     limit = max(float(metric.found.effect[variable]), float(np.log1p(metric.floor))) / 2
-    clear = (metric.found.others[rows, places] >= 1 - TRUST) & (metric.found.excess[rows] >= limit)
+    floors = metric.floors[rows]
+    limits = np.where(floors > metric.floor, np.maximum(np.log1p(floors), limit), limit)
+    slow = metric.found.excess[rows] >= limits
+    clear = (metric.found.others[rows, places] >= 1 - TRUST) & slow
     return tuple(int(row) for row in rows[clear])
 
 

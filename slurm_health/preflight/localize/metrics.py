@@ -41,20 +41,21 @@ _MAD_ERROR = 1.17  # deviation of a MAD of n normal values, in deviations of the
 class _Rows:
     """The tests of one metric: the number of the trial of each, and whether it crossed leaves.
 
-    `served` is the share of the time that half of the trials had their processors for.
+    `floors` is the smallest slowdown that each of them can show.
     """
 
     trial: Ints
     log_ms: Floats
     sources: Ints
     crossing: Ints
-    served: float = 1.0
+    floors: Floats
 
 
 @dataclass(frozen=True, kw_only=True)
 class MetricEvidence:
     """One metric's observations and what they say; `trial` and `round` are those of each.
 
+    `floors` is the smallest slowdown that each can show, given who else used its processors.
     `floor` is the smallest slowdown that makes a node slow here, given how devices differ: `spread`
     is the deviation of what healthy ones differ by for good, 0 where that is not told from noise.
     """
@@ -63,6 +64,7 @@ class MetricEvidence:
     shared: bool
     floor: float
     spread: float
+    floors: Floats
     data: Observations
     trial: Ints
     round: Ints
@@ -114,11 +116,12 @@ def metrics_of(
     """Return what the times of each metric say."""
     rounds = np.array([trial.round_index for trial in trials], dtype=np.int64)
     for name in sorted({name for trial in trials for name in trial.shared_ms}):
-        rows = _shared_rows(name, trials, fabric, sources)
+        rows = _shared_rows(name, trials, fabric, sources, settings)
         yield _metric(name, rows, rounds[rows.trial], sources, odds, settings)
     own = sorted({name for trial in trials for name in trial.node_ms})
     for _, parts in groupby(own, key=_whole):
-        found = {name: rows for name in parts if len((rows := _own_rows(name, trials)).trial)}
+        told = {name: _own_rows(name, trials, settings) for name in parts}
+        found = {name: rows for name, rows in told.items() if len(rows.trial)}
         if not found:
             continue
         peers = _population(list(found.values()), rounds, settings)
@@ -132,7 +135,11 @@ def _whole(name: probe_catalog.Metric) -> probe_catalog.Metric:
 
 
 def _shared_rows(
-    name: probe_catalog.Metric, trials: Sequence[Trial], fabric: Fabric, sources: Sources
+    name: probe_catalog.Metric,
+    trials: Sequence[Trial],
+    fabric: Fabric,
+    sources: Sources,
+    settings: LocalizeSettings,
 ) -> _Rows:
     chosen = [index for index, trial in enumerate(trials) if name in trial.shared_ms]
     return _Rows(
@@ -140,11 +147,15 @@ def _shared_rows(
         log_ms=np.log(np.array([trials[index].shared_ms[name] for index in chosen])),
         sources=sources.table[chosen],
         crossing=np.array([fabric.crosses(trials[index].nodes) for index in chosen], np.int64),
-        served=middle(np.array([trials[index].served for index in chosen])),
+        floors=np.array(
+            [_crowded_floor(settings.network_floor, trials[index].served) for index in chosen]
+        ),
     )
 
 
-def _own_rows(name: probe_catalog.Metric, trials: Sequence[Trial]) -> _Rows:
+def _own_rows(
+    name: probe_catalog.Metric, trials: Sequence[Trial], settings: LocalizeSettings
+) -> _Rows:
     """Return the tests of nodes by themselves, ordered by node and then by trial."""
     times = [trial.node_ms.get(name, {}) for trial in trials]
     nodes = np.array([node for each in times for node in each], dtype=np.int64)
@@ -156,6 +167,7 @@ def _own_rows(name: probe_catalog.Metric, trials: Sequence[Trial]) -> _Rows:
         log_ms=log_ms[order],
         sources=nodes[order][:, None],
         crossing=np.zeros_like(nodes),
+        floors=np.full(len(nodes), settings.compute_floor),
     )
 
 
@@ -181,7 +193,7 @@ def _metric(
     settings: LocalizeSettings,
     peers: Population | None = None,
 ) -> MetricEvidence:
-    floor = peers.floor if peers else _crowded_floor(settings.network_floor, rows.served)
+    floor = peers.floor if peers else middle(rows.floors)
     kind = _kinds(rounds, rows.crossing)
     kept = _comparable(kind)
     data = Observations(
@@ -199,6 +211,7 @@ def _metric(
         shared=peers is None,
         floor=floor,
         spread=peers.spread if peers else 0.0,
+        floors=rows.floors[kept],
         data=data,
         trial=rows.trial[kept],
         round=rounds[kept],
@@ -207,12 +220,12 @@ def _metric(
 
 
 def _crowded_floor(floor: float, served: float) -> float:
-    """Return the smallest slowdown of what nodes do together that makes one slow.
+    """Return the smallest slowdown of what nodes do together that a test of them can show.
 
     Who has its processors for a share of the time answers so much later, now or then: where others
     have most nodes' processors for a while, healthy pairs differ by that. Of a node's own work
     it can be told and left out; of an exchange, in which each waits for the other's threads and
-    both for those of the kernel, not.
+    both for those of the kernel, not. Where most tests are so, so is the metric.
     """
     return max(floor, 1 / max(served, _LEAST_SERVED) - 1)
 

@@ -208,6 +208,28 @@ def test_where_most_nodes_are_crowded_an_exchange_must_be_slower_to_accuse_one(
     assert localizer.verdict().nodes["n1"].level is level
 
 
+@pytest.mark.parametrize(("node", "is_slow"), [("n1", False), ("n2", True)])
+def test_one_crowded_node_neither_hides_a_slow_network_nor_is_blamed_for_its_own(
+    node: str, is_slow: bool
+) -> None:
+    localizer = Localizer(["n1", "n2", "n3", "n4"], settings=settings_from({}, kind=Device.CPU))
+    while (planned := localizer.next_round()) is not None:
+        localizer.observe(
+            planned.index,
+            [
+                GroupResult(
+                    nodes=group,
+                    outcome=Outcome.MEASURED,
+                    shared_ms={ALLGATHER: 20.0 if node in group else 5.0},
+                    served=0.2 if "n1" in group else 1.0,
+                )
+                for group in planned.groups
+            ],
+        )
+
+    assert localizer.verdict().named(Level.SLOW) == ((node,) if is_slow else ())
+
+
 def test_a_group_of_which_a_member_was_not_timed_has_no_time_for_verdict_and_table_alike() -> None:
     samples = [
         sampled("n1", "matmul", [3.0]),
