@@ -23,6 +23,7 @@ from slurm_health.training.diagnosis.inference import Inference, Sureness
 USUAL_WINDOWS = 3  # at least so many, before it is known what is usual
 SLOW_WINDOWS = 3  # in a row; a checkpoint or an evaluation is over by then
 LONGER = 0.3  # of a usual step, in each of these
+MOST = 0.5  # of what is longer
 FEWEST_STEPS = 3  # in a window
 _KEPT = 60
 # Connections of well nodes differ by the pace of who reads; a link that slows a training down by
@@ -96,10 +97,19 @@ class SlowSteps:
         if len(earlier) < USUAL_WINDOWS:
             return None
         usual = _middle(earlier)
-        least_ms = usual.waits_ms + LONGER * usual.step_ms
-        if any(each.waits_ms < least_ms for each in latest):
+        if not all(_waits_longer(each, usual) for each in latest):
             return None
         return Longer(now=_middle(latest), usual=usual)
+
+
+def _waits_longer(now: StepWindow, usual: StepWindow) -> bool:
+    """Tell whether ranks wait much longer than is usual, and for most of what is longer.
+
+    A rank that has no processor computes longer, and serves its connections late as well: the
+    others wait, and those connections look slow.
+    """
+    longer_ms, waits_ms = now.step_ms - usual.step_ms, now.waits_ms - usual.waits_ms
+    return waits_ms >= max(LONGER * usual.step_ms, MOST * longer_ms)
 
 
 def _window(before: Mapping[int, RankSteps], now: Mapping[int, RankSteps]) -> StepWindow:

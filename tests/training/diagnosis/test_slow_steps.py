@@ -54,6 +54,12 @@ def test_steps_that_compute_longer_are_nobody_elses() -> None:
     assert not any(windows(*[(0.5, 0.4)] * 4, *[(2.0, 1.9)] * 6))
 
 
+def test_a_rank_without_a_processor_keeps_others_waiting_and_is_no_slow_network() -> None:
+    # One node of three with a twenty-fifth of a core. How long a step and a rank's own part took
+    # was seen; the own part before that was at least 0.51 s.
+    assert not any(windows(*[(0.606, 0.54)] * 6, *[(1.366, 1.09)] * 6))
+
+
 def test_a_pause_in_some_windows_is_nothing_new() -> None:
     assert not any(windows(*[(0.5, 0.4), (1.0, 0.4)] * 6))
 
