@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +34,18 @@ SILENT_LIMIT_S = 90.0
 
 
 @pytest.fixture
-def training(site: Site) -> Site:
-    """The site, with a training in alice's home."""
+def training(site: Site) -> Iterator[Site]:
+    """The site, with a training in alice's home, of which nothing stays."""
     site.script("hanging_training.py", TRAINING.read_text())
     site.script("train.sh", SCRIPT)
     for left in site.lab.home("alice").glob("pid-*"):
         left.unlink()
     play(site)
-    return site
+    yield site
+    site.lab.cancel_all()
+    # A killed rank's data loader: without cgroups Slurm does not know of it.
+    for orphan in site.processes_with(TRAINING.name):
+        os.kill(orphan, signal.SIGKILL)
 
 
 def began(site: Site, *words: str, env: Mapping[str, str] | None = None) -> int:
