@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -93,10 +93,13 @@ def merged(
     ended: list[RankFailure],
     tasks: dict[int, RankFailure],
     watchdogs: dict[int | None, RankFailure],
+    of_groups: dict[int | None, RankFailure],
 ) -> tuple[RankFailure, ...]:
     """Return one failure per rank from what its traceback, torchrun, srun and NCCL say of it.
 
     `watchdogs` are those that NCCL's watchdog ended: it aborts the process, which is no crash.
+    Before torch 2.2 none says its rank, but what its number is `of_groups`: in that of all, the
+    rank. A rank of that number that was aborted is taken for the one.
     """
     found = _merged(tracebacks, ended, tasks)
     named = {each.rank for each in found}
@@ -107,18 +110,13 @@ def merged(
         for rank, each in watchdogs.items()
         if rank not in named and not (rank is None and known)
     ]
-    told = [_by_watchdog(each, watchdogs) for each in found]
+    told = [_by_watchdog(each, {**of_groups, **watchdogs}) for each in found]
     return tuple(sorted([*told, *rest], key=lambda each: each.at))
 
 
-def _by_watchdog(end: RankFailure, watchdogs: dict[int | None, RankFailure]) -> RankFailure:
-    """Return the end of a rank with what its watchdog said, where that ended it.
-
-    Before torch 2.2 none says whose it is: an abort is then taken for what one of them did.
-    """
-    if end.rank is None:
-        return end
-    watchdog = watchdogs.get(end.rank, watchdogs.get(None))
+def _by_watchdog(end: RankFailure, watchdogs: Mapping[int | None, RankFailure]) -> RankFailure:
+    """Return the end of a rank with what its watchdog said, where that ended it."""
+    watchdog = watchdogs.get(end.rank) if end.rank is not None else None
     aborted = SIGNALS["Aborted"] in {end.signal, end.exit_code - 128}
     if watchdog is None or end.error or not aborted:
         return end

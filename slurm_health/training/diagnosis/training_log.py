@@ -69,6 +69,7 @@ _WATCHDOG = re.compile(
     r"|Terminating the process .{0,80}due to ProcessGroupNCCL watchdog hang)"
     r"|taking the entire process down|Received a dump signal due to a collective timeout)"
 )
+_NUMBER = re.compile(r"\[Rank (\d{1,6})\] ")
 # … [PG ID 0 PG GUID 0(default_pg) Rank 2] Received a dump signal … Last enqueued NCCL work: 17,
 # last completed NCCL work: 17; and … failure detected by watchdog at work sequence id: 18 PG
 # status: last enqueued work: 18, last started work: -1 (), last completed work: 17
@@ -142,6 +143,7 @@ class _Reading:
         self.ended: list[RankFailure] = []
         self.tasks: dict[int, RankFailure] = {}
         self.watchdogs: dict[int | None, RankFailure] = {}
+        self.of_groups: dict[int | None, RankFailure] = {}  # whose rank is not told, by number
         self.notes: list[str] = []
         self.adapters: dict[tuple[str, str], None] = {}
         self.words = WordsRead()
@@ -211,6 +213,9 @@ class _Reading:
         if match is None or len(self.watchdogs) >= _MOST_FAILURES:
             return
         error = match["error"] or match["timeout"] or match["stuck"]
+        number = _NUMBER.search(text) if error and rank is None else None
+        if number and len(self.of_groups) < _MOST_FAILURES:
+            self.of_groups[int(number[1])] = watchdog_end(rank, one_line(error)[:300], at)
         known = self.watchdogs.get(rank)
         if error and (known is None or not known.error.startswith("Watchdog caught")):
             self.watchdogs[rank] = watchdog_end(rank, one_line(error)[:300], at)
@@ -297,7 +302,7 @@ class _Reading:
     def failures(self) -> tuple[RankFailure, ...]:
         for stream in list(self.open):
             self._finish(stream)
-        return merged(self.done, self.ended, self.tasks, self.watchdogs)
+        return merged(self.done, self.ended, self.tasks, self.watchdogs, self.of_groups)
 
 
 def read_log(

@@ -270,11 +270,18 @@ ENDED_STUCK = (
 )
 
 
-def test_an_abort_by_a_watchdog_that_says_no_rank_is_no_crash() -> None:
-    found = told(OLD_WATCHDOG + TORCHRUN.format(rank=3), code=134)
+@pytest.mark.parametrize("words", [OLD_WATCHDOG, OLD_WATCHDOG.partition("] ")[2]])
+def test_an_abort_by_a_watchdog_that_says_its_number_alone_is_no_crash(words: str) -> None:
+    found = told(words + TORCHRUN.format(rank=3), code=134)
 
     assert (found.cause, found.attribution) == ("collective-timed-out", "undecided")
     assert found.nodes == []
+
+
+def test_the_abort_of_another_rank_than_the_watchdog_says_may_be_why_it_waited() -> None:
+    found = told(OLD_WATCHDOG + TORCHRUN.format(rank=2), code=134)
+
+    assert (found.cause, found.attribution) == ("crashed", "undecided")
 
 
 @pytest.mark.parametrize("words", [STUCK, ENDED_STUCK, STUCK + ENDED_STUCK])
