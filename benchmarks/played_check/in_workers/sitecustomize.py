@@ -12,7 +12,13 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-NOTED = ("Round.run", "Meeting.wait_for_all", "exchange_first", "Membership.exchange_first")
+NOTED = (
+    "WorkerRound.run",
+    "Round.run",  # of an older slurm_health
+    "Meeting.wait_for_all",
+    "exchange_first",
+    "Membership.exchange_first",
+)
 
 
 def _note_calls(directory: Path) -> None:
