@@ -104,7 +104,9 @@ def levels(nodes: dict[str, dict[str, Any]]) -> dict[str, str]:
     "checks", ["quick", "standard", "thorough", "network-check", "straggler-detection"]
 )
 def test_nodes_that_are_well_pass(played_python: Path, gpus: Path, checks: str) -> None:
-    code, nodes, said = check(played_python, gpus, f"--check={checks}", nodes=2)
+    # How fast memory is copied to a played device is the machine's, which others use.
+    words = [f"--check={checks}", "--compute-floor=1"]
+    code, nodes, said = check(played_python, gpus, *words, nodes=2)
     assert levels(nodes) == {"local0": "healthy", "local1": "healthy"}, said
     assert code == HEALTHY
     (run,) = (gpus.parent / "journal").glob("local/*/0")
