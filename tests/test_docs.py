@@ -90,6 +90,15 @@ def test_every_path_of_where_things_go_exists() -> None:
     assert [p for p in paths if not ((PACKAGE / p).exists() or (ROOT / p).exists())] == []
 
 
+def test_every_stop_of_the_two_ways_exists() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text().partition("## Two ways through it\n")[2]
+    stops = re.findall(r"(?m)^\| \d+ \| `([\w/]+\.py)` `([\w.]+)` \|", text.partition("\n## ")[0])
+    assert len(stops) > 20
+    for path, name in stops:
+        source = (PACKAGE / path).read_text()
+        assert all(re.search(rf"(?:class|def) {part}\b", source) for part in name.split(".")), name
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_the_sign_of_a_package_lists_the_modules_in_it(package: str) -> None:
     sign = ast.get_docstring(ast.parse(MODULES[package].read_text()), clean=False)

@@ -124,26 +124,12 @@ def of_localize(option: localize.Option) -> ValueKind:
 
 
 FLAG = ValueKind("", _flag)
-
-
 PROBES = ValueKind("WHAT[,WHAT...]", _probes)
-
-
 DIRECTORY = ValueKind("DIR", _path("a directory"))
-
-
 FILE = ValueKind("FILE", _path("a file"))
-
-
 INTERPRETER = ValueKind("PATH", _interpreter)
-
-
 COUNT, NODES = ValueKind("N", _count), ValueKind("N", _nodes)
-
-
 SPARES = ValueKind(f"N|{AUTO}", _spares)
-
-
 ROUND_DEADLINE = ValueKind("SECONDS", _round_deadline)
 
 
