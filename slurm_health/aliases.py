@@ -39,6 +39,7 @@ MOVED = {
     "core.attribution": "records.script_records",
     "core.decoding": "records.decoding",
     "core.diagnosis": "training.diagnosis",
+    "core.diagnosis.chain": "training.diagnosis.inference",
     "core.diagnosis.gpu_use": "training.diagnosis.rank_now",
     "core.diagnosis.hang_words": "training.diagnosis.seen",
     "core.diagnosis.hangs_without_stacks": "training.diagnosis.hangs",

@@ -12,9 +12,9 @@ from benchmarks.played_training.causes import BY_NAME
 from benchmarks.played_training.perform import play
 from benchmarks.played_training.recording import Recording, keep, read
 from benchmarks.played_training.say import Verdict, health_check, monitor, post_mortem
-from slurm_health.training.diagnosis.chain import InferenceChain
 from slurm_health.training.diagnosis.collected import Collected, ScriptEnd
 from slurm_health.training.diagnosis.diagnostician import Diagnostician, observe_failure
+from slurm_health.training.diagnosis.inference import InferenceChain
 from slurm_health.training.diagnosis.operators import OPERATORS
 from slurm_health.training.diagnosis.training_log import TrainingLog, read_log
 

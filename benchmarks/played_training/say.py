@@ -15,14 +15,13 @@ from slurm_health.node.checks.gpu import Gpu, GpuSeen
 from slurm_health.node.rules.finding import Status
 from slurm_health.records.script_records import Diagnosed
 from slurm_health.training.diagnosis.by_output import OutputProgress
-from slurm_health.training.diagnosis.chain import InferenceChain
 from slurm_health.training.diagnosis.collected import Collected, NodesTold, NodeTold, ScriptEnd
 from slurm_health.training.diagnosis.diagnostician import (
     Diagnostician,
     observe_failure,
     observe_hang,
 )
-from slurm_health.training.diagnosis.inference import Attribution
+from slurm_health.training.diagnosis.inference import Attribution, InferenceChain
 from slurm_health.training.diagnosis.operators import OPERATORS
 from slurm_health.training.diagnosis.rank_now import RankNow
 from slurm_health.training.diagnosis.training_log import read_log

@@ -45,9 +45,9 @@ from slurm_health.torchrun.checking import checked, say
 from slurm_health.torchrun.earlier_check import measured_in
 from slurm_health.torchrun.node_choice import Bounds
 from slurm_health.torchrun.place import OUTSIDE_SLURM, TaskPlace
-from slurm_health.training.diagnosis.chain import InferenceChain
 from slurm_health.training.diagnosis.collected import Collected, ScriptEnd, TrainingLog
 from slurm_health.training.diagnosis.diagnostician import Diagnostician, observe_failure
+from slurm_health.training.diagnosis.inference import InferenceChain
 from slurm_health.training.diagnosis.training_log import read_log
 from slurm_health.training.monitor import registry
 from slurm_health.training.monitor.collector import EndedJob

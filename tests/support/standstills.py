@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from slurm_health.records.script_records import Diagnosed
-from slurm_health.training.diagnosis.chain import InferenceChain
 from slurm_health.training.diagnosis.collected import (
     Collected,
     FlightRecord,
@@ -14,6 +13,7 @@ from slurm_health.training.diagnosis.collected import (
     Operation,
 )
 from slurm_health.training.diagnosis.diagnostician import Diagnostician, observe_hang
+from slurm_health.training.diagnosis.inference import InferenceChain
 from slurm_health.training.diagnosis.operators import OPERATORS
 from slurm_health.training.diagnosis.seen import Frame, RankSeen, Standstill
 

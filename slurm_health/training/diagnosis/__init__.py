@@ -3,9 +3,9 @@
 
 An inference leads to others until nothing leads on; what is sure enough of them is said.
 
-    inference      what is inferred, how sure it is, the protocol of an operator, and ours as one
+    inference      what is inferred, how sure it is, who infers it, and the bounded walk from a
+                   symptom to its causes
     collected      the kinds of data that collectors gather
-    chain          the bounded walk from a symptom to its causes
     diagnostician  observes a symptom, and resolves it into an action
     operators      those that are built in, in their order: what each leads on from, its function
     surroundings   operators about Slurm's word, the kernel's and the driver's

@@ -10,9 +10,15 @@ from enum import Enum
 from slurm_health.records.script_records import NO_PROGRESS, SCRIPT_FAILED, SLOWER_STEPS, Diagnosed
 from slurm_health.records.text import listed, signal_text
 from slurm_health.training.diagnosis.before_it_failed import slow_before
-from slurm_health.training.diagnosis.chain import InferenceChain, Step, Walk
 from slurm_health.training.diagnosis.collected import Collected, NodesTold, NodeTold, ScriptEnd
-from slurm_health.training.diagnosis.inference import ASKS_FOR, Attribution, Inference
+from slurm_health.training.diagnosis.inference import (
+    ASKS_FOR,
+    Attribution,
+    Inference,
+    InferenceChain,
+    Step,
+    Walk,
+)
 from slurm_health.training.diagnosis.mistakes import quotes
 from slurm_health.training.diagnosis.seen import Standstill
 from slurm_health.training.diagnosis.slow_steps import Slowdown

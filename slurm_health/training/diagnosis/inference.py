@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is inferred of a failure, how sure that is, and who infers it."""
+"""What is inferred of a failure, how sure that is, who infers it, and the walk to its cause.
+
+Every operator that fits leads on from what others inferred, a bounded way.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,9 +16,24 @@ import msgspec
 from slurm_health.records.script_records import Attribution, Sureness
 from slurm_health.training.diagnosis.collected import Collected
 
-__all__ = ["ASKS_FOR", "Attribution", "Inference", "InferenceOperator", "Operator", "Sureness"]
+__all__ = [
+    "ASKS_FOR",
+    "Apply",
+    "Attribution",
+    "Inference",
+    "InferenceChain",
+    "InferenceOperator",
+    "Operator",
+    "OperatorFailed",
+    "Step",
+    "Sureness",
+    "Walk",
+    "apply",
+]
 
 ASKS_FOR = "asks for"  # in `configs` of what a diagnostician of others says: the kind of its action
+# The chains that are built in have three steps; an operator of others that leads in a circle ends.
+MOST_STEPS = 64
 
 
 class Inference(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,3 +104,116 @@ class Operator:
         """Return what is behind an inference."""
         found = self.cause(inference, data)
         return () if found is None else (found,)
+
+
+class OperatorFailed(Exception):
+    """An operator raised, hung, or answered something else than inferences; says which of them."""
+
+
+Apply = Callable[[InferenceOperator, Inference, Collected], Sequence[Inference]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One operator led from one inference to another."""
+
+    operator: str
+    before: Inference
+    after: Inference
+
+
+@dataclass(frozen=True, kw_only=True)
+class Walk:
+    """Where a chain led: all of its steps, and the operators that failed, with what they said."""
+
+    symptom: Inference
+    steps: tuple[Step, ...] = ()
+    failed: tuple[str, ...] = ()
+
+    @property
+    def ends(self) -> tuple[Inference, ...]:
+        """The inferences from which nothing led on, in the order in which they were reached."""
+        led_on = [step.before for step in self.steps]
+        reached = [self.symptom, *(step.after for step in self.steps)]
+        return tuple(inference for inference in reached if inference not in led_on)
+
+    @property
+    def conclusion(self) -> Inference:
+        """The surest end; undecided where ends that are as sure name different culprits.
+
+        Of ends that are as sure, what was inferred comes before what others ask for.
+        """
+        most = max(end.sureness for end in self.ends)
+        surest = [end for end in self.ends if end.sureness == most]
+        decided = [end for end in surest if end.attribution is not Attribution.UNDECIDED]
+        if len({end.attribution for end in decided}) > 1:
+            return _torn_between(decided)
+        return min(decided or surest, key=lambda end: ASKS_FOR in end.configs)
+
+    def way_to(self, end: Inference) -> tuple[Step, ...]:
+        """Return the steps that led to an inference, first step first."""
+        way: list[Step] = []
+        while step := next((s for s in self.steps if s.after == end and s not in way), None):
+            way.insert(0, step)
+            end = step.before
+        return tuple(way)
+
+
+def apply(
+    operator: InferenceOperator, inference: Inference, data: Collected
+) -> Sequence[Inference]:
+    """Return what an operator infers, if it fits."""
+    return operator.infer(inference, data) if operator.is_compatible(inference, data) else ()
+
+
+class InferenceChain:
+    """Leads from a symptom to its causes. `apply` calls an operator, and may contain it."""
+
+    def __init__(
+        self,
+        operators: Sequence[InferenceOperator],
+        *,
+        apply: Apply = apply,
+        most_steps: int = MOST_STEPS,
+    ) -> None:
+        self._operators = tuple(operators)
+        self._apply = apply
+        self._most_steps = most_steps
+
+    def infer(self, symptom: Inference, data: Collected) -> Walk:
+        """Walk until nothing leads on. An operator that fails is named and leads nowhere."""
+        steps: list[Step] = []
+        failed: dict[str, str] = {}
+        behind: dict[str, set[str]] = {symptom.name: {symptom.name}}
+        queue = deque([symptom])
+        while queue and len(steps) < self._most_steps:
+            before = queue.popleft()
+            for operator in self._operators:
+                if operator.name in failed:
+                    continue
+                try:
+                    inferred = self._apply(operator, before, data)
+                except OperatorFailed as err:
+                    failed[operator.name] = str(err)
+                    continue
+                new = [
+                    inference for inference in inferred if inference.name not in behind[before.name]
+                ]
+                for after in new[: self._most_steps - len(steps)]:
+                    steps.append(Step(operator=operator.name, before=before, after=after))
+                    if after.name not in behind:
+                        behind[after.name] = behind[before.name] | {after.name}
+                        queue.append(after)
+        failures = tuple(f"{name}: {text}" for name, text in failed.items())
+        return Walk(symptom=symptom, steps=tuple(steps), failed=failures)
+
+
+def _torn_between(ends: Sequence[Inference]) -> Inference:
+    return Inference(
+        name="contradiction",
+        description="the signs contradict each other: "
+        + "; or ".join(f"{end.description} ({end.attribution})" for end in ends),
+        sureness=Sureness.POSSIBLE,
+        evidence=tuple(line for end in ends for line in end.evidence[:2]),
+        advice="read the evidence; check the nodes (slurm-health check) before the next start",
+    )

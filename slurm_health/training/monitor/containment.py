@@ -12,9 +12,14 @@ import msgspec
 from slurm_health.records.decoding import from_json
 from slurm_health.records.text import cut, one_line
 from slurm_health.system import killable
-from slurm_health.training.diagnosis.chain import Apply, OperatorFailed, apply
 from slurm_health.training.diagnosis.collected import Collected
-from slurm_health.training.diagnosis.inference import Inference, InferenceOperator
+from slurm_health.training.diagnosis.inference import (
+    Apply,
+    Inference,
+    InferenceOperator,
+    OperatorFailed,
+    apply,
+)
 from slurm_health.training.diagnosis.operators import OPERATORS
 from slurm_health.training.monitor.collector import (
     DataCollector,

@@ -17,9 +17,9 @@ from slurm_health.records.script_records import (
 )
 from slurm_health.report.post_mortem import lines_of
 from slurm_health.system import journal
-from slurm_health.training.diagnosis.chain import InferenceChain
 from slurm_health.training.diagnosis.collected import Collected
 from slurm_health.training.diagnosis.diagnostician import Diagnostician, observe_failure
+from slurm_health.training.diagnosis.inference import InferenceChain
 from slurm_health.training.diagnosis.operators import OPERATORS
 from slurm_health.training.monitor import registry
 from slurm_health.training.monitor.collector import EndedJob

@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass, field
 
 import msgspec
 
-from slurm_health.training.diagnosis import chain
+from slurm_health.training.diagnosis import inference as inferring
 from slurm_health.training.diagnosis.collected import Collected
 from slurm_health.training.diagnosis.inference import Attribution, Sureness
 from slurm_health.training.diagnosis.inference import Inference as Inside
@@ -87,14 +87,14 @@ class InferenceChain:
     """Runs operators until nothing new follows; one that raises is named and leads nowhere."""
 
     def __init__(self, operators: Sequence[InferenceOperator]) -> None:
-        self._chain = chain.InferenceChain([_AsOurs(each) for each in operators], apply=_apply)
+        self._chain = inferring.InferenceChain([_AsOurs(each) for each in operators], apply=_apply)
 
     def infer(self, inferences: list[Inference]) -> list[Inference]:
         """Return what each of these leads to: itself where nothing is behind it."""
         ends = [from_inside(end) for each in inferences for end in self.walk(each).ends]
         return [end for number, end in enumerate(ends) if end not in ends[:number]]
 
-    def walk(self, inference: Inference) -> chain.Walk:
+    def walk(self, inference: Inference) -> inferring.Walk:
         """Return all steps from one inference, as a post-mortem has them, and who failed."""
         return self._chain.infer(to_inside(inference), Collected())
 
@@ -151,6 +151,6 @@ def _known_by(name: str, words: str, description: str) -> str:
 
 def _apply(operator: InsideOperator, inside: Inside, data: Collected) -> Sequence[Inside]:
     try:
-        return chain.apply(operator, inside, data)
+        return inferring.apply(operator, inside, data)
     except Exception as err:  # a boundary: what others infer must still be said
-        raise chain.OperatorFailed(f"{type(err).__name__}: {err}") from err
+        raise inferring.OperatorFailed(f"{type(err).__name__}: {err}") from err

@@ -6,7 +6,6 @@ from __future__ import annotations
 import pytest
 
 from slurm_health.records.script_records import REQUEUED, Diagnosed, HangFound
-from slurm_health.training.diagnosis.chain import InferenceChain
 from slurm_health.training.diagnosis.collected import (
     Collected,
     MonitorSaw,
@@ -15,6 +14,7 @@ from slurm_health.training.diagnosis.collected import (
     TrainingLog,
 )
 from slurm_health.training.diagnosis.diagnostician import Diagnostician, observe_failure
+from slurm_health.training.diagnosis.inference import InferenceChain
 from slurm_health.training.diagnosis.operators import OPERATORS
 from slurm_health.training.diagnosis.rank_failures import RankFailure
 from slurm_health.training.diagnosis.training_log import read_log

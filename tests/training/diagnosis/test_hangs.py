@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from slurm_health.training.diagnosis.chain import InferenceChain
 from slurm_health.training.diagnosis.collected import Collected
 from slurm_health.training.diagnosis.diagnostician import ActionKind, Diagnostician, observe_hang
+from slurm_health.training.diagnosis.inference import InferenceChain
 from slurm_health.training.diagnosis.operators import OPERATORS
 from slurm_health.training.diagnosis.seen import BrokenPath, Frame
 from tests.support.standstills import (

@@ -11,7 +11,6 @@ import pytest
 
 from slurm_health.records.script_records import Diagnosed
 from slurm_health.report.post_mortem import lines_of
-from slurm_health.training.diagnosis.chain import InferenceChain
 from slurm_health.training.diagnosis.collected import (
     Collected,
     NodesTold,
@@ -20,6 +19,7 @@ from slurm_health.training.diagnosis.collected import (
     SlurmView,
 )
 from slurm_health.training.diagnosis.diagnostician import ActionKind, Diagnostician, observe_failure
+from slurm_health.training.diagnosis.inference import InferenceChain
 from slurm_health.training.diagnosis.operators import OPERATORS
 from slurm_health.training.diagnosis.rank_failures import RankFailure
 from slurm_health.training.diagnosis.training_log import TrainingLog, read_log

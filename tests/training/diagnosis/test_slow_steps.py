@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 from slurm_health.records.script_records import Diagnosed
-from slurm_health.training.diagnosis.chain import InferenceChain
 from slurm_health.training.diagnosis.collected import Collected
 from slurm_health.training.diagnosis.diagnostician import (
     ActionKind,
     Diagnostician,
     observe_slowdown,
 )
+from slurm_health.training.diagnosis.inference import InferenceChain
 from slurm_health.training.diagnosis.operators import OPERATORS
 from slurm_health.training.diagnosis.slow_steps import (
     Longer,

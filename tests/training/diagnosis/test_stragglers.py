@@ -6,9 +6,9 @@ from __future__ import annotations
 import pytest
 
 from slurm_health.records.script_records import Diagnosed
-from slurm_health.training.diagnosis.chain import InferenceChain
 from slurm_health.training.diagnosis.collected import Collected
 from slurm_health.training.diagnosis.diagnostician import Diagnostician
+from slurm_health.training.diagnosis.inference import InferenceChain
 from slurm_health.training.diagnosis.operators import OPERATORS
 from slurm_health.training.diagnosis.stragglers import (
     OwnTime,

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from slurm_health.heartbeat import UNKNOWN_REPLICA, place_in
-from slurm_health.training.diagnosis.chain import InferenceChain
 from slurm_health.training.diagnosis.collected import Collected
 from slurm_health.training.diagnosis.diagnostician import Diagnostician
+from slurm_health.training.diagnosis.inference import InferenceChain
 from slurm_health.training.diagnosis.operators import OPERATORS
 from slurm_health.training.diagnosis.rank_now import RankNow
 from slurm_health.training.diagnosis.uneven import DATA, STAGES, Uneven, observe_uneven

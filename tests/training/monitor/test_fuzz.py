@@ -14,9 +14,9 @@ from msgspec import Struct
 
 from slurm_health.records.script_records import Diagnosed
 from slurm_health.report.post_mortem import lines_of
-from slurm_health.training.diagnosis.chain import InferenceChain
 from slurm_health.training.diagnosis.collected import Collected, FlightRecords, ScriptEnd, SlurmView
 from slurm_health.training.diagnosis.diagnostician import Diagnostician, observe_failure
+from slurm_health.training.diagnosis.inference import InferenceChain
 from slurm_health.training.diagnosis.operators import OPERATORS
 from slurm_health.training.diagnosis.training_log import read_log
 from slurm_health.training.monitor.collector import EndedJob, NothingCollected

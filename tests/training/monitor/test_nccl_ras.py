@@ -14,9 +14,9 @@ import pytest
 
 from slurm_health.records.script_records import Diagnosed
 from slurm_health.system.killable import Answered, run_one
-from slurm_health.training.diagnosis.chain import InferenceChain
 from slurm_health.training.diagnosis.collected import Collected
 from slurm_health.training.diagnosis.diagnostician import Diagnostician, observe_hang
+from slurm_health.training.diagnosis.inference import InferenceChain
 from slurm_health.training.diagnosis.operators import OPERATORS
 from slurm_health.training.diagnosis.ras import RasStatus
 from slurm_health.training.diagnosis.seen import RankSeen, Standstill

@@ -3,13 +3,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slurm_health.training.diagnosis.chain import InferenceChain, OperatorFailed
 from slurm_health.training.diagnosis.collected import Collected
 from slurm_health.training.diagnosis.inference import (
     ASKS_FOR,
     Attribution,
     Inference,
+    InferenceChain,
     InferenceOperator,
+    OperatorFailed,
     Sureness,
 )
 
