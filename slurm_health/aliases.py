@@ -44,6 +44,7 @@ MOVED = {
     "core.diagnosis.hang_words": "training.diagnosis.seen",
     "core.diagnosis.hangs_without_stacks": "training.diagnosis.hangs",
     "core.diagnosis.names": "records.script_records",
+    "core.diagnosis.out_of_step": "training.diagnosis.waits",
     "core.diagnosis.without_heartbeat": "training.diagnosis.by_movement",
     "core.diagnosis.words": "records.text",
     "core.expectations": "preflight.expectations",

@@ -11,10 +11,10 @@ import json
 from pathlib import Path
 
 from benchmarks.replay.source import Score, Source
+from slurm_health.training.diagnosis.by_output import NOT_A_NUMBER, Losses
 from slurm_health.training.diagnosis.collected import Collected, ScriptEnd
 from slurm_health.training.diagnosis.diagnostician import Diagnostician, observe_failure
 from slurm_health.training.diagnosis.inference import InferenceChain
-from slurm_health.training.diagnosis.losses import NOT_A_NUMBER, Losses
 from slurm_health.training.diagnosis.operators import OPERATORS
 from slurm_health.training.diagnosis.training_log import read_log
 

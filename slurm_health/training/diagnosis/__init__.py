@@ -10,15 +10,15 @@ An inference leads to others until nothing leads on; what is sure enough of them
     operators      those that are built in, in their order: what each leads on from, its function
     surroundings   operators about Slurm's word, the kernel's and the driver's
     ranks          operators about the first rank that failed
-    waits          operators about ranks that waited for each other
+    waits          operators about ranks that waited for each other, and about data that ended
+                   before that of others
     before_it_failed  operator about a hang that the monitor saw before
     hangs          operators about a training that hangs
-    out_of_step    ranks that are not at the same step: the data of some ended before that of others
     seen           what the monitor sees of ranks, whether that is a standstill, what is said of it
     rank_now       what a node tells of one rank and of its GPU, and whether they rest
     watched        all ranks of a job as its monitors tell them, and whether they stand still
-    by_output      whether a training without a heartbeat hangs, by the lines that count steps
-    losses         whether the loss is no number any more, by the output
+    by_output      what lines of output tell: whether a training without a heartbeat hangs, and
+                   whether its loss is a number
     by_movement    the same of one that prints nothing, by the main threads of its ranks; what both
                    decide of what is then seen on all nodes
     pace           how long a training may stand still, by its own steps, and the next look at it
@@ -27,9 +27,9 @@ An inference leads to others until nothing leads on; what is sure enough of them
     uneven         stages and batches with more to compute than others, which make no rank slow
     slow_steps     steps that take longer than before; connections over which ranks then wait
     known_errors   exceptions whose cause is known by their words
-    exception_words  the kind of an exception, whose it is, and whether it only follows from another
     mistakes       operators about mistakes that are no exception: quoted, and no node named
-    last_words     what processes wrote before they failed
+    last_words     what processes wrote before they failed; the kind of an exception, whose it is,
+                   and whether it only follows from another
     training_log   tracebacks, torchrun's summary and Slurm's lines in a job's output
     rank_failures  how each rank failed, from all that tell of it
     ras            operators about what NCCL says of its ranks

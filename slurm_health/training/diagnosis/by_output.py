@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a training without a heartbeat hangs: its output stands still, and so do its processes.
+"""What the lines of a training's output tell: whether it hangs, and whether its loss is a number.
+
+Without a heartbeat a training hangs where its output stands still, and so do its processes.
 
 Output alone decides nothing: a training may be silent and well. So it takes a longer silence than
 heartbeats do, and no process of the job may work.
@@ -18,8 +20,11 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from slurm_health.training.diagnosis.by_movement import Judged, judged
-from slurm_health.training.diagnosis.losses import Losses, LossIsNone
+from slurm_health.training.diagnosis.collected import Collected
+from slurm_health.training.diagnosis.inference import Attribution, Inference, Sureness
 from slurm_health.training.diagnosis.pace import NextLook, Pace, Patience, allowance_s
 from slurm_health.training.diagnosis.watched import Looked, Pause, Watched
 
@@ -38,8 +43,16 @@ _BAR = re.compile(r"\|[#\d\s=>.-]*\|")
 _TIMES = re.compile(
     r"\d+(?:[:-]\d+)+(?:[.,]\d+)?Z?|\d+(?:\.\d+)?\s?(?:[a-z]+/s|s/[a-z]+|[mun]?s\b|sec\w*|min\w*)"
 )
-_LABEL = re.compile(r"\[?(?:rank\s?)?(\d{1,6})\]?:\s", re.IGNORECASE)
+_LABEL = re.compile(r"\[?(?:rank\s?)?(\d{1,6})\]?:\s", re.IGNORECASE)  # of a launcher
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
+NOT_A_NUMBER = "not-a-number"
+_IN_A_ROW = 2  # steps whose losses are none: a loss scaler may skip one alone
+# `step 120 | loss nan`, `{'loss': nan, 'epoch': 0.02}`, `train_loss=inf`, `lm loss: tensor(nan, …)`
+_LOSS = re.compile(
+    r"(?<![a-z])loss['\"]?\s{0,3}(?:[:=]|is)?\s{0,3}(?:tensor\()?"
+    r"(?P<value>nan\b|[-+]?inf(?:inity)?\b|[-+]?\d)",
+    re.IGNORECASE,
+)
 
 
 class OutputProgress:
@@ -221,3 +234,67 @@ class StepLines:
         else:
             self._first_s = now_s
         self.last_s = now_s
+
+
+class LossIsNone(msgspec.Struct, frozen=True, kw_only=True):
+    """The first line and the latest one of those in a row whose loss is no number."""
+
+    first: str
+    line: str
+
+
+@dataclass
+class Losses:
+    """Follows the losses that one file tells; says once that they are no numbers.
+
+    Once weights are no numbers, no later loss is one, and a training goes on so for days and ends
+    well. Ranks may each tell of one step: what counts is that the losses of two steps in a row are
+    none.
+    """
+
+    first: str = ""
+    told: bool = False
+    _steps: int = 0
+    _latest: tuple[str, ...] = ()
+
+    def take(self, text: str) -> LossIsNone | None:
+        """Take in a line; return what is known where this is the first to show it."""
+        line = text[:_LINE_CHARACTERS]
+        loss = _LOSS.search(line)
+        if loss is None:
+            return None
+        if loss["value"][-1].isdigit():
+            self.first, self._steps, self._latest = "", 0, ()
+            return None
+        step = _step(line, loss.start())
+        if step and step != self._latest:
+            self.first = self.first or line.strip()
+            self._latest = step
+            self._steps += 1
+        if self._steps < _IN_A_ROW or self.told:
+            return None
+        self.told = True
+        return LossIsNone(first=self.first, line=line.strip())
+
+
+def _step(line: str, end: int) -> tuple[str, ...]:
+    """Return the numbers that tell of which step a line is: those before its loss, or all."""
+    label = _LABEL.match(line)
+    begin = label.end() if label else 0
+    return tuple(_NUMBER.findall(line, begin, end) or _NUMBER.findall(line, begin))
+
+
+def observe_losses(data: Collected) -> Inference | None:
+    """Return that the loss is no number as an inference; no node is named for it."""
+    seen = data.get(LossIsNone)
+    if seen is None:
+        return None
+    return Inference(
+        name=NOT_A_NUMBER,
+        description="the loss is no number (NaN, or infinite) at one step after another",
+        attribution=Attribution.USER,
+        sureness=Sureness.LIKELY,
+        evidence=(seen.first, seen.line),
+        advice="look at the data, the learning rate and the loss scale, and go on from a checkpoint"
+        " before the first of these lines",
+    )

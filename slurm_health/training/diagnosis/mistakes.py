@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from slurm_health.records.script_records import MOST_LINES, RANK_FAILED, SCRIPT_FAILED
 from slurm_health.records.text import listed, ranks_text
 from slurm_health.training.diagnosis.collected import Collected, ScriptEnd, TrainingLog
-from slurm_health.training.diagnosis.exception_words import is_consequence
 from slurm_health.training.diagnosis.inference import Attribution, Inference, Sureness
 from slurm_health.training.diagnosis.known_errors import known
-from slurm_health.training.diagnosis.last_words import LastWords
-from slurm_health.training.diagnosis.rank_failures import RankFailure, nodes_of, ranks_of
+from slurm_health.training.diagnosis.last_words import LastWords, is_consequence
+from slurm_health.training.diagnosis.rank_failures import RankFailure, failed_ranks, nodes_of
 
 _AGAIN = "started again as it is, it fails again"
 
@@ -138,7 +137,7 @@ def own_mistake(inference: Inference, data: Collected) -> Inference | None:
         return Inference(
             name=known_one.name,
             description=f"{only}: {_as_submitted(last)}",
-            ranks=ranks_of(failures),
+            ranks=failed_ranks(failures),
             nodes=where,
             evidence=(last.text,),
             advice=f"check whether {listed(where)} has the files and programs that the"
@@ -187,7 +186,7 @@ def known_last_words(inference: Inference, data: Collected) -> Inference | None:
                 sureness=Sureness.POSSIBLE,
                 evidence=(each.text,),
                 nodes=nodes_of(log.of_their_own),
-                ranks=ranks_of(log.of_their_own),
+                ranks=failed_ranks(log.of_their_own),
                 advice=meant.advice,
             )
     return None
@@ -221,7 +220,7 @@ def quotes(data: Collected) -> list[str]:
     log = data.get(TrainingLog)
     if log is None:
         return []
-    failed = set(ranks_of(log.of_their_own))
+    failed = set(failed_ranks(log.of_their_own))
     first = [each for each in log.words if each.first and each.times]
     of_failed = [each for each in first if failed.intersection(each.ranks)] or first
     complaints = [each for each in of_failed if each.complains]
@@ -260,7 +259,7 @@ def _code(failures: Sequence[RankFailure], data: Collected) -> int:
 def _of_user(
     name: str, means: str, last: LastWords, failures: Sequence[RankFailure], sureness: Sureness
 ) -> Inference:
-    ranks = ranks_of(failures)
+    ranks = failed_ranks(failures)
     on = f" on {ranks_text(ranks)}" if len(ranks) > 1 else ""
     return Inference(
         name=name,

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import msgspec
 
 from slurm_health.records.text import one_line
-from slurm_health.training.diagnosis.exception_words import is_consequence
+from slurm_health.training.diagnosis.last_words import is_consequence
 
 # Names of signals as strsignal(3) words them, with which srun tells of a task's end.
 SIGNALS = {
@@ -214,7 +214,7 @@ def _of_unnamed(
             yield _ended(end)
 
 
-def ranks_of(failures: Iterable[RankFailure]) -> tuple[int, ...]:
+def failed_ranks(failures: Iterable[RankFailure]) -> tuple[int, ...]:
     """Return the ranks that are known, in order."""
     return tuple(sorted({each.rank for each in failures if each.rank is not None}))
 

@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from slurm_health.records.script_records import MOST_LINES, RANK_FAILED, RANKS_WAITED
 from slurm_health.records.text import SIGKILL, listed, ranks_text, signal_text
 from slurm_health.training.diagnosis.collected import Collected, ScriptEnd, TrainingLog, leaving_out
-from slurm_health.training.diagnosis.exception_words import (
+from slurm_health.training.diagnosis.inference import Attribution, Inference, Sureness
+from slurm_health.training.diagnosis.known_errors import KnownError, known
+from slurm_health.training.diagnosis.last_words import (
     OF_THE_PLACE,
     OF_THE_PROGRAM,
     alike,
     kind_of,
 )
-from slurm_health.training.diagnosis.inference import Attribution, Inference, Sureness
-from slurm_health.training.diagnosis.known_errors import KnownError, known
 from slurm_health.training.diagnosis.mistakes import of_surroundings
-from slurm_health.training.diagnosis.rank_failures import RankFailure, nodes_of, ranks_of
+from slurm_health.training.diagnosis.rank_failures import RankFailure, failed_ranks, nodes_of
 
 
 def first_failure(_: Inference, data: Collected) -> Inference | None:
@@ -38,7 +38,7 @@ def first_failure(_: Inference, data: Collected) -> Inference | None:
             name=RANKS_WAITED,
             description=f"{_who(first)} gave up first, waiting for others; no rank reported"
             " a failure of its own",
-            ranks=ranks_of([first]),
+            ranks=failed_ranks([first]),
             evidence=tuple(each.line for each in victims[:MOST_LINES]),
         )
     first = log.of_their_own[0]
@@ -48,7 +48,7 @@ def first_failure(_: Inference, data: Collected) -> Inference | None:
         name=RANK_FAILED,
         sureness=Sureness.LIKELY,
         description=f"{_who(first)} {_how(first)} first" + (rest if others else ""),
-        ranks=ranks_of([first]),
+        ranks=failed_ranks([first]),
         nodes=nodes_of([first]),
         evidence=(first.line,),
         advice="look at what this rank wrote before it failed",
@@ -82,7 +82,7 @@ def known_error(_: Inference, data: Collected) -> Inference | None:
         attribution=attribution,
         sureness=sureness,
         nodes=nodes,
-        ranks=ranks_of(same),
+        ranks=failed_ranks(same),
         evidence=tuple(each.line for each in same[:MOST_LINES]),
         advice=advice,
     )
@@ -106,7 +106,7 @@ def same_error_everywhere(_: Inference, data: Collected) -> Inference | None:
         attribution=Attribution.USER if decided else Attribution.UNDECIDED,
         sureness=Sureness.CERTAIN if decided else Sureness.POSSIBLE,
         nodes=nodes_of(same),
-        ranks=ranks_of(same),
+        ranks=failed_ranks(same),
         evidence=tuple(each.line for each in same[:MOST_LINES]),
         advice="correct the script or what it reads; starting it again as it is fails again"
         if decided
@@ -132,7 +132,7 @@ def program_error(_: Inference, data: Collected) -> Inference | None:
         attribution=Attribution.USER,
         sureness=Sureness.LIKELY,
         nodes=nodes_of([first]),
-        ranks=ranks_of([first]),
+        ranks=failed_ranks([first]),
         evidence=(first.line,),
         advice="look at this place in the script and at the data of this rank; starting it"
         " again as it is most likely fails again",
@@ -159,7 +159,7 @@ def not_there(_: Inference, data: Collected) -> Inference | None:
         attribution=Attribution.UNDECIDED if alone else Attribution.USER,
         sureness=Sureness.LIKELY,
         nodes=where,
-        ranks=ranks_of([first]),
+        ranks=failed_ranks([first]),
         evidence=(first.line,),
         advice=f"look whether this rank alone uses it, or whether {on}"
         if alone
@@ -196,7 +196,7 @@ def killed_or_crashed(_: Inference, data: Collected) -> Inference | None:
             sureness=Sureness.LIKELY,
             description=f"{_who(first)} {_KILLED_BY_WHOM}",
             nodes=where,
-            ranks=ranks_of([first]),
+            ranks=failed_ranks([first]),
             evidence=(first.line,),
             advice=_after_a_kill(data),
         )
@@ -205,7 +205,7 @@ def killed_or_crashed(_: Inference, data: Collected) -> Inference | None:
         sureness=Sureness.LIKELY,
         description=f"{_who(first)} {_crashed(first.signal)}",
         nodes=where,
-        ranks=ranks_of([first]),
+        ranks=failed_ranks([first]),
         evidence=(first.line,),
         advice=_AFTER_A_CRASH,
     )
@@ -326,7 +326,7 @@ def _at(failure: RankFailure) -> str:
 
 def _on_how_many(same: Sequence[RankFailure]) -> str:
     """Return on how many ranks and nodes, empty for one rank."""
-    ranks = ranks_of(same)
+    ranks = failed_ranks(same)
     if len(ranks) < 2:
         return ""
     nodes = nodes_of(same)

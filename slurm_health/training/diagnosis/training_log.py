@@ -15,9 +15,8 @@ import msgspec
 
 from slurm_health.records.nodeset import expand
 from slurm_health.records.text import one_line
-from slurm_health.training.diagnosis.exception_words import is_consequence
 from slurm_health.training.diagnosis.flight_data import FlightRecord, Reached
-from slurm_health.training.diagnosis.last_words import LastWords, WordsRead
+from slurm_health.training.diagnosis.last_words import LastWords, WordsRead, is_consequence
 from slurm_health.training.diagnosis.rank_failures import (
     SIGNALS,
     RankFailure,

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No rank failed by itself: ranks waited for each other, and in what."""
+"""Ranks that waited for each other, and in what; the data of some may have ended before.
+
+That is seen where ranks tell how many batches their data gave. Where they do not, a rank is out of
+step that calls what every step has while the others call something else.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +14,34 @@ from slurm_health.records.script_records import (
     MOST_LINES,
     NEVER_ENTERED,
     NO_PROGRESS,
+    OUT_OF_STEP,
     SCRIPT_FAILED,
 )
 from slurm_health.records.text import listed, ranks_text
 from slurm_health.training.diagnosis.collected import Collected, FlightRecords, TrainingLog
-from slurm_health.training.diagnosis.flight import first_difference
+from slurm_health.training.diagnosis.flight import Difference, first_difference
 from slurm_health.training.diagnosis.inference import Attribution, Inference, Sureness
-from slurm_health.training.diagnosis.out_of_step import out_of_step
-from slurm_health.training.diagnosis.rank_failures import RankFailure, ranks_of
-from slurm_health.training.diagnosis.seen import Standstill
+from slurm_health.training.diagnosis.rank_failures import RankFailure, failed_ranks
+from slurm_health.training.diagnosis.seen import (
+    Doing,
+    RankSeen,
+    Standstill,
+    nodes_of,
+    place_of,
+    ranks_of,
+    who,
+)
 
 # What NCCL's watchdog says of a work that took too long, and DDP of sizes that never came; an error
 # of NCCL, with which it ends ranks too, has other words.
 _STUCK = re.compile(r"watchdog (?:got stuck|hang)")
 _OF_A_TIME_LIMIT = re.compile(
     "collective operation timeout|NCCL operations have failed or timed out|inconsistent 0 params"
+)
+_JOIN = "torch/distributed/algorithms/join.py"
+_MORE_BATCHES = (
+    "give all ranks as many batches (drop_last=True, a sampler that pads), or train below"
+    " torch.distributed.algorithms.join.Join"
 )
 
 
@@ -36,7 +53,7 @@ def collectives_differ(_: Inference, data: Collected) -> Inference | None:
     waits = _waits(data)
     if len(waits) < 2:
         return None
-    said = [f"{ranks_text(ranks_of(each))} in {what}" for what, each in waits.items()]
+    said = [f"{ranks_text(failed_ranks(each))} in {what}" for what, each in waits.items()]
     return Inference(
         name="collectives-differ",
         description="ranks waited for each other in different collectives ("
@@ -44,7 +61,7 @@ def collectives_differ(_: Inference, data: Collected) -> Inference | None:
         + "): the script lets them call different ones, or one of them lagged behind",
         attribution=Attribution.USER,
         sureness=Sureness.POSSIBLE,
-        ranks=ranks_of([each[0] for each in waits.values()]),
+        ranks=failed_ranks([each[0] for each in waits.values()]),
         evidence=tuple(each[0].line for each in waits.values())[:MOST_LINES],
         advice="check whether every rank calls the same collectives in the same order; to"
         " know, start again with TORCH_DISTRIBUTED_DEBUG=DETAIL",
@@ -211,3 +228,93 @@ def _nodes_of(ranks: Sequence[int], data: Collected) -> tuple[str, ...]:
     told = {each.rank: each.node for each in (log.failures if log else ())}
     told |= {each.rank: each.node for each in (seen.ranks if seen else ())}
     return tuple(sorted({node for rank, node in told.items() if rank in ranks and node}))
+
+
+def data_ended_before(_: Inference, data: Collected) -> Inference | None:
+    """The data of some ranks has ended, and that of the others has given more.
+
+    They tell of their data, and wait in different collectives. It is the fewer: those whose data
+    ended before, or those that go on.
+    """
+    ended = _ended(data)
+    sureness = _parted(data) if ended else None
+    if sureness is None:
+        return None
+    others = [each for each in _ranks(data) if each not in ended]
+    few = min(ended, others, key=len)
+    batches = f"{ended[0].batches} batch{'es' if ended[0].batches != 1 else ''}"
+    rest = ranks_text(ranks_of(others if few is ended else ended))
+    if few is ended:
+        is_ = "is" if len(few) == 1 else "are"
+        what = f"{is_} behind {rest}: the data there ended after {batches}"
+    else:
+        goes = "goes" if len(few) == 1 else "go"
+        what = f"{goes} on with batch {others[0].batches}: the data of {rest} ended before"
+    return Inference(
+        name=OUT_OF_STEP,
+        description=f"{who(few)} {what}",
+        attribution=Attribution.USER,
+        sureness=sureness,
+        nodes=nodes_of(few),
+        ranks=ranks_of(few),
+        evidence=tuple(map(_line, [*few, *(e for e in _ranks(data) if e not in few)]))[:MOST_LINES],
+        advice=_MORE_BATCHES,
+    )
+
+
+def out_of_step(difference: Difference, nodes: Sequence[str]) -> Inference:
+    """Return what a Flight Recorder shows of ranks that called what every step has."""
+    several = len(difference.ranks) > 1
+    are, leave = ("are", "these ranks leave") if several else ("is", "this rank leaves")
+    return Inference(
+        name=OUT_OF_STEP,
+        description=f"{ranks_text(difference.ranks)} {are} not at the step of the others:"
+        f" {difference.description}",
+        attribution=Attribution.USER,
+        sureness=Sureness.LIKELY,
+        nodes=tuple(nodes),
+        ranks=difference.ranks,
+        evidence=difference.evidence,
+        advice=f"{_MORE_BATCHES}; or check whether {leave} out what the others call",
+    )
+
+
+def _ranks(data: Collected) -> tuple[RankSeen, ...]:
+    seen = data.get(Standstill)
+    return seen.ranks if seen else ()
+
+
+def _ended(data: Collected) -> list[RankSeen]:
+    """Return the ranks whose data ended before that of all others, where all tell of it."""
+    ranks = _ranks(data)
+    ended = [each for each in ranks if each.data_ended and not each.gone]
+    others = [each for each in ranks if not each.data_ended]
+    if not ended or not others or not all(each.batches for each in ranks):
+        return []
+    # An end that all meet after as many batches is an epoch's.
+    last = max(each.batches for each in ended)
+    alike = all(each.batches == last for each in ended)
+    return ended if alike and all(each.batches > last for each in others) else []
+
+
+def _parted(data: Collected) -> Sureness | None:
+    """Return how sure it is that ranks are in different collectives, None where they may not be.
+
+    A rank that is in none may have to do more than the others, as one that evaluates. Below `Join`,
+    uneven data is as it should be.
+    """
+    stacks = [each.stack for each in _ranks(data)]
+    if any(frame.file.endswith(_JOIN) for stack in stacks for frame in stack):
+        return None
+    flight = data.get(FlightRecords)
+    difference = first_difference(flight.records) if flight else None
+    if difference is not None:
+        return Sureness.CERTAIN if difference.mismatched else None
+    places = list(map(place_of, stacks))
+    inside = all(each.doing is Doing.COLLECTIVE for each in places)
+    return Sureness.LIKELY if inside and len({each.what for each in places}) > 1 else None
+
+
+def _line(seen: RankSeen) -> str:
+    ended = ", and then ended" if seen.data_ended else ""
+    return f"rank {seen.rank} on {seen.node}: its data gave {seen.batches} batches{ended}"

@@ -32,6 +32,7 @@ from slurm_health.records.script_records import (
 from slurm_health.report.post_mortem import lines_of
 from slurm_health.system import journal
 from slurm_health.system.slurm.client import Client
+from slurm_health.training.diagnosis.by_output import LossIsNone, observe_losses
 from slurm_health.training.diagnosis.collected import Collected, FlightRecords, MonitorSaw
 from slurm_health.training.diagnosis.diagnostician import (
     Diagnostician,
@@ -39,7 +40,6 @@ from slurm_health.training.diagnosis.diagnostician import (
     observe_slowdown,
 )
 from slurm_health.training.diagnosis.inference import Inference, InferenceChain
-from slurm_health.training.diagnosis.losses import LossIsNone, observe_losses
 from slurm_health.training.diagnosis.seen import Standstill
 from slurm_health.training.diagnosis.slow_steps import Slowdown
 from slurm_health.training.diagnosis.stragglers import SlowRank, observe_slow_rank

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from slurm_health.records.script_records import Attribution
-from slurm_health.training.diagnosis.exception_words import is_consequence
 from slurm_health.training.diagnosis.flight import first_difference
 from slurm_health.training.diagnosis.known_errors import known
+from slurm_health.training.diagnosis.last_words import is_consequence
 from slurm_health.training.diagnosis.training_log import TrainingLog, read_log
 
 DATA = Path(__file__).parents[2] / "data"
