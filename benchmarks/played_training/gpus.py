@@ -18,7 +18,7 @@ import msgspec
 from slurm_health.preflight.agent import gpu_monitor
 from slurm_health.records.gpu_load import DeviceSample, decode
 from slurm_health.system.nvml import Gpus, read_gpus
-from slurm_health.training.monitor.gpu_activity import Activity, activity
+from slurm_health.training.monitor.closer_look import Activity, activity
 
 _THERE = Path("/dev/null")  # the file by which a driver is known
 

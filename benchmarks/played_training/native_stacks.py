@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
-from slurm_health.training.monitor import py_spy
+from slurm_health.training.monitor import closer_look
 
 _LIMIT_S = 12.0
 _MOST_FRAMES = 60
@@ -25,7 +25,7 @@ def of(ranks: Mapping[int, int]) -> dict[int, str]:
     Args:
         ranks: by their processes.
     """
-    command = py_spy.find()
+    command = closer_look.find_py_spy()
     if command is None:
         return {}
     asked = {

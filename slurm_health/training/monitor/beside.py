@@ -249,8 +249,8 @@ def _heartbeat_comes(
     from slurm_health.training.diagnosis.by_movement import Movement
     from slurm_health.training.diagnosis.by_output import OutputProgress
     from slurm_health.training.monitor.output_files import Tails
-    from slurm_health.training.monitor.output_watch import OutputWatch
     from slurm_health.training.monitor.ranks import Ranks
+    from slurm_health.training.monitor.watch import OutputWatch
 
     ranks = Ranks(job.mark, job.here, "", variable=job.variable)
     tails = Tails(script, Path.cwd(), environ)

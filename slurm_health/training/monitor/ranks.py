@@ -22,9 +22,16 @@ from slurm_health.training.diagnosis.collected import FlightRecord
 from slurm_health.training.diagnosis.flight_data import Operation
 from slurm_health.training.diagnosis.rank_now import RankLook, RankNow
 from slurm_health.training.diagnosis.seen import Frame
-from slurm_health.training.monitor import live_recorder
 from slurm_health.training.monitor.flight_dumps import latest, record_of
-from slurm_health.training.monitor.silent_ranks import SCRIPT, Process, outlived, silent_ranks
+from slurm_health.training.monitor.silent_ranks import (
+    SCRIPT,
+    AskedRecorder,
+    Process,
+    ask_recorder,
+    dumps_of,
+    outlived,
+    silent_ranks,
+)
 
 _MARK = f"/memfd:{heartbeat.NAME} "  # how /proc shows it; the kernel adds "(deleted)"
 _MOST_FRAMES = 40
@@ -157,7 +164,7 @@ class Ranks:
                     answers[each.pid] = answer
             waited_for = [each for each in beating if "flight" not in answers.get(each.pid, {})]
             time.sleep(_POLL_S)
-        dumped = live_recorder.answers(recorders, until_s, _kept, self._monotonic)
+        dumped = dumps_of(recorders, until_s, _kept, self._monotonic)
         looks = []
         for each in self._ranks:
             with contextlib.suppress(OSError, ValueError):
@@ -166,14 +173,14 @@ class Ranks:
                 looks.append(msgspec.structs.replace(look, flight=flight))
         return looks
 
-    def _recorders(self) -> Iterator[tuple[int, live_recorder.Recorder]]:
+    def _recorders(self) -> Iterator[tuple[int, AskedRecorder]]:
         """Ask the Flight Recorder of each rank without a heartbeat, and yield whom it was asked."""
         for each in self._ranks:
             with contextlib.suppress(OSError, ValueError):
                 process = self._root / str(each.pid)
                 if each.beat == _NO_BEAT:
                     environ, directory = proc.environ_of(process), (process / "cwd").readlink()
-                    if recorder := live_recorder.ask(each.rank, environ, directory):
+                    if recorder := ask_recorder(each.rank, environ, directory):
                         yield each.pid, recorder
 
     def processes(self) -> dict[tuple[str, int], tuple[int, ...]]:

@@ -14,7 +14,7 @@ import pytest
 
 from slurm_health.training.diagnosis.rank_now import GpuUse
 from slurm_health.training.diagnosis.seen import Frame, RankSeen
-from slurm_health.training.monitor.gpu_activity import Activity, activity
+from slurm_health.training.monitor.closer_look import Activity, activity
 from tests.played_gpu import description, nvml_library
 from tests.played_gpu.description import VARIABLE, Fault, Machine, with_faults, write
 
@@ -22,7 +22,7 @@ ASKS = """
 import ctypes, sys
 from pathlib import Path
 import msgspec
-from slurm_health.training.monitor.gpu_activity import activity
+from slurm_health.training.monitor.closer_look import activity
 ctypes.CDLL(sys.argv[1])  # from now on the library of that name
 print(msgspec.json.encode(activity(driver=Path("/dev/null"))).decode())
 """

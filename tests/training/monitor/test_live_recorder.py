@@ -14,7 +14,7 @@ import pytest
 
 from slurm_health.preflight.supervisor.monitor_process import flight_environ
 from slurm_health.training.diagnosis.rank_now import RankLook
-from slurm_health.training.monitor import live_recorder
+from slurm_health.training.monitor import silent_ranks
 from slurm_health.training.monitor.ranks import Ranks
 from tests.played_gpu.description import machine, write
 from tests.played_gpu.running import start_ranks
@@ -89,9 +89,9 @@ def test_a_rank_that_reads_no_pipe_is_not_waited_for_and_nothing_is_written(
 
 def test_a_rank_that_was_told_of_no_pipe_cannot_be_asked(tmp_path: Path) -> None:
     environ = flight_environ({}, str(tmp_path))
-    del environ[live_recorder.PIPE]
+    del environ[silent_ranks.PIPE]
 
-    assert live_recorder.ask(3, environ, tmp_path) is None
+    assert silent_ranks.ask_recorder(3, environ, tmp_path) is None
 
 
 @pytest.mark.played_gpu
@@ -112,9 +112,9 @@ def test_torchs_own_recorder_answers_while_a_rank_waits_for_one_that_does_not_co
     with waits.process, absent.process:
         assert waits.process.stdout is not None
         assert waits.process.stdout.readline() == "pending True\n"
-        asked = {rank: live_recorder.ask(rank, variables, tmp_path) for rank in range(2)}
+        asked = {rank: silent_ranks.ask_recorder(rank, variables, tmp_path) for rank in range(2)}
         recorders = {rank: each for rank, each in asked.items() if each is not None}
-        told = live_recorder.answers(recorders, time.monotonic() + WAIT_S, lambda found: found)
+        told = silent_ranks.dumps_of(recorders, time.monotonic() + WAIT_S, lambda found: found)
         waits.process.kill()
         absent.process.kill()
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from slurm_health.training.diagnosis.rank_now import RankLook
-from slurm_health.training.monitor import py_spy
+from slurm_health.training.monitor import closer_look
 from slurm_health.training.monitor.closer_look import with_stacks
 from tests.training.monitor import test_ranks
 from tests.training.monitor.test_ranks import DEADLINE_S, JOB, eventually, found
@@ -124,7 +124,7 @@ def test_a_rank_without_a_heartbeat_says_nothing_and_its_state_is_seen(silent: A
     assert (look.rank, look.answered) == (0, False)
 
 
-@pytest.mark.skipif(py_spy.find() is None, reason="py-spy is not installed")
+@pytest.mark.skipif(closer_look.find_py_spy() is None, reason="py-spy is not installed")
 def test_a_rank_without_a_heartbeat_is_seen_where_it_is_by_py_spy(silent: Any) -> None:
     silent(SLURM_PROCID="0")
     ranks = found()

@@ -22,12 +22,12 @@ from slurm_health.system.processes import NOTHING, PIPE, own_module, start_tied
 from slurm_health.training.diagnosis.by_movement import Movement
 from slurm_health.training.diagnosis.by_output import OutputProgress
 from slurm_health.training.diagnosis.pace import Patience
-from slurm_health.training.monitor import py_spy
+from slurm_health.training.monitor import closer_look
 from slurm_health.training.monitor.findings import Findings
 from slurm_health.training.monitor.monitors import Monitors, ScriptOver
 from slurm_health.training.monitor.output_files import Tails
-from slurm_health.training.monitor.output_watch import OutputWatch
 from slurm_health.training.monitor.ranks import Ranks
+from slurm_health.training.monitor.watch import OutputWatch
 from tests.support.full_filesystem import full_filesystem
 
 DEADLINE_S = 90.0
@@ -238,7 +238,7 @@ def test_a_rank_that_says_nothing_and_is_stopped_is_named_and_goes_on(bench: Ben
     assert waits.poll() is None
 
 
-@pytest.mark.skipif(py_spy.find() is not None, reason="py-spy tells more")
+@pytest.mark.skipif(closer_look.find_py_spy() is not None, reason="py-spy tells more")
 def test_without_py_spy_the_kernel_tells_who_waits_for_a_file(bench: Bench) -> None:
     bench.train("sleeps")
     bench.train("pipe", rank=1)
@@ -248,7 +248,7 @@ def test_without_py_spy_the_kernel_tells_who_waits_for_a_file(bench: Bench) -> N
     assert "py-spy is not installed" in bench.said.getvalue()
 
 
-@pytest.mark.skipif(py_spy.find() is None, reason="py-spy is not installed")
+@pytest.mark.skipif(closer_look.find_py_spy() is None, reason="py-spy is not installed")
 def test_with_py_spy_a_rank_is_seen_where_it_is(bench: Bench) -> None:
     bench.train("sleeps")
     bench.train("pipe", rank=1)
