@@ -54,7 +54,7 @@ from slurm_health.training.monitor.collector import EndedJob
 from slurm_health.training.monitor.containment import collect, contained
 from slurm_health.training.monitor.every_node import with_dumps
 from slurm_health.training.monitor.post_mortem import text_of
-from slurm_health.training.restart.evidence import check_took_s
+from slurm_health.training.restart import check_took_s
 
 # What torchrun says of the worker that fails first: `failed (exitcode: -9) local_rank: 0 (pid: 12)`
 _WORKER_ENDED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")

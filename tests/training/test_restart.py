@@ -19,8 +19,7 @@ from slurm_health.records.script_records import (
     ScriptStarted,
 )
 from slurm_health.system import journal
-from slurm_health.training.restart.after_failure import after_failure
-from slurm_health.training.restart.evidence import FailedScript, check_took_s
+from slurm_health.training.restart import FailedScript, after_failure, check_took_s
 from tests.support.fake_slurm import FakeSlurm
 
 JOB = 12

@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""After a script has failed: it is started again here, on a spare, or elsewhere, or the job ends.
+
+The supervisor starts this as a process, as it starts the check, and hears the same kind of answer.
+What is done is decided in `preflight.decide.after_failure`; here Slurm and the journal are asked
+what that rests on, and it is recorded and carried out: by a check, or by acting on what is known
+already.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import secrets
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from slurm_health.preflight.decide.after_failure import Failure, Next, Plan, plan
+from slurm_health.preflight.decide.policy import Policy
+from slurm_health.preflight.master.check_settings import CheckSettings
+from slurm_health.preflight.master.run_check import check_allocation, run_started
+from slurm_health.records.allocation import Allocation
+from slurm_health.records.errors import ExitCode, SlurmError
+from slurm_health.records.nodeset import fold
+from slurm_health.records.records import (
+    Action,
+    ActionIntended,
+    Disposition,
+    Record,
+    RunFinished,
+    RunStarted,
+    VerdictReached,
+)
+from slurm_health.records.script_records import (
+    Diagnosed,
+    FailurePlanned,
+    HangFound,
+    ScriptStarted,
+)
+from slurm_health.records.verdict import Level, NodeVerdict
+from slurm_health.system import journal
+from slurm_health.system.slurm.client import Client
+
+_PATIENCE_S = 30.0  # for a slurmctld that is being restarted
+_RUNS = frozenset({"RUNNING"})
+
+
+def after_failure(
+    failed: FailedScript,
+    allocation: Allocation,
+    settings: CheckSettings,
+    environ: Mapping[str, str],
+    *,
+    less_checked: str = "",
+) -> RunFinished:
+    """Decide what follows a failed script, and do it; `settings` are those of a check after it.
+
+    `less_checked` says why that check is quick where its user asked for another, else empty.
+
+    `settings.tell` is told how it ends, as by a check. To PROCEED is to start the script again, on
+    the nodes that it says; to STOP, to end the job as the script ended.
+
+    Raises:
+        SlurmError: Slurm does not answer.
+        JournalError: the journal cannot be used; nothing is done unrecorded.
+    """
+    if not failed.nodes:
+        failed = replace(failed, nodes=allocation.nodes)
+    job = allocation.array or str(allocation.job_id)
+    client = Client(environ, patience_s=_PATIENCE_S)
+    chosen = plan(failure_of(failed, job, client, settings.policy))
+    journal.Writer(failed.directory, journal.RESTART, time.time).append(
+        chosen.recorded(restart=failed.restart, max_restarts=failed.max_restarts)
+    )
+    match chosen.next:
+        case Next.STOP:
+            finished = RunFinished(
+                disposition=Disposition.STOP, exit_code=ExitCode.BAD_NODES, reason=chosen.reason
+            )
+            settings.tell(finished, failed.directory)
+        case Next.RESTART:
+            finished = RunFinished(
+                disposition=Disposition.PROCEED,
+                exit_code=ExitCode.HEALTHY,
+                reason=chosen.reason,
+                nodes=list(failed.nodes),
+                spares=list(failed.spares),
+            )
+            settings.tell(finished, failed.directory)
+        case Next.CHECK:
+            finished = _checked(chosen, allocation, settings, environ, less_checked)
+        case Next.LEAVE:
+            finished = _left(failed, chosen, allocation, settings, environ)
+    return finished
+
+
+def _checked(
+    chosen: Plan,
+    allocation: Allocation,
+    settings: CheckSettings,
+    environ: Mapping[str, str],
+    less_checked: str,
+) -> RunFinished:
+    """Check nodes, and act on the verdict and on what is known already."""
+    _say(f"{chosen.reason}; checking {fold(chosen.check)} before the script is started again")
+    if less_checked:
+        _say(f"that check is quick: {less_checked}")
+    tell = settings.tell
+
+    def tell_nodes(finished: RunFinished, directory: Path) -> None:
+        if not finished.nodes:  # all that were checked, which may be fewer than Slurm once gave
+            finished = msgspec.structs.replace(finished, nodes=list(chosen.check))
+        tell(finished, directory)
+
+    return check_allocation(
+        replace(allocation, nodes=chosen.check),
+        replace(
+            settings,
+            at_fault=chosen.at_fault,
+            policy=replace(settings.policy, last_choice=chosen.last_choice),
+            run_id=secrets.token_hex(4),
+            tell=tell_nodes,
+        ),
+        environ,
+    ).finished
+
+
+def _left(
+    failed: FailedScript,
+    chosen: Plan,
+    allocation: Allocation,
+    settings: CheckSettings,
+    environ: Mapping[str, str],
+) -> RunFinished:
+    """Act on what is known of nodes as on the verdict of a check, which this records as one."""
+    from slurm_health.preflight.acting.perform import Acting, act  # seldom needed
+
+    all_nodes = (*failed.nodes, *failed.spares)
+    wanted = run_started(
+        replace(allocation, nodes=all_nodes),
+        environ,
+        run_id=secrets.token_hex(4),
+        script=settings.script,
+        submit_time_s=settings.submit_time_s,
+        settings={"check": "none: the failure of the script shows it"},
+    )
+    directory, started = journal.directory_of_check(settings.journal_root, wanted)
+    journal.create(directory, [journal.MASTER, *all_nodes])
+    writer = journal.Writer(directory, journal.MASTER, time.time)
+    verdict = VerdictReached(nodes=list(chosen.at_fault))
+    # Of the others nothing new is known: they stand as the check before the script left them.
+    names = {each.node for each in chosen.at_fault}
+    well = [NodeVerdict(node=n, level=Level.HEALTHY) for n in all_nodes if n not in names]
+
+    def append(record: Record) -> None:
+        writer.append(record)
+        if isinstance(record, RunFinished):
+            settings.tell(record, directory)
+
+    append(started)
+    append(verdict)
+    judged = msgspec.structs.replace(verdict, nodes=[*verdict.nodes, *well])
+    acting = Acting.as_owner(started, directory, settings.policy, environ, append)
+    finished = act(judged, acting)
+    if not finished.disposition.leaves:  # else it is recorded before it is done
+        append(finished)
+    return finished
+
+
+def _say(text: str) -> None:
+    print(f"slurm-health: {text}", file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailedScript:
+    """What the supervisor tells of the script that has failed.
+
+    Args:
+        directory: of the run in the journal that the script belongs to.
+        restart: which restart it would be, from 1 on.
+        max_restarts: how many its user allows.
+        batch_node: where the supervisor runs.
+        nodes: the nodes that it ran on; all that Slurm gave the job where it names none.
+        spares: those that the job kept beside them.
+    """
+
+    directory: Path
+    restart: int
+    max_restarts: int
+    batch_node: str = ""
+    nodes: tuple[str, ...] = ()
+    spares: tuple[str, ...] = ()
+
+
+def failure_of(failed: FailedScript, job: str, client: Client, policy: Policy) -> Failure:
+    """Return all that a decision about a failed script rests on.
+
+    Raises:
+        SlurmError: Slurm does not answer.
+        JournalError: the journal cannot be read.
+    """
+    shown = client.job(job)
+    all_nodes = (*failed.nodes, *failed.spares)
+    gone = [node for node in all_nodes if node not in shown.nodes]
+    over = "" if shown.states <= _RUNS else "+".join(sorted(shown.states))
+    least = None
+    if policy.nodes_wanted is not None:
+        least = policy.nodes_wanted if policy.nodes_needed is None else policy.nodes_needed
+    hangs = _hangs(failed.directory)
+    return Failure(
+        diagnosed=_diagnosed(failed.directory),
+        job_over=over,
+        batch_node=failed.batch_node or failed.nodes[0],
+        nodes=failed.nodes,
+        spares=failed.spares,
+        lost=_lost(gone, client) if gone and not over else (),
+        restarted_unchecked=_restarted_unchecked(failed.directory),
+        least=least,
+        hang=hangs[-1],
+        hangs_before=tuple(filter(None, hangs[:-1])),
+    )
+
+
+def check_took_s(directory: Path) -> float | None:
+    """Return how long the check in a run's directory took, None where it came to no verdict.
+
+    Raises:
+        JournalError: the journal cannot be read.
+    """
+    began_s: float | None = None
+    for entry in journal.read_all(directory, journal.MASTER):  # all was written by one clock
+        match entry.record:
+            case RunStarted() if began_s is None:
+                began_s = entry.time_s
+            case VerdictReached() if began_s is not None:
+                return entry.time_s - began_s
+            case _:
+                pass
+    return None
+
+
+def _lost(gone: Sequence[str], client: Client) -> tuple[tuple[str, str], ...]:
+    """Return what Slurm says of nodes that it took out of the job: no other job has."""
+    states: Mapping[str, str] = {}
+    with contextlib.suppress(SlurmError):  # that they are gone is enough
+        states = {name: node.state for name, node in client.nodes(gone).items()}
+    return tuple(
+        (node, f"Slurm took {node} out of the job; it is {states.get(node, 'in a state unknown')}")
+        for node in gone
+    )
+
+
+def _diagnosed(directory: Path) -> Diagnosed | None:
+    """Return what the post-mortem of the last start of the script found, None without one."""
+    started = [
+        entry.time_s
+        for entry in journal.read_all(directory, journal.SUPERVISOR)
+        if isinstance(entry.record, ScriptStarted)
+    ]
+    found = [
+        entry
+        for entry in journal.read_all(directory, journal.POST_MORTEM)
+        if isinstance(entry.record, Diagnosed)
+    ]
+    # Both were written on this node, by one clock.
+    if not found or (started and found[-1].time_s < started[-1]):
+        return None
+    record = found[-1].record
+    assert isinstance(record, Diagnosed)
+    return record
+
+
+def _hangs(directory: Path) -> list[HangFound | None]:
+    """Return for each start of the script the hang for which it was ended; this one is the last.
+
+    All was written on this node, by one clock.
+    """
+    of_writers = (
+        journal.read_all(directory, each) for each in (journal.SUPERVISOR, journal.MONITOR)
+    )
+    entries = sorted(itertools.chain(*of_writers), key=lambda entry: entry.time_s)
+    hangs: list[HangFound | None] = [None]
+    latest: HangFound | None = None
+    for entry in entries:
+        match entry.record:
+            case ScriptStarted(restart=restart) if restart:
+                hangs.append(None)
+            case HangFound() as latest:
+                pass
+            case ActionIntended(action=Action.END_SCRIPT):
+                hangs[-1] = latest
+    return hangs
+
+
+def _restarted_unchecked(directory: Path) -> bool:
+    return any(
+        isinstance(entry.record, FailurePlanned) and entry.record.plan == Next.RESTART
+        for entry in journal.read_all(directory, journal.RESTART)
+    )
