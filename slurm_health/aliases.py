@@ -116,6 +116,8 @@ MOVED = {
     "supervisor": "preflight.supervisor",
     "sweep": "fleet.sweep",
     "templates": "system.templates",
+    "torchrun.channel.secret": "torchrun.unshared_check",
+    "torchrun.own_agent": "torchrun.joint_check",
 }
 # Held only what has moved.
 EMPTIED = "core"

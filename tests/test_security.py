@@ -194,7 +194,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "test_who_does_not_know_the_secret_does_not_come_in",
         ),
         "torchrun/channel/test_other_node.py": ("test_who_poses_as_node_0_is_not_believed",),
-        "torchrun/channel/test_secret.py": (
+        "torchrun/test_unshared_check.py": (
             "test_a_secret_that_others_may_read_or_change_is_refused",
         ),
     },

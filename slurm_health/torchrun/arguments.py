@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torchrun is told beside what the user wrote: node counts, ranks and the rendezvous. Pure."""
+"""What torchrun is told beside what the user wrote: node counts, ranks and the rendezvous. Pure.
+
+Where node 0 is, and which node this is, is read here too, as other schedulers say it.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,12 @@ import msgspec
 from slurm_health.preflight.option_kinds import Value
 from slurm_health.preflight.options import what_to_check
 from slurm_health.records.errors import UsageError
-from slurm_health.torchrun.rendezvous import bracketed, host_and_port, master
+from slurm_health.records.text import whole_number
 
+# In this order. What trains reads the first of them too; the second is DLRover's.
+_ADDRESSES = ("MASTER_ADDR", "DLROVER_MASTER_ADDR")
+_RANKS = ("NODE_RANK", "GROUP_RANK")
+_MOST_PORT = 65535
 # Below the ports that Linux hands out by itself, so that no process sits on one by chance.
 _FIRST_PORT = 20000
 # A prime, so that none of the factors below divides it.
@@ -23,6 +30,78 @@ _SETS_NO_MEETING = {"nnodes", "node_rank", "max_restarts"}
 _LAST_CALL_S = 10
 CHECKS = ("network-check", "straggler-detection")  # which may be asked for
 _CHECKING = {*CHECKS, "exclude-straggler"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeZeroAddress:
+    """Host and port of node 0, as the others reach it."""
+
+    host: str
+    port: int
+
+    @property
+    def text(self) -> str:
+        """The same in one word."""
+        return f"{bracketed(self.host)}:{self.port}"
+
+
+def host_and_port(text: str) -> tuple[str, str]:
+    """Return what `host`, `host:port`, `[v6]:port` or `v6` says; a port not there is empty."""
+    if text.startswith("["):
+        host, _, rest = text[1:].partition("]")
+        return host, rest.removeprefix(":")
+    host, colon, port = text.rpartition(":")
+    return (host, port) if colon and ":" not in host else (text, "")
+
+
+def bracketed(host: str) -> str:
+    """Return a host as it stands before a port."""
+    return f"[{host}]" if ":" in host else host
+
+
+def master_address(given: Mapping[str, str], environ: Mapping[str, str]) -> tuple[str, str]:
+    """Return host and port of node 0 as options and variables say, empty where they do not.
+
+    `given` are torchrun's options, which include its `PET_` variables; they come first.
+    """
+    named = (given.get("master_addr"), *(environ.get(name) for name in _ADDRESSES))
+    host, port = host_and_port(next((text for text in named if text), ""))
+    return host, given.get("master_port") or port or environ.get("MASTER_PORT", "")
+
+
+def node_rank(given: Mapping[str, str], environ: Mapping[str, str]) -> str | None:
+    """Return which node this is, as options and variables say; None where they do not."""
+    named = (given.get("node_rank"), *(environ.get(name) for name in _RANKS))
+    return next((text for text in named if text), None)
+
+
+def node_zero_address(
+    given: Mapping[str, str], environ: Mapping[str, str], port: int
+) -> NodeZeroAddress | None:
+    """Return where node 0 is to be found, None where nothing says it.
+
+    It is where the training will meet: its port is known to be open between the nodes, and nobody
+    uses it before the training does.
+
+    Args:
+        given: torchrun's options.
+        environ: this process's environment.
+        port: which port it is where nothing says it.
+
+    Raises:
+        UsageError: what is said is no port.
+    """
+    if given.get("rdzv_backend", "c10d") not in {"c10d", "static"}:
+        return None  # the endpoint is a server of its own
+    host, number = host_and_port(given.get("rdzv_endpoint", ""))
+    if not host:
+        host, number = master_address(given, environ)
+    if not host:
+        return None
+    found = whole_number(number) if number else port
+    if found is None or not 0 < found <= _MOST_PORT:
+        raise UsageError(f"the port of node 0: expected 1 to {_MOST_PORT}, found {number!r}")
+    return NodeZeroAddress(host=host, port=found)
 
 
 class Arguments(msgspec.Struct, frozen=True, kw_only=True):
@@ -206,7 +285,7 @@ def _meeting_point(
     given: Mapping[str, str], team: Team, environ: Mapping[str, str]
 ) -> tuple[str, str]:
     """Return host and port: as given, as in the variables that training scripts use, or ours."""
-    host, number = master(given, environ)
+    host, number = master_address(given, environ)
     host = host or team.host
     return (team.host if _is_left_out(host, team) else host), number or str(team.port)
 

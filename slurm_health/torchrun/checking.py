@@ -31,12 +31,10 @@ from slurm_health.records.records import RunStarted
 from slurm_health.system import journal
 from slurm_health.torchrun import earlier_check, joint_check, unshared_check
 from slurm_health.torchrun.arguments import Arguments
-from slurm_health.torchrun.channel import secret
 from slurm_health.torchrun.channel.other_node import NobodyThere
 from slurm_health.torchrun.earlier_check import EarlierCheck
-from slurm_health.torchrun.joint_check import JointOutcome
+from slurm_health.torchrun.joint_check import JointOutcome, OwnAgent
 from slurm_health.torchrun.node_choice import Bounds, why_left_out
-from slurm_health.torchrun.own_agent import OwnAgent
 from slurm_health.torchrun.place import TaskPlace, single
 from slurm_health.torchrun.starting import Starting, addresses_in, agent_environ, all_of
 from slurm_health.torchrun.unshared_check import Terms
@@ -164,7 +162,7 @@ def _terms(arguments: Arguments, environ: Mapping[str, str]) -> Terms:
         nnodes=arguments.given["nnodes"],
         check=arguments.check,
         rdzv_id=arguments.given.get("rdzv_id", ""),
-        secret=secret.read(arguments.text(secret.OPTION), environ),
+        secret=unshared_check.read_secret(arguments.text(unshared_check.KEY_OPTION), environ),
     )
 
 
@@ -184,7 +182,7 @@ def _taken_part(
         return agent_command(directory, run_id=run_id, nodes=len(place.nodes), python=python)
 
     def agents(host: str) -> Mapping[str, str]:
-        return {**secret.without(probe_environ), "SLURM_LAUNCH_NODE_IPADDR": host}
+        return {**unshared_check.without_secret(probe_environ), "SLURM_LAUNCH_NODE_IPADDR": host}
 
     try:
         outcome, addresses = unshared_check.take_part(place, terms, command, agents, root, say)

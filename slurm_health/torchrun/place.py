@@ -13,8 +13,15 @@ from slurm_health.records.allocation import Allocation
 from slurm_health.records.errors import AllocationError, UsageError
 from slurm_health.records.nodeset import expand
 from slurm_health.records.text import whole_number
-from slurm_health.torchrun import rendezvous
-from slurm_health.torchrun.arguments import Arguments, node_range, port, trains_alone
+from slurm_health.torchrun.arguments import (
+    Arguments,
+    NodeZeroAddress,
+    node_range,
+    node_rank,
+    node_zero_address,
+    port,
+    trains_alone,
+)
 
 # From here on Slurm numbers what is no step of srun's: batch script, interactive shell, container.
 _SPECIAL_STEPS = 0xFFFFFF00
@@ -42,7 +49,7 @@ class TaskPlace:
     array: str = ""
     start_time_s: int | None = None
     chosen_start: bool = False
-    meeting: rendezvous.Meeting | None = None
+    meeting: NodeZeroAddress | None = None
 
     @property
     def leads(self) -> bool:
@@ -144,7 +151,7 @@ def _step_nodes(environ: Mapping[str, str]) -> tuple[str, ...]:
 def _outside_slurm(arguments: Arguments, environ: Mapping[str, str]) -> TaskPlace | None:
     """Return the place that NODE_RANK and --nnodes tell, None where they tell none."""
     given = arguments.given
-    rank = rendezvous.rank(given, environ)
+    rank = node_rank(given, environ)
     nnodes = given.get("nnodes")
     if nnodes is None:
         return None
@@ -169,7 +176,7 @@ def _outside_slurm(arguments: Arguments, environ: Mapping[str, str]) -> TaskPlac
     )
     if not arguments.checks:
         return place
-    where = rendezvous.meeting(given, environ, place.port)
+    where = node_zero_address(given, environ, place.port)
     if where is None and not start:
         raise UsageError(
             "a check of several nodes outside Slurm needs the address of node 0: MASTER_ADDR, or"

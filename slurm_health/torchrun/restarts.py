@@ -38,9 +38,8 @@ from slurm_health.records.script_records import REQUEUED, SCRIPT_FAILED, Diagnos
 from slurm_health.system import journal
 from slurm_health.system.processes import die_with_parent
 from slurm_health.system.signals import leaving_on
-from slurm_health.torchrun import joint_check, watching
+from slurm_health.torchrun import joint_check, unshared_check, watching
 from slurm_health.torchrun.arguments import CHECKS, Arguments
-from slurm_health.torchrun.channel import secret
 from slurm_health.torchrun.checking import checked, say
 from slurm_health.torchrun.earlier_check import measured_in
 from slurm_health.torchrun.node_choice import Bounds
@@ -182,7 +181,7 @@ def check(context: Context, decision: Decision, environ: Mapping[str, str]) -> C
     options |= {**dict.fromkeys(decision.checks, True), "check-again": True}
     arguments = msgspec.structs.replace(context.arguments, own=options)
     if context.shared_secret:
-        environ = {**environ, secret.VARIABLE: context.shared_secret}
+        environ = {**environ, unshared_check.KEY_VARIABLE: context.shared_secret}
     starting = checked(place, within, arguments, context.python, environ)
     if isinstance(starting, int):
         return Checked(exit_code=starting, leaves=starting == ExitCode.HEALTHY)

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from slurm_health.system import journal
-from slurm_health.torchrun import rendezvous, unshared_check
-from slurm_health.torchrun.arguments import Team
-from slurm_health.torchrun.channel import secret
+from slurm_health.torchrun import unshared_check
+from slurm_health.torchrun.arguments import Team, master_address
 from slurm_health.torchrun.place import TaskPlace
 
 
@@ -34,7 +33,7 @@ def all_of(place: TaskPlace | None) -> Starting:
 
 def agent_environ(place: TaskPlace, environ: Mapping[str, str]) -> Mapping[str, str]:
     """Return the agent's environment: outside Slurm, too, it must find its own address."""
-    environ = secret.without(environ)
+    environ = unshared_check.without_secret(environ)
     host = _master_host(place, environ) if place.chosen_start else ""
     if len(place.nodes) == 1 and "SLURM_LAUNCH_NODE_IPADDR" not in environ:
         host = "127.0.0.1"
@@ -50,7 +49,7 @@ def agent_environ(place: TaskPlace, environ: Mapping[str, str]) -> Mapping[str, 
 
 def _master_host(place: TaskPlace, environ: Mapping[str, str]) -> str:
     """Return the host of node 0, as the user or another scheduler says; empty where none does."""
-    return place.meeting.host if place.meeting else rendezvous.master({}, environ)[0]
+    return place.meeting.host if place.meeting else master_address({}, environ)[0]
 
 
 def addresses_in(directory: Path, nodes: Sequence[str], chosen: Sequence[str]) -> dict[str, str]:

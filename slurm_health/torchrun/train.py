@@ -30,9 +30,14 @@ from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import ConfigError, ExitCode, UsageError
 from slurm_health.system.processes import own_module, run_in_foreground
 from slurm_health.system.signals import leaving_on
-from slurm_health.torchrun import rendezvous, unshared_check, watching
-from slurm_health.torchrun.arguments import Arguments, command_line, node_range, trains_alone
-from slurm_health.torchrun.channel import secret
+from slurm_health.torchrun import unshared_check, watching
+from slurm_health.torchrun.arguments import (
+    Arguments,
+    command_line,
+    node_range,
+    node_zero_address,
+    trains_alone,
+)
 from slurm_health.torchrun.checking import checked, say
 from slurm_health.torchrun.node_choice import Bounds, bounds
 from slurm_health.torchrun.place import TaskPlace, find, single, speaks_for_step
@@ -109,7 +114,7 @@ def _train(python: str, arguments: Arguments, environ: Mapping[str, str]) -> int
 
 def _own_environ(environ: Mapping[str, str]) -> dict[str, str]:
     """Return what the training inherits: no secret, and no mark of a training around it."""
-    own = dict(secret.without(environ))
+    own = dict(unshared_check.without_secret(environ))
     own.pop(TRAINING, None)
     return own
 
@@ -151,7 +156,7 @@ def _context(
         arguments=arguments,
         python=python,
         least=least,
-        shared_secret=environ.get(secret.VARIABLE, ""),
+        shared_secret=environ.get(unshared_check.KEY_VARIABLE, ""),
     )
 
 
@@ -167,7 +172,7 @@ def _told_unchecked(
     """Return the same for nodes that were not checked: they may be, once workers have failed."""
     within = _bounds(place, arguments, environ, alone=alone)
     if place.chosen_start and place.meeting is None:
-        where = rendezvous.meeting(arguments.given, environ, place.port)
+        where = node_zero_address(arguments.given, environ, place.port)
         place = replace(place, meeting=where)
     if place.meeting is not None and place.leads:
         place = unshared_check.named(place)

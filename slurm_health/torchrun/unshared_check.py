@@ -2,14 +2,16 @@
 """The check of nodes that share no directory: node 0 has the journal, the others talk with it.
 
 A node's agent has a directory of its own, with its file and its orders; they come and go over the
-channel. Master and agents run as they do anywhere else.
+channel. Master and agents run as they do anywhere else. The nodes of a run may share a secret.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import socket
+import stat
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +21,13 @@ from pathlib import Path
 from slurm_health import __version__
 from slurm_health.preflight import orders
 from slurm_health.preflight.master.launcher import AgentCommand, Launcher
-from slurm_health.records.errors import ChannelError, JournalError, NoRoom, SlurmHealthError
+from slurm_health.records.errors import (
+    ChannelError,
+    ConfigError,
+    JournalError,
+    NoRoom,
+    SlurmHealthError,
+)
 from slurm_health.records.nodeset import fold
 from slurm_health.records.record_codec import Entry
 from slurm_health.records.records import AgentStarted, Record, RoundStarted
@@ -28,14 +36,13 @@ from slurm_health.report import find
 from slurm_health.system import journal
 from slurm_health.system.signals import signal_behind
 from slurm_health.torchrun import joint_check
+from slurm_health.torchrun.arguments import NodeZeroAddress
 from slurm_health.torchrun.channel import messages
 from slurm_health.torchrun.channel.node_zero import NodeZero
 from slurm_health.torchrun.channel.other_node import JOIN_S, OtherNode
 from slurm_health.torchrun.channel.peers import Run
-from slurm_health.torchrun.joint_check import JointOutcome
-from slurm_health.torchrun.own_agent import OwnAgent
+from slurm_health.torchrun.joint_check import JointOutcome, OwnAgent
 from slurm_health.torchrun.place import TaskPlace
-from slurm_health.torchrun.rendezvous import Meeting
 
 # Where fewer nodes will do, so long for the next one; torchrun waits as long for more of them.
 LAST_CALL_S = 30.0
@@ -43,6 +50,13 @@ LAST_CALL_S = 30.0
 _LOOK_S = 0.1
 
 Say = Callable[[str], None]
+KEY_VARIABLE = "SLURM_HEALTH_SECRET"
+KEY_OPTION = "secret-file"
+# One who has seen a handshake could find a shorter one by trying.
+_LEAST_KEY_BYTES = 16
+_MOST_KEY_BYTES = 65536
+_KUBERNETES = "defaultMode: 0400 of the secret's volume"
+_MAKE_ONE = "make one with: openssl rand -hex 32"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,6 +246,40 @@ def _own_directory(place: TaskPlace) -> Iterator[Path]:
         yield journal.job_directory(Path(root), place.cluster, "run") / journal.label_of(0, 1)
 
 
-def _meeting(place: TaskPlace) -> Meeting:
+def _meeting(place: TaskPlace) -> NodeZeroAddress:
     assert place.meeting is not None
     return place.meeting
+
+
+def read_secret(file: str | None, environ: Mapping[str, str]) -> bytes:
+    """Return what only the nodes of a run know, by a file or the environment; nothing by neither.
+
+    Raises:
+        ConfigError: it cannot be read, others may read it too, or it is too short to be one.
+    """
+    if file is None:
+        text = environ.get(KEY_VARIABLE)
+        return b"" if text is None else _checked_secret("environment", KEY_VARIABLE, text.encode())
+    try:
+        with Path(file).open("rb") as opened:
+            mode = os.fstat(opened.fileno()).st_mode
+            found = opened.read(_MOST_KEY_BYTES)
+    except OSError as err:
+        raise ConfigError(f"--{KEY_OPTION}", file, f"cannot be read: {err.strerror}") from err
+    if mode & (stat.S_IRWXO | stat.S_IWGRP):
+        problem = f"others may read or change it; fix: chmod 600 {file} (Kubernetes: {_KUBERNETES})"
+        raise ConfigError(f"--{KEY_OPTION}", file, problem)
+    return _checked_secret(f"--{KEY_OPTION}", file, found)
+
+
+def without_secret(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment that others may have: the secret is not in it."""
+    return {name: value for name, value in environ.items() if name != KEY_VARIABLE}
+
+
+def _checked_secret(source: str, key: str, secret: bytes) -> bytes:
+    secret = secret.strip()
+    if len(secret) < _LEAST_KEY_BYTES:
+        problem = f"a secret needs at least {_LEAST_KEY_BYTES} characters, this has {len(secret)}"
+        raise ConfigError(source, key, f"{problem}; {_MAKE_ONE}")
+    return secret

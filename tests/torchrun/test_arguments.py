@@ -11,9 +11,13 @@ import pytest
 from slurm_health.records.errors import UsageError
 from slurm_health.torchrun.arguments import (
     Arguments,
+    NodeZeroAddress,
     Team,
     command_line,
+    host_and_port,
     node_range,
+    node_rank,
+    node_zero_address,
     port,
     trains_alone,
 )
@@ -217,3 +221,72 @@ def test_starts_that_can_meet_on_a_node_have_ports_of_their_own() -> None:
     assert min(ports) >= 20000
     # Linux gives away ports from 32768 on by itself.
     assert max(ports) < 32768
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("a", "a", ""),
+        ("a:1", "a", "1"),
+        ("10.0.0.1:29500", "10.0.0.1", "29500"),
+        ("::1", "::1", ""),
+        ("[::1]", "::1", ""),
+        ("[fd00::1]:29500", "fd00::1", "29500"),
+        ("", "", ""),
+    ],
+)
+def test_an_address_may_have_a_port(text: str, host: str, port: str) -> None:
+    assert host_and_port(text) == (host, port)
+
+
+# What is given, from last to first in the stated order; each replaces all before it.
+ADDRESSES = [
+    ({}, {"DLROVER_MASTER_ADDR": "dlrover:4"}, NodeZeroAddress(host="dlrover", port=4)),
+    ({}, {"MASTER_ADDR": "master:3"}, NodeZeroAddress(host="master", port=3)),
+    ({"master_addr": "pet:2"}, {}, NodeZeroAddress(host="pet", port=2)),
+    ({"rdzv_endpoint": "endpoint:1"}, {}, NodeZeroAddress(host="endpoint", port=1)),
+]
+
+
+def test_the_first_address_in_the_stated_order_counts() -> None:
+    given: dict[str, str] = {}
+    environ: dict[str, str] = {}
+    for options, variables, expected in ADDRESSES:
+        given |= options
+        environ |= variables
+        assert node_zero_address(given, environ, 9) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "environ", "port"),
+    [
+        ({"master_port": "1"}, {"MASTER_ADDR": "a:2", "MASTER_PORT": "3"}, 1),
+        ({}, {"MASTER_ADDR": "a:2", "MASTER_PORT": "3"}, 2),
+        ({}, {"MASTER_ADDR": "a", "MASTER_PORT": "3"}, 3),
+        ({}, {"MASTER_ADDR": "a"}, 9),
+    ],
+)
+def test_the_first_port_in_the_stated_order_counts(
+    given: dict[str, str], environ: dict[str, str], port: int
+) -> None:
+    assert node_zero_address(given, environ, 9) == NodeZeroAddress(host="a", port=port)
+
+
+def test_a_rendezvous_that_is_a_server_of_its_own_is_not_node_0() -> None:
+    given = {"rdzv_backend": "etcd-v2", "rdzv_endpoint": "etcd:2379"}
+    assert node_zero_address(given, {"MASTER_ADDR": "a"}, 9) is None
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "x", "-1", "9" * 5000])
+def test_what_is_no_port_is_refused(port: str) -> None:
+    with pytest.raises(UsageError, match="the port of node 0"):
+        node_zero_address({}, {"MASTER_ADDR": "a", "MASTER_PORT": port}, 9)
+
+
+def test_the_first_rank_in_the_stated_order_counts() -> None:
+    environ = {"GROUP_RANK": "3"}
+    assert node_rank({}, environ) == "3"
+    environ["NODE_RANK"] = "2"
+    assert node_rank({}, environ) == "2"
+    assert node_rank({"node_rank": "1"}, environ) == "1"
+    assert node_rank({}, {"RANK": "1"}) is None

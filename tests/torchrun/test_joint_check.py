@@ -31,12 +31,12 @@ from slurm_health.system import journal
 from slurm_health.torchrun.joint_check import (
     BEGIN_S,
     JointOutcome,
+    OwnAgent,
     directory_of,
     follow,
     lead,
 )
 from slurm_health.torchrun.node_choice import Bounds, NodeChoice
-from slurm_health.torchrun.own_agent import OwnAgent
 from slurm_health.torchrun.place import TaskPlace
 from tests.support.world import QUICK
 

@@ -6,9 +6,8 @@ from __future__ import annotations
 import pytest
 
 from slurm_health.records.errors import AllocationError, UsageError
-from slurm_health.torchrun.arguments import Arguments
+from slurm_health.torchrun.arguments import Arguments, NodeZeroAddress
 from slurm_health.torchrun.place import TaskPlace, find
-from slurm_health.torchrun.rendezvous import Meeting
 
 # As Slurm 22.05 set them, less what is not looked at: batch script, and task 1 of a step of three.
 BATCH = {
@@ -149,7 +148,7 @@ def test_nodes_that_know_where_node_0_is_need_no_name_for_their_start() -> None:
     environ = {"GROUP_RANK": "1", "DLROVER_MASTER_ADDR": "a:29500"}
     place = place_of(with_given(nnodes="2", checks=True), environ)
     assert place.node == "node1"
-    assert place.meeting == Meeting(host="a", port=29500)
+    assert place.meeting == NodeZeroAddress(host="a", port=29500)
 
 
 def test_without_a_port_all_nodes_compute_the_same() -> None:
@@ -161,7 +160,7 @@ def test_without_a_port_all_nodes_compute_the_same() -> None:
         for rank in ("0", "1")
     ]
     assert places[0].meeting == places[1].meeting
-    assert places[0].meeting == Meeting(host="a", port=places[0].port)
+    assert places[0].meeting == NodeZeroAddress(host="a", port=places[0].port)
 
 
 def test_a_training_that_is_not_checked_meets_as_it_always_did() -> None:

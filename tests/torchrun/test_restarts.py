@@ -13,10 +13,9 @@ from slurm_health.preflight.option_kinds import Value
 from slurm_health.records.records import RunStarted, VerdictReached
 from slurm_health.records.script_records import Diagnosed, FailurePlanned, HangFound
 from slurm_health.system import journal
-from slurm_health.torchrun.arguments import Arguments
+from slurm_health.torchrun.arguments import Arguments, NodeZeroAddress
 from slurm_health.torchrun.joint_check import directory_of
 from slurm_health.torchrun.place import TaskPlace
-from slurm_health.torchrun.rendezvous import Meeting
 from slurm_health.torchrun.restarts import Context, Decision, Question, Report, decide
 
 KILLED = (
@@ -66,7 +65,7 @@ def hang(cause: str, *ranks: int) -> HangFound:
     return HangFound(stalled_s=40.0, allowance_s=25.0, step=7, found=found)
 
 
-def place(meeting: Meeting | None = None) -> TaskPlace:
+def place(meeting: NodeZeroAddress | None = None) -> TaskPlace:
     return TaskPlace(nodes=("n1", "n2", "n3"), node="n1", start="7.0.1", job_id=7, meeting=meeting)
 
 
@@ -76,7 +75,7 @@ def question(
     least: int = 2,
     restart: int = 1,
     silent: int = 0,
-    meeting: Meeting | None = None,
+    meeting: NodeZeroAddress | None = None,
 ) -> Question:
     """What the first node asks when those from n1 on have written these texts."""
     arguments = Arguments(options=[], program=["train.py"], given={}, own={"journal": str(root)})
@@ -158,7 +157,7 @@ def test_no_more_restarts_are_made_than_are_allowed(
 
 
 def test_nodes_that_share_no_directory_meet_at_a_port_of_their_own(tmp_path: Path) -> None:
-    meeting = Meeting(host="10.0.0.1", port=29500)
+    meeting = NodeZeroAddress(host="10.0.0.1", port=29500)
     decision = answered(tmp_path, question(tmp_path, BROKE, KILLED, BROKE, meeting=meeting))
     assert decision.place is not None
     assert decision.place.meeting is not None

@@ -6,7 +6,6 @@ master's words each node gets those that concern it. Agents and master know noth
 agent has a directory with its own file and its orders, as anywhere else.
 
     messages     what is said, and how it is proven who says it
-    secret       what only the nodes of a run know, where they are told
     connection   lines over a socket, bounded and never waited for
     admission    node 0's port: who comes in, and who does not
     peers        the other nodes as node 0 knows them: their files, and which of the master's words

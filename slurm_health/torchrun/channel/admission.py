@@ -18,10 +18,10 @@ from dataclasses import dataclass
 
 from slurm_health.records.errors import ChannelError
 from slurm_health.records.text import cut, one_line
+from slurm_health.torchrun.arguments import NodeZeroAddress
 from slurm_health.torchrun.channel import messages
 from slurm_health.torchrun.channel.connection import Closed, Connection
 from slurm_health.torchrun.channel.messages import Challenge, Hello, Proof, Refused
-from slurm_health.torchrun.rendezvous import Meeting
 
 # The training that was just ended may still hold the port.
 PORT_FREE_S = 15.0
@@ -48,7 +48,7 @@ class Admission:
 
     def __init__(
         self,
-        meeting: Meeting,
+        meeting: NodeZeroAddress,
         secret: bytes,
         nodes: Sequence[str],
         selector: selectors.BaseSelector,
@@ -161,7 +161,7 @@ class Admission:
             self._say(text)
 
 
-def _listening(meeting: Meeting, say: Callable[[str], None]) -> list[socket.socket]:
+def _listening(meeting: NodeZeroAddress, say: Callable[[str], None]) -> list[socket.socket]:
     """Return sockets on all addresses of this machine: its name may mean one that it does not have.
 
     Raises:
@@ -211,7 +211,7 @@ def _opened(port: int) -> list[socket.socket]:
     return found
 
 
-def _unusable(meeting: Meeting, err: OSError) -> ChannelError:
+def _unusable(meeting: NodeZeroAddress, err: OSError) -> ChannelError:
     why = f"node0 cannot listen on port {meeting.port} of this machine: {err.strerror}"
     if err.errno == errno.EADDRINUSE:
         why += "; another run or training has it: give each run on a machine its own MASTER_PORT"

@@ -15,11 +15,11 @@ from collections.abc import Callable, Sequence
 from slurm_health.preflight.master.launcher import LEAVE_S
 from slurm_health.records.nodeset import fold
 from slurm_health.records.records import AgentsLost, LossCause
+from slurm_health.torchrun.arguments import NodeZeroAddress
 from slurm_health.torchrun.channel import messages
 from slurm_health.torchrun.channel.admission import Admission
 from slurm_health.torchrun.channel.peers import Peer, Peers, Run
-from slurm_health.torchrun.own_agent import OwnAgent
-from slurm_health.torchrun.rendezvous import Meeting
+from slurm_health.torchrun.joint_check import OwnAgent
 
 # Since its connection was lost: then a node is taken for unreachable.
 LOST_S = 30.0
@@ -35,7 +35,7 @@ class NodeZero:
 
     def __init__(
         self,
-        meeting: Meeting,
+        meeting: NodeZeroAddress,
         secret: bytes,
         run: Run,
         agent: OwnAgent,

@@ -17,10 +17,10 @@ import msgspec
 from slurm_health.records.errors import ChannelError, JournalError, UsageError
 from slurm_health.records.record_codec import Entry, decode
 from slurm_health.records.text import one_line
+from slurm_health.torchrun.arguments import NodeZeroAddress
 from slurm_health.torchrun.channel import messages
 from slurm_health.torchrun.channel.connection import Closed, Connection
 from slurm_health.torchrun.channel.messages import Hello, Proof, Refused, Told, Welcome
-from slurm_health.torchrun.rendezvous import Meeting
 
 # Node 0 may still be on its way: its machine boots, or its image is loaded.
 JOIN_S = 180.0
@@ -48,7 +48,7 @@ class OtherNode:
 
     def __init__(
         self,
-        meeting: Meeting,
+        meeting: NodeZeroAddress,
         secret: bytes,
         hello: Hello,
         say: Callable[[str], None],
@@ -330,7 +330,7 @@ def _cut_off(why: str) -> str:
     )
 
 
-def _connected(meeting: Meeting) -> socket.socket:
+def _connected(meeting: NodeZeroAddress) -> socket.socket:
     """Return a socket to one of the addresses of a host, IPv4 first: the probes rather have it.
 
     Raises:

@@ -23,12 +23,12 @@ from slurm_health.records.records import (
     Record,
 )
 from slurm_health.system import journal
+from slurm_health.torchrun.arguments import NodeZeroAddress
 from slurm_health.torchrun.channel import messages
 from slurm_health.torchrun.channel.messages import Hello
 from slurm_health.torchrun.channel.node_zero import NodeZero
 from slurm_health.torchrun.channel.peers import Run
-from slurm_health.torchrun.own_agent import OwnAgent
-from slurm_health.torchrun.rendezvous import Meeting
+from slurm_health.torchrun.joint_check import OwnAgent
 from tests.support.supervised import eventually
 from tests.support.unshared import free_port
 
@@ -56,7 +56,7 @@ class Hall:
         self.directory = root / "torchrun" / "7" / "0-2"
         journal.create(self.directory, [journal.MASTER, *nodes])
         self.master = journal.Writer(self.directory, journal.MASTER, time.time)
-        self.meeting = Meeting(host="127.0.0.1", port=free_port())
+        self.meeting = NodeZeroAddress(host="127.0.0.1", port=free_port())
         run = Run(
             directory=self.directory,
             run_id="r1",

@@ -11,9 +11,9 @@ from collections.abc import Callable
 import pytest
 
 from slurm_health.records.errors import ChannelError, UsageError
+from slurm_health.torchrun.arguments import NodeZeroAddress
 from slurm_health.torchrun.channel import messages
 from slurm_health.torchrun.channel.other_node import NobodyThere, OtherNode
-from slurm_health.torchrun.rendezvous import Meeting
 from tests.support.unshared import free_port
 from tests.torchrun.channel.test_node_zero import HELLO, SECRET
 
@@ -23,7 +23,7 @@ class Impostor:
 
     def __init__(self, answer: bytes) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.meeting = Meeting(host="127.0.0.1", port=self._listener.getsockname()[1])
+        self.meeting = NodeZeroAddress(host="127.0.0.1", port=self._listener.getsockname()[1])
         self._answer = answer
         threading.Thread(target=self._serve, daemon=True).start()
 
@@ -72,7 +72,7 @@ def test_who_poses_as_node_0_is_not_believed() -> None:
 
 
 def test_a_port_that_nobody_listens_on_is_named_with_what_to_look_at() -> None:
-    nowhere = Meeting(host="127.0.0.1", port=free_port())
+    nowhere = NodeZeroAddress(host="127.0.0.1", port=free_port())
     said: list[str] = []
     node = OtherNode(nowhere, b"", HELLO, said.append, hurried(20.0))
     with pytest.raises(ChannelError, match="Connection refused; does it run, with NODE_RANK=0"):
