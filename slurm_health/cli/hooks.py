@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The administrator's commands: prolog, epilog, healthcheck, init-config, init-hooks, nodes.
+"""What runs on a node: prolog, epilog, healthcheck.
 
 slurmd does not call these but the shims, which start `slurm_health.node.hooks` without click.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,17 +17,13 @@ import click
 
 from slurm_health.cli.output import print_result
 from slurm_health.records.errors import ConfigError, ExitCode
-from slurm_health.system import templates
 
 if TYPE_CHECKING:
     from slurm_health.node.checks.check import CheckContext
     from slurm_health.node.rules.finding import CheckResult
     from slurm_health.node.site_settings import Site
-    from slurm_health.system.slurm.client import Client
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-# A person waits longer than a hook may.
-_PATIENCE_S = 30.0
 
 
 def config_option(command: _F) -> _F:
@@ -73,7 +68,8 @@ def site_if_any(config: str | None) -> Site | None:
     return load_site(config)
 
 
-def _place(context: str, site: Site) -> CheckContext:
+def check_context(context: str, site: Site) -> CheckContext:
+    """Return what checks are told of this node and this moment, where a person runs them."""
     import msgspec
 
     from slurm_health.node.checks.check import CheckContext
@@ -83,12 +79,6 @@ def _place(context: str, site: Site) -> CheckContext:
     place = CheckContext(environ=dict(os.environ), now_s=time.time(), context=context)
     returned_s = returned_uptime_s(site.state, place.boot_time())
     return msgspec.structs.replace(place, returned_uptime_s=returned_s)
-
-
-def _controller() -> Client:
-    from slurm_health.system.slurm.client import Client
-
-    return Client.for_hook(os.environ, limit_s=_PATIENCE_S)
 
 
 def _hook(name: str, config: str | None) -> int:
@@ -172,9 +162,9 @@ def healthcheck(
     if explain:
         print_result(texts.explain(site, choices, node))
         return int(ExitCode.HEALTHY)
-    results = run_checks(running(choices[context]), _place(context, site))
+    results = run_checks(running(choices[context]), check_context(context, site))
     print_result(_results_json(results) if as_json else texts.results_text(results))
-    return int(_exit_code(results))
+    return int(exit_code_of(results))
 
 
 def _act(config: str | None, *, as_json: bool) -> int:
@@ -206,7 +196,8 @@ def _results_json(results: list[CheckResult]) -> str:
     return json.dumps(msgspec.to_builtins(results), indent=2) + "\n"
 
 
-def _exit_code(results: list[CheckResult]) -> ExitCode:
+def exit_code_of(results: list[CheckResult]) -> ExitCode:
+    """Return how a command ends that shows these results."""
     from slurm_health.node.rules.finding import Status, node_faults
 
     if node_faults(results):
@@ -214,178 +205,3 @@ def _exit_code(results: list[CheckResult]) -> ExitCode:
     if any(each.status is Status.INCONCLUSIVE for each in results):
         return ExitCode.INCONCLUSIVE
     return ExitCode.HEALTHY
-
-
-@click.command("init-config", short_help="Write a site's file for nodes like this one.")
-@click.option("--shared", metavar="DIR", default="", help="A directory that all nodes share.")
-def init_config(shared: str) -> int:
-    """Print a configuration drafted from this node as it is now.
-
-    Run it on a node that is known to be healthy, while nothing else runs there. Every check that
-    could drain begins in shadow. What cannot be measured is left out, and told.
-    """
-    from slurm_health.node.checks.check import CheckContext
-    from slurm_health.node.hooks.init_config import draft
-    from slurm_health.node.hooks.run_checks import node_name
-
-    place = CheckContext(environ=dict(os.environ), now_s=time.time())
-    text, left_out = draft(place, node=node_name(os.environ), shared=shared)
-    print_result(text)
-    for each in left_out:
-        click.echo(f"slurm-health: {each}", err=True)
-    return int(ExitCode.HEALTHY)
-
-
-@click.command(short_help="Write the scripts that slurm.conf names.")
-@click.argument(
-    "directory", metavar="[DIR]", type=click.Path(path_type=Path), default=templates.HOOKS_DIRECTORY
-)
-def init_hooks(directory: Path) -> int:
-    """Write the prolog, the epilog and the health check, and print their lines of slurm.conf.
-
-    They go below DIR, /etc/slurm-health unless another is named, and read DIR/config.toml.
-    They run this installation of slurm-health. Scripts of an earlier one keep what the site has
-    set in them. Nothing else is changed.
-    """
-    try:
-        written = templates.install_hooks(directory.absolute(), sys.executable)
-    except OSError as err:
-        raise click.ClickException(f"cannot write {err.filename}: {err.strerror}") from err
-    print_result("".join(f"{key}={path}\n" for key, path in written.items()))
-    for file in templates.files_that_lack(written.values()):
-        text = f"the hooks read {file}, which is not there: on a healthy, idle node, slurm-health"
-        click.echo(f"slurm-health: {text} init-config > {file}", err=True)
-    return int(ExitCode.HEALTHY)
-
-
-@click.group(
-    invoke_without_command=True,
-    short_help="List the nodes slurm-health has drained; release them.",
-)
-@config_option
-@click.option("--json", "as_json", is_flag=True, help="Print it all as JSON.")
-@click.pass_context
-def nodes(context: click.Context, config: str | None, as_json: bool) -> int:
-    """List the nodes that slurm-health has drained, since when and why.
-
-    And what it has not drained: the exit code is 1 where a breaker has tripped, its ledger cannot
-    be used, or a node that its last health check found faulty is in the pool.
-    """
-    context.obj = config
-    if context.invoked_subcommand is not None:
-        return int(ExitCode.HEALTHY)
-    import msgspec
-
-    from slurm_health.node.hooks import nodes as listing
-
-    found = listing.listing(site_if_any(config), _controller().nodes(), time.time())
-    if as_json:
-        print_result(json.dumps(msgspec.to_builtins(found), indent=2) + "\n")
-    else:
-        print_result(listing.text(found, time.time()))
-    return int(ExitCode.BAD_NODES if found.needs_a_person else ExitCode.HEALTHY)
-
-
-@nodes.command(short_help="Return nodes that slurm-health has drained to service.")
-@click.argument("names", metavar="NODE...", nargs=-1, required=True)
-@click.pass_obj
-def release(config: str | None, names: tuple[str, ...]) -> int:
-    """Return nodes that slurm-health has drained to service, and delete their marks.
-
-    A node that was drained by others is left as it is. One that is still faulty is returned all
-    the same, and named: on the node itself its checks run first, elsewhere its last health check
-    tells.
-    """
-    from slurm_health.node.hooks import last_check
-    from slurm_health.node.hooks import nodes as listing
-    from slurm_health.node.hooks.run_checks import node_name
-
-    wanted, site = _expanded(names), load_site(config)
-    checked, here = last_check.read_all(site), node_name(os.environ)
-    doubts = listing.doubts(site, wanted, checked, here, _place("retest", site))
-    came = listing.release(site, wanted, _controller(), doubts)
-    print_result("".join(f"{name}: {text}\n" for name, text in came.items()))
-    failed = any(not text.startswith(listing.RELEASED) for text in came.values())
-    return int(ExitCode.BAD_NODES if failed else ExitCode.HEALTHY)
-
-
-def _expanded(names: tuple[str, ...]) -> tuple[str, ...]:
-    from slurm_health.records.nodeset import expand
-
-    try:
-        return tuple(name for each in names for name in expand(each))
-    except ValueError as err:
-        raise click.UsageError(str(err)) from err
-
-
-@nodes.command(short_help="List when each node's last health check ran.")
-@click.argument("names", metavar="[NODE]...", nargs=-1)
-@click.pass_obj
-def checked(config: str | None, names: tuple[str, ...]) -> int:
-    """List when each node's last health check ran, and how it ended."""
-    from slurm_health.node.hooks import last_check
-    from slurm_health.node.hooks import nodes as listing
-
-    found = last_check.read_all(load_site(config))
-    print_result(listing.checked_text(found, _expanded(names), time.time()))
-    return int(ExitCode.HEALTHY)
-
-
-@nodes.command(short_help="Repeat, on this node, the checks it was drained for.")
-@click.pass_obj
-def retest(config: str | None) -> int:
-    """Run again, on this node, the checks that it was drained for. Nothing else is done."""
-    from slurm_health.node.draining import own_drain
-    from slurm_health.node.hooks import explain as texts
-    from slurm_health.node.hooks import nodes as listing
-    from slurm_health.node.hooks.run_checks import node_name
-
-    site = load_site(config)
-    kept = own_drain.recall(site.state, node_name(os.environ))
-    if kept is None:
-        print_result("this node was not drained by its hooks\n")
-        return int(ExitCode.HEALTHY)
-    results = listing.repeat(site, kept, _place("retest", site))
-    needed = site.recovery.passes
-    print_result(f"{kept.reason}\npasses so far: {kept.passes} of {needed}\n\n")
-    print_result(texts.results_text(results))
-    return int(_exit_code(results))
-
-
-@nodes.command("marks", short_help="List accusations by users' jobs that count still.")
-@click.argument("names", metavar="[NODE]...", nargs=-1)
-@click.pass_obj
-def marks_command(config: str | None, names: tuple[str, ...]) -> int:
-    """List accusations by users' jobs that no check of the node has confirmed."""
-    from slurm_health.node.draining.shared_state import Unusable
-    from slurm_health.node.hooks import nodes as listing
-
-    try:
-        print_result(listing.marks_text(load_site(config), names, time.time()))
-    except Unusable as err:
-        raise click.ClickException(str(err)) from err
-    return int(ExitCode.HEALTHY)
-
-
-@nodes.command(short_help="Let the breaker allow drains again.")
-@click.pass_obj
-def reset(config: str | None) -> int:
-    """Let the breaker allow drains again, once the common cause is found."""
-    from slurm_health.node.draining.shared_state import Unusable
-    from slurm_health.node.hooks import nodes as listing
-
-    try:
-        print_result(listing.reset(load_site(config)))
-    except Unusable as err:
-        raise click.ClickException(str(err)) from err
-    return int(ExitCode.HEALTHY)
-
-
-COMMANDS: tuple[click.Command, ...] = (
-    prolog,
-    epilog,
-    healthcheck,
-    init_config,
-    init_hooks,
-    nodes,
-)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from slurm_health.cli import hooks
+from slurm_health.cli import hooks, nodes
 from slurm_health.node.hooks import nodes as nodes_text
 from slurm_health.records.errors import ConfigError
 from tests.support.fake_scontrol import FakeScontrol
@@ -24,7 +24,8 @@ pytestmark = pytest.mark.usefixtures("on_n3")
 
 def call(node: Node, *words: str) -> Result:
     _ = node.site
-    command = {each.name: each for each in hooks.COMMANDS}[words[0]]
+    commands = (hooks.prolog, hooks.epilog, hooks.healthcheck, nodes.nodes)
+    command = {each.name: each for each in commands}[words[0]]
     config = ["--config", str(node.directory / "etc/config.toml")]
     result = CliRunner().invoke(command, [*config, *words[1:]], standalone_mode=False)
     if result.exception is not None:
@@ -276,7 +277,7 @@ def test_a_mark_tells_its_age_in_minutes_and_whose_it_is(node: Node) -> None:
 
 
 def test_the_help_of_nodes_cuts_no_text_short() -> None:
-    text = CliRunner().invoke(hooks.nodes, ["--help"]).output
+    text = CliRunner().invoke(nodes.nodes, ["--help"]).output
     assert "..." not in text.partition("Commands:")[2]
 
 

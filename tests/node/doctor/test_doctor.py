@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from slurm_health.cli import doctor
+from slurm_health.cli.site_setup import doctor
 from slurm_health.node.doctor import slurm_conf
 from slurm_health.node.doctor.advice import Report, change, fine, look
 from tests.node.doctor.conftest import GOOD, by_level, levels
@@ -140,7 +140,7 @@ def test_doctor_runs_nothing_of_the_directory_in_which_it_is_called(
     monkeypatch.chdir(tmp_path)
     path = write_site(tmp_path / "etc", "[checks.memory]\n")
     words = ["--config", str(path), "--python", str(python)]
-    said = CliRunner().invoke(doctor.doctor, words, standalone_mode=False).output
+    said = CliRunner().invoke(doctor, words, standalone_mode=False).output
     assert "has no torch" in said
     assert not (tmp_path / "ran").exists()
 
@@ -148,7 +148,7 @@ def test_doctor_runs_nothing_of_the_directory_in_which_it_is_called(
 def test_doctor_names_an_unusable_file_and_goes_on(tmp_path: Path) -> None:
     path = write_site(tmp_path / "etc", "[hook]\n")
     words = ["--config", str(path), "--python", "/nowhere", "--json"]
-    result = CliRunner().invoke(doctor.doctor, words, standalone_mode=False)
+    result = CliRunner().invoke(doctor, words, standalone_mode=False)
     assert result.return_value == 1
     report = json.loads(result.output)
     assert report["counts"]["change"] >= 1

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from slurm_health.cli.notify import notify
+from slurm_health.cli.nodes import notify
 from slurm_health.node import event_queue
 from slurm_health.node.draining import shared_state
 from slurm_health.node.hooks.__main__ import run

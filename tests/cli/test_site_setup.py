@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from slurm_health.cli import hooks
+from slurm_health.cli import site_setup
 from slurm_health.node import site_settings as site
 from slurm_health.node.doctor.slurm_conf import read_shim
 from slurm_health.node.hooks.init_config import draft
@@ -59,7 +59,7 @@ def test_a_busy_node_is_told_that_its_speed_was_left_out(tmp_path: Path) -> None
     argv = [sys.executable, "-c", "while True: pass"]
     busy = [subprocess.Popen(argv) for _ in range(4 * len(processors))]
     try:
-        ran = CliRunner().invoke(hooks.init_config, [], standalone_mode=False)
+        ran = CliRunner().invoke(site_setup.init_config, [], standalone_mode=False)
     finally:
         for each in busy:
             each.kill()
@@ -73,17 +73,17 @@ def test_a_busy_node_is_told_that_its_speed_was_left_out(tmp_path: Path) -> None
 def test_scripts_elsewhere_read_the_sites_file_beside_them_and_say_that_it_is_missing(
     tmp_path: Path,
 ) -> None:
-    said = CliRunner().invoke(hooks.init_hooks, [str(tmp_path)], standalone_mode=False).stderr
+    said = CliRunner().invoke(site_setup.init_hooks, [str(tmp_path)], standalone_mode=False).stderr
     assert f"the hooks read {tmp_path}/config.toml, which is not there" in said
     assert said.count("config.toml, which") == 1
     (tmp_path / "config.toml").touch()
-    assert CliRunner().invoke(hooks.init_hooks, [str(tmp_path)]).stderr == ""
+    assert CliRunner().invoke(site_setup.init_hooks, [str(tmp_path)]).stderr == ""
 
 
 def installed(directory: Path) -> dict[str, str]:
     """Install the shims; return what slurm.conf is to name."""
     words = [str(directory)]
-    ran = CliRunner().invoke(hooks.init_hooks, words, standalone_mode=False)
+    ran = CliRunner().invoke(site_setup.init_hooks, words, standalone_mode=False)
     assert ran.return_value == 0, ran
     return dict(line.split("=") for line in ran.stdout.splitlines())
 
@@ -126,5 +126,5 @@ def test_installing_over_a_file_in_another_encoding_keeps_its_bytes(tmp_path: Pa
 def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "prolog").write_text("")
     words = [str(tmp_path)]
-    ran = CliRunner().invoke(hooks.init_hooks, words, standalone_mode=False)
+    ran = CliRunner().invoke(site_setup.init_hooks, words, standalone_mode=False)
     assert "cannot write" in str(ran.exception)

@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The nodes that slurm-health has drained, and who is notified: `nodes`, `notify`."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from slurm_health.cli.hooks import (
+    check_context,
+    config_option,
+    exit_code_of,
+    load_site,
+    site_if_any,
+)
+from slurm_health.cli.output import print_result
+from slurm_health.node.site_settings import Site
+from slurm_health.records.errors import ExitCode
+
+if TYPE_CHECKING:
+    from slurm_health.system.slurm.client import Client
+
+# A person waits longer than a hook may.
+_PATIENCE_S = 30.0
+
+
+@click.group(
+    invoke_without_command=True,
+    short_help="List the nodes slurm-health has drained; release them.",
+)
+@config_option
+@click.option("--json", "as_json", is_flag=True, help="Print it all as JSON.")
+@click.pass_context
+def nodes(context: click.Context, config: str | None, as_json: bool) -> int:
+    """List the nodes that slurm-health has drained, since when and why.
+
+    And what it has not drained: the exit code is 1 where a breaker has tripped, its ledger cannot
+    be used, or a node that its last health check found faulty is in the pool.
+    """
+    context.obj = config
+    if context.invoked_subcommand is not None:
+        return int(ExitCode.HEALTHY)
+    import msgspec
+
+    from slurm_health.node.hooks import nodes as listing
+
+    found = listing.listing(site_if_any(config), _slurm().nodes(), time.time())
+    if as_json:
+        print_result(json.dumps(msgspec.to_builtins(found), indent=2) + "\n")
+    else:
+        print_result(listing.text(found, time.time()))
+    return int(ExitCode.BAD_NODES if found.needs_a_person else ExitCode.HEALTHY)
+
+
+@nodes.command(short_help="Return nodes that slurm-health has drained to service.")
+@click.argument("names", metavar="NODE...", nargs=-1, required=True)
+@click.pass_obj
+def release(config: str | None, names: tuple[str, ...]) -> int:
+    """Return nodes that slurm-health has drained to service, and delete their marks.
+
+    A node that was drained by others is left as it is. One that is still faulty is returned all
+    the same, and named: on the node itself its checks run first, elsewhere its last health check
+    tells.
+    """
+    from slurm_health.node.hooks import last_check
+    from slurm_health.node.hooks import nodes as listing
+    from slurm_health.node.hooks.run_checks import node_name
+
+    wanted, site = _expanded(names), load_site(config)
+    checked, here = last_check.read_all(site), node_name(os.environ)
+    doubts = listing.doubts(site, wanted, checked, here, check_context("retest", site))
+    came = listing.release(site, wanted, _slurm(), doubts)
+    print_result("".join(f"{name}: {text}\n" for name, text in came.items()))
+    failed = any(not text.startswith(listing.RELEASED) for text in came.values())
+    return int(ExitCode.BAD_NODES if failed else ExitCode.HEALTHY)
+
+
+def _expanded(names: tuple[str, ...]) -> tuple[str, ...]:
+    from slurm_health.records.nodeset import expand
+
+    try:
+        return tuple(name for each in names for name in expand(each))
+    except ValueError as err:
+        raise click.UsageError(str(err)) from err
+
+
+@nodes.command(short_help="List when each node's last health check ran.")
+@click.argument("names", metavar="[NODE]...", nargs=-1)
+@click.pass_obj
+def checked(config: str | None, names: tuple[str, ...]) -> int:
+    """List when each node's last health check ran, and how it ended."""
+    from slurm_health.node.hooks import last_check
+    from slurm_health.node.hooks import nodes as listing
+
+    found = last_check.read_all(load_site(config))
+    print_result(listing.checked_text(found, _expanded(names), time.time()))
+    return int(ExitCode.HEALTHY)
+
+
+@nodes.command(short_help="Repeat, on this node, the checks it was drained for.")
+@click.pass_obj
+def retest(config: str | None) -> int:
+    """Run again, on this node, the checks that it was drained for. Nothing else is done."""
+    from slurm_health.node.draining import own_drain
+    from slurm_health.node.hooks import explain as texts
+    from slurm_health.node.hooks import nodes as listing
+    from slurm_health.node.hooks.run_checks import node_name
+
+    site = load_site(config)
+    kept = own_drain.recall(site.state, node_name(os.environ))
+    if kept is None:
+        print_result("this node was not drained by its hooks\n")
+        return int(ExitCode.HEALTHY)
+    results = listing.repeat(site, kept, check_context("retest", site))
+    needed = site.recovery.passes
+    print_result(f"{kept.reason}\npasses so far: {kept.passes} of {needed}\n\n")
+    print_result(texts.results_text(results))
+    return int(exit_code_of(results))
+
+
+@nodes.command("marks", short_help="List accusations by users' jobs that count still.")
+@click.argument("names", metavar="[NODE]...", nargs=-1)
+@click.pass_obj
+def marks_command(config: str | None, names: tuple[str, ...]) -> int:
+    """List accusations by users' jobs that no check of the node has confirmed."""
+    from slurm_health.node.draining.shared_state import Unusable
+    from slurm_health.node.hooks import nodes as listing
+
+    try:
+        print_result(listing.marks_text(load_site(config), names, time.time()))
+    except Unusable as err:
+        raise click.ClickException(str(err)) from err
+    return int(ExitCode.HEALTHY)
+
+
+@nodes.command(short_help="Let the breaker allow drains again.")
+@click.pass_obj
+def reset(config: str | None) -> int:
+    """Let the breaker allow drains again, once the common cause is found."""
+    from slurm_health.node.draining.shared_state import Unusable
+    from slurm_health.node.hooks import nodes as listing
+
+    try:
+        print_result(listing.reset(load_site(config)))
+    except Unusable as err:
+        raise click.ClickException(str(err)) from err
+    return int(ExitCode.HEALTHY)
+
+
+def _slurm() -> Client:
+    from slurm_health.system.slurm.client import Client
+
+    return Client.for_hook(os.environ, limit_s=_PATIENCE_S)
+
+
+@click.command(short_help="Show who is notified of drained nodes, and test it.")
+@config_option
+@click.option("--test", is_flag=True, help="Send a test message to each target.")
+@click.option("--deliver", is_flag=True, help="Send the events that hooks have queued.")
+def notify(config: str | None, test: bool, deliver: bool) -> int:
+    """List the targets of [notify], and how many events wait for each.
+
+    With --test, each target is sent a message that says it is a test, whatever events it is for,
+    and what came back is printed; the exit code is 1 where one did not take it. Hooks start
+    --deliver by themselves, and wait for nothing.
+    """
+    if test and deliver:
+        raise click.UsageError("--test and --deliver are two things: leave one out")
+    site = load_site(config)
+    if deliver:
+        return _deliver(site)
+    if not site.notify.targets:
+        print_result(f"{site.path} has no [notify.targets.NAME]: no one is notified of anything\n")
+        return int(ExitCode.HEALTHY)
+    return _test(site) if test else _targets(site)
+
+
+def _deliver(site: Site) -> int:
+    from slurm_health.node.draining.shared_state import Unusable, shared_directory
+    from slurm_health.node.hooks.log import Log
+    from slurm_health.node.hooks.run_checks import node_name
+    from slurm_health.node.notifying.deliver import deliver
+
+    node = node_name(os.environ)
+    try:
+        shared_directory(site.breaker)  # where the events of all nodes meet
+    except Unusable as err:
+        raise click.ClickException(str(err)) from err
+    deliver(site, node, Log("notify", node).say)
+    return int(ExitCode.HEALTHY)
+
+
+def _test(site: Site) -> int:
+    from slurm_health.node.hooks.run_checks import node_name
+    from slurm_health.node.notifying.send import send_all
+    from slurm_health.node.rules.notices import Batch, Event, EventKind
+
+    event = Event(
+        id="test",
+        kind=EventKind.TEST,
+        node=node_name(os.environ),
+        time_s=time.time(),
+        text="sent by slurm-health notify --test",
+    )
+    batches = [Batch(target=name, events=(event,)) for name in site.notify.targets]
+    outcomes = send_all(batches, site.notify)
+    lines = [f"{each.target}: {why_not or answer}\n" for each, answer, why_not in outcomes]
+    print_result("".join(lines))
+    failed = any(why_not for _, _, why_not in outcomes)
+    return int(ExitCode.BAD_NODES if failed else ExitCode.HEALTHY)
+
+
+def _targets(site: Site) -> int:
+    from slurm_health.node.draining.shared_state import Unusable
+    from slurm_health.node.notifying.deliver import Backlog, standing
+
+    try:
+        found = standing(site)
+    except Unusable as err:
+        click.echo(f"slurm-health: whether it arrives cannot be determined: {err}", err=True)
+        found = Backlog(waiting={}, failures={})
+    for name, target in site.notify.targets.items():
+        events = ", ".join(target.events) or "all events"
+        way = target.command[0] if target.command else "a webhook"
+        print_result(f"{name}: {events}, as {target.format.value} to {way}\n")
+        if count := found.waiting.get(name, 0):
+            print_result(f"  {count} event{'s' if count > 1 else ''} to be told\n")
+        if failure := found.failures.get(name):
+            times = "once" if failure.count == 1 else f"{failure.count} times in a row"
+            print_result(f"  not taken {times}: {failure.why}\n")
+    return int(ExitCode.BAD_NODES if found.failures else ExitCode.HEALTHY)
