@@ -188,7 +188,7 @@ bench-diagnosis: install lab-packages
 	$(RUN) -m benchmarks.diagnosis --results build/diagnosis.jsonl $(DIAGNOSIS_ARGS)
 
 bench-localize: install
-	$(RUN) -m benchmarks.localize
+	$(RUN) -m benchmarks.localize --results build/localize.jsonl $(LOCALIZE_ARGS)
 
 bench-history: install
 	$(PYTHON) -m benchmarks.history

@@ -4,6 +4,10 @@
     python -m benchmarks.localize            the whole table
     python -m benchmarks.localize --quick    fewer repetitions, no cell above 512 nodes
     python -m benchmarks.localize --only leaf
+    python -m benchmarks.localize --results build/localize.jsonl    goes on where it stopped
+
+With `--results` each line is kept once it is measured, and those that are kept are not measured
+again: remove the file after a change to the localisation.
 
 Every cell is repeated with seeds 0, 1, 2, ..., so every run prints the same table. DLRover's rule
 is implemented from its published description: two rounds, first neighbours, then the fastest with
@@ -19,9 +23,11 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from tabulate import tabulate
 
+from benchmarks.command import keep, kept
 from benchmarks.localize_cells import Cell, cells, leaf_of, names_of
 from slurm_health.preflight.localize.localizer import (
     Level,
@@ -199,14 +205,21 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer repetitions, small cells only")
     parser.add_argument("--only", default="", help="only cells whose name contains this")
     parser.add_argument("--scale", type=float, default=1.0, help="repetitions times this")
+    parser.add_argument("--results", type=Path, help="where each line is kept")
     options = parser.parse_args()
+    measured = {tuple(each["cell"]): each["line"] for each in kept(options.results)}
     lines = []
     for cell in cells():
         planned = cell.quick if options.quick else cell.repetitions
         repetitions = max(1, round(planned * options.scale)) if planned else 0
-        if repetitions and options.only in cell.name:
-            lines.append(summary(cell, repetitions))
-            print(*lines[-1], sep="\t", flush=True)
+        if not repetitions or options.only not in cell.name:
+            continue
+        line = measured.get((cell.name, repetitions))
+        if line is None:
+            line = summary(cell, repetitions)
+            keep(options.results, {"cell": (cell.name, repetitions), "line": line})
+        lines.append(line)
+        print(*line, sep="\t", flush=True)
     print(tabulate(lines, headers=HEADERS, tablefmt="github", disable_numparse=True))
     print("\nblamed: share of runs in which any healthy node was convicted; named: share in which")
     print("exactly the bad leaf or path was named; seeds 0 to runs - 1.")
