@@ -18,8 +18,7 @@ slurm-health's own, with nothing but Python and numpy.
     context              what a probe is given, and what it returns
     device               which device a worker has, and whether it can be used
     nvml                 the driver's own library, asked about one device and who uses it
-    processors           what others took of a worker's processors while something was timed
-    timing               how often something is timed, by all of a group at once
+    timing               what takes how long, and what others took of it; by all of a group at once
     network              which interface the job's data takes
     host                 a node's processors and their memory
     adapters             which network adapters are in use, and near which device

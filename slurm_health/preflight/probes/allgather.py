@@ -38,10 +38,10 @@ def measure(context: ProbeContext) -> list[Sample]:
         _gather(whole, mine, context)
 
     pace = CUDA_PACE if context.on_cuda else SOCKET_PACE
-    times = timed(context, gather, pace)
+    sample = timed(context, gather, pace)
     _require_same(whole, mine, context)
     total_bytes = per_rank * context.world_size
-    return [Sample(*times, shared=True, total_bytes=total_bytes)]
+    return [sample._replace(shared=True, total_bytes=total_bytes)]
 
 
 def _gather(whole: torch.Tensor, mine: torch.Tensor, context: ProbeContext) -> None:

@@ -106,11 +106,8 @@ def _trained(context: ProbeContext, model: nn.Module, flavour: _Flavour, quantit
         gpt_model.train_step(model, optimizer, tokens, context)
 
     window_s = 0.0 if context.on_cuda else CPU_WINDOW_S
-    return Sample(
-        *timed(context, step, _pace(context, window_s)),
-        quantity=flavour.prefix + quantity,
-        flop=flavour.flop,
-    )
+    sample = timed(context, step, _pace(context, window_s))
+    return sample._replace(quantity=flavour.prefix + quantity, flop=flavour.flop)
 
 
 def _communication(context: ProbeContext, gradient_bytes: int) -> Sample:
@@ -120,12 +117,8 @@ def _communication(context: ProbeContext, gradient_bytes: int) -> Sample:
     def all_reduce() -> None:
         dist.all_reduce(gradients)
 
-    return Sample(
-        *timed(context, all_reduce, _pace(context)),
-        quantity="communication",
-        shared=True,
-        total_bytes=gradient_bytes,
-    )
+    sample = timed(context, all_reduce, _pace(context))
+    return sample._replace(quantity="communication", shared=True, total_bytes=gradient_bytes)
 
 
 def _pace(context: ProbeContext, window_s: float = 0.0) -> Pace:

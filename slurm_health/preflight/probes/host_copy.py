@@ -50,8 +50,8 @@ def measure(context: ProbeContext) -> list[Sample]:
     to_host = timed(context, functools.partial(back.copy_, there, non_blocking=True), PACE)
     require_arrived(back, sent.bitwise_not(), f"from {_me(context)} to the host")
     return [
-        Sample(*to_device, quantity="to_device", total_bytes=size),
-        Sample(*to_host, quantity="to_host", total_bytes=size),
+        to_device._replace(quantity="to_device", total_bytes=size),
+        to_host._replace(quantity="to_host", total_bytes=size),
     ]
 
 

@@ -26,7 +26,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from slurm_health.preflight.probes.context import ProbeContext, Sample, WrongResults
-from slurm_health.preflight.probes.processors import Watch
+from slurm_health.preflight.probes.timing import Watch
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -136,7 +136,7 @@ def matmul(context: ProbeContext) -> list[Sample]:
             watch.begin()
             watch.end(*_mean(threads.each(_window)))
         threads.require_exact()
-        return [Sample(*watch.times(), flop=2.0 * threads.size**3)]
+        return [watch.sample()._replace(flop=2.0 * threads.size**3)]
 
 
 def _window(product: _Product) -> tuple[int, float]:

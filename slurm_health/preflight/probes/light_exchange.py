@@ -34,11 +34,10 @@ def allgather(context: ProbeContext) -> list[Sample]:
     ring: Ring = context.group
     whole = memoryview(bytearray(context.world_size * SOCKET_BYTES_PER_RANK))
     whole[_place(context.rank)] = os.urandom(_BLOCK_BYTES) * (SOCKET_BYTES_PER_RANK // _BLOCK_BYTES)
-    times = timed(context, lambda: ring.gather(whole), PACE)
+    sample = timed(context, lambda: ring.gather(whole), PACE)
     _require_same(ring, whole)
     return [
-        Sample(
-            *times,
+        sample._replace(
             shared=True,
             total_bytes=len(whole),
             figures={

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 
 from slurm_health.preflight.probes import host
 from slurm_health.preflight.probes.context import ProbeContext, Sample, WrongResults
-from slurm_health.preflight.probes.processors import Times
 from slurm_health.preflight.probes.timing import each
 
 # Larger than caches are; little enough that nobody runs short of memory by it.
@@ -31,8 +30,8 @@ def copy(_: ProbeContext) -> list[Sample]:
     """
     samples = []
     for quantity, source, target in _each_node(COPY_BYTES):
-        times = _copied(source, target, quantity)
-        samples.append(Sample(*times, quantity=quantity, total_bytes=2 * COPY_BYTES))
+        sample = _copied(source, target, quantity)
+        samples.append(sample._replace(quantity=quantity, total_bytes=2 * COPY_BYTES))
     return samples
 
 
@@ -66,7 +65,7 @@ def _each_node(size: int) -> Iterator[tuple[str, bytes, bytearray]]:
             yield name, block * (size // _BLOCK_BYTES), bytearray(size)
 
 
-def _copied(source: bytes, target: bytearray, quantity: str, most: int = MOST) -> Times:
+def _copied(source: bytes, target: bytearray, quantity: str, most: int = MOST) -> Sample:
     """Copy as often as there is time; make sure that the last copy is whole."""
     view = memoryview(target)
 
@@ -74,7 +73,7 @@ def _copied(source: bytes, target: bytearray, quantity: str, most: int = MOST) -
         view[:] = source
 
     work()  # its pages are there from now on
-    times = each(work, least=min(LEAST, most), most=most, budget_s=BUDGET_S)
+    sample = each(work, least=min(LEAST, most), most=most, budget_s=BUDGET_S)
     if target != source:
         wrong = sum(one != other for one, other in zip(target, source, strict=True))
         where = f" of {quantity}" if quantity else ""
@@ -82,4 +81,4 @@ def _copied(source: bytes, target: bytearray, quantity: str, most: int = MOST) -
             f"the memory{where} gave back {wrong} of {len(source)} bytes otherwise than they were"
             " written"
         )
-    return times
+    return sample

@@ -12,7 +12,6 @@ import torch
 from slurm_health.preflight.probes import values
 from slurm_health.preflight.probes.context import ProbeContext, Sample
 from slurm_health.preflight.probes.device import half_precision
-from slurm_health.preflight.probes.processors import Times
 from slurm_health.preflight.probes.timing import windows_of
 
 # A window must span several periods of a CPU quota (100 ms on Linux), or a starved CPU looks
@@ -41,17 +40,15 @@ def measure(context: ProbeContext) -> list[Sample]:
     """
     size = values.size_of(context) if context.on_cuda else CPU_SIZE
     burn_s = float(context.options.get("burn_s", 0.0))
-    times = (
-        Times(_measure_cuda(context.device, size, burn_s), [])
-        if context.on_cuda
-        else _measure_cpu()
+    sample = (
+        Sample(_measure_cuda(context.device, size, burn_s)) if context.on_cuda else _measure_cpu()
     )
     if burn_s:
         values.require_exact(context, values.products_of(context, hot=True))
-    return [Sample(*times, flop=2.0 * size**3)]
+    return [sample._replace(flop=2.0 * size**3)]
 
 
-def _measure_cpu() -> Times:
+def _measure_cpu() -> Sample:
     left = torch.randn(CPU_SIZE, CPU_SIZE)
     right = torch.randn(CPU_SIZE, CPU_SIZE)
     out = torch.empty(CPU_SIZE, CPU_SIZE)

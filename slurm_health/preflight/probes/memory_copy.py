@@ -6,7 +6,6 @@ from __future__ import annotations
 import torch
 
 from slurm_health.preflight.probes.context import ProbeContext, Sample
-from slurm_health.preflight.probes.processors import Times
 from slurm_health.preflight.probes.timing import each
 
 CUDA_BYTES = 2 << 30
@@ -25,13 +24,11 @@ def measure(context: ProbeContext) -> list[Sample]:
     target = torch.empty_like(source)
     for _ in range(WARM_UP_ITERATIONS):
         target.copy_(source)
-    times = (
-        Times(_on_cuda_ms(context, target, source), [])
-        if context.on_cuda
-        else _on_cpu(target, source)
+    sample = (
+        Sample(_on_cuda_ms(context, target, source)) if context.on_cuda else _on_cpu(target, source)
     )
     total_bytes = 2 * source.numel() * source.element_size()
-    return [Sample(*times, total_bytes=total_bytes)]
+    return [sample._replace(total_bytes=total_bytes)]
 
 
 def _on_cuda_ms(context: ProbeContext, target: torch.Tensor, source: torch.Tensor) -> list[float]:
@@ -45,6 +42,6 @@ def _on_cuda_ms(context: ProbeContext, target: torch.Tensor, source: torch.Tenso
     return [float(begin.elapsed_time(end)) for begin, end in zip(marks, marks[1:])]  # noqa: B905 RUF007 - older Pythons run this
 
 
-def _on_cpu(target: torch.Tensor, source: torch.Tensor) -> Times:
+def _on_cpu(target: torch.Tensor, source: torch.Tensor) -> Sample:
     least, most = CPU_ITERATIONS
     return each(lambda: target.copy_(source), least=least, most=most, budget_s=CPU_BUDGET_S)

@@ -16,7 +16,6 @@ import torch.distributed as dist
 from slurm_health.preflight.probes.context import Figure, NotMeasured, ProbeContext, Sample
 from slurm_health.preflight.probes.host_copy import payload, require_arrived
 from slurm_health.preflight.probes.meeting import circles
-from slurm_health.preflight.probes.processors import Times
 from slurm_health.preflight.probes.timing import Pace, timed
 
 # Half a millisecond at the 450 GB/s that NVLink of an H100 has in each direction.
@@ -42,23 +41,23 @@ def measure(context: ProbeContext) -> list[Sample]:
     size = min(int(context.options.get("copy_bytes", CUDA_BYTES)), CUDA_BYTES)
     mine = payload(size, context.device).add_(context.local_rank)
     theirs = torch.zeros_like(mine)
-    times: dict[int, Times] = {}
+    samples: dict[int, Sample] = {}
     for circle in circles(context.local_rank, context.local_size)[1:]:
         others = [each for each in circle if each != context.local_rank]  # one, or nobody
         exchange = functools.partial(_exchange, mine, theirs, others, context)
-        elapsed = timed(context, exchange, PACE)
+        sample = timed(context, exchange, PACE)
         for other in others:
             sent = payload(size, context.device).add_(other)
             way = f"from device {other} to device {context.local_rank}"
             require_arrived(theirs, sent, way)
-            times[other] = elapsed
-    by_speed = sorted(times, key=lambda other: median(times[other].iteration_ms))
+            samples[other] = sample
+    by_speed = sorted(samples, key=lambda other: median(samples[other].iteration_ms))
     slowest = by_speed[-1]
     figures: dict[str, Figure] = {
         "slowest_with": slowest,
-        "slowest_gb_per_s": round(size / median(times[slowest].iteration_ms) / 1e6, 3),
+        "slowest_gb_per_s": round(size / median(samples[slowest].iteration_ms) / 1e6, 3),
     }
-    return [Sample(*times[by_speed[0]], total_bytes=size, figures=figures)]
+    return [samples[by_speed[0]]._replace(total_bytes=size, figures=figures)]
 
 
 def _exchange(

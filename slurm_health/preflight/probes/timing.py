@@ -1,15 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time what a group does together: equally often on all ranks, and on all of them at once."""
+"""Time what a worker does, window by window, and what others took of its processors meanwhile.
+
+What a group does together is timed equally often on all ranks, and on all of them at once.
+
+Nodes that several jobs share, and virtual machines, lend their processors to others: what is timed
+there takes longer, and the node is not to blame. The kernel counts how long each thread was ready
+and not served, which includes what its own limit (cpu.max) held it back; that is the node's own.
+A worker whose threads are more than its processors waits for itself: nothing beyond what others
+really used is theirs.
+"""
 
 from __future__ import annotations
 
 import math
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from slurm_health.preflight.probes.context import ProbeContext
-from slurm_health.preflight.probes.processors import Times, Watch
+from slurm_health.preflight.probes.context import ProbeContext, Sample
 
 _FIRST_WARM_UPS = 2  # the first iteration alone, on a new connection, shows nothing
 
@@ -39,7 +48,7 @@ WARM_UP_ITERATIONS = 5
 SOCKET_PACE = Pace(warm_ups=WARM_UP_ITERATIONS, budget_s=0.3, least=3, most=20, warm_up_s=0.25)
 
 
-def windows_of(work: Callable[[], object], *, window_s: float, windows: int) -> Times:
+def windows_of(work: Callable[[], object], *, window_s: float, windows: int) -> Sample:
     """Return mean milliseconds of one call of the work, window after window of at least so long."""
     watch = Watch()
     for _ in range(windows):
@@ -51,10 +60,10 @@ def windows_of(work: Callable[[], object], *, window_s: float, windows: int) -> 
             count += 1
             elapsed_s = time.perf_counter() - start
         watch.end(count)
-    return watch.times()
+    return watch.sample()
 
 
-def each(work: Callable[[], object], *, least: int, most: int, budget_s: float) -> Times:
+def each(work: Callable[[], object], *, least: int, most: int, budget_s: float) -> Sample:
     """Return milliseconds of each call of the work: as many as fit, so that a starved CPU ends."""
     watch, calls = Watch(), 0
     begun = time.perf_counter()
@@ -63,10 +72,10 @@ def each(work: Callable[[], object], *, least: int, most: int, budget_s: float) 
         work()
         watch.end(1)
         calls += 1
-    return watch.times()
+    return watch.sample()
 
 
-def timed(context: ProbeContext, iteration: Callable[[], object], pace: Pace) -> Times:
+def timed(context: ProbeContext, iteration: Callable[[], object], pace: Pace) -> Sample:
     """Return mean milliseconds per iteration of each window.
 
     The group agrees on the numbers after the warm-up. Then it waits for all who run the probe,
@@ -82,9 +91,9 @@ def timed(context: ProbeContext, iteration: Callable[[], object], pace: Pace) ->
         watch.begin()
         _run(context, iteration, count)
         watch.end(count)
-    times = watch.times()
+    sample = watch.sample()
     # A device goes on with what it was given while its host waits: that is no time of its own.
-    return Times(times.iteration_ms, []) if context.on_cuda else times
+    return sample._replace(taken_ms=[]) if context.on_cuda else sample
 
 
 def _warm_up(context: ProbeContext, iteration: Callable[[], object], pace: Pace) -> float:
@@ -112,3 +121,191 @@ def _run(context: ProbeContext, iteration: Callable[[], object], count: int) -> 
     for _ in range(count):
         iteration()
     context.synchronize()
+
+
+# What others took of the processors.
+
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+_TOLD = 0.01  # less of the time than this is nothing to tell
+# Of version 2 in microseconds, of version 1 in nanoseconds (Documentation/admin-guide/cgroup-v2.rst
+# and Documentation/scheduler/sched-bwc.rst).
+_UNITS_S = {"throttled_usec": 1e-6, "throttled_time": 1e-9}
+
+
+class _Seen(NamedTuple):
+    """Clocks at one moment: `unserved_ns` and `ran_ns` of each thread, both with limits."""
+
+    at_s: float
+    threads: dict[str, tuple[int, int]]
+    throttled_s: float
+
+
+class Machine(NamedTuple):
+    """What the processors that this worker may use have done, and its node's workers by theirs."""
+
+    busy_s: float
+    stolen_s: float
+    own_s: float
+
+
+class Window(NamedTuple):
+    """How long it took, and how long the worst served thread waited and the busiest ran in it."""
+
+    elapsed_s: float
+    unserved_s: float
+    ran_s: float
+
+
+class Watch:
+    """Times windows of work, and what others took of each."""
+
+    def __init__(self) -> None:
+        self._limits = list(_limits())
+        self._before = _machine()
+        self._windows: list[Window] = []
+        self._per_window: list[float] = []
+        self._begun: _Seen | None = None
+
+    def begin(self) -> None:
+        """Start a window."""
+        self._begun = self._look()
+
+    def end(self, iterations: float, elapsed_s: float | None = None) -> None:
+        """End a window with so many iterations, which took all of it or what is said."""
+        begun, now = self._begun, self._look(late=True)
+        assert begun is not None
+        waited_s, ran_s = 0.0, 0.0
+        for thread, (ran_ns, unserved_ns) in now.threads.items():
+            ran_before_ns, unserved_before_ns = begun.threads.get(thread, (0, 0))
+            waited_s = max(waited_s, (unserved_ns - unserved_before_ns) / 1e9)
+            ran_s = max(ran_s, (ran_ns - ran_before_ns) / 1e9)
+        unserved_s = max(0.0, waited_s - (now.throttled_s - begun.throttled_s))
+        took_s = now.at_s - begun.at_s if elapsed_s is None else elapsed_s
+        self._windows.append(Window(took_s, unserved_s, ran_s))
+        self._per_window.append(iterations)
+
+    def sample(self) -> Sample:
+        """Return the milliseconds of each window per iteration, and what others took of each.
+
+        `taken_ms` is empty where that is next to nothing, or where the kernel does not tell.
+        """
+        taken_s = taken_of_s(self._windows, self._before, _machine())
+        if sum(taken_s) < _TOLD * sum(each.elapsed_s for each in self._windows):
+            taken_s = []
+        counts = self._per_window
+        return Sample(
+            [each.elapsed_s * 1e3 / n for each, n in zip(self._windows, counts)],  # noqa: B905 - older Pythons run this
+            [taken * 1e3 / n for taken, n in zip(taken_s, counts)],  # noqa: B905 - as above
+        )
+
+    def _look(self, *, late: bool = False) -> _Seen:
+        """Read all clocks; `late`: the one of the wall first, so that reading is not timed."""
+        at_s = time.perf_counter() if late else 0.0
+        threads, throttled_s = _threads(), max(map(_throttled_s, self._limits), default=0.0)
+        return _Seen(at_s if late else time.perf_counter(), threads, throttled_s)
+
+
+def taken_of_s(windows: Sequence[Window], before: Machine, after: Machine) -> list[float]:
+    """Return what others took of each window, by what the machine did in all of them.
+
+    Never what the busiest thread ran: other threads may have waited beside it, and the work gone
+    on. A hypervisor takes of the time in which a thread seems to run: its share of all such time.
+    """
+    unserved_s = sum(each.unserved_s for each in windows)
+    busy_s, stolen_s = after.busy_s - before.busy_s, after.stolen_s - before.stolen_s
+    others_s = max(0.0, busy_s - (after.own_s - before.own_s))
+    theirs = min(1.0, others_s / unserved_s) if unserved_s else 0.0
+    stolen = stolen_s / (busy_s + stolen_s) if stolen_s > 0 else 0.0
+    return [
+        min(each.unserved_s * theirs, max(0.0, each.elapsed_s - each.ran_s)) + each.ran_s * stolen
+        for each in windows
+    ]
+
+
+def _threads() -> dict[str, tuple[int, int]]:
+    """Return how long each thread ran, and was ready to and not served; what the kernel counts."""
+    found = {}
+    for thread in _entries("/proc/self/task"):
+        words = _text(f"/proc/self/task/{thread}/schedstat").split()
+        if len(words) == 3:
+            found[thread] = (int(words[0]), int(words[1]))
+    return found
+
+
+def _machine() -> Machine:
+    allowed = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    busy_s = stolen_s = 0.0
+    for line in _text("/proc/stat").splitlines():
+        name, *words = line.split()
+        if name in allowed and len(words) >= 8:
+            user, nice, system, _idle, _wait, irq, soft, steal = map(int, words[:8])
+            busy_s += (user + nice + system + irq + soft) * _TICK_S
+            stolen_s += steal * _TICK_S
+    return Machine(busy_s, stolen_s, sum(map(_cpu_s, _of_this_node())))
+
+
+def _of_this_node() -> Iterable[str]:
+    """Return this process and those that were started with it: a node's workers are one node's."""
+    parent = str(os.getppid())
+    siblings = _text(f"/proc/{parent}/task/{parent}/children").split()
+    return {str(os.getpid()), *siblings}
+
+
+def _cpu_s(pid: str) -> float:
+    words = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) * _TICK_S if len(words) > 12 else 0.0
+
+
+def _limits() -> Iterable[str]:
+    """Yield where the limits of this process's cgroup, and of those above it, are told."""
+    mounts = list(_mounts())
+    for line in _text("/proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        for version, root, mount in mounts:
+            if version != (1 if controllers else 2) or not _is_below(path, root):
+                continue
+            if controllers and "cpu" not in controllers.split(","):
+                continue
+            inside = path[len(root) :].strip("/").split("/")
+            for depth in range(len(inside), -1, -1):
+                yield "/".join([mount, *inside[:depth], "cpu.stat"])
+
+
+def _mounts() -> Iterable[tuple[int, str, str]]:
+    """Yield of each hierarchy with processors: its version, what of it is mounted, and where."""
+    for line in _text("/proc/self/mountinfo").splitlines():
+        mounted, _, filesystem = line.partition(" - ")
+        root, mount = mounted.split()[3:5]
+        kind, _, options = filesystem.split(" ", 2)
+        if kind == "cgroup2":
+            yield 2, root, mount
+        elif kind == "cgroup" and "cpu" in options.rpartition(" ")[2].split(","):
+            yield 1, root, mount
+
+
+def _is_below(path: str, root: str) -> bool:
+    return f"{path}/".startswith(f"{root.rstrip('/')}/")
+
+
+def _throttled_s(path: str) -> float:
+    for line in _text(path).splitlines():
+        name, _, number = line.partition(" ")
+        if name in _UNITS_S:
+            return int(number) * _UNITS_S[name]
+    return 0.0
+
+
+def _entries(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)  # noqa: PTH208 - pathlib costs a light worker milliseconds
+    except OSError:
+        return []
+
+
+def _text(path: str) -> str:
+    """Return what a file says; nothing where it does not, or where it has just gone."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:  # noqa: PTH123 - as above
+            return file.read()
+    except OSError:
+        return ""

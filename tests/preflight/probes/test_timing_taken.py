@@ -12,9 +12,15 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from slurm_health.preflight.probes.context import ProbeContext
-from slurm_health.preflight.probes.processors import Machine, Times, Watch, Window, taken_of_s
-from slurm_health.preflight.probes.timing import Pace, timed
+from slurm_health.preflight.probes.context import ProbeContext, Sample
+from slurm_health.preflight.probes.timing import (
+    Machine,
+    Pace,
+    Watch,
+    Window,
+    taken_of_s,
+    timed,
+)
 from slurm_health.system.killable import Answered, run_one
 
 BURNER = f"{sys.executable} -c 'while True: pass' & echo $!; wait"
@@ -72,17 +78,17 @@ def burner() -> Iterator[None]:
 
 @pytest.mark.usefixtures("one_processor", "burner")
 def test_what_another_process_takes_of_a_processor_is_left_out() -> None:
-    def work() -> tuple[float, Times]:
+    def work() -> list[Any]:
         watch, before_s = Watch(), time.thread_time()
         for _ in range(5):
             watch.begin()
             burn_for(0.1)
             watch.end(1)
-        return time.thread_time() - before_s, watch.times()
+        sample = watch.sample()
+        return [time.thread_time() - before_s, sum(sample.iteration_ms), sum(sample.taken_ms)]
 
-    ran_s, times = apart(work)
+    ran_s, elapsed_ms, taken_ms = apart(work)
 
-    elapsed_ms, taken_ms = (sum(each) for each in times)
     assert taken_ms >= 0.1 * elapsed_ms
     assert elapsed_ms - taken_ms == pytest.approx(ran_s * 1e3, abs=0.2 * elapsed_ms)
 
@@ -92,7 +98,9 @@ def test_what_another_process_takes_of_a_processor_is_left_out() -> None:
 def test_an_accelerator_goes_on_while_others_have_its_hosts_processor(
     device: str, tells: bool
 ) -> None:
-    _, taken_ms = apart(lambda: timed(Context(Device(device)), lambda: burn_for(0.1), PACE))
+    context = Context(Device(device))
+
+    taken_ms = apart(lambda: timed(context, lambda: burn_for(0.1), PACE).taken_ms)
 
     assert bool(taken_ms) is tells
 
@@ -135,4 +143,4 @@ def test_where_nobody_takes_anything_there_is_nothing_to_tell() -> None:
     watch.begin()
     watch.end(4, elapsed_s=2.0)
 
-    assert watch.times() == ([500.0], [])
+    assert watch.sample() == Sample([500.0], [])
