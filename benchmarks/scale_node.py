@@ -18,9 +18,9 @@ from typing import Any, Protocol
 
 from slurm_health.preflight.agent.agent import Agent, AgentSettings
 from slurm_health.preflight.agent.standstill import Standstill
-from slurm_health.preflight.agent.worker_process import Worker, Workers
+from slurm_health.preflight.agent.worker_process import Ready, Worker, WorkerEvent, event_of
+from slurm_health.preflight.agent.workers import Workers
 from slurm_health.preflight.orders import Bell
-from slurm_health.preflight.session.worker_events import Event, Ready, event_of
 
 LAUNCH_S = 0.3  # from srun's start to the agents'
 LOAD_S, LOAD_SPREAD_S = 2.5, 0.3  # a worker loads torch
@@ -124,7 +124,7 @@ class PlayedWorker(Worker):
         else:
             self._node.measures(command)
 
-    def read_events(self) -> list[Event]:
+    def read_events(self) -> list[WorkerEvent]:
         """Return what it has said by now."""
         return [event_of(said) for said in self._node.said()]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.step import Amount, Figure, Section, Step
-from slurm_health.preflight.agent.worker_process import Workers
+from slurm_health.preflight.agent.workers import Workers
 
 _LIMIT_S = 120.0
 _CUDA = "CUDA_VISIBLE_DEVICES"

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from slurm_health.preflight.agent.worker_starts import OPEN_S
+from slurm_health.preflight.agent.workers import OPEN_S
 from slurm_health.records.records import Sampled, WorkersReady
 from slurm_health.system import journal
 from tests.played_gpu import nvml_library

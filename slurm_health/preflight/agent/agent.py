@@ -18,11 +18,17 @@ import msgspec
 from slurm_health.preflight.agent import node_facts
 from slurm_health.preflight.agent.lookout import Lookout, at_random
 from slurm_health.preflight.agent.standstill import Standstill
-from slurm_health.preflight.agent.worker_process import Worker, Workers
-from slurm_health.preflight.agent.worker_starts import WorkerStarts
+from slurm_health.preflight.agent.worker_process import Loaded, Ready, Worker, WorkerEvent
+from slurm_health.preflight.agent.workers import Workers, WorkerStarts
 from slurm_health.preflight.orders import Bell
-from slurm_health.preflight.session import worker_events
-from slurm_health.preflight.session.node_round import NodeRound, RoundEnding, part_of, round_command
+from slurm_health.preflight.session.node_round import (
+    Done,
+    InRound,
+    NodeRound,
+    RoundEnding,
+    part_of,
+    round_command,
+)
 from slurm_health.records import records
 from slurm_health.records.verdict import Outcome
 from slurm_health.system import journal
@@ -284,42 +290,32 @@ class Agent:
         if late and late.kill_at_s is not None and self._monotonic() >= late.kill_at_s:
             self._start_workers()
 
-    def _hear(self, worker: Worker, event: worker_events.Event) -> None:
+    def _hear(self, worker: Worker, event: WorkerEvent) -> None:
         if worker.hears_start(event):
-            if isinstance(event, worker_events.Ready) and self._workers.ready:
+            if isinstance(event, Ready) and self._workers.ready:
                 self._starts.say_ready()
-            elif isinstance(event, worker_events.Loaded) and all(
-                each.torch for each in self._workers
-            ):
+            elif isinstance(event, Loaded) and all(each.torch for each in self._workers):
                 self._starts.loaded()
-        elif isinstance(event, worker_events.InRound) and not self._settles(worker, event):
+        elif isinstance(event, InRound) and not self._settles(worker, event):
             current = self._round
             if current is not None and event.round == current.record.round:
                 self._hear_in_round(current, worker, event)
 
-    def _hear_in_round(
-        self, current: NodeRound, worker: Worker, event: worker_events.InRound
-    ) -> None:
-        match event:
-            case worker_events.ScopeEntered():
-                current.entered(worker.local_rank, event)
-            case worker_events.Measured():
-                sampled = current.sample(worker.local_rank, event)
-                if sampled is not None:
-                    now_s = self._monotonic()
-                    self._unsaid_since_s = self._unsaid_since_s if self._unsaid else now_s
-                    self._unsaid.append(sampled)
-            case worker_events.Done():
-                ending = current.done(worker.local_rank, event)
-                if ending is not None:
-                    self._report(ending)
+    def _hear_in_round(self, current: NodeRound, worker: Worker, event: InRound) -> None:
+        heard = current.hear(worker.local_rank, event)
+        if isinstance(heard, RoundEnding):
+            self._report(heard)
+        elif heard is not None:
+            now_s = self._monotonic()
+            self._unsaid_since_s = self._unsaid_since_s if self._unsaid else now_s
+            self._unsaid.append(heard)
 
-    def _settles(self, worker: Worker, event: worker_events.InRound) -> bool:
+    def _settles(self, worker: Worker, event: InRound) -> bool:
         """Take what a worker says of a round that has been reported; tell if it is of that."""
         late = self._unsettled
         if late is None or event.round != late.record.round:
             return False
-        if isinstance(event, worker_events.Done):
+        if isinstance(event, Done):
             ending = late.done(worker.local_rank, event)
             assert ending is not None  # a worker has failed
             if ending.replace:

@@ -10,7 +10,6 @@ The master calls it: it replays what it has read, asks for the next step, and ta
     absent         which nodes take part, and what is said of those that do not
     phases         what a check consists of: probes, and the phases that run them
     phase_runner   takes the phases in order: the next round, and what all of them conclude
-    worker_events  what a worker says, as types
     node_round     one node's part in one round: its groups, its results, how it ended
     measurement    raw samples to measured values and group results
     gpt_sizing     the largest GPT that fits a run's smallest device

@@ -1,23 +1,70 @@
 # SPDX-License-Identifier: Apache-2.0
 """One node's part in one round: which groups its workers form, what they gave, how it ended.
 
-Pure. The agent carries words between this, its workers and the journal.
+Pure. The agent carries words between this, its workers and the journal. What a worker says in a
+round is plain JSON, as `preflight.probes.worker` writes it; each event becomes a value of a type
+here where it arrives.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 from msgspec import field
 
-from slurm_health.preflight.session.worker_events import Done, Measured, ScopeEntered
 from slurm_health.records.probe_catalog import Metric, Scope
 from slurm_health.records.records import GroupAborted, Rendezvous, RoundStarted, Sampled
 from slurm_health.records.verdict import Outcome
 
 # In these a worker waits for workers of other nodes, and may end because one of those has.
 _WITH_PARTNERS = frozenset({Scope.RAIL.value, Scope.PAIR.value})
+
+
+class InRound(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
+    """One thing that a worker says in a round."""
+
+    round: int
+
+
+class ScopeEntered(InRound, frozen=True, kw_only=True, tag="scope"):
+    """With whom it works from now on."""
+
+    scope: str
+
+
+class Measured(InRound, frozen=True, kw_only=True, tag="sample"):
+    """What one probe measured; the fields are those of `Sampled`, for one worker.
+
+    `device` is set where a worker has several, and gives each one's by itself.
+    """
+
+    probe: str
+    quantity: str
+    scope: str
+    iteration_ms: list[float]
+    world_size: int
+    total_bytes: int
+    flop: float
+    figures: dict[str, Any]
+    device: int | None = None
+    taken_ms: list[float] = []
+
+
+class Done(InRound, frozen=True, kw_only=True, tag="done"):
+    """How its round ended: `measured`, `unmeasured`, `timed_out` or `failed`.
+
+    `own_fault`: no other node can be the cause. `spent`: it is not to be used again. `connecting`:
+    whom NCCL was connecting when it was told to stop, of its node by local rank, or all by rank.
+    """
+
+    outcome: str
+    detail: str
+    own_fault: bool = False
+    wrong_results: bool = False
+    spent: bool = False
+    connecting: list[int] = []  # msgspec copies it
 
 
 class RoundEnding(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,9 +107,16 @@ class NodeRound(msgspec.Struct):
         """Tell whether a record ends this round for this node."""
         return (record.round, record.group) == (self.record.round, self.group)
 
-    def entered(self, local_rank: int, event: ScopeEntered) -> None:
-        """Take with whom a worker works from now on."""
-        self._scopes[local_rank] = event.scope
+    def hear(self, local_rank: int, event: InRound) -> Sampled | RoundEnding | None:
+        """Take what a worker says; return what is to be recorded of it, if that is known now."""
+        match event:
+            case ScopeEntered(scope=scope):
+                self._scopes[local_rank] = scope
+            case Measured():
+                return self._sample(local_rank, event)
+            case Done():
+                return self.done(local_rank, event)
+        return None
 
     def died(self, local_rank: int, how: str) -> RoundEnding:
         """Return how the round ends of which a worker's process did not see the end.
@@ -96,7 +150,7 @@ class NodeRound(msgspec.Struct):
             return RoundEnding(outcome=Outcome.FAILED, detail=detail, crashed=True, replace=True)
         return RoundEnding(outcome=Outcome.NOT_RUN, detail=detail, unmeasured=True, replace=True)
 
-    def sample(self, local_rank: int, event: Measured) -> Sampled | None:
+    def _sample(self, local_rank: int, event: Measured) -> Sampled | None:
         """Take what a worker measured; return the quantity's record once all have given theirs."""
         metric = Metric(probe=event.probe, quantity=event.quantity)
         given = self._samples.setdefault(metric, {})

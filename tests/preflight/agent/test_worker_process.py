@@ -11,12 +11,20 @@ from typing import TypeVar
 
 import pytest
 
-from slurm_health.preflight.agent.worker_process import STDERR_LINES, Worker, Workers, end_together
-from slurm_health.preflight.session.worker_events import Done, Event, Opened, Ready
+from slurm_health.preflight.agent.worker_process import (
+    STDERR_LINES,
+    Opened,
+    Ready,
+    Worker,
+    WorkerEvent,
+    end_together,
+)
+from slurm_health.preflight.agent.workers import Workers
+from slurm_health.preflight.session.node_round import Done
 from tests.support.frozen import FREEZER, frozen
 from tests.support.supervised import eventually, with_variable, write_executable
 
-E = TypeVar("E", bound=Event)
+E = TypeVar("E", bound=WorkerEvent)
 FAKE = Path(__file__).parents[2] / "support" / "fake_worker.py"
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from slurm_health.preflight.agent.worker_process import end_together
 from slurm_health.preflight.probes.meeting import ATTEMPT_S, ATTEMPTS
-from slurm_health.preflight.session.worker_events import Done
+from slurm_health.preflight.session.node_round import Done
 from tests.support import wrong_torch
 from tests.support.probe_bench import PAIR, Bench, solo
 from tests.support.supervised import eventually

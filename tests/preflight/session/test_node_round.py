@@ -6,13 +6,15 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from slurm_health.preflight.session.node_round import (
+    Done,
+    Measured,
     NodeRound,
     RoundEnding,
+    ScopeEntered,
     part_of,
     process_groups,
 )
-from slurm_health.preflight.session.worker_events import Done, Measured, ScopeEntered
-from slurm_health.records.records import GroupAborted, ProbeUsed, Rendezvous, RoundStarted
+from slurm_health.records.records import GroupAborted, ProbeUsed, Rendezvous, RoundStarted, Sampled
 from slurm_health.records.verdict import Outcome
 
 STARTED = RoundStarted(
@@ -76,17 +78,17 @@ def test_a_group_of_nobody_else_is_none() -> None:
 def test_a_quantity_is_recorded_once_all_workers_have_measured_it() -> None:
     current = round_of()
 
-    assert current.sample(1, sample(2.0)) is None
-    sampled = current.sample(0, sample(1.00004, 1.5))
+    assert current.hear(1, sample(2.0)) is None
+    sampled = current.hear(0, sample(1.00004, 1.5))
 
-    assert sampled is not None
+    assert isinstance(sampled, Sampled)
     assert sampled.iteration_ms == [[1.0, 1.5], [2.0]]
     assert current.partial_samples() == []
 
 
 def test_what_one_worker_alone_measures_is_recorded_with_the_others_places_empty() -> None:
     current = round_of()
-    current.sample(1, sample(2.0, probe="nic_loopback"))
+    current.hear(1, sample(2.0, probe="nic_loopback"))
 
     (sampled,) = current.partial_samples()
 
@@ -97,7 +99,7 @@ def test_what_a_worker_measures_on_each_of_several_devices_is_recorded_in_their_
     current = round_of(workers=1)
     for device, elapsed_ms in ((2, 3.0), (0, 1.0)):
         event = structs.replace(sample(elapsed_ms, probe="host_copy"), device=device)
-        assert current.sample(0, event) is None
+        assert current.hear(0, event) is None
 
     (sampled,) = current.partial_samples()
 
@@ -210,7 +212,7 @@ def test_a_death_is_the_nodes_own_where_no_partner_can_be_its_cause(
 ) -> None:
     current = round_of()
     for scope in scopes:
-        current.entered(1, ScopeEntered(round=3, scope=scope))
+        current.hear(1, ScopeEntered(round=3, scope=scope))
 
     assert current.died(1, "killed by SIGABRT") == RoundEnding(
         outcome=Outcome.FAILED,
@@ -226,7 +228,7 @@ def test_a_stopped_process_is_the_nodes_own_failure_whoever_it_works_with(
 ) -> None:
     current = round_of()
     for scope in scopes:
-        current.entered(1, ScopeEntered(round=3, scope=scope))
+        current.hear(1, ScopeEntered(round=3, scope=scope))
 
     assert current.stands_still(1, "stopped by a signal for 1 s", stopped=True) == RoundEnding(
         outcome=Outcome.FAILED,
@@ -266,7 +268,7 @@ def test_a_device_that_never_ends_what_it_does_alone_is_named(
     current = round_of("n3")
     current.aborted = GroupAborted(round=3, group=current.group, reason="late", timed_out=True)
     for rank, scope in enumerate(scopes):
-        current.entered(rank, ScopeEntered(round=3, scope=scope))
+        current.hear(rank, ScopeEntered(round=3, scope=scope))
 
     assert current.done(0, done("timed_out", "told to stop")) is None
 
@@ -296,7 +298,7 @@ def test_a_process_of_a_node_without_devices_is_not_called_one(
     current.on_cpus = True
     current.aborted = GroupAborted(round=3, group=current.group, reason="late", timed_out=True)
     for rank in range(workers):
-        current.entered(rank, ScopeEntered(round=3, scope="solo"))
+        current.hear(rank, ScopeEntered(round=3, scope="solo"))
 
     assert (current.stuck().detail, current.died(0, "exit code 1").detail) == (stuck, died)
 

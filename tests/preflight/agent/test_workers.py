@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 
 from slurm_health.preflight.agent.agent import Agent
-from slurm_health.preflight.agent.worker_starts import OPEN_S
+from slurm_health.preflight.agent.workers import OPEN_S
 from slurm_health.records.records import DevicesUnopened, VerdictReached, WorkersFailed
 from tests.support.agent_stage import Stage, end_of
 from tests.support.journals import Clock
