@@ -80,6 +80,21 @@ _COMPONENTS = {
 }
 
 
+# What is told as a rate. All other times are told in ms.
+ALLGATHER, MATMUL = "allgather", "matmul"
+ALLGATHERS = frozenset({ALLGATHER, "rail_allgather", "node_allgather"})
+COPIES = frozenset({"memory_copy", "host_copy", "peer_copy", "ib_write_bw"})
+PRODUCTS = frozenset({MATMUL, "matmul_fp8"})
+
+
+def unit_of(probe: str) -> str:
+    """Return the unit of what a probe measured; the name of a quantity may follow its own."""
+    name = probe.partition(" ")[0]
+    if name in PRODUCTS:
+        return "GFLOP/s"
+    return "GB/s" if name in ALLGATHERS or name in COPIES else "ms"
+
+
 class Metric(msgspec.Struct, frozen=True, kw_only=True, order=True):
     """What a time is of: a probe, which of its quantities, on which model and part of a node.
 

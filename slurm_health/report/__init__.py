@@ -8,7 +8,7 @@ while the job runs.
     find      where a job's journals are
     read      what is in one of them and what is missing; another user's in a child with limits
     build     the entries of a journal to a report
-    measured    rounds, figures and the parts of nodes, from those entries
+    rounds    the rounds and the parts of nodes, from those entries
     timeline  what happened and when, and as text
     model     the values that a report consists of
     summary   what was found, what was done, what to do next

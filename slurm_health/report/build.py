@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import TypeVar
 
+from slurm_health.preflight.session.measurement import figures_of
 from slurm_health.records import records
 from slurm_health.records.record_codec import Entry
 from slurm_health.records.script_records import (
@@ -24,7 +25,6 @@ from slurm_health.records.script_records import (
     UnevenFound,
 )
 from slurm_health.records.verdict import Level, LinkVerdict
-from slurm_health.report.measured import Figure, figures_of, hardware_of, rounds_of
 from slurm_health.report.model import (
     Act,
     Event,
@@ -39,6 +39,7 @@ from slurm_health.report.model import (
     acts_of,
 )
 from slurm_health.report.progress import so_far
+from slurm_health.report.rounds import hardware_of, rounds_of
 from slurm_health.report.timeline import timeline, written
 from slurm_health.system import journal
 
@@ -226,7 +227,7 @@ def _node_reports(
     entries: RunEntries,
     start: records.RunStarted | None,
     verdict: records.VerdictReached | None,
-    figures: Mapping[str, tuple[Figure, ...]],
+    figures: Mapping[str, Mapping[str, tuple[float, ...]]],
 ) -> tuple[NodeReport, ...]:
     judged = {of_node.node: of_node for of_node in (verdict.nodes if verdict else [])}
     names = dict.fromkeys([*(start.nodes if start else []), *judged])
@@ -235,7 +236,7 @@ def _node_reports(
             node=node,
             label=entries.label,
             verdict=judged.get(node),
-            figures=figures.get(node, ()),
+            figures=figures.get(node, {}),
             hardware=hardware_of(entries.nodes.get(node, ())),
         )
         for node in names

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
+from slurm_health.records.probe_catalog import ALLGATHER, MATMUL, unit_of
 from slurm_health.records.verdict import Level, Outcome
 from slurm_health.report.details import limit_of
-from slurm_health.report.measured import ALLGATHER, MATMUL, unit_of
 from slurm_health.report.model import NodeReport, RunReport
 from slurm_health.report.phrases import number_text
 
@@ -203,12 +203,7 @@ def charts_of(run: RunReport) -> list[Chart]:
 
 def _values(run: RunReport, probe: str) -> dict[str, float]:
     """Return the lowest figure of each node that has one."""
-    return {
-        node.node: min(figure.values)
-        for node in run.nodes
-        for figure in node.figures
-        if figure.probe == probe and figure.values
-    }
+    return {node.node: min(node.figures[probe]) for node in run.nodes if node.figures.get(probe)}
 
 
 def _chart(run: RunReport, probe: str, values: Mapping[str, float]) -> Chart:

@@ -19,21 +19,23 @@ from types import MappingProxyType
 
 import msgspec
 
+from slurm_health.records.probe_catalog import ALLGATHER, MATMUL, unit_of
 from slurm_health.records.script_records import Diagnosed
 from slurm_health.records.text import one_line
 from slurm_health.report.latest import LatestJob
-from slurm_health.report.measured import (
-    ALLGATHER,
-    MATMUL,
-    Figure,
-    GroupReport,
-    RoundReport,
-    figure_key,
-)
 from slurm_health.report.model import Event, Hang, JobReport, NodeReport, RunReport
+from slurm_health.report.rounds import GroupReport, RoundReport
 from slurm_health.report.summary import summary_of
 
 SCHEMA = 1
+
+
+def figure_key(probe: str) -> str:
+    """Return a figure's name with its unit: `allgather_gb_per_s`."""
+    unit = unit_of(probe).lower().replace("/", "_per_")
+    return f"{probe.replace(' ', '_')}_{unit}"
+
+
 # JSON has line ends between values, and what is not ASCII in texts only.
 _UNLIKE_ASCII = re.compile(r"[^\x20-\x7e\n]")
 _ALWAYS = (ALLGATHER, MATMUL)
@@ -182,9 +184,9 @@ def _node(node: NodeReport) -> dict[str, object]:
     }
 
 
-def _figures(figures: tuple[Figure, ...]) -> dict[str, list[float]]:
+def _figures(figures: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
     measured = {
-        figure.probe: [float(f"{value:.6g}") for value in figure.values] for figure in figures
+        probe: [float(f"{value:.6g}") for value in values] for probe, values in figures.items()
     }
     missing: dict[str, list[float]] = {probe: [] for probe in _ALWAYS}
     return {figure_key(probe): values for probe, values in (missing | measured).items()}

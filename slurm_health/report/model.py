@@ -19,7 +19,7 @@ from slurm_health.records.script_records import (
     UnevenFound,
 )
 from slurm_health.records.verdict import Level, LinkVerdict, NodeVerdict
-from slurm_health.report.measured import Figure, Hardware, RoundReport
+from slurm_health.report.rounds import Hardware, RoundReport
 
 
 class Progress(Enum):
@@ -161,13 +161,14 @@ class RunEntries:
 class NodeReport:
     """One node: the verdict, None where there is none, its figures, and the run they are from.
 
+    `figures` are the values of each metric, in its unit, as `session.measurement` has them.
     `hardware` is None where the node did not get to tell its parts.
     """
 
     node: str
     label: str
     verdict: NodeVerdict | None = None
-    figures: tuple[Figure, ...] = ()
+    figures: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     hardware: Hardware | None = None
 
     @property

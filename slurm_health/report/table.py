@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from slurm_health.records.probe_catalog import ALLGATHER, MATMUL, unit_of
 from slurm_health.records.verdict import Level
 from slurm_health.report import details
 from slurm_health.report.layout import Page
-from slurm_health.report.measured import ALLGATHER, MATMUL, unit_of
 from slurm_health.report.model import JobReport, NodeReport, RunReport
 from slurm_health.report.phrases import (
     NOTHING,
@@ -185,13 +185,7 @@ class _Row:
     reason: str
 
     def values(self, probe: str) -> list[float]:
-        return [
-            value
-            for node in self.nodes
-            for figure in node.figures
-            if figure.probe == probe
-            for value in figure.values
-        ]
+        return [value for node in self.nodes for value in node.figures.get(probe, ())]
 
 
 def _nodes(report: JobReport | RunReport, page: Page) -> list[str]:
@@ -227,7 +221,7 @@ def _rows(nodes: Sequence[NodeReport]) -> list[_Row]:
 def _in_question(rows: Sequence[_Row]) -> list[str]:
     """Return the other probes that a node is not well in, by name."""
     unwell = [row for row in rows if row.level not in (Level.HEALTHY, None)]
-    measured = {figure.probe for row in rows for node in row.nodes for figure in node.figures}
+    measured = {probe for row in rows for node in row.nodes for probe in node.figures}
     named = {probe for probe in measured if any(probe in row.reason for row in unwell)}
     return sorted(named - set(_ALWAYS_SHOWN))
 

@@ -13,11 +13,11 @@ from functools import partial
 import jinja2
 
 from slurm_health import __version__
+from slurm_health.records.probe_catalog import ALLGATHER, MATMUL
 from slurm_health.records.text import one_line
 from slurm_health.records.verdict import Level
 from slurm_health.report import details, table, timeline
 from slurm_health.report.charts import Chart, Matrix, Span, charts_of, matrix_of, span_of
-from slurm_health.report.measured import ALLGATHER, MATMUL
 from slurm_health.report.model import JobReport, NodeReport, RunReport
 from slurm_health.report.phrases import (
     NOTHING,
@@ -185,7 +185,6 @@ def _check(run: RunReport, *, pictured: bool, opened: bool) -> _Check:
 
 def _row(node: NodeReport) -> tuple[str, str, list[str], str]:
     """Return a node's name, level, figures and reason."""
-    figures = {figure.probe: figure.values for figure in node.figures}
-    shown = [range_text(figures.get(probe, ())) for probe in (ALLGATHER, MATMUL)]
+    shown = [range_text(node.figures.get(probe, ())) for probe in (ALLGATHER, MATMUL)]
     reason = node.verdict.reason if node.verdict else ""
     return node.node, node.level.value if node.level else "unjudged", shown, reason

@@ -19,8 +19,8 @@ from slurm_health.records.script_records import Diagnosed
 from slurm_health.records.verdict import Level, LinkVerdict, NodeVerdict
 from slurm_health.report.export import LEFT_OUT, RENAMED, SCHEMA
 from slurm_health.report.latest import LatestJob
-from slurm_health.report.measured import Hardware
 from slurm_health.report.model import Event, JobReport, RunReport
+from slurm_health.report.rounds import Hardware
 from slurm_health.report.summary import Summary
 
 # A probe's figures on a node: their names depend on the probes that were run.

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from slurm_health.records.probe_catalog import unit_of
 from slurm_health.records.records import (
     MasterResumed,
     MasterStopped,
@@ -38,8 +39,7 @@ def node_of(report: RunReport | JobReport, name: str) -> NodeReport:
 
 
 def values(report: RunReport | JobReport, node: str, probe: str) -> list[float]:
-    figures = [figure for figure in node_of(report, node).figures if figure.probe == probe]
-    return [round(value, 3) for figure in figures for value in figure.values]
+    return [round(value, 3) for value in node_of(report, node).figures.get(probe, ())]
 
 
 def run_with_a_round(tmp_path: Path, *samples: Sampled, bad: str = "") -> RunReport:
@@ -111,7 +111,7 @@ def test_the_figure_of_a_bad_path_is_held_against_neither_end(tmp_path: Path) ->
 def test_a_group_of_which_a_member_is_missing_has_no_figure(tmp_path: Path) -> None:
     report = run_with_a_round(tmp_path, sampled("n1", 0, ["n1", "n2"], "allgather", 80.0))
 
-    assert node_of(report, "n1").figures == ()
+    assert node_of(report, "n1").figures == {}
 
 
 @pytest.mark.parametrize(
@@ -142,13 +142,13 @@ def test_a_group_of_which_a_member_is_missing_has_no_figure(tmp_path: Path) -> N
     ],
 )
 def test_what_was_not_measured_is_missing_and_not_zero(tmp_path: Path, sample: Sampled) -> None:
-    assert node_of(run_with_a_round(tmp_path, sample), "n1").figures == ()
+    assert node_of(run_with_a_round(tmp_path, sample), "n1").figures == {}
 
 
 def test_an_unknown_probe_is_shown_by_its_time(tmp_path: Path) -> None:
     report = run_with_a_round(tmp_path, sampled("n1", 0, ["n1", "n2"], "gpt", 118.0))
 
-    assert [figure.unit for figure in node_of(report, "n1").figures] == ["ms"]
+    assert [unit_of(probe) for probe in node_of(report, "n1").figures] == ["ms"]
     assert values(report, "n1", "gpt") == [118.0]
 
 

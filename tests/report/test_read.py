@@ -134,7 +134,7 @@ def test_a_node_that_never_wrote_is_still_reported(tmp_path: Path) -> None:
     report = load(tmp_path, "12")
 
     assert [node.node for node in report.nodes] == ["n1", "n2", "n4", "n5", "n6"]
-    assert report.nodes[1].figures == ()
+    assert report.nodes[1].figures == {}
     assert report.runs[0].missing == ("n2: no file",)
     assert "missing in the journal of attempt 0: n2: no file" in job_text(report)
 

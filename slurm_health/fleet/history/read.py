@@ -33,13 +33,14 @@ from slurm_health.fleet.standing.observation import (
     shown,
     without_job_end,
 )
+from slurm_health.preflight.session.measurement import figures_of
 from slurm_health.records.decoding import from_msgpack
 from slurm_health.records.errors import JournalError
+from slurm_health.records.probe_catalog import unit_of
 from slurm_health.records.record_codec import Entry
 from slurm_health.records.records import Record, RunFinished, RunStarted, Sampled, VerdictReached
 from slurm_health.records.script_records import ScriptEnded, ScriptStarted
 from slurm_health.records.text import cut, one_line
-from slurm_health.report.measured import figures_of
 from slurm_health.system import journal
 from slurm_health.system.accounts import Accounts
 from slurm_health.system.killable import Answered, Broke, Hung, WorkResult, limit_memory, run_one
@@ -218,9 +219,9 @@ def _figures(
     by_node = figures_of(samples, verdicts[-1] if verdicts else None).by_node
     return {
         node: [
-            Figure("", shown(f"{each.probe} {each.unit}"), median(values))
-            for each in figures
-            if (values := [value for value in each.values if value < MOST_VALUE])
+            Figure("", shown(f"{probe} {unit_of(probe)}"), median(kept))
+            for probe, values in figures.items()
+            if (kept := [value for value in values if value < MOST_VALUE])
         ]
         for node, figures in by_node.items()
     }

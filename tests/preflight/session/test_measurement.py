@@ -12,6 +12,7 @@ from slurm_health.preflight.localize import Localizer
 from slurm_health.preflight.localize.settings import Device, settings_from
 from slurm_health.preflight.session.measurement import (
     allgather_busbw_gb_per_s,
+    figures_of,
     group_result,
     lower_quartile,
     rate_gflop_per_s,
@@ -20,7 +21,6 @@ from slurm_health.preflight.session.measurement import (
 from slurm_health.records.probe_catalog import Metric
 from slurm_health.records.records import NodeReported, Sampled
 from slurm_health.records.verdict import GroupResult, Level, Outcome
-from slurm_health.report.measured import figures_of
 
 GROUP = ("n1", "n2")
 ALLGATHER, MATMUL = Metric(probe="allgather"), Metric(probe="matmul")
