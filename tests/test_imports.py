@@ -14,7 +14,7 @@ HEAVY = {"torch", "numpy", "pyslurm"}
 LIGHT = {
     "the command line": "slurm_health.cli.main",
     "the report": (
-        "slurm_health.report.find, slurm_health.report.table, slurm_health.report.export"
+        "slurm_health.report.read, slurm_health.report.table, slurm_health.report.export"
     ),
     "the agent": "slurm_health.preflight.agent.agent, slurm_health.preflight.agent.worker_process",
     "the supervisor": "slurm_health.preflight.supervisor.supervisor",

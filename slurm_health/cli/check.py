@@ -277,10 +277,10 @@ def _progress_line() -> Iterator[Callable[[str], None] | None]:
 
 
 def _print(result: FinishedCheck, *, as_json: bool) -> None:
-    from slurm_health.report import export, find, table
+    from slurm_health.report import export, read, table
     from slurm_health.report.build import run_report
 
-    run = run_report(find.read_run(result.directory))
+    run = run_report(read.read_run(result.directory))
     if as_json:
         print_result(export.run_as_json(run))
         return

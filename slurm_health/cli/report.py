@@ -16,7 +16,7 @@ from slurm_health.cli.shared_options import as_settings, shared_options
 from slurm_health.preflight import config
 from slurm_health.preflight.options import Door
 from slurm_health.records.errors import ExitCode, NotWritten, PackageMissing, RunNotFound
-from slurm_health.report import export, find, latest, layout, slurm_now, table
+from slurm_health.report import export, find, latest, layout, read, slurm_now, table
 from slurm_health.report.layout import Page
 from slurm_health.report.model import JobReport
 
@@ -200,7 +200,7 @@ def _load(
     try:
         tasks = find.tasks_of(root, job, cluster)
         return tasks, [
-            find.load(root, each, cluster=cluster, now_s=time.time(), earlier=earlier)
+            read.load(root, each, cluster=cluster, now_s=time.time(), earlier=earlier)
             for each in tasks or [job]
         ]
     except RunNotFound as err:

@@ -101,7 +101,7 @@ class _Seen(NamedTuple):
 
 
 def _seen(paths: Sequence[Path], now_s: float) -> _Seen:
-    runs = jobs_in([find.read_run(path) for path in paths])[-1]
+    runs = jobs_in([read.read_run(path) for path in paths])[-1]
     return _Seen(job_report(runs, now_s=now_s), progress(runs[-1], now_s))
 
 

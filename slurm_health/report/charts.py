@@ -13,8 +13,8 @@ from statistics import median
 from slurm_health.records.probe_catalog import ALLGATHER, MATMUL, unit_of
 from slurm_health.records.verdict import Level, Outcome
 from slurm_health.report.details import limit_of
+from slurm_health.report.layout import number_text
 from slurm_health.report.model import NodeReport, RunReport
-from slurm_health.report.phrases import number_text
 
 _MATRIX = 640.0  # pixels that a matrix takes, as long as its cells are no larger or smaller than:
 _LEAST_CELL, _LARGEST_CELL = 1.5, 56.0

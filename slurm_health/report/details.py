@@ -11,9 +11,9 @@ from slurm_health.preflight.localize.settings import USUAL, Device
 from slurm_health.records.probe_catalog import ALLGATHER, MATMUL
 from slurm_health.records.text import elapsed_text
 from slurm_health.records.verdict import Level, NodeVerdict, Outcome
-from slurm_health.report.layout import Page
+from slurm_health.report.layout import NOTHING, Page, number_text
 from slurm_health.report.model import JobReport, NodeReport, RunReport
-from slurm_health.report.phrases import NOTHING, WORST_FIRST, nodes_text, number_text
+from slurm_health.report.phrases import WORST_FIRST, nodes_text
 from slurm_health.report.rounds import DeviceReport, GroupReport, Hardware, RoundReport
 
 _NODES = 12  # that are not well and are told of one by one

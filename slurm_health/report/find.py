@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the journals of a job are, and what is in them. Reads files; writes none."""
+"""Where the journals of a job are, and whose."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import logging
 import os
 import pwd
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -16,12 +16,6 @@ import msgspec
 from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import JournalError, RunNotFound, UsageError
 from slurm_health.records.text import one_line
-from slurm_health.report import read
-from slurm_health.report.build import job_report
-from slurm_health.report.model import JobReport
-from slurm_health.report.phrases import moment_text
-from slurm_health.report.read import began_s, jobs_in
-from slurm_health.report.read import read_run as read_run  # for those who know a directory
 from slurm_health.system import journal, private_files
 from slurm_health.system.proc import mounted_by_users
 
@@ -113,59 +107,6 @@ def _no_job_id(job: str) -> UsageError:
     )
 
 
-def load(
-    root: Path,
-    job: str,
-    *,
-    cluster: str | None = None,
-    now_s: float | None = None,
-    earlier: int = 0,
-) -> JobReport:
-    """Return what is known of a job.
-
-    Args:
-        root: the directory of all journals.
-        job: a job id, or `12_3` for a task of an array.
-        cluster: the cluster to prefer where several have that job.
-        now_s: the time, to tell a check that runs from one whose master died.
-        earlier: which of several jobs that had this id: 0 for the last one, 1 for that before it.
-
-    Raises:
-        UsageError: `job` is no job id, or there were not as many of them.
-        RunNotFound: there is no journal of it.
-        JournalError: a journal cannot be read, is another user's, or a newer slurm-health wrote
-            all of it.
-    """
-    runs = runs_of_job(root, job, cluster)
-    found = read.guarded(runs[0].parent, lambda: _loaded(runs, now_s, earlier), _Loaded)
-    if found.report is None:
-        known = f"{found.jobs - 1} earlier jobs" if found.jobs > 2 else "one earlier job"
-        raise UsageError(
-            f"--earlier: {known if found.jobs > 1 else 'no earlier job'} had the id {job}"
-        )
-    if found.jobs > 1 and not earlier:
-        begun = moment_text(found.before_s)
-        _log.warning("an earlier job had the id %s too, on %s: --earlier shows it", job, begun)
-    return found.report
-
-
-class _Loaded(msgspec.Struct, frozen=True, kw_only=True):
-    """How many jobs had an id, when the last but one began, and the one that was asked for."""
-
-    jobs: int
-    before_s: float | None
-    report: JobReport | None
-
-
-def _loaded(runs: Sequence[Path], now_s: float | None, earlier: int) -> _Loaded:
-    jobs = jobs_in([read_run(path) for path in runs])
-    return _Loaded(
-        jobs=len(jobs),
-        before_s=began_s(jobs[-2][0]) if len(jobs) > 1 else None,
-        report=job_report(jobs[-1 - earlier], now_s=now_s) if earlier < len(jobs) else None,
-    )
-
-
 def runs_of_job(root: Path, job: str, cluster: str | None = None) -> list[Path]:
     """Return the directories of a job's checks, oldest first, at least one.
 
@@ -192,7 +133,7 @@ def runs_of_job(root: Path, job: str, cluster: str | None = None) -> list[Path]:
             raise JournalError(root, _ask(job, owner)) from err
         raise JournalError(root, f"cannot be read: {err.strerror or err}") from err
     chosen = cluster if cluster in found else _cluster_of(found, job)
-    uid = read.owner_of(found[chosen][0].parent)
+    uid = owner_of(found[chosen][0].parent)
     if uid != os.geteuid():
         _log.warning("the journal of job %s was written by user %s", job, user_name(uid))
         _tell_of_others(root, chosen, job, uid)
@@ -218,11 +159,23 @@ def _cluster_of(found: Mapping[str, list[Path]], job: str) -> str:
 
     A user who may make a directory in a shared root can make the newest of any cluster.
     """
-    own = [name for name, runs in found.items() if read.owner_of(runs[0].parent) == os.geteuid()]
+    own = [name for name, runs in found.items() if owner_of(runs[0].parent) == os.geteuid()]
     if not own and len(found) > 1:
         several = ", ".join(sorted(found))
         raise UsageError(f"several clusters have a job {job}: name one, --cluster={several}")
     return max(own or found, key=lambda name: changed_s(found[name][-1]))
+
+
+def owner_of(directory: Path) -> int:
+    """Return whose a job's directory is, which may have been removed since it was found.
+
+    Raises:
+        JournalError: it is not there any more, or cannot be looked at.
+    """
+    try:
+        return directory.lstat().st_uid
+    except OSError as err:
+        raise JournalError(directory, f"cannot be read: {err.strerror or err}") from err
 
 
 def user_name(uid: int) -> str:

@@ -22,9 +22,9 @@ from slurm_health.records.text import cut
 from slurm_health.report import read
 from slurm_health.report.build import job_report
 from slurm_health.report.find import JOB, directories
-from slurm_health.report.layout import Page
+from slurm_health.report.layout import NOTHING, Page
 from slurm_health.report.model import JobReport
-from slurm_health.report.phrases import NOTHING, found_text, left_texts, moment_text, outcome_texts
+from slurm_health.report.phrases import found_text, left_texts, moment_text, outcome_texts
 from slurm_health.report.read import jobs_in, read_run
 from slurm_health.report.summary import why_in_short
 from slurm_health.system import journal

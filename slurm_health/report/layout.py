@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A report's text, fitted to where it is shown, and coloured where that takes colour.
+"""A report's text and numbers, fitted to where they are shown, and coloured where it has colour.
 
 `tabulate` and `textwrap` do the work.
 """
@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 from slurm_health.records.text import one_line
+
+NOTHING = "\N{EN DASH}"  # stands for a figure or a verdict that is not there
 
 _GAP = 2  # columns between cells, as tabulate's "plain" has them
 _INDENT = "    "
@@ -34,6 +36,22 @@ _LEVELS = "|".join(_OF_LEVEL)
 # A cell of a table, a count of nodes, or the level at the end of what is said of a path or leaf.
 _VERDICT = re.compile(rf"(?<=  )({_LEVELS})(?=  |$)|\b(?:\d+|all) ({_LEVELS})\b|\b({_LEVELS})(?=:)")
 _HEAD = re.compile(r"(?:[A-Z][A-Z-]+)(?: {2,}|$)")
+
+
+def number_text(value: float) -> str:
+    """Return a figure with two significant digits, whole from 10 upwards."""
+    exponent = int(f"{value:.1e}".partition("e")[2])
+    if not -4 < exponent < 7:
+        return f"{value:.1e}"
+    return f"{value:.{max(0, 1 - exponent)}f}"
+
+
+def range_text(values: Collection[float]) -> str:
+    """Return `low … high`, one number where both read the same, a dash where there is none."""
+    if not values:
+        return NOTHING
+    low, high = number_text(min(values)), number_text(max(values))
+    return low if low == high else f"{low} … {high}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The short texts of a report: numbers, counts, what was done, how the script ended."""
+"""The short texts of a report: counts, times, what was done, how the script ended."""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from math import isfinite
 from typing import NamedTuple
 
 from slurm_health.preflight.decide import unchecked
 from slurm_health.records.nodeset import fold
 from slurm_health.records.verdict import Level, LinkVerdict
+from slurm_health.report.layout import NOTHING
 from slurm_health.report.model import Act, JobReport, Progress, RunReport, ScriptOutcome, State
 from slurm_health.system import journal
 from slurm_health.system.signals import signal_name
 
-NOTHING = "\N{EN DASH}"  # stands for a figure or a verdict that is not there
 WORST_FIRST = (Level.FAULTY, Level.SLOW, Level.INCONCLUSIVE, None, Level.HEALTHY)
 
 _FOLDABLE = re.compile(r"[\w.-]+", re.ASCII)
@@ -57,22 +57,6 @@ def verb_of(action: str) -> Verb:
 def act_text(words: str, action: str, nodes: Sequence[str]) -> str:
     """Return a verb with the nodes it is done to: `drained n3`, `held the job`."""
     return words if action in _ON_THE_JOB or not nodes else f"{words} {nodes_text(nodes)}"
-
-
-def number_text(value: float) -> str:
-    """Return a figure with two significant digits, whole from 10 upwards."""
-    exponent = int(f"{value:.1e}".partition("e")[2])
-    if not -4 < exponent < 7:
-        return f"{value:.1e}"
-    return f"{value:.{max(0, 1 - exponent)}f}"
-
-
-def range_text(values: Collection[float]) -> str:
-    """Return `low … high`, one number where both read the same, a dash where there is none."""
-    if not values:
-        return NOTHING
-    low, high = number_text(min(values)), number_text(max(values))
-    return low if low == high else f"{low} … {high}"
 
 
 def duration_text(duration_s: float) -> str:

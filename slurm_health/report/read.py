@@ -9,6 +9,7 @@ memory and time have limits.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections import Counter
@@ -20,12 +21,15 @@ import msgspec
 
 from slurm_health.records.allocation import is_of_another_job
 from slurm_health.records.decoding import from_msgpack
-from slurm_health.records.errors import JournalError, RecordTooNew
+from slurm_health.records.errors import JournalError, RecordTooNew, UsageError
 from slurm_health.records.nodeset import fold
 from slurm_health.records.record_codec import VERSION, Entry, NewerVersion, decode
 from slurm_health.records.records import RunStarted
 from slurm_health.records.text import cut, one_line
-from slurm_health.report.model import RunEntries
+from slurm_health.report.build import job_report
+from slurm_health.report.find import owner_of, runs_of_job
+from slurm_health.report.model import JobReport, RunEntries
+from slurm_health.report.phrases import moment_text
 from slurm_health.system import journal, private_files
 from slurm_health.system.killable import Answered, Broke, Hung, limit_memory, run_one
 
@@ -40,6 +44,61 @@ _ANSWER_BYTES = 128 << 20
 _MOST_SAID = 160
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+
+def load(
+    root: Path,
+    job: str,
+    *,
+    cluster: str | None = None,
+    now_s: float | None = None,
+    earlier: int = 0,
+) -> JobReport:
+    """Return what is known of a job.
+
+    Args:
+        root: the directory of all journals.
+        job: a job id, or `12_3` for a task of an array.
+        cluster: the cluster to prefer where several have that job.
+        now_s: the time, to tell a check that runs from one whose master died.
+        earlier: which of several jobs that had this id: 0 for the last one, 1 for that before it.
+
+    Raises:
+        UsageError: `job` is no job id, or there were not as many of them.
+        RunNotFound: there is no journal of it.
+        JournalError: a journal cannot be read, is another user's, or a newer slurm-health wrote
+            all of it.
+    """
+    runs = runs_of_job(root, job, cluster)
+    found = guarded(runs[0].parent, lambda: _loaded(runs, now_s, earlier), _Loaded)
+    if found.report is None:
+        known = f"{found.jobs - 1} earlier jobs" if found.jobs > 2 else "one earlier job"
+        raise UsageError(
+            f"--earlier: {known if found.jobs > 1 else 'no earlier job'} had the id {job}"
+        )
+    if found.jobs > 1 and not earlier:
+        begun = moment_text(found.before_s)
+        _log.warning("an earlier job had the id %s too, on %s: --earlier shows it", job, begun)
+    return found.report
+
+
+class _Loaded(msgspec.Struct, frozen=True, kw_only=True):
+    """How many jobs had an id, when the last but one began, and the one that was asked for."""
+
+    jobs: int
+    before_s: float | None
+    report: JobReport | None
+
+
+def _loaded(runs: Sequence[Path], now_s: float | None, earlier: int) -> _Loaded:
+    jobs = jobs_in([read_run(path) for path in runs])
+    return _Loaded(
+        jobs=len(jobs),
+        before_s=began_s(jobs[-2][0]) if len(jobs) > 1 else None,
+        report=job_report(jobs[-1 - earlier], now_s=now_s) if earlier < len(jobs) else None,
+    )
 
 
 def read_run(directory: Path, *, of_nodes: bool = True) -> RunEntries:
@@ -236,18 +295,6 @@ def guarded(directory: Path, work: Callable[[], T], kind: type[T]) -> T:
         return from_msgpack(said[1:], kind)
     refused = from_msgpack(said[1:], _Refused)
     raise JournalError(Path(refused.path), refused.text.removeprefix(f"journal {refused.path}: "))
-
-
-def owner_of(directory: Path) -> int:
-    """Return whose a job's directory is, which may have been removed since it was found.
-
-    Raises:
-        JournalError: it is not there any more, or cannot be looked at.
-    """
-    try:
-        return directory.lstat().st_uid
-    except OSError as err:
-        raise JournalError(directory, f"cannot be read: {err.strerror or err}") from err
 
 
 def within_limits(

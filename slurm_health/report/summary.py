@@ -17,15 +17,10 @@ from slurm_health.records.script_records import (
 )
 from slurm_health.records.text import cut, ranks_text
 from slurm_health.records.verdict import Level, NodeVerdict
+from slurm_health.report.layout import NOTHING
 from slurm_health.report.model import JobReport, NodeReport, Progress, RunReport, State
 from slurm_health.report.no_exchange import likelier, no_exchange
-from slurm_health.report.phrases import (
-    NOTHING,
-    WORST_FIRST,
-    found_text,
-    nodes_text,
-    outcome_texts,
-)
+from slurm_health.report.phrases import WORST_FIRST, found_text, nodes_text, outcome_texts
 from slurm_health.report.post_mortem import whose_text
 
 _BY_NAME = re.compile(r"asks for (\S+) by name \(--nodelist\)")  # as the decision says it

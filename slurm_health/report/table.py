@@ -10,10 +10,9 @@ from types import MappingProxyType
 from slurm_health.records.probe_catalog import ALLGATHER, MATMUL, unit_of
 from slurm_health.records.verdict import Level
 from slurm_health.report import details
-from slurm_health.report.layout import Page
+from slurm_health.report.layout import NOTHING, Page, range_text
 from slurm_health.report.model import JobReport, NodeReport, RunReport
 from slurm_health.report.phrases import (
-    NOTHING,
     WORST_FIRST,
     attempt_text,
     effort_text,
@@ -22,7 +21,6 @@ from slurm_health.report.phrases import (
     moment_text,
     nodes_text,
     outcome_texts,
-    range_text,
 )
 from slurm_health.report.post_mortem import post_mortems, while_training
 from slurm_health.report.summary import summary_of

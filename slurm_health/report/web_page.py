@@ -18,15 +18,14 @@ from slurm_health.records.text import one_line
 from slurm_health.records.verdict import Level
 from slurm_health.report import details, table, timeline
 from slurm_health.report.charts import Chart, Matrix, Span, charts_of, matrix_of, span_of
+from slurm_health.report.layout import NOTHING, range_text
 from slurm_health.report.model import JobReport, NodeReport, RunReport
 from slurm_health.report.phrases import (
-    NOTHING,
     WORST_FIRST,
     attempt_text,
     effort_text,
     moment_text,
     nodes_text,
-    range_text,
 )
 from slurm_health.report.post_mortem import lines_of, lines_while_training
 from slurm_health.report.summary import summary_of

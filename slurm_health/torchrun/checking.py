@@ -235,10 +235,10 @@ def _started(place: TaskPlace, arguments: Arguments, nnodes: str, python: str) -
 
 
 def _summarize(directory: Path, outcome: JointOutcome) -> None:
-    from slurm_health.report import find, table
+    from slurm_health.report import read, table
     from slurm_health.report.build import run_report
 
-    report = run_report(find.read_run(directory))
+    report = run_report(read.read_run(directory))
     text = table.check_summary(report) if outcome.choice.reason else table.headline(report)
     say(text)
 
@@ -252,11 +252,11 @@ def _is_to_tell(err: JournalError, place: TaskPlace) -> bool:
 
 
 def _say_adopted(earlier: EarlierCheck, outcome: JointOutcome) -> None:
-    from slurm_health.report import find
+    from slurm_health.report import read
     from slurm_health.report.build import run_report
     from slurm_health.report.phrases import duration_text, found_text
 
-    found = found_text(run_report(find.read_run(earlier.directory)), names=True)
+    found = found_text(run_report(read.read_run(earlier.directory)), names=True)
     ago = duration_text(max(0.0, time.time() - earlier.ended_s))
     why = f"; {outcome.choice.reason}" if outcome.choice.nodes and outcome.choice.reason else ""
     say(f"the job's nodes were checked {ago} ago: {found}; not checked again (--check-again){why}")

@@ -17,9 +17,8 @@ from slurm_health.records.records import (
 )
 from slurm_health.records.verdict import Level, LinkVerdict, NodeVerdict
 from slurm_health.report.build import run_report
-from slurm_health.report.find import load
 from slurm_health.report.model import JobReport, NodeReport, RunReport, State
-from slurm_health.report.read import read_run
+from slurm_health.report.read import load, read_run
 from tests.support.journals import (
     Clock,
     RunJournal,

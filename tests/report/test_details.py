@@ -12,7 +12,7 @@ from slurm_health.records.records import DevicesWatched, NodeReported, VerdictRe
 from slurm_health.records.verdict import Level, NodeVerdict, Outcome
 from slurm_health.report.charts import charts_of
 from slurm_health.report.details import limit_of
-from slurm_health.report.find import load
+from slurm_health.report.read import load
 from slurm_health.report.table import job_text
 from tests.support.journals import RunJournal, write_healthy_run, write_requeued_job
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from slurm_health.records.verdict import Level
 from slurm_health.report.export import as_json
-from slurm_health.report.find import load
+from slurm_health.report.read import load
 from slurm_health.report.table import job_text
 from tests.report.golden import REPOSITORY, assert_matches_file
 from tests.support.journals import write_requeued_job

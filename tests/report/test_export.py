@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from slurm_health.records.verdict import Level, NodeVerdict
 from slurm_health.report.build import job_report, run_report
 from slurm_health.report.export import COLUMNS, as_csv, as_json, run_as_json, shown
-from slurm_health.report.find import load
-from slurm_health.report.read import read_run
+from slurm_health.report.read import load, read_run
 from tests.report.golden import DATA, REPOSITORY, assert_matches_file
 from tests.support.journals import (
     RunJournal,

@@ -13,7 +13,8 @@ import pytest
 
 from slurm_health.records.errors import JournalError, RunNotFound, UsageError
 from slurm_health.report import find
-from slurm_health.report.find import load, runs_of_job, tasks_asked_for, tasks_of, user_name
+from slurm_health.report.find import runs_of_job, tasks_asked_for, tasks_of, user_name
+from slurm_health.report.read import load
 from slurm_health.system import journal
 from tests.support.journals import RunJournal, write_healthy_run
 
@@ -177,7 +178,7 @@ def test_a_job_of_somebody_else_says_whom_to_ask(shared: Path) -> None:
     code = (
         "import os, sys\n"
         "from pathlib import Path\n"
-        "from slurm_health.report.find import load\n"
+        "from slurm_health.report.read import load\n"
         "os.setuid(4242)\n"
         "load(Path(sys.argv[1]), '12')"
     )

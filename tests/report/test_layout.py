@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_health.records.text import one_line
-from slurm_health.report.find import load
 from slurm_health.report.layout import Page, coloured
+from slurm_health.report.read import load
 from slurm_health.report.table import job_text
 from tests.support.journals import write_requeued_job
 

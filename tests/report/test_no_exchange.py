@@ -11,7 +11,7 @@ import pytest
 from slurm_health.records.records import NodeReported
 from slurm_health.records.script_records import ScriptStarted
 from slurm_health.records.verdict import Level, NodeVerdict, Outcome
-from slurm_health.report.find import load
+from slurm_health.report.read import load
 from slurm_health.report.summary import summary_of
 from slurm_health.system import journal
 from tests.support.journals import Clock, RunJournal

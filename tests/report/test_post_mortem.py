@@ -6,7 +6,7 @@ from pathlib import Path
 
 from slurm_health.records.script_records import Diagnosed
 from slurm_health.report.export import as_json
-from slurm_health.report.find import load
+from slurm_health.report.read import load
 from slurm_health.report.table import job_text
 from slurm_health.system import journal
 from tests.support.journals import Clock, write_requeued_job

@@ -14,9 +14,9 @@ from slurm_health.records.script_records import (
     ScriptStarted,
 )
 from slurm_health.report.build import job_report
-from slurm_health.report.find import read_run
 from slurm_health.report.post_mortem import lines_while_training
 from slurm_health.report.progress import Activity, progress
+from slurm_health.report.read import read_run
 from slurm_health.system import journal
 from tests.support.journals import RunJournal, write_healthy_run
 

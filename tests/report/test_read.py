@@ -13,9 +13,8 @@ import pytest
 from slurm_health.records.errors import JournalError, RecordTooNew, UsageError
 from slurm_health.records.records import AgentsLaunched, RunStarted
 from slurm_health.report import read
-from slurm_health.report.find import load
 from slurm_health.report.latest import latest_jobs
-from slurm_health.report.read import read_run
+from slurm_health.report.read import load, read_run
 from slurm_health.report.table import job_text
 from slurm_health.system import journal
 from tests.support.journals import (

@@ -16,8 +16,8 @@ from slurm_health.report.export import (
     run_as_json,
     tasks_as_json,
 )
-from slurm_health.report.find import load
 from slurm_health.report.latest import latest_jobs
+from slurm_health.report.read import load
 from tests.report.golden import REPOSITORY, assert_matches_file
 from tests.report.json_schema import as_text, schema
 from tests.report.test_post_mortem import FOUND

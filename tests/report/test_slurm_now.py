@@ -10,8 +10,8 @@ import pytest
 
 from slurm_health.records.records import MasterStopped
 from slurm_health.records.script_records import ScriptStarted
-from slurm_health.report.find import load
 from slurm_health.report.layout import Page
+from slurm_health.report.read import load
 from slurm_health.report.slurm_now import (
     explain,
     nodes_now,

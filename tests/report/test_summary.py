@@ -21,7 +21,7 @@ from slurm_health.records.script_records import (
 )
 from slurm_health.records.verdict import Level, LinkVerdict, NodeVerdict
 from slurm_health.report.export import as_json
-from slurm_health.report.find import load
+from slurm_health.report.read import load
 from slurm_health.report.summary import Summary, summary_of
 from slurm_health.system import journal
 from tests.support.journals import (

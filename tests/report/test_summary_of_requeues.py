@@ -13,7 +13,7 @@ from slurm_health.records.script_records import (
     ScriptStarted,
 )
 from slurm_health.records.verdict import Level, NodeVerdict
-from slurm_health.report.find import load
+from slurm_health.report.read import load
 from slurm_health.report.summary import Summary, summary_of
 from slurm_health.report.table import job_text
 from slurm_health.system import journal

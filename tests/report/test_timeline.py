@@ -5,7 +5,7 @@ from pathlib import Path
 
 from slurm_health.records.records import Action, ActionDone, ActionIntended
 from slurm_health.records.verdict import Level, NodeVerdict
-from slurm_health.report.find import load
+from slurm_health.report.read import load
 from slurm_health.report.table import job_text
 from slurm_health.system import journal
 from tests.support.journals import RunJournal, write_healthy_run, write_requeued_job

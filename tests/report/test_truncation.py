@@ -18,8 +18,8 @@ from slurm_health.records.errors import RecordTooNew
 from slurm_health.records.records import NodeReported
 from slurm_health.records.verdict import Level, NodeVerdict, Outcome
 from slurm_health.report.export import as_json
-from slurm_health.report.find import load
 from slurm_health.report.model import JobReport
+from slurm_health.report.read import load
 from slurm_health.report.table import check_summary, headline, job_text
 from slurm_health.system import journal
 from tests.support.journals import RunJournal, write_requeued_job

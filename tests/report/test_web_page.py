@@ -17,7 +17,7 @@ import pytest
 from slurm_health.records.records import VerdictReached
 from slurm_health.records.script_records import Diagnosed
 from slurm_health.records.verdict import Level, LinkVerdict, NodeVerdict, Outcome
-from slurm_health.report.find import load
+from slurm_health.report.read import load
 from slurm_health.report.web_page import as_html
 from tests.report.test_table import CASES
 from tests.support.command_line import slurm_health

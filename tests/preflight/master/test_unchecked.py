@@ -12,7 +12,7 @@ import pytest
 from slurm_health.preflight.decide.policy import OnUnchecked
 from slurm_health.preflight.master.unchecked import conclude
 from slurm_health.records.records import Disposition, Record, RunFinished, RunStarted, Unchecked
-from slurm_health.report import find, table
+from slurm_health.report import read, table
 from slurm_health.system import journal
 from tests.support.fake_slurm import FakeSlurm
 
@@ -73,7 +73,7 @@ def test_a_check_that_never_began_leaves_a_journal_that_report_reads(scene: Scen
     assert (found, ended) == (FOUND, finished)
     assert scene.told == [(finished, str(scene.root / "lab" / "12" / "0"))]
     assert scene.slurm.calls() == []
-    text = table.job_text(find.load(scene.root, "12"))
+    text = table.job_text(read.load(scene.root, "12"))
     assert "FOUND  n[1-2]: UNCHECKED: no torch; name an interpreter" in text
     assert "no verdict" not in text
 
@@ -87,7 +87,7 @@ def test_a_check_that_died_is_recorded_in_the_journal_it_began(scene: Scene) -> 
 
 def test_a_task_of_an_array_is_found_under_the_id_its_user_knows(scene: Scene) -> None:
     scene.conclude(root=scene.root, variables=TASK)
-    report = find.load(scene.root, "11_3")
+    report = read.load(scene.root, "11_3")
     assert report.runs[0].unchecked == FOUND
 
 
@@ -121,4 +121,4 @@ def test_a_held_job_is_told_of_before_slurm_ends_it(scene: Scene) -> None:
     assert finished.disposition is Disposition.HOLD
     assert scene.told[0][0] == finished
     assert scene.slurm.calls("scontrol")[-1] == ["scontrol", "requeuehold", "12"]
-    assert "held the job (--on-unchecked=hold)" in table.job_text(find.load(scene.root, "12"))
+    assert "held the job (--on-unchecked=hold)" in table.job_text(read.load(scene.root, "12"))
