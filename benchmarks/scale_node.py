@@ -17,8 +17,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from slurm_health.preflight.agent.agent import Agent, AgentSettings
-from slurm_health.preflight.agent.standstill import Standstill
-from slurm_health.preflight.agent.worker_process import Ready, Worker, WorkerEvent, event_of
+from slurm_health.preflight.agent.worker_process import (
+    Ready,
+    Standstill,
+    Worker,
+    WorkerEvent,
+    event_of,
+)
 from slurm_health.preflight.agent.workers import Workers
 from slurm_health.preflight.orders import Bell
 

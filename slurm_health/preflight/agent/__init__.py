@@ -6,9 +6,8 @@ reads the master's file of the journal and writes its own, and calls nothing of 
 
     agent            the process: runs the rounds that the master writes, records what happened
     lookout          when it looks for orders, and whether the master is still there
-    worker_process   one worker: started, sent to, listened to, killed
+    worker_process   one worker: started, sent to, listened to, killed; whether it stands still
     workers          all of a node: started, once more if need be, waited on; what is said of it
-    standstill       whether a worker's process stands still, as the kernel shows it
     node_facts       what an agent has to know about its node
     gpu_monitor      a process that reports the state of each GPU four times a second
 """

@@ -17,8 +17,13 @@ import msgspec
 
 from slurm_health.preflight.agent import node_facts
 from slurm_health.preflight.agent.lookout import Lookout, at_random
-from slurm_health.preflight.agent.standstill import Standstill
-from slurm_health.preflight.agent.worker_process import Loaded, Ready, Worker, WorkerEvent
+from slurm_health.preflight.agent.worker_process import (
+    Loaded,
+    Ready,
+    Standstill,
+    Worker,
+    WorkerEvent,
+)
 from slurm_health.preflight.agent.workers import Workers, WorkerStarts
 from slurm_health.preflight.orders import Bell
 from slurm_health.preflight.session.node_round import (

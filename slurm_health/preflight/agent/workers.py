@@ -11,8 +11,13 @@ import selectors
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from slurm_health.preflight.agent import node_facts
-from slurm_health.preflight.agent.standstill import LOOK_S
-from slurm_health.preflight.agent.worker_process import UNKILLABLE_S, Ready, Worker, end_together
+from slurm_health.preflight.agent.worker_process import (
+    LOOK_S,
+    UNKILLABLE_S,
+    Ready,
+    Worker,
+    end_together,
+)
 from slurm_health.records import records
 
 # One that is idle leaves at once when it is told to.

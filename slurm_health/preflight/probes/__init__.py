@@ -8,27 +8,22 @@ through pipes. Where that interpreter has no torch, or none is wanted, light pro
 slurm-health's own, with nothing but Python and numpy.
 
     worker               the process: loads a kit once, then runs round after round
-    kits                 what a worker and its probes are made with: one face for both kits
-    torch_kit            torch's devices, groups and store
+    kits                 one face for both kits; finds a probe: ours, in a file, or any program
+    torch_kit            torch's devices, store, and groups: formed, tried, interrupted, left
     light_kit            processors and sockets, and a job's GPUs as their driver shows them
     worker_round         one round of it: its probes and groups, what it hears and says meanwhile
     meeting              how a group comes together, and stops waiting; a node's smaller groups
-    membership           the process group of a worker: formed, tried, interrupted, left
-    load                 finds a probe's `measure`: built in, in a Python file, or any program
     context              what a probe is given, and what it returns
     device               which device a worker has, and whether it can be used
     nvml                 the driver's own library, asked about one device and who uses it
     timing               what takes how long, and what others took of it; by all of a group at once
-    network              which interface the job's data takes
-    host                 a node's processors and their memory
+    host                 processors and their memory, and which interface the job's data takes
     adapters             which network adapters are in use, and near which device
     values               products of integers, whose exact result is known
-    matmul               how fast a device multiplies matrices
-    matmul_fp8           the same with 8-bit floating-point numbers, where the device has them
+    matmul               how fast a device multiplies matrices, also of 8-bit floating-point numbers
     memory_copy          how fast a device's memory is
     memory_pattern       whether a device's memory gives back what was written to it
-    host_copy            how fast a device exchanges data with its host
-    peer_copy            how fast each two devices of a node exchange data
+    device_copy          how fast a device exchanges data with its host, and with each other one
     allgather            how fast the members of a group exchange data
     light_compute        how fast, and whether exactly, processors multiply
     light_memory         how fast each NUMA node's memory is, and whether it holds what is written
@@ -38,9 +33,9 @@ slurm-health's own, with nothing but Python and numpy.
     light_ring           the group of light workers: where they meet, each connected to the next
     nic_loopback         how fast a node exchanges data with itself through each adapter
     ib_write_bw          how fast two nodes write through each adapter, by that tool of perftest
-    gpt_model            the GPT that the next two train, and one step of it
-    gpt_fit              the largest batch with which it fits the device
-    gpt                  a pair of nodes that trains it: compute, communication, and both
+    gpt_model            the GPT that the next one trains, and one step of it
+    gpt                  a pair of nodes that trains it: compute, communication, and both; and the
+                         largest batch with which it fits a device
     torchrun_arguments   a torchrun command line, read by torchrun's own parser
     torchrun_restarts    torchrun, whose nodes are looked at before it starts workers again
     torchrun_nodes       what that has of its nodes: workers' words, a monitor, what they tell

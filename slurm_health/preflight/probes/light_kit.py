@@ -8,7 +8,6 @@ under load, and says so in the run's journal.
 
 from __future__ import annotations
 
-import importlib
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slurm_health.preflight.probes import host, light_ring, load
+from slurm_health.preflight.probes import host, kits, light_ring
 from slurm_health.preflight.probes.context import ProbeContext
 from slurm_health.preflight.probes.light_ring import LightContext, RingMembership
 
@@ -131,15 +130,12 @@ class LightKit:
         """Return what runs a probe; of a site's own, None for one that needs torch."""
         if path:
             try:
-                return load.measure_of(name, path)
-            except load.NeedsTorch:
+                return kits.measure_of(name, path)
+            except kits.NeedsTorch:
                 return None
         if name not in _PROBES:
             return None
-        module, function = _PROBES[name]
-        found = importlib.import_module(f"slurm_health.preflight.probes.{module}")
-        measure: Measure = getattr(found, function)
-        return measure
+        return kits.function_of(*_PROBES[name])
 
     def is_out_of_memory(self, err: BaseException) -> bool:
         """Tell an error that says there is no memory from all others."""

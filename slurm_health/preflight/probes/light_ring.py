@@ -25,9 +25,9 @@ from datetime import timedelta
 from typing import Any
 
 from slurm_health.preflight.probes.context import ProbeContext
+from slurm_health.preflight.probes.host import address_of
 from slurm_health.preflight.probes.kits import Check
 from slurm_health.preflight.probes.meeting import POLL_S, connected
-from slurm_health.preflight.probes.network import address_of
 
 _LOOK_MS = 20  # how often an exchange looks whether it is to stop
 _HELLO = 8  # bytes, the first of a connection: whose it is

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from slurm_health.preflight.probes import meeting, network
+from slurm_health.preflight.probes import host, meeting
 from slurm_health.preflight.probes.kits import Kit, Membership
 
 # In these a worker waits for workers of other nodes.
@@ -180,7 +180,7 @@ class WorkerRound:
             )
 
     def _enter_group(self, group: dict[str, Any], scope: str) -> None:
-        network.require_interfaces(os.environ)
+        host.require_interfaces(os.environ)
         timeout = timedelta(seconds=float(self._command["timeout_s"]))
         self._meeting = meeting.Meeting(
             group, self._kit.open_store(timeout), self._raise_if_aborted

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from slurm_health.preflight.probes import gpt, gpt_fit
+from slurm_health.preflight.probes import gpt
 from slurm_health.preflight.probes.context import NotMeasured, ProbeContext
+from slurm_health.preflight.probes.kits import Measure
 from slurm_health.preflight.session.gpt_sizing import (
     CPU,
     flop_per_step,
@@ -53,18 +54,18 @@ CRAMPED = """
 import json, resource, sys
 import torch
 from slurm_health.preflight.session.gpt_sizing import CPU, to_options
-from slurm_health.preflight.probes import gpt, gpt_fit
+from slurm_health.preflight.probes import gpt
 from slurm_health.preflight.probes.context import NotMeasured, ProbeContext
 
 torch.set_num_threads(1)
 options = to_options(CPU)
-probe = {"gpt": gpt, "gpt_fit": gpt_fit}[sys.argv[1]]
-probe.measure(ProbeContext(torch.device("cpu"), options=options))  # everything is loaded
+measure = {"gpt": gpt.measure, "gpt_fit": gpt.measure_fit}[sys.argv[1]]
+measure(ProbeContext(torch.device("cpu"), options=options))  # everything is loaded
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (int(sys.argv[3]) << 20),) * 2)
 options.update(json.loads(sys.argv[2]))
 try:
-    print(json.dumps(probe.measure(ProbeContext(torch.device("cpu"), options=options))[0].figures))
+    print(json.dumps(measure(ProbeContext(torch.device("cpu"), options=options))[0].figures))
 except NotMeasured as err:
     print(json.dumps(str(err)))
 """
@@ -164,7 +165,7 @@ def test_measuring_leaves_the_random_numbers_of_others_alone() -> None:
 
 @pytest.mark.usefixtures("_one_thread")
 def test_a_model_that_fits_keeps_its_batch_and_says_how_much_it_takes() -> None:
-    (sample,) = gpt_fit.measure(alone())
+    (sample,) = gpt.measure_fit(alone())
 
     figures = sample.figures
     assert figures["micro_batch"] == CPU.batch
@@ -172,10 +173,10 @@ def test_a_model_that_fits_keeps_its_batch_and_says_how_much_it_takes() -> None:
     assert not sample.iteration_ms
 
 
-@pytest.mark.parametrize("probe", [gpt, gpt_fit])
-def test_a_round_that_names_no_model_measures_nothing(probe: Any) -> None:
+@pytest.mark.parametrize("measure", [gpt.measure, gpt.measure_fit])
+def test_a_round_that_names_no_model_measures_nothing(measure: Measure) -> None:
     with pytest.raises(NotMeasured, match="which GPT to train: no gpt_layers, gpt_hidden"):
-        probe.measure(ProbeContext(torch.device("cpu")))
+        measure(ProbeContext(torch.device("cpu")))
 
 
 def cramped(probe: str, *, spare_mib: int, **options: int) -> Any:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.preflight.agent.standstill import (
+from slurm_health.preflight.agent.worker_process import (
     HELD_S,
     LOOK_S,
     STOPPED_S,
