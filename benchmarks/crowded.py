@@ -21,7 +21,7 @@ from statistics import median
 from tabulate import tabulate
 
 from slurm_health.preflight.localize import Localizer
-from slurm_health.preflight.localize.settings import Device, settings_from
+from slurm_health.preflight.localize.settings import DeviceKind, settings_from
 from slurm_health.preflight.localize.simulate import Faults, SimulatedCluster, Weather
 from slurm_health.preflight.session.conclusion import with_others
 from slurm_health.preflight.session.measurement import group_result, served
@@ -181,7 +181,7 @@ def tally(taken: Mapping[str, float], faults: Faults, runs: int, *, read: bool) 
 
 def _verdict(taken: Mapping[str, float], faults: Faults, seed: int, *, read: bool) -> Verdict:
     cluster = CrowdedCluster(taken, faults, seed, read=read)
-    settings = replace(settings_from({}, kind=Device.CPU), seed=seed)
+    settings = replace(settings_from({}, kind=DeviceKind.CPU), seed=seed)
     localizer = Localizer(list(taken), settings=settings)
     while (round_ := localizer.next_round()) is not None:
         localizer.observe(round_.index, cluster.answer(round_))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from slurm_health.preflight.localize.localizer import (
     LocalizeSettings,
 )
-from slurm_health.preflight.localize.settings import Device, settings_from
+from slurm_health.preflight.localize.settings import DeviceKind, settings_from
 from slurm_health.preflight.localize.simulate import Faults, Weather
 
 FaultsOf = Callable[[Sequence[str], random.Random], Faults]
@@ -253,7 +253,7 @@ def _cpu_cells() -> list[Cell]:
     ]
     return [
         Cell(name=f"CPUs, {name}: {fault} of 5", nodes=5, faults=kind, repetitions=200, quick=20,
-             target=target, weather=weather, settings=settings_from({}, kind=Device.CPU))
+             target=target, weather=weather, settings=settings_from({}, kind=DeviceKind.CPU))
         for name, weather in (("shared", _SHARED), ("overloaded", _BUSY))
         for fault, kind, target in faults
     ]  # fmt: skip

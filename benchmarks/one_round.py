@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from tabulate import tabulate
 
 from slurm_health.preflight.localize.localizer import Localizer, LocalizeSettings
-from slurm_health.preflight.localize.settings import Device, settings_from
+from slurm_health.preflight.localize.settings import DeviceKind, settings_from
 from slurm_health.preflight.localize.simulate import Faults, SimulatedCluster, Weather, play
 from slurm_health.records.verdict import Level, Verdict
 
@@ -29,7 +29,7 @@ HEADERS = ["nodes", "fault", "missed by one round", "by two", "runs of each"]
 _ACCELERATORS = Weather()
 _CPUS = Weather(noise=0.05, spread=0.02, device_spread=0.02, spikes=0.02)
 # Far above the floors of either kind of device, so that the plan decides and not the noise.
-_SLOW = {Device.ACCELERATOR: 1.5, Device.CPU: 4.0}
+_SLOW = {DeviceKind.ACCELERATOR: 1.5, DeviceKind.CPU: 4.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,10 +39,10 @@ class Trap:
     nodes: int
     name: str
     faults: Faults
-    device: Device
+    device: DeviceKind
 
 
-def traps(device: Device) -> Iterator[Trap]:
+def traps(device: DeviceKind) -> Iterator[Trap]:
     """Yield the rows. The first nodes are the bad ones: who meets whom is up to the seed."""
     times = _SLOW[device]
     for count in NODES:
@@ -74,7 +74,7 @@ def missed(trap: Trap, *, least_rounds: int, seed: int) -> bool:
     cluster = SimulatedCluster(
         names,
         faults=trap.faults,
-        weather=_CPUS if trap.device is Device.CPU else _ACCELERATORS,
+        weather=_CPUS if trap.device is DeviceKind.CPU else _ACCELERATORS,
         seed=random.Random(f"weather {seed}").randrange(1 << 30),
     )
     verdict, _ = play(Localizer(names, settings=settings), cluster)
@@ -104,7 +104,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=300, metavar="K", help="of each row [300]")
     parser.add_argument("--cpus", action="store_true", help="CPU nodes instead of accelerators")
     options = parser.parse_args()
-    device = Device.CPU if options.cpus else Device.ACCELERATOR
+    device = DeviceKind.CPU if options.cpus else DeviceKind.ACCELERATOR
     rows = []
     for trap in traps(device):
         rows.append(row(trap, options.runs))

@@ -33,7 +33,7 @@ from benchmarks.scale_world import Cluster
 from slurm_health.preflight.agent.agent import AgentSettings
 from slurm_health.preflight.master.master import SILENCE_S, Master, MasterSettings, poll_interval_s
 from slurm_health.preflight.master.run_check import load_ahead, make_localizer
-from slurm_health.preflight.session.deadlines import Limits
+from slurm_health.preflight.session.deadlines import TimeLimits
 from slurm_health.preflight.session.phases import phases
 from slurm_health.records.probe_catalog import SETS
 from slurm_health.records.records import RunStarted
@@ -128,7 +128,7 @@ def measure(nodes: int, bad: float, options: argparse.Namespace) -> dict[str, ob
         list(cluster.nodes),
         cluster,
         MasterSettings(
-            limits=Limits(),
+            limits=TimeLimits(),
             phases=phases([options.check]),
             make_localizer=make_localizer,
             load_ahead=functools.partial(load_ahead, acting=True),

@@ -33,7 +33,7 @@ from benchmarks.command import INTERRUPTED, count, end_as_on_interrupt
 from slurm_health.preflight.decide.policy import Policy
 from slurm_health.preflight.master.check_settings import CheckSettings
 from slurm_health.preflight.master.run_check import check_local
-from slurm_health.preflight.session.deadlines import Limits
+from slurm_health.preflight.session.deadlines import TimeLimits
 from slurm_health.preflight.session.phases import phases
 from slurm_health.records.records import AgentsLaunched, RoundEnded, VerdictReached
 from slurm_health.records.verdict import Level
@@ -104,7 +104,7 @@ def _check(nodes: int, place: Path) -> None:
         journal_root=place / "journal",
         python=str(_worker(place)),
         policy=Policy(),
-        limits=Limits(),
+        limits=TimeLimits(),
         phases=tuple(phases(["quick"])),
     )
     check_local(nodes, settings, os.environ, now_s=time.time())

@@ -18,8 +18,8 @@ from typing import Any, Protocol
 
 from slurm_health.preflight.agent.agent import Agent, AgentSettings
 from slurm_health.preflight.agent.worker_process import (
+    ProcessStandstill,
     Ready,
-    Standstill,
     Worker,
     WorkerEvent,
     event_of,
@@ -137,7 +137,7 @@ class PlayedWorker(Worker):
         """Say that it lives."""
         return None
 
-    def standstill(self) -> Standstill | None:
+    def standstill(self) -> ProcessStandstill | None:
         """Say that it moves."""
         return None
 

@@ -35,7 +35,7 @@ from slurm_health.preflight.sbatch import own_options
 from slurm_health.preflight.sbatch.arguments import listed_options, parse
 from slurm_health.preflight.sbatch.node_counts import node_counts, options_asked, require_room
 from slurm_health.preflight.sbatch.script import header, read_template, refusal, render
-from slurm_health.preflight.session.deadlines import Limits
+from slurm_health.preflight.session.deadlines import TimeLimits
 from slurm_health.preflight.session.phases import phases
 from slurm_health.preflight.session.session import Session
 from slurm_health.records.errors import SlurmHealthError
@@ -221,7 +221,7 @@ def assert_indexed(files_of_jobs: list[list[bytes]]) -> None:
 def test_a_master_that_takes_over_any_records_goes_on_or_says_why_not(
     written: list[Record],
 ) -> None:
-    session = Session(["n1", "n2", "n3"], make_localizer, Limits(), phases(["quick"]))
+    session = Session(["n1", "n2", "n3"], make_localizer, TimeLimits(), phases(["quick"]))
     with suppress(SlurmHealthError):
         for entry in stamped(written):
             session.state.fold(entry)

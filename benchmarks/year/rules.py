@@ -13,7 +13,7 @@ from benchmarks.year.jobs import Job
 from benchmarks.year.kinds import Effect
 from benchmarks.year.policies import Policy, Spares
 from slurm_health.preflight.decide import after_failure
-from slurm_health.preflight.decide.after_failure import Failure, Plan
+from slurm_health.preflight.decide.after_failure import Plan, ScriptFailure
 from slurm_health.preflight.decide.decide import Case, decide
 from slurm_health.preflight.decide.decision import Decision
 from slurm_health.preflight.decide.facts import JobFacts
@@ -64,7 +64,7 @@ def decided_of(
 def planned_of(job: Job, node: int, *, named: bool, lost: bool) -> Plan:
     """Return what follows a failure at a node, which the post-mortem names or not."""
     return after_failure.plan(
-        Failure(
+        ScriptFailure(
             diagnosed=Diagnosed(
                 cause="played",
                 description="a device failed" if named else "a rank was lost",

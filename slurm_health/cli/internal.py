@@ -46,7 +46,7 @@ def supervise(
 
     WORDS are options of the check, as `--name=value`, then the batch script and its arguments.
     """
-    from slurm_health.preflight.decide.policy import FlightRecorder, Heartbeat, Monitor
+    from slurm_health.preflight.decide.policy import FlightRecorder, Heartbeat, OnHang
     from slurm_health.preflight.supervisor import supervisor
     from slurm_health.preflight.supervisor.script_runs import Restarts
     from slurm_health.system.processes import own_command
@@ -59,7 +59,7 @@ def supervise(
         found = _by_default(by_default, supervisor.unpacked(Path(source), script_line), environ)
         options = list(found.options or ("--monitor=off",))
     options, given = _apart(options)
-    monitor = given["--monitor"] or Monitor.REPORT.value
+    monitor = given["--monitor"] or OnHang.REPORT.value
     # One name for the run, at however many starts of its check.
     own_words = ("--act", "--for-supervisor", os.urandom(4).hex(), f"--script-name={script_name}")
     check = ("--verbose", "check") if given["--verbose"] else ("check",)
@@ -75,7 +75,7 @@ def supervise(
         environ=environ,
         checked=found is None or found.options is not None,
         limit_s=found.limit_s if found else math.inf,
-        quiet=by_default is not None and monitor == Monitor.OFF.value,
+        quiet=by_default is not None and monitor == OnHang.OFF.value,
         restarts=Restarts(
             most=int(given["--max-restarts"] or 0),
             argv=check_argv,

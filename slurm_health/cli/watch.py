@@ -25,7 +25,7 @@ from slurm_health.records.errors import ExitCode, RunNotFound
 from slurm_health.report import find, read, slurm_now, table
 from slurm_health.report.build import job_report
 from slurm_health.report.model import JobReport
-from slurm_health.report.progress import Activity, progress
+from slurm_health.report.progress import JobActivity, progress
 from slurm_health.report.read import jobs_in
 
 # Each look reads the journal's files once; a person sees no more than one change in a second.
@@ -97,7 +97,7 @@ class _Seen(NamedTuple):
     """What a job's journal says at one moment."""
 
     report: JobReport
-    state: Activity
+    state: JobActivity
 
 
 def _seen(paths: Sequence[Path], now_s: float) -> _Seen:
@@ -115,7 +115,7 @@ class _Look:
         self._ended = ""
         self._ask_if_ended_s = float("-inf")
         self.report: JobReport | None = None
-        self.state = Activity("looking")
+        self.state = JobActivity("looking")
 
     def again(self, now_s: float) -> None:
         """Read the journal; ask Slurm where there is none yet."""
@@ -125,7 +125,7 @@ class _Look:
             if now_s - self._asked_s >= _ASK_SLURM_S:
                 self._asked_s = now_s
                 said = slurm_now.word(self._job, os.environ)
-                self.state = Activity(said.text or _SILENT, over=said.final)
+                self.state = JobActivity(said.text or _SILENT, over=said.final)
             return
         seen = read.guarded(paths[0].parent, lambda: _seen(paths, now_s), _Seen)
         self.report, self.state = seen.report, seen.state
@@ -138,7 +138,7 @@ class _Look:
             self._waits = self._waits_again(self.report, now_s)
         if self._waits:
             self.report = replace(self.report, waits=self._waits)
-            self.state = Activity(f"{self.state.text}; the job is {self._waits}")
+            self.state = JobActivity(f"{self.state.text}; the job is {self._waits}")
 
     def _look_if_ended(self, report: JobReport, now_s: float) -> None:
         """Ask Slurm whether the job of a script that runs has ended; believe it the second time.
@@ -149,7 +149,7 @@ class _Look:
             return
         told = slurm_now.with_unseen_end(report, now_s=now_s, environ=os.environ)
         if told.ended and self._ended:
-            self.report, self.state = told, Activity(told.ended, over=True)
+            self.report, self.state = told, JobActivity(told.ended, over=True)
         self._ended = told.ended
         self._ask_if_ended_s = now_s + (_ASK_SLURM_S if told.ended else _ASK_IF_ENDED_S)
 

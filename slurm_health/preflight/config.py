@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from slurm_health.preflight.expectations import Expectation, expectations_from
-from slurm_health.preflight.localize.settings import OPTIONS, Device, settings_from
+from slurm_health.preflight.localize.settings import OPTIONS, DeviceKind, settings_from
 from slurm_health.records.errors import ConfigError
 from slurm_health.system.site_file import SITE_FILE, SiteFile, read
 
@@ -117,7 +117,7 @@ def localize_choices(file: SiteFile) -> dict[str, object]:
         if key not in valid:
             raise file.error(where, key, "unknown setting", valid=valid)
         try:
-            settings_from({key: value}, kind=Device.CPU)
+            settings_from({key: value}, kind=DeviceKind.CPU)
         except ValueError as err:
             raise file.error(where, key, str(err).removeprefix(f"{key}: ")) from None
     return chosen

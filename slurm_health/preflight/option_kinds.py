@@ -110,12 +110,12 @@ def one_of(choices: type[Enum]) -> ValueKind:
     return ValueKind("|".join(values), read)
 
 
-def of_localize(option: localize.Option) -> ValueKind:
+def of_localize(option: localize.SettingOption) -> ValueKind:
     """Return the kind that takes what a setting of the localisation takes."""
 
     def read(text: str) -> str:
         try:
-            localize.settings_from({option.name: text}, kind=localize.Device.CPU)
+            localize.settings_from({option.name: text}, kind=localize.DeviceKind.CPU)
         except ValueError as err:
             raise ValueError(str(err).removeprefix(f"{option.name}: ")) from None
         return text

@@ -265,21 +265,21 @@ OPTIONS = (
     ),
     SharedOption(
         "monitor",
-        one_of(policy.Monitor),
+        one_of(policy.OnHang),
         _SUBMITTED,
         "Watch the script while it trains: say where it hangs and which rank is slow; cancel a job"
         " that hangs, too, or end its script and start it again as after a failure"
         " (--max-restarts); or watch nothing. Sees most with a heartbeat in the training loop.",
-        otherwise=policy.Monitor.REPORT.value,
+        otherwise=policy.OnHang.REPORT.value,
     ),
     SharedOption(
         "monitor",
-        one_of(policy.Monitor),
+        one_of(policy.OnHang),
         Door.RUN,
         "Watch the training: say why it failed, where it hangs and which rank is slow; end one that"
         " hangs, too (in Slurm its job is cancelled), or end its workers and start them again as"
         " after a failure (--max-restarts); or watch nothing.",
-        otherwise=policy.Monitor.REPORT.value,
+        otherwise=policy.OnHang.REPORT.value,
     ),
     SharedOption(
         "heartbeat",

@@ -37,7 +37,7 @@ _ALL = b"slurm-health: news\n"
 _MOST_BYTES = 65536  # of what is read at once, and kept of a line that does not end
 
 
-class Writer:
+class OrderWriter:
     """Appends to the orders of one run, of which there is one master at a time."""
 
     def __init__(self, directory: Path, run_id: str, nodes: Sequence[str]) -> None:
@@ -104,7 +104,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
     verdict: NodeVerdict | None
 
 
-class Reader:
+class OrderReader:
     """Reads what concerns one node, as records in which nothing else is.
 
     Whatever else the master says is read as that it is there. `training` is None until it is

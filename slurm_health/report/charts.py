@@ -31,7 +31,7 @@ _NAMES, _ROOM = 8, 60.0  # nodes that are all named below a chart; pixels that a
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mark:
+class ChartMark:
     """A rectangle or a dot: its place in pixels, its style, and what it says when pointed at."""
 
     x: float
@@ -70,7 +70,7 @@ class Matrix:
     size: float
     cell: float
     large: bool
-    cells: tuple[Mark, ...]
+    cells: tuple[ChartMark, ...]
     labels: tuple[Label, ...]
     legend: tuple[tuple[str, str], ...]
 
@@ -86,7 +86,7 @@ class Chart:
     title: str
     width: float
     height: float
-    dots: tuple[Mark, ...]
+    dots: tuple[ChartMark, ...]
     labels: tuple[Named, ...]
     hollow: bool
     scale: tuple[Label, ...]
@@ -115,7 +115,7 @@ def matrix_of(run: RunReport) -> Matrix | None:
         said = f"{number_text(value)} GB/s" if value is not None else _said(outcome)
         title = f"{first} and {second}, round {number}: {said}"
         cells += [
-            Mark(x=x * cell, y=y * cell, width=cell, height=cell, style=style, title=title)
+            ChartMark(x=x * cell, y=y * cell, width=cell, height=cell, style=style, title=title)
             for x, y in (
                 (place[first], place[second]),
                 (place[second], place[first]),
@@ -137,7 +137,7 @@ def matrix_of(run: RunReport) -> Matrix | None:
     )
 
 
-def _enlarged(mark: Mark) -> Mark:
+def _enlarged(mark: ChartMark) -> ChartMark:
     size = max(mark.width, _SEEN if mark.style > "b2" else _DRAWN)
     less = (size - mark.width) / 2
     return replace(mark, x=mark.x - less, y=mark.y - less, width=size, height=size)
@@ -218,7 +218,7 @@ def _chart(run: RunReport, probe: str, values: Mapping[str, float]) -> Chart:
     width = _width(run.nodes)
     step = width / max(1, len(run.nodes))
     dots = [
-        Mark(
+        ChartMark(
             x=round((number + 0.5) * step, 1),
             y=round(_CHART_HEIGHT * (1 - values.get(node.node, 0.0) / top), 1),
             style=_level_of(node) + ("" if node.node in values else " hollow"),
@@ -263,7 +263,7 @@ def _width(nodes: Sequence[NodeReport]) -> float:
     return min(_CHART_WIDTH, max(_LEAST_WIDTH, needed))
 
 
-def _names(nodes: Sequence[NodeReport], dots: Sequence[Mark], width: float) -> list[Named]:
+def _names(nodes: Sequence[NodeReport], dots: Sequence[ChartMark], width: float) -> list[Named]:
     """Return the names below a chart, or beside the dots of nodes that are not well."""
     if len(nodes) <= _NAMES:
         step = width / max(1, len(nodes))
@@ -299,7 +299,7 @@ def _names(nodes: Sequence[NodeReport], dots: Sequence[Mark], width: float) -> l
 class Span:
     """When a check did what: a bar for each round and a mark for each event, in rows."""
 
-    bars: tuple[Mark, ...]
+    bars: tuple[ChartMark, ...]
     ticks: tuple[Label, ...]
 
 
@@ -318,7 +318,7 @@ def span_of(run: RunReport) -> Span | None:
     end_s = max(after_s + (took_s or 0.0) for after_s, took_s, _, _ in rows) or 1.0
     scale = 100 / end_s
     bars = [
-        Mark(
+        ChartMark(
             x=round(max(0.0, after_s) * scale, 1),
             y=number,
             width=round((took_s or 0.0) * scale, 1),

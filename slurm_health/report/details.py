@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slurm_health.preflight.localize.settings import USUAL, Device
+from slurm_health.preflight.localize.settings import USUAL, DeviceKind
 from slurm_health.records.probe_catalog import ALLGATHER, MATMUL
 from slurm_health.records.text import elapsed_text
 from slurm_health.records.verdict import Level, NodeVerdict, Outcome
@@ -229,9 +229,9 @@ def _number(value: object) -> float | None:
         return None
 
 
-def _kind_of_device(run: RunReport) -> Device:
+def _kind_of_device(run: RunReport) -> DeviceKind:
     """Return what a check's nodes computed with: only accelerators have names of their own."""
     watched = any(node.hardware and node.hardware.devices for node in run.nodes)
     models = {node.hardware.model for node in run.nodes if node.hardware}
     cpu = any("thread" in model for model in models)
-    return Device.ACCELERATOR if watched or not cpu else Device.CPU
+    return DeviceKind.ACCELERATOR if watched or not cpu else DeviceKind.CPU

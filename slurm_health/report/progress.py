@@ -26,40 +26,42 @@ _SCRIPT_S = 10.0
 _LINE_CHARACTERS = 80  # of a line of output
 
 
-class Activity(NamedTuple):
+class JobActivity(NamedTuple):
     """What is going on in a check or its job, and whether nothing more will come of it."""
 
     text: str
     over: bool = False
 
 
-def progress(run: RunEntries, now_s: float) -> Activity:
+def progress(run: RunEntries, now_s: float) -> JobActivity:
     """Return how far the latest check of a job, and then its script, have got at `now_s`."""
     script = _last(run.supervisor, ScriptStarted)
     ended = _last(run.supervisor, ScriptEnded)
     if ended is not None:
         how = f"signal {ended.signal}" if ended.signal else f"exit {ended.exit_code}"
-        return Activity(
+        return JobActivity(
             f"the script ended after {duration_text(ended.duration_s)}, {how}", over=True
         )
     if script is not None:
         since_s = next(e.time_s for e in run.supervisor if e.record is script)
-        return Activity(
+        return JobActivity(
             f"the script {_stands(run, now_s)}has run for {duration_text(now_s - since_s)}"
             + "".join(f"; {text}" for text in [so_far(run, now_s)] if text)
         )
     finished = _last(run.master, records.RunFinished)
     if finished is not None:
         if finished.disposition.leaves:
-            return Activity("the check has ended; the job waits for its next attempt")
+            return JobActivity("the check has ended; the job waits for its next attempt")
         ended_s = next(e.time_s for e in run.master if e.record is finished)
         stopped = finished.disposition is records.Disposition.STOP
-        return Activity("the check has ended", over=stopped or now_s - ended_s > _SCRIPT_S)
+        return JobActivity("the check has ended", over=stopped or now_s - ended_s > _SCRIPT_S)
     start = _last(run.master, records.RunStarted)
     if start is None:
-        return Activity("waiting for the check to begin")
+        return JobActivity("waiting for the check to begin")
     began_s = next(e.time_s for e in run.master if e.record is start)
-    return Activity(f"{_step(run, start)}, {duration_text(now_s - began_s)} since the check began")
+    return JobActivity(
+        f"{_step(run, start)}, {duration_text(now_s - began_s)} since the check began"
+    )
 
 
 def so_far(run: RunEntries, now_s: float) -> str:

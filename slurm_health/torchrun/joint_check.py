@@ -152,7 +152,7 @@ def follow(
     # The file exists before any process looks for it: no client of a network filesystem then
     # remembers that it did not.
     journal.create(directory, [orders.ORDERS, place.node])
-    reader = orders.Reader(directory, place.node)
+    reader = orders.OrderReader(directory, place.node)
     poll_s = LOOK_SHARE * poll_interval_s(len(place.nodes))
     heard_at = monotonic()
     heard = False
@@ -187,7 +187,7 @@ def _tell(
     verdict: records.VerdictReached,
     choice: NodeChoice,
 ) -> None:
-    writer = orders.Writer(directory, started.run_id, started.nodes)
+    writer = orders.OrderWriter(directory, started.run_id, started.nodes)
     writer.conclude(verdict, choice.nodes, choice.reason)
 
 

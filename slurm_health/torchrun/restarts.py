@@ -24,13 +24,13 @@ import msgspec
 from slurm_health.preflight import config
 from slurm_health.preflight.decide.after_failure import (
     CheckAgain,
-    Failure,
     Next,
     Plan,
+    ScriptFailure,
     check_again,
     plan,
 )
-from slurm_health.preflight.decide.policy import Monitor
+from slurm_health.preflight.decide.policy import OnHang
 from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import ExitCode, JournalError, SlurmHealthError
 from slurm_health.records.nodeset import fold
@@ -248,12 +248,12 @@ def _plan(question: Question, found: Diagnosed | None, names: tuple[str, ...]) -
     least = question.context.least
     silent = f"{question.silent} of {len(names) + question.silent} nodes do not answer any more"
     mode = watching.mode(question.context.arguments)
-    if question.hang is not None and mode == Monitor.STOP.value:
+    if question.hang is not None and mode == OnHang.STOP.value:
         return Plan(next=Next.STOP, reason="it hangs (--monitor=stop)")
     if question.restart > question.max_restarts:
         reason = f"its workers were started again {question.max_restarts} times (--max-restarts)"
         return Plan(next=Next.STOP, reason=reason)
-    failure = Failure(
+    failure = ScriptFailure(
         diagnosed=found,
         batch_node=question.context.place.node,
         nodes=names,

@@ -195,7 +195,7 @@ def _followed(
     node: OtherNode, place: TaskPlace, directory: Path, run_id: str, agent: OwnAgent
 ) -> tuple[JointOutcome, dict[str, str]]:
     journal.create(directory, [place.node])
-    to_agent = orders.Writer(directory, run_id, place.nodes)
+    to_agent = orders.OrderWriter(directory, run_id, place.nodes)
     node.ship(journal.path_of(directory, place.node))
     heard: list[Entry] = []
     while (outcome := joint_check.outcome_of(heard, directory)) is None:

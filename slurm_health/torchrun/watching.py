@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from slurm_health.preflight import config
-from slurm_health.preflight.decide.policy import Monitor
+from slurm_health.preflight.decide.policy import OnHang
 from slurm_health.preflight.supervisor.monitor_process import AFTER_S
 from slurm_health.records.errors import JournalError
 from slurm_health.records.script_records import ScriptStarted
@@ -26,7 +26,7 @@ from slurm_health.training.monitor.node import INTERVAL_S, TRAINING
 
 def is_on(place: TaskPlace, arguments: Arguments, environ: Mapping[str, str]) -> bool:
     """Tell whether the training is to be watched, and nothing else watches it."""
-    if mode(arguments) == Monitor.OFF.value:
+    if mode(arguments) == OnHang.OFF.value:
         return False
     root = config.journal_root(arguments.text("journal"), environ)
     return "SLURM_JOB_ID" not in environ or not _is_watched(place, root)
@@ -70,7 +70,7 @@ def node_monitor(place: TaskPlace, environ: Mapping[str, str]) -> Sequence[str]:
 
 def mode(arguments: Arguments) -> str:
     """Return what is to be done about a hang."""
-    return arguments.text("monitor") or Monitor.REPORT.value
+    return arguments.text("monitor") or OnHang.REPORT.value
 
 
 def _is_watched(place: TaskPlace, root: Path) -> bool:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_health.preflight.decide.after_failure import Failure, Next, Plan, plan
+from slurm_health.preflight.decide.after_failure import Next, Plan, ScriptFailure, plan
 from slurm_health.preflight.decide.policy import Policy
 from slurm_health.preflight.master.check_settings import CheckSettings
 from slurm_health.preflight.master.run_check import check_allocation, run_started
@@ -197,7 +197,7 @@ class FailedScript:
     spares: tuple[str, ...] = ()
 
 
-def failure_of(failed: FailedScript, job: str, client: Client, policy: Policy) -> Failure:
+def failure_of(failed: FailedScript, job: str, client: Client, policy: Policy) -> ScriptFailure:
     """Return all that a decision about a failed script rests on.
 
     Raises:
@@ -212,7 +212,7 @@ def failure_of(failed: FailedScript, job: str, client: Client, policy: Policy) -
     if policy.nodes_wanted is not None:
         least = policy.nodes_wanted if policy.nodes_needed is None else policy.nodes_needed
     hangs = _hangs(failed.directory)
-    return Failure(
+    return ScriptFailure(
         diagnosed=_diagnosed(failed.directory),
         job_over=over,
         batch_node=failed.batch_node or failed.nodes[0],

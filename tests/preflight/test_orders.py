@@ -43,13 +43,13 @@ def round_of(*groups: list[str], index: int = 0) -> RoundStarted:
 
 def heard(directory: Path, node: str) -> list[Record]:
     """Return all that a node is told, without the signs that the master is there."""
-    records = orders.Reader(directory, node).read_new()
+    records = orders.OrderReader(directory, node).read_new()
     return [record for record in records if not isinstance(record, MasterWaits)]
 
 
 def test_a_node_reads_its_own_group_of_a_round_and_where_it_meets(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    orders.Writer(run, "r", NODES).append(round_of(["a", "c9"], ["é", "b"]))
+    orders.OrderWriter(run, "r", NODES).append(round_of(["a", "c9"], ["é", "b"]))
 
     assert heard(run, "b") == [
         RoundStarted(
@@ -66,7 +66,7 @@ def test_a_node_reads_its_own_group_of_a_round_and_where_it_meets(tmp_path: Path
 
 def test_only_the_members_of_a_group_are_told_to_stop(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    writer = orders.Writer(run, "r", NODES)
+    writer = orders.OrderWriter(run, "r", NODES)
     writer.append(round_of(["a", "c9"], ["é", "b"], ["c10"]))
     why = "c9 failed: its device is gone"
     writer.append(
@@ -85,7 +85,7 @@ def test_only_the_members_of_a_group_are_told_to_stop(tmp_path: Path) -> None:
 
 def test_an_agent_hears_that_another_one_took_over_on_its_node(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    orders.Writer(run, "r", NODES).append(AgentsLaunched(launch=1, nodes=["a", "b", "é"]))
+    orders.OrderWriter(run, "r", NODES).append(AgentsLaunched(launch=1, nodes=["a", "b", "é"]))
 
     assert heard(run, "é") == [AgentsLaunched(launch=1, nodes=["é"])]
     assert heard(run, "c9") == []
@@ -96,14 +96,14 @@ def test_an_agent_hears_that_another_one_took_over_on_its_node(tmp_path: Path) -
 )
 def test_every_agent_hears_the_end_of_the_run(tmp_path: Path, last: Record) -> None:
     run = tmp_path / "run"
-    orders.Writer(run, "r", NODES).append(last)
+    orders.OrderWriter(run, "r", NODES).append(last)
     assert [heard(run, node) for node in NODES] == [[VerdictReached(nodes=[])]] * len(NODES)
 
 
 def test_whatever_the_master_says_is_a_sign_of_life(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    writer = orders.Writer(run, "r", NODES)
-    reader = orders.Reader(run, "a")
+    writer = orders.OrderWriter(run, "r", NODES)
+    reader = orders.OrderReader(run, "a")
     reader.read_new()
     for record in (MasterWaits(reason="for b"), round_of(["b"])):
         assert writer.append(record)
@@ -113,7 +113,7 @@ def test_whatever_the_master_says_is_a_sign_of_life(tmp_path: Path) -> None:
 
 def test_what_agents_need_not_hear_is_not_written(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    writer = orders.Writer(run, "r", NODES)
+    writer = orders.OrderWriter(run, "r", NODES)
     size = (run / orders.NAME).stat().st_size
     assert not writer.append(NodesAdmitted(nodes=list(NODES)), RoundEnded(round=0))
     assert (run / orders.NAME).stat().st_size == size
@@ -121,11 +121,11 @@ def test_what_agents_need_not_hear_is_not_written(tmp_path: Path) -> None:
 
 def test_there_is_no_run_before_the_orders_of_a_node_s_own_run(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    reader = orders.Reader(run, "a")
+    reader = orders.OrderReader(run, "a")
     assert (reader.read_new(), reader.run_id) == ([], "")
-    orders.Writer(run, "r", ["b"])
+    orders.OrderWriter(run, "r", ["b"])
     assert (reader.read_new(), reader.run_id) == ([], "")  # it is none of that run's nodes
-    reader = orders.Reader(run, "b")
+    reader = orders.OrderReader(run, "b")
     reader.read_new()
     assert reader.run_id == "r"
 
@@ -136,7 +136,7 @@ def test_orders_that_are_shown_in_pieces_are_read_whole(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     run = tmp_path_factory.mktemp("place") / "run"
-    writer = orders.Writer(run, "r", NODES)
+    writer = orders.OrderWriter(run, "r", NODES)
     for index in range(3):
         writer.append(round_of(["a", "c9"], ["é", "b"], index=index))
     writer.append(VerdictReached(nodes=[]))
@@ -144,7 +144,7 @@ def test_orders_that_are_shown_in_pieces_are_read_whole(
     whole = path.read_bytes()
     cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=6)))
 
-    reader = orders.Reader(run, "b")
+    reader = orders.OrderReader(run, "b")
     found = []
     for cut in [*cuts, len(whole)]:
         path.write_bytes(whole[:cut])
@@ -158,12 +158,12 @@ def test_a_master_that_takes_over_cuts_off_what_the_dead_one_did_not_write_whole
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     run = tmp_path_factory.mktemp("place") / "run"
-    orders.Writer(run, "r", NODES).append(round_of(["a", "b"]))
+    orders.OrderWriter(run, "r", NODES).append(round_of(["a", "b"]))
     path = run / orders.NAME
     whole = path.read_bytes()
     path.write_bytes(whole[: data.draw(st.integers(0, len(whole)))])
 
-    orders.Writer(run, "r", NODES).append(round_of(["c9", "b"], index=1))
+    orders.OrderWriter(run, "r", NODES).append(round_of(["c9", "b"], index=1))
 
     last = heard(run, "b")[-1]
     assert isinstance(last, RoundStarted)
@@ -177,8 +177,8 @@ def test_a_node_hears_that_it_trains_and_another_one_why_it_does_not(tmp_path: P
         nodes=[NodeVerdict(node=node, level=Level.HEALTHY) for node in NODES[1:]]
         + [NodeVerdict(node="b", level=Level.FAULTY, reason="it fails")]
     )
-    reader, left_out = orders.Reader(run, "a"), orders.Reader(run, "b")
-    orders.Writer(run, "r", NODES).conclude(verdict, ["a", "c10", "c9", "é"], "without b")
+    reader, left_out = orders.OrderReader(run, "a"), orders.OrderReader(run, "b")
+    orders.OrderWriter(run, "r", NODES).conclude(verdict, ["a", "c10", "c9", "é"], "without b")
 
     for each in (reader, left_out):
         each.read_new()
@@ -198,8 +198,8 @@ def test_what_a_node_reads_of_who_trains_hardly_grows_with_the_number_of_nodes(
             for node in nodes
         ]
         run = tmp_path / str(count) / "run"
-        writer = orders.Writer(run, "r", nodes)
-        reader = orders.Reader(run, nodes[-1])
+        writer = orders.OrderWriter(run, "r", nodes)
+        reader = orders.OrderReader(run, nodes[-1])
         reader.read_new()
         writer.conclude(VerdictReached(nodes=found), nodes, "")
         before = _bytes_read()
@@ -217,8 +217,8 @@ def test_what_one_agent_reads_of_a_round_hardly_grows_with_the_number_of_nodes(
         nodes = [f"n{number:06d}" for number in range(count)]
         groups = [nodes[at : at + 2] for at in range(0, count, 2)]
         run = tmp_path / str(count) / "run"
-        writer = orders.Writer(run, "r", nodes)
-        reader = orders.Reader(run, nodes[-1])
+        writer = orders.OrderWriter(run, "r", nodes)
+        reader = orders.OrderReader(run, nodes[-1])
         reader.read_new()
         writer.append(round_of(*groups))
         before = _bytes_read()

@@ -15,7 +15,7 @@ from slurm_health.records.script_records import (
 )
 from slurm_health.report.build import job_report
 from slurm_health.report.post_mortem import lines_while_training
-from slurm_health.report.progress import Activity, progress
+from slurm_health.report.progress import JobActivity, progress
 from slurm_health.report.read import read_run
 from slurm_health.system import journal
 from tests.support.journals import RunJournal, write_healthy_run
@@ -25,13 +25,13 @@ def run_of(tmp_path: Path) -> RunJournal:
     return RunJournal(tmp_path, nodes=["n1", "n2", "n3", "n4"])
 
 
-def seen(run: RunJournal, *, after_s: float = 0.0) -> Activity:
+def seen(run: RunJournal, *, after_s: float = 0.0) -> JobActivity:
     return progress(read_run(run.directory), run.clock.now_s + after_s)
 
 
 def test_before_the_first_round_nodes_that_are_ready_are_counted(tmp_path: Path) -> None:
     run = run_of(tmp_path)
-    assert seen(run) == Activity("waiting for the check to begin")
+    assert seen(run) == JobActivity("waiting for the check to begin")
     run.start()
     assert seen(run).text.startswith("loading: 4 of 4 nodes ready, 0.5 s since")
     run.write("n2", WorkersFailed(node="n2", launch=1, reason="no torch"))
@@ -69,7 +69,7 @@ def test_what_follows_a_check_depends_on_what_becomes_of_the_job(
     run.judge()
     assert seen(run).text.startswith("acting on the verdict")
     run.finish(disposition)
-    assert seen(run, after_s=later_s) == Activity(text, over)
+    assert seen(run, after_s=later_s) == JobActivity(text, over)
 
 
 def test_a_job_is_followed_until_its_script_has_ended(tmp_path: Path) -> None:
@@ -77,10 +77,10 @@ def test_a_job_is_followed_until_its_script_has_ended(tmp_path: Path) -> None:
     run.start()
     run.finish("proceed")
     run.write(journal.SUPERVISOR, ScriptStarted(script="train.sh", pid=1))
-    assert seen(run, after_s=90) == Activity("the script has run for 90 s")
+    assert seen(run, after_s=90) == JobActivity("the script has run for 90 s")
 
     ended = write_healthy_run(tmp_path, job=13)
-    assert seen(ended) == Activity("the script ended after 41 s, exit 0", over=True)
+    assert seen(ended) == JobActivity("the script ended after 41 s, exit 0", over=True)
 
 
 def test_without_a_heartbeat_the_last_step_its_age_and_stopped_ranks_are_told(

@@ -35,7 +35,7 @@ class Stage:
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def begin(self, run_id: str = "r1") -> None:
-        self._orders = orders.Writer(self.directory, run_id, ["n1", "n2", "n3"])
+        self._orders = orders.OrderWriter(self.directory, run_id, ["n1", "n2", "n3"])
 
     def says(self, *records: Record) -> None:
         self._orders.append(*records)

@@ -15,14 +15,14 @@ from pathlib import Path
 from slurm_health.preflight.master.launcher import LocalLauncher
 from slurm_health.preflight.master.master import Master, MasterSettings
 from slurm_health.preflight.master.run_check import make_localizer
-from slurm_health.preflight.session.deadlines import Limits
+from slurm_health.preflight.session.deadlines import TimeLimits
 from slurm_health.preflight.session.phases import phases
 from slurm_health.records.records import Disposition, RunFinished, RunStarted, VerdictReached
 from slurm_health.system.processes import own_command
 
 RUN_ID = "r1"
 QUICK = phases(["quick"])
-LIMITS = Limits(round_deadline_s=3.0, least_margin_s=1.0, most_margin_s=1.0, abort_grace_s=2.0)
+LIMITS = TimeLimits(round_deadline_s=3.0, least_margin_s=1.0, most_margin_s=1.0, abort_grace_s=2.0)
 
 
 def started(nodes: Sequence[str]) -> RunStarted:
@@ -39,7 +39,7 @@ def started(nodes: Sequence[str]) -> RunStarted:
 
 
 def run(
-    directory: Path, python: str, nodes: Sequence[str], *, limits: Limits = LIMITS
+    directory: Path, python: str, nodes: Sequence[str], *, limits: TimeLimits = LIMITS
 ) -> VerdictReached:
     """Check these nodes; nothing that was started is left afterwards."""
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slurm_health.preflight.session.deadlines import Limits
+from slurm_health.preflight.session.deadlines import TimeLimits
 from slurm_health.preflight.session.phases import Phase
-from slurm_health.preflight.session.session import Abort, Append, Launch, Session, Step
+from slurm_health.preflight.session.session import Abort, Append, LaunchAgents, Session, Step
 from slurm_health.records.record_codec import Entry
 from slurm_health.records.records import (
     AgentsLaunched,
@@ -24,7 +24,7 @@ from slurm_health.records.verdict import Level, Outcome
 from tests.support.world import QUICK, CountingLocalizer
 
 START_S = 1000.0
-LIMITS = Limits(settle_s=0.5)
+LIMITS = TimeLimits(settle_s=0.5)
 NODES = ("n1", "n2", "n3", "n4")
 
 
@@ -34,7 +34,7 @@ class Story:
     def __init__(
         self,
         nodes: Sequence[str] = NODES,
-        limits: Limits = LIMITS,
+        limits: TimeLimits = LIMITS,
         course: Sequence[Phase] = QUICK,
     ) -> None:
         self.session = Session(nodes, CountingLocalizer, limits, course)
@@ -52,7 +52,7 @@ class Story:
     def does(self, kind: type[Record], at_s: float | None = None) -> Record:
         """Expect the next step to write records of a kind, and take in the first of them."""
         step = self.next(at_s)
-        assert isinstance(step, Append | Abort | Launch), step
+        assert isinstance(step, Append | Abort | LaunchAgents), step
         record = step.records[0] if isinstance(step, Abort) else step.record
         assert isinstance(record, kind), step
         self.says(record)

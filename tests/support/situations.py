@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from slurm_health.preflight.decide.decide import Case, decide, question
-from slurm_health.preflight.decide.decision import Decision, Question
+from slurm_health.preflight.decide.decision import Decision, StartQuestion
 from slurm_health.preflight.decide.facts import JobFacts
 from slurm_health.preflight.decide.policy import Policy
 from slurm_health.records.records import VerdictReached
@@ -42,6 +42,6 @@ def decided(verdict: VerdictReached, policy: Policy, facts: JobFacts) -> Decisio
     return decide(Case.of(verdict, policy, facts))
 
 
-def asked_about(verdict: VerdictReached, policy: Policy, facts: JobFacts) -> Question | None:
+def asked_about(verdict: VerdictReached, policy: Policy, facts: JobFacts) -> StartQuestion | None:
     """Return what Slurm is to be asked before that is decided."""
     return question(Case.of(verdict, policy, facts))

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from slurm_health.preflight.supervisor.script_runs import Restarts
 from slurm_health.preflight.supervisor.supervisor import (
-    Patience,
     Supervised,
+    SupervisorPatience,
     original_environ,
     supervise,
 )
@@ -57,7 +57,7 @@ def main() -> int:
     )
     return supervise(
         told,
-        patience=Patience(
+        patience=SupervisorPatience(
             grace_s=options.grace_s,
             silence_s=options.silence_s,
             requeue_wait_s=options.requeue_wait_s,

@@ -13,10 +13,17 @@ from dataclasses import dataclass, field
 from random import Random
 
 from slurm_health.preflight.localize.settings import LocalizeSettings
-from slurm_health.preflight.session.deadlines import Limits
+from slurm_health.preflight.session.deadlines import TimeLimits
 from slurm_health.preflight.session.phase_runner import MakeLocalizer
 from slurm_health.preflight.session.phases import Phase, phases
-from slurm_health.preflight.session.session import Abort, Append, Conclude, Launch, Session, Wait
+from slurm_health.preflight.session.session import (
+    Abort,
+    Append,
+    Conclude,
+    LaunchAgents,
+    Session,
+    Wait,
+)
 from slurm_health.records.record_codec import Entry
 from slurm_health.records.records import (
     AgentEnded,
@@ -101,7 +108,7 @@ class World:
         random: Random,
         *,
         trouble: float,
-        limits: Limits,
+        limits: TimeLimits,
         make_localizer: MakeLocalizer = CountingLocalizer,
         course: Sequence[Phase] = QUICK,
     ) -> None:
@@ -182,7 +189,7 @@ class World:
                 for record in records:
                     self._master_says(record)
                     self._react(record)
-            case Launch(record=record):
+            case LaunchAgents(record=record):
                 assert record.nodes
                 self._master_says(record)
                 for node in record.nodes:

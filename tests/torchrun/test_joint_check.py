@@ -13,7 +13,7 @@ import pytest
 from slurm_health.preflight import orders
 from slurm_health.preflight.master.master import SILENCE_S, MasterSettings
 from slurm_health.preflight.master.run_check import make_localizer
-from slurm_health.preflight.session.deadlines import Limits
+from slurm_health.preflight.session.deadlines import TimeLimits
 from slurm_health.records.errors import JournalError
 from slurm_health.records.records import (
     Action,
@@ -83,7 +83,7 @@ class Master:
 
     def __init__(self, directory: Path, words: Iterator[Callable[[], bool]]) -> None:
         self._writer = journal.Writer(directory, journal.MASTER, lambda: 0.0)
-        self._orders = orders.Writer(directory, STARTED.run_id, NODES)
+        self._orders = orders.OrderWriter(directory, STARTED.run_id, NODES)
         self._words = words
         self._word: Callable[[], bool] | None = None
 
@@ -189,7 +189,7 @@ def test_a_first_process_that_says_nothing_is_named_after_a_while(
 ) -> None:
     journal.create(tmp_path, [journal.MASTER])
     if heard:
-        orders.Writer(tmp_path, STARTED.run_id, NODES)
+        orders.OrderWriter(tmp_path, STARTED.run_id, NODES)
     now_s = [0.0]
 
     def pass_time(_seconds: float) -> None:
@@ -203,17 +203,17 @@ def test_a_first_process_that_says_nothing_is_named_after_a_while(
 def test_a_name_that_was_used_before_is_refused_on_all_nodes(tmp_path: Path) -> None:
     journal.create(tmp_path, [journal.MASTER])
     journal.Writer(tmp_path, journal.MASTER, lambda: 0.0).append(STARTED, *GO)
-    orders.Writer(tmp_path, STARTED.run_id, NODES).conclude(VERDICT, ["n2"], REASON)
+    orders.OrderWriter(tmp_path, STARTED.run_id, NODES).conclude(VERDICT, ["n2"], REASON)
     with pytest.raises(JournalError, match="earlier start; give each start its own --rdzv-id"):
         follow(tmp_path, place(chosen_start=True), agent())
-    settings = MasterSettings(limits=Limits(), phases=QUICK, make_localizer=make_localizer)
+    settings = MasterSettings(limits=TimeLimits(), phases=QUICK, make_localizer=make_localizer)
     with pytest.raises(JournalError, match="earlier start"):
         lead(tmp_path, STARTED, agent(), BOUNDS, settings, exclude_slow=False)
 
 
 def test_a_late_task_learns_what_was_decided_without_it(tmp_path: Path) -> None:
     journal.create(tmp_path, [journal.MASTER])
-    writer = orders.Writer(tmp_path, STARTED.run_id, NODES)
+    writer = orders.OrderWriter(tmp_path, STARTED.run_id, NODES)
     writer.append(AgentsLaunched(launch=0, nodes=list(NODES)), VERDICT)
     writer.conclude(VERDICT, ["n2"], REASON)
     assert follow(tmp_path, place(), agent("raise SystemExit(9)")).choice.nodes == ("n2",)

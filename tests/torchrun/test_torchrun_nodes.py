@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from slurm_health.preflight.probes.torchrun_nodes import Round
+from slurm_health.preflight.probes.torchrun_nodes import TrainingNodes
 
 SAYS_TOO_MUCH = """
 import os, signal, sys
@@ -36,7 +36,7 @@ def test_a_node_that_waits_for_a_decision_can_still_tell_that_it_is_there() -> N
     server: Any = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     here: Any = TCPStore("127.0.0.1", server.port, is_master=False, timeout=timedelta(seconds=60))
     heard: list[dict[str, Any]] = []
-    waits = threading.Thread(target=lambda: heard.append(Round(here, 1, 2).decision()))
+    waits = threading.Thread(target=lambda: heard.append(TrainingNodes(here, 1, 2).decision()))
     waits.start()
 
     def tell() -> None:
@@ -49,7 +49,7 @@ def test_a_node_that_waits_for_a_decision_can_still_tell_that_it_is_there() -> N
     tells.start()
     tells.join(30.0)
     told = not tells.is_alive()
-    Round(server, 0, 2).decide({"next": "stop"}, hearers=1)
+    TrainingNodes(server, 0, 2).decide({"next": "stop"}, hearers=1)
     waits.join()
     tells.join()
 

@@ -9,7 +9,7 @@ import pytest
 
 from slurm_health.preflight.decide.policy import Policy
 from slurm_health.preflight.master.check_settings import CheckSettings
-from slurm_health.preflight.session.deadlines import Limits
+from slurm_health.preflight.session.deadlines import TimeLimits
 from slurm_health.records.allocation import Allocation
 from slurm_health.records.records import Disposition, RunFinished, RunStarted, VerdictReached
 from slurm_health.records.script_records import (
@@ -74,7 +74,7 @@ class Scene:
                 journal_root=self.root,
                 python="/no/such/python",
                 policy=policy or Policy(),
-                limits=Limits(),
+                limits=TimeLimits(),
                 phases=(),
                 tell=lambda finished, _: self.told.append(finished),
             ),

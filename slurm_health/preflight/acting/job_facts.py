@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from slurm_health.preflight.decide.decide import Case, decide_unasked, question
-from slurm_health.preflight.decide.decision import Ending, Question
+from slurm_health.preflight.decide.decision import Ending, StartQuestion
 from slurm_health.preflight.decide.facts import (
     JobFacts,
     obstacle_to_asking,
@@ -243,7 +243,9 @@ def cause(err: SlurmError) -> str:
     return " / ".join(line.strip() for line in err.stderr.splitlines() if line.strip()) or str(err)
 
 
-def _wait(question: Question, *, job: str, facts: JobFacts, client: Client, now_s: float) -> str:
+def _wait(
+    question: StartQuestion, *, job: str, facts: JobFacts, client: Client, now_s: float
+) -> str:
     """Say why the job would have to wait, empty if it could start at once.
 
     What Slurm does not tell, or will not promise, is a wait. `job` is what Slurm calls the job.
@@ -260,7 +262,7 @@ def _wait(question: Question, *, job: str, facts: JobFacts, client: Client, now_
 
 
 def _wait_for_free_nodes(
-    question: Question, *, job: str, facts: JobFacts, client: Client, now_s: float
+    question: StartQuestion, *, job: str, facts: JobFacts, client: Client, now_s: float
 ) -> str:
     estimate: Estimate | None = None
     if question.more:

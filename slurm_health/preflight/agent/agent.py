@@ -19,8 +19,8 @@ from slurm_health.preflight.agent import node_facts
 from slurm_health.preflight.agent.lookout import Lookout, at_random
 from slurm_health.preflight.agent.worker_process import (
     Loaded,
+    ProcessStandstill,
     Ready,
-    Standstill,
     Worker,
     WorkerEvent,
 )
@@ -384,7 +384,7 @@ class Agent:
                 return
         self._start_again(worker, how)
 
-    def _worker_stands_still(self, worker: Worker, still: Standstill) -> None:
+    def _worker_stands_still(self, worker: Worker, still: ProcessStandstill) -> None:
         """Report it, where a round is in progress, and replace it: it will answer nobody."""
         if worker.ready:
             self._starts.succeeded()

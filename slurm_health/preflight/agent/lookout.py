@@ -52,7 +52,7 @@ class Lookout:
         monotonic: Callable[[], float],
         random: Callable[[], float],
     ) -> None:
-        self._orders = orders.Reader(directory, node)
+        self._orders = orders.OrderReader(directory, node)
         self._bell = bell
         self._poll_s = poll_s
         self._monotonic = monotonic

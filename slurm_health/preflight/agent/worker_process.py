@@ -46,23 +46,23 @@ class Loaded(AtStart, frozen=True, kw_only=True, tag="loaded"):
     torch: str
 
 
-class NoTorch(AtStart, frozen=True, kw_only=True, tag="no_torch"):
+class TorchMissing(AtStart, frozen=True, kw_only=True, tag="no_torch"):
     """Its interpreter has no torch: it is of no use."""
 
     detail: str
 
 
-class Opened(AtStart, frozen=True, kw_only=True, tag="opened"):
+class DeviceOpened(AtStart, frozen=True, kw_only=True, tag="opened"):
     """Its device is open."""
 
 
-class Unusable(AtStart, frozen=True, kw_only=True, tag="unusable"):
+class DeviceUnusable(AtStart, frozen=True, kw_only=True, tag="unusable"):
     """Its device cannot be used, and is at fault."""
 
     detail: str
 
 
-class Refused(AtStart, frozen=True, kw_only=True, tag="refused"):
+class DeviceRefused(AtStart, frozen=True, kw_only=True, tag="refused"):
     """It does not use its device, for a reason that is no fault of it."""
 
     detail: str
@@ -92,7 +92,17 @@ class Ready(AtStart, frozen=True, kw_only=True, tag="ready"):
 
 
 WorkerEvent = AtStart | InRound
-_ANY = Loaded | NoTorch | Opened | Unusable | Refused | Ready | ScopeEntered | Measured | Done
+_ANY = (
+    Loaded
+    | TorchMissing
+    | DeviceOpened
+    | DeviceUnusable
+    | DeviceRefused
+    | Ready
+    | ScopeEntered
+    | Measured
+    | Done
+)
 
 
 def event_of(said: object) -> WorkerEvent:
@@ -183,13 +193,13 @@ class Worker:
         match event:
             case Loaded(torch=torch):
                 self.torch = torch
-            case NoTorch(detail=detail):
+            case TorchMissing(detail=detail):
                 self.refused, self.no_torch = detail, True
-            case Opened():
+            case DeviceOpened():
                 self.opened = True
-            case Unusable(detail=detail):
+            case DeviceUnusable(detail=detail):
                 self.unusable = detail
-            case Refused(detail=detail):
+            case DeviceRefused(detail=detail):
                 self.refused = detail
             case Ready():
                 self.ready = event
@@ -217,7 +227,7 @@ class Worker:
         if self._watch is not None and not self._killed:
             self._watch.look(now_s)
 
-    def standstill(self) -> Standstill | None:
+    def standstill(self) -> ProcessStandstill | None:
         """Return why the worker stands still, None unless that is proven.
 
         Until it is ready it reads torch, and who knows from where: only a signal stops it then.
@@ -295,7 +305,7 @@ HELD_S = 2.0
 _STOPPED, _HELD = "T", "D"  # proc(5); "t", a process that is being debugged, is none of our concern
 
 
-class Standstill(msgspec.Struct, frozen=True):
+class ProcessStandstill(msgspec.Struct, frozen=True):
     """Why a process stands still. `stopped`: by a signal, so that no other node is the cause."""
 
     words: str
@@ -332,14 +342,16 @@ class StandstillWatch:
         self._still_s = self._still_s + min(passed_s, 2 * LOOK_S) if stands else 0.0
         self._seen, self._looked_s = seen, now_s
 
-    def found(self) -> Standstill | None:
+    def found(self) -> ProcessStandstill | None:
         """Return why the process stands still, None unless it is proven that it does."""
         if self._seen is None:
             return None
         if self._seen.state == _STOPPED and self._still_s >= STOPPED_S:
-            return Standstill(f"stopped by a signal for {self._still_s:.0f} s", stopped=True)
+            return ProcessStandstill(f"stopped by a signal for {self._still_s:.0f} s", stopped=True)
         if self._seen.state == _HELD and self._still_s >= HELD_S:
-            return Standstill(f"held{self._where()} for {self._still_s:.0f} s", stopped=False)
+            return ProcessStandstill(
+                f"held{self._where()} for {self._still_s:.0f} s", stopped=False
+            )
         return None
 
     def _read(self) -> _Seen | None:

@@ -33,7 +33,7 @@ class Next(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failure:
+class ScriptFailure:
     """A failed script, and what is known of it and its nodes.
 
     Args:
@@ -88,7 +88,7 @@ class Plan:
         )
 
 
-def plan(failure: Failure) -> Plan:
+def plan(failure: ScriptFailure) -> Plan:
     """Decide what follows a failed script.
 
     Guarantees: what a person or a limit ended stays ended; a user's error is never retried and
@@ -118,7 +118,7 @@ def plan(failure: Failure) -> Plan:
     return Plan(next=Next.CHECK, reason=what, evidence=evidence, check=all_nodes)
 
 
-def _after_hang(hang: HangFound, failure: Failure, evidence: tuple[str, ...]) -> Plan:
+def _after_hang(hang: HangFound, failure: ScriptFailure, evidence: tuple[str, ...]) -> Plan:
     """Check all nodes, and take those where it hung last: that they are at fault is not shown.
 
     A hang without a place restarts once, another kind as often as `_MOST_OF_A_KIND`.
@@ -148,7 +148,7 @@ def _kind(hang: HangFound) -> str:
     return hang.found.cause if hang.located else ""
 
 
-def _at_fault(failure: Failure) -> tuple[NodeVerdict, ...]:
+def _at_fault(failure: ScriptFailure) -> tuple[NodeVerdict, ...]:
     """Return the nodes that evidence is against: those that Slurm lost, and those accused."""
     diagnosed = failure.diagnosed
     verdicts = {
@@ -173,7 +173,7 @@ def _at_fault(failure: Failure) -> tuple[NodeVerdict, ...]:
     return tuple(verdicts.values())
 
 
-def _without(failure: Failure, guilty: tuple[NodeVerdict, ...]) -> Plan:
+def _without(failure: ScriptFailure, guilty: tuple[NodeVerdict, ...]) -> Plan:
     names = {verdict.node for verdict in guilty}
     left = tuple(node for node in (*failure.nodes, *failure.spares) if node not in names)
     evidence = tuple(dict.fromkeys(line for verdict in guilty for line in verdict.evidence))

@@ -128,7 +128,7 @@ def decide(case: Case) -> decision.Decision:
     return decision.Decision(drains=_drains(case), shrink=shrink, ending=ending)
 
 
-def question(case: Case) -> decision.Question | None:
+def question(case: Case) -> decision.StartQuestion | None:
     """Return what Slurm is to be asked first; None where its answer would change nothing."""
     left = case.wanted
     if not _only_at_once(case, left) or _best_shrink(case, left) is not None:
@@ -140,7 +140,9 @@ def question(case: Case) -> decision.Question | None:
     full = len(nodes) if policy.nodes_wanted is None else policy.nodes_wanted
     needed = full if policy.nodes_needed is None else policy.nodes_needed
     slow_first = sorted(left, key=lambda node: node.level is not Level.SLOW)
-    return decision.Question(leave=_names(slow_first), keep=keep, more=max(0, needed - len(keep)))
+    return decision.StartQuestion(
+        leave=_names(slow_first), keep=keep, more=max(0, needed - len(keep))
+    )
 
 
 def decide_unasked(

@@ -117,7 +117,7 @@ class Ending:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class StartQuestion:
     """What Slurm is to be asked before a job leaves slow nodes.
 
     Could it start at once without the nodes `leave`, on `keep` and on `more` nodes like the first

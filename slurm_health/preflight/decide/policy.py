@@ -40,7 +40,7 @@ class AtRequeueLimit(Enum):
     STOP = "stop"
 
 
-class Monitor(Enum):
+class OnHang(Enum):
     """What a script causes that hangs."""
 
     REPORT = "report"

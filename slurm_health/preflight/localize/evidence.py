@@ -59,7 +59,7 @@ class Trial:
         return tuple(other for other in self.nodes if other != node)
 
 
-class Ledger:
+class RoundLedger:
     """Every round that was planned and every result that was accepted, by node number."""
 
     def __init__(self, names: Sequence[str]) -> None:

@@ -11,10 +11,10 @@ import numpy as np
 from msgspec.structs import replace
 
 from slurm_health.preflight.localize.conviction import Guilt
-from slurm_health.preflight.localize.evidence import Bearing, Ledger, Trial
+from slurm_health.preflight.localize.evidence import Bearing, RoundLedger, Trial
 from slurm_health.preflight.localize.findings import (
+    Conclusions,
     Doubt,
-    Findings,
     doubt_of,
     level_of,
     maybe_slow_in,
@@ -45,7 +45,7 @@ _TWICE = 2  # rounds
 _QUOTED = 2  # different texts of what a node reported: more say the same with other numbers
 
 
-def verdict_of(ledger: Ledger, findings: Findings, settings: LocalizeSettings) -> Verdict:
+def verdict_of(ledger: RoundLedger, findings: Conclusions, settings: LocalizeSettings) -> Verdict:
     """Return the verdict about every node, and about the paths and leaves that are not well."""
     words, links = _NodeWords(ledger, findings, settings), LinkWords(ledger, findings, settings)
     nodes = {name: words.node(number) for number, name in enumerate(ledger.names)}

@@ -53,7 +53,7 @@ class Doubt(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Findings:
+class Conclusions:
     """Everything that was concluded from the results so far, by variable number."""
 
     trials: Sequence[Trial]
@@ -93,7 +93,7 @@ def judge(
     fabric: Fabric,
     prior: Mapping[int, float],
     settings: LocalizeSettings,
-) -> Findings:
+) -> Conclusions:
     """Return what these trials prove and what they leave open."""
     sources = sources_of(trials, fabric)
     odds = odds_of(sources, prior)
@@ -115,7 +115,7 @@ def judge(
         risk = np.maximum(risk, metric.found.beyond)
     passed = {node for t in trials if t.bearing is Bearing.PASSED for node in t.nodes}
     tested = {node for t in trials if t.bearing is not Bearing.UNKNOWN for node in t.nodes}
-    return Findings(
+    return Conclusions(
         trials=trials,
         fabric=fabric,
         sources=sources,
@@ -140,7 +140,7 @@ def _occurrences(mentions: Iterable[tuple[int, Sequence[int]]]) -> dict[int, tup
     return found
 
 
-def level_of(findings: Findings, node: int) -> Level:
+def level_of(findings: Conclusions, node: int) -> Level:
     """Return what is concluded about a node."""
     guilt = findings.guilty.get(node, ())
     if guilt:
@@ -148,7 +148,7 @@ def level_of(findings: Findings, node: int) -> Level:
     return Level.HEALTHY if doubt_of(findings, node) is None else Level.INCONCLUSIVE
 
 
-def doubt_of(findings: Findings, node: int) -> Doubt | None:
+def doubt_of(findings: Conclusions, node: int) -> Doubt | None:
     """Return why a node that is not convicted is not healthy either, None if it is."""
     silences, crashes = (len(of.get(node, ())) for of in (findings.silences, findings.crashes))
     if silences >= _OFTEN or (silences and node not in findings.tested):
@@ -165,7 +165,7 @@ def doubt_of(findings: Findings, node: int) -> Doubt | None:
     return None if maybe_slow_in(findings, node) is None else Doubt.SLOW
 
 
-def _only_partners_failed(findings: Findings, node: int) -> bool:
+def _only_partners_failed(findings: Conclusions, node: int) -> bool:
     """Tell whether a node was measured by itself, and had no partner but convicted ones that died.
 
     That it was in no group that worked is then no doubt about it.
@@ -178,7 +178,7 @@ def _only_partners_failed(findings: Findings, node: int) -> bool:
     )
 
 
-def maybe_slow_in(findings: Findings, node: int) -> MetricEvidence | None:
+def maybe_slow_in(findings: Conclusions, node: int) -> MetricEvidence | None:
     """Return the metric in which a node is more likely too slow than not, if there is one."""
     for metric in findings.metrics:
         effect = float(metric.found.effect[node])
@@ -187,7 +187,7 @@ def maybe_slow_in(findings: Findings, node: int) -> MetricEvidence | None:
     return None
 
 
-def _is_unsteady(findings: Findings, node: int, failed: Sequence[Trial]) -> bool:
+def _is_unsteady(findings: Conclusions, node: int, failed: Sequence[Trial]) -> bool:
     """Tell whether the node failed more than once with the only partner it ever worked with.
 
     Whatever is likelier, the node, its partner or what is between them: nothing shows it.
@@ -235,7 +235,7 @@ class LonePair:
         return len(self.failed) + len(self.slow) == len(self.trials)
 
 
-def lone_pairs(findings: Findings) -> list[LonePair]:
+def lone_pairs(findings: Conclusions) -> list[LonePair]:
     """Return the pairs that went badly at least once and whose parts are all well."""
     excess = _slow_trials(findings)
     suspects = set(excess) | {
@@ -261,7 +261,7 @@ def lone_pairs(findings: Findings) -> list[LonePair]:
     ]
 
 
-def _parts_are_well(findings: Findings, index: int) -> bool:
+def _parts_are_well(findings: Conclusions, index: int) -> bool:
     """Tell whether everything that took part in a trial is believed to be well."""
     nodes = findings.trials[index].nodes
     switches = [
@@ -274,7 +274,7 @@ def _parts_are_well(findings: Findings, index: int) -> bool:
     )
 
 
-def _slow_trials(findings: Findings) -> dict[int, float]:
+def _slow_trials(findings: Conclusions) -> dict[int, float]:
     """Return the log-excess of trials beyond the floor and beyond the noise."""
     excess: dict[int, float] = {}
     for metric in findings.metrics:

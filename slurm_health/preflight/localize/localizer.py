@@ -12,8 +12,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from slurm_health.preflight.localize import explain
-from slurm_health.preflight.localize.evidence import Fabric, Ledger
-from slurm_health.preflight.localize.findings import Findings, judge
+from slurm_health.preflight.localize.evidence import Fabric, RoundLedger
+from slurm_health.preflight.localize.findings import Conclusions, judge
 from slurm_health.preflight.localize.pairing import PlanState, plan_round
 from slurm_health.preflight.localize.settings import LocalizeSettings
 from slurm_health.preflight.localize.stopping import Needs, needs_of
@@ -64,10 +64,10 @@ class Localizer:
             twice = sorted({node for node in nodes if list(nodes).count(node) > 1})
             raise LocalizeError(f"named twice: {', '.join(twice)}")
         self._settings = settings or LocalizeSettings()
-        self._ledger = Ledger(nodes)
+        self._ledger = RoundLedger(nodes)
         self._fabric = Fabric.of(nodes, topology)
         self._prior = _numbered_prior(nodes, prior or {})
-        self._findings: Findings | None = None
+        self._findings: Conclusions | None = None
 
     def next_round(self, index: int | None = None) -> Round | None:
         """Return the round to run next, or None when nothing more can usefully be learnt.
@@ -100,7 +100,7 @@ class Localizer:
         """Return what is concluded from the results so far."""
         return explain.verdict_of(self._ledger, self._judged(), self._settings)
 
-    def _judged(self) -> Findings:
+    def _judged(self) -> Conclusions:
         if self._findings is None:
             trials = self._ledger.in_order()
             self._findings = judge(trials, self._fabric, self._prior, self._settings)

@@ -17,7 +17,7 @@ _MOST_ROUNDS, _MOST_ROUNDS_OF_FEW = 8, 12
 _LEAST_FLOOR, _LARGEST_FLOOR = 0.01, 10.0  # below it is noise, above it a node is as good as dead
 
 
-class Device(Enum):
+class DeviceKind(Enum):
     """What the nodes of a run compute with."""
 
     CPU = "cpu"
@@ -39,18 +39,20 @@ class Usual:
     carries_network: bool = False
 
 
-USUAL: Mapping[Device, Usual] = MappingProxyType(
+USUAL: Mapping[DeviceKind, Usual] = MappingProxyType(
     {
         # Network: the least effect that simulated runs could convict without accusing healthy
         # nodes; noise: at which four nodes stay within `error` (docs/explanation/localisation.md).
         # Compute: four deviations of 3 %, which is our reading of how much GPUs of one model differ
         # for good (Sinha et al., SC 2022: they vary by 8 % on average, by 22 % at most).
-        Device.ACCELERATOR: Usual(network_floor=0.08, compute_floor=0.12, noise=0.05),
+        DeviceKind.ACCELERATOR: Usual(network_floor=0.08, compute_floor=0.12, noise=0.05),
         # Other jobs may share the cores. Measured on five nodes of one machine with 2 overloaded
         # cores: the log-times of healthy nodes deviate by 0.4 to 0.7, the slowest twentieth takes
         # twice the median. The floors were chosen by simulating milder scatter, see there; an idle
         # machine was not measured, and may allow lower ones.
-        Device.CPU: Usual(network_floor=1.0, compute_floor=1.0, noise=0.2, carries_network=True),
+        DeviceKind.CPU: Usual(
+            network_floor=1.0, compute_floor=1.0, noise=0.2, carries_network=True
+        ),
     }
 )
 
@@ -70,10 +72,10 @@ class LocalizeSettings:
     seed: int = 0
     min_rounds: int = 1
     max_rounds: int | None = None
-    compute_floor: float = USUAL[Device.ACCELERATOR].compute_floor
-    network_floor: float = USUAL[Device.ACCELERATOR].network_floor
-    noise: float = USUAL[Device.ACCELERATOR].noise
-    carries_network: bool = USUAL[Device.ACCELERATOR].carries_network
+    compute_floor: float = USUAL[DeviceKind.ACCELERATOR].compute_floor
+    network_floor: float = USUAL[DeviceKind.ACCELERATOR].network_floor
+    noise: float = USUAL[DeviceKind.ACCELERATOR].noise
+    carries_network: bool = USUAL[DeviceKind.ACCELERATOR].carries_network
     error: float = 0.01
     expected_ms: Mapping[str, float] = field(default_factory=dict)
     expected_slack: float = 1.25
@@ -114,7 +116,7 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True)
-class Option:
+class SettingOption:
     """A setting that users may choose: for a job, on a command line, or for a site."""
 
     name: str
@@ -123,19 +125,19 @@ class Option:
 
 
 OPTIONS = (
-    Option(
+    SettingOption(
         "network_floor",
         Kind.FRACTION,
         "The smallest slowdown of the network that makes a node slow: 0.08 is 8 %.",
     ),
-    Option(
+    SettingOption(
         "compute_floor",
         Kind.FRACTION,
         "The smallest slowdown of a device that makes a node slow: 0.12 is 12 %. It is raised where"
         " healthy devices differ by more.",
     ),
-    Option("min_rounds", Kind.COUNT, "How many rounds of pairs even a healthy run takes."),
-    Option(
+    SettingOption("min_rounds", Kind.COUNT, "How many rounds of pairs even a healthy run takes."),
+    SettingOption(
         "expected_ms",
         Kind.TIMES,
         "What metrics take on good hardware, for when all nodes are slow: matmul=3.1,allgather=50.",
@@ -143,7 +145,7 @@ OPTIONS = (
 )
 
 
-def settings_from(chosen: Mapping[str, object], *, kind: Device) -> LocalizeSettings:
+def settings_from(chosen: Mapping[str, object], *, kind: DeviceKind) -> LocalizeSettings:
     """Return the settings for this kind of device, with what was chosen by names of `OPTIONS`.
 
     A value is the text of a command line, or the number or table of a file.

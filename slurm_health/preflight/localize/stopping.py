@@ -12,8 +12,8 @@ from statistics import NormalDist
 
 import numpy as np
 
-from slurm_health.preflight.localize.evidence import Bearing, Ledger, Trial
-from slurm_health.preflight.localize.findings import Findings, lone_pairs
+from slurm_health.preflight.localize.evidence import Bearing, RoundLedger, Trial
+from slurm_health.preflight.localize.findings import Conclusions, lone_pairs
 from slurm_health.preflight.localize.metrics import MetricEvidence
 from slurm_health.preflight.localize.pairing import Pair
 from slurm_health.preflight.localize.settings import SMALL_RUN, LocalizeSettings
@@ -63,7 +63,10 @@ class Needs:
 
 
 def needs_of(
-    ledger: Ledger, findings: Findings, prior: Mapping[int, float], settings: LocalizeSettings
+    ledger: RoundLedger,
+    findings: Conclusions,
+    prior: Mapping[int, float],
+    settings: LocalizeSettings,
 ) -> Needs:
     """Return whether and for whom another round is needed."""
     nodes = range(len(ledger.names))
@@ -117,8 +120,8 @@ def needs_of(
 
 
 def _is_over(
-    ledger: Ledger,
-    findings: Findings,
+    ledger: RoundLedger,
+    findings: Conclusions,
     active: Sequence[int],
     odd: Collection[int],
     settings: LocalizeSettings,
@@ -135,7 +138,7 @@ def _is_over(
 
 
 def _to_be_tested(
-    findings: Findings,
+    findings: Conclusions,
     active: tuple[int, ...],
     undecided: frozenset[int],
     settings: LocalizeSettings,
@@ -149,7 +152,7 @@ def _to_be_tested(
     return tuple(sorted(undecided)) if settings.alone and again else active
 
 
-def _out(findings: Findings, node: int) -> bool:
+def _out(findings: Conclusions, node: int) -> bool:
     """Tell whether a node is not tested any more: surely convicted, or given up on.
 
     Whoever is slow by a narrow margin is tested on, as long as there are rounds for others: so
@@ -160,7 +163,7 @@ def _out(findings: Findings, node: int) -> bool:
     return sure or len(findings.silences.get(node, ())) >= _GIVE_UP_ON_SILENCE
 
 
-def _open(findings: Findings, node: int, begun: int, settings: LocalizeSettings) -> bool:
+def _open(findings: Conclusions, node: int, begun: int, settings: LocalizeSettings) -> bool:
     """Tell whether it matters to know more about a node."""
     few = findings.sources.nodes < SMALL_RUN
     limit = _SUSPICIOUS_OF_FEW if few else _SUSPICIOUS
@@ -177,7 +180,7 @@ def _open(findings: Findings, node: int, begun: int, settings: LocalizeSettings)
     )
 
 
-def _odd_nodes(findings: Findings, begun: int, settings: LocalizeSettings) -> frozenset[int]:
+def _odd_nodes(findings: Conclusions, begun: int, settings: LocalizeSettings) -> frozenset[int]:
     """Return the nodes that are odd in any metric, none in a small run or one that went on long."""
     if findings.sources.nodes < SMALL_RUN or begun >= _PATIENCE:
         return frozenset()
@@ -225,8 +228,8 @@ def chance_of_so_many(found: int, tests: int, share: float) -> float:
 
 
 def _testable(
-    ledger: Ledger,
-    findings: Findings,
+    ledger: RoundLedger,
+    findings: Conclusions,
     node: int,
     active: tuple[int, ...],
     trusted: frozenset[int],
@@ -247,7 +250,7 @@ def _testable(
     return node in findings.passed and any(other in findings.passed for other in others)
 
 
-def _fabric_open(findings: Findings) -> bool:
+def _fabric_open(findings: Conclusions) -> bool:
     """Tell whether a leaf or a path is suspected and not yet convicted."""
     first = findings.sources.nodes
     suspected = np.flatnonzero(findings.risk[first:] >= _SUSPECT_FABRIC) + first
@@ -255,7 +258,7 @@ def _fabric_open(findings: Findings) -> bool:
 
 
 def _only_witnesses(
-    ledger: Ledger, findings: Findings, active: tuple[int, ...]
+    ledger: RoundLedger, findings: Conclusions, active: tuple[int, ...]
 ) -> tuple[Pair, ...]:
     """Return the pairs that passed, if everybody met everybody and nobody is trusted yet."""
     everybody = set(active)
@@ -270,7 +273,7 @@ def _only_witnesses(
     return tuple(pairs) if len(findings.trials) > len(pairs) else ()
 
 
-def _control(findings: Findings, active: tuple[int, ...]) -> tuple[Pair, ...]:
+def _control(findings: Conclusions, active: tuple[int, ...]) -> tuple[Pair, ...]:
     """Return two nodes to be tested as a control, if nothing shows how fast others are.
 
     So it is where a node cannot be convicted without one, and where it was in every test there is:
@@ -286,7 +289,7 @@ def _control(findings: Findings, active: tuple[int, ...]) -> tuple[Pair, ...]:
     return tuple(islice((pair for pair in pairs if failures[pair] < _CONTROL_FAILURES), 1))
 
 
-def _in_every_test(findings: Findings) -> frozenset[int]:
+def _in_every_test(findings: Conclusions) -> frozenset[int]:
     """Return the nodes that took part in all tests of something that groups do together."""
     return frozenset(
         int(node)
@@ -298,18 +301,18 @@ def _in_every_test(findings: Findings) -> frozenset[int]:
     )
 
 
-def _suspect_leaves(findings: Findings) -> frozenset[int]:
+def _suspect_leaves(findings: Conclusions) -> frozenset[int]:
     first = findings.sources.nodes
     risk = findings.risk[first : first + findings.sources.leaves]
     return frozenset(int(leaf) for leaf in np.flatnonzero(risk >= _SUSPECT_FABRIC))
 
 
-def _solo_useful(findings: Findings, node: int, begun: int, settings: LocalizeSettings) -> bool:
+def _solo_useful(findings: Conclusions, node: int, begun: int, settings: LocalizeSettings) -> bool:
     """Tell whether a node without any partner should be tested alone once more."""
     return node not in findings.tested or begun == 0 or _open(findings, node, begun, settings)
 
 
-def _byes(ledger: Ledger) -> tuple[int, ...]:
+def _byes(ledger: RoundLedger) -> tuple[int, ...]:
     """Return how often each node sat out."""
     byes = [len(ledger.rounds)] * len(ledger.names)
     number = {name: index for index, name in enumerate(ledger.names)}
@@ -320,7 +323,7 @@ def _byes(ledger: Ledger) -> tuple[int, ...]:
     return tuple(byes)
 
 
-def _tested_in_leaf(findings: Findings) -> frozenset[int]:
+def _tested_in_leaf(findings: Conclusions) -> frozenset[int]:
     """Return the nodes that were tested with another node of their own leaf."""
     return frozenset(
         node
@@ -330,12 +333,12 @@ def _tested_in_leaf(findings: Findings) -> frozenset[int]:
     )
 
 
-def _same_leaf(findings: Findings, trial: Trial) -> bool:
+def _same_leaf(findings: Conclusions, trial: Trial) -> bool:
     leaves = {findings.fabric.leaf[node] for node in trial.nodes}
     return len(leaves) == 1 and -1 not in leaves
 
 
-def cheap_to_repeat(ledger: Ledger, findings: Findings) -> bool:
+def cheap_to_repeat(ledger: RoundLedger, findings: Conclusions) -> bool:
     """Tell whether a second round of pairs costs little, and may show what one of them hides.
 
     Two equally slow nodes in different pairs look healthy. A pair that is slow against what is
@@ -346,7 +349,7 @@ def cheap_to_repeat(ledger: Ledger, findings: Findings) -> bool:
     return ledger.took_s.get(ledger.rounds[0].index, _CHEAP_ROUND_S) < _CHEAP_ROUND_S
 
 
-def _least_rounds(ledger: Ledger, findings: Findings, settings: LocalizeSettings) -> int:
+def _least_rounds(ledger: RoundLedger, findings: Conclusions, settings: LocalizeSettings) -> int:
     """Return how many rounds even a healthy run takes.
 
     One is enough, unless more are asked for or a second is cheap, where each node has a partner in
@@ -358,7 +361,7 @@ def _least_rounds(ledger: Ledger, findings: Findings, settings: LocalizeSettings
     return max(asked, _TWICE) if again else asked
 
 
-def _asked_rounds(findings: Findings, settings: LocalizeSettings) -> int:
+def _asked_rounds(findings: Conclusions, settings: LocalizeSettings) -> int:
     """Return how many rounds a healthy run takes, whatever they cost."""
     nodes = findings.sources.nodes
     if nodes == 1:

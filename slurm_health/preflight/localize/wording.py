@@ -12,8 +12,8 @@ from typing import TypedDict
 
 import numpy as np
 
-from slurm_health.preflight.localize.evidence import Bearing, Ledger, Trial
-from slurm_health.preflight.localize.findings import Findings, LonePair, lone_pairs
+from slurm_health.preflight.localize.evidence import Bearing, RoundLedger, Trial
+from slurm_health.preflight.localize.findings import Conclusions, LonePair, lone_pairs
 from slurm_health.preflight.localize.metrics import MetricEvidence
 from slurm_health.preflight.localize.settings import LocalizeSettings
 from slurm_health.records.nodeset import fold
@@ -26,7 +26,9 @@ _SAME = 1e-6  # between logarithms of times
 class Wording:
     """Finds the words for one run's findings."""
 
-    def __init__(self, ledger: Ledger, findings: Findings, settings: LocalizeSettings) -> None:
+    def __init__(
+        self, ledger: RoundLedger, findings: Conclusions, settings: LocalizeSettings
+    ) -> None:
         self.ledger = ledger
         self.names = ledger.names
         self.workload = settings.workload

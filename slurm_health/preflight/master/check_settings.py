@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from slurm_health.preflight.decide.policy import OnUnchecked, Policy
-from slurm_health.preflight.session.deadlines import Limits
+from slurm_health.preflight.session.deadlines import TimeLimits
 from slurm_health.preflight.session.phases import Phase
 from slurm_health.records.records import RunFinished
 from slurm_health.records.verdict import NodeVerdict
@@ -31,7 +31,7 @@ class CheckSettings:
     journal_root: Path
     python: str
     policy: Policy
-    limits: Limits
+    limits: TimeLimits
     phases: tuple[Phase, ...]
     localize: Mapping[str, object] = field(default_factory=dict)
     cpu_workers: int = 1

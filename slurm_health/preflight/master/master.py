@@ -17,7 +17,7 @@ from slurm_health.preflight.expectations import Expectation
 from slurm_health.preflight.master.check_log import end_text, log_record
 from slurm_health.preflight.master.launcher import Launcher
 from slurm_health.preflight.session import session
-from slurm_health.preflight.session.deadlines import Limits
+from slurm_health.preflight.session.deadlines import TimeLimits
 from slurm_health.preflight.session.phase_runner import MakeLocalizer
 from slurm_health.preflight.session.phases import Phase
 from slurm_health.records import records
@@ -65,7 +65,7 @@ class MasterSettings:
     are being started, which keeps them busy for long. `light` says why light probes are to measure.
     """
 
-    limits: Limits
+    limits: TimeLimits
     phases: Sequence[Phase]
     make_localizer: MakeLocalizer
     expectations: Mapping[str, Expectation] = field(default_factory=dict)
@@ -114,7 +114,7 @@ class Master:
         self._alive = settings.alive
         self._load_ahead: Callable[[], None] | None = settings.load_ahead
         self._writer: journal.Writer | None = None
-        self._orders: orders.Writer | None = None
+        self._orders: orders.OrderWriter | None = None
 
     @contextlib.contextmanager
     def led(
@@ -165,7 +165,7 @@ class Master:
         elif self.session.state.verdict is None:
             log.info("taking over a check that was interrupted")
             self.append(records.MasterResumed(pid=os.getpid()))
-        self._orders = orders.Writer(self._directory, started.run_id, self.session.state.nodes)
+        self._orders = orders.OrderWriter(self._directory, started.run_id, self.session.state.nodes)
 
     def run(self) -> records.VerdictReached:
         """Run the check to its verdict.
@@ -200,13 +200,13 @@ class Master:
             journal.create(self._directory, self.session.state.nodes)
             self._has_files = True
 
-    def _perform(self, step: session.Append | session.Abort | session.Launch) -> None:
+    def _perform(self, step: session.Append | session.Abort | session.LaunchAgents) -> None:
         match step:
             case session.Append(record=record):
                 self.append(record)
             case session.Abort():
                 self.append(*step.records)
-            case session.Launch(record=record):
+            case session.LaunchAgents(record=record):
                 self.append(record)
                 self._launcher.start(record.launch, record.nodes)
                 self._make_files()

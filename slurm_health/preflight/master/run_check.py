@@ -19,7 +19,7 @@ from slurm_health import __version__
 from slurm_health.preflight import config
 from slurm_health.preflight.agent.node_facts import share_devices, visible_devices
 from slurm_health.preflight.expectations import Expectation
-from slurm_health.preflight.localize.settings import USUAL, Device, LocalizeSettings
+from slurm_health.preflight.localize.settings import USUAL, DeviceKind, LocalizeSettings
 from slurm_health.preflight.master import check_log, priors
 from slurm_health.preflight.master.check_settings import CheckSettings
 from slurm_health.preflight.master.job_environment import devices_of_torch
@@ -31,7 +31,7 @@ from slurm_health.preflight.master.launcher import (
     SlurmLauncher,
 )
 from slurm_health.preflight.master.master import SILENCE_S, Master, MasterSettings, poll_interval_s
-from slurm_health.preflight.session.phase_runner import Localizer
+from slurm_health.preflight.session.phase_runner import RoundPlanner
 from slurm_health.records.allocation import Allocation
 from slurm_health.records.records import RunFinished, RunStarted, VerdictReached
 from slurm_health.system import journal
@@ -152,7 +152,7 @@ def check_local(
     if share_devices(started.nodes, visible_devices(probe_environ)):
         # What one node takes of a device another lacks, as of the cores of a CPU.
         expectations = {}
-        usual = USUAL[Device.CPU]
+        usual = USUAL[DeviceKind.CPU]
         floors = {"network_floor": usual.network_floor, "compute_floor": usual.compute_floor}
         settings = replace(settings, localize={**floors, **settings.localize})
     return _check(directory, started, settings, launcher, expectations, environ)
@@ -232,12 +232,12 @@ def make_localizer(
     topology: Mapping[str, Sequence[str]] | None,
     settings: LocalizeSettings,
     prior: Mapping[str, float] | None = None,
-) -> Localizer:
+) -> RoundPlanner:
     """Return the Localizer that plans the rounds of a run and judges its nodes."""
     # With numpy, which takes a while to load: see load_ahead.
-    from slurm_health.preflight.localize.localizer import Localizer as SieveLocalizer
+    from slurm_health.preflight.localize.localizer import Localizer
 
-    return SieveLocalizer(nodes=list(nodes), topology=topology, prior=prior, settings=settings)
+    return Localizer(nodes=list(nodes), topology=topology, prior=prior, settings=settings)
 
 
 def agent_command(

@@ -11,7 +11,7 @@ from slurm_health.preflight.probes.timing import (
     SOCKET_BYTES_PER_RANK,
     SOCKET_PACE,
     WARM_UP_ITERATIONS,
-    Pace,
+    TimingPlan,
     timed,
 )
 
@@ -19,7 +19,7 @@ from slurm_health.preflight.probes.timing import (
 CUDA_BYTES_PER_RANK = 128 << 20
 # An iteration takes milliseconds there, and rails begin a few milliseconds apart: all of them are
 # busy during almost all of half a second.
-CUDA_PACE = Pace(warm_ups=WARM_UP_ITERATIONS, budget_s=0.5, least=4, most=20, window_s=0.025)
+CUDA_PACE = TimingPlan(warm_ups=WARM_UP_ITERATIONS, budget_s=0.5, least=4, most=20, window_s=0.025)
 
 
 def measure(context: ProbeContext) -> list[Sample]:

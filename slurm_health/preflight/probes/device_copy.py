@@ -26,11 +26,11 @@ from slurm_health.preflight.probes.context import (
     WrongResults,
 )
 from slurm_health.preflight.probes.meeting import circles
-from slurm_health.preflight.probes.timing import Pace, timed
+from slurm_health.preflight.probes.timing import TimingPlan, timed
 
 # Over a millisecond at 50 GB/s, which PCIe of generation 5 reaches, and little pinned memory.
 HOST_BYTES = 64 << 20
-HOST_PACE = Pace(warm_ups=2, budget_s=0.2, least=5, most=20, window_s=0.01)
+HOST_PACE = TimingPlan(warm_ups=2, budget_s=0.2, least=5, most=20, window_s=0.01)
 _WORD_BYTES = 8
 # Odd, so that the products of all numbers below 2^64 differ: Knuth's for multiplicative hashing.
 _FACTOR = 0x1E3779B97F4A7C15
@@ -87,7 +87,7 @@ def require_arrived(arrived: torch.Tensor, sent: torch.Tensor, way: str) -> None
 
 # Half a millisecond at the 450 GB/s that NVLink of an H100 has in each direction.
 PEER_BYTES = 256 << 20
-PEER_PACE = Pace(warm_ups=2, budget_s=0.1, least=3, most=10, window_s=0.01)
+PEER_PACE = TimingPlan(warm_ups=2, budget_s=0.1, least=3, most=10, window_s=0.01)
 
 
 def peers(context: ProbeContext) -> list[Sample]:

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from slurm_health.preflight.probes import device, gpt_model
 from slurm_health.preflight.probes.context import NotMeasured, ProbeContext, Sample
 from slurm_health.preflight.probes.gpt_model import Shape
-from slurm_health.preflight.probes.timing import Pace, timed
+from slurm_health.preflight.probes.timing import TimingPlan, timed
 
 # Allocations and the choice of kernels in the first; DDP arranges its buckets anew in the second.
 WARM_UP_ITERATIONS = 2
@@ -122,8 +122,8 @@ def _communication(context: ProbeContext, gradient_bytes: int) -> Sample:
     return sample._replace(quantity="communication", shared=True, total_bytes=gradient_bytes)
 
 
-def _pace(context: ProbeContext, window_s: float = 0.0) -> Pace:
-    return Pace(
+def _pace(context: ProbeContext, window_s: float = 0.0) -> TimingPlan:
+    return TimingPlan(
         warm_ups=WARM_UP_ITERATIONS,
         budget_s=CUDA_BUDGET_S if context.on_cuda else CPU_BUDGET_S,
         least=MIN_WINDOWS,

@@ -184,9 +184,9 @@ def _write(
     return found
 
 
-def _run(place: RunEnd, server: str, environ: Mapping[str, str]) -> Run:
+def _run(place: RunEnd, server: str, environ: Mapping[str, str]) -> OneEnd:
     tool = shutil.which(TOOL, path=environ.get("PATH")) or TOOL
-    return Run(command(tool, place, server, environ), environ)
+    return OneEnd(command(tool, place, server, environ), environ)
 
 
 def _free_port() -> int:
@@ -257,7 +257,7 @@ def is_listening(port: int, proc: Path = Path("/proc/self")) -> bool:
     return False
 
 
-class Run:
+class OneEnd:
     """One end of a run, in a process of its own. What it prints is less than a pipe holds."""
 
     def __init__(self, words: list[str], environ: Mapping[str, str]) -> None:
@@ -271,7 +271,7 @@ class Run:
             errors="replace",
         )
 
-    def __enter__(self) -> Run:
+    def __enter__(self) -> OneEnd:
         return self
 
     def __exit__(self, *_: object) -> None:

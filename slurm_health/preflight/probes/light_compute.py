@@ -26,7 +26,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from slurm_health.preflight.probes.context import ProbeContext, Sample, WrongResults
-from slurm_health.preflight.probes.timing import Watch
+from slurm_health.preflight.probes.timing import Stopwatch
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -131,7 +131,7 @@ def matmul(context: ProbeContext) -> list[Sample]:
     """
     with _Threads(context) as threads:
         threads.each(lambda product: product.multiply())  # pages are touched, threads started
-        watch = Watch()
+        watch = Stopwatch()
         for _ in range(WINDOWS):
             watch.begin()
             watch.end(*_mean(threads.each(_window)))

@@ -27,7 +27,7 @@ from slurm_health.preflight.probes.context import (
 from slurm_health.preflight.probes.light_cuda import (
     OUT_OF_MEMORY,
     DriverError,
-    Gpu,
+    OpenedGpu,
     in_threads,
     users,
 )
@@ -93,7 +93,7 @@ def peers(context: ProbeContext) -> list[Sample]:
     return [_judged_by_the_fastest(gpu, times) for gpu, times in zip(gpus, times_ms, strict=True)]
 
 
-def _judged_by_the_fastest(gpu: Gpu, times_ms: dict[int, list[float]]) -> Sample:
+def _judged_by_the_fastest(gpu: OpenedGpu, times_ms: dict[int, list[float]]) -> Sample:
     by_speed = sorted(times_ms, key=lambda other: median(times_ms[other]))
     slowest = by_speed[-1]
     figures: dict[str, Figure] = {
@@ -108,13 +108,15 @@ def _judged_by_the_fastest(gpu: Gpu, times_ms: dict[int, list[float]]) -> Sample
     )
 
 
-def _gpus(context: ProbeContext) -> Sequence[Gpu]:
+def _gpus(context: ProbeContext) -> Sequence[OpenedGpu]:
     device: Any = context.device
-    gpus: Sequence[Gpu] = device.gpus
+    gpus: Sequence[OpenedGpu] = device.gpus
     return gpus
 
 
-def _on_all(context: ProbeContext, gpus: Sequence[Gpu], work: Sequence[Callable[[], None]]) -> None:
+def _on_all(
+    context: ProbeContext, gpus: Sequence[OpenedGpu], work: Sequence[Callable[[], None]]
+) -> None:
     """Do something with devices, all at the same time.
 
     Raises:
@@ -146,7 +148,7 @@ def _is_stopped(context: ProbeContext) -> bool:
     return False
 
 
-def _with_host(gpu: Gpu) -> list[Sample]:
+def _with_host(gpu: OpenedGpu) -> list[Sample]:
     with _memory(gpu) as there, _pinned(gpu) as sent, _pinned(gpu) as back:
         _fill(sent, gpu)
         fetch = functools.partial(gpu.to_device, there, sent, COPY_BYTES)
@@ -161,7 +163,7 @@ def _with_host(gpu: Gpu) -> list[Sample]:
     ]
 
 
-def _between(one: Gpu, other: Gpu) -> list[float]:
+def _between(one: OpenedGpu, other: OpenedGpu) -> list[float]:
     """Exchange data between two devices, both ways at the same time; return milliseconds."""
     for gpu, peer in ((one, other), (other, one)):
         try:
@@ -196,7 +198,7 @@ def _between(one: Gpu, other: Gpu) -> list[float]:
 
 
 @contextlib.contextmanager
-def _memory(gpu: Gpu) -> Iterator[ctypes.c_void_p]:
+def _memory(gpu: OpenedGpu) -> Iterator[ctypes.c_void_p]:
     """Hold memory of a device."""
     memory = gpu.allocated(COPY_BYTES)
     try:
@@ -207,7 +209,7 @@ def _memory(gpu: Gpu) -> Iterator[ctypes.c_void_p]:
 
 
 @contextlib.contextmanager
-def _pinned(gpu: Gpu) -> Iterator[ctypes.c_void_p]:
+def _pinned(gpu: OpenedGpu) -> Iterator[ctypes.c_void_p]:
     """Hold memory of the host that devices read and write by themselves."""
     memory = gpu.pinned(COPY_BYTES)
     try:
@@ -217,7 +219,7 @@ def _pinned(gpu: Gpu) -> Iterator[ctypes.c_void_p]:
             gpu.unpin(memory)
 
 
-def _timed_ms(copy: Callable[[], None], gpus: Sequence[Gpu]) -> list[float]:
+def _timed_ms(copy: Callable[[], None], gpus: Sequence[OpenedGpu]) -> list[float]:
     """Return milliseconds of a copy in each window, those of the device that took longest."""
     quickest_ms = max(min(_window_ms(copy, gpus, 1) for _ in range(2)), 1e-3)
     count = math.ceil(WINDOW_MS / quickest_ms)
@@ -225,7 +227,7 @@ def _timed_ms(copy: Callable[[], None], gpus: Sequence[Gpu]) -> list[float]:
     return [_window_ms(copy, gpus, count) / count for _ in range(windows)]
 
 
-def _window_ms(copy: Callable[[], None], gpus: Sequence[Gpu], count: int) -> float:
+def _window_ms(copy: Callable[[], None], gpus: Sequence[OpenedGpu], count: int) -> float:
     begins = [gpu.mark() for gpu in gpus]
     for _ in range(count):
         copy()
@@ -239,7 +241,7 @@ def _block(number: int) -> bytes:
     return random.Random(number).randbytes(_BLOCK_BYTES)  # noqa: S311 - not for secrets
 
 
-def _fill(memory: ctypes.c_void_p, gpu: Gpu) -> None:
+def _fill(memory: ctypes.c_void_p, gpu: OpenedGpu) -> None:
     """Write what this device sends, which no other one does."""
     assert memory.value is not None
     for offset in range(0, COPY_BYTES, _BLOCK_BYTES):

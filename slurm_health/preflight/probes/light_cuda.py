@@ -79,7 +79,7 @@ class Driver:
         return (words.value or b"unknown to the driver").decode(errors="replace")
 
 
-class Gpu:
+class OpenedGpu:
     """A device; once it was opened it is open until this process ends.
 
     `name` is its model, `text` also has its own identifier and its PCI address. What fails raises
@@ -146,12 +146,14 @@ class Gpu:
         """Have it bring data to the host."""
         self._call("cuMemcpyDtoHAsync_v2", to, source, ctypes.c_size_t(size), self._stream)
 
-    def to_peer(self, peer: Gpu, to: ctypes.c_void_p, source: ctypes.c_void_p, size: int) -> None:
+    def to_peer(
+        self, peer: OpenedGpu, to: ctypes.c_void_p, source: ctypes.c_void_p, size: int
+    ) -> None:
         """Have it send data to another device of the node."""
         there, here = (to, peer._context), (source, self._context)
         self._call("cuMemcpyPeerAsync", *there, *here, ctypes.c_size_t(size), self._stream)
 
-    def reach(self, peer: Gpu) -> None:
+    def reach(self, peer: OpenedGpu) -> None:
         """Let it reach the memory of another device directly, where both can.
 
         Raises:
@@ -188,7 +190,7 @@ class Gpu:
         self._call("cuStreamSynchronize", self._stream)
 
 
-def opened(environ: Mapping[str, str]) -> tuple[Gpu, ...]:
+def opened(environ: Mapping[str, str]) -> tuple[OpenedGpu, ...]:
     """Return the devices that a job was given, all open; none where there is no driver.
 
     Slurm names a job's devices in CUDA_VISIBLE_DEVICES. Where that is not set they are not the
@@ -206,7 +208,7 @@ def opened(environ: Mapping[str, str]) -> tuple[Gpu, ...]:
         driver = Driver()
     except OSError:
         return ()
-    gpus: list[Gpu] = []
+    gpus: list[OpenedGpu] = []
     (end,) = in_threads([lambda: gpus.extend(_listed(driver))], OPEN_S)
     if end is HANGS:
         raise SystemExit(f"the driver of the GPUs has not started within {OPEN_S:.0f} s")
@@ -222,7 +224,7 @@ def opened(environ: Mapping[str, str]) -> tuple[Gpu, ...]:
     return tuple(gpus[:wanted])
 
 
-def _listed(driver: Driver) -> list[Gpu]:
+def _listed(driver: Driver) -> list[OpenedGpu]:
     try:
         driver.call("cuInit", 0)
     except DriverError as err:
@@ -231,7 +233,7 @@ def _listed(driver: Driver) -> list[Gpu]:
         raise
     count = ctypes.c_int()
     driver.call("cuDeviceGetCount", ctypes.byref(count))
-    return [Gpu(driver, number) for number in range(count.value)]
+    return [OpenedGpu(driver, number) for number in range(count.value)]
 
 
 def _too_few(found: int, wanted: int, environ: Mapping[str, str]) -> Unusable | SystemExit:
@@ -242,7 +244,7 @@ def _too_few(found: int, wanted: int, environ: Mapping[str, str]) -> Unusable | 
     return SystemExit(f"the job has {wanted} accelerators here, {can}")
 
 
-def _require_open(gpus: Sequence[Gpu]) -> None:
+def _require_open(gpus: Sequence[OpenedGpu]) -> None:
     """Open devices, all at the same time.
 
     One that hangs is at fault if others of its node do not, and its driver was initialised.
@@ -258,14 +260,14 @@ def _require_open(gpus: Sequence[Gpu]) -> None:
     raise SystemExit(said) if in_use or unknown else Unusable(said)
 
 
-def _refusal(gpu: Gpu, end: object) -> str:
+def _refusal(gpu: OpenedGpu, end: object) -> str:
     if end is HANGS:
         return f"{gpu} has not opened within {OPEN_S:.0f} s"
     in_use = isinstance(end, DriverError) and end.code in _IN_USE
     return f"{gpu}{users(gpu) if in_use else ''} does not open: {end}"
 
 
-def users(gpu: Gpu) -> str:
+def users(gpu: OpenedGpu) -> str:
     """Return which other processes use a device, empty where none is known of."""
     others = nvml.others_on(gpu.uuid)
     return f" (used by {nvml.named(others)})" if others else ""

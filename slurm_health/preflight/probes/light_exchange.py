@@ -12,12 +12,12 @@ from slurm_health.preflight.probes.light_ring import Ring
 from slurm_health.preflight.probes.timing import (
     SOCKET_BYTES_PER_RANK,
     WARM_UP_ITERATIONS,
-    Pace,
+    TimingPlan,
     timed,
 )
 
 # As over sockets with torch, for less long.
-PACE = Pace(warm_ups=WARM_UP_ITERATIONS, budget_s=0.06, least=3, most=8, warm_up_s=0.03)
+PACE = TimingPlan(warm_ups=WARM_UP_ITERATIONS, budget_s=0.06, least=3, most=8, warm_up_s=0.03)
 _ROUND_TRIPS = 10
 _BLOCK_BYTES = 1 << 16  # random ones, which are sent again and again: to make more takes longer
 

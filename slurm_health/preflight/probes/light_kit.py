@@ -21,7 +21,7 @@ from slurm_health.preflight.probes.light_ring import LightContext, RingMembershi
 
 if TYPE_CHECKING:
     from slurm_health.preflight.probes.kits import Measure, OpenStore
-    from slurm_health.preflight.probes.light_cuda import Gpu
+    from slurm_health.preflight.probes.light_cuda import OpenedGpu
 
 BACKEND = "tcp"
 # The module of each probe, and its function there.
@@ -51,7 +51,7 @@ class Processors:
     type = "cpu"
     index = None
 
-    def __init__(self, threads: int, gpus: Sequence[Gpu] = ()) -> None:
+    def __init__(self, threads: int, gpus: Sequence[OpenedGpu] = ()) -> None:
         self.threads, self.gpus = threads, gpus
 
 

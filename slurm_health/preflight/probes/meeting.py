@@ -35,7 +35,7 @@ class Unreachable(Exception):
     """The place where a group meets does not answer: its host, this one or the way is at fault."""
 
 
-class Meeting:
+class GroupMeeting:
     """The members of a group, and the store through which they find each other."""
 
     def __init__(

@@ -23,7 +23,7 @@ from slurm_health.preflight.probes.context import ProbeContext, Sample
 _FIRST_WARM_UPS = 2  # the first iteration alone, on a new connection, shows nothing
 
 
-class Pace(NamedTuple):
+class TimingPlan(NamedTuple):
     """How often something is timed.
 
     After `warm_ups` that do not count: as many windows as fill `budget_s`, at least `least` and at
@@ -45,12 +45,14 @@ class Pace(NamedTuple):
 # enough to tell it from one that is not.
 SOCKET_BYTES_PER_RANK = 4 << 20
 WARM_UP_ITERATIONS = 5
-SOCKET_PACE = Pace(warm_ups=WARM_UP_ITERATIONS, budget_s=0.3, least=3, most=20, warm_up_s=0.25)
+SOCKET_PACE = TimingPlan(
+    warm_ups=WARM_UP_ITERATIONS, budget_s=0.3, least=3, most=20, warm_up_s=0.25
+)
 
 
 def windows_of(work: Callable[[], object], *, window_s: float, windows: int) -> Sample:
     """Return mean milliseconds of one call of the work, window after window of at least so long."""
-    watch = Watch()
+    watch = Stopwatch()
     for _ in range(windows):
         watch.begin()
         count, elapsed_s = 0, 0.0
@@ -65,7 +67,7 @@ def windows_of(work: Callable[[], object], *, window_s: float, windows: int) -> 
 
 def each(work: Callable[[], object], *, least: int, most: int, budget_s: float) -> Sample:
     """Return milliseconds of each call of the work: as many as fit, so that a starved CPU ends."""
-    watch, calls = Watch(), 0
+    watch, calls = Stopwatch(), 0
     begun = time.perf_counter()
     while calls < least or (calls < most and time.perf_counter() - begun < budget_s):
         watch.begin()
@@ -75,7 +77,7 @@ def each(work: Callable[[], object], *, least: int, most: int, budget_s: float) 
     return watch.sample()
 
 
-def timed(context: ProbeContext, iteration: Callable[[], object], pace: Pace) -> Sample:
+def timed(context: ProbeContext, iteration: Callable[[], object], pace: TimingPlan) -> Sample:
     """Return mean milliseconds per iteration of each window.
 
     The group agrees on the numbers after the warm-up. Then it waits for all who run the probe,
@@ -85,7 +87,7 @@ def timed(context: ProbeContext, iteration: Callable[[], object], pace: Pace) ->
     count = max(1, math.ceil(pace.window_s * 1e3 / slowest_ms))
     filling = math.ceil(pace.budget_s * 1e3 / (slowest_ms * count))
     context.meet()
-    watch = Watch()
+    watch = Stopwatch()
     for _ in range(max(pace.least, min(pace.most, filling))):
         context.synchronize()
         watch.begin()
@@ -96,7 +98,7 @@ def timed(context: ProbeContext, iteration: Callable[[], object], pace: Pace) ->
     return sample._replace(taken_ms=[]) if context.on_cuda else sample
 
 
-def _warm_up(context: ProbeContext, iteration: Callable[[], object], pace: Pace) -> float:
+def _warm_up(context: ProbeContext, iteration: Callable[[], object], pace: TimingPlan) -> float:
     """Run what does not count; return the quickest iteration's time, on the slowest rank."""
     first = min(pace.warm_ups, _FIRST_WARM_UPS)
     typical_ms = min(_elapsed_ms(context, iteration, 1) for _ in range(first))
@@ -148,7 +150,7 @@ class Machine(NamedTuple):
     own_s: float
 
 
-class Window(NamedTuple):
+class TimedWindow(NamedTuple):
     """How long it took, and how long the worst served thread waited and the busiest ran in it."""
 
     elapsed_s: float
@@ -156,13 +158,13 @@ class Window(NamedTuple):
     ran_s: float
 
 
-class Watch:
+class Stopwatch:
     """Times windows of work, and what others took of each."""
 
     def __init__(self) -> None:
         self._limits = list(_limits())
         self._before = _machine()
-        self._windows: list[Window] = []
+        self._windows: list[TimedWindow] = []
         self._per_window: list[float] = []
         self._begun: _Seen | None = None
 
@@ -181,7 +183,7 @@ class Watch:
             ran_s = max(ran_s, (ran_ns - ran_before_ns) / 1e9)
         unserved_s = max(0.0, waited_s - (now.throttled_s - begun.throttled_s))
         took_s = now.at_s - begun.at_s if elapsed_s is None else elapsed_s
-        self._windows.append(Window(took_s, unserved_s, ran_s))
+        self._windows.append(TimedWindow(took_s, unserved_s, ran_s))
         self._per_window.append(iterations)
 
     def sample(self) -> Sample:
@@ -205,7 +207,7 @@ class Watch:
         return _Seen(at_s if late else time.perf_counter(), threads, throttled_s)
 
 
-def taken_of_s(windows: Sequence[Window], before: Machine, after: Machine) -> list[float]:
+def taken_of_s(windows: Sequence[TimedWindow], before: Machine, after: Machine) -> list[float]:
     """Return what others took of each window, by what the machine did in all of them.
 
     Never what the busiest thread ran: other threads may have waited beside it, and the work gone

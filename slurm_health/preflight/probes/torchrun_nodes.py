@@ -197,7 +197,7 @@ class Monitor:
             carrier.end()
 
 
-class Round:
+class TrainingNodes:
     """The nodes that train together, until they meet again: what they tell each other.
 
     Args:

@@ -31,8 +31,8 @@ if __name__ == "__main__":
 from slurm_health.preflight.probes.torchrun_monitors import Carrier
 from slurm_health.preflight.probes.torchrun_nodes import (
     Monitor,
-    Round,
     Tail,
+    TrainingNodes,
     become_torchrun,
     line_of,
 )
@@ -62,7 +62,7 @@ if __name__ == "__main__":
     gc.enable()
 
 
-class Told(NamedTuple):
+class RunFacts(NamedTuple):
     """What `slurm-health run` knows, and the next decision needs.
 
     `command` is to be asked, in `environ`; `context` is its own. `node` is the name of this one,
@@ -85,7 +85,7 @@ class Told(NamedTuple):
 class WatchedRendezvous(RendezvousHandler):
     """torchrun's rendezvous, beside which a monitor begins once the nodes have met."""
 
-    def __init__(self, inner: Any, told: Told, tail: Tail, monitor: Monitor) -> None:
+    def __init__(self, inner: Any, told: RunFacts, tail: Tail, monitor: Monitor) -> None:
         self._inner = inner
         self._told = told
         self._tail = tail
@@ -148,9 +148,9 @@ class WatchedRendezvous(RendezvousHandler):
 class CheckedRendezvous(WatchedRendezvous):
     """One before which the nodes are looked at where workers have failed."""
 
-    def __init__(self, inner: Any, told: Told, tail: Tail, monitor: Monitor) -> None:
+    def __init__(self, inner: Any, told: RunFacts, tail: Tail, monitor: Monitor) -> None:
         super().__init__(inner, told, tail, monitor)
-        self._round: Round | None = None
+        self._round: TrainingNodes | None = None
         self._began_s = 0.0
         self._rank = 0
         self._restarts = 0
@@ -194,7 +194,7 @@ class CheckedRendezvous(WatchedRendezvous):
         self._tail.clear()
         found = self._inner.next_rendezvous()
         store, self._rank, count = _met(found)
-        self._round = Round(store, self._rank, count)
+        self._round = TrainingNodes(store, self._rank, count)
         self._began_s = time.monotonic()
         self._watch(store, self._rank, count)
         return found
@@ -207,11 +207,11 @@ class CheckedRendezvous(WatchedRendezvous):
             with contextlib.suppress(OSError, RuntimeError, ValueError):
                 self._decided(self._round)
 
-    def _lets_in(self, now: Round) -> bool:
+    def _lets_in(self, now: TrainingNodes) -> bool:
         """Tell whether the nodes meet because others have come, and nothing has failed."""
         return self._newcomers and self._hang is None and not _answers(now.has_failed)
 
-    def _before_restart(self, now: Round) -> int | None:
+    def _before_restart(self, now: TrainingNodes) -> int | None:
         """Return the code to end with, None to go on, as is also done where nothing is decided."""
         try:
             return self._decided(now)
@@ -222,7 +222,7 @@ class CheckedRendezvous(WatchedRendezvous):
             self._say(f"UNCHECKED: {line_of(err)}; restarting the workers anyway")
             return None
 
-    def _decided(self, now: Round) -> int | None:
+    def _decided(self, now: TrainingNodes) -> int | None:
         """Return the code to end with, None to go on."""
         now.failed()
         now.report(
@@ -243,7 +243,7 @@ class CheckedRendezvous(WatchedRendezvous):
             return code
         return None
 
-    def _lead(self, now: Round) -> dict[str, Any]:
+    def _lead(self, now: TrainingNodes) -> dict[str, Any]:
         """Return what is to be done, and tell the others."""
         reports, silent = now.reports()
         hang, self._hang = self._hang, None
@@ -306,7 +306,7 @@ def _answers(look: Any) -> bool:
         return False
 
 
-def prepared(argv: list[str], told: dict[str, Any], environ: dict[str, str]) -> Told:
+def prepared(argv: list[str], told: dict[str, Any], environ: dict[str, str]) -> RunFacts:
     """Return what `slurm-health run` has told, and this torchrun's own arguments.
 
     Raises:
@@ -317,13 +317,13 @@ def prepared(argv: list[str], told: dict[str, Any], environ: dict[str, str]) -> 
     processes = torchrun.determine_local_world_size(args.nproc_per_node)
     if not callable(registry.get_rendezvous_handler):
         raise TypeError("torch's rendezvous are made otherwise")
-    return Told(
+    return RunFacts(
         max_restarts=int(args.max_restarts), processes=int(processes), environ=environ, **told
     )
 
 
 @contextlib.contextmanager
-def _checked_rendezvous(told: Told) -> Iterator[None]:
+def _checked_rendezvous(told: RunFacts) -> Iterator[None]:
     """While active, torchrun's rendezvous is a checked one."""
     tail = Tail()
     monitor = Monitor(told.monitor, told.environ, tail.real)
@@ -357,7 +357,7 @@ def _checked_rendezvous(told: Told) -> Iterator[None]:
         tail.end()
 
 
-def _only_reports(told: Told, monitor: Monitor, tail: Tail) -> None:
+def _only_reports(told: RunFacts, monitor: Monitor, tail: Tail) -> None:
     """Have a hang reported where nobody can end the workers of all nodes; say so to who asked."""
     cannot = ("stop", "restart") if told.node_monitor else ("restart",)  # Slurm can end its job
     for mode in cannot:

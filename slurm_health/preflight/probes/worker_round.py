@@ -89,7 +89,7 @@ class WorkerRound:
         self.has_siblings = int(command["local_size"]) > 1
         self.connecting: list[int] = []
         self._rail: Any = None
-        self._meeting: meeting.Meeting | None = None
+        self._meeting: meeting.GroupMeeting | None = None
         self._membership = kit.membership(device)
         channel.on_abort = functools.partial(_interrupts, self._membership)
 
@@ -182,7 +182,7 @@ class WorkerRound:
     def _enter_group(self, group: dict[str, Any], scope: str) -> None:
         host.require_interfaces(os.environ)
         timeout = timedelta(seconds=float(self._command["timeout_s"]))
-        self._meeting = meeting.Meeting(
+        self._meeting = meeting.GroupMeeting(
             group, self._kit.open_store(timeout), self._raise_if_aborted
         )
         self._meeting.wait_for_all()
@@ -194,7 +194,7 @@ class WorkerRound:
         self._form(self._meeting.store, rank, world_size, timeout)
 
     def _connect_apart(
-        self, place: meeting.Meeting, first_rank: int, scope: str, timeout: timedelta
+        self, place: meeting.GroupMeeting, first_rank: int, scope: str, timeout: timedelta
     ) -> None:
         """Connect this device by itself, and with each of its node: one that hangs is known then.
 

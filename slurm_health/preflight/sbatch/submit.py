@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from slurm_health.preflight.decide.policy import Monitor
+from slurm_health.preflight.decide.policy import OnHang
 from slurm_health.preflight.option_kinds import AUTO, OFF
 from slurm_health.preflight.options import what_to_check
 from slurm_health.preflight.sbatch import foresight, own_options
@@ -270,7 +270,7 @@ class _Job:
                 raise UsageError("--keep-spares: there are none to keep; add --spares=K")
             for_check |= {"keep-spares": "yes"}
             for_check.setdefault("max-restarts", counts.spares)
-        if settings.get("monitor") == Monitor.RESTART.value and not for_check.get("max-restarts"):
+        if settings.get("monitor") == OnHang.RESTART.value and not for_check.get("max-restarts"):
             raise UsageError(_NO_RESTARTS)
         if counts is not None:
             for_check |= {"nodes-wanted": counts.wanted, "nodes-needed": counts.needed}

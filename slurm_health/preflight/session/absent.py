@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from slurm_health.preflight.session.conclusion import Absence, unmeasured
-from slurm_health.preflight.session.deadlines import Limits
+from slurm_health.preflight.session.deadlines import TimeLimits
 from slurm_health.preflight.session.round_state import NodeState
 from slurm_health.preflight.session.run_state import RunState
 from slurm_health.records.verdict import NodeVerdict
@@ -42,7 +42,7 @@ def without_torch(state: RunState) -> str:
     return f"{lacking[0]}{more}: {agents[lacking[0]].failed}"
 
 
-def judged(state: RunState, limits: Limits) -> dict[str, NodeVerdict]:
+def judged(state: RunState, limits: TimeLimits) -> dict[str, NodeVerdict]:
     """Judge the nodes the Localizer never saw, and those whose devices failed since."""
     agents = state.agents
     device_failures = _device_failures(state)

@@ -15,7 +15,7 @@ from slurm_health.records.records import WorkersReady
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class TimeLimits:
     """How long the session waits. Every wait is measured from a record of the master's.
 
     A round's deadline adapts once half of its groups have reported: `adaptive_factor` times the
@@ -49,15 +49,17 @@ class Limits:
     failed_starts_per_node: int = 2
 
 
-def limits_of(round_deadline_s: str | None) -> Limits:
+def limits_of(round_deadline_s: str | None) -> TimeLimits:
     """Return the limits with the one that a user may give, as `--round-deadline` reads it."""
-    return Limits(round_deadline_s=float(round_deadline_s)) if round_deadline_s else Limits()
+    return (
+        TimeLimits(round_deadline_s=float(round_deadline_s)) if round_deadline_s else TimeLimits()
+    )
 
 
 class Deadlines:
     """The deadlines of one run; `state` is what is known of it."""
 
-    def __init__(self, limits: Limits, state: RunState) -> None:
+    def __init__(self, limits: TimeLimits, state: RunState) -> None:
         self._limits = limits
         self._state = state
         self._margins_s: dict[int, float] = {}  # of the round in progress

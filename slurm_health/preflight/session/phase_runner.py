@@ -19,7 +19,7 @@ from slurm_health.records.verdict import GroupResult, Level, Round, Verdict
 _LEAST_TO_MEET = 2
 
 
-class Localizer(Protocol):
+class RoundPlanner(Protocol):
     """What a course needs of `slurm_health.preflight.localize.localizer.Localizer`."""
 
     def next_round(self, index: int) -> Round | None:
@@ -33,7 +33,7 @@ class Localizer(Protocol):
 
 
 Leaves = Mapping[str, Sequence[str]]
-MakeLocalizer = Callable[[Sequence[str], Leaves | None, LocalizeSettings], Localizer]
+MakeLocalizer = Callable[[Sequence[str], Leaves | None, LocalizeSettings], RoundPlanner]
 """Makes a Localizer for these nodes, and for the leaf switches they hang on if that is known."""
 
 
@@ -48,7 +48,7 @@ class _Turn:
     phase: Phase
     place: int
     without: frozenset[str] = frozenset()
-    localizer: Localizer | None = None
+    localizer: RoundPlanner | None = None
     joined_by: frozenset[str] = frozenset()
 
 
@@ -77,7 +77,7 @@ class Course:
         self._turn: _Turn | None = None
         self._make = make_localizer
         self._chosen = settings
-        self._localizer: Localizer | None = None
+        self._localizer: RoundPlanner | None = None
         self._members: tuple[str, ...] = ()  # of the phase in progress
         self._verdicts: list[tuple[int, Verdict]] = []
         self._observed = 0

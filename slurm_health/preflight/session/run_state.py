@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
 from slurm_health.preflight.expectations import Links
-from slurm_health.preflight.localize.settings import Device
+from slurm_health.preflight.localize.settings import DeviceKind
 from slurm_health.preflight.session.measurement import group_result, served
 from slurm_health.preflight.session.round_state import AgentRecord, NodeState, RoundState, on_cpus
 from slurm_health.records import records
@@ -293,10 +293,10 @@ class RunState:
         }
         return {name: devices for name, devices in by_node.items() if devices}
 
-    def device(self) -> Device:
+    def device(self) -> DeviceKind:
         """Return what kind of device the admitted nodes compute with."""
         ready = self.first_ready().values()
-        return Device.CPU if ready and on_cpus(ready) else Device.ACCELERATOR
+        return DeviceKind.CPU if ready and on_cpus(ready) else DeviceKind.ACCELERATOR
 
     def transports(self) -> dict[str, str]:
         """Return by which way each node last exchanged data with others, where it is known."""

@@ -13,7 +13,7 @@ from types import MappingProxyType
 import msgspec
 
 from slurm_health.preflight.expectations import Expectation, bases, expected_ms
-from slurm_health.preflight.localize.settings import Device, settings_from
+from slurm_health.preflight.localize.settings import DeviceKind, settings_from
 from slurm_health.preflight.session import absent, work_sizing
 from slurm_health.preflight.session.conclusion import (
     judged,
@@ -25,7 +25,7 @@ from slurm_health.preflight.session.conclusion import (
     with_transports,
     with_wrong_results,
 )
-from slurm_health.preflight.session.deadlines import Deadlines, Limits
+from slurm_health.preflight.session.deadlines import Deadlines, TimeLimits
 from slurm_health.preflight.session.phase_runner import Course, MakeLocalizer
 from slurm_health.preflight.session.phases import Phase, light_phases, without_torch
 from slurm_health.preflight.session.round_state import RoundState, on_cpus
@@ -60,7 +60,7 @@ class Abort:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Launch:
+class LaunchAgents:
     """Write this record, then start an agent on each of its nodes."""
 
     record: AgentsLaunched
@@ -79,7 +79,7 @@ class Conclude:
     """The verdict stands; act on it."""
 
 
-Step = Append | Abort | Launch | Wait | Conclude
+Step = Append | Abort | LaunchAgents | Wait | Conclude
 
 
 class Session:
@@ -93,7 +93,7 @@ class Session:
         self,
         nodes: Sequence[str],
         make_localizer: MakeLocalizer,
-        limits: Limits,
+        limits: TimeLimits,
         phases: Sequence[Phase],
         expectations: Mapping[str, Expectation] = MappingProxyType({}),
         localize_options: Mapping[str, object] = MappingProxyType({}),
@@ -171,7 +171,7 @@ class Session:
     def _options(self, phase: Phase, nodes: Sequence[str]) -> dict[str, Figure]:
         """Return the options of a round: the phase's, and the work that all its nodes can do."""
         options = dict(phase.options)
-        if self.state.device() is Device.ACCELERATOR:
+        if self.state.device() is DeviceKind.ACCELERATOR:
             options |= self._work().options()
             if self._hung(phase, nodes):
                 options["apart"] = 1  # has the device found that hangs while NCCL connects
@@ -202,7 +202,7 @@ class Session:
 
     # --- before the rounds -------------------------------------------------------------------
 
-    def _relaunch(self, now_s: float) -> Launch | Wait | None:
+    def _relaunch(self, now_s: float) -> LaunchAgents | Wait | None:
         """Start what was never started, and start again what was lost, within bounds.
 
         A node on which a step could not be started is tried apart from the others: one such node
@@ -228,9 +228,9 @@ class Session:
             return Wait(until_s=settled_s, reason="more losses of the same step")
         return self._launch(nodes, self.state.light or self._light)
 
-    def _launch(self, nodes: Sequence[str], light: str) -> Launch:
+    def _launch(self, nodes: Sequence[str], light: str) -> LaunchAgents:
         launch = self.state.launches
-        return Launch(record=AgentsLaunched(launch=launch, nodes=list(nodes), light=light))
+        return LaunchAgents(record=AgentsLaunched(launch=launch, nodes=list(nodes), light=light))
 
     def _step_before_rounds(self, now_s: float) -> Step:
         pending = len(self.state.pending)

@@ -22,7 +22,7 @@ _PREFIX = "slurm-health: "
 _MOST_LOGGED_BYTES, _MOST_LOGGED_LINES = 10_000, 20
 
 
-class Recorder:
+class ScriptRecorder:
     """Writes to the journal from a child, because a filesystem that hangs must not hang us."""
 
     def __init__(self, directory: str, clock: Clock, wait_s: float) -> None:

@@ -19,7 +19,7 @@ import msgspec
 from slurm_health.preflight.supervisor import hung_script, post_mortem
 from slurm_health.preflight.supervisor.check_process import HARMLESS, Answer
 from slurm_health.preflight.supervisor.monitor_process import Monitoring
-from slurm_health.preflight.supervisor.recorder import Recorder, say
+from slurm_health.preflight.supervisor.recorder import ScriptRecorder, say
 from slurm_health.preflight.supervisor.script_process import ScriptProcess
 from slurm_health.preflight.supervisor.signal_witness import ALL_SIGNALS
 from slurm_health.records.records import Action, ActionDone
@@ -35,7 +35,7 @@ _ENDING = ALL_SIGNALS - FOR_SCRIPT - HARMLESS
 _SOON_S = 0.5  # within this of the script's end, the signal that ended its steps is here too
 
 
-class Watched(Protocol):
+class Watching(Protocol):
     """Has one run of the script watched."""
 
     def __call__(self, *, environ: Mapping[bytes, bytes]) -> AbstractContextManager[Monitoring]:
@@ -88,10 +88,10 @@ class ScriptRuns:
     environ: Mapping[bytes, bytes]
     mask: Collection[int]
     directory: str
-    recorder: Recorder
+    recorder: ScriptRecorder
     restarts: Restarts
     ask: Callable[[Sequence[str]], Answer | None]
-    watched: Watched
+    watched: Watching
     collect: str
     trap_wait_s: float
     post_mortem_s: float

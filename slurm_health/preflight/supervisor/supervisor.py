@@ -24,7 +24,7 @@ import msgspec
 
 from slurm_health.preflight.supervisor import check_process, monitor_process, post_mortem
 from slurm_health.preflight.supervisor.check_process import Answer
-from slurm_health.preflight.supervisor.recorder import Clock, Recorder, say, to_machine_log
+from slurm_health.preflight.supervisor.recorder import Clock, ScriptRecorder, say, to_machine_log
 from slurm_health.preflight.supervisor.script_process import TRAP_WAIT_S, command_line
 from slurm_health.preflight.supervisor.script_runs import Restarts, ScriptRuns
 from slurm_health.preflight.supervisor.signal_witness import ALL_SIGNALS
@@ -35,7 +35,7 @@ from slurm_health.system.signals import FOR_SCRIPT, signal_name
 
 
 @dataclass(frozen=True, kw_only=True)
-class Patience:
+class SupervisorPatience:
     """How long the supervisor waits, and how often it tries."""
 
     master_starts: int = 3
@@ -48,7 +48,7 @@ class Patience:
     monitor_after_s: float = monitor_process.AFTER_S
 
 
-PATIENCE = Patience()
+PATIENCE = SupervisorPatience()
 NO_RESTARTS = Restarts()
 
 
@@ -103,7 +103,9 @@ class Supervised:
     heartbeat: bool = False
 
 
-def supervise(told: Supervised, *, clock: Clock = time.time, patience: Patience = PATIENCE) -> int:
+def supervise(
+    told: Supervised, *, clock: Clock = time.time, patience: SupervisorPatience = PATIENCE
+) -> int:
     """Run the check, and then, if it says so, the script.
 
     Returns the exit code; ends by a signal where the script alone would have.
@@ -121,7 +123,7 @@ def supervise(told: Supervised, *, clock: Clock = time.time, patience: Patience 
             return _await_requeue(patience.requeue_wait_s)
     except check_process.Interrupted as interrupted:
         return _die_by(interrupted.number)
-    recorder = Recorder(answer.run_directory, clock, patience.journal_wait_s)
+    recorder = ScriptRecorder(answer.run_directory, clock, patience.journal_wait_s)
     runs = _script_runs(told, answer.run_directory, recorder, check, mask, patience)
     try:
         script = unpacked(told.source, told.line)
@@ -144,10 +146,10 @@ def supervise(told: Supervised, *, clock: Clock = time.time, patience: Patience 
 def _script_runs(
     told: Supervised,
     directory: str,
-    recorder: Recorder,
+    recorder: ScriptRecorder,
     check: _Check,
     mask: Collection[int],
-    patience: Patience,
+    patience: SupervisorPatience,
 ) -> ScriptRuns:
     """Return what runs the script, as often as it is restarted."""
     return ScriptRuns(
@@ -191,7 +193,7 @@ class _Check:
         self,
         environ: Mapping[bytes, bytes],
         mask: Collection[int],
-        patience: Patience,
+        patience: SupervisorPatience,
         clock: Clock,
         limit_s: float,
     ) -> None:

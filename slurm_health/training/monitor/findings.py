@@ -16,7 +16,7 @@ from typing import TextIO
 
 import msgspec
 
-from slurm_health.preflight.decide.policy import Monitor
+from slurm_health.preflight.decide.policy import OnHang
 from slurm_health.records.errors import JournalError, SlurmError
 from slurm_health.records.records import Action, ActionDone, ActionIntended, Record
 from slurm_health.records.script_records import (
@@ -238,9 +238,9 @@ def acting(mode: str, environ: Mapping[str, str]) -> Callable[[HangFound, Findin
     def act(hang: HangFound, findings: Findings) -> None:
         if not is_sure(hang):
             return
-        if mode == Monitor.STOP.value and job is not None:
+        if mode == OnHang.STOP.value and job is not None:
             _cancel(int(job), environ, findings)
-        elif mode in (Monitor.STOP.value, Monitor.RESTART.value):
+        elif mode in (OnHang.STOP.value, OnHang.RESTART.value):
             _end_script(hang, findings, mode)
 
     return act

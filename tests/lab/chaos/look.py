@@ -14,7 +14,7 @@ from pathlib import Path
 from slurm_health.preflight.expectations import expectations_from
 from slurm_health.preflight.master.run_check import make_localizer
 from slurm_health.preflight.option_kinds import chosen_phases
-from slurm_health.preflight.session.deadlines import Limits
+from slurm_health.preflight.session.deadlines import TimeLimits
 from slurm_health.preflight.session.session import Append, Session
 from slurm_health.records.errors import SlurmHealthError
 from slurm_health.records.nodeset import expand
@@ -208,7 +208,7 @@ def _replay_problem(directory: Path) -> str:
     session = Session(
         began[0].nodes,
         partial(make_localizer, prior=began[0].prior),
-        Limits(),
+        TimeLimits(),
         phases,
         expectations_from({}, "built in"),
     )

@@ -13,7 +13,7 @@ import pytest
 
 from slurm_health.preflight.agent.worker_process import (
     STDERR_LINES,
-    Opened,
+    DeviceOpened,
     Ready,
     Worker,
     WorkerEvent,
@@ -133,13 +133,13 @@ def test_a_signal_that_ended_a_worker_is_named(bench: Bench) -> None:
 def test_what_a_library_prints_is_no_event(bench: Bench) -> None:
     worker = bench.script("""echo 'NCCL INFO {'; echo; echo '{"event": "opened"}'; exec sleep 99""")
 
-    assert hears(worker, Opened) == Opened()
+    assert hears(worker, DeviceOpened) == DeviceOpened()
 
 
 def test_an_event_that_comes_in_two_pieces_is_one_event(bench: Bench) -> None:
     worker = bench.script("""printf '{"event":'; sleep 0.1; echo ' "opened"}'; exec sleep 100""")
 
-    assert hears(worker, Opened) == Opened()
+    assert hears(worker, DeviceOpened) == DeviceOpened()
 
 
 def test_a_worker_that_writes_without_end_is_not_kept_in_memory(bench: Bench) -> None:

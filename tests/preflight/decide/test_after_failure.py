@@ -10,10 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from slurm_health.preflight.decide.after_failure import LIMIT_S, Failure, Next, check_again, plan
+from slurm_health.preflight.decide.after_failure import (
+    LIMIT_S,
+    Next,
+    ScriptFailure,
+    check_again,
+    plan,
+)
 from slurm_health.records.script_records import Attribution, Diagnosed, HangFound
 
-FAILURE = Failure(diagnosed=None, batch_node="n1", nodes=("n1", "n2", "n3"))
+FAILURE = ScriptFailure(diagnosed=None, batch_node="n1", nodes=("n1", "n2", "n3"))
 WITH_SPARE = replace(FAILURE, spares=("n4",), least=3)
 LOST = (("n2", "Slurm took n2 out of the job; it is DOWN*"),)
 
@@ -91,7 +97,7 @@ def test_an_error_that_a_lost_node_caused_is_not_taken_for_the_users() -> None:
         replace(WITH_SPARE, diagnosed=found(Attribution.NODE, "n1")),  # the batch host
     ],
 )
-def test_a_job_that_cannot_go_on_without_a_node_leaves_it(failure: Failure) -> None:
+def test_a_job_that_cannot_go_on_without_a_node_leaves_it(failure: ScriptFailure) -> None:
     decided = plan(failure)
 
     assert decided.next is Next.LEAVE
@@ -100,7 +106,7 @@ def test_a_job_that_cannot_go_on_without_a_node_leaves_it(failure: Failure) -> N
 
 @given(
     st.builds(
-        Failure,
+        ScriptFailure,
         diagnosed=st.none()
         | st.builds(
             found,
@@ -117,7 +123,9 @@ def test_a_job_that_cannot_go_on_without_a_node_leaves_it(failure: Failure) -> N
         least=st.none() | st.integers(1, 4),
     )
 )
-def test_every_plan_says_why_and_checks_no_node_that_it_holds_at_fault(failure: Failure) -> None:
+def test_every_plan_says_why_and_checks_no_node_that_it_holds_at_fault(
+    failure: ScriptFailure,
+) -> None:
     decided = plan(failure)
 
     assert decided.reason

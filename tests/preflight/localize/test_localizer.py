@@ -21,7 +21,7 @@ from slurm_health.preflight.localize.localizer import (
     Round,
     Verdict,
 )
-from slurm_health.preflight.localize.settings import Device, settings_from
+from slurm_health.preflight.localize.settings import DeviceKind, settings_from
 from slurm_health.records.errors import LocalizeError
 from slurm_health.records.probe_catalog import Metric
 
@@ -66,7 +66,7 @@ def run(
     answer: Answer,
     *,
     seed: int = 0,
-    kind: Device = Device.ACCELERATOR,
+    kind: DeviceKind = DeviceKind.ACCELERATOR,
     chosen: Mapping[str, object] = MappingProxyType({}),
 ) -> tuple[Verdict, list[Round]]:
     loc = Localizer(nodes, settings=replace(settings_from(chosen, kind=kind), seed=seed))
@@ -252,13 +252,13 @@ def test_a_link_three_and_a_half_times_slower_is_found_among_four(seed: int, noi
 @pytest.mark.parametrize(
     ("kind", "compute", "component"),
     [
-        (Device.CPU, 1.6, "node"),
-        (Device.CPU, 1.0, "network"),
-        (Device.ACCELERATOR, 1.1, "network"),
+        (DeviceKind.CPU, 1.6, "node"),
+        (DeviceKind.CPU, 1.0, "network"),
+        (DeviceKind.ACCELERATOR, 1.1, "network"),
     ],
 )
 def test_a_slow_network_is_not_blamed_where_the_cores_that_carry_it_are_slow_too(
-    kind: Device, compute: float, component: str, seed: int
+    kind: DeviceKind, compute: float, component: str, seed: int
 ) -> None:
     answer = cluster(network={"n3": 6.0}, compute={"n3": compute}, noise=0.05, seed=seed)
 

@@ -16,7 +16,7 @@ from slurm_health.preflight.localize.localizer import (
     Outcome,
 )
 from slurm_health.preflight.localize.metrics import population_of
-from slurm_health.preflight.localize.settings import Device, settings_from
+from slurm_health.preflight.localize.settings import DeviceKind, settings_from
 from slurm_health.preflight.localize.simulate import Faults, SimulatedCluster, Weather, play
 from slurm_health.records.verdict import Verdict
 
@@ -32,7 +32,7 @@ def judged(count: int, *, seed: int, slow: float = 1.0) -> Verdict:
     return play(Localizer(nodes, settings=LocalizeSettings(seed=seed)), cluster)[0]
 
 
-def alone(slowness: float, kind: Device = Device.ACCELERATOR) -> Verdict:
+def alone(slowness: float, kind: DeviceKind = DeviceKind.ACCELERATOR) -> Verdict:
     """Return the verdict on four nodes of which n2 has one device that is slower by this factor."""
     nodes = [f"n{number}" for number in range(4)]
     loc = Localizer(nodes, settings=settings_from({}, kind=kind))
@@ -84,7 +84,7 @@ def test_a_device_within_what_healthy_ones_differ_by_is_told_and_its_node_is_hea
 
 
 def test_a_share_of_processors_that_others_use_is_no_word_against_a_node() -> None:
-    found = alone(1.6, kind=Device.CPU).nodes["n2"]
+    found = alone(1.6, kind=DeviceKind.CPU).nodes["n2"]
 
     assert found.level is Level.HEALTHY
     assert found.reason.startswith("passed with")

@@ -13,7 +13,7 @@ import pytest
 from slurm_health.preflight.localize.settings import (
     OPTIONS,
     USUAL,
-    Device,
+    DeviceKind,
     LocalizeSettings,
     settings_from,
 )
@@ -42,8 +42,8 @@ def test_every_option_is_a_setting_and_says_what_it_is_for() -> None:
     assert all(option.help.endswith(".") and "\n" not in option.help for option in OPTIONS)
 
 
-@pytest.mark.parametrize("kind", list(Device))
-def test_the_floors_are_those_of_the_device_unless_they_are_chosen(kind: Device) -> None:
+@pytest.mark.parametrize("kind", list(DeviceKind))
+def test_the_floors_are_those_of_the_device_unless_they_are_chosen(kind: DeviceKind) -> None:
     usual = settings_from({}, kind=kind)
     chosen = settings_from({"network_floor": "0.2"}, kind=kind)
 
@@ -54,7 +54,7 @@ def test_the_floors_are_those_of_the_device_unless_they_are_chosen(kind: Device)
 
 
 def test_what_nobody_chose_for_accelerators_is_the_default() -> None:
-    assert settings_from({}, kind=Device.ACCELERATOR) == LocalizeSettings()
+    assert settings_from({}, kind=DeviceKind.ACCELERATOR) == LocalizeSettings()
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_what_nobody_chose_for_accelerators_is_the_default() -> None:
     ],
 )
 def test_text_and_numbers_say_the_same(chosen: dict[str, object]) -> None:
-    made = settings_from(chosen, kind=Device.ACCELERATOR)
+    made = settings_from(chosen, kind=DeviceKind.ACCELERATOR)
 
     assert made.min_rounds == 6
     assert made.expected_ms == {"matmul": 3.1, "gpt compute": 50.0}
@@ -92,5 +92,5 @@ def test_a_wrong_choice_is_refused_by_name_with_what_is_allowed(
     name: str, value: object, allowed: str
 ) -> None:
     with pytest.raises(ValueError, match=f"^{name}: .*{re.escape(allowed)}") as refused:
-        settings_from({name: value}, kind=Device.CPU)
+        settings_from({name: value}, kind=DeviceKind.CPU)
     assert repr(value) in str(refused.value) or name == "floor"

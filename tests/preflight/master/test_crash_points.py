@@ -14,7 +14,7 @@ import pytest
 from slurm_health.preflight.decide.policy import Policy
 from slurm_health.preflight.master.check_settings import CheckSettings
 from slurm_health.preflight.master.run_check import _check
-from slurm_health.preflight.session.deadlines import Limits
+from slurm_health.preflight.session.deadlines import TimeLimits
 from slurm_health.preflight.session.phases import phases
 from slurm_health.records.records import AgentsLost, RunStarted, VerdictReached
 from slurm_health.records.verdict import Level, NodeVerdict
@@ -99,7 +99,7 @@ class Judged:
             journal_root=self.root,
             python=sys.executable,
             policy=Policy(),
-            limits=Limits(),
+            limits=TimeLimits(),
             phases=phases(["quick"]),
             act=True,
         )

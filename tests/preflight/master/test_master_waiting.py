@@ -20,7 +20,7 @@ from slurm_health.preflight.master.master import (
     poll_interval_s,
 )
 from slurm_health.preflight.master.run_check import make_localizer
-from slurm_health.preflight.session.deadlines import Limits
+from slurm_health.preflight.session.deadlines import TimeLimits
 from slurm_health.records.errors import JournalError
 from slurm_health.records.records import (
     AgentsLost,
@@ -75,7 +75,7 @@ def test_a_check_in_which_nothing_ever_starts_ends_by_the_clock_alone(tmp_path: 
         tmp_path / "run",
         NODES,
         launcher,
-        MasterSettings(limits=Limits(), phases=QUICK, make_localizer=make_localizer),
+        MasterSettings(limits=TimeLimits(), phases=QUICK, make_localizer=make_localizer),
         clock=clock,
     )
     began = time.monotonic()
@@ -86,7 +86,7 @@ def test_a_check_in_which_nothing_ever_starts_ends_by_the_clock_alone(tmp_path: 
     assert levels(verdict) == dict.fromkeys(NODES, Level.INCONCLUSIVE)
     assert launcher.started == [(0, NODES)]
     assert launcher.stopped
-    assert clock.now_s < 1000.0 + 2 * Limits().start_s
+    assert clock.now_s < 1000.0 + 2 * TimeLimits().start_s
     assert time.monotonic() - began < 60
 
 
@@ -103,7 +103,7 @@ def test_a_master_that_waits_says_so_long_before_anybody_takes_it_for_dead(tmp_p
         NODES,
         IdleLauncher(sleep),
         MasterSettings(
-            limits=Limits(),
+            limits=TimeLimits(),
             phases=QUICK,
             make_localizer=make_localizer,
             alive=lambda: turns_s.append(clock.now_s),
@@ -162,7 +162,7 @@ def test_nodes_whose_rings_are_lost_are_read_before_they_count_as_silent(tmp_pat
         NODES,
         LosingLauncher(run, clock),
         MasterSettings(
-            limits=Limits(ready_s=READY_S),
+            limits=TimeLimits(ready_s=READY_S),
             phases=QUICK,
             make_localizer=make_localizer,
         ),
@@ -181,7 +181,7 @@ def test_how_a_run_ends_is_written_once_and_again_only_when_it_changes(tmp_path:
         tmp_path / "run",
         NODES,
         IdleLauncher(),
-        MasterSettings(limits=Limits(), phases=QUICK, make_localizer=make_localizer),
+        MasterSettings(limits=TimeLimits(), phases=QUICK, make_localizer=make_localizer),
     )
     master.open(started(NODES))
     requeue = RunFinished(disposition=Disposition.REQUEUE, exit_code=1)
@@ -200,7 +200,7 @@ def test_a_master_that_was_not_opened_records_nothing(tmp_path: Path) -> None:
         tmp_path / "run",
         NODES,
         IdleLauncher(),
-        MasterSettings(limits=Limits(), phases=QUICK, make_localizer=make_localizer),
+        MasterSettings(limits=TimeLimits(), phases=QUICK, make_localizer=make_localizer),
     )
 
     with pytest.raises(JournalError, match="not open"):

@@ -9,14 +9,16 @@ from slurm_health.preflight import expectations
 from slurm_health.preflight.probes import allgather, memory_copy, values
 from slurm_health.preflight.probes.allgather import CUDA_PACE
 from slurm_health.preflight.probes.context import ProbeContext
-from slurm_health.preflight.probes.timing import Pace, timed
+from slurm_health.preflight.probes.timing import TimingPlan, timed
 
 
 def test_all_meet_after_the_warm_up_and_before_what_counts() -> None:
     said: list[str] = []
     context = ProbeContext(torch.device("cpu"), meet=lambda: said.append("met"))
 
-    timed(context, lambda: said.append("ran"), Pace(warm_ups=2, budget_s=0.0, least=3, most=9))
+    timed(
+        context, lambda: said.append("ran"), TimingPlan(warm_ups=2, budget_s=0.0, least=3, most=9)
+    )
 
     assert said == ["ran", "ran", "met", "ran", "ran", "ran"]
 
@@ -29,7 +31,7 @@ def test_iterations_that_take_long_are_warmed_up_twice_and_no_more() -> None:
         ran.append("slow")
         time.sleep(0.03)
 
-    pace = Pace(warm_ups=5, budget_s=0.0, least=3, most=9, warm_up_s=0.02)
+    pace = TimingPlan(warm_ups=5, budget_s=0.0, least=3, most=9, warm_up_s=0.02)
 
     timed(context, slow, pace)
     timed(context, lambda: ran.append("quick"), pace)

@@ -15,16 +15,16 @@ import pytest
 from slurm_health.preflight.probes.context import ProbeContext, Sample
 from slurm_health.preflight.probes.timing import (
     Machine,
-    Pace,
-    Watch,
-    Window,
+    Stopwatch,
+    TimedWindow,
+    TimingPlan,
     taken_of_s,
     timed,
 )
 from slurm_health.system.killable import Answered, run_one
 
 BURNER = f"{sys.executable} -c 'while True: pass' & echo $!; wait"
-PACE = Pace(warm_ups=2, budget_s=0.0, least=5, most=5)
+PACE = TimingPlan(warm_ups=2, budget_s=0.0, least=5, most=5)
 IDLE = Machine(busy_s=0.0, stolen_s=0.0, own_s=0.0)
 
 
@@ -79,7 +79,7 @@ def burner() -> Iterator[None]:
 @pytest.mark.usefixtures("one_processor", "burner")
 def test_what_another_process_takes_of_a_processor_is_left_out() -> None:
     def work() -> list[Any]:
-        watch, before_s = Watch(), time.thread_time()
+        watch, before_s = Stopwatch(), time.thread_time()
         for _ in range(5):
             watch.begin()
             burn_for(0.1)
@@ -106,7 +106,7 @@ def test_an_accelerator_goes_on_while_others_have_its_hosts_processor(
 
 
 def test_workers_of_one_node_take_nothing_from_each_other() -> None:
-    windows = [Window(elapsed_s=1.0, unserved_s=0.5, ran_s=0.5)]
+    windows = [TimedWindow(elapsed_s=1.0, unserved_s=0.5, ran_s=0.5)]
 
     assert taken_of_s(windows, IDLE, Machine(busy_s=1.0, stolen_s=0.0, own_s=1.0)) == [0.0]
     assert taken_of_s(windows, IDLE, Machine(busy_s=1.0, stolen_s=0.0, own_s=0.8)) == [
@@ -115,7 +115,7 @@ def test_workers_of_one_node_take_nothing_from_each_other() -> None:
 
 
 def test_no_more_is_taken_than_a_thread_waited_for() -> None:
-    windows = [Window(elapsed_s=1.0, unserved_s=0.1, ran_s=0.9)]
+    windows = [TimedWindow(elapsed_s=1.0, unserved_s=0.1, ran_s=0.9)]
 
     assert taken_of_s(windows, IDLE, Machine(busy_s=64.0, stolen_s=0.0, own_s=0.9)) == [
         pytest.approx(0.1)
@@ -123,7 +123,7 @@ def test_no_more_is_taken_than_a_thread_waited_for() -> None:
 
 
 def test_what_the_busiest_thread_ran_nobody_took() -> None:
-    windows = [Window(elapsed_s=1.0, unserved_s=0.9, ran_s=0.4)]
+    windows = [TimedWindow(elapsed_s=1.0, unserved_s=0.9, ran_s=0.4)]
 
     taken_s = taken_of_s(windows, IDLE, Machine(busy_s=9.0, stolen_s=0.0, own_s=0.4))
 
@@ -131,7 +131,7 @@ def test_what_the_busiest_thread_ran_nobody_took() -> None:
 
 
 def test_a_hypervisor_takes_of_the_time_in_which_a_thread_seems_to_run() -> None:
-    windows = [Window(elapsed_s=1.0, unserved_s=0.0, ran_s=0.8)]
+    windows = [TimedWindow(elapsed_s=1.0, unserved_s=0.0, ran_s=0.8)]
 
     taken_s = taken_of_s(windows, IDLE, Machine(busy_s=0.75, stolen_s=0.25, own_s=0.75))
 
@@ -139,7 +139,7 @@ def test_a_hypervisor_takes_of_the_time_in_which_a_thread_seems_to_run() -> None
 
 
 def test_where_nobody_takes_anything_there_is_nothing_to_tell() -> None:
-    watch = Watch()
+    watch = Stopwatch()
     watch.begin()
     watch.end(4, elapsed_s=2.0)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from slurm_health.preflight.localize import Localizer
-from slurm_health.preflight.localize.settings import Device, settings_from
+from slurm_health.preflight.localize.settings import DeviceKind, settings_from
 from slurm_health.preflight.session.measurement import (
     allgather_busbw_gb_per_s,
     figures_of,
@@ -142,7 +142,7 @@ CROWDED_MS = {
 
 def judged(own_steps: Callable[[str], Sampled]) -> dict[str, Level]:
     """Judge four nodes by their own steps; what they do together takes all pairs as long."""
-    localizer = Localizer(list(CROWDED_MS), settings=settings_from({}, kind=Device.CPU))
+    localizer = Localizer(list(CROWDED_MS), settings=settings_from({}, kind=DeviceKind.CPU))
     while (planned := localizer.next_round()) is not None:
         results = []
         for group in planned.groups:
@@ -190,7 +190,7 @@ def test_two_of_four_nodes_that_others_crowd_are_accused_only_if_nobody_tells_of
 def test_where_most_nodes_are_crowded_an_exchange_must_be_slower_to_accuse_one(
     served: float, level: Level
 ) -> None:
-    localizer = Localizer(["n1", "n2", "n3", "n4"], settings=settings_from({}, kind=Device.CPU))
+    localizer = Localizer(["n1", "n2", "n3", "n4"], settings=settings_from({}, kind=DeviceKind.CPU))
     while (planned := localizer.next_round()) is not None:
         localizer.observe(
             planned.index,
@@ -212,7 +212,7 @@ def test_where_most_nodes_are_crowded_an_exchange_must_be_slower_to_accuse_one(
 def test_one_crowded_node_neither_hides_a_slow_network_nor_is_blamed_for_its_own(
     node: str, is_slow: bool
 ) -> None:
-    localizer = Localizer(["n1", "n2", "n3", "n4"], settings=settings_from({}, kind=Device.CPU))
+    localizer = Localizer(["n1", "n2", "n3", "n4"], settings=settings_from({}, kind=DeviceKind.CPU))
     while (planned := localizer.next_round()) is not None:
         localizer.observe(
             planned.index,

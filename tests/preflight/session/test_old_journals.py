@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from slurm_health.preflight.master.run_check import make_localizer
-from slurm_health.preflight.session.deadlines import Limits
+from slurm_health.preflight.session.deadlines import TimeLimits
 from slurm_health.preflight.session.phases import phases
 from slurm_health.preflight.session.session import Append, Conclude, Session
 from slurm_health.records.record_codec import Entry, decode
@@ -33,7 +33,7 @@ def entries() -> list[Entry]:
 
 
 def replayed(*, without: type[VerdictReached] | None = None) -> Session:
-    session = Session(NODES, make_localizer, Limits(), phases(["thorough"]))
+    session = Session(NODES, make_localizer, TimeLimits(), phases(["thorough"]))
     for entry in entries():
         if without is None or not isinstance(entry.record, without):
             session.state.fold(entry)

@@ -8,7 +8,7 @@ from itertools import count
 
 import pytest
 
-from slurm_health.preflight.localize.settings import Device, settings_from
+from slurm_health.preflight.localize.settings import DeviceKind, settings_from
 from slurm_health.preflight.master.run_check import make_localizer
 from slurm_health.preflight.session.measurement import group_result
 from slurm_health.preflight.session.node_round import NodeRound, ScopeEntered
@@ -18,7 +18,7 @@ from slurm_health.records.verdict import GroupResult, Level, Outcome, Verdict
 
 def judged(nodes: Sequence[str], bad: Collection[str]) -> Verdict:
     """Play rounds of pairs; every process dies in a group that has a bad node in it."""
-    settings = settings_from({}, kind=Device.ACCELERATOR)
+    settings = settings_from({}, kind=DeviceKind.ACCELERATOR)
     localizer = make_localizer(nodes, None, settings)
     rounds = count()
     while (planned := localizer.next_round(next(rounds))) is not None:

@@ -9,10 +9,10 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
-from slurm_health.preflight.localize.settings import Device, LocalizeSettings, settings_from
+from slurm_health.preflight.localize.settings import DeviceKind, LocalizeSettings, settings_from
 from slurm_health.preflight.master.run_check import make_localizer
 from slurm_health.preflight.session.conclusion import merged, with_burns, with_transports
-from slurm_health.preflight.session.phase_runner import Course, Localizer
+from slurm_health.preflight.session.phase_runner import Course, RoundPlanner
 from slurm_health.preflight.session.phases import phases
 from slurm_health.records.gpu_load import HARDWARE_THERMAL, Burn
 from slurm_health.records.verdict import (
@@ -335,13 +335,13 @@ def test_a_link_is_as_bad_as_its_worst_phase(order: tuple[int, int]) -> None:
 
 def test_what_was_chosen_holds_in_every_phase_but_for_rounds_of_its_own() -> None:
     chosen = settings_from(
-        {"network_floor": 0.3, "min_rounds": 5, "expected_ms": {"matmul": 4.0}}, kind=Device.CPU
+        {"network_floor": 0.3, "min_rounds": 5, "expected_ms": {"matmul": 4.0}}, kind=DeviceKind.CPU
     )
     seen: list[LocalizeSettings] = []
 
     def make(
         nodes: Sequence[str], leaves: Mapping[str, Sequence[str]] | None, settings: LocalizeSettings
-    ) -> Localizer:
+    ) -> RoundPlanner:
         seen.append(settings)
         return make_localizer(nodes, leaves, settings)
 

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from slurm_health.preflight.localize.settings import USUAL, Device, LocalizeSettings
+from slurm_health.preflight.localize.settings import USUAL, DeviceKind, LocalizeSettings
 from slurm_health.preflight.master.run_check import make_localizer
-from slurm_health.preflight.session.deadlines import Limits
-from slurm_health.preflight.session.phase_runner import Localizer
+from slurm_health.preflight.session.deadlines import TimeLimits
+from slurm_health.preflight.session.phase_runner import RoundPlanner
 from slurm_health.preflight.session.phases import phases
 from slurm_health.preflight.session.session import Append, Session, Wait
 from slurm_health.records.record_codec import Entry
@@ -178,7 +178,7 @@ def test_when_one_members_agent_dies_the_others_are_told_at_once() -> None:
 
 
 def test_a_node_lost_between_rounds_is_absent_and_its_partner_not_to_blame() -> None:
-    story = Story(limits=Limits(launches_per_node=1))
+    story = Story(limits=TimeLimits(launches_per_node=1))
     story.is_in_round()
     story.says(*measured(*NODES))
     story.does(RoundEnded)
@@ -212,15 +212,17 @@ def test_a_new_master_voids_the_round_it_finds_and_launches_everybody_again() ->
     ]
 
 
-@pytest.mark.parametrize(("backend", "kind"), [("gloo", Device.CPU), ("nccl", Device.ACCELERATOR)])
+@pytest.mark.parametrize(
+    ("backend", "kind"), [("gloo", DeviceKind.CPU), ("nccl", DeviceKind.ACCELERATOR)]
+)
 def test_the_localizer_is_told_what_is_usual_for_the_devices_and_what_was_chosen(
-    backend: str, kind: Device
+    backend: str, kind: DeviceKind
 ) -> None:
     made: list[LocalizeSettings] = []
 
     def make(
         nodes: Sequence[str], leaves: Mapping[str, Sequence[str]] | None, chosen: LocalizeSettings
-    ) -> Localizer:
+    ) -> RoundPlanner:
         made.append(chosen)
         return make_localizer(nodes, leaves, chosen)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.preflight.decide.after_failure import Failure, Next, plan
+from slurm_health.preflight.decide.after_failure import Next, ScriptFailure, plan
 from slurm_health.records.script_records import Diagnosed
 from slurm_health.training.diagnosis.collected import Collected, ScriptEnd
 from slurm_health.training.diagnosis.diagnostician import Diagnostician, observe_failure
@@ -36,7 +36,7 @@ def diagnose(text: str, code: int = 1, nodes: int = 2, signal: int = 0) -> Diagn
 
 
 def what_follows(found: Diagnosed) -> Next:
-    failure = Failure(diagnosed=found, batch_node="n1", nodes=("n1", "n2"), least=1)
+    failure = ScriptFailure(diagnosed=found, batch_node="n1", nodes=("n1", "n2"), least=1)
     return plan(failure).next
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from examples import failure_node, hang_chain
-from slurm_health.preflight.decide.after_failure import Failure, Next, plan
+from slurm_health.preflight.decide.after_failure import Next, ScriptFailure, plan
 from slurm_health.records.script_records import Diagnosed, HangFound
 from slurm_health.training.diagnosis.collected import (
     FlightRecord,
@@ -96,7 +96,7 @@ def held(directory: Path, environ: dict[str, str], *told: Told) -> tuple[Diagnos
 
 
 def planned(found: Diagnosed) -> Next:
-    failure = Failure(diagnosed=found, batch_node="n2", nodes=("n1", "n2"))
+    failure = ScriptFailure(diagnosed=found, batch_node="n2", nodes=("n1", "n2"))
     return plan(failure).next
 
 
