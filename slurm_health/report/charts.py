@@ -216,22 +216,8 @@ def _chart(run: RunReport, probe: str, values: Mapping[str, float]) -> Chart:
     if unit == "GFLOP/s" and top >= 1000:
         unit, per = "TFLOP/s", 1000.0
     width = _width(run.nodes)
-    step = width / max(1, len(run.nodes))
-    dots = [
-        ChartMark(
-            x=round((number + 0.5) * step, 1),
-            y=round(_CHART_HEIGHT * (1 - values.get(node.node, 0.0) / top), 1),
-            style=_level_of(node) + ("" if node.node in values else " hollow"),
-            title=f"{node.node}: "
-            + (
-                f"{number_text(values[node.node] / per)} {unit}"
-                if node.node in values
-                else "not measured"
-            ),
-        )
-        for number, node in enumerate(run.nodes)
-        if node.node in values or _is_unwell(node)
-    ]
+    texts = {node: f"{number_text(value / per)} {unit}" for node, value in values.items()}
+    dots = _dots(run.nodes, {node: value / top for node, value in values.items()}, texts)
     labels = _names(run.nodes, dots, width)
     dots.sort(key=lambda dot: dot.style not in ("healthy", "unjudged"))
     scale = tuple(
@@ -252,6 +238,26 @@ def _chart(run: RunReport, probe: str, values: Mapping[str, float]) -> Chart:
             f" {number_text(middle / per)}, and a node is {allowed.text()}"
         ),
     )
+
+
+def _dots(
+    nodes: Sequence[NodeReport], heights: Mapping[str, float], texts: Mapping[str, str]
+) -> list[ChartMark]:
+    """Return a dot for each node that was measured, and a hollow one for others that are not well.
+
+    `heights` are shares of the chart's.
+    """
+    step = _width(nodes) / max(1, len(nodes))
+    return [
+        ChartMark(
+            x=round((number + 0.5) * step, 1),
+            y=round(_CHART_HEIGHT * (1 - heights.get(node.node, 0.0)), 1),
+            style=_level_of(node) + ("" if node.node in heights else " hollow"),
+            title=f"{node.node}: {texts.get(node.node, 'not measured')}",
+        )
+        for number, node in enumerate(nodes)
+        if node.node in heights or _is_unwell(node)
+    ]
 
 
 def _width(nodes: Sequence[NodeReport]) -> float:

@@ -96,6 +96,8 @@ def needs_of(
     control = _control(findings, active)
     doubt = bool(useful or costly or control or together or _fabric_open(findings))
     enough = begun >= least and not doubt
+    witnesses = _only_witnesses(ledger, findings, active)
+    repeats = (*control, *together, *(pair.nodes for pair in doubtful), *witnesses)
     return Needs(
         another_round=not (enough or _is_over(ledger, findings, active, odd, settings)),
         shared_only=not (doubt or undecided) and begun >= _asked_rounds(findings, settings),
@@ -104,16 +106,7 @@ def needs_of(
         trusted=trusted,
         risk=risk,
         byes=_byes(ledger),
-        repeats=tuple(
-            pair
-            for pair in (
-                *control,
-                *together,
-                *(pair.nodes for pair in doubtful),
-                *_only_witnesses(ledger, findings, active),
-            )
-            if set(pair) <= set(active)
-        ),
+        repeats=tuple(pair for pair in repeats if set(pair) <= set(active)),
         tested_in_leaf=_tested_in_leaf(findings),
         suspect_leaves=_suspect_leaves(findings),
     )

@@ -48,11 +48,11 @@ import resource
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from slurm_health.preflight.probes.kits import Kit
-    from slurm_health.preflight.probes.worker_round import Channel
+    from slurm_health.preflight.probes.worker_round import Channel, WorkerRound
 
 _STARTED = time.perf_counter()
 DETAIL_LENGTH = 300
@@ -120,55 +120,70 @@ def _serve(
     channel: Channel, command: dict[str, Any], kit: Kit, device: Any, local_rank: int
 ) -> None:
     """Run one round and say how it ended, whatever happened."""
-    from slurm_health.preflight.probes.context import NodeFault, NotMeasured, WrongResults
-    from slurm_health.preflight.probes.meeting import Unreachable
-    from slurm_health.preflight.probes.worker_round import Aborted, WorkerRound
+    from slurm_health.preflight.probes.context import NodeFault
+    from slurm_health.preflight.probes.worker_round import WorkerRound
 
-    index = int(command["round"])
     course = WorkerRound(channel, command, kit, device, local_rank)
-    outcome, detail, own_fault, wrong_results = "measured", "", False, False
-    suspect = False
+    ended, suspect = _Ended("measured"), False
     try:
         course.run()
-    except Aborted:
-        outcome, detail = "timed_out", "told to stop"
-    except NotMeasured as err:
-        outcome, detail = "unmeasured", _said(err)
-    except NodeFault as err:
-        outcome, detail, own_fault = "failed", _said(err), True
-        wrong_results = isinstance(err, WrongResults)
-        suspect = True
-    except Unreachable as err:
-        outcome, detail = "failed", f"{course.probe}: {_said(err)}"
-        own_fault = not course.has_partners
     except Exception as err:
-        no_memory = kit.is_out_of_memory(err)
-        others = kit.users(device) if no_memory else ""
-        own = "on device" if device.type == "cuda" else "in check process"
-        where = f" {own} {local_rank}{others}" if others or course.has_siblings else ""
-        outcome, detail = "failed", f"{course.probe}{where}: {type(err).__name__}: {_said(err)}"
-        own_fault = not course.has_partners
-        if no_memory:
-            outcome, own_fault = "unmeasured", False
-        elif channel.is_aborted(index):  # the group was taken away from under it
-            outcome, detail, own_fault = "timed_out", "told to stop", False
-    connecting = course.connecting if outcome == "timed_out" else []
+        ended = _ended_by(err, course, kit, device)
+        suspect = isinstance(err, NodeFault)
+    connecting = course.connecting if ended.outcome == "timed_out" else []
     # What a device computed wrongly is tried again by another process.
     spent = kit.is_replaced(device) and (
-        suspect or (outcome != "measured" and not course.leave_broken_group())
+        suspect or (ended.outcome != "measured" and not course.leave_broken_group())
     )
     channel.send(
         "done",
-        round=index,
-        outcome=outcome,
-        detail=_cut(detail),
-        own_fault=own_fault,
-        wrong_results=wrong_results,
+        round=int(command["round"]),
+        outcome=ended.outcome,
+        detail=_cut(ended.detail),
+        own_fault=ended.own_fault,
+        wrong_results=ended.wrong_results,
         spent=spent,
         connecting=connecting,
     )
     if not spent:
         course.leave_group()
+
+
+class _Ended(NamedTuple):
+    """How a round ended, as the event "done" says it."""
+
+    outcome: str
+    detail: str = ""
+    own_fault: bool = False
+    wrong_results: bool = False
+
+
+def _ended_by(err: Exception, course: WorkerRound, kit: Kit, device: Any) -> _Ended:
+    """Return how a round ended that an error ended."""
+    from slurm_health.preflight.probes.context import NodeFault, NotMeasured, WrongResults
+    from slurm_health.preflight.probes.meeting import Unreachable
+    from slurm_health.preflight.probes.worker_round import Aborted
+
+    told_to_stop = _Ended("timed_out", "told to stop")
+    if isinstance(err, Aborted):
+        return told_to_stop
+    if isinstance(err, NotMeasured):
+        return _Ended("unmeasured", _said(err))
+    if isinstance(err, NodeFault):
+        wrong = isinstance(err, WrongResults)
+        return _Ended("failed", _said(err), own_fault=True, wrong_results=wrong)
+    own_fault = not course.has_partners
+    if isinstance(err, Unreachable):
+        return _Ended("failed", f"{course.probe}: {_said(err)}", own_fault)
+    no_memory = kit.is_out_of_memory(err)
+    others = kit.users(device) if no_memory else ""
+    own = "on device" if device.type == "cuda" else "in check process"
+    where = f" {own} {course.local_rank}{others}" if others or course.has_siblings else ""
+    detail = f"{course.probe}{where}: {type(err).__name__}: {_said(err)}"
+    if no_memory:
+        return _Ended("unmeasured", detail)
+    # The group may have been taken away from under it.
+    return told_to_stop if course.is_aborted else _Ended("failed", detail, own_fault)
 
 
 def _said(err: Exception) -> str:

@@ -83,7 +83,7 @@ class WorkerRound:
         self._kit = kit
         self._command = command
         self._device = device
-        self._local_rank = local_rank
+        self.local_rank = local_rank
         self.probe = ""
         self.has_partners = False
         self.has_siblings = int(command["local_size"]) > 1
@@ -148,7 +148,7 @@ class WorkerRound:
         context = self._kit.context(
             self._membership,
             device=self._device,
-            local_rank=self._local_rank,
+            local_rank=self.local_rank,
             local_size=int(self._command["local_size"]),
             rank=int(group["rank"]),
             world_size=int(group["world_size"]),
@@ -189,7 +189,7 @@ class WorkerRound:
         rank, world_size = int(group["rank"]), int(group["world_size"])
         if self._device.type == "cuda":
             if "apart" in self._command["options"]:
-                self._connect_apart(self._meeting, rank - self._local_rank, scope, timeout)
+                self._connect_apart(self._meeting, rank - self.local_rank, scope, timeout)
             self.connecting = list(range(world_size))
         self._form(self._meeting.store, rank, world_size, timeout)
 
@@ -200,12 +200,12 @@ class WorkerRound:
 
         Over several nodes only by itself: their devices have been together within each node before.
         """
-        turns = meeting.circles(self._local_rank, int(self._command["local_size"]))
+        turns = meeting.circles(self.local_rank, int(self._command["local_size"]))
         for turn, circle in enumerate(turns[: 1 if scope == "pair" else None]):
             if circle:
                 self.connecting = circle
                 store = place.part_of_store(f"apart/{turn}/{first_rank + circle[0]}")
-                self._form(store, circle.index(self._local_rank), len(circle), timeout)
+                self._form(store, circle.index(self.local_rank), len(circle), timeout)
                 self._membership.exchange_first(None, self._raise_if_aborted)
                 self.connecting = []
             place.wait_for_all()
@@ -229,7 +229,7 @@ class WorkerRound:
         self._membership.exchange_first(group, self._raise_if_aborted)
 
     def _form_rail(self, world_size: int) -> Any:
-        ranks = range(self._local_rank, world_size, int(self._command["local_size"]))
+        ranks = range(self.local_rank, world_size, int(self._command["local_size"]))
         timeout = timedelta(seconds=float(self._command["timeout_s"]))
         return self._membership.part(list(ranks), timeout=timeout, check=self._raise_if_aborted)
 
@@ -238,6 +238,11 @@ class WorkerRound:
             self._raise_if_aborted()
         else:
             self._meeting.wait_for_all()
+
+    @property
+    def is_aborted(self) -> bool:
+        """Whether the agent has aborted this round."""
+        return self._channel.is_aborted(int(self._command["round"]))
 
     def _raise_if_aborted(self) -> None:
         self._channel.raise_if_aborted(int(self._command["round"]))

@@ -259,31 +259,40 @@ class _Job:
             settings, why = with_advised_spares(settings, asked, self.environ, now_s=self.clock_s)
             _say(why)
         counts = node_counts(asked, settings)
-        for_check = own_options.for_check(settings)
-        if self.now_s is not None:
-            for_check |= {"submit-time": int(self.now_s)}
-        if self.verbose:
-            for_check |= {"verbose": "yes"}
-        keeps = bool(settings.get("keep-spares"))
-        if keeps:
-            if counts is None or not counts.spares:
-                raise UsageError("--keep-spares: there are none to keep; add --spares=K")
-            for_check |= {"keep-spares": "yes"}
-            for_check.setdefault("max-restarts", counts.spares)
-        if settings.get("monitor") == OnHang.RESTART.value and not for_check.get("max-restarts"):
-            raise UsageError(_NO_RESTARTS)
-        if counts is not None:
-            for_check |= {"nodes-wanted": counts.wanted, "nodes-needed": counts.needed}
         text = render(
             script,
             template=read_template(),
             python=python,
             flags=python_flags(self.environ),
-            settings=for_check,
+            settings=self._for_check(settings, counts),
             name=self._name(),
             is_wrap=self.line.wrap is not None,
         )
         return _Prepared(script=script, text=text, settings=settings, counts=counts, asked=asked)
+
+    def _for_check(
+        self, settings: own_options.Settings, counts: NodeCounts | None
+    ) -> own_options.Settings:
+        """Return what the check in the job is told.
+
+        Raises:
+            UsageError: no spares are to be kept, or no restarts of what hangs.
+        """
+        told = own_options.for_check(settings)
+        if self.now_s is not None:
+            told |= {"submit-time": int(self.now_s)}
+        if self.verbose:
+            told |= {"verbose": "yes"}
+        if settings.get("keep-spares"):
+            if counts is None or not counts.spares:
+                raise UsageError("--keep-spares: there are none to keep; add --spares=K")
+            told |= {"keep-spares": "yes"}
+            told.setdefault("max-restarts", counts.spares)
+        if settings.get("monitor") == OnHang.RESTART.value and not told.get("max-restarts"):
+            raise UsageError(_NO_RESTARTS)
+        if counts is not None:
+            told |= {"nodes-wanted": counts.wanted, "nodes-needed": counts.needed}
+        return told
 
     def _read(self) -> bytes:
         """Return the script.
