@@ -285,15 +285,15 @@ OPTIONS = (
         "heartbeat",
         one_of(policy.Heartbeat),
         _SUBMITTED | Door.RUN,
-        "Have the steps of PyTorch's optimizers be the heartbeat of a script that says none itself:"
-        " sets PYTHONPATH in the script's environment.",
+        "Take the steps of PyTorch's optimizers as the heartbeat of a script that sends none of its"
+        " own: sets PYTHONPATH in the script's environment.",
         otherwise=f"{policy.Heartbeat.OFF.value}; with run, {policy.Heartbeat.AUTO.value}",
     ),
     SharedOption(
         "collect",
         one_of(policy.Collect),
         _SUBMITTED,
-        "Which nodes tell how they are after a failure and in a hang: all, or the batch host.",
+        "Which nodes report their state after a failure and in a hang: all, or the batch host.",
         otherwise=policy.Collect.NODES.value,
     ),
     SharedOption(

@@ -179,7 +179,7 @@ def number_in(cells: int, cell: Callable[[int], bytes], node: str) -> int:
         else:
             last = middle
     if first == cells or _stripped(cell(first)) != name:
-        raise ValueError(f"{node} is no node of this run")
+        raise ValueError(f"{node} is not a node of this run")
     return first
 
 

@@ -63,7 +63,7 @@ def unwell(report: JobReport, page: Page, *, whole: bool) -> list[str]:
         return []
     lines = page.table(rows)
     rest = nodes_text(node.node for node in bad[len(told) :])
-    return [*lines, *(page.paragraph(f"and {rest}: --verbose tells all") if rest else [])]
+    return [*lines, *(page.paragraph(f"and {rest}: --verbose shows all") if rest else [])]
 
 
 def limits(node: NodeReport, run: RunReport) -> list[str]:
@@ -91,7 +91,7 @@ def _tests(evidence: Sequence[str], *, whole: bool) -> list[tuple[str, str]]:
     lines = evidence if whole else evidence[-_LINES:]
     facts = [("" if number else "tests", line) for number, line in enumerate(lines)]
     left_out = len(evidence) - len(lines)
-    return [*facts, *([("", f"and {left_out} more: --verbose tells all")] if left_out else [])]
+    return [*facts, *([("", f"and {left_out} more: --verbose shows all")] if left_out else [])]
 
 
 def part_text(node: NodeReport) -> str:

@@ -217,8 +217,8 @@ def _who_laid(root: Path, task: str) -> str | None:
 
 def _own_id(task: str, layer: str) -> str:
     return (
-        f"the name {task} there is of user {layer}, whose task it is or who was in the way: one"
-        f" that is another's is found by its own id, which `squeue -j {task} -O JobID` prints"
+        f"{task} there was made by user {layer}; if the task is not {layer}'s, name it by its own"
+        f" job id, which `squeue -j {task} -O JobID` prints"
     )
 
 

@@ -78,7 +78,7 @@ def test_what_history_says_of_a_node_is_the_prior_of_the_next_check_and_no_verdi
     site.ended(job)
 
     said = site.read(f"slurm-{job}.out")
-    assert "the history of nodes is left out of account" in said, said
+    assert "the history of nodes is not taken into account" in said, said
     assert began(site, job).get("prior", {}) == {}
     assert site.report(job)["runs"][-1]["disposition"] == "proceed"
 

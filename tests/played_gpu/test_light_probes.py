@@ -34,7 +34,7 @@ FAULTS = {
         (
             Fault(device=9, kind="peer_error", value=217),
             "faulty",
-            r"device 0 \(.*\) does not reach {me}, though it says so: ",
+            r"device 0 \(.*\) does not reach {me}, though it says it does: ",
         ),
     ),
     "while it copies": (

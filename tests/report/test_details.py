@@ -108,7 +108,7 @@ def test_the_latest_evidence_is_told_and_all_of_it_on_request(tmp_path: Path) ->
 
     assert "round 8 alone" in short
     assert "round 0 alone" not in short
-    assert "and 3 more: --verbose tells all" in short
+    assert "and 3 more: --verbose shows all" in short
     assert "round 0 alone" in whole
 
 
@@ -165,7 +165,7 @@ def test_of_hundreds_of_bad_nodes_the_first_are_told_and_the_rest_named(tmp_path
 
     text = job_text(load(tmp_path, "12"), width=80)
 
-    assert "and n[013-200]: --verbose tells all" in text
+    assert "and n[013-200]: --verbose shows all" in text
     assert "194 more like these" in " ".join(text.split())
     assert len(text.splitlines()) < 40
 

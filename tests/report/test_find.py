@@ -255,7 +255,7 @@ def test_the_name_of_a_task_that_another_has_laid_leads_nowhere(tmp_path: Path) 
     link.symlink_to("13")
     os.chown(link, 1, 1, follow_symlinks=False)
 
-    with pytest.raises(JournalError, match=r"the name 12_3 there is of user .*its own id"):
+    with pytest.raises(JournalError, match=r"12_3 there was made by user .*its own job id"):
         load(tmp_path, "12_3")
     assert load(tmp_path, "13").job == "13"
 

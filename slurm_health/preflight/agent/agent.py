@@ -15,15 +15,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from slurm_health.preflight.agent import node_facts
+from slurm_health.preflight.agent import node_facts, worker_process
 from slurm_health.preflight.agent.lookout import Lookout, at_random
-from slurm_health.preflight.agent.worker_process import (
-    Loaded,
-    ProcessStandstill,
-    Ready,
-    Worker,
-    WorkerEvent,
-)
+from slurm_health.preflight.agent.worker_process import Worker, WorkerEvent
 from slurm_health.preflight.agent.workers import Workers, WorkerStarts
 from slurm_health.preflight.orders import Bell
 from slurm_health.preflight.session.node_round import (
@@ -188,7 +182,7 @@ class Agent:
         """Read the orders, and carry them out."""
         news = self._lookout.look(self._settings.silence_s)
         if news is None:
-            self._end = f"the master has said nothing for {self._settings.silence_s:.0f} s"
+            self._end = f"the master has been silent for {self._settings.silence_s:.0f} s"
         else:
             self._heed(news)
 
@@ -297,9 +291,11 @@ class Agent:
 
     def _hear(self, worker: Worker, event: WorkerEvent) -> None:
         if worker.hears_start(event):
-            if isinstance(event, Ready) and self._workers.ready:
+            if isinstance(event, worker_process.Ready) and self._workers.ready:
                 self._starts.say_ready()
-            elif isinstance(event, Loaded) and all(each.torch for each in self._workers):
+            elif isinstance(event, worker_process.Loaded) and all(
+                each.torch for each in self._workers
+            ):
                 self._starts.loaded()
         elif isinstance(event, InRound) and not self._settles(worker, event):
             current = self._round
@@ -384,7 +380,7 @@ class Agent:
                 return
         self._start_again(worker, how)
 
-    def _worker_stands_still(self, worker: Worker, still: ProcessStandstill) -> None:
+    def _worker_stands_still(self, worker: Worker, still: worker_process.ProcessStandstill) -> None:
         """Report it, where a round is in progress, and replace it: it will answer nobody."""
         if worker.ready:
             self._starts.succeeded()

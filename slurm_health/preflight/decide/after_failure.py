@@ -131,7 +131,7 @@ def _after_hang(hang: HangFound, failure: ScriptFailure, evidence: tuple[str, ..
     before = sum(_kind(earlier) == _kind(hang) for earlier in failure.hangs_before)
     if before >= most:
         times = "once" if before == 1 else f"{before} times"
-        reason = f"{what}; the script was started again {times} after such a hang ({kind}) already"
+        reason = f"{what}; the script was already started again {times} after such a hang ({kind})"
         return Plan(next=Next.STOP, reason=reason, evidence=evidence)
     there = tuple(hang.found.nodes) if hang.located else ()
     few = len(there) <= len(failure.nodes) / 2

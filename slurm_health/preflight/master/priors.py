@@ -37,7 +37,7 @@ def of_job(root: Path, cluster: str, job_id: int, user_id: int) -> dict[str, flo
         name = journal.name_of(root, cluster, str(job_id), user_id, quick=True)
         runs = journal.runs_of(root, cluster, name, owner=user_id)[-_MOST_RUNS:]
     except OSError as err:
-        log.warning("what was found before is left out of account: %s", err.strerror or err)
+        log.warning("earlier findings are not taken into account: %s", err.strerror or err)
         return {}
     return prior_of_findings(found for run in runs for found in _found(run))
 
@@ -85,7 +85,7 @@ def of_site(
         known = standings.known_of(standings.read(content_of(path), now_s=now_s), cluster, nodes)
     except (OSError, ValueError) as err:
         why = (err.strerror or err) if isinstance(err, OSError) else err
-        log.warning("the history of nodes is left out of account: %s: %s", path, why)
+        log.warning("the history of nodes is not taken into account: %s: %s", path, why)
         return {}
     _tell(known)
     return standings.prior_of(known)
@@ -96,5 +96,5 @@ def _tell(known: dict[str, standings.Known]) -> None:
         (node, each) for node, each in known.items() if each.level is standings.Reliability.LEMON
     ]
     for node, each in sorted(lemons, key=lambda lemon: -lemon[1].score)[:_NAMED]:
-        told = "%s has spoiled %d of %d jobs: it is looked at closely"
+        told = "%s has spoiled %d of %d jobs: it is tested more closely"
         log.info(told, node, each.spoiled, each.jobs)

@@ -81,7 +81,7 @@ def require_arrived(arrived: torch.Tensor, sent: torch.Tensor, way: str) -> None
     wrong = int((arrived != sent).sum().item())
     if wrong:
         raise WrongResults(
-            f"data changed on its way {way}: {wrong} of {sent.numel()} words arrived as others"
+            f"data changed on its way {way}: {wrong} of {sent.numel()} words differ from those sent"
         )
 
 

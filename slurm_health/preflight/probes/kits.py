@@ -213,7 +213,7 @@ def measure_program(path: str, context: ProbeContext) -> list[Sample]:
     if done.returncode == FINE:
         return [Sample(iteration_ms=[elapsed_ms])]
     lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-    said = f"{Path(path).name}: {lines[-1] if lines else 'said nothing'}"
+    said = f"{Path(path).name}: {lines[-1] if lines else 'printed nothing'}"
     if done.returncode == NODE_FAULT:
         raise NodeFault(said)
     if done.returncode == NOT_THE_NODE:

@@ -137,7 +137,7 @@ def _on_all(
     if len(errors) == len(gpus):
         context.meet()  # the round was stopped before any was done, for all that is known
     for gpu, _ in errors:
-        raise NodeFault(f"{gpu} hangs in a copy, while others of the node have done theirs")
+        raise NodeFault(f"{gpu} hangs in a copy, while others of the node have finished theirs")
 
 
 def _is_stopped(context: ProbeContext) -> bool:
@@ -169,7 +169,7 @@ def _between(one: OpenedGpu, other: OpenedGpu) -> list[float]:
         try:
             gpu.reach(peer)
         except DriverError as err:
-            raise NodeFault(f"{gpu} does not reach {peer}, though it says so: {err}") from err
+            raise NodeFault(f"{gpu} does not reach {peer}, though it says it does: {err}") from err
     with (
         _memory(one) as mine,
         _memory(other) as others,
@@ -260,5 +260,5 @@ def _require_same(arrived: ctypes.c_void_p, sent: ctypes.c_void_p, way: str) -> 
     both = (ctypes.string_at(memory, COPY_BYTES) for memory in (arrived, sent))
     wrong = sum(one != other for one, other in zip(*both, strict=True))
     raise WrongResults(
-        f"data changed on its way {way}: {wrong} of {COPY_BYTES} bytes arrived as others"
+        f"data changed on its way {way}: {wrong} of {COPY_BYTES} bytes differ from those sent"
     )

@@ -78,7 +78,7 @@ def _copied(source: bytes, target: bytearray, quantity: str, most: int = MOST) -
         wrong = sum(one != other for one, other in zip(target, source, strict=True))
         where = f" of {quantity}" if quantity else ""
         raise WrongResults(
-            f"the memory{where} gave back {wrong} of {len(source)} bytes otherwise than they were"
-            " written"
+            f"the memory{where} does not give back what was written: {wrong} of {len(source)} bytes"
+            " differ"
         )
     return sample

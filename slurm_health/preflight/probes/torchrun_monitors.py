@@ -66,7 +66,7 @@ class Carrier:
         give_up_s = time.monotonic() + _NAMES_S
         while not self._store.check(keys):
             if time.monotonic() > give_up_s:
-                raise RuntimeError(f"not all nodes have told their names in {_NAMES_S:g} s")
+                raise RuntimeError(f"not all nodes have given their names within {_NAMES_S:g} s")
             time.sleep(_LOOK_S / 5)
         return [self._store.get(key).decode() for key in keys]
 

@@ -267,7 +267,7 @@ class TrainingNodes:
         # In `wait` this node could not tell torchrun's rendezvous that it is there.
         while not self._there("decision"):
             if time.monotonic() > give_up_s:
-                raise RuntimeError(f"nothing was decided in {DECIDE_S:g} s")
+                raise RuntimeError(f"nothing was decided within {DECIDE_S:g} s")
             time.sleep(_LOOK_S)
         found: dict[str, Any] = json.loads(self._store.get(f"{_KEY}/decision"))
         self._store.add(f"{_KEY}/heard", 1)

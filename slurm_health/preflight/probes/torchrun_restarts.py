@@ -316,7 +316,7 @@ def prepared(argv: list[str], told: dict[str, Any], environ: dict[str, str]) -> 
     args = torchrun.parse_args(argv)
     processes = torchrun.determine_local_world_size(args.nproc_per_node)
     if not callable(registry.get_rendezvous_handler):
-        raise TypeError("torch's rendezvous are made otherwise")
+        raise TypeError("this torch makes its rendezvous in another way")
     return RunFacts(
         max_restarts=int(args.max_restarts), processes=int(processes), environ=environ, **told
     )

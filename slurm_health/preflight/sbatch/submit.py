@@ -306,7 +306,7 @@ class _Job:
                 f"{line.undecided}: not an option of this sbatch, or its value is missing"
             )
         if line.wrap is not None and line.script is not None:
-            raise _Refused(f"{line.script}: a script in addition to --wrap")
+            raise _Refused(f"{line.script}: --wrap takes no script beside it")
         path = self._path()
         try:
             if line.wrap is not None:

@@ -34,7 +34,7 @@ def test_it_leaves_a_master_that_is_silent_and_none_that_says_it_waits(stage: St
 
     Agent(stage.settings("/nonexistent"), dict(os.environ), monotonic=passing).run()
 
-    assert stage.hears(AgentEnded).reason == "the master has said nothing for 60 s"
+    assert stage.hears(AgentEnded).reason == "the master has been silent for 60 s"
     assert 4060 < clock.now_s < 4200  # it looks at the clock a few times each time round
 
 

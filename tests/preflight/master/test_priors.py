@@ -50,7 +50,7 @@ def test_a_lemon_among_the_nodes_is_named_and_weighs(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert known(write(tmp_path / "standings.json")) == {"n3": 0.282}
-    assert caplog.messages == ["n3 has spoiled 6 of 12 jobs: it is looked at closely"]
+    assert caplog.messages == ["n3 has spoiled 6 of 12 jobs: it is tested more closely"]
 
 
 def test_of_a_suspect_nothing_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -97,7 +97,7 @@ def test_a_file_that_cannot_be_used_is_said_and_accuses_nobody(
 
     assert known(path) == {}
     (message,) = caplog.messages
-    assert message.startswith(f"the history of nodes is left out of account: {path}: ")
+    assert message.startswith(f"the history of nodes is not taken into account: {path}: ")
     assert said in message
 
 
