@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.on_device.events import Events
+from slurm_health.preflight.probes import compute
 from slurm_health.preflight.probes import device as devices_of
-from slurm_health.preflight.probes import values
 from slurm_health.preflight.probes.context import NodeFault, ProbeContext
 
 _INTEGERS = {2: torch.int16, 4: torch.int32}
@@ -76,7 +76,7 @@ def _try(context: ProbeContext, events: Events, place: str, bit: int) -> int:
     torch.mm = wrong  # type: ignore[assignment]
     said = ""
     try:
-        values.measure(context)
+        compute.values(context)
     except NodeFault as err:
         said = str(err)
     finally:

@@ -19,10 +19,8 @@ slurm-health's own, with nothing but Python and numpy.
     timing               what takes how long, and what others took of it; by all of a group at once
     host                 processors and their memory, and which interface the job's data takes
     adapters             which network adapters are in use, and near which device
-    values               products of integers, whose exact result is known
-    matmul               how fast a device multiplies matrices, also of 8-bit floating-point numbers
-    memory_copy          how fast a device's memory is
-    memory_pattern       whether a device's memory gives back what was written to it
+    compute              how fast, and whether exactly, a device multiplies matrices
+    memory               how fast a device's memory is, and whether it holds what is written
     device_copy          how fast a device exchanges data with its host, and with each other one
     allgather            how fast the members of a group exchange data
     light_compute        how fast, and whether exactly, processors multiply
@@ -33,8 +31,7 @@ slurm-health's own, with nothing but Python and numpy.
     light_ring           the group of light workers: where they meet, each connected to the next
     nic_loopback         how fast a node exchanges data with itself through each adapter
     ib_write_bw          how fast two nodes write through each adapter, by that tool of perftest
-    gpt_model            the GPT that the next one trains, and one step of it
-    gpt                  a pair of nodes that trains it: compute, communication, and both; and the
+    gpt                  a pair of nodes that trains one: compute, communication, and both; and the
                          largest batch with which it fits a device
     torchrun_arguments   a torchrun command line, read by torchrun's own parser
     torchrun_restarts    torchrun, whose nodes are looked at before it starts workers again

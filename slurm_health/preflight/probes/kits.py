@@ -129,10 +129,15 @@ class NeedsTorch(NotMeasured):
     """A site's own probe that loads torch, where there is none."""
 
 
-# The module of each probe with torch that has none of its own name, and its function there. An
-# exchange in smaller circles is the same one: the worker forms the group, the probe only uses it.
+# The module of each probe with torch, and its function there. Of others the module has their name,
+# and the function is `measure`. An exchange in smaller circles is the same one: the worker forms
+# the group, the probe only uses it.
 _WITH_TORCH = {
-    "matmul_fp8": ("matmul", "measure_fp8"),
+    "values": ("compute", "values"),
+    "matmul": ("compute", "matmul"),
+    "matmul_fp8": ("compute", "matmul_fp8"),
+    "memory_copy": ("memory", "copy"),
+    "memory_pattern": ("memory", "pattern"),
     "host_copy": ("device_copy", "host"),
     "peer_copy": ("device_copy", "peers"),
     "node_allgather": ("allgather", "measure"),

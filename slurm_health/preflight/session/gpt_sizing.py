@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which GPT a run trains for its GPT rounds: the largest that fits its smallest device. Pure.
 
-The model is that of `preflight.probes.gpt_model`: pre-norm blocks, learned positions, the
+The model is that of `preflight.probes.gpt`: pre-norm blocks, learned positions, the
 output layer tied to the embedding, AdamW, DDP. All sizes are bytes, GB is 1e9 bytes.
 """
 

@@ -7,8 +7,7 @@ touches processes and signals, and records the script's start and end in the jou
     supervisor       the process: first the check, then the script
     check_process    the check: started, listened to, ended with everything it started
     script_runs      the script, as often as it is started, and what follows its failure
-    script_process   the script: started as Slurm would, sent what Slurm sent only to us
-    hung_script      ends a script whose training hangs, and all that it started
+    script_process   the script: started as Slurm would, sent what Slurm sent only to us, ended
     monitor_process  the monitor beside the script: started and ended with it
     post_mortem      after a failure: waits for the process that says why, and not for long
     kept_spares      steps of ours that keep the script's steps off spare nodes

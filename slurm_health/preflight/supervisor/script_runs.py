@@ -16,11 +16,11 @@ from typing import Protocol
 
 import msgspec
 
-from slurm_health.preflight.supervisor import hung_script, post_mortem
+from slurm_health.preflight.supervisor import post_mortem
 from slurm_health.preflight.supervisor.check_process import HARMLESS, Answer
 from slurm_health.preflight.supervisor.monitor_process import Monitoring
 from slurm_health.preflight.supervisor.recorder import ScriptRecorder, say
-from slurm_health.preflight.supervisor.script_process import ScriptProcess
+from slurm_health.preflight.supervisor.script_process import ScriptProcess, end_script, end_steps
 from slurm_health.preflight.supervisor.signal_witness import ALL_SIGNALS
 from slurm_health.records.records import Action, ActionDone
 from slurm_health.records.script_records import ScriptEnded, ScriptStarted
@@ -193,11 +193,11 @@ class ScriptRuns:
             self.recorder.ended()
             if not hung and monitoring.script_hangs():
                 hung = True
-                hung_script.end(process.pid)
+                end_script(process.pid)
 
         status = process.wait(on_child)
         if hung:
-            hung_script.end_steps(environ, self.mask)
+            end_steps(environ, self.mask)
             if self.recorder.wait():
                 self.recorder.start(ActionDone(action=Action.END_SCRIPT, succeeded=True))
         self._told.update(process.told & _ENDING)

@@ -4,13 +4,13 @@
 It writes its samples, or what it raised, as JSON.
 """
 
-import importlib
 import json
 import sys
 
 import torch
 
 from slurm_health.preflight.probes.context import ProbeContext
+from slurm_health.preflight.probes.kits import measure_of
 
 name, index, *options = sys.argv[1:]
 torch.cuda.set_device(int(index))
@@ -23,7 +23,7 @@ context = ProbeContext(
 )
 answer: dict[str, object]
 try:
-    samples = importlib.import_module(f"slurm_health.preflight.probes.{name}").measure(context)
+    samples = measure_of(name, "")(context)
     said = [{**sample._asdict(), "figures": dict(sample.figures)} for sample in samples]
     answer = {"samples": said}
 except Exception as err:

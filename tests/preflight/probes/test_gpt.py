@@ -34,7 +34,7 @@ import torch
 import torch.distributed as dist
 from slurm_health.preflight.session.gpt_sizing import CPU, to_options
 from slurm_health.preflight.probes import gpt
-from slurm_health.preflight.probes.gpt_model import Gpt
+from slurm_health.preflight.probes.gpt import Gpt
 from slurm_health.preflight.probes.context import ProbeContext
 
 rank, path = int(sys.argv[1]), sys.argv[2]

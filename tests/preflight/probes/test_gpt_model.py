@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from slurm_health.preflight.probes.gpt_model import Gpt, optimizer_of, shape_of
+from slurm_health.preflight.probes.gpt import Gpt, optimizer_of, shape_of
 from slurm_health.preflight.session.gpt_sizing import (
     CONTEXT_BYTES,
     CPU,

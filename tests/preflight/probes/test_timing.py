@@ -6,7 +6,7 @@ import time
 import torch
 
 from slurm_health.preflight import expectations
-from slurm_health.preflight.probes import allgather, memory_copy, values
+from slurm_health.preflight.probes import allgather, compute, memory
 from slurm_health.preflight.probes.allgather import CUDA_PACE
 from slurm_health.preflight.probes.context import ProbeContext
 from slurm_health.preflight.probes.timing import TimingPlan, timed
@@ -51,5 +51,5 @@ def test_short_iterations_are_timed_for_half_a_second_on_accelerators() -> None:
 
 def test_expectations_are_of_what_the_probes_do() -> None:
     assert expectations.ALLGATHER_BYTES_PER_RANK == allgather.CUDA_BYTES_PER_RANK
-    assert expectations.MATMUL_FLOP == 2.0 * values.CUDA_SIZE**3
-    assert expectations.COPY_BYTES == 2 * memory_copy.CUDA_BYTES
+    assert expectations.MATMUL_FLOP == 2.0 * compute.CUDA_SIZE**3
+    assert expectations.COPY_BYTES == 2 * memory.COPY_BYTES

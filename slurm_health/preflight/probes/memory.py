@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a device's memory gives back what was written to it.
+"""How fast a device's memory is, and whether it gives back what was written to it.
 
-Half of what is free is written with one pattern from end to end, and only then read back, so that
-no cache holds what is compared. One bit walks through each byte, first as the only one that is
-set, then as the only one that is not. The last two patterns are each word's number and its
-complement: words that share a cell show there, as all others are alike before.
+How fast: one array is copied to another, larger than any cache.
+
+Whether it gives back: half of what is free is written with one pattern from end to end, and only
+then read back, so that no cache holds what is compared. One bit walks through each byte, first as
+the only one that is set, then as the only one that is not. The last two patterns are each word's
+number and its complement: words that share a cell show there, as all others are alike before.
 """
 
 from __future__ import annotations
@@ -15,15 +17,55 @@ import torch
 
 from slurm_health.preflight.probes import device
 from slurm_health.preflight.probes.context import NotMeasured, ProbeContext, Sample, WrongResults
+from slurm_health.preflight.probes.timing import each
+
+COPY_BYTES = 2 << 30
+CPU_BYTES = 64 << 20
+CUDA_ITERATIONS = 50  # and the bytes: less by the round's options where devices are small
+WARM_UP_ITERATIONS = 2
+# On a CPU: as many iterations as fit, so that a starved one is not kept at it for long.
+CPU_BUDGET_S = 0.15
+CPU_ITERATIONS = (3, 10)
+
+
+def copy(context: ProbeContext) -> list[Sample]:
+    """Copy, and time each iteration. It reads and writes every byte once: both are counted."""
+    size = int(context.options.get("copy_bytes", COPY_BYTES)) if context.on_cuda else CPU_BYTES
+    source = torch.ones(size // 4, device=context.device)
+    target = torch.empty_like(source)
+    for _ in range(WARM_UP_ITERATIONS):
+        target.copy_(source)
+    sample = (
+        Sample(_on_cuda_ms(context, target, source)) if context.on_cuda else _on_cpu(target, source)
+    )
+    total_bytes = 2 * source.numel() * source.element_size()
+    return [sample._replace(total_bytes=total_bytes)]
+
+
+def _on_cuda_ms(context: ProbeContext, target: torch.Tensor, source: torch.Tensor) -> list[float]:
+    iterations = int(context.options.get("copies", CUDA_ITERATIONS))
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(iterations + 1)]
+    marks[0].record()
+    for mark in marks[1:]:
+        target.copy_(source)
+        mark.record()
+    marks[-1].synchronize()
+    return [float(begin.elapsed_time(end)) for begin, end in zip(marks, marks[1:])]  # noqa: B905 RUF007 - older Pythons run this
+
+
+def _on_cpu(target: torch.Tensor, source: torch.Tensor) -> Sample:
+    least, most = CPU_ITERATIONS
+    return each(lambda: target.copy_(source), least=least, most=most, budget_s=CPU_BUDGET_S)
+
 
 # More than any device has: half of what is free. The session sets less for small devices.
-CUDA_BYTES = 1 << 40
+PATTERN_BYTES = 1 << 40
 BLOCK_BYTES = 128 << 20
 _BITS, _WORD_BYTES = 8, 8
 PATTERNS = 2 * _BITS + 2
 
 
-def measure(context: ProbeContext) -> list[Sample]:
+def pattern(context: ProbeContext) -> list[Sample]:
     """Write each pattern to half of the free memory, and compare every word that is read back.
 
     Raises:
@@ -33,7 +75,7 @@ def measure(context: ProbeContext) -> list[Sample]:
     if not context.on_cuda:
         raise NotMeasured("memory_pattern: only the memory of an accelerator is tested")
     torch.cuda.empty_cache()
-    wanted = int(context.options.get("pattern_bytes", CUDA_BYTES))
+    wanted = int(context.options.get("pattern_bytes", PATTERN_BYTES))
     free_bytes = device.memory_bytes(context.device)[0]
     # Comparing takes a block, and a mark for each of its words, which the allocator rounds up.
     size = min(wanted, max(free_bytes // 2 - 2 * BLOCK_BYTES, free_bytes // 4))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.preflight.supervisor import hung_script
+from slurm_health.preflight.supervisor.script_process import end_script
 from tests.support.supervised import eventually
 
 # What a script may leave hanging: a child in a session of its own that ignores SIGTERM, with a
@@ -55,7 +55,7 @@ def test_what_it_started_ends_with_it_in_whatever_session_and_state(tmp_path: Pa
         lambda: "State:\tT" in Path(f"/proc/{children[1]}/status").read_text(), "the stopped child"
     )
 
-    hung_script.end(script.pid, grace_s=0.5)
+    end_script(script.pid, grace_s=0.5)
 
     eventually(lambda: not any(map(lives, children)), "the end of the children")
     assert script.wait() == -signal.SIGTERM
@@ -71,7 +71,7 @@ def test_a_script_that_ends_by_itself_is_given_the_time_to(tmp_path: Path, grace
     script = started(tmp_path, trap)
     eventually((tmp_path / "ready").exists, "the trap")
     # The shell may not yet wait: a signal that comes before that ends the wait as well.
-    hung_script.end(script.pid, grace_s=grace_s)
+    end_script(script.pid, grace_s=grace_s)
 
     assert script.wait() == 7
     assert (tmp_path / "out").read_text() == "cleans up\n"
@@ -81,6 +81,6 @@ def test_one_that_has_ended_already_is_no_error(tmp_path: Path) -> None:
     script = started(tmp_path, "exit 3")
     os.waitid(os.P_PID, script.pid, os.WEXITED | os.WNOWAIT)
 
-    hung_script.end(script.pid, grace_s=0.5)
+    end_script(script.pid, grace_s=0.5)
 
     assert script.wait() == 3
