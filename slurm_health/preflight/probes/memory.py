@@ -81,9 +81,9 @@ def pattern(context: ProbeContext) -> list[Sample]:
     size = min(wanted, max(free_bytes // 2 - 2 * BLOCK_BYTES, free_bytes // 4))
     blocks = [
         torch.empty(
-            min(BLOCK_BYTES, size - begin) // _WORD_BYTES, dtype=torch.int64, device=context.device
+            min(BLOCK_BYTES, size - start) // _WORD_BYTES, dtype=torch.int64, device=context.device
         )
-        for begin in range(0, size, BLOCK_BYTES)
+        for start in range(0, size, BLOCK_BYTES)
     ]
     for word in _walking():
         for block in blocks:
