@@ -128,7 +128,7 @@ MOVED = {
     "site_settings": "node.site_settings",
     "slurm": "system.slurm",
     "slurm.real_sbatch": "system.slurm.command",
-    "stuck": "node.stuck",
+    "stuck": "system.killable",
     "supervisor": "preflight.supervisor",
     "sweep": "fleet.sweep",
     "templates": "system.templates",

@@ -54,7 +54,7 @@ HOUSE: dict[str, tuple[tuple[str, ...], ...]] = {
     "node": (
         ("rules",),
         ("checks",),
-        ("passes", "site_settings", "stuck"),
+        ("passes", "site_settings"),
         ("event_queue",),
         ("draining",),
         ("mending", "notifying"),

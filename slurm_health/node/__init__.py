@@ -7,7 +7,6 @@ Their own errors end in exit code 0: what could not be measured takes no node ou
     checks          what the hooks measure on a node, one file per family
     site_settings   the site's file as the hooks read it, checks included
     passes          that a node has passed its checks lately: said by root, read by everybody
-    stuck           children of hooks that the kernel holds: none is sent after them
     event_queue     what happened here and waits to be told
     draining        takes a node out of the pool, and gives it back
     mending         resets, reboots and tests a node as far as its site allows

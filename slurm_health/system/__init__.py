@@ -9,7 +9,7 @@ Each outside system has one door, with a time limit on every wait.
     last_said       what a child says, or the last of it
     signals         when they are heard, how a process leaves on one, their names
     proc            what the kernel says of a process and of mounts
-    killable        runs a function in a child that is killed at its time limit
+    killable        runs a function in a child that is killed at its time limit; which are stuck
     accounts        whose a user id is: those for containers are the user's who has them
     private_files   files that one user keeps alone, and no other can slip in
     nvml            NVIDIA GPUs, as the driver sees them

@@ -4,6 +4,9 @@
 A dead GPU or filesystem puts whoever touches it to sleep where no signal reaches. So the hook
 itself touches nothing: a child does, in a session of its own. What the child does not answer in
 time is killed, and left behind when it does not die. Nothing here ever waits for a child.
+
+Children that the kernel holds are remembered by what they were to do, and none is sent after them:
+a filesystem that froze an hour ago would hold two more with every health check.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from typing import TypeVar
 
 import msgspec
 
+from slurm_health.records.decoding import from_json
 from slurm_health.system import proc
 from slurm_health.system.signals import heard_afterwards
 
@@ -33,6 +37,8 @@ _ORPHAN_S = 1.0
 _REAP_S = 2.0
 # Whoever sleeps in the kernel for this long after its SIGKILL is held there.
 _HELD_S = 0.25
+# Below a state directory: which children the kernel holds, one file each.
+_STUCK = "stuck"
 
 Work = Callable[[], bytes]
 Key = TypeVar("Key")
@@ -281,3 +287,69 @@ def _keep_only(pipe: int) -> int:
     os.closerange(3, pipe)
     os.closerange(pipe + 1, 1024)
     return pipe
+
+
+# --- what is stuck ------------------------------------------------------------------------------
+
+
+class Stuck(msgspec.Struct, frozen=True):
+    """A process that was killed and lives on. Its start and the boot tell it from later ones."""
+
+    pid: int
+    start_ticks: int
+    boot: str
+
+
+def run_guarded(state: Path | None, name: str, work: Work, limit_s: float) -> WorkResult | Stuck:
+    """Run one piece of work in a child, unless the last one of this name is stuck."""
+    held = recall_stuck(state).get(name)
+    if held is not None:
+        return held
+    outcome = run_one(work, limit_s)
+    if isinstance(outcome, Hung) and outcome.abandoned:
+        remember_stuck(state, name, outcome.abandoned)
+    return outcome
+
+
+def remember_stuck(state: Path | None, name: str, pid: int) -> None:
+    """Keep that a process is stuck at this. Where nothing can be kept, the next one starts."""
+    found = _living(pid)
+    if found is not None and state is not None:
+        with contextlib.suppress(OSError):
+            # Each by itself: what is made on the way to a directory others could enter.
+            for directory in (state, state / _STUCK):
+                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _stuck_path(state, name).write_bytes(msgspec.json.encode(found))
+
+
+def recall_stuck(state: Path | None) -> dict[str, Stuck]:
+    """Return what is stuck still, by name, and forget the rest."""
+    found: dict[str, Stuck] = {}
+    if state is None:
+        return found
+    try:
+        names = [each.stem for each in (state / _STUCK).iterdir()]
+    except OSError:
+        return found
+    for name in names:
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            kept = from_json(_stuck_path(state, name).read_bytes(), Stuck)
+            if _living(kept.pid) == kept:
+                found[name] = kept
+            else:
+                _stuck_path(state, name).unlink()
+    return found
+
+
+def _stuck_path(state: Path, name: str) -> Path:
+    return state / _STUCK / f"{name}.json"
+
+
+def _living(pid: int) -> Stuck | None:
+    """Return a process as it is known again, None for one that has ended."""
+    try:
+        found = proc.stat(Path(f"/proc/{pid}"))
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+    except (OSError, ValueError):
+        return None
+    return None if found.state == "Z" else Stuck(pid, found.start_ticks, boot.strip())

@@ -20,9 +20,8 @@ from slurm_health.node.rules import accusations, breaker
 from slurm_health.node.rules.accusations import Mark
 from slurm_health.node.rules.settings import Breaker
 from slurm_health.node.site_settings import Site
-from slurm_health.node.stuck import Stuck, run_guarded
 from slurm_health.records.decoding import from_json, from_msgpack
-from slurm_health.system.killable import Answered, Broke, Hung
+from slurm_health.system.killable import Answered, Broke, Hung, Stuck, run_guarded
 from slurm_health.system.private_files import publish
 from slurm_health.system.site_file import others_can_write
 

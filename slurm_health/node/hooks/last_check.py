@@ -14,9 +14,9 @@ import msgspec
 
 from slurm_health.node.rules.finding import CheckResult, Status, node_faults
 from slurm_health.node.site_settings import Site
-from slurm_health.node.stuck import run_guarded
 from slurm_health.records.decoding import from_json
 from slurm_health.records.text import cut
+from slurm_health.system.killable import run_guarded
 
 _DIRECTORY = "checked"
 _LIMIT_S = 2.0

@@ -11,14 +11,22 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from slurm_health.node import stuck
 from slurm_health.node.checks.check import Check, CheckContext, Planned
 from slurm_health.node.rules.finding import CheckResult, Finding, capped, inconclusive, node_fault
 from slurm_health.node.rules.settings import matches
-from slurm_health.node.stuck import Stuck
 from slurm_health.records.decoding import from_msgpack
 from slurm_health.records.text import one_line
-from slurm_health.system.killable import Answered, Broke, Hung, Work, WorkResult, run_all
+from slurm_health.system.killable import (
+    Answered,
+    Broke,
+    Hung,
+    Stuck,
+    Work,
+    WorkResult,
+    recall_stuck,
+    remember_stuck,
+    run_all,
+)
 
 if TYPE_CHECKING:
     from slurm_health.node.rules.recovery import DrainRecord
@@ -39,11 +47,11 @@ def run_checks(planned: Sequence[Planned], place: CheckContext) -> list[CheckRes
 
     A check whose last child the kernel holds gets no other.
     """
-    held = stuck.recall(place.state)
+    held = recall_stuck(place.state)
     fresh = _run([each for each in planned if each.name not in held], place)
     for name, outcome in fresh.items():
         if isinstance(outcome, Hung) and outcome.abandoned:
-            stuck.remember(place.state, name, outcome.abandoned)
+            remember_stuck(place.state, name, outcome.abandoned)
     return [_result(each, fresh.get(each.name) or held[each.name]) for each in planned]
 
 

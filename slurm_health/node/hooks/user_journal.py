@@ -17,10 +17,19 @@ import msgspec
 
 from slurm_health.node.hooks.hook import number
 from slurm_health.node.site_settings import Site
-from slurm_health.node.stuck import Stuck, recall, run_guarded
 from slurm_health.records.decoding import from_msgpack
 from slurm_health.system import private_files
-from slurm_health.system.killable import Answered, Broke, Hung, Work, WorkResult, limit_memory
+from slurm_health.system.killable import (
+    Answered,
+    Broke,
+    Hung,
+    Stuck,
+    Work,
+    WorkResult,
+    limit_memory,
+    recall_stuck,
+    run_guarded,
+)
 
 if TYPE_CHECKING:  # most jobs accuse nobody, and then nobody needs to know what that looks like
     from slurm_health.node.rules.accusations import Accusation
@@ -116,7 +125,7 @@ def _guarded(site: Site, ended: JobEnded, work: Work) -> WorkResult | Stuck:
             next(entries, None)
         return b""
 
-    held = [each for each in recall(site.state) if each.startswith((_GUARDED, _SHARED))]
+    held = [each for each in recall_stuck(site.state) if each.startswith((_GUARDED, _SHARED))]
     if len(held) >= _MOST_HELD and site.journal.startswith("/"):
         root = run_guarded(site.state, _SHARED, shared, site.accusations.read_limit_s)
         if isinstance(root, Hung | Stuck):

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 
 from slurm_health.node import event_queue
 from slurm_health.node.site_settings import Site
-from slurm_health.node.stuck import run_guarded
-from slurm_health.system.killable import Answered
+from slurm_health.system.killable import Answered, run_guarded
 
 _LOOK_LIMIT_S = 2.0
 

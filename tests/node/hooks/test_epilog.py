@@ -295,13 +295,13 @@ def test_what_the_job_left_running_is_ended_and_nothing_else(node: Node) -> None
 
 
 def test_whose_jobs_had_a_node_tested_is_for_root_to_read(tmp_path: Path, story: Story) -> None:
-    from slurm_health.node import stuck
     from slurm_health.node.hooks.epilog import turn_to_test
+    from slurm_health.system.killable import remember_stuck
 
     state = tmp_path / "new" / "state"
     umask = os.umask(0)
     try:
-        stuck.remember(state, "a check", os.getpid())  # whoever makes the directory first
+        remember_stuck(state, "a check", os.getpid())  # whoever makes the directory first
         with turn_to_test(state, 1, story.node.now_s, story.node.site.accusations) as why_not:
             assert not why_not
     finally:

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.node import stuck
 from slurm_health.node.draining import own_drain, shared_state
 from slurm_health.node.hooks import healthcheck, nodes
-from slurm_health.system.killable import Answered
+from slurm_health.system.killable import Answered, run_guarded
 from slurm_health.system.slurm.client import Client
 from slurm_health.system.slurm.parsing import Node as SlurmNode
 from tests.support.fake_scontrol import FakeScontrol
@@ -59,7 +58,7 @@ def test_a_child_that_the_kernel_may_hold_does_not_hold_the_lock(node: Node) -> 
 
     with healthcheck.first(node.site.state) as first:
         assert first
-        seen = stuck.run_guarded(None, "looks", open_files, 60)
+        seen = run_guarded(None, "looks", open_files, 60)
     assert isinstance(seen, Answered)
     assert seen.data == b"closed"
 
