@@ -30,6 +30,7 @@ MOVED = {
     "checks": "node.checks",
     "checks.ethernet": "node.checks.network",
     "checks.infiniband": "node.checks.network",
+    "checks.registry": "node.checks.check",
     "checks.services": "node.checks.tasks",
     "checks.xid": "node.checks.kernel_log",
     "config": "preflight.config",

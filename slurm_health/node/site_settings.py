@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from slurm_health.node.checks import registry
-from slurm_health.node.checks.check import Check, Planned
+from slurm_health.node.checks.check import Check, Planned, UnknownCheck, find_check
 from slurm_health.node.rules.finding import Status
 from slurm_health.node.rules.settings import (
     CONTEXTS,
@@ -195,8 +194,8 @@ def _kind(file: SiteFile, name: str, table: dict[str, Any]) -> type[Check]:
     if not isinstance(asked, str):
         raise file.error(("checks", name), "check", f"expected a name, found {asked!r}")
     try:
-        return registry.find(asked)
-    except registry.UnknownCheck as err:
+        return find_check(asked)
+    except UnknownCheck as err:
         line = file.line(("checks", name), "check" if "check" in table else "")
         source = f"{file.path}:{line}"
         raise ConfigError(source, asked, "no such check", valid=err.known) from err

@@ -4,8 +4,7 @@
 `collect` looks at the machine, as root, in a child that is killed at its time limit; `judge` is
 pure.
 
-    check        what a check is
-    registry     which checks there are; each is loaded when a site uses it
+    check        what a check is, and which there are; each is loaded when a site uses it
     memory       RAM, swap, memory errors, huge pages
     filesystem   mounted, of the right type, writable, not full, not hung
     tasks        load, zombies, stuck processes, leftovers of a job, daemons and units

@@ -9,10 +9,9 @@ import pytest
 
 from slurm_health.node.checks.amd_gpu import AmdGpus
 from slurm_health.node.checks.bmc import Bmc
-from slurm_health.node.checks.check import Check, CheckContext
+from slurm_health.node.checks.check import Check, CheckContext, find_check
 from slurm_health.node.checks.nvme import Nvme
 from slurm_health.node.checks.optics import Optics
-from slurm_health.node.checks.registry import find
 from slurm_health.node.hooks.init_config import draft
 from slurm_health.node.rules.finding import Status
 from slurm_health.records.errors import Unmeasured
@@ -64,4 +63,4 @@ def test_only_what_the_machine_has_is_drafted(tmp_path: Path) -> None:
     [("amd-gpu", AmdGpus), ("bmc", Bmc), ("nvme", Nvme), ("optics", Optics)],
 )
 def test_each_is_found_by_its_name(name: str, kind: type[Check]) -> None:
-    assert find(name) is kind
+    assert find_check(name) is kind

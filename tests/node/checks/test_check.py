@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.node.checks.registry import BUILT_IN, find
+from slurm_health.node.checks.check import BUILT_IN, find_check
 
 
 @pytest.mark.parametrize("name", sorted(BUILT_IN))
 def test_every_check_that_is_named_is_there_and_says_what_it_is_for(name: str) -> None:
-    kind = find(name)
+    kind = find_check(name)
     assert kind.__doc__
     assert set(kind.CONTEXTS) <= {"prolog", "epilog", "healthcheck", "retest"}
 
@@ -22,7 +22,7 @@ def test_every_check_and_every_setting_is_documented() -> None:
     for name in BUILT_IN:
         assert f"## {name}" in text, name
         section = text.partition(f"## {name}\n")[2].partition("\n## ")[0]
-        for setting in find(name).__struct_fields__:
+        for setting in find_check(name).__struct_fields__:
             assert f"`{setting}`" in section, (name, setting)
 
 
