@@ -183,7 +183,7 @@ def _deliver(site: Site) -> int:
     from slurm_health.node.draining.shared_state import Unusable, shared_directory
     from slurm_health.node.hooks.log import Log
     from slurm_health.node.hooks.run_checks import node_name
-    from slurm_health.node.notifying.deliver import deliver
+    from slurm_health.node.notifying import deliver
 
     node = node_name(os.environ)
     try:
@@ -196,7 +196,7 @@ def _deliver(site: Site) -> int:
 
 def _test(site: Site) -> int:
     from slurm_health.node.hooks.run_checks import node_name
-    from slurm_health.node.notifying.send import send_all
+    from slurm_health.node.notifying import send_all
     from slurm_health.node.rules.notices import Batch, Event, EventKind
 
     event = Event(
@@ -216,7 +216,7 @@ def _test(site: Site) -> int:
 
 def _targets(site: Site) -> int:
     from slurm_health.node.draining.shared_state import Unusable
-    from slurm_health.node.notifying.deliver import Backlog, standing
+    from slurm_health.node.notifying import Backlog, standing
 
     try:
         found = standing(site)

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from slurm_health.node import notifying
 from slurm_health.node.checks.check import first_few
 from slurm_health.node.doctor import ownership
 from slurm_health.node.doctor.advice import Advice, change, fine, look
 from slurm_health.node.draining.shared_state import Unusable
 from slurm_health.node.mending.perform import PATH
-from slurm_health.node.notifying import deliver, send
 from slurm_health.node.rules.settings import Format, Target
 from slurm_health.node.site_settings import Site
 
@@ -90,9 +90,11 @@ def _target(name: str, target: Target) -> Iterator[Advice]:
     where = f"notify.targets.{name}"
     if target.command:
         program = target.command[0]
-        if shutil.which(program, path=send.PATH) is None:
+        if shutil.which(program, path=notifying.PATH) is None:
             yield change(f"{where}: {program} cannot be run here", "install it, on every node")
-        elif loose := ownership.replaceable(Path(shutil.which(program, path=send.PATH) or program)):
+        elif loose := ownership.replaceable(
+            Path(shutil.which(program, path=notifying.PATH) or program)
+        ):
             text = f"{where}: root runs {program}, and others than root can change"
             yield change(f"{text} {first_few(loose)}", f"chown root, chmod go-w {first_few(loose)}")
     if target.url and target.format in (Format.SLACK, Format.TEAMS):
@@ -106,14 +108,14 @@ def _target(name: str, target: Target) -> Iterator[Advice]:
         if os.getuid() != 0:
             continue  # nobody else can read it
         try:
-            send.private(path)
-        except send.Undelivered as err:
+            notifying.private(path)
+        except notifying.Undelivered as err:
             yield change(f"{where}: {err}", f"chown root {path}; chmod 600 {path}, on every node")
 
 
 def _standing(site: Site) -> Iterator[Advice]:
     try:
-        found = deliver.standing(site)
+        found = notifying.standing(site)
     except Unusable:
         return  # as is said of the breaker
     for name, failure in found.failures.items():

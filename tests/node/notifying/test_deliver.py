@@ -14,7 +14,7 @@ from slurm_health.cli.nodes import notify
 from slurm_health.node import event_queue
 from slurm_health.node.draining import shared_state
 from slurm_health.node.hooks.__main__ import run
-from slurm_health.node.notifying.deliver import deliver, standing
+from slurm_health.node.notifying import deliver, standing
 from slurm_health.node.rules.notices import Event, EventKind
 from tests.support.fake_scontrol import FakeScontrol
 from tests.support.hooked_node import Node

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from slurm_health.node.notifying.send import SIGNATURE, send_all
+from slurm_health.node.notifying import SIGNATURE, send_all
 from slurm_health.node.rules.notices import Batch, Event, EventKind
 from slurm_health.node.rules.settings import Notify, Target
 from tests.support.listener import Listener
