@@ -42,7 +42,7 @@ from slurm_health.node.rules.settings import Notify, Target
 from slurm_health.node.site_settings import Site
 from slurm_health.records.decoding import from_json
 from slurm_health.records.text import cut, one_line
-from slurm_health.system import processes
+from slurm_health.system import SYSTEM_PATH, processes
 from slurm_health.system.killable import Answered, Broke, Hung, Work, run_all
 from slurm_health.system.private_files import publish
 
@@ -54,7 +54,6 @@ _LEASE_MORE_S = 30.0
 _MOST_BYTES = 900_000
 
 SIGNATURE = "X-Slurm-Health-Signature"
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _ANSWER_BYTES = 4096
 _SHOWN = 200
 # What a target's child may take beside the message's own limit: it starts, and reads files.
@@ -241,7 +240,7 @@ def send(batch: Batch, target: Target, settings: Notify) -> str:
 
 
 def _to_command(target: Target, body: bytes) -> str:
-    environ = {"PATH": PATH, "LC_ALL": "C.UTF-8", "HOME": "/root"}
+    environ = {"PATH": SYSTEM_PATH, "LC_ALL": "C.UTF-8", "HOME": "/root"}
     try:
         ended = processes.run(
             target.command,

@@ -17,3 +17,6 @@ Each outside system has one door, with a time limit on every wait.
     telemetry       lines for the machine's log, and metrics as Prometheus reads them
     templates       what people copy (batch scripts, sbatch wrapper, shims), and where it is shipped
 """
+
+# Where commands are looked for: slurmd sets no PATH for hooks (Slurm Prolog and Epilog Guide).
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

@@ -33,9 +33,9 @@ from slurm_health.node.rules.finding import (
     user_fault,
     warned,
 )
+from slurm_health.system import SYSTEM_PATH
 
 _OUTPUT_BYTES = 64 << 10
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _NOT_RUN = (125, 126, 127)  # what shells, env and timeout say when there is nothing to run
 ExitCodes = tuple[Annotated[int, msgspec.Meta(ge=1, le=255)], ...]
 Argv = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
@@ -75,8 +75,8 @@ def run_program(
     from slurm_health.system.processes import die_with_parent
 
     kept = {name: text for name, text in machine.environ.items() if name.startswith("SLURM")}
-    environ = {**kept, "PATH": _PATH, "LC_ALL": "C", "HOME": "/root"}
-    if shutil.which(argv[0], path=_PATH) is None:
+    environ = {**kept, "PATH": SYSTEM_PATH, "LC_ALL": "C", "HOME": "/root"}
+    if shutil.which(argv[0], path=SYSTEM_PATH) is None:
         raise Unmeasured(f"{argv[0]} not found or not executable")
     try:
         process = subprocess.Popen(
@@ -127,7 +127,7 @@ def is_there(program: str, machine: CheckContext) -> bool:
     """Tell whether a program is where `run_program` would find it."""
     import shutil
 
-    places = os.pathsep.join(str(machine.path(each)) for each in _PATH.split(os.pathsep))
+    places = os.pathsep.join(str(machine.path(each)) for each in SYSTEM_PATH.split(os.pathsep))
     wanted = str(machine.path(program)) if "/" in program else program
     return shutil.which(wanted, path=places) is not None
 

@@ -14,9 +14,9 @@ from slurm_health.node.checks.check import first_few
 from slurm_health.node.doctor import ownership
 from slurm_health.node.doctor.advice import Advice, change, fine, look
 from slurm_health.node.draining.shared_state import Unusable
-from slurm_health.node.mending.perform import PATH
 from slurm_health.node.rules.settings import Format, Target
 from slurm_health.node.site_settings import Site
+from slurm_health.system import SYSTEM_PATH
 
 _HERE = frozenset({"localhost", "127.0.0.1", "::1"})
 
@@ -52,7 +52,7 @@ def _commands(site: Site) -> Iterator[Advice]:
         argv = getattr(site.mend, step)
         if step not in site.mend.steps:
             continue
-        path = shutil.which(argv[0], path=PATH)
+        path = shutil.which(argv[0], path=SYSTEM_PATH)
         if path is None:
             text = f"mend.{step}: {argv[0]} is not on this node: the step fails"
             yield change(text, "install it, or leave the step out of mend.steps")
@@ -90,11 +90,10 @@ def _target(name: str, target: Target) -> Iterator[Advice]:
     where = f"notify.targets.{name}"
     if target.command:
         program = target.command[0]
-        if shutil.which(program, path=notifying.PATH) is None:
+        path = shutil.which(program, path=SYSTEM_PATH)
+        if path is None:
             yield change(f"{where}: {program} cannot be run here", "install it, on every node")
-        elif loose := ownership.replaceable(
-            Path(shutil.which(program, path=notifying.PATH) or program)
-        ):
+        elif loose := ownership.replaceable(Path(path)):
             text = f"{where}: root runs {program}, and others than root can change"
             yield change(f"{text} {first_few(loose)}", f"chown root, chmod go-w {first_few(loose)}")
     if target.url and target.format in (Format.SLACK, Format.TEAMS):
@@ -104,13 +103,13 @@ def _target(name: str, target: Target) -> Iterator[Advice]:
     if target.secret_file and place.scheme == "http" and place.hostname not in _HERE:
         text = f"{where}: the secret, or what it signs, crosses the network unencrypted"
         yield look(text, "an https:// url")
-    for path in filter(None, (target.secret_file, target.url_file)):
+    for file in filter(None, (target.secret_file, target.url_file)):
         if os.getuid() != 0:
             continue  # nobody else can read it
         try:
-            notifying.private(path)
+            notifying.private(file)
         except notifying.Undelivered as err:
-            yield change(f"{where}: {err}", f"chown root {path}; chmod 600 {path}, on every node")
+            yield change(f"{where}: {err}", f"chown root {file}; chmod 600 {file}, on every node")
 
 
 def _standing(site: Site) -> Iterator[Advice]:

@@ -22,7 +22,7 @@ from slurm_health.node.site_settings import Site
 from slurm_health.records.decoding import from_msgpack
 from slurm_health.records.errors import Unmeasured
 from slurm_health.records.text import cut, one_line
-from slurm_health.system import processes
+from slurm_health.system import SYSTEM_PATH, processes
 from slurm_health.system.killable import Answered, Broke, Hung, run_one
 from slurm_health.system.nvml import Device, Gpus, read_gpus
 from slurm_health.system.private_files import publish
@@ -32,7 +32,6 @@ _NVML_LIMIT_S = 60.0
 _SAID = 300
 # What is kept of what a step's command says: a test of hours may print all the while.
 LAST_BYTES = 4096
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class Refused(Exception):
@@ -154,7 +153,7 @@ def _look() -> Gpus:
 
 
 def _run(argv: list[str], limit_s: float) -> str:
-    environ = {"PATH": PATH, "LC_ALL": "C", "HOME": "/root"}
+    environ = {"PATH": SYSTEM_PATH, "LC_ALL": "C", "HOME": "/root"}
     try:
         ended = processes.run(
             argv,

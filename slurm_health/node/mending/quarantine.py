@@ -24,7 +24,7 @@ from slurm_health.node.site_settings import Site
 from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import SlurmError
 from slurm_health.records.text import cut, one_line
-from slurm_health.system import processes
+from slurm_health.system import SYSTEM_PATH, processes
 from slurm_health.system.private_files import publish
 from slurm_health.system.slurm.command import clean_environ
 from slurm_health.system.slurm.maintenance import Maintenance
@@ -142,7 +142,7 @@ def _submit(site: Site, node: str, reservation: str, controller: Maintenance, ho
     order = f"{hours:g}"
     argv = processes.own_module("slurm_health.node.mending", site.path, "deep-test", order)
     script = f"#!/bin/sh\nexec {shlex.join(argv)}\n"
-    return controller.submit(words, script, clean_environ({"PATH": perform.PATH}))
+    return controller.submit(words, script, clean_environ({"PATH": SYSTEM_PATH}))
 
 
 def run_test(site: Site, job: int, *, hours: float, clock_s: Callable[[], float]) -> int:
@@ -166,7 +166,7 @@ def run_test(site: Site, job: int, *, hours: float, clock_s: Callable[[], float]
 def _run_once(site: Site) -> tuple[int, str]:
     """Run the site's test; return its code, and the end of what it said."""
     argv = list(site.mend.deep_test)
-    environ = {"PATH": perform.PATH, "LC_ALL": "C", "HOME": "/root"}
+    environ = {"PATH": SYSTEM_PATH, "LC_ALL": "C", "HOME": "/root"}
     try:
         ended = processes.run(
             argv,

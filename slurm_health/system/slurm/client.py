@@ -16,6 +16,7 @@ from slurm_health.records.allocation import Estimate
 from slurm_health.records.errors import LocalizeError, SlurmCommandError, SlurmError, UnknownJob
 from slurm_health.records.nodeset import fold
 from slurm_health.records.text import whole_number
+from slurm_health.system import SYSTEM_PATH
 from slurm_health.system.slurm import command, parsing
 from slurm_health.system.slurm.command import PRINT_EPOCH, estimate_of
 from slurm_health.system.slurm.job_gres import NodeGres, gres_of, options_on
@@ -23,8 +24,6 @@ from slurm_health.system.slurm.parsing import parse_topology
 from slurm_health.system.slurm.pyslurm_client import choose
 from slurm_health.system.slurm.reads import Reads
 
-# slurmd sets no PATH for hooks (Slurm Prolog and Epilog Guide).
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # The controller did not get to see the request, so it can be sent again.
 _UNREACHABLE = re.compile(r"Unable to contact slurm controller|Connection refused")
 RETRY_S = 1.0
@@ -54,7 +53,7 @@ class Client:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         kept = command.clean_environ(environ)
-        self._environ = {**kept, "PATH": environ.get("PATH") or _PATH}
+        self._environ = {**kept, "PATH": environ.get("PATH") or SYSTEM_PATH}
         self._patience_s = patience_s
         self._deadline_s = deadline_s
         self._give_up_s = give_up_s
