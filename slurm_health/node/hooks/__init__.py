@@ -13,8 +13,7 @@ ClusterShell and call no Slurm command, because the prolog stands between a user
     pair_test      has an accused node tested with partners, and acts on what that finds
     user_journal   reads an ended job's journal, as the job's user
     serve          `healthcheck --serve`: answers launchers that ask for this node's health
-    doorman        lets its callers in, of each user so many at a time
-    nvhcd          what they are told, in the messages of the service that they ask
+    doorman        its socket, and who is let in: of each user so many at a time
     last_check     when each node's last health check ran, and how it ended
     metrics        what a health check found, for Prometheus
     nodes          `slurm-health nodes`: what was drained, why, and how to resume it

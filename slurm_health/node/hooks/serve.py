@@ -4,21 +4,27 @@
 gRPC takes the questions in threads of its own. The main thread has them answered by another
 `slurm-health healthcheck`, which reads the site's file anew and can be killed. One is at work at a
 time; it answers all who had asked when it began, and those who ask within seconds.
+
+They ask as NVIDIA's resiliency extension does, by the service HealthCheckService of the package
+nvhcd, which has one call, RunHealthCheck:
+
+    request    args = 1 (repeated string)
+    response   success = 1 (bool), exit_code = 2 (int32), output = 3 (string), error = 4 (string)
+
+Four plain fields need no compiler and no library: they are written here as Protocol Buffers encode
+them (https://protobuf.dev/programming-guides/encoding/). The arguments are those of a program that
+a site may have behind the service, and are not read.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 import queue
 import signal
-import socket
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,10 +32,9 @@ from typing import Any
 
 import msgspec
 
-from slurm_health.node.hooks.doorman import Doorman
+from slurm_health.node.hooks.doorman import listening
 from slurm_health.node.hooks.log import Log
-from slurm_health.node.hooks.nvhcd import CALL, SERVICE, HealthAnswer, answer, response
-from slurm_health.node.rules.finding import CheckResult
+from slurm_health.node.rules.finding import CheckResult, Status, node_faults
 from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import ExitCode, UsageError
 from slurm_health.records.text import one_line
@@ -53,12 +58,9 @@ _MOST_OF_CONNECTION = 32
 # A launcher that waits for longer than it does for an answer is told to connect again.
 _CONNECTION_S = 60
 _LEAVES_WITHIN_S = 5
-_CLAIMED_WITHIN_S, _CLAIM_LOOK_S = 2.0, 0.05
 _MOST_BYTES = 1 << 16
-# sockaddr_un has room for 107 (unix(7)); the name that a socket is made with is longer.
-_PATH_BYTES = 95
-# Jobs of all users ask. Whom a site wants to keep out, it does by the directory's permissions.
-_SOCKET_MODE = 0o666
+SERVICE, CALL = "nvhcd.HealthCheckService", "RunHealthCheck"
+_VARINT, _BYTES = 0, 2  # wire types
 _RAN = (ExitCode.HEALTHY, ExitCode.BAD_NODES, ExitCode.INCONCLUSIVE)
 
 
@@ -92,7 +94,7 @@ def serve(path: Path, *, check: Sequence[str], node: str, environ: Mapping[str, 
         contextlib.suppress(SystemExit),
         leaving_on(signal.SIGTERM),
         ThreadPoolExecutor(_MOST_WAITING) as threads,
-        _listening(_server(grpc, threads, desk), path),
+        listening(_server(grpc, threads, desk), path),
     ):
         try:
             log.info(f"answers at {path}")
@@ -212,103 +214,68 @@ def _results(check: Sequence[str], environ: Mapping[str, str]) -> list[CheckResu
     raise NotRun(f"nothing was checked: {why}")
 
 
-@contextlib.contextmanager
-def _listening(server: Any, path: Path) -> Iterator[None]:
-    """Have a server answer at a path, where no other does; afterwards nothing is there.
+# --- what they are told -------------------------------------------------------------------------
 
-    The socket is made beside the path and renamed when it can be used: who finds it can connect,
-    and what a killed server left is replaced.
 
-    Raises:
-        UsageError: there can be no socket at this path.
+class HealthAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node's checks found, as a launcher asks for it.
+
+    `fail_count` and `failed_checks` are the names that NVIDIA's resiliency extension reads.
     """
-    made = path.with_name(f"{path.name}.{os.getpid()}")
-    try:
-        own = tempfile.TemporaryDirectory(prefix="slurm-health-")  # closed to other users
-    except OSError as err:
-        raise _refused(path, f"no temporary directory can be made: {err}") from err
-    with own as place:
-        doorman = Doorman(Path(place, "socket"))
-        try:
-            mine = _publish(server, doorman, made, path)
-            try:
-                yield
-            finally:
-                with contextlib.suppress(OSError):
-                    if path.stat().st_ino == mine:
-                        path.unlink()
-        finally:
-            doorman.close()
-            server.stop(None).wait()
-            made.unlink(missing_ok=True)
+
+    node: str
+    fail_count: int
+    failed_checks: list[str]
+    inconclusive: list[str]
+    checks: int
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the node has no proven fault."""
+        return not self.failed_checks
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """The code with which `slurm-health healthcheck` would end."""
+        if self.failed_checks:
+            return ExitCode.BAD_NODES
+        return ExitCode.INCONCLUSIVE if self.inconclusive else ExitCode.HEALTHY
 
 
-def _publish(server: Any, doorman: Doorman, made: Path, path: Path) -> int:
-    """Start a server behind a door that is made as `made` and found at `path`; return its inode."""
-    try:
-        with _claim(path):
-            server.add_insecure_port(f"unix:{doorman.inner}")
-            server.start()
-            doorman.open_at(made)
-            made.chmod(_SOCKET_MODE)
-            inode = made.stat().st_ino
-            made.rename(path)
-            return inode
-    except OSError as err:
-        raise _refused(path, err.strerror or str(err)) from err
-    except RuntimeError as err:  # what gRPC raises where it cannot bind
-        raise _refused(path, f"no socket can be made in {doorman.inner.parent}") from err
+def answer(results: Sequence[CheckResult], *, node: str) -> HealthAnswer:
+    """Return what to say of a node whose checks found this."""
+    faults = [_told(each) for each in node_faults(results)]
+    return HealthAnswer(
+        node=node,
+        fail_count=len(faults),
+        failed_checks=faults,
+        inconclusive=[_told(each) for each in results if each.status is Status.INCONCLUSIVE],
+        checks=len(results),
+    )
 
 
-@contextlib.contextmanager
-def _claim(path: Path) -> Iterator[None]:
-    """Keep other servers from this path while it is found free and taken.
-
-    Raises:
-        UsageError: another server answers there, or something that is no socket is there.
-        OSError: its directory cannot be used.
-    """
-    if len(os.fsencode(path)) > _PATH_BYTES:
-        raise _refused(path, f"it is longer than {_PATH_BYTES} bytes; choose a shorter one")
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        _lock(directory)
-        if path.exists() and not path.is_socket():
-            raise _refused(path, "something else is there; remove it, or choose another path")
-        if _is_answered(path):
-            raise _refused(
-                path, "another server answers there; end it first, or choose another path"
-            )
-        yield
-    finally:
-        os.close(directory)
+def _told(result: CheckResult) -> str:
+    return f"{result.name}: {result.finding.text}"
 
 
-def _lock(directory: int) -> None:
-    """Hold back a server that starts in the same moment.
-
-    Whoever may read the directory can lock it for ever, so it is not waited for longer than such a
-    start takes.
-    """
-    until_s = time.monotonic() + _CLAIMED_WITHIN_S
-    while time.monotonic() < until_s:
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        time.sleep(_CLAIM_LOOK_S)
-
-
-def _is_answered(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)  # who fills a server's queue would keep this one waiting
-        try:
-            probe.connect(str(path))
-        except (FileNotFoundError, ConnectionRefusedError):
-            return False
-        except BlockingIOError:
-            return True
-    return True
+def response(*, success: bool, exit_code: int, output: str, error: str = "") -> bytes:
+    """Return a response; `exit_code` is not negative, as exit codes are."""
+    numbers = ((1, int(success)), (2, exit_code))
+    texts = ((3, output), (4, error))
+    # A field that has its default value, nought or empty, is left out.
+    parts = [_varint(place << 3 | _VARINT) + _varint(value) for place, value in numbers if value]
+    for place, text in texts:
+        data = text.encode(errors="replace")
+        if data:
+            parts.append(_varint(place << 3 | _BYTES) + _varint(len(data)) + data)
+    return b"".join(parts)
 
 
-def _refused(path: Path, why: str) -> UsageError:
-    return UsageError(f"cannot serve at {path}: {why}")
+def _varint(value: int) -> bytes:
+    """Return a whole number in groups of seven bits, the lowest first."""
+    data = bytearray()
+    while value > 0x7F:
+        data.append(value & 0x7F | 0x80)
+        value >>= 7
+    data.append(value)
+    return bytes(data)

@@ -23,7 +23,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_health.node.hooks import nvhcd
+from slurm_health.node.hooks import serve
 from slurm_health.node.rules.finding import CheckResult, Finding, Status
 from tests.support.command_line import finish, slurm_health, start
 from tests.support.fake_scontrol import FakeScontrol
@@ -87,7 +87,7 @@ _HEADERS = b"".join(
     for name, value in (
         (":method", "POST"),
         (":scheme", "http"),
-        (":path", f"/{nvhcd.SERVICE}/{nvhcd.CALL}"),
+        (":path", f"/{serve.SERVICE}/{serve.CALL}"),
         (":authority", "localhost"),
         ("content-type", "application/grpc"),
         ("te", "trailers"),
@@ -142,7 +142,7 @@ class Service:
     def ask(self, *arguments: str) -> Response:
         with grpc.insecure_channel(f"unix://{self.socket}") as channel:
             call = channel.unary_unary(
-                f"/{nvhcd.SERVICE}/{nvhcd.CALL}",
+                f"/{serve.SERVICE}/{serve.CALL}",
                 request_serializer=REQUEST.SerializeToString,
                 response_deserializer=RESPONSE.FromString,
             )
@@ -235,7 +235,7 @@ def test_eighty_who_wait_keep_nobody_from_an_answer(service: Service) -> None:
                 grpc.insecure_channel(f"unix://{service.socket}", options=_OWN)
             )
             grpc.channel_ready_future(channel).result(DEADLINE_S)
-            call = channel.unary_unary(f"/{nvhcd.SERVICE}/{nvhcd.CALL}")
+            call = channel.unary_unary(f"/{serve.SERVICE}/{serve.CALL}")
             held.append(call.future(b"", timeout=DEADLINE_S))
         with ThreadPoolExecutor(1) as another:
             told = another.submit(service.ask)
@@ -278,7 +278,7 @@ def test_many_who_ask_at_once_are_all_answered_by_few_runs(service: Service) -> 
     with service.running():
         for _ in range(10):  # with eight calls of a connection, gRPC refused one in a hundred
             with grpc.insecure_channel(f"unix://{service.socket}", options=_OWN) as channel:
-                call = channel.unary_unary(f"/{nvhcd.SERVICE}/{nvhcd.CALL}")
+                call = channel.unary_unary(f"/{serve.SERVICE}/{serve.CALL}")
                 asked = [call.future(b"", timeout=DEADLINE_S) for _ in range(30)]
                 told = [RESPONSE.FromString(each.result(DEADLINE_S)) for each in asked]
             assert all(each.success for each in told)
@@ -350,7 +350,7 @@ def result(name: str, status: Status, *, shadow: bool = False) -> CheckResult:
 
 @pytest.mark.parametrize("status", Status)
 def test_only_a_proven_fault_of_the_node_is_a_failure(status: Status) -> None:
-    told = nvhcd.answer([result("a", Status.PASS), result("b", status)], node="n1")
+    told = serve.answer([result("a", Status.PASS), result("b", status)], node="n1")
     assert told.healthy == (status is not Status.NODE_FAULT)
     assert told.fail_count == len(told.failed_checks) == (status is Status.NODE_FAULT)
     assert told.inconclusive == (["b: why"] if status is Status.INCONCLUSIVE else [])
@@ -366,7 +366,7 @@ def test_only_a_proven_fault_of_the_node_is_a_failure(status: Status) -> None:
 def test_a_response_is_what_protobuf_reads(
     success: bool, exit_code: int, output: str, error: str
 ) -> None:
-    data = nvhcd.response(success=success, exit_code=exit_code, output=output, error=error)
+    data = serve.response(success=success, exit_code=exit_code, output=output, error=error)
     read = RESPONSE.FromString(data)
     assert (read.success, read.exit_code) == (success, exit_code)
     assert read.output == output
