@@ -66,12 +66,12 @@ def release(config: str | None, names: tuple[str, ...]) -> int:
     the same, and named: on the node itself its checks run first, elsewhere its last health check
     tells.
     """
-    from slurm_health.node.hooks import last_check
     from slurm_health.node.hooks import nodes as listing
+    from slurm_health.node.hooks.healthcheck import read_last_checks
     from slurm_health.node.hooks.run_checks import node_name
 
     wanted, site = _expanded(names), load_site(config)
-    checked, here = last_check.read_all(site), node_name(os.environ)
+    checked, here = read_last_checks(site), node_name(os.environ)
     doubts = listing.doubts(site, wanted, checked, here, check_context("retest", site))
     came = listing.release(site, wanted, _slurm(), doubts)
     print_result("".join(f"{name}: {text}\n" for name, text in came.items()))
@@ -93,10 +93,10 @@ def _expanded(names: tuple[str, ...]) -> tuple[str, ...]:
 @click.pass_obj
 def checked(config: str | None, names: tuple[str, ...]) -> int:
     """List when each node's last health check ran, and how it ended."""
-    from slurm_health.node.hooks import last_check
     from slurm_health.node.hooks import nodes as listing
+    from slurm_health.node.hooks.healthcheck import read_last_checks
 
-    found = last_check.read_all(load_site(config))
+    found = read_last_checks(load_site(config))
     print_result(listing.checked_text(found, _expanded(names), time.time()))
     return int(ExitCode.HEALTHY)
 

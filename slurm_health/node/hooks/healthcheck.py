@@ -3,28 +3,39 @@
 
 On a node that is well, and that we did not drain, Slurm is asked nothing. On one that we did drain,
 it is asked whether the drain is still ours.
+
+When each node's last health check ran, and how it ended, is kept where all nodes can see it: one
+file per node, so that no lock is needed. A node that is well leaves nothing else behind.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+
+import msgspec
 
 from slurm_health.node.checks.check import Planned
 from slurm_health.node.draining import QUARANTINE, own_drain
-from slurm_health.node.hooks import last_check
 from slurm_health.node.hooks.hook import Hook
 from slurm_health.node.rules.finding import CheckResult, Status, node_faults
 from slurm_health.node.rules.recovery import DrainRecord, after_test, is_due
+from slurm_health.node.site_settings import Site
+from slurm_health.records.decoding import from_json
+from slurm_health.records.text import cut
+from slurm_health.system.killable import run_guarded
 
 # Of the 36 s in which a health check asks Slurm (`hooks.__main__`): a node is returned within them.
 LONGEST_REPEAT_S = 30.0
-
-
 # In this node's own directory, and held while a health check is at work there.
 LOCK = "healthcheck.lock"
+_LAST_CHECKS = "checked"  # in the directory that all nodes share
+_KEEP_LIMIT_S = 2.0
+_TEXT_LENGTH = 500
+# From here on, hours tell more than minutes.
+_HOURS_S = 5400.0
 
 
 def run(hook: Hook) -> bool:
@@ -74,9 +85,8 @@ def _run(hook: Hook) -> bool:
             hook.log.info(f"already out of the pool: {hook.held_by}")
     elif faults:
         hook.drain(hook.cause(faults))
-    last_check.keep(
-        hook.site, last_check.of_results(results, node=hook.node, now_s=hook.context.now_s)
-    )
+    ended = last_check_of(results, node=hook.node, now_s=hook.context.now_s)
+    keep_last_check(hook.site, ended)
     if hook.site.metrics.directory:
         from slurm_health.node.hooks import metrics  # which few sites have
 
@@ -168,3 +178,74 @@ def _test_again(hook: Hook, kept: DrainRecord) -> list[CheckResult]:
     results = hook.retest(checks, kept)
     hook.log.results(results)
     return results
+
+
+# --- the last one of each node ------------------------------------------------------------------
+
+
+class LastCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """One health check. `faulty`: it found a proven fault of the node; `faults` says which."""
+
+    node: str
+    time_s: float
+    faulty: bool
+    text: str
+    faults: str = ""
+
+    def said(self, now_s: float) -> str:
+        """Return when it was and how it ended, for a person."""
+        return f"{self.age(now_s)}: {self.text}"
+
+    def age(self, now_s: float) -> str:
+        """Return when it was."""
+        age_s = now_s - self.time_s
+        return f"{age_s / 60:.0f} min ago" if age_s < _HOURS_S else f"{age_s / 3600:.0f} h ago"
+
+
+def last_check_of(results: Sequence[CheckResult], *, node: str, now_s: float) -> LastCheck:
+    """Return how a health check ended."""
+    faults = node_faults(results)
+    others = [each for each in results if each.status is not Status.PASS and each not in faults]
+    bad = [*faults, *others]  # or what is cut off may be the fault
+    told = "; ".join(f"{each.name} {each.status.value}: {each.finding.text}" for each in bad)
+    return LastCheck(
+        node=node,
+        time_s=now_s,
+        faulty=bool(faults),
+        text=cut(told, _TEXT_LENGTH) or f"{len(results)} checks passed",
+        faults=cut("; ".join(f"{each.name}: {each.finding.text}" for each in faults), _TEXT_LENGTH),
+    )
+
+
+def keep_last_check(site: Site, found: LastCheck) -> None:
+    """Leave it in the shared directory, in a child; what cannot be kept is lost."""
+    if not site.breaker.directory:
+        return
+    from slurm_health.node.draining.shared_state import STUCK, shared_directory
+    from slurm_health.system.private_files import publish
+
+    def work() -> bytes:
+        directory = shared_directory(site.breaker) / _LAST_CHECKS
+        directory.mkdir(mode=0o755, exist_ok=True)
+        publish(directory / f"{found.node}.json", msgspec.json.encode(found))
+        return b""
+
+    run_guarded(site.state, STUCK, work, _KEEP_LIMIT_S)
+
+
+def read_last_checks(site: Site) -> dict[str, LastCheck]:
+    """Return the last health check of every node that has left one."""
+    found = {}
+    for path in (Path(site.breaker.directory or "/nowhere") / _LAST_CHECKS).glob("*.json"):
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            found[path.stem] = from_json(path.read_bytes(), LastCheck)
+    return found
+
+
+def forget_last_checks(site: Site, nodes: Collection[str]) -> None:
+    """Remove those of nodes that Slurm has no more, where whoever asks may."""
+    if site.breaker.directory:
+        with contextlib.suppress(OSError):
+            for path in (Path(site.breaker.directory) / _LAST_CHECKS).glob("*.json"):
+                if path.stem not in nodes:
+                    path.unlink()

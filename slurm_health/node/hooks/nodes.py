@@ -12,8 +12,8 @@ from slurm_health.node.checks.check import CheckContext, first_few
 from slurm_health.node.draining import own_drain, shared_state
 from slurm_health.node.draining.own_drain import undrain
 from slurm_health.node.draining.shared_state import Unusable
-from slurm_health.node.hooks import last_check
-from slurm_health.node.hooks.last_check import LastCheck
+from slurm_health.node.hooks import healthcheck
+from slurm_health.node.hooks.healthcheck import LastCheck
 from slurm_health.node.hooks.run_checks import after_drain, run_again
 from slurm_health.node.mending import ledger
 from slurm_health.node.rules import accusations, drain_note
@@ -127,9 +127,9 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
 
 def listing(site: Site | None, nodes: Mapping[str, Node], now_s: float) -> Listing:
     """Look at what there is to say. What nodes left that Slurm has no more is removed."""
-    checked = last_check.read_all(site) if site is not None else {}
+    checked = healthcheck.read_last_checks(site) if site is not None else {}
     if site is not None:
-        last_check.forget_others(site, nodes)
+        healthcheck.forget_last_checks(site, nodes)
     known, trouble = _ledger(site)
     return Listing(
         drained=drained(nodes, known or Ledger(), checked),
@@ -296,7 +296,7 @@ def doubts(
     }
     kept = own_drain.recall(site.state, here) if here in names else None
     if kept is not None:
-        now = last_check.of_results(repeat(site, kept, place), node=here, now_s=place.now_s)
+        now = healthcheck.last_check_of(repeat(site, kept, place), node=here, now_s=place.now_s)
         found.pop(here, None)
         if now.faulty:
             found[here] = now.said(place.now_s)
