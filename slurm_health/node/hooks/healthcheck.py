@@ -116,13 +116,13 @@ def _recover(hook: Hook, kept: DrainRecord, *, no_fault: bool) -> None:
 
 def _is_being_mended(hook: Hook) -> bool:
     """Tell whether this node is in the middle of a step, in which nobody may look at it."""
-    from slurm_health.node.mending import attend, mend, perform
+    from slurm_health.node.mending import mend, perform, quarantine
 
     if perform.is_at_work(hook.site.state):
         hook.log.info("a step to mend it is under way: nothing is checked")
         return True
     mend.report_missing(hook)
-    return attend.attend(hook, lambda kept: _not_passed(hook, kept))
+    return quarantine.attend(hook, lambda kept: _not_passed(hook, kept))
 
 
 def _not_passed(hook: Hook, kept: DrainRecord) -> str:

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
+from slurm_health.node import event_queue
+from slurm_health.node.checks.check import CheckContext
 from slurm_health.node.draining.shared_state import (
     Unusable,
     in_child,
@@ -17,12 +20,40 @@ from slurm_health.node.draining.shared_state import (
 )
 from slurm_health.node.rules import mending
 from slurm_health.node.rules.breaker import tripped_for
-from slurm_health.node.rules.mending import NextStep, Tried
+from slurm_health.node.rules.mending import NextStep, StepOutcome, Tried
+from slurm_health.node.rules.notices import Event, EventKind
 from slurm_health.node.site_settings import Site
 from slurm_health.records.decoding import from_json
 from slurm_health.system.private_files import publish
+from slurm_health.system.slurm.maintenance import Maintenance
 
 _FILE = "mending.json"
+
+
+class ActionLog(Protocol):
+    """Where it is said what was done."""
+
+    def info(self, text: str) -> None:
+        """Say what was done."""
+
+    def warning(self, text: str) -> None:
+        """Say what somebody should look at."""
+
+
+class HealthCheck(Protocol):
+    """What is needed of a health check. `log` says what was done."""
+
+    @property
+    def site(self) -> Site: ...  # noqa: D102
+    @property
+    def node(self) -> str: ...  # noqa: D102
+    @property
+    def context(self) -> CheckContext: ...  # noqa: D102
+    @property
+    def log(self) -> ActionLog: ...  # noqa: D102
+
+    def maintenance(self) -> Maintenance:
+        """Return slurmctld, with what is done to nodes under repair."""
 
 
 def read(site: Site) -> tuple[Tried, ...]:
@@ -88,6 +119,36 @@ def keep(site: Site, ended: Tried) -> None:
         return b""
 
     under_lock(site, work)
+
+
+def fail(check: HealthCheck, step: Tried, why: str) -> None:
+    """Keep that a step failed, and have it told.
+
+    Raises:
+        Unusable: it cannot be kept.
+    """
+    keep(check.site, msgspec.structs.replace(step, outcome=StepOutcome.FAILED, text=why))
+    check.log.warning(f"mending: {step.step.value} failed: {why}")
+    tell(check, EventKind.STEP_FAILED, f"{step.step.value}: {why}", (step.step.value,))
+
+
+def tell(
+    check: HealthCheck,
+    kind: EventKind,
+    text: str,
+    checks: tuple[str, ...] = (),
+    evidence: tuple[str, ...] = (),
+) -> None:
+    """Have it told what has happened to this node."""
+    event = Event(
+        kind=kind,
+        node=check.node,
+        time_s=check.context.now_s,
+        text=text,
+        checks=checks,
+        evidence=evidence,
+    )
+    event_queue.tell(check.site, event)
 
 
 def _read(shared: Path) -> tuple[Tried, ...]:

@@ -4,22 +4,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import msgspec
 
 from slurm_health.node import event_queue
-from slurm_health.node.checks.check import CheckContext
 from slurm_health.node.draining.shared_state import Unusable
 from slurm_health.node.mending import ledger, perform, quarantine
+from slurm_health.node.mending.ledger import HealthCheck
 from slurm_health.node.rules import drain_note, mending
 from slurm_health.node.rules.finding import CheckResult
 from slurm_health.node.rules.mending import NextStep, Step, StepOutcome, Tried
 from slurm_health.node.rules.notices import Event, EventKind
 from slurm_health.node.rules.recovery import DrainRecord
-from slurm_health.node.site_settings import Site
 from slurm_health.records.errors import SlurmError
-from slurm_health.system.slurm.maintenance import Maintenance
 from slurm_health.system.slurm.parsing import Node
 
 # What a node that waits for nothing but mending is; CLOUD and DYNAMIC say where it is from.
@@ -27,32 +24,6 @@ _IDLE = frozenset({"IDLE", "DRAIN", "CLOUD", "DYNAMIC_NORM"})
 # Marks behind the word of a state: down, rebooting, powered down, in maintenance.
 _MARKS = "*@^$~!%#"
 _AWAY = ("DOWN", "REBOOT", "NOT_RESP", "POWER")
-
-
-class Log(Protocol):
-    """Where it is said what was done."""
-
-    def info(self, text: str) -> None:
-        """Say what was done."""
-
-    def warning(self, text: str) -> None:
-        """Say what somebody should look at."""
-
-
-class Worker(Protocol):
-    """What is needed of a health check. `log` says what was done."""
-
-    @property
-    def site(self) -> Site: ...  # noqa: D102
-    @property
-    def node(self) -> str: ...  # noqa: D102
-    @property
-    def context(self) -> CheckContext: ...  # noqa: D102
-    @property
-    def log(self) -> Log: ...  # noqa: D102
-
-    def maintenance(self) -> Maintenance:
-        """Return slurmctld, with what is done to nodes under repair."""
 
 
 def why_not_now(now: Node, note: str) -> str:
@@ -64,11 +35,13 @@ def why_not_now(now: Node, note: str) -> str:
     return ""
 
 
-def consider(worker: Worker, kept: DrainRecord, now: Node, failed: Sequence[CheckResult]) -> None:
+def consider(
+    check: HealthCheck, kept: DrainRecord, now: Node, failed: Sequence[CheckResult]
+) -> None:
     """Take the next step for a node that we have drained and that is faulty still.
 
     Args:
-        worker: the health check.
+        check: the health check.
         kept: what the node was drained for.
         now: how Slurm sees it.
         failed: the node faults that its checks have found just now, of those it was drained for;
@@ -76,47 +49,47 @@ def consider(worker: Worker, kept: DrainRecord, now: Node, failed: Sequence[Chec
     """
     why_not = why_not_now(now, kept.reason)
     if why_not:
-        worker.log.info(f"nothing is done to mend it: {why_not}")
+        check.log.info(f"nothing is done to mend it: {why_not}")
         return
     try:
         if failed:
-            _judge_last(worker, kept, failed)
+            _judge_last(check, kept, failed)
         else:
-            done(worker, kept)
-        chosen, begun = _choose(worker, kept, now, failed)
+            done(check, kept)
+        chosen, begun = _choose(check, kept, now, failed)
         if begun is None:
-            worker.log.info(f"nothing is done to mend it: {chosen.why}")
+            check.log.info(f"nothing is done to mend it: {chosen.why}")
         elif begun.outcome is StepOutcome.DRY_RUN:
-            worker.log.info(f"dry run: would be mended by {begun.step.value}: {chosen.why}")
+            check.log.info(f"dry run: would be mended by {begun.step.value}: {chosen.why}")
         else:
-            worker.log.info(f"mending: {begun.step.value}: {chosen.why}")
-            _begin(worker, kept, begun, failed)
+            check.log.info(f"mending: {begun.step.value}: {chosen.why}")
+            _begin(check, kept, begun, failed)
     except Unusable as err:
-        worker.log.warning(f"nothing more is done to mend it: {err}")
+        check.log.warning(f"nothing more is done to mend it: {err}")
 
 
-def burn_in(worker: Worker, kept: DrainRecord, now: Node) -> bool:
+def burn_in(check: HealthCheck, kept: DrainRecord, now: Node) -> bool:
     """Have a node that is due to come back tested for long first; tell whether it waits for that.
 
     Where such a test cannot be begun, the node comes back: it has passed what it was drained for.
     """
-    settings = worker.site.mend
+    settings = check.site.mend
     is_ours = now.drained and drain_note.unsigned(now.reason) == kept.reason
     if not mending.burns_in(settings) or not is_ours:
         return False
     why_not = why_not_now(now, kept.reason)
     if why_not:
-        worker.log.info(f"not released: it waits for its burn-in: {why_not}")
+        check.log.info(f"not released: it waits for its burn-in: {why_not}")
         return True
     try:
-        return _begin_burn_in(worker, kept, now)
+        return _begin_burn_in(check, kept, now)
     except Unusable as err:
-        worker.log.warning(f"it comes back without its burn-in: {err}")
+        check.log.warning(f"it comes back without its burn-in: {err}")
         return False
 
 
-def _begin_burn_in(worker: Worker, kept: DrainRecord, now: Node) -> bool:
-    settings, now_s = worker.site.mend, worker.context.now_s
+def _begin_burn_in(check: HealthCheck, kept: DrainRecord, now: Node) -> bool:
+    settings, now_s = check.site.mend, check.context.now_s
 
     def choose(tried: tuple[Tried, ...]) -> tuple[NextStep, Tried | None]:
         chosen = mending.next_burn_in(tried, settings, now_s)
@@ -125,18 +98,18 @@ def _begin_burn_in(worker: Worker, kept: DrainRecord, now: Node) -> bool:
         until_s = now_s + 3600 * settings.burn_in_h + 60 * settings.deep_test_min
         return chosen, _tried(kept, chosen.step, now_s, until_s=until_s, text="its burn-in")
 
-    chosen, begun = ledger.reserve(worker.site, kept.node, now.partitions, choose)
+    chosen, begun = ledger.reserve(check.site, kept.node, now.partitions, choose)
     if begun is None:
         said = "not released: it waits for its burn-in" if chosen.step is None else "dry run"
-        worker.log.info(f"{said}: {chosen.why}")
+        check.log.info(f"{said}: {chosen.why}")
         return chosen.step is None
     try:
         hours = settings.burn_in_h
-        quarantine.begin(worker.site, kept, begun, worker.maintenance(), hours=hours)
+        quarantine.begin(check.site, kept, begun, check.maintenance(), hours=hours)
     except (SlurmError, OSError, quarantine.NotBegun) as err:
-        fail(worker, begun, f"it could not be begun: {err}")
+        ledger.fail(check, begun, f"it could not be begun: {err}")
         return False
-    worker.log.info(f"burn-in: {chosen.why}")
+    check.log.info(f"burn-in: {chosen.why}")
     return True
 
 
@@ -146,35 +119,24 @@ def _tried(kept: DrainRecord, step: Step, now_s: float, *, until_s: float, text:
     )
 
 
-def _judge_last(worker: Worker, kept: DrainRecord, failed: Sequence[CheckResult]) -> None:
+def _judge_last(check: HealthCheck, kept: DrainRecord, failed: Sequence[CheckResult]) -> None:
     """Note that the last step has not helped, now that the fault is there still."""
-    last = mending.unfinished(ledger.read(worker.site), kept.node, kept.reason)
+    last = mending.unfinished(ledger.read(check.site), kept.node, kept.reason)
     if last is None:
         return
     # A reboot is over when Slurm has the node back, idle, as it has now.
     is_over = last.outcome is StepOutcome.DONE or last.step is Step.REBOOT
-    if not is_over and worker.context.now_s < last.until_s:
+    if not is_over and check.context.now_s < last.until_s:
         return
     found = "; ".join(each.finding.text for each in failed)
     why = f"the fault is still there: {found}" if is_over else "it did not come to an end in time"
-    fail(worker, last, why)
-
-
-def fail(worker: Worker, step: Tried, why: str) -> None:
-    """Keep that a step failed, and have it told.
-
-    Raises:
-        Unusable: it cannot be kept.
-    """
-    ledger.keep(worker.site, msgspec.structs.replace(step, outcome=StepOutcome.FAILED, text=why))
-    worker.log.warning(f"mending: {step.step.value} failed: {why}")
-    _tell(worker, EventKind.STEP_FAILED, f"{step.step.value}: {why}", (step.step.value,))
+    ledger.fail(check, last, why)
 
 
 def _choose(
-    worker: Worker, kept: DrainRecord, now: Node, failed: Sequence[CheckResult]
+    check: HealthCheck, kept: DrainRecord, now: Node, failed: Sequence[CheckResult]
 ) -> tuple[NextStep, Tried | None]:
-    settings, now_s = worker.site.mend, worker.context.now_s
+    settings, now_s = check.site.mend, check.context.now_s
     first = mending.first_step(failed, settings)
 
     def choose(tried: tuple[Tried, ...]) -> tuple[NextStep, Tried | None]:
@@ -189,30 +151,34 @@ def _choose(
         outcome = StepOutcome.DRY_RUN if settings.dry_run else StepOutcome.BEGUN
         return chosen, msgspec.structs.replace(new, outcome=outcome)
 
-    return ledger.reserve(worker.site, kept.node, now.partitions, choose)
+    return ledger.reserve(check.site, kept.node, now.partitions, choose)
 
 
-def _begin(worker: Worker, kept: DrainRecord, begun: Tried, failed: Sequence[CheckResult]) -> None:
+def _begin(
+    check: HealthCheck, kept: DrainRecord, begun: Tried, failed: Sequence[CheckResult]
+) -> None:
     try:
         match begun.step:
             case Step.RESET | Step.RELOAD:
                 devices = [each.finding.devices for each in failed]
                 known = all(devices)  # where one is not known, all GPUs are reset
                 named = dict.fromkeys(bus for each in devices for bus in each) if known else {}
-                perform.start(worker.site, begun, tuple(named), worker.context.environ)
+                perform.start(check.site, begun, tuple(named), check.context.environ)
             case Step.REBOOT:
-                worker.maintenance().reboot(kept.node, kept.reason)
+                check.maintenance().reboot(kept.node, kept.reason)
             case Step.DEEP_TEST:
-                quarantine.begin(worker.site, kept, begun, worker.maintenance())
+                quarantine.begin(check.site, kept, begun, check.maintenance())
             case Step.TICKET:
-                _ticket(worker, kept, begun, failed)
+                _ticket(check, kept, begun, failed)
     except (SlurmError, OSError, quarantine.NotBegun) as err:
-        fail(worker, begun, f"it could not be begun: {err}")
+        ledger.fail(check, begun, f"it could not be begun: {err}")
 
 
-def _ticket(worker: Worker, kept: DrainRecord, begun: Tried, failed: Sequence[CheckResult]) -> None:
+def _ticket(
+    check: HealthCheck, kept: DrainRecord, begun: Tried, failed: Sequence[CheckResult]
+) -> None:
     """Hand a node over to people, with all that is known of it."""
-    steps = mending.latest(ledger.read(worker.site), worker.context.now_s).get(kept.node, [])
+    steps = mending.latest(ledger.read(check.site), check.context.now_s).get(kept.node, [])
     evidence = [f"drained with: {kept.reason}"]
     evidence += [f"check {each.name}: {each.finding.text}" for each in failed]
     evidence += [
@@ -221,79 +187,61 @@ def _ticket(worker: Worker, kept: DrainRecord, begun: Tried, failed: Sequence[Ch
         if each.step is not Step.TICKET
     ]
     text = "; ".join(each.finding.text for each in failed) or kept.reason
-    _tell(worker, EventKind.TICKET, text, kept.retest, tuple(evidence))
-    ledger.keep(worker.site, msgspec.structs.replace(begun, outcome=StepOutcome.DONE))
+    ledger.tell(check, EventKind.TICKET, text, kept.retest, tuple(evidence))
+    ledger.keep(check.site, msgspec.structs.replace(begun, outcome=StepOutcome.DONE))
 
 
-def _tell(
-    worker: Worker,
-    kind: EventKind,
-    text: str,
-    checks: tuple[str, ...],
-    evidence: tuple[str, ...] = (),
-) -> None:
-    event = Event(
-        kind=kind,
-        node=worker.node,
-        time_s=worker.context.now_s,
-        text=text,
-        checks=checks,
-        evidence=evidence,
-    )
-    event_queue.tell(worker.site, event)
-
-
-def report_missing(worker: Worker) -> None:
+def report_missing(check: HealthCheck) -> None:
     """Have it told of any node that is not back in time from a reboot, or from quarantine.
 
     It may be unable to do so itself: it is down, or has lost what it kept.
     """
     try:
-        overdue = mending.overdue(ledger.read(worker.site), worker.context.now_s)
-        nodes = worker.maintenance().nodes() if overdue else {}
+        overdue = mending.overdue(ledger.read(check.site), check.context.now_s)
+        nodes = check.maintenance().nodes() if overdue else {}
         for late in overdue:
             now = nodes.get(late.node)  # one that Slurm does not know any more is not back either
             back = now is not None and not _is_away(now)
             if now is not None and late.step is Step.DEEP_TEST:
                 back = back and not now.out_of_pool
-            _report(worker, late, back=back)
+            _report(check, late, back=back)
     except (SlurmError, Unusable) as err:
-        worker.log.warning(f"whether nodes are back from their reboots is not known: {err}")
+        check.log.warning(f"whether nodes are back from their reboots is not known: {err}")
 
 
 def _is_away(now: Node) -> bool:
     return any(word.startswith(_AWAY) for word in now.states) or "*" in now.state
 
 
-def _report(worker: Worker, late: Tried, *, back: bool) -> None:
+def _report(check: HealthCheck, late: Tried, *, back: bool) -> None:
     from_ = "its reboot"
     if late.step is Step.DEEP_TEST:
         name = quarantine.reservation_of(late.node)
         from_ = f"quarantine: scontrol show reservation {name}"
     why = "it is back" if back else f"{late.node} is not back from {from_}"
     outcome = StepOutcome.DONE if back else StepOutcome.FAILED
-    ledger.keep(worker.site, msgspec.structs.replace(late, outcome=outcome, text=why))
+    ledger.keep(check.site, msgspec.structs.replace(late, outcome=outcome, text=why))
     if back:
         return
-    worker.log.warning(f"mending: {why}")
+    check.log.warning(f"mending: {why}")
     for kind in (EventKind.STEP_FAILED, EventKind.TICKET):
         event = Event(
             kind=kind,
             node=late.node,
-            time_s=worker.context.now_s,
+            time_s=check.context.now_s,
             text=why,
             checks=(late.step.value,),
             evidence=(f"drained with: {late.drain}",),
         )
-        event_queue.tell(worker.site, event)
+        event_queue.tell(check.site, event)
 
 
-def done(worker: Worker, kept: DrainRecord) -> None:
+def done(check: HealthCheck, kept: DrainRecord) -> None:
     """Note that the last step has helped: the checks that the node was drained for pass."""
     try:
-        last = mending.unfinished(ledger.read(worker.site), kept.node, kept.reason)
+        last = mending.unfinished(ledger.read(check.site), kept.node, kept.reason)
         if last is not None and last.outcome is StepOutcome.BEGUN and last.step is Step.REBOOT:
             ended = msgspec.structs.replace(last, outcome=StepOutcome.DONE, text="it is back")
-            ledger.keep(worker.site, ended)
+            ledger.keep(check.site, ended)
     except Unusable as err:
-        worker.log.warning(f"how the last step ended is not kept: {err}")
+        check.log.warning(f"how the last step ended is not kept: {err}")

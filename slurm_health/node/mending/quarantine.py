@@ -3,7 +3,8 @@
 
 A drained node takes no job, not even root's. So the reservation comes first, which keeps all others
 away and does not run out; then the drain is lifted; then the test begins. Whatever dies in between,
-the node stays out of reach of users until the test has passed or somebody has looked.
+the node stays out of reach of users until the test has passed or somebody has looked. The node's
+health check waits for the test, and ends the quarantine.
 """
 
 from __future__ import annotations
@@ -17,8 +18,13 @@ from pathlib import Path
 import msgspec
 
 from slurm_health.node.draining import QUARANTINE, own_drain
-from slurm_health.node.mending import perform
-from slurm_health.node.rules.mending import Tried
+from slurm_health.node.draining.shared_state import Unusable
+from slurm_health.node.mending import ledger, perform
+from slurm_health.node.mending.ledger import HealthCheck
+from slurm_health.node.rules import drain_note
+from slurm_health.node.rules.drain_note import DrainNote
+from slurm_health.node.rules.mending import StepOutcome, Tried
+from slurm_health.node.rules.notices import EventKind
 from slurm_health.node.rules.recovery import DrainRecord
 from slurm_health.node.site_settings import Site
 from slurm_health.records.decoding import from_json
@@ -190,3 +196,111 @@ def result_of(site: Site, found: Quarantine) -> TestResult | None:
     except (OSError, msgspec.DecodeError):
         return None
     return result if result.job == found.job else None
+
+
+# --- what the health check of such a node does --------------------------------------------------
+
+
+def attend(check: HealthCheck, faults_of: Callable[[DrainRecord], str]) -> bool:
+    """Look after a node in quarantine; tell whether it is in one still.
+
+    Args:
+        check: the health check.
+        faults_of: runs the node's checks, with those that it was drained for; says what is not a
+            pass, nothing where all are.
+    """
+    found = recall(check.site.state)
+    if found is None or found.kept.node != check.node:
+        return False
+    try:
+        return _attend(check, found, check.maintenance(), faults_of)
+    except (SlurmError, Unusable, OSError) as err:
+        check.log.warning(f"in quarantine, and how it goes on is not known: {err}")
+        return True
+
+
+def _attend(
+    check: HealthCheck,
+    found: Quarantine,
+    controller: Maintenance,
+    faults_of: Callable[[DrainRecord], str],
+) -> bool:
+    now = controller.node(check.node)
+    if now.drained:
+        if drain_note.unsigned(now.reason) == found.kept.reason:
+            own_drain.remember(check.site.state, found.kept)  # it died before it lifted the drain
+            why = "it was cut short"
+        else:
+            why = f"it was drained again while in quarantine: {now.reason or '(no reason)'}"
+        _leave(check, found, controller)
+        ledger.fail(check, found.step, why)
+        return False
+    if not controller.is_reserved(found.reservation, check.node):
+        _leave(check, found, controller)
+        ledger.fail(check, found.step, "its reservation was deleted")
+        return False
+    runs = found.job in controller.unended(0)
+    result = result_of(check.site, found)
+    if result is None and runs:
+        check.log.info(f"in quarantine: job {found.job} tests it")
+        return True
+    if result is None:
+        return _fails(check, found, controller, f"job {found.job} ended without a result")
+    if result.code:
+        why = f"the deep test ended with code {result.code}: {result.said}"
+        return _fails(check, found, controller, why)
+    if runs:
+        return True  # its epilog
+    faults = faults_of(found.kept)
+    if faults:
+        return _fails(check, found, controller, f"the deep test passed, but not: {faults}")
+    return _passes(check, found, controller)
+
+
+def _passes(check: HealthCheck, found: Quarantine, controller: Maintenance) -> bool:
+    controller.delete_reservation(found.reservation)
+    forget(check.site.state)
+    text = "released after its deep test"
+    ended = msgspec.structs.replace(found.step, outcome=StepOutcome.DONE, text=text)
+    ledger.keep(check.site, ended)
+    check.log.info(text)
+    ledger.tell(check, EventKind.RELEASED, text)
+    return True
+
+
+def _fails(check: HealthCheck, found: Quarantine, controller: Maintenance, why: str) -> bool:
+    """Drain the node again, as it was; only then may its reservation go.
+
+    It has never been back, so the breaker has nothing to say.
+    """
+    before = drain_note.parse(found.kept.reason)
+    now_s = check.context.now_s
+    note = drain_note.write(
+        DrainNote(
+            checks=before.checks if before else ("deep-test",),
+            job=before.job if before else 0,
+            time_s=int(now_s),
+            text=f"{why}; {before.text if before else ''}",
+        )
+    )
+    record = msgspec.structs.replace(
+        found.kept, reason=note, time_s=now_s, retest=(), passes=0, passed_s=0.0, confirmed=True
+    )
+    own_drain.remember(check.site.state, record)
+    controller.drain([check.node], note)
+    if not controller.node(check.node).drained:
+        raise SlurmError("Slurm accepted the drain, but the node is not drained")
+    _leave(check, found, controller)
+    ledger.fail(check, found.step, why)
+    return False
+
+
+def _leave(check: HealthCheck, found: Quarantine, controller: Maintenance) -> None:
+    """End what is left of a quarantine, on a node that something else holds by now."""
+    with contextlib.suppress(SlurmError):
+        if found.job in controller.unended(0):
+            controller.cancel(found.job)
+    with contextlib.suppress(SlurmError):
+        if controller.is_reserved(found.reservation, check.node):
+            controller.delete_reservation(found.reservation)
+    forget(check.site.state)
