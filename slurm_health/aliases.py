@@ -128,6 +128,7 @@ MOVED = {
     "site_file": "system.site_file",
     "site_settings": "node.site_settings",
     "slurm": "system.slurm",
+    "slurm.pyslurm_client": "system.slurm.reads",
     "slurm.real_sbatch": "system.slurm.command",
     "stuck": "system.killable",
     "supervisor": "preflight.supervisor",

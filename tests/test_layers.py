@@ -114,7 +114,7 @@ PURE = [
 ONLY_IN = {
     "grpc": f"{NAME}.node.hooks.serve",
     "jinja2": f"{NAME}.report.web_page",
-    "pyslurm": f"{NAME}.system.slurm.pyslurm_client",
+    "pyslurm": f"{NAME}.system.slurm.reads",
     "torch": f"{NAME}.preflight.probes",
 }
 

@@ -27,7 +27,7 @@ from slurm_health.records.errors import ConfigError, ExitCode, SlurmError
 from slurm_health.system import templates
 from slurm_health.system.processes import ask_python
 from slurm_health.system.slurm import command
-from slurm_health.system.slurm.pyslurm_client import choose, proven
+from slurm_health.system.slurm.reads import choose, proven
 
 _TORCH_LIMIT_S = 120.0
 

@@ -5,8 +5,7 @@ Used by every process that asks Slurm something or changes something in it. It r
 commands, or pyslurm in a child process, and puts a deadline on each call.
 
     client           what is asked of Slurm and changed in it
-    reads            what is read, through scontrol
-    pyslurm_client   the same through pyslurm, if it is installed and fits this Slurm
+    reads            what is read, through scontrol or pyslurm, if that is installed and fits
     job_gres         what a job has of GPUs on each node, and how a step asks for all of it
     maintenance      what root does in Slurm to a node that is mended
     parsing          jobs, nodes and partitions from scontrol's output

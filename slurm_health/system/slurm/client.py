@@ -21,8 +21,7 @@ from slurm_health.system.slurm import command, parsing
 from slurm_health.system.slurm.command import PRINT_EPOCH, estimate_of
 from slurm_health.system.slurm.job_gres import NodeGres, gres_of, options_on
 from slurm_health.system.slurm.parsing import parse_topology
-from slurm_health.system.slurm.pyslurm_client import choose
-from slurm_health.system.slurm.reads import Reads
+from slurm_health.system.slurm.reads import Reads, choose
 
 # The controller did not get to see the request, so it can be sent again.
 _UNREACHABLE = re.compile(r"Unable to contact slurm controller|Connection refused")

@@ -11,8 +11,7 @@ import pytest
 from slurm_health.records.errors import SlurmError, SlurmTimeoutError
 from slurm_health.system.slurm import command
 from slurm_health.system.slurm.parsing import JobId
-from slurm_health.system.slurm.pyslurm_client import PyslurmReads, mismatch
-from slurm_health.system.slurm.reads import CommandReads
+from slurm_health.system.slurm.reads import CommandReads, PyslurmReads, mismatch
 from tests.system.slurm.test_reads import DATA
 
 # --- which reader is used ------------------------------------------------------------------------

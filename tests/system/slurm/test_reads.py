@@ -14,8 +14,7 @@ from slurm_health.node.rules import drain_note
 from slurm_health.records.errors import SlurmCommandError, SlurmError, SlurmTimeoutError, UnknownJob
 from slurm_health.system.slurm import command
 from slurm_health.system.slurm.parsing import Job, JobId, Node
-from slurm_health.system.slurm.pyslurm_client import choose, proven
-from slurm_health.system.slurm.reads import CommandReads, Reads, Run
+from slurm_health.system.slurm.reads import CommandReads, Reads, Run, choose, proven
 from tests.lab import Lab
 from tests.lab.errors import DeadlinePassed
 from tests.support.supervised import write_executable
