@@ -11,7 +11,7 @@ import msgspec
 from benchmarks.played_training.causes import Cause, Whose
 from benchmarks.played_training.perform import NODES
 from benchmarks.played_training.recording import DUMPS, Recording
-from slurm_health.node.checks.gpu import Gpu, GpuSeen
+from slurm_health.node.checks.gpu import Gpu, GpusSeen
 from slurm_health.node.rules.finding import Status
 from slurm_health.records.script_records import Diagnosed
 from slurm_health.training.diagnosis.by_output import OutputProgress
@@ -130,7 +130,7 @@ def health_check(recording: Recording) -> Said | None:
     found = {
         each.node: finding
         for each in recording.gpus
-        if (finding := Gpu().judge(GpuSeen(gpus=each.gpus))).status is not Status.PASS
+        if (finding := Gpu().judge(GpusSeen(gpus=each.gpus))).status is not Status.PASS
     }
     if not found:
         return None

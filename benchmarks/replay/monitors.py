@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.replay.source import Case, Source, scored
 from slurm_health.node.checks.dcgm import Dcgm
 from slurm_health.node.checks.external import ProgramSeen
-from slurm_health.node.checks.kernel_log import Message, Xid
+from slurm_health.node.checks.kernel_log import KernelMessage, Xid
 from slurm_health.node.rules.finding import Status
 from slurm_health.node.rules.kernel_lines import BLOCK_IO_ERROR, FAULTS, WARNINGS, is_evidence
 
@@ -32,7 +32,7 @@ def kernel_status(text: str) -> Status:
     """Return the worst that lines of the kernel come to by the checks of its log."""
     lines = [_BEFORE.sub("", line) for line in text.splitlines() if line.strip()]
     lines = [line for line in lines if is_evidence(line)]
-    gpus = Xid().judge([Message(age_s=1.0, text=line) for line in lines]).status
+    gpus = Xid().judge([KernelMessage(age_s=1.0, text=line) for line in lines]).status
     if gpus is Status.NODE_FAULT or any(map(_FAULTS.search, lines)):
         return Status.NODE_FAULT
     warned = gpus is Status.WARN or any(map(_WARNINGS.search, lines))

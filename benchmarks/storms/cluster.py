@@ -19,7 +19,7 @@ import msgspec
 from benchmarks.storms.plan import BACKUP, RACK, Place, Storm, rack_of
 from benchmarks.storms.runners import install
 from slurm_health.node.draining.shared_state import LEDGER
-from slurm_health.node.rules.breaker import Ledger
+from slurm_health.node.rules.breaker import DrainLedger
 from slurm_health.records.decoding import from_json
 from tests.lab import Lab
 from tests.lab.layout import USERS
@@ -170,7 +170,7 @@ class Cluster:
         """Make room again."""
         self.lab.run(["rm", "-f", f"{self.shared}/filler"], deadline_s=120)
 
-    def ledger(self) -> Ledger | None:
+    def ledger(self) -> DrainLedger | None:
         """Return the breaker's ledger; None where there is none to read."""
         text: bytes | None = None
         if self.storm.place is Place.STORAGE:
@@ -180,7 +180,7 @@ class Cluster:
             with suppress(OSError):
                 text = (self.shared / LEDGER).read_bytes()
         try:
-            return None if text is None else from_json(text, Ledger)
+            return None if text is None else from_json(text, DrainLedger)
         except msgspec.DecodeError:
             return None
 

@@ -19,7 +19,7 @@ from benchmarks.year.policies import Policy
 from benchmarks.year.pool import Pool
 from benchmarks.year.recording import History, Stay
 from slurm_health.node.rules import accusations
-from slurm_health.node.rules.breaker import Entry, Ledger, Refused, reserve
+from slurm_health.node.rules.breaker import DrainEntry, DrainLedger, DrainRefused, reserve
 from slurm_health.node.rules.mending import burns_in
 from slurm_health.node.rules.recovery import DrainRecord, after_test, is_due
 
@@ -99,7 +99,7 @@ class Care:
         self._policy = cluster.policy
         self._clock, self._pool, self._tally = cluster.clock, cluster.pool, cluster.tally
         self._rng = random.Random(f"care {cluster.seed}")
-        self._ledger = Ledger()
+        self._ledger = DrainLedger()
         self._everybody = frozenset(map(_name, range(len(histories))))
         self._ours: set[str] = set()
         for node in range(len(histories)):
@@ -222,7 +222,7 @@ class Care:
         known = self.nodes[node]
         if known.out or known.leaving:
             return
-        wanted = Entry(
+        wanted = DrainEntry(
             node=_name(node),
             time_s=self._clock.now_s,
             partitions=(PARTITION,),
@@ -237,7 +237,7 @@ class Care:
             members={PARTITION: self._everybody},
             ours=self._ours,
         )
-        if isinstance(decided, Refused):
+        if isinstance(decided, DrainRefused):
             self._tally.refused += 1
             if decided.ledger.trips and not self._ledger.trips:
                 self._tally.trips += 1
@@ -255,7 +255,7 @@ class Care:
 
     def _reset(self) -> None:
         """Let a person see that the nodes have nothing in common, and reset the breaker."""
-        self._ledger = Ledger(entries=())
+        self._ledger = DrainLedger(entries=())
 
     # --- out, and back ---------------------------------------------------------------------
 

@@ -127,12 +127,12 @@ def retest(config: str | None) -> int:
 @click.pass_obj
 def marks_command(config: str | None, names: tuple[str, ...]) -> int:
     """List accusations by users' jobs that no check of the node has confirmed."""
-    from slurm_health.node.draining.shared_state import Unusable
+    from slurm_health.node.draining.shared_state import SharedStateUnusable
     from slurm_health.node.hooks import nodes as listing
 
     try:
         print_result(listing.marks_text(load_site(config), names, time.time()))
-    except Unusable as err:
+    except SharedStateUnusable as err:
         raise click.ClickException(str(err)) from err
     return int(ExitCode.HEALTHY)
 
@@ -141,12 +141,12 @@ def marks_command(config: str | None, names: tuple[str, ...]) -> int:
 @click.pass_obj
 def reset(config: str | None) -> int:
     """Let the breaker allow drains again, once the common cause is found."""
-    from slurm_health.node.draining.shared_state import Unusable
+    from slurm_health.node.draining.shared_state import SharedStateUnusable
     from slurm_health.node.hooks import nodes as listing
 
     try:
         print_result(listing.reset(load_site(config)))
-    except Unusable as err:
+    except SharedStateUnusable as err:
         raise click.ClickException(str(err)) from err
     return int(ExitCode.HEALTHY)
 
@@ -180,7 +180,7 @@ def notify(config: str | None, test: bool, deliver: bool) -> int:
 
 
 def _deliver(site: Site) -> int:
-    from slurm_health.node.draining.shared_state import Unusable, shared_directory
+    from slurm_health.node.draining.shared_state import SharedStateUnusable, shared_directory
     from slurm_health.node.hooks.log import Log
     from slurm_health.node.hooks.run_checks import node_name
     from slurm_health.node.notifying import deliver
@@ -188,7 +188,7 @@ def _deliver(site: Site) -> int:
     node = node_name(os.environ)
     try:
         shared_directory(site.breaker)  # where the events of all nodes meet
-    except Unusable as err:
+    except SharedStateUnusable as err:
         raise click.ClickException(str(err)) from err
     deliver(site, node, Log("notify", node).say)
     return int(ExitCode.HEALTHY)
@@ -197,9 +197,9 @@ def _deliver(site: Site) -> int:
 def _test(site: Site) -> int:
     from slurm_health.node.hooks.run_checks import node_name
     from slurm_health.node.notifying import send_all
-    from slurm_health.node.rules.notices import Batch, Event, EventKind
+    from slurm_health.node.rules.notices import Batch, EventKind, NodeEvent
 
-    event = Event(
+    event = NodeEvent(
         id="test",
         kind=EventKind.TEST,
         node=node_name(os.environ),
@@ -215,12 +215,12 @@ def _test(site: Site) -> int:
 
 
 def _targets(site: Site) -> int:
-    from slurm_health.node.draining.shared_state import Unusable
+    from slurm_health.node.draining.shared_state import SharedStateUnusable
     from slurm_health.node.notifying import Backlog, standing
 
     try:
         found = standing(site)
-    except Unusable as err:
+    except SharedStateUnusable as err:
         click.echo(f"slurm-health: whether it arrives cannot be determined: {err}", err=True)
         found = Backlog(waiting={}, failures={})
     for name, target in site.notify.targets.items():

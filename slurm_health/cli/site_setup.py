@@ -16,7 +16,7 @@ import click
 from slurm_health.cli.hooks import config_option, load_site, site_if_any
 from slurm_health.cli.output import print_result, terminal
 from slurm_health.node.doctor import cluster, machine, site_actions, slurm_conf
-from slurm_health.node.doctor.advice import Advice, Report, Urgency, change, look
+from slurm_health.node.doctor.advice import Advice, DoctorReport, Urgency, change, look
 from slurm_health.node.doctor.slurm_conf import read_config
 from slurm_health.node.site_settings import Site
 from slurm_health.preflight.by_default import installing
@@ -70,7 +70,7 @@ def doctor(config: str | None, python: str, as_json: bool) -> int:
         place = installing.directory_of(said)
         advice += installing.advise(place, said, site.default, lua(site))
     advice += [machine.byte_code_advice(), _torch(python)]
-    report = Report(advice=tuple(advice))
+    report = DoctorReport(advice=tuple(advice))
     print_result(report.json() if as_json else report.text(terminal()[0]))
     return int(ExitCode.BAD_NODES if report.count(Urgency.CHANGE) else ExitCode.HEALTHY)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_health.node.rules.notices import Event
+from slurm_health.node.rules.notices import NodeEvent
 from slurm_health.node.site_settings import Site
 from slurm_health.records.decoding import from_json
 from slurm_health.records.text import cut, one_line
@@ -25,7 +25,7 @@ _MOST_BYTES = 1 << 16
 _TEXT, _EVIDENCE, _LINES = 600, 100, 30
 
 
-def tell(site: Site, event: Event) -> None:
+def tell(site: Site, event: NodeEvent) -> None:
     """Queue an event for those whom the site has notified, under an id of its own."""
     if not site.notify.targets:
         return
@@ -52,14 +52,14 @@ def is_empty(state: Path) -> bool:
         return True
 
 
-def read(state: Path) -> dict[Path, Event | None]:
+def read(state: Path) -> dict[Path, NodeEvent | None]:
     """Return what waits, the oldest first; None for a file that holds no event."""
-    found: dict[Path, Event | None] = {}
+    found: dict[Path, NodeEvent | None] = {}
     directory = state / _DIRECTORY
     with contextlib.suppress(OSError):
         for path in sorted(directory.glob("*.json"), key=lambda each: each.name):
             try:
-                found[path] = from_json(path.read_bytes()[:_MOST_BYTES], Event)
+                found[path] = from_json(path.read_bytes()[:_MOST_BYTES], NodeEvent)
             except msgspec.DecodeError:
                 found[path] = None
     return dict(sorted(found.items(), key=lambda each: each[1].time_s if each[1] else 0.0))

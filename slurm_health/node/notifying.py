@@ -30,14 +30,14 @@ import msgspec
 from slurm_health.node import event_queue
 from slurm_health.node.draining.shared_state import (
     ROOT_ONLY,
-    Unusable,
+    SharedStateUnusable,
     in_child,
     shared_directory,
     under_lock,
 )
 from slurm_health.node.rules import notices
 from slurm_health.node.rules.message_bodies import body_of
-from slurm_health.node.rules.notices import Batch, Due, Event, Failure, Post
+from slurm_health.node.rules.notices import Batch, Due, NodeEvent, Post, TargetFailure
 from slurm_health.node.rules.settings import Notify, Target
 from slurm_health.node.site_settings import Site
 from slurm_health.records.decoding import from_json
@@ -84,7 +84,7 @@ def deliver(
             if due.batches:
                 _send_due(site, due.batches, say, now)
                 continue
-        except Unusable as err:
+        except SharedStateUnusable as err:
             say("warning", f"events wait on this node: {err}")
             return
         if due.wait_s is None or now() + due.wait_s > give_up_s:
@@ -136,7 +136,7 @@ def _send_due(site: Site, batches: tuple[Batch, ...], say: Say, now: Callable[[]
         publish(shared / _POST, msgspec.json.encode(post), mode=ROOT_ONLY)
         return msgspec.json.encode(lost)
 
-    for event in from_json(under_lock(site, work), tuple[Event, ...]):
+    for event in from_json(under_lock(site, work), tuple[NodeEvent, ...]):
         say("error", f"given up, could not be delivered: {event.kind.value} of {event.node}")
 
 
@@ -144,7 +144,7 @@ def read_post(site: Site) -> Post:
     """Return what waits, and what was told.
 
     Raises:
-        Unusable: it cannot be read.
+        SharedStateUnusable: it cannot be read.
     """
     return _read_post(shared_directory(site.breaker))
 
@@ -153,14 +153,14 @@ class Backlog(msgspec.Struct, frozen=True, kw_only=True):
     """How it stands with the targets: how many events wait for each, and which take none, why."""
 
     waiting: dict[str, int]
-    failures: dict[str, Failure]
+    failures: dict[str, TargetFailure]
 
 
 def standing(site: Site) -> Backlog:
     """Return how it stands, asked in a child.
 
     Raises:
-        Unusable: that cannot be read.
+        SharedStateUnusable: that cannot be read.
     """
 
     def look() -> bytes:
@@ -180,7 +180,7 @@ def _read_post(shared: Path) -> Post:
     except msgspec.DecodeError:
         return Post()  # what was to be told is lost; what is told next must not be as well
     except OSError as err:
-        raise Unusable(f"{path} cannot be read: {err.strerror}") from err
+        raise SharedStateUnusable(f"{path} cannot be read: {err.strerror}") from err
 
 
 # --- one message to one target ------------------------------------------------------------------

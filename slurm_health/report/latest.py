@@ -184,10 +184,10 @@ def _newest(root: Path, count: int, clusters: Sequence[str]) -> list[_Found]:
     return sorted(newest, key=lambda job: job.changed_s, reverse=True)[:count]
 
 
-def _looked_at(cluster: Path) -> dict[str, journal.Status]:
+def _looked_at(cluster: Path) -> dict[str, journal.PathStatus]:
     """Return what is in a cluster's directory; root is told what does not say what it is."""
     names = directories(cluster)
-    looks: dict[str, journal.Status] = {}
+    looks: dict[str, journal.PathStatus] = {}
     for name, look in zip(names, journal.statuses([cluster / each for each in names]), strict=True):
         if look is not None and not look.trouble:
             looks[name] = look

@@ -33,7 +33,7 @@ UNCORRECTED, VOLATILE = 1, 0
 _FABRIC_STATES = {0: "not supported", 1: "not started", 2: "in progress", 3: "completed"}
 
 
-class Device(msgspec.Struct, frozen=True, kw_only=True):
+class GpuDevice(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU. None: this GPU, driver or library does not tell.
 
     `lost` is how NVML puts that the GPU has gone; `unanswered` what it said where it could not
@@ -69,7 +69,7 @@ class Gpus(msgspec.Struct, frozen=True, kw_only=True):
 
     driver: str = ""
     broken: str = ""
-    devices: tuple[Device, ...] = ()
+    devices: tuple[GpuDevice, ...] = ()
 
 
 class DriverBroken(Exception):
@@ -183,8 +183,8 @@ class Questions:
             return None
 
 
-def _device(nvml: Any, index: int) -> Device:
-    device = Device(index=index)
+def _device(nvml: Any, index: int) -> GpuDevice:
+    device = GpuDevice(index=index)
     questions = Questions(nvml)
     try:
         handle = questions.handle(index)
@@ -198,7 +198,7 @@ def _device(nvml: Any, index: int) -> Device:
     return msgspec.structs.replace(device, unanswered=said, silent=questions.silent)
 
 
-def _identity(nvml: Any, told: _Told, handle: Any, device: Device) -> Device:
+def _identity(nvml: Any, told: _Told, handle: Any, device: GpuDevice) -> GpuDevice:
     pci = told(nvml.nvmlDeviceGetPciInfo, handle)
     running = told(nvml.nvmlDeviceGetComputeRunningProcesses, handle)
     mig = told(nvml.nvmlDeviceGetMigMode, handle)
@@ -216,7 +216,7 @@ def as_text(value: str | bytes) -> str:
     return value if isinstance(value, str) else value.decode(errors="replace")
 
 
-def _health(nvml: Any, told: _Told, handle: Any, device: Device) -> Device:
+def _health(nvml: Any, told: _Told, handle: Any, device: GpuDevice) -> GpuDevice:
     remapped = told(nvml.nvmlDeviceGetRemappedRows, handle)
     return msgspec.structs.replace(
         device,
@@ -228,7 +228,7 @@ def _health(nvml: Any, told: _Told, handle: Any, device: Device) -> Device:
     )
 
 
-def _links(nvml: Any, told: _Told, handle: Any, device: Device) -> Device:
+def _links(nvml: Any, told: _Told, handle: Any, device: GpuDevice) -> GpuDevice:
     states = {}
     for link in range(int(nvml.NVML_NVLINK_MAX_LINKS)):
         state = told(nvml.nvmlDeviceGetNvLinkState, handle, link)

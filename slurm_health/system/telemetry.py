@@ -34,7 +34,7 @@ def send_line(level: str, line: str, *, to: str = LOG_SOCKET) -> None:
         log.sendto(data[:_MOST_BYTES], to)
 
 
-class Sample(msgspec.Struct, frozen=True):
+class MetricSample(msgspec.Struct, frozen=True):
     """One value of a metric, and what tells it from the others."""
 
     value: float
@@ -46,12 +46,12 @@ class Gauge(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     help: str
-    samples: Sequence[Sample]
+    samples: Sequence[MetricSample]
 
 
-def one_of(chosen: str, among: Sequence[str], label: str, **labels: str) -> list[Sample]:
+def one_of(chosen: str, among: Sequence[str], label: str, **labels: str) -> list[MetricSample]:
     """Return a state as Prometheus counts it best: 1 for the one it is in, 0 for each other."""
-    return [Sample(float(each == chosen), {**labels, label: each}) for each in among]
+    return [MetricSample(float(each == chosen), {**labels, label: each}) for each in among]
 
 
 def prometheus_text(gauges: Sequence[Gauge]) -> str:
@@ -64,7 +64,7 @@ def prometheus_text(gauges: Sequence[Gauge]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _line(name: str, sample: Sample) -> str:
+def _line(name: str, sample: MetricSample) -> str:
     labels = ",".join(f'{key}="{_escaped(value)}"' for key, value in sample.labels.items())
     return (
         f"{name}{{{labels}}} {_number(sample.value)}"

@@ -12,7 +12,7 @@ import pytest
 
 from slurm_health.node.draining import shared_state
 from slurm_health.node.hooks.log import Log
-from slurm_health.node.rules.breaker import Ledger, Trip
+from slurm_health.node.rules.breaker import DrainLedger, Trip
 from slurm_health.node.rules.finding import CheckResult, inconclusive, node_fault, passed
 from tests.support.hooked_node import Node
 
@@ -77,7 +77,7 @@ def test_a_breaker_that_has_tripped_shows_on_the_nodes_that_it_keeps(
     assert collected(watched, tmp_path)["slurm_health_breaker_tripped"] == 0
 
     trip = Trip(time_s=0.0, node="n1", why="x", nodes="n[1-9]")
-    shared_state.change_ledger(watched.site, lambda _: (Ledger(trips={"gpu": trip}), b""))
+    shared_state.change_ledger(watched.site, lambda _: (DrainLedger(trips={"gpu": trip}), b""))
     watched.healthcheck()
     assert collected(watched, tmp_path)["slurm_health_breaker_tripped"] == 1
 

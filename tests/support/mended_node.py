@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from slurm_health.node import event_queue
 from slurm_health.node.mending import ledger
-from slurm_health.node.rules.mending import Step, Tried
+from slurm_health.node.rules.mending import MendStep, Tried
 from slurm_health.node.rules.notices import EventKind
 from tests.support.fake_scontrol import FakeScontrol
 from tests.support.hooked_node import Node
@@ -61,5 +61,5 @@ def note(node: Node) -> str:
     return node.reason.partition(" : ")[0].partition(" [")[0]
 
 
-def begun(step: Step = Step.RESET) -> Tried:
+def begun(step: MendStep = MendStep.RESET) -> Tried:
     return Tried(node="n3", step=step, time_s=1.0, drain="d", until_s=1801.0)

@@ -6,13 +6,13 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_health.system.telemetry import Gauge, Sample, one_of, prometheus_text
+from slurm_health.system.telemetry import Gauge, MetricSample, one_of, prometheus_text
 
 LINE = re.compile(r'[a-z_]+(\{[a-z]+="(?:[^"\\\n]|\\["\\])*"\})? \S+')
 
 
 def test_a_metric_has_its_help_its_type_and_its_values() -> None:
-    gauge = Gauge(name="heat_celsius", help="How hot.", samples=[Sample(1.5, {"gpu": "0"})])
+    gauge = Gauge(name="heat_celsius", help="How hot.", samples=[MetricSample(1.5, {"gpu": "0"})])
 
     assert prometheus_text([gauge]) == (
         '# HELP heat_celsius How hot.\n# TYPE heat_celsius gauge\nheat_celsius{gpu="0"} 1.5\n'
@@ -24,13 +24,16 @@ def test_a_metric_without_values_is_left_out() -> None:
 
 
 def test_a_state_is_one_for_what_it_is_and_zero_for_all_else() -> None:
-    assert one_of("b", "ab", "state") == [Sample(0.0, {"state": "a"}), Sample(1.0, {"state": "b"})]
+    assert one_of("b", "ab", "state") == [
+        MetricSample(0.0, {"state": "a"}),
+        MetricSample(1.0, {"state": "b"}),
+    ]
 
 
 @given(st.text(), st.floats())
 def test_no_name_that_somebody_chose_breaks_a_line(name: str, value: float) -> None:
     told = prometheus_text(
-        [Gauge(name="metric", help="Help.", samples=[Sample(value, {"name": name})])]
+        [Gauge(name="metric", help="Help.", samples=[MetricSample(value, {"name": name})])]
     )
 
     assert told.count("\n") == 3

@@ -20,7 +20,7 @@ from slurm_health.records.nodeset import fold
 from slurm_health.records.standings import Reliability
 from slurm_health.records.verdict import Level
 from slurm_health.report.layout import Page
-from slurm_health.system.telemetry import Gauge, Sample, one_of
+from slurm_health.system.telemetry import Gauge, MetricSample, one_of
 
 _NOTHING = "\N{EN DASH}"  # stands for what is not there
 _HEADS = ("CHECKED", "JOB", "VERDICT", "SIGNALS", "REASON")
@@ -253,27 +253,27 @@ def gauges(found: Sequence[Lemons], unread: Mapping[str, int], *, now_s: float) 
         Gauge(
             name="slurm_health_history_timestamp_seconds",
             help="When the journals were looked through.",
-            samples=[Sample(now_s)],
+            samples=[MetricSample(now_s)],
         ),
         Gauge(
             name="slurm_health_history_unread_jobs",
             help="Jobs whose journal could not be read, or not wholly.",
-            samples=[Sample(float(sum(unread.values())))],
+            samples=[MetricSample(float(sum(unread.values())))],
         ),
         Gauge(
             name="slurm_health_node_jobs",
             help="Jobs that were checked on the node within the window.",
-            samples=[Sample(float(standing.jobs), labels) for labels, standing in each()],
+            samples=[MetricSample(float(standing.jobs), labels) for labels, standing in each()],
         ),
         Gauge(
             name="slurm_health_node_spoiled_jobs",
             help="Of those, the jobs in which something spoke against the node.",
-            samples=[Sample(float(standing.spoiled), labels) for labels, standing in each()],
+            samples=[MetricSample(float(standing.spoiled), labels) for labels, standing in each()],
         ),
         Gauge(
             name="slurm_health_node_lemon_score",
             help="How many of its next 100 jobs the node is expected to spoil.",
-            samples=[Sample(standing.score, labels) for labels, standing in each()],
+            samples=[MetricSample(standing.score, labels) for labels, standing in each()],
         ),
         Gauge(
             name="slurm_health_node_standing",

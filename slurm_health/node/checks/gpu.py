@@ -22,7 +22,7 @@ from slurm_health.node.rules.finding import (
     warned,
 )
 from slurm_health.records.errors import Unmeasured
-from slurm_health.system.nvml import Device, Gpus, read_gpus
+from slurm_health.system.nvml import GpuDevice, Gpus, read_gpus
 
 # Names of nvml.h's nvmlGpuRecoveryAction_t.
 _RECOVERY = {
@@ -38,7 +38,7 @@ _WARM = 0x20
 _IDLE = 0x1
 
 
-class GpuSeen(Seen, frozen=True, kw_only=True):
+class GpusSeen(Seen, frozen=True, kw_only=True):
     """What NVML says, and which GPUs Slurm gives the job (empty where there is no job).
 
     `retest` is set where a node that was drained is to show that it is well.
@@ -52,7 +52,7 @@ class GpuSeen(Seen, frozen=True, kw_only=True):
 class Gpu(Check, frozen=True, kw_only=True):
     """Every GPU of the node, in one pass over NVML."""
 
-    SEEN = GpuSeen
+    SEEN = GpusSeen
     COMPONENTS = ("node", "device", "compute", "memory", "links", "network")
 
     # How many there should be; 0: as many as Slurm counts on for the job.
@@ -69,12 +69,12 @@ class Gpu(Check, frozen=True, kw_only=True):
     fabric: bool = True
     throttling: Annotated[str, msgspec.Meta(pattern="^(warn|fault|ignore)$")] = "warn"
 
-    def collect(self, machine: CheckContext) -> GpuSeen:
+    def collect(self, machine: CheckContext) -> GpusSeen:
         """Ask NVML."""
         retest = machine.context == "retest"
-        return GpuSeen(gpus=read_gpus(), allotted=allotted(machine), retest=retest)
+        return GpusSeen(gpus=read_gpus(), allotted=allotted(machine), retest=retest)
 
-    def judge(self, seen: GpuSeen) -> Finding:
+    def judge(self, seen: GpusSeen) -> Finding:
         """Judge the whole, then each GPU."""
         gpus = seen.gpus
         if gpus.broken:
@@ -97,7 +97,7 @@ class Gpu(Check, frozen=True, kw_only=True):
                 parts += self._device(device)
         return joined(parts, well=f"{len(gpus.devices)} GPUs healthy, driver {gpus.driver}")
 
-    def _device(self, device: Device) -> list[Finding]:
+    def _device(self, device: GpuDevice) -> list[Finding]:
         name = _name(device)
         faults = [*self._memory(device), *self._links(device)]
         if device.recovery_action:
@@ -109,7 +109,7 @@ class Gpu(Check, frozen=True, kw_only=True):
         ]
         return [*found, *self._throttling(name, device)]
 
-    def _memory(self, device: Device) -> list[tuple[str, Remedy | None]]:
+    def _memory(self, device: GpuDevice) -> list[tuple[str, Remedy | None]]:
         found: list[tuple[str, Remedy | None]] = []
         if device.uncorrected is not None and device.uncorrected > self.max_uncorrected:
             limit = self.max_uncorrected
@@ -121,7 +121,7 @@ class Gpu(Check, frozen=True, kw_only=True):
             found.append(("has a pending row remap and needs a reset", Remedy.RESET))
         return found
 
-    def _links(self, device: Device) -> list[tuple[str, Remedy | None]]:
+    def _links(self, device: GpuDevice) -> list[tuple[str, Remedy | None]]:
         found: list[tuple[str, Remedy | None]] = []
         if self.nvlinks and device.links_active is not None and device.links_active < self.nvlinks:
             down = ", ".join(map(str, device.links_down))
@@ -140,7 +140,7 @@ class Gpu(Check, frozen=True, kw_only=True):
             found.append((text, Remedy.RESET))
         return found
 
-    def _throttling(self, name: str, device: Device) -> list[Finding]:
+    def _throttling(self, name: str, device: GpuDevice) -> list[Finding]:
         found = []
         reasons = device.clock_reasons or 0
         slowed = [text for bit, text in _SLOWED.items() if reasons & bit]
@@ -157,11 +157,11 @@ class Gpu(Check, frozen=True, kw_only=True):
 class GpuProcesses(Check, frozen=True, kw_only=True):
     """Processes on the GPUs that Slurm gives the job, or has just taken back from one."""
 
-    SEEN = GpuSeen
+    SEEN = GpusSeen
     SEVERITY = Status.USER_FAULT
     CONTEXTS = ("prolog", "epilog")
 
-    def collect(self, machine: CheckContext) -> GpuSeen:
+    def collect(self, machine: CheckContext) -> GpusSeen:
         """Ask NVML about the job's GPUs only: other jobs may be at work on the others."""
         wanted = allotted(machine)
         if not wanted:
@@ -169,9 +169,9 @@ class GpuProcesses(Check, frozen=True, kw_only=True):
         gpus = read_gpus()
         if _divided(gpus):
             raise Unmeasured("the GPUs are divided (MIG), so Slurm's numbers do not name them")
-        return GpuSeen(gpus=gpus, allotted=wanted)
+        return GpusSeen(gpus=gpus, allotted=wanted)
 
-    def judge(self, seen: GpuSeen) -> Finding:
+    def judge(self, seen: GpusSeen) -> Finding:
         """Nobody should be there."""
         parts = []
         for device in seen.gpus.devices:
@@ -187,11 +187,11 @@ class GpuProcesses(Check, frozen=True, kw_only=True):
         return joined(parts, well="no processes on the job's GPUs")
 
 
-def _name(device: Device) -> str:
+def _name(device: GpuDevice) -> str:
     return f"GPU {device.index}{f' ({device.bus})' if device.bus else ''}"
 
 
-def _without_answers(devices: Sequence[Device]) -> list[Finding]:
+def _without_answers(devices: Sequence[GpuDevice]) -> list[Finding]:
     """Return what is said of GPUs that have gone or answer with errors.
 
     A GPU that NVML calls lost is proven by the others, which answer; so is one that has nothing

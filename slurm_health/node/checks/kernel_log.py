@@ -48,14 +48,14 @@ _OF_A_LINK = 74
 Numbers = tuple[Annotated[int, msgspec.Meta(ge=1, le=99_999)], ...]
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True):
+class KernelMessage(msgspec.Struct, frozen=True, kw_only=True):
     """One message of the kernel and how long ago it was."""
 
     age_s: float
     text: str
 
 
-def read_messages(machine: CheckContext, pattern: str, window_s: float) -> list[Message]:
+def read_messages(machine: CheckContext, pattern: str, window_s: float) -> list[KernelMessage]:
     """Return the latest messages of the kernel that match, no older than `window_s`.
 
     Where a drain is tested again, they count from `window_s` before that drain on, however long ago
@@ -74,7 +74,7 @@ def read_messages(machine: CheckContext, pattern: str, window_s: float) -> list[
     drained_s = now_s if machine.drained_uptime_s is None else min(machine.drained_uptime_s, now_s)
     wanted = re.compile(pattern)
     since_s = max(drained_s - window_s, machine.returned_uptime_s)
-    found: list[Message] = []
+    found: list[KernelMessage] = []
     first: tuple[int, float] | None = None
     for record in machine.once(KERNEL_LOG, lambda: _records(machine)):
         head, _, text = record.partition(";")
@@ -86,7 +86,7 @@ def read_messages(machine: CheckContext, pattern: str, window_s: float) -> list[
         from_kernel = int(fields[0]) >> 3 == 0
         line = text.partition("\n")[0][:_LINE_CHARACTERS]
         if from_kernel and written_s >= since_s and is_evidence(line) and wanted.search(line):
-            found.append(Message(age_s=round(now_s - written_s, 1), text=line))
+            found.append(KernelMessage(age_s=round(now_s - written_s, 1), text=line))
     # The kernel numbers its messages from 0; the oldest are overwritten, and whoever has processes
     # there can hasten that. What a drain is for may have been said some time before it.
     lost = first is None or (first[0] > 0 and first[1] > since_s)
@@ -132,7 +132,7 @@ def _records(machine: CheckContext) -> list[str]:
 class KernelLog(Check, frozen=True, kw_only=True):
     """Messages that tell of broken hardware or a broken filesystem."""
 
-    SEEN = list[Message]
+    SEEN = list[KernelMessage]
     TOGETHER = True
     LOOKS_AT = KERNEL_LOG
     COMPONENTS = ("node", "compute", "storage")
@@ -144,12 +144,12 @@ class KernelLog(Check, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         require_patterns(*self.fault, *self.warn)
 
-    def collect(self, machine: CheckContext) -> list[Message]:
+    def collect(self, machine: CheckContext) -> list[KernelMessage]:
         """Read /dev/kmsg."""
         patterns = "|".join(f"(?:{each})" for each in (*self.fault, *self.warn))
         return read_messages(machine, patterns, self.window_s) if patterns else []
 
-    def judge(self, seen: list[Message]) -> Finding:
+    def judge(self, seen: list[KernelMessage]) -> Finding:
         """Name the latest message of the worst kind."""
         parts = []
         for patterns, judged in ((self.fault, node_fault), (self.warn, warned)):
@@ -175,7 +175,7 @@ class _Error(NamedTuple):
 class Xid(Check, frozen=True, kw_only=True):
     """The latest Xids and SXids, judged by NVIDIA's tables as the site has amended them."""
 
-    SEEN = list[Message]
+    SEEN = list[KernelMessage]
     TOGETHER = True
     LOOKS_AT = KERNEL_LOG
     COMPONENTS = ("node", "device", "compute", "memory", "links", "network")
@@ -186,11 +186,11 @@ class Xid(Check, frozen=True, kw_only=True):
     ignore: Numbers = ()
     fatal_link_drains: bool = False
 
-    def collect(self, machine: CheckContext) -> list[Message]:
+    def collect(self, machine: CheckContext) -> list[KernelMessage]:
         """Read /dev/kmsg."""
         return read_messages(machine, ANY_XID, self.window_s)
 
-    def judge(self, seen: list[Message]) -> Finding:
+    def judge(self, seen: list[KernelMessage]) -> Finding:
         """Judge each GPU's and NVSwitch's errors; a number counts once for each of them."""
         latest = self._latest(seen)
         parts = [passed("", xids=len(latest))]
@@ -208,7 +208,7 @@ class Xid(Check, frozen=True, kw_only=True):
                 parts.append(warned(said, xid=error.number))
         return joined(parts, well="no Xid or SXid that points to a fault of the node")
 
-    def _latest(self, seen: list[Message]) -> list[_Error]:
+    def _latest(self, seen: list[KernelMessage]) -> list[_Error]:
         """Return the latest of each device and number; of an SXid, one that tells its severity."""
         latest: dict[tuple[str, str, int], _Error] = {}
         named = "of unknown address"
@@ -246,6 +246,6 @@ class Xid(Check, frozen=True, kw_only=True):
         return status, f"{error.text}: {text}"
 
 
-def _error(found: re.Match[str], word: str, message: Message) -> _Error:
+def _error(found: re.Match[str], word: str, message: KernelMessage) -> _Error:
     number = int(found["number"])
     return _Error(found["kind"], found["bus"], number, word, found["text"], message.age_s)

@@ -40,7 +40,7 @@ def change(text: str, do: str) -> Advice:
     return Advice(level=Urgency.CHANGE, text=text, do=do)
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
     """Everything the doctor has to say."""
 
     advice: tuple[Advice, ...]

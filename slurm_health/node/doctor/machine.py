@@ -150,9 +150,9 @@ def _shared(place: CheckContext, site: Site) -> Advice:
         known = shared_state.read_ledger(site.breaker)
         if os.getuid() == 0:
             shared_state.change_ledger(site, lambda before: (before, b""))
-    except shared_state.Damaged as err:
+    except shared_state.LedgerDamaged as err:
         return change(f"nothing is drained: {err}", "as root on a node: slurm-health nodes reset")
-    except shared_state.Unusable as err:
+    except shared_state.SharedStateUnusable as err:
         text = f"the shared directory cannot be used, so nothing is drained: {err}"
         return change(text, f"install -d -m 0755 -o root -g root {path}, exported to root")
     if known.trips:

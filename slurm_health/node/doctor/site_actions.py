@@ -13,7 +13,7 @@ from slurm_health.node import notifying
 from slurm_health.node.checks.check import first_few
 from slurm_health.node.doctor import ownership
 from slurm_health.node.doctor.advice import Advice, change, fine, look
-from slurm_health.node.draining.shared_state import Unusable
+from slurm_health.node.draining.shared_state import SharedStateUnusable
 from slurm_health.node.rules.settings import Format, Target
 from slurm_health.node.site_settings import Site
 from slurm_health.system import SYSTEM_PATH
@@ -115,7 +115,7 @@ def _target(name: str, target: Target) -> Iterator[Advice]:
 def _standing(site: Site) -> Iterator[Advice]:
     try:
         found = notifying.standing(site)
-    except Unusable:
+    except SharedStateUnusable:
         return  # as is said of the breaker
     for name, failure in found.failures.items():
         count = found.waiting.get(name, 0)

@@ -14,9 +14,9 @@ import msgspec
 from slurm_health.node import event_queue
 from slurm_health.node.draining import own_drain, shared_state
 from slurm_health.node.rules import drain_note
-from slurm_health.node.rules.breaker import Entry
+from slurm_health.node.rules.breaker import DrainEntry
 from slurm_health.node.rules.drain_note import DrainNote
-from slurm_health.node.rules.notices import Event, EventKind
+from slurm_health.node.rules.notices import EventKind, NodeEvent
 from slurm_health.node.rules.recovery import BootTime, DrainRecord
 from slurm_health.node.site_settings import Site
 from slurm_health.records.errors import SlurmCommandError, SlurmError, SlurmTimeoutError
@@ -88,7 +88,7 @@ def drain_this_node(
             return drain_node(
                 site, node, cause, controller=controller, now_s=now_s, remember=remember
             )
-    except shared_state.Unusable as err:
+    except shared_state.SharedStateUnusable as err:
         return _not_drained(str(err))
 
 
@@ -166,7 +166,9 @@ def _drained(
 
 
 def _tell(site: Site, node: str, kind: EventKind, text: str, cause: Cause, now_s: float) -> None:
-    event = Event(kind=kind, node=node, time_s=now_s, text=text, checks=cause.checks, job=cause.job)
+    event = NodeEvent(
+        kind=kind, node=node, time_s=now_s, text=text, checks=cause.checks, job=cause.job
+    )
     event_queue.tell(site, event)
 
 
@@ -179,8 +181,8 @@ def _why_not(site: Site, node: str, cause: Cause, now_s: float) -> str:
     return shared_state.known_refusal(site, _entry(node, cause, now_s))
 
 
-def _entry(node: str, cause: Cause, now_s: float, partitions: tuple[str, ...] = ()) -> Entry:
-    return Entry(
+def _entry(node: str, cause: Cause, now_s: float, partitions: tuple[str, ...] = ()) -> DrainEntry:
+    return DrainEntry(
         node=node,
         time_s=now_s,
         partitions=partitions,

@@ -39,7 +39,7 @@ def alone(state: Path, limit_s: float = LOCK_LIMIT_S) -> Iterator[None]:
     Where `state` cannot be used nothing is recorded there either, and nobody is kept out.
 
     Raises:
-        Unusable: another has been at it for too long.
+        SharedStateUnusable: another has been at it for too long.
     """
     from slurm_health.node.draining.shared_state import held
 
@@ -64,9 +64,9 @@ def remember(state: Path, record: DrainRecord) -> bool:
 
 def amend(state: Path, before: DrainRecord, after: DrainRecord) -> None:
     """Keep what a hook has found out since it read the record, unless there is another by now."""
-    from slurm_health.node.draining.shared_state import Unusable
+    from slurm_health.node.draining.shared_state import SharedStateUnusable
 
-    with contextlib.suppress(Unusable), alone(state, _AGAIN_LIMIT_S):
+    with contextlib.suppress(SharedStateUnusable), alone(state, _AGAIN_LIMIT_S):
         if recall(state) == before:
             remember(state, after)
 
@@ -101,7 +101,7 @@ def look_after_drain(
 
     Raises:
         SlurmError: Slurm cannot be asked.
-        Unusable: another hook has been at it for too long.
+        SharedStateUnusable: another hook has been at it for too long.
     """
     from slurm_health.system.private_files import publish
 
@@ -131,18 +131,18 @@ def returned_uptime_s(state: Path, now: BootTime | None) -> float:
 
 def release_own(site: Site, kept: DrainRecord, controller: Client) -> str:
     """Give this node back to the pool when it is still as we drained it; say what came of it."""
-    from slurm_health.node.draining.shared_state import Unusable
+    from slurm_health.node.draining.shared_state import SharedStateUnusable
 
     try:
         with alone(site.state, _AGAIN_LIMIT_S):
             return _release_own(site, kept, controller)
-    except (SlurmError, Unusable) as err:
+    except (SlurmError, SharedStateUnusable) as err:
         return f"not released: {err}"
 
 
 def _release_own(site: Site, kept: DrainRecord, controller: Client) -> str:
     from slurm_health.node import event_queue
-    from slurm_health.node.rules.notices import Event, EventKind
+    from slurm_health.node.rules.notices import EventKind, NodeEvent
 
     current = recall(site.state)
     if current is None or current.reason != kept.reason:
@@ -161,7 +161,7 @@ def _release_own(site: Site, kept: DrainRecord, controller: Client) -> str:
     forget(site.state)
     text = f"released after {kept.passes} passes of {', '.join(kept.retest)}"
     told_s = max(kept.passed_s, kept.time_s)
-    released = Event(
+    released = NodeEvent(
         kind=EventKind.RELEASED, node=kept.node, time_s=told_s, text=text, checks=kept.retest
     )
     event_queue.tell(site, released)

@@ -37,15 +37,15 @@ _NODE = re.compile(r"[\w-][\w.-]*", re.ASCII)
 _LEDGER_BYTES = 16 << 20
 
 
-class Unusable(Exception):
+class SharedStateUnusable(Exception):
     """What is kept cannot be used: not root's alone, silent, locked for too long, or garbled."""
 
 
-class Damaged(Unusable):
+class LedgerDamaged(SharedStateUnusable):
     """The ledger is there and cannot be understood."""
 
 
-class ForRootOnly(Unusable):
+class ForRootOnly(SharedStateUnusable):
     """It tells who accuses which node, and is shown to root alone."""
 
 
@@ -60,7 +60,7 @@ class DrainReserved(msgspec.Struct, frozen=True, kw_only=True):
     tripped: bool = False
 
 
-def known_refusal(site: Site, wanted: breaker.Entry) -> str:
+def known_refusal(site: Site, wanted: breaker.DrainEntry) -> str:
     """Say why the ledger rules a drain out as it is; empty when Slurm has to be asked.
 
     Without the lock, and in a child: when a whole cluster fails, this is all that most nodes do.
@@ -72,13 +72,13 @@ def known_refusal(site: Site, wanted: breaker.Entry) -> str:
 
     try:
         return in_child(site, look).decode()
-    except Unusable as err:
+    except SharedStateUnusable as err:
         return _unusable(err)
 
 
 def reserve_drain(
     site: Site,
-    wanted: breaker.Entry,
+    wanted: breaker.DrainEntry,
     *,
     members: dict[str, list[str]],
     ours: list[str],
@@ -86,7 +86,7 @@ def reserve_drain(
 ) -> DrainReserved:
     """Count a drain before it happens, if it may."""
 
-    def decide(ledger: breaker.Ledger) -> tuple[breaker.Ledger, bytes]:
+    def decide(ledger: breaker.DrainLedger) -> tuple[breaker.DrainLedger, bytes]:
         match breaker.reserve(
             ledger,
             wanted,
@@ -96,15 +96,15 @@ def reserve_drain(
             racks=racks,
             name_of=user_name,
         ):
-            case breaker.Allowed(ledger=after, today=today):
+            case breaker.DrainAllowed(ledger=after, today=today):
                 return after, msgspec.json.encode(DrainReserved(today=today))
-            case breaker.Refused(why=why, ledger=after):
+            case breaker.DrainRefused(why=why, ledger=after):
                 tripped = after.trips.keys() != ledger.trips.keys()
                 return after, msgspec.json.encode(DrainReserved(why_not=why, tripped=tripped))
 
     try:
         return from_json(change_ledger(site, decide), DrainReserved)
-    except Unusable as err:
+    except SharedStateUnusable as err:
         return DrainReserved(why_not=_unusable(err))
 
 
@@ -121,30 +121,31 @@ def user_name(uid: int) -> str:
         return str(uid)
 
 
-def _unusable(err: Unusable) -> str:
+def _unusable(err: SharedStateUnusable) -> str:
     return f"could not use the breaker's ledger: {err}"
 
 
 def cancel_drain(site: Site, node: str, time_s: float) -> None:
     """Take back a drain that did not happen. Where that fails, it goes on counting."""
-    with contextlib.suppress(Unusable):
+    with contextlib.suppress(SharedStateUnusable):
         change_ledger(site, lambda ledger: (breaker.take_back(ledger, node, time_s), b""))
 
 
 def count_return(site: Site, node: str) -> None:
     """Note that a person has returned a node; where that fails, its drain goes on counting."""
     if site.breaker.directory:
-        with contextlib.suppress(Unusable):
+        with contextlib.suppress(SharedStateUnusable):
             change_ledger(site, lambda ledger: (breaker.with_return(ledger, node), b""))
 
 
 def change_ledger(
-    site: Site, decide: Callable[[breaker.Ledger], tuple[breaker.Ledger, bytes]]
+    site: Site, decide: Callable[[breaker.DrainLedger], tuple[breaker.DrainLedger, bytes]]
 ) -> bytes:
     """Change the ledger under the lock; return what `decide` answered.
 
     Raises:
-        Unusable: it could not be done, and why. The ledger may or may not count the change.
+        SharedStateUnusable: it could not be done, and why. The ledger may or may not count the
+            change.
     """
 
     def work(shared: Path) -> bytes:
@@ -161,44 +162,46 @@ def clear_ledger(site: Site) -> None:
     """Begin a new ledger, whatever the old one has come to.
 
     Raises:
-        Unusable: it could not be done, and why.
+        SharedStateUnusable: it could not be done, and why.
     """
 
     def work(shared: Path) -> bytes:
-        publish(shared / LEDGER, msgspec.json.encode(breaker.Ledger()), mode=ROOT_ONLY)
+        publish(shared / LEDGER, msgspec.json.encode(breaker.DrainLedger()), mode=ROOT_ONLY)
         return b""
 
     under_lock(site, work)
 
 
-def read_ledger(settings: Breaker) -> breaker.Ledger:
+def read_ledger(settings: Breaker) -> breaker.DrainLedger:
     """Return the ledger, an empty one where there is no file.
 
     Raises:
-        Unusable: it is there and cannot be read.
+        SharedStateUnusable: it is there and cannot be read.
     """
     return _read_ledger(shared_directory(settings))
 
 
-def _read_ledger(shared: Path) -> breaker.Ledger:
+def _read_ledger(shared: Path) -> breaker.DrainLedger:
     path = shared / LEDGER
     try:
-        return from_json(path.read_bytes()[:_LEDGER_BYTES], breaker.Ledger)
+        return from_json(path.read_bytes()[:_LEDGER_BYTES], breaker.DrainLedger)
     except FileNotFoundError:
-        return breaker.Ledger()
+        return breaker.DrainLedger()
     except msgspec.DecodeError as err:
-        raise Damaged(f"{path} is damaged: {err}; mend it with: slurm-health nodes reset") from err
+        raise LedgerDamaged(
+            f"{path} is damaged: {err}; mend it with: slurm-health nodes reset"
+        ) from err
     except PermissionError as err:
         raise ForRootOnly(f"{path} can be read by root only") from err
     except OSError as err:
-        raise Unusable(f"{path} cannot be read: {err.strerror}") from err
+        raise SharedStateUnusable(f"{path} cannot be read: {err.strerror}") from err
 
 
 def add_mark(site: Site, node: str, mark: Mark) -> tuple[Mark, ...]:
     """Add a mark to a node's and return all that are alive.
 
     Raises:
-        Unusable: they cannot be kept; the mark is lost.
+        SharedStateUnusable: they cannot be kept; the mark is lost.
     """
 
     def work(shared: Path) -> bytes:
@@ -216,7 +219,7 @@ def marks_of(settings: Breaker, node: str) -> tuple[Mark, ...]:
     """Return a node's marks, the old ones too.
 
     Raises:
-        Unusable: they cannot be read.
+        SharedStateUnusable: they cannot be read.
     """
     return _read_marks(_marks_of(shared_directory(settings), node))
 
@@ -225,7 +228,7 @@ def marked_nodes(settings: Breaker) -> list[str]:
     """Return the nodes that have a file of marks.
 
     Raises:
-        Unusable: the shared directory cannot be used.
+        SharedStateUnusable: the shared directory cannot be used.
     """
     directory = shared_directory(settings) / _MARKS
     try:
@@ -240,7 +243,7 @@ def forget_marks(settings: Breaker, node: str) -> None:
     """Remove a node's marks.
 
     Raises:
-        Unusable: the shared directory cannot be used.
+        SharedStateUnusable: the shared directory cannot be used.
     """
     path = _marks_of(shared_directory(settings), node)
     try:
@@ -253,7 +256,7 @@ def why_marks_stay(settings: Breaker, node: str) -> str:
     """Return why a node's marks could not be removed by whoever asks; empty for no reason.
 
     Raises:
-        Unusable: the shared directory cannot be used.
+        SharedStateUnusable: the shared directory cannot be used.
     """
     directory = _marks_of(shared_directory(settings), node).parent
     if not directory.exists() or os.access(directory, os.W_OK | os.X_OK):
@@ -261,15 +264,15 @@ def why_marks_stay(settings: Breaker, node: str) -> str:
     return f"only root can read and remove what is in {directory}"
 
 
-def _refused(path: Path, err: OSError) -> Unusable:
+def _refused(path: Path, err: OSError) -> SharedStateUnusable:
     if isinstance(err, PermissionError):
         return ForRootOnly(f"{path}: only root can read and remove what is there")
-    return Unusable(f"{path}: {err.strerror}")
+    return SharedStateUnusable(f"{path}: {err.strerror}")
 
 
 def _marks_of(shared: Path, node: str) -> Path:
     if not _NODE.fullmatch(node):
-        raise Unusable(f"{node!r} is not the name of a node")
+        raise SharedStateUnusable(f"{node!r} is not the name of a node")
     return shared / _MARKS / f"{node}.json"
 
 
@@ -281,26 +284,27 @@ def _read_marks(path: Path) -> tuple[Mark, ...]:
     except PermissionError as err:
         raise _refused(path, err) from err
     except (OSError, msgspec.DecodeError) as err:
-        raise Unusable(f"{path} cannot be read: {err}") from err
+        raise SharedStateUnusable(f"{path} cannot be read: {err}") from err
 
 
 def shared_directory(settings: Breaker) -> Path:
     """Return the shared directory.
 
     Raises:
-        Unusable: there is none, or others than its owner, root or whoever asks, can write there.
+        SharedStateUnusable: there is none, or others than its owner, root or whoever asks, can
+            write there.
     """
     if not settings.directory:
-        raise Unusable("breaker.directory is not set")
+        raise SharedStateUnusable("breaker.directory is not set")
     path = Path(settings.directory)
     try:
         found = path.lstat()
     except OSError as err:
-        raise Unusable(f"{path}: {err.strerror}") from err
+        raise SharedStateUnusable(f"{path}: {err.strerror}") from err
     if not stat.S_ISDIR(found.st_mode):
-        raise Unusable(f"{path} is not a directory")
+        raise SharedStateUnusable(f"{path} is not a directory")
     if others_can_write(found):
-        raise Unusable(f"{path} can be written by others than root")
+        raise SharedStateUnusable(f"{path} can be written by others than root")
     return path
 
 
@@ -308,7 +312,7 @@ def under_lock(site: Site, work: Callable[[Path], bytes]) -> bytes:
     """Work on the shared directory with its lock held, in a child; return its answer.
 
     Raises:
-        Unusable: it could not be done, and why.
+        SharedStateUnusable: it could not be done, and why.
     """
 
     def locked() -> bytes:
@@ -323,18 +327,20 @@ def in_child(site: Site, work: Callable[[], bytes]) -> bytes:
     """Do what touches the shared directory, in a child; return its answer.
 
     Raises:
-        Unusable: it could not be done, and why.
+        SharedStateUnusable: it could not be done, and why.
     """
     directory = site.breaker.directory
     match run_guarded(site.state, STUCK, work, site.breaker.lock_limit_s + MARGIN_S):
         case Answered(data=data):
             return data
         case Broke(reason=reason):
-            raise Unusable(reason)
+            raise SharedStateUnusable(reason)
         case Hung(limit_s=limit_s):
-            raise Unusable(f"{directory} did not answer within {limit_s:g} s")
+            raise SharedStateUnusable(f"{directory} did not answer within {limit_s:g} s")
         case Stuck(pid=pid):
-            raise Unusable(f"{directory}: process {pid} of an earlier run waits in the kernel")
+            raise SharedStateUnusable(
+                f"{directory}: process {pid} of an earlier run waits in the kernel"
+            )
 
 
 @contextlib.contextmanager
@@ -342,7 +348,7 @@ def held(path: Path, limit_s: float) -> Iterator[None]:
     """Hold a lock.
 
     Raises:
-        Unusable: another holds it for too long.
+        SharedStateUnusable: another holds it for too long.
         OSError: it cannot be made.
     """
     # Loaded here: a node that is well never needs it.
@@ -352,7 +358,7 @@ def held(path: Path, limit_s: float) -> Iterator[None]:
     try:
         lock.acquire()
     except Timeout as err:
-        raise Unusable(f"{path} is held by another for more than {limit_s:g} s") from err
+        raise SharedStateUnusable(f"{path} is held by another for more than {limit_s:g} s") from err
     try:
         yield
     finally:

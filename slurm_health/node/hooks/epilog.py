@@ -186,7 +186,7 @@ def _take(file: FileIO, uid: int, now_s: float, settings: Accusations) -> str:
 
 def _marked(hook: Hook, ended: JobEnded, accusation: Accusation) -> Cause | None:
     """Mark this node, and return the cause that its marks are by now."""
-    from slurm_health.node.draining.shared_state import Unusable, add_mark
+    from slurm_health.node.draining.shared_state import SharedStateUnusable, add_mark
     from slurm_health.node.rules.accusations import Mark, convict, summary
 
     site = hook.site
@@ -199,7 +199,7 @@ def _marked(hook: Hook, ended: JobEnded, accusation: Accusation) -> Cause | None
     )
     try:
         known = add_mark(site, hook.node, mark)
-    except Unusable as err:
+    except SharedStateUnusable as err:
         hook.log.warning(f"could not keep the accusation: {err}")
         return None
     if not convict(known, site.marks):

@@ -178,14 +178,14 @@ class Hook:
             self._warn_of_shared_state()
             return False
         from slurm_health.node import event_queue
-        from slurm_health.node.draining.shared_state import Unusable, count_return
-        from slurm_health.node.rules.notices import Event, EventKind
+        from slurm_health.node.draining.shared_state import SharedStateUnusable, count_return
+        from slurm_health.node.rules.notices import EventKind, NodeEvent
 
         try:
             now = own_drain.look_after_drain(
                 state, self.node, self.controller(), self.context.boot_time()
             )
-        except (SlurmError, Unusable) as err:
+        except (SlurmError, SharedStateUnusable) as err:
             self.log.warning(f"could not query Slurm: {err}")
             return False
         if now is None:
@@ -202,7 +202,7 @@ class Hook:
             return False
         text = "it was returned to the pool by someone else"
         self.log.info(text)
-        released = Event(
+        released = NodeEvent(
             kind=EventKind.RELEASED, node=self.node, time_s=self.context.now_s, text=text
         )
         event_queue.tell(self.site, released)

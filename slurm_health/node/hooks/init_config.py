@@ -17,7 +17,7 @@ from slurm_health.node.checks.filesystem import read_mounts
 from slurm_health.node.checks.memory import read_meminfo
 from slurm_health.node.checks.tasks import Daemon, count_cpus
 from slurm_health.records.errors import Unmeasured
-from slurm_health.system.nvml import Device, read_gpus
+from slurm_health.system.nvml import GpuDevice, read_gpus
 
 _LOCAL_TYPES = frozenset({"ext4", "xfs", "btrfs", "zfs"})
 _SHARED_TYPES = frozenset({"nfs", "nfs4", "lustre", "beegfs", "gpfs", "ceph", "wekafs"})
@@ -187,7 +187,7 @@ def _gpus(context: CheckContext) -> str:
     return "\n".join([gpu, _table("gpu-processes"), _table("xid")])
 
 
-def nvlinks_of_each(devices: Sequence[Device]) -> int | None:
+def nvlinks_of_each(devices: Sequence[GpuDevice]) -> int | None:
     """Return how many NVLinks are active on every GPU, None where they differ or have none.
 
     Where they differ, a link may be down, and what is down is no limit to draft.

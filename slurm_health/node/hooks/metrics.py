@@ -10,7 +10,7 @@ from slurm_health import __version__
 from slurm_health.node.rules.finding import CheckResult, Status, node_faults
 from slurm_health.node.site_settings import Site
 from slurm_health.system.killable import Answered, run_guarded
-from slurm_health.system.telemetry import Gauge, Sample, one_of, prometheus_text
+from slurm_health.system.telemetry import Gauge, MetricSample, one_of, prometheus_text
 
 FILE = "slurm_health.prom"
 _LIMIT_S = 2.0
@@ -49,7 +49,7 @@ def keep(
 
 def _breaker_has_tripped(site: Site, node: str) -> bool | None:
     """Tell whether this node is not drained whatever it has; None where nobody knows."""
-    from slurm_health.node.draining.shared_state import STUCK, Unusable, read_ledger
+    from slurm_health.node.draining.shared_state import STUCK, SharedStateUnusable, read_ledger
 
     if not site.breaker.directory:
         return None
@@ -59,7 +59,7 @@ def _breaker_has_tripped(site: Site, node: str) -> bool | None:
 
         try:
             return b"1" if tripped_for(read_ledger(site.breaker), node) else b"0"
-        except Unusable:
+        except SharedStateUnusable:
             return b""
 
     match run_guarded(site.state, STUCK, look, _LIMIT_S):
@@ -81,7 +81,7 @@ def gauges(
         tripped: the breaker keeps this node from being drained; None where nobody knows.
     """
     figures = [
-        Sample(float(value), {"check": each.name, "figure": name})
+        MetricSample(float(value), {"check": each.name, "figure": name})
         for each in results
         for name, value in each.finding.figures.items()
         if isinstance(value, int | float)
@@ -97,14 +97,14 @@ def gauges(
             shadow=str(each.shadow).lower(),
         )
     ]
-    took = [Sample(each.elapsed_ms / 1000, {"check": each.name}) for each in results]
+    took = [MetricSample(each.elapsed_ms / 1000, {"check": each.name}) for each in results]
     faulty = float(bool(node_faults(results)))
     samples = {
-        "info": [Sample(1, {"version": __version__})],
-        "last_check_timestamp_seconds": [Sample(now_s)],
-        "node_fault": [Sample(faulty)],
-        "drained": [Sample(float(drained))],
-        "breaker_tripped": [] if tripped is None else [Sample(float(tripped))],
+        "info": [MetricSample(1, {"version": __version__})],
+        "last_check_timestamp_seconds": [MetricSample(now_s)],
+        "node_fault": [MetricSample(faulty)],
+        "drained": [MetricSample(float(drained))],
+        "breaker_tripped": [] if tripped is None else [MetricSample(float(tripped))],
         "check_status": statuses,
         "check_duration_seconds": took,
         "check_figure": figures,

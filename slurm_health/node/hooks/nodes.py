@@ -11,14 +11,14 @@ import msgspec
 from slurm_health.node.checks.check import CheckContext, first_few
 from slurm_health.node.draining import own_drain, shared_state
 from slurm_health.node.draining.own_drain import undrain
-from slurm_health.node.draining.shared_state import Unusable
+from slurm_health.node.draining.shared_state import SharedStateUnusable
 from slurm_health.node.hooks import healthcheck
 from slurm_health.node.hooks.healthcheck import LastCheck
 from slurm_health.node.hooks.run_checks import after_drain, run_again
 from slurm_health.node.mending import ledger
 from slurm_health.node.rules import accusations, drain_note
 from slurm_health.node.rules import mending as mending_rules
-from slurm_health.node.rules.breaker import Entry, Ledger, Trip
+from slurm_health.node.rules.breaker import DrainEntry, DrainLedger, Trip
 from slurm_health.node.rules.finding import CheckResult
 from slurm_health.node.rules.mending import StepOutcome, Tried
 from slurm_health.node.rules.recovery import DrainRecord
@@ -54,7 +54,7 @@ class Drained(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def drained(
-    nodes: Mapping[str, Node], known: Ledger, checked: Mapping[str, LastCheck]
+    nodes: Mapping[str, Node], known: DrainLedger, checked: Mapping[str, LastCheck]
 ) -> list[Drained]:
     """Return the nodes that are out of the pool with a note of ours, by name."""
     found = [
@@ -65,7 +65,7 @@ def drained(
     return sorted(found, key=lambda each: each.node)
 
 
-def _drained(node: Node, known: Ledger, last_check: LastCheck | None) -> Drained:
+def _drained(node: Node, known: DrainLedger, last_check: LastCheck | None) -> Drained:
     note = drain_note.parse(node.reason)
     entry = _entry_of(node, known)
     _, by, since = drain_note.signed(node.reason)
@@ -85,7 +85,7 @@ def _drained(node: Node, known: Ledger, last_check: LastCheck | None) -> Drained
     )
 
 
-def _entry_of(node: Node, known: Ledger) -> Entry | None:
+def _entry_of(node: Node, known: DrainLedger) -> DrainEntry | None:
     """Return the entry of the drain that a node's note tells of, None where there is none."""
     note = drain_note.parse(node.reason)
     when = (node.name, note.time_s if note else None)
@@ -93,7 +93,7 @@ def _entry_of(node: Node, known: Ledger) -> Entry | None:
     return next(entries, None)
 
 
-def _is_edited(node: Node, entry: Entry | None) -> bool:
+def _is_edited(node: Node, entry: DrainEntry | None) -> bool:
     return drain_note.is_edited(node.reason, entry.note if entry else "")
 
 
@@ -132,7 +132,7 @@ def listing(site: Site | None, nodes: Mapping[str, Node], now_s: float) -> Listi
         healthcheck.forget_last_checks(site, nodes)
     known, trouble = _ledger(site)
     return Listing(
-        drained=drained(nodes, known or Ledger(), checked),
+        drained=drained(nodes, known or DrainLedger(), checked),
         tripped=known.trips if known is not None else None,
         ledger_trouble=trouble,
         left_in_pool=[
@@ -146,16 +146,16 @@ def listing(site: Site | None, nodes: Mapping[str, Node], now_s: float) -> Listi
     )
 
 
-def _ledger(site: Site | None) -> tuple[Ledger | None, str]:
+def _ledger(site: Site | None) -> tuple[DrainLedger | None, str]:
     """Return the ledger, None where only root may see it; and why it cannot be used."""
     if site is None or not site.breaker.directory:
-        return Ledger(), ""
+        return DrainLedger(), ""
     try:
         return shared_state.read_ledger(site.breaker), ""
     except shared_state.ForRootOnly:
         return None, ""
-    except Unusable as err:
-        return Ledger(), str(err)
+    except SharedStateUnusable as err:
+        return DrainLedger(), str(err)
 
 
 def _mending(site: Site | None, now_s: float) -> list[Tried]:
@@ -163,7 +163,7 @@ def _mending(site: Site | None, now_s: float) -> list[Tried]:
         return []
     try:
         steps = mending_rules.latest(ledger.look(site), now_s)
-    except Unusable:
+    except SharedStateUnusable:
         return []  # the hooks say so, and do nothing
     return [each for name in sorted(steps) for each in steps[name]]
 
@@ -312,7 +312,7 @@ def release(
         SlurmError: Slurm cannot be asked.
     """
     nodes, (known, _) = controller.nodes(), _ledger(site)
-    known = known or Ledger()
+    known = known or DrainLedger()
     came = {name: _release_one(site, nodes.get(name), name, controller, known) for name in names}
     return {
         name: f"{text}; drained again if what its last check found is so still: {doubts[name]}"
@@ -322,7 +322,9 @@ def release(
     }
 
 
-def _release_one(site: Site, now: Node | None, name: str, controller: Client, known: Ledger) -> str:
+def _release_one(
+    site: Site, now: Node | None, name: str, controller: Client, known: DrainLedger
+) -> str:
     if now is None:
         return "unknown to Slurm"
     if not now.drained:
@@ -343,7 +345,7 @@ def _release_one(site: Site, now: Node | None, name: str, controller: Client, kn
     if not why_kept:
         try:
             shared_state.forget_marks(site.breaker, name)
-        except Unusable as err:
+        except SharedStateUnusable as err:
             why_kept = str(err)
     return f"{RELEASED}; its marks are kept: {why_kept}" if why_kept else RELEASED
 
@@ -352,7 +354,7 @@ def _why_marks_stay(site: Site, name: str) -> str:
     """Return why a node's marks could not be removed, looked at before anything is done."""
     try:
         return shared_state.why_marks_stay(site.breaker, name)
-    except Unusable as err:
+    except SharedStateUnusable as err:
         return str(err)
 
 
@@ -360,7 +362,7 @@ def marks_text(site: Site, names: Sequence[str], now_s: float) -> str:
     """Return every mark that is alive, a line each.
 
     Raises:
-        Unusable: the shared directory cannot be used.
+        SharedStateUnusable: the shared directory cannot be used.
     """
     lines = [
         f"{node}: {_ago(now_s - each.time_s)}, job {each.job} of user"
@@ -380,13 +382,13 @@ def reset(site: Site) -> str:
     """Let the breaker allow drains again; what happened before does not count any more.
 
     Raises:
-        Unusable: the ledger cannot be changed.
+        SharedStateUnusable: the ledger cannot be changed.
     """
     try:
         shared_state.clear_ledger(site)
-    except Unusable as err:
+    except SharedStateUnusable as err:
         if os.getuid() == 0:
             raise
         where = f"sudo slurm-health nodes reset, on a node with {site.breaker.directory}"
-        raise Unusable(f"only root may reset the breaker: {where}") from err
+        raise SharedStateUnusable(f"only root may reset the breaker: {where}") from err
     return "the breaker is reset\n"

@@ -18,7 +18,12 @@ import msgspec
 
 from slurm_health.node.draining import shared_state
 from slurm_health.node.draining.drain import Cause
-from slurm_health.node.draining.shared_state import ROOT_ONLY, Unusable, in_child, under_lock
+from slurm_health.node.draining.shared_state import (
+    ROOT_ONLY,
+    SharedStateUnusable,
+    in_child,
+    under_lock,
+)
 from slurm_health.node.hooks.hook import Hook
 from slurm_health.node.hooks.user_journal import JobEnded
 from slurm_health.node.rules import accusations
@@ -48,7 +53,7 @@ def ask(hook: Hook, ended: JobEnded, accusation: Accusation) -> None:
         words = accusations.options(hook.node, partition, reserved.marked, hook.site.pair_test)
         job = hook.controller().submit(words, _script(hook), clean_environ(hook.environ))
         keep(hook.site, msgspec.structs.replace(wanted, job=job))
-    except (SlurmError, Unusable) as err:
+    except (SlurmError, SharedStateUnusable) as err:
         hook.log.warning(f"it could not be tested with partners: {err}")
         return
     hook.log.info(f"job {job} tests it with partners")
@@ -60,7 +65,7 @@ def test_that_ended(hook: Hook, ended: JobEnded) -> Asked | None:
         return None
     try:
         return test_of(hook.site, hook.node, ended.job)
-    except Unusable as err:
+    except SharedStateUnusable as err:
         hook.log.warning(f"it is not known whether this was a test with partners: {err}")
         return None
 
@@ -85,7 +90,7 @@ def judge(hook: Hook, asked: Asked, said: Sequence[Accusation]) -> Cause | None:
         return None
     try:
         clear_marks(hook.site, hook.node)
-    except Unusable as err:
+    except SharedStateUnusable as err:
         hook.log.warning(f"its marks could not be removed: {err}")
         return None
     hook.log.info("the test with partners found it healthy: its marks are removed")
@@ -110,7 +115,7 @@ def reserve(site: Site, wanted: Asked) -> Reserved:
     """Count a test before it is asked for, if it may be.
 
     Raises:
-        Unusable: tests cannot be counted.
+        SharedStateUnusable: tests cannot be counted.
     """
 
     def work(shared: Path) -> bytes:
@@ -128,7 +133,7 @@ def keep(site: Site, asked: Asked) -> None:
     """Keep as which job a test is run.
 
     Raises:
-        Unusable: it cannot be kept.
+        SharedStateUnusable: it cannot be kept.
     """
 
     def work(shared: Path) -> bytes:
@@ -142,7 +147,7 @@ def test_of(site: Site, node: str, job: int) -> Asked | None:
     """Return the test of a node that a job was, None where it was none.
 
     Raises:
-        Unusable: the tests cannot be read.
+        SharedStateUnusable: the tests cannot be read.
     """
 
     def work() -> bytes:
@@ -156,7 +161,7 @@ def clear_marks(site: Site, node: str) -> None:
     """Remove the marks of a node.
 
     Raises:
-        Unusable: the shared directory cannot be used.
+        SharedStateUnusable: the shared directory cannot be used.
     """
 
     def work() -> bytes:
@@ -173,7 +178,7 @@ def _read(shared: Path) -> tuple[Asked, ...]:
     except FileNotFoundError:
         return ()
     except (OSError, msgspec.DecodeError) as err:
-        raise Unusable(f"{path} cannot be read: {err}") from err
+        raise SharedStateUnusable(f"{path} cannot be read: {err}") from err
 
 
 def _keep(shared: Path, asked: tuple[Asked, ...]) -> None:

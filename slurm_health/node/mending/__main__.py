@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from slurm_health.node.draining.shared_state import Unusable
+from slurm_health.node.draining.shared_state import SharedStateUnusable
 from slurm_health.node.mending import ledger, perform, quarantine
 from slurm_health.node.mending.mend import why_not_now
 from slurm_health.node.rules.mending import Tried
@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> int:
         line = f"{begun.step.value}: {ended.outcome.value}: {ended.text}"
         try:
             ledger.keep(site, ended)
-        except Unusable as err:
+        except SharedStateUnusable as err:
             line += f" (not kept: {err})"
         send_line("warning", f"slurm-health: mend: node={begun.node} {line}")
     return 0

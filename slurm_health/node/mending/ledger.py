@@ -12,7 +12,7 @@ import msgspec
 from slurm_health.node import event_queue
 from slurm_health.node.checks.check import CheckContext
 from slurm_health.node.draining.shared_state import (
-    Unusable,
+    SharedStateUnusable,
     in_child,
     read_ledger,
     shared_directory,
@@ -21,7 +21,7 @@ from slurm_health.node.draining.shared_state import (
 from slurm_health.node.rules import mending
 from slurm_health.node.rules.breaker import tripped_for
 from slurm_health.node.rules.mending import NextStep, StepOutcome, Tried
-from slurm_health.node.rules.notices import Event, EventKind
+from slurm_health.node.rules.notices import EventKind, NodeEvent
 from slurm_health.node.site_settings import Site
 from slurm_health.records.decoding import from_json
 from slurm_health.system.private_files import publish
@@ -60,7 +60,7 @@ def read(site: Site) -> tuple[Tried, ...]:
     """Return the steps of all nodes, asked in a child.
 
     Raises:
-        Unusable: they cannot be read, and so nothing may be done.
+        SharedStateUnusable: they cannot be read, and so nothing may be done.
     """
     data = in_child(site, lambda: msgspec.json.encode(_read(shared_directory(site.breaker))))
     return from_json(data, tuple[Tried, ...])
@@ -70,7 +70,7 @@ def look(site: Site) -> tuple[Tried, ...]:
     """Return the same for a person who waits.
 
     Raises:
-        Unusable: they cannot be read.
+        SharedStateUnusable: they cannot be read.
     """
     return _read(shared_directory(site.breaker))
 
@@ -90,7 +90,7 @@ def reserve(
         choose: what is to be done, and what to keep of it.
 
     Raises:
-        Unusable: it cannot be counted.
+        SharedStateUnusable: it cannot be counted.
     """
 
     def work(shared: Path) -> bytes:
@@ -111,7 +111,7 @@ def keep(site: Site, ended: Tried) -> None:
     """Keep how a step has ended.
 
     Raises:
-        Unusable: it cannot be kept.
+        SharedStateUnusable: it cannot be kept.
     """
 
     def work(shared: Path) -> bytes:
@@ -125,7 +125,7 @@ def fail(check: HealthCheck, step: Tried, why: str) -> None:
     """Keep that a step failed, and have it told.
 
     Raises:
-        Unusable: it cannot be kept.
+        SharedStateUnusable: it cannot be kept.
     """
     keep(check.site, msgspec.structs.replace(step, outcome=StepOutcome.FAILED, text=why))
     check.log.warning(f"mending: {step.step.value} failed: {why}")
@@ -140,7 +140,7 @@ def tell(
     evidence: tuple[str, ...] = (),
 ) -> None:
     """Have it told what has happened to this node."""
-    event = Event(
+    event = NodeEvent(
         kind=kind,
         node=check.node,
         time_s=check.context.now_s,
@@ -158,7 +158,7 @@ def _read(shared: Path) -> tuple[Tried, ...]:
     except FileNotFoundError:
         return ()
     except (OSError, msgspec.DecodeError) as err:
-        raise Unusable(f"{path} cannot be read: {err}; remove it to begin anew") from err
+        raise SharedStateUnusable(f"{path} cannot be read: {err}; remove it to begin anew") from err
 
 
 def _keep(shared: Path, tried: tuple[Tried, ...]) -> None:

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import msgspec
 
 from slurm_health.node import event_queue
-from slurm_health.node.draining.shared_state import Unusable
+from slurm_health.node.draining.shared_state import SharedStateUnusable
 from slurm_health.node.mending import ledger, perform, quarantine
 from slurm_health.node.mending.ledger import HealthCheck
 from slurm_health.node.rules import drain_note, mending
 from slurm_health.node.rules.finding import CheckResult
-from slurm_health.node.rules.mending import NextStep, Step, StepOutcome, Tried
-from slurm_health.node.rules.notices import Event, EventKind
+from slurm_health.node.rules.mending import MendStep, NextStep, StepOutcome, Tried
+from slurm_health.node.rules.notices import EventKind, NodeEvent
 from slurm_health.node.rules.recovery import DrainRecord
 from slurm_health.records.errors import SlurmError
 from slurm_health.system.slurm.parsing import Node
@@ -64,7 +64,7 @@ def consider(
         else:
             check.log.info(f"mending: {begun.step.value}: {chosen.why}")
             _begin(check, kept, begun, failed)
-    except Unusable as err:
+    except SharedStateUnusable as err:
         check.log.warning(f"nothing more is done to mend it: {err}")
 
 
@@ -83,7 +83,7 @@ def burn_in(check: HealthCheck, kept: DrainRecord, now: Node) -> bool:
         return True
     try:
         return _begin_burn_in(check, kept, now)
-    except Unusable as err:
+    except SharedStateUnusable as err:
         check.log.warning(f"it comes back without its burn-in: {err}")
         return False
 
@@ -113,7 +113,7 @@ def _begin_burn_in(check: HealthCheck, kept: DrainRecord, now: Node) -> bool:
     return True
 
 
-def _tried(kept: DrainRecord, step: Step, now_s: float, *, until_s: float, text: str) -> Tried:
+def _tried(kept: DrainRecord, step: MendStep, now_s: float, *, until_s: float, text: str) -> Tried:
     return Tried(
         node=kept.node, step=step, time_s=now_s, drain=kept.reason, until_s=until_s, text=text
     )
@@ -125,7 +125,7 @@ def _judge_last(check: HealthCheck, kept: DrainRecord, failed: Sequence[CheckRes
     if last is None:
         return
     # A reboot is over when Slurm has the node back, idle, as it has now.
-    is_over = last.outcome is StepOutcome.DONE or last.step is Step.REBOOT
+    is_over = last.outcome is StepOutcome.DONE or last.step is MendStep.REBOOT
     if not is_over and check.context.now_s < last.until_s:
         return
     found = "; ".join(each.finding.text for each in failed)
@@ -144,7 +144,7 @@ def _choose(
         if chosen.step is None:
             return chosen, None
         minutes = settings.limit_min
-        if chosen.step is Step.DEEP_TEST:
+        if chosen.step is MendStep.DEEP_TEST:
             minutes = settings.deep_test_min
         text = "; ".join(each.finding.text for each in failed)
         new = _tried(kept, chosen.step, now_s, until_s=now_s + 60 * minutes, text=text)
@@ -159,16 +159,16 @@ def _begin(
 ) -> None:
     try:
         match begun.step:
-            case Step.RESET | Step.RELOAD:
+            case MendStep.RESET | MendStep.RELOAD:
                 devices = [each.finding.devices for each in failed]
                 known = all(devices)  # where one is not known, all GPUs are reset
                 named = dict.fromkeys(bus for each in devices for bus in each) if known else {}
                 perform.start(check.site, begun, tuple(named), check.context.environ)
-            case Step.REBOOT:
+            case MendStep.REBOOT:
                 check.maintenance().reboot(kept.node, kept.reason)
-            case Step.DEEP_TEST:
+            case MendStep.DEEP_TEST:
                 quarantine.begin(check.site, kept, begun, check.maintenance())
-            case Step.TICKET:
+            case MendStep.TICKET:
                 _ticket(check, kept, begun, failed)
     except (SlurmError, OSError, quarantine.NotBegun) as err:
         ledger.fail(check, begun, f"it could not be begun: {err}")
@@ -184,7 +184,7 @@ def _ticket(
     evidence += [
         f"{each.step.value} at {each.time_s:.0f}: {each.outcome.value}: {each.text}"
         for each in steps
-        if each.step is not Step.TICKET
+        if each.step is not MendStep.TICKET
     ]
     text = "; ".join(each.finding.text for each in failed) or kept.reason
     ledger.tell(check, EventKind.TICKET, text, kept.retest, tuple(evidence))
@@ -202,10 +202,10 @@ def report_missing(check: HealthCheck) -> None:
         for late in overdue:
             now = nodes.get(late.node)  # one that Slurm does not know any more is not back either
             back = now is not None and not _is_away(now)
-            if now is not None and late.step is Step.DEEP_TEST:
+            if now is not None and late.step is MendStep.DEEP_TEST:
                 back = back and not now.out_of_pool
             _report(check, late, back=back)
-    except (SlurmError, Unusable) as err:
+    except (SlurmError, SharedStateUnusable) as err:
         check.log.warning(f"whether nodes are back from their reboots is not known: {err}")
 
 
@@ -215,7 +215,7 @@ def _is_away(now: Node) -> bool:
 
 def _report(check: HealthCheck, late: Tried, *, back: bool) -> None:
     from_ = "its reboot"
-    if late.step is Step.DEEP_TEST:
+    if late.step is MendStep.DEEP_TEST:
         name = quarantine.reservation_of(late.node)
         from_ = f"quarantine: scontrol show reservation {name}"
     why = "it is back" if back else f"{late.node} is not back from {from_}"
@@ -225,7 +225,7 @@ def _report(check: HealthCheck, late: Tried, *, back: bool) -> None:
         return
     check.log.warning(f"mending: {why}")
     for kind in (EventKind.STEP_FAILED, EventKind.TICKET):
-        event = Event(
+        event = NodeEvent(
             kind=kind,
             node=late.node,
             time_s=check.context.now_s,
@@ -240,8 +240,8 @@ def done(check: HealthCheck, kept: DrainRecord) -> None:
     """Note that the last step has helped: the checks that the node was drained for pass."""
     try:
         last = mending.unfinished(ledger.read(check.site), kept.node, kept.reason)
-        if last is not None and last.outcome is StepOutcome.BEGUN and last.step is Step.REBOOT:
+        if last is not None and last.outcome is StepOutcome.BEGUN and last.step is MendStep.REBOOT:
             ended = msgspec.structs.replace(last, outcome=StepOutcome.DONE, text="it is back")
             ledger.keep(check.site, ended)
-    except Unusable as err:
+    except SharedStateUnusable as err:
         check.log.warning(f"how the last step ended is not kept: {err}")

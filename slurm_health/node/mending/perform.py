@@ -17,14 +17,14 @@ import msgspec
 
 from slurm_health.node.checks.check import CheckContext
 from slurm_health.node.draining import RETURNED
-from slurm_health.node.rules.mending import Step, StepOutcome, Tried
+from slurm_health.node.rules.mending import MendStep, StepOutcome, Tried
 from slurm_health.node.site_settings import Site
 from slurm_health.records.decoding import from_msgpack
 from slurm_health.records.errors import Unmeasured
 from slurm_health.records.text import cut, one_line
 from slurm_health.system import SYSTEM_PATH, processes
 from slurm_health.system.killable import Answered, Broke, Hung, run_one
-from slurm_health.system.nvml import Device, Gpus, read_gpus
+from slurm_health.system.nvml import GpuDevice, Gpus, read_gpus
 from slurm_health.system.private_files import publish
 
 _LOCK = "mend.lock"
@@ -34,7 +34,7 @@ _SAID = 300
 LAST_BYTES = 4096
 
 
-class Refused(Exception):
+class StepRefused(Exception):
     """The step must not be taken; the text says why."""
 
 
@@ -93,15 +93,17 @@ def take(
     try:
         argv = _argv(site, begun.step, devices, look or _look)
         text = _run(argv, 60 * site.mend.limit_min)
-    except Refused as err:
+    except StepRefused as err:
         return msgspec.structs.replace(begun, outcome=StepOutcome.FAILED, text=str(err))
-    if begun.step is Step.RESET:
+    if begun.step is MendStep.RESET:
         _forget_messages(site.state)
     return msgspec.structs.replace(begun, outcome=StepOutcome.DONE, text=text)
 
 
-def _argv(site: Site, step: Step, devices: Collection[str], look: Callable[[], Gpus]) -> list[str]:
-    if step is Step.RELOAD:
+def _argv(
+    site: Site, step: MendStep, devices: Collection[str], look: Callable[[], Gpus]
+) -> list[str]:
+    if step is MendStep.RELOAD:
         return list(site.mend.reload)
     buses = _free(look(), devices)
     return [each.replace("{gpus}", ",".join(buses)) for each in site.mend.reset]
@@ -111,28 +113,28 @@ def _free(gpus: Gpus, wanted: Collection[str]) -> list[str]:
     """Return the addresses of GPUs that nobody uses.
 
     Raises:
-        Refused: one is in use, or it cannot be told; or its NVLinks are just being joined.
+        StepRefused: one is in use, or it cannot be told; or its NVLinks are just being joined.
     """
     if gpus.broken:
-        raise Refused(f"the GPUs cannot be asked: {gpus.broken}")
+        raise StepRefused(f"the GPUs cannot be asked: {gpus.broken}")
     named = {_plain(each) for each in wanted}
     found = [each for each in gpus.devices if not named or _plain(each.bus) in named]
     if not found or (named and len(found) < len(named)):
-        raise Refused(f"NVML shows no GPU at {', '.join(sorted(named)) or 'all'}")
+        raise StepRefused(f"NVML shows no GPU at {', '.join(sorted(named)) or 'all'}")
     for each in found:
         _require_free(each)
     return [each.bus or str(each.index) for each in found]
 
 
-def _require_free(device: Device) -> None:
+def _require_free(device: GpuDevice) -> None:
     name = f"GPU {device.index}"
     if device.processes is None:
         why = device.lost or device.unanswered or "not supported"
-        raise Refused(f"{name} does not tell which processes use it: {why}")
+        raise StepRefused(f"{name} does not tell which processes use it: {why}")
     if device.processes:
-        raise Refused(f"{name} is in use by processes {', '.join(map(str, device.processes))}")
+        raise StepRefused(f"{name} is in use by processes {', '.join(map(str, device.processes))}")
     if device.fabric_state == "in progress":
-        raise Refused(f"{name} is just joining the NVLink fabric")
+        raise StepRefused(f"{name} is just joining the NVLink fabric")
 
 
 def _plain(bus: str) -> str:
@@ -147,9 +149,9 @@ def _look() -> Gpus:
         case Answered(data=data):
             return from_msgpack(data, Gpus)
         case Broke(reason=reason):
-            raise Refused(f"the GPUs cannot be asked: {reason}")
+            raise StepRefused(f"the GPUs cannot be asked: {reason}")
         case Hung(limit_s=limit_s):
-            raise Refused(f"NVML did not answer within {limit_s:g} s")
+            raise StepRefused(f"NVML did not answer within {limit_s:g} s")
 
 
 def _run(argv: list[str], limit_s: float) -> str:
@@ -163,12 +165,12 @@ def _run(argv: list[str], limit_s: float) -> str:
             last_bytes=LAST_BYTES,
         )
     except TimeoutError:
-        raise Refused(f"{argv[0]} did not end within {limit_s:g} s") from None
+        raise StepRefused(f"{argv[0]} did not end within {limit_s:g} s") from None
     except OSError as err:
-        raise Refused(f"{argv[0]} cannot be run: {err.strerror}") from err
+        raise StepRefused(f"{argv[0]} cannot be run: {err.strerror}") from err
     said = cut(one_line((ended.stdout + ended.stderr).decode(errors="replace")), _SAID)
     if ended.returncode:
-        raise Refused(f"{argv[0]} ended with code {ended.returncode}: {said}")
+        raise StepRefused(f"{argv[0]} ended with code {ended.returncode}: {said}")
     return said
 
 

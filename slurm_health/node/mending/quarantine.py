@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from slurm_health.node.draining import QUARANTINE, own_drain
-from slurm_health.node.draining.shared_state import Unusable
+from slurm_health.node.draining.shared_state import SharedStateUnusable
 from slurm_health.node.mending import ledger, perform
 from slurm_health.node.mending.ledger import HealthCheck
 from slurm_health.node.rules import drain_note
@@ -214,7 +214,7 @@ def attend(check: HealthCheck, faults_of: Callable[[DrainRecord], str]) -> bool:
         return False
     try:
         return _attend(check, found, check.maintenance(), faults_of)
-    except (SlurmError, Unusable, OSError) as err:
+    except (SlurmError, SharedStateUnusable, OSError) as err:
         check.log.warning(f"in quarantine, and how it goes on is not known: {err}")
         return True
 

@@ -25,7 +25,7 @@ _DAY_S = 24 * _HOUR_S
 _MOST_ENTRIES = 1000
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class DrainEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One drain. Written before the drain, taken back when it fails. `uid` is -1 without a job.
 
     `note` is what was set on the node. One that a person has `returned` no longer counts against
@@ -56,33 +56,33 @@ class Trip(msgspec.Struct, frozen=True, kw_only=True):
     nodes: str
 
 
-class Ledger(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class DrainLedger(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The last drains, and the partitions whose breaker has tripped.
 
     `refused` are drains that the share ruled out and nothing tripped for: too many of one user's.
     They count only for whether the next one trips.
     """
 
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[DrainEntry, ...] = ()
     trips: dict[str, Trip] = {}
-    refused: tuple[Entry, ...] = ()
+    refused: tuple[DrainEntry, ...] = ()
 
 
-class Refused(msgspec.Struct, frozen=True, kw_only=True):
+class DrainRefused(msgspec.Struct, frozen=True, kw_only=True):
     """The drain must not happen. `ledger` is what to keep: a trip may be new in it."""
 
     why: str
-    ledger: Ledger
+    ledger: DrainLedger
 
 
-class Allowed(msgspec.Struct, frozen=True, kw_only=True):
+class DrainAllowed(msgspec.Struct, frozen=True, kw_only=True):
     """The drain may happen; `ledger` counts it already. It is the node's `today`th in a day."""
 
-    ledger: Ledger
+    ledger: DrainLedger
     today: int
 
 
-def tripped_for(ledger: Ledger, node: str, partitions: Collection[str] = ()) -> str | None:
+def tripped_for(ledger: DrainLedger, node: str, partitions: Collection[str] = ()) -> str | None:
     """Return the partition, or the leaf switch, whose breaker keeps a node from being drained."""
     for partition, trip in ledger.trips.items():
         if partition in partitions or node in expand(trip.nodes):
@@ -91,7 +91,7 @@ def tripped_for(ledger: Ledger, node: str, partitions: Collection[str] = ()) -> 
 
 
 def refusal(
-    ledger: Ledger, wanted: Entry, limits: Breaker, *, name_of: Callable[[int], str] = str
+    ledger: DrainLedger, wanted: DrainEntry, limits: Breaker, *, name_of: Callable[[int], str] = str
 ) -> str:
     """Say why the ledger alone rules a drain out; empty when Slurm has to be asked.
 
@@ -107,15 +107,15 @@ def refusal(
 
 
 def reserve(
-    ledger: Ledger,
-    wanted: Entry,
+    ledger: DrainLedger,
+    wanted: DrainEntry,
     *,
     limits: Breaker,
     members: Mapping[str, Collection[str]],
     ours: Collection[str],
     racks: Mapping[str, Collection[str]] | None = None,
     name_of: Callable[[int], str] = str,
-) -> Allowed | Refused:
+) -> DrainAllowed | DrainRefused:
     """Decide about one drain and count it.
 
     Args:
@@ -130,7 +130,7 @@ def reserve(
     """
     why = refusal(ledger, wanted, limits, name_of=name_of)
     if why:
-        return Refused(why=why, ledger=ledger)
+        return DrainRefused(why=why, ledger=ledger)
     # What was begun and cut short for the same job is the same drain.
     entries = [
         each
@@ -154,10 +154,12 @@ def reserve(
     if why:
         tried = (*refused, wanted)[-_MOST_ENTRIES:]
         after = msgspec.structs.replace(ledger, trips=trips, refused=tried)
-        return Refused(why=why, ledger=after)
+        return DrainRefused(why=why, ledger=after)
     kept = (*entries, wanted)[-_MOST_ENTRIES:]
     today = sum(each.node == wanted.node and _age_s(each, wanted) <= _DAY_S for each in kept)
-    return Allowed(ledger=Ledger(entries=kept, trips=trips, refused=tuple(refused)), today=today)
+    return DrainAllowed(
+        ledger=DrainLedger(entries=kept, trips=trips, refused=tuple(refused)), today=today
+    )
 
 
 class _Share(NamedTuple):
@@ -183,9 +185,9 @@ def _shares(
 
 def _over(
     shares: Sequence[_Share],
-    wanted: Entry,
+    wanted: DrainEntry,
     counted: Collection[str],
-    refused: Sequence[Entry],
+    refused: Sequence[DrainEntry],
     limits: Breaker,
     uids: Mapping[str, int],
     name_of: Callable[[int], str],
@@ -209,7 +211,7 @@ def _over(
 def _beyond(
     share: _Share,
     out: Collection[str],
-    wanted: Entry,
+    wanted: DrainEntry,
     limits: Breaker,
     uids: Mapping[str, int],
     name_of: Callable[[int], str],
@@ -229,13 +231,13 @@ def _beyond(
     return f"{said}: a fabric or software problem, not these nodes", True
 
 
-def take_back(ledger: Ledger, node: str, time_s: float) -> Ledger:
+def take_back(ledger: DrainLedger, node: str, time_s: float) -> DrainLedger:
     """Return the ledger without a drain that did not happen."""
     entries = tuple(each for each in ledger.entries if (each.node, each.time_s) != (node, time_s))
     return msgspec.structs.replace(ledger, entries=entries)
 
 
-def with_return(ledger: Ledger, node: str) -> Ledger:
+def with_return(ledger: DrainLedger, node: str) -> DrainLedger:
     """Return the ledger after a person has returned a node to the pool."""
     entries = tuple(
         msgspec.structs.replace(each, returned=True) if each.node == node else each
@@ -244,7 +246,7 @@ def with_return(ledger: Ledger, node: str) -> Ledger:
     return msgspec.structs.replace(ledger, entries=entries)
 
 
-def _age_s(entry: Entry, wanted: Entry) -> float:
+def _age_s(entry: DrainEntry, wanted: DrainEntry) -> float:
     """Return how old an entry is; one from the future, by a clock that is ahead, is new.
 
     One of a later day is by a clock that is wrong, that of the entry or that of whoever asks. It
@@ -261,7 +263,10 @@ def _first_user(uids: Iterable[int]) -> tuple[int, int]:
 
 
 def _too_many_for_owner(
-    entries: Collection[Entry], wanted: Entry, limits: Breaker, name_of: Callable[[int], str]
+    entries: Collection[DrainEntry],
+    wanted: DrainEntry,
+    limits: Breaker,
+    name_of: Callable[[int], str],
 ) -> str:
     others = [each for each in entries if each.node != wanted.node]
     if wanted.job:

@@ -21,7 +21,7 @@ _KEPT_S = 7 * _DAY_S
 _MOST = 1000
 
 
-class Step(Enum):
+class MendStep(Enum):
     """What can be done, from the least to the last."""
 
     RESET = "reset"
@@ -47,7 +47,7 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     node: str
-    step: Step
+    step: MendStep
     time_s: float
     drain: str
     outcome: StepOutcome = StepOutcome.BEGUN
@@ -55,7 +55,7 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     text: str = ""
 
     @property
-    def key(self) -> tuple[str, Step, float]:
+    def key(self) -> tuple[str, MendStep, float]:
         """What tells it from others."""
         return self.node, self.step, self.time_s
 
@@ -63,11 +63,11 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class NextStep(msgspec.Struct, frozen=True, kw_only=True):
     """The step to take, None for none; and why."""
 
-    step: Step | None
+    step: MendStep | None
     why: str
 
 
-def first_step(failed: Sequence[CheckResult], settings: Mend) -> Step:
+def first_step(failed: Sequence[CheckResult], settings: Mend) -> MendStep:
     """Return the step that the faults of a node begin with.
 
     The site's word for a check goes first; what neither it nor the check knows a remedy for is a
@@ -75,17 +75,17 @@ def first_step(failed: Sequence[CheckResult], settings: Mend) -> Step:
     must not make the other forgotten.
     """
     if not failed:  # drained for what no check of the node can tell, as for marks
-        return Step.DEEP_TEST
-    named = [Step(settings.first[each.name]) for each in failed if each.name in settings.first]
+        return MendStep.DEEP_TEST
+    named = [MendStep(settings.first[each.name]) for each in failed if each.name in settings.first]
     others = [each.finding for each in failed if each.name not in settings.first]
     if others:
         remedy = common_remedy(others)
-        named.append(Step(remedy.value) if remedy is not None else Step.TICKET)
-    return max(named, key=list(Step).index)
+        named.append(MendStep(remedy.value) if remedy is not None else MendStep.TICKET)
+    return max(named, key=list(MendStep).index)
 
 
 def next_step(
-    first: Step, tried: Iterable[Tried], node: str, drain: str, settings: Mend, now_s: float
+    first: MendStep, tried: Iterable[Tried], node: str, drain: str, settings: Mend, now_s: float
 ) -> NextStep:
     """Return the next step of a node that is faulty still.
 
@@ -111,9 +111,9 @@ def next_step(
             return NextStep(step=None, why=f"{each.step.value} is under way")
         if each.outcome is StepOutcome.DRY_RUN:
             return NextStep(step=None, why="dry run: nothing is done")
-        if each.step is Step.TICKET:
+        if each.step is MendStep.TICKET:
             return NextStep(step=None, why="it waits for a person")
-    ladder = list(Step)[list(Step).index(first) :]
+    ladder = list(MendStep)[list(MendStep).index(first) :]
     done = [each for each in of_node if each.outcome is not StepOutcome.DRY_RUN]
     left = [
         step
@@ -124,7 +124,7 @@ def next_step(
     if not left:
         return NextStep(step=None, why="no step that the site allows is left")
     step = left[0]
-    full = "" if step is Step.TICKET else _full_hour(tried, settings, now_s)
+    full = "" if step is MendStep.TICKET else _full_hour(tried, settings, now_s)
     if full:
         return NextStep(step=None, why=full)
     before = ", ".join(each.step.value for each in done)
@@ -136,12 +136,16 @@ def next_burn_in(tried: Iterable[Tried], settings: Mend, now_s: float) -> NextSt
     full = _full_hour(tried, settings, now_s)
     if full:
         return NextStep(step=None, why=full)
-    return NextStep(step=Step.DEEP_TEST, why=f"for {settings.burn_in_h:g} h before it comes back")
+    return NextStep(
+        step=MendStep.DEEP_TEST, why=f"for {settings.burn_in_h:g} h before it comes back"
+    )
 
 
 def burns_in(settings: Mend) -> bool:
     """Tell whether a node that passes its checks is tested for long before it comes back."""
-    return settings.enabled and Step.DEEP_TEST.value in settings.steps and settings.burn_in_h > 0
+    return (
+        settings.enabled and MendStep.DEEP_TEST.value in settings.steps and settings.burn_in_h > 0
+    )
 
 
 def _full_hour(tried: Iterable[Tried], settings: Mend, now_s: float) -> str:
@@ -150,7 +154,7 @@ def _full_hour(tried: Iterable[Tried], settings: Mend, now_s: float) -> str:
         each
         for each in tried
         if abs(now_s - each.time_s) < _HOUR_S
-        and each.step is not Step.TICKET
+        and each.step is not MendStep.TICKET
         and each.outcome is not StepOutcome.DRY_RUN
     ]
     if settings.dry_run or len(in_hour) < settings.per_hour:
@@ -171,7 +175,7 @@ def unfinished(tried: Iterable[Tried], node: str, drain: str) -> Tried | None:
     mine = [each for each in tried if (each.node, each.drain) == (node, drain)]
     last = max(mine, key=lambda each: each.time_s, default=None)
     open_ = last is not None and last.outcome in (StepOutcome.BEGUN, StepOutcome.DONE)
-    return last if open_ and last is not None and last.step is not Step.TICKET else None
+    return last if open_ and last is not None and last.step is not MendStep.TICKET else None
 
 
 def overdue(tried: Iterable[Tried], now_s: float) -> list[Tried]:
@@ -179,7 +183,7 @@ def overdue(tried: Iterable[Tried], now_s: float) -> list[Tried]:
 
     The job of a quarantine may have had to wait before it began.
     """
-    more_s = {Step.REBOOT: 0.0, Step.DEEP_TEST: _HOUR_S}
+    more_s = {MendStep.REBOOT: 0.0, MendStep.DEEP_TEST: _HOUR_S}
     return [
         each
         for each in tried

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from slurm_health.node.rules.notices import Batch, Event, EventKind
+from slurm_health.node.rules.notices import Batch, EventKind, NodeEvent
 from slurm_health.node.rules.settings import Format, Notify, Target
 from slurm_health.records.text import cut, one_line
 
@@ -75,7 +75,7 @@ def _lines(batch: Batch) -> list[str]:
     return [*lines, *([f"and {more} more"] if more > 0 else [])]
 
 
-def _said(event: Event) -> str:
+def _said(event: NodeEvent) -> str:
     return cut(one_line(event.text), _LENGTH)
 
 

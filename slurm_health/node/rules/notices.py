@@ -40,7 +40,7 @@ class EventKind(Enum):
 _OF_POOL = (EventKind.DRAINED, EventKind.RELAPSE, EventKind.RELEASED)
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class NodeEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One thing that happened to a node. `evidence`: what a person needs to go on from there.
 
     It gets its `id` where it is queued.
@@ -68,7 +68,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     """An event, when it was received, and the targets that it has still to be told to."""
 
-    event: Event
+    event: NodeEvent
     received_s: float
     targets: tuple[str, ...]
 
@@ -80,7 +80,7 @@ class Last(msgspec.Struct, frozen=True):
     time_s: float
 
 
-class Failure(msgspec.Struct, frozen=True, kw_only=True):
+class TargetFailure(msgspec.Struct, frozen=True, kw_only=True):
     """A target that took no message `count` times in a row, when it is next tried, and why."""
 
     count: int
@@ -101,7 +101,7 @@ class Post(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     waiting: tuple[Waiting, ...] = ()
     last: dict[str, Last] = {}
     told: dict[str, tuple[float, ...]] = {}
-    failures: dict[str, Failure] = {}
+    failures: dict[str, TargetFailure] = {}
     lease: Lease | None = None
 
 
@@ -109,7 +109,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     """The events of one message to one target: all of one kind."""
 
     target: str
-    events: tuple[Event, ...]
+    events: tuple[NodeEvent, ...]
 
     @property
     def nodes(self) -> str:
@@ -124,7 +124,7 @@ class Due(msgspec.Struct, frozen=True, kw_only=True):
     wait_s: float | None = None
 
 
-def accept(post: Post, events: Iterable[Event], settings: Notify, now_s: float) -> Post:
+def accept(post: Post, events: Iterable[NodeEvent], settings: Notify, now_s: float) -> Post:
     """Return the post with events that have arrived.
 
     Left out is what the last event of the same node has said already, within `again_min`; and
@@ -184,7 +184,7 @@ def _left_s(since_s: float, span_s: float, now_s: float) -> float:
     return span_s - age_s if 0 <= age_s < span_s else 0.0
 
 
-def _retry_left_s(failure: Failure | None, now_s: float) -> float:
+def _retry_left_s(failure: TargetFailure | None, now_s: float) -> float:
     left_s = failure.next_s - now_s if failure is not None else 0.0
     return left_s if 0 < left_s <= _LAST_RETRY_S else 0.0
 
@@ -195,8 +195,8 @@ def _within_hour(times: Sequence[float], now_s: float) -> list[float]:
 
 def _batches(target: str, waiting: Sequence[Waiting], most: int) -> list[Batch]:
     """Return messages: one for each kind and cause, or where these are too many, for each kind."""
-    by_cause: dict[object, list[Event]] = {}
-    by_kind: dict[object, list[Event]] = {}
+    by_cause: dict[object, list[NodeEvent]] = {}
+    by_kind: dict[object, list[NodeEvent]] = {}
     for each in waiting:
         by_cause.setdefault((each.event.kind, each.event.checks), []).append(each.event)
         by_kind.setdefault(each.event.kind, []).append(each.event)
@@ -214,7 +214,7 @@ def lease(post: Post, by: str, until_s: float) -> Post:
 
 def settle(
     post: Post, outcomes: Sequence[tuple[Batch, str]], settings: Notify, now_s: float
-) -> tuple[Post, tuple[Event, ...]]:
+) -> tuple[Post, tuple[NodeEvent, ...]]:
     """Return the post after messages were sent, and the events that are given up.
 
     Args:
@@ -252,10 +252,10 @@ def settle(
     return after, tuple(given_up)
 
 
-def _failed(before: Failure | None, why: str, now_s: float) -> Failure:
+def _failed(before: TargetFailure | None, why: str, now_s: float) -> TargetFailure:
     count = before.count + 1 if before is not None else 1
     retry_s = min(_FIRST_RETRY_S * 2 ** min(count - 1, 10), _LAST_RETRY_S)
-    return Failure(count=count, next_s=now_s + retry_s, why=why)
+    return TargetFailure(count=count, next_s=now_s + retry_s, why=why)
 
 
 def summary(post: Post) -> dict[str, int]:

@@ -49,7 +49,7 @@ from slurm_health.system.journal.files import (
     read_new_of,
     unusable,
 )
-from slurm_health.system.journal.statuses import Status, statuses
+from slurm_health.system.journal.statuses import PathStatus, statuses
 
 __all__ = [
     "ANSWER_LIMIT_S",
@@ -61,8 +61,8 @@ __all__ = [
     "REQUEUE",
     "RESTART",
     "SUPERVISOR",
+    "PathStatus",
     "Reader",
-    "Status",
     "Writer",
     "attempt_and_check",
     "await_answer",

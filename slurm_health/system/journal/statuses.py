@@ -32,7 +32,7 @@ _NUMBER_BYTES = 8
 _MOUNTED = "a filesystem is mounted there"
 
 
-class Status(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class PathStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a path is; `target` is that of a link.
 
     `trouble` says why that is not known, or not to be believed; it is empty otherwise.
@@ -50,13 +50,13 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return stat.S_ISDIR(self.mode)
 
 
-def statuses(paths: Sequence[Path], *, limit_s: float = _LIMIT_S) -> list[Status | None]:
+def statuses(paths: Sequence[Path], *, limit_s: float = _LIMIT_S) -> list[PathStatus | None]:
     """Return what each path is, None for one that is not there (any more).
 
     Of what does not answer, each costs its time limit, and three are waited for; what else is
     mounted is not asked after the first.
     """
-    found: dict[Path, Status | None] = {}
+    found: dict[Path, PathStatus | None] = {}
     left, held = list(dict.fromkeys(paths)), 0
     with mmap.mmap(-1, _NUMBER_BYTES) as at:
         while left and held < _MOST_HELD:
@@ -65,17 +65,19 @@ def statuses(paths: Sequence[Path], *, limit_s: float = _LIMIT_S) -> list[Status
                 functools.partial(_encoded, some, at), limit_s, most_bytes=_ANSWER_BYTES
             )
             if isinstance(outcome, Answered):
-                looks = from_msgpack(outcome.data, list[Status | None])
+                looks = from_msgpack(outcome.data, list[PathStatus | None])
                 found.update(zip(some, looks, strict=True))
             else:
                 held += 1
                 points = mounted()
-                found |= {each: Status(trouble=_MOUNTED) for each in left if str(each) in points}
+                found |= {
+                    each: PathStatus(trouble=_MOUNTED) for each in left if str(each) in points
+                }
                 silent = some[int.from_bytes(at[:_NUMBER_BYTES], "little")]
-                found[silent] = Status(trouble=_why(outcome))
+                found[silent] = PathStatus(trouble=_why(outcome))
             left = [each for each in left if each not in found]
     return [
-        found.get(each, Status(trouble="others of that filesystem did not answer"))
+        found.get(each, PathStatus(trouble="others of that filesystem did not answer"))
         for each in paths
     ]
 
@@ -96,15 +98,15 @@ def _encoded(paths: Sequence[Path], at: mmap.mmap) -> bytes:
     return msgspec.msgpack.encode(looks)
 
 
-def _look(path: Path, device_of: Callable[[Path], int]) -> Status | None:
+def _look(path: Path, device_of: Callable[[Path], int]) -> PathStatus | None:
     try:
         found, device = path.lstat(), device_of(path.parent)
         target = str(path.readlink()) if stat.S_ISLNK(found.st_mode) else ""
     except FileNotFoundError:
         return None
     except OSError as err:
-        return Status(trouble=err.strerror or str(err))
-    return Status(
+        return PathStatus(trouble=err.strerror or str(err))
+    return PathStatus(
         uid=found.st_uid,
         mode=found.st_mode,
         changed_s=found.st_mtime,

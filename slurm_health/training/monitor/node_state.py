@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from slurm_health.node.checks.check import CheckContext
-from slurm_health.node.checks.gpu import Gpu, GpuSeen
+from slurm_health.node.checks.gpu import Gpu, GpusSeen
 from slurm_health.node.checks.kernel_log import read_messages
 from slurm_health.node.checks.network import InfiniBand
 from slurm_health.node.rules.finding import Status
@@ -270,7 +270,7 @@ def _gpus() -> _Gpus:
     return judged(seen)
 
 
-def judged(seen: GpuSeen) -> _Gpus:
+def judged(seen: GpusSeen) -> _Gpus:
     """Return what is to be told of GPUs; an old error in one is no sign that it fails now."""
     finding = Gpu().judge(seen)
     state = () if finding.status is Status.PASS else (one_line(finding.text),)

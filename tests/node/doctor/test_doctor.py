@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from slurm_health.cli.site_setup import doctor
 from slurm_health.node.doctor import slurm_conf
-from slurm_health.node.doctor.advice import Report, change, fine, look
+from slurm_health.node.doctor.advice import DoctorReport, change, fine, look
 from tests.node.doctor.conftest import GOOD, by_level, levels
 from tests.support.sites import load_site, write_site
 from tests.support.supervised import write_executable
@@ -120,7 +120,7 @@ def test_settings_that_a_later_line_takes_away_are_named(
 
 
 def test_advice_fits_a_terminal_and_ends_with_a_count() -> None:
-    text = Report(
+    text = DoctorReport(
         advice=(fine("all well"), look("a " * 60, "b " * 60), change("/a/path/" * 14, "mend it"))
     ).text(80)
     lines = text.splitlines()

@@ -31,9 +31,9 @@ from slurm_health.node.draining.shared_state import known_refusal
 from slurm_health.node.hooks.run_checks import run_checks
 from slurm_health.node.hooks.user_journal import JobEnded, Unreadable, accusations
 from slurm_health.node.mending.perform import take
-from slurm_health.node.rules.breaker import Entry
+from slurm_health.node.rules.breaker import DrainEntry
 from slurm_health.node.rules.finding import Status
-from slurm_health.node.rules.mending import Step, Tried
+from slurm_health.node.rules.mending import MendStep, Tried
 from slurm_health.node.rules.settings import Mend
 from slurm_health.node.site_settings import Site
 from slurm_health.report import latest
@@ -160,7 +160,7 @@ def owners(directory: Path, state: Path) -> list[object]:
 def ledger(directory: Path, state: Path) -> list[object]:
     """Ask the ledger, as whoever wants to drain does."""
     began = time.monotonic()
-    why_not = known_refusal(site(directory, state), Entry(node="n3", time_s=1.0))
+    why_not = known_refusal(site(directory, state), DrainEntry(node="n3", time_s=1.0))
     return [time.monotonic() - began, why_not]
 
 
@@ -168,7 +168,7 @@ def command(directory: Path, state: Path) -> list[object]:
     """Reload a driver by a command that meets the filesystem, as mending does."""
     words = ["stat", str(directory / state.name)]
     settings = Mend(reload=tuple(words), limit_min=_LIMIT_S / 60)
-    begun = Tried(node="n3", step=Step.RELOAD, time_s=1.0, drain="d")
+    begun = Tried(node="n3", step=MendStep.RELOAD, time_s=1.0, drain="d")
     place = msgspec.structs.replace(site(directory, state), mend=settings)
     began = time.monotonic()
     ended = take(place, begun, (), why_not=lambda: "")

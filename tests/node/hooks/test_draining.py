@@ -12,7 +12,7 @@ from slurm_health.node.draining import own_drain, shared_state
 from slurm_health.node.draining.drain import Cause, DrainStatus, drain_node
 from slurm_health.node.hooks import prolog
 from slurm_health.node.rules import drain_note
-from slurm_health.node.rules.breaker import Ledger
+from slurm_health.node.rules.breaker import DrainLedger
 from slurm_health.system.slurm.client import Client
 from tests.support.accusing import JOB, Story, journal, judged
 from tests.support.fake_scontrol import FakeScontrol
@@ -300,5 +300,5 @@ def test_a_reset_mends_a_damaged_ledger(node: Node) -> None:
     assert not node.prolog()
     assert "nodes reset" in node.said
     shared_state.clear_ledger(node.site)
-    assert shared_state.read_ledger(node.site.breaker) == Ledger()
+    assert shared_state.read_ledger(node.site.breaker) == DrainLedger()
     assert node.prolog()

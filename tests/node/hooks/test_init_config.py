@@ -11,7 +11,7 @@ from slurm_health.node import site_settings as site
 from slurm_health.node.checks.filesystem import Filesystem
 from slurm_health.node.checks.network import InfiniBand
 from slurm_health.node.hooks.init_config import draft, nvlinks_of_each
-from slurm_health.system.nvml import Device
+from slurm_health.system.nvml import GpuDevice
 from tests.node.checks.conftest import WELL
 from tests.support.sites import tree, write_site
 
@@ -46,6 +46,6 @@ def test_a_mount_is_drafted_to_be_written_only_where_jobs_write(tmp_path: Path) 
 def test_nvlinks_are_drafted_where_all_gpus_have_as_many(
     active: tuple[int | None, ...], drafted: int | None
 ) -> None:
-    devices = [Device(index=n, links_active=links) for n, links in enumerate(active)]
+    devices = [GpuDevice(index=n, links_active=links) for n, links in enumerate(active)]
 
     assert nvlinks_of_each(devices) == drafted

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from slurm_health.node.draining import shared_state
-from slurm_health.node.draining.shared_state import ForRootOnly, Unusable
+from slurm_health.node.draining.shared_state import ForRootOnly, SharedStateUnusable
 from slurm_health.node.hooks import nodes
 from slurm_health.node.rules.accusations import Mark
 from slurm_health.system.killable import Answered, run_one
@@ -111,7 +111,7 @@ def test_a_reset_by_an_operator_says_who_may_and_no_number_of_an_error(marked: N
     def reset() -> str:
         try:
             return nodes.reset(site)
-        except Unusable as err:
+        except SharedStateUnusable as err:
             return str(err)
 
     told = msgspec.json.decode(as_operator(reset), type=str)

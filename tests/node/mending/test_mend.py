@@ -11,7 +11,7 @@ import pytest
 from slurm_health.node import event_queue
 from slurm_health.node.hooks import nodes
 from slurm_health.node.mending import ledger, perform
-from slurm_health.node.rules.mending import Step
+from slurm_health.node.rules.mending import MendStep
 from slurm_health.node.rules.notices import EventKind
 from slurm_health.records.nodeset import expand
 from slurm_health.system.slurm.client import Client
@@ -185,7 +185,7 @@ def test_a_node_that_slurm_does_not_know_any_more_is_told_once(
     rack: list[Node], slurm: FakeScontrol
 ) -> None:
     mended(rack[1], "'ticket'")
-    gone = msgspec.structs.replace(begun(Step.REBOOT), node="cloud7", until_s=rack[1].now_s)
+    gone = msgspec.structs.replace(begun(MendStep.REBOOT), node="cloud7", until_s=rack[1].now_s)
     ledger.keep(rack[1].site, gone)
     again(rack[1])
     asked = len(slurm.calls())

@@ -7,16 +7,16 @@ import msgspec
 import pytest
 
 from slurm_health.node.mending import perform
-from slurm_health.node.rules.mending import Step, StepOutcome, Tried
-from slurm_health.system.nvml import Device, Gpus
+from slurm_health.node.rules.mending import MendStep, StepOutcome, Tried
+from slurm_health.system.nvml import GpuDevice, Gpus
 from tests.support.hooked_node import Node
 from tests.support.mended_node import begun
 
 
 def gpus(**of_first: object) -> Gpus:
-    first = Device(index=0, bus="00000000:3B:00.0", processes=())
+    first = GpuDevice(index=0, bus="00000000:3B:00.0", processes=())
     first = msgspec.structs.replace(first, **of_first)
-    return Gpus(devices=(first, Device(index=1, bus="00000000:5E:00.0", processes=())))
+    return Gpus(devices=(first, GpuDevice(index=1, bus="00000000:5E:00.0", processes=())))
 
 
 def reset(node: Node, seen: Gpus, *devices: str, why_not: str = "") -> tuple[Tried, str]:
@@ -72,5 +72,5 @@ def test_a_command_that_fails_or_is_not_there_is_a_failed_step(node: Node) -> No
         ("['/nowhere/x']", "/nowhere/x cannot be run: No such file or directory"),
     ):
         node.more = f"[mend]\nreload = {argv}\n"
-        found = perform.take(node.site, begun(Step.RELOAD), (), why_not=lambda: "")
+        found = perform.take(node.site, begun(MendStep.RELOAD), (), why_not=lambda: "")
         assert (found.outcome, found.text) == (StepOutcome.FAILED, why)

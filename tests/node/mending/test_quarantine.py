@@ -9,7 +9,7 @@ import pytest
 from slurm_health.node.draining import QUARANTINE, own_drain
 from slurm_health.node.mending import ledger, quarantine
 from slurm_health.node.mending.quarantine import Quarantine
-from slurm_health.node.rules.mending import Step
+from slurm_health.node.rules.mending import MendStep
 from slurm_health.node.rules.notices import EventKind
 from tests.support.fake_scontrol import FakeScontrol
 from tests.support.hooked_node import Node
@@ -20,7 +20,7 @@ def test_a_quarantine_that_its_node_has_forgotten_is_told_by_another(
     rack: list[Node], slurm: FakeScontrol
 ) -> None:
     mended(rack[1], "'ticket'")
-    lost = msgspec.structs.replace(begun(Step.DEEP_TEST), node="n1", until_s=rack[1].now_s)
+    lost = msgspec.structs.replace(begun(MendStep.DEEP_TEST), node="n1", until_s=rack[1].now_s)
     ledger.keep(rack[1].site, lost)
     slurm.set({"n1": ("IDLE+MAINTENANCE+RESERVED", "")})
     rack[1].now_s += 3601
@@ -92,7 +92,7 @@ def test_a_node_whose_burn_in_cannot_be_begun_comes_back_and_a_person_is_told(
 
 def test_a_burn_in_waits_until_the_hour_allows_one_more_step(node: Node) -> None:
     mended(node, "'deep_test'", "deep_test = ['true']\nper_hour = 1", first="ticket")
-    other = msgspec.structs.replace(begun(Step.REBOOT), node="n9", time_s=node.now_s)
+    other = msgspec.structs.replace(begun(MendStep.REBOOT), node="n9", time_s=node.now_s)
     faulty(node)
     ledger.keep(node.site, other)
     node.mend()
@@ -160,7 +160,7 @@ def test_a_quarantine_ends_though_mending_was_switched_off_meanwhile(
     faulty(node)
     kept, state = own_drain.recall(node.site.state), node.site.state
     assert kept is not None
-    lost = Quarantine(kept=kept, reservation="shealth-n3", job=7, step=begun(Step.DEEP_TEST))
+    lost = Quarantine(kept=kept, reservation="shealth-n3", job=7, step=begun(MendStep.DEEP_TEST))
     (state / QUARANTINE).write_bytes(msgspec.json.encode(lost))
     own_drain.forget(state)
     slurm.set({"n3": ("IDLE", "")})

@@ -15,7 +15,7 @@ from slurm_health.node import event_queue
 from slurm_health.node.draining import shared_state
 from slurm_health.node.hooks.__main__ import run
 from slurm_health.node.notifying import deliver, standing
-from slurm_health.node.rules.notices import Event, EventKind
+from slurm_health.node.rules.notices import EventKind, NodeEvent
 from tests.support.fake_scontrol import FakeScontrol
 from tests.support.hooked_node import Node
 from tests.support.listener import Listener
@@ -169,7 +169,7 @@ def test_a_garbled_post_or_event_is_left_behind(
 def test_no_more_events_are_kept_than_there_is_room_for(node: Node, listener: Listener) -> None:
     node.more = told(listener)
     for number in range(505):
-        drained = Event(kind=EventKind.DRAINED, node=f"n{number}", time_s=node.now_s, text="x")
+        drained = NodeEvent(kind=EventKind.DRAINED, node=f"n{number}", time_s=node.now_s, text="x")
         event_queue.tell(node.site, drained)
 
     assert len(event_queue.read(node.site.state)) == 500

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from slurm_health.node.notifying import SIGNATURE, send_all
-from slurm_health.node.rules.notices import Batch, Event, EventKind
+from slurm_health.node.rules.notices import Batch, EventKind, NodeEvent
 from slurm_health.node.rules.settings import Notify, Target
 from tests.support.listener import Listener
 from tests.support.supervised import write_executable
@@ -24,13 +24,13 @@ SECRET = "not-to-be-seen-4711"
 HOSTILE = "held by <!channel> & [click](http://evil)``` @all\nBcc: all@example.org"
 
 
-def event(node: str = "n3", kind: EventKind = EventKind.DRAINED, text: str = "lost") -> Event:
-    return Event(
+def event(node: str = "n3", kind: EventKind = EventKind.DRAINED, text: str = "lost") -> NodeEvent:
+    return NodeEvent(
         id=node, kind=kind, node=node, time_s=1_763_661_234.0, text=text, checks=("gpu",), job=4711
     )
 
 
-def sent(*events: Event, **target: Any) -> tuple[str, str]:
+def sent(*events: NodeEvent, **target: Any) -> tuple[str, str]:
     """Send events as one message; what came back, and why it was not taken."""
     target = {"limit_s": 50, **target}
     settings = Notify(cluster="c1", targets={"ops": msgspec.convert(target, Target)})

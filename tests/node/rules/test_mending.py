@@ -10,7 +10,7 @@ import pytest
 
 from slurm_health.node.rules.finding import CheckResult, Remedy, mended_by, node_fault
 from slurm_health.node.rules.mending import (
-    Step,
+    MendStep,
     StepOutcome,
     Tried,
     burns_in,
@@ -37,7 +37,7 @@ def fault(remedy: Remedy | None, name: str = "gpu") -> CheckResult:
 
 
 def tried(
-    step: Step,
+    step: MendStep,
     ago_s: float = 600.0,
     node: str = "n3",
     drain: str = "d",
@@ -49,94 +49,102 @@ def tried(
     )
 
 
-def chosen(first: Step, *steps: Tried, **settings: Any) -> Step | None:
+def chosen(first: MendStep, *steps: Tried, **settings: Any) -> MendStep | None:
     return next_step(first, steps, "n3", "d", mend(**settings), NOW_S).step
 
 
 @pytest.mark.parametrize(
     ("faults", "expected"),
     [
-        ([fault(Remedy.RESET)], Step.RESET),
-        ([fault(Remedy.RESET), fault(Remedy.REBOOT, "xid")], Step.REBOOT),
-        ([fault(None, "disk")], Step.TICKET),
-        ([fault(Remedy.RESET), fault(None, "disk")], Step.TICKET),  # a reset must not hide the disk
-        ([fault(None, "scratch")], Step.REBOOT),  # by the site's word
-        ([fault(Remedy.RESET), fault(None, "scratch")], Step.REBOOT),
-        ([], Step.DEEP_TEST),
+        ([fault(Remedy.RESET)], MendStep.RESET),
+        ([fault(Remedy.RESET), fault(Remedy.REBOOT, "xid")], MendStep.REBOOT),
+        ([fault(None, "disk")], MendStep.TICKET),
+        (
+            [fault(Remedy.RESET), fault(None, "disk")],
+            MendStep.TICKET,
+        ),  # a reset must not hide the disk
+        ([fault(None, "scratch")], MendStep.REBOOT),  # by the site's word
+        ([fault(Remedy.RESET), fault(None, "scratch")], MendStep.REBOOT),
+        ([], MendStep.DEEP_TEST),
     ],
 )
-def test_the_first_step_is_what_all_faults_need(faults: list[CheckResult], expected: Step) -> None:
+def test_the_first_step_is_what_all_faults_need(
+    faults: list[CheckResult], expected: MendStep
+) -> None:
     assert first_step(faults, mend(first={"scratch": "reboot"})) is expected
 
 
 def test_steps_go_up_the_ladder_and_end_with_a_ticket() -> None:
     steps: list[Tried] = []
     seen = []
-    while (step := chosen(Step.RESET, *steps, per_hour=9)) is not None:
+    while (step := chosen(MendStep.RESET, *steps, per_hour=9)) is not None:
         seen.append(step)
         steps.append(tried(step, 600.0 - len(steps)))
 
-    assert seen == list(Step)
+    assert seen == list(MendStep)
 
 
 def test_what_the_site_does_not_allow_is_left_out() -> None:
-    assert chosen(Step.RESET, steps=["reboot", "ticket"]) is Step.REBOOT
-    assert chosen(Step.RESET, tried(Step.REBOOT), steps=["reboot"]) is None
-    assert chosen(Step.TICKET, steps=["reset"]) is None
+    assert chosen(MendStep.RESET, steps=["reboot", "ticket"]) is MendStep.REBOOT
+    assert chosen(MendStep.RESET, tried(MendStep.REBOOT), steps=["reboot"]) is None
+    assert chosen(MendStep.TICKET, steps=["reset"]) is None
 
 
 def test_a_fault_that_comes_back_within_a_day_begins_where_the_last_drain_ended() -> None:
-    before = tried(Step.RESET, 3 * 3600.0, drain="earlier", outcome=StepOutcome.DONE)
+    before = tried(MendStep.RESET, 3 * 3600.0, drain="earlier", outcome=StepOutcome.DONE)
 
-    assert chosen(Step.RESET, before) is Step.RELOAD
-    assert chosen(Step.RESET, before, per_day=2) is Step.RESET
-    assert chosen(Step.RESET, tried(Step.RESET, 25 * 3600.0, drain="earlier")) is Step.RESET
+    assert chosen(MendStep.RESET, before) is MendStep.RELOAD
+    assert chosen(MendStep.RESET, before, per_day=2) is MendStep.RESET
+    assert (
+        chosen(MendStep.RESET, tried(MendStep.RESET, 25 * 3600.0, drain="earlier"))
+        is MendStep.RESET
+    )
 
 
 def test_nothing_is_begun_while_a_step_is_under_way() -> None:
-    assert chosen(Step.RESET, tried(Step.RESET, outcome=StepOutcome.BEGUN)) is None
-    late = tried(Step.RESET, 1801.0, outcome=StepOutcome.BEGUN)
-    assert chosen(Step.RESET, late) is Step.RELOAD
+    assert chosen(MendStep.RESET, tried(MendStep.RESET, outcome=StepOutcome.BEGUN)) is None
+    late = tried(MendStep.RESET, 1801.0, outcome=StepOutcome.BEGUN)
+    assert chosen(MendStep.RESET, late) is MendStep.RELOAD
 
 
 def test_all_nodes_share_the_limit_of_an_hour_but_a_ticket_is_always_written() -> None:
-    others = [tried(Step.REBOOT, node=f"n{number}", drain="x") for number in range(10, 14)]
+    others = [tried(MendStep.REBOOT, node=f"n{number}", drain="x") for number in range(10, 14)]
 
-    assert chosen(Step.RESET, *others) is None
-    assert chosen(Step.RESET, *others[1:]) is Step.RESET
-    assert chosen(Step.TICKET, *others) is Step.TICKET
+    assert chosen(MendStep.RESET, *others) is None
+    assert chosen(MendStep.RESET, *others[1:]) is MendStep.RESET
+    assert chosen(MendStep.TICKET, *others) is MendStep.TICKET
     hours_ago = [msgspec.structs.replace(each, time_s=NOW_S - 3700) for each in others]
-    assert chosen(Step.RESET, *hours_ago) is Step.RESET
+    assert chosen(MendStep.RESET, *hours_ago) is MendStep.RESET
 
 
 def test_a_dry_run_says_it_once_for_each_drain() -> None:
-    said = tried(Step.RESET, outcome=StepOutcome.DRY_RUN)
+    said = tried(MendStep.RESET, outcome=StepOutcome.DRY_RUN)
 
-    assert chosen(Step.RESET, dry_run=True) is Step.RESET
-    assert chosen(Step.RESET, said, dry_run=True) is None
+    assert chosen(MendStep.RESET, dry_run=True) is MendStep.RESET
+    assert chosen(MendStep.RESET, said, dry_run=True) is None
     earlier = msgspec.structs.replace(said, drain="earlier")
-    assert chosen(Step.RESET, earlier, dry_run=False) is Step.RESET  # nothing was done then
+    assert chosen(MendStep.RESET, earlier, dry_run=False) is MendStep.RESET  # nothing was done then
 
 
 def test_how_a_step_has_ended_replaces_that_it_began() -> None:
-    begun = tried(Step.REBOOT, outcome=StepOutcome.BEGUN)
+    begun = tried(MendStep.REBOOT, outcome=StepOutcome.BEGUN)
     ended = msgspec.structs.replace(begun, outcome=StepOutcome.DONE)
 
     assert with_tried([begun], ended) == (ended,)
     assert unfinished([begun], "n3", "d") == begun
     assert unfinished([ended], "n3", "d") == ended
-    assert unfinished([tried(Step.REBOOT)], "n3", "d") is None
+    assert unfinished([tried(MendStep.REBOOT)], "n3", "d") is None
 
 
 def test_a_node_that_is_not_back_from_its_reboot_is_overdue() -> None:
-    late = tried(Step.REBOOT, 1801.0, outcome=StepOutcome.BEGUN)
-    in_time = tried(Step.REBOOT, 1799.0, outcome=StepOutcome.BEGUN)
+    late = tried(MendStep.REBOOT, 1801.0, outcome=StepOutcome.BEGUN)
+    in_time = tried(MendStep.REBOOT, 1799.0, outcome=StepOutcome.BEGUN)
 
-    tested = tried(Step.DEEP_TEST, 1801.0, outcome=StepOutcome.BEGUN)
+    tested = tried(MendStep.DEEP_TEST, 1801.0, outcome=StepOutcome.BEGUN)
     assert overdue([tested], NOW_S) == []
     assert overdue([tested], NOW_S + 3600) == [tested]
     assert overdue(
-        [late, in_time, tried(Step.RESET, 9999.0, outcome=StepOutcome.BEGUN)], NOW_S
+        [late, in_time, tried(MendStep.RESET, 9999.0, outcome=StepOutcome.BEGUN)], NOW_S
     ) == [late]
 
 
@@ -167,15 +175,15 @@ def test_a_burn_in_that_has_failed_is_not_followed_by_a_short_test_within_a_day(
     day_s = 24 * 3600.0
     steps = mend(steps=["deep_test", "ticket"])
 
-    def step(ended_s_ago: float) -> Step | None:
+    def step(ended_s_ago: float) -> MendStep | None:
         burn_in = msgspec.structs.replace(
-            tried(Step.DEEP_TEST, ago_s=ended_s_ago + day_s, drain="before"),
+            tried(MendStep.DEEP_TEST, ago_s=ended_s_ago + day_s, drain="before"),
             until_s=NOW_S - ended_s_ago,
         )
-        return next_step(Step.DEEP_TEST, [burn_in], "n3", "now", steps, NOW_S).step
+        return next_step(MendStep.DEEP_TEST, [burn_in], "n3", "now", steps, NOW_S).step
 
-    assert step(3600.0) is Step.TICKET
-    assert step(day_s + 1) is Step.DEEP_TEST
+    assert step(3600.0) is MendStep.TICKET
+    assert step(day_s + 1) is MendStep.DEEP_TEST
 
 
 @pytest.mark.parametrize(

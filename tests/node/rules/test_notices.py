@@ -6,20 +6,22 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from slurm_health.node.rules.notices import Event, EventKind, Post, accept, due, lease, settle
+from slurm_health.node.rules.notices import EventKind, NodeEvent, Post, accept, due, lease, settle
 from slurm_health.node.rules.settings import Notify, Target
 
 OPS = Target(command=("/bin/cat",))
 SETTINGS = Notify(fold_s=30, per_hour=3, targets={"ops": OPS})
 
 
-def event(node: str, kind: EventKind = EventKind.DRAINED, check: str = "gpu", n: int = 0) -> Event:
-    return Event(
+def event(
+    node: str, kind: EventKind = EventKind.DRAINED, check: str = "gpu", n: int = 0
+) -> NodeEvent:
+    return NodeEvent(
         id=f"{node}-{kind}-{check}-{n}", kind=kind, node=node, time_s=1.0, text="x", checks=(check,)
     )
 
 
-def posted(*events: Event, now_s: float = 100.0, settings: Notify = SETTINGS) -> Post:
+def posted(*events: NodeEvent, now_s: float = 100.0, settings: Notify = SETTINGS) -> Post:
     return accept(Post(), events, settings, now_s)
 
 

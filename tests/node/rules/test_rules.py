@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from slurm_health.node.rules import accusations, breaker, drain_note, recovery
 from slurm_health.node.rules.accusations import Mark
-from slurm_health.node.rules.breaker import Allowed, Entry, Ledger, Refused
+from slurm_health.node.rules.breaker import DrainAllowed, DrainEntry, DrainLedger, DrainRefused
 from slurm_health.node.rules.drain_note import DrainNote
 from slurm_health.node.rules.finding import Finding, Status, capped, is_worse, joined
 from slurm_health.node.rules.recovery import DrainRecord
@@ -37,16 +37,16 @@ def test_no_sequence_of_drains_gets_past_the_breaker(
     wanted: list[tuple[str, float, int, int]], share: float, per_job: int, per_user: int
 ) -> None:
     limits = Breaker(share=share, per_job=per_job, per_user_hour=per_user, window_s=3600)
-    ledger, now_s = Ledger(), 0.0
-    done: list[Entry] = []
+    ledger, now_s = DrainLedger(), 0.0
+    done: list[DrainEntry] = []
     for node, later_s, job, uid in wanted:
         now_s += later_s
-        entry = Entry(node=node, time_s=now_s, job=job, uid=uid)
+        entry = DrainEntry(node=node, time_s=now_s, job=job, uid=uid)
         ours = [each.node for each in done if now_s - each.time_s < 1000]
         match breaker.reserve(ledger, entry, limits=limits, members={"gpu": NODES}, ours=ours):
-            case Allowed(ledger=ledger):
+            case DrainAllowed(ledger=ledger):
                 done.append(entry)
-            case Refused(ledger=ledger, why=why):
+            case DrainRefused(ledger=ledger, why=why):
                 assert why
         within = {each.node for each in done if now_s - each.time_s <= 3600}
         assert len(within) <= max(2, int(share * len(NODES)))
@@ -61,32 +61,32 @@ def test_a_tripped_breaker_allows_nothing_until_it_is_reset(
     wanted: list[tuple[str, float, int, int]],
 ) -> None:
     trip = breaker.Trip(time_s=0, node="n1", why="x", nodes="n[1-40]")
-    tripped = Ledger(trips={"gpu": trip})
+    tripped = DrainLedger(trips={"gpu": trip})
     for node, time_s, job, uid in wanted:
-        entry = Entry(node=node, time_s=time_s, job=job, uid=uid)
+        entry = DrainEntry(node=node, time_s=time_s, job=job, uid=uid)
         answer = breaker.reserve(
             tripped, entry, limits=Breaker(share=1.0), members={"gpu": NODES}, ours=[]
         )
-        assert isinstance(answer, Refused)
+        assert isinstance(answer, DrainRefused)
         assert answer.ledger == tripped
 
 
 def test_a_drain_that_did_not_happen_does_not_count() -> None:
-    entry = Entry(node="n1", time_s=5.0)
-    assert breaker.take_back(Ledger(entries=(entry,)), "n1", 5.0).entries == ()
+    entry = DrainEntry(node="n1", time_s=5.0)
+    assert breaker.take_back(DrainLedger(entries=(entry,)), "n1", 5.0).entries == ()
 
 
 def test_what_a_person_has_returned_does_not_count_against_the_share() -> None:
     limits = Breaker(share=0.05)
-    trial = tuple(Entry(node=node, time_s=1.0) for node in ("n1", "n2"))
-    wanted = Entry(node="n3", time_s=2.0)
+    trial = tuple(DrainEntry(node=node, time_s=1.0) for node in ("n1", "n2"))
+    wanted = DrainEntry(node="n3", time_s=2.0)
 
-    def answer(ledger: Ledger) -> Allowed | Refused:
+    def answer(ledger: DrainLedger) -> DrainAllowed | DrainRefused:
         return breaker.reserve(ledger, wanted, limits=limits, members={"gpu": NODES}, ours=[])
 
-    ledger = Ledger(entries=trial)
-    assert isinstance(answer(ledger), Refused)
-    assert isinstance(answer(breaker.with_return(ledger, "n1")), Allowed)
+    ledger = DrainLedger(entries=trial)
+    assert isinstance(answer(ledger), DrainRefused)
+    assert isinstance(answer(breaker.with_return(ledger, "n1")), DrainAllowed)
 
 
 def test_a_note_that_anybody_touched_is_edited() -> None:
@@ -102,19 +102,19 @@ def test_a_note_that_anybody_touched_is_edited() -> None:
 
 
 def test_one_node_of_a_small_partition_may_always_be_drained() -> None:
-    entry = Entry(node="n1", time_s=5.0)
+    entry = DrainEntry(node="n1", time_s=5.0)
     answer = breaker.reserve(
-        Ledger(), entry, limits=Breaker(share=0.01), members={"one": ["n1"]}, ours=[]
+        DrainLedger(), entry, limits=Breaker(share=0.01), members={"one": ["n1"]}, ours=[]
     )
-    assert isinstance(answer, Allowed)
+    assert isinstance(answer, DrainAllowed)
 
 
 def trips_after(users: list[int], nodes: list[str]) -> tuple[str, list[str]]:
     """Let the breaker refuse a drain after those of jobs of these users; why, and what tripped."""
     limits = Breaker(share=0.1, per_user_hour=99)
-    ledger = Ledger()
+    ledger = DrainLedger()
     for number, uid in enumerate(users):
-        entry = Entry(node=nodes[number], time_s=float(number), job=number + 1, uid=uid)
+        entry = DrainEntry(node=nodes[number], time_s=float(number), job=number + 1, uid=uid)
         answer = breaker.reserve(
             ledger,
             entry,
@@ -124,7 +124,7 @@ def trips_after(users: list[int], nodes: list[str]) -> tuple[str, list[str]]:
             name_of={5: "ann"}.__getitem__,
         )
         ledger = answer.ledger
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, DrainRefused)
     return answer.why, list(answer.ledger.trips)
 
 
@@ -173,13 +173,13 @@ def test_a_node_that_is_refused_again_and_again_trips_nothing() -> None:
 
 def test_a_trip_stops_its_own_partition_and_no_other() -> None:
     trip = breaker.Trip(time_s=0, node="n1", why="x", nodes="n[1-9]")
-    ledger = Ledger(trips={"gpu": trip})
-    stopped = Entry(node="n3", time_s=1.0)
-    other = Entry(node="n12", time_s=1.0, partitions=("cpu",))
+    ledger = DrainLedger(trips={"gpu": trip})
+    stopped = DrainEntry(node="n3", time_s=1.0)
+    other = DrainEntry(node="n12", time_s=1.0, partitions=("cpu",))
     assert "the breaker of gpu has tripped" in breaker.refusal(ledger, stopped, Breaker())
     members = {"cpu": NODES[9:]}
     answer = breaker.reserve(ledger, other, limits=Breaker(), members=members, ours=[])
-    assert isinstance(answer, Allowed)
+    assert isinstance(answer, DrainAllowed)
     assert answer.ledger.trips == ledger.trips
 
 
@@ -347,14 +347,17 @@ def test_a_figure_that_is_no_number_is_not_passed_on() -> None:
 def test_a_drain_by_a_clock_years_ahead_does_not_hold_the_breaker_for_ever() -> None:
     year_s = 365 * 86400.0
     wrong = tuple(
-        breaker.Entry(node=node, time_s=5 * year_s, partitions=("gpu",)) for node in ("n1", "n2")
+        breaker.DrainEntry(node=node, time_s=5 * year_s, partitions=("gpu",))
+        for node in ("n1", "n2")
     )
-    wanted = breaker.Entry(node="n3", time_s=year_s, partitions=("gpu",), job=7, uid=7)
-    ledger, ten = breaker.Ledger(entries=wrong), {"gpu": NODES[:10]}
+    wanted = breaker.DrainEntry(node="n3", time_s=year_s, partitions=("gpu",), job=7, uid=7)
+    ledger, ten = breaker.DrainLedger(entries=wrong), {"gpu": NODES[:10]}
     answer = breaker.reserve(ledger, wanted, limits=Breaker(), members=ten, ours=[])
-    assert isinstance(answer, breaker.Allowed)
+    assert isinstance(answer, breaker.DrainAllowed)
     held = breaker.reserve(ledger, wanted, limits=Breaker(), members=ten, ours=["n1", "n2"])
-    assert isinstance(held, breaker.Refused), "what is drained now counts, whatever its clock says"
+    assert isinstance(held, breaker.DrainRefused), (
+        "what is drained now counts, whatever its clock says"
+    )
 
 
 def test_a_mark_from_another_day_to_come_counts_no_more_than_an_old_one() -> None:

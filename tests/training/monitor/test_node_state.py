@@ -11,10 +11,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from slurm_health.node.checks.gpu import GpuSeen
+from slurm_health.node.checks.gpu import GpusSeen
 from slurm_health.records.decoding import JsonDecoder
 from slurm_health.records.errors import Unmeasured
-from slurm_health.system.nvml import Device, Gpus
+from slurm_health.system.nvml import GpuDevice, Gpus
 from slurm_health.training.diagnosis.collected import FlightRecord, NodeTold
 from slurm_health.training.monitor.messages import Reader
 from slurm_health.training.monitor.node_state import (
@@ -142,12 +142,12 @@ def test_an_xid_is_told_where_the_gpu_may_be_one_that_the_job_has_lost(
 
 def test_a_gpu_that_is_lost_or_needs_a_reset_is_one_that_no_program_can_use() -> None:
     devices = (
-        Device(index=0, bus="0000:3b:00.0", lost="GPU is lost"),
-        Device(index=1, bus="0000:3c:00.0", recovery_action=1),
-        Device(index=2, bus="0000:3d:00.0", uncorrected=2),
-        Device(index=3, bus="0000:3e:00.0"),
+        GpuDevice(index=0, bus="0000:3b:00.0", lost="GPU is lost"),
+        GpuDevice(index=1, bus="0000:3c:00.0", recovery_action=1),
+        GpuDevice(index=2, bus="0000:3d:00.0", uncorrected=2),
+        GpuDevice(index=3, bus="0000:3e:00.0"),
     )
-    told = judged(GpuSeen(gpus=Gpus(driver="1", devices=devices)))
+    told = judged(GpusSeen(gpus=Gpus(driver="1", devices=devices)))
 
     assert told.lost == (
         "GPU 0 (0000:3b:00.0) is lost: GPU is lost",
