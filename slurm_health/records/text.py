@@ -76,6 +76,11 @@ def cut(text: str, length: int) -> str:
     return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
+def counted(count: int, thing: str) -> str:
+    """Return `1 node`, or `3 nodes`."""
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+
+
 def signal_text(number: int) -> str:
     """Return `SIGSEGV`, or `signal 40` for one without a name here."""
     return _SIGNALS.get(number, f"signal {number}")

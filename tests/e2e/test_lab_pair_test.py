@@ -92,7 +92,7 @@ def test_a_healthy_node_that_a_forged_journal_accuses_is_cleared_by_the_test(
             break
 
     log = site.hook_log("n2")
-    assert "marked: accused by 1 jobs of 1 users" in log
+    assert "marked: accused by 1 job of 1 user," in log
     assert "found it healthy: its marks are removed" in log
     assert not marks.exists()
     assert site.out_of_pool() == {}

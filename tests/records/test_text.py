@@ -6,7 +6,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_health.records.text import LineBuffer, cut, elapsed_text, one_line, plain
+from slurm_health.records.text import LineBuffer, counted, cut, elapsed_text, one_line, plain
 
 ANY = st.text(max_size=100)
 
@@ -15,6 +15,10 @@ ANY = st.text(max_size=100)
 def test_any_text_becomes_one_line_that_does_nothing_to_a_terminal(text: str) -> None:
     assert one_line(text).isprintable()
     assert one_line(one_line(text)) == one_line(text)
+
+
+def test_one_of_a_thing_is_no_plural() -> None:
+    assert [counted(count, "node") for count in (0, 1, 2)] == ["0 nodes", "1 node", "2 nodes"]
 
 
 def test_the_words_of_a_text_are_kept() -> None:

@@ -182,7 +182,7 @@ class GpuProcesses(Check, frozen=True, kw_only=True):
                 text = f"{_name(device)} does not tell which processes use it: {why}"
                 parts.append(inconclusive(text))
             elif device.processes:
-                text = f"GPU {device.index} is in use by processes {first_few(device.processes)}"
+                text = f"GPU {device.index} is in use by PID {first_few(device.processes)}"
                 parts.append(user_fault(text))
         return joined(parts, well="no processes on the job's GPUs")
 

@@ -159,7 +159,8 @@ def _release_own(site: Site, kept: DrainRecord, controller: Client) -> str:
     if why_not:
         return f"not released: {why_not}"
     forget(site.state)
-    text = f"released after {kept.passes} passes of {', '.join(kept.retest)}"
+    count = "1 pass" if kept.passes == 1 else f"{kept.passes} passes"
+    text = f"released after {count} of {', '.join(kept.retest)}"
     told_s = max(kept.passed_s, kept.time_s)
     released = NodeEvent(
         kind=EventKind.RELEASED, node=kept.node, time_s=told_s, text=text, checks=kept.retest

@@ -124,7 +124,7 @@ def _confirmed(hook: Hook, ended: JobEnded, accusation: Accusation) -> Cause | N
     component = "node" if accusation.slow else accusation.component
     checks = confirming(hook.site.checks, component, hook.node)
     if not checks:
-        hook.log.info(f"not confirmed because no check tests: {component}")
+        hook.log.info(f"not confirmed: no check tests {component}")
         return None
     now_s, settings = hook.context.now_s, hook.site.accusations
     with turn_to_test(hook.site.state, ended.uid, now_s, settings) as why_not:
@@ -161,6 +161,7 @@ def turn_to_test(state: Path, uid: int, now_s: float, settings: Accusations) -> 
 
 def _take(file: FileIO, uid: int, now_s: float, settings: Accusations) -> str:
     from slurm_health.node.rules.accusations import Tested, with_test  # as above
+    from slurm_health.records.text import counted
 
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -173,15 +174,15 @@ def _take(file: FileIO, uid: int, now_s: float, settings: Accusations) -> str:
         before = {}
     tested = with_test(before, uid, now_s, settings)
     if tested is None:
-        times = settings.tests_per_user_hour
-        return f"jobs of user {uid} have had it tested {times} times within the hour"
+        times = counted(settings.tests_per_user_hour, "time")
+        return f"jobs of user {uid} have had it tested {times} within the hour"
     data = msgspec.json.encode(tested)
     try:
         file.truncate(0)
         written = file.write(data)
     except OSError as err:
         return f"tests cannot be counted: {err.strerror}"
-    return "" if written == len(data) else "tests cannot be counted: there is no room"
+    return "" if written == len(data) else "tests cannot be counted: its filesystem is full"
 
 
 def _marked(hook: Hook, ended: JobEnded, accusation: Accusation) -> Cause | None:
@@ -200,7 +201,7 @@ def _marked(hook: Hook, ended: JobEnded, accusation: Accusation) -> Cause | None
     try:
         known = add_mark(site, hook.node, mark)
     except SharedStateUnusable as err:
-        hook.log.warning(f"could not keep the accusation: {err}")
+        hook.log.warning(f"could not record the accusation: {err}")
         return None
     if not convict(known, site.marks):
         hook.log.info(f"marked: {summary(known)}")

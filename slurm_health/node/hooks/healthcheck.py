@@ -47,7 +47,7 @@ def run(hook: Hook) -> bool:
     with first(hook.site.state) as alone:
         if alone:
             return _run(hook)
-    hook.log.info("nothing is checked: an earlier health check is still at work")
+    hook.log.info("nothing is checked: an earlier health check is still running")
     return False
 
 
@@ -165,7 +165,8 @@ def _test_again(hook: Hook, kept: DrainRecord) -> list[CheckResult]:
         planned = hook.site.named(name)
         if planned is None:
             hook.log.warning(
-                f"drained for {name}, which is no longer configured: a person has to release it"
+                f"drained for {name}, which is no longer configured: once the node is well,"
+                f" run slurm-health nodes release {hook.node}"
             )
             return []
         if planned.time_limit_s > LONGEST_REPEAT_S:

@@ -198,9 +198,9 @@ class Hook:
             return False
         count_return(self.site, self.node)
         if not kept.confirmed:  # recorded before it was tried, and nobody has seen it drained
-            self.log.info(f"a drain that was begun did not come about: {kept.reason}")
+            self.log.info(f"a drain that was begun never took effect: {kept.reason}")
             return False
-        text = "it was returned to the pool by someone else"
+        text = "it was returned to the pool"
         self.log.info(text)
         released = NodeEvent(
             kind=EventKind.RELEASED, node=self.node, time_s=self.context.now_s, text=text
@@ -215,8 +215,8 @@ class Hook:
         other = own_drain.recall(self.site.state)
         if other is not None:
             self.log.warning(
-                f"{self.site.state} has the drain of {other.node}: each node needs a directory"
-                " of its own (hooks.state), or none comes back by itself"
+                f"{self.site.state} holds the drain of {other.node}: each node needs a directory"
+                " of its own (hooks.state), or none is released by itself"
             )
 
     def cause(self, faults: Sequence[CheckResult]) -> Cause:
@@ -239,7 +239,7 @@ class Hook:
         """Drain this node when everybody agrees; tell whether jobs are kept away from it now."""
         self.forget_passes()
         if (self.site.state / QUARANTINE).exists():
-            self.log.warning("in quarantine already: the job of its deep test goes on")
+            self.log.warning("already in quarantine: its deep test goes on")
             return False
         from slurm_health.node.draining.drain import DrainStatus, drain_this_node
 

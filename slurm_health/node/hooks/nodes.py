@@ -24,6 +24,7 @@ from slurm_health.node.rules.mending import StepOutcome, Tried
 from slurm_health.node.rules.recovery import DrainRecord
 from slurm_health.node.site_settings import Site
 from slurm_health.records.nodeset import fold
+from slurm_health.records.text import counted
 from slurm_health.system.slurm.client import Client
 from slurm_health.system.slurm.parsing import Node
 
@@ -194,15 +195,14 @@ def text(found: Listing, now_s: float) -> str:
 
 def _without_check(what: str, names: Sequence[str]) -> str:
     """Return the line about nodes without a health check, nothing where there are none."""
-    nodes = f"{len(names)} node{'s' if len(names) != 1 else ''}"
-    return f"{what}: {first_few(names)} ({nodes})\n" if names else ""
+    return f"{what}: {first_few(names)} ({counted(len(names), 'node')})\n" if names else ""
 
 
 def _step(tried: Tried, now_s: float) -> str:
     """Return a step for a person: of which node, when, and how far it has come."""
     left_min = max(0.0, tried.until_s - now_s) / 60
     how = {
-        StepOutcome.BEGUN: f"under way, {left_min:.0f} min are left to it",
+        StepOutcome.BEGUN: f"under way, {left_min:.0f} min left",
         StepOutcome.DONE: "done",
         StepOutcome.FAILED: "failed",
         StepOutcome.DRY_RUN: "would be taken (dry run)",
@@ -268,7 +268,7 @@ def checked_text(checked: Mapping[str, LastCheck], names: Sequence[str], now_s: 
         lines = [
             f"{name}: {checked[name].said(now_s) if name in checked else 'none'}" for name in names
         ]
-    return "\n".join(lines or ["no node has left a health check"]) + "\n"
+    return "\n".join(lines or ["no health check has been recorded"]) + "\n"
 
 
 def repeat(site: Site, kept: DrainRecord, place: CheckContext) -> list[CheckResult]:

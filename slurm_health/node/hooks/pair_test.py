@@ -66,7 +66,7 @@ def test_that_ended(hook: Hook, ended: JobEnded) -> Asked | None:
     try:
         return test_of(hook.site, hook.node, ended.job)
     except SharedStateUnusable as err:
-        hook.log.warning(f"it is not known whether this was a test with partners: {err}")
+        hook.log.warning(f"whether this job was a test with partners is not known: {err}")
         return None
 
 
@@ -86,7 +86,7 @@ def judge(hook: Hook, asked: Asked, said: Sequence[Accusation]) -> Cause | None:
             hook="epilog",
         )
     if found is not None or not said:
-        hook.log.info("the test with partners did not tell whether this node is bad")
+        hook.log.info("the test with partners was inconclusive")
         return None
     try:
         clear_marks(hook.site, hook.node)

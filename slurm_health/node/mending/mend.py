@@ -100,7 +100,8 @@ def _begin_burn_in(check: HealthCheck, kept: DrainRecord, now: Node) -> bool:
 
     chosen, begun = ledger.reserve(check.site, kept.node, now.partitions, choose)
     if begun is None:
-        said = "not released: it waits for its burn-in" if chosen.step is None else "dry run"
+        waits = "not released: it waits for its burn-in"
+        said = waits if chosen.step is None else "dry run: would be tested first"
         check.log.info(f"{said}: {chosen.why}")
         return chosen.step is None
     try:
@@ -129,7 +130,7 @@ def _judge_last(check: HealthCheck, kept: DrainRecord, failed: Sequence[CheckRes
     if not is_over and check.context.now_s < last.until_s:
         return
     found = "; ".join(each.finding.text for each in failed)
-    why = f"the fault is still there: {found}" if is_over else "it did not come to an end in time"
+    why = f"the fault is still there: {found}" if is_over else "it did not end in time"
     ledger.fail(check, last, why)
 
 

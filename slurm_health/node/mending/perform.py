@@ -120,7 +120,8 @@ def _free(gpus: Gpus, wanted: Collection[str]) -> list[str]:
     named = {_plain(each) for each in wanted}
     found = [each for each in gpus.devices if not named or _plain(each.bus) in named]
     if not found or (named and len(found) < len(named)):
-        raise StepRefused(f"NVML shows no GPU at {', '.join(sorted(named)) or 'all'}")
+        missing = named - {_plain(each.bus) for each in found}
+        raise StepRefused(f"NVML shows no GPU at {', '.join(sorted(missing)) or 'all'}")
     for each in found:
         _require_free(each)
     return [each.bus or str(each.index) for each in found]
@@ -132,9 +133,9 @@ def _require_free(device: GpuDevice) -> None:
         why = device.lost or device.unanswered or "not supported"
         raise StepRefused(f"{name} does not tell which processes use it: {why}")
     if device.processes:
-        raise StepRefused(f"{name} is in use by processes {', '.join(map(str, device.processes))}")
+        raise StepRefused(f"{name} is in use by PID {', '.join(map(str, device.processes))}")
     if device.fabric_state == "in progress":
-        raise StepRefused(f"{name} is just joining the NVLink fabric")
+        raise StepRefused(f"{name} is still joining the NVLink fabric")
 
 
 def _plain(bus: str) -> str:

@@ -215,7 +215,7 @@ def attend(check: HealthCheck, faults_of: Callable[[DrainRecord], str]) -> bool:
     try:
         return _attend(check, found, check.maintenance(), faults_of)
     except (SlurmError, SharedStateUnusable, OSError) as err:
-        check.log.warning(f"in quarantine, and how it goes on is not known: {err}")
+        check.log.warning(f"in quarantine, and its state there is not known: {err}")
         return True
 
 
@@ -229,7 +229,7 @@ def _attend(
     if now.drained:
         if drain_note.unsigned(now.reason) == found.kept.reason:
             own_drain.remember(check.site.state, found.kept)  # it died before it lifted the drain
-            why = "it was cut short"
+            why = "putting it into quarantine was interrupted"
         else:
             why = f"it was drained again while in quarantine: {now.reason or '(no reason)'}"
         _leave(check, found, controller)
@@ -253,7 +253,7 @@ def _attend(
         return True  # its epilog
     faults = faults_of(found.kept)
     if faults:
-        return _fails(check, found, controller, f"the deep test passed, but not: {faults}")
+        return _fails(check, found, controller, f"the deep test passed, these did not: {faults}")
     return _passes(check, found, controller)
 
 

@@ -22,7 +22,7 @@ import msgspec
 from slurm_health.node.rules.settings import Accusations, Marks, PairTest
 from slurm_health.records.record_codec import NewerVersion, decode
 from slurm_health.records.records import RunStarted, VerdictReached
-from slurm_health.records.text import plain
+from slurm_health.records.text import counted, plain
 from slurm_health.records.verdict import Level
 
 _TEXT = 160
@@ -206,7 +206,8 @@ def summary(marks: Sequence[Mark]) -> str:
     """Say how many accuse, and what the last of them says."""
     users, jobs = {each.uid for each in marks}, {each.job for each in marks}
     last = f"; the last: {marks[-1].text}" if marks else ""
-    return f"accused by {len(jobs)} jobs of {len(users)} users, unconfirmed here{last}"
+    by = f"{counted(len(jobs), 'job')} of {counted(len(users), 'user')}"
+    return f"accused by {by}, unconfirmed here{last}"
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -228,13 +229,14 @@ def refusal(asked: Sequence[Asked], wanted: Asked, settings: PairTest) -> str:
         each for each in asked if 0 <= wanted.time_s - each.time_s < settings.again_h * _HOUR_S
     ]
     if any(each.node == wanted.node for each in recent):
-        return f"it was tested with partners within {settings.again_h:g} hours"
+        return f"it was tested with partners within the last {settings.again_h:g} h"
     in_hour = [each for each in asked if abs(wanted.time_s - each.time_s) < _HOUR_S]
     if len(in_hour) >= settings.per_hour:
-        return f"{settings.per_hour} nodes were tested with partners within the hour"
+        tests = counted(settings.per_hour, "test")
+        return f"{tests} with partners within the hour, the limit for all nodes"
     if sum(each.uid == wanted.uid for each in in_hour) >= settings.per_user_hour:
-        times = settings.per_user_hour
-        return f"jobs of user {wanted.uid} have had {times} nodes tested with partners in this hour"
+        nodes = counted(settings.per_user_hour, "node")
+        return f"jobs of user {wanted.uid} have had {nodes} tested with partners within the hour"
     return ""
 
 

@@ -16,6 +16,7 @@ import msgspec
 
 from slurm_health.node.rules.settings import Breaker
 from slurm_health.records.nodeset import expand, fold
+from slurm_health.records.text import counted
 
 # Before the name of a leaf switch whose breaker trips. No partition has a blank in its name.
 SWITCH = "switch "
@@ -276,7 +277,8 @@ def _too_many_for_owner(
             if each.job == wanted.job and _age_s(each, wanted) <= max(limits.window_s, _HOUR_S)
         }
         if len(nodes) >= limits.per_job:
-            return f"job {wanted.job} has cost {len(nodes)} nodes already, limit {limits.per_job}"
+            said = f"job {wanted.job} has cost {counted(len(nodes), 'node')} already"
+            return f"{said}, limit {limits.per_job}"
     if wanted.uid >= 0:
         nodes = {
             each.node
@@ -285,6 +287,6 @@ def _too_many_for_owner(
         }
         if len(nodes) >= limits.per_user_hour:
             user = name_of(wanted.uid)
-            text = f"jobs of user {user} have cost {len(nodes)} nodes within an hour"
+            text = f"jobs of user {user} have cost {counted(len(nodes), 'node')} within an hour"
             return f"{text}, limit {limits.per_user_hour}"
     return ""

@@ -14,6 +14,7 @@ import msgspec
 
 from slurm_health.node.rules.finding import CheckResult, common_remedy
 from slurm_health.node.rules.settings import Mend
+from slurm_health.records.text import counted
 
 _HOUR_S = 3600.0
 _DAY_S = 24 * _HOUR_S
@@ -159,7 +160,7 @@ def _full_hour(tried: Iterable[Tried], settings: Mend, now_s: float) -> str:
     ]
     if settings.dry_run or len(in_hour) < settings.per_hour:
         return ""
-    return f"{len(in_hour)} steps within the hour, limit of all nodes"
+    return f"{counted(len(in_hour), 'step')} within the hour, the limit for all nodes"
 
 
 def with_tried(tried: Iterable[Tried], new: Tried) -> tuple[Tried, ...]:

@@ -277,7 +277,7 @@ def test_a_process_on_the_jobs_gpu_is_the_users_fault_and_on_another_nobodys(ben
     bench.environ = {"SLURM_JOB_GPUS": "2,3"}
     result = bench.play(GpuProcesses(), fault(3, "occupied_by", 4711))
     assert result.status is Status.USER_FAULT
-    assert "GPU 3 is in use by processes 4711" in result.finding.text
+    assert "GPU 3 is in use by PID 4711" in result.finding.text
     assert bench.play(GpuProcesses(), PROCESS_ON_5).status is Status.PASS
 
 

@@ -224,7 +224,7 @@ def test_a_drain_that_did_not_come_about_is_no_return_by_a_person(
     assert not node.prolog()
     slurm.trouble("")
     assert node.healthcheck()
-    assert "a drain that was begun did not come about: shealth:scratch" in node.said
+    assert "a drain that was begun never took effect: shealth:scratch" in node.said
     assert "it was returned to the pool" not in node.said
     assert node.state == "IDLE+DRAIN"
 

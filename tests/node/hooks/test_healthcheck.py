@@ -45,7 +45,7 @@ def test_one_that_begins_while_another_is_at_work_ends_at_once_and_says_so(node:
     with (node.site.state / healthcheck.LOCK).open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         assert not node.healthcheck()
-        assert "an earlier health check is still at work" in node.said
+        assert "an earlier health check is still running" in node.said
         assert node.state == "IDLE"
     assert node.healthcheck()
     assert node.state == "IDLE+DRAIN"
@@ -95,7 +95,7 @@ def test_passes_of_a_node_that_is_well_return_no_other_with_which_it_shares_its_
     pass_after_pass(other, 5)
 
     assert drained.state == "IDLE+DRAIN"
-    assert "has the drain of n3: each node needs a directory of its own" in other.said
+    assert "holds the drain of n3: each node needs a directory of its own" in other.said
     other.break_it()
     assert other.healthcheck()
     assert other.state == "IDLE+DRAIN"
@@ -216,12 +216,15 @@ def test_a_release_is_noticed_although_no_check_can_tell_any_more(
     drained.more = f'[metrics]\ndirectory = "{metrics}"\n'
     pass_after_pass(drained, 1)
     assert "slurm_health_drained 1\n" in (metrics / "slurm_health.prom").read_text()
-    assert "no longer configured: a person has to release it" in drained.said
+    assert (
+        "no longer configured: once the node is well, run slurm-health nodes release"
+        in drained.said
+    )
 
     slurm.set({"n3": ("IDLE", "")})
     pass_after_pass(drained, 1)
 
-    assert "it was returned to the pool by someone else" in drained.said
+    assert "it was returned to the pool" in drained.said
     assert "no longer configured" not in drained.said
     assert own_drain.recall(drained.site.state) is None
     assert "slurm_health_drained 0\n" in (metrics / "slurm_health.prom").read_text()
@@ -273,7 +276,7 @@ def test_a_node_given_back_although_it_is_bad_is_drained_anew(
     drained.break_it()
     pass_after_pass(drained, 1)
     assert drained.state == "IDLE+DRAIN"
-    assert "it was returned to the pool by someone else" in drained.said
+    assert "it was returned to the pool" in drained.said
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ def test_marks_of_many_users_drain_nothing_where_nodes_are_tested_with_partners(
     assert ended == [False, False, False]
     assert tested.node.state == "IDLE"
     assert len(tested.submitted()) == 1
-    assert "it was tested with partners within 1 hours" in tested.node.said
+    assert "it was tested with partners within the last 1 h" in tested.node.said
 
 
 def test_no_test_is_asked_for_unless_the_site_wants_it(story: Story, tested: PairStory) -> None:
@@ -167,9 +167,12 @@ def asked(*tests: tuple[str, float, int]) -> Sequence[Asked]:
     ("before", "refused"),
     [
         (asked(), ""),
-        (asked(("n3", HOUR_S, 5)), "tested with partners within 6 hours"),
+        (asked(("n3", HOUR_S, 5)), "tested with partners within the last 6 h"),
         (asked(("n3", -6 * HOUR_S, 5)), ""),
-        (asked(*((f"m{n}", HOUR_S, n + 10) for n in range(4))), "4 nodes were tested"),
+        (
+            asked(*((f"m{n}", HOUR_S, n + 10) for n in range(4))),
+            "4 tests with partners within the hour",
+        ),
         (asked(*((f"m{n}", 1.0, n + 10) for n in range(4))), ""),
         (asked(("m1", HOUR_S, 1), ("m2", HOUR_S, 1)), "jobs of user 1 have had 2 nodes tested"),
     ],

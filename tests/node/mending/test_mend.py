@@ -160,7 +160,7 @@ def test_all_nodes_together_take_so_many_steps_in_an_hour(rack: list[Node]) -> N
         again(each)
 
     assert len(rebooted(rack[0].slurm)) == 2
-    assert "2 steps within the hour, limit of all nodes" in rack[2].said
+    assert "2 steps within the hour, the limit for all nodes" in rack[2].said
 
 
 @pytest.mark.parametrize("state", ["DOWN*+DRAIN+REBOOT_ISSUED", "IDLE"])

@@ -45,9 +45,9 @@ def test_the_gpus_at_fault_are_reset_or_all_where_they_are_not_known(
 @pytest.mark.parametrize(
     ("of_first", "why"),
     [
-        ({"processes": (4711,)}, "GPU 0 is in use by processes 4711"),
+        ({"processes": (4711,)}, "GPU 0 is in use by PID 4711"),
         ({"processes": None}, "does not tell which processes use it"),
-        ({"fabric_state": "in progress"}, "just joining the NVLink fabric"),
+        ({"fabric_state": "in progress"}, "still joining the NVLink fabric"),
         ({"bus": "00000000:AA:00.0"}, "NVML shows no GPU at 0000:3b:00"),
     ],
 )

@@ -71,7 +71,7 @@ def test_a_dry_run_says_what_burn_in_there_would_be_and_the_node_comes_back(node
     node.mend()
     said = "".join(again(node, 61) for _ in range(3))
 
-    assert "dry run: for 24 h before it comes back" in said
+    assert "dry run: would be tested first: for 24 h before it comes back" in said
     assert node.state == "IDLE"
 
 
@@ -98,7 +98,7 @@ def test_a_burn_in_waits_until_the_hour_allows_one_more_step(node: Node) -> None
     node.mend()
     said = "".join(again(node, 61) for _ in range(3))
 
-    assert "not released: it waits for its burn-in: 1 steps within the hour" in said
+    assert "not released: it waits for its burn-in: 1 step within the hour" in said
     assert node.state == "IDLE+DRAIN"
 
 

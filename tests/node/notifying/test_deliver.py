@@ -97,9 +97,7 @@ def test_a_node_that_a_person_has_returned_is_told(
     delivered(node)
 
     assert kinds(listener) == [("drained", "n3"), ("released", "n3")]
-    assert (
-        listener.documents[1]["events"][0]["text"] == "it was returned to the pool by someone else"
-    )
+    assert listener.documents[1]["events"][0]["text"] == "it was returned to the pool"
 
 
 def test_nodes_that_fail_together_are_one_message_and_the_breaker_is_told_once(
