@@ -91,7 +91,7 @@ def _settings(site: Site, limits_s: Mapping[str, int]) -> Iterator[Advice]:
     for hook, longest_s in (("Prolog", _prolog_s(site)), ("Epilog", _epilog_s(site))):
         if longest_s > limits_s[hook]:
             text = (
-                f"{hook} may take {longest_s:g} s when everything takes its time, more than the"
+                f"{hook} may take {longest_s:g} s when everything is slow, more than the"
                 f" {limits_s[hook]} s of its shim: such a hook is stopped and drains nothing"
             )
             mend = f"a lower time_limit_s of the checks, or limit={longest_s:.0f} in the shim"
@@ -181,7 +181,7 @@ def _state(place: CheckContext, site: Site) -> Iterator[Advice]:
     if kind and kind not in _LOCAL_TYPES:
         text = (
             f"hooks.state = {site.state} is on {kind}: if other nodes have the same one, none knows"
-            " what it was drained for, and none comes back by itself"
+            " what it was drained for, and none is released by itself"
         )
         yield look(text, "a directory that each node has for itself")
 

@@ -168,7 +168,7 @@ def _shim(shim: Shim, site: Site | None) -> Iterator[Advice]:
         yield change(text, f"edit the line python= in {shim.path}")
     elif not ownership.replaceable(Path(shim.python)) and not _has_hooks(shim.python):
         text = f"{shim.path}: python={shim.python} has no slurm_health: {unchecked}"
-        mend = "install slurm-health there, or have init-hooks write the shim anew"
+        mend = "install slurm-health there, or have init-hooks rewrite the shim"
         yield change(text, f"{mend}: it names the interpreter that it is called with")
     if shutil.which("scontrol", path=shim.search_path) is None:
         text = f"{shim.path} finds no scontrol in {shim.search_path}: its hook never drains a node"

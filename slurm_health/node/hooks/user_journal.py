@@ -140,7 +140,7 @@ def _checked(data: bytes, ended: JobEnded, node: str) -> list[Accusation]:
     try:
         found = from_msgpack(data, list[Accusation])
     except msgspec.DecodeError as err:
-        raise Unreadable(f"its reader answered nonsense: {err}") from err
+        raise Unreadable(f"its reader gave an unreadable answer: {err}") from err
     return [each for each in found if each.node == node and each.job == ended.job]
 
 

@@ -158,7 +158,7 @@ def _read(shared: Path) -> tuple[Tried, ...]:
     except FileNotFoundError:
         return ()
     except (OSError, msgspec.DecodeError) as err:
-        raise SharedStateUnusable(f"{path} cannot be read: {err}; remove it to begin anew") from err
+        raise SharedStateUnusable(f"{path} cannot be read: {err}; remove it to start over") from err
 
 
 def _keep(shared: Path, tried: tuple[Tried, ...]) -> None:

@@ -149,14 +149,14 @@ KINDS: tuple[LineKind, ...] = (
     ),
     *_to_look_at(
         "soft-lockup",
-        "a processor ran kernel code for long without a pause",
+        "a processor ran kernel code for many seconds without a pause",
         "kernel or program",
         _STALLED,
         r"^(?:(?:NMI )?watchdog: )?BUG: soft lockup - CPU#\d",
     ),
     *_to_look_at(
         "hard-lockup",
-        "a processor did not even take interrupts for long",
+        "a processor did not even take interrupts for many seconds",
         "kernel or processor",
         _STALLED,
         r"^(?:NMI )?watchdog: Watchdog detected hard LOCKUP on cpu \d",
@@ -177,7 +177,7 @@ KINDS: tuple[LineKind, ...] = (
     ),
     *_to_look_at(
         "out-of-memory",
-        "the kernel ended a process for want of memory",
+        "the kernel killed a process because memory ran out",
         "program",
         "give the job more memory, or let it use less",
         OUT_OF_MEMORY,
@@ -198,7 +198,7 @@ KINDS: tuple[LineKind, ...] = (
     ),
     *_to_look_at(
         "read-only",
-        "a filesystem that is not named has made itself read-only, or cannot write of itself",
+        "a filesystem that the line does not name is read-only now, or cannot be written",
         "disk or filesystem",
         "look for filesystems that have become read-only (findmnt -O ro) and at their disks",
         r"^(?:[A-Z][\w-]{1,8}: )?Remounting filesystem read-only$",
@@ -206,7 +206,7 @@ KINDS: tuple[LineKind, ...] = (
     ),
     *_to_look_at(
         "beyond-the-end",
-        "something wanted what lies behind the end of a device",
+        "something read or wrote beyond the end of a device",
         "filesystem or partition table",
         "compare the size of the filesystem with that of its device (dumpe2fs, xfs_info, lsblk)",
         rf"^{_BEYOND}",

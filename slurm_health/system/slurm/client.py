@@ -157,7 +157,7 @@ class Client:
         try:
             return gres_of(text)
         except ValueError as err:
-            raise SlurmError(f"scontrol show job {job_id} names nodes oddly: {err}") from err
+            raise SlurmError(f"scontrol show job {job_id} names nodes strangely: {err}") from err
 
     def in_full(self, job_id: parsing.JobId, node: str) -> tuple[dict[str, str], list[str]]:
         """Return all fields of a running job, and sbatch's options for what it has on a node."""
