@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -31,7 +31,7 @@ _LOCK = "mend.lock"
 _NVML_LIMIT_S = 60.0
 _SAID = 300
 # What is kept of what a step's command says: a test of hours may print all the while.
-LAST_BYTES = 4096
+_LAST_BYTES = 4096
 
 
 class StepRefused(Exception):
@@ -92,7 +92,7 @@ def take(
         return msgspec.structs.replace(begun, outcome=StepOutcome.FAILED, text=refusal)
     try:
         argv = _argv(site, begun.step, devices, look or _look)
-        text = _run(argv, 60 * site.mend.limit_min)
+        text = _run(argv, site.mend.limit_min)
     except StepRefused as err:
         return msgspec.structs.replace(begun, outcome=StepOutcome.FAILED, text=str(err))
     if begun.step is MendStep.RESET:
@@ -155,24 +155,33 @@ def _look() -> Gpus:
             raise StepRefused(f"NVML did not answer within {limit_s:g} s")
 
 
-def _run(argv: list[str], limit_s: float) -> str:
-    environ = {"PATH": SYSTEM_PATH, "LC_ALL": "C", "HOME": "/root"}
+def _run(argv: Sequence[str], limit_min: float) -> str:
+    code, output = run_command(argv, limit_min)
+    said = cut(one_line(output), _SAID)
+    if code:
+        raise StepRefused(f"{argv[0]} ended with code {code}: {said}")
+    return said
+
+
+def run_command(argv: Sequence[str], limit_min: float) -> tuple[int, str]:
+    """Run a command of the site's, as root; return its code, and the last of what it said.
+
+    Raises:
+        StepRefused: it cannot be run, or did not end in time.
+    """
     try:
         ended = processes.run(
             argv,
-            environ=environ,
-            deadline_s=limit_s,
+            environ={"PATH": SYSTEM_PATH, "LC_ALL": "C", "HOME": "/root"},
+            deadline_s=60 * limit_min,
             directory=Path("/"),
-            last_bytes=LAST_BYTES,
+            last_bytes=_LAST_BYTES,
         )
     except TimeoutError:
-        raise StepRefused(f"{argv[0]} did not end within {limit_s:g} s") from None
+        raise StepRefused(f"{argv[0]} did not end within {limit_min:g} min") from None
     except OSError as err:
         raise StepRefused(f"{argv[0]} cannot be run: {err.strerror}") from err
-    said = cut(one_line((ended.stdout + ended.stderr).decode(errors="replace")), _SAID)
-    if ended.returncode:
-        raise StepRefused(f"{argv[0]} ended with code {ended.returncode}: {said}")
-    return said
+    return ended.returncode, (ended.stdout + ended.stderr).decode(errors="replace")
 
 
 def _forget_messages(state: Path) -> None:

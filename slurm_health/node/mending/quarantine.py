@@ -170,23 +170,12 @@ def run_test(site: Site, job: int, *, hours: float, clock_s: Callable[[], float]
 
 
 def _run_once(site: Site) -> tuple[int, str]:
-    """Run the site's test; return its code, and the end of what it said."""
-    argv = list(site.mend.deep_test)
-    environ = {"PATH": SYSTEM_PATH, "LC_ALL": "C", "HOME": "/root"}
+    """Run the site's test; return its code (-1: none), and the end of what it said."""
     try:
-        ended = processes.run(
-            argv,
-            environ=environ,
-            deadline_s=60.0 * site.mend.deep_test_min,
-            directory=Path("/"),
-            last_bytes=perform.LAST_BYTES,
-        )
-    except TimeoutError:
-        return -1, f"{argv[0]} did not end within {site.mend.deep_test_min} min"
-    except OSError as err:
-        return -1, f"{argv[0]} cannot be run: {err.strerror}"
-    # The end of it: that is where tests say what is wrong.
-    return ended.returncode, (ended.stdout + ended.stderr).decode(errors="replace")[-_SAID:]
+        code, output = perform.run_command(site.mend.deep_test, site.mend.deep_test_min)
+    except perform.StepRefused as err:
+        return -1, str(err)
+    return code, output[-_SAID:]  # that is where tests say what is wrong
 
 
 def result_of(site: Site, found: Quarantine) -> TestResult | None:
