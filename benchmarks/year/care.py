@@ -64,7 +64,7 @@ class Node:
     leaving: bool = False
     retested: bool = False
     probation_until_s: float = 0.0
-    marks: tuple[accusations.Mark, ...] = ()
+    marks: tuple[accusations.NodeMark, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,7 +210,7 @@ class Care:
 
     def _mark(self, node: int, job: int, uid: int) -> None:
         known, settings = self.nodes[node], self._policy.marks
-        mark = accusations.Mark(
+        mark = accusations.NodeMark(
             job=job, uid=uid, component="network", text="failed", time_s=self._clock.now_s
         )
         known.marks = accusations.add(known.marks, mark, settings)

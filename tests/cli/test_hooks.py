@@ -254,12 +254,12 @@ def test_retest_runs_what_the_node_was_drained_for(node: Node) -> None:
 
 def test_marks_are_listed(node: Node) -> None:
     from slurm_health.node.draining import shared_state
-    from slurm_health.node.rules.accusations import Mark
+    from slurm_health.node.rules.accusations import NodeMark
 
     assert call(node, "nodes", "marks").output == "no marks\n"
     import time
 
-    mark = Mark(job=7, uid=4242424, component="node", text="x", time_s=time.time() - 7200)
+    mark = NodeMark(job=7, uid=4242424, component="node", text="x", time_s=time.time() - 7200)
     shared_state.add_mark(node.site, "n3", mark)
     text = call(node, "nodes", "marks", "n3").output
     assert "n3: 2 h ago, job 7 of user 4242424: x" in text
@@ -268,9 +268,9 @@ def test_marks_are_listed(node: Node) -> None:
 
 def test_a_mark_tells_its_age_in_minutes_and_whose_it_is(node: Node) -> None:
     from slurm_health.node.draining import shared_state
-    from slurm_health.node.rules.accusations import Mark
+    from slurm_health.node.rules.accusations import NodeMark
 
-    mark = Mark(job=7, uid=0, component="node", text="x", time_s=node.now_s - 300)
+    mark = NodeMark(job=7, uid=0, component="node", text="x", time_s=node.now_s - 300)
     shared_state.add_mark(node.site, "n3", mark)
     said = nodes_text.marks_text(node.site, (), node.now_s)
     assert said.startswith("n3: 5 min ago, job 7 of user root: x\n")

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from slurm_health.node.rules import accusations, breaker
-from slurm_health.node.rules.accusations import Mark
+from slurm_health.node.rules.accusations import NodeMark
 from slurm_health.node.rules.settings import Breaker
 from slurm_health.node.site_settings import Site
 from slurm_health.records.decoding import from_json, from_msgpack
@@ -197,7 +197,7 @@ def _read_ledger(shared: Path) -> breaker.DrainLedger:
         raise SharedStateUnusable(f"{path} cannot be read: {err.strerror}") from err
 
 
-def add_mark(site: Site, node: str, mark: Mark) -> tuple[Mark, ...]:
+def add_mark(site: Site, node: str, mark: NodeMark) -> tuple[NodeMark, ...]:
     """Add a mark to a node's and return all that are alive.
 
     Raises:
@@ -212,10 +212,10 @@ def add_mark(site: Site, node: str, mark: Mark) -> tuple[Mark, ...]:
         publish(path, msgspec.json.encode(after), mode=ROOT_ONLY)
         return msgspec.msgpack.encode(after)
 
-    return from_msgpack(under_lock(site, work), tuple[Mark, ...])
+    return from_msgpack(under_lock(site, work), tuple[NodeMark, ...])
 
 
-def marks_of(settings: Breaker, node: str) -> tuple[Mark, ...]:
+def marks_of(settings: Breaker, node: str) -> tuple[NodeMark, ...]:
     """Return a node's marks, the old ones too.
 
     Raises:
@@ -276,9 +276,9 @@ def _marks_of(shared: Path, node: str) -> Path:
     return shared / _MARKS / f"{node}.json"
 
 
-def _read_marks(path: Path) -> tuple[Mark, ...]:
+def _read_marks(path: Path) -> tuple[NodeMark, ...]:
     try:
-        return from_json(path.read_bytes(), tuple[Mark, ...])
+        return from_json(path.read_bytes(), tuple[NodeMark, ...])
     except FileNotFoundError:
         return ()
     except PermissionError as err:

@@ -188,10 +188,10 @@ def _take(file: FileIO, uid: int, now_s: float, settings: Accusations) -> str:
 def _marked(hook: Hook, ended: JobEnded, accusation: Accusation) -> Cause | None:
     """Mark this node, and return the cause that its marks are by now."""
     from slurm_health.node.draining.shared_state import SharedStateUnusable, add_mark
-    from slurm_health.node.rules.accusations import Mark, convict, summary
+    from slurm_health.node.rules.accusations import NodeMark, convict, summary
 
     site = hook.site
-    mark = Mark(
+    mark = NodeMark(
         job=ended.job,
         uid=ended.uid,
         component=accusation.component,

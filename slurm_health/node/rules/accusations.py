@@ -158,7 +158,7 @@ def _short(text: str) -> str:
     return plain(text[: 4 * _TEXT])[:_TEXT].rstrip()
 
 
-class Mark(msgspec.Struct, frozen=True, kw_only=True):
+class NodeMark(msgspec.Struct, frozen=True, kw_only=True):
     """One job's unconfirmed accusation of a node."""
 
     job: int
@@ -168,7 +168,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
     time_s: float
 
 
-def add(marks: Sequence[Mark], mark: Mark, settings: Marks) -> tuple[Mark, ...]:
+def add(marks: Sequence[NodeMark], mark: NodeMark, settings: Marks) -> tuple[NodeMark, ...]:
     """Return the marks with one more, without those that are too old.
 
     A job marks a node once, however often it is started again. Of one user only as many are kept
@@ -184,13 +184,13 @@ def add(marks: Sequence[Mark], mark: Mark, settings: Marks) -> tuple[Mark, ...]:
     return (*(each for each in kept if each not in surplus), mark)[-_MOST_MARKS:]
 
 
-def alive(marks: Sequence[Mark], now_s: float, settings: Marks) -> tuple[Mark, ...]:
+def alive(marks: Sequence[NodeMark], now_s: float, settings: Marks) -> tuple[NodeMark, ...]:
     """Return the marks that are not too old, nor of a later day, by a clock that is wrong."""
     oldest_s = settings.ttl_h * _HOUR_S
     return tuple(each for each in marks if -_DAY_S <= now_s - each.time_s <= oldest_s)
 
 
-def convict(marks: Sequence[Mark], settings: Marks) -> bool:
+def convict(marks: Sequence[NodeMark], settings: Marks) -> bool:
     """Tell whether the marks are from enough different users and enough different jobs.
 
     One user alone never gets there, whatever number of jobs they run.
@@ -202,7 +202,7 @@ def convict(marks: Sequence[Mark], settings: Marks) -> bool:
     return len(users) >= settings.users and len(jobs) >= settings.jobs
 
 
-def summary(marks: Sequence[Mark]) -> str:
+def summary(marks: Sequence[NodeMark]) -> str:
     """Say how many accuse, and what the last of them says."""
     users, jobs = {each.uid for each in marks}, {each.job for each in marks}
     last = f"; the last: {marks[-1].text}" if marks else ""

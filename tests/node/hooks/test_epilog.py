@@ -251,14 +251,14 @@ def test_an_attempt_that_was_requeued_is_looked_at_although_slurm_counts_on(stor
 
 
 def test_the_epilog_of_two_jobs_at_once_keeps_both_marks(story: Story) -> None:
-    from slurm_health.node.rules.accusations import Mark
+    from slurm_health.node.rules.accusations import NodeMark
 
     site = story.node.site
     pids = []
     for job in range(100, 108):
         pid = os.fork()
         if pid == 0:
-            mark = Mark(job=job, uid=job, component="node", text="", time_s=1.0)
+            mark = NodeMark(job=job, uid=job, component="node", text="", time_s=1.0)
             try:
                 shared_state.add_mark(site, "n3", mark)
             finally:

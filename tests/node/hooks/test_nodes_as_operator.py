@@ -14,7 +14,7 @@ import pytest
 from slurm_health.node.draining import shared_state
 from slurm_health.node.draining.shared_state import ForRootOnly, SharedStateUnusable
 from slurm_health.node.hooks import nodes
-from slurm_health.node.rules.accusations import Mark
+from slurm_health.node.rules.accusations import NodeMark
 from slurm_health.system.killable import Answered, run_one
 from slurm_health.system.slurm.client import Client
 from tests.support.fake_scontrol import FakeScontrol
@@ -36,7 +36,7 @@ def tmp_path(public_path: Path) -> Path:
 def marked(node: Node, slurm: FakeScontrol) -> Node:
     """Two drained nodes with marks, one of them drained for these."""
     slurm.set({"n5": ("IDLE+DRAIN", _OF_CHECK), "n6": ("IDLE+DRAIN", _OF_MARKS)})
-    mark = Mark(job=7, uid=1000, component="network", text="slow", time_s=node.now_s)
+    mark = NodeMark(job=7, uid=1000, component="network", text="slow", time_s=node.now_s)
     for name in ("n5", "n6"):
         shared_state.add_mark(node.site, name, mark)
     for path in (slurm.directory, *slurm.directory.rglob("*")):
@@ -122,7 +122,7 @@ def test_a_reset_by_an_operator_says_who_may_and_no_number_of_an_error(marked: N
 def test_what_an_earlier_version_left_for_all_to_read_is_closed(marked: Node) -> None:
     marks = marked.shared / "marks"
     marks.chmod(0o755)
-    mark = Mark(job=8, uid=1001, component="network", text="slow", time_s=marked.now_s)
+    mark = NodeMark(job=8, uid=1001, component="network", text="slow", time_s=marked.now_s)
     shared_state.add_mark(marked.site, "n5", mark)
     assert stat.S_IMODE(marks.stat().st_mode) == 0o700
     assert stat.S_IMODE((marks / "n5.json").stat().st_mode) == 0o600

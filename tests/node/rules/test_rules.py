@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_health.node.rules import accusations, breaker, drain_note, recovery
-from slurm_health.node.rules.accusations import Mark
+from slurm_health.node.rules.accusations import NodeMark
 from slurm_health.node.rules.breaker import DrainAllowed, DrainEntry, DrainLedger, DrainRefused
 from slurm_health.node.rules.drain_note import DrainNote
 from slurm_health.node.rules.finding import Finding, Status, capped, is_worse, joined
@@ -191,7 +191,7 @@ def test_a_small_cluster_bears_two_faults_at_once(nodes: int, allowed: int) -> N
 
 
 mark = st.builds(
-    Mark,
+    NodeMark,
     job=st.integers(1, 30),
     uid=st.integers(1000, 1003),
     component=st.just("node"),
@@ -201,8 +201,8 @@ mark = st.builds(
 
 
 @given(st.lists(mark, max_size=60))
-def test_one_users_marks_alone_convict_nobody(found: list[Mark]) -> None:
-    known: tuple[Mark, ...] = ()
+def test_one_users_marks_alone_convict_nobody(found: list[NodeMark]) -> None:
+    known: tuple[NodeMark, ...] = ()
     for each in sorted(found, key=lambda m: m.time_s):
         known = accusations.add(known, each, Marks())
     for uid in range(1000, 1004):
@@ -214,11 +214,11 @@ def test_one_users_marks_alone_convict_nobody(found: list[Mark]) -> None:
 
 @given(st.lists(mark, max_size=60), st.integers(1, 4), st.integers(1, 4))
 def test_marks_that_are_not_kept_would_not_have_counted(
-    found: list[Mark], users: int, jobs: int
+    found: list[NodeMark], users: int, jobs: int
 ) -> None:
     settings = Marks(users=users, jobs=jobs, ttl_h=8760)
-    known: tuple[Mark, ...] = ()
-    every: dict[tuple[int, int], Mark] = {}
+    known: tuple[NodeMark, ...] = ()
+    every: dict[tuple[int, int], NodeMark] = {}
     for each in sorted(found, key=lambda m: m.time_s):
         known = accusations.add(known, each, settings)
         every[each.job, each.uid] = each
@@ -226,8 +226,8 @@ def test_marks_that_are_not_kept_would_not_have_counted(
 
 
 def test_one_users_marks_push_out_nobody_elses() -> None:
-    def by(uid: int, job: int) -> Mark:
-        return Mark(job=job, uid=uid, component="node", text="", time_s=float(job))
+    def by(uid: int, job: int) -> NodeMark:
+        return NodeMark(job=job, uid=uid, component="node", text="", time_s=float(job))
 
     known = accusations.add((), by(1, 1), Marks())
     for job in range(2, 500):
@@ -361,7 +361,7 @@ def test_a_drain_by_a_clock_years_ahead_does_not_hold_the_breaker_for_ever() -> 
 
 
 def test_a_mark_from_another_day_to_come_counts_no_more_than_an_old_one() -> None:
-    mark = Mark(job=1, uid=1, component="node", text="", time_s=10 * 86400.0)
+    mark = NodeMark(job=1, uid=1, component="node", text="", time_s=10 * 86400.0)
     assert accusations.alive([mark], 0.0, Marks()) == ()
     assert accusations.alive([mark], 10 * 86400.0 - 60, Marks()) == (mark,)
 
