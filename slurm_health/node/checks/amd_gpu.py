@@ -22,6 +22,7 @@ from slurm_health.node.rules.finding import (
     warned,
 )
 from slurm_health.records.errors import Unmeasured
+from slurm_health.records.text import counted
 
 # A document of all metrics of eight GPUs has some 100 KiB.
 _OUTPUT_BYTES = 4 << 20
@@ -79,14 +80,14 @@ class AmdGpus(Check, frozen=True, kw_only=True):
         expected = self.count or max(seen.allotted, default=-1) + 1
         parts = [passed("", gpus=len(seen.gpus))]
         if len(seen.gpus) < expected:
-            text = f"{len(seen.gpus)} AMD GPUs, expected {expected}"
+            text = f"{counted(len(seen.gpus), 'AMD GPU')}, expected {expected}"
             parts.append(node_fault(text, expected=expected))
         if seen.retest and not expected:
             text = f"{len(seen.gpus)} GPUs, and how many there should be is not known: set count"
             parts.append(inconclusive(text))
         for gpu in seen.gpus:
             parts += self._gpu(gpu)
-        return joined(parts, well=f"{len(seen.gpus)} AMD GPUs healthy")
+        return joined(parts, well=f"{counted(len(seen.gpus), 'AMD GPU')} healthy")
 
     def _gpu(self, gpu: AmdGpu) -> list[Finding]:
         name = f"GPU {gpu.index}{f' ({gpu.bus})' if gpu.bus else ''}"

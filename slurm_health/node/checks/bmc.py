@@ -22,6 +22,7 @@ from slurm_health.node.rules.finding import (
     warned,
 )
 from slurm_health.records.errors import Unmeasured
+from slurm_health.records.text import counted
 
 Judged = Annotated[str, msgspec.Meta(pattern="^(warn|fault|ignore)$")]
 # Numbers of the entities that sensors belong to (IPMI 2.0, table 43-13).
@@ -102,7 +103,9 @@ class Bmc(Check, frozen=True, kw_only=True):
                 if sensor.entity in entities and (wrong := sensor.wrong):
                     parts += _as_the_site_wants(judged, f"{sensor.name}: {wrong}")
         parts += self._memory(seen)
-        return joined(parts, well=f"{len(sensors)} sensors, none of fans and power at fault")
+        return joined(
+            parts, well=f"{counted(len(sensors), 'sensor')}, none of fans and power at fault"
+        )
 
     def _memory(self, seen: BmcSeen) -> Iterator[Finding]:
         now = _moment(seen.time)

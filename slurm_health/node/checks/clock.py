@@ -11,6 +11,7 @@ from slurm_health.node.checks.check import Check, CheckContext, NotNegative, See
 from slurm_health.node.checks.tasks import count_cpus
 from slurm_health.node.rules.finding import Finding, Status, node_fault, passed, warned
 from slurm_health.records.errors import Unmeasured
+from slurm_health.records.text import counted
 
 _STA_UNSYNC = 0x40
 _STA_NANO = 0x2000
@@ -124,5 +125,7 @@ class Cpus(Check, frozen=True, kw_only=True):
     def judge(self, seen: int) -> Finding:
         """Fewer than there should be is the node's fault."""
         if seen < self.min_online:
-            return node_fault(f"{seen} CPUs online, limit {self.min_online}", online=seen)
-        return passed(f"{seen} CPUs online", online=seen)
+            return node_fault(
+                f"{counted(seen, 'CPU')} online, limit {self.min_online}", online=seen
+            )
+        return passed(f"{counted(seen, 'CPU')} online", online=seen)

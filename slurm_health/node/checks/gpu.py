@@ -22,6 +22,7 @@ from slurm_health.node.rules.finding import (
     warned,
 )
 from slurm_health.records.errors import Unmeasured
+from slurm_health.records.text import counted
 from slurm_health.system.nvml import GpuDevice, Gpus, read_gpus
 
 # Names of nvml.h's nvmlGpuRecoveryAction_t.
@@ -83,7 +84,7 @@ class Gpu(Check, frozen=True, kw_only=True):
         expected = self.count or (0 if divided else max(seen.allotted, default=-1) + 1)
         parts = [passed("", gpus=len(gpus.devices))]
         if len(gpus.devices) < expected:
-            text = f"{len(gpus.devices)} GPUs, Slurm expects {expected}"
+            text = f"{counted(len(gpus.devices), 'GPU')}, Slurm expects {expected}"
             parts.append(mended_by(node_fault(text, expected=expected), Remedy.REBOOT))
         if seen.retest and not expected and not divided:
             # A GPU that was at fault may be gone by now: that the others are well proves nothing.
@@ -95,7 +96,9 @@ class Gpu(Check, frozen=True, kw_only=True):
         for device in gpus.devices:
             if not device.lost:
                 parts += self._device(device)
-        return joined(parts, well=f"{len(gpus.devices)} GPUs healthy, driver {gpus.driver}")
+        return joined(
+            parts, well=f"{counted(len(gpus.devices), 'GPU')} healthy, driver {gpus.driver}"
+        )
 
     def _device(self, device: GpuDevice) -> list[Finding]:
         name = _name(device)

@@ -21,6 +21,7 @@ from slurm_health.node.rules.finding import (
     user_fault,
     warned,
 )
+from slurm_health.records.text import counted
 
 _KIB_PER_GIB = 1 << 20
 _COMPUTE = ("node", "compute", "memory")
@@ -150,16 +151,20 @@ class Edac(Check, frozen=True, kw_only=True):
     def judge(self, seen: dict[str, tuple[int, int]]) -> Finding:
         """An uncorrected error is a fault; many corrected ones are worth a look."""
         parts = [self._controller(name, *counts) for name, counts in seen.items()]
-        return joined(parts, well=f"{len(parts)} memory controllers without significant errors")
+        return joined(
+            parts, well=f"{counted(len(parts), 'memory controller')} without significant errors"
+        )
 
     def _controller(self, name: str, corrected: int, uncorrected: int) -> Finding:
         if uncorrected > self.max_uncorrected:
+            errors = counted(uncorrected, "uncorrected memory error")
             return node_fault(
-                f"{name}: {uncorrected} uncorrected memory errors, limit {self.max_uncorrected}",
-                uncorrected=uncorrected,
+                f"{name}: {errors}, limit {self.max_uncorrected}", uncorrected=uncorrected
             )
         if corrected > self.max_corrected:
-            return warned(f"{name}: {corrected} corrected memory errors", corrected=corrected)
+            return warned(
+                f"{name}: {counted(corrected, 'corrected memory error')}", corrected=corrected
+            )
         return passed(name)
 
 

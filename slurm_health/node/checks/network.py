@@ -23,6 +23,7 @@ from slurm_health.node.rules.finding import (
     warned,
 )
 from slurm_health.records.errors import Unmeasured
+from slurm_health.records.text import counted
 
 _BASE = "/sys/class/infiniband"
 # Counters of the port, by the names of the kernel's sysfs interface.
@@ -89,7 +90,7 @@ class InfiniBand(Check, frozen=True, kw_only=True):
             text = f"{len(active)} of {len(seen.ports)} ports active, limit {self.min_active}"
             down = ", ".join(sorted(set(seen.ports) - active))
             parts.append(node_fault(f"{text}{f' (down: {down})' if down else ''}"))
-        return joined(parts, well=f"{len(active)} ports active")
+        return joined(parts, well=f"{counted(len(active), 'port')} active")
 
     def _port(self, name: str, seen: InfiniBandSeen) -> Finding:
         port = seen.ports.get(name)
@@ -116,7 +117,7 @@ class InfiniBand(Check, frozen=True, kw_only=True):
         }
         downed = grown.pop("link_downed", 0)
         if downed > self.max_link_downed:
-            return warned(f"{name} lost its link {downed} times in {seen.age_s:.0f} s")
+            return warned(f"{name} lost its link {counted(downed, 'time')} in {seen.age_s:.0f} s")
         if sum(grown.values()) > self.max_errors:
             worst = max(grown, key=grown.__getitem__)
             return warned(f"{name}: {worst} grew by {grown[worst]} in {seen.age_s:.0f} s")
@@ -245,11 +246,12 @@ class Ethernet(Check, frozen=True, kw_only=True):
         found = []
         flaps = _delta(seen.counters.carrier_changes, seen.before.carrier_changes)
         if flaps > self.max_carrier_changes:
-            text = f"{self.interface} lost or gained its link {flaps} times in {seen.age_s:.0f} s"
+            times = f"{counted(flaps, 'time')} in {seen.age_s:.0f} s"
+            text = f"{self.interface} lost or gained its link {times}"
             found.append(warned(text, carrier_changes=flaps))
         errors = _delta(seen.counters.errors, seen.before.errors)
         if seen.age_s > 0 and errors / seen.age_s > self.max_errors_per_s:
-            text = f"{self.interface}: {errors} errors in {seen.age_s:.0f} s"
+            text = f"{self.interface}: {counted(errors, 'error')} in {seen.age_s:.0f} s"
             found.append(warned(text, errors=errors))
         return found
 

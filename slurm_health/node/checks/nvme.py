@@ -27,6 +27,7 @@ from slurm_health.node.rules.finding import (
     warned,
 )
 from slurm_health.records.errors import Unmeasured
+from slurm_health.records.text import counted
 
 _BASE = "/sys/class/nvme"
 _PROGRAMS = ("smartctl", "nvme")
@@ -91,11 +92,11 @@ class Nvme(Check, frozen=True, kw_only=True):
         """A drive that is gone, dead or read-only is a fault; wear and lost blocks are warnings."""
         parts = [passed("", drives=len(seen.drives))]
         if len(seen.drives) < self.count:
-            text = f"{len(seen.drives)} NVMe drives, expected {self.count}"
+            text = f"{counted(len(seen.drives), 'NVMe drive')}, expected {self.count}"
             parts.append(node_fault(text, expected=self.count))
         for name, drive in seen.drives.items():
             parts += self._drive(name, drive, (seen.before or {}).get(name), seen.age_s)
-        return joined(parts, well=f"{len(seen.drives)} NVMe drives healthy")
+        return joined(parts, well=f"{counted(len(seen.drives), 'NVMe drive')} healthy")
 
     def _drive(self, name: str, drive: Drive, before: int | None, age_s: float) -> list[Finding]:
         if drive.state == "dead":
@@ -111,7 +112,7 @@ class Nvme(Check, frozen=True, kw_only=True):
             found.append(warned(text, used_percent=used))
         errors = (drive.media_errors or 0) - (drive.media_errors or 0 if before is None else before)
         if errors > self.max_media_errors:
-            text = f"{name}: {errors} blocks could not be read right in {age_s:.0f} s"
+            text = f"{name}: {counted(errors, 'block')} could not be read right in {age_s:.0f} s"
             found.append(warned(text, media_errors=errors))
         return found
 

@@ -20,6 +20,7 @@ from slurm_health.node.checks.check import (
     first_few,
 )
 from slurm_health.node.rules.finding import Finding, Status, node_fault, passed, user_fault, warned
+from slurm_health.records.text import counted
 from slurm_health.system.proc import Stat, parse_stat
 
 PROCESSES = "processes"
@@ -129,8 +130,8 @@ class Zombies(Check, frozen=True, kw_only=True):
         """A few are always passing through."""
         count = len(seen)
         if count > self.max_count:
-            return warned(f"{count} zombies, limit {self.max_count}: {_named(seen)}")
-        return passed(f"{count} zombies", zombies=count)
+            return warned(f"{counted(count, 'zombie')}, limit {self.max_count}: {_named(seen)}")
+        return passed(counted(count, "zombie"), zombies=count)
 
 
 class Uninterruptible(Check, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ from slurm_health.node.doctor.advice import Advice, change, fine, look
 from slurm_health.node.draining.shared_state import SharedStateUnusable
 from slurm_health.node.rules.settings import Format, Target
 from slurm_health.node.site_settings import Site
+from slurm_health.records.text import counted
 from slurm_health.system import SYSTEM_PATH
 
 _HERE = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -119,5 +120,6 @@ def _standing(site: Site) -> Iterator[Advice]:
         return  # as is said of the breaker
     for name, failure in found.failures.items():
         count = found.waiting.get(name, 0)
-        text = f"{name} took no message the last {failure.count} times ({count} events wait)"
+        times = "once" if failure.count == 1 else f"{failure.count} times in a row"
+        text = f"{name} took no message {times} ({counted(count, 'event')} waiting)"
         yield look(f"{text}: {failure.why}", "slurm-health notify --test")

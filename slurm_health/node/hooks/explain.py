@@ -12,7 +12,7 @@ from slurm_health.node.hooks.run_checks import ChosenCheck
 from slurm_health.node.rules.finding import CheckResult
 from slurm_health.node.rules.settings import CONTEXTS
 from slurm_health.node.site_settings import Site
-from slurm_health.records.text import cut
+from slurm_health.records.text import counted, cut
 
 
 def explain(site: Site, choices: Mapping[str, Sequence[ChosenCheck]], node: str) -> str:
@@ -32,9 +32,10 @@ def _consequences(site: Site) -> list[str]:
     if not site.breaker.directory:
         return ["nothing is drained: breaker.directory is not set, so no node knows of the others"]
     share = f"{100 * site.breaker.share:g} % of a partition"
+    nodes = counted(site.breaker.per_job, "node")
     return [
         (
-            f"drains at most {share}, and {site.breaker.per_job} nodes because of one job;"
+            f"drains at most {share}, and {nodes} because of one job;"
             f" counted in {site.breaker.directory}"
         ),
         f"accusations: {site.accusations.policy.value}",

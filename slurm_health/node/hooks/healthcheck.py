@@ -24,7 +24,7 @@ from slurm_health.node.rules.finding import CheckResult, Status, node_faults
 from slurm_health.node.rules.recovery import DrainRecord, after_test, is_due
 from slurm_health.node.site_settings import Site
 from slurm_health.records.decoding import from_json
-from slurm_health.records.text import cut
+from slurm_health.records.text import counted, cut
 from slurm_health.system.killable import run_guarded
 
 # Of the 36 s in which a health check asks Slurm (`hooks.__main__`): a node is returned within them.
@@ -213,7 +213,7 @@ def last_check_of(results: Sequence[CheckResult], *, node: str, now_s: float) ->
         node=node,
         time_s=now_s,
         faulty=bool(faults),
-        text=cut(told, _TEXT_LENGTH) or f"{len(results)} checks passed",
+        text=cut(told, _TEXT_LENGTH) or f"{counted(len(results), 'check')} passed",
         faults=cut("; ".join(f"{each.name}: {each.finding.text}" for each in faults), _TEXT_LENGTH),
     )
 

@@ -62,7 +62,7 @@ FAULTS: list[tuple[Check, dict[str, str], Status, str]] = [
         Edac(),
         {"/sys/devices/system/edac/mc/mc0/ue_count": "1\n"},
         NODE,
-        "mc0: 1 uncorrected memory errors, limit 0",
+        "mc0: 1 uncorrected memory error, limit 0",
     ),
     (
         Edac(),
@@ -86,7 +86,7 @@ FAULTS: list[tuple[Check, dict[str, str], Status, str]] = [
     ),
     (Filesystem(path="/scratch", min_available_gib=1e9), {}, USER, "GiB left, limit 1e+09"),
     (Load(), {"/proc/loadavg": "900 800 700 1/900 1\n"}, Status.WARN, "load 800 over 5 min"),
-    (Zombies(max_count=0), process(9, "dead", "Z"), Status.WARN, "1 zombies, limit 0: dead(9)"),
+    (Zombies(max_count=0), process(9, "dead", "Z"), Status.WARN, "1 zombie, limit 0: dead(9)"),
     (
         Uninterruptible(max_count=0),
         process(9, "ls", "D"),
@@ -227,7 +227,7 @@ def test_port_errors_are_told_by_what_they_grew(well: CheckContext) -> None:
     found = find_out(check, later(well, 60))
     assert "symbol_error grew by 5000 in 60 s" in found.text
     tree(well.root, {f"{IB.format(n=0)}/counters/link_downed": "1\n"})
-    assert "lost its link 1 times" in find_out(check, later(well, 120)).text
+    assert "lost its link 1 time in" in find_out(check, later(well, 120)).text
 
 
 ETHERNET = "Ethernet\n"

@@ -78,7 +78,7 @@ def test_a_drive_that_is_gone_or_that_the_kernel_gave_up_is_a_fault(tmp_path: Pa
     missing = ask_nvme(tmp_path, Nvme(count=2), {"nvme0": of_smartctl()})
     dead = tree(tmp_path / "dead", {"/sys/class/nvme/nvme0/state": "dead\n"})
 
-    assert (missing.status, missing.text) == (NODE, "1 NVMe drives, expected 2")
+    assert (missing.status, missing.text) == (NODE, "1 NVMe drive, expected 2")
     assert find_out(Nvme(), dead).text == "nvme0: the kernel has given it up"
 
 
