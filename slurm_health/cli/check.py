@@ -57,7 +57,7 @@ from slurm_health.system.signals import leaving_on
 @click.option(
     "--act",
     is_flag=True,
-    help="Drain faulty nodes (with the rights to) and requeue the job without its bad nodes.",
+    help="Drain faulty nodes (with rights to) and requeue the job without its bad nodes.",
 )
 @click.option(
     "--nodes-wanted",
@@ -69,7 +69,7 @@ from slurm_health.system.signals import leaving_on
     "--nodes-needed",
     type=click.IntRange(1),
     metavar="N",
-    help="With --act and --nodes-wanted: go on with so few rather than be requeued.",
+    help="With --act and --nodes-wanted: go on with as few as this rather than be requeued.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("--script-name", default="", hidden=True)

@@ -94,11 +94,11 @@ class _Asked:
 @click.option("--json", "as_json", is_flag=True, help="Print what goes, and what is left, as JSON.")
 @as_settings(_Asked)
 def clean(asked: _Asked) -> int:
-    """Remove old journals of yours: by age, by size, or both.
+    """Remove your old journals: by age, by size, or both.
 
     The journal of a job that has not ended is never removed. Slurm is asked once which those are;
-    where it cannot be asked, what was written within 60 days is left. With journals go their
-    reports and their part of the history.
+    where it cannot be asked, what was written within 60 days is left. A journal's report and its
+    part of the history go with it.
     """
     if asked.older_than_s is None and asked.most_bytes is None:
         raise click.UsageError("say what may go: --older-than AGE, --max-size SIZE, or both")

@@ -73,16 +73,17 @@ class _RunCommand(PassesOn):
     shell_complete=files,
 )
 def run(arguments: tuple[str, ...]) -> int:
-    """Start a training with torchrun, checked first if told to. Once per node:
+    """Start a training with torchrun, and check its nodes first if asked to. Once per node:
 
     \b
         srun --ntasks-per-node=1 slurm-health run --network-check \\
             --nproc_per_node=8 --max_restarts=3 train.py
 
-    Without Slurm, once per machine, which need to share nothing:
+    Without Slurm, once per machine; the machines need to share nothing:
 
     \b
-        NODE_RANK=0 MASTER_ADDR=10.0.0.1 slurm-health run --network-check --nnodes=4 train.py
+        NODE_RANK=0 MASTER_ADDR=10.0.0.1 slurm-health run --network-check \\
+            --nnodes=4 train.py
 
     With --nnodes=MIN:MAX it starts with the healthy nodes if at least MIN are left; a node that
     is left out says why and ends with 0, so that the step ends as the training does. With a fixed

@@ -51,6 +51,7 @@ def index_options(command: _F) -> _F:
             click.option("--cluster", metavar="NAME", help="Only of this cluster."),
             click.option(
                 "--days",
+                metavar="DAYS",
                 type=_DAYS,
                 default=28,
                 show_default=True,
@@ -83,6 +84,7 @@ class _History(FromIndex):
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(
     "--limit",
+    metavar="N",
     type=click.IntRange(min=1),
     default=20,
     show_default=True,
@@ -141,8 +143,8 @@ def lemons(asked: _Lemons) -> int:
     """List nodes that spoil one job after another, though no single check proves them faulty.
 
     A lemon has spoiled three jobs or more, over more than a day, more often than chance explains,
-    compared with the other nodes of its cluster. A suspect is a node that something spoke against
-    and no more. The score is how many of its next 100 jobs a node is expected to spoil.
+    compared with the other nodes of its cluster. A suspect has something against it, but less
+    than that. The score is how many of its next 100 jobs a node is expected to spoil.
 
     The exit code is 1 where there is a lemon, and 4 where there is nothing to publish.
     """
@@ -334,10 +336,11 @@ class _Advise(FromIndex):
     type=click.IntRange(min=1, max=65536),
     multiple=True,
     metavar="N",
-    help="A job of so many nodes; may be repeated.  [default: sizes that leave nodes to spare]",
+    help="A job of this many nodes; may be repeated.  [default: sizes that leave nodes to spare]",
 )
 @click.option(
     "--hours",
+    metavar="HOURS",
     type=click.FloatRange(min=0, min_open=True, max=8760),
     default=24,
     show_default=True,
@@ -345,6 +348,7 @@ class _Advise(FromIndex):
 )
 @click.option(
     "--risk",
+    metavar="SHARE",
     type=click.FloatRange(min=0.0001, max=0.5),
     default=0.05,
     show_default=True,

@@ -67,7 +67,7 @@ GROUPS = {
     },
     "For administrators": {
         "doctor": "Say what to change in this site's slurm.conf and on this machine.",
-        "init-config": "Write a site's file for nodes like this one.",
+        "init-config": "Print a site's file for nodes like this one.",
         "init-hooks": "Write the scripts that slurm.conf names.",
         "init-default": "Have jobs checked whose users type plain sbatch.",
         "prolog": "Check this node before a job, as slurmd's Prolog does.",

@@ -38,8 +38,8 @@ _PATIENCE_S = 30.0
 def nodes(context: click.Context, config: str | None, as_json: bool) -> int:
     """List the nodes that slurm-health has drained, since when and why.
 
-    And what it has not drained: the exit code is 1 where a breaker has tripped, its ledger cannot
-    be used, or a node that its last health check found faulty is in the pool.
+    Also listed is what it has not drained, and why. The exit code is 1 where a breaker has tripped,
+    its ledger cannot be used, or a node that its last health check found faulty is in service.
     """
     context.obj = config
     if context.invoked_subcommand is not None:
@@ -63,8 +63,8 @@ def release(config: str | None, names: tuple[str, ...]) -> int:
     """Return nodes that slurm-health has drained to service, and delete their marks.
 
     A node that was drained by others is left as it is. One that is still faulty is returned all
-    the same, and named: on the node itself its checks run first, elsewhere its last health check
-    tells.
+    the same, and you are told so: on the node itself by its checks, which run first, elsewhere by
+    its last health check.
     """
     from slurm_health.node.hooks import nodes as listing
     from slurm_health.node.hooks.healthcheck import read_last_checks
@@ -122,7 +122,7 @@ def retest(config: str | None) -> int:
     return int(exit_code_of(results))
 
 
-@nodes.command("marks", short_help="List accusations by users' jobs that count still.")
+@nodes.command("marks", short_help="List accusations by users' jobs that still count.")
 @click.argument("names", metavar="[NODE]...", nargs=-1)
 @click.pass_obj
 def marks_command(config: str | None, names: tuple[str, ...]) -> int:
@@ -165,8 +165,8 @@ def notify(config: str | None, test: bool, deliver: bool) -> int:
     """List the targets of [notify], and how many events wait for each.
 
     With --test, each target is sent a message that says it is a test, whatever events it is for,
-    and what came back is printed; the exit code is 1 where one did not take it. Hooks start
-    --deliver by themselves, and wait for nothing.
+    and its answer is printed; the exit code is 1 where one did not take it. Hooks start --deliver
+    by themselves, and do not wait for it.
     """
     if test and deliver:
         raise click.UsageError("--test and --deliver are two things: leave one out")

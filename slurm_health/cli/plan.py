@@ -49,17 +49,21 @@ class _Play:
 )
 @click.option(
     "--topology",
+    metavar="FILE",
     type=click.File("r"),
     help="What `scontrol show topology` prints, or topology.conf; - for stdin.",
 )
 @click.option(
     "--noise",
+    metavar="SHARE",
     type=click.FloatRange(0, 1),
     default=0.01,
     show_default=True,
     help="Relative standard deviation of one measurement.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same run.")
+@click.option(
+    "--seed", metavar="N", type=int, default=0, show_default=True, help="Same seed, same run."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def plan(
     hostlist: str, bad: str, topology: TextIO | None, noise: float, seed: int, as_json: bool
@@ -67,9 +71,9 @@ def plan(
     """Simulate a health check of HOSTLIST and show every step of it.
 
     \b
-    slurm-health plan 'n[1-8]'                            a healthy cluster: one round
-    slurm-health plan 'n[1-8]' --bad n3                   n3 does not answer its partners
-    slurm-health plan 'n[1-8]' --bad n3,n7:slow=1.3       and n7's network is 1.3x slower
+    slurm-health plan 'n[1-8]'                    a healthy cluster: one round
+    slurm-health plan 'n[1-8]' --bad n3           n3 does not answer its partners
+    slurm-health plan 'n[1-8]' --bad n7:slow=1.3  the network of n7 is 1.3x slower
     slurm-health plan 'n[1-16]' --topology topo.txt --bad leaf2:leaf=1.5
 
     No node is contacted, and nothing is written. Pairing, inference and wording are those of a

@@ -67,6 +67,7 @@ class _Asked:
 )
 @click.option(
     "--last",
+    metavar="N",
     type=click.IntRange(min=1),
     default=10,
     show_default=True,

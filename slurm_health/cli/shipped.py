@@ -30,13 +30,14 @@ if TYPE_CHECKING:
     from slurm_health.node.rules.meaning import Meaning
 
 _COMMAND = "slurm-health"
+_VARIABLE = "_SLURM_HEALTH_COMPLETE"  # as click derives it from the name
 _TITLES = {
     TemplateKind.BATCH_SCRIPT: "Batch scripts that check their nodes, for sbatch:",
     TemplateKind.WRAPPER: "For programs that call sbatch by its name:",
     TemplateKind.HOOK: "For slurm.conf, as root (slurm-health init-hooks writes all three):",
 }
 _WIDEST = 100
-_QUOTED = 100  # characters of what nobody knows
+_QUOTED = 100  # characters of what is not known
 _MAKES = {
     Status.PASS: "nothing: it is held against no node",
     Status.WARN: "a warning: it is logged, and drains nothing",
@@ -127,10 +128,6 @@ def _list_text() -> str:
     return "\n".join([*parts, f"To copy one: {_COMMAND} templates copy NAME [DESTINATION]\n"])
 
 
-_NAME = "slurm-health"
-_VARIABLE = "_SLURM_HEALTH_COMPLETE"  # as click derives it from the name
-
-
 @click.command(short_help="Print a script that completes commands in a shell.")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
@@ -138,13 +135,15 @@ def completion(context: click.Context, shell: str) -> int:
     """Print a script with which a shell completes commands and options of slurm-health.
 
     \b
-    bash   slurm-health completion bash > ~/.local/share/bash-completion/completions/slurm-health
-    zsh    slurm-health completion zsh > DIR/_slurm-health     with a DIR of your $fpath
-    fish   slurm-health completion fish > ~/.config/fish/completions/slurm-health.fish
+    bash   slurm-health completion bash \\
+               > ~/.local/share/bash-completion/completions/slurm-health
+    zsh    slurm-health completion zsh > DIR/_slurm-health   DIR: one of $fpath
+    fish   slurm-health completion fish \\
+               > ~/.config/fish/completions/slurm-health.fish
     """  # noqa: D301 - click reads the backslash
     kind = get_completion_class(shell)
     assert kind is not None  # click has all three
-    print_result(kind(context.find_root().command, {}, _NAME, _VARIABLE).source() + "\n")
+    print_result(kind(context.find_root().command, {}, _COMMAND, _VARIABLE).source() + "\n")
     return int(ExitCode.HEALTHY)
 
 
@@ -190,17 +189,17 @@ def _title(path: Path) -> str:
 @click.argument("words", nargs=-1, metavar="[WHAT]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: an object, or a list of all.")
 def explain(words: tuple[str, ...], as_json: bool) -> int:
-    """Say what an error of a GPU, of an NVSwitch or a line of the kernel's log means: what it is,
-    whose matter, what the checks make of it by default, and what to do.
+    """Say what an error of a GPU or an NVSwitch, or a line of the kernel's log, means: what it is,
+    whose problem, what the checks make of it by default, and what to do.
 
     \b
-    slurm-health explain 79               the Xid of a GPU that has fallen off the bus
-    slurm-health explain sxid 22003       an error of an NVSwitch
-    slurm-health explain soft-lockup      a kind of line
-    slurm-health explain "$(dmesg | grep -m 1 Xid)"     a whole line, which decides more
-    slurm-health explain                  all that is known
+    slurm-health explain 79              the Xid of a GPU that fell off the bus
+    slurm-health explain sxid 22003      an error of an NVSwitch
+    slurm-health explain soft-lockup     a kind of line
+    slurm-health explain "$(dmesg | grep -m 1 Xid)"   a whole line: it tells more
+    slurm-health explain                 all that is known
 
-    It asks nothing of this machine. A site may have decided otherwise, with fault, warn and ignore
+    Nothing on this machine is looked at. A site may decide otherwise, with fault, warn and ignore
     of its checks xid and kernel-log.
     """  # noqa: D205, D301 - one sentence; \b is click's mark for a block that keeps its lines
     from slurm_health.node.rules.meaning import all_meanings, meaning_of
@@ -212,14 +211,14 @@ def explain(words: tuple[str, ...], as_json: bool) -> int:
     asked = " ".join(words).strip()
     if not asked:
         raise UsageError(
-            "what to explain is empty, as where a search of the kernel's log found nothing. Give"
-            " a number, a line in quotes, or nothing at all for the list"
+            "nothing to explain: the argument is empty, perhaps because a search of the kernel's"
+            " log found nothing. Give a number, a line in quotes, or no argument for the list"
         )
     found = meaning_of(asked)
     if found is None:
         raise UsageError(
-            f"{cut(one_line(asked), _QUOTED)}: nothing that the checks know, so they hold it"
-            " against no node. Give a number (79, sxid 22003), a whole line in quotes, or a name"
+            f"{cut(one_line(asked), _QUOTED)}: not known to the checks, so they hold it against"
+            " no node. Give a number (79, sxid 22003), a whole line in quotes, or a name"
             " from the list that `slurm-health explain` prints"
         )
     print_result((_meanings_json(found) if as_json else _meaning_text(found)) + "\n")

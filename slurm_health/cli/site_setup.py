@@ -114,13 +114,14 @@ def _torch(python: str) -> Advice:
     return machine.torch_advice(ended.stdout.decode(errors="replace"), ended.returncode, python)
 
 
-@click.command("init-config", short_help="Write a site's file for nodes like this one.")
+@click.command("init-config", short_help="Print a site's file for nodes like this one.")
 @click.option("--shared", metavar="DIR", default="", help="A directory that all nodes share.")
 def init_config(shared: str) -> int:
     """Print a configuration drafted from this node as it is now.
 
     Run it on a node that is known to be healthy, while nothing else runs there. Every check that
-    could drain begins in shadow. What cannot be measured is left out, and told.
+    could drain begins in shadow mode, in which it only logs. What cannot be measured is left out
+    and named on standard error.
     """
     from slurm_health.node.checks.check import CheckContext
     from slurm_health.node.hooks.init_config import draft
@@ -160,15 +161,15 @@ def init_hooks(directory: Path) -> int:
 @click.argument("directory", metavar="[DIR]", type=click.Path(path_type=Path), required=False)
 @config_option
 @click.option("--print", "only_print", is_flag=True, help="Write nothing; print the Lua.")
-@click.option("--remove", is_flag=True, help="Take away what this command has written.")
+@click.option("--remove", is_flag=True, help="Remove what this command has written.")
 def init_default(directory: Path | None, config: str | None, only_print: bool, remove: bool) -> int:
     """Write the Lua by which slurmctld has jobs checked, and print its line of slurm.conf.
 
-    Run it as root on the machine of slurmctld, again after a change of the table [default] in the
-    site's file. DIR is where slurm.conf lies [default: as scontrol says, else /etc/slurm]. A
+    Run it as root on slurmctld's machine, and again whenever the table [default] of the site's file
+    changes. DIR is the directory of slurm.conf [default: as scontrol says, else /etc/slurm]. A
     job_submit.lua of the site's own stays as it is; what to add to it is printed.
 
-    Exits 1 where --remove could not take away everything, and says what to do first.
+    Exits 1 where --remove could not remove everything, and says what to do first.
     """
     said = _config()
     place = (directory or installing.directory_of(said)).absolute()

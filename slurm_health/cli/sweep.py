@@ -57,6 +57,7 @@ class _Asked:
 )
 @click.option(
     "--share",
+    metavar="SHARE",
     type=click.FloatRange(min=0, max=0.5, min_open=True),
     default=0.1,
     show_default=True,
@@ -64,10 +65,11 @@ class _Asked:
 )
 @click.option(
     "--size",
+    metavar="N",
     type=click.IntRange(min=3, max=64),
     default=4,
     show_default=True,
-    help="Nodes that are checked together.",
+    help="How many nodes are checked together.",
 )
 @click.option(
     "--every",
@@ -76,7 +78,7 @@ class _Asked:
     default="7d",
     show_default=True,
     callback=reading(read_age),
-    help="Check a node again after this: 12h, 7d, 4w.",
+    help="Check a node again after so long: 12h, 7d, 4w.",
 )
 @click.option(
     "--time",
@@ -96,10 +98,10 @@ def sweep(asked: _Asked) -> int:
     """Check idle nodes of a partition that no check has seen for a while, a few at a time.
 
     One run, for cron: it submits a job for each group of nodes and ends. The jobs have the lowest
-    priority; name a QOS or partition that others preempt behind --, as: -- --qos=scavenger. Nodes
-    that have never been in one check are put together first. The next run continues where this one
-    stopped, and reports what became of its jobs; slurm-health lemons and history print what was
-    found.
+    priority; a QOS or partition that other jobs preempt goes after --, as in -- --qos=scavenger.
+    Nodes that have never been in one check are put together first. The next run continues where
+    this one stopped, and reports what became of its jobs; slurm-health lemons and history print
+    what was found.
 
     The exit code is 3 where jobs of earlier runs checked nothing, or where their outcome cannot be
     recorded, and 4 where Slurm refuses.

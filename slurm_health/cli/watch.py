@@ -49,7 +49,7 @@ def watch(job: str, journal: str | None, cluster: str | None) -> int:
     """Follow a check or a job on the terminal while it runs.
 
     Shows the report of JOBID, drawn anew every second, below a line that says how far the check has
-    got. Ends with the job and leaves the report on the terminal; q or Ctrl-C end it before.
+    got. Ends with the job and leaves the report on the terminal; q or Ctrl-C end it earlier.
     """
     if not sys.stdout.isatty():
         raise click.UsageError(
