@@ -101,12 +101,12 @@ def clean(asked: _Asked) -> int:
     part of the history go with it.
     """
     if asked.older_than_s is None and asked.most_bytes is None:
-        raise click.UsageError("say what may go: --older-than AGE, --max-size SIZE, or both")
+        raise click.UsageError("say what to remove: --older-than AGE, --max-size SIZE, or both")
     if asked.all_users and os.geteuid() != 0:
         raise click.UsageError("--all-users is for root: others can remove their own journals only")
     if not (asked.dry_run or asked.yes or sys.stdin.isatty()):
         raise click.UsageError(
-            "no terminal to ask on: say --yes, or --dry-run to see what would go"
+            "no terminal to ask on: give --yes, or --dry-run to see what would be removed"
         )
     from slurm_health.fleet.retention import removal
     from slurm_health.fleet.retention import rules as retention

@@ -193,7 +193,7 @@ def _to_publish(cluster: str | None) -> Path:
     path = config.standings(os.environ)
     if path is None:
         raise click.UsageError(
-            f'no file to publish in: set standings = "/shared/FILE" in'
+            f'no file to publish to: set standings = "/shared/FILE" in'
             f" {config.site_file(os.environ)}"
         )
     return path

@@ -209,21 +209,30 @@ def _message(err: click.ClickException) -> str:
     said = _in_words(err.format_message())
     if isinstance(err, click.NoSuchOption) and err.ctx is not None:
         return _place_of(err.option_name, err.ctx) or said
-    name = next((word for word in sys.argv[1:] if word in _COMMANDS), "")
-    if not isinstance(err, click.BadOptionUsage) or not name:
-        return said
-    command = commands.get_command(click.Context(commands), name)
-    for each in command.params if command else ():
-        if isinstance(each, click.Option) and err.option_name in each.opts and each.metavar:
-            return (
-                f"{said.rstrip('.')}: {err.option_name} {each.metavar}. {each.help or ''}".rstrip()
-            )
+    _, option = _of_named_command(getattr(err, "option_name", ""))
+    if isinstance(err, click.BadOptionUsage) and option is not None and option.metavar:
+        value = f"{err.option_name} {option.metavar}. {option.help or ''}"
+        return f"{said.rstrip('.')}: {value}".rstrip()
     return said
 
 
+def _of_named_command(option: str) -> tuple[str, click.Option | None]:
+    """Return the command that the line names, and its option of this name, if it has one."""
+    name = next((word for word in sys.argv[1:] if word in _COMMANDS), "")
+    command = commands.get_command(click.Context(commands), name) if name else None
+    for each in command.params if command else ():
+        if isinstance(each, click.Option) and option in each.opts:
+            return name, each
+    return name, None
+
+
 def _place_of(option: str, ctx: click.Context) -> str:
-    """Say where an option goes that a command lacks and one around it has; else nothing."""
+    """Say where an option goes that stands before its command, or behind it; else nothing."""
     outer = ctx.parent
+    name, found = _of_named_command(option) if outer is None else ("", None)
+    if found is not None:
+        value = f"{option} {found.metavar or ''}".rstrip()
+        return f"{option} goes after {name}: slurm-health {name} {value}"
     while outer is not None:
         for each in outer.command.params:
             if isinstance(each, click.Option) and option in each.opts:

@@ -169,7 +169,7 @@ def notify(config: str | None, test: bool, deliver: bool) -> int:
     by themselves, and do not wait for it.
     """
     if test and deliver:
-        raise click.UsageError("--test and --deliver are two things: leave one out")
+        raise click.UsageError("--test and --deliver: choose one")
     site = load_site(config)
     if deliver:
         return _deliver(site)

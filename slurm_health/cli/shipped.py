@@ -129,10 +129,12 @@ def _list_text() -> str:
 
 
 @click.command(short_help="Print a script that completes commands in a shell.")
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.argument("shell", metavar="SHELL", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> int:
     """Print a script with which a shell completes commands and options of slurm-health.
+
+    SHELL is bash, zsh or fish.
 
     \b
     bash   slurm-health completion bash \\

@@ -211,3 +211,10 @@ def test_an_option_behind_the_word_that_it_goes_before_is_told_its_place() -> No
     told = "--config goes before release: slurm-health nodes --config FILE release"
     assert (done.code, told in one_line(done.stderr)) == (2, True), done
     assert "No such option '--confg'" in one_line(unknown.stderr)
+
+
+def test_an_option_that_stands_before_its_command_is_told_its_place() -> None:
+    done = slurm_health("--older-than", "3d", "clean")
+
+    told = "--older-than goes after clean: slurm-health clean --older-than AGE"
+    assert (done.code, told in one_line(done.stderr)) == (2, True), done
