@@ -18,7 +18,7 @@ import msgspec
 from slurm_health.preflight.agent import gpu_monitor
 from slurm_health.records.gpu_load import DeviceSample, decode
 from slurm_health.system.nvml import Gpus, read_gpus
-from slurm_health.training.monitor.closer_look import Activity, activity
+from slurm_health.training.monitor.closer_look import GpuActivity, activity
 
 _THERE = Path("/dev/null")  # the file by which a driver is known
 
@@ -34,7 +34,7 @@ class GpusNow(msgspec.Struct, frozen=True, kw_only=True):
     hangs: bool = False
     gpus: Gpus
     samples: tuple[DeviceSample, ...]
-    activity: Activity
+    activity: GpuActivity
 
 
 def main() -> None:

@@ -30,9 +30,9 @@ from slurm_health.training.monitor.messages import (
     LOOK,
     MESSAGES,
     NOW,
-    Message,
+    MessageReader,
+    NodeMessage,
     NodeNow,
-    Reader,
 )
 from tests.played_gpu.description import VARIABLE, machine, strike, write
 
@@ -59,7 +59,7 @@ class Seen:
     lines: list[str] = field(default_factory=list)
     ends: dict[int, int] = field(default_factory=dict)
     dumps: dict[int, bytes] = field(default_factory=dict)
-    messages: list[Message] = field(default_factory=list)
+    messages: list[NodeMessage] = field(default_factory=list)
     gpus: list[GpusNow] = field(default_factory=list)
     stacks: dict[int, str] = field(default_factory=dict)
     ran_s: float = 0.0
@@ -214,7 +214,7 @@ class Run:
             time.sleep(_BETWEEN_S if word != words[-1] else 1.0)
         for monitor in monitors:
             said, _ = monitor.communicate()
-            reader = Reader(MESSAGES)
+            reader = MessageReader(MESSAGES)
             told = (reader.take(line) for line in said.splitlines())
             self._seen.messages += [each for each in told if each is not None]
         self._seen.gpus = self._told(asked)
@@ -271,7 +271,7 @@ class Run:
         self._seen.lines.append(end_line(rank, code))
 
 
-def _with_activity(message: Message, uses: Mapping[int, GpuUse]) -> Message:
+def _with_activity(message: NodeMessage, uses: Mapping[int, GpuUse]) -> NodeMessage:
     """Return what a monitor tells where it can ask NVML; `uses` of ranks."""
     if isinstance(message, NodeNow):
         return message

@@ -27,7 +27,7 @@ import msgspec
 from benchmarks.played_training.causes import BY_NAME, RANKS_PER_NODE, Cause
 from benchmarks.played_training.gpus import GpusNow
 from benchmarks.played_training.perform import ROOT, Seen
-from slurm_health.training.monitor.messages import Message, NodeLook, NodeNow
+from slurm_health.training.monitor.messages import NodeLook, NodeMessage, NodeNow
 from tests.played_gpu import kernel_log
 from tests.played_gpu.description import machine
 
@@ -35,7 +35,7 @@ DUMPS = "fr/rank_"
 _FRAME = re.compile(r"\d+: frame #\d+: ")
 _SCRIPT_HOME, _VENV = "/home/alice/training", "/opt/venv"
 _GPUS = msgspec.json.Decoder(GpusNow)
-_MESSAGE: msgspec.json.Decoder[Message] = msgspec.json.Decoder(NodeNow | NodeLook)
+_MESSAGE: msgspec.json.Decoder[NodeMessage] = msgspec.json.Decoder(NodeNow | NodeLook)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class Recording:
     output: str
     kernel: tuple[str, ...]
     ends: Mapping[int, int]
-    messages: tuple[Message, ...]
+    messages: tuple[NodeMessage, ...]
     gpus: tuple[GpusNow, ...]
 
 
@@ -138,7 +138,7 @@ def _renamed_dump(dump: bytes, rename: Callable[[str], str]) -> bytes:
     return out.getvalue()
 
 
-def _anonymous(message: Message) -> Message:
+def _anonymous(message: NodeMessage) -> NodeMessage:
     """Return a message without addresses: both nodes are this machine."""
     if isinstance(message, NodeNow):
         return message

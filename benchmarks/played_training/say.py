@@ -25,10 +25,10 @@ from slurm_health.training.diagnosis.inference import Attribution, InferenceChai
 from slurm_health.training.diagnosis.operators import OPERATORS
 from slurm_health.training.diagnosis.rank_now import RankNow
 from slurm_health.training.diagnosis.training_log import read_log
-from slurm_health.training.diagnosis.watched import Watched
+from slurm_health.training.diagnosis.watched import WatchedPrograms
 from slurm_health.training.monitor.collector import EndedJob, NothingCollected
 from slurm_health.training.monitor.flight_dumps import FlightDumps
-from slurm_health.training.monitor.messages import Message, NodeLook, looked_at
+from slurm_health.training.monitor.messages import NodeLook, NodeMessage, looked_at
 
 # Names of inferences with which nothing is decided.
 UNDECIDED = frozenset(
@@ -100,7 +100,7 @@ def monitor(recording: Recording) -> Said | None:
     """Return what the monitor says while it hangs; None where nothing hangs."""
     if not recording.messages:
         return None
-    watched = Watched(NODES)
+    watched = WatchedPrograms(NODES)
     looks: dict[str, NodeLook] = {}
     for message in recording.messages:
         watched.hear(message.node, _ranks_of(message), 0.0)
@@ -139,7 +139,7 @@ def health_check(recording: Recording) -> Said | None:
     return Said(verdict=Verdict.RIGHT if is_right else Verdict.WRONG, found=None, why=why)
 
 
-def _ranks_of(message: Message) -> tuple[RankNow, ...]:
+def _ranks_of(message: NodeMessage) -> tuple[RankNow, ...]:
     return message.now if isinstance(message, NodeLook) else message.ranks
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.replay.source import CannotRead, Score, Source
 from slurm_health.training.diagnosis.rank_now import RankNow
 from slurm_health.training.diagnosis.uneven import DATA, STAGES
-from slurm_health.training.diagnosis.watched import Watched
+from slurm_health.training.diagnosis.watched import WatchedPrograms
 
 _TRUTH: Mapping[str, frozenset[str]] = {
     "AR": frozenset({"rank 0"}),
@@ -53,7 +53,7 @@ def _named(path: Path) -> frozenset[str]:
         parts[rank] = (stage, replica)
         if str(kind).endswith("-compute"):
             own_s[step, rank] += took_s
-    watched, named = Watched([]), set()
+    watched, named = WatchedPrograms([]), set()
     so_far_s: dict[int, float] = defaultdict(float)
     for count, step in enumerate(sorted({step for step, _ in own_s}), start=1):
         told = []

@@ -116,7 +116,7 @@ def clean(asked: _Asked) -> int:
     root = config.journal_root(asked.journal, os.environ)
     uid = None if asked.all_users else os.geteuid()
     there = removal.journals(root, uid=uid, cluster=asked.cluster)
-    alive = removal.alive(os.environ, uid=uid) if there else removal.Alive()
+    alive = removal.alive(os.environ, uid=uid) if there else removal.UnendedJobs()
     chosen = retention.choose(
         there,
         retention.KnownJobs(

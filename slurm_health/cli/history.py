@@ -368,7 +368,7 @@ def advise(asked: _Advise) -> int:
     from slurm_health.fleet.history import advice, answer, presentation
     from slurm_health.report.layout import Page
 
-    question = advice.Question(nodes=asked.nodes, hours=asked.hours, risk=asked.risk)
+    question = advice.AdviceQuestion(nodes=asked.nodes, hours=asked.hours, risk=asked.risk)
     with opened_index(asked.journal, asked.index, rebuild=asked.rebuild) as found:
         told = answer.lemons(
             found, cluster=asked.cluster, now_s=time.time(), days=asked.days, known=nodes_of_slurm()

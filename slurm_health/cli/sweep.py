@@ -126,7 +126,7 @@ def sweep(asked: _Asked) -> int:
     if asked.dry_run:
         for group in chosen.groups:
             print_result(f"sbatch {' '.join(submission.options(group, wishes))}\n")
-        ended: list[submission.EndedJob] = []
+        ended: list[submission.EndedSweepJob] = []
         refused = False
     else:
         ended = submission.ended(root, uid, unended)

@@ -74,7 +74,7 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     shared_secret: str = ""
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class WorkersEnd(msgspec.Struct, frozen=True, kw_only=True):
     """What a node says of its workers' end: the node's rank, and what they wrote at last."""
 
     node: str
@@ -83,7 +83,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
-class Decision(msgspec.Struct, frozen=True, kw_only=True):
+class RestartDecision(msgspec.Struct, frozen=True, kw_only=True):
     """What all nodes are to do; for a check, who takes part in it, where they meet, and what it is.
 
     `checks` are names of options that ask for one.
@@ -95,7 +95,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     checks: tuple[str, ...] = (_QUICK,)
 
 
-class Question(msgspec.Struct, frozen=True, kw_only=True):
+class RestartQuestion(msgspec.Struct, frozen=True, kw_only=True):
     """What torchrun asks: `decide`, with the nodes' reports, or `check`, with the decision.
 
     `silent` nodes have not reported. It would be restart number `restart` of `max_restarts`. The
@@ -105,11 +105,11 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 
     what: str
     context: Context
-    reports: list[Report] = []
+    reports: list[WorkersEnd] = []
     silent: int = 0
     restart: int = 0
     max_restarts: int = 0
-    decision: Decision | None = None
+    decision: RestartDecision | None = None
     ran_s: float = 0.0
     hang: HangFound | None = None
     hangs_before: tuple[HangFound, ...] = ()
@@ -122,7 +122,9 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
     leaves: bool = False
 
 
-def decide(question: Question, clock_s: float, environ: Mapping[str, str]) -> Decision:
+def decide(
+    question: RestartQuestion, clock_s: float, environ: Mapping[str, str]
+) -> RestartDecision:
     """Return what follows a failure, and have it said and recorded.
 
     `environ` is the one that the workers had.
@@ -147,7 +149,7 @@ def decide(question: Question, clock_s: float, environ: Mapping[str, str]) -> De
             )
     _record(question, found, chosen, clock_s, environ)
     if chosen.next is not Next.CHECK:
-        return Decision(next="restart" if chosen.next is Next.RESTART else "stop")
+        return RestartDecision(next="restart" if chosen.next is Next.RESTART else "stop")
     here = replace(place, start=f"{place.start}.{question.restart}")
     if here.meeting is not None:
         # torchrun's own store is at the port where the training meets.
@@ -155,12 +157,12 @@ def decide(question: Question, clock_s: float, environ: Mapping[str, str]) -> De
     again = _check_again(question, environ)
     if again.less:
         say(f"that check is quick: {again.less}")
-    return Decision(
+    return RestartDecision(
         next="check", nodes=list(chosen.check), place=here, checks=tuple(again.check.split(","))
     )
 
 
-def check(context: Context, decision: Decision, environ: Mapping[str, str]) -> Checked:
+def check(context: Context, decision: RestartDecision, environ: Mapping[str, str]) -> Checked:
     """Take part in the check of the nodes that may go on, and say whether this one does.
 
     Raises:
@@ -188,7 +190,9 @@ def check(context: Context, decision: Decision, environ: Mapping[str, str]) -> C
     return Checked(exit_code=None)
 
 
-def _diagnosed(question: Question, clock_s: float, environ: Mapping[str, str]) -> Diagnosed | None:
+def _diagnosed(
+    question: RestartQuestion, clock_s: float, environ: Mapping[str, str]
+) -> Diagnosed | None:
     """Return what the workers' last words say of the cause, and in Slurm what all nodes tell."""
     place = question.context.place
     log = _log_of(question.reports)
@@ -215,7 +219,7 @@ def _diagnosed(question: Question, clock_s: float, environ: Mapping[str, str]) -
     return Diagnostician(observe_failure, chain).diagnose(known).diagnosed
 
 
-def _log_of(reports: Sequence[Report]) -> TrainingLog:
+def _log_of(reports: Sequence[WorkersEnd]) -> TrainingLog:
     """Return what all nodes' workers wrote, in the order of their ends, with torchrun's summaries.
 
     torchrun itself prints one only when it gives up.
@@ -243,7 +247,7 @@ def _log_of(reports: Sequence[Report]) -> TrainingLog:
     return msgspec.structs.replace(log, failures=tuple(named))
 
 
-def _plan(question: Question, found: Diagnosed | None, names: tuple[str, ...]) -> Plan:
+def _plan(question: RestartQuestion, found: Diagnosed | None, names: tuple[str, ...]) -> Plan:
     """Return what is to be done: as for a failed script, and within what torchrun may."""
     least = question.context.least
     silent = f"{question.silent} of {len(names) + question.silent} nodes do not answer any more"
@@ -273,7 +277,7 @@ def _plan(question: Question, found: Diagnosed | None, names: tuple[str, ...]) -
     return replace(chosen, reason=f"{silent}; {chosen.reason}")
 
 
-def _check_again(question: Question, environ: Mapping[str, str]) -> CheckAgain:
+def _check_again(question: RestartQuestion, environ: Mapping[str, str]) -> CheckAgain:
     """Return which check it is: as before the training, where that is known to take seconds."""
     arguments = question.context.arguments
     if not arguments.checks:
@@ -287,7 +291,7 @@ def _check_again(question: Question, environ: Mapping[str, str]) -> CheckAgain:
 
 
 def _record(
-    question: Question,
+    question: RestartQuestion,
     found: Diagnosed | None,
     chosen: Plan,
     clock_s: float,
@@ -306,7 +310,7 @@ def _record(
         say(f"the failure is not recorded: {err}")
 
 
-def _directory(question: Question, environ: Mapping[str, str]) -> Path | None:
+def _directory(question: RestartQuestion, environ: Mapping[str, str]) -> Path | None:
     """Return where the check before this training was recorded, None where there is nothing."""
     root = config.journal_root(question.context.arguments.text("journal"), environ)
     try:
@@ -326,8 +330,8 @@ def _free_port() -> int:
 def main() -> int:
     """Answer the question on standard input."""
     die_with_parent(signal.SIGTERM, os.getppid())()
-    question = from_json(sys.stdin.buffer.read(), Question)
-    answer: Decision | Checked
+    question = from_json(sys.stdin.buffer.read(), RestartQuestion)
+    answer: RestartDecision | Checked
     try:
         with leaving_on(signal.SIGTERM):
             if question.decision is None:

@@ -40,7 +40,7 @@ from slurm_health.torchrun.arguments import NodeZeroAddress
 from slurm_health.torchrun.channel import messages
 from slurm_health.torchrun.channel.node_zero import NodeZero
 from slurm_health.torchrun.channel.other_node import JOIN_S, OtherNode
-from slurm_health.torchrun.channel.peers import Run
+from slurm_health.torchrun.channel.peers import SharedRun
 from slurm_health.torchrun.joint_check import JointOutcome, OwnAgent
 from slurm_health.torchrun.place import TaskPlace
 
@@ -93,7 +93,7 @@ def led(
         ChannelError: the port is taken, or may not be opened.
     """
     meeting = _meeting(place)
-    run = Run(
+    run = SharedRun(
         directory=directory,
         run_id=place.start,
         job_id=place.job_id,

@@ -16,7 +16,13 @@ from slurm_health.system import journal
 from slurm_health.torchrun.arguments import Arguments, NodeZeroAddress
 from slurm_health.torchrun.joint_check import directory_of
 from slurm_health.torchrun.place import TaskPlace
-from slurm_health.torchrun.restarts import Context, Decision, Question, Report, decide
+from slurm_health.torchrun.restarts import (
+    Context,
+    RestartDecision,
+    RestartQuestion,
+    WorkersEnd,
+    decide,
+)
 
 KILLED = (
     "E1122 10:00:00.0 12 api.py:1002] failed (exitcode: -9) local_rank: 0 (pid: 7) of binary: py"
@@ -76,15 +82,15 @@ def question(
     restart: int = 1,
     silent: int = 0,
     meeting: NodeZeroAddress | None = None,
-) -> Question:
+) -> RestartQuestion:
     """What the first node asks when those from n1 on have written these texts."""
     arguments = Arguments(options=[], program=["train.py"], given={}, own={"journal": str(root)})
     reports = [
-        Report(node=f"n{rank + 1}", rank=rank, processes=1, text=text.format(rank=rank))
+        WorkersEnd(node=f"n{rank + 1}", rank=rank, processes=1, text=text.format(rank=rank))
         for rank, text in enumerate(texts)
     ]
     context = Context(place=place(meeting), arguments=arguments, python="python3", least=least)
-    return Question(
+    return RestartQuestion(
         what="decide",
         context=context,
         reports=reports,
@@ -94,11 +100,11 @@ def question(
     )
 
 
-def decided(root: Path, *texts: str, **options: int) -> Decision:
+def decided(root: Path, *texts: str, **options: int) -> RestartDecision:
     return answered(root, question(root, *texts, **options))  # type: ignore[arg-type]
 
 
-def answered(root: Path, asked: Question) -> Decision:
+def answered(root: Path, asked: RestartQuestion) -> RestartDecision:
     """Return what is decided where no rank has left a dump."""
     return decide(asked, 0.0, {"TORCH_FR_DUMP_TEMP_FILE": str(root / "flight_")})
 

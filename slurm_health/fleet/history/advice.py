@@ -34,7 +34,7 @@ _HOURS_OF_1000_DAYS = 24_000.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class AdviceQuestion:
     """Which jobs are asked about: `nodes` of each, those up to the cluster's size if none is given.
 
     `hours` are those of the script, `risk` how likely a job may have more bad nodes than spares.
@@ -45,7 +45,7 @@ class Question:
     risk: float = RISK
 
 
-def advice_text(found: Sequence[Lemons], asked: Question, page: Page) -> str:
+def advice_text(found: Sequence[Lemons], asked: AdviceQuestion, page: Page) -> str:
     """Return the advice for each cluster; one of which nothing is known, only if it is alone."""
     if not found:
         return "no check is in the journals that you may read; --journal=DIR names others\n"
@@ -53,7 +53,7 @@ def advice_text(found: Sequence[Lemons], asked: Question, page: Page) -> str:
     return "\n".join("\n".join(_lines(each, asked, page)) + "\n" for each in told)
 
 
-def _lines(found: Lemons, asked: Question, page: Page) -> Iterable[str]:
+def _lines(found: Lemons, asked: AdviceQuestion, page: Page) -> Iterable[str]:
     starts, hours = found.rates.starts, found.rates.hours
     nodes = len(found.standings)
     lemons = sum(each.level is Reliability.LEMON for each in found.standings)
@@ -105,7 +105,7 @@ class _Job:
     kept: Spares
 
 
-def _jobs(found: Lemons, asked: Question) -> list[_Job]:
+def _jobs(found: Lemons, asked: AdviceQuestion) -> list[_Job]:
     sizes = asked.nodes or _sizes(len(found.standings))
     return [
         _Job(
@@ -159,7 +159,7 @@ def _s(count: int) -> str:
     return "" if count == 1 else "s"
 
 
-def advice_json(found: Sequence[Lemons], asked: Question, unread: Mapping[str, int]) -> str:
+def advice_json(found: Sequence[Lemons], asked: AdviceQuestion, unread: Mapping[str, int]) -> str:
     """Return the advice for each cluster, and all figures that it rests on."""
     clusters = [
         {

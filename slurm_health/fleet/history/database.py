@@ -48,7 +48,7 @@ _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 
 
-class Damaged(Exception):
+class DamagedIndex(Exception):
     """There is no index that this version can use."""
 
 
@@ -71,7 +71,7 @@ class Codes:
     def meaning(self, code: object, said: str) -> Exception | None:
         """Return what an error means for the index, None where it is about the server."""
         if code in self.damaged:
-            return Damaged(said)
+            return DamagedIndex(said)
         if code in self.busy:
             return Busy(said)
         return Denied(said) if code in self.denied else None
@@ -83,8 +83,8 @@ class Dialect:
 
     `value` stands for a value in a statement. `begin` starts a transaction that no other change
     runs beside; `lock` and `unlock` do likewise before there is any table. `problem` returns what
-    an error of the driver means: Damaged, Busy, Denied or IndexUnusable. `errors` are the classes
-    of the driver's errors.
+    an error of the driver means: DamagedIndex, Busy, Denied or IndexUnusable. `errors` are the
+    classes of the driver's errors.
     """
 
     value: str
@@ -166,7 +166,7 @@ def opened(place: IndexPlace) -> Database:
     """Open the file; one that is new gets its tables.
 
     Raises:
-        Damaged: it is no index of this version.
+        DamagedIndex: it is no index of this version.
         Busy: another process has held it for too long.
         IndexUnusable: the disk fails.
     """
@@ -176,7 +176,7 @@ def opened(place: IndexPlace) -> Database:
         if code in _BUSY:
             return Busy(str(err))
         if code in _DAMAGED:
-            return Damaged(str(err))
+            return DamagedIndex(str(err))
         return IndexUnusable(place.path or Path(":memory:"), str(err))
 
     dialect = Dialect(
@@ -250,11 +250,11 @@ def _prepare(database: Database, place: IndexPlace) -> None:
         )  # they are there
         return
     if application != _APPLICATION and tables:
-        raise Damaged("is a database of another program")
+        raise DamagedIndex("is a database of another program")
     if tables:
-        raise Damaged("was made by another version of slurm-health")
+        raise DamagedIndex("was made by another version of slurm-health")
     if place.only_read:
-        raise Damaged("is empty")
+        raise DamagedIndex("is empty")
     with database.changes():
         if _pragma(database, "user_version") == SCHEMA:
             return  # another process was faster

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_health.fleet.history.database import Damaged, Database, Row
+from slurm_health.fleet.history.database import DamagedIndex, Database, Row
 from slurm_health.fleet.history.place import IndexPlace
 from slurm_health.fleet.standing.observation import COUNTED, JobSeen, Observation
 from slurm_health.fleet.standing.standing import JobOnNode, NodeRecord
@@ -38,7 +38,7 @@ class NodeSeen:
 
 
 class Index:
-    """One open index. Its methods raise Damaged, Busy, Denied, or IndexUnusable."""
+    """One open index. Its methods raise DamagedIndex, Busy, Denied, or IndexUnusable."""
 
     def __init__(self, place: IndexPlace) -> None:
         """Open an index; one that is new gets its tables."""
@@ -277,7 +277,7 @@ def _decoded(data: bytes) -> Observation:
     try:
         return from_msgpack(data, Observation)
     except msgspec.DecodeError as err:
-        raise Damaged(str(err)) from err
+        raise DamagedIndex(str(err)) from err
 
 
 def _text(root: Path) -> str:

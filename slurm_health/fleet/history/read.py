@@ -26,8 +26,8 @@ import msgspec
 from slurm_health.fleet.standing.observation import (
     MOST_VALUE,
     NODE_NAME,
+    CheckFigure,
     CheckSeen,
-    Figure,
     JobSeen,
     observations,
     shown,
@@ -209,7 +209,7 @@ def _ran_s(script: Sequence[Record], nodes: Collection[str]) -> dict[str, float]
 
 def _figures(
     master: Sequence[Record], nodes: Iterable[Sequence[Record]]
-) -> dict[str, list[Figure]]:
+) -> dict[str, list[CheckFigure]]:
     """Return what `report` shows of each node, of each figure the median.
 
     Of the several groups that a node was in, that tells about the node and not about a partner.
@@ -219,7 +219,7 @@ def _figures(
     by_node = figures_of(samples, verdicts[-1] if verdicts else None).by_node
     return {
         node: [
-            Figure("", shown(f"{probe} {unit_of(probe)}"), median(kept))
+            CheckFigure("", shown(f"{probe} {unit_of(probe)}"), median(kept))
             for probe, values in figures.items()
             if (kept := [value for value in values if value < MOST_VALUE])
         ]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_health.fleet.history.database import Busy, Damaged, Denied, is_index
+from slurm_health.fleet.history.database import Busy, DamagedIndex, Denied, is_index
 from slurm_health.fleet.history.index import Index
 from slurm_health.fleet.history.place import IndexPlace
 from slurm_health.fleet.history.read import Others
@@ -67,7 +67,7 @@ def _told(place: IndexPlace) -> Iterator[None]:
     """Make an error for a person of what a database says."""
     try:
         yield
-    except Damaged as err:
+    except DamagedIndex as err:
         raise IndexUnusable(
             str(place), f"is damaged: {err}", fix="--rebuild makes it anew"
         ) from err
@@ -85,7 +85,7 @@ def _open_and_refresh(place: IndexPlace, root: Path, now_s: float, progress: Pro
         try:
             index = Index(place)
             _refresh(index, root, now_s, progress)
-        except Damaged as err:
+        except DamagedIndex as err:
             if index is not None:
                 index.close()
             if attempt == 2 or not _may_replace(place):
@@ -166,7 +166,7 @@ def bring_up_to_date(
 
     Raises:
         Busy: another process works on it.
-        Damaged: it cannot be used.
+        DamagedIndex: it cannot be used.
         JournalError: the journals cannot be listed.
     """
     known = index.jobs(root)

@@ -18,7 +18,7 @@ from slurm_health.fleet.history.database import (
     SCHEMA,
     Busy,
     Codes,
-    Damaged,
+    DamagedIndex,
     Database,
     Denied,
     Dialect,
@@ -55,7 +55,7 @@ def opened(server: Server) -> OnServer:
     """Connect; where there are no tables, they are made.
 
     Raises:
-        Damaged: the tables are of an older version, or not complete.
+        DamagedIndex: the tables are of an older version, or not complete.
         Busy: another process has held them for too long.
         IndexUnusable: the server cannot be reached, or lets this account do nothing.
         PackageMissing: the driver of this kind of server is not installed.
@@ -93,7 +93,7 @@ def _prepare(database: Database, server: Server) -> None:
     if version is None:
         _make(database, server)
     elif version < SCHEMA:
-        raise Damaged("was made by an older version of slurm-health")
+        raise DamagedIndex("was made by an older version of slurm-health")
 
 
 def _connected(server: Server) -> Database:
@@ -110,7 +110,7 @@ def _version(database: Database, server: Server) -> int | None:
     """
     try:
         found = database.rows(_VERSION)
-    except Damaged:  # there is no such table
+    except DamagedIndex:  # there is no such table
         return None
     except Denied as err:
         raise IndexUnusable(str(server), str(err), fix="let this account read its tables") from err
@@ -145,7 +145,9 @@ def _alone(database: Database) -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(Damaged, Busy, Denied, IndexUnusable):  # ends with the connection
+        with contextlib.suppress(
+            DamagedIndex, Busy, Denied, IndexUnusable
+        ):  # ends with the connection
             database.rows(database.dialect.unlock)
 
 

@@ -34,7 +34,7 @@ _TASK = re.compile(r"[0-9]{1,10}_[0-9]{1,10}", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Alive:
+class UnendedJobs:
     """What Slurm says: its cluster's name, and its jobs that have not ended; or why nothing."""
 
     cluster: str = ""
@@ -133,13 +133,15 @@ def measured(handle: int, name: str) -> tuple[int, float]:
     return size_bytes, written_s
 
 
-def alive(environ: Mapping[str, str], *, uid: int | None) -> Alive:
+def alive(environ: Mapping[str, str], *, uid: int | None) -> UnendedJobs:
     """Ask Slurm, once, which jobs of one user, or of all users, have not ended."""
     client = Client(environ, patience_s=0)
     try:
-        return Alive(cluster=client.cluster_name(), jobs=frozenset(map(str, client.unended(uid))))
+        return UnendedJobs(
+            cluster=client.cluster_name(), jobs=frozenset(map(str, client.unended(uid)))
+        )
     except SlurmError as err:
-        return Alive(why_not=str(err))
+        return UnendedJobs(why_not=str(err))
 
 
 class Changed(Exception):

@@ -48,7 +48,7 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
         return self.devices >= LEAST_DEVICES and self.nodes >= LEAST_NODES
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class ModelLimits(msgspec.Struct, frozen=True, kw_only=True):
     """The limits of one model: `FRACTION` of each figure; None: nothing is known of it."""
 
     model: str
@@ -107,7 +107,7 @@ def _baseline(metric: str, found: _Found) -> Baseline:
 
 def limits(
     model: str, found: Mapping[str, Baseline], known: Expectation | None, *, period: str
-) -> Limits | None:
+) -> ModelLimits | None:
     """Return the limits of a model; None where too little is known to set any.
 
     Where there is too little for one figure, and where the fleet is slower than the table allows,
@@ -124,7 +124,7 @@ def limits(
         return None
     most = max(usable.values(), key=lambda each: each.devices)
     matmul, copy = usable.get(MATMUL), usable.get(COPY)
-    return Limits(
+    return ModelLimits(
         model=model,
         bf16_tflop_per_s=_stricter(
             matmul.typical / 1e3 if matmul else None,
@@ -158,7 +158,7 @@ def toml(
     return "\n".join(tables)
 
 
-def _table(model: str, found: Mapping[str, Baseline], limits: Limits | None) -> str:
+def _table(model: str, found: Mapping[str, Baseline], limits: ModelLimits | None) -> str:
     told = [f"# {_described(each)}" for _, each in sorted(found.items())]
     if limits is None:
         needed = f"{LEAST_DEVICES} on {LEAST_NODES} nodes are needed"

@@ -66,7 +66,7 @@ MOST_VALUE = 1e100
 COUNTED = frozenset(Signal) - {Signal.LEFT_OUT}
 
 
-class Figure(msgspec.Struct, frozen=True, array_like=True):
+class CheckFigure(msgspec.Struct, frozen=True, array_like=True):
     """What one check measured. `part` is empty for the node as a whole; `metric` names the unit."""
 
     part: str
@@ -90,7 +90,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     slowdown: float = 1.0
     said: str = ""
     signals: tuple[Signal, ...] = ()
-    figures: tuple[Figure, ...] = ()
+    figures: tuple[CheckFigure, ...] = ()
     parts: dict[str, str] = {}
     ran_s: float = 0.0
 
@@ -121,7 +121,7 @@ def observations(
     master: Sequence[Record],
     nodes: Mapping[str, Sequence[Record]],
     post_mortem: Sequence[Record],
-    figures: Mapping[str, Sequence[Figure]],
+    figures: Mapping[str, Sequence[CheckFigure]],
 ) -> list[Observation]:
     """Return what a check says of each of its nodes; nothing where it never began.
 
@@ -230,7 +230,7 @@ def _model(records: Sequence[Record]) -> str:
     return shown(ready[-1].model) if ready and not ready[-1].on_cpus else ""
 
 
-def _device_figures(records: Sequence[Record]) -> list[Figure]:
+def _device_figures(records: Sequence[Record]) -> list[CheckFigure]:
     """Return what each device did alone, the median over rounds, where there are several."""
     ready = _all(records, WorkersReady)
     names = [_uuid(each) for each in (ready[-1].devices if ready else [])]
@@ -244,7 +244,7 @@ def _device_figures(records: Sequence[Record]) -> list[Figure]:
             if value is not None:
                 name = (names[rank] if rank < len(names) else "") or f"device {rank}"
                 values.setdefault((name, f"{metric} {unit}"), []).append(value)
-    return [Figure(name, metric, median(each)) for (name, metric), each in values.items()]
+    return [CheckFigure(name, metric, median(each)) for (name, metric), each in values.items()]
 
 
 def _measured(sample: Sampled, elapsed_ms: float | None) -> tuple[str, float | None]:

@@ -151,7 +151,7 @@ def options(group: Sequence[str], wishes: Wishes) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EndedJob:
+class EndedSweepJob:
     """One job that has ended. `trouble` says why it checked nothing, empty where it did.
 
     One that gave way to another job has neither checked its nodes nor met with trouble.
@@ -163,7 +163,7 @@ class EndedJob:
     trouble: str = ""
 
 
-def told(outcomes: Sequence[EndedJob]) -> str:
+def told(outcomes: Sequence[EndedSweepJob]) -> str:
     """Return what became of the last jobs, for a person; empty where there were none."""
     if not outcomes:
         return ""
@@ -181,7 +181,7 @@ def told(outcomes: Sequence[EndedJob]) -> str:
     return f"{text}, {len(failed)} checked nothing: {why}" if failed else text
 
 
-def checks_nothing(outcomes: Sequence[EndedJob]) -> bool:
+def checks_nothing(outcomes: Sequence[EndedSweepJob]) -> bool:
     """Tell whether a person has to look: a job failed, or none of several could decide."""
     failed = any(each.trouble for each in outcomes)
     done = [each for each in outcomes if each.checked]
@@ -218,7 +218,7 @@ def prepare(root: Path, uid: int) -> str:
     return "" if found.st_uid == uid else f"it belongs to user {found.st_uid}"
 
 
-def ended(root: Path, uid: int, running: Collection[int]) -> list[EndedJob]:
+def ended(root: Path, uid: int, running: Collection[int]) -> list[EndedSweepJob]:
     """Return what became of the jobs that no longer wait or run, and forget them."""
     found = []
     with (
@@ -231,7 +231,7 @@ def ended(root: Path, uid: int, running: Collection[int]) -> list[EndedJob]:
                 os.unlink(name, dir_fd=own)
             except OSError as err:
                 trouble = f"its output cannot be read: {err.strerror or err}"
-                found.append(EndedJob(job=job, trouble=trouble))
+                found.append(EndedSweepJob(job=job, trouble=trouble))
     return sorted(found, key=lambda each: each.job)
 
 
@@ -256,14 +256,14 @@ def _end_of(own: int, name: str) -> bytes:
         os.close(file)
 
 
-def _outcome(job: int, written: bytes) -> EndedJob:
+def _outcome(job: int, written: bytes) -> EndedSweepJob:
     lines = [line for line in written.decode(errors="replace").splitlines() if line.strip()]
     last = _LAST_LINE.fullmatch(lines[-1]) if lines else None
     if last is None or any(_CANCELLED.search(line) for line in lines):
         late = any(_TIME_LIMIT in line for line in lines)
-        return EndedJob(job=job, trouble="ran into its time limit" if late else "")
+        return EndedSweepJob(job=job, trouble="ran into its time limit" if late else "")
     code = int(last[1])
     if code in _CHECKED:
-        return EndedJob(job=job, checked=True, undecided=code == ExitCode.INCONCLUSIVE)
+        return EndedSweepJob(job=job, checked=True, undecided=code == ExitCode.INCONCLUSIVE)
     said = cut(one_line(lines[-2]), _WORDS) if len(lines) > 1 else "it says nothing"
-    return EndedJob(job=job, trouble=f"its check ended with {code}: {said}")
+    return EndedSweepJob(job=job, trouble=f"its check ended with {code}: {said}")

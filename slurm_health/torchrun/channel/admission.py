@@ -21,7 +21,7 @@ from slurm_health.records.text import cut, one_line
 from slurm_health.torchrun.arguments import NodeZeroAddress
 from slurm_health.torchrun.channel import messages
 from slurm_health.torchrun.channel.connection import Closed, Connection
-from slurm_health.torchrun.channel.messages import Challenge, Hello, Proof, Refused
+from slurm_health.torchrun.channel.messages import Challenge, Hello, NodeRefused, Proof
 
 # The training that was just ended may still hold the port.
 PORT_FREE_S = 15.0
@@ -134,7 +134,7 @@ class Admission:
 
     def _refuse(self, visitor: _Visitor, why: str) -> None:
         with contextlib.suppress(Closed):
-            visitor.connection.send(messages.encode(Refused(why=why)))
+            visitor.connection.send(messages.encode(NodeRefused(why=why)))
         self._send_away(visitor, f"is refused: {why}")
 
     def _send_away(self, visitor: _Visitor, why: str) -> None:

@@ -31,11 +31,11 @@ HANDSHAKE_S = 10.0
 LINGER_S = 1.0
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="say"):
+class ChannelMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="say"):
     """One line."""
 
 
-class Hello(Message, frozen=True, kw_only=True, tag="hello"):
+class Hello(ChannelMessage, frozen=True, kw_only=True, tag="hello"):
     """A node wants to take part; `rank` is its place among the nodes of this check.
 
     `token` is this process's own, so that it is known when it comes again; `run_id` then names the
@@ -56,7 +56,7 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     heard: int = 0
 
 
-class Challenge(Message, frozen=True, kw_only=True, tag="challenge"):
+class Challenge(ChannelMessage, frozen=True, kw_only=True, tag="challenge"):
     """Node 0's nonce, its proof, and whether it has a secret."""
 
     nonce: str
@@ -64,13 +64,13 @@ class Challenge(Message, frozen=True, kw_only=True, tag="challenge"):
     proof: str
 
 
-class Proof(Message, frozen=True, kw_only=True, tag="proof"):
+class Proof(ChannelMessage, frozen=True, kw_only=True, tag="proof"):
     """The node's answer."""
 
     proof: str
 
 
-class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
+class Welcome(ChannelMessage, frozen=True, kw_only=True, tag="welcome"):
     """The node takes part. `have_bytes` of its file are at node 0, in `directory` on `host`."""
 
     run_id: str
@@ -80,44 +80,44 @@ class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
     have_bytes: int
 
 
-class Refused(Message, frozen=True, kw_only=True, tag="refused"):
+class NodeRefused(ChannelMessage, frozen=True, kw_only=True, tag="refused"):
     """The node does not take part, and why."""
 
     why: str
 
 
-class Told(Message, frozen=True, kw_only=True, tag="told"):
+class MasterLine(ChannelMessage, frozen=True, kw_only=True, tag="told"):
     """A record of the master's, as a line of a journal; they are numbered from 0 for each node."""
 
     number: int
     line: str
 
 
-class Heard(Message, frozen=True, kw_only=True, tag="heard"):
+class Heard(ChannelMessage, frozen=True, kw_only=True, tag="heard"):
     """How many records the node has."""
 
     count: int
 
 
-class Lines(Message, frozen=True, kw_only=True, tag="lines"):
+class Lines(ChannelMessage, frozen=True, kw_only=True, tag="lines"):
     """Whole lines of a node's file, read as Latin-1, and how many bytes stand before them."""
 
     at_bytes: int
     text: str
 
 
-class Alive(Message, frozen=True, kw_only=True, tag="alive"):
+class Alive(ChannelMessage, frozen=True, kw_only=True, tag="alive"):
     """This end is there."""
 
 
-class Leaving(Message, frozen=True, kw_only=True, tag="leaving"):
+class Leaving(ChannelMessage, frozen=True, kw_only=True, tag="leaving"):
     """The node ends; `for_all` is set where a person has ended it, and with it the run."""
 
     why: str
     for_all: bool
 
 
-class Ended(Message, frozen=True, kw_only=True, tag="ended"):
+class Ended(ChannelMessage, frozen=True, kw_only=True, tag="ended"):
     """The run is over for all, without an outcome; `unchecked` where node 0 may train anyway."""
 
     why: str
@@ -125,13 +125,13 @@ class Ended(Message, frozen=True, kw_only=True, tag="ended"):
 
 
 ToNodeZero = Hello | Proof | Heard | Lines | Alive | Leaving
-ToNode = Challenge | Welcome | Refused | Told | Alive | Ended
+ToNode = Challenge | Welcome | NodeRefused | MasterLine | Alive | Ended
 _encoder = msgspec.json.Encoder()
 _to_node_zero = JsonDecoder[ToNodeZero](ToNodeZero)
 _to_node = JsonDecoder[ToNode](ToNode)
 
 
-def encode(message: Message) -> bytes:
+def encode(message: ChannelMessage) -> bytes:
     """Return a message as a line."""
     return _encoder.encode(message) + b"\n"
 

@@ -18,7 +18,7 @@ from slurm_health.records.records import AgentsLost, LossCause
 from slurm_health.torchrun.arguments import NodeZeroAddress
 from slurm_health.torchrun.channel import messages
 from slurm_health.torchrun.channel.admission import Admission
-from slurm_health.torchrun.channel.peers import Peer, Peers, Run
+from slurm_health.torchrun.channel.peers import Peer, Peers, SharedRun
 from slurm_health.torchrun.joint_check import OwnAgent
 
 # Since its connection was lost: then a node is taken for unreachable.
@@ -37,7 +37,7 @@ class NodeZero:
         self,
         meeting: NodeZeroAddress,
         secret: bytes,
-        run: Run,
+        run: SharedRun,
         agent: OwnAgent,
         say: Callable[[str], None],
     ) -> None:

@@ -20,7 +20,7 @@ from slurm_health.records.text import one_line
 from slurm_health.torchrun.arguments import NodeZeroAddress
 from slurm_health.torchrun.channel import messages
 from slurm_health.torchrun.channel.connection import Closed, Connection
-from slurm_health.torchrun.channel.messages import Hello, Proof, Refused, Told, Welcome
+from slurm_health.torchrun.channel.messages import Hello, MasterLine, NodeRefused, Proof, Welcome
 
 # Node 0 may still be on its way: its machine boots, or its image is loaded.
 JOIN_S = 180.0
@@ -194,7 +194,7 @@ class OtherNode:
                     self._check(hello, message)
                     given = messages.proof(self._secret, "node", hello, message.nonce)
                     connection.send(messages.encode(Proof(proof=given)))
-                case Refused(why=why):
+                case NodeRefused(why=why):
                     raise UsageError(
                         f"node0 at {self._meeting.text} refuses this node: {one_line(why)}"
                     )
@@ -253,7 +253,7 @@ class OtherNode:
         for line in [*early, *connection.read()]:
             self._heard_s = self._monotonic()
             match _decoded(line):
-                case Told(number=number, line=text) if number == self._heard:
+                case MasterLine(number=number, line=text) if number == self._heard:
                     self._heard += 1
                     found.append(_entry(text))
                 case messages.Alive():

@@ -23,7 +23,7 @@ from slurm_health.records.text import cut, one_line
 from slurm_health.system import journal
 from slurm_health.torchrun.channel import messages
 from slurm_health.torchrun.channel.connection import Closed, Connection
-from slurm_health.torchrun.channel.messages import Hello, Told, Welcome
+from slurm_health.torchrun.channel.messages import Hello, MasterLine, Welcome
 
 # All that a node may write in one check.
 _MOST_FILE_BYTES = 256 << 20
@@ -33,7 +33,7 @@ _SIGINT_CODE = 130
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class SharedRun:
     """What node 0 tells the others of the run, and what must be the same on all of them."""
 
     directory: Path
@@ -73,7 +73,7 @@ class Peers:
     """All of them. `rung` holds those whose lines have come since it was emptied."""
 
     def __init__(
-        self, run: Run, selector: selectors.BaseSelector, say: Callable[[str], None]
+        self, run: SharedRun, selector: selectors.BaseSelector, say: Callable[[str], None]
     ) -> None:
         self._run = run
         self._selector = selector
@@ -100,7 +100,7 @@ class Peers:
         for peer in self:
             self._drop(peer)
 
-    def part(self, message: messages.Message) -> None:
+    def part(self, message: messages.ChannelMessage) -> None:
         """Close all connections with a last word, which each node has heard if it could be."""
         for peer in self:
             self.send(peer, message)
@@ -237,11 +237,11 @@ class Peers:
 
     def _tell(self, peer: Peer, record: records.Record, entry: Entry) -> None:
         line = encode(record, entry_id=entry.id, time_s=entry.time_s).decode()
-        told = messages.encode(Told(number=len(peer.told), line=line))
+        told = messages.encode(MasterLine(number=len(peer.told), line=line))
         peer.told.append(told)
         self._send_line(peer, told)
 
-    def send(self, peer: Peer, message: messages.Message) -> None:
+    def send(self, peer: Peer, message: messages.ChannelMessage) -> None:
         """Send a message to a node that is there."""
         self._send_line(peer, messages.encode(message))
 

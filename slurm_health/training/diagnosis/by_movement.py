@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from slurm_health.training.diagnosis.collected import FlightRecords
-from slurm_health.training.diagnosis.pace import NextLook, Pace, Patience, allowance_s
+from slurm_health.training.diagnosis.pace import HangPatience, NextLook, RankPace, allowance_s
 from slurm_health.training.diagnosis.rank_now import RankNow, rests
 from slurm_health.training.diagnosis.seen import (
     Standstill,
@@ -25,10 +25,10 @@ from slurm_health.training.diagnosis.seen import (
     waiting_ranks,
 )
 from slurm_health.training.diagnosis.start_up import Stillness
-from slurm_health.training.diagnosis.watched import Looked, Pause, Watched
+from slurm_health.training.diagnosis.watched import Looked, Pause, WatchedPrograms
 
 # Against rests between looks at which a main thread had run.
-MOVEMENT_PATIENCE = Patience(at_least_s=40.0, steps=2.0, pauses=2.0)
+MOVEMENT_PATIENCE = HangPatience(at_least_s=40.0, steps=2.0, pauses=2.0)
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 15.0, 600.0  # from one look at all nodes to the next
 _LOADED_S = 3.0  # that a main thread needs before it trains: to load its libraries alone
 Judged = tuple[Standstill, FlightRecords] | str
@@ -37,7 +37,7 @@ Judged = tuple[Standstill, FlightRecords] | str
 class Movement:
     """The ranks of one node, look by look. Its time is told."""
 
-    def __init__(self, patience: Patience = MOVEMENT_PATIENCE) -> None:
+    def __init__(self, patience: HangPatience = MOVEMENT_PATIENCE) -> None:
         self._patience = patience
         self._program = ""
         self._ranks: dict[int, RankNow] = {}
@@ -72,9 +72,9 @@ class Movement:
         return allowance_s([self._pace], self._patience)
 
     @property
-    def _pace(self) -> Pace:
+    def _pace(self) -> RankPace:
         typical_s = (self._moved_s - self._first_s) / max(1, self._moves)
-        return Pace(steps=self._moves, typical_s=typical_s, longest_s=self._longest_s)
+        return RankPace(steps=self._moves, typical_s=typical_s, longest_s=self._longest_s)
 
     def stalled_s(self, now_s: float) -> float:
         """Return since when all main threads have been at rest."""
@@ -100,7 +100,7 @@ class Movement:
 
     def judge(
         self,
-        watched: Watched,
+        watched: WatchedPrograms,
         looked: Looked,
         nodes: Sequence[str],
         *,
@@ -135,7 +135,7 @@ class Movement:
         self,
         standstill: Standstill,
         flights: FlightRecords,
-        watched: Watched,
+        watched: WatchedPrograms,
         looked: Looked,
         window_s: float,
         now_s: float,
@@ -181,7 +181,7 @@ def _at_rest(before: Mapping[int, RankNow], now: Mapping[int, RankNow], window_s
     return same and all(rests(before[rank], now[rank], window_s) for rank in now)
 
 
-def _someone_moved(watched: Watched, looked: Looked, window_s: float) -> str:
+def _someone_moved(watched: WatchedPrograms, looked: Looked, window_s: float) -> str:
     """Say which rank's main thread ran between the two looks, on whichever node."""
     for (program, rank), before in looked.before.items():
         last = watched.programs[program].ranks.get(rank) if program in watched.programs else None
@@ -191,11 +191,11 @@ def _someone_moved(watched: Watched, looked: Looked, window_s: float) -> str:
 
 
 def judged(
-    watched: Watched,
+    watched: WatchedPrograms,
     looked: Looked,
     nodes: Sequence[str],
     pause: Pause,
-    patience: Patience,
+    patience: HangPatience,
 ) -> Judged:
     """Return what was seen of the training, or why it does not hang so far.
 

@@ -25,11 +25,11 @@ import msgspec
 from slurm_health.training.diagnosis.by_movement import Judged, judged
 from slurm_health.training.diagnosis.collected import Collected
 from slurm_health.training.diagnosis.inference import Attribution, Inference, Sureness
-from slurm_health.training.diagnosis.pace import NextLook, Pace, Patience, allowance_s
-from slurm_health.training.diagnosis.watched import Looked, Pause, Watched
+from slurm_health.training.diagnosis.pace import HangPatience, NextLook, RankPace, allowance_s
+from slurm_health.training.diagnosis.watched import Looked, Pause, WatchedPrograms
 
 # Against the times between looks at which lines had counted.
-OUTPUT_PATIENCE = Patience(at_least_s=200.0, steps=10.0, pauses=2.0, young_s=1800.0)
+OUTPUT_PATIENCE = HangPatience(at_least_s=200.0, steps=10.0, pauses=2.0, young_s=1800.0)
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 60.0, 600.0  # from one look at the processes to the next
 _LINE_CHARACTERS = 300
 _MOST_LINES = 500  # of what was written since the last look
@@ -58,7 +58,7 @@ _LOSS = re.compile(
 class OutputProgress:
     """How a job's output files get on together. Its time is told."""
 
-    def __init__(self, patience: Patience = OUTPUT_PATIENCE) -> None:
+    def __init__(self, patience: HangPatience = OUTPUT_PATIENCE) -> None:
         self._patience = patience
         self._files: dict[str, StepLines] = {}
         self._next_look = NextLook(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
@@ -110,7 +110,7 @@ class OutputProgress:
 
     def judge(
         self,
-        watched: Watched,
+        watched: WatchedPrograms,
         looked: Looked,
         nodes: Sequence[str],
         *,
@@ -178,10 +178,10 @@ class StepLines:
         self.line, self.step = "", 0
 
     @property
-    def pace(self) -> Pace:
+    def pace(self) -> RankPace:
         """How the lines come: intervals between looks with a line that counted stand for steps."""
         typical_s = (self.last_s - self._first_s) / max(1, self._intervals)
-        return Pace(steps=self._intervals, typical_s=typical_s, longest_s=self._longest_s)
+        return RankPace(steps=self._intervals, typical_s=typical_s, longest_s=self._longest_s)
 
     def age_s(self, now_s: float) -> float:
         """Return since when no line counted, and none came that had never come; 0 before that."""

@@ -14,9 +14,9 @@ from slurm_health.training.diagnosis.collected import Collected, NodesTold, Node
 from slurm_health.training.diagnosis.inference import (
     ASKS_FOR,
     Attribution,
+    ChainStep,
     Inference,
     InferenceChain,
-    Step,
     Walk,
 )
 from slurm_health.training.diagnosis.mistakes import quotes
@@ -149,7 +149,7 @@ def diagnosed(walk: Walk, data: Collected) -> Diagnosed:
     )
 
 
-def _first_of(cause: Inference, way: Sequence[Step]) -> str:
+def _first_of(cause: Inference, way: Sequence[ChainStep]) -> str:
     """Return what happened first: no step of its own where it is the cause, or all ranks met it."""
     if len(way) < 2 or (cause.attribution is Attribution.USER and len(cause.ranks) > 1):
         return ""

@@ -20,12 +20,12 @@ __all__ = [
     "ASKS_FOR",
     "Apply",
     "Attribution",
+    "ChainStep",
     "Inference",
     "InferenceChain",
     "InferenceOperator",
     "Operator",
     "OperatorFailed",
-    "Step",
     "Sureness",
     "Walk",
     "apply",
@@ -114,7 +114,7 @@ Apply = Callable[[InferenceOperator, Inference, Collected], Sequence[Inference]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class ChainStep:
     """One operator led from one inference to another."""
 
     operator: str
@@ -127,7 +127,7 @@ class Walk:
     """Where a chain led: all of its steps, and the operators that failed, with what they said."""
 
     symptom: Inference
-    steps: tuple[Step, ...] = ()
+    steps: tuple[ChainStep, ...] = ()
     failed: tuple[str, ...] = ()
 
     @property
@@ -150,9 +150,9 @@ class Walk:
             return _torn_between(decided)
         return min(decided or surest, key=lambda end: ASKS_FOR in end.configs)
 
-    def way_to(self, end: Inference) -> tuple[Step, ...]:
+    def way_to(self, end: Inference) -> tuple[ChainStep, ...]:
         """Return the steps that led to an inference, first step first."""
-        way: list[Step] = []
+        way: list[ChainStep] = []
         while step := next((s for s in self.steps if s.after == end and s not in way), None):
             way.insert(0, step)
             end = step.before
@@ -182,7 +182,7 @@ class InferenceChain:
 
     def infer(self, symptom: Inference, data: Collected) -> Walk:
         """Walk until nothing leads on. An operator that fails is named and leads nowhere."""
-        steps: list[Step] = []
+        steps: list[ChainStep] = []
         failed: dict[str, str] = {}
         behind: dict[str, set[str]] = {symptom.name: {symptom.name}}
         queue = deque([symptom])
@@ -200,7 +200,7 @@ class InferenceChain:
                     inference for inference in inferred if inference.name not in behind[before.name]
                 ]
                 for after in new[: self._most_steps - len(steps)]:
-                    steps.append(Step(operator=operator.name, before=before, after=after))
+                    steps.append(ChainStep(operator=operator.name, before=before, after=after))
                     if after.name not in behind:
                         behind[after.name] = behind[before.name] | {after.name}
                         queue.append(after)

@@ -12,7 +12,7 @@ import msgspec
 _FEW_STEPS = 8
 
 
-class Patience(msgspec.Struct, frozen=True, kw_only=True):
+class HangPatience(msgspec.Struct, frozen=True, kw_only=True):
     """What a standstill is measured against, seconds.
 
     Args:
@@ -41,10 +41,10 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
     working_s: float = 1800.0
 
 
-PATIENCE = Patience()
+PATIENCE = HangPatience()
 
 
-class Pace(msgspec.Struct, frozen=True, kw_only=True):
+class RankPace(msgspec.Struct, frozen=True, kw_only=True):
     """How one rank gets on: steps so far, what one takes, its longest pause between two."""
 
     steps: int
@@ -79,12 +79,12 @@ class NextLook:
         self._not_before_s = now_s + min(self._pause_s, at_most_s)
 
 
-def allowance_s(paces: Iterable[Pace], patience: Patience = PATIENCE) -> float:
+def allowance_s(paces: Iterable[RankPace], patience: HangPatience = PATIENCE) -> float:
     """Return how long ranks may stand still together; the most patient pace counts."""
     return max((_allowance_s(each, patience) for each in paces), default=patience.first_s)
 
 
-def _allowance_s(pace: Pace, patience: Patience) -> float:
+def _allowance_s(pace: RankPace, patience: HangPatience) -> float:
     if pace.is_young:
         return max(patience.young_s, patience.at_least_s, patience.pauses * pace.longest_s)
     return max(

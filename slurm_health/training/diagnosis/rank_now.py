@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from slurm_health.training.diagnosis.collected import FlightRecord
-from slurm_health.training.diagnosis.pace import Pace
+from slurm_health.training.diagnosis.pace import RankPace
 from slurm_health.training.diagnosis.seen import Frame
 
 # A main thread that only waits comes back so often, as from waits with a time limit, and runs for
@@ -73,9 +73,9 @@ class RankNow(msgspec.Struct, frozen=True, array_like=True):
     replica: int = -1
 
     @property
-    def pace(self) -> Pace:
+    def pace(self) -> RankPace:
         """How it gets on."""
-        return Pace(steps=self.steps, typical_s=self.typical_s, longest_s=self.longest_s)
+        return RankPace(steps=self.steps, typical_s=self.typical_s, longest_s=self.longest_s)
 
 
 class RankLook(msgspec.Struct, frozen=True, array_like=True):
@@ -115,7 +115,7 @@ class GpuSample(msgspec.Struct, frozen=True, array_like=True):
     power_w: float | None = None
 
 
-class GpuSeen(msgspec.Struct, frozen=True, kw_only=True):
+class SampledGpu(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU for a second or two: who has opened it, with how many bytes, and what it did.
 
     Bytes are None where NVML does not tell them, as inside some containers. `limit_w` is the power
@@ -150,7 +150,7 @@ class GpuUse(msgspec.Struct, frozen=True, array_like=True):
     waits: bool = False
 
 
-def by_process(gpus: Sequence[GpuSeen]) -> dict[int, GpuUse]:
+def by_process(gpus: Sequence[SampledGpu]) -> dict[int, GpuUse]:
     """Return what each process's own GPUs do.
 
     PyTorch's NCCL watchdog opens the first GPU of its node in every process, beside the one that
@@ -169,7 +169,7 @@ def all_of(uses: Iterable[GpuUse]) -> GpuUse:
     )
 
 
-def _own(pid: int, gpus: Sequence[GpuSeen]) -> list[GpuSeen]:
+def _own(pid: int, gpus: Sequence[SampledGpu]) -> list[SampledGpu]:
     opened = [each for each in gpus if pid in each.processes]
     fullest = max(opened, key=lambda each: (_bytes(pid, each.processes), -len(each.processes)))
     least_bytes = _CONTEXT_SHARE * _bytes(pid, fullest.processes)
@@ -181,7 +181,7 @@ def _own(pid: int, gpus: Sequence[GpuSeen]) -> list[GpuSeen]:
     ]
 
 
-def _use_of(gpus: Iterable[GpuSeen]) -> GpuUse:
+def _use_of(gpus: Iterable[SampledGpu]) -> GpuUse:
     return all_of(GpuUse(each.share, each.waits) for each in gpus)
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from slurm_health.records.text import listed, ranks_text
 from slurm_health.training.diagnosis.collected import FlightRecords
-from slurm_health.training.diagnosis.pace import PATIENCE, Patience
+from slurm_health.training.diagnosis.pace import PATIENCE, HangPatience
 
 STOPPED, IN_KERNEL, TRACED = "T", "D", "t"  # states of processes, as proc(5) names them
 # What a process that only waits may use: threads that look after connections and logs.
@@ -161,7 +161,7 @@ def cannot_be_well(standstill: Standstill) -> bool:
 def still_works(
     standstill: Standstill,
     waiting: Iterable[int],
-    patience: Patience = PATIENCE,
+    patience: HangPatience = PATIENCE,
     *,
     loading: Collection[int] = (),
 ) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from slurm_health.training.diagnosis.collected import FlightRecords
-from slurm_health.training.diagnosis.pace import Patience
+from slurm_health.training.diagnosis.pace import HangPatience
 from slurm_health.training.diagnosis.rank_now import IDLE_BYTES_PER_S, RankNow, rests
 from slurm_health.training.diagnosis.seen import IDLE_SHARE, Standstill, waiting_ranks
 
@@ -69,7 +69,7 @@ class Stillness:
         flights: FlightRecords,
         *,
         world: int,
-        patience: Patience,
+        patience: HangPatience,
         now_s: float,
     ) -> float:
         """Return for how long the start may go on to stand still; 0 or less where it hangs.

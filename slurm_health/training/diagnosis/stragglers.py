@@ -77,7 +77,7 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Window:
+class RankWindow:
     """What each rank spent on a step in a window of time, with its role and its replica.
 
     `usual` is the median of each role; `judged` has the roles of which there are enough ranks.
@@ -110,7 +110,7 @@ class Stragglers:
 
     def __init__(self) -> None:
         self._before: Mapping[int, OwnTime] = {}
-        self.windows: deque[Window] = deque(maxlen=WINDOWS)
+        self.windows: deque[RankWindow] = deque(maxlen=WINDOWS)
         self.crowd: tuple[Slower, ...] = ()  # slower, and too many to be held slow
         self._named: set[int] = set()
 
@@ -168,11 +168,11 @@ class Stragglers:
         )
 
 
-def _window(spent: Mapping[int, Spent], now: Mapping[int, OwnTime]) -> Window:
+def _window(spent: Mapping[int, Spent], now: Mapping[int, OwnTime]) -> RankWindow:
     by_role: dict[str, list[Spent]] = {}
     for rank, each in spent.items():
         by_role.setdefault(now[rank].role, []).append(each)
-    return Window(
+    return RankWindow(
         spent=spent,
         roles={rank: now[rank].role for rank in spent},
         replicas={rank: now[rank].replica for rank in spent},

@@ -16,7 +16,7 @@ import msgspec
 
 from slurm_health.training.diagnosis.collected import Collected
 from slurm_health.training.diagnosis.inference import Attribution, Inference, Sureness
-from slurm_health.training.diagnosis.stragglers import SLOWER, WINDOWS, Slower, Window
+from slurm_health.training.diagnosis.stragglers import SLOWER, WINDOWS, RankWindow, Slower
 
 STAGES, DATA = "uneven-stages", "uneven-data"
 _FEWEST_REPLICAS = 3
@@ -51,7 +51,7 @@ class Unevenness:
         self._named: set[str] = set()
 
     def newly(
-        self, windows: Sequence[Window], crowd: Sequence[Slower], nodes: Mapping[int, str]
+        self, windows: Sequence[RankWindow], crowd: Sequence[Slower], nodes: Mapping[int, str]
     ) -> list[Uneven]:
         """Return what is uneven in all of the latest windows, and was not said.
 
@@ -70,7 +70,7 @@ class Unevenness:
         ]
 
 
-def _of_roles(windows: Sequence[Window]) -> Uneven | None:
+def _of_roles(windows: Sequence[RankWindow]) -> Uneven | None:
     """Return the roles of which each rank takes longer than is usual for the other roles."""
     times: dict[str, list[float]] = {}
     for window in windows:
@@ -93,7 +93,7 @@ def _of_roles(windows: Sequence[Window]) -> Uneven | None:
     )
 
 
-def _with(role: str, window: Window) -> list[int]:
+def _with(role: str, window: RankWindow) -> list[int]:
     return [rank for rank, each in window.roles.items() if each == role]
 
 
@@ -109,7 +109,7 @@ def _of_crowd(crowd: Sequence[Slower]) -> Uneven | None:
     )
 
 
-def _by_tokens(windows: Sequence[Window]) -> Uneven | None:
+def _by_tokens(windows: Sequence[RankWindow]) -> Uneven | None:
     """Return that in each window some rank takes longer, and has as many more tokens."""
     most: list[tuple[float, float, int]] = []
     for window in windows:
@@ -132,7 +132,7 @@ def _by_tokens(windows: Sequence[Window]) -> Uneven | None:
     )
 
 
-def _by_replica(windows: Sequence[Window]) -> Uneven | None:
+def _by_replica(windows: Sequence[RankWindow]) -> Uneven | None:
     """Return that the parts of a replica are slower together, another replica's at another time."""
     slowest: list[tuple[float, int]] = []
     within = between = 0.0
@@ -157,7 +157,7 @@ def _by_replica(windows: Sequence[Window]) -> Uneven | None:
     )
 
 
-def _ratios_by_replica(window: Window) -> dict[int, list[float]]:
+def _ratios_by_replica(window: RankWindow) -> dict[int, list[float]]:
     """Return the times of what is usual for its role that each rank takes, where roles differ."""
     ratios: dict[int, dict[str, list[float]]] = {}
     for rank, replica in window.replicas.items():

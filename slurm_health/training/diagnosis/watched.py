@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from slurm_health.training.diagnosis.collected import FlightRecords
-from slurm_health.training.diagnosis.pace import PATIENCE, NextLook, Patience, allowance_s
+from slurm_health.training.diagnosis.pace import PATIENCE, HangPatience, NextLook, allowance_s
 from slurm_health.training.diagnosis.rank_now import RankLook, RankNow
 from slurm_health.training.diagnosis.seen import (
     BrokenPath,
@@ -151,17 +151,17 @@ class Program:
         """Whether a rank with a heartbeat has too few steps for a pace."""
         return any(each.now.pace.is_young for each in self.ranks.values() if each.now.steps)
 
-    def allowance_s(self, patience: Patience) -> float:
+    def allowance_s(self, patience: HangPatience) -> float:
         """Return how long a pause would be usual."""
         return allowance_s(
             [each.now.pace for each in self.ranks.values() if each.now.steps], patience
         )
 
 
-class Watched:
+class WatchedPrograms:
     """All programs of a job."""
 
-    def __init__(self, nodes: Sequence[str], patience: Patience = PATIENCE) -> None:
+    def __init__(self, nodes: Sequence[str], patience: HangPatience = PATIENCE) -> None:
         self._nodes = tuple(nodes)
         self._patience = patience
         self._heard_s = math.inf

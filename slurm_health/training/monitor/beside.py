@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 from slurm_health.preflight.supervisor.monitor_process import SCRIPT_HANGS
 
 if TYPE_CHECKING:
-    from slurm_health.training.monitor.findings import Findings
+    from slurm_health.training.monitor.findings import WatchFindings
     from slurm_health.training.monitor.monitors import Monitors
 
 # How often the batch host is looked at for a heartbeat, and the output for lines that count steps.
@@ -156,10 +156,10 @@ def _watch(
     # Only now: a script of seconds is not to wait for what it has no use for.
     import msgspec
 
-    from slurm_health.training.monitor.findings import Findings, ScriptToEnd, acting
+    from slurm_health.training.monitor.findings import ScriptToEnd, WatchFindings, acting
     from slurm_health.training.monitor.monitors import MonitorsEnded, ScriptOver
 
-    findings = Findings(directory, environ, on_hang=acting(mode, environ))
+    findings = WatchFindings(directory, environ, on_hang=acting(mode, environ))
     try:
         if _heartbeat_comes(job, findings, script, environ):
             _watch_nodes(job, findings)
@@ -174,7 +174,7 @@ def _watch(
     return 0
 
 
-def _watch_nodes(job: _Job, findings: Findings) -> None:
+def _watch_nodes(job: _Job, findings: WatchFindings) -> None:
     """Watch; where Slurm takes a node out of the job, and its step ends, on those that are left.
 
     Raises:
@@ -235,7 +235,7 @@ def _script_ends_within(wait_s: float) -> bool:
 
 
 def _heartbeat_comes(
-    job: _Job, findings: Findings, script: str, environ: Mapping[str, str]
+    job: _Job, findings: WatchFindings, script: str, environ: Mapping[str, str]
 ) -> bool:
     """Wait until a rank on this node has a heartbeat, or had one; follow the output until then.
 

@@ -23,9 +23,9 @@ from slurm_health.records.decoding import from_json
 from slurm_health.records.text import cut, one_line
 from slurm_health.training.diagnosis.rank_now import (
     GpuSample,
-    GpuSeen,
     GpuUse,
     RankLook,
+    SampledGpu,
     all_of,
     by_process,
 )
@@ -88,7 +88,7 @@ def _with_gpus(looks: Sequence[RankLook], processes: Processes) -> tuple[list[Ra
     return found, seen.why_not
 
 
-class Activity(msgspec.Struct, frozen=True):
+class GpuActivity(msgspec.Struct, frozen=True):
     """What the GPUs of processes did of late, by process; why nothing is known of some."""
 
     by_pid: dict[int, GpuUse] = {}
@@ -96,26 +96,26 @@ class Activity(msgspec.Struct, frozen=True):
 
 
 class _Answer(msgspec.Struct, frozen=True):
-    gpus: tuple[GpuSeen, ...] = ()
+    gpus: tuple[SampledGpu, ...] = ()
     why_not: str = ""
 
 
-def activity(*, driver: Path = _DRIVER, read: Callable[[], bytes] | None = None) -> Activity:
+def activity(*, driver: Path = _DRIVER, read: Callable[[], bytes] | None = None) -> GpuActivity:
     """Return what processes' GPUs do. The driver may hang, so a child asks it."""
     if not driver.exists():
-        return Activity(why_not="no NVIDIA GPU on this node")
+        return GpuActivity(why_not="no NVIDIA GPU on this node")
     # Not before there is a GPU: it brings a megabyte.
     from slurm_health.system import killable
 
     answer = killable.run_one(read or _read, _DRIVER_S)
     if isinstance(answer, killable.Hung):
-        return Activity(why_not=f"the driver did not answer within {answer.limit_s:g} s")
+        return GpuActivity(why_not=f"the driver did not answer within {answer.limit_s:g} s")
     if isinstance(answer, killable.Broke):
-        return Activity(why_not=answer.reason)
+        return GpuActivity(why_not=answer.reason)
     said = from_json(answer.data, _Answer)
     found = by_process(said.gpus)
     none = "" if found else "NVML shows this step no process on a GPU"
-    return Activity(found, said.why_not or none)
+    return GpuActivity(found, said.why_not or none)
 
 
 def _read() -> bytes:
@@ -127,7 +127,7 @@ def _read() -> bytes:
     except (Unmeasured, driver.DriverBroken) as err:
         return msgspec.json.encode(_Answer(why_not=str(err)))
     silent: dict[str, None] = {}
-    found: list[GpuSeen] = []
+    found: list[SampledGpu] = []
     try:
         devices = [_Device(nvml, index) for index in range(int(nvml.nvmlDeviceGetCount()))]
         for moment in range(_SAMPLES):
@@ -170,10 +170,10 @@ class _Device:
         if self._handle is not None and not self.lost:
             self._within(self._sample)
 
-    def seen(self) -> GpuSeen:
+    def seen(self) -> SampledGpu:
         """Return all that it said."""
         processes = self._processes if self._samples else {}
-        return GpuSeen(processes=processes, samples=tuple(self._samples), limit_w=self._limit_w)
+        return SampledGpu(processes=processes, samples=tuple(self._samples), limit_w=self._limit_w)
 
     def _within(self, ask: Callable[[], None]) -> None:
         try:

@@ -37,7 +37,7 @@ from slurm_health.training.diagnosis.collected import (
     TrainingLog,
 )
 from slurm_health.training.monitor.collector import Enabled, EndedJob, NothingCollected
-from slurm_health.training.monitor.messages import Reader
+from slurm_health.training.monitor.messages import MessageReader
 from slurm_health.training.monitor.node_state import tell
 
 # Says who is asked: `nodes`, or the `batch-host` alone. Set by the supervisor, for `--collect`.
@@ -219,7 +219,7 @@ class _Asked:
         found: dict[str, NodeTold] = {}
         if self._process is None:
             return found
-        lines, reader = LineBuffer(), Reader[NodeTold](JsonDecoder(NodeTold))
+        lines, reader = LineBuffer(), MessageReader[NodeTold](JsonDecoder(NodeTold))
         try:
             for data in _pieces(self._process, until_s):
                 for line in lines.feed(data):

@@ -51,7 +51,7 @@ _TITLE_WIDTH = 8
 _KEPT, _MOST_KEPT = "hang-", 16  # files of stacks and records of collectives
 
 
-class Findings:
+class WatchFindings:
     """Says and records.
 
     Args:
@@ -66,7 +66,7 @@ class Findings:
         directory: Path | None,
         environ: Mapping[str, str],
         out: TextIO = sys.stderr,
-        on_hang: Callable[[HangFound, Findings], None] = lambda *_: None,
+        on_hang: Callable[[HangFound, WatchFindings], None] = lambda *_: None,
     ) -> None:
         self._directory = directory
         self._environ = environ
@@ -228,14 +228,14 @@ class ScriptToEnd(Exception):
         super().__init__(hang.found.cause)
 
 
-def acting(mode: str, environ: Mapping[str, str]) -> Callable[[HangFound, Findings], None]:
+def acting(mode: str, environ: Mapping[str, str]) -> Callable[[HangFound, WatchFindings], None]:
     """Return what does about a hang what the user has asked for.
 
     Outside Slurm a training is stopped by whoever started the monitor, as where it is to restart.
     """
     job = environ.get("SLURM_JOB_ID")
 
-    def act(hang: HangFound, findings: Findings) -> None:
+    def act(hang: HangFound, findings: WatchFindings) -> None:
         if not is_sure(hang):
             return
         if mode == OnHang.STOP.value and job is not None:
@@ -254,7 +254,7 @@ def is_sure(hang: HangFound) -> bool:
     return hang.located or not hang.line
 
 
-def _cancel(job: int, environ: Mapping[str, str], findings: Findings) -> None:
+def _cancel(job: int, environ: Mapping[str, str], findings: WatchFindings) -> None:
     findings.record(ActionIntended(action=Action.CANCEL, reason="it hangs (--monitor=stop)"))
     findings.say("monitor: the job is cancelled because it hangs (--monitor=stop)")
     try:
@@ -264,7 +264,7 @@ def _cancel(job: int, environ: Mapping[str, str], findings: Findings) -> None:
         findings.record(ActionDone(action=Action.CANCEL, succeeded=False, detail=str(err)))
 
 
-def _end_script(hang: HangFound, findings: Findings, mode: str) -> None:
+def _end_script(hang: HangFound, findings: WatchFindings, mode: str) -> None:
     reason = f"it hangs (--monitor={mode})"
     findings.record(ActionIntended(action=Action.END_SCRIPT, reason=reason))
     findings.say(f"monitor: the script is ended because {reason}")

@@ -53,7 +53,7 @@ class NodeLook(msgspec.Struct, frozen=True, tag="look"):
     received: int = 0
 
 
-Message = NodeNow | NodeLook
+NodeMessage = NodeNow | NodeLook
 MESSAGES = JsonDecoder[NodeNow | NodeLook](NodeNow | NodeLook)
 _LINE = re.compile(rb"(\S{1,255}) (\d{1,9}) (\d{1,6})/(\d{1,6}) ([A-Za-z0-9+/=]*)")
 _PART_BYTES = 640  # beside the longest name of a node
@@ -89,7 +89,7 @@ def looked_at(looks: Mapping[str, NodeLook], *, silent: Sequence[str]) -> Looked
     )
 
 
-class Reader(Generic[T]):
+class MessageReader(Generic[T]):
     """Puts messages together again. Of each node, what belongs to an older message is dropped."""
 
     def __init__(self, decoder: JsonDecoder[T]) -> None:

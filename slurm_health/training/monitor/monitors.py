@@ -16,7 +16,13 @@ from typing import IO
 
 from slurm_health.records.text import LineBuffer
 from slurm_health.system.processes import Process, end_session
-from slurm_health.training.monitor.messages import LOOK, MESSAGES, Message, NodeLook, Reader
+from slurm_health.training.monitor.messages import (
+    LOOK,
+    MESSAGES,
+    MessageReader,
+    NodeLook,
+    NodeMessage,
+)
 
 # For all nodes to tell how their ranks are; a closer look takes longer by what it waits for.
 _NOW_S, _LOOK_S = 8.0, 12.0
@@ -56,9 +62,9 @@ class Monitors:
         self._nodes = tuple(nodes)
         self._control = control
         self._lines = LineBuffer(_MOST_LINE_BYTES)
-        self._reader = Reader(MESSAGES)
+        self._reader = MessageReader(MESSAGES)
 
-    def hear(self, wait_s: float) -> Iterator[Message]:
+    def hear(self, wait_s: float) -> Iterator[NodeMessage]:
         """Yield what the monitors say for so long.
 
         Raises:
@@ -109,7 +115,7 @@ class Monitors:
         with contextlib.suppress(BrokenPipeError, BlockingIOError):
             os.write(self._process.stdin.fileno(), word + b"\n")
 
-    def ask(self, word: bytes) -> Iterator[Message]:
+    def ask(self, word: bytes) -> Iterator[NodeMessage]:
         """Ask all monitors; yield what they say until each has answered, or the time is over."""
         self.tell(word)
         answered: set[str] = set()

@@ -16,7 +16,14 @@ import time
 from slurm_health.records.text import LineBuffer
 from slurm_health.training.monitor.closer_look import look_closer
 from slurm_health.training.monitor.connections import broken, own_addresses, traffic
-from slurm_health.training.monitor.messages import LOOK, NOW, Message, NodeLook, NodeNow, lines_of
+from slurm_health.training.monitor.messages import (
+    LOOK,
+    NOW,
+    NodeLook,
+    NodeMessage,
+    NodeNow,
+    lines_of,
+)
 from slurm_health.training.monitor.ranks import Ranks
 
 INTERVAL_S = 10.0
@@ -88,7 +95,7 @@ class NodeMonitor:
         connections = own_addresses(), broken()
         self._say(NodeLook(self._node, looks, now, *connections, not_seen, *traffic()))
 
-    def _say(self, message: Message) -> None:
+    def _say(self, message: NodeMessage) -> None:
         """Write each line with one call: lines of several nodes do not mix."""
         self._said += 1
         for line in lines_of(message, self._said):

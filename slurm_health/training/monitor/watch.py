@@ -15,13 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from slurm_health.records.script_records import ProgressSeen
 from slurm_health.training.diagnosis.by_movement import Movement
 from slurm_health.training.diagnosis.by_output import OutputProgress
-from slurm_health.training.diagnosis.pace import PATIENCE, Patience
+from slurm_health.training.diagnosis.pace import PATIENCE, HangPatience
 from slurm_health.training.diagnosis.rank_now import RankNow
 from slurm_health.training.diagnosis.seen import STOPPED
 from slurm_health.training.diagnosis.slow_steps import Longer, Slowdown, speeds_of
-from slurm_health.training.diagnosis.watched import Program, Watched
-from slurm_health.training.monitor.findings import Findings
-from slurm_health.training.monitor.messages import HERE, LOOK, NOW, Message, NodeLook, looked_at
+from slurm_health.training.diagnosis.watched import Program, WatchedPrograms
+from slurm_health.training.monitor.findings import WatchFindings
+from slurm_health.training.monitor.messages import HERE, LOOK, NOW, NodeLook, NodeMessage, looked_at
 from slurm_health.training.monitor.monitors import Monitors, MonitorsEnded
 from slurm_health.training.monitor.output_files import Tails
 
@@ -50,14 +50,14 @@ class Watch:
         self,
         monitors: Monitors,
         nodes: Sequence[str],
-        findings: Findings,
+        findings: WatchFindings,
         *,
-        patience: Patience = PATIENCE,
+        patience: HangPatience = PATIENCE,
     ) -> None:
         self._monitors = monitors
         self._nodes = tuple(nodes)
         self._findings = findings
-        self._watched = Watched(nodes, patience)
+        self._watched = WatchedPrograms(nodes, patience)
         self._here_s = self._window_s = time.monotonic()
 
     def run(self) -> None:
@@ -90,7 +90,7 @@ class Watch:
         for message in self._monitors.hear(wait_s):
             self._take(message)
 
-    def _take(self, message: Message) -> None:
+    def _take(self, message: NodeMessage) -> None:
         now = message.now if isinstance(message, NodeLook) else message.ranks
         now_s = time.monotonic()
         for program in self._watched.hear(message.node, now, now_s):
@@ -172,7 +172,7 @@ class OutputWatch:
         movement: Movement,
         start: Callable[[], Monitors],
         nodes: Sequence[str],
-        findings: Findings,
+        findings: WatchFindings,
         between_s: float = _SILENT_BETWEEN_S,
     ) -> None:
         self._tails = tails
@@ -260,7 +260,7 @@ class OutputWatch:
             monitors.end()
 
     def _judge(self, monitors: Monitors, told_by: OutputProgress | Movement) -> None:
-        watched = Watched(self._nodes)
+        watched = WatchedPrograms(self._nodes)
         first = self._looks(monitors, watched)
         began_s = time.monotonic()
         for _ in monitors.hear(self._between_s):
@@ -286,7 +286,7 @@ class OutputWatch:
             self._findings.hang(*judged, line=latest.line)
 
     @staticmethod
-    def _looks(monitors: Monitors, watched: Watched) -> dict[str, NodeLook]:
+    def _looks(monitors: Monitors, watched: WatchedPrograms) -> dict[str, NodeLook]:
         looks = {}
         for message in monitors.ask(LOOK):
             if isinstance(message, NodeLook):

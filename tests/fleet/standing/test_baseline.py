@@ -12,7 +12,7 @@ import pytest
 
 from slurm_health.fleet.standing import baseline
 from slurm_health.fleet.standing.baseline import COPY, MATMUL, Baseline, baselines, limits
-from slurm_health.fleet.standing.observation import Figure, Observation
+from slurm_health.fleet.standing.observation import CheckFigure, Observation
 from slurm_health.preflight.expectations import bases, expectation_of, expectations_from
 from slurm_health.preflight.session.conclusion import with_limits
 from slurm_health.records.records import Sampled, WorkersReady
@@ -30,9 +30,9 @@ def checked(
     node: int, gflop_per_s: float = 750e3, *, level: Level = Level.HEALTHY, devices: int = 8
 ) -> Observation:
     uuids = [f"GPU-{node:04}-{number}" for number in range(devices)]
-    figures = [Figure(uuid, MATMUL, gflop_per_s) for uuid in uuids]
-    figures += [Figure(uuid, COPY, 4100.0) for uuid in uuids]
-    whole = Figure("", MATMUL, gflop_per_s)
+    figures = [CheckFigure(uuid, MATMUL, gflop_per_s) for uuid in uuids]
+    figures += [CheckFigure(uuid, COPY, 4100.0) for uuid in uuids]
+    whole = CheckFigure("", MATMUL, gflop_per_s)
     return Observation(node=f"n{node}", model=MODEL, level=level, figures=(whole, *figures))
 
 

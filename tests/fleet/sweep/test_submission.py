@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from slurm_health.fleet.sweep.submission import (
-    EndedJob,
+    EndedSweepJob,
     checks_nothing,
     directory,
     ended,
@@ -42,24 +42,26 @@ def run(root: Path, job: int, *words: str, ended_by_slurm: str = "") -> None:
 @pytest.mark.parametrize(
     ("words", "outcome"),
     [
-        (["true"], EndedJob(job=7, checked=True)),
-        (["sh", "-c", "exit 1"], EndedJob(job=7, checked=True)),
-        (["sh", "-c", "exit 3"], EndedJob(job=7, checked=True, undecided=True)),
+        (["true"], EndedSweepJob(job=7, checked=True)),
+        (["sh", "-c", "exit 1"], EndedSweepJob(job=7, checked=True)),
+        (["sh", "-c", "exit 3"], EndedSweepJob(job=7, checked=True, undecided=True)),
         (
             ["sh", "-c", "echo no torch; exit 2"],
-            EndedJob(job=7, trouble="its check ended with 2: no torch"),
+            EndedSweepJob(job=7, trouble="its check ended with 2: no torch"),
         ),
         (
             ["sh", "-c", "exit 70"],
-            EndedJob(job=7, trouble="its check ended with 70: it says nothing"),
+            EndedSweepJob(job=7, trouble="its check ended with 70: it says nothing"),
         ),
         (
             ["sh", "-c", "echo 'error: *** JOB 7 ON n1 CANCELLED AT x DUE TO PREEMPTION'; exit 4"],
-            EndedJob(job=7),
+            EndedSweepJob(job=7),
         ),
     ],
 )
-def test_a_job_tells_how_its_check_ended(root: Path, words: list[str], outcome: EndedJob) -> None:
+def test_a_job_tells_how_its_check_ended(
+    root: Path, words: list[str], outcome: EndedSweepJob
+) -> None:
     run(root, 7, *words)
     assert ended(root, UID, []) == [outcome]
     assert ended(root, UID, []) == []  # told once
@@ -69,7 +71,7 @@ def test_a_check_that_slurm_ended_has_given_way_or_run_out_of_time(root: Path) -
     run(root, 1, ended_by_slurm="AT 2026-11-23T02:00:00 DUE TO PREEMPTION")
     run(root, 2, ended_by_slurm="AT 2026-11-23T02:00:00 DUE TO TIME LIMIT")
     found = ended(root, UID, [])
-    assert found == [EndedJob(job=1), EndedJob(job=2, trouble="ran into its time limit")]
+    assert found == [EndedSweepJob(job=1), EndedSweepJob(job=2, trouble="ran into its time limit")]
     assert told(found) == (
         "of 2 jobs that have ended, 0 checked their nodes, 1 gave way, 1 checked nothing: ran into"
         " its time limit (job 2)"
@@ -84,15 +86,18 @@ def test_a_job_that_waits_or_runs_is_left_alone(root: Path) -> None:
 
 def test_a_shell_that_is_ended_waits_for_its_check(root: Path) -> None:
     run(root, 7, "sh", "-c", "kill -TERM $PPID; sleep 0.1; exit 1")
-    assert ended(root, UID, []) == [EndedJob(job=7, checked=True)]
+    assert ended(root, UID, []) == [EndedSweepJob(job=7, checked=True)]
 
 
 def test_somebody_has_to_look_where_a_job_failed_or_none_could_decide() -> None:
-    fine, undecided = EndedJob(job=1, checked=True), EndedJob(job=2, checked=True, undecided=True)
+    fine, undecided = (
+        EndedSweepJob(job=1, checked=True),
+        EndedSweepJob(job=2, checked=True, undecided=True),
+    )
     assert not checks_nothing([])
     assert not checks_nothing([fine, undecided])
     assert checks_nothing([undecided])
-    assert checks_nothing([fine, EndedJob(job=3, trouble="no torch")])
+    assert checks_nothing([fine, EndedSweepJob(job=3, trouble="no torch")])
 
 
 def test_a_directory_that_is_anothers_is_not_used(tmp_path: Path) -> None:

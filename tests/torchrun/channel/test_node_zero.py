@@ -27,7 +27,7 @@ from slurm_health.torchrun.arguments import NodeZeroAddress
 from slurm_health.torchrun.channel import messages
 from slurm_health.torchrun.channel.messages import Hello
 from slurm_health.torchrun.channel.node_zero import NodeZero
-from slurm_health.torchrun.channel.peers import Run
+from slurm_health.torchrun.channel.peers import SharedRun
 from slurm_health.torchrun.joint_check import OwnAgent
 from tests.support.supervised import eventually
 from tests.support.unshared import free_port
@@ -57,7 +57,7 @@ class Hall:
         journal.create(self.directory, [journal.MASTER, *nodes])
         self.master = journal.Writer(self.directory, journal.MASTER, time.time)
         self.meeting = NodeZeroAddress(host="127.0.0.1", port=free_port())
-        run = Run(
+        run = SharedRun(
             directory=self.directory,
             run_id="r1",
             job_id=7,
@@ -112,7 +112,7 @@ class Visitor:
         self._lines.close()
         self.socket.close()
 
-    def says(self, said: messages.Message | bytes) -> None:
+    def says(self, said: messages.ChannelMessage | bytes) -> None:
         with contextlib.suppress(OSError):  # it may be cut off in the middle of it
             self.socket.sendall(said if isinstance(said, bytes) else messages.encode(said))
 
@@ -134,12 +134,12 @@ class Visitor:
         self.says(messages.Proof(proof=proof))
         return self.hears()
 
-    def hears_records(self, count: int) -> list[messages.Told]:
-        found: list[messages.Told] = []
+    def hears_records(self, count: int) -> list[messages.MasterLine]:
+        found: list[messages.MasterLine] = []
         while len(found) < count:
             message = self.hears()
             assert message is not None
-            if isinstance(message, messages.Told):
+            if isinstance(message, messages.MasterLine):
                 found.append(message)
         return found
 
@@ -160,7 +160,7 @@ def test_who_is_refused_is_told_by_the_name_of_the_node_and_not_by_its_place(
         for rank, known in ((1, b"another"), (7, SECRET)):
             with Visitor(hall) as node:
                 said = node.comes_in(msgspec.structs.replace(HELLO, rank=rank), known)
-            assert isinstance(said, messages.Refused)
+            assert isinstance(said, messages.NodeRefused)
 
     assert "second (127.0.0.1), as node2, is refused: it has another secret" in hall.said[0]
     assert hall.said[1].startswith("second (127.0.0.1) is refused: its rank is 7")
@@ -203,7 +203,7 @@ def test_many_strangers_keep_no_node_out(hall: Hall) -> None:
 def test_who_does_not_know_the_secret_does_not_come_in(hall: Hall) -> None:
     with Visitor(hall) as stranger:
         answer = stranger.comes_in(known=b"")
-        assert isinstance(answer, messages.Refused)
+        assert isinstance(answer, messages.NodeRefused)
         assert "another secret" in answer.why
 
 
@@ -215,7 +215,7 @@ def test_node_0_proves_that_it_knows_the_secret(hall: Hall) -> None:
         assert challenge.proof == messages.proof(SECRET, "node0", HELLO, challenge.nonce)
         # What node 0 says is no answer to what node 0 asks.
         node.says(messages.Proof(proof=challenge.proof))
-        assert isinstance(node.hears(), messages.Refused)
+        assert isinstance(node.hears(), messages.NodeRefused)
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_a_node_that_does_not_fit_is_told_why(
 ) -> None:
     with Visitor(hall) as node:
         answer = node.comes_in(msgspec.structs.replace(HELLO, **change))
-        assert isinstance(answer, messages.Refused)
+        assert isinstance(answer, messages.NodeRefused)
         assert why in answer.why
     eventually(lambda: any(why in each for each in hall.said), "node 0 says so too")
 
@@ -247,7 +247,7 @@ def test_a_second_node_of_a_rank_is_refused_and_the_first_stays(hall: Hall) -> N
     with Visitor(hall) as first, Visitor(hall) as second:
         assert isinstance(first.comes_in(), messages.Welcome)
         answer = second.comes_in(msgspec.structs.replace(HELLO, token="another"))
-        assert isinstance(answer, messages.Refused)
+        assert isinstance(answer, messages.NodeRefused)
         assert "rank 1 is taken by second (127.0.0.1)" in answer.why
         first.says(messages.Lines(at_bytes=0, text=LINE))
         eventually(lambda: hall.written("node1") == LINE.encode(), "the first is heard")
@@ -358,7 +358,7 @@ def test_a_last_word_arrives_though_the_node_was_speaking_itself(hall: Hall) -> 
 
 
 def test_a_port_that_another_has_is_named(hall: Hall) -> None:
-    again = Run(
+    again = SharedRun(
         directory=hall.directory,
         run_id="r2",
         job_id=7,

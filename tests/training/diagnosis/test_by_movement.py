@@ -11,7 +11,7 @@ import pytest
 from slurm_health.training.diagnosis.by_movement import Judged, Movement
 from slurm_health.training.diagnosis.rank_now import RankLook, RankNow
 from slurm_health.training.diagnosis.seen import BrokenPath, Frame
-from slurm_health.training.diagnosis.watched import Looked, Watched
+from slurm_health.training.diagnosis.watched import Looked, WatchedPrograms
 
 NODES = ["n1", "n2"]
 COLLECTIVE = (Frame("/x/torch/distributed/distributed_c10d.py", 1, "all_reduce"),)
@@ -49,7 +49,7 @@ class Job:
         self, paths: tuple[BrokenPath, ...] = (), looks: dict[int, RankLook] | None = None
     ) -> Judged:
         """Look at all nodes, twice."""
-        watched = Watched(NODES)
+        watched = WatchedPrograms(NODES)
         self._hear(watched)
         before = {("0", rank): now for rank, now in self._now.items()}
         self._get_on(WINDOW_S)
@@ -59,7 +59,7 @@ class Job:
         looked = Looked(before=before, looks=seen, paths=paths)
         return self.movement.judge(watched, looked, NODES, window_s=WINDOW_S, now_s=self.now_s)
 
-    def _hear(self, watched: Watched) -> None:
+    def _hear(self, watched: WatchedPrograms) -> None:
         watched.hear("n1", [self._now[0], self._now[1]], self.now_s)
         watched.hear("n2", [self._now[2]], self.now_s)
 
@@ -130,7 +130,7 @@ def test_a_rank_elsewhere_that_still_runs_a_little_is_no_hang() -> None:
     job = Job(until(100.0))
     job.pass_time(145.0)
     # Every few seconds, for some milliseconds: less than what counts as work.
-    watched = Watched(NODES)
+    watched = WatchedPrograms(NODES)
     for rank in range(3):
         watched.hear(NODES[rank // 2], [RankNow("0", rank, 9, "S", 1.0, 0)], job.now_s)
     before = {("0", rank): RankNow("0", rank, 9, "S", 1.0, 0) for rank in range(3)}

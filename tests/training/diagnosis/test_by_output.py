@@ -16,7 +16,7 @@ from slurm_health.training.diagnosis.by_output import Losses, LossIsNone, Output
 from slurm_health.training.diagnosis.collected import FlightRecords
 from slurm_health.training.diagnosis.rank_now import RankNow
 from slurm_health.training.diagnosis.seen import Standstill
-from slurm_health.training.diagnosis.watched import Looked, Watched
+from slurm_health.training.diagnosis.watched import Looked, WatchedPrograms
 
 LOOK_S = 20.0
 WINDOW_S = 15.0
@@ -60,7 +60,7 @@ def judge(
     progress: OutputProgress, job: Job, now_s: float
 ) -> tuple[Standstill, FlightRecords] | str:
     before = job.ranks(now_s)
-    watched = Watched(NODES)
+    watched = WatchedPrograms(NODES)
     for rank, node in zip(job.ranks(now_s + WINDOW_S), NODES, strict=True):
         watched.hear(node, [rank], now_s + WINDOW_S)
     looked = Looked(before={("0", each.rank): each for each in before}, looks={})
@@ -147,7 +147,7 @@ def test_where_no_process_can_be_seen_nothing_is_said() -> None:
     now_s = 3000.0
 
     assert progress.suspect(now_s)
-    judged = progress.judge(Watched(NODES), looked, NODES, window_s=WINDOW_S, now_s=now_s)
+    judged = progress.judge(WatchedPrograms(NODES), looked, NODES, window_s=WINDOW_S, now_s=now_s)
     assert judged == "no process of the training can be seen"
     assert not progress.suspect(now_s + 30.0)
 

@@ -3,7 +3,13 @@
 
 from __future__ import annotations
 
-from slurm_health.training.diagnosis.rank_now import GpuSample, GpuSeen, GpuUse, all_of, by_process
+from slurm_health.training.diagnosis.rank_now import (
+    GpuSample,
+    GpuUse,
+    SampledGpu,
+    all_of,
+    by_process,
+)
 
 GIB = 1 << 30
 WAITING = (GpuSample(1.0, 0.0, 130.0),) * 5
@@ -11,8 +17,8 @@ IDLE = (GpuSample(0.0, 0.0, 75.0),) * 5
 WORKING = (GpuSample(1.0, 0.4, 690.0),) * 5
 
 
-def gpu(processes: dict[int, int | None], samples: tuple[GpuSample, ...]) -> GpuSeen:
-    return GpuSeen(processes=processes, samples=samples, limit_w=700.0)
+def gpu(processes: dict[int, int | None], samples: tuple[GpuSample, ...]) -> SampledGpu:
+    return SampledGpu(processes=processes, samples=samples, limit_w=700.0)
 
 
 def test_what_a_watchdog_has_opened_beside_a_ranks_own_gpu_does_not_count() -> None:

@@ -13,7 +13,7 @@ from slurm_health.training.diagnosis.pace import PATIENCE
 from slurm_health.training.diagnosis.rank_now import RankLook, RankNow
 from slurm_health.training.diagnosis.seen import Frame, RankSeen, Standstill
 from slurm_health.training.diagnosis.start_up import Stillness
-from slurm_health.training.diagnosis.watched import Looked, Watched
+from slurm_health.training.diagnosis.watched import Looked, WatchedPrograms
 
 RANKS = 3
 NODES = [f"n{rank}" for rank in range(RANKS)]
@@ -145,7 +145,7 @@ def hang_s(
     suspended: tuple[float, float] = (0.0, 0.0),
 ) -> float | None:
     """Return when a training is said to hang that stands still in its second step."""
-    watched = Watched(NODES)
+    watched = WatchedPrograms(NODES)
     now_s = 0.0
     while now_s < until_s:
         now_s += EVERY_S

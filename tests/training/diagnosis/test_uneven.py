@@ -14,7 +14,7 @@ from slurm_health.training.diagnosis.inference import InferenceChain
 from slurm_health.training.diagnosis.operators import OPERATORS
 from slurm_health.training.diagnosis.rank_now import RankNow
 from slurm_health.training.diagnosis.uneven import DATA, STAGES, Uneven, observe_uneven
-from slurm_health.training.diagnosis.watched import Watched
+from slurm_health.training.diagnosis.watched import WatchedPrograms
 
 STEPS = 10  # in a window
 STAGE_COUNT, REPLICAS = 2, 4
@@ -27,7 +27,7 @@ def watch(
     own_s: OwnS, *, roles: bool = True, tokens: OwnS = lambda *_: 0.0, nodes: int = 4
 ) -> tuple[set[int], dict[str, Uneven]]:
     """Return the ranks held slow and what is held uneven, of a pipeline that ran for a while."""
-    watched = Watched([f"n{node}" for node in range(nodes)])
+    watched = WatchedPrograms([f"n{node}" for node in range(nodes)])
     slow: set[int] = set()
     uneven: dict[str, Uneven] = {}
     had_s = dict.fromkeys(range(STAGE_COUNT * REPLICAS), 0.0)

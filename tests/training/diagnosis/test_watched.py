@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from slurm_health.training.diagnosis.rank_now import RankLook, RankNow
 from slurm_health.training.diagnosis.seen import Frame
 from slurm_health.training.diagnosis.stragglers import OwnTime, Stragglers
-from slurm_health.training.diagnosis.watched import Looked, Watched
+from slurm_health.training.diagnosis.watched import Looked, WatchedPrograms
 
 INTERVAL_S = 10.0
 RANKS = 4
@@ -62,7 +62,7 @@ class Training:
 
 
 def tell(
-    watched: Watched,
+    watched: WatchedPrograms,
     training: Training,
     now_s: float,
     cpu_s: float = 0.0,
@@ -77,7 +77,7 @@ def suspected(
     training: Training, until_s: float, cpu_share: float = 0.0, unserved_share: float = 0.0
 ) -> list[float]:
     """Return when a training was said to hang, with everybody in a collective at each look."""
-    watched = Watched(NODES)
+    watched = WatchedPrograms(NODES)
     found = []
     now_s = 0.0
     while now_s < until_s:
@@ -171,7 +171,7 @@ def test_after_long_checkpoints_a_standstill_is_said_after_half_as_long_again() 
 
 
 def test_a_training_that_goes_on_is_said_to_and_may_hang_again() -> None:
-    watched = Watched(NODES)
+    watched = WatchedPrograms(NODES)
     training = Training(lambda step: 400.0 if step == 100 else 1.0, 700.0)
     now_s, said, over = 0.0, 0, 0
     while now_s < 690.0:
@@ -191,7 +191,7 @@ def test_a_training_that_goes_on_is_said_to_and_may_hang_again() -> None:
 
 
 def test_scripts_one_after_another_each_have_a_pace_of_their_own() -> None:
-    watched = Watched(["n0"])
+    watched = WatchedPrograms(["n0"])
     first = RankNow("0", 0, 7, "S", 0.0, 0, 99, 100, 1.0, 1.0, 1.5)
     watched.hear("n0", [first], 100.0)
     second = RankNow("1", 0, 8, "S", 0.0, 0, 1, 2, 10.0, 0.0, 0.0)
@@ -203,7 +203,7 @@ def test_scripts_one_after_another_each_have_a_pace_of_their_own() -> None:
 
 @pytest.mark.parametrize("state", ["S", "T"])
 def test_in_its_first_steps_only_what_no_start_explains_is_a_hang(state: str) -> None:
-    watched = Watched(NODES)
+    watched = WatchedPrograms(NODES)
     for rank, node in enumerate(NODES):
         now = RankNow("0", rank, 7, state if rank == 1 else "S", 0.0, 0, 1, 2, 65.0, 0.0, 0.0)
         watched.hear(node, [now], 100.0)

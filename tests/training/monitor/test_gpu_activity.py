@@ -14,7 +14,7 @@ import pytest
 
 from slurm_health.training.diagnosis.rank_now import GpuUse
 from slurm_health.training.diagnosis.seen import Frame, RankSeen
-from slurm_health.training.monitor.closer_look import Activity, activity
+from slurm_health.training.monitor.closer_look import GpuActivity, activity
 from tests.played_gpu import description, nvml_library
 from tests.played_gpu.description import VARIABLE, Fault, Machine, with_faults, write
 
@@ -38,7 +38,7 @@ def machine(count: int) -> Machine:
     return description.machine(count, seed=f"activity {os.getpid()}")
 
 
-def asked(library: Path, played: Machine, *faults: tuple[int, str, float]) -> Activity:
+def asked(library: Path, played: Machine, *faults: tuple[int, str, float]) -> GpuActivity:
     state = library.with_name("state")
     broken = [Fault(device=device, kind=kind, value=value) for device, kind, value in faults]
     write(state, with_faults(played, *broken))
@@ -48,10 +48,10 @@ def asked(library: Path, played: Machine, *faults: tuple[int, str, float]) -> Ac
         capture_output=True,
         check=True,
     )
-    return msgspec.json.decode(asks.stdout, type=Activity)
+    return msgspec.json.decode(asks.stdout, type=GpuActivity)
 
 
-def shares(seen: Activity) -> dict[int, float]:
+def shares(seen: GpuActivity) -> dict[int, float]:
     return {pid: use.share for pid, use in seen.by_pid.items()}
 
 

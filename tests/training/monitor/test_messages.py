@@ -10,10 +10,10 @@ from slurm_health.training.diagnosis.rank_now import RankLook, RankNow
 from slurm_health.training.diagnosis.seen import Frame
 from slurm_health.training.monitor.messages import (
     MESSAGES,
-    Message,
+    MessageReader,
     NodeLook,
+    NodeMessage,
     NodeNow,
-    Reader,
     lines_of,
 )
 
@@ -25,8 +25,8 @@ def look(node: str, frames: int) -> NodeLook:
     return NodeLook(node, (RankLook("0", 1, True, "futex", stack),), (now,), ("10.0.0.1",))
 
 
-def read(lines: list[bytes], reader: Reader[Message] | None = None) -> list[Message]:
-    reader = reader or Reader(MESSAGES)
+def read(lines: list[bytes], reader: MessageReader[NodeMessage] | None = None) -> list[NodeMessage]:
+    reader = reader or MessageReader(MESSAGES)
     return [each for line in lines if (each := reader.take(line.rstrip(b"\n")))]
 
 
@@ -53,7 +53,7 @@ def test_a_message_with_a_lost_line_gives_way_to_the_next() -> None:
 
 @given(st.lists(st.binary(max_size=80), max_size=20))
 def test_other_lines_are_passed_over(lines: list[bytes]) -> None:
-    reader = Reader(MESSAGES)
+    reader = MessageReader(MESSAGES)
     for line in [*lines, *(b"n1 1 1/1 " + line for line in lines)]:
         assert reader.take(line) is None
     assert read(list(lines_of(NodeNow("n1"), 1)), reader) == [NodeNow("n1")]

@@ -16,7 +16,7 @@ from slurm_health.records.decoding import JsonDecoder
 from slurm_health.records.errors import Unmeasured
 from slurm_health.system.nvml import GpuDevice, Gpus
 from slurm_health.training.diagnosis.collected import FlightRecord, NodeTold
-from slurm_health.training.monitor.messages import Reader
+from slurm_health.training.monitor.messages import MessageReader
 from slurm_health.training.monitor.node_state import (
     judged,
     kernel_lines,
@@ -201,7 +201,7 @@ def test_a_message_that_is_too_long_loses_dumps_first_and_then_older_lines() -> 
     )
     kernel = tuple(os.urandom(140).hex() for _ in range(40))
     whole = NodeTold(node="n1", kernel=kernel, flights=flights)
-    reader = Reader[NodeTold](JsonDecoder(NodeTold))
+    reader = MessageReader[NodeTold](JsonDecoder(NodeTold))
 
     def read(most_bytes: int) -> NodeTold:
         found = [reader.take(line.rstrip(b"\n")) for line in within(whole, most_bytes)]

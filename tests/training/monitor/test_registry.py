@@ -28,7 +28,7 @@ from slurm_health.training.diagnosis.rank_failures import RankFailure
 from slurm_health.training.diagnosis.training_log import TrainingLog
 from slurm_health.training.monitor import post_mortem, registry
 from slurm_health.training.monitor.collector import Enabled, EndedJob
-from slurm_health.training.monitor.findings import Findings
+from slurm_health.training.monitor.findings import WatchFindings
 from slurm_health.training.monitor.registry import Registered, registered
 from tests.support.standstills import rank, standstill
 
@@ -293,7 +293,7 @@ def test_a_collector_of_others_looks_at_a_hang_and_operators_of_others_locate_it
         for number, entered in enumerate([8, 7])
     )
     for _ in range(10):  # operators of others have seconds, which a busy machine may not have
-        findings = Findings(None, environ, io.StringIO(), lambda hang, _: hangs.append(hang))
+        findings = WatchFindings(None, environ, io.StringIO(), lambda hang, _: hangs.append(hang))
         findings.hang(seen, FlightRecords(records=flights))
         hang = hangs.pop()
         if not any(

@@ -21,9 +21,9 @@ from slurm_health.system import journal
 from slurm_health.system.processes import NOTHING, PIPE, own_module, start_tied
 from slurm_health.training.diagnosis.by_movement import Movement
 from slurm_health.training.diagnosis.by_output import OutputProgress
-from slurm_health.training.diagnosis.pace import Patience
+from slurm_health.training.diagnosis.pace import HangPatience
 from slurm_health.training.monitor import closer_look
-from slurm_health.training.monitor.findings import Findings
+from slurm_health.training.monitor.findings import WatchFindings
 from slurm_health.training.monitor.monitors import Monitors, ScriptOver
 from slurm_health.training.monitor.output_files import Tails
 from slurm_health.training.monitor.ranks import Ranks
@@ -32,8 +32,8 @@ from tests.support.full_filesystem import full_filesystem
 
 DEADLINE_S = 90.0
 # A script's patience, minutes made seconds; looks come as fast as they can.
-MOVES = Patience(at_least_s=3.0, steps=2.0, pauses=2.0, first_s=600.0, storage_s=1.0)
-PATIENCE = Patience(at_least_s=3.0, steps=2.0, pauses=1.0, first_s=6.0, storage_s=1.0)
+MOVES = HangPatience(at_least_s=3.0, steps=2.0, pauses=2.0, first_s=600.0, storage_s=1.0)
+PATIENCE = HangPatience(at_least_s=3.0, steps=2.0, pauses=1.0, first_s=6.0, storage_s=1.0)
 TRAINING = """
 import os, sys, time
 how, steps = sys.argv[1], int(sys.argv[2])
@@ -77,7 +77,7 @@ class Bench:
             Movement(MOVES),
             self.monitors,
             ["n1"],
-            Findings(journal_at, {"NCCL_RAS_ENABLE": "0"}, self.said),
+            WatchFindings(journal_at, {"NCCL_RAS_ENABLE": "0"}, self.said),
             between_s=2.0,
         )
         self.command = own_module("slurm_health.training.monitor.node", self.job, "n1", "5")
