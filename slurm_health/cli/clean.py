@@ -100,14 +100,7 @@ def clean(asked: _Asked) -> int:
     where it cannot be asked, what was written within 60 days is left. A journal's report and its
     part of the history go with it.
     """
-    if asked.older_than_s is None and asked.most_bytes is None:
-        raise click.UsageError("say what to remove: --older-than AGE, --max-size SIZE, or both")
-    if asked.all_users and os.geteuid() != 0:
-        raise click.UsageError("--all-users is for root: others can remove their own journals only")
-    if not (asked.dry_run or asked.yes or sys.stdin.isatty()):
-        raise click.UsageError(
-            "no terminal to ask on: give --yes, or --dry-run to see what would be removed"
-        )
+    _refuse_what_cannot_be_done(asked)
     from slurm_health.fleet.retention import removal
     from slurm_health.fleet.retention import rules as retention
     from slurm_health.preflight.master.run_check import LOCAL_CLUSTER
@@ -143,6 +136,17 @@ def clean(asked: _Asked) -> int:
         click.echo("slurm-health: nothing was removed", err=True)
         return int(ExitCode.HEALTHY)
     return _remove(root, chosen.remove, uid)
+
+
+def _refuse_what_cannot_be_done(asked: _Asked) -> None:
+    if asked.older_than_s is None and asked.most_bytes is None:
+        raise click.UsageError("say what to remove: --older-than AGE, --max-size SIZE, or both")
+    if asked.all_users and os.geteuid() != 0:
+        raise click.UsageError("--all-users is for root: others can remove their own journals only")
+    if not (asked.dry_run or asked.yes or sys.stdin.isatty()):
+        raise click.UsageError(
+            "no terminal to ask on: give --yes, or --dry-run to see what would be removed"
+        )
 
 
 def _remove(root: Path, journals: Sequence[JobJournal], uid: int | None) -> int:

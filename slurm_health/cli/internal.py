@@ -62,8 +62,8 @@ def supervise(
     monitor = given["--monitor"] or OnHang.REPORT.value
     # One name for the run, at however many starts of its check.
     own_words = ("--act", "--for-supervisor", os.urandom(4).hex(), f"--script-name={script_name}")
-    check = ("--verbose", "check") if given["--verbose"] else ("check",)
-    check_argv = own_command(*check, *own_words, *options)
+    verbose = ("--verbose",) if given["--verbose"] else ()
+    check_argv = own_command(*verbose, "check", *own_words, *options)
     told = supervisor.Supervised(
         source=Path(source),
         line=script_line,

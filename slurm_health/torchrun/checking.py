@@ -107,39 +107,45 @@ def _check(
             return joint_check.follow(directory, place, agent)
         finally:
             agent.stop(0.0)
-    phases = chosen_phases(arguments.check)
-    earlier = None
-    if not arguments.checks_again:
-        probes = {probe.name for phase in phases for probe in phase.probes}
-        earlier = earlier_check.find(directory, place, probes, localize_choices(arguments.own))
+    exclude_slow = arguments.exclude_straggler
+    earlier = _earlier(directory, place, arguments)
     if earlier is not None:
-        exclude_slow = arguments.exclude_straggler
         outcome = joint_check.adopt(directory, started, earlier, within, exclude_slow=exclude_slow)
         _say_adopted(earlier, outcome)
         return outcome
     known = priors.of_site(
         config.standings(environ), started.cluster, started.nodes, now_s=time.time()
     )
-    settings = MasterSettings(
+    settings = _settings(arguments, environ, known)
+    started = msgspec.structs.replace(started, prior=known)
+    with _launcher(place, directory, within, agent, arguments, environ) as launcher:
+        outcome = joint_check.lead(
+            directory, started, launcher, within, settings, exclude_slow=exclude_slow
+        )
+    _summarize(directory, outcome)
+    return outcome
+
+
+def _earlier(directory: Path, place: TaskPlace, arguments: Arguments) -> EarlierCheck | None:
+    """Return the check that need not be repeated; None where there is none, or it is to be."""
+    if arguments.checks_again:
+        return None
+    phases = chosen_phases(arguments.check)
+    probes = {probe.name for phase in phases for probe in phase.probes}
+    return earlier_check.find(directory, place, probes, localize_choices(arguments.own))
+
+
+def _settings(
+    arguments: Arguments, environ: Mapping[str, str], prior: dict[str, float]
+) -> MasterSettings:
+    return MasterSettings(
         limits=limits_of(arguments.text("round-deadline")),
-        phases=phases,
-        make_localizer=functools.partial(make_localizer, prior=known),
+        phases=chosen_phases(arguments.check),
+        make_localizer=functools.partial(make_localizer, prior=prior),
         expectations=config.expectations(environ),
         localize=config.localize(environ) | localize_choices(arguments.own),
         light=why_light(arguments.check),
     )
-    started = msgspec.structs.replace(started, prior=known)
-    with _launcher(place, directory, within, agent, arguments, environ) as launcher:
-        outcome = joint_check.lead(
-            directory,
-            started,
-            launcher,
-            within,
-            settings,
-            exclude_slow=arguments.exclude_straggler,
-        )
-    _summarize(directory, outcome)
-    return outcome
 
 
 def _launcher(
