@@ -34,7 +34,7 @@ from slurm_health.torchrun.arguments import Arguments
 from slurm_health.torchrun.channel.other_node import NobodyThere
 from slurm_health.torchrun.earlier_check import EarlierCheck
 from slurm_health.torchrun.joint_check import JointOutcome, OwnAgent
-from slurm_health.torchrun.node_choice import Bounds, why_left_out
+from slurm_health.torchrun.node_choice import Bounds, others_text, why_left_out
 from slurm_health.torchrun.place import TaskPlace, single
 from slurm_health.torchrun.starting import Starting, addresses_in, agent_environ, all_of
 from slurm_health.torchrun.unshared_check import Terms
@@ -276,7 +276,7 @@ def _stay_out(place: TaskPlace, outcome: JointOutcome, within: Bounds) -> int:
         return ExitCode.BAD_NODES
     say(
         f"{place.node} is LEFT OUT: {why_left_out(outcome.verdict, place.node)};"
-        f" training goes on with the other {len(outcome.choice.nodes)} nodes"
+        f" training goes on with {others_text(len(outcome.choice.nodes))}"
     )
     return ExitCode.HEALTHY
 

@@ -70,8 +70,9 @@ def bounds(
         return Bounds(least=least, most=most)
     if joins and least < most:
         return Bounds(least=1, most=available, joins=True)
+    there = "is only 1 node" if available == 1 else f"are only {available} nodes"
     raise UsageError(
-        f"--nnodes={nnodes}: there are only {available} nodes here; to have them join a training"
+        f"--nnodes={nnodes}: there {there} here; to have them join a training"
         " that runs already, give a range (MIN:MAX), and its --rdzv-endpoint and --rdzv-id"
     )
 
@@ -120,6 +121,11 @@ def why_left_out(verdict: VerdictReached, node: str) -> str:
     if judged.level is Level.HEALTHY:
         return NOT_NEEDED
     return f"{judged.level.value}, {judged.reason}"
+
+
+def others_text(count: int) -> str:
+    """Return how many nodes train without one that is left out."""
+    return "the other node" if count == 1 else f"the other {count} nodes"
 
 
 def _why_left(node: NodeVerdict, unfit: Collection[Level], absent: Collection[str]) -> str:

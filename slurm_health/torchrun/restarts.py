@@ -42,7 +42,7 @@ from slurm_health.torchrun import joint_check, unshared_check, watching
 from slurm_health.torchrun.arguments import CHECKS, Arguments
 from slurm_health.torchrun.checking import checked, say
 from slurm_health.torchrun.earlier_check import measured_in
-from slurm_health.torchrun.node_choice import Bounds
+from slurm_health.torchrun.node_choice import Bounds, others_text
 from slurm_health.torchrun.place import OUTSIDE_SLURM, TaskPlace
 from slurm_health.training.diagnosis.collected import Collected, ScriptEnd, TrainingLog
 from slurm_health.training.diagnosis.diagnostician import Diagnostician, observe_failure
@@ -172,9 +172,7 @@ def check(context: Context, decision: RestartDecision, environ: Mapping[str, str
     own = context.place.node
     nodes = tuple(decision.nodes)
     if own not in nodes:
-        say(
-            f"{own} is LEFT OUT: it is at fault; training goes on with the other {len(nodes)} nodes"
-        )
+        say(f"{own} is LEFT OUT: it is at fault; training goes on with {others_text(len(nodes))}")
         return Checked(exit_code=ExitCode.HEALTHY, leaves=True)
     place = replace(decision.place, nodes=nodes, node=own)
     within = Bounds(least=context.least, most=len(nodes), host=nodes[0] if nodes[1:] else "")

@@ -276,7 +276,7 @@ def test_uneven_stages_are_told_in_text_and_for_programs_and_accuse_no_node(tmp_
 def test_a_script_that_ended_well_with_a_loss_that_is_no_number_is_told_so(tmp_path: Path) -> None:
     lost = Diagnosed(
         cause="not-a-number",
-        description="the loss is no number (NaN, or infinite) at one step after another",
+        description="the loss is NaN or infinite at one step after another",
         attribution="user error",
         sureness="likely",
         evidence=["step 7 loss nan"],

@@ -291,7 +291,7 @@ def observe_losses(data: Collected) -> Inference | None:
         return None
     return Inference(
         name=NOT_A_NUMBER,
-        description="the loss is no number (NaN, or infinite) at one step after another",
+        description="the loss is NaN or infinite at one step after another",
         attribution=Attribution.USER,
         sureness=Sureness.LIKELY,
         evidence=(seen.first, seen.line),

@@ -6,10 +6,10 @@ collective with the same sizes.
 
 Where all called the same, who holds up the others is followed from group to group. The host
 enqueues works long before the device does them, so the highest number says nothing. What counts in
-a group is its first work that is not over on any rank: whoever has not entered it holds up those
-who have. Who is missing in one group often waits in another: only who is missing somewhere and
-waits nowhere is named. Where ranks wait for each other in a circle, or all are in one work and none
-leaves it, the records name no rank.
+a group is its first work that is not over on any rank: a rank that has not entered it holds up
+those that have. One that is missing in one group often waits in another: only a rank that is
+missing somewhere and waits nowhere is named. Where ranks wait for each other in a circle, or all
+are in one work and none leaves it, the records name no rank.
 """
 
 from __future__ import annotations

@@ -246,7 +246,7 @@ KNOWN: tuple[KnownError, ...] = (
     KnownError(
         name="shared-memory-removed",
         pattern=re.compile(r"unlink shared memory /dev/shm/nccl-.{1,80}No such file"),
-        means="somebody removed a file of NCCL's from the node's shared memory: systemd does so"
+        means="a file of NCCL's was removed from the node's shared memory: systemd does so"
         " when a user's last session ends, unless logind.conf says RemoveIPC=no",
         advice="tell your administrator which node it is (RemoveIPC in logind.conf)",
         attribution=Attribution.UNDECIDED,

@@ -33,7 +33,7 @@ class Stillness:
         return 0.0 if self._since_s is None else now_s - self._since_s
 
     def take(self, ranks: Iterable[RankNow], now_s: float) -> None:
-        """Take in how some ranks are now, be it those of one node."""
+        """Take in how some ranks are now, of one node or of several."""
         for each in ranks:
             key = each.program, each.rank
             before, at_s = self._ranks.get(key, (None, now_s))

@@ -91,7 +91,7 @@ def _ended(state: str, means: str, advice: str, evidence: Sequence[str]) -> Infe
 def _hung(state: str, means: str, evidence: Sequence[str], data: Collected) -> Inference | None:
     """Return that it hung until it was ended, None where it did not.
 
-    A hang that ran into the time limit, or that our monitor ended, is the cause; whoever else ends
+    A hang that ran into the time limit, or that our monitor ended, is the cause; others who end
     a job may have other reasons.
     """
     saw, hang = data.get(MonitorSaw), hang_at_the_end(data)

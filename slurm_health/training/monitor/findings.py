@@ -175,7 +175,7 @@ class WatchFindings:
         """Say and record that the loss of the training is no number any more."""
         found = _inferred(observe_losses, [seen])
         if found is not None:
-            self.say(f"monitor: the loss is no number: {seen.line!r}", *_titled(found))
+            self.say(f"monitor: the loss is NaN or infinite: {seen.line!r}", *_titled(found))
             self.record(LossFound(line=seen.line, found=found))
 
     def hang_over(self, stalled_s: float, step: int) -> None:
@@ -231,7 +231,7 @@ class ScriptToEnd(Exception):
 def acting(mode: str, environ: Mapping[str, str]) -> Callable[[HangFound, WatchFindings], None]:
     """Return what does about a hang what the user has asked for.
 
-    Outside Slurm a training is stopped by whoever started the monitor, as where it is to restart.
+    Outside Slurm a training is stopped by what started the monitor, as where it is to restart.
     """
     job = environ.get("SLURM_JOB_ID")
 

@@ -97,8 +97,8 @@ class Monitors:
 
         Raises:
             ScriptOver: the script has ended.
-            MonitorsEnded: nobody carries any more.
-            OSError: nobody does in time.
+            MonitorsEnded: nothing carries their words any more.
+            OSError: they do not start in time.
         """
         started = b"started %d" % number
         self.tell(b"start %d" % number)
@@ -144,8 +144,8 @@ def carried(
 
     Raises:
         ScriptOver: the script has ended.
-        MonitorsEnded: nobody carries any more.
-        OSError: nobody does in time.
+        MonitorsEnded: nothing carries their words any more.
+        OSError: they do not start in time.
     """
     # The files are those of the next start, too.
     to_them = open(writing, "wb", buffering=0, closefd=False)  # noqa: SIM115

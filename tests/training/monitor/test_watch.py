@@ -142,7 +142,7 @@ def test_a_loss_that_is_no_number_any_more_is_told_once_and_the_training_goes_on
     bench: Bench,
 ) -> None:
     bench.output.write_text("".join(f"step {step} loss nan\n" for step in range(40)))
-    bench.look_until(lambda: "the loss is no number" in bench.said.getvalue())
+    bench.look_until(lambda: "the loss is NaN or infinite" in bench.said.getvalue())
     with bench.output.open("a") as output:
         output.write("step 40 loss nan\nstep 41 loss nan\n")
     bench.watch.look()
