@@ -238,7 +238,7 @@ KNOWN: tuple[KnownError, ...] = (
             r"|failed to extend /dev/shm/\S{1,80} to \d+ bytes(?!, error: (?!No space))"
         ),
         means="the shared memory of the node has no room for what its ranks exchange: in a"
-        " container it often has 64 MB; else what was left there may fill it",
+        " container it often has 64 MB; elsewhere files that were left there may fill it",
         advice="give the container more (docker --shm-size or --ipc=host), or look at what lies in"
         " it (df, ls); starting it again as it is fails again",
         attribution=Attribution.USER,
@@ -329,7 +329,7 @@ KNOWN: tuple[KnownError, ...] = (
     KnownError(
         name="network-plugin-missing",
         pattern=re.compile(r"(?:Error: |WARN )network .{1,60} not found\.?"),
-        means="NCCL was to use a network (NCCL_NET) that no plugin which it found provides",
+        means="NCCL was told to use a network (NCCL_NET) that no plugin that it found provides",
         advice="load the plugin's module or container hook, or correct NCCL_NET and"
         " NCCL_NET_PLUGIN; NCCL_DEBUG=INFO says which it looked for",
         attribution=Attribution.USER,
@@ -337,7 +337,7 @@ KNOWN: tuple[KnownError, ...] = (
     KnownError(
         name="network-plugin-missing",  # or, since 2.27, the adapters of a plugin that is built in
         pattern=re.compile(r"Failed to initialize any NET plugin"),
-        means="the network that NCCL was to use (NCCL_NET) cannot be had: no plugin which it found"
+        means="NCCL cannot use the network that it was told to (NCCL_NET): no plugin that it found"
         " has that name, or the node has no adapter for it",
         advice="load the plugin's module or container hook, or correct NCCL_NET and"
         " NCCL_NET_PLUGIN; if one node alone says so, have its adapters checked",
@@ -368,14 +368,14 @@ KNOWN: tuple[KnownError, ...] = (
         ),
         means="the container of the job could not be started: its image does not fit the site's"
         " hooks, or the node lacks something, such as the user's account",
-        advice="read what the container's own log says behind it; if other nodes start it, tell"
+        advice="read what the container's own log says after it; if other nodes start it, tell"
         " your administrator which node does not",
         attribution=Attribution.UNDECIDED,
     ),
     KnownError(
         name="not-a-number",
         pattern=re.compile(r"\b(NaN|nan|Inf|inf|non-finite|not finite)\b"),
-        means="the training computed something that is no number, and the script noticed",
+        means="the training computed NaN or infinity, and the script noticed",
         advice="look at the data, the learning rate and the loss scale; go on from a checkpoint"
         " before it",
         attribution=Attribution.USER,

@@ -43,7 +43,7 @@ MISTAKES: tuple[Mistake, ...] = (
     Mistake(
         name="script-not-found",
         pattern=re.compile(r"can't open file '.+': \[Errno (?:2|13|20|21)\]"),
-        means="the file that Python was to run cannot be opened",
+        means="the file that Python was told to run cannot be opened",
         of_the_place=True,
     ),
     Mistake(
@@ -62,7 +62,7 @@ MISTAKES: tuple[Mistake, ...] = (
         pattern=re.compile(
             rf"error: execve\(\): (?!\S*/slurm_script:).+: (?:{_GONE}|Exec format error)$"
         ),
-        means="srun was to start a program that cannot be started",
+        means="srun was told to start a program that cannot be started",
         of_the_place=True,
     ),
     Mistake(
@@ -90,7 +90,7 @@ MISTAKES: tuple[Mistake, ...] = (
     Mistake(
         name="module-not-found",
         pattern=re.compile(r"^\S*python[\d.]*: (?:No module named |Error while finding module)"),
-        means="Python was to run a module that it cannot find",
+        means="Python was told to run a module that it cannot find",
         of_the_place=True,
     ),
     Mistake(

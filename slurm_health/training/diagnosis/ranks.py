@@ -161,7 +161,7 @@ def not_there(_: Inference, data: Collected) -> Inference | None:
         nodes=where,
         ranks=failed_ranks([first]),
         evidence=(first.line,),
-        advice=f"look whether this rank alone uses it, or whether {on}"
+        advice=f"check whether this rank alone uses it, or whether {on}"
         if alone
         else "correct the path, its permissions or what is installed; starting it again as"
         " it is fails again",

@@ -157,7 +157,7 @@ def broken_memory(_: Inference, data: Collected) -> Inference | None:
     nodes = tuple(sorted(told))
     return Inference(
         name="memory-broken",
-        description=f"the memory of {listed(nodes)} met an error that it could not correct",
+        description=f"the memory of {listed(nodes)} had an error that it could not correct",
         attribution=Attribution.NODE,
         sureness=Sureness.LIKELY,
         nodes=nodes,
