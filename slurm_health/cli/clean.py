@@ -19,6 +19,7 @@ from slurm_health.cli.shared_options import as_settings, shared_options
 from slurm_health.preflight import config
 from slurm_health.preflight.options import Door
 from slurm_health.records.errors import ExitCode
+from slurm_health.records.text import counted
 
 if TYPE_CHECKING:
     from slurm_health.fleet.retention.rules import Cleaning, JobJournal
@@ -216,9 +217,11 @@ def _summary(journals: Sequence[JobJournal], there: Sequence[JobJournal]) -> str
     from slurm_health.fleet.retention.rules import size_text, total_bytes
 
     if not journals:
-        return f"nothing to remove: {len(there)} journals, {size_text(total_bytes(there))}"
+        return (
+            f"nothing to remove: {counted(len(there), 'journal')}, {size_text(total_bytes(there))}"
+        )
     return (
-        f"{len(journals)} of {len(there)} journals,"
+        f"{len(journals)} of {counted(len(there), 'journal')},"
         f" {size_text(total_bytes(journals))} of {size_text(total_bytes(there))}"
     )
 

@@ -120,7 +120,7 @@ def sweep(asked: _Asked) -> int:
     if chosen.most < FEWEST:
         raise UsageError(
             f"a sweep can never check {asked.partition}: it takes {FEWEST} nodes at a time, leaves"
-            f" one to jobs, and there are {chosen.most + 1}; check them in a job of their own:"
+            f" one to jobs, and it has {chosen.most + 1}; check them in a job of their own:"
             f" salloc -p {asked.partition} -N {chosen.most + 1} slurm-health check"
         )
     if asked.dry_run:

@@ -191,7 +191,7 @@ def test_what_an_interrupted_clean_has_left_goes_the_next_time(tmp_path: Path) -
 
     done = clean(tmp_path, "--older-than=90d", "--yes")
 
-    assert done.stdout.startswith("nothing to remove: 1 journals")
+    assert done.stdout.startswith("nothing to remove: 1 journal,")
     assert left(tmp_path) == ["13"]
 
 

@@ -192,7 +192,7 @@ def test_an_unknown_node_is_answered_with_those_it_may_be(tmp_path: Path) -> Non
         (("history", "n[1-"), "node list"),
         (("history",), "Missing argument"),
         (("lemons", "--days=0"), "--days"),
-        (("lemons", "--cluster=nowhere"), "no journal is of a cluster 'nowhere'"),
+        (("lemons", "--cluster=nowhere"), "no journal is of cluster 'nowhere'"),
         (("lemons", "--index=/proc/version"), "--index FILE"),
         (("lemons", "--index=/dev/null/x"), "--index FILE"),
     ],

@@ -82,7 +82,7 @@ def test_a_turn_says_that_the_jobs_of_the_last_one_checked_nothing_and_why(site:
 
     assert submitted(again, code=3)  # it goes on: this one may find what that one lacked
     assert (
-        "of 1 jobs that have ended, 0 checked their nodes, 1 checked nothing: its check ended with"
+        "of 1 job that has ended, 0 checked its nodes, 1 checked nothing: its check ended with"
         " 2: slurm-health: --python: /nowhere/python: no such executable on this node"
         f" (job {job})"
     ) in again.stderr
@@ -96,7 +96,7 @@ def test_a_turn_says_how_many_checked_their_nodes(site: Site) -> None:
 
     again = sweep(site, user="bob")
 
-    assert "of 1 jobs that have ended, 1 checked their nodes\n" in again.stderr
+    assert "of 1 job that has ended, 1 checked its nodes\n" in again.stderr
     for left in submitted(again):  # unless all nodes had their turn by then
         site.lab.run(["scancel", str(left)])
 

@@ -24,6 +24,7 @@ from slurm_health.preflight.decide.spares import (
     spares_for,
 )
 from slurm_health.records.standings import MOST, Counted, Reliability
+from slurm_health.records.text import counted as many
 from slurm_health.report.layout import Page
 
 VERSION = 1
@@ -57,9 +58,9 @@ def _lines(found: Lemons, asked: AdviceQuestion, page: Page) -> Iterable[str]:
     starts, hours = found.rates.starts, found.rates.hours
     nodes = len(found.standings)
     lemons = sum(each.level is Reliability.LEMON for each in found.standings)
-    apart = f", {lemons} lemon{_s(lemons)} among them that the counts leave out" if lemons else ""
+    apart = f", {many(lemons, 'lemon')} among them that the counts leave out" if lemons else ""
     yield from page.paragraph(
-        f"{found.cluster}: {nodes} node{_s(nodes)} checked in the last {found.days:g} days{apart}:"
+        f"{found.cluster}: {many(nodes, 'node')} checked in the last {found.days:g} days{apart}:"
         f" {starts.exposure:.0f} starts of a job on a node, {hours.exposure:.0f} hours of a script"
         " on a node"
     )
@@ -81,8 +82,8 @@ def _lines(found: Lemons, asked: AdviceQuestion, page: Page) -> Iterable[str]:
 
 def _rate(counted: Counted, per: float, unit: str, what: str, told: float | None = None) -> str:
     low, high = (limit * per for limit in interval(counted))
-    of = f"{counted.events} times" if counted.events else "never"
-    on = f", on {counted.nodes} node{_s(counted.nodes)}" if counted.events else ""
+    of = many(counted.events, "time") if counted.events else "never"
+    on = f", on {many(counted.nodes, 'node')}" if counted.events else ""
     sure = f"{CONFIDENCE:.0%} interval {low:.2g} to {high:.2g}"
     rate = f"{rate_of(counted) * per:.2g} in {told or per:g} {unit}"
     return f"{what}: {of}{on}; {rate} ({sure})" if counted.exposure else f"{what}: not known"
@@ -153,10 +154,6 @@ def _to_look_at(standings: Sequence[Standing], page: Page) -> Iterable[str]:
 def _deserves_a_look(standing: Standing) -> bool:
     """Tell whether something spoke against a node more than once."""
     return standing.level in MOST and standing.spoiled > 1
-
-
-def _s(count: int) -> str:
-    return "" if count == 1 else "s"
 
 
 def advice_json(found: Sequence[Lemons], asked: AdviceQuestion, unread: Mapping[str, int]) -> str:

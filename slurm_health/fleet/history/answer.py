@@ -132,7 +132,7 @@ def lemons(
     clusters = index.clusters()
     if cluster is not None and cluster not in clusters:
         there = f"; there are {', '.join(clusters)}" if clusters else ""
-        raise UsageError(f"no journal is of a cluster {cluster!r}{there}")
+        raise UsageError(f"no journal is of cluster {cluster!r}{there}")
     believed = _Believed(known)
     found = []
     for each in [cluster] if cluster else clusters:

@@ -18,6 +18,7 @@ from slurm_health.fleet.history.index import NodeSeen
 from slurm_health.fleet.standing.standing import Standing
 from slurm_health.records.nodeset import fold
 from slurm_health.records.standings import Reliability
+from slurm_health.records.text import counted as many
 from slurm_health.records.verdict import Level
 from slurm_health.report.layout import Page
 from slurm_health.system.telemetry import Gauge, MetricSample, one_of
@@ -58,8 +59,8 @@ def unread_text(reasons: Mapping[str, int], page: Page) -> str:
         return ""
     count = sum(reasons.values())
     first = max(reasons, key=lambda each: reasons[each])
-    said = f"{_many(count, 'job')} could not be read, or not wholly: {first}"
-    more = f", and {len(reasons) - 1} other reasons" if len(reasons) > 1 else ""
+    said = f"{many(count, 'job')} could not be read, or not wholly: {first}"
+    more = f", and {many(len(reasons) - 1, 'other reason')}" if len(reasons) > 1 else ""
     return "\n".join(page.paragraph(said + more)) + "\n"
 
 
@@ -67,7 +68,7 @@ def _head(found: NodeHistory, page: Page) -> list[str]:
     standing = found.standing
     checks, jobs = len(found.checks), len({each.job for each in found.checks})
     first = _date(found.checks[0].time_s)
-    counted = f"{_many(checks, 'check')} of {_many(jobs, 'job')} since {first[:10]}"
+    counted = f"{many(checks, 'check')} of {many(jobs, 'job')} since {first[:10]}"
     phrases = [
         f"{found.node} of {found.cluster}",
         counted,
@@ -78,10 +79,6 @@ def _head(found: NodeHistory, page: Page) -> list[str]:
     return [*lines, *page.paragraph(standing.reason)]
 
 
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
-
-
 def _level(standing: Standing) -> str:
     """Return the conclusion; with its score, unless that would only be what is not known."""
     known = standing.level is not Reliability.UNKNOWN
@@ -89,7 +86,7 @@ def _level(standing: Standing) -> str:
 
 
 def _spoiled(standing: Standing) -> str:
-    return f"spoiled {standing.spoiled} of {standing.jobs} jobs in the window"
+    return f"spoiled {standing.spoiled} of {many(standing.jobs, 'job')} in the window"
 
 
 def _elsewhere(standing: Standing) -> str:
@@ -124,7 +121,7 @@ def _series_row(series: Series) -> list[str]:
 
 def _lemons_lines(found: Lemons, page: Page) -> Iterable[str]:
     yield from page.paragraph(
-        f"{found.cluster}: {_many(len(found.standings), 'node')} checked in the last"
+        f"{found.cluster}: {many(len(found.standings), 'node')} checked in the last"
         f" {found.days:g} days, in jobs and sweeps; each job counts once per node"
     )
     named = [each for each in found.standings if each.spoiled]
@@ -139,7 +136,7 @@ def _lemons_lines(found: Lemons, page: Page) -> Iterable[str]:
         yield from page.paragraph(f"clear: {fold(sorted(clear))}")
     if found.unknown:
         yield from page.paragraph(
-            f"left out: {_many(found.unknown, 'node')} that journals name and Slurm does not, or"
+            f"left out: {many(found.unknown, 'node')} that journals name and Slurm does not, or"
             " that one user alone names beyond a limit"
         )
     if unknown:

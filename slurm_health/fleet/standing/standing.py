@@ -25,6 +25,7 @@ import msgspec
 
 from slurm_health.fleet.standing.observation import Signal
 from slurm_health.records.standings import MOST, Counted, Known, Rates, Reliability, written
+from slurm_health.records.text import counted
 
 WINDOW_DAYS = 28
 # Two may be bad luck. That they are two days' says that it comes back: a node that fails all its
@@ -129,11 +130,14 @@ def _level(record: NodeRecord, chance: float) -> tuple[Reliability, str]:
         if record.jobs < _LEAST_CLEAR:
             return (
                 Reliability.UNKNOWN,
-                f"no fault seen, but only {_jobs(record.jobs)}: too few to tell",
+                f"no fault seen, but only {counted(record.jobs, 'job')}: too few to tell",
             )
-        return Reliability.CLEAR, f"no fault seen in {_jobs(record.jobs)}"
+        return Reliability.CLEAR, f"no fault seen in {counted(record.jobs, 'job')}"
     if len(spoiled) < _LEAST_SPOILED:
-        return Reliability.SUSPECT, f"{len(spoiled)} of {_jobs(record.jobs)}: too few to tell"
+        return (
+            Reliability.SUSPECT,
+            f"{len(spoiled)} of {counted(record.jobs, 'job')}: too few to tell",
+        )
     apart_s = max(each.time_s for each in spoiled) - min(each.time_s for each in spoiled)
     if apart_s < _LEAST_APART_S:
         hours = max(1, round(apart_s / 3600))
@@ -149,10 +153,6 @@ def _level(record: NodeRecord, chance: float) -> tuple[Reliability, str]:
     days = round(apart_s / 86400, 1)
     often = f"1 of {round(1 / chance):,} fleets" if chance > 1e-9 else "no fleet"
     return Reliability.LEMON, f"again and again over {days:g} days; by chance in {often}"
-
-
-def _jobs(count: int) -> str:
-    return f"{count} job{'' if count == 1 else 's'}"
 
 
 def _counts(spoiled: Sequence[JobOnNode]) -> dict[str, int]:

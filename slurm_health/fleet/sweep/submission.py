@@ -23,7 +23,7 @@ from slurm_health.fleet.history.index import Index
 from slurm_health.fleet.sweep import choice as sweep
 from slurm_health.records.errors import ExitCode, UnknownJob, UsageError
 from slurm_health.records.nodeset import fold
-from slurm_health.records.text import cut, one_line
+from slurm_health.records.text import counted, cut, one_line
 from slurm_health.system import private_files
 from slurm_health.system.slurm.client import Client
 
@@ -168,7 +168,9 @@ def told(outcomes: Sequence[EndedSweepJob]) -> str:
     if not outcomes:
         return ""
     checked = sum(each.checked for each in outcomes)
-    text = f"of {len(outcomes)} jobs that have ended, {checked} checked their nodes"
+    have, their = ("has", "its") if len(outcomes) == 1 else ("have", "their")
+    ended = f"of {counted(len(outcomes), 'job')} that {have} ended"
+    text = f"{ended}, {checked} checked {their} nodes"
     undecided = sum(each.undecided for each in outcomes)
     text += f" ({undecided} could not decide)" if undecided else ""
     failed = [each for each in outcomes if each.trouble]
