@@ -259,7 +259,7 @@ def test_json_has_what_goes_and_what_is_left(tmp_path: Path) -> None:
         ((), "--older-than AGE, --max-size SIZE, or both"),
         (("--older-than=90",), "90d"),
         (("--max-size=much",), "20GiB"),
-        (("--older-than=90d",), "say --yes, or --dry-run"),
+        (("--older-than=90d",), "give --yes, or --dry-run"),
     ],
 )
 def test_a_mistake_is_one_line_that_says_what_to_do(
