@@ -37,7 +37,7 @@ LONGEST_S = 500
 # Small, so that little work is chosen, and the machine that plays it all is not what is counted.
 DEVICE = Device(memory_bytes=4 << 30, tflops=0.002, memory_gb_per_s=8, link_gb_per_s=0.02)
 _BEGUN = re.compile(r"ncclComm\w+ comm \S+ rank \d+ nranks (\d+) .* Init START")
-_ROUNDS, _WAIT = {"WorkerRound.run", "Round.run"}, "Meeting.wait_for_all"
+_ROUND, _WAIT = "run", "wait_for_all"
 
 
 class NotCounted(Exception):
@@ -133,7 +133,7 @@ def _by_round(notes: Sequence[str]) -> list[Counter[str]]:
     """Return how often a worker called what, round by round."""
     rounds: list[Counter[str]] = []
     for name in notes:
-        if name in _ROUNDS:
+        if name == _ROUND:
             rounds.append(Counter())
         elif rounds:
             rounds[-1][name] += 1

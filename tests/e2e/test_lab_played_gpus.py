@@ -213,7 +213,7 @@ def test_neither_an_occupied_nor_a_divided_gpu_is_a_fault_and_who_occupies_it_is
     run = first_check(site, job)
     assert levels(run)["n2"] == levels(run)["n3"] == "inconclusive"
     assert accused(run) == {}
-    assert f"processes {held_by.value:.0f}" in site.hook_log("n2")
+    assert f"in use by PID {held_by.value:.0f}" in site.hook_log("n2")
     assert "parts of GPUs (MIG), which cannot be checked" in verdict_of(run, "n3")["reason"]
     assert site.out_of_pool() == {}
 

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every interpreter of a counted check begins with this: its workers note what they wait for.
 
-Each line of a process's file in WAITS_NOTED_IN is a call: the name of a function, and of the file
-that it is in.
+Each line of a process's file in WAITS_NOTED_IN is a call: the name of a function.
 """
 
 from __future__ import annotations
@@ -12,21 +11,18 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-NOTED = (
-    "WorkerRound.run",
-    "Round.run",  # of an older slurm_health
-    "Meeting.wait_for_all",
-    "exchange_first",
-    "Membership.exchange_first",
-)
+# By their own names, which more than one release has; a class of them may be called otherwise.
+WAITS = ("wait_for_all", "exchange_first")
+ROUNDS = ("WorkerRound.run", "Round.run")  # the second of an older slurm_health
 
 
 def _note_calls(directory: Path) -> None:
     notes = (directory / f"notes.{os.getpid()}").open("a", buffering=1)
 
     def note(frame: FrameType, event: str, _argument: object) -> None:
-        if event == "call" and frame.f_code.co_qualname in NOTED:
-            notes.write(f"{frame.f_code.co_qualname}\n")
+        code = frame.f_code
+        if event == "call" and (code.co_name in WAITS or code.co_qualname in ROUNDS):
+            notes.write(f"{code.co_name}\n")
 
     sys.setprofile(note)
 

@@ -82,14 +82,20 @@ class _Pairs:
 
 
 def suspicion_of(
-    trials: Sequence[Trial], metrics: Sequence[MetricEvidence], nodes: int
+    trials: Sequence[Trial],
+    metrics: Sequence[MetricEvidence],
+    nodes: int,
+    apart: AbstractSet[int] = frozenset(),
 ) -> Suspicion:
-    """Return which slow nodes may share an uplink, from tests of two nodes."""
+    """Return which slow nodes may share an uplink, from tests of two nodes.
+
+    Nodes in `apart` share none: what made them look so has a likelier explanation.
+    """
     pairs = _pairs(trials, [metric for metric in metrics if metric.shared])
     if pairs is None:
         return Suspicion()
     suspect = _suspects(pairs, nodes)
-    groups, unclear = _groups(pairs, suspect)
+    groups, unclear = _groups(pairs, suspect, apart)
     sets = [group for group in groups if len(group) > 1]
     alone = [group[0] for group in groups if len(group) == 1]
     tested = {(int(one), int(other)) for one, other in pairs.ends}
@@ -163,19 +169,23 @@ def _odd(pairs: _Pairs, suspect: _Flags) -> Ints:
     return odd
 
 
-def _groups(pairs: _Pairs, suspect: _Flags) -> tuple[list[tuple[int, ...]], Ints]:
+def _groups(
+    pairs: _Pairs, suspect: _Flags, apart: AbstractSet[int]
+) -> tuple[list[tuple[int, ...]], Ints]:
     """Return the suspects, each with whom it is well, and these again, in order.
 
     Also the pairs that look well, but not so surely that chance could not have chosen them among
     all that were tested: they join nothing until another test has said the same.
 
     Who was slow with nobody yet is left out: everybody is connected with everybody through them.
+    Each suspect in `apart` is a group of its own.
     """
     groups: list[tuple[int, ...]] = []
     unclear = np.zeros(len(pairs.ends), dtype=np.bool_)
     taken: set[int] = set()
     sometimes_slow = np.zeros(len(suspect), dtype=np.bool_)
     sometimes_slow[pairs.ends[pairs.slow]] = True
+    sometimes_slow[list(apart)] = False
     doubtful = sometimes_slow[pairs.ends].all(axis=1)
     compared = int((doubtful & suspect[pairs.ends].any(axis=1)).sum())
     sure = float(np.log(max(compared, 1) / _MISTAKEN))

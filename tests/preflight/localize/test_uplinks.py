@@ -99,6 +99,40 @@ def test_slow_nodes_are_convicted_although_two_were_fast_together_once_by_chance
     assert not localizer.verdict().leaves
 
 
+class HitTwice:
+    """A cluster in which spikes hit the tests of two well nodes in the first two rounds."""
+
+    def __init__(self, cluster: SimulatedCluster, hit: Set[str]) -> None:
+        self._cluster, self._hit = cluster, hit
+
+    def answer(self, round_: Round) -> list[GroupResult]:
+        results = self._cluster.answer(round_)
+        return [self._spiked(result) for result in results] if round_.index < 2 else results
+
+    def _spiked(self, result: GroupResult) -> GroupResult:
+        if self._hit.isdisjoint(result.nodes):
+            return result
+        times = {metric: 1.5 * ms for metric, ms in result.shared_ms.items()}
+        return replace(result, shared_ms=times)
+
+
+@pytest.mark.parametrize("seed", range(3, 6))
+def test_spikes_that_make_two_well_nodes_alike_keep_no_slow_node_from_its_verdict(
+    seed: int,
+) -> None:
+    hit = set(NODES[:2])
+    slow = set(random.Random(seed).sample(NODES[2:], 10))
+    faults = Faults(network=dict.fromkeys(slow, 1.1))
+    usual = SimulatedCluster(NODES, faults=faults, weather=Weather(noise=0.02), seed=seed)
+    cluster = HitTwice(usual, hit)
+    settings = LocalizeSettings(seed=seed, network_floor=0.05, compute_floor=0.05)
+    localizer = Localizer(NODES, settings=settings)
+    while (round_ := localizer.next_round()) is not None:
+        localizer.observe(round_.index, cluster.answer(round_))
+
+    assert accused(localizer.verdict()) == slow
+
+
 def test_a_slow_node_beside_a_slow_uplink_that_nobody_knows_of_is_found_as_well() -> None:
     verdict, _ = judged(Faults(leaves={"leaf3": 1.3}, network={"n5": 1.5}))
 
