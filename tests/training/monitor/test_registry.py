@@ -72,6 +72,14 @@ def points_of(page: str) -> str:
     return text.replace('"', "")
 
 
+def install_from_page(directory: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Install the module that the page shows; return the test that it shows beside it."""
+    page = PAGE.read_text()
+    module, tried = EXAMPLE.findall(page)
+    install(directory, monkeypatch, points_of(page), module)
+    return str(tried)
+
+
 def held(directory: Path, environ: dict[str, str], *told: Told) -> tuple[Diagnosed, str]:
     """Hold a post-mortem of a failed script with what is installed."""
     used = registered()
@@ -106,10 +114,7 @@ def planned(found: Diagnosed) -> Next:
 def test_the_collector_and_the_operator_that_the_page_shows_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = PAGE.read_text()
-    shown = EXAMPLE.search(page)
-    assert shown is not None
-    install(tmp_path, monkeypatch, points_of(page), shown[1])
+    install_from_page(tmp_path, monkeypatch)
     sensor = tmp_path / "sensor"
     sensor.write_text("45.0\n")
     found, said = held(tmp_path, {"ROOM_SENSOR": str(sensor)})
@@ -122,9 +127,7 @@ def test_the_collector_and_the_operator_that_the_page_shows_work(
 def test_what_the_page_tries_without_a_job_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = PAGE.read_text()
-    module, tried = EXAMPLE.findall(page)
-    install(tmp_path, monkeypatch, points_of(page), module)
+    tried = install_from_page(tmp_path, monkeypatch)
     (tmp_path / "test_hot_room.py").write_text(tried)
     runpy.run_path(str(tmp_path / "test_hot_room.py"))["test_a_hot_room_is_named"]()
 
@@ -132,10 +135,7 @@ def test_what_the_page_tries_without_a_job_holds(
 def test_a_collector_that_is_not_enabled_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = PAGE.read_text()
-    shown = EXAMPLE.search(page)
-    assert shown is not None
-    install(tmp_path, monkeypatch, points_of(page), shown[1])
+    install_from_page(tmp_path, monkeypatch)
     found, _ = held(tmp_path, {})
 
     assert found.cause == "script-failed"
