@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +28,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from benchmarks.command import keep, kept
+from benchmarks.command import INTERRUPTED, keep, kept
 from benchmarks.localize_cells import Cell, cells, leaf_of, names_of
 from slurm_health.preflight.localize.localizer import (
     Level,
@@ -226,4 +227,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        print("benchmarks.localize: interrupted; --results keeps each line", file=sys.stderr)
+        sys.exit(INTERRUPTED)

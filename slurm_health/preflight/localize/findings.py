@@ -168,9 +168,9 @@ def _with_found_uplinks(
     spikes in its first two tests, is tested with slow nodes only from then on, and looks like one
     of them that is well with another.
     """
-    without = inferred = _infer_slow(trials, fabric, prior, settings)
+    without = _infer_slow(trials, fabric, prior, settings)
     if fabric.known:
-        return inferred, Suspicion()
+        return without, Suspicion()
     apart: set[int] = set()
     while (suspicion := suspicion_of(trials, without.metrics, len(fabric.leaf), apart)).sets:
         inferred = _infer_slow(trials, fabric.with_found(suspicion.sets), prior, settings)
