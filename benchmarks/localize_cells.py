@@ -216,7 +216,7 @@ def _unknown_fabric_cells() -> list[Cell]:
         ("6 nodes 1.3x", 8, 8, slow(6, 1.3), 100, 4, "exact .98"),
         ("uplink 1.3x", 4, 4, slow_leaf(1.3), 200, 10, ""),
     ]
-    faint = [(8, 16, 1.12, 0.03), (16, 32, 1.15, 0.05)]  # known to blame nodes
+    faint = [(8, 16, 1.12, 0.03), (16, 32, 1.15, 0.05)]
     return [
         Cell(name=f"unknown leaves ({leaves} x {size}): {name}", nodes=leaves * size,
              leaf_size=size, leaves_known=False, faults=faults, repetitions=many, quick=few,
@@ -225,7 +225,7 @@ def _unknown_fabric_cells() -> list[Cell]:
     ] + [
         Cell(name=f"unknown leaves ({leaves} x {size}): uplink {factor}x, noise {noise:.0%}",
              nodes=leaves * size, leaf_size=size, leaves_known=False, faults=slow_leaf(factor),
-             repetitions=25, quick=3, target="", weather=_weather(noise))
+             repetitions=25, quick=3, target="blamed 1 %", weather=_weather(noise))
         for leaves, size, factor, noise in faint
     ]  # fmt: skip
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,13 +18,11 @@ from slurm_health.preflight.localize.evidence import (
     Fabric,
     Sources,
     Trial,
-    odds_of,
-    sources_of,
 )
-from slurm_health.preflight.localize.metrics import MetricEvidence, metrics_of
+from slurm_health.preflight.localize.metrics import MetricEvidence
 from slurm_health.preflight.localize.pairing import Pair
 from slurm_health.preflight.localize.settings import LocalizeSettings
-from slurm_health.preflight.localize.uplinks import Suspicion, suspicion_of
+from slurm_health.preflight.localize.uplinks import Suspicion, with_found_uplinks
 from slurm_health.records.verdict import Level
 
 _DOUBT = 0.5  # a node that is bad with at least this probability and not convicted is undecided
@@ -96,7 +93,7 @@ def judge(
     settings: LocalizeSettings,
 ) -> Conclusions:
     """Return what these trials prove and what they leave open."""
-    inferred, suspicion = _with_found_uplinks(trials, fabric, prior, settings)
+    inferred, suspicion = with_found_uplinks(trials, fabric, prior, settings)
     fabric, sources, odds, metrics = inferred
     bad = infer_hard(trials, sources, odds, alone=settings.alone)
     crashes = _occurrences((index, trial.crashed) for index, trial in enumerate(trials))
@@ -124,67 +121,6 @@ def judge(
         suspicion=suspicion,
         risk=risk,
     )
-
-
-class _Inferred(NamedTuple):
-    """What the times say, where the nodes hang as this fabric says."""
-
-    fabric: Fabric
-    sources: Sources
-    odds: Floats
-    metrics: tuple[MetricEvidence, ...]
-
-    def uplink(self, found: int) -> int:
-        """Return the variable of the uplink of a set that was found."""
-        return self.sources.nodes + len(self.fabric.leaves) + found
-
-    def probability_of(self, variable: int) -> float:
-        """Return the probability that it is slow in anything that nodes do together."""
-        return max(float(m.found.slow[variable]) for m in self.metrics if m.shared)
-
-
-def _infer_slow(
-    trials: Sequence[Trial],
-    fabric: Fabric,
-    prior: Mapping[int, float],
-    settings: LocalizeSettings,
-) -> _Inferred:
-    sources = sources_of(trials, fabric)
-    odds = odds_of(sources, prior)
-    metrics = tuple(metrics_of(trials, fabric, sources, odds, settings))
-    return _Inferred(fabric, sources, odds, metrics)
-
-
-def _with_found_uplinks(
-    trials: Sequence[Trial],
-    fabric: Fabric,
-    prior: Mapping[int, float],
-    settings: LocalizeSettings,
-) -> tuple[_Inferred, Suspicion]:
-    """Return what the times say, with the uplinks that slow nodes may share; none where known.
-
-    A set whose uplink is believed to be well, although it could explain what its nodes have in
-    common, loses those that are believed to be well themselves: among thousands a node is hit by
-    spikes in its first two tests, is tested with slow nodes only from then on, and looks like one
-    of them that is well with another.
-    """
-    without = _infer_slow(trials, fabric, prior, settings)
-    if fabric.known:
-        return without, Suspicion()
-    apart: set[int] = set()
-    while (suspicion := suspicion_of(trials, without.metrics, len(fabric.leaf), apart)).sets:
-        inferred = _infer_slow(trials, fabric.with_found(suspicion.sets), prior, settings)
-        idle = [
-            node
-            for found, nodes in enumerate(suspicion.sets)
-            if inferred.probability_of(inferred.uplink(found)) < TRUST
-            for node in nodes
-            if without.probability_of(node) < TRUST
-        ]
-        if not idle:
-            return inferred, suspicion
-        apart.update(idle)
-    return without, suspicion
 
 
 def _occurrences(mentions: Iterable[tuple[int, Sequence[int]]]) -> dict[int, tuple[int, ...]]:

@@ -9,21 +9,27 @@ are not, and the set of them is found as what they have in common.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import combinations, islice
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from slurm_health.preflight.localize.belief_propagation import Floats, Ints
-from slurm_health.preflight.localize.evidence import Trial
-from slurm_health.preflight.localize.metrics import (
-    MetricEvidence,
-    middle,
+from slurm_health.preflight.localize.conviction import TRUST, slow
+from slurm_health.preflight.localize.evidence import (
+    Fabric,
+    Sources,
+    Trial,
+    odds_of,
+    sources_of,
 )
+from slurm_health.preflight.localize.metrics import MetricEvidence, metrics_of, middle
 from slurm_health.preflight.localize.pairing import Pair
+from slurm_health.preflight.localize.settings import LocalizeSettings
 from slurm_health.preflight.localize.slowness import LEAST_NOISE
 
 _Flags = npt.NDArray[np.bool_]
@@ -48,6 +54,91 @@ class Suspicion:
     sets: tuple[tuple[int, ...], ...] = ()
     wanted: tuple[Pair, ...] = ()
     held: frozenset[int] = frozenset()
+
+
+class Inferred(NamedTuple):
+    """What the times say, where the nodes hang as this fabric says."""
+
+    fabric: Fabric
+    sources: Sources
+    odds: Floats
+    metrics: tuple[MetricEvidence, ...]
+
+    def uplink(self, found: int) -> int:
+        """Return the variable of the uplink of a set that was found."""
+        return self.sources.nodes + len(self.fabric.leaves) + found
+
+    def probability_of(self, variable: int) -> float:
+        """Return the probability that it is slow in anything that nodes do together."""
+        return max(float(m.found.slow[variable]) for m in self.metrics if m.shared)
+
+
+def _infer_slow(
+    trials: Sequence[Trial],
+    fabric: Fabric,
+    prior: Mapping[int, float],
+    settings: LocalizeSettings,
+) -> Inferred:
+    sources = sources_of(trials, fabric)
+    odds = odds_of(sources, prior)
+    metrics = tuple(metrics_of(trials, fabric, sources, odds, settings))
+    return Inferred(fabric, sources, odds, metrics)
+
+
+def with_found_uplinks(
+    trials: Sequence[Trial],
+    fabric: Fabric,
+    prior: Mapping[int, float],
+    settings: LocalizeSettings,
+) -> tuple[Inferred, Suspicion]:
+    """Return what the times say, with the uplinks that slow nodes may share; none where known.
+
+    Whoever would be convicted is looked at as a suspect: the nodes below a faint uplink are slow
+    beyond doubt over all their tests, and in no single one of them.
+    A set whose uplink is believed to be well, although it could explain what its nodes have in
+    common, loses those that are believed to be well themselves: among thousands a node is hit by
+    spikes in its first two tests, is tested with slow nodes only from then on, and looks like one
+    of them that is well with another.
+    """
+    without = _infer_slow(trials, fabric, prior, settings)
+    if fabric.known:
+        return without, Suspicion()
+    apart: set[int] = set()
+    convicted = _slow_with_others(trials, without, frozenset(), settings)
+    while True:
+        suspicion = _suspicion_of(trials, without.metrics, len(fabric.leaf), convicted, apart)
+        inferred, idle = without, set[int]()
+        if suspicion.sets:
+            inferred = _infer_slow(trials, fabric.with_found(suspicion.sets), prior, settings)
+            idle = _idle_members(suspicion, inferred, without)
+        more = _slow_with_others(trials, inferred, suspicion.held, settings) - convicted
+        if not idle and not more:
+            return inferred, suspicion
+        apart |= idle
+        convicted |= more
+
+
+def _idle_members(suspicion: Suspicion, inferred: Inferred, without: Inferred) -> set[int]:
+    """Return who is believed to be well, and in a set whose uplink is."""
+    return {
+        node
+        for found, nodes in enumerate(suspicion.sets)
+        if inferred.probability_of(inferred.uplink(found)) < TRUST
+        for node in nodes
+        if without.probability_of(node) < TRUST
+    }
+
+
+def _slow_with_others(
+    trials: Sequence[Trial],
+    inferred: Inferred,
+    held: AbstractSet[int],
+    settings: LocalizeSettings,
+) -> frozenset[int]:
+    """Return the nodes that are to be convicted of what they do with others."""
+    shared = [metric for metric in inferred.metrics if metric.shared]
+    convicted, _ = slow(trials, shared, inferred.sources, {}, held, settings)
+    return frozenset(each for each in convicted if each < inferred.sources.nodes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,20 +172,23 @@ class _Pairs:
         return total
 
 
-def suspicion_of(
+def _suspicion_of(
     trials: Sequence[Trial],
     metrics: Sequence[MetricEvidence],
     nodes: int,
-    apart: AbstractSet[int] = frozenset(),
+    convicted: AbstractSet[int],
+    apart: AbstractSet[int],
 ) -> Suspicion:
     """Return which slow nodes may share an uplink, from tests of two nodes.
 
-    Nodes in `apart` share none: what made them look so has a likelier explanation.
+    Who is to be `convicted` of a slow network is a suspect too, however faint each of its tests is.
+    Nodes in `apart` share no uplink: what made them look so has a likelier explanation.
     """
     pairs = _pairs(trials, [metric for metric in metrics if metric.shared])
     if pairs is None:
         return Suspicion()
     suspect = _suspects(pairs, nodes)
+    suspect[sorted(convicted)] = True
     groups, unclear = _groups(pairs, suspect, apart)
     sets = [group for group in groups if len(group) > 1]
     alone = [group[0] for group in groups if len(group) == 1]
@@ -174,8 +268,9 @@ def _groups(
 ) -> tuple[list[tuple[int, ...]], Ints]:
     """Return the suspects, each with whom it is well, and these again, in order.
 
-    Also the pairs that look well, but not so surely that chance could not have chosen them among
-    all that were tested: they join nothing until another test has said the same.
+    Also the pairs of suspects that are likelier well than slow, but not so surely that chance could
+    not have chosen them among all that were tested: they join nothing until other tests have said
+    the same, and nobody in them can be convicted until then.
 
     Who was slow with nobody yet is left out: everybody is connected with everybody through them.
     Each suspect in `apart` is a group of its own.
@@ -183,7 +278,8 @@ def _groups(
     groups: list[tuple[int, ...]] = []
     unclear = np.zeros(len(pairs.ends), dtype=np.bool_)
     taken: set[int] = set()
-    sometimes_slow = np.zeros(len(suspect), dtype=np.bool_)
+    alike = suspect.copy()
+    sometimes_slow = suspect.copy()
     sometimes_slow[pairs.ends[pairs.slow]] = True
     sometimes_slow[list(apart)] = False
     doubtful = sometimes_slow[pairs.ends].all(axis=1)
@@ -192,7 +288,7 @@ def _groups(
     for node in np.flatnonzero(suspect):
         if int(node) in taken:
             continue
-        well = pairs.speaks_for_well(_slowness(pairs, int(node)))
+        well = pairs.speaks_for_well(_slowness(pairs, int(node), suspect))
         fast = doubtful & (well >= sure)
         among = fast & suspect[pairs.ends].all(axis=1)
         group = _reached(int(node), pairs.ends[fast], len(suspect))
@@ -200,15 +296,23 @@ def _groups(
             group = _reached(int(node), pairs.ends[among], len(suspect))
         groups.append(tuple(member for member in group if member not in taken))
         taken.update(group)
-        mine = (pairs.ends == node).any(axis=1) & suspect[pairs.ends].all(axis=1)
-        unclear |= mine & (well >= sure / 2) & (well < sure)  # the next test may well decide
-    return groups, pairs.ends[unclear]
+        alike[group] = True
+        unclear |= (pairs.ends == node).any(axis=1) & (well > 0) & (well < sure)
+    return groups, pairs.ends[unclear & alike[pairs.ends].all(axis=1)]
 
 
-def _slowness(pairs: _Pairs, node: int) -> float:
-    """Return the median log-excess of a suspect's slow pairs."""
-    mine = (pairs.ends == node).any(axis=1) & pairs.slow
-    return float(np.median(pairs.excess[mine]))
+def _slowness(pairs: _Pairs, node: int, suspect: _Flags) -> float:
+    """Return the median log-excess of a suspect's slow pairs.
+
+    Of one that most of its tests show to be slow by less than a single test can, it is that of all
+    its pairs with nodes that are no suspects.
+    """
+    mine = (pairs.ends == node).any(axis=1)
+    outside = mine & (suspect[pairs.ends].sum(axis=1) == 1)
+    slow = mine & pairs.slow
+    if slow.any() and 2 * (outside & slow).sum() >= outside.sum():
+        return float(np.median(pairs.excess[slow]))
+    return max(float(np.median(pairs.excess[outside if outside.any() else mine])), LEAST_NOISE)
 
 
 def _reached(node: int, edges: Ints, nodes: int) -> list[int]:

@@ -17,6 +17,7 @@ from slurm_health.preflight.localize.simulate import (
     Weather,
     play,
 )
+from slurm_health.records.nodeset import expand
 from slurm_health.records.verdict import GroupResult, Round, Verdict
 
 LEAF = 8
@@ -24,11 +25,18 @@ NODES = [f"n{number}" for number in range(64)]
 
 
 def judged(
-    faults: Faults, *, nodes: list[str] = NODES, leaf: int = LEAF, seed: int = 0
+    faults: Faults,
+    *,
+    nodes: list[str] = NODES,
+    leaf: int = LEAF,
+    seed: int = 0,
+    weather: Weather | None = None,
 ) -> tuple[Verdict, int]:
     """Return verdict and rounds where the nodes hang on leaves of which the run knows nothing."""
     leaves = {f"leaf{k}": nodes[leaf * k : leaf * (k + 1)] for k in range(len(nodes) // leaf)}
-    cluster = SimulatedCluster(nodes, faults=faults, weather=Weather(), topology=leaves, seed=seed)
+    cluster = SimulatedCluster(
+        nodes, faults=faults, weather=weather or Weather(), topology=leaves, seed=seed
+    )
     verdict, rounds = play(Localizer(nodes, settings=LocalizeSettings(seed=seed)), cluster)
     return verdict, len(rounds)
 
@@ -48,6 +56,17 @@ def test_a_slow_uplink_that_nobody_knows_of_is_named_by_its_nodes(seed: int) -> 
         "allgather slow between n[24-31], which are well with one another, and other nodes in"
     )
     assert rounds <= 6
+
+
+@pytest.mark.parametrize("seed", [2, 4, 12])
+def test_an_uplink_too_faint_for_a_single_test_blames_none_of_the_nodes_below_it(seed: int) -> None:
+    nodes = [f"n{number}" for number in range(128)]
+    faint = Faults(leaves={"leaf3": 1.12})
+    verdict, _ = judged(faint, nodes=nodes, leaf=16, seed=seed, weather=Weather(noise=0.03))
+
+    assert not accused(verdict)
+    named = {node for leaf in verdict.leaves for end in leaf.ends for node in expand(end)}
+    assert named <= set(nodes[48:64])
 
 
 @pytest.mark.parametrize("seed", range(4))
