@@ -38,7 +38,7 @@ PLAYED_CONTRACT := tests/test_device_calls.py tests/played_gpu/test_libraries.py
 # To collect all tests of the tree takes each of the two processes a minute: only these files.
 PLAYED_TESTS  = $(shell grep -rl 'mark\.played_gpu' tests --include='test_*.py')
 
-.PHONY: help demo quick test test-slow test-releases chaos storms fuzz lint fmt install lab-packages pyslurm clean
+.PHONY: help demo quick test test-heavy test-slow test-releases chaos storms fuzz lint fmt install lab-packages pyslurm clean
 .PHONY: reference site packages bundle release
 .PHONY: bench bench-acting bench-diagnosis bench-hang-restarts bench-hangs bench-history
 .PHONY: bench-hooks bench-localize bench-monitor bench-probes bench-replay bench-scale bench-year
@@ -50,7 +50,9 @@ help:
 	@echo '                     GPUS=2: on nodes with played GPUs, of which one falls off its bus'
 	@echo 'make quick T=PATH    the tests of a directory or a file, T=PATH::NAME one test: in seconds, without'
 	@echo '                     root, torch and Slurm'
-	@echo 'make test            every test that this machine can run in minutes; lists what it skipped'
+	@echo 'make test            each test that takes less than some three seconds of processor time; lists'
+	@echo '                     what it skipped (ten minutes on two cores)'
+	@echo 'make test-heavy      the other ones: most are whole checks, requeues and restarts (as long again)'
 	@echo 'make test-slow       the faults and time limits that take minutes each'
 	@echo 'make played-gpu      PyTorch for CUDA on played GPUs, in .venv-played (0.5 GB to download)'
 	@echo 'make test-played-gpu the tests on played GPUs: NCCL process groups, checks, faults (minutes)'
@@ -90,11 +92,14 @@ demo: install lab-packages $(if $(GPUS),played-gpu)
 # What needs more is left out, and not skipped: its lines would hide the rest.
 T ?= tests
 quick: $(VENV)/.quick
-	$(RUN) -m pytest -q -m 'not (lab or played_gpu or root or slow or torch)' $(T) \
+	$(RUN) -m pytest -q -m 'not (heavy or lab or played_gpu or root or slow or torch)' $(T) \
 		$(if $(wildcard $(firstword $(T))/.),-n $(WORKERS) --dist worksteal) $(PYTEST_ARGS)
 
 test: install lab-packages
-	$(RUN) $(PYTEST) -m 'not slow' $(PYTEST_ARGS)
+	$(RUN) $(PYTEST) -m 'not (slow or heavy or played_gpu)' $(PYTEST_ARGS)
+
+test-heavy: install lab-packages
+	$(RUN) $(PYTEST) -m 'heavy and not slow and not played_gpu' $(PYTEST_ARGS)
 
 test-slow: install lab-packages recipe-packages
 	$(RUN) $(PYTEST) -m slow $(PYTEST_ARGS)

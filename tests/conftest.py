@@ -99,8 +99,9 @@ def _missing(kinds: frozenset[str]) -> str:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    if config.option.markexpr.startswith("not slow"):
-        terminalreporter.line("left out: tests marked slow, minutes each (make test-slow)")
+    if config.option.markexpr.startswith("not (slow"):
+        terminalreporter.line("left out: heavy tests (make test-heavy), slow ones, minutes each")
+        terminalreporter.line("(make test-slow), those on played GPUs (make test-played-gpu)")
 
 
 @pytest.fixture(scope="session")

@@ -141,6 +141,7 @@ def test_the_page_of_commands_is_what_they_say_with_help() -> None:
     )
 
 
+@pytest.mark.heavy
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs")
     argv = [

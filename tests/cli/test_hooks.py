@@ -94,6 +94,7 @@ def test_what_users_call_their_processes_does_not_act_on_roots_terminal(node: No
     assert "\x1b" not in text
 
 
+@pytest.mark.heavy
 def test_when_each_node_was_last_checked_and_how_that_ended_is_told(rack: list[Node]) -> None:
     import time
 

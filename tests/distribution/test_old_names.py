@@ -94,6 +94,7 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Before:
     return Before(tmp_path_factory.mktemp("before"))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("late", LATE)
 def test_a_supervisor_that_began_before_loads_the_rest_of_itself(before: Before, late: str) -> None:
     package, _, module = late.rpartition(".")

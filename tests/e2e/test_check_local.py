@@ -124,6 +124,7 @@ def test_a_machine_that_is_well_is_checked_and_reported(tmp_path: Path) -> None:
         assert line in table.stdout
 
 
+@pytest.mark.heavy
 def test_a_worker_that_is_killed_in_a_round_is_its_own_nodes_matter(check: Check) -> None:
     check.wait_for("master", RoundStarted)
     os.kill(check.worker("local2"), signal.SIGKILL)
@@ -135,6 +136,7 @@ def test_a_worker_that_is_killed_in_a_round_is_its_own_nodes_matter(check: Check
     assert len(check.records("local2", WorkersReady)) == 2
 
 
+@pytest.mark.heavy
 def test_a_worker_that_hangs_again_and_again_is_a_faulty_node_and_its_partners_are_well(
     check: Check,
 ) -> None:
@@ -159,6 +161,7 @@ def test_a_worker_that_hangs_again_and_again_is_a_faulty_node_and_its_partners_a
     not_faulty(nodes, but="local1")
 
 
+@pytest.mark.heavy
 def test_an_agent_that_is_killed_is_named_and_started_again(check: Check) -> None:
     check.wait_for("master", RoundStarted)
     os.kill(check.agent("local3"), signal.SIGKILL)
@@ -173,6 +176,7 @@ def test_an_agent_that_is_killed_is_named_and_started_again(check: Check) -> Non
     assert "local3" in done.stderr
 
 
+@pytest.mark.heavy
 def test_a_master_that_is_killed_takes_everything_with_it(check: Check) -> None:
     check.wait_for("master", RoundStarted)
     below = descendants(check.process.pid)

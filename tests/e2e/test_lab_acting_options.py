@@ -55,12 +55,14 @@ def assert_ran_without_n3(site: Site, job: int) -> None:
 # --- slow nodes ----------------------------------------------------------------------------------
 
 
+@pytest.mark.heavy
 def test_a_slow_node_is_left_for_a_smaller_job_by_default(site: Site) -> None:
     play(site, n3=SLOW)
     job = submit(site, "-N4", "--min-nodes=3")
     assert restarts(site, job) == ("COMPLETED", "0", "n[1-2,4]")
 
 
+@pytest.mark.heavy
 def test_a_job_that_keeps_its_size_is_requeued_from_a_slow_node(site: Site) -> None:
     play(site, n3=SLOW)
     job = submit(site, "-N4", "--min-nodes=3", "--on-straggler=requeue")
@@ -77,6 +79,7 @@ def test_a_slow_node_is_only_reported_where_the_script_says_so(site: Site) -> No
     assert "n3 slow, reported only" in site.lab.job_output(job)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("user", "drained"), [("root", {"n3"}), ("alice", set())])
 def test_a_slow_node_is_drained_on_request_by_those_who_may(
     site: Site, user: str, drained: set[str]
@@ -98,6 +101,7 @@ def test_a_job_proceeds_on_undecided_nodes_and_says_so(site: Site) -> None:
     assert "n3 undecided, continuing anyway" in site.lab.job_output(job)
 
 
+@pytest.mark.heavy
 def test_a_job_of_two_nodes_that_cannot_exchange_data_gets_another_partner(site: Site) -> None:
     play(site, n2=UNREACHABLE)
     job = submit(site, "-N2", "--nodelist=n1", "--exclude=n[3-4]")
@@ -109,6 +113,7 @@ def test_a_job_of_two_nodes_that_cannot_exchange_data_gets_another_partner(site:
     assert "tell your administrators about n2" in told
 
 
+@pytest.mark.heavy
 def test_where_the_node_that_stayed_is_the_bad_one_the_next_partner_shows_it(site: Site) -> None:
     play(site, n1=UNREACHABLE)
     job = submit(site, "-N2", "--exclude=n[5-6]")
@@ -126,6 +131,7 @@ def test_two_nodes_that_cannot_exchange_data_stay_where_no_other_is_free(site: S
     assert "a job on both may hang" in site.lab.job_output(job)
 
 
+@pytest.mark.heavy
 def test_an_undecided_node_is_left_and_not_drained_where_the_user_asks_for_it(site: Site) -> None:
     play(site, "root", n3=INCONCLUSIVE)
     job = submit(site, "-N4", user="root", env={"SLURM_HEALTH_ON_INCONCLUSIVE": "requeue"})
@@ -134,6 +140,7 @@ def test_an_undecided_node_is_left_and_not_drained_where_the_user_asks_for_it(si
     assert site.drained() == {}
 
 
+@pytest.mark.heavy
 def test_a_job_waits_for_a_person_whose_release_is_the_answer(site: Site) -> None:
     play(site, n3=INCONCLUSIVE)
     job = submit(site, "-N4", "--on-inconclusive=hold")
@@ -176,6 +183,7 @@ def test_a_job_at_its_limit_starts_on_the_bad_node_where_the_user_says_so(site: 
     assert "starting anyway (--at-requeue-limit=start)" in site.lab.job_output(job)
 
 
+@pytest.mark.heavy
 def test_a_job_at_its_limit_waits_for_a_person_where_the_user_says_so(site: Site) -> None:
     play(site, n3=FAULTY)
     job = submit(site, "-N4", "--max-requeues=0", "--at-requeue-limit=hold")

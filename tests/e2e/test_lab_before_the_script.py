@@ -29,6 +29,7 @@ echo "looked"
 """
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("options", ["-N6", "-N4 --check=matmul"])
 def test_no_process_of_a_check_is_alive_when_the_script_begins(site: Site, options: str) -> None:
     played_nodes.play(site)

@@ -100,6 +100,7 @@ def kept_script(site: Site, job: str) -> str:
     return site.lab.run(["scontrol", "write", "batch_script", job, "-"]).stdout
 
 
+@pytest.mark.heavy
 def test_whatever_sbatch_is_given_is_checked_and_runs_as_it_is(by_default: Site) -> None:
     shell, python = by_default.script("job.sh", SHELL), by_default.script("job.py", PYTHON)
     wrap = "srun --ntasks-per-node=1 hostname"
@@ -157,6 +158,7 @@ def test_a_script_ends_by_the_signal_it_would_end_by(by_default: Site) -> None:
     assert by_default.read(f"slurm-{killed}.out") == ""
 
 
+@pytest.mark.heavy
 def test_a_job_of_steps_without_torch_leaves_a_bad_node(by_default: Site) -> None:
     play(by_default, n1=FAULTY)
     job = sbatch(by_default, "-N3", script="#!/bin/sh\nsrun --ntasks-per-node=1 hostname\n")

@@ -128,6 +128,7 @@ def levels(site: Site, job: str) -> list[set[str]]:
     return [{node["level"] for node in each["nodes"]} for each in site.report(job)["runs"]]
 
 
+@pytest.mark.heavy
 @needs("submitit")
 def test_functions_and_arrays_of_submitit_are_checked_and_return_what_they_do(site: Site) -> None:
     jobs, said = python(site, SUBMITIT)[-3:-1]
@@ -136,6 +137,7 @@ def test_functions_and_arrays_of_submitit_are_checked_and_return_what_they_do(si
         assert levels(site, job) == [{"healthy"}]
 
 
+@pytest.mark.heavy
 @needs("submitit")
 def test_a_function_of_submitit_leaves_a_bad_node(site: Site) -> None:
     play(site, n1=FAULTY)
@@ -150,6 +152,7 @@ def test_a_function_of_submitit_leaves_a_bad_node(site: Site) -> None:
         assert site.ended(job)["NodeList"] == "n[2-4]"
 
 
+@pytest.mark.heavy
 @needs("dask_jobqueue")
 def test_a_worker_of_dask_jobqueue_is_checked_and_serves(site: Site) -> None:
     job, host, answer = python(site, DASK % DEADLINE_S)[-2].split()

@@ -24,6 +24,7 @@ def test_outside_an_allocation_it_says_so(site: Site) -> None:
     assert "--local" in result.stderr
 
 
+@pytest.mark.heavy
 def test_healthy_nodes_are_a_table_and_code_0(site: Site) -> None:
     result = site.check(["-N2"])
     assert result.returncode == 0, result
@@ -32,6 +33,7 @@ def test_healthy_nodes_are_a_table_and_code_0(site: Site) -> None:
     site.assert_nothing_left()
 
 
+@pytest.mark.heavy
 def test_a_bad_node_is_code_1_and_stays_the_users_to_deal_with(site: Site) -> None:
     site.lab.fault.drop("n3")
     site.forget_calls()
@@ -43,6 +45,7 @@ def test_a_bad_node_is_code_1_and_stays_the_users_to_deal_with(site: Site) -> No
     assert not {name for name in site.calls() if "UPDATE" in name or "REQUEUE" in name}
 
 
+@pytest.mark.heavy
 def test_a_node_on_which_no_step_starts_is_faulty_and_the_others_are_checked(site: Site) -> None:
     played_nodes.play(site)
     site.lab.fault.kill_slurmd("n3")
@@ -95,6 +98,7 @@ def test_a_line_in_anyones_own_batch_script_checks_and_lets_the_script_decide(si
     assert site.report(number)["runs"][0]["exit_code"] == 0
 
 
+@pytest.mark.heavy
 def test_a_second_check_in_a_checked_job_has_a_journal_of_its_own(site: Site) -> None:
     played_nodes.play(site)
     again = f"{played_nodes.command(site)} --json > again.json"

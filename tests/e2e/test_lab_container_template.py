@@ -19,6 +19,7 @@ from tests.e2e.lab_support import COMMAND, DEADLINE_S, Site
 from tests.e2e.played_nodes import FAKE_WORKER, FAULTY
 
 pytestmark = [
+    pytest.mark.heavy,
     pytest.mark.lab,
     pytest.mark.torch,
     pytest.mark.timeout(600),

@@ -132,6 +132,7 @@ def test_the_job_is_back_within_seconds(as_alice: Seen) -> None:
     assert again["time_s"] - verdict["time_s"] < 100
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("when", ["show?nodes", "show?node?-o"], ids=["before", "meanwhile"])
 def test_an_administrators_note_on_a_bad_node_is_left_as_it_is(site: Site, when: str) -> None:
     script = site.script("train.sh", TRAIN, "root")
@@ -155,6 +156,7 @@ def test_an_administrators_note_on_a_bad_node_is_left_as_it_is(site: Site, when:
     assert note in left["detail"]
 
 
+@pytest.mark.heavy
 def test_a_bad_batch_host_is_left_too(site: Site) -> None:
     play(site, n1=UNREACHABLE)
     number = submit(site, "-N4", script="echo here is $(uname -n)")
@@ -168,6 +170,7 @@ def test_a_bad_batch_host_is_left_too(site: Site) -> None:
     site.assert_nothing_left()
 
 
+@pytest.mark.heavy
 def test_a_job_keeps_its_own_exclusions_when_it_leaves_a_node(site: Site) -> None:
     play(site, **{BAD: UNREACHABLE})
     number = submit(site, "-N4", "--exclude=n2")
@@ -192,6 +195,7 @@ def test_a_job_that_may_not_be_requeued_stops_and_says_what_to_do(site: Site) ->
     site.assert_nothing_left()
 
 
+@pytest.mark.heavy
 def test_a_job_stops_when_it_has_left_as_many_bad_nodes_as_it_may(site: Site) -> None:
     # Without n3, four nodes cannot be had but with n5 or n6: the next attempt waits for them.
     play(site, **{BAD: UNREACHABLE}, n5=NEVER_READY, n6=NEVER_READY)

@@ -19,7 +19,7 @@ from tests.lab import Lab
 # Without a slurmdbd, Slurm 22.05 makes a job smaller once, and refuses that then. Of other releases
 # the lab has none, and they need none for that.
 ACCOUNTING = "LAB_RELEASE" not in os.environ
-pytestmark = [pytest.mark.lab(accounting=ACCOUNTING), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.heavy, pytest.mark.lab(accounting=ACCOUNTING), pytest.mark.timeout(400)]
 
 RESUMING = Path(__file__).parents[1] / "support" / "resuming_training.py"
 TRAINING = f"""\

@@ -67,6 +67,7 @@ def seen(module_site: Site) -> Seen:
     )
 
 
+@pytest.mark.heavy
 def test_it_runs_once_where_slurm_put_it_and_ends_with_its_own_code(seen: Seen) -> None:
     assert seen.job["JobState"] == "FAILED"
     assert seen.job["ExitCode"] == "3:0"
@@ -116,6 +117,7 @@ def test_slurm_is_asked_for_the_one_step_of_the_check_and_for_nothing_else(seen:
     assert looks(seen.calls) == {"REQUEST_NODE_INFO": 1}, "the post-mortem of a script that fails"
 
 
+@pytest.mark.heavy
 def test_a_job_whose_script_ends_well_asks_slurm_for_no_node(seen: Seen) -> None:
     seen.site.forget_calls()
     assert seen.site.ended(seen.site.submit("-N2", "--wrap=true"))["JobState"] == "COMPLETED"
@@ -137,6 +139,7 @@ def test_the_job_s_output_tells_how_long_each_round_took_each_node(seen: Seen) -
     assert [set(expand(",".join(lists))) for lists in figures] == [set(NODES)] * len(rounds)
 
 
+@pytest.mark.heavy
 def test_asked_for_more_at_submission_the_check_says_what_it_waits_for(seen: Seen) -> None:
     words = ["--verbose", "sbatch", "--parsable", "-N2", "--output=more.out", "--wrap=true"]
     submitted = seen.site.health(*words)
@@ -172,6 +175,7 @@ def first_pairs_s(records: list[Record]) -> float:
     return float(ended["time_s"]) - float(began["time_s"])
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("nodes", "options", "pair_rounds", "left_open"),
     [

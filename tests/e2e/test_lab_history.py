@@ -23,6 +23,7 @@ def history(site: Site, node: str) -> dict[str, Any]:
     return dict(found)
 
 
+@pytest.mark.heavy
 def test_history_names_the_planted_bad_node_and_clean_spares_the_job_that_runs(site: Site) -> None:
     bad = site.lab.nodes[1]
     play(site, **{bad: FAULTY})
@@ -55,6 +56,7 @@ def test_history_names_the_planted_bad_node_and_clean_spares_the_job_that_runs(s
     assert site.health("history", bad).returncode == 2  # its only check went with the journal
 
 
+@pytest.mark.heavy
 def test_what_history_says_of_a_node_is_the_prior_of_the_next_check_and_no_verdict(
     site: Site,
 ) -> None:

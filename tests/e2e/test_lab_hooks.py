@@ -55,6 +55,7 @@ def asked(site: HookedSite) -> dict[str, int]:
     }
 
 
+@pytest.mark.heavy
 def test_a_healthy_prolog_and_epilog_of_twenty_checks_ask_slurm_nothing(site: HookedSite) -> None:
     site.configure(CHECKS)
     site.forget_calls()
@@ -131,6 +132,7 @@ def test_a_job_of_many_nodes_loses_the_bad_one_only(site: HookedSite) -> None:
     site.lab.run(["scancel", str(job)])
 
 
+@pytest.mark.heavy
 def test_a_node_we_drained_comes_back_after_three_passes(site: HookedSite) -> None:
     site.on("n3", "touch", FLAG)
     site.health_check("n3")
@@ -168,6 +170,7 @@ def test_a_drain_that_an_administrator_renamed_stays(site: HookedSite) -> None:
     assert site.out_of_pool()["n3"].startswith("waiting for a new board")
 
 
+@pytest.mark.heavy
 def test_a_node_with_a_reboot_pending_is_not_given_back(site: HookedSite) -> None:
     site.on("n3", "touch", FLAG)
     site.health_check("n3")
@@ -180,6 +183,7 @@ def test_a_node_with_a_reboot_pending_is_not_given_back(site: HookedSite) -> Non
     assert "DOWN" in site.lab.node_state("n3")["State"]
 
 
+@pytest.mark.heavy
 def test_a_whole_rack_that_fails_at_once_is_not_drained(site: HookedSite) -> None:
     site.configure(share=0.4)
     for node in site.lab.nodes:
@@ -214,6 +218,7 @@ def test_the_journal_of_an_older_job_of_that_id_accuses_nobody(site: HookedSite)
     assert list(site.out_of_pool()) == ["n3"]
 
 
+@pytest.mark.heavy
 def test_a_user_cannot_get_a_good_node_drained(site: HookedSite) -> None:
     for _ in range(4):
         site.accuse("n3")

@@ -53,6 +53,7 @@ def test_data_goes_over_the_network_of_the_job(site: Site) -> None:
     assert all(record["figures"]["latency_us"] > 0 for record in exchanged)
 
 
+@pytest.mark.heavy
 def test_a_node_whose_packets_are_dropped_is_faulty(site: Site) -> None:
     site.lab.fault.drop("n3")
     checked = check_light(site, 4)
@@ -61,11 +62,13 @@ def test_a_node_whose_packets_are_dropped_is_faulty(site: Site) -> None:
     assert verdict_of(checked.run, "n3")["component"] == "network"
 
 
+@pytest.mark.heavy
 def test_a_node_that_loses_packets_is_found(site: Site) -> None:
     site.lab.fault.drop("n3", fraction=0.4)
     assert_named(check_light(site, 4), {"n3": BAD | NAMED})
 
 
+@pytest.mark.heavy
 def test_a_node_with_a_slow_link_is_found(site: Site) -> None:
     site.lab.fault.slow_link("n3", mbit=50)
     checked = check_light(site, 4)
@@ -74,6 +77,7 @@ def test_a_node_with_a_slow_link_is_found(site: Site) -> None:
     assert "allgather" in verdict_of(checked.run, "n3")["reason"]
 
 
+@pytest.mark.heavy
 def test_a_path_between_two_nodes_is_named_and_neither_of_them(site: Site) -> None:
     site.lab.fault.cut_path("n3", "n5")
     checked = check_light(site, 6)
@@ -81,6 +85,7 @@ def test_a_path_between_two_nodes_is_named_and_neither_of_them(site: Site) -> No
     assert_named(checked, {})
 
 
+@pytest.mark.heavy
 def test_a_slow_core_is_that_nodes_and_nobody_elses(site: Site) -> None:
     site.lab.fault.starve_cpu("n3", share=0.02)
     checked = check_light(site, 4)
@@ -91,11 +96,13 @@ def test_a_slow_core_is_that_nodes_and_nobody_elses(site: Site) -> None:
         assert verdict_of(checked.run, "n3")["component"].startswith(("compute", "node"))
 
 
+@pytest.mark.heavy
 def test_a_dead_node_is_named(site: Site) -> None:
     site.lab.fault.kill_slurmd("n3")
     assert_named(check_light(site, 4), {"n3": NAMED})
 
 
+@pytest.mark.heavy
 def test_workers_that_crash_or_hang_in_a_round_are_named(site: Site) -> None:
     crash = once_measured(site, lambda: site.lab.fault.crash_worker("n3", after_s=0))
     assert_named(check_light(site, 4, crash), {"n3": BAD | NAMED})
@@ -113,6 +120,7 @@ def without_torch(site: Site) -> str:
     return site.script("bare-python", f'#!/bin/sh\nexec {base} -I -S "$@"\n')
 
 
+@pytest.mark.heavy
 def test_where_no_node_has_torch_light_probes_measure_and_the_report_says_why(site: Site) -> None:
     python = without_torch(site)
     result = site.check(["-N4"], f"--python={python}")
@@ -124,6 +132,7 @@ def test_where_no_node_has_torch_light_probes_measure_and_the_report_says_why(si
     assert "UNCHECKED" not in result.stdout + result.stderr
 
 
+@pytest.mark.heavy
 def test_where_one_node_lacks_torch_light_probes_measure_all_and_nobody_is_blamed(
     site: Site,
 ) -> None:

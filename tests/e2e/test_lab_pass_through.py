@@ -144,6 +144,7 @@ def test_a_job_looks_to_slurm_as_with_sbatch(site: Site) -> None:
     assert plain == ours
 
 
+@pytest.mark.heavy
 def test_scripts_of_other_interpreters_on_standard_input_and_in_wrap_run(site: Site) -> None:
     awk = '#!/usr/bin/awk -f\nBEGIN { print ENVIRON["SLURM_JOB_NAME"], ARGC, ARGV[1]; exit 4 }\n'
     from_awk = submit(site, "-N1", site.script("count.awk", awk), "one")
@@ -157,6 +158,7 @@ def test_scripts_of_other_interpreters_on_standard_input_and_in_wrap_run(site: S
     assert site.lab.job_output(wrapped).splitlines()[-1] == "wrapped wrap"
 
 
+@pytest.mark.heavy
 def test_sbatchs_own_answer_is_what_the_user_sees(site: Site) -> None:
     script = site.script("quick.sh", "#!/bin/sh\nexit 6\n")
     plain = run(site, "sbatch", "-N1", script)
@@ -169,6 +171,7 @@ def test_sbatchs_own_answer_is_what_the_user_sees(site: Site) -> None:
     assert site.report(number)["runs"][0]["script"]["exit_code"] == 6
 
 
+@pytest.mark.heavy
 def test_a_script_that_exits_at_once_or_does_nothing_ends_as_with_sbatch(site: Site) -> None:
     jobs = [submit(site, "-N1", stdin=text) for text in (b"#!/bin/sh\n", b"#!/bin/false\n")]
     assert [site.ended(job)["ExitCode"] for job in jobs] == ["0:0", "1:0"]
@@ -231,6 +234,7 @@ def test_without_a_check_it_is_the_plain_job_and_a_dry_run_is_none(site: Site) -
     assert site.jobs() == {}
 
 
+@pytest.mark.heavy
 def test_every_task_of_an_array_is_checked_and_reported_under_its_own_name(site: Site) -> None:
     text = "#!/bin/sh\necho task $SLURM_ARRAY_TASK_ID of $SLURM_ARRAY_TASK_COUNT\n"
     script = site.script("array.sh", text)
@@ -285,6 +289,7 @@ def test_scancel_ends_the_script_as_with_sbatch_and_leaves_nothing(site: Site) -
     assert lines(site, "stubborn") == ["ready", "term"]
 
 
+@pytest.mark.heavy
 def test_the_signal_before_the_time_limit_reaches_the_script_once(site: Site) -> None:
     # Slurm rounds limits to minutes and sends the signal up to half a minute early.
     text = "#!/bin/bash\ntrap 'echo usr1 >> timed; told=1' USR1\nexec 3<> <(:)\n"

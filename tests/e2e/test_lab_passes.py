@@ -63,6 +63,7 @@ def run(site: HookedSite, *words: str, script: str = "#!/bin/sh\necho ran\n") ->
     return job
 
 
+@pytest.mark.heavy
 def test_an_array_has_each_node_checked_once_and_then_again_once_something_is_seen(
     site: HookedSite,
 ) -> None:
@@ -80,6 +81,7 @@ def test_an_array_has_each_node_checked_once_and_then_again_once_something_is_se
     assert not site.out_of_pool()
 
 
+@pytest.mark.heavy
 def test_what_lies_between_nodes_is_checked_all_the_same(site: HookedSite) -> None:
     before = journals(site)
     job = run(site, "-N2")

@@ -34,6 +34,7 @@ def assert_well(site: Site, job: int) -> str:
     return output
 
 
+@pytest.mark.heavy
 def test_a_spare_replaces_one_of_two_nodes_that_do_not_reach_each_other(site: Site) -> None:
     play(site, n3=APART, n4=APART)
     job = submit(site, "-N3", "--spares=1", "-x", "n[5-6]")
@@ -43,6 +44,7 @@ def test_a_spare_replaces_one_of_two_nodes_that_do_not_reach_each_other(site: Si
     assert site.ended(job)["Restarts"] == "0"
 
 
+@pytest.mark.heavy
 def test_a_job_without_a_spare_is_requeued_without_one_of_them(site: Site) -> None:
     play(site, n3=APART, n4=APART)
     job = submit(site, "-N4")

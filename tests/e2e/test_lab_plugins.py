@@ -38,6 +38,7 @@ def installed(site: Site) -> Path:
     return home / "bin" / Path(sys.executable).name
 
 
+@pytest.mark.heavy
 def test_the_collector_and_the_operator_of_an_installed_package_are_in_the_post_mortem_of_a_job(
     site: Site,
 ) -> None:

@@ -50,6 +50,7 @@ def test_a_throttled_link_moves_the_allgather_and_nothing_a_node_does_alone(site
     assert not [n for n, level in levels(run).items() if level in BAD and n != "n3"], run
 
 
+@pytest.mark.heavy
 def test_a_device_that_calculates_wrongly_is_faulty_and_meets_nobody(site: Site) -> None:
     site.script("wrong/sitecustomize.py", wrong_torch.SITECUSTOMIZE)
     python = on_one_node(site, "n2", site.directory("wrong"))
@@ -60,6 +61,7 @@ def test_a_device_that_calculates_wrongly_is_faulty_and_meets_nobody(site: Site)
     assert not [line for line in verdict_of(run, "n2")["evidence"] if " with " in line]
 
 
+@pytest.mark.heavy
 def test_a_program_of_the_users_own_names_the_node_it_fails_on(site: Site) -> None:
     program = site.script(
         "scratch.sh",
@@ -73,6 +75,7 @@ def test_a_program_of_the_users_own_names_the_node_it_fails_on(site: Site) -> No
     assert not [n for n, level in levels(run).items() if level in BAD and n != "n4"], run
 
 
+@pytest.mark.heavy
 def test_an_interface_that_one_node_does_not_have_is_said_and_is_not_held_against_it(
     site: Site,
 ) -> None:
@@ -103,6 +106,7 @@ def test_training_steps_are_taken_by_pairs_of_the_nodes_that_are_left(site: Site
     assert len(trained) >= 2, run
 
 
+@pytest.mark.heavy
 def test_several_workers_of_a_node_are_measured_rail_by_rail(site: Site) -> None:
     run = checked(site, 2, "--workers-per-node=2", "--check=standard")
     for each in run["nodes"]:

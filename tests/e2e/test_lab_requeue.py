@@ -94,6 +94,7 @@ def assert_ran_elsewhere(site: Site, job: int, user: str = "alice") -> None:
 # --- the comment ---------------------------------------------------------------------------------
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("user", USERS)
 def test_a_job_that_moved_has_its_own_comment_and_no_other(site: Site, user: str) -> None:
     own = 'mine: it\'s "so"; A=b'
@@ -110,6 +111,7 @@ def test_a_job_that_moved_has_its_own_comment_and_no_other(site: Site, user: str
 # --- the helper ----------------------------------------------------------------------------------
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("user", USERS)
 def test_a_helper_that_cannot_be_submitted_leaves_a_held_job_that_says_what_to_type(
     site: Site, user: str
@@ -129,6 +131,7 @@ def test_a_helper_that_cannot_be_submitted_leaves_a_held_job_that_says_what_to_t
     assert_ran_elsewhere(site, job, user)
 
 
+@pytest.mark.heavy
 def test_a_helper_that_finds_no_place_leaves_a_held_job_and_lets_it_go_when_it_starts(
     site: Site,
 ) -> None:
@@ -143,6 +146,7 @@ def test_a_helper_that_finds_no_place_leaves_a_held_job_and_lets_it_go_when_it_s
     assert "slurm-health" not in site.lab.job(job).get("Comment", "")
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("user", USERS)
 def test_a_job_whose_helper_is_cancelled_runs_elsewhere_once_it_is_released_by_hand(
     site: Site, user: str
@@ -176,6 +180,7 @@ def test_a_helper_that_is_killed_at_work_leaves_a_held_job_that_says_what_to_typ
 # --- the check itself ----------------------------------------------------------------------------
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("user", "call"),
     [("alice", "show*job*"), ("alice", "requeuehold"), ("root", "update*NodeName*")],
@@ -201,6 +206,7 @@ def test_a_master_that_is_killed_while_it_acts_does_nothing_twice(
 # --- the controller ------------------------------------------------------------------------------
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("when", ["requeuehold", "ExcNodeList=", "StartTime=now"])
 def test_a_controller_that_restarts_in_between_delays_the_job_and_no_more(
     site: Site, when: str
@@ -216,6 +222,7 @@ def test_a_controller_that_restarts_in_between_delays_the_job_and_no_more(
 # --- the user ------------------------------------------------------------------------------------
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("user", "when"),
     [
@@ -241,6 +248,7 @@ def test_a_job_that_is_cancelled_meanwhile_stays_cancelled_and_leaves_nothing(
     assert record["JobId"] == str(job)
 
 
+@pytest.mark.heavy
 def test_a_job_that_is_released_by_hand_before_its_helper_comes_runs_once(site: Site) -> None:
     job = submit(site)
     site.wait_record(job, "run_started")
@@ -251,6 +259,7 @@ def test_a_job_that_is_released_by_hand_before_its_helper_comes_runs_once(site: 
     assert_ran_elsewhere(site, job)
 
 
+@pytest.mark.heavy
 def test_a_second_requeue_does_not_wait_for_the_helper_of_the_first(site: Site) -> None:
     gate = Gate(site, "scontrol", "ExcNodeList=")
     job = submit(site, env=gate.environ)

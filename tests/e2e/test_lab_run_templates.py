@@ -66,6 +66,7 @@ def test_every_template_is_tested() -> None:
     assert {path.name for path in TEMPLATES.glob("*.sbatch")} == TESTED
 
 
+@pytest.mark.heavy
 def test_check_then_torchrun(site: Site) -> None:
     play(site)
     job = submit(site, "check-then-torchrun.sbatch", "-N2", script="train_torchrun.py")
@@ -104,6 +105,7 @@ def test_straggler_detection_checks_with_training_steps_and_trains_on_all(site: 
     assert [each["settings"]["check"] for each in started] == ["straggler-detection"]
 
 
+@pytest.mark.heavy
 def test_task_per_gpu(site: Site) -> None:
     play(site)
     job = submit(site, "task-per-gpu.sbatch", "-N2", "--ntasks-per-node=2", script="train.py")

@@ -14,6 +14,7 @@ from tests.e2e.lab_support import Site, accused, eventually, levels
 from tests.e2e.played_nodes import FAULTY, play, submit
 
 pytestmark = [
+    pytest.mark.heavy,
     pytest.mark.lab,
     pytest.mark.timeout(300),
 ]

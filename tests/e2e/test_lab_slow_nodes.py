@@ -79,16 +79,19 @@ def test_a_job_on_a_slow_node_moves_to_an_idle_one(site: Site) -> None:
     assert site.calls()["REQUEST_JOB_WILL_RUN"] == 1
 
 
+@pytest.mark.heavy
 def test_a_job_whose_batch_host_is_slow_moves_to_the_nodes_that_it_has_beside(site: Site) -> None:
     play(site, n1=SLOW)
     assert_moved(site, submit(site, "-N5", "--spares=1", "--time=5"), 5, off="n1")
 
 
+@pytest.mark.heavy
 def test_of_a_slow_and_a_faulty_node_both_are_left_where_others_are_free(site: Site) -> None:
     play(site, n2=SLOW, n3=FAULTY)
     assert_moved(site, submit(site, "-N4", "--time=5"), 4, off="n[2-3]")
 
 
+@pytest.mark.heavy
 def test_a_job_moves_where_its_features_and_gpus_are(site: Site) -> None:
     play(site, n3=SLOW)
     occupy(site, "n5", "--gres=gpu:1")
@@ -99,6 +102,7 @@ def test_a_job_moves_where_its_features_and_gpus_are(site: Site) -> None:
 # --- where none is -------------------------------------------------------------------------------
 
 
+@pytest.mark.heavy
 def test_a_job_on_all_nodes_of_its_partition_runs_on_the_slow_one(site: Site) -> None:
     play(site, n3=SLOW)
     job = submit(site, "-N6")
@@ -113,6 +117,7 @@ def test_nodes_that_are_drained_are_no_place_to_go_to(site: Site) -> None:
     assert_stayed(site, job, "n[1-4]", NO_OTHERS)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("start", ["now", "now+10minutes"])
 def test_nodes_that_are_reserved_for_others_are_none_either(site: Site, start: str) -> None:
     play(site, n3=SLOW)
@@ -125,12 +130,14 @@ def test_nodes_that_are_reserved_for_others_are_none_either(site: Site, start: s
         site.lab.run(["scontrol", "delete", "reservationname=theirs"])
 
 
+@pytest.mark.heavy
 def test_nodes_without_the_feature_are_none(site: Site) -> None:
     play(site, n3=SLOW)
     job = submit(site, "-N4", "--time=5", "-Clarge")
     assert_stayed(site, job, "n[1-4]", NO_OTHERS)
 
 
+@pytest.mark.heavy
 def test_nodes_whose_gpus_are_in_use_are_none(site: Site) -> None:
     play(site, n3=SLOW)
     occupy(site, "n[5-6]", "--gres=gpu:1")
@@ -146,6 +153,7 @@ def test_several_slow_nodes_are_left_for_as_many_idle_ones_or_not_at_all(site: S
     assert "continuing with n[2-3] anyway" in site.lab.job_output(job)
 
 
+@pytest.mark.heavy
 def test_a_job_that_waits_for_nodes_would_be_given_those_that_are_left(site: Site) -> None:
     play(site, n3=SLOW)
     job = submit(site, "-N4", "--time=5")
@@ -153,6 +161,7 @@ def test_a_job_that_waits_for_nodes_would_be_given_those_that_are_left(site: Sit
     assert_stayed(site, job, "n[1-4]", f"job {waiting} waits for nodes of partition main")
 
 
+@pytest.mark.heavy
 def test_a_task_of_an_array_does_not_make_room_for_the_next(site: Site) -> None:
     play(site, n3=SLOW)
     job = submit(site, "-N4", "--time=5", "--array=1-2%1", "--output=%A_%a")
@@ -162,6 +171,7 @@ def test_a_task_of_an_array_does_not_make_room_for_the_next(site: Site) -> None:
     assert re.search(rf"job {job}_\S+ waits for nodes", site.lab.job_output(f"{job}_1"))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("words", "why"),
     [
@@ -179,6 +189,7 @@ def test_a_job_that_cannot_leave_a_slow_node_runs_on_it(
     assert_stayed(site, submit(site, "-N4", "--time=5", *words), "n[1-4]", why)
 
 
+@pytest.mark.heavy
 def test_of_a_slow_and_a_faulty_node_only_the_faulty_one_is_left_for_the_only_idle_one(
     site: Site,
 ) -> None:
@@ -195,6 +206,7 @@ def test_of_a_slow_and_a_faulty_node_only_the_faulty_one_is_left_for_the_only_id
 # --- spares and smaller jobs ---------------------------------------------------------------------
 
 
+@pytest.mark.heavy
 def test_of_two_slow_nodes_a_spare_takes_the_place_of_one(site: Site) -> None:
     play(site, n2=SLOW, n3=SLOW)
     job = submit(site, "-N5", "--spares=1")
@@ -206,6 +218,7 @@ def test_of_two_slow_nodes_a_spare_takes_the_place_of_one(site: Site) -> None:
     assert STAYED.search(output)
 
 
+@pytest.mark.heavy
 def test_a_spare_takes_the_place_of_a_faulty_node_and_a_slow_one_stays(site: Site) -> None:
     play(site, n2=SLOW, n3=FAULTY)
     job = submit(site, "-N5", "--spares=1")
@@ -216,6 +229,7 @@ def test_a_spare_takes_the_place_of_a_faulty_node_and_a_slow_one_stays(site: Sit
     assert STAYED.search(output)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("words", [["-N3-4"], ["-N4", "--min-nodes=3"]], ids=["range", "min-nodes"])
 def test_a_job_that_makes_do_with_fewer_nodes_does_not_wait_for_one_that_others_use(
     site: Site, words: list[str]
@@ -232,6 +246,7 @@ def test_a_job_that_makes_do_with_fewer_nodes_does_not_wait_for_one_that_others_
     assert site.lab.job(others)["JobState"] == "RUNNING"
 
 
+@pytest.mark.heavy
 def test_a_job_that_keeps_its_size_waits_for_a_node_that_others_use(site: Site) -> None:
     play(site, n3=SLOW)
     others = occupy(site, "n[5-6]")

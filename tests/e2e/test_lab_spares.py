@@ -37,6 +37,7 @@ def test_nodes_that_are_not_needed_are_given_back_and_the_script_sees_a_smaller_
     site.assert_nothing_left()
 
 
+@pytest.mark.heavy
 def test_a_bad_node_is_left_behind_without_a_requeue(site: Site) -> None:
     script = site.script("train.sh", SCRIPT)
     play(site, n3=UNREACHABLE)
@@ -50,6 +51,7 @@ def test_a_bad_node_is_left_behind_without_a_requeue(site: Site) -> None:
     assert site.drained() == {}
 
 
+@pytest.mark.heavy
 def test_a_bad_batch_host_cannot_be_given_back_so_the_job_is_requeued(site: Site) -> None:
     script = site.script("train.sh", SCRIPT)
     play(site, n1=UNREACHABLE)
@@ -62,6 +64,7 @@ def test_a_bad_batch_host_cannot_be_given_back_so_the_job_is_requeued(site: Site
     assert "n1" not in expand(record["NodeList"])
 
 
+@pytest.mark.heavy
 def test_a_job_that_makes_do_with_fewer_nodes_goes_on_smaller(site: Site) -> None:
     script = site.script("train.sh", SCRIPT)
     play(site, n2=UNREACHABLE)

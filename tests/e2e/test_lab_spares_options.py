@@ -51,6 +51,7 @@ def told(site: Site, job: int) -> tuple[list[str], str]:
     return lines[1:], ended["NodeList"]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "options",
     [
@@ -92,6 +93,7 @@ def test_what_would_not_fit_fewer_nodes_is_refused_with_what_to_use(
     assert site.jobs() == {}
 
 
+@pytest.mark.heavy
 def test_spares_of_an_array_are_given_back_by_each_of_its_tasks(site: Site) -> None:
     played_nodes.play(site)
     script = site.script("where.sh", "#!/bin/sh\nsrun hostname | sort | xargs\n")
@@ -105,6 +107,7 @@ def test_spares_of_an_array_are_given_back_by_each_of_its_tasks(site: Site) -> N
         assert site.read(f"w-{task}").splitlines()[-1].split() == list(expand(ended["NodeList"]))
 
 
+@pytest.mark.heavy
 def test_with_too_few_nodes_left_to_be_requeued_to_the_job_stops_and_says_so(site: Site) -> None:
     # Slurm would hold it for ever, with no more to say than BadConstraints.
     played_nodes.play(site, n3=FAULTY, n4=FAULTY)
@@ -117,6 +120,7 @@ def test_with_too_few_nodes_left_to_be_requeued_to_the_job_stops_and_says_so(sit
     site.assert_nothing_left()
 
 
+@pytest.mark.heavy
 def test_a_requeued_job_does_without_the_spares_that_are_not_there_any_more(site: Site) -> None:
     played_nodes.play(site, n3=FAULTY, n4=FAULTY)
     number = played_nodes.submit(site, "-N4", "--spares=1")
@@ -126,6 +130,7 @@ def test_a_requeued_job_does_without_the_spares_that_are_not_there_any_more(site
     assert "with a node count of 4, as no more nodes are available" in site.table(number)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("drained", [True, False], ids=["drained", "excluded"])
 def test_a_requeued_job_goes_on_smaller_where_too_few_nodes_are_left(
     site: Site, drained: bool
@@ -147,6 +152,7 @@ def test_a_requeued_job_goes_on_smaller_where_too_few_nodes_are_left(
     site.assert_nothing_left()
 
 
+@pytest.mark.heavy
 def test_one_task_of_an_array_moves_and_the_others_run_on(site: Site) -> None:
     # The last task has the array's own number, which for Slurm's commands means all of them.
     text = "#!/bin/sh\necho $SLURM_ARRAY_TASK_ID ${SLURM_RESTART_COUNT:-0} >> ran\nexec ./wait.sh\n"

@@ -103,6 +103,7 @@ def test_a_job_that_asks_for_the_bad_node_by_name_stops_and_says_what_to_change(
     assert (BAD in site.drained()) is (user == "root")
 
 
+@pytest.mark.heavy
 def test_a_job_in_a_reservation_of_the_whole_cluster_moves_within_it(
     site: Site, reservation: str
 ) -> None:
@@ -140,6 +141,7 @@ def test_where_the_partition_refuses_the_helper_the_job_waits_and_says_what_to_t
 # --- jobs that wait for others -----------------------------------------------------------------
 
 
+@pytest.mark.heavy
 def test_a_job_that_depends_on_one_that_moves_waits_for_its_end(site: Site) -> None:
     script = site.script("train.sh", RAN + "sleep 1; date +%s.%N > ended\n")
     first = submit_with_a_bad_node(site, "-N4", script)
@@ -158,6 +160,7 @@ ODD_NAME = "a 'b' \"c\" $(d)\nJobState=FAILED Requeue=0 e"
 ODD_DIRECTORY = "dir 'x' \"y\"\nz $HOME"
 
 
+@pytest.mark.heavy
 def test_odd_names_of_jobs_scripts_and_directories_are_kept_when_the_job_moves(site: Site) -> None:
     where = site.directory(ODD_DIRECTORY)
     script = site.script(f"{ODD_DIRECTORY}/train 'it' \"now\"\n.sh", RAN)
@@ -176,6 +179,7 @@ def test_odd_names_of_jobs_scripts_and_directories_are_kept_when_the_job_moves(s
     assert site.report(number)["runs"][1]["script"]["exit_code"] == 0
 
 
+@pytest.mark.heavy
 def test_a_script_gets_odd_arguments_as_they_are(site: Site) -> None:
     odd = "one 'two' \"three\"\n$HOME *"
     script = site.script("say.sh", '#!/bin/sh\nprintf "%s" "$1" > said\n')
@@ -214,6 +218,7 @@ def test_a_report_without_a_journal_says_what_slurm_knows(site: Site) -> None:
     site.lab.run(["scancel", str(pending), str(plain)])
 
 
+@pytest.mark.heavy
 def test_no_task_of_an_array_is_missing_in_silence(site: Site) -> None:
     played_nodes.play(site)
     array = played_nodes.submit(site, "--array=1-3%1", script="sleep 600")

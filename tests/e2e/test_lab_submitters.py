@@ -126,6 +126,7 @@ def assert_checked(site: Site, job: str, nodes: int, attempts: int = 1) -> None:
     assert runs[-1]["script"]["exit_code"] == 0
 
 
+@pytest.mark.heavy
 @needs("submitit")
 def test_a_function_of_submitit_runs_on_two_nodes_that_were_checked(wrapped: Site) -> None:
     (job, *_) = run(wrapped, SUBMITIT, "2", "word")
@@ -136,6 +137,7 @@ def test_a_function_of_submitit_runs_on_two_nodes_that_were_checked(wrapped: Sit
     assert_checked(wrapped, job, nodes=2)
 
 
+@pytest.mark.heavy
 @needs("submitit")
 def test_each_task_of_an_array_of_submitit_is_checked(wrapped: Site) -> None:
     (line, *_) = run(wrapped, SUBMITIT, "1", "one", "two", "three")
@@ -151,6 +153,7 @@ def test_each_task_of_an_array_of_submitit_is_checked(wrapped: Site) -> None:
     assert wrapped.table(f"{array}_[0-2]").count("exit 0") == 3
 
 
+@pytest.mark.heavy
 @needs("submitit")
 def test_a_function_of_submitit_leaves_a_bad_node(wrapped: Site) -> None:
     play(wrapped, n1=FAULTY)
@@ -177,6 +180,7 @@ def test_a_checkpoint_of_submitit_requeues_a_job_that_is_checked_again(wrapped: 
     assert_checked(wrapped, job, nodes=2, attempts=2)
 
 
+@pytest.mark.heavy
 @needs("dask_jobqueue")
 def test_a_worker_of_dask_jobqueue_serves_on_a_node_that_was_checked(wrapped: Site) -> None:
     job, host, answer = run(wrapped, DASK % DEADLINE_S)[-2].split()
@@ -186,6 +190,7 @@ def test_a_worker_of_dask_jobqueue_serves_on_a_node_that_was_checked(wrapped: Si
     assert [node["node"] for node in check["nodes"]] == [host]
 
 
+@pytest.mark.heavy
 @needs("simple_slurm")
 def test_jobs_of_simple_slurm_are_checked_and_wait_for_one_another(wrapped: Site) -> None:
     first, after = run(wrapped, SIMPLE_SLURM)[-2].split()

@@ -33,6 +33,7 @@ def submitted(result: Result, code: int = 0) -> list[int]:
     return [int(line.split()[0]) for line in result.stdout.splitlines()]
 
 
+@pytest.mark.heavy
 def test_a_sweep_checks_every_node_in_turns_and_the_history_names_the_bad_one(site: Site) -> None:
     bad = site.lab.nodes[4]
     play(site, **{bad: FAULTY})
@@ -140,6 +141,7 @@ PartitionName=scavenger Nodes=ALL PriorityTier=0 PreemptMode=CANCEL
 """
 
 
+@pytest.mark.heavy
 def test_a_sweep_gives_way_to_a_job_and_goes_on_where_it_stopped() -> None:
     with Lab.start(nodes=6, slurm_conf_extra=GIVES_WAY) as lab:
         site = Site(lab)

@@ -29,6 +29,7 @@ def tree() -> Iterator[Site]:
         yield Site(lab)
 
 
+@pytest.mark.heavy
 def test_the_leaves_of_the_nodes_are_known_and_rounds_go_inside_and_across_them(tree: Site) -> None:
     play(tree)
     job = submit(tree, "-N4")

@@ -146,6 +146,7 @@ def starts(site: Site, job: int, again: int) -> bool:
     return bool(seen["run_started"]) and seen["master_resumed"] == again
 
 
+@pytest.mark.heavy
 def test_a_check_that_dies_each_time_is_recorded_in_its_journal(site: Site) -> None:
     gate = Gate(site, "srun", "")
     job = site.submit("-N2", "--wrap=echo ran", env=gate.environ)

@@ -139,6 +139,7 @@ def nothing_left(site: ReplacedSite) -> None:
 # --- while it is checked -----------------------------------------------------------------------
 
 
+@pytest.mark.heavy
 def test_a_job_whose_workers_are_about_to_begin_is_checked_to_its_end(site: ReplacedSite) -> None:
     opened = site.lab.home("alice") / "opened"
     text = LATE_WORKER.format(late=LATE, opened=opened, python=site.installation.python)
@@ -163,6 +164,7 @@ def test_a_job_whose_workers_are_about_to_begin_is_checked_to_its_end(site: Repl
         ), site.table(job)
 
 
+@pytest.mark.heavy
 def test_a_job_that_is_in_its_rounds_leaves_its_bad_node_and_runs_elsewhere(
     site: ReplacedSite,
 ) -> None:
@@ -210,6 +212,7 @@ def test_a_script_that_runs_is_watched_and_started_again_after_its_failure(
 # --- between two attempts ----------------------------------------------------------------------
 
 
+@pytest.mark.heavy
 @pytest.mark.timeout(600)
 def test_a_job_that_waits_to_be_released_elsewhere_is_released(site: ReplacedSite) -> None:
     played_nodes.play(site, n3=played_nodes.FAULTY)
@@ -233,6 +236,7 @@ def test_a_job_that_waits_to_be_released_elsewhere_is_released(site: ReplacedSit
 # --- shims that are installed ------------------------------------------------------------------
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("hook", ["prolog", "healthcheck"])
 def test_a_shim_of_before_still_drains_a_broken_node(site: ReplacedSite, hook: str) -> None:
     site.replace()
@@ -247,6 +251,7 @@ def test_a_shim_of_before_still_drains_a_broken_node(site: ReplacedSite, hook: s
     assert site.out_of_pool()["n2"].startswith("shealth:flag ")
 
 
+@pytest.mark.heavy
 def test_an_epilog_of_before_still_drains_a_node_that_its_own_job_accuses(
     site: ReplacedSite,
 ) -> None:

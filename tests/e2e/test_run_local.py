@@ -75,6 +75,7 @@ def free_port() -> str:
         return str(probe.getsockname()[1])
 
 
+@pytest.mark.heavy
 def test_one_machine_is_checked_and_trains(tmp_path: Path) -> None:
     words = ("--network-check", "--standalone", "--nproc_per_node=2")
     code, stdout, stderr = Node(tmp_path, *words, TRAIN, "--epochs=1", real=True).end()
@@ -94,6 +95,7 @@ def test_what_the_site_expects_of_its_devices_is_read_before_the_check(tmp_path:
     assert "did you mean bf16_tflop_per_s?" in stderr
 
 
+@pytest.mark.heavy
 def test_several_processes_are_checked_and_train_together(tmp_path: Path, free_port: str) -> None:
     nodes = [
         Node(
@@ -143,6 +145,7 @@ def test_a_mistyped_option_is_refused_in_torchruns_words(tmp_path: Path) -> None
     )
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("monitor", "torchrun"), [("report", "torchrun_restarts.py"), ("off", "torch.distributed.run")]
 )
@@ -160,6 +163,7 @@ def test_the_process_becomes_torchrun_and_ends_as_it_does(
     assert "SignalException" in stderr
 
 
+@pytest.mark.heavy
 def test_ctrl_c_while_it_trains_shows_none_of_our_code(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import pathlib, time\npathlib.Path('began').touch()\ntime.sleep(600)\n")
@@ -174,6 +178,7 @@ def test_ctrl_c_while_it_trains_shows_none_of_our_code(tmp_path: Path) -> None:
     assert "SignalException" not in stderr
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "alone",
     [["--standalone"], *(pytest.param(w, marks=pytest.mark.slow) for w in (["--nnodes=1"], []))],

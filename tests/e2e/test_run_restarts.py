@@ -58,6 +58,7 @@ def begun_at(machine: Machine) -> list[tuple[int, int]]:
     return [(int(count), int(step)) for count, step in found]
 
 
+@pytest.mark.heavy
 def test_the_nodes_are_checked_before_workers_are_started_again(
     machines: list[Machine], master: str
 ) -> None:
@@ -84,6 +85,7 @@ def test_without_restarts_the_first_node_says_why_the_training_failed(
     assert "post-mortem" not in machines[1].said
 
 
+@pytest.mark.heavy
 def test_an_error_of_the_user_is_not_tried_again(machines: list[Machine], master: str) -> None:
     for each in machines:
         train(each, ["--nnodes=2"], master, fails="key-error 3 -1 9")
@@ -159,6 +161,7 @@ def test_training_goes_on_without_a_lost_node_and_lets_it_in_again_once_it_is_we
     assert codes(elastic) == [0, 0, 0], elastic
 
 
+@pytest.mark.heavy
 def test_a_node_that_fails_the_check_before_a_restart_is_left_out(
     elastic: list[Machine], master: str
 ) -> None:
@@ -186,6 +189,7 @@ def test_with_fewer_nodes_than_are_needed_the_training_ends_and_says_so(
     )
 
 
+@pytest.mark.heavy
 def test_a_training_on_one_machine_is_checked_before_its_restart(tmp_path: Path) -> None:
     alone = Machine(tmp_path, 0, real=True)
     given = (str(tmp_path / "ck.pt"), "6")

@@ -169,6 +169,7 @@ def test_who_does_not_know_the_secret_is_refused(
     assert first.end() == 130, first
 
 
+@pytest.mark.heavy
 def test_two_nodes_of_the_same_rank_are_told(machines: list[Machine], master: str) -> None:
     first, second, third = machines
     for each in (first, second):
@@ -207,6 +208,7 @@ def test_the_others_end_soon_when_node_0_is_killed(machines: list[Machine], mast
     eventually(lambda: all_gone(str(machines[1].python.parent.parent)), "all processes are gone")
 
 
+@pytest.mark.heavy
 def test_a_connection_that_was_cut_is_made_again(machines: list[Machine], master: str) -> None:
     cable = Cable(int(master.rpartition(":")[2]))
     machines[2].plays("never-ready")
@@ -223,6 +225,7 @@ def test_a_connection_that_was_cut_is_made_again(machines: list[Machine], master
     cable.close()
 
 
+@pytest.mark.heavy
 def test_the_same_command_can_come_again(machines: list[Machine], master: str) -> None:
     for start in (1, 2):
         for each in machines:
@@ -233,6 +236,7 @@ def test_the_same_command_can_come_again(machines: list[Machine], master: str) -
     assert trained(machines[1], "rdzv-id") == "run-17"
 
 
+@pytest.mark.heavy
 def test_two_runs_at_once_do_not_meet(machines: list[Machine], tmp_path: Path) -> None:
     others = [Machine(tmp_path / "other", rank) for rank in range(2)]
     for run in (machines[:2], others):
@@ -276,6 +280,7 @@ def test_nodes_meet_over_ipv6(machines: list[Machine]) -> None:
 PORT_V6 = free_port()
 
 
+@pytest.mark.heavy
 def test_machines_that_share_nothing_train_for_real(tmp_path: Path, master: str) -> None:
     machines = [Machine(tmp_path, rank, real=True) for rank in range(2)]
     for each in machines:

@@ -58,6 +58,7 @@ def test_without_a_gpu_it_says_of_each_section_what_it_would_do(tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.heavy
 @TORCH
 def test_the_command_writes_what_it_measured_with_the_versions(tmp_path: Path) -> None:
     file = tmp_path / "gpu.json"
@@ -72,6 +73,7 @@ def test_the_command_writes_what_it_measured_with_the_versions(tmp_path: Path) -
     assert "| 3 2 ranks | init, later" in done.stdout
 
 
+@pytest.mark.heavy
 @TORCH
 def test_the_speed_of_a_probe_is_measured(cpus: Machine) -> None:
     found = values(cpus, 1, "memory_copy")
@@ -79,6 +81,7 @@ def test_the_speed_of_a_probe_is_measured(cpus: Machine) -> None:
     assert found["memory_copy: rate"].unit == "GB/s"
 
 
+@pytest.mark.heavy
 @TORCH
 def test_a_partner_of_a_killed_worker_is_timed_and_not_blamed(cpus: Machine) -> None:
     found = values(cpus, 2, "2 nodes, killed")
@@ -90,6 +93,7 @@ def test_a_partner_of_a_killed_worker_is_timed_and_not_blamed(cpus: Machine) -> 
     assert "exchange" in said or said == "a member failed"
 
 
+@pytest.mark.heavy
 @TORCH
 def test_memory_of_killed_processes_is_seen_to_be_free(cpus: Machine) -> None:
     found = values(cpus, 4, "0.05 GB, busy, together")
@@ -97,6 +101,7 @@ def test_memory_of_killed_processes_is_seen_to_be_free(cpus: Machine) -> None:
     assert {"processes gone", "memory free"} <= set(found)
 
 
+@pytest.mark.heavy
 @TORCH
 def test_running_out_of_memory_is_no_fault_and_leaves_a_process_that_measures(
     cpus: Machine,
@@ -104,6 +109,7 @@ def test_running_out_of_memory_is_no_fault_and_leaves_a_process_that_measures(
     assert "out of memory" in str(values(cpus, 5, "no memory")["without memory"].value)
 
 
+@pytest.mark.heavy
 @TORCH
 def test_first_uses_are_timed(cpus: Machine) -> None:
     assert {"import", "context", "first product", "first collective"} <= set(
@@ -119,6 +125,7 @@ def test_files_are_dropped_from_memory_wherever_they_lie(tmp_path: Path) -> None
     assert drop_from_memory([str(tmp_path), "/nonexistent"]) == 1000
 
 
+@pytest.mark.heavy
 @TORCH
 def test_every_bit_of_a_result_that_is_flipped_is_found(cpus: Machine) -> None:
     found = values(cpus, 7, "each bit")
@@ -126,11 +133,13 @@ def test_every_bit_of_a_result_that_is_flipped_is_found(cpus: Machine) -> None:
     assert found["bits of a result that are found"].value == "32 of 32"
 
 
+@pytest.mark.heavy
 @TORCH
 def test_variables_that_choose_devices_are_answered_as_expected(cpus: Machine) -> None:
     assert len(values(cpus, 8, "five choices")) == 5
 
 
+@pytest.mark.heavy
 @TORCH
 def test_a_check_with_a_noisy_log_says_the_same(cpus: Machine) -> None:
     values(cpus, 9, "process group")

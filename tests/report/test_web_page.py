@@ -231,6 +231,7 @@ def test_a_page_that_cannot_be_is_one_line(
     assert said in done.stderr
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(BROWSER is None, reason="no browser: chromium is not installed")
 @pytest.mark.parametrize("width", [1280, 400])
 @pytest.mark.parametrize("scheme", [LIGHT, DARK])
@@ -317,6 +318,7 @@ def test_a_browser_runs_nothing_that_a_journal_holds(tmp_path: Path) -> None:
     assert len(found["cards"]) == 3
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(BROWSER is None, reason="no browser: chromium is not installed")
 def test_what_is_slow_can_be_seen_among_512_nodes(tmp_path: Path) -> None:
     large(tmp_path, 512)

@@ -308,6 +308,7 @@ def test_two_processes_index_the_same_journals_at_once(tmp_path: Path) -> None:
     assert counts == [40, 40, 40]
 
 
+@pytest.mark.heavy
 def test_one_that_is_interrupted_keeps_what_it_has_and_says_nothing(tmp_path: Path) -> None:
     root, index = tmp_path / "journal", tmp_path / "index"
     for job in range(300):

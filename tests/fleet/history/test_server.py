@@ -65,6 +65,7 @@ def called(tmp_path: Path, url: str, *words: str, home: Path | None = None) -> D
     return slurm_health(*words, environ=environ)
 
 
+@pytest.mark.heavy
 def test_it_says_what_a_file_says(server: Started, tmp_path: Path) -> None:
     write_lemon(tmp_path / "journal")
 

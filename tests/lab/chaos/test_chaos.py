@@ -30,6 +30,7 @@ MANY = [plan_of(seed) for seed in range(500)]
 SHORT = (816, 372, pytest.param(218, marks=pytest.mark.slow))
 
 
+@pytest.mark.heavy
 @pytest.mark.lab
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", SHORT)

@@ -229,6 +229,7 @@ def test_a_drain_that_did_not_come_about_is_no_return_by_a_person(
     assert node.state == "IDLE+DRAIN"
 
 
+@pytest.mark.heavy
 def test_after_a_trip_a_faulty_node_asks_slurm_nothing_and_writes_nothing(
     rack: list[Node], slurm: FakeScontrol
 ) -> None:

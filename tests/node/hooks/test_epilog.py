@@ -62,6 +62,7 @@ def test_a_good_node_is_only_marked(story: Story) -> None:
     assert story.node.slurm.calls() == []
 
 
+@pytest.mark.heavy
 def test_no_number_of_jobs_of_one_user_drains_a_good_node(story: Story) -> None:
     for job in range(10, 30):
         story.write(journal(job=job), job=job)

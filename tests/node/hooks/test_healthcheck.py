@@ -101,6 +101,7 @@ def test_passes_of_a_node_that_is_well_return_no_other_with_which_it_shares_its_
     assert other.state == "IDLE+DRAIN"
 
 
+@pytest.mark.heavy
 def test_passes_too_close_together_are_one(drained: Node) -> None:
     pass_after_pass(drained, 30, apart_s=2)
     assert drained.state == "IDLE+DRAIN"

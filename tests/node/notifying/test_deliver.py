@@ -50,6 +50,7 @@ def kinds(listener: Listener) -> list[tuple[str, str]]:
     return [(each["kind"], each["nodes"]) for each in listener.documents]
 
 
+@pytest.mark.heavy
 def test_a_drain_a_release_and_a_relapse_are_told(node: Node, listener: Listener) -> None:
     node.more = told(listener)
     for _ in range(2):
@@ -100,6 +101,7 @@ def test_a_node_that_a_person_has_returned_is_told(
     assert listener.documents[1]["events"][0]["text"] == "it was returned to the pool"
 
 
+@pytest.mark.heavy
 def test_nodes_that_fail_together_are_one_message_and_the_breaker_is_told_once(
     rack: list[Node], listener: Listener
 ) -> None:
@@ -240,6 +242,7 @@ def test_the_list_says_who_is_told_of_what_and_what_does_not_arrive(
     assert "not taken once: http://127.0.0.1 answered 500: down" in text
 
 
+@pytest.mark.heavy
 def test_a_breaker_that_has_tripped_is_kept_though_nobody_listens(
     rack: list[Node], listener: Listener
 ) -> None:

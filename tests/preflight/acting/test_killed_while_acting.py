@@ -70,6 +70,7 @@ class Mortal(Scene):
         assert comment.count("mine") == 1
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("policy", [Policy(), SPARE], ids=["requeue", "spare"])
 def test_an_act_that_is_killed_after_any_call_does_nothing_twice_and_loses_nothing(
     tmp_path: Path, policy: Policy

@@ -99,6 +99,7 @@ def test_nothing_is_changed_before_the_job_has_stopped_completing(scene: Scene) 
     assert not called[5].startswith("update")
 
 
+@pytest.mark.heavy
 def test_a_list_that_slurm_does_not_keep_leaves_the_job_held_with_a_word_of_why(
     scene: Scene,
 ) -> None:

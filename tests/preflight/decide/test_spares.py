@@ -126,6 +126,7 @@ def test_more_nodes_and_less_risk_ask_for_no_fewer_spares() -> None:
     assert by_risk == sorted(by_risk)
 
 
+@pytest.mark.heavy
 def test_of_many_jobs_no_more_than_the_risk_lack_a_spare() -> None:
     """The rate is unknown, and counted in 2,000 starts before each job."""
     chance, nodes, trials = random.Random(30), 128, 1500

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from slurm_health.preflight.localize.localizer import (
     GroupResult,
     Level,
@@ -28,6 +30,7 @@ def accused(verdict: Verdict) -> set[str]:
     return {*verdict.named(Level.SLOW), *verdict.named(Level.FAULTY)}
 
 
+@pytest.mark.heavy
 def test_a_slow_uplink_is_named_and_no_node_is_blamed() -> None:
     for seed in range(4):
         verdict = judged(Faults(leaves={"leaf3": 1.3}), seed=seed)

@@ -173,6 +173,7 @@ TIMES = st.one_of(
 )
 
 
+@pytest.mark.heavy
 @given(st.data(), st.integers(1, 9))
 @settings(max_examples=25)
 def test_no_answers_whatever_crash_the_localizer(data: st.DataObject, count: int) -> None:

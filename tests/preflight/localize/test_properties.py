@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -84,6 +85,7 @@ def test_no_partner_is_repeated_while_an_unmet_one_would_do(count: int, seed: in
     assert len(met) == rounds * (count // 2)
 
 
+@pytest.mark.heavy
 @given(clusters())
 @CALM
 def test_replaying_a_journal_gives_the_same_rounds_and_verdict(
@@ -99,6 +101,7 @@ def test_replaying_a_journal_gives_the_same_rounds_and_verdict(
     assert loc.verdict() == verdict
 
 
+@pytest.mark.heavy
 @given(clusters())
 @CALM
 def test_renaming_nodes_renames_the_verdict_and_changes_nothing_else(
@@ -124,6 +127,7 @@ def test_renaming_nodes_renames_the_verdict_and_changes_nothing_else(
         )
 
 
+@pytest.mark.heavy
 @given(clusters(), st.randoms(use_true_random=False))
 @CALM
 def test_a_better_result_never_worsens_a_node(

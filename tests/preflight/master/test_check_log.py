@@ -93,6 +93,7 @@ def test_nobody_who_listens_is_no_error(tmp_path: Path) -> None:
     check_log.tell(VerdictReached(nodes=[]), STARTED, finished, to=str(tmp_path / "nothing"))
 
 
+@pytest.mark.heavy
 @pytest.mark.torch
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may put a log of its own at /dev/log")
 @pytest.mark.parametrize(("wanted", "lines"), [("true", 1), ("false", 0)])

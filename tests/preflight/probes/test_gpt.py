@@ -98,6 +98,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, Any]]]
     return [json.loads(text) for text in said]
 
 
+@pytest.mark.heavy
 def test_a_pair_measures_arithmetic_communication_and_both_overlapped(
     pair: list[list[dict[str, Any]]],
 ) -> None:
@@ -191,12 +192,14 @@ def cramped(probe: str, *, spare_mib: int, **options: int) -> Any:
     return json.loads(done.stdout)
 
 
+@pytest.mark.heavy
 def test_the_batch_is_halved_until_it_fits_and_no_further() -> None:
     figures = cramped("gpt_fit", gpt_batch=1024, spare_mib=400)
 
     assert figures["micro_batch"] in (8, 16, 32, 64, 128, 256)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("probe", "said"),
     [("gpt_fit", "does not fit cpu even with a batch of one"), ("gpt", "ran out of memory")],

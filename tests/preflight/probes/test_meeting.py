@@ -90,6 +90,7 @@ def absent_minded(tmp_path: Path) -> Iterator[AbsentMinded]:
     end_together(bench.workers)
 
 
+@pytest.mark.heavy
 def test_a_partner_that_dies_is_no_fault_of_this_node_which_says_so_before_it_leaves_the_group(
     absent_minded: AbsentMinded,
 ) -> None:
@@ -102,6 +103,7 @@ def test_a_partner_that_dies_is_no_fault_of_this_node_which_says_so_before_it_le
     assert scopes == ["solo", "pair"]
 
 
+@pytest.mark.heavy
 def test_a_partner_that_exchanges_nothing_is_waited_for_until_an_abort(
     absent_minded: AbsentMinded,
 ) -> None:

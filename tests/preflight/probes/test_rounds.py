@@ -60,6 +60,7 @@ def test_a_probe_without_anybody_to_run_it_with_is_left_out(bench: Bench) -> Non
     assert (done["outcome"], list(bench.samples())) == ("measured", ["values"])
 
 
+@pytest.mark.heavy
 def test_two_devices_of_a_node_exchange_data_and_each_rail_by_itself(make: type[Bench]) -> None:
     bench = make(2)
     probe = {"name": "node_allgather", "scope": "node", "path": ""}
@@ -168,6 +169,7 @@ def test_a_node_with_fewer_devices_than_it_was_given_says_so() -> None:
         end_together([worker])
 
 
+@pytest.mark.heavy
 def test_a_node_exchanges_data_with_itself_through_its_interface(bench: Bench) -> None:
     (done,) = bench.round(solo("nic_loopback"))
 
@@ -185,6 +187,7 @@ if "loopback" in sys.orig_argv:
 """
 
 
+@pytest.mark.heavy
 def test_an_adapter_is_measured_however_much_the_library_says(
     make: type[Bench], tmp_path: Path
 ) -> None:
@@ -229,6 +232,7 @@ def measure(context):
 """
 
 
+@pytest.mark.heavy
 def test_rails_are_parts_of_the_group_of_a_pair_and_begin_together(
     make: type[Bench], tmp_path: Path
 ) -> None:
@@ -255,6 +259,7 @@ def test_rails_are_parts_of_the_group_of_a_pair_and_begin_together(
     assert {each["allgather"]["figures"]["transport"] for each in found} == {"lo"}
 
 
+@pytest.mark.heavy
 def test_a_rail_that_waits_for_the_others_hears_an_abort(make: type[Bench], tmp_path: Path) -> None:
     bench = make(4, nodes=2)
     path = tmp_path / "mine.py"
@@ -270,6 +275,7 @@ def test_a_rail_that_waits_for_the_others_hears_an_abort(make: type[Bench], tmp_
     assert [bench.hears(rank, "done")["outcome"] for rank in (0, 2)] == ["timed_out"] * 2
 
 
+@pytest.mark.heavy
 def test_data_that_arrives_changed_is_a_failure_and_whose_it_was_is_said(
     make: type[Bench], tmp_path: Path
 ) -> None:

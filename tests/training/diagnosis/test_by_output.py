@@ -152,6 +152,7 @@ def test_where_no_process_can_be_seen_nothing_is_said() -> None:
     assert not progress.suspect(now_s + 30.0)
 
 
+@pytest.mark.heavy
 @given(
     seed=st.integers(0, 10**6),
     step_s=st.sampled_from([0.1, 1.0, 3.0, 20.0, 600.0]),

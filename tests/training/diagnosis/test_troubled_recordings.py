@@ -157,6 +157,7 @@ def test_of_two_mistakes_in_one_job_the_first_that_was_written_is_the_cause() ->
     assert told("\n".join([*second, *first])).cause == "file-not-found"
 
 
+@pytest.mark.heavy
 def test_a_cause_before_a_million_lines_is_found() -> None:
     own = traceback(1, "ModuleNotFoundError: No module named 'einops'")
     lines = [*own, *("step 4711 loss 2.25" for _ in range(1_000_000)), "Terminated"]

@@ -136,6 +136,7 @@ open(sys.argv[1] + "/flight_0", "wb").write(torch._C._distributed_c10d._dump_fr_
 """
 
 
+@pytest.mark.heavy
 @pytest.mark.torch
 def test_a_dump_that_torch_itself_made_is_read(tmp_path: Path) -> None:
     environ = {**os.environ, "TORCH_FR_BUFFER_SIZE": "100"}

@@ -257,6 +257,7 @@ def test_with_py_spy_a_rank_is_seen_where_it_is(bench: Bench) -> None:
     assert "in code of their own" in bench.said.getvalue()
 
 
+@pytest.mark.heavy
 def test_a_training_that_prints_no_more_and_works_is_well(bench: Bench) -> None:
     bench.train("works")
     bench.look_until(lambda: bench.looks >= 1)
