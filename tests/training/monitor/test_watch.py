@@ -241,7 +241,7 @@ def test_a_rank_that_says_nothing_and_is_stopped_is_named_and_goes_on(bench: Ben
 @pytest.mark.skipif(closer_look.find_py_spy() is not None, reason="py-spy tells more")
 def test_without_py_spy_the_kernel_tells_who_waits_for_a_file(bench: Bench) -> None:
     bench.train("sleeps")
-    bench.train("pipe", rank=1)
+    bench.train("pipe", steps=0, rank=1)
     bench.look_until(lambda: "seems to hang" in bench.said.getvalue())
 
     assert "rank 1 on n1 waits for a file" in bench.said.getvalue()
@@ -251,7 +251,7 @@ def test_without_py_spy_the_kernel_tells_who_waits_for_a_file(bench: Bench) -> N
 @pytest.mark.skipif(closer_look.find_py_spy() is None, reason="py-spy is not installed")
 def test_with_py_spy_a_rank_is_seen_where_it_is(bench: Bench) -> None:
     bench.train("sleeps")
-    bench.train("pipe", rank=1)
+    bench.train("pipe", steps=0, rank=1)
     bench.look_until(lambda: "seems to hang" in bench.said.getvalue())
 
     assert "in code of their own" in bench.said.getvalue()
