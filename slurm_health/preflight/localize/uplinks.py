@@ -95,6 +95,7 @@ def with_found_uplinks(
 
     Whoever would be convicted is looked at as a suspect: the nodes below a faint uplink are slow
     beyond doubt over all their tests, and in no single one of them.
+
     A set whose uplink is believed to be well, although it could explain what its nodes have in
     common, loses those that are believed to be well themselves: among thousands a node is hit by
     spikes in its first two tests, is tested with slow nodes only from then on, and looks like one
@@ -304,8 +305,8 @@ def _groups(
 def _slowness(pairs: _Pairs, node: int, suspect: _Flags) -> float:
     """Return the median log-excess of a suspect's slow pairs.
 
-    Of one that most of its tests show to be slow by less than a single test can, it is that of all
-    its pairs with nodes that are no suspects.
+    Where most of its pairs with nodes that are no suspects are too faint to count as slow, it is
+    the median of all of those.
     """
     mine = (pairs.ends == node).any(axis=1)
     outside = mine & (suspect[pairs.ends].sum(axis=1) == 1)
