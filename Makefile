@@ -50,8 +50,8 @@ help:
 	@echo '                     GPUS=2: on nodes with played GPUs, of which one falls off its bus'
 	@echo 'make quick T=PATH    the tests of a directory or a file, T=PATH::NAME one test: in seconds, without'
 	@echo '                     root, torch and Slurm'
-	@echo 'make test            each test that takes less than some three seconds of processor time; lists'
-	@echo '                     what it skipped (ten minutes on two cores)'
+	@echo 'make test            each test that takes less than 2.5 seconds of processor time; lists'
+	@echo '                     what it skipped (a dozen minutes on two cores)'
 	@echo 'make test-heavy      the other ones: most are whole checks, requeues and restarts (as long again)'
 	@echo 'make test-slow       the faults and time limits that take minutes each'
 	@echo 'make played-gpu      PyTorch for CUDA on played GPUs, in .venv-played (0.5 GB to download)'
@@ -91,9 +91,10 @@ demo: install lab-packages $(if $(GPUS),played-gpu)
 
 # What needs more is left out, and not skipped: its lines would hide the rest.
 T ?= tests
+OF_DIRECTORY = $(wildcard $(firstword $(T))/.)
 quick: $(VENV)/.quick
-	$(RUN) -m pytest -q -m 'not (heavy or lab or played_gpu or root or slow or torch)' $(T) \
-		$(if $(wildcard $(firstword $(T))/.),-n $(WORKERS) --dist worksteal) $(PYTEST_ARGS)
+	$(RUN) -m pytest -q -m 'not ($(if $(OF_DIRECTORY),heavy or )lab or played_gpu or root or slow or torch)' \
+		$(T) $(if $(OF_DIRECTORY),-n $(WORKERS) --dist worksteal) $(PYTEST_ARGS)
 
 test: install lab-packages
 	$(RUN) $(PYTEST) -m 'not (slow or heavy or played_gpu)' $(PYTEST_ARGS)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import signal
 import statistics
 import sys
 import time
@@ -227,8 +228,12 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # whoever reads may have had enough
     try:
         main()
     except KeyboardInterrupt:
-        print("benchmarks.localize: interrupted; --results keeps each line", file=sys.stderr)
+        print(
+            "benchmarks.localize: interrupted; with --results what was measured is kept",
+            file=sys.stderr,
+        )
         sys.exit(INTERRUPTED)

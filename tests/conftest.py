@@ -100,8 +100,8 @@ def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     if config.option.markexpr.startswith("not (slow"):
-        terminalreporter.line("left out: heavy tests (make test-heavy), slow ones, minutes each")
-        terminalreporter.line("(make test-slow), those on played GPUs (make test-played-gpu)")
+        lanes = "make test-heavy, make test-slow and make test-played-gpu"
+        terminalreporter.line(f"{lanes} run what was left out")
 
 
 @pytest.fixture(scope="session")
