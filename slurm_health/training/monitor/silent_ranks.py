@@ -137,12 +137,16 @@ def _roots(
 def _trainings(
     members: list[Process], arguments: Callable[[int], list[str]], name: Callable[[int], str]
 ) -> list[int]:
-    """Return the interpreter that the script itself runs, where it is one; our own is not it."""
+    """Return the interpreter that the script itself runs, where it is one; our own is not it.
+
+    A process that is ending has given its memory back, and tells no command line: it could be ours.
+    """
     theirs = {
         each.pid: each.parent
         for each in members
         if name(each.pid).startswith(_INTERPRETERS)
-        and not any(word.startswith(_OURS) for word in arguments(each.pid))
+        and any(words := arguments(each.pid))
+        and not any(word.startswith(_OURS) for word in words)
     }
     top = [pid for pid, parent in theirs.items() if parent not in theirs]
     return top if len(top) == 1 else []

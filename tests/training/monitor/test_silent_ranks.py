@@ -17,6 +17,7 @@ import pytest
 from slurm_health.training.diagnosis.rank_now import RankLook
 from slurm_health.training.monitor import closer_look
 from slurm_health.training.monitor.closer_look import with_stacks
+from slurm_health.training.monitor.silent_ranks import SCRIPT, Process, silent_ranks
 from tests.training.monitor import test_ranks
 from tests.training.monitor.test_ranks import DEADLINE_S, JOB, eventually, found
 
@@ -102,6 +103,21 @@ def test_the_one_training_of_a_script_is_its_rank(silent: Any) -> None:
     silent(SLURM_STEP_ID="", SLURM_PROCID="0")
 
     assert [(now.program, now.rank) for now in found().now()] == [("script", 0)]
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [(["python", "train.py"], [7]), (["python", "-m", "slurm_health"], []), ([""], [])],
+)
+def test_a_process_of_the_script_that_tells_no_command_line_is_ending_and_no_training(
+    words: list[str], found: list[int]
+) -> None:
+    script = Process(pid=7, parent=1, group=7, program=SCRIPT, rank=None, task=0)
+    ranks = silent_ranks(
+        {7: script}, [], arguments=lambda _: words, name=lambda _: "python", cpu_s=lambda _: 1.0
+    )
+
+    assert [each.pid for each in ranks] == found
 
 
 def test_ranks_with_and_without_a_heartbeat_are_seen_beside_each_other(
