@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -125,7 +126,7 @@ def test_where_no_node_has_torch_light_probes_measure_and_the_report_says_why(si
     python = without_torch(site)
     result = site.check(["-N4"], f"--python={python}")
 
-    assert result.returncode == 0, result
+    assert result.returncode in (0, 3), result
     assert "4 and 3 more" not in result.stdout
     assert "has no torch" in " ".join(result.stdout.split())
     assert UNSEEN in " ".join(result.stdout.split())
@@ -141,9 +142,10 @@ def test_where_one_node_lacks_torch_light_probes_measure_all_and_nobody_is_blame
         "mixed-python",
         f'#!/bin/sh\n[ "$SLURMD_NODENAME" = n3 ] && exec {bare} "$@"\nexec {sys.executable} "$@"\n',
     )
-    result = site.check(["-N4", "--nodelist=n[1-4]"], f"--python={mixed}")
+    result = site.check(["-N4", "--nodelist=n[1-4]"], f"--python={mixed}", "--json")
+    checked = Checked(code=result.returncode, run=json.loads(result.stdout), said=result.stderr)
 
-    assert result.returncode == 0, result
-    said = " ".join(result.stdout.split())
-    assert "all healthy" in said
-    assert "light probes (n3: " in said
+    # On a machine that is busy enough, what one of them has measured may be doubted.
+    assert_named(checked, {})
+    assert checked.run["unseen"].startswith("light probes (n3: ")
+    assert all(node["allgather_gb_per_s"] for node in checked.run["nodes"])
