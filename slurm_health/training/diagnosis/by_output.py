@@ -16,7 +16,7 @@ are no numbers here.
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -36,6 +36,7 @@ _MOST_LINES = 500  # of what was written since the last look
 _MOST_SHAPES = 256
 _MOST_LABEL = 15  # lines of ranks behind this one say what those of others say
 _RISES = 6  # and no fall: then a number counts
+_MOST_APART = 16  # lines, by which ranks that write the same ones and do not wait may differ
 _OURS = "slurm-health: "  # what we say of a hang ends none
 _ENDS = re.compile(r"[\r\n]+")
 _CONTROLS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[^\x20-\x7e]")
@@ -137,28 +138,30 @@ class OutputProgress:
         return found
 
 
-@dataclass
 class _Number:
-    """One number of a line that comes again, and the highest that it was."""
+    """One number of a line that comes again, and the highest that it was of late."""
 
-    highest: float
-    rises: int = 0
+    def __init__(self, value: float) -> None:
+        self._highest: deque[float] = deque([value], maxlen=_MOST_APART)
+        self._rises = 0
 
     def take(self, value: float) -> bool:
         """Take in its next value; tell whether it is a counter that went on."""
-        counts = self.rises >= _RISES
-        if value > self.highest:
-            self.highest = value
-            self.rises += 1
+        counts = self._rises >= _RISES
+        highest = self._highest[-1]
+        if value > highest:
+            self._highest.append(value)
+            self._rises += 1
             return counts
-        if value < self.highest / 2:  # a counter that begins again, as with the next epoch
-            self.highest = value
-            self.rises = max(0, self.rises - _RISES)
+        if value < highest / 2:  # a counter that begins again, as with the next epoch
+            self._highest.clear()
+            self._highest.append(value)
+            self._rises = max(0, self._rises - _RISES)
             return counts
-        # Ranks that write the same line are a step apart.
-        one_behind = value.is_integer() and value >= self.highest - 1
-        if value != self.highest and not one_behind:
-            self.rises = max(0, self.rises - 2)
+        # Ranks that write the same line are steps apart: what one writes, another wrote before.
+        comes_behind = value.is_integer() and (value >= highest - 1 or value in self._highest)
+        if value != highest and not comes_behind:
+            self._rises = max(0, self._rises - 2)
         return False
 
 

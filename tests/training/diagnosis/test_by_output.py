@@ -192,6 +192,8 @@ FORMS: dict[str, Callable[[int], str]] = {
     "nemo": lambda n: f"Training epoch {n // 300}, iteration {n}/99999 | lr: 0.0003\n",
     "srun -l": lambda n: f"0: step {n}\n1: step {n}\n2: step {max(0, n - 1)}\n",
     "ranks without a label": lambda n: f"step {n}\nstep {n}\nstep {max(0, n - 1)}\n",
+    "ranks five steps apart": lambda n: f"step {n}\nstep {max(0, n - 5)}\n",
+    "ranks apart, every tenth step": lambda n: f"step {10 * n}\nstep {max(0, 10 * n - 40)}\n",
     "colour": lambda n: f"\x1b[32mstep\x1b[0m {n}\n",
 }
 
@@ -270,9 +272,19 @@ def test_output_that_does_not_count_is_not_watched(write: Callable[[int], str]) 
     assert (lines.pace.steps, lines.age_s(now_s)) == (0, 0.0)
 
 
-def test_numbers_that_come_at_random_have_hardly_a_pace() -> None:
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda dice: f"{dice.random():.4f}",
+        lambda dice: f"{dice.randint(30_000, 40_000)}",
+        lambda dice: f"{dice.randint(40, 48)}",
+    ],
+)
+def test_numbers_that_come_at_random_have_hardly_a_pace(
+    draw: Callable[[random.Random], str],
+) -> None:
     dice = random.Random(1)
-    lines, _ = looked_at(f"loss {dice.random():.4f}\n" for _ in range(500))
+    lines, _ = looked_at(f"loss {draw(dice)}\n" for _ in range(500))
 
     assert lines.pace.steps < 50
 
