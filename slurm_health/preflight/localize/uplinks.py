@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, islice
 from typing import NamedTuple
 
@@ -104,10 +104,13 @@ def with_found_uplinks(
     without = _infer_slow(trials, fabric, prior, settings)
     if fabric.known:
         return without, Suspicion()
+    pairs = _pairs(trials, [metric for metric in without.metrics if metric.shared])
+    if pairs is None:
+        return without, Suspicion()
     apart: set[int] = set()
     convicted = _slow_with_others(trials, without, frozenset(), settings)
     while True:
-        suspicion = _suspicion_of(trials, without.metrics, len(fabric.leaf), convicted, apart)
+        suspicion = _suspicion_of(pairs, len(fabric.leaf), convicted, apart)
         inferred, idle = without, set[int]()
         if suspicion.sets:
             inferred = _infer_slow(trials, fabric.with_found(suspicion.sets), prior, settings)
@@ -168,26 +171,31 @@ class _Pairs:
         """
         above = np.clip(self.test_excess, 0.0, slowness)
         ratio = slowness * (slowness - 2 * above) / (2 * self.noise**2)
-        total = np.zeros(len(self.ends))
-        np.add.at(total, self.test_pair, ratio)
-        return total
+        total = np.bincount(self.test_pair, weights=ratio, minlength=len(self.ends))
+        return total.astype(np.float64, copy=False)
+
+    def only(self, kept: _Flags) -> _Pairs:
+        """Return some of them."""
+        of_kept = kept[self.test_pair]
+        return replace(
+            self,
+            ends=self.ends[kept],
+            tests=self.tests[kept],
+            round=self.round[kept],
+            excess=self.excess[kept],
+            test_pair=(np.cumsum(kept) - 1)[self.test_pair[of_kept]],
+            test_excess=self.test_excess[of_kept],
+        )
 
 
 def _suspicion_of(
-    trials: Sequence[Trial],
-    metrics: Sequence[MetricEvidence],
-    nodes: int,
-    convicted: AbstractSet[int],
-    apart: AbstractSet[int],
+    pairs: _Pairs, nodes: int, convicted: AbstractSet[int], apart: AbstractSet[int]
 ) -> Suspicion:
     """Return which slow nodes may share an uplink, from tests of two nodes.
 
     Who is to be `convicted` of a slow network is a suspect too, however faint each of its tests is.
     Nodes in `apart` share no uplink: what made them look so has a likelier explanation.
     """
-    pairs = _pairs(trials, [metric for metric in metrics if metric.shared])
-    if pairs is None:
-        return Suspicion()
     suspect = _suspects(pairs, nodes)
     suspect[sorted(convicted)] = True
     groups, unclear = _groups(pairs, suspect, apart)
@@ -277,12 +285,15 @@ def _groups(
     Each suspect in `apart` is a group of its own.
     """
     groups: list[tuple[int, ...]] = []
-    unclear = np.zeros(len(pairs.ends), dtype=np.bool_)
     taken: set[int] = set()
     alike = suspect.copy()
     sometimes_slow = suspect.copy()
     sometimes_slow[pairs.ends[pairs.slow]] = True
     sometimes_slow[list(apart)] = False
+    # Of thousands, a few: what is asked of each suspect below is asked of these alone.
+    of_suspects = suspect[pairs.ends].any(axis=1)
+    pairs = pairs.only(np.logical_or(of_suspects, sometimes_slow[pairs.ends].all(axis=1)))
+    unclear = np.zeros(len(pairs.ends), dtype=np.bool_)
     doubtful = sometimes_slow[pairs.ends].all(axis=1)
     compared = int((doubtful & suspect[pairs.ends].any(axis=1)).sum())
     sure = float(np.log(max(compared, 1) / _MISTAKEN))
