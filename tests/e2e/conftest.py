@@ -18,6 +18,7 @@ def module_site() -> Iterator[Site]:
 
 @pytest.fixture
 def site(module_site: Site) -> Iterator[Site]:
-    """The module's cluster; afterwards every fault is cleared and every job cancelled."""
+    """The module's cluster; afterwards every fault is cleared and every job cancelled and ended."""
     yield module_site
     module_site.lab.reset()
+    module_site.end_leftovers()

@@ -10,7 +10,7 @@ import signal
 import stat
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -143,13 +143,27 @@ class Site:
 
     def leftovers(self) -> list[tuple[str, tuple[str, ...]]]:
         """Every process on a node that an idle node does not have; the lab's own do not count."""
-        return [
-            (node, process.argv)
-            for node in self.lab.nodes
-            for process in processes.on_node(self.lab.pid(node))
-            if process.name not in _IDLE
-            and not any(word.endswith("/tests/lab/watcher.py") for word in process.argv)
-        ]
+        return [(node, process.argv) for node, process in self._left()]
+
+    def _left(self) -> Iterator[tuple[str, processes.Process]]:
+        for node in self.lab.nodes:
+            for process in processes.on_node(self.lab.pid(node)):
+                ours = any(word.endswith("/tests/lab/watcher.py") for word in process.argv)
+                if process.name not in _IDLE and not ours:
+                    yield node, process
+
+    def end_leftovers(self) -> None:
+        """End what alice has on nodes: without cgroups, Slurm does not know of all of it.
+
+        A node that was cut off when its job ended may run it for minutes, too.
+        """
+        for _, process in self._left():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                if (
+                    Path(f"/proc/{process.pid}").stat().st_uid
+                    == self.lab.home("alice").stat().st_uid
+                ):
+                    os.kill(process.pid, signal.SIGKILL)
 
     def assert_nothing_left(self, deadline_s: float = 40) -> None:
         """Wait until no job is in the queue, no process on a node, no file of ours in a /tmp."""

@@ -7,6 +7,7 @@ Slurm, its submission plugin and the jobs are real; what a check measures is pla
 from __future__ import annotations
 
 import difflib
+import itertools
 import os
 import re
 import time
@@ -241,11 +242,14 @@ def broken(by_default: Site) -> Iterator[Path]:
     load_again(by_default)
 
 
+# Each later than all before and than any file: tests and installations may share a second.
+LATER_S = itertools.count(int(time.time()) + 3600)
+
+
 def load_again(site: Site) -> None:
     """Have slurmctld read its Lua again, as it does for a file of a later second than before."""
     loader = site.lab.paths.etc / "slurm" / installing.LOADER
-    later_s = max(loader.stat().st_mtime, time.time() + 10) + 1
-    os.utime(loader, (later_s, later_s))
+    os.utime(loader, times=(later_s := next(LATER_S), later_s))
 
 
 @pytest.mark.parametrize("what", ["no interpreter", "no rules", "damaged rules", "failing rules"])

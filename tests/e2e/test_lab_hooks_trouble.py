@@ -85,7 +85,8 @@ def test_a_health_check_that_slurmctld_answers_late_ends_before_it_is_ended(
     ran = site.lab.run([str(site.installed / "late")], node="n2", env={"SLURMD_NODENAME": "n2"})
     assert time.monotonic() - began < 50
     assert "not checked" not in ran.stderr
-    assert "Slurm refused, or did not answer" in site.hook_log("n2")
+    # It asks before it drains: which of the two is too late depends on what else runs.
+    assert "did not answer" in site.hook_log("n2")
     site.health_check("n2")
     assert list(site.out_of_pool()) == ["n2"]
 
