@@ -14,14 +14,17 @@ from pathlib import Path
 from slurm_health.preflight import config
 from slurm_health.preflight.decide.policy import OnHang
 from slurm_health.preflight.supervisor.monitor_process import AFTER_S
-from slurm_health.records.errors import JournalError
 from slurm_health.records.script_records import ScriptStarted
-from slurm_health.system import journal
+from slurm_health.system import journal, killable
 from slurm_health.system.processes import own_module
 from slurm_health.torchrun.arguments import Arguments
+from slurm_health.torchrun.checking import say
 from slurm_health.torchrun.place import TaskPlace
 from slurm_health.torchrun.starting import Starting
 from slurm_health.training.monitor.node import INTERVAL_S, TRAINING
+
+_READ_S = 10.0  # for the journal of a job, which takes milliseconds where its filesystem is well
+_WATCHED = b"watched"
 
 
 def is_on(place: TaskPlace, arguments: Arguments, environ: Mapping[str, str]) -> bool:
@@ -74,14 +77,25 @@ def mode(arguments: Arguments) -> str:
 
 
 def _is_watched(place: TaskPlace, root: Path) -> bool:
-    """Tell whether the supervisor of this attempt's batch script has it watched."""
-    try:
+    """Tell whether the supervisor of this attempt's batch script has it watched.
+
+    Where the journal cannot be read it is not known; a filesystem that hangs must not keep the
+    training from starting, so a child reads it.
+    """
+
+    def read() -> bytes:
         runs = journal.runs_of(root, place.cluster, str(place.array or place.job_id))
-        return any(
+        started = any(
             isinstance(entry.record, ScriptStarted)
             for run in runs
             if (journal.attempt_and_check(run.name) or (-1,))[0] == place.attempt
             for entry in journal.read_all(run, journal.SUPERVISOR)
         )
-    except (OSError, JournalError):
-        return False
+        return _WATCHED if started else b""
+
+    match killable.run_one(read, _READ_S):
+        case killable.Answered(data=data):
+            return data == _WATCHED
+        case killable.Hung(limit_s=limit_s):
+            say(f"{place.node}: journal {root}: its filesystem did not answer within {limit_s:g} s")
+    return False

@@ -138,7 +138,7 @@ def _chance(metric: MetricEvidence, variable: int) -> float:
     It lies where healthy ones differ for good, and where the noise of its tests takes it. Times as
     many as are compared, that is how many of them do so in a run, on average (Bonferroni).
     """
-    rows, places = metric.data.tests_of(variable)
+    rows, places = metric.tests_of(variable)
     own = metric.found.excess[rows[metric.found.others[rows, places] >= 1 - TRUST]]
     noise = metric.found.noise
     steady = own[own <= np.median(own) + _SPIKE * noise]
@@ -151,7 +151,7 @@ def slow_tests(metric: MetricEvidence, variable: int) -> tuple[int, ...]:
 
     Where others had the processors, a test shows what is slow by more than that.
     """
-    rows, places = metric.data.tests_of(variable)
+    rows, places = metric.tests_of(variable)
     limit = max(float(metric.found.effect[variable]), float(np.log1p(metric.floor))) / 2
     floors = metric.floors[rows]
     limits = np.where(floors > metric.floor, np.maximum(np.log1p(floors), limit), limit)
@@ -169,7 +169,7 @@ def _controlled(metric: MetricEvidence, node: int, tests: Sequence[int]) -> bool
         return True
     fast = metric.found.excess < metric.found.effect[node] / 2
     fast &= metric.round >= metric.round[list(tests)].min()
-    own, _ = metric.data.tests_of(node)
+    own, _ = metric.tests_of(node)
     fast[own] = False
     return int(np.count_nonzero(np.bincount(metric.round[fast]))) >= _CONTROLS
 

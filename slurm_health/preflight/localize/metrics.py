@@ -74,6 +74,20 @@ class MetricEvidence:
         """Return the median log-excess of a node's own tests, 0 where there are none."""
         return self._typical.get(node, 0.0)
 
+    def tests_of(self, variable: int) -> tuple[Ints, Ints]:
+        """Return the tests of a variable in their order, and its place in each."""
+        order, begins = self._by_variable
+        own = order[begins[variable] : begins[variable + 1]]
+        rows, places = np.divmod(own, self.data.sources.shape[1])
+        return rows, places
+
+    @cached_property
+    def _by_variable(self) -> tuple[Ints, Ints]:
+        """All places in the tests, ordered by their variable, and where those of each begin."""
+        order = np.argsort(self.data.sources, axis=None, kind="stable")
+        in_order = self.data.sources.ravel()[order]
+        return order, np.searchsorted(in_order, np.arange(self.data.variables + 1))
+
     @cached_property
     def middle_noise(self) -> float:
         """The relative noise of a test, by the narrowest range that holds half of them.

@@ -84,21 +84,6 @@ class Observations:
         """Tell whether there is too little data to estimate the noise from."""
         return len(self.log_ms) < _FEW_TESTS
 
-    def tests_of(self, variable: int) -> tuple[Ints, Ints]:
-        """Return the tests of a variable in their order, and its place in each."""
-        order, begins = self._by_variable
-        rows, places = np.divmod(
-            order[begins[variable] : begins[variable + 1]], self.sources.shape[1]
-        )
-        return rows, places
-
-    @cached_property
-    def _by_variable(self) -> tuple[Ints, Ints]:
-        """All places in the tests, ordered by their variable, and where those of each begin."""
-        order = np.argsort(self.sources, axis=None, kind="stable")
-        in_order = self.sources.ravel()[order]
-        return order, np.searchsorted(in_order, np.arange(self.variables + 1))
-
     def spread(self, quantiles: tuple[float, float]) -> float:
         """Return the widest distance of two quantiles among the kinds."""
         return max(
