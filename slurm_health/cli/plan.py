@@ -21,6 +21,7 @@ from slurm_health.preflight.localize.localizer import (
 from slurm_health.preflight.localize.simulate import Faults, SimulatedCluster, Weather
 from slurm_health.records.errors import LocalizeError, UsageError
 from slurm_health.records.nodeset import expand, fold
+from slurm_health.records.text import counted
 from slurm_health.records.verdict import NodeVerdict, Verdict
 from slurm_health.system.slurm.parsing import parse_topology
 
@@ -190,13 +191,13 @@ def _play(
 
 def _as_text(play: _Play) -> Iterator[str]:
     for round_, results in play.rounds:
-        yield f"round {round_.index}: {_count(len(results), 'group')}"
+        yield f"round {round_.index}: {counted(len(results), 'group')}"
         for result in results[:_SHOWN_GROUPS]:
             yield f"  {' + '.join(result.nodes)}: {_facts(result)}"
         if len(results) > _SHOWN_GROUPS:
             yield f"  ... and {len(results) - _SHOWN_GROUPS} more"
     verdict = play.verdict
-    yield f"verdict after {_count(len(play.rounds), 'round')}:"
+    yield f"verdict after {counted(len(play.rounds), 'round')}:"
     for level in (Level.FAULTY, Level.SLOW, Level.INCONCLUSIVE):
         for name in verdict.named(level):
             yield from _accusation(name, verdict.nodes[name])
@@ -206,7 +207,7 @@ def _as_text(play: _Play) -> Iterator[str]:
         yield f"  path {' - '.join(path.ends)} {path.level.value}: {path.reason}"
     healthy = verdict.named(Level.HEALTHY)
     if healthy:
-        yield f"  healthy: {fold(healthy)} ({_count(len(healthy), 'node')})"
+        yield f"  healthy: {fold(healthy)} ({counted(len(healthy), 'node')})"
 
 
 def _accusation(name: str, verdict: NodeVerdict) -> Iterator[str]:
@@ -221,10 +222,6 @@ def _facts(result: GroupResult) -> str:
     if result.silent:
         return f"{', '.join(result.silent)} did not answer"
     return ", ".join(facts) or result.outcome.value.replace("_", " ")
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _as_json(play: _Play) -> str:

@@ -13,6 +13,7 @@ from itertools import pairwise
 import msgspec
 
 from slurm_health.records.decoding import from_json
+from slurm_health.records.text import counted
 
 # Bits of nvml.h's clocks event reasons.
 IDLE = 0x1
@@ -238,17 +239,13 @@ def _clock_and_heat(burn: Burn) -> list[str]:
 def _counted(burn: Burn) -> list[str]:
     said = []
     if burn.uncorrected:
-        said.append(f"{_many(burn.uncorrected, 'uncorrected memory error')}")
+        said.append(counted(burn.uncorrected, "uncorrected memory error"))
     if burn.remap_failed:
         said.append("a memory row could not be remapped")
     if burn.remapped_rows:
-        said.append(f"{_many(burn.remapped_rows, 'memory row')} remapped")
+        said.append(f"{counted(burn.remapped_rows, 'memory row')} remapped")
     elif burn.remap_pending:
         said.append("a memory row to be remapped at the next reset")
     if burn.retired_pages:
-        said.append(f"{_many(burn.retired_pages, 'memory page')} retired")
+        said.append(f"{counted(burn.retired_pages, 'memory page')} retired")
     return said
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from slurm_health.preflight.localize.settings import USUAL, DeviceKind
 from slurm_health.records.probe_catalog import ALLGATHER, MATMUL
-from slurm_health.records.text import elapsed_text
+from slurm_health.records.text import counted, elapsed_text
 from slurm_health.records.verdict import Level, NodeVerdict, Outcome
 from slurm_health.report.layout import NOTHING, Page, number_text
 from slurm_health.report.model import JobReport, NodeReport, RunReport
@@ -166,7 +166,7 @@ def _others_text(groups: Sequence[GroupReport], *, also: bool) -> str:
     alone = all(len(group.nodes) == 1 for group in groups)
     pairs = all(len(group.nodes) == 2 for group in groups)
     what = "node" if alone else "pair" if pairs else "group"
-    count = f"{len(groups)} {'other ' if also else ''}{what}{'s' if len(groups) != 1 else ''}"
+    count = counted(len(groups), f"{'other ' if also else ''}{what}")
     return f"{count} measured{' alone' if alone else ''}"
 
 

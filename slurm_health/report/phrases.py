@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from slurm_health.preflight.decide import unchecked
 from slurm_health.records.nodeset import fold
+from slurm_health.records.text import counted
 from slurm_health.records.verdict import Level, LinkVerdict
 from slurm_health.report.layout import NOTHING
 from slurm_health.report.model import Act, JobReport, Progress, RunReport, ScriptOutcome, State
@@ -96,7 +97,7 @@ def effort_text(run: RunReport) -> str:
     """Return how long the check took: `3 rounds, 6.1 s`, empty before its first round."""
     if not run.rounds:
         return ""
-    rounds = f"{run.rounds} round{'s' if run.rounds != 1 else ''}"
+    rounds = counted(run.rounds, "round")
     return rounds if run.duration_s is None else f"{rounds}, {duration_text(run.duration_s)}"
 
 

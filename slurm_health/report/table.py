@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from slurm_health.records.probe_catalog import ALLGATHER, MATMUL, unit_of
+from slurm_health.records.text import counted
 from slurm_health.records.verdict import Level
 from slurm_health.report import details
 from slurm_health.report.layout import NOTHING, Page, range_text
@@ -145,7 +146,7 @@ def _title(report: JobReport) -> list[str]:
         (run,) = report.runs
         return [f"Job {job}", report.script, place, *began, _node_list(run.nodes), effort_text(run)]
     attempts = len({run.attempt for run in report.runs})
-    counts = f"{attempts} attempt{'s' if attempts != 1 else ''}"
+    counts = counted(attempts, "attempt")
     if len(report.runs) > attempts:
         counts += f", {len(report.runs)} checks"
     return [f"Job {job}", report.script, place, *began, counts]

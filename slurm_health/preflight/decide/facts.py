@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from slurm_health.records.allocation import Estimate
 from slurm_health.records.nodeset import fold
-from slurm_health.records.text import REASON_PREFIX, cut, plain
+from slurm_health.records.text import REASON_PREFIX, counted, cut, plain
 
 _OWN = " | own comment: "
 _LENGTH = 300  # of a reason within a comment
@@ -197,7 +197,7 @@ def wait_for_nodes(
         unusable: of all nodes that it would run on, those that start no job now, with their state.
         now_s: when Slurm was asked.
     """
-    nodes = f"{more} other node{'s' if more > 1 else ''}"
+    nodes = counted(more, "other node")
     if estimate is not None and estimate.preempts:
         return f"it would get {nodes} only by ending other jobs"
     delay_s = 0.0 if estimate is None else estimate.start_s - now_s

@@ -31,6 +31,7 @@ from slurm_health.preflight.localize.wording import (
     others_text,
     times_of,
 )
+from slurm_health.records.text import counted
 from slurm_health.records.verdict import (
     Level,
     NodeVerdict,
@@ -232,7 +233,7 @@ class _NodeWords(Wording):
             return "; ".join(notes)
         if self.settings.alone:
             return "passed its solo tests"
-        passed = f"passed with {len(partners)} partner{'s' if len(partners) != 1 else ''}"
+        passed = f"passed with {counted(len(partners), 'partner')}"
         return "; ".join([passed, *self._not_excluded(node)])
 
     def _not_excluded(self, node: int) -> list[str]:

@@ -10,6 +10,7 @@ from slurm_health.preflight.session.conclusion import Absence, unmeasured
 from slurm_health.preflight.session.deadlines import TimeLimits
 from slurm_health.preflight.session.round_state import NodeState
 from slurm_health.preflight.session.run_state import RunState
+from slurm_health.records.text import counted
 from slurm_health.records.verdict import NodeVerdict
 
 
@@ -90,7 +91,7 @@ def _stack(node: NodeState) -> str:
     """Return what a node's workers run and on how much, empty where they are not ready."""
     if (ready := node.ready) is None:
         return ""
-    devices = f"{len(ready.devices)} device{'' if len(ready.devices) == 1 else 's'}"
+    devices = counted(len(ready.devices), "device")
     if ready.light:
         return f"light probes on {devices}"
     return f"torch {ready.torch} with {ready.collective_library or ready.backend} on {devices}"

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slurm_health.records.script_records import MOST_LINES, RANK_FAILED, RANKS_WAITED
-from slurm_health.records.text import SIGKILL, listed, ranks_text, signal_text
+from slurm_health.records.text import SIGKILL, counted, listed, ranks_text, signal_text
 from slurm_health.training.diagnosis.collected import Collected, ScriptEnd, TrainingLog, leaving_out
 from slurm_health.training.diagnosis.inference import Attribution, Inference, Sureness
 from slurm_health.training.diagnosis.known_errors import KnownError, known
@@ -43,7 +43,7 @@ def first_failure(_: Inference, data: Collected) -> Inference | None:
         )
     first = log.of_their_own[0]
     others = max(log.failed, len(log.failures)) - 1
-    rest = f"; {others} other{'s' if others != 1 else ''} failed after it"
+    rest = f"; {counted(others, 'other')} failed after it"
     return Inference(
         name=RANK_FAILED,
         sureness=Sureness.LIKELY,
