@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import stat
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -155,15 +156,16 @@ class Site:
     def end_leftovers(self) -> None:
         """End what alice has on nodes: without cgroups, Slurm does not know of all of it.
 
-        A node that was cut off when its job ended may run it for minutes, too.
+        A node that was cut off when its job ended may run it for minutes, too. What is killed so
+        cannot remove its files.
         """
-        for _, process in self._left():
+        alice = self.lab.home("alice").stat().st_uid
+        for node, process in self._left():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                if (
-                    Path(f"/proc/{process.pid}").stat().st_uid
-                    == self.lab.home("alice").stat().st_uid
-                ):
+                if Path(f"/proc/{process.pid}").stat().st_uid == alice:
                     os.kill(process.pid, signal.SIGKILL)
+                    for path in self._temporary(node):
+                        subprocess.run(["rm", "-rf", path], check=True)
 
     def assert_nothing_left(self, deadline_s: float = 40) -> None:
         """Wait until no job is in the queue, no process on a node, no file of ours in a /tmp."""
