@@ -97,5 +97,6 @@ def _is_watched(place: TaskPlace, root: Path) -> bool:
         case killable.Answered(data=data):
             return data == _WATCHED
         case killable.Hung(limit_s=limit_s):
-            say(f"{place.node}: journal {root}: its filesystem did not answer within {limit_s:g} s")
+            silent = f"journal {root}: its filesystem did not answer within {limit_s:g} s"
+            say(f"{place.node}: {silent}; not known to be watched, the training is by us")
     return False

@@ -126,6 +126,7 @@ def test_where_no_node_has_torch_light_probes_measure_and_the_report_says_why(si
     python = without_torch(site)
     result = site.check(["-N4"], f"--python={python}")
 
+    # Nobody is blamed; what one has measured on a machine that is busy enough may be doubted.
     assert result.returncode in (0, 3), result
     assert "4 and 3 more" not in result.stdout
     assert "has no torch" in " ".join(result.stdout.split())

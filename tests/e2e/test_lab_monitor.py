@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 
 from tests.e2e.lab_support import Site, eventually
 from tests.e2e.played_nodes import play, submit
+from tests.lab import processes
 
 pytestmark = [
     pytest.mark.lab,
@@ -116,6 +119,10 @@ def test_the_rank_that_keeps_the_others_waiting_is_named_with_its_node(
 
     assert (found["cause"], found["sureness"]) == (said, sureness)
     assert (found["ranks"], found["nodes"]) == ([1], ["n2"])
+    if cause == "kill":  # its data loader: without cgroups Slurm does not know of it
+        for orphan in processes.on_node(training.lab.pid("n2")):
+            if TRAINING.name in orphan.argv:
+                os.kill(orphan.pid, signal.SIGKILL)
 
 
 def test_a_node_whose_packets_are_dropped_is_named(training: Site) -> None:
