@@ -306,7 +306,7 @@ state = "/var/lib/slurm-health"
 [breaker]
 share = 0.1
 [localize]
-network-floor = 10
+network_floor = 1
 [expectations."NVIDIA H100 80GB HBM3"]
 matmul_tflops = 600
 [checks.scratch]

@@ -55,7 +55,7 @@ def test_a_value_reads_back_as_itself_in_the_job(name: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("network-floor", "8%", "expected a number from 0.01 to 10, 0.08 for 8 %, found '8%'"),
+        ("network-floor", "8%", "expected a number from 0.01 to 3, 0.08 for 8 %, found '8%'"),
         ("min-rounds", "0", "expected a whole number of at least 1, found '0'"),
         ("expected-ms", "matmul", "expected milliseconds above 0 by metric"),
         ("max-requeues", "-1", "expected a whole number, 0 or more, found '-1'"),

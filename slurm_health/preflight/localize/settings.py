@@ -14,7 +14,8 @@ from slurm_health.records.errors import LocalizeError
 SMALL_RUN = 16  # below this many nodes noise can hardly be estimated from the run itself
 # After so many rounds more say little: a pair of good nodes has met by then, see the documentation.
 _MOST_ROUNDS, _MOST_ROUNDS_OF_FEW = 8, 12
-_LEAST_FLOOR, _LARGEST_FLOOR = 0.01, 10.0  # below it is noise, above it a node is as good as dead
+# Below the least is noise; above the largest whoever wrote it meant per cent, as in 8 for 8 %.
+_LEAST_FLOOR, _LARGEST_FLOOR = 0.01, 3.0
 
 
 class DeviceKind(Enum):

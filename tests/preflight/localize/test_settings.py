@@ -74,10 +74,11 @@ def test_text_and_numbers_say_the_same(chosen: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "allowed"),
     [
-        ("network_floor", "8%", "a number from 0.01 to 10"),
-        ("network_floor", "nan", "a number from 0.01 to 10"),
-        ("compute_floor", 0.001, "a number from 0.01 to 10"),
-        ("compute_floor", True, "a number from 0.01 to 10"),
+        ("network_floor", "8%", "a number from 0.01 to 3"),
+        ("network_floor", 8, "a number from 0.01 to 3, 0.08 for 8 %"),
+        ("network_floor", "nan", "a number from 0.01 to 3"),
+        ("compute_floor", 0.001, "a number from 0.01 to 3"),
+        ("compute_floor", True, "a number from 0.01 to 3"),
         ("min_rounds", "2.5", "a whole number"),
         ("min_rounds", 0, "a whole number"),
         ("min_rounds", "inf", "a whole number"),
