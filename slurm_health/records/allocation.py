@@ -60,8 +60,6 @@ def from_environ(environ: Mapping[str, str]) -> Allocation:
         )
     if _integer(environ, "SLURM_HET_SIZE", default="0") > 1:
         raise AllocationError("SLURM_HET_SIZE", "heterogeneous jobs are not supported")
-    array_job = environ.get("SLURM_ARRAY_JOB_ID", "")
-    array_task = environ.get("SLURM_ARRAY_TASK_ID", "")
     start = environ.get("SLURM_JOB_START_TIME", "")
     return Allocation(
         job_id=_integer(environ, "SLURM_JOB_ID"),
@@ -69,9 +67,23 @@ def from_environ(environ: Mapping[str, str]) -> Allocation:
         cluster=environ.get("SLURM_CLUSTER_NAME") or "cluster",
         partition=environ.get("SLURM_JOB_PARTITION", ""),
         nodes=_nodes(environ),
-        array=f"{array_job}_{array_task}" if array_job and array_task else "",
+        array=_array_task(environ),
         start_time_s=whole_number(start),
     )
+
+
+def name_in_slurm(environ: Mapping[str, str]) -> str:
+    """Return the job as Slurm's commands call it, empty outside of one.
+
+    A task of an array is `12_3`: its own number may be that of the whole array, and a command that
+    is given it means every task.
+    """
+    return _array_task(environ) or environ.get("SLURM_JOB_ID", "")
+
+
+def _array_task(environ: Mapping[str, str]) -> str:
+    array, task = (environ.get(f"SLURM_ARRAY_{part}_ID", "") for part in ("JOB", "TASK"))
+    return f"{array}_{task}" if array and task else ""
 
 
 def _nodes(environ: Mapping[str, str]) -> tuple[str, ...]:

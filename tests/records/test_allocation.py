@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_health.records.allocation import Allocation, from_environ
+from slurm_health.records.allocation import Allocation, from_environ, name_in_slurm
 from slurm_health.records.errors import AllocationError, ExitCode
 
 JOB = {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "n[1-3]"}
@@ -83,6 +83,14 @@ def test_a_variable_that_cannot_be_used_is_named(changes: Mapping[str, str], var
         from_environ({**JOB, **changes})
 
     assert caught.value.variable == variable
+
+
+def test_a_task_of_an_array_is_never_called_by_its_own_number() -> None:
+    task = {"SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3"}
+
+    assert name_in_slurm({**JOB, **task}) == "12_3"
+    assert name_in_slurm(JOB) == "12"
+    assert name_in_slurm({}) == ""
 
 
 @given(st.dictionaries(st.sampled_from(VARIABLES), st.text("0123²٣x(),-[]", max_size=8)))

@@ -14,7 +14,7 @@ from pathlib import Path
 from slurm_health.preflight.acting.unchecked import end_unchecked
 from slurm_health.preflight.decide.policy import OnUnchecked
 from slurm_health.preflight.master.run_check import run_started
-from slurm_health.records.allocation import from_environ
+from slurm_health.records.allocation import from_environ, name_in_slurm
 from slurm_health.records.errors import AllocationError, JournalError
 from slurm_health.records.records import Record, RunFinished, RunStarted, Unchecked
 from slurm_health.system import journal
@@ -56,17 +56,11 @@ def conclude(
     return end_unchecked(
         found,
         choice,
-        job=_job_name(environ),
+        job=name_in_slurm(environ),
         client=client,
         append=append,
         in_journal=root is not None,
     )
-
-
-def _job_name(environ: Mapping[str, str]) -> str:
-    """Return what Slurm's commands call the job, empty outside of one."""
-    array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
-    return f"{array}_{task}" if array and task else environ.get("SLURM_JOB_ID", "")
 
 
 class _LateJournal:

@@ -243,13 +243,14 @@ def end_steps(environ: Mapping[bytes, bytes], mask: Collection[int]) -> None:
 
 
 def _end_steps(environ: Mapping[str, str], mask: Collection[int]) -> int:
+    from slurm_health.records.allocation import name_in_slurm
     from slurm_health.records.errors import SlurmError
     from slurm_health.system.slurm.client import Client  # needed by few jobs
 
     signal.pthread_sigmask(signal.SIG_SETMASK, ALL_SIGNALS & frozenset(mask))
     client = Client(environ)
     try:
-        while steps := client.steps_of(environ["SLURM_JOB_ID"]):
+        while steps := client.steps_of(name_in_slurm(environ)):
             client.kill_steps(steps)
             time.sleep(1.0)
     except SlurmError as err:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from slurm_health.records.allocation import name_in_slurm
 from slurm_health.records.errors import SlurmError
 from slurm_health.system.killable import Answered, run_one
 from slurm_health.system.slurm.client import Client
@@ -54,7 +55,7 @@ def became(environ: Mapping[str, str], *, now_s: float, output: int = 2) -> str:
     job = environ.get("SLURM_JOB_ID", "")
     if not job:
         return ""
-    return in_output(_tail(output), job, now_s=now_s) or _as_slurm_says(environ, job)
+    return in_output(_tail(output), job, now_s=now_s) or _as_slurm_says(environ)
 
 
 def ends_in_output(environ: Mapping[str, str], *, now_s: float, output: int = 2) -> bool:
@@ -98,12 +99,10 @@ def _end_of(path: Path) -> bytes:
         return file.read(_TAIL_BYTES)
 
 
-def _as_slurm_says(environ: Mapping[str, str], job: str) -> str:
-    array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
-    # A task of an array is never called by its number alone.
-    name = f"{array}_{task}" if array and task else job
+def _as_slurm_says(environ: Mapping[str, str]) -> str:
+    client = Client(environ, patience_s=0.0, deadline_s=_PATIENCE_S)
     with contextlib.suppress(SlurmError):
-        return of_states(Client(environ, patience_s=0.0, deadline_s=_PATIENCE_S).job(name).states)
+        return of_states(client.job(name_in_slurm(environ)).states)
     return ""
 
 

@@ -17,6 +17,7 @@ from typing import TextIO
 import msgspec
 
 from slurm_health.preflight.decide.policy import OnHang
+from slurm_health.records.allocation import name_in_slurm
 from slurm_health.records.errors import JournalError, SlurmError
 from slurm_health.records.records import Action, ActionDone, ActionIntended, Record
 from slurm_health.records.script_records import (
@@ -233,13 +234,13 @@ def acting(mode: str, environ: Mapping[str, str]) -> Callable[[HangFound, WatchF
 
     Outside Slurm a training is stopped by what started the monitor, as where it is to restart.
     """
-    job = environ.get("SLURM_JOB_ID")
+    job = name_in_slurm(environ)
 
     def act(hang: HangFound, findings: WatchFindings) -> None:
         if not is_sure(hang):
             return
-        if mode == OnHang.STOP.value and job is not None:
-            _cancel(int(job), environ, findings)
+        if mode == OnHang.STOP.value and job:
+            _cancel(job, environ, findings)
         elif mode in (OnHang.STOP.value, OnHang.RESTART.value):
             _end_script(hang, findings, mode)
 
@@ -254,7 +255,7 @@ def is_sure(hang: HangFound) -> bool:
     return hang.located or not hang.line
 
 
-def _cancel(job: int, environ: Mapping[str, str], findings: WatchFindings) -> None:
+def _cancel(job: str, environ: Mapping[str, str], findings: WatchFindings) -> None:
     findings.record(ActionIntended(action=Action.CANCEL, reason="it hangs (--monitor=stop)"))
     findings.say("monitor: the job is cancelled because it hangs (--monitor=stop)")
     try:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from slurm_health.records.allocation import name_in_slurm
 from slurm_health.records.errors import JournalError, SlurmError
 from slurm_health.records.records import Action, ActionDone, ActionIntended
 from slurm_health.records.script_records import (
@@ -115,7 +116,7 @@ class SlurmWord:
 
     def is_enabled(self, job: EndedJob) -> Enabled:
         """It must be a job that has lost a node without being lost itself, or was ended."""
-        if not _name(job) or not job.end.nodes:
+        if not name_in_slurm(job.environ) or not job.end.nodes:
             return Enabled("this is no job of Slurm's")
         if len(job.end.nodes) == 1 and not job.end.by_a_signal:
             return Enabled("not asked: the job has one node, and no signal ended it")
@@ -130,7 +131,7 @@ class SlurmWord:
         client = Client.for_hook(job.environ, limit_s=_SLURM_S)
         try:
             nodes = client.nodes(job.end.nodes)
-            asked = client.job(_name(job))
+            asked = client.job(name_in_slurm(job.environ))
         except SlurmError as err:
             raise NothingCollected(str(err)) from err
         return SlurmView(
@@ -138,12 +139,6 @@ class SlurmWord:
             node_states={name: node.state for name, node in nodes.items()},
             required=asked.required,
         )
-
-
-def _name(job: EndedJob) -> str:
-    """Return the job as Slurm's commands call it; a task of an array never by its number alone."""
-    array, task = (job.environ.get(f"SLURM_ARRAY_{part}_ID", "") for part in ("JOB", "TASK"))
-    return f"{array}_{task}" if array and task else job.environ.get("SLURM_JOB_ID", "")
 
 
 class MonitorFindings:
