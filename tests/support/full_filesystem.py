@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A filesystem without room, and a process for which all are."""
+"""A filesystem without room or programs, and a process for which all are without room."""
 
 from __future__ import annotations
 
@@ -12,11 +12,20 @@ from pathlib import Path
 NO_LARGE_FILES = ("bash", "-c", 'ulimit -f 4; PYTHONDONTWRITEBYTECODE=1 exec "$@"', "-")
 
 
-@contextlib.contextmanager
-def full_filesystem(path: Path) -> Iterator[Path]:
+def full_filesystem(path: Path) -> contextlib.AbstractContextManager[Path]:
     """Provide a filesystem with room for a directory and for 4 KiB."""
+    return _in_memory(path, "size=4k")
+
+
+def noexec_filesystem(path: Path) -> contextlib.AbstractContextManager[Path]:
+    """Provide a filesystem from which nothing can be executed."""
+    return _in_memory(path, "noexec,size=1m")
+
+
+@contextlib.contextmanager
+def _in_memory(path: Path, options: str) -> Iterator[Path]:
     path.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "none", str(path)], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", str(path)], check=True)
     try:
         yield path
     finally:

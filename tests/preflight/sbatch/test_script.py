@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from slurm_health.preflight.sbatch import script as batch_script
-from tests.support.full_filesystem import full_filesystem
+from tests.support.full_filesystem import full_filesystem, noexec_filesystem
 from tests.support.supervised import MAIN, Bench, eventually, write_executable
 
 DATA = Path(__file__).parents[2] / "data" / "batch_script"
@@ -353,6 +353,25 @@ def test_neither_script_nor_environment_is_lost_where_the_temporary_directory_is
             code, out, _ = bench.finish(bench.start([*shell.split(), str(path)], environ=environ))
             assert (code, out) == (0, said)
         assert list(full.iterdir()) == []
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize(
+    "line", ["#!/bin/sh", "#! /bin/sh -e", "#!\t/usr/bin/env\tsh", "#!/bin/sh -e "]
+)
+def test_a_script_runs_from_a_temporary_directory_from_which_nothing_can_be_executed(
+    bench: Bench, tmp_path: Path, shell: str, line: str
+) -> None:
+    script = f'{line}\n[ -n "$1" ] && echo "$- <$1><$2>"\nfalse\nexit 5\n'.encode()
+    alone = bench.finish(bench.alone(script, "a b", "$(x)"))
+    path = submitted(bench, render(script, python=str(bench.directory / "missing")))
+    with noexec_filesystem(tmp_path / "noexec") as noexec:
+        environ = {**bench.environ(), "TMPDIR": str(noexec)}
+        words = [*shell.split(), str(path), "a b", "$(x)"]
+        code, out, _ = bench.finish(bench.start(words, environ=environ))
+    assert (code, out) == alone[:2]
+    assert code == (1 if "-e" in line else 5)
 
 
 @pytest.mark.parametrize("shell", SHELLS)
