@@ -282,6 +282,7 @@ def test_it_is_taken_away_whole_and_slurmctld_starts_without_it(by_default: Site
     by_default.lab.restart_slurmctld()
     job = sbatch(by_default, "-N2", "--wrap=echo ran")
     assert kept_script(by_default, job).endswith("\n\necho ran\n")
+    assert by_default.ended(job)["JobState"] == "COMPLETED"
     by_default.lab.run(["sed", "-i", "/^JobSubmitPlugins/d", CONF])
     by_default.lab.run(["scontrol", "reconfigure"])
     second = by_default.lab.run(remove)
@@ -290,6 +291,7 @@ def test_it_is_taken_away_whole_and_slurmctld_starts_without_it(by_default: Site
         assert "slurmctld would not start" in first.stderr
         assert {path.name for path in directory.iterdir()} == {"cgroup.conf", "slurm.conf"}
         by_default.lab.restart_slurmctld()
+        job = sbatch(by_default, "-N2", "--wrap=echo ran")
         assert by_default.ended(job)["JobState"] == "COMPLETED"
     finally:
         install(by_default)

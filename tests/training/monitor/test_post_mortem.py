@@ -18,11 +18,18 @@ import pytest
 from slurm_health.records.script_records import Diagnosed, HangFound, HangOver, StragglerFound
 from slurm_health.system import journal
 from slurm_health.training.diagnosis.collected import Collected, ScriptEnd, TrainingLog
-from slurm_health.training.diagnosis.inference import Attribution, Inference, Sureness
+from slurm_health.training.diagnosis.diagnostician import Diagnostician, observe_failure
+from slurm_health.training.diagnosis.inference import (
+    Attribution,
+    Inference,
+    InferenceChain,
+    Sureness,
+)
 from slurm_health.training.diagnosis.operators import OPERATORS
 from slurm_health.training.diagnosis.rank_failures import RankFailure
 from slurm_health.training.monitor import post_mortem, registry
 from slurm_health.training.monitor.collector import Enabled, EndedJob, NothingCollected
+from slurm_health.training.monitor.containment import collect, contained
 from slurm_health.training.monitor.flight_dumps import FlightDumps
 from slurm_health.training.monitor.job_collectors import MonitorFindings
 from slurm_health.training.monitor.registry import COLLECTORS, Registered, registered
@@ -113,10 +120,11 @@ def held(
     collectors: Sequence[Any] = (),
     operators: Sequence[Any] = (),
     directory: Path | None = None,
+    limit_s: float = 30.0,
 ) -> tuple[Diagnosed, str]:
     out = io.StringIO()
     used = Registered(tuple(collectors), (*OPERATORS, *operators), {})
-    found = post_mortem.hold(job, directory, clock=lambda: 2e9, used=used, limit_s=1.0, out=out)
+    found = post_mortem.hold(job, directory, clock=lambda: 2e9, used=used, limit_s=limit_s, out=out)
     assert found is not None
     return found, out.getvalue()
 
@@ -214,7 +222,8 @@ def test_data_of_another_collector_reach_an_operator_of_another(tmp_path: Path) 
 def test_a_collector_that_fails_is_named_and_leaves_the_cause_undecided(
     tmp_path: Path, how: str, said: str
 ) -> None:
-    found, text = held(ended(tmp_path), collectors=[Plugin("barometer", how)])
+    limit_s = 1.0 if how == "hangs" else 30.0
+    found, text = held(ended(tmp_path), collectors=[Plugin("barometer", how)], limit_s=limit_s)
 
     assert found.attribution == "undecided"
     (failed,) = found.failed
@@ -235,18 +244,23 @@ def test_a_collector_that_is_off_says_why_and_did_not_fail(
 
 
 @pytest.mark.parametrize(
-    ("how", "said"),
+    ("how", "said", "limit_s"),
     [
-        ("raises", "no crystal ball"),
-        ("hangs", "did not answer within 2.0 s"),
-        ("other", "answered with something else"),
+        ("raises", "no crystal ball", 30.0),
+        ("hangs", "did not answer within 1.0 s", 1.0),
+        ("other", "answered with something else", 30.0),
     ],
 )
 def test_an_operator_that_fails_is_named_and_leaves_the_cause_undecided(
-    tmp_path: Path, how: str, said: str
+    tmp_path: Path, how: str, said: str, limit_s: float
 ) -> None:
-    found, _ = held(ended(tmp_path), operators=[Forecaster("forecast", how)])
+    operators: list[Any] = [*OPERATORS, Forecaster("forecast", how)]
+    chain = InferenceChain(operators, apply=contained(limit_s=limit_s, total_s=60.0))
+    seen = collect(ended(tmp_path), (), limit_s=30.0)
 
+    found = Diagnostician(observe_failure, chain).diagnose(seen).diagnosed
+
+    assert found is not None
     assert (found.cause, found.attribution) == ("script-failed", "undecided")
     (failed,) = found.failed
     assert failed.startswith("operator forecast: ")
