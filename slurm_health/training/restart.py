@@ -45,6 +45,7 @@ from slurm_health.records.script_records import (
 from slurm_health.records.verdict import Level, NodeVerdict
 from slurm_health.system import journal
 from slurm_health.system.slurm.client import Client
+from slurm_health.system.slurm.parsing import Node
 
 _PATIENCE_S = 30.0  # for a slurmctld that is being restarted
 _RUNS = frozenset({"RUNNING"})
@@ -73,7 +74,10 @@ def after_failure(
         failed = replace(failed, nodes=allocation.nodes)
     job = allocation.array or str(allocation.job_id)
     client = Client(environ, patience_s=_PATIENCE_S)
-    chosen = plan(failure_of(failed, job, client, settings.policy))
+    failure = failure_of(failed, job, client, settings.policy)
+    # What the script itself has given back is the job's no longer, whatever follows.
+    failed = replace(failed, nodes=failure.nodes, spares=failure.spares)
+    chosen = plan(failure)
     journal.Writer(failed.directory, journal.RESTART, time.time).append(
         chosen.recorded(restart=failed.restart, max_restarts=failed.max_restarts)
     )
@@ -200,25 +204,32 @@ class FailedScript:
 def failure_of(failed: FailedScript, job: str, client: Client, policy: Policy) -> ScriptFailure:
     """Return all that a decision about a failed script rests on.
 
+    Nodes that the job no longer has are left out where nothing is against them: the script, or a
+    person, gave them back.
+
     Raises:
         SlurmError: Slurm does not answer.
         JournalError: the journal cannot be read.
     """
     shown = client.job(job)
     all_nodes = (*failed.nodes, *failed.spares)
-    gone = [node for node in all_nodes if node not in shown.nodes]
+    gone = [node for node in all_nodes if node not in shown.nodes] if shown.nodes else []
     over = "" if shown.states <= _RUNS else "+".join(sorted(shown.states))
     least = None
     if policy.nodes_wanted is not None:
         least = policy.nodes_wanted if policy.nodes_needed is None else policy.nodes_needed
     hangs = _hangs(failed.directory)
+    lost = _lost(gone, client) if gone and not over else ()
+    diagnosed = _diagnosed(failed.directory)
+    accused = diagnosed.accused if diagnosed else ()
+    given_back = frozenset(gone) - {node for node, _ in lost} - {*accused}
     return ScriptFailure(
-        diagnosed=_diagnosed(failed.directory),
+        diagnosed=diagnosed,
         job_over=over,
         batch_node=failed.batch_node or failed.nodes[0],
-        nodes=failed.nodes,
-        spares=failed.spares,
-        lost=_lost(gone, client) if gone and not over else (),
+        nodes=tuple(node for node in failed.nodes if node not in given_back),
+        spares=tuple(node for node in failed.spares if node not in given_back),
+        lost=lost,
         restarted_unchecked=_restarted_unchecked(failed.directory),
         least=least,
         hang=hangs[-1],
@@ -245,13 +256,17 @@ def check_took_s(directory: Path) -> float | None:
 
 
 def _lost(gone: Sequence[str], client: Client) -> tuple[tuple[str, str], ...]:
-    """Return what Slurm says of nodes that it took out of the job: no other job has."""
-    states: Mapping[str, str] = {}
-    with contextlib.suppress(SlurmError):  # that they are gone is enough
-        states = {name: node.state for name, node in client.nodes(gone).items()}
+    """Return those of the nodes that a job no longer has which Slurm has lost, as it says.
+
+    A script may give nodes back itself, and of others it is not known why they are gone.
+    """
+    states: Mapping[str, Node] = {}
+    with contextlib.suppress(SlurmError):  # what Slurm cannot tell is not lost
+        states = client.nodes(gone)
     return tuple(
-        (node, f"Slurm took {node} out of the job; it is {states.get(node, 'in a state unknown')}")
+        (node, f"Slurm took {node} out of the job; it is {states[node].state}")
         for node in gone
+        if node in states and states[node].lost
     )
 
 

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from slurm_health.preflight.decide.after_failure import Next, ScriptFailure, plan
 from slurm_health.preflight.decide.policy import Policy
 from slurm_health.preflight.master.check_settings import CheckSettings
 from slurm_health.preflight.session.deadlines import TimeLimits
@@ -19,7 +21,8 @@ from slurm_health.records.script_records import (
     ScriptStarted,
 )
 from slurm_health.system import journal
-from slurm_health.training.restart import FailedScript, after_failure, check_took_s
+from slurm_health.system.slurm.client import Client
+from slurm_health.training.restart import FailedScript, after_failure, check_took_s, failure_of
 from tests.support.fake_slurm import FakeSlurm
 
 JOB = 12
@@ -65,10 +68,27 @@ class Scene:
         )
         journal.Writer(self.run, journal.POST_MORTEM, lambda: time_s).append(record)
 
-    def outcome(self, policy: Policy | None = None) -> RunFinished:
+    def failed(self, *nodes: str, spares: Sequence[str] = ()) -> FailedScript:
+        """Return the script that has failed on these nodes."""
+        return FailedScript(
+            directory=self.run,
+            restart=1,
+            max_restarts=2,
+            batch_node="n1",
+            nodes=nodes,
+            spares=tuple(spares),
+        )
+
+    def failure(self, *nodes: str, spares: Sequence[str] = ()) -> ScriptFailure:
+        client = Client(self.slurm.environ(), patience_s=0.0)
+        return failure_of(self.failed(*nodes, spares=spares), str(JOB), client, Policy())
+
+    def outcome(
+        self, policy: Policy | None = None, failed: FailedScript | None = None
+    ) -> RunFinished:
         environ = {**self.slurm.environ(), "SLURMD_NODENAME": "n1"}
         return after_failure(
-            FailedScript(directory=self.run, restart=1, max_restarts=2, batch_node="n1"),
+            failed or self.failed(),
             Allocation(job_id=JOB, attempt=0, cluster="lab", partition="main", nodes=NODES),
             CheckSettings(
                 journal_root=self.root,
@@ -145,6 +165,92 @@ def test_what_was_found_of_an_earlier_start_of_the_script_does_not_count(scene: 
     scene.outcome()
 
     assert scene.plans()[0].evidence == []
+
+
+@pytest.mark.parametrize("state", ["IDLE", "ALLOCATED", "IDLE+DRAIN", "IDLE+POWERED_DOWN", "MIXED"])
+def test_a_node_that_the_script_gave_back_itself_is_not_lost(scene: Scene, state: str) -> None:
+    scene.slurm.change_node("n4", state=state)
+
+    failure = scene.failure(*NODES, "n4")
+
+    assert (failure.nodes, failure.lost) == (NODES, ())
+    decided = plan(failure)
+    assert (decided.next, decided.check, decided.at_fault) == (Next.CHECK, NODES, ())
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        "DOWN",
+        "DOWN*",
+        "DOWN+DRAIN",
+        "DOWN+REBOOT_ISSUED",
+        "DOWN+POWERED_DOWN",
+        "IDLE+FAIL",
+        "FAILING",
+        "IDLE*",
+        "IDLE+NOT_RESPONDING",
+        "ALLOCATED*+DRAIN",
+    ],
+)
+def test_a_node_that_is_down_or_does_not_answer_is_lost(scene: Scene, state: str) -> None:
+    scene.slurm.change_node("n4", state=state)
+
+    failure = scene.failure(*NODES, "n4")
+
+    assert failure.nodes == (*NODES, "n4")
+    assert failure.lost == (("n4", f"Slurm took n4 out of the job; it is {state}"),)
+    assert [each.node for each in plan(failure).at_fault] == ["n4"]
+
+
+def test_a_node_of_which_slurm_cannot_tell_is_not_lost(scene: Scene) -> None:
+    scene.slurm.set(refuse={"node": "Unable to contact slurm controller"})
+
+    failure = scene.failure(*NODES, "n4")
+
+    assert (failure.nodes, failure.lost) == (NODES, ())
+
+
+def test_a_job_of_which_slurm_shows_no_nodes_has_them_still(scene: Scene) -> None:
+    scene.slurm.run_job(JOB, [])
+
+    assert (scene.failure(*NODES).nodes, scene.failure(*NODES).lost) == (NODES, ())
+
+
+def test_a_spare_that_was_given_back_is_no_spare(scene: Scene) -> None:
+    failure = scene.failure("n1", "n2", spares=("n3", "n4"))
+
+    assert (failure.nodes, failure.spares) == (("n1", "n2"), ("n3",))
+
+
+def test_what_is_said_against_a_node_that_is_gone_counts_though_it_is_back(scene: Scene) -> None:
+    scene.diagnosed(Attribution.NODE, 3.0, "n4")
+
+    assert [each.node for each in plan(scene.failure(*NODES, "n4")).at_fault] == ["n4"]
+
+
+def test_a_script_is_started_again_on_the_nodes_that_it_has_not_given_back(scene: Scene) -> None:
+    scene.diagnosed(Attribution.TRANSIENT)
+
+    finished = scene.outcome(failed=scene.failed(*NODES, "n4"))
+
+    assert (finished.disposition, finished.nodes) == ("proceed", list(NODES))
+    assert scene.plans()[0].nodes == []
+
+
+def test_a_node_that_was_given_back_is_not_drained_for_that(scene: Scene) -> None:
+    scene.slurm.set(admin=True)
+    scene.diagnosed(Attribution.NODE, 3.0, "n2")
+
+    scene.outcome(failed=scene.failed(*NODES, "n4"))
+
+    run = scene.run.parent / "0-2"
+    records = [entry.record for entry in journal.read_all(run, journal.MASTER)]
+    (began,) = (r for r in records if isinstance(r, RunStarted))
+    (verdict,) = (r for r in records if isinstance(r, VerdictReached))
+    assert began.nodes == list(NODES)
+    assert [each.node for each in verdict.nodes] == ["n2"]
+    assert scene.slurm.node("n4")["state"] == "IDLE"
 
 
 def test_how_long_a_check_took_is_known_by_its_verdict(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ class ScriptFailure:
         batch_node: the node that the job cannot be without.
         nodes: the nodes that the script ran on.
         spares: nodes that the job keeps beside these.
-        lost: nodes of both that Slurm has taken out of the job, with what it says of them.
+        lost: nodes of both that Slurm has lost and taken out of the job, with what it says of them.
         restarted_unchecked: this start of the job has restarted the script before without a check.
         least: with how few nodes the job goes on; None if it has to be requeued without one.
         hang: the hang for which this start of the script was ended, None where it ended otherwise.

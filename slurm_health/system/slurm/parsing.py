@@ -22,6 +22,8 @@ _JOB_NAME = re.compile(r"(?<= )JobName=.*?(?= UserId=\S+\(\d+\) GroupId=)", re.D
 _OUT = ("DRAIN", "DOWN", "FAIL", "MAINT", "REBOOT", "POWER", "INVAL", "FUTURE")
 # Next to DRAIN these say that the node waits for something a passed check does not bring.
 _UNRELEASABLE = ("DOWN", "FAIL", "MAINT", "REBOOT", "POWER", "INVAL", "FUTURE", "NOT_RESP")
+# Slurm has given the node up, or gets no answer from it.
+_LOST = ("DOWN", "FAIL", "NOT_RESP")
 _NAME = re.compile(r"^NodeName=(\S+)")
 _STATE = re.compile(r"\sState=(\S+)")
 _PARTITIONS = re.compile(r"\sPartitions=(\S+)")
@@ -162,6 +164,11 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     def idle(self) -> bool:
         """Whether no job runs on it; one may be in its epilog."""
         return "IDLE" in self.states
+
+    @property
+    def lost(self) -> bool:
+        """Whether Slurm has lost it: it is down or failing, or does not answer."""
+        return "*" in self.state or any(word.startswith(_LOST) for word in self.states)
 
     @property
     def releasable(self) -> bool:
