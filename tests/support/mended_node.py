@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from slurm_health.node import event_queue
-from slurm_health.node.mending import ledger
+from slurm_health.node.draining import own_drain
+from slurm_health.node.mending import ledger, quarantine
 from slurm_health.node.rules.mending import MendStep, Tried
 from slurm_health.node.rules.notices import EventKind
+from slurm_health.system.slurm.maintenance import Maintenance
 from tests.support.fake_scontrol import FakeScontrol
 from tests.support.hooked_node import Node
 
@@ -63,3 +65,66 @@ def note(node: Node) -> str:
 
 def begun(step: MendStep = MendStep.RESET) -> Tried:
     return Tried(node="n3", step=step, time_s=1.0, drain="d", until_s=1801.0)
+
+
+# --- quarantine, and administrators who are quicker -----------------------------------------------
+
+_RESERVED = """\
+case "$1 $2" in
+"create reservation") touch $dir/reserved; exit ;;
+"show reservation") [ ! -f $dir/reserved ] || echo "ReservationName=shealth-n3 Nodes=n3"; exit ;;
+"delete ReservationName=shealth-n3") rm $dir/reserved; exit ;;
+esac
+"""
+_LOOKED_AT = """\
+if [ "$1 $2" = "show node" ]; then
+    echo >>$dir/looks
+    if [ $(wc -l <$dir/looks) -eq {look} ]; then {does}; fi
+fi
+"""
+_SET = "sed 's|^NodeName=n3 .*|{line}|' $dir/nodes >$dir/acted; mv $dir/acted $dir/nodes"
+
+
+def takes_reservations(slurm: FakeScontrol, more: str = "") -> None:
+    """Let a node be reserved, and jobs be submitted and cancelled; `more` is shell, run first."""
+    slurm.trouble(more + _RESERVED)
+    for name, answer in (("sbatch", "echo 7"), ("scancel", ":")):
+        program = slurm.bin / name
+        program.write_text(f'#!/bin/sh\necho {name} "$@" >>{slurm.directory}/calls\n{answer}\n')
+        program.chmod(0o755)
+
+
+class Submitting(Maintenance):
+    """One that finds the fake sbatch: root's jobs are submitted with the system's own PATH."""
+
+    def submit(self, arguments: Sequence[str], script: str, environ: Mapping[str, str]) -> int:
+        return super().submit(arguments, script, {**environ, "PATH": self._environ["PATH"]})
+
+
+def put_into_quarantine(node: Node) -> None:
+    """Do what a health check does when a deep test is next."""
+    kept = own_drain.recall(node.site.state)
+    assert kept is not None
+    controller = Submitting(node.environ(), patience_s=0.0)
+    quarantine.begin(node.site, kept, begun(MendStep.DEEP_TEST), controller)
+
+
+def at_look(look: int, state: str, reason: str = "") -> str:
+    """Return shell with which somebody changes n3 before so manyeth look at a node."""
+    said = f"Reason={reason} [root@2026-01-02T03:04:05]" if reason else ""
+    line = f"NodeName=n3 State={state} Partitions=gpu {said}"
+    return _LOOKED_AT.format(look=look, does=_SET.format(line=line))
+
+
+def fails_at_look(look: int) -> str:
+    """Return shell with which slurmctld does not answer one look at a node."""
+    return _LOOKED_AT.format(look=look, does="echo Unable to contact slurm controller >&2; exit 1")
+
+
+def is_reserved(slurm: FakeScontrol) -> bool:
+    return (slurm.directory / "reserved").exists()
+
+
+def told_of(slurm: FakeScontrol, word: str) -> list[str]:
+    """Return what Slurm was told with this word in it, as `State=DRAIN`."""
+    return [call for call in slurm.calls() if word in call.split()]

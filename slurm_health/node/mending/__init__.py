@@ -8,5 +8,6 @@ whose note a person has touched, or on which a job is.
     mend         what the health check of a drained node does: the next step, or none
     perform      a reset of GPUs, or a reload of the driver, in a process of its own
     quarantine   a node in a reservation of root's, in which a job tests it, and how that ends
+    whose        whether a node is still ours, asked again before anything is done to it
     ledger       the steps of all nodes, in the directory that they share
 """

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from slurm_health.node.draining.shared_state import SharedStateUnusable
 from slurm_health.node.mending import ledger, perform, quarantine
-from slurm_health.node.mending.mend import why_not_now
+from slurm_health.node.mending.whose import why_not_now
 from slurm_health.node.rules.mending import Tried
 from slurm_health.node.site_settings import Site, load
 from slurm_health.records.decoding import from_json

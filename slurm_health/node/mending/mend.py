@@ -11,6 +11,7 @@ from slurm_health.node import event_queue
 from slurm_health.node.draining.shared_state import SharedStateUnusable
 from slurm_health.node.mending import ledger, perform, quarantine
 from slurm_health.node.mending.ledger import HealthCheck
+from slurm_health.node.mending.whose import NotOurs, require_ours, why_not_now
 from slurm_health.node.rules import drain_note, mending
 from slurm_health.node.rules.finding import CheckResult
 from slurm_health.node.rules.mending import MendStep, NextStep, StepOutcome, Tried
@@ -19,20 +20,7 @@ from slurm_health.node.rules.recovery import DrainRecord
 from slurm_health.records.errors import SlurmError
 from slurm_health.system.slurm.parsing import Node
 
-# What a node that waits for nothing but mending is; CLOUD and DYNAMIC say where it is from.
-_IDLE = frozenset({"IDLE", "DRAIN", "CLOUD", "DYNAMIC_NORM"})
-# Marks behind the word of a state: down, rebooting, powered down, in maintenance.
-_MARKS = "*@^$~!%#"
 _AWAY = ("DOWN", "REBOOT", "NOT_RESP", "POWER")
-
-
-def why_not_now(now: Node, note: str) -> str:
-    """Return why nothing may be done to a node now; empty where it is ours alone, and idle."""
-    if not now.drained or drain_note.unsigned(now.reason) != note:
-        return f"it is no longer drained by us alone: {now.state}: {now.reason or '(no reason)'}"
-    if not now.states <= _IDLE or any(mark in now.state for mark in _MARKS):
-        return f"it is {now.state}"
-    return ""
 
 
 def consider(
@@ -107,6 +95,9 @@ def _begin_burn_in(check: HealthCheck, kept: DrainRecord, now: Node) -> bool:
     try:
         hours = settings.burn_in_h
         quarantine.begin(check.site, kept, begun, check.maintenance(), hours=hours)
+    except NotOurs as err:
+        _not_taken(check, begun, err)
+        return True
     except (SlurmError, OSError, quarantine.NotBegun) as err:
         ledger.fail(check, begun, f"it could not be begun: {err}")
         return False
@@ -166,13 +157,24 @@ def _begin(
                 named = dict.fromkeys(bus for each in devices for bus in each) if known else {}
                 perform.start(check.site, begun, tuple(named), check.context.environ)
             case MendStep.REBOOT:
-                check.maintenance().reboot(kept.node, kept.reason)
+                controller = check.maintenance()
+                require_ours(controller.node(kept.node), kept.reason)
+                controller.reboot(kept.node, kept.reason)
             case MendStep.DEEP_TEST:
                 quarantine.begin(check.site, kept, begun, check.maintenance())
             case MendStep.TICKET:
                 _ticket(check, kept, begun, failed)
+    except NotOurs as err:
+        _not_taken(check, begun, err)
     except (SlurmError, OSError, quarantine.NotBegun) as err:
         ledger.fail(check, begun, f"it could not be begun: {err}")
+
+
+def _not_taken(check: HealthCheck, begun: Tried, why: NotOurs) -> None:
+    """Keep that a step was not taken, for somebody has been quicker. Nobody needs to be told."""
+    ended = msgspec.structs.replace(begun, outcome=StepOutcome.FAILED, text=str(why))
+    ledger.keep(check.site, ended)
+    check.log.info(f"nothing is done to mend it: {why}")
 
 
 def _ticket(

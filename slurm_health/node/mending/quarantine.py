@@ -19,7 +19,7 @@ import msgspec
 
 from slurm_health.node.draining import QUARANTINE, own_drain
 from slurm_health.node.draining.shared_state import SharedStateUnusable
-from slurm_health.node.mending import ledger, perform
+from slurm_health.node.mending import ledger, perform, whose
 from slurm_health.node.mending.ledger import HealthCheck
 from slurm_health.node.rules import drain_note
 from slurm_health.node.rules.drain_note import DrainNote
@@ -34,6 +34,7 @@ from slurm_health.system import SYSTEM_PATH, processes
 from slurm_health.system.private_files import publish
 from slurm_health.system.slurm.command import clean_environ
 from slurm_health.system.slurm.maintenance import Maintenance
+from slurm_health.system.slurm.parsing import Node
 
 _RESULT = "deep-test.json"
 _SAID = 300
@@ -89,9 +90,11 @@ def begin(
 
     Raises:
         NotBegun: it could not be done, and why; the node is drained as it was.
+        NotOurs: it is in somebody else's hands by now; nothing of ours stays on it.
         SlurmError: likewise, by Slurm.
     """
     name = reservation_of(kept.node)
+    whose.require_ours(controller.node(kept.node), kept.reason)
     if controller.is_reserved(name, kept.node):
         raise NotBegun(f"there is a reservation {name} already: scontrol show reservation {name}")
     job, lifting = 0, False
@@ -101,21 +104,34 @@ def begin(
         job = _submit(site, kept.node, name, controller, hours)
         found = Quarantine(kept=kept, reservation=name, job=job, step=step)
         publish(site.state / QUARANTINE, msgspec.json.encode(found), mode=0o600)
+        now = controller.node(kept.node)  # again: a reservation and a job take their time
+        whose.require_ours(now, kept.reason, reserved=True)
         lifting = True
-        why_not = own_drain.undrain(controller, controller.node(kept.node))
+        why_not = own_drain.undrain(controller, now)
         _require(not why_not, why_not)
-    except (SlurmError, OSError, NotBegun):
+    except (SlurmError, OSError, NotBegun, whose.NotOurs):
         if not lifting or _is_drained(kept.node, controller):
-            forget(site.state)
-            with contextlib.suppress(SlurmError):
-                if job:
-                    controller.cancel(job)
-            with contextlib.suppress(SlurmError):
-                if controller.is_reserved(name, kept.node):
-                    controller.delete_reservation(name)
+            _give_back(site.state, name, kept.node, job, controller)
             raise
         # The drain may be lifted: it stays in its reservation, and the next health check looks.
     own_drain.forget(site.state)
+
+
+def _give_back(state: Path, name: str, node: str, job: int, controller: Maintenance) -> None:
+    """Take back what has been begun; where Slurm does not, the next health check does."""
+    ended = True
+    try:
+        if job:
+            controller.cancel(job)
+    except SlurmError:
+        ended = False
+    try:
+        if controller.is_reserved(name, node):
+            controller.delete_reservation(name)
+    except SlurmError:
+        ended = False
+    if ended:
+        forget(state)
 
 
 def _require(holds: bool, why: str) -> None:
@@ -215,15 +231,9 @@ def _attend(
     faults_of: Callable[[DrainRecord], str],
 ) -> bool:
     now = controller.node(check.node)
-    if now.drained:
-        if drain_note.unsigned(now.reason) == found.kept.reason:
-            own_drain.remember(check.site.state, found.kept)  # it died before it lifted the drain
-            why = "putting it into quarantine was interrupted"
-        else:
-            why = f"it was drained again while in quarantine: {now.reason or '(no reason)'}"
-        _leave(check, found, controller)
-        ledger.fail(check, found.step, why)
-        return False
+    why = whose.taken(now)
+    if why:
+        return _taken(check, found, controller, now, why)
     if not controller.is_reserved(found.reservation, check.node):
         _leave(check, found, controller)
         ledger.fail(check, found.step, "its reservation was deleted")
@@ -246,7 +256,23 @@ def _attend(
     return _passes(check, found, controller)
 
 
+def _taken(
+    check: HealthCheck, found: Quarantine, controller: Maintenance, now: Node, why: str
+) -> bool:
+    """End the quarantine of a node that is drained, or in somebody else's hands by now."""
+    if now.drained and drain_note.unsigned(now.reason) == found.kept.reason:
+        own_drain.remember(check.site.state, found.kept)  # it died before it lifted the drain
+        why = "putting it into quarantine was interrupted"
+    _leave(check, found, controller)
+    ledger.fail(check, found.step, why)
+    return False
+
+
 def _passes(check: HealthCheck, found: Quarantine, controller: Maintenance) -> bool:
+    now = controller.node(check.node)  # again: the checks after the test took their time
+    taken = whose.taken(now)
+    if taken:
+        return _taken(check, found, controller, now, f"it passed its test, but {taken}")
     controller.delete_reservation(found.reservation)
     forget(check.site.state)
     text = "released after its deep test"
@@ -260,8 +286,17 @@ def _passes(check: HealthCheck, found: Quarantine, controller: Maintenance) -> b
 def _fails(check: HealthCheck, found: Quarantine, controller: Maintenance, why: str) -> bool:
     """Drain the node again, as it was; only then may its reservation go.
 
-    It has never been back, so the breaker has nothing to say.
+    It has never been back, so the breaker has nothing to say. Where it must not be drained, as
+    while it is down, it stays in its reservation, and the next health check looks again.
     """
+    now = controller.node(check.node)  # again: an administrator may have been quicker
+    taken = whose.taken(now)
+    if taken:
+        return _taken(check, found, controller, now, f"{why}; {taken}")
+    why_not = whose.why_not_drained(now)
+    if why_not:
+        check.log.warning(f"still in quarantine, and not drained: {why_not}; {why}")
+        return True
     before = drain_note.parse(found.kept.reason)
     now_s = check.context.now_s
     note = drain_note.write(

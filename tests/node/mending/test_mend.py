@@ -19,8 +19,10 @@ from tests.support.fake_scontrol import FakeScontrol
 from tests.support.hooked_node import Node
 from tests.support.mended_node import (
     again,
+    at_look,
     begun,
     events,
+    fails_at_look,
     faulty,
     mended,
     note,
@@ -128,6 +130,39 @@ def test_nothing_is_done_where_a_job_runs_or_somebody_else_is_at_it(
         again(node)
         slurm.set({"n3": (state, node.reason)})
 
+    assert rebooted(slurm) == []
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        ("IDLE+DRAIN", "ticket 42: DIMM being swapped, do not touch"),
+        ("DOWN", "ticket 42: PSU burnt"),
+        ("IDLE", ""),
+    ],
+)
+def test_a_node_that_an_administrator_took_while_it_was_checked_is_not_rebooted(
+    node: Node, slurm: FakeScontrol, state: str, reason: str
+) -> None:
+    mended(node, "'reboot'", first="reboot")
+    faulty(node)
+    slurm.trouble(at_look(2, state, reason))
+
+    assert "nothing is done to mend it: it is no longer drained by us alone" in again(node)
+    assert rebooted(slurm) == []
+    assert (node.state, note(node)) == (state, reason)
+    assert steps(node) == [("reboot", "failed")]
+    assert [kind for kind, _ in events(node)] == [EventKind.DRAINED]
+
+
+def test_a_node_that_slurm_cannot_show_right_before_is_not_rebooted(
+    node: Node, slurm: FakeScontrol
+) -> None:
+    mended(node, "'reboot'", first="reboot")
+    faulty(node)
+    slurm.trouble(fails_at_look(2))
+
+    assert "mending: reboot failed: it could not be begun" in again(node)
     assert rebooted(slurm) == []
 
 

@@ -9,11 +9,27 @@ import pytest
 from slurm_health.node.draining import QUARANTINE, own_drain
 from slurm_health.node.mending import ledger, quarantine
 from slurm_health.node.mending.quarantine import Quarantine
+from slurm_health.node.mending.whose import NotOurs
 from slurm_health.node.rules.mending import MendStep
 from slurm_health.node.rules.notices import EventKind
+from slurm_health.records.errors import SlurmError
 from tests.support.fake_scontrol import FakeScontrol
 from tests.support.hooked_node import Node
-from tests.support.mended_node import again, begun, events, faulty, mended, note
+from tests.support.mended_node import (
+    again,
+    at_look,
+    begun,
+    events,
+    fails_at_look,
+    faulty,
+    is_reserved,
+    mended,
+    note,
+    put_into_quarantine,
+    steps,
+    takes_reservations,
+    told_of,
+)
 
 
 def test_a_quarantine_that_its_node_has_forgotten_is_told_by_another(
@@ -152,6 +168,195 @@ def test_a_reservation_that_a_late_slurmctld_makes_without_an_answer_does_not_st
     assert any(call.startswith("create reservation") for call in slurm.calls())
     assert not (slurm.directory / "made").exists()
     assert node.state == "IDLE+DRAIN"
+
+
+TICKET = "ticket 42: DIMM being swapped, do not touch"
+RESERVED = "+MAINTENANCE+RESERVED"
+
+
+def test_a_node_that_stays_ours_goes_into_quarantine(node: Node, slurm: FakeScontrol) -> None:
+    faulty(node)
+    takes_reservations(slurm, at_look(2, f"IDLE+DRAIN{RESERVED}", note(node)))
+    put_into_quarantine(node)
+
+    assert is_reserved(slurm)
+    assert node.state == "IDLE"
+    assert (node.site.state / QUARANTINE).exists()
+    assert own_drain.recall(node.site.state) is None
+
+
+@pytest.mark.parametrize(("state", "reason"), [("IDLE+DRAIN", TICKET), ("IDLE", "")])
+def test_a_node_that_an_administrator_took_while_it_was_checked_is_not_put_into_quarantine(
+    node: Node, slurm: FakeScontrol, state: str, reason: str
+) -> None:
+    mended(node, "'deep_test'", "deep_test = ['true']", first="deep_test")
+    faulty(node)
+    takes_reservations(slurm, at_look(2, state, reason))
+
+    assert "nothing is done to mend it: it is no longer drained by us alone" in again(node)
+    assert (node.state, note(node)) == (state, reason)
+    assert told_of(slurm, "reservation") == []
+    assert steps(node) == [("deep_test", "failed")]
+    assert [kind for kind, _ in events(node)] == [EventKind.DRAINED]
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        (f"IDLE+DRAIN{RESERVED}", TICKET),
+        (f"DOWN+DRAIN{RESERVED}", TICKET),
+        (f"DOWN{RESERVED}", TICKET),
+        (f"IDLE{RESERVED}", ""),
+    ],
+)
+def test_a_drain_that_is_an_administrators_by_now_is_not_lifted_for_a_test(
+    node: Node, slurm: FakeScontrol, state: str, reason: str
+) -> None:
+    faulty(node)
+    takes_reservations(slurm, at_look(2, state, reason))
+    with pytest.raises(NotOurs, match="no longer drained by us alone"):
+        put_into_quarantine(node)
+
+    assert told_of(slurm, "State=UNDRAIN") == []
+    assert (node.state, note(node)) == (state, reason)
+    assert told_of(slurm, "scancel") == ["scancel 7"]
+    assert not is_reserved(slurm)
+    assert not (node.site.state / QUARANTINE).exists()
+
+
+def test_a_node_that_went_down_meanwhile_is_not_put_into_quarantine(
+    node: Node, slurm: FakeScontrol
+) -> None:
+    faulty(node)
+    takes_reservations(slurm, at_look(2, f"DOWN*+DRAIN{RESERVED}", note(node)))
+    with pytest.raises(NotOurs, match="it is DOWN"):
+        put_into_quarantine(node)
+
+    assert told_of(slurm, "State=UNDRAIN") == []
+    assert not is_reserved(slurm)
+
+
+@pytest.mark.parametrize("look", [1, 2])
+def test_a_drain_that_slurm_cannot_show_right_before_is_not_lifted(
+    node: Node, slurm: FakeScontrol, look: int
+) -> None:
+    faulty(node)
+    takes_reservations(slurm, fails_at_look(look))
+    with pytest.raises(SlurmError):
+        put_into_quarantine(node)
+
+    assert told_of(slurm, "State=UNDRAIN") == []
+    assert node.state == "IDLE+DRAIN"
+    assert not is_reserved(slurm)
+    assert not (node.site.state / QUARANTINE).exists()
+
+
+def test_a_quarantine_that_could_not_be_taken_back_is_ended_by_the_next_health_check(
+    node: Node, slurm: FakeScontrol
+) -> None:
+    mended(node, "'ticket'")
+    faulty(node)
+    takes_reservations(slurm, 'case "$1" in delete) exit 1;; esac\n' + fails_at_look(2))
+    with pytest.raises(SlurmError):
+        put_into_quarantine(node)
+    assert is_reserved(slurm)
+    takes_reservations(slurm)
+
+    assert "putting it into quarantine was interrupted" in again(node)
+    assert not is_reserved(slurm)
+    assert not (node.site.state / QUARANTINE).exists()
+    assert node.state == "IDLE+DRAIN"
+
+
+def test_a_node_that_somebody_reserved_right_before_its_burn_in_waits_for_it(
+    node: Node, slurm: FakeScontrol
+) -> None:
+    mended(node, "'deep_test'", "deep_test = ['true']", first="ticket")
+    faulty(node)
+    node.mend()
+    for _ in range(2):
+        again(node, 61)
+    takes_reservations(slurm, at_look(2, "IDLE+DRAIN+RESERVED", note(node)))
+
+    assert "nothing is done to mend it: it is IDLE+DRAIN+RESERVED" in again(node, 61)
+    assert told_of(slurm, "State=UNDRAIN") == []
+
+
+def in_quarantine(node: Node, slurm: FakeScontrol, *, code: int | None, more: str = "") -> None:
+    """Have a node in quarantine; its test has ended with a code, or without a result."""
+    faulty(node)
+    kept, state = own_drain.recall(node.site.state), node.site.state
+    assert kept is not None
+    step = begun(MendStep.DEEP_TEST)
+    found = Quarantine(kept=kept, reservation="shealth-n3", job=7, step=step)
+    (state / QUARANTINE).write_bytes(msgspec.json.encode(found))
+    own_drain.forget(state)
+    if code is not None:
+        result = quarantine.TestResult(job=7, code=code, said="memory of module 7")
+        (state / "deep-test.json").write_bytes(msgspec.json.encode(result))
+    slurm.set({"n3": (f"IDLE{RESERVED}", "")})
+    (slurm.directory / "reserved").touch()
+    (slurm.directory / "calls").unlink()
+    takes_reservations(slurm, more)
+
+
+@pytest.mark.parametrize("code", [None, 0, 9])
+@pytest.mark.parametrize("state", [f"DOWN{RESERVED}", f"IDLE+FAIL{RESERVED}"])
+def test_a_node_that_an_administrator_takes_out_of_quarantine_keeps_their_reason(
+    node: Node, slurm: FakeScontrol, state: str, code: int | None
+) -> None:
+    in_quarantine(node, slurm, code=code, more=at_look(1, state, "ticket 42: PSU burnt"))
+
+    assert f"it was taken out of service while in quarantine: {state}" in again(node)
+    assert told_of(slurm, "State=DRAIN") == []
+    assert (node.state, note(node)) == (state, "ticket 42: PSU burnt")
+    assert not is_reserved(slurm)
+    assert not (node.site.state / QUARANTINE).exists()
+
+
+@pytest.mark.parametrize("passes", [True, False])
+@pytest.mark.parametrize("state", [f"DOWN{RESERVED}", f"IDLE+DRAIN{RESERVED}"])
+def test_an_administrator_who_comes_while_its_checks_run_keeps_the_node(
+    node: Node, slurm: FakeScontrol, state: str, passes: bool
+) -> None:
+    in_quarantine(node, slurm, code=0, more=at_look(2, state, TICKET))
+    if passes:
+        node.mend()
+    said = again(node)
+
+    assert "while in quarantine" in said
+    assert "released" not in said
+    assert told_of(slurm, "State=DRAIN") == []
+    assert (node.state, note(node)) == (state, TICKET)
+    assert not is_reserved(slurm)
+
+
+def test_a_node_that_slurm_took_down_stays_in_quarantine_until_it_can_be_drained(
+    node: Node, slurm: FakeScontrol
+) -> None:
+    lost = at_look(1, f"DOWN*{RESERVED}", "Not responding").replace("root@", "daemon@")
+    in_quarantine(node, slurm, code=None, more=lost)
+
+    assert "still in quarantine, and not drained: it is DOWN*" in again(node)
+    assert told_of(slurm, "State=DRAIN") == []
+    assert is_reserved(slurm)
+
+    slurm.set({"n3": (f"IDLE{RESERVED}", "")})
+    assert "mending: deep_test failed: job 7 ended without a result" in again(node)
+    assert note(node).startswith("shealth:scratch job 7 ended without a result")
+    assert node.state == "IDLE+DRAIN"
+    assert not is_reserved(slurm)
+
+
+def test_a_note_on_a_node_in_quarantine_stays_and_so_does_the_node(
+    node: Node, slurm: FakeScontrol
+) -> None:
+    in_quarantine(node, slurm, code=9, more=at_look(1, f"IDLE{RESERVED}", "fan 3 is loud"))
+
+    assert "not drained: it has a note already: fan 3 is loud" in again(node)
+    assert told_of(slurm, "State=DRAIN") == []
+    assert note(node) == "fan 3 is loud"
+    assert is_reserved(slurm)
 
 
 def test_a_quarantine_ends_though_mending_was_switched_off_meanwhile(
