@@ -6,6 +6,7 @@ And ranks, nodes and signals in a few words.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from slurm_health.records.nodeset import fold
@@ -14,6 +15,7 @@ from slurm_health.records.nodeset import fold
 REASON_PREFIX = "slurm-health:"
 # Slurm's own tools cut longer reasons.
 REASON_LENGTH = 200
+_NODE = re.compile(r"[\w.-]+", re.ASCII)
 _MOST_DIGITS = 18  # of what fits into 64 bits; Python refuses some thousands
 SIGKILL, SIGTERM = 9, 15
 # Times that differ by a tenth of a second; of more, the slowest few and what was usual.
@@ -88,10 +90,7 @@ def signal_text(number: int) -> str:
 
 def listed(nodes: Sequence[str]) -> str:
     """Return nodes as a short list; names that no node list can hold, as they are."""
-    try:
-        return fold(list(nodes))
-    except ValueError:
-        return ", ".join(nodes)
+    return fold(nodes) if all(map(_NODE.fullmatch, nodes)) else ", ".join(nodes)
 
 
 def elapsed_text(elapsed_s: Mapping[str, float]) -> str:

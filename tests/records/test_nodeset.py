@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,27 +13,57 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_health.records.nodeset import expand, fold
+from slurm_health.records.nodeset import expand, fold, fold_in_order
 from tests.strategies import node_lists
+
+# Close to one another, so that some are neighbours: with one number and two, padded and not.
+numbered_lists = st.lists(
+    st.from_regex(r"(n|r[12]n|r0?[1-3]-n)0{0,2}([7-9]|1[0-2]|9[89]|10[01])", fullmatch=True),
+    unique=True,
+    max_size=12,
+)
 
 
 @pytest.mark.parametrize(
     ("nodelist", "names"),
     [
         ("n1", ("n1",)),
-        ("gpu[01-03,7]", ("gpu7", "gpu01", "gpu02", "gpu03")),
+        ("gpu[01-03,7]", ("gpu01", "gpu02", "gpu03", "gpu7")),
+        ("n[3,1-2]", ("n3", "n1", "n2")),
+        ("n[1,01]", ("n1", "n01")),
+        ("n[08-11]", ("n08", "n09", "n10", "n11")),
+        ("n[098-101]", ("n098", "n099", "n100", "n101")),
+        ("n[98-101],n[098-099]", ("n98", "n99", "n100", "n101", "n098", "n099")),
         ("n[9-11]", ("n9", "n10", "n11")),
         ("a1,b[1-2]", ("a1", "b1", "b2")),
+        ("b[1-2],a1", ("b1", "b2", "a1")),
+        ("r1n4,r2n[1-2]", ("r1n4", "r2n1", "r2n2")),
+        ("r1n[1-2],r2n1,r10n1", ("r1n1", "r1n2", "r2n1", "r10n1")),
         ("r[1-2]n[1-2]", ("r1n1", "r1n2", "r2n1", "r2n2")),
+        ("r[1-2]n[2,1]", ("r1n2", "r1n1", "r2n2", "r2n1")),
+        ("n[1-2]-ib", ("n1-ib", "n2-ib")),
+        ("[1-2]a", ("1a", "2a")),
         ("login.cluster-a", ("login.cluster-a",)),
         ("n1,n1", ("n1",)),
+        ("n2,n[1-2]", ("n2", "n1")),
     ],
 )
 def test_a_node_list_stands_for_its_names(nodelist: str, names: tuple[str, ...]) -> None:
     assert expand(nodelist) == names
 
 
-@pytest.mark.parametrize("text", ["", ",", "n[1-", "n]", "n[3-1]", "n[a]", "a&b", "a!b", "@all"])
+def test_zeros_that_a_cluster_has_outgrown_are_read_as_slurm_writes_them() -> None:
+    assert expand("n[98-100],m[08-100]")[-3:] == ("m98", "m99", "m100")
+    assert expand("m[08-100]")[:2] == ("m08", "m09")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", ",", "n[1-", "n]", "n[3-1]", "n[a]", "a&b", "a!b", "@all", "n[]", "n[1,]", "n[[1]]"),
+        *("n1,,n2", "n1,", ",n1", "n[1_2]", "n[1-2-3]", "n[-1]", "n[01-1]", "n[8-0011]", "n[1.2]"),
+    ],
+)
 def test_what_is_no_node_list_is_quoted_in_the_error(text: str) -> None:
     with pytest.raises(ValueError, match=re.escape(f"cannot read {text!r}")):
         expand(text)
@@ -40,7 +71,11 @@ def test_what_is_no_node_list_is_quoted_in_the_error(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["n[1-999999999]", "r[1-999]n[1-999]", "a,n[1,5-70000]", f"n[1-{'9' * 30}]", "n[1-99999999"],
+    [
+        *("n[1-999999999]", "n[1-99999999999]", "r[1-999]n[1-999]", "a,n[1,5-70000]"),
+        *(f"n[1-{'9' * 30}]", f"n[1-{'9' * 5000}]", "n[1-99999999", "n[1-9]" * 2000),
+        *("n[1-65536],a", ",".join(["n[1-65536]"] * 2000)),
+    ],
 )
 def test_a_list_longer_than_slurm_allows_is_refused_at_once(text: str) -> None:
     with pytest.raises(ValueError, match="cannot read"):
@@ -77,11 +112,61 @@ def test_folding_depends_on_the_set_of_names_alone(names: list[str], random: Ran
     assert fold(shuffled) == fold(names)
 
 
-@given(node_lists)
+@given(node_lists | numbered_lists)
+def test_names_that_are_folded_in_their_order_come_back_in_it(names: list[str]) -> None:
+    assert expand(fold_in_order(names) or "none") == tuple(names or ["none"])
+
+
+@given(node_lists | numbered_lists)
 def test_brackets_stand_at_the_end_of_a_name_where_every_slurm_can_read_them(
     names: list[str],
 ) -> None:
     assert re.search(r"\][^,]", fold(names)) is None
+    assert re.search(r"\][^,]", fold_in_order(names)) is None
+
+
+@pytest.mark.parametrize(
+    ("names", "folded"),
+    [
+        ([], ""),
+        (["n3", "n1", "n2"], "n[3,1-2]"),
+        (["n1", "n2", "a", "n3", "n4"], "n[1-2],a,n[3-4]"),
+        (["n", "n1", "n2"], "n,n[1-2]"),
+        (["1", "2", "3"], "[1-3]"),
+        (["n1", "n01", "n02"], "n[1,01-02]"),
+        (["n08", "n09", "n10"], "n[08-10]"),
+        (["n8", "n9", "n10"], "n[8-10]"),
+        (["n98", "n99", "n100"], "n[98-100]"),
+        (["n08", "n09", *(f"n{number}" for number in range(10, 101))], "n[08-99,100]"),
+        (["r1n4", "r2n1", "r2n2", "r2n3"], "r1n4,r2n[1-3]"),
+        (["n1", "n2", "n1"], "n[1-2]"),
+        ([f"n{'9' * 19}", f"n1{'0' * 19}"], f"n{'9' * 19},n1{'0' * 19}"),
+    ],
+)
+def test_only_neighbours_are_folded_where_the_order_counts(names: list[str], folded: str) -> None:
+    assert fold_in_order(names) == folded
+
+
+def test_slurm_reads_a_list_as_we_do_and_in_the_same_order(tmp_path: Path) -> None:
+    if shutil.which("scontrol") is None:
+        pytest.skip("scontrol is not installed")
+    (tmp_path / "slurm.conf").write_text("ClusterName=t\nSlurmctldHost=h\n")
+    orders = [["n10", "n9"], ["n09", "n10", "n9"], ["r2n1", "r1n1", "r1n2", "r10n1"], ["b1", "a1"]]
+    written = [*map(fold_in_order, orders), "r[1-2]n[2,1]", "gpu[01-03,7]", "n[08-100]"]
+
+    done = subprocess.run(
+        ["scontrol", "show", "hostnames", ",".join(written)],
+        env={**os.environ, "SLURM_CONF": str(tmp_path / "slurm.conf")},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+    if done.returncode != 0:
+        pytest.skip(f"scontrol show hostnames fails: {done.stderr.strip()}")
+    assert tuple(dict.fromkeys(done.stdout.split())) == expand(",".join(written))
+    assert done.stdout.split()[:9] == [name for order in orders[:3] for name in order]
 
 
 @pytest.mark.parametrize(
@@ -89,6 +174,9 @@ def test_brackets_stand_at_the_end_of_a_name_where_every_slurm_can_read_them(
     [
         ([], ""),
         (["n3", "n1", "n2"], "n[1-3]"),
+        (["n10", "n9", "n11"], "n[9-11]"),
+        (["a1", "b", "n10", "a"], "a1,n10,a,b"),
+        (["r2n2", "r10n1", "r2n1", "r1n4"], "r1n4,r2n[1-2],r10n1"),
         (["n1-ib", "n2-ib"], "n1-ib,n2-ib"),
         (["r1n3", "r2n3"], "r1n3,r2n3"),
         (["r1n3", "r1n4", "r2n3"], "r1n[3-4],r2n3"),

@@ -6,7 +6,15 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_health.records.text import LineBuffer, counted, cut, elapsed_text, one_line, plain
+from slurm_health.records.text import (
+    LineBuffer,
+    counted,
+    cut,
+    elapsed_text,
+    listed,
+    one_line,
+    plain,
+)
 
 ANY = st.text(max_size=100)
 
@@ -74,3 +82,9 @@ def test_of_many_different_times_the_slowest_are_told_and_what_was_usual() -> No
 
 def test_where_no_node_reported_no_time_is_told() -> None:
     assert elapsed_text({}) == ""
+
+
+def test_nodes_are_a_short_list_and_what_no_list_can_hold_is_shown_as_it_is() -> None:
+    assert listed(["n3", "n1", "n2"]) == "n[1-3]"
+    assert listed(["n[1", "n2"]) == "n[1, n2"
+    assert listed(["a b1", "c1"]) == "a b1, c1"

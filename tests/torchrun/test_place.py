@@ -6,8 +6,9 @@ from __future__ import annotations
 import pytest
 
 from slurm_health.records.errors import AllocationError, UsageError
-from slurm_health.torchrun.arguments import Arguments, NodeZeroAddress
+from slurm_health.torchrun.arguments import Arguments, NodeZeroAddress, command_line
 from slurm_health.torchrun.place import TaskPlace, find
+from slurm_health.torchrun.starting import all_of, team_of
 
 # As Slurm 22.05 set them, less what is not looked at: batch script, and task 1 of a step of three.
 BATCH = {
@@ -51,6 +52,23 @@ def test_a_task_of_a_step_stands_among_the_nodes_of_the_step() -> None:
     assert place.node == "n3"
     assert not place.leads
     assert (place.job_id, place.attempt, place.step) == (12, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("node", "rank"),
+    [("rack1-node1", 0), ("rack1-node2", 1), ("rack2-node1", 2), ("rack10-node1", 3)],
+)
+def test_ranks_go_along_the_nodes_as_slurm_lists_them(node: str, rank: int) -> None:
+    environ = {
+        **STEP,
+        "SLURMD_NODENAME": node,
+        "SLURM_STEP_NODELIST": "rack1-node[1-2],rack2-node1,rack10-node1",
+    }
+    given = with_given(master_addr="rack1-node1")
+    place = place_of(given, environ)
+    team = team_of(place, all_of(place), given.given, environ)
+
+    assert f"--node-rank={rank}" in command_line(given, team, environ)
 
 
 def test_the_task_on_the_first_node_leads() -> None:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby
 
-from slurm_health.records.nodeset import expand, fold
+from slurm_health.records.nodeset import expand, fold_in_order
 from slurm_health.system.processes import PIPE, Process, close_pipes, end_sessions, start_tied
 from slurm_health.system.slurm.command import OWN_STEPS, clean_environ
 
@@ -128,7 +128,9 @@ def resized_environ(environ: Mapping[str, str], keep: Sequence[str]) -> dict[str
     nodes = expand(nodelist) if nodelist else ()
     kept_nodes = frozenset(keep)
     kept = [position for position, node in enumerate(nodes) if node in kept_nodes]
-    new: dict[str, str] = dict.fromkeys(_NODELISTS, fold(keep))
+    # In the job's order, for scripts that look for task 0 on the first node.
+    folded = fold_in_order(nodes[position] for position in kept)
+    new: dict[str, str] = dict.fromkeys(_NODELISTS, folded)
     new |= dict.fromkeys(_COUNTS, str(len(keep)))
     for name in _PER_NODE:
         values = unpacked(environ.get(name, ""))

@@ -46,6 +46,36 @@ def test_a_count_per_node_that_cannot_be_read_is_left_alone() -> None:
     assert "SLURM_NTASKS" not in resized_environ(environ, ("n1",))
 
 
+@pytest.mark.parametrize(
+    ("nodelist", "keep", "left"),
+    [
+        ("r1n4,r2n[1-4]", ("r1n4", "r2n1", "r2n2", "r2n3"), "r1n4,r2n[1-3]"),
+        (
+            "r1n[1-4],r2n[1-4]",
+            ("r1n1", "r1n2", "r1n4", "r2n1", "r2n2", "r2n3", "r2n4"),
+            "r1n[1-2,4],r2n[1-4]",
+        ),
+        ("b[1-2],a[1-2]", ("a1", "b1"), "b1,a1"),
+    ],
+)
+def test_nodes_that_are_kept_stay_in_the_order_of_the_job(
+    nodelist: str, keep: tuple[str, ...], left: str
+) -> None:
+    environ = {"SLURM_JOB_NODELIST": nodelist}
+    assert resized_environ(environ, keep) == {"SLURM_JOB_NODELIST": left}
+
+
+def test_counts_are_those_of_the_nodes_beside_which_slurm_writes_them() -> None:
+    environ = {
+        "SLURM_JOB_NODELIST": "rack1-node[1-2],rack2-node1,rack10-node1",
+        "SLURM_JOB_CPUS_PER_NODE": "8(x2),16,32",
+    }
+    assert resized_environ(environ, ("rack1-node1", "rack10-node1")) == {
+        "SLURM_JOB_NODELIST": "rack1-node1,rack10-node1",
+        "SLURM_JOB_CPUS_PER_NODE": "8,32",
+    }
+
+
 @pytest.mark.parametrize("values", [[], [1], [2, 2, 2], [8, 2, 2, 8]])
 def test_counts_per_node_survive_packing(values: list[int]) -> None:
     assert unpacked(packed(values)) == values

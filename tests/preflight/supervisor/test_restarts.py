@@ -136,3 +136,13 @@ def test_a_spare_is_held_with_all_cpus_that_the_job_has_there() -> None:
     environ = {"SLURM_JOB_NODELIST": "n[1-4]", "SLURM_JOB_CPUS_PER_NODE": "8(x3),64"}
 
     assert [cpus_of(node, environ) for node in ("n2", "n4", "n9")] == [8, 64, 1]
+
+
+def test_cpus_are_counted_along_the_nodes_as_slurm_lists_them() -> None:
+    environ = {
+        "SLURM_JOB_NODELIST": "rack1-node[1-2],rack2-node1,rack10-node1",
+        "SLURM_JOB_CPUS_PER_NODE": "8(x2),16,32",
+    }
+    nodes = ("rack1-node1", "rack1-node2", "rack2-node1", "rack10-node1")
+
+    assert [cpus_of(node, environ) for node in nodes] == [8, 8, 16, 32]
