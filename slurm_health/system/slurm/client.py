@@ -52,7 +52,8 @@ class Client:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         kept = command.clean_environ(environ)
-        self._environ = {**kept, "PATH": environ.get("PATH") or SYSTEM_PATH}
+        # With it scontrol shows users the nodes that are in hidden partitions only.
+        self._environ = {**kept, "SCONTROL_ALL": "1", "PATH": environ.get("PATH") or SYSTEM_PATH}
         self._patience_s = patience_s
         self._deadline_s = deadline_s
         self._give_up_s = give_up_s
@@ -125,7 +126,7 @@ class Client:
 
         What `job` reads ends at the first word of it that looks like a field.
         """
-        argv = ["squeue", "--noheader", "--states=all", f"--jobs={job_id}", "--format=%k"]
+        argv = ["squeue", "--all", "--noheader", "--states=all", f"--jobs={job_id}", "--format=%k"]
         text = self._run(*argv).rstrip("\n")
         return "" if text == "(null)" else text
 
@@ -135,7 +136,7 @@ class Client:
 
     def size(self, job_id: parsing.JobId) -> parsing.Size:
         """Return how much a job asks for, or has."""
-        text = self._run("squeue", "--noheader", f"--jobs={job_id}", f"--Format={_SIZE}")
+        text = self._run("squeue", "--all", "--noheader", f"--jobs={job_id}", f"--Format={_SIZE}")
         words = text.split()
         if len(words) != 3 or not all(map(str.isdecimal, words)):
             raise SlurmError(f"squeue gives {text!r} as the size of job {job_id}")
@@ -147,7 +148,7 @@ class Client:
 
         0 for one that was not: a requeued job has a start that is still to come, or none.
         """
-        argv = ["squeue", "--noheader", f"--jobs={job_id}", "--format=%S"]
+        argv = ["squeue", "--all", "--noheader", f"--jobs={job_id}", "--format=%S"]
         text = self._run(*argv, environ={**self._environ, "SLURM_TIME_FORMAT": "%s"}).strip()
         return whole_number(text) or 0
 
@@ -170,9 +171,8 @@ class Client:
     def waiting(self, partitions: Sequence[str]) -> dict[str, str]:
         """Return the pending jobs that may run in some partitions, and what each waits for."""
         where = ",".join(partitions)
-        text = self._run(
-            "squeue", "--noheader", "--states=PENDING", f"--partition={where}", "--format=%i %r"
-        )
+        argv = ["squeue", "--all", "--noheader", "--states=PENDING", f"--partition={where}"]
+        text = self._run(*argv, "--format=%i %r")
         words = (line.split(maxsplit=1) for line in text.splitlines() if line.strip())
         return {name: (why or [""])[0] for name, *why in words}
 
@@ -199,13 +199,16 @@ class Client:
 
     def jobs_named(self, name: str, uid: int) -> list[int]:
         """Return the ids of a user's jobs of that name that have not ended."""
-        text = self._run("squeue", "--noheader", f"--user={uid}", f"--name={name}", "--format=%A")
+        text = self._run(
+            "squeue", "--all", "--noheader", f"--user={uid}", f"--name={name}", "--format=%A"
+        )
         return [int(word) for word in text.split() if word.isdigit()]
 
     def jobs_of(self, uid: int) -> list[parsing.ListedJob]:
         """Return a user's jobs that Slurm still knows, those that have ended too."""
         argv = [
             "squeue",
+            "--all",
             "--noheader",
             "--states=all",
             f"--user={uid}",
@@ -222,7 +225,7 @@ class Client:
         Those of array tasks that Slurm still keeps together are the array's.
         """
         whose = () if uid is None else (f"--user={uid}",)
-        text = self._run("squeue", "--noheader", "--array", *whose, "--format=%A")
+        text = self._run("squeue", "--all", "--noheader", "--array", *whose, "--format=%A")
         return [int(word) for word in text.split() if word.isdigit()]
 
     def cluster_name(self) -> str:
@@ -253,7 +256,7 @@ class Client:
 
     def jobs_on(self, node: str) -> list[int]:
         """Return the ids of the jobs that run on a node."""
-        text = self._run("squeue", "--noheader", f"--nodelist={node}", "--format=%A")
+        text = self._run("squeue", "--all", "--noheader", f"--nodelist={node}", "--format=%A")
         return [int(word) for word in text.split() if word.isdigit()]
 
     def cancelled_by(self, job_id: parsing.JobId) -> int | None:
@@ -334,7 +337,7 @@ class Client:
 
     def steps_of(self, job_id: parsing.JobId) -> list[str]:
         """Return the steps of a job's script that run: not those that are slurm-health's own."""
-        argv = ["squeue", "--noheader", "--steps", f"--jobs={job_id}", "--format=%i %j"]
+        argv = ["squeue", "--all", "--noheader", "--steps", f"--jobs={job_id}", "--format=%i %j"]
         told = (line.split(maxsplit=1) for line in self._run(*argv).splitlines() if line.strip())
         return [
             step

@@ -31,8 +31,12 @@ from slurm_health.system import proc, processes
 DEADLINE_S = 30.0
 OWN_STEPS = "slurm-health-"
 """What the names of our own steps begin with; `srun slurm-health run` is a user's."""
-# What srun, sbatch and scontrol read as options when it is inherited from the surrounding job.
-_INHERITED = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SALLOC_", "PMI_", "PMIX_")
+# What Slurm's commands read as options: of the surrounding job's for srun and sbatch, and of its
+# user's own choice for those that show or cancel jobs, where it hides some or asks back.
+_INHERITED = (
+    *("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SALLOC_", "PMI_", "PMIX_"),
+    *("SQUEUE_", "SCANCEL_", "SCONTROL_", "SACCT_", "SINFO_"),
+)
 _KEPT = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_TIME_FORMAT"})
 CALLED = "SLURM_HEALTH_SBATCH_CALLED"
 _PROGRAM = b"\x7fELF"  # a compiled one: Slurm's
@@ -44,7 +48,7 @@ _PREEMPTS = re.compile(r"Preempts: ")
 
 
 def clean_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without what the surrounding job would impose on a Slurm command."""
+    """Return the environment without what a job or its user would impose on a Slurm command."""
     return {
         name: value
         for name, value in environ.items()

@@ -275,11 +275,12 @@ def test_an_interpreter_that_hangs_holds_nothing_up_and_is_not_left_behind(
     eventually(lambda: not command.exists() or not command.read_bytes(), "its end")
 
 
-# Stands for squeue and scontrol: notes what it is called with, and knows one comment.
+# Stands for squeue and scontrol: notes what it is called with, and knows one comment, which a
+# squeue that is told of some partitions only does not show.
 SLURM = """#!/bin/sh
 printf '%s|' "${0##*/}" "$@" >>"$LOG"
 echo >>"$LOG"
-[ "${0##*/}" = scontrol ] || printf '%s\\n' "$COMMENT"
+[ "${0##*/}" = scontrol ] || [ -n "$SQUEUE_PARTITION$SQUEUE_USERS" ] || printf '%s\\n' "$COMMENT"
 """
 
 
@@ -315,24 +316,26 @@ def test_where_we_are_not_the_comment_says_so_and_keeps_the_jobs_own(
     write_executable(tools / "sleep", "#!/bin/sh\n")
     write_executable(bench.directory / "broken", "#!/bin/sh\necho 'No module \"x=y\"'\nexit 1\n")
     settings = {"on-unchecked": choice}
-    script = b"#!/bin/sh\necho ran\n"
+    script = b"#!/bin/sh\necho ran for $SQUEUE_USERS\n"
     broken = str(bench.directory / "broken")
     path = submitted(bench, render(script, python=broken, settings=settings))
     environ = {
         **bench.environ(),
         "PATH": f"{tools}:{os.environ['PATH']}",
         "COMMENT": comment,
+        "SQUEUE_PARTITION": "main",
+        "SQUEUE_USERS": "bob",
         "SLURM_JOB_ID": "9",
         "SLURM_ARRAY_JOB_ID": "7",
         "SLURM_ARRAY_TASK_ID": "2",
     }
     ended = bench.finish(bench.start([*shell.split(), str(path)], environ=environ))
-    assert ended[:2] == (code, b"ran\n" if code == 0 else b"")
+    assert ended[:2] == (code, b"ran for bob\n" if code == 0 else b"")
     here = os.uname().nodename
     why = f"slurm-health cannot run on {here}: No module 'x y'"
     why += "; install it at the same path on every node"
     asked, set_to, *held = bench.log.read_text().splitlines()
-    assert asked == "squeue|--noheader|--states=all|--jobs=7_2|--format=%k|"
+    assert asked == "squeue|--all|--noheader|--states=all|--jobs=7_2|--format=%k|"
     assert set_to == f"scontrol|update|JobId=7_2|Comment=slurm-health: {note.format(why=why)}|"
     assert held == (["scontrol|requeuehold|7_2|"] if code and choice == "hold" else [])
     assert (f"(--on-unchecked={choice})".encode() in ended[2]) is (code != 0)

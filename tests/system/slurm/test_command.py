@@ -73,7 +73,7 @@ def test_text_that_is_not_utf_8_is_no_reason_to_fail() -> None:
     assert run(["printf", r"\377"], environ=ENVIRON) == "\ufffd"
 
 
-def test_what_the_surrounding_job_set_does_not_reach_slurms_commands() -> None:
+def test_what_the_surrounding_job_or_its_user_set_does_not_reach_slurms_commands() -> None:
     surrounding = {
         "SLURM_JOB_ID": "1",
         "SLURM_NTASKS_PER_NODE": "8",
@@ -83,6 +83,11 @@ def test_what_the_surrounding_job_set_does_not_reach_slurms_commands() -> None:
         "SLURMD_NODENAME": "n1",
         "PMI_RANK": "0",
         "PMIX_RANK": "0",
+        "SQUEUE_STATES": "PENDING",
+        "SCANCEL_INTERACTIVE": "1",
+        "SCONTROL_FUTURE": "1",
+        "SACCT_FORMAT": "jobid",
+        "SINFO_PARTITION": "main",
         "SLURM_CONF": "/etc/slurm.conf",
         "PATH": "/bin",
         "SLURMLIKE": "mine",
