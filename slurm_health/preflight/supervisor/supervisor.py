@@ -20,15 +20,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from slurm_health.preflight.supervisor import check_process, monitor_process, post_mortem
 from slurm_health.preflight.supervisor.check_process import Answer
+from slurm_health.preflight.supervisor.flight_recorder import recording
 from slurm_health.preflight.supervisor.recorder import Clock, ScriptRecorder, say, to_machine_log
 from slurm_health.preflight.supervisor.script_process import TRAP_WAIT_S, command_line
 from slurm_health.preflight.supervisor.script_runs import Restarts, ScriptRuns
 from slurm_health.preflight.supervisor.signal_witness import ALL_SIGNALS
-from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import ExitCode
 from slurm_health.system import private_files
 from slurm_health.system.signals import FOR_SCRIPT, signal_name
@@ -155,7 +153,7 @@ def _script_runs(
     return ScriptRuns(
         source=told.source,
         name=told.name,
-        environ=_environ_of_script(told, directory),
+        environ=_environ_of_script(told, directory, patience.journal_wait_s),
         mask=mask,
         directory=directory,
         recorder=recorder,
@@ -337,43 +335,16 @@ def _await_requeue(wait_s: float) -> int:
     return 1
 
 
-def _environ_of_script(told: Supervised, directory: str) -> Mapping[bytes, bytes]:
-    environ = recording(told.environ, directory) if told.flight_recorder else told.environ
+def _environ_of_script(told: Supervised, directory: str, limit_s: float) -> Mapping[bytes, bytes]:
+    """Return the environment of the script. The journal has `limit_s` to answer."""
+    environ = told.environ
+    if told.flight_recorder:
+        with to_machine_log() if told.quiet else contextlib.nullcontext():
+            new = recording(_as_text(environ), directory, limit_s=limit_s)
+        environ = {**environ, **_as_bytes(new)}
     if told.heartbeat:
         environ = {**environ, **_as_bytes(monitor_process.heartbeat_environ(_as_text(environ)))}
     return environ
-
-
-def recording(environ: Mapping[bytes, bytes], directory: str) -> Mapping[bytes, bytes]:
-    """Return the environment with what has PyTorch leave its flight record in the journal."""
-    if not directory:
-        return environ
-    text = _as_text(environ)
-    new = monitor_process.flight_environ(text, directory, _torch_of_check(Path(directory)))
-    if not _takes_pipes(Path(directory)):  # a rank whose pipe cannot be made would end
-        new.pop(monitor_process.PIPES, None)
-    return {**environ, **_as_bytes(new)}
-
-
-def _takes_pipes(directory: Path) -> bool:
-    """Tell whether the filesystem of a directory has named pipes."""
-    pipe = directory / ".flight-rank.pipe"
-    try:
-        os.mkfifo(pipe, 0o600)
-        pipe.unlink()
-    except OSError:
-        return False
-    return True
-
-
-def _torch_of_check(directory: Path) -> str:
-    """Return the version of torch that the probes ran with, empty where the journal has none."""
-    for file in sorted(directory.glob("*.jsonl")):
-        for line in file.read_bytes().splitlines():
-            if b'"workers_ready"' in line:
-                with contextlib.suppress(msgspec.DecodeError):
-                    return str(from_json(line, dict[str, object]).get("torch", ""))
-    return ""
 
 
 def unpacked(source: Path, line: int) -> bytes:

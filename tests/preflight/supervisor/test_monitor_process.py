@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.preflight.supervisor import monitor_process, supervisor
+from slurm_health.preflight.supervisor import monitor_process
 from tests.support.supervised import Bench, eventually
 
 ONE_NODE = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "n1", "SLURMD_NODENAME": "n1"}
@@ -139,17 +139,6 @@ def test_off_starts_nothing(bench: Bench) -> None:
     (bench.directory / "end").touch()
 
     assert bench.finish(process)[0] == 5
-
-
-def test_a_script_whose_journal_takes_no_pipe_is_told_of_none(tmp_path: Path) -> None:
-    pipes, none = (
-        supervisor.recording({b"PATH": b"/bin"}, str(directory))
-        for directory in (tmp_path, tmp_path / "gone")
-    )
-
-    assert monitor_process.PIPES.encode() in pipes
-    assert none.keys() == pipes.keys() - {monitor_process.PIPES.encode()}
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_every_name_that_torch_has_had_for_it_is_set() -> None:

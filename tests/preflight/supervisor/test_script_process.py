@@ -230,23 +230,6 @@ def test_environment_is_byte_for_byte_the_same(bench: Bench) -> None:
     assert rb"x.y=1\x00" in alone[1]
 
 
-def test_the_flight_recorder_is_switched_on_where_that_was_asked_for(bench: Bench) -> None:
-    text = "#!/bin/sh\nenv | grep ^TORCH_ | sort\n"
-    own = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "7"}
-    bench.answer("proceed", run_directory=str(bench.directory / "journal"))
-    _, out, _ = bench.finish(
-        bench.supervised(text, options=("--flight-recorder",), environ={**bench.environ(), **own})
-    )
-
-    files = f"{bench.directory}/journal/flight-rank-"
-    assert out.decode().splitlines() == [
-        f"TORCH_FR_DUMP_TEMP_FILE={files}",
-        f"TORCH_NCCL_DEBUG_INFO_TEMP_FILE={files}",
-        "TORCH_NCCL_DUMP_ON_TIMEOUT=1",
-        "TORCH_NCCL_TRACE_BUFFER_SIZE=7",
-    ]
-
-
 @pytest.mark.parametrize("interpreter", INTERPRETERS)
 def test_interpreter_line_is_honoured(bench: Bench, interpreter: str) -> None:
     text = (
