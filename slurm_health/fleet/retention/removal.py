@@ -169,10 +169,11 @@ def remove(root: Path, journal: JobJournal) -> None:
 def sweep(root: Path, removed: Collection[JobJournal], *, uid: int | None) -> None:
     """Take away what interrupted removals have left, and the names of removed tasks of arrays.
 
-    What cannot be removed is left.
+    What cannot be removed is left, and what a user has mounted something on is not even asked.
     """
     with contextlib.suppress(OSError):
         for cluster in clusters_in(root):
+            mounted = mounted_by_users(root)
             jobs = {each.job for each in removed if each.cluster == cluster}
             with (
                 contextlib.suppress(OSError),
@@ -180,6 +181,8 @@ def sweep(root: Path, removed: Collection[JobJournal], *, uid: int | None) -> No
                 listed(handle) as names,
             ):
                 for each in names:
+                    if f"{cluster}/{each.name}" in mounted:
+                        continue
                     with contextlib.suppress(OSError):
                         owner = os.stat(each.name, dir_fd=handle, follow_symlinks=False).st_uid
                         if uid in {None, owner}:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A job's directory over which its user has mounted a filesystem, and what of ours meets it.
 
+Another lies over what an interrupted removal of that job seems to have left.
+
     python -m tests.system.journal.user_mount ROOT allow_other|""
 
 It never answers. With `allow_other` whoever asks it waits, others than its user are refused else.
@@ -23,6 +25,7 @@ from tests.node.hooks.hung_filesystem import mount, serve
 COMMANDS = (
     ("lemons", "--json"),
     ("clean", "--all-users", "--dry-run", "--older-than=1h"),
+    ("clean", "--all-users", "--yes", "--older-than=1h"),
     ("report",),
     ("report", "7"),
     ("report", "9_1"),  # a link of theirs to job 7
@@ -34,22 +37,31 @@ _LIMIT_S = 30
 def main(root: Path, option: str) -> None:
     """Mount it over job 7, and call each command."""
     job = root / "lab" / "7"
-    job.mkdir()
+    away = job.with_name(".removed-7")
+    for each in (job, away):
+        each.mkdir()
     link = job.with_name("9_1")
     link.symlink_to("7")
-    for each in (job, link):
+    for each in (job, away, link):
         os.chown(each, _USER, _USER, follow_symlinks=False)
-    fuse = mount(job, f"user_id={_USER},group_id={_USER},{option}".rstrip(","))
-    server = os.fork()
-    if server == 0:
-        serve(fuse)
-    os.close(fuse)
+    servers = [_mounted(place, option) for place in (job, away)]
     try:
         said = [_said(root, words) for words in COMMANDS]
         print(json.dumps([*said, str(_checked_in(root))]), flush=True)
     finally:
-        os.kill(server, 9)
-        os.waitpid(server, 0)
+        for server in servers:
+            os.kill(server, 9)
+            os.waitpid(server, 0)
+
+
+def _mounted(place: Path, option: str) -> int:
+    """Mount it; return the process that serves it."""
+    fuse = mount(place, f"user_id={_USER},group_id={_USER},{option}".rstrip(","))
+    server = os.fork()
+    if server == 0:
+        serve(fuse)
+    os.close(fuse)
+    return server
 
 
 def _said(root: Path, words: tuple[str, ...]) -> str:
