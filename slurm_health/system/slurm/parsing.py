@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from slurm_health.records.errors import LocalizeError, SlurmError
+from slurm_health.records.node_states import words_of
 from slurm_health.records.nodeset import expand
 from slurm_health.records.text import whole_number
 
@@ -145,7 +146,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def states(self) -> frozenset[str]:
         """The words of the state, without marks such as `*`."""
-        return _words(self.state)
+        return words_of(self.state)
 
     @property
     def out_of_pool(self) -> bool:
@@ -185,7 +186,7 @@ def job_of(job_id: JobId, fields: Mapping[str, str]) -> Job:
     """Return a job from its fields."""
     return Job(
         job_id=job_id,
-        states=_words(fields.get("JobState", "")),
+        states=words_of(fields.get("JobState", "")),
         reason=fields.get("Reason", ""),
         fields=fields,
     )
@@ -231,10 +232,6 @@ def parse_pairs(line: str) -> dict[str, str]:
     for mark, end in zip(marks, ends, strict=False):
         fields.setdefault(mark.group(1), line[mark.end() : end].strip())
     return fields
-
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(word.rstrip("*~#!%$@^-") for word in text.split("+") if word)
 
 
 def nodes_of(text: str) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from slurm_health.node.rules.finding import Status
 from slurm_health.node.rules.kernel_lines import OUT_OF_MEMORY, XID
 from slurm_health.node.rules.xid import judge_xid
+from slurm_health.records.node_states import is_down, is_lost
 from slurm_health.records.script_records import (
     MOST_LINES,
     RANK_GONE,
@@ -58,7 +59,6 @@ _FOR_A_NODE = re.compile(r"\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+ DUE T
 _MEMORY_ERROR = re.compile(
     r"\*\*\* (?:JOB|STEP) \S+ ON (?P<node>[\w.-]+) UNCORRECTABLE MEMORY ERROR AT"
 )
-_LOST_STATES = ("DOWN", "FAIL")
 
 
 def ended_from_outside(_: Inference, data: Collected) -> Inference | None:
@@ -115,8 +115,7 @@ def lost_node(_: Inference, data: Collected) -> Inference | None:
     view, log = data.get(SlurmView), data.get(TrainingLog)
     lost = _named(_LOST_NOTE, data)
     for node, state in (view.node_states if view else {}).items():
-        # `*`: slurmctld gets no answer from it.
-        if state.endswith("*") or any(word in state for word in _LOST_STATES):
+        if is_lost(state):
             lost[node] = f"Slurm: {node} is {state}"
     if not lost:
         return _lost_without_a_name(log.notes if log else ())
@@ -284,13 +283,10 @@ def _sureness_of_loss(lost: Mapping[str, str], data: Collected) -> Sureness:
 
     Where all of several nodes are gone, the trouble is more likely Slurm's or the network's.
     """
-    end, log = data.get(ScriptEnd), data.get(TrainingLog)
+    end, log, view = data.get(ScriptEnd), data.get(TrainingLog), data.get(SlurmView)
     if end and len(lost) == len(end.nodes) > 1:
         return Sureness.POSSIBLE
-    if any(_is_down(said) for said in lost.values()):
+    states = view.node_states if view else {}
+    if any(_LOST_NOTE.search(said) or is_down(states.get(n, "")) for n, said in lost.items()):
         return Sureness.CERTAIN
     return Sureness.POSSIBLE if log and log.of_their_own else Sureness.LIKELY
-
-
-def _is_down(said: str) -> bool:
-    return "Node failure" in said or any(word in said for word in _LOST_STATES)

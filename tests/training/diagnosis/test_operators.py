@@ -155,6 +155,38 @@ def test_a_node_that_only_does_not_answer_is_no_cause_where_a_rank_failed_by_its
     assert found.accused == []
 
 
+@pytest.mark.parametrize("state", ["ALLOCATED*", "ALLOCATED+NOT_RESPONDING"])
+def test_a_node_that_does_not_answer_slurm_is_a_likely_cause_of_broken_connections(
+    state: str,
+) -> None:
+    view = SlurmView(node_states={"n1": "ALLOCATED", "n2": state})
+    log = TrainingLog(failures=(failed(0, "RuntimeError: Connection closed", consequence=True),))
+    found = diagnose(view, log)
+
+    assert (found.cause, found.sureness, found.accused) == ("node-lost", "likely", ["n2"])
+    assert f"Slurm: n2 is {state}" in found.evidence
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        "ALLOCATED+CLOUD+POWER_DOWN",  # set as soon as a PowerDownOnIdle partition gives it out
+        "ALLOCATED+POWER_DRAIN",
+        "ALLOCATED+FAIL",  # an administrator expects it to fail; the job goes on
+        "FAILING",
+        "IDLE+POWERED_DOWN",  # the job was off it
+        "ALLOCATED+DRAIN",
+    ],
+)
+def test_a_node_with_a_mark_for_later_is_not_lost_and_the_script_is_to_blame(state: str) -> None:
+    view = SlurmView(node_states={"n1": state})
+    log = TrainingLog(failures=(failed(0, "KeyError: 'lr'"),))
+    found = diagnose(view, log, end=ScriptEnd(exit_code=137, nodes=("n1",)))
+
+    assert (found.cause, found.attribution) == ("program-error", "user error")
+    assert found.accused == []
+
+
 def test_a_broken_gpu_that_the_driver_reports_is_the_cause_of_what_its_rank_met() -> None:
     xid = "NVRM: Xid (PCI:0000:3b:00): 79, pid=12, GPU has fallen off the bus."
     log = TrainingLog(failures=(failed(2, "RuntimeError: CUDA error: unspecified launch failure"),))
