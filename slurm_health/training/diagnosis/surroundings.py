@@ -31,6 +31,7 @@ from slurm_health.training.diagnosis.collected import (
 )
 from slurm_health.training.diagnosis.inference import Attribution, Inference, Sureness
 from slurm_health.training.diagnosis.seen import Standstill
+from slurm_health.training.diagnosis.training_log import KILLED_FOR_MEMORY
 
 # What ends a job from outside, by Slurm's names of job states.
 _OUTSIDE = {
@@ -51,7 +52,7 @@ _DUE_TO = {
 _BACK_IN_THE_QUEUE = frozenset({"REQUEUED", "PENDING"})
 _XID = re.compile(XID)
 _KILL = re.compile(OUT_OF_MEMORY)
-_MEMORY_NOTE = re.compile(r"oom[_-]kill|Out Of Memory|out of memory|Exceeded job memory", re.I)
+_MEMORY_NOTE = re.compile(KILLED_FOR_MEMORY)
 _LOST_NOTE = re.compile(r"Node failure on (?P<node>[\w.-]+)")
 # slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-11-22T10:00:00 DUE TO NODE FAILURE, SEE …
 _FOR_A_NODE = re.compile(r"\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+ DUE TO NODE FAILURE")
@@ -177,7 +178,8 @@ def _named(pattern: re.Pattern[str], data: Collected) -> dict[str, str]:
 def killed_for_memory(inference: Inference, data: Collected) -> Inference | None:
     """The kernel ended processes because the job's memory was used up.
 
-    By the kernel's count, or lines of Slurm's or the kernel's. Of a rank that has gone while the
+    By the kernel's count, or by lines of Slurm's. The kernel's own lines may be about any job of
+    the node, and so count where its count could not be read. Of a rank that has gone while the
     others wait, where its own node tells of it.
     """
     log = data.get(TrainingLog)
@@ -186,8 +188,8 @@ def killed_for_memory(inference: Inference, data: Collected) -> Inference | None
     for told in nodes_told(data):
         if inference.name == RANK_GONE and told.node not in inference.nodes:
             continue
-        killed = [text for text in told.kernel if _KILL.search(text)]
-        lines += killed
+        if "memory kills" in told.not_seen:
+            lines += [text for text in told.kernel if _KILL.search(text)]
         if told.kills:
             limit = f", limit {told.limit_bytes / 1e9:.1f} GB" if told.limit_bytes else ""
             lines.insert(0, f"kernel: {told.kills} killed for memory on {told.node}{limit}")

@@ -96,10 +96,18 @@ _ADAPTER = re.compile(
 _MOST_ADAPTERS = 20
 _OF_A_SUBGROUP = re.compile(r"\[PG ID [1-9].{1,300}Watchdog caught")
 _EXITED = re.compile(r"Exited with exit code (\d+)")
+# That the kernel killed for memory, in whole phrases of Slurm's and of the kernel's: a script may
+# print the counters of its cgroup (`oom_kill 0`).
+# slurmstepd: error: Detected 1 oom_kill event in StepId=12.0. Some of the step tasks …
+# srun: error: n3: task 2: Out Of Memory
+KILLED_FOR_MEMORY = (
+    r"Detected [1-9]\d* oom[_-]kill event|srun: error: \S+: tasks? [\d,-]+: Out Of Memory"
+    r"|Exceeded job memory limit|[Oo]ut of memory(?: \(\w+\))?: Kill(?:ed)? process \d"
+    r"|invoked oom-killer: |oom-kill:constraint="
+)
 # What Slurm, the kernel and the driver say of a job in a line of their own.
 _NOTE = re.compile(
-    r"(oom[_-]kill|Out Of Memory|Out of memory: Killed|Memory cgroup out of memory"
-    r"|Node failure on|CANCELLED AT|UNCORRECTABLE MEMORY ERROR AT|Exceeded job memory limit"
+    rf"({KILLED_FOR_MEMORY}|Node failure on|CANCELLED AT|UNCORRECTABLE MEMORY ERROR AT"
     r"|NVRM: Xid|SXid"
     r"|Node \S+ has failed|Communication connection failure)"
 )

@@ -60,6 +60,7 @@ _CLOCKS_S = 1.0  # by which those of nodes differ
 _MOST_LINES = 20
 _LINE_CHARACTERS = 300
 _ROOTS = {"v1": "sys/fs/cgroup/memory", "v2": "sys/fs/cgroup"}
+_V1_EVENTS = "memory.oom_control"
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - nothing is written there
 _LOW_SHARE = 0.01  # of memory, of a filesystem or of its files: less than that is next to none
 _UP = 0x1  # IFF_UP: somebody wants the interface to work
@@ -192,14 +193,18 @@ def memory_kills(root: Path, job: str) -> _Kills:
     """Return how often the kernel killed for memory in the cgroup of the whole job.
 
     Raises:
-        Unmeasured: Slurm gives the job none, or the kernel keeps no count.
+        Unmeasured: Slurm gives the job none, or the kernel keeps no count, or none of the steps.
     """
     directory = _cgroup(root, job)
     if directory is None:
         raise Unmeasured("Slurm gives the job no memory cgroup of its own here")
-    for name in ("memory.events", "memory.oom_control"):
+    for name in ("memory.events", _V1_EVENTS):
         counts = dict(re.findall(r"^(\w+) (\d+)$", _read(directory / name), re.MULTILINE))
         kills = whole_number(counts.get("oom_kill", ""))
+        if kills == 0 and name == _V1_EVENTS:
+            raise Unmeasured(
+                "in version 1 of cgroups each step counts for itself, and until it ends"
+            )
         if kills is not None:
             limits = (_read(directory / n) for n in ("memory.max", "memory.limit_in_bytes"))
             limit = next((n for text in limits if (n := whole_number(text.strip()))), None)

@@ -28,6 +28,8 @@ DATA = Path(__file__).parents[2] / "data" / "diagnosis"
 END = ScriptEnd(exit_code=1, nodes=("n1", "n2", "n3"), script="train.sh")
 TIMED_OUT = "RuntimeError: Timed out waiting 20000ms for recv operation to complete"
 
+KILLED_BY_KERNEL = ("Memory cgroup out of memory: Killed process 999 (julia) total-vm:8kB",)
+
 
 def diagnose(*data: msgspec.Struct, end: ScriptEnd = END) -> Diagnosed:
     chain = InferenceChain(OPERATORS)
@@ -255,9 +257,10 @@ def test_an_xid_that_a_program_causes_accuses_nobody() -> None:
     [
         told("n1", kills=1, limit_bytes=2_000_000_000),
         TrainingLog(notes=("slurmstepd: error: Detected 1 oom_kill event in StepId=12.0.",)),
-        told("n1", kernel=("Memory cgroup out of memory: Killed process 12 (python)",)),
+        TrainingLog(notes=("srun: error: n3: task 2: Out Of Memory",)),
+        told("n1", kernel=KILLED_BY_KERNEL, not_seen={"memory kills": "no memory cgroup"}),
     ],
-    ids=["cgroup", "slurmstepd", "kernel"],
+    ids=["cgroup", "slurmstepd", "srun", "kernel"],
 )
 def test_a_kill_for_memory_explains_a_rank_that_was_killed(data: msgspec.Struct) -> None:
     log = TrainingLog(failures=(failed(2, signal=9),), notes=getattr(data, "notes", ()))
@@ -265,6 +268,22 @@ def test_a_kill_for_memory_explains_a_rank_that_was_killed(data: msgspec.Struct)
 
     assert (found.cause, found.attribution) == ("killed-for-memory", "user error")
     assert found.accused == []
+
+
+def test_a_kill_of_another_job_of_the_node_is_not_this_jobs_whose_count_says_none() -> None:
+    log = TrainingLog(failures=(failed(0, "KeyError: 'lr'"),))
+    found = diagnose(told("n1", kills=0, kernel=KILLED_BY_KERNEL), log)
+
+    assert found.cause == "program-error"
+    assert found.told == [f"n1: kernel: {KILLED_BY_KERNEL[0]}"]
+
+
+def test_a_script_that_prints_the_counters_of_its_cgroup_was_not_killed_for_memory() -> None:
+    counters = "low 0\nhigh 0\nmax 0\noom 0\noom_kill 0\noom_group_kill 0\n"
+    flags = "slurm_flags: --oom-kill-step=0\nOut Of Memory guard: off\n"
+    found = of_text(counters + flags + (DATA / "key-error.txt").read_text())
+
+    assert found.cause == "same-error-everywhere"
 
 
 def test_what_to_do_after_a_kill_goes_by_what_is_there_to_ask() -> None:

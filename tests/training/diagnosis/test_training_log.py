@@ -183,6 +183,40 @@ def test_what_ranks_say_of_themselves_is_not_mixed_with_a_report_that_counts_oth
 
 
 @pytest.mark.parametrize(
+    "line",
+    [
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=12.0. Some of the step tasks",
+        "slurmstepd: error: Detected 2 oom-kill event(s) in step 12.batch cgroup. Some of your",
+        "[2026-11-22T10:00:00.123] error: Detected 1 oom_kill event in StepId=12.batch.",
+        "slurmstepd: error: Exceeded job memory limit at some point.",
+        "srun: error: n3: task 2: Out Of Memory",
+        "srun: error: n[3-4]: tasks 2-3,7: Out Of Memory",
+        "Memory cgroup out of memory: Killed process 999 (python) total-vm:8kB",
+        "Memory cgroup out of memory: Kill process 999 (python) score 1 or sacrifice child",
+        "Out of memory (oom_kill_allocating_task): Killed process 999 (python)",
+        "python invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0",
+        "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=step_0",
+    ],
+)
+def test_whole_phrases_of_slurm_and_the_kernel_tell_of_a_kill_for_memory(line: str) -> None:
+    assert read(line).notes == (line,)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "oom_kill 0",
+        "oom_kill 3",  # of whose cgroup, and since when, is not told
+        "slurmstepd: Detected 0 oom_kill events",
+        "guard against Out Of Memory: on",
+        "srun --oom-kill-step=1 python train.py",
+    ],
+)
+def test_words_about_memory_that_nobody_was_killed_for_are_no_note(line: str) -> None:
+    assert read(line).notes == ()
+
+
+@pytest.mark.parametrize(
     ("error", "name", "attribution"),
     [
         ("OutOfMemoryError: CUDA out of memory. Tried to", "gpu-out-of-memory", Attribution.USER),

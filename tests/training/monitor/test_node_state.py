@@ -48,6 +48,18 @@ def test_kills_for_memory_are_counted_in_the_cgroup_of_the_whole_job(
     assert (found.kills, found.limit_bytes) == (2, 1_000_000)
 
 
+def test_no_kill_in_a_job_is_known_where_steps_count_for_themselves(tmp_path: Path) -> None:
+    """In version 1 of cgroups a kill counts in the cgroup of the killed, and in none above."""
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("5:memory:/slurm/uid_1000/job_12/step_batch\n")
+    directory = tmp_path / "sys/fs/cgroup/memory/slurm/uid_1000/job_12"
+    directory.mkdir(parents=True)
+    (directory / "memory.oom_control").write_text("oom_kill_disable 0\noom_kill 0\n")
+
+    with pytest.raises(Unmeasured, match="each step counts for itself"):
+        memory_kills(tmp_path, "12")
+
+
 # Allocates more than its cgroup may have, in a child that the kernel kills; then looks.
 USES_UP_MEMORY = """
 import os, sys
