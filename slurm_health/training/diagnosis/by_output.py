@@ -54,6 +54,18 @@ _LOSS = re.compile(
     r"(?P<value>nan\b|[-+]?inf(?:inity)?\b|[-+]?\d)",
     re.IGNORECASE,
 )
+# What stands before the word: the best of earlier steps, which is infinite before there is any ...
+_EARLIER = re.compile(
+    r"(?<![a-z])(?:best|(?<!\d)(?<!\d )min|minimum|lowest|prev|previous)"
+    r"(?:[ _./-](?:train|training|val|valid|validation|eval|test|dev|lm|total|mean|avg))?"
+    r"[ _./-]{1,2}$",
+    re.IGNORECASE,
+)
+# ... or what is measured at times, or is a part (`val_loss`, `aux_loss`), and not the loss itself.
+_BESIDE = re.compile(
+    r"(?<![a-z])(?!(?:train|training|total|lm|step|batch)[ _./-])[a-z]\w*[ _./-]$", re.IGNORECASE
+)
+_NAME_CHARACTERS = 40  # before the word
 
 
 class OutputProgress:
@@ -263,13 +275,13 @@ class Losses:
     def take(self, text: str) -> LossIsNone | None:
         """Take in a line; return what is known where this is the first to show it."""
         line = text[:_LINE_CHARACTERS]
-        loss = _LOSS.search(line)
-        if loss is None:
+        begin, losses = _losses(line)
+        if not losses:
             return None
-        if loss["value"][-1].isdigit():
+        if any(value[-1].isdigit() for value in losses):
             self.first, self._steps, self._latest = "", 0, ()
             return None
-        step = _step(line, loss.start())
+        step = _step(line, begin)
         if step and step != self._latest:
             self.first = self.first or line.strip()
             self._latest = step
@@ -278,6 +290,22 @@ class Losses:
             return None
         self.told = True
         return LossIsNone(first=self.first, line=line.strip())
+
+
+def _losses(line: str) -> tuple[int, list[str]]:
+    """Return where the first loss of a line is, and those that tell of its step.
+
+    They are none of an earlier step; a part, and one that is measured at times, where nothing else
+    is there.
+    """
+    found = list(_LOSS.finditer(line))
+    now = [each for each in found if not _named(_EARLIER, line, each.start())]
+    whole = [each for each in now if not _named(_BESIDE, line, each.start())]
+    return found[0].start() if found else 0, [each["value"] for each in whole or now]
+
+
+def _named(pattern: re.Pattern[str], line: str, end: int) -> bool:
+    return pattern.search(line, max(0, end - _NAME_CHARACTERS), end) is not None
 
 
 def _step(line: str, end: int) -> tuple[str, ...]:

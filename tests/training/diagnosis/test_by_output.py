@@ -310,6 +310,12 @@ def losses_told(lines: Sequence[str]) -> list[LossIsNone]:
         (" iteration 20/ 900 | lm loss: NaN |", " iteration 30/ 900 | lm loss: NaN |"),
         ("epoch 3 train_loss=inf", "epoch 4 train_loss=nan"),
         ("1: step 7 loss tensor(nan, device='cuda:0')", "0: step 8 loss tensor(nan)"),
+        ("1/9 [best_loss=1.2, loss=nan]", "2/9 [best_loss=1.2, loss=nan]"),
+        ("step 1 loss=nan, best_loss=1.2", "step 2 loss=nan, best_loss=1.2"),
+        ("step 1 lm loss: nan | aux_loss: 1.0", "step 2 lm loss: nan | aux_loss: 1.0"),
+        ("step 1 train/loss=nan, val_loss=2.3", "step 2 train/loss=nan, val_loss=2.3"),
+        ("step 1 took 3 min loss nan", "step 2 took 3 min loss nan"),
+        ("epoch 1 val_loss=nan", "epoch 2 val_loss=nan"),
     ],
 )
 def test_a_loss_that_is_no_number_at_two_steps_is_told_once_with_both_lines(
@@ -331,9 +337,22 @@ def test_a_loss_that_is_no_number_at_two_steps_is_told_once_with_both_lines(
         ["loss scale: 65536, step 1", "loss scale: inf, step 2", "loss scale: inf, step 3"],
         ["step 1 loss 1e-30", "step 2 loss 0.0", "step 3 loss infeasible"],
         ["nan values were replaced at step 4", "nan values were replaced at step 5"],
+        # Bars of tqdm sort what they show by its name.
+        [f"{n}/1000 [00:0{n}<01:28, best_loss=inf, loss=2.{n}]" for n in range(5)],
+        [f"step {n} | min val loss: inf | val_loss: inf | loss: 2.31" for n in range(5)],
+        [f"epoch {n} Prev. loss inf" for n in range(5)],
+        [f"step {n} aux_loss=nan, loss=2.31, val_loss=nan" for n in range(5)],
     ],
 )
 def test_a_training_whose_loss_is_a_number_or_of_one_step_is_not_spoken_of(
     lines: list[str],
 ) -> None:
     assert losses_told(lines) == []
+
+
+def test_a_bar_that_shows_the_best_loss_before_there_is_one_tells_of_no_nan() -> None:
+    bar = "\r 1{n}%|#{n} | 12{n}/1000 [00:12<01:28, best_loss=inf, loss=2.3{n}]"
+    text = "".join(bar.format(n=n) for n in range(9)) + "\r"
+
+    assert StepLines().take(text, 1.0) is None
+    assert StepLines().take(text.replace(" loss=2.3", " loss=nan, x="), 1.0) is not None
