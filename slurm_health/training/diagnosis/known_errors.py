@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 
 from slurm_health.records.script_records import Attribution, Sureness
+from slurm_health.training.diagnosis.last_words import OF_THE_PLACE, kind_of
 
 _FIX = "correct the script; starting it again as it is fails again"
 _NODE = (
@@ -42,6 +43,9 @@ _BROKEN_CHECKPOINT = KnownError(
 # What torch.load says where a file was cut before what its beginning promises. It names no file,
 # and says as much of other things elsewhere.
 _ENDS_EARLY = re.compile(r"\[Errno 22\]|^(?:[\w.]+\.)?EOFError")
+# The file that Python names behind an error of the system: people call theirs as they like.
+_FILE = re.compile(r"""(\[Errno \d+\] [^:'"]+): (?:'[^']*'|"[^"]*")""")
+_OF_FIGURES = frozenset({"not-a-number", "wrong-shape"})  # which files and modules do not cause
 
 # Sources: PyTorch's and CUDA's own error texts, and NVIDIA's guide of Xid errors for what a lost
 # GPU and an uncorrectable memory error mean.
@@ -146,7 +150,7 @@ KNOWN: tuple[KnownError, ...] = (
     ),
     KnownError(
         name="gpu-fabric",
-        pattern=re.compile(r"CUDA error.{0,40}802|system not yet initialized"),
+        pattern=re.compile(r"CUDA error\W{1,3}802\b|SystemNotReady|system not yet initialized"),
         means="the driver had not set up the GPUs of the node: on machines with NVSwitch its fabric"
         " manager does that, and most likely it does not run",
         advice=_NODE,
@@ -215,7 +219,7 @@ KNOWN: tuple[KnownError, ...] = (
         name="wrong-shape",
         pattern=re.compile(
             r"shapes cannot be multiplied|size mismatch|must match the size of tensor"
-            r"|mat1 and mat2|Expected .{0,60}(size|shape|dimension)|shape '.*' is invalid"
+            r"|mat1 and mat2|Expected [^/]{0,60}(size|shape|dimension)|shape '.*' is invalid"
             r"|Sizes of tensors must match|stack expects each tensor|inconsistent tensor size"
             r"|resize storage that is not resizable"
         ),
@@ -328,7 +332,7 @@ KNOWN: tuple[KnownError, ...] = (
     ),
     KnownError(
         name="network-plugin-missing",
-        pattern=re.compile(r"(?:Error: |WARN )network .{1,60} not found\.?"),
+        pattern=re.compile(r"(?:(?<!\w)Error: |WARN )network .{1,60} not found\.?"),
         means="NCCL was told to use a network (NCCL_NET) that no plugin that it found provides",
         advice="load the plugin's module or container hook, or correct NCCL_NET and"
         " NCCL_NET_PLUGIN; NCCL_DEBUG=INFO says which it looked for",
@@ -374,7 +378,11 @@ KNOWN: tuple[KnownError, ...] = (
     ),
     KnownError(
         name="not-a-number",
-        pattern=re.compile(r"\b(NaN|nan|Inf|inf|non-finite|not finite)\b"),
+        # No part of a path or of a host's name, unlike `NaN/Inf`, `-inf` and the end of a sentence.
+        pattern=re.compile(
+            r"(?<![/\w.-])[-+]?(?:NaN|nan|Inf|inf)(?:/(?:NaN|nan|Inf|inf))?(?![/\w-]|\.\w|:\d)"
+            r"|\bNaN-[a-z]|\b(?:non-finite|not finite)\b"
+        ),
         means="the training computed NaN or infinity, and the script noticed",
         advice="look at the data, the learning rate and the loss scale; go on from a checkpoint"
         " before it",
@@ -387,4 +395,6 @@ def known(error: str, *, loading: bool = False) -> KnownError | None:
     """Return what is known of an exception, by its words; `loading`: `torch.load` raised it."""
     if loading and _ENDS_EARLY.search(error):
         return _BROKEN_CHECKPOINT
-    return next((each for each in KNOWN if each.pattern.search(error)), None)
+    said, never = _FILE.sub(r"\1", error), _OF_FIGURES if kind_of(error) in OF_THE_PLACE else ()
+    found = (each for each in KNOWN if each.pattern.search(said) and each.name not in never)
+    return next(found, None)

@@ -286,6 +286,20 @@ def test_a_script_that_prints_the_counters_of_its_cgroup_was_not_killed_for_memo
     assert found.cause == "same-error-everywhere"
 
 
+def test_a_file_that_a_user_called_nan_misses_is_not_there_and_no_device_is_doubted() -> None:
+    error = "FileNotFoundError: [Errno 2] No such file or directory: '/home/nan/train.bin'"
+    found = diagnose(TrainingLog(failures=(failed(1, error, "n2"),)))
+
+    assert found.cause == "file-not-found"
+    assert "device" not in found.description
+
+
+def test_a_line_number_of_802_accuses_no_node_of_its_fabric() -> None:
+    error = "RuntimeError: CUDA error: invalid argument at kernel.cu:802"
+
+    assert diagnose(TrainingLog(failures=(failed(1, error, "n2"),))).accused == []
+
+
 def test_what_to_do_after_a_kill_goes_by_what_is_there_to_ask() -> None:
     log = TrainingLog(failures=(failed(2, signal=9),))
     outside = msgspec.structs.replace(END, in_slurm=False)

@@ -257,6 +257,63 @@ def test_an_exception_is_known_by_its_words(
 
 
 @pytest.mark.parametrize(
+    ("error", "name"),
+    [
+        *(
+            (error, "not-a-number")
+            for error in (
+                "AssertionError: loss is nan.",
+                "AssertionError: loss is -inf",
+                "ValueError: found NaN/Inf in gradients",
+                "RuntimeError: Function 'MulBackward0' returned nan values in its 0th output.",
+                "ValueError: loss=nan, stopping",
+                "ValueError: a NaN-valued loss",
+                "RuntimeError: the total norm of gradients is non-finite",
+                "FloatingPointError: loss is tensor([nan, 1.0]) in /home/nan/train.py",
+            )
+        ),
+        ("RuntimeError: CUDA error 802", "gpu-fabric"),
+        ("RuntimeError: CUDA error at b.cu:256 code=802(cudaErrorSystemNotReady)", "gpu-fabric"),
+        (
+            "ValueError: Expected input batch_size (4) to match target batch_size (8).",
+            "wrong-shape",
+        ),
+        ("OSError: [Errno 28] No space left on device: '/home/nan/a.pt'", "disk-full"),
+        ("OSError: [Errno 5] Input/output error: '/data/inf/0.bin'", "filesystem-failed"),
+    ],
+)
+def test_the_words_of_a_cause_count_whatever_stands_around_them(error: str, name: str) -> None:
+    found = known(error)
+
+    assert found is not None
+    assert found.name == name
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "FileNotFoundError: [Errno 2] No such file or directory: '/home/nan/data/train.bin'",
+        "FileNotFoundError: [Errno 2] No such file or directory: 'nan'",
+        "RuntimeError: cannot read /data/inf/train.bin",
+        "RuntimeError: cannot read data/nan.bin",
+        "ValueError: cannot reach nan-1:29500",
+        "ValueError: cannot reach nan:29500",
+        "ValueError: cannot reach inf.example.org",
+        "ModuleNotFoundError: No module named 'inf'",
+        "FileNotFoundError: [Errno 2] No such file or directory: '/tmp/OutOfMemoryError/log'",
+        "FileNotFoundError: [Errno 2] No such file or directory: '/data/bad_alloc.py'",
+        "FileNotFoundError: Expected a file with the size of each sample",
+        "ValueError: Expected a checkpoint in /home/alice/resized",
+        "RuntimeError: CUDA error: invalid argument at kernel.cu:802",
+        "RuntimeError: CUDA error: invalid argument (pid 18021)",
+        "ValueError: network resnet50 not found",
+    ],
+)
+def test_words_of_a_cause_in_the_name_of_something_else_tell_of_none(error: str) -> None:
+    assert known(error) is None
+
+
+@pytest.mark.parametrize(
     "error",
     [
         "RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:30355",
