@@ -110,7 +110,8 @@ _OF_THE_COPY = re.compile(r"^/\S*/slurm_script: (?:line )?(\d+: )")
 # What machines, networks and filesystems do to all ranks alike is no mistake of the script.
 _OF_SURROUNDINGS = re.compile(
     r"Stale file handle|Input/output error|Transport endpoint|No route to host|unreachable"
-    r"|timed? ?out|Connection |Broken pipe|No space left|quota|NCCL|CUDA|\bGPU\b|gloo|Xid|ECC"
+    r"|timed? ?out|Connection |Broken pipe|No space left|NCCL|CUDA|\bGPU\b|gloo"
+    r"|(?<![a-z])(?:ECC|S?Xid|quotas?)(?![a-z])"  # and not Rebecca, or a quotation
     r"|infiniband|\bib_|rendezvous|Too many open files|Resource temporarily|Cannot allocate memory"
     r"|Node failure|slurmd\b|Socket|Remote I/O",
     re.I,

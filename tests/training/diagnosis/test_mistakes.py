@@ -14,6 +14,7 @@ from slurm_health.records.script_records import Diagnosed
 from slurm_health.training.diagnosis.collected import Collected, ScriptEnd
 from slurm_health.training.diagnosis.diagnostician import Diagnostician, observe_failure
 from slurm_health.training.diagnosis.inference import InferenceChain
+from slurm_health.training.diagnosis.mistakes import of_surroundings
 from slurm_health.training.diagnosis.operators import OPERATORS
 from slurm_health.training.diagnosis.training_log import read_log
 
@@ -181,3 +182,19 @@ def test_a_command_that_was_not_found_and_did_not_end_the_script_is_not_why_it_f
 
 def test_a_script_that_a_signal_ended_has_no_mistake_in_its_words() -> None:
     assert diagnose(f"{NO_FILE}\n", 143).attribution == "undecided"
+
+
+@pytest.mark.parametrize(
+    ("error", "is_one"),
+    [
+        ("RuntimeError: no key 'lr' in /home/rebecca/config.yaml", False),
+        ("ValueError: unbalanced quotation mark", False),
+        ("RuntimeError: uncorrectable ECC error", True),
+        ("OSError: [Errno 122] Disk quota exceeded", True),
+        ("RuntimeError: NVRM reports Xid 79", True),
+    ],
+)
+def test_what_machines_do_is_told_by_whole_words_and_not_by_parts_of_a_name(
+    error: str, is_one: bool
+) -> None:
+    assert of_surroundings(error) is is_one
