@@ -184,7 +184,7 @@ class Master:
             if lost and self.session.state.verdict is None:
                 self.append(*lost)
             step = self.session.next_step(self._clock())
-            if _rests_on_silence(step) and self._read(self.session.state.awaited()):
+            if _rests_on_silence(step) and self._read(self.session.state.unheard()):
                 step = self.session.next_step(self._clock())
             while not isinstance(step, session.Wait | session.Conclude):
                 self._perform(step)
@@ -348,9 +348,7 @@ class Master:
 
 def _rests_on_silence(step: session.Step) -> bool:
     """Tell whether a step is one because nodes have said nothing, which may only be unread."""
-    if isinstance(step, session.Abort):
-        return any(record.timed_out for record in step.records)
-    return isinstance(step, session.Append)
+    return isinstance(step, session.Append | session.Abort)
 
 
 @contextlib.contextmanager

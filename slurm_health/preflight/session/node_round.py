@@ -297,8 +297,14 @@ class NodeRound(msgspec.Struct):
             world_size=first.world_size,
             total_bytes=first.total_bytes,
             flop=first.flop,
-            figures=first.figures,
+            figures=min(events.values(), key=_micro_batch).figures,
         )
+
+
+def _micro_batch(event: Measured) -> float:
+    """Return which batch fits the device; what fits all is what fits the one with least room."""
+    batch = event.figures.get("micro_batch")
+    return batch if isinstance(batch, int | float) else 0
 
 
 def _taken_ms(events: Mapping[int, Measured]) -> list[list[float]]:

@@ -23,7 +23,10 @@ class RoundPlanner(Protocol):
     """What a course needs of `slurm_health.preflight.localize.localizer.Localizer`."""
 
     def next_round(self, index: int) -> Round | None:
-        """Plan the next round, which gets this number; None when enough is known."""
+        """Plan the next round, which gets this number; None when enough is known.
+
+        One that was planned and not observed is planned again.
+        """
 
     def observe(self, round_index: int, results: Sequence[GroupResult]) -> None:
         """Take in a round's results."""
@@ -83,7 +86,10 @@ class Course:
         self._observed = 0
 
     def next_round(self, ended: Sequence[tuple[int, Sequence[GroupResult]]]) -> Round | None:
-        """Return the next round of the run, None after the last; `ended` are all before it."""
+        """Return the next round of the run, None after the last; `ended` are all before it.
+
+        One that ended without any result is void: it is planned again.
+        """
         while True:
             if self._localizer is None and not self._begin():
                 return None
@@ -96,10 +102,16 @@ class Course:
             elif self._put_aside(planned):
                 continue
             elif self._observed < len(ended):
-                self._localizer.observe(planned.index, ended[self._observed][1])
+                if results := ended[self._observed][1]:
+                    self._localizer.observe(planned.index, results)
                 self._observed += 1
             else:
                 return planned
+
+    @property
+    def members(self) -> Sequence[str]:
+        """The nodes of the phase in progress, whichever of them its rounds have; none before."""
+        return self._members
 
     @property
     def phase(self) -> Phase | None:

@@ -76,6 +76,17 @@ class RunState:
             if not self.agents[node].gone
         ]
 
+    def unheard(self) -> list[str]:
+        """Name the nodes that the run waits for, and those that went without a report.
+
+        These may have written it just before.
+        """
+        current = self.round
+        if current is None:
+            return list(self.pending)
+        began = filter(current.runs, current.groups)
+        return [node for group in began for node in current.unreported(group)]
+
     def ready(self, nodes: Iterable[str]) -> list[records.WorkersReady]:
         """Return what those of these nodes said that have workers ready."""
         return [each for node in nodes if (each := self.agents[node].ready) is not None]
@@ -231,7 +242,10 @@ class RunState:
         """Put the round together from what stands in the journal whatever its reading order.
 
         A report that came after the end of its round is that of a silent node: it does not count.
+        A round that is repeated has no results.
         """
+        if record.repeated:
+            return []
         silent = set(record.silent)
         heard = {} if record.void else current.reports
         answered = {node: report for node, report in heard.items() if node not in silent}

@@ -169,7 +169,10 @@ class Session:
         return self._course
 
     def _options(self, phase: Phase, nodes: Sequence[str]) -> dict[str, Figure]:
-        """Return the options of a round: the phase's, and the work that all its nodes can do."""
+        """Return the options of a round: the phase's, and the work that all its nodes can do.
+
+        Those of its phase, in this round or not: times of two models could not be compared.
+        """
         options = dict(phase.options)
         if self.state.device() is DeviceKind.ACCELERATOR:
             options |= self._work().options()
@@ -179,13 +182,16 @@ class Session:
             return options
         from slurm_health.preflight.session import gpt_sizing  # few checks need it
 
-        free_bytes = [each.free_bytes for each in self.state.ready(nodes) if not each.on_cpus]
+        assert self._course is not None
+        in_phase, ready = self._course.members, self.state.first_ready()
+        found = [ready[node] for node in in_phase if node in ready]
+        free_bytes = [each.free_bytes for each in found if not each.on_cpus]
         batches = [
             int(figures["micro_batch"])
-            for figures in self.state.figures("gpt_fit", nodes)
+            for figures in self.state.figures("gpt_fit", in_phase)
             if "micro_batch" in figures
         ]
-        speed = work_sizing.typical_gflop_per_s(self.state.first_ready().values())
+        speed = work_sizing.typical_gflop_per_s(ready.values())
         return {**options, **gpt_sizing.options_for(free_bytes, batches, speed)}
 
     def _hung(self, phase: Phase, nodes: Sequence[str]) -> bool:
@@ -326,7 +332,7 @@ class Session:
     def _step_in_round(self, current: RoundState, now_s: float) -> Step:
         index = current.record.round
         if current.void:
-            return Append(record=RoundEnded(round=index, void=True))
+            return Append(record=RoundEnded(round=index, void=True, repeated=True))
         deadline_s = self._deadlines.end_of_s(current)
         awaited = current.awaited
         wake_s, aborts = [], []

@@ -26,7 +26,10 @@ from slurm_health.records.records import (
     AgentsLost,
     AgentStarted,
     Disposition,
+    GroupAborted,
     NodesAdmitted,
+    RoundEnded,
+    RoundStarted,
     RunFinished,
 )
 from slurm_health.records.verdict import Level
@@ -34,7 +37,7 @@ from slurm_health.system import journal
 from tests.preflight.master.test_master import NODES, levels
 from tests.support.check_main import QUICK, started
 from tests.support.journals import Clock
-from tests.support.session_story import ready
+from tests.support.session_story import measured, ready
 
 
 class IdleLauncher:
@@ -174,6 +177,57 @@ def test_nodes_whose_rings_are_lost_are_read_before_they_count_as_silent(tmp_pat
 
     records = [entry.record for entry in journal.read_all(run, journal.MASTER)]
     assert [each.nodes for each in records if isinstance(each, NodesAdmitted)] == [list(NODES)]
+
+
+class EndingLauncher(IdleLauncher):
+    """Has agents of which one ends as soon as it has reported, before its ring is heard."""
+
+    def __init__(self, directory: Path, clock: Clock) -> None:
+        super().__init__()
+        self._directory = directory
+        self._clock = clock
+        self._writers = {node: journal.Writer(directory, node, clock) for node in NODES}
+        self._ended = False
+
+    def start(self, launch: int, nodes: Sequence[str]) -> None:
+        super().start(launch, nodes)
+        for node in nodes:
+            here = AgentStarted(node=node, launch=launch, hostname=node, address="10.0.0.1")
+            self._writers[node].append(here)
+            self._writers[node].append(ready(node, launch))
+
+    def poll(self) -> list[AgentsLost]:
+        records = [each.record for each in journal.read_all(self._directory, journal.MASTER)]
+        begun = [each for each in records if isinstance(each, RoundStarted)]
+        if not begun or self._ended:
+            return []
+        self._ended = True
+        for node in NODES:
+            report = measured(node, index=begun[-1].round)[0]
+            self._writers[node].append(report)
+        return [AgentsLost(launch=0, nodes=[NODES[0]], reason="its step ended")]
+
+    def wait(self, timeout_s: float, gather_s: float) -> set[str]:  # noqa: ARG002 - none is waited
+        self._clock.now_s += timeout_s
+        return set() if self._ended else set(NODES)
+
+
+def test_what_an_agent_wrote_just_before_it_ended_is_read_before_it_counts_as_silent(
+    tmp_path: Path,
+) -> None:
+    clock = Clock(1000.0)
+    run = tmp_path / "run"
+    journal.create(run, NODES)
+    settings = MasterSettings(limits=TimeLimits(), phases=QUICK, make_localizer=make_localizer)
+    master = Master(run, NODES, EndingLauncher(run, clock), settings, clock=clock)
+    master.open(started(NODES))
+    master.run()
+    master.close()
+
+    records = [entry.record for entry in journal.read_all(run, journal.MASTER)]
+    first = next(each for each in records if isinstance(each, RoundEnded))
+    assert first == RoundEnded(round=0)
+    assert not any(isinstance(each, GroupAborted) and each.round == 0 for each in records)
 
 
 def test_how_a_run_ends_is_written_once_and_again_only_when_it_changes(tmp_path: Path) -> None:

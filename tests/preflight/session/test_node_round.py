@@ -75,6 +75,17 @@ def test_a_group_of_nobody_else_is_none() -> None:
     assert groups("n1", 0, workers=1).keys() == {"pair"}
 
 
+def test_the_batch_of_a_node_is_the_one_that_fits_its_device_with_least_room() -> None:
+    current = round_of()
+    fits = [replace(sample(probe="gpt_fit"), figures={"micro_batch": batch}) for batch in (10, 5)]
+
+    assert current.hear(0, fits[0]) is None
+    recorded = current.hear(1, fits[1])
+
+    assert isinstance(recorded, Sampled)
+    assert recorded.figures == {"micro_batch": 5}
+
+
 def test_a_quantity_is_recorded_once_all_workers_have_measured_it() -> None:
     current = round_of()
 

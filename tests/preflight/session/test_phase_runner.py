@@ -91,6 +91,23 @@ def test_a_course_that_is_replayed_comes_to_the_same_round(crashes: int) -> None
         assert set(planned.groups) == {result.nodes for result in ended[known][1]}
 
 
+@pytest.mark.parametrize("void", range(5))
+def test_a_round_that_a_masters_end_made_void_is_planned_again_and_costs_nobody(void: int) -> None:
+    under_test = course("thorough")
+    ended: Ended = []
+    names = []
+    while (planned := under_test.next_round(ended)) is not None:
+        assert planned.index == len(ended)
+        assert under_test.phase is not None
+        names.append(under_test.phase.name)
+        results = [measured(group) for group in planned.groups] if len(ended) != void else []
+        ended.append((planned.index, results))
+
+    without = ["solo", "pair", "size", "gpt", "gpt"]
+    assert names == [*without[: void + 1], *without[void:]]
+    assert under_test.verdict().named(Level.HEALTHY) == NODES
+
+
 def test_who_calculates_wrongly_twice_alone_meets_nobody() -> None:
     text = "device 0 computes wrong results"
 

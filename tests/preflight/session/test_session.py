@@ -204,12 +204,31 @@ def test_a_new_master_voids_the_round_it_finds_and_launches_everybody_again() ->
     story.is_in_round()
     story.says(MasterResumed(pid=7))
 
-    assert story.does(RoundEnded) == RoundEnded(round=0, void=True)
+    assert story.does(RoundEnded) == RoundEnded(round=0, void=True, repeated=True)
     assert story.does(AgentsLaunched) == AgentsLaunched(launch=1, nodes=list(NODES))
-    assert [r.outcome for _, results in story.session.state.ended for r in results] == [
-        Outcome.NOT_RUN,
-        Outcome.NOT_RUN,
-    ]
+    assert story.session.state.ended == [(0, [])]
+
+
+def test_all_rounds_of_a_phase_train_one_model_whichever_nodes_they_have() -> None:
+    free_bytes = {"n1": 79_000_000_000, "n2": 79_000_000_000, "n3": 45_000_000_000}
+    story = Story(list(free_bytes))
+    story.session = Session(list(free_bytes), make_localizer, LIMITS, phases(["gpt"])[1:])
+    story.does(AgentsLaunched)
+    for node, free in free_bytes.items():
+        on_gpu = replace(ready(node), backend="nccl", devices=["H100"], free_bytes=free)
+        story.says(started(node), on_gpu)
+    story.does(NodesAdmitted)
+    models, met = set(), []
+    for index in range(3):
+        begun = story.does(RoundStarted)
+        assert isinstance(begun, RoundStarted)
+        met.append({node for group in begun.groups for node in group})
+        models.add(tuple((name, value) for name, value in begun.options.items() if "gpt" in name))
+        story.says(*measured(*met[-1], index=index))
+        story.does(RoundEnded)
+
+    assert {"n1", "n2"} in met
+    assert len(models) == 1
 
 
 @pytest.mark.parametrize(
