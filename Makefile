@@ -234,7 +234,7 @@ bench-scale: install
 
 # A torch that is there is used, because it is built for these GPUs: with python3 where it has the
 # rest too, as where nothing can be installed, else from an environment that needs no torch of its own.
-NEEDED := import click, ClusterShell, filelock, msgspec, numpy, tabulate, torch
+NEEDED := import click, filelock, msgspec, numpy, tabulate, torch
 gpu:
 	@if python3 -c '$(NEEDED)' 2>/dev/null; then python3 -m benchmarks.gpu $(GPU_ARGS); \
 	else $(MAKE) --no-print-directory tools && $(PYTHON) -m benchmarks.gpu $(GPU_ARGS); fi

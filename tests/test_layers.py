@@ -20,7 +20,7 @@ MODULES = {
     ): path
     for path in sorted(PACKAGE.rglob("*.py"))
 }
-PURE_MAY_IMPORT = {"msgspec", "ClusterShell"}
+PURE_MAY_IMPORT = {"msgspec"}
 # What would let a decision reach the world.
 IMPURE = {
     "asyncio",

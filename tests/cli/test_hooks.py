@@ -297,7 +297,7 @@ def test_a_hook_on_a_well_node_loads_nothing_heavy(tmp_path: Path, hook: str) ->
         "import sys\n"
         "from slurm_health.node.hooks.__main__ import main\n"
         f"assert main([{hook!r}, {str(config)!r}]) == 0\n"
-        "heavy = {'torch', 'numpy', 'click', 'ClusterShell', 'filelock', 'subprocess', 'pynvml',"
+        "heavy = {'torch', 'numpy', 'click', 'filelock', 'subprocess', 'pynvml',"
         " 'tabulate', 'asyncio', 'logging', 'pyslurm', 'dataclasses', 'difflib', 'shutil',"
         " 'socket'}\n"
         "print(sorted(heavy & set(sys.modules)))\n"

@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from random import Random
 
@@ -185,19 +184,3 @@ def test_slurm_reads_a_list_as_we_do_and_in_the_same_order(tmp_path: Path) -> No
 )
 def test_only_a_number_at_the_end_of_a_name_is_folded(names: list[str], folded: str) -> None:
     assert fold(names) == folded
-
-
-def test_a_sites_own_way_of_folding_changes_nothing(tmp_path: Path) -> None:
-    (tmp_path / "defaults.conf").write_text("[nodeset]\nautostep: 3\nfold_axis: 1\n")
-    code = "from slurm_health.records.nodeset import fold; print(fold(['n1', 'n3', 'n5', 'n7']))"
-
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "CLUSTERSHELL_CFGDIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-
-    assert done.stdout == "n[1,3,5,7]\n"

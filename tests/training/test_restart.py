@@ -167,7 +167,18 @@ def test_what_was_found_of_an_earlier_start_of_the_script_does_not_count(scene: 
     assert scene.plans()[0].evidence == []
 
 
-@pytest.mark.parametrize("state", ["IDLE", "ALLOCATED", "IDLE+DRAIN", "IDLE+POWERED_DOWN", "MIXED"])
+@pytest.mark.parametrize(
+    "state",
+    [
+        "IDLE",
+        "ALLOCATED",
+        "IDLE+DRAIN",
+        "IDLE+POWERED_DOWN",
+        "MIXED",
+        "IDLE+FAIL",
+        "ALLOCATED*+POWERING_UP",
+    ],
+)
 def test_a_node_that_the_script_gave_back_itself_is_not_lost(scene: Scene, state: str) -> None:
     scene.slurm.change_node("n4", state=state)
 
@@ -186,8 +197,6 @@ def test_a_node_that_the_script_gave_back_itself_is_not_lost(scene: Scene, state
         "DOWN+DRAIN",
         "DOWN+REBOOT_ISSUED",
         "DOWN+POWERED_DOWN",
-        "IDLE+FAIL",
-        "FAILING",
         "IDLE*",
         "IDLE+NOT_RESPONDING",
         "ALLOCATED*+DRAIN",

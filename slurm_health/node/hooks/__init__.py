@@ -2,8 +2,8 @@
 """What root runs on every node: prolog, epilog, health check, and the administrators' commands.
 
 slurmd starts these before and after each job and every few minutes. They read what users write,
-and execute and follow nothing of it. While the node is healthy they load no torch, no click and no
-ClusterShell and call no Slurm command, because the prolog stands between a user and their job.
+and execute and follow nothing of it. While the node is healthy they load no torch and no click and
+call no Slurm command, because the prolog stands between a user and their job.
 
     prolog         before a job: checks the node
     epilog         after a job: cleans up, checks the node, reads the job's findings about it

@@ -2,8 +2,7 @@
 """What a site may set beside its checks, with the defaults. Each table of the file is a struct.
 
 The nodes that a setting is for are named by patterns: `gpu[01-16,20]`, `gpu*`, `!login*`. The hooks
-match one name against a few of them before every job; expanding node lists with ClusterShell would
-cost more than all checks together.
+match one name against a few of them before every job, and expand none.
 """
 
 from __future__ import annotations

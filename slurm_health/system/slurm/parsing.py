@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from slurm_health.records.errors import LocalizeError, SlurmError
-from slurm_health.records.node_states import words_of
+from slurm_health.records.node_states import is_lost, words_of
 from slurm_health.records.nodeset import expand
 from slurm_health.records.text import whole_number
 
@@ -24,7 +24,6 @@ _OUT = ("DRAIN", "DOWN", "FAIL", "MAINT", "REBOOT", "POWER", "INVAL", "FUTURE")
 # Next to DRAIN these say that the node waits for something a passed check does not bring.
 _UNRELEASABLE = ("DOWN", "FAIL", "MAINT", "REBOOT", "POWER", "INVAL", "FUTURE", "NOT_RESP")
 # Slurm has given the node up, or gets no answer from it.
-_LOST = ("DOWN", "FAIL", "NOT_RESP")
 _NAME = re.compile(r"^NodeName=(\S+)")
 _STATE = re.compile(r"\sState=(\S+)")
 _PARTITIONS = re.compile(r"\sPartitions=(\S+)")
@@ -168,8 +167,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lost(self) -> bool:
-        """Whether Slurm has lost it: it is down or failing, or does not answer."""
-        return "*" in self.state or any(word.startswith(_LOST) for word in self.states)
+        """Whether Slurm has lost it: it is down or does not answer."""
+        return is_lost(self.state)
 
     @property
     def releasable(self) -> bool:
