@@ -40,7 +40,7 @@ _MOST_SAID = 160  # of one job in the list: its own report says it all
 _MEMORY_BYTES = 2 << 30
 _ANSWER_BYTES = 1 << 20
 _MOST_OF_A_USER_S = 15.0
-_NOT_ENDED = frozenset({"PENDING", "RUNNING", "SUSPENDED", "CONFIGURING"})
+_NOT_STARTED = frozenset({"PENDING", "CONFIGURING"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,11 +102,11 @@ def latest_jobs(
             script=each.name,
             nodes=each.nodes,
             state=each.word,
-            found="not checked yet" if each.state == "PENDING" else "no journal",
+            found="not checked yet" if each.state in _NOT_STARTED else "no journal",
         )
         for array, tasks in listed.items()
         for each in tasks
-        if each.state in _NOT_ENDED and array not in told
+        if not each.ended and array not in told
     ]
     waiting.sort(key=lambda job: int(job.job.partition("_")[0]), reverse=True)
     if name:

@@ -25,7 +25,7 @@ from slurm_health.system.slurm.client import Client
 from slurm_health.system.slurm.parsing import Job, JobId, Node
 
 UNKNOWN = "no journal"
-_WAITS = "it is pending"
+_WAITS, _STARTS = "it is pending", "it is starting"
 _CANCELLED = "the job was cancelled"
 _REQUEUED = "the job was requeued"
 _OF_ENDED_JOBS = frozenset({signal.SIGTERM, signal.SIGKILL})
@@ -48,13 +48,17 @@ _CANNOT_START = {
     "InvalidAccount": "its account is not valid (--account)",
     "InvalidQOS": "its quality of service is not valid (--qos)",
 }
-_NOT_ENDED = frozenset({"PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "REQUEUED"})
+_SUSPENDED = frozenset({"SUSPENDED", "STOPPED"})
+_HELD = frozenset({"REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
+_REQUEUING = frozenset({"REQUEUED", "REQUEUE_FED"})
+_ENDING = frozenset({"COMPLETING", "STAGE_OUT"})
 
 
 class Word(NamedTuple):
     """What Slurm says of a job without a journal, and whether it will never have one.
 
-    `text` is empty where Slurm cannot be asked. `waits`: it is pending, and nothing is wrong.
+    `text` is empty where Slurm cannot be asked. `waits`: it is pending or starting, and
+    nothing is wrong.
     """
 
     text: str
@@ -82,8 +86,8 @@ def word(job: JobId, environ: Mapping[str, str]) -> Word:
     with contextlib.suppress(SlurmError):  # another user's, an interactive job's
         script = client.batch_script(job)
     told = explain(found, script, comment, uid=os.geteuid())
-    waits = found.pending and told.startswith(_WAITS)
-    return Word(told, final=not found.states & _NOT_ENDED, waits=waits)
+    waits = not found.ended and told.startswith((_WAITS, _STARTS))
+    return Word(told, final=found.ended, waits=waits)
 
 
 def of_tasks(
@@ -142,12 +146,30 @@ def explain(job: Job, script: str, comment: str = "", *, uid: int | None = None)
     if job.pending:
         return f"{_WAITS}{_why_pending(job)}: {_until_it_starts(job)}"
     output = job.value("StdOut") if job.nodes else ""  # it has never started
-    if "RUNNING" in job.states:
-        see = f"; if it cannot, the job's output says why: {output}" if output else ""
-        return f"it is running, and its check has not begun yet{see}."
+    if not job.ended:
+        return f"{_not_ended(job, state, output)}."
     killed = _killed(job)
     see = f" Its output, {output}, says why." if output and not killed else ""
     return f"it ended before a check began ({', '.join(filter(None, (state, killed)))}).{see}"
+
+
+def _not_ended(job: Job, state: str, output: str) -> str:
+    """Say how it stands with a job that is neither pending nor over, and has no journal."""
+    see = f"; if it cannot, the job's output says why: {output}" if output else ""
+    if job.states == {"RUNNING"}:
+        return f"it is running, and its check has not begun yet{see}"
+    if "CONFIGURING" in job.states:
+        return f"{_STARTS} ({state}): its nodes are checked once they are ready"
+    if job.states & _SUSPENDED:
+        return "it is suspended, and its check begins no sooner than it goes on"
+    if job.states & _HELD:
+        return f"it is held ({state}), and starts no sooner than scontrol release {job.job_id}"
+    if job.states & _REQUEUING:
+        return f"it was requeued ({state}): its nodes are checked when it starts again"
+    if job.states & _ENDING:
+        see = f": its output, {output}, says why" if output else ""
+        return f"it is ending ({state}), and its check has not begun{see}"
+    return f"Slurm says that it is {state}, and its check has not begun yet{see}"
 
 
 def _until_it_starts(job: Job) -> str:
@@ -179,9 +201,17 @@ def waiting_again(report: JobReport, *, now_s: float, environ: Mapping[str, str]
         job = client.job(report.job) if client else None
     except SlurmError:
         return report
-    if job is None or "PENDING" not in job.states:
-        return report
-    return replace(report, waits=f"pending again{_why_pending(job)}")
+    how = _how_it_waits(job.states) if job else ""
+    return replace(report, waits=f"{how}{_why_pending(job)}") if job and how else report
+
+
+def _how_it_waits(states: Collection[str]) -> str:
+    """Return how a job waits for its next attempt, empty where it does not."""
+    if _HELD.intersection(states):
+        return "held"
+    if _REQUEUING.union({"PENDING"}).intersection(states):
+        return "pending again"
+    return "about to start again" if "CONFIGURING" in states else ""
 
 
 def with_unseen_end(
@@ -210,7 +240,7 @@ def with_unseen_end(
         return replace(report, ended="the job has ended: Slurm no longer knows it")
     except SlurmError:
         return report
-    if job is None or job.states & _NOT_ENDED:
+    if job is None or not job.ended:
         return report
     if killed:
         return replace(report, ended=last_word.of_states(job.states))

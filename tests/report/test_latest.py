@@ -123,10 +123,14 @@ def test_a_job_that_waits_is_listed_before_it_has_a_journal(root: Path, slurm: F
     slurm.run_job(13, ["n1", "n2"], state="PENDING", Reason="Priority", name="a name")
     slurm.run_job("14_[3-9]", ["n1"], state="PENDING")
     slurm.run_job(15, ["n1"], state="COMPLETED")
+    slurm.run_job(16, ["n1"], state="CONFIGURING")
+    slurm.run_job(17, ["n1"], state="STOPPED")
 
     jobs = listed(root, slurm.environ())
 
     assert [(job.job, job.script, job.state) for job in jobs] == [
+        ("17", "train", "stopped"),
+        ("16", "train", "configuring"),
         ("14_[3-9]", "train", "pending"),
         ("13", "a name", "pending (Priority)"),
         ("12", "train.sh", ""),

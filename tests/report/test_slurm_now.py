@@ -16,8 +16,10 @@ from slurm_health.report.slurm_now import (
     explain,
     nodes_now,
     out_of_use,
+    waiting_again,
     with_unseen_end,
     with_who_cancelled,
+    word,
 )
 from slurm_health.report.summary import summary_of
 from slurm_health.system import journal
@@ -56,11 +58,45 @@ def job(*states: str, reason: str = "None", **fields: str) -> Job:
             "it ended before a check began (failed, killed by SIGHUP).",
         ),
         (job("CANCELLED"), OURS, "it ended before a check began (cancelled)."),
+        (
+            job("CONFIGURING", NodeList="n1", StdOut="/a/s.out"),
+            OURS,
+            "it is starting (configuring): its nodes are checked once they are ready.",
+        ),
+        (job("SUSPENDED"), OURS, "it is suspended, and its check begins no sooner"),
+        (job("STOPPED"), OURS, "it is suspended, and its check begins no sooner"),
+        (job("SPECIAL_EXIT"), OURS, "it is held (special_exit), and starts no sooner than"),
+        (job("REQUEUED"), OURS, "it was requeued (requeued): its nodes are checked when it starts"),
+        (
+            job("COMPLETING", NodeList="n1", StdOut="/a/s.out"),
+            OURS,
+            "it is ending (completing), and its check has not begun: its output, /a/s.out, says",
+        ),
+        (job("RESIZING"), OURS, "Slurm says that it is resizing, and its check has not begun yet."),
         (job("FAILED"), "", "it ended before a check began (failed)."),
     ],
 )
 def test_what_slurm_knows_says_why_there_is_no_journal(found: Job, script: str, said: str) -> None:
     assert said in explain(found, script)
+
+
+@pytest.mark.parametrize(
+    ("state", "final", "waits"),
+    [
+        ("FAILED", True, False),
+        ("CONFIGURING", False, True),
+        ("STOPPED", False, False),
+    ],
+)
+def test_only_a_job_that_has_ended_is_not_waited_for(
+    slurm: FakeSlurm, state: str, final: bool, waits: bool
+) -> None:
+    slurm.run_job(12, ["n1"], state=state, script=OURS)
+
+    said = word("12", slurm.environ())
+
+    assert (said.final, said.waits) == (final, waits)
+    assert ("ended before a check" in said.text) == final
 
 
 def test_a_job_that_never_started_has_no_output_to_look_at() -> None:
@@ -140,8 +176,10 @@ STARTED = "train.sh started, end not recorded"
             f"{STARTED}; the job has ended: Slurm no longer knows it",
             "what ended it may stand at the end of the job's output",
         ),
-        ("RUNNING", f"{STARTED} yet", "slurm-health watch 12 follows it"),
-        ("COMPLETING", f"{STARTED} yet", "slurm-health watch 12 follows it"),
+        *(
+            (state, f"{STARTED} yet", "slurm-health watch 12 follows it")
+            for state in ("RUNNING", "COMPLETING", "CONFIGURING", "REQUEUE_HOLD", "RESIZING")
+        ),
     ],
 )
 def test_a_job_whose_end_nothing_recorded_is_told_as_slurm_says_that_it_ended(
@@ -163,6 +201,29 @@ def test_a_job_whose_end_nothing_recorded_is_told_as_slurm_says_that_it_ended(
 
     assert told.done == done
     assert told.next.startswith(following)
+
+
+@pytest.mark.parametrize(
+    ("state", "waits"),
+    [
+        ("PENDING", "pending again (BeginTime)"),
+        ("REQUEUED", "pending again (BeginTime)"),
+        ("REQUEUE_HOLD", "held (BeginTime)"),
+        ("CONFIGURING", "about to start again (BeginTime)"),
+        ("COMPLETED", ""),
+    ],
+)
+def test_a_job_whose_next_attempt_is_to_come_is_told_how_it_waits(
+    tmp_path: Path, slurm: FakeSlurm, state: str, waits: str
+) -> None:
+    run = RunJournal(tmp_path)
+    run.start()
+    run.master(MasterStopped(reason="SIGTERM", job="the job was requeued"))
+    slurm.run_job(12, [], state=state, Reason="BeginTime")
+
+    told = waiting_again(load(tmp_path, "12"), now_s=STARTED_S + 60, environ=slurm.environ())
+
+    assert told.waits == waits
 
 
 def test_what_ended_a_script_that_was_killed_is_asked_where_no_post_mortem_could_say(

@@ -44,20 +44,6 @@ QUICK_POLLS = 100
 TRIES = 20
 # Idle nodes that are not to be had: for a pending job of a higher priority, or for a reservation.
 _PLANNED, _RESERVED = frozenset({"PLANNED"}), frozenset({"RESERVED"})
-_ENDED = frozenset(
-    {
-        "BOOT_FAIL",
-        "CANCELLED",
-        "COMPLETED",
-        "DEADLINE",
-        "FAILED",
-        "NODE_FAIL",
-        "OUT_OF_MEMORY",
-        "PREEMPTED",
-        "REVOKED",
-        "TIMEOUT",
-    }
-)
 
 
 class Here(NamedTuple):
@@ -254,7 +240,7 @@ class _Release:
             job = self.client.job(self.move.job)
         except UnknownJob:
             raise NotNeeded("Slurm has forgotten the job, so it has ended") from None
-        if job.states & _ENDED and "COMPLETING" not in job.states:
+        if job.ended:
             raise NotNeeded(f"the job has ended ({'+'.join(sorted(job.states))})")
         if job.restarts > self.move.attempt + 1:
             raise NotNeeded("the job was requeued again since, by itself or by others")

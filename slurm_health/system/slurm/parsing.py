@@ -34,6 +34,24 @@ _SIGNED = re.compile(r".*?\[[^][@\s]+@[\dT:.+-]+\]")
 # Slurm's ways to say that there is nothing.
 _NOTHING = frozenset({"", "(null)", "N/A"})
 
+# Slurm's words for a job that has ended. It prints marks such as CONFIGURING, STOPPED, RESIZING or
+# REQUEUE_HOLD in place of the state of one that has not.
+ENDED = frozenset(
+    {
+        "BOOT_FAIL",
+        "CANCELLED",
+        "COMPLETED",
+        "DEADLINE",
+        "FAILED",
+        "LAUNCH_FAILED",
+        "NODE_FAIL",
+        "OUT_OF_MEMORY",
+        "PREEMPTED",
+        "REVOKED",
+        "TIMEOUT",
+    }
+)
+
 # `12_3` names one task of an array.
 JobId = int | str
 _FIELD = re.compile(r"(\w+)=(\S*)")
@@ -80,6 +98,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return "PENDING" in self.states and "COMPLETING" not in self.states
 
     @property
+    def ended(self) -> bool:
+        """Ended for good: one of which anything else is said too may be in the queue again."""
+        return bool(self.states) and self.states <= ENDED
+
+    @property
     def held(self) -> bool:
         """Held by anyone: Slurm marks that with a priority of 0, whatever it gives as reason."""
         return self.fields.get("Priority") == "0"
@@ -95,6 +118,11 @@ class ListedJob(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int
     restarts: int
     submitted_s: int
+
+    @property
+    def ended(self) -> bool:
+        """Ended for good."""
+        return self.state in ENDED
 
     @property
     def word(self) -> str:

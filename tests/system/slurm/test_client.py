@@ -81,6 +81,23 @@ def test_a_job_as_slurm_shows_it_is_understood(
     assert (job.excluded, job.nodes) == (excluded, nodes)
 
 
+@pytest.mark.parametrize(
+    ("states", "ended"),
+    [
+        *((state, True) for state in ("COMPLETED", "NODE_FAIL", "BOOT_FAIL", "REVOKED")),
+        *((state, False) for state in ("CONFIGURING", "STOPPED", "RESIZING", "STAGE_OUT")),
+        *((state, False) for state in ("REQUEUE_HOLD", "SPECIAL_EXIT", "EXPEDITING")),
+        ("FAILED COMPLETING", False),
+        ("PENDING LAUNCH_FAILED", False),
+        ("", False),
+    ],
+)
+def test_a_job_has_ended_where_slurm_says_nothing_else_of_it(states: str, ended: bool) -> None:
+    job = Job(job_id=4, states=frozenset(states.split()), reason="", fields={})
+
+    assert job.ended is ended
+
+
 def test_names_and_comments_with_spaces_do_not_disturb_the_other_fields() -> None:
     fields = parse_pairs((DATA / "job-running.txt").read_text())
 
