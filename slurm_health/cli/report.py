@@ -133,8 +133,9 @@ def _show(job: str, asked: _Asked) -> None:
     width, unicode = terminal()
     try:
         tasks, found = _load(asked.root, job, asked.cluster, asked.earlier)
-    except RunNotFound:
-        word = slurm_now.word(job, os.environ) if find.JOB.fullmatch(job) else None
+    except RunNotFound as err:
+        asks = find.JOB.fullmatch(job) and slurm_now.may_know(err, asked.cluster, os.environ)
+        word = slurm_now.word(job, os.environ) if asks else None
         if asked.for_programs or word is None or not word.waits:
             raise
         _print(f"Job {job}: {word.text}")
@@ -205,6 +206,8 @@ def _load(
             for each in tasks or [job]
         ]
     except RunNotFound as err:
+        if not slurm_now.may_know(err, cluster, os.environ):
+            raise
         raise err.with_reason(find.elsewhere_text(root, job) or _why_no_journal(job)) from None
 
 

@@ -121,7 +121,9 @@ class _Look:
         """Read the journal; ask Slurm where there is none yet."""
         try:
             paths = find.runs_of_job(self._root, self._job, self._cluster)
-        except RunNotFound:
+        except RunNotFound as err:
+            if not slurm_now.may_know(err, self._cluster, os.environ):
+                raise
             if now_s - self._asked_s >= _ASK_SLURM_S:
                 self._asked_s = now_s
                 said = slurm_now.word(self._job, os.environ)

@@ -192,14 +192,25 @@ class JournalBusy(JournalError):
 
 
 class RunNotFound(SlurmHealthError):
-    """There is no journal of the job that was asked for."""
+    """There is no journal of the job that was asked for.
+
+    `clusters` have one of that id, where the job of another cluster was asked for.
+    """
 
     exit_code = ExitCode.UNAVAILABLE
 
-    def __init__(self, job: str, root: Path, near: Iterable[str] = (), reason: str = "") -> None:
+    def __init__(
+        self,
+        job: str,
+        root: Path,
+        near: Iterable[str] = (),
+        reason: str = "",
+        clusters: Iterable[str] = (),
+    ) -> None:
         self.job = job
         self.root = root
         self.near = tuple(near)
+        self.clusters = tuple(clusters)
         newest = f" (newest there: {', '.join(self.near)})" if self.near else ""
         why = reason.rstrip() or "was it submitted with slurm-health sbatch?"
         super().__init__(
@@ -210,7 +221,7 @@ class RunNotFound(SlurmHealthError):
 
     def with_reason(self, reason: str) -> RunNotFound:
         """Return the same error with what Slurm says of the job, if it says anything."""
-        return RunNotFound(self.job, self.root, self.near, reason)
+        return RunNotFound(self.job, self.root, self.near, reason, self.clusters)
 
 
 class IndexUnusable(SlurmHealthError):

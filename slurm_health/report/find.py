@@ -8,7 +8,7 @@ import logging
 import os
 import pwd
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -110,18 +110,18 @@ def _no_job_id(job: str) -> UsageError:
 def runs_of_job(root: Path, job: str, cluster: str | None = None) -> list[Path]:
     """Return the directories of a job's checks, oldest first, at least one.
 
-    Where several clusters have a job of this id, `cluster` is preferred, else that of the caller's
-    own job, of several the one that ran last; a log line says which.
+    It is that of `cluster`. Where none is named and several clusters have a job of this id, it is
+    the caller's own, of several the one that ran last; a log line says which.
 
     Raises:
         UsageError: `job` is no job id, or of several clusters and on none the caller's.
-        RunNotFound: there is no journal of it.
+        RunNotFound: there is no journal of it, or only of other clusters' jobs of this id.
         JournalError: the directories cannot be read.
     """
     if not JOB.fullmatch(job):
         raise _no_job_id(job)
     try:
-        found = _runs_by_cluster(root, job)
+        found = _runs_by_cluster(root, job, cluster)
         if not found:
             raise RunNotFound(job, root, _near(root, job))
     except OSError as err:
@@ -132,7 +132,9 @@ def runs_of_job(root: Path, job: str, cluster: str | None = None) -> list[Path]:
         if owner is not None and isinstance(err, PermissionError):
             raise JournalError(root, _ask(job, owner)) from err
         raise JournalError(root, f"cannot be read: {err.strerror or err}") from err
-    chosen = cluster if cluster in found else _cluster_of(found, job)
+    if cluster and cluster not in found:
+        raise _of_others(job, root, cluster, sorted(found))
+    chosen = cluster or _cluster_of(found, job)
     uid = owner_of(found[chosen][0].parent)
     if uid != os.geteuid():
         _log.warning("the journal of job %s was written by user %s", job, user_name(uid))
@@ -143,6 +145,12 @@ def runs_of_job(root: Path, job: str, cluster: str | None = None) -> list[Path]:
             "showing job %s of cluster %s; there is one of that id on %s too", job, chosen, also
         )
     return found[chosen]
+
+
+def _of_others(job: str, root: Path, cluster: str, having: Sequence[str]) -> RunNotFound:
+    """Return the error of a job that only other clusters than the named one have."""
+    why = f"its cluster there is {' or '.join(having)}, not {cluster}"
+    return RunNotFound(job, root, reason=f"{why}: see --cluster={having[0]}", clusters=having)
 
 
 def _tell_of_others(root: Path, cluster: str, job: str, shown: int) -> None:
@@ -229,7 +237,7 @@ def _ask(job: str, owner: str) -> str:
     )
 
 
-def _runs_by_cluster(root: Path, job: str) -> dict[str, list[Path]]:
+def _runs_by_cluster(root: Path, job: str, wanted: str | None) -> dict[str, list[Path]]:
     found: dict[str, list[Path]] = {}
     refused: OSError | None = None
     for cluster in journal.clusters_in(root):
@@ -237,6 +245,8 @@ def _runs_by_cluster(root: Path, job: str) -> dict[str, list[Path]]:
             own = journal.name_of(root, cluster, job, os.geteuid())
             found[cluster] = journal.runs_of(root, cluster, own)
         except OSError as err:  # another user's, where several share the root
+            if cluster == wanted:
+                raise
             refused = err
     found = {cluster: runs for cluster, runs in found.items() if runs}
     if refused is not None and not found:

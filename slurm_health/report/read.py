@@ -61,7 +61,7 @@ def load(
     Args:
         root: the directory of all journals.
         job: a job id, or `12_3` for a task of an array.
-        cluster: the cluster to prefer where several have that job.
+        cluster: the cluster whose job it is; None for the one that is found.
         now_s: the time, to tell a check that runs from one whose master died.
         earlier: which of several jobs that had this id: 0 for the last one, 1 for that before it.
 

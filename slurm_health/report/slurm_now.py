@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from slurm_health.preflight.decide import unchecked
-from slurm_health.records.errors import SlurmError, UnknownJob
+from slurm_health.records.errors import RunNotFound, SlurmError, UnknownJob
 from slurm_health.report.find import user_name
 from slurm_health.report.layout import Page
 from slurm_health.report.model import JobReport, State
@@ -88,6 +88,15 @@ def word(job: JobId, environ: Mapping[str, str]) -> Word:
     told = explain(found, script, comment, uid=os.geteuid())
     waits = not found.ended and told.startswith((_WAITS, _STARTS))
     return Word(told, final=found.ended, waits=waits)
+
+
+def may_know(missing: RunNotFound, cluster: str | None, environ: Mapping[str, str]) -> bool:
+    """Tell whether Slurm here may know a job without a journal: not that of another cluster."""
+    if not missing.clusters:
+        return True
+    with contextlib.suppress(SlurmError):
+        return Client(environ, patience_s=0).cluster_name() == cluster
+    return False
 
 
 def of_tasks(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.support.command_line import one_line, slurm_health
+from tests.support.command_line import Done, one_line, slurm_health
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.journals import write_healthy_run, write_requeued_job
 
@@ -47,6 +47,23 @@ def test_a_report_of_an_unknown_job_says_where_it_looked_and_what_to_do(tmp_path
     assert f"no journal of job 4711 under {tmp_path}" in line
     assert "slurm-health sbatch" in line
     assert "--journal DIR" in line
+
+
+def test_a_job_of_another_cluster_than_the_named_one_is_not_shown(tmp_path: Path) -> None:
+    slurm = FakeSlurm(tmp_path / "slurm")
+    slurm.run_job(12, [], state="PENDING")
+    write_healthy_run(tmp_path / "journal", cluster="alpha")
+
+    def reported(cluster: str) -> Done:
+        named = (f"--journal={tmp_path / 'journal'}", f"--cluster={cluster}")
+        return slurm_health("report", "12", *named, environ=slurm.environ())
+
+    other, here = reported("beta"), reported("lab")
+
+    assert (other.code, other.stdout) == (4, "")
+    assert "its cluster there is alpha, not beta: see --cluster=alpha." in one_line(other.stderr)
+    assert "it is pending" in here.stdout
+    assert reported("alpha").code == 0
 
 
 def test_a_report_of_something_that_is_no_job_is_no_traceback(tmp_path: Path) -> None:

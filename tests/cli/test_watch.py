@@ -53,11 +53,16 @@ class Terminal:
 
 @contextmanager
 def watching(
-    root: Path, job: str = "12", kind: str = "xterm", slurm: Mapping[str, str] | None = None
+    root: Path,
+    job: str = "12",
+    kind: str = "xterm",
+    slurm: Mapping[str, str] | None = None,
+    cluster: str = "",
 ) -> Iterator[Terminal]:
     ours, theirs = pty.openpty()
     environ = {**os.environ, **(slurm or {}), "TERM": kind, "COLUMNS": "100", "LINES": "30"}
-    argv = [*COMMAND, "watch", "--journal", str(root), job]
+    named = ["--cluster", cluster] if cluster else []
+    argv = [*COMMAND, "watch", "--journal", str(root), *named, job]
     process = subprocess.Popen(
         argv, stdin=theirs, stdout=theirs, stderr=theirs, env=environ, start_new_session=True
     )
@@ -130,6 +135,15 @@ def test_a_job_that_slurm_does_not_know_is_not_waited_for(tmp_path: Path) -> Non
         assert terminal.process.wait(DEADLINE_S) == 4
     assert "no journal of job 12" in drawn
     assert "Slurm does not know job 12" in drawn
+
+
+def test_a_job_of_another_cluster_than_the_named_one_is_not_followed(tmp_path: Path) -> None:
+    slurm = FakeSlurm(tmp_path / "slurm")
+    RunJournal(tmp_path, cluster="alpha", clock=Clock(time.time())).start()
+    with watching(tmp_path, slurm=slurm.environ(), cluster="beta") as terminal:
+        drawn = terminal.read_until("")
+        assert terminal.process.wait(DEADLINE_S) == 4
+    assert "its cluster there is alpha, not beta" in " ".join(drawn.split())
 
 
 def test_of_an_array_it_asks_for_a_task(tmp_path: Path) -> None:

@@ -113,15 +113,34 @@ def test_of_two_clusters_the_wanted_one_is_preferred(
     ]
 
 
-@pytest.mark.parametrize("wanted", [None, "north"])
-def test_of_two_clusters_the_one_it_ran_on_last_is_taken(
-    tmp_path: Path, wanted: str | None
-) -> None:
+def test_of_two_clusters_the_one_it_ran_on_last_is_taken(tmp_path: Path) -> None:
     for cluster, changed_s in (("east", 2000), ("west", 1000)):
         run = RunJournal(tmp_path, cluster=cluster, job=12)
         os.utime(journal.path_of(run.directory, journal.MASTER), (changed_s, changed_s))
 
-    assert runs_of_job(tmp_path, "12", wanted) == [tmp_path / "east" / "12" / "0"]
+    assert runs_of_job(tmp_path, "12", None) == [tmp_path / "east" / "12" / "0"]
+
+
+def test_a_job_that_only_other_clusters_have_is_not_that_of_the_named_one(tmp_path: Path) -> None:
+    for cluster in ("east", "west"):
+        RunJournal(tmp_path, cluster=cluster, job=12)
+
+    told = "its cluster there is east or west, not north: see --cluster=east"
+    with pytest.raises(RunNotFound, match=told) as caught:
+        runs_of_job(tmp_path, "12", "north")
+
+    assert caught.value.clusters == ("east", "west")
+
+
+def test_a_job_of_the_named_cluster_that_cannot_be_read_is_not_told_as_one_of_another(
+    tmp_path: Path,
+) -> None:
+    for cluster in ("east", "west"):
+        RunJournal(tmp_path, cluster=cluster, job=12)
+    (tmp_path / "east" / "12").chmod(0o777)
+
+    with pytest.raises(JournalError, match="cannot be read"):
+        runs_of_job(tmp_path, "12", "east")
 
 
 def test_a_forged_cluster_that_is_newer_does_not_stand_before_ones_own_job(
