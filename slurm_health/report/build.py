@@ -61,6 +61,7 @@ def run_report(
     now_s: float | None = None,
     superseded: bool = False,
     requeued: bool = False,
+    ours: bool = False,
     queued_from_s: float | None = None,
 ) -> RunReport:
     """Return what one check did and found.
@@ -71,6 +72,7 @@ def run_report(
             unfinished check is taken to run.
         superseded: a later check of the job exists, so this one is over.
         requeued: a later attempt of the job exists, so a requeue that was begun took effect.
+        ours: a check of its attempt put the job back into the queue.
         queued_from_s: when its attempt was put into the queue, None for a further check in one.
     """
     attempt, check = journal.attempt_and_check(entries.label) or (0, 1)
@@ -120,15 +122,13 @@ def run_report(
         samples=samples,
         missing=entries.missing,
         so_far="" if superseded or now_s is None else so_far(entries, now_s),
-        requeued=_requeued(post_mortem, acts, later=requeued),
+        requeued="" if ours or _requeues(acts) else _requeued(post_mortem, later=requeued),
         each_round=rounds_of(entries.master, entries.nodes, void=frozenset(void)),
     )
 
 
-def _requeued(post_mortem: Diagnosed | None, acts: Sequence[Act], *, later: bool) -> str:
+def _requeued(post_mortem: Diagnosed | None, *, later: bool) -> str:
     """Return how others put the job back into the queue, empty where they did not."""
-    if any(act.action == "requeue" and act.progress is not Progress.FAILED for act in acts):
-        return ""
     if post_mortem and post_mortem.cause == REQUEUED:
         return post_mortem.description.removeprefix("the job was ")
     if not later:
@@ -318,12 +318,19 @@ def job_report(runs: Sequence[RunEntries], *, now_s: float | None = None) -> Job
     """
     places = [journal.attempt_and_check(run.label) or (0, 1) for run in runs]
     attempts = [attempt for attempt, _ in places]
+    # What a check puts back into the queue may be the script that an earlier one let start.
+    ours = {
+        attempt
+        for run, attempt in zip(runs, attempts, strict=True)
+        if _requeues(acts_of([*run.master, *run.requeue]))
+    }
     reports = tuple(
         run_report(
             run,
             now_s=now_s,
             superseded=index + 1 < len(runs),
             requeued=max(attempts) > attempts[index],
+            ours=attempts[index] in ours,
             queued_from_s=_queued_from_s(runs, attempts, index),
         )
         for index, run in enumerate(runs)
@@ -342,6 +349,11 @@ def job_report(runs: Sequence[RunEntries], *, now_s: float | None = None) -> Job
         paths=_standing_paths(reports),
         leaves=tuple({leaf.ends: leaf for run in reports for leaf in run.leaves}.values()),
     )
+
+
+def _requeues(acts: Sequence[Act]) -> bool:
+    """Tell whether a check put its job back into the queue, as far as it is known to."""
+    return any(act.action == "requeue" and act.progress is not Progress.FAILED for act in acts)
 
 
 def _queued_from_s(runs: Sequence[RunEntries], attempts: Sequence[int], index: int) -> float | None:

@@ -228,16 +228,19 @@ def _starts(checks: Sequence[RunReport]) -> str:
 
 
 def _moves(left: Sequence[RunReport]) -> str:
-    """Return how a job came to its last attempt."""
-    if len(left) == 1:
-        steps = _outcome(left[0])
-        return ", ".join(steps if steps and "requeued" in steps[-1] else [*steps, "requeued"])
+    """Return how a job came to its last attempt: each may have had several checks."""
+    steps: dict[int, list[str]] = {}
+    for run in left:
+        steps.setdefault(run.attempt, []).extend(_outcome(run))
+    if len(steps) == 1:
+        (only,) = steps.values()
+        return ", ".join(only if only and "requeued" in only[-1] else [*only, "requeued"])
     if any(run.requeued for run in left):
-        return "; ".join(", ".join(_outcome(run)) for run in left)
+        return "; ".join(", ".join(each) for each in steps.values())
     drained, excluded = (nodes_text(_nodes_of(left, act)) for act in ("drain", "exclude"))
     texts = [f"drained {drained}"] if drained else []
     without = f" without {excluded}" if excluded else ""
-    return ", ".join([*texts, f"requeued {len(left)} times{without}"])
+    return ", ".join([*texts, f"requeued {len(steps)} times{without}"])
 
 
 def _going_on(run: RunReport) -> list[str]:

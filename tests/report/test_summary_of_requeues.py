@@ -54,6 +54,61 @@ def test_many_requeues_are_counted(tmp_path: Path) -> None:
     assert done.startswith("drained n3, requeued 2 times without n[3-4] onto n[1-2,5-6]; ")
 
 
+def leaves_after_a_failure(root: Path, label: str, clock: Clock) -> None:
+    """Write an attempt whose script ends by a signal, after which the job leaves n3."""
+    run = RunJournal(root, label=label, clock=clock)
+    run.start()
+    run.judge()
+    run.finish("proceed")
+    run.run_script(signal=6)
+    run.write(journal.POST_MORTEM, LOST)
+    after = RunJournal(root, label=f"{label}-2", clock=clock)
+    after.start()
+    after.judge(NodeVerdict(node="n3", level=Level.FAULTY, reason="lost"))
+    after.act("drain", ["n3"])
+    after.act("exclude", ["n3"])
+    after.act("requeue", by=journal.REQUEUE)
+    after.finish("requeue")
+
+
+def test_a_requeue_of_ours_after_a_script_failed_is_not_put_down_to_others(tmp_path: Path) -> None:
+    clock = Clock()
+    leaves_after_a_failure(tmp_path, "0", clock)
+    write_healthy_run(tmp_path, label="1", nodes=["n1", "n2"], clock=clock)
+    report = load(tmp_path, "12")
+
+    assert [run.requeued for run in report.runs] == ["", "", ""]
+    assert summary_of(report).done == (
+        "train.sh ran 41 s, killed by SIGABRT, drained n3, requeued without it onto n[1-2];"
+        " train.sh ran 41 s, exit 0"
+    )
+
+
+def test_requeues_are_counted_and_not_the_checks_before_them(tmp_path: Path) -> None:
+    clock = Clock()
+    for label in ("0", "1"):
+        leaves_after_a_failure(tmp_path, label, clock)
+    write_healthy_run(tmp_path, label="2", nodes=["n1", "n2"], clock=clock)
+
+    assert summary(tmp_path).done.startswith("drained n3, requeued 2 times without n3 onto n[1-2];")
+
+
+def test_a_requeue_by_others_is_told_beside_what_the_attempt_checked(tmp_path: Path) -> None:
+    clock = Clock()
+    leaves_after_a_failure(tmp_path, "0", clock)
+    run = RunJournal(tmp_path, label="1", nodes=["n1", "n2"], clock=clock)
+    run.start()
+    run.judge()
+    run.finish("proceed")
+    run.run_script(signal=15, duration_s=3.0)
+    write_healthy_run(tmp_path, label="2", nodes=["n1", "n2"], clock=clock)
+
+    assert summary(tmp_path).done.startswith(
+        "train.sh ran 41 s, killed by SIGABRT, drained n3, requeued without it;"
+        " train.sh ran 3.0 s, requeued by Slurm or by a person onto n[1-2];"
+    )
+
+
 REQUEUED = Diagnosed(
     cause="requeued",
     description="the job was requeued (scontrol requeue)",
