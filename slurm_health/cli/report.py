@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import time
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from slurm_health.records.errors import ExitCode, NotWritten, PackageMissing, Ru
 from slurm_health.report import export, find, latest, layout, read, slurm_now, table
 from slurm_health.report.layout import Page
 from slurm_health.report.model import JobReport
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,8 +124,10 @@ def _list(asked: _Asked) -> None:
         environ=os.environ,
         name=name,
     )
+    if listed.unasked and (listed.jobs or asked.as_json):  # else the text says it
+        _log.warning("jobs that are pending may be missing: %s", listed.unasked)
     if asked.as_json:
-        print_result(export.latest_as_json(listed))
+        print_result(export.latest_as_json(listed.jobs))
     else:
         width, unicode = terminal()
         _print(latest.latest_text(listed, asked.root, name=name, width=width, unicode=unicode))

@@ -96,6 +96,11 @@ class SlurmError(SlurmHealthError):
 
     exit_code = ExitCode.UNAVAILABLE
 
+    @property
+    def in_short(self) -> str:
+        """The error without the options of the command that was run."""
+        return str(self)
+
 
 class SlurmCommandMissing(SlurmError):
     """A Slurm command is not on the PATH."""
@@ -122,9 +127,13 @@ class SlurmCommandError(SlurmError):
         said = " / ".join(line.strip() for line in stderr.splitlines() if line.strip())
         if _NO_CLUSTER in stderr:  # and lines about DNS, which tell less
             said = "no slurm.conf here; run this on a node of the cluster, or set SLURM_CONF"
-        super().__init__(
-            f"{_shown(argv)} failed with code {returncode}: {said or '(it said nothing)'}"
-        )
+        self._how = f"failed with code {returncode}: {said or '(it said nothing)'}"
+        super().__init__(f"{_shown(argv)} {self._how}")
+
+    @property
+    def in_short(self) -> str:
+        """The error with the name of the command alone."""
+        return f"{self.argv[0]} {self._how}"
 
 
 def _shown(argv: Sequence[str]) -> str:
@@ -156,10 +165,16 @@ class SlurmTimeoutError(SlurmError):
     def __init__(self, argv: Sequence[str], deadline_s: float) -> None:
         self.argv = tuple(argv)
         self.deadline_s = deadline_s
-        super().__init__(
-            f"{_shown(argv)} did not answer within {deadline_s:g} s;"
+        self._how = (
+            f"did not answer within {deadline_s:g} s;"
             " see whether slurmctld is up with: scontrol ping"
         )
+        super().__init__(f"{_shown(argv)} {self._how}")
+
+    @property
+    def in_short(self) -> str:
+        """The error with the name of the command alone."""
+        return f"{self.argv[0]} {self._how}"
 
 
 class JournalError(SlurmHealthError):

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import time
@@ -61,6 +60,16 @@ class LatestJob:
     state: str = ""
 
 
+class LatestJobs(NamedTuple):
+    """Jobs, newest first, and why Slurm could not be asked which are pending; empty where it was.
+
+    Without its answer jobs without a journal are missing.
+    """
+
+    jobs: list[LatestJob]
+    unasked: str = ""
+
+
 class _Found(NamedTuple):
     """A job's newest directory, or that of an array's newest task."""
 
@@ -79,7 +88,7 @@ def latest_jobs(
     now_s: float,
     environ: Mapping[str, str],
     name: str = "",
-) -> list[LatestJob]:
+) -> LatestJobs:
     """Return the caller's latest jobs, newest first: those that wait, and so many with a journal.
 
     With a `name` they are those whose script or job is called so, of the latest `_LOOKED_AT`.
@@ -92,7 +101,12 @@ def latest_jobs(
         found = _newest(root, most, [cluster] if cluster else journal.clusters_in(root))
     except OSError as err:
         raise JournalError(root, f"cannot be read: {err.strerror or err}") from err
-    listed = _asked(environ)
+    listed: dict[str, list[ListedJob]] = {}
+    unasked = ""
+    try:
+        listed = _asked(environ)
+    except SlurmError as err:
+        unasked = err.in_short
     readers = _Others()
     jobs = [readers.read(each, partial(_from_journal, each, listed, now_s)) for each in found]
     told = {job.job.partition("_")[0] for job in jobs if job.state}
@@ -111,11 +125,11 @@ def latest_jobs(
     waiting.sort(key=lambda job: int(job.job.partition("_")[0]), reverse=True)
     if name:
         waiting, jobs = ([j for j in each if j.script == name] for each in (waiting, jobs))
-    return [*waiting[:count], *jobs[:count]]
+    return LatestJobs([*waiting[:count], *jobs[:count]], unasked)
 
 
 def latest_text(
-    jobs: Sequence[LatestJob],
+    latest: LatestJobs,
     root: Path,
     *,
     name: str = "",
@@ -125,20 +139,19 @@ def latest_text(
     """Return the jobs as a table, a row each.
 
     Args:
-        jobs: what to show, newest first.
+        latest: what to show.
         root: where their journals are.
         name: what they were asked for by, empty for all.
         width: columns of the terminal, None to break no line.
         unicode: whether the output can show more than ASCII.
     """
-    page = Page(width=width, unicode=unicode)
+    page, jobs = Page(width=width, unicode=unicode), latest.jobs
     if not jobs:
         called = f" called {name}" if name else ""
-        return "\n".join(
-            page.paragraph(
-                f"no jobs of yours{called} under {root}, and Slurm lists none that are pending"
-            )
-        )
+        pending = "Slurm lists none that are pending"
+        if latest.unasked:
+            pending = f"Slurm cannot be asked which are pending: {latest.unasked}"
+        return "\n".join(page.paragraph(f"no jobs of yours{called} under {root}, and {pending}"))
     several = len({job.cluster for job in jobs if job.cluster}) > 1
     rows = [["JOB", "SCRIPT", "CHECKED", "NODES", "STATE", "LAST CHECK"]]
     rows += [
@@ -295,10 +308,13 @@ def _states(said: Sequence[ListedJob]) -> str:
 
 
 def _asked(environ: Mapping[str, str]) -> dict[str, list[ListedJob]]:
-    """Return the caller's jobs that Slurm knows, by their ids, an array's by that of the array."""
+    """Return the caller's jobs that Slurm knows, by their ids, an array's by that of the array.
+
+    Raises:
+        SlurmError: Slurm does not answer.
+    """
     listed: dict[str, list[ListedJob]] = {}
     client = Client(environ, patience_s=0, deadline_s=_PATIENCE_S)
-    with contextlib.suppress(SlurmError):
-        for each in client.jobs_of(os.geteuid()):
-            listed.setdefault(each.job.partition("_")[0], []).append(each)
+    for each in client.jobs_of(os.geteuid()):
+        listed.setdefault(each.job.partition("_")[0], []).append(each)
     return listed

@@ -14,6 +14,7 @@ import pytest
 from slurm_health import __version__
 from slurm_health.cli.main import SHORT_HELP, commands
 from tests.support.command_line import COMMAND, one_line, slurm_health
+from tests.support.fake_slurm import FakeSlurm
 from tests.support.journals import write_healthy_run
 
 # Those whose words are another program's too have a help of their own.
@@ -167,6 +168,7 @@ def test_a_reader_that_has_had_enough_changes_nothing(tmp_path: Path, words: lis
     with os.fdopen(writing, "wb") as closed:
         done = subprocess.run(
             [*COMMAND, *words, f"--journal={tmp_path}"],
+            env=FakeSlurm(tmp_path / "slurm").environ(),
             stdout=closed,
             stderr=subprocess.PIPE,
             timeout=60,

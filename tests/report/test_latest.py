@@ -12,7 +12,7 @@ import pytest
 
 from slurm_health.records.records import VerdictReached
 from slurm_health.records.script_records import Diagnosed
-from slurm_health.report.latest import LatestJob, latest_jobs, latest_text
+from slurm_health.report.latest import LatestJob, LatestJobs, latest_jobs, latest_text
 from slurm_health.system import journal
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.journals import (
@@ -42,6 +42,16 @@ def listed(
     cluster: str | None = None,
     name: str = "",
 ) -> list[LatestJob]:
+    return asked_for(root, environ, count, cluster, name).jobs
+
+
+def asked_for(
+    root: Path,
+    environ: Mapping[str, str] = NO_SLURM,
+    count: int = 10,
+    cluster: str | None = None,
+    name: str = "",
+) -> LatestJobs:
     return latest_jobs(root, count, cluster=cluster, now_s=2e9, environ=environ, name=name)
 
 
@@ -178,7 +188,7 @@ def test_why_a_script_failed_comes_first_and_a_name_chooses_jobs(
     said = "args.py: error: unrecognized arguments: --lrr (user error, certain), all healthy"
     assert job.found.startswith(said)
     named = [
-        latest_jobs(root, 5, cluster=None, now_s=STARTED_S, environ=NO_SLURM, name=name)
+        latest_jobs(root, 5, cluster=None, now_s=STARTED_S, environ=NO_SLURM, name=name).jobs
         for name in ("train.sh", "other.sh")
     ]
     assert [len(jobs) for jobs in named] == [1, 0]
@@ -234,7 +244,7 @@ def test_the_jobs_of_one_cluster_can_be_asked_for(root: Path) -> None:
 
     assert [job.cluster for job in listed(root)] == ["west", "east"]
     assert [job.cluster for job in listed(root, cluster="east")] == ["east"]
-    assert "12 west" in latest_text(listed(root), root)
+    assert "12 west" in latest_text(asked_for(root), root)
 
 
 @pytest.mark.root
@@ -247,15 +257,36 @@ def test_root_sees_everybodys_jobs(root: Path) -> None:
     assert [job.job for job in listed(root)] == ["12"]
 
 
-def test_where_there_is_no_job_it_says_where_it_looked(root: Path) -> None:
-    text = latest_text(listed(root), root)
+def test_where_there_is_no_job_it_says_where_it_looked(root: Path, slurm: FakeSlurm) -> None:
+    text = latest_text(asked_for(root, slurm.environ()), root)
 
     assert text == f"no jobs of yours under {root}, and Slurm lists none that are pending"
 
 
+def test_what_slurm_was_asked_does_not_stand_before_why_it_did_not_answer(
+    root: Path, slurm: FakeSlurm
+) -> None:
+    slurm.set(refuse={"--noheader": "slurm_load_jobs error: Unable to contact slurm controller"})
+    found = asked_for(root, slurm.environ())
+
+    assert found.unasked == (
+        "squeue failed with code 1: slurm_load_jobs error: Unable to contact slurm controller"
+    )
+
+
+def test_where_slurm_does_not_answer_it_is_not_said_to_have_no_jobs(root: Path) -> None:
+    found = asked_for(root, NO_SLURM)
+
+    assert found.unasked.startswith("squeue not found on PATH")
+    assert latest_text(found, root) == (
+        f"no jobs of yours under {root}, and Slurm cannot be asked which are pending:"
+        f" {found.unasked}"
+    )
+
+
 def test_where_there_is_no_job_of_a_name_it_does_not_say_that_there_is_none(root: Path) -> None:
     checked(root, 12)
-    text = latest_text(listed(root, name="pretrain"), root, name="pretrain")
+    text = latest_text(asked_for(root, name="pretrain"), root, name="pretrain")
 
     assert text.startswith(f"no jobs of yours called pretrain under {root},")
 
@@ -268,7 +299,7 @@ def test_the_list_fits_a_terminal(root: Path, width: int) -> None:
     run.start(script="/home/ml/a-long-name-of-a-script-of-somebody.sh")
     run.master(VerdictReached(nodes=[]))
 
-    lines = latest_text(listed(root), root, width=width, unicode=False).splitlines()
+    lines = latest_text(asked_for(root), root, width=width, unicode=False).splitlines()
 
     assert all(line.isascii() and line == line.rstrip() for line in lines)
     assert max(map(len, lines)) <= max(width, 80)  # a name is not broken

@@ -83,7 +83,8 @@ def test_the_list_of_jobs_has_the_last_one_of_an_id(tmp_path: Path) -> None:
     begun(tmp_path, "0-2", after_s=DAY_S).finish("proceed", reason="of late")
 
     environ = {"PATH": "/nowhere"}
-    (job,) = latest_jobs(tmp_path, 5, cluster=None, now_s=STARTED_S + DAY_S, environ=environ)
+    now_s = STARTED_S + DAY_S
+    (job,) = latest_jobs(tmp_path, 5, cluster=None, now_s=now_s, environ=environ).jobs
 
     assert (job.attempts, job.started_s) == (1, STARTED_S + DAY_S)
 

@@ -77,7 +77,8 @@ def test_the_list_of_jobs_keeps_to_the_schema(tmp_path: Path) -> None:
     write_healthy_run(tmp_path)
     RunJournal(tmp_path, job=13)
 
-    assert_valid(latest_as_json(latest_jobs(tmp_path, 9, cluster=None, now_s=2e9, environ={})))
+    latest = latest_jobs(tmp_path, 9, cluster=None, now_s=2e9, environ={})
+    assert_valid(latest_as_json(latest.jobs))
 
 
 @pytest.mark.parametrize(

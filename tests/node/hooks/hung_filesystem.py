@@ -152,7 +152,7 @@ def trick(directory: Path, state: Path) -> list[object]:
 def owners(directory: Path, state: Path) -> list[object]:
     """Have root list all jobs, and index them, where a user mounted over one of them."""
     root = directory.parents[1]
-    listed = latest.latest_jobs(root, 9, cluster=None, now_s=_NOW_S, environ={"PATH": "/"})
+    listed = latest.latest_jobs(root, 9, cluster=None, now_s=_NOW_S, environ={"PATH": "/"}).jobs
     with refresh.opened(IndexPlace(path=None), root, now_s=_NOW_S) as index:
         return [[each.job for each in listed], index.troubles()]
 
