@@ -45,7 +45,7 @@ def load_site(config: str | None) -> Site:
     from slurm_health.preflight.config import refuse_unreadable, site_file
 
     path = Path(config) if config else site_file(os.environ)
-    if not os.path.lexists(path):
+    if not _is_there(path):
         raise ConfigError(
             str(path),
             "",
@@ -63,9 +63,20 @@ def site_if_any(config: str | None) -> Site | None:
     """
     from slurm_health.preflight.config import site_file
 
-    if config is None and not site_file(os.environ).exists():
+    if config is None and not _is_there(site_file(os.environ)):
         return None
     return load_site(config)
+
+
+def _is_there(path: Path) -> bool:
+    """Tell whether there is a file, or what keeps it from being looked at: reading it says what."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def check_context(context: str, site: Site) -> CheckContext:

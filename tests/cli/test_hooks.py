@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -170,6 +171,53 @@ def test_a_user_who_runs_a_hook_is_told_that_it_is_for_root_and_what_to_run(hook
     assert f"slurm-health healthcheck --context {hook} runs its checks" in done.stderr
     assert "Traceback" not in done.stderr
     assert done.returncode == 2
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("words", "named", "code"),
+    [
+        (("healthcheck",), False, 2),
+        (("healthcheck",), True, 2),
+        (("nodes",), False, 2),
+        (("doctor",), False, 1),  # which advises to change it
+    ],
+)
+def test_a_sites_directory_that_is_closed_to_the_user_is_told_as_that(
+    words: tuple[str, ...], named: bool, code: int
+) -> None:
+    """As root, who may read everything, becomes a user that may not."""
+    with tempfile.TemporaryDirectory() as directory:
+        place = Path(directory)
+        place.chmod(0o755)
+        (place / "etc").mkdir(mode=0o700)
+        config = place / "etc/config.toml"
+        config.touch()
+        argv = ["slurm-health", *words, *(["--config", str(config)] if named else [])]
+        script = (
+            "import os, sys\nfrom slurm_health.cli.main import main\nos.setuid(4242)\n"
+            f"sys.argv = {argv!r}\nmain()"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            env={**os.environ, "SLURM_HEALTH_CONFIG": str(config)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    said = " ".join((done.stdout + done.stderr).split())
+    assert f"{config} cannot be read: Permission denied" in said
+    assert "Traceback" not in said
+    assert done.returncode == code
+
+
+def test_a_sites_file_below_a_file_does_not_exist(tmp_path: Path) -> None:
+    (tmp_path / "etc").touch()
+    path = tmp_path / "etc/config.toml"
+    result = CliRunner().invoke(hooks.healthcheck, ["--config", str(path)], standalone_mode=False)
+    assert isinstance(result.exception, ConfigError)
+    assert "does not exist" in str(result.exception)
 
 
 def test_nodes_lists_ours_with_since_why_and_what_to_do(node: Node, slurm: FakeScontrol) -> None:
