@@ -152,8 +152,15 @@ def healthcheck(
     """Run the checks that are configured for this node and print what they find.
 
     Nothing is drained or returned to service without --act. Exits 0 when the node is healthy, 1
-    for a proven fault, 3 when something could not be measured.
+    for a proven fault, 3 when something could not be measured or, with --act, when another health
+    check is at work.
     """
+    if act and explain:
+        raise click.UsageError("--explain runs nothing: leave out --act")
+    if act and context != "healthcheck":
+        raise click.UsageError(
+            f"--act does what HealthCheckProgram does: leave out --context {context}"
+        )
     if socket is not None:
         if explain or as_json:
             raise click.UsageError("--serve prints nothing: leave out --explain and --json")
@@ -183,10 +190,12 @@ def _act(config: str | None, *, as_json: bool) -> int:
     from slurm_health.node.hooks.__main__ import frame
 
     this = frame("healthcheck", load_site(config), os.environ)
-    faulty = hook.run(this)
+    hook.run(this)
+    if this.not_checked:  # which its log has said; a launcher that asks is not told of a pass
+        return int(ExitCode.INCONCLUSIVE)
     if as_json:
         print_result(_results_json(this.found))
-    return int(ExitCode.BAD_NODES if faulty else ExitCode.HEALTHY)
+    return int(exit_code_of(this.found))
 
 
 def _serve(socket: Path, config: str | None, context: str, *, act: bool) -> int:

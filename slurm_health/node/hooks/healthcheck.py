@@ -47,7 +47,8 @@ def run(hook: Hook) -> bool:
     with first(hook.site.state) as alone:
         if alone:
             return _run(hook)
-    hook.log.info("nothing is checked: an earlier health check is still running")
+    hook.not_checked = "an earlier health check is still running"
+    hook.log.info(f"nothing is checked: {hook.not_checked}")
     return False
 
 
@@ -119,7 +120,8 @@ def _is_being_mended(hook: Hook) -> bool:
     from slurm_health.node.mending import mend, perform, quarantine
 
     if perform.is_at_work(hook.site.state):
-        hook.log.info("a step to mend it is under way: nothing is checked")
+        hook.not_checked = "a step to mend it is under way"
+        hook.log.info(f"{hook.not_checked}: nothing is checked")
         return True
     mend.report_missing(hook)
     return quarantine.attend(hook, lambda kept: _not_passed(hook, kept))

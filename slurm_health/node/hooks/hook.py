@@ -61,6 +61,8 @@ class Hook:
         self.node = node_name(environ)
         self.log = Log(self.name, self.node, environ.get("SLURM_JOB_ID", ""))
         self.found: list[CheckResult] = []
+        # Why no check was run, where something else is at work on this node.
+        self.not_checked = ""
         # What keeps this node out of the pool, once Slurm has been asked.
         self.held_by = ""
         # How Slurm sees this node, once it has been asked because of a drain of ours.
