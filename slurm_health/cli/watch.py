@@ -35,7 +35,7 @@ _PAUSES, _LONGEST_PAUSE_S = 4.0, 20.0
 # Slurm is asked only about a job without a journal, or whose script has ended, and seldom: it is
 # others' too.
 _ASK_SLURM_S = 10.0
-# While a script runs, whether its job does: who kills the batch script leaves no word of its end.
+# While a check or a script runs, whether its job does: who kills both leaves no word of their end.
 _ASK_IF_ENDED_S = 30.0
 _SILENT = "no journal of it yet, and Slurm cannot be asked about it here"
 _QUIT = {ord("q"), ord("Q"), 27}
@@ -143,7 +143,7 @@ class _Look:
             self.state = JobActivity(f"{self.state.text}; the job is {self._waits}")
 
     def _look_if_ended(self, report: JobReport, now_s: float) -> None:
-        """Ask Slurm whether the job of a script that runs has ended; believe it the second time.
+        """Ask Slurm whether the job of what runs has ended; believe it the second time.
 
         What the job wrote last may come later than Slurm's word.
         """

@@ -38,6 +38,7 @@ from slurm_health.report.model import (
     State,
     acts_of,
 )
+from slurm_health.report.phrases import MASTER_STOPPED, unfinished_text
 from slurm_health.report.progress import so_far
 from slurm_health.report.rounds import hardware_of, rounds_of
 from slurm_health.report.timeline import timeline, written
@@ -279,16 +280,12 @@ def _state(entries: RunEntries, *, superseded: bool, now_s: float | None) -> tup
     silent = now_s is not None and now_s > _expected_by_s(entries.master)
     ended = _ended_by(entries.master)
     gone = superseded or script_began or silent or ended is not None
-    stopped = _words_of(ended) if ended else "the master stopped"
-    state = State.STOPPED if gone else State.RUNNING
-    if _first(entries.master, records.VerdictReached) is not None:
-        return state, f"{f'{stopped} while' if gone else 'still'} acting on the verdict"
-    rounds = _rounds(entries.master)
-    if not rounds:
-        waiting = "still running: waiting for the agents"
-        return state, f"{stopped} before the first round" if gone else waiting
-    where = f"round {max(rounds)}"  # by its number, as everywhere else
-    return state, f"{stopped} before a verdict, in {where}" if gone else f"still running: {where}"
+    note = unfinished_text(
+        (_words_of(ended) if ended else MASTER_STOPPED) if gone else "",
+        judged=_first(entries.master, records.VerdictReached) is not None,
+        rounds=_rounds(entries.master),
+    )
+    return State.STOPPED if gone else State.RUNNING, note
 
 
 def _words_of(ended: records.MasterStopped) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from math import isfinite
 from typing import NamedTuple
 
@@ -19,6 +19,8 @@ from slurm_health.system import journal
 from slurm_health.system.signals import signal_name
 
 WORST_FIRST = (Level.FAULTY, Level.SLOW, Level.INCONCLUSIVE, None, Level.HEALTHY)
+
+MASTER_STOPPED = "the master stopped"  # where no record says what stopped it
 
 _FOLDABLE = re.compile(r"[\w.-]+", re.ASCII)
 
@@ -114,6 +116,20 @@ def found_text(run: RunReport, *, names: bool = False) -> str:
     nodes_well = not parts
     parts += links_text(run.paths, run.leaves)
     return ", ".join(["all healthy", *parts] if nodes_well else parts)
+
+
+def unfinished_text(stopped: str, *, judged: bool, rounds: Collection[int]) -> str:
+    """Return how far a check got that has not ended: what stopped it, empty where it runs.
+
+    `rounds` are those that have begun, by their numbers, as everywhere else.
+    """
+    if judged:
+        return f"{f'{stopped} while' if stopped else 'still'} acting on the verdict"
+    if not rounds:
+        waiting = "still running: waiting for the agents"
+        return f"{stopped} before the first round" if stopped else waiting
+    where = f"round {max(rounds)}"
+    return f"{stopped} before a verdict, in {where}" if stopped else f"still running: {where}"
 
 
 def left_texts(report: JobReport) -> list[str]:

@@ -19,6 +19,7 @@ from slurm_health.records.errors import RunNotFound, SlurmError, UnknownJob
 from slurm_health.report.find import user_name
 from slurm_health.report.layout import Page
 from slurm_health.report.model import JobReport, State
+from slurm_health.report.phrases import MASTER_STOPPED, unfinished_text
 from slurm_health.system.signals import signal_name
 from slurm_health.system.slurm import last_word
 from slurm_health.system.slurm.client import Client
@@ -232,21 +233,21 @@ def with_unseen_end(
 ) -> JobReport:
     """Return the report with how Slurm says that a job ended whose end nothing of ours recorded.
 
-    Whoever kills the batch script, or its node, ends what would have recorded it; and so may Slurm,
-    while it is looked into what ended a script that was killed.
+    Whoever kills the batch script, or its node, ends what would have recorded it, a check that runs
+    too; and so may Slurm, while it is looked into what ended a script that was killed.
     """
     last = report.runs[-1]
     over = last.superseded or last.requeued or last.post_mortem is not None
-    if last.script is None or over:
+    if over or (last.script is None and last.state is not State.RUNNING):
         return report
-    killed = last.script.signal in _OF_ENDED_JOBS
-    if last.script.exit_code is not None and not killed:
+    killed = last.script is not None and last.script.signal in _OF_ENDED_JOBS
+    if last.script is not None and last.script.exit_code is not None and not killed:
         return report
     try:
         client = _client_of(report, now_s=now_s, environ=environ, patience_s=patience_s)
         job = client.job(report.job) if client else None
     except UnknownJob:
-        return replace(report, ended="the job has ended: Slurm no longer knows it")
+        return _ended(report, "the job has ended: Slurm no longer knows it")
     except SlurmError:
         return report
     if job is None or not job.ended:
@@ -254,7 +255,17 @@ def with_unseen_end(
     if killed:
         return replace(report, ended=last_word.of_states(job.states))
     how = ", ".join(filter(None, ("+".join(sorted(job.states)).lower(), _killed(job))))
-    return replace(report, ended=f"Slurm says that the job has ended ({how})")
+    return _ended(report, f"Slurm says that the job has ended ({how})")
+
+
+def _ended(report: JobReport, how: str) -> JobReport:
+    """Return the report of a job that has ended, and with it a check that had not."""
+    last = report.runs[-1]
+    if last.state is State.RUNNING:
+        begun = [each.round for each in last.each_round]
+        note = unfinished_text(MASTER_STOPPED, judged=last.judged, rounds=begun)
+        last = replace(last, state=State.STOPPED, note=note)
+    return replace(report, runs=(*report.runs[:-1], last), ended=how)
 
 
 def _killed(job: Job) -> str:

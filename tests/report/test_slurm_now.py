@@ -11,6 +11,7 @@ import pytest
 from slurm_health.records.records import MasterStopped
 from slurm_health.records.script_records import ScriptStarted
 from slurm_health.report.layout import Page
+from slurm_health.report.model import State
 from slurm_health.report.read import load
 from slurm_health.report.slurm_now import (
     explain,
@@ -201,6 +202,42 @@ def test_a_job_whose_end_nothing_recorded_is_told_as_slurm_says_that_it_ended(
 
     assert told.done == done
     assert told.next.startswith(following)
+
+
+@pytest.mark.parametrize("state", ["FAILED", ""])
+def test_a_check_whose_job_has_ended_does_not_run_any_more(
+    tmp_path: Path, slurm: FakeSlurm, state: str
+) -> None:
+    run = RunJournal(tmp_path)
+    run.start()
+    run.begin_round(0, [["n1", "n2"]])
+    if state:
+        slurm.run_job(12, NODES, state=state, ExitCode="0:9")
+
+    now_s = STARTED_S + 10
+    report = load(tmp_path, "12", now_s=now_s)
+    told = with_unseen_end(report, now_s=now_s, environ=slurm.environ(), patience_s=PATIENCE_S)
+
+    assert report.runs[-1].note == "still running: round 0"
+    assert told.runs[-1].note == "the master stopped before a verdict, in round 0"
+    assert told.runs[-1].state is State.STOPPED
+    assert "the job has ended" in summary_of(told).done
+    assert summary_of(told).next.startswith("what ended it may stand at the end of")
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "COMPLETING"])
+def test_a_check_whose_job_has_not_ended_runs_as_far_as_it_says(
+    tmp_path: Path, slurm: FakeSlurm, state: str
+) -> None:
+    RunJournal(tmp_path).start()
+    slurm.run_job(12, NODES, state=state)
+    report = load(tmp_path, "12", now_s=STARTED_S + 10)
+
+    told = with_unseen_end(
+        report, now_s=STARTED_S + 10, environ=slurm.environ(), patience_s=PATIENCE_S
+    )
+
+    assert told == report
 
 
 @pytest.mark.parametrize(
