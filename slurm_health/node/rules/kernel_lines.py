@@ -62,13 +62,18 @@ OUT_OF_MEMORY = (
 )
 HUNG_TASK = rf"^INFO: task {_COMM}:\d+ blocked for more than \d+ seconds"
 MACHINE_CHECK = r"^mce: \[Hardware Error\]: "
+# AMD's decoder (mce_amd) says it without `mce:`, and corrected errors in the same place.
+AMD_MACHINE_CHECK = (
+    r"^\[Hardware Error\]: "
+    r"(?:Uncorrected, software (?:restartable|containable) error\.|System Fatal error\.)"
+)
 BLOCK_IO_ERROR = (
     rf"^(?:(?:blk_update_request|print_req_error): )?(?:critical medium|I/O) error, dev {_DISK},"
     rf" sector \d|^Buffer I/O error on dev {_DISK}, logical block \d"
 )
 PCIE_ERROR = (
     r"^[\w-]+ [0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]: (?:AER: )?"
-    r"PCIe Bus Error: severity=(?:Uncorrected|Fatal)"
+    r"PCIe Bus Error: severity=(?:Uncorrect(?:ed|able)|Fatal)"  # newer kernels: Uncorrectable
 )
 
 
@@ -106,6 +111,7 @@ KINDS: tuple[LineKind, ...] = (
         "processor or memory",
         "have the processor or the memory that it names replaced (rasdaemon, mcelog)",
         MACHINE_CHECK + r".*(?:Uncorrected|uncorrected|Fatal)",
+        AMD_MACHINE_CHECK,
     ),
     *_broken(
         "memory-failure",

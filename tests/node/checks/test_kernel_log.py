@@ -66,6 +66,8 @@ def test_a_sites_own_pattern_finds_nothing_in_a_line_that_begins_with_a_program(
         "block nvme0n1: no available path - failing I/O",
         "md/raid0md0: Disk failure on nvme0n1p1 detected, failing array.",
         "mce: [Hardware Error]: Machine check: Uncorrected error",
+        "[Hardware Error]: System Fatal error.",
+        "[Hardware Error]: Uncorrected, software restartable error.",
     ],
 )
 def test_what_the_kernel_says_of_broken_hardware_is_a_fault(text: str, well: CheckContext) -> None:
@@ -79,6 +81,7 @@ def test_what_the_kernel_says_of_broken_hardware_is_a_fault(text: str, well: Che
         "nvme nvme0: I/O 5 QID 2 timeout, reset controller",
         "nvme nvme4: I/O tag 22 (2016) opcode 0x2 (Admin Cmd) QID 0 timeout, reset controller",
         "NETDEV WATCHDOG: eth0 (mlx5_core): transmit queue 3 timed out",
+        "nvidia 0000:3b:00.0: PCIe Bus Error: severity=Uncorrectable (Fatal), type=Data Link",
         "mlx5_core 0000:3b:00.0: print_health_info:413: Health issue observed, firmware internal",
     ],
 )

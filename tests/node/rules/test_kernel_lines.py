@@ -27,6 +27,9 @@ from slurm_health.node.rules.kernel_lines import (
 BROKEN = [
     "mce: [Hardware Error]: Machine check: Uncorrected error in user-access",
     "mce: [Hardware Error]: Fatal machine check on current CPU",
+    "[Hardware Error]: System Fatal error.",
+    "[Hardware Error]: Uncorrected, software restartable error.",
+    "[Hardware Error]: Uncorrected, software containable error.",
     "Memory failure: 0x9f3a10: recovery action for dirty LRU page: Failed",
     "Memory failure: 0x9f3a10: recovery action for high-order kernel page: Ignored",
     "EXT4-fs error (device nvme0n1p2): ext4_lookup:1785: inode #2: comm ls: deleted inode: 12",
@@ -76,6 +79,15 @@ WORTH_A_LOOK = [
     "Memory cgroup out of memory: Killed process 77 (python) total-vm:1kB, anon-rss:1kB",
     "pcieport 0000:00:01.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer",
     "nvidia 0000:3b:00.0: AER: PCIe Bus Error: severity=Uncorrected (Non-Fatal)",
+    "nvidia 0000:3b:00.0: PCIe Bus Error: severity=Uncorrectable (Fatal), type=Transaction Layer",
+    "nvidia 0000:3b:00.0: AER: PCIe Bus Error: severity=Uncorrectable (Non-Fatal), type=Data Link",
+]
+CORRECTED = [
+    "nvidia 0000:3b:00.0: PCIe Bus Error: severity=Corrected, type=Physical Layer, (Receiver ID)",
+    "nvidia 0000:3b:00.0: PCIe Bus Error: severity=Correctable, type=Physical Layer, (Receiver ID)",
+    "[Hardware Error]: Corrected error, no action required.",
+    "[Hardware Error]: Deferred error, no action required.",
+    "[Hardware Error]: CPU:2 (19:1:0) MC17_STATUS[Over|CE|MiscV|-|-|-|-|SyndV|-]: 0xd8204040000",
 ]
 OF_DEVICES = {
     XID: "NVRM: Xid (PCI:0000:3b:00): 79, pid=77, name=python, GPU has fallen off the bus.",
@@ -178,6 +190,11 @@ def test_a_line_that_tells_of_broken_hardware_is_a_fault(line: str) -> None:
 def test_a_line_that_a_program_may_cause_is_a_warning_and_no_fault(line: str) -> None:
     assert matching(line, WARNINGS)
     assert not matching(line, FAULTS)
+
+
+@pytest.mark.parametrize("line", CORRECTED)
+def test_an_error_that_the_hardware_has_corrected_is_neither(line: str) -> None:
+    assert not matching(line)
 
 
 @pytest.mark.parametrize(("pattern", "line"), OF_DEVICES.items())
