@@ -30,6 +30,7 @@ _BASE = "/sys/class/infiniband"
 _COUNTERS = ("link_downed", "symbol_error", "port_rcv_errors", "local_link_integrity_errors")
 Rate = Annotated[float, msgspec.Meta(gt=0)]
 _ERRORS = ("rx_errors", "tx_errors", "rx_crc_errors")
+_SAFE_NAMES = re.compile(r"[\w:.-]{1,150}", re.ASCII)  # a file's has 255 bytes at most
 
 
 class Port(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,8 +77,9 @@ class InfiniBand(Check, frozen=True, kw_only=True):
             for device in devices
             for number in machine.entries(f"{_BASE}/{device}/ports")
         }
-        counters = {name: port.counters for name, port in ports.items()}
-        key = f"infiniband.{machine.context}"
+        wanted = {_full(name) for name in self.ports} or set(ports)
+        counters = {name: port.counters for name, port in ports.items() if name in wanted}
+        key = ".".join(["infiniband", machine.context, *_in_a_name(self.ports)])
         before, age_s = exchange(machine, key, counters, dict[str, dict[str, int]])
         return InfiniBandSeen(ports=ports, before=before, age_s=age_s)
 
@@ -138,6 +140,16 @@ def is_compared(name: str, ports: Mapping[str, Port]) -> bool:
 def _full(name: str) -> str:
     """Return a port's whole name: an adapter named alone means its first port."""
     return name if ":" in name else f"{name}:1"
+
+
+def _in_a_name(ports: tuple[str, ...]) -> list[str]:
+    """Return what stands for these ports in the name of a file, nothing for all ports."""
+    names = sorted({_full(name) for name in ports})
+    if not names or _SAFE_NAMES.fullmatch(".".join(names)):
+        return names
+    import hashlib  # it loads a large library, and few sites have such names
+
+    return [hashlib.sha256("\n".join(names).encode()).hexdigest()[:32]]
 
 
 def _is_active(port: Port) -> bool:

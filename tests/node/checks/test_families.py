@@ -230,6 +230,34 @@ def test_port_errors_are_told_by_what_they_grew(well: CheckContext) -> None:
     assert "lost its link 1 time in" in find_out(check, later(well, 120)).text
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (("mlx5_0",), ("mlx5_1",)),
+        (("mlx5_0",), ("mlx5_1:1", "mlx5_0")),
+        (("mlx5_1",), ()),
+        (("mlx5_0",), ("mlx5_1", *(f"mlx5_{n}" for n in range(2, 100)))),
+        (("mlx5_0",), ("mlx5_1", "../../" + "x" * 300)),
+    ],
+)
+def test_each_of_two_checks_of_ports_sees_a_link_that_was_lost(
+    well: CheckContext, one: tuple[str, ...], other: tuple[str, ...]
+) -> None:
+    checks = InfiniBand(ports=one), InfiniBand(ports=other)
+    for check in checks:
+        check.collect(well)
+    tree(well.root, {f"{IB.format(n=n)}/counters/link_downed": "7\n" for n in (0, 1)})
+    for check in checks:
+        seen = check.collect(later(well, 300))
+        known = {f"mlx5_{n}:1" for n in (0, 1)}
+        wanted = {name if ":" in name else f"{name}:1" for name in check.ports} or known
+        assert set(seen.before or {}) == wanted & known
+        if wanted <= known:
+            assert "lost its link 7 times in 300 s" in check.judge(seen).text
+    assert well.state is not None
+    assert {each.parent for each in well.state.rglob("*.json")} == {well.state / "seen"}
+
+
 ETHERNET = "Ethernet\n"
 
 
