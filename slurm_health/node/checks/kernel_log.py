@@ -44,6 +44,7 @@ _XID, _SXID = re.compile(XID), re.compile(SXID)
 _LOST_GPU, _LOST_GPU_NAMED = re.compile(LOST_GPU), re.compile(LOST_GPU_NAMED)
 _LOST = 79  # the Xid of a GPU that has fallen off the bus
 _OF_A_LINK = 74
+_WANTED_NOW = 154  # what the driver wants done to recover: each takes the place of the one before
 
 Numbers = tuple[Annotated[int, msgspec.Meta(ge=1, le=99_999)], ...]
 
@@ -173,7 +174,7 @@ class _Error(NamedTuple):
 
 
 class Xid(Check, frozen=True, kw_only=True):
-    """The latest Xids and SXids, judged by NVIDIA's tables as the site has amended them."""
+    """The worst Xids and SXids, judged by NVIDIA's tables as the site has amended them."""
 
     SEEN = list[KernelMessage]
     TOGETHER = True
@@ -192,9 +193,9 @@ class Xid(Check, frozen=True, kw_only=True):
 
     def judge(self, seen: list[KernelMessage]) -> Finding:
         """Judge each GPU's and NVSwitch's errors; a number counts once for each of them."""
-        latest = self._latest(seen)
-        parts = [passed("", xids=len(latest))]
-        for error in latest:
+        deciding = self._deciding(seen)
+        parts = [passed("", xids=len(deciding))]
+        for error in deciding:
             status, text = self._status(error)
             device = "GPU" if error.kind == "Xid" else "NVSwitch"
             said = f"{device} {error.bus}: {error.kind} {error.number}"
@@ -208,9 +209,9 @@ class Xid(Check, frozen=True, kw_only=True):
                 parts.append(warned(said, xid=error.number))
         return joined(parts, well="no Xid or SXid that points to a fault of the node")
 
-    def _latest(self, seen: list[KernelMessage]) -> list[_Error]:
-        """Return the latest of each device and number; of an SXid, one that tells its severity."""
-        latest: dict[tuple[str, str, int], _Error] = {}
+    def _deciding(self, seen: list[KernelMessage]) -> list[_Error]:
+        """Return the worst of each device and number, of several the latest."""
+        deciding: dict[tuple[str, str, int], _Error] = {}
         named = "of unknown address"
         for message in seen:
             if lost := _LOST_GPU.search(message.text):
@@ -224,11 +225,19 @@ class Xid(Check, frozen=True, kw_only=True):
                     named = several["bus"]
                 continue
             key = error.kind, error.bus, error.number
-            before = latest.get(key)
-            # The lines that follow the driver's word hold figures.
-            if before is None or error.kind == "Xid" or error.word or not before.word:
-                latest[key] = error
-        return list(latest.values())
+            before = deciding.get(key)
+            is_state = error.kind == "Xid" and error.number == _WANTED_NOW
+            if before is None or is_state or self._weight(error) >= self._weight(before):
+                deciding[key] = error
+        return list(deciding.values())
+
+    def _weight(self, error: _Error) -> tuple[int, bool]:
+        """Return how much an error says: how bad it is, then whether it tells its severity.
+
+        The lines that follow an NVSwitch's word hold figures.
+        """
+        status, _ = self._status(error)
+        return list(Status).index(status), bool(error.word or fatal_link(error.text))
 
     def _status(self, error: _Error) -> tuple[Status, str]:
         if error.number in self.ignore:

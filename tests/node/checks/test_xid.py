@@ -75,11 +75,12 @@ def test_what_a_program_can_cause_at_a_peer_drains_nobody() -> None:
     assert judge_xid(109) == (Status.NODE_FAULT, "context switch timed out; reset the GPU")
 
 
-def said(tmp_path: Path, *lines: str) -> Finding:
+def said(tmp_path: Path, *lines: str, check: Xid | None = None) -> Finding:
     """Return what is found where the kernel wrote these lines, one after the other."""
     log = "".join(f"3,9,{9990000000 + n},-;{line}\n" for n, line in enumerate(lines))
     context = tree(tmp_path, {"/dev/kmsg": log, "/proc/uptime": "10000.0 1\n"})
-    return Xid().judge(Xid().collect(context))
+    check = check or Xid()
+    return check.judge(check.collect(context))
 
 
 LINK = "XC0 i0 Link 01 (0x021425c6 0x00000000)"
@@ -100,6 +101,50 @@ def test_an_nvlink_5_error_is_judged_by_the_drivers_last_words(
     tmp_path: Path, line: str, status: Status
 ) -> None:
     assert said(tmp_path, f"NVRM: Xid (PCI:0009:01:00): {line}").status is status
+
+
+LINK_ERROR = "NVRM: Xid (PCI:0000:3b:00): 74, pid=77, name=python, NVLink: "
+SWITCH = "nvidia-nvswitch0: SXid (PCI:0000:c2:00.0): "
+
+
+@pytest.mark.parametrize("fatal_first", [True, False])
+@pytest.mark.parametrize(
+    ("fatal", "harmless", "words"),
+    [
+        (
+            f"NVRM: Xid (PCI:0000:3b:00): 149, NETIR_LINK_EVT  Fatal   {LINK}",
+            "NVRM: Xid (PCI:0000:3b:00): 149, NETIR_LINK_EVT  Nonfatal XC0 i0 Link 07 (0x0)",
+            "fatal NVLink error (NETIR_LINK_EVT)",
+        ),
+        (
+            f"{SWITCH}20034, Fatal, Link 28 LTSSM Fault Up",
+            f"{SWITCH}20034, Non-fatal, Link 30 LTSSM Fault Up",
+            "Link 28 LTSSM Fault Up: fatal",
+        ),
+        (
+            f"{LINK_ERROR}fatal error detected on link 14(0x0, 0x0)",
+            f"{LINK_ERROR}error detected on link 2 (0x0)",
+            "fatal NVLink error on link 14",
+        ),
+    ],
+)
+def test_a_harmless_error_of_the_same_number_hides_no_fatal_one(
+    tmp_path: Path, fatal: str, harmless: str, words: str, fatal_first: bool
+) -> None:
+    lines = [fatal, harmless] if fatal_first else [harmless, fatal]
+    found = said(tmp_path, *lines, check=Xid(fatal_link_drains=True))
+
+    assert found.status is Status.NODE_FAULT
+    assert words in found.text
+    assert found.figures["xids"] == 1
+
+
+def test_of_two_errors_that_are_as_bad_the_later_is_told(tmp_path: Path) -> None:
+    texts = ["Fatal, Link 28 LTSSM Fault Up", "Fatal, Link 30 LTSSM Fault Up", "Data {0x10}"]
+    found = said(tmp_path, *(f"{SWITCH}20034, {text}" for text in texts))
+
+    assert "Link 30" in found.text
+    assert "Link 28" not in found.text
 
 
 def recovery(before: str, now: str) -> str:
