@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
+from itertools import islice
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -38,7 +40,7 @@ from slurm_health.records.errors import Unmeasured
 KERNEL_LOG = "kernel log"
 _MESSAGE_BYTES = 8192  # /dev/kmsg gives one record a read, and none is longer
 _MOST_MESSAGES = 100_000
-_KEPT_MESSAGES = 200
+_KEPT_MESSAGES = 200  # of each kind: what a child answers is limited, and a log may be flooded
 _LINE_CHARACTERS = 300
 _XID, _SXID = re.compile(XID), re.compile(SXID)
 _LOST_GPU, _LOST_GPU_NAMED = re.compile(LOST_GPU), re.compile(LOST_GPU_NAMED)
@@ -57,7 +59,7 @@ class KernelMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_messages(machine: CheckContext, pattern: str, window_s: float) -> list[KernelMessage]:
-    """Return the latest messages of the kernel that match, no older than `window_s`.
+    """Return the messages of the kernel that match, no older than `window_s`, the latest last.
 
     Where a drain is tested again, they count from `window_s` before that drain on, however long ago
     it was: that a message grows old repairs nothing. Those from before a person returned the node
@@ -93,7 +95,7 @@ def read_messages(machine: CheckContext, pattern: str, window_s: float) -> list[
     lost = first is None or (first[0] > 0 and first[1] > since_s)
     if machine.drained_uptime_s is not None and lost:
         raise Unmeasured("the kernel's log does not reach back to the drain any more")
-    return found[-_KEPT_MESSAGES:]
+    return found
 
 
 def uptime_s(machine: CheckContext) -> float:
@@ -147,8 +149,10 @@ class KernelLog(Check, frozen=True, kw_only=True):
 
     def collect(self, machine: CheckContext) -> list[KernelMessage]:
         """Read /dev/kmsg."""
-        patterns = "|".join(f"(?:{each})" for each in (*self.fault, *self.warn))
-        return read_messages(machine, patterns, self.window_s) if patterns else []
+        pattern = _any_of((*self.fault, *self.warn))
+        seen = read_messages(machine, pattern, self.window_s) if pattern else []
+        kept = {place for kind in (self.fault, self.warn) for place in _latest(seen, kind)}
+        return [seen[place] for place in sorted(kept)]
 
     def judge(self, seen: list[KernelMessage]) -> Finding:
         """Name the latest message of the worst kind."""
@@ -162,8 +166,24 @@ class KernelLog(Check, frozen=True, kw_only=True):
         return joined(parts or [passed("")], well="nothing relevant in the kernel log")
 
 
+def _any_of(patterns: Sequence[str]) -> str:
+    return "|".join(f"(?:{each})" for each in patterns)
+
+
+def _latest(seen: Sequence[KernelMessage], patterns: Sequence[str]) -> list[int]:
+    """Return where the latest messages stand that match one of the patterns."""
+    if not patterns:
+        return []
+    wanted = re.compile(_any_of(patterns))
+    places = (n for n in reversed(range(len(seen))) if wanted.search(seen[n].text))
+    return list(islice(places, _KEPT_MESSAGES))
+
+
 class _Error(NamedTuple):
-    """An error of a device; `word` is how severe an NVSwitch's is, empty where it is not told."""
+    """An error of a device; `word` is how severe an NVSwitch's is, empty where it is not told.
+
+    `places` are those of the messages that tell of it.
+    """
 
     kind: str
     bus: str
@@ -171,6 +191,7 @@ class _Error(NamedTuple):
     word: str
     text: str
     age_s: float
+    places: tuple[int, ...]
 
 
 class Xid(Check, frozen=True, kw_only=True):
@@ -188,8 +209,10 @@ class Xid(Check, frozen=True, kw_only=True):
     fatal_link_drains: bool = False
 
     def collect(self, machine: CheckContext) -> list[KernelMessage]:
-        """Read /dev/kmsg."""
-        return read_messages(machine, ANY_XID, self.window_s)
+        """Read /dev/kmsg, and keep the messages that decide, the worst where they are many."""
+        seen = read_messages(machine, ANY_XID, self.window_s)
+        worst = sorted(self._deciding(seen), key=self._weight, reverse=True)[:_KEPT_MESSAGES]
+        return [seen[n] for n in sorted({n for error in worst for n in error.places})]
 
     def judge(self, seen: list[KernelMessage]) -> Finding:
         """Judge each GPU's and NVSwitch's errors; a number counts once for each of them."""
@@ -213,16 +236,19 @@ class Xid(Check, frozen=True, kw_only=True):
         """Return the worst of each device and number, of several the latest."""
         deciding: dict[tuple[str, str, int], _Error] = {}
         named = "of unknown address"
-        for message in seen:
-            if lost := _LOST_GPU.search(message.text):
-                error = _Error("Xid", lost["bus"] or named, _LOST, "", "", message.age_s)
-            elif found := _XID.search(message.text):
-                error = _error(found, "", message)
-            elif found := _SXID.search(message.text):
-                error = _error(found, found["word"] or "", message)
+        naming: tuple[int, ...] = ()
+        for place, message in enumerate(seen):
+            if lost := _LOST_GPU.match(message.text):
+                places = (place,) if lost["bus"] else (*naming, place)
+                bus = lost["bus"] or named
+                error = _Error("Xid", bus, _LOST, "", "", message.age_s, places)
+            elif found := _XID.match(message.text):
+                error = _error(found, "", message, place)
+            elif found := _SXID.match(message.text):
+                error = _error(found, found["word"] or "", message, place)
             else:
-                if several := _LOST_GPU_NAMED.search(message.text):
-                    named = several["bus"]
+                if several := _LOST_GPU_NAMED.match(message.text):
+                    named, naming = several["bus"], (place,)
                 continue
             key = error.kind, error.bus, error.number
             before = deciding.get(key)
@@ -255,6 +281,6 @@ class Xid(Check, frozen=True, kw_only=True):
         return status, f"{error.text}: {text}"
 
 
-def _error(found: re.Match[str], word: str, message: KernelMessage) -> _Error:
-    number = int(found["number"])
-    return _Error(found["kind"], found["bus"], number, word, found["text"], message.age_s)
+def _error(found: re.Match[str], word: str, message: KernelMessage, place: int) -> _Error:
+    kind, bus, number, text = found.group("kind", "bus", "number", "text")
+    return _Error(kind, bus, int(number), word, text, message.age_s, (place,))

@@ -7,6 +7,7 @@ The hooks and the administrators' commands call it; `draining` performs what is 
     settings       the hooks' tables in the site's file, with their defaults; patterns of nodes
     xid            what an Xid means for the node, by NVIDIA's catalogue
     kernel_lines   the lines of the kernel's log that count, and that no user can write
+    telling_lines  which of them tell most, where there is room for few
     meaning        what an Xid, an SXid or such a line means, for a person who has met one
     breaker        how many nodes may be drained at once
     recovery       when a node that a hook drained may be resumed

@@ -33,6 +33,7 @@ from slurm_health.node.rules.kernel_lines import (
     WARNINGS,
     XID,
 )
+from slurm_health.node.rules.telling_lines import most_telling
 from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import Unmeasured
 from slurm_health.records.text import cut, one_line, whole_number
@@ -55,7 +56,7 @@ _MESSAGES = "|".join(
         for each in (ANY_XID, OUT_OF_MEMORY, HUNG_TASK, *FAULTS, *WARNINGS)
     )
 )
-_MOST_MESSAGES = 40
+_MOST_READ, _MOST_MESSAGES = 400, 40  # the first with those of GPUs that belong to other jobs
 _CLOCKS_S = 1.0  # by which those of nodes differ
 _MOST_LINES = 20
 _LINE_CHARACTERS = 300
@@ -127,7 +128,9 @@ def tell(
     ]
     return NodeTold(
         node=node,
-        kernel=of_the_job(seen.get("kernel log", ()), gpus.buses, count),
+        kernel=most_telling(
+            of_the_job(seen.get("kernel log", ()), gpus.buses, count), _MOST_MESSAGES
+        ),
         kills=kills.kills,
         limit_bytes=kills.limit_bytes,
         lost_gpus=gpus.lost,
@@ -167,7 +170,7 @@ def kernel_lines(root: Path, age_s: float) -> tuple[str, ...]:
         Unmeasured: its log cannot be read: many sites keep it for root.
     """
     found = read_messages(CheckContext(root=root), _MESSAGES, age_s + _CLOCKS_S)
-    return tuple(each.text for each in found[-_MOST_MESSAGES:])
+    return most_telling([each.text for each in found], _MOST_READ)
 
 
 def of_the_job(lines: Sequence[str], buses: Sequence[str], count: int | None) -> tuple[str, ...]:
@@ -337,7 +340,8 @@ def within(told: NodeTold, most_bytes: int) -> Iterator[bytes]:
     """Return a node's message; what makes it longer than that is left out, dumps first."""
     replaced = msgspec.structs.replace
     without = replaced(told, flights=(), not_seen={**told.not_seen, "dumps": "too long to be sent"})
-    short = replaced(without, kernel=told.kernel[-5:], state=told.state[:5], left=told.left[:5])
+    kernel = most_telling(told.kernel, 5)
+    short = replaced(without, kernel=kernel, state=told.state[:5], left=told.left[:5])
     for each in (told, without):
         lines = list(lines_of(each, 1))
         if sum(map(len, lines)) <= most_bytes:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from slurm_health.node.checks.check import CheckContext
@@ -88,6 +89,34 @@ def test_what_the_kernel_says_of_broken_hardware_is_a_fault(text: str, well: Che
 def test_what_may_pass_is_a_warning(text: str, well: CheckContext) -> None:
     tree(well.root, {"/dev/kmsg": f"3,7,9990000000,-;{text}\n"})
     assert find_out(KernelLog(), well).status is Status.WARN
+
+
+@pytest.mark.parametrize("warnings", [1, 200, 3000])
+def test_no_number_of_warnings_makes_a_node_forget_a_fault(
+    warnings: int, well: CheckContext
+) -> None:
+    later = (f"I/O error, dev sda, sector {n} op 0x0:(READ) {'.' * 300}" for n in range(warnings))
+    lines = ["EXT4-fs (sda1): Remounting filesystem read-only", *later]
+    tree(well.root, {"/dev/kmsg": "".join(f"3,7,9990000000,-;{line}\n" for line in lines)})
+    found = find_out(KernelLog(), well)
+
+    assert found.status is NODE
+    assert found.text == f"kernel: {lines[0]} (10 s ago)"
+    assert len(msgspec.msgpack.encode(KernelLog().collect(well))) < 1 << 19
+
+
+def test_a_message_that_is_fault_and_warning_counts_once_as_each(well: CheckContext) -> None:
+    text = "Buffer I/O error on dev sdd1, logical block 0, lost sync page write"
+    tree(well.root, {"/dev/kmsg": f"3,7,9990000000,-;{text}\n"})
+
+    assert find_out(KernelLog(), well).text == f"kernel: {text} (10 s ago)"
+
+
+def test_a_site_may_look_for_warnings_alone_or_for_nothing(well: CheckContext) -> None:
+    tree(well.root, {"/dev/kmsg": "3,7,9990000000,-;EXT4-fs (sda1): Remounting filesystem\n"})
+
+    assert find_out(KernelLog(fault=(), warn=("^EXT4-fs",)), well).status is Status.WARN
+    assert find_out(KernelLog(fault=(), warn=()), well).status is Status.PASS
 
 
 @pytest.mark.parametrize("line", [";;;", "x,y,z,-;EXT4-fs error", "3;EXT4-fs error", "\xff"])

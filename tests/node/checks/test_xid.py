@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from slurm_health.node.checks.check import CheckContext
 from slurm_health.node.checks.kernel_log import Xid
 from slurm_health.node.rules.finding import Finding, Status
 from slurm_health.node.rules.xid import judge_xid
+from tests.node.checks.conftest import find_out
 from tests.support.sites import tree
 
 
@@ -234,6 +236,53 @@ def test_only_a_reboot_ends_what_is_always_fatal(tmp_path: Path) -> None:
 
 def test_an_error_of_an_nvswitch_that_is_not_fatal_is_a_warning(tmp_path: Path) -> None:
     assert sxid(tmp_path, "Non-fatal, Link 29 AN1 Heartbeat Timeout", 19084).status is Status.WARN
+
+
+LOST = "NVRM: Xid (PCI:0000:3b:00): 79, pid=7, name=x, GPU has fallen off the bus."
+LOST_IN_THREE = (
+    "NVRM: The NVIDIA GPU 0000:3b:00.0",
+    "NVRM: (PCI ID: 10de:2901) installed in this system has",
+    "NVRM: fallen off the bus and is not responding to commands.",
+)
+
+
+def flooded(tmp_path: Path, *lines: str, of_others: int) -> CheckContext:
+    """Return a node on which these lines are followed by so many of a program on another GPU."""
+    exception = "NVRM: Xid (PCI:0000:86:00): 13, pid=77, name=python, Graphics SM Warp Exception"
+    later = (f"{exception} on (GPC 0, TPC {n})" for n in range(of_others))
+    said = [(99_200.0, line) for line in lines] + [(99_300.0, line) for line in later]
+    log = "".join(f"3,{n},{int(at_s * 1e6)},-;{line}\n" for n, (at_s, line) in enumerate(said))
+    return tree(tmp_path, {"/dev/kmsg": log, "/proc/uptime": "100000.0 1.0\n"})
+
+
+@pytest.mark.parametrize("of_others", [199, 200, 5000])
+@pytest.mark.parametrize("lines", [(LOST,), LOST_IN_THREE])
+def test_no_number_of_harmless_errors_makes_a_node_forget_a_fault(
+    tmp_path: Path, lines: tuple[str, ...], of_others: int
+) -> None:
+    node = flooded(tmp_path, *lines, of_others=of_others)
+    retested = msgspec.structs.replace(node, context="retest", drained_uptime_s=99_290.0)
+
+    for context in (node, retested):
+        found = find_out(Xid(), context)
+        assert found.status is Status.NODE_FAULT
+        assert "GPU 0000:3b:00" in found.text
+        assert "Xid 79 800 s ago" in found.text
+        assert found.figures["xids"] == 2
+
+
+def test_what_is_kept_of_many_errors_is_short_and_has_the_worst(tmp_path: Path) -> None:
+    """What a child answers may have 1 MiB."""
+    lines = [
+        f"NVRM: Xid (PCI:{n:04x}:01:00): {number}, pid=7, name=x, {'text ' * 60}"
+        for number in (79, 63, 13)
+        for n in range(150)
+    ]
+    check = Xid()
+    seen = check.collect(flooded(tmp_path, *lines, of_others=5000))
+
+    assert len(msgspec.msgpack.encode(seen)) < 1 << 20
+    assert check.judge(seen).text.count("Xid 79") == 150
 
 
 def test_a_user_cannot_write_an_xid_by_naming_a_program(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -127,6 +127,37 @@ def test_what_the_kernel_said_since_the_script_began_is_collected(tmp_path: Path
     assert kernel_lines(tmp_path, 60.0) == ("NVRM: Xid (PCI:0000:3b:00): 48, pid=1",)
 
 
+def test_a_flood_of_harmless_lines_hides_no_fault_from_the_job(tmp_path: Path) -> None:
+    exception = "NVRM: Xid (PCI:0000:86:00): 13, pid=77, name=python, Graphics SM Warp Exception"
+    disk = "I/O error, dev sda, sector 8"
+    rare = [
+        "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, name=x, GPU has fallen off the bus.",
+        "EXT4-fs (sda1): Remounting filesystem read-only",
+        "Out of memory: Killed process 77 (python) total-vm:1kB, anon-rss:1kB",
+    ]
+    lines = [*rare, *[exception, disk] * 500]
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/uptime").write_text("1000.0 1.0\n")
+    (tmp_path / "dev/kmsg").write_text(
+        "".join(f"3,{n},990000000,-;{line}\n" for n, line in enumerate(lines))
+    )
+    found = kernel_lines(tmp_path, 60.0)
+
+    assert list(found[:3]) == rare
+    assert len(found) < len(lines)
+    short = within(NodeTold(node="n1", kernel=found), 1 << 10)
+    assert set(read_back(short).kernel) == {*rare, exception, disk}
+
+
+def read_back(message: Iterable[bytes]) -> NodeTold:
+    """Return what a message of lines says."""
+    reader = MessageReader[NodeTold](JsonDecoder(NodeTold))
+    told = [reader.take(line.rstrip(b"\n")) for line in message][-1]
+    assert told is not None
+    return told
+
+
 def test_a_kernel_log_that_may_not_be_read_says_why(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/uptime").write_text("1000.0 1.0\n")
@@ -213,12 +244,9 @@ def test_a_message_that_is_too_long_loses_dumps_first_and_then_older_lines() -> 
     )
     kernel = tuple(os.urandom(140).hex() for _ in range(40))
     whole = NodeTold(node="n1", kernel=kernel, flights=flights)
-    reader = MessageReader[NodeTold](JsonDecoder(NodeTold))
 
     def read(most_bytes: int) -> NodeTold:
-        found = [reader.take(line.rstrip(b"\n")) for line in within(whole, most_bytes)]
-        assert found[-1] is not None
-        return found[-1]
+        return read_back(within(whole, most_bytes))
 
     assert read(1 << 20) == whole
     without = msgspec.structs.replace(whole, flights=(), not_seen={"dumps": "too long to be sent"})
