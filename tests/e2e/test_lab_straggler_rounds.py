@@ -106,7 +106,7 @@ def assert_slow(run: Report, component: str) -> None:
 
 @COMMANDS
 def test_a_node_behind_a_slow_link_is_slow_at_communication(site: Site, command: Submit) -> None:
-    site.lab.fault.slow_link("n3", mbit=25)
+    site.lab.fault.slow_link("n3", mbit=60)  # beyond that a quick machine ends the round
 
     assert_slow(found_by(site, command), "network")
 
