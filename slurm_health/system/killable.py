@@ -273,9 +273,10 @@ def _serve(work: Work, pipe: int, lifetime_s: float) -> None:
 
 
 def _reset_signals() -> None:
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM):
+    ends = signal.SIGTERM, signal.SIGINT, signal.SIGALRM
+    for number in ends:
         signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ends)  # a supervisor has all of them blocked
 
 
 def _keep_only(pipe: int) -> int:

@@ -23,7 +23,7 @@ from slurm_health.system.killable import (
     run_all,
     run_one,
 )
-from tests.support.supervised import descendants
+from tests.support.supervised import descendants, eventually
 
 LONG_S = 3600.0
 
@@ -204,6 +204,25 @@ def _lives(pid: str) -> bool:
         return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
     except OSError:
         return False
+
+
+def test_a_child_whose_parent_was_killed_with_all_signals_blocked_ends_by_itself(
+    tmp_path: Path,
+) -> None:
+    note = tmp_path / "pid"
+    code = f"""
+import os, pathlib, signal, time
+from slurm_health.system.killable import run_one
+def work():
+    pathlib.Path({str(note)!r}).write_text(str(os.getpid()))
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(600)
+signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+run_one(work, 1.0)
+"""
+    argv = [sys.executable, "-c", code]
+    assert subprocess.run(argv, check=False, timeout=20).returncode == -signal.SIGKILL
+    eventually(lambda: not _lives(note.read_text()), "the end of the child")
 
 
 def test_what_is_answered_in_time_counts_however_late_it_is_read() -> None:
