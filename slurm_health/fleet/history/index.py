@@ -22,6 +22,7 @@ from slurm_health.records.verdict import Level
 # outweigh all others with journals of jobs that never were. Chosen: in 28 days it is four a day.
 MOST_JOBS_OF_USER = 100
 
+_TABLES = ("slurm_health_jobs", "slurm_health_seen")
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -87,6 +88,7 @@ class Index:
     def keep(self, root: Path, cluster: str, job: str, read: JobSeen, *, now_s: float) -> None:
         """Put in what a job's journal below `root` says, in place of what it said before.
 
+        Where nothing of it could be read, that stays.
         No check began after `now_s`, whatever its journal says.
         """
         rows = [
@@ -97,7 +99,8 @@ class Index:
         ]
         known = (cluster, job, read.uid, read.stamp, read.final_s, read.trouble, _text(root))
         with self._database.changes():
-            self._forget(cluster, job)
+            tables = ("slurm_health_jobs",) if read.trouble and not read.checks else _TABLES
+            self._forget(cluster, job, tables)
             self._database.do("INSERT INTO slurm_health_jobs VALUES (?, ?, ?, ?, ?, ?, ?)", known)
             self._database.put(
                 "INSERT INTO slurm_health_seen VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows
@@ -246,8 +249,8 @@ class Index:
         )
         return float(rows[:count][-1][0])
 
-    def _forget(self, cluster: str, job: str) -> None:
-        for table in ("slurm_health_jobs", "slurm_health_seen"):
+    def _forget(self, cluster: str, job: str, tables: Iterable[str] = _TABLES) -> None:
+        for table in tables:
             self._database.do(
                 f"DELETE FROM {table} WHERE cluster = ? AND job = ?",  # noqa: S608 - our names
                 (cluster, job),

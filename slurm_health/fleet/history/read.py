@@ -10,7 +10,6 @@ what takes long to read is left alone after a while, until the next time.
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import time
@@ -25,12 +24,14 @@ import msgspec
 
 from slurm_health.fleet.standing.observation import (
     MOST_VALUE,
+    NEVER_S,
     NODE_NAME,
     CheckFigure,
     CheckSeen,
     JobSeen,
     observations,
     shown,
+    unread,
     without_job_end,
 )
 from slurm_health.preflight.session.measurement import figures_of
@@ -105,15 +106,16 @@ def _stamp_and_time(root: Path, cluster: str, job: str) -> tuple[str, float]:
 def read_job(root: Path, cluster: str, job: str, *, most_bytes: int | None = None) -> JobSeen:
     """Return what the checks of a job say of their nodes.
 
-    With `most_bytes` no more than that is read of all its runs together.
+    With `most_bytes` no more than that is read of all its runs together. Where the filesystem gave
+    an error for one of them, the job is to be read again: what changes with it has not.
 
     Raises:
         OSError: the job's directory cannot be read, or is refused.
     """
     stamp, newest_s = _stamp_and_time(root, cluster, job)
     uid = journal.job_directory(root, cluster, job).lstat().st_uid
-    runs, troubles = [], []
-    budget = _Budget(most_bytes)
+    runs, troubles, passing = [], [], False
+    budget = _Budget(journal.job_directory(root, cluster, job), most_bytes)
     listed = journal.runs_of(root, cluster, job)
     if len(listed) > MOST_RUNS:
         troubles.append(f"it has more than {MOST_RUNS} runs: earlier ones are not read")
@@ -122,13 +124,14 @@ def read_job(root: Path, cluster: str, job: str, *, most_bytes: int | None = Non
             runs.append(_read_run(directory, budget))
         except (JournalError, OSError) as err:
             troubles.append(str(err))
+            passing |= isinstance(err, OSError) or isinstance(err.__cause__, OSError)
     if any(run.damaged for run in runs):
         troubles.append("it has damaged lines, which count nowhere")
     over = bool(runs) and runs[-1].over
     return JobSeen(
         uid=uid,
-        stamp=stamp,
-        final_s=newest_s + (_SETTLED_S if over else _ABANDONED_S),
+        stamp="" if passing else stamp,
+        final_s=NEVER_S if passing else newest_s + (_SETTLED_S if over else _ABANDONED_S),
         checks=tuple(run.check for run in runs if run.check),
         trouble=cut(one_line("; ".join(troubles)), _MOST_SAID),
     )
@@ -137,19 +140,20 @@ def read_job(root: Path, cluster: str, job: str, *, most_bytes: int | None = Non
 class _Budget:
     """How many bytes of a job may be read still, None for all."""
 
-    def __init__(self, most_bytes: int | None) -> None:
+    def __init__(self, of: Path, most_bytes: int | None) -> None:
+        self._of = of
         self._most_bytes = self._left_bytes = most_bytes
 
     def spend(self, data: bytes) -> bytes:
         """Return the data, if there is room for it.
 
         Raises:
-            OSError: there is none.
+            JournalError: there is none.
         """
         if self._left_bytes is not None:
             self._left_bytes -= len(data)
             if self._left_bytes < 0:
-                raise OSError(errno.EFBIG, f"it has more than {self._most_bytes} bytes")
+                raise JournalError(self._of, f"it has more than {self._most_bytes} bytes")
         return data
 
 
@@ -276,12 +280,10 @@ class Others:
         """Return what a job of a user says; None where that has not changed, or is not known."""
         look = self._look(uid, cluster, job)
         if look.trouble:
-            return JobSeen(uid=uid, stamp="", final_s=0.0, trouble=look.trouble)
+            return unread(look.trouble, uid=uid)
         if look.stamp is None or look.stamp == stamp:
             return None
-        return self.read(
-            uid, look.stamp, lambda: read_job(self._root, cluster, job, most_bytes=_MOST_BYTES)
-        )
+        return self.read(uid, look.stamp, lambda: self._read_job(uid, cluster, job))
 
     def read(self, uid: int, stamp: str, work: Callable[[], JobSeen]) -> JobSeen | None:
         """Return what a job of a user says, and why not where it cannot be read within limits."""
@@ -295,7 +297,13 @@ class Others:
             case None:
                 return None
         # What broke is not tried again before its stamp changes.
-        return JobSeen(uid=uid, stamp=stamp, final_s=0.0, trouble=why)
+        return unread(why, uid=uid, stamp=stamp)
+
+    def _read_job(self, uid: int, cluster: str, job: str) -> JobSeen:
+        try:
+            return read_job(self._root, cluster, job, most_bytes=_MOST_BYTES)
+        except OSError as err:
+            return unread(err.strerror or str(err), uid=uid)
 
     def _look(self, uid: int, cluster: str, job: str) -> _Look:
         """Return what changes with a job's journal, which is looked at with the user's next ones.

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Brings an index up to date with the journals: new jobs, jobs that went on, jobs that are gone.
 
-A job whose journal is settled is not looked at again, so an index of years costs one listing.
+A job whose journal is settled is not looked at again, so an index of years costs one listing. One
+that could not be read never is settled.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from slurm_health.fleet.history.database import Busy, DamagedIndex, Denied, is_i
 from slurm_health.fleet.history.index import Index
 from slurm_health.fleet.history.place import IndexPlace
 from slurm_health.fleet.history.read import Others
-from slurm_health.fleet.standing.observation import JobSeen
+from slurm_health.fleet.standing.observation import NEVER_S, JobSeen, unread
 from slurm_health.records.errors import IndexUnusable, JournalError
 from slurm_health.system import journal, private_files
 from slurm_health.system.accounts import Accounts
@@ -177,7 +178,9 @@ def bring_up_to_date(
     gone = [each for each, (_, ours) in known.items() if ours and each not in found]
     if gone:
         index.forget(gone)
-    open_ = sorted(each for each in found if each not in known or now_s <= known[each][0])
+    open_ = [each for each in found if each not in known or now_s <= known[each][0]]
+    # What could not be read comes last: it may take all the time that its user is given.
+    open_.sort(key=lambda each: (each in known and known[each][0] == NEVER_S, each))
     looks = journal.statuses([journal.job_directory(root, *each) for each in open_])
     known_looks = {each: look for each, look in zip(open_, looks, strict=True) if look is not None}
     accounts = accounts or Accounts()
@@ -185,7 +188,7 @@ def bring_up_to_date(
     for done, ((cluster, job), look) in enumerate(known_looks.items()):
         progress(done, len(known_looks))
         if look.trouble:
-            seen: JobSeen | None = _unknown(look.trouble)
+            seen: JobSeen | None = unread(look.trouble)
         else:
             stamp = index.stamp(cluster, job)
             seen = _read_if_changed(root, cluster, job, look.uid, stamp, others)
@@ -208,11 +211,7 @@ def _read_if_changed(
     except FileNotFoundError:
         return None  # it is being removed
     except OSError as err:
-        return _unknown(err.strerror or str(err))
-
-
-def _unknown(trouble: str) -> JobSeen:
-    return JobSeen(uid=-1, stamp="", final_s=0.0, trouble=trouble)
+        return unread(err.strerror or str(err))
 
 
 def _jobs(root: Path) -> Iterator[tuple[str, str]]:

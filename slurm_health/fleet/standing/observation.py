@@ -117,6 +117,19 @@ class JobSeen(msgspec.Struct, frozen=True, kw_only=True):
     trouble: str = ""
 
 
+# From when on a job is final that could not be read: it is looked at again until it can be. Not
+# infinity, which MariaDB does not keep in a number; this one every database gives back as it is.
+NEVER_S = 1e15
+
+
+def unread(trouble: str, *, uid: int = -1, stamp: str = "") -> JobSeen:
+    """Return what is known of a job that could not be read, which is tried again.
+
+    With a stamp that waits until the stamp changes.
+    """
+    return JobSeen(uid=uid, stamp=stamp, final_s=NEVER_S, trouble=trouble)
+
+
 def observations(
     master: Sequence[Record],
     nodes: Mapping[str, Sequence[Record]],

@@ -294,6 +294,40 @@ def test_a_journal_that_cannot_be_read_is_counted_and_the_others_are_there(tmp_p
     assert "others can write" in reasons
 
 
+@pytest.mark.parametrize("part", ["", "n1.jsonl"])
+def test_a_job_that_could_not_be_read_once_is_read_when_it_can_be(
+    tmp_path: Path, part: str
+) -> None:
+    root, index = tmp_path / "journal", tmp_path / "index"
+    hindered = write_healthy_run(root, job=12, nodes=("n1", "n2")).directory / part
+    mode = hindered.stat().st_mode
+    hindered.chmod(0o666)  # others can write, so it is refused
+    assert indexed(root, index) == set()
+
+    hindered.chmod(mode)
+
+    assert indexed(root, index) == {"n1", "n2"}
+    assert troubles_of(root, index) == {}
+
+
+def test_a_job_that_cannot_be_read_any_more_keeps_what_was_read_of_it(tmp_path: Path) -> None:
+    root, index = tmp_path / "journal", tmp_path / "index"
+    run = write_healthy_run(root, job=12, nodes=("n1", "n2"))
+    assert indexed(root, index) == {"n1", "n2"}
+
+    run.directory.chmod(0o777)
+    assert indexed(root, index) == {"n1", "n2"}
+    assert list(troubles_of(root, index).values()) == [1]
+
+    shutil.rmtree(run.directory.parent)
+    assert indexed(root, index) == set()
+
+
+def troubles_of(root: Path, index: Path) -> dict[str, int]:
+    with refresh.opened(place.choose(str(index), {}, root), root, now_s=NOW_S) as found:
+        return found.troubles()
+
+
 def test_two_processes_index_the_same_journals_at_once(tmp_path: Path) -> None:
     root = tmp_path / "journal"
     for job in range(40):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from slurm_health.fleet.history.read import MOST_RUNS, Others, read_job, stamp_of
-from slurm_health.fleet.standing.observation import JobSeen
+from slurm_health.fleet.standing.observation import NEVER_S, JobSeen
 from tests.fleet.history.test_refresh import checks_of, indexed
 from tests.support.journals import write_healthy_run
 
@@ -101,4 +101,21 @@ def test_what_another_users_journal_takes_of_memory_is_limited() -> None:
 
     assert found is not None
     assert (found.uid, found.stamp, found.checks) == (7, "stamp", ())
+    assert found.final_s == NEVER_S  # what is written there later is looked at
     assert "cannot be read within limits: MemoryError" in found.trouble
+
+
+def test_a_job_of_another_user_that_could_not_be_read_is_tried_again(tmp_path: Path) -> None:
+    run = write_healthy_run(tmp_path, job=12, nodes=("n1", "n2"))
+    others = {("lab", "12"): 7}
+
+    run.directory.chmod(0o777)
+    refused = Others(tmp_path, others).read_if_changed(7, "lab", "12", None)
+    run.directory.chmod(0o700)
+
+    assert refused is not None
+    assert "others can write" in refused.trouble
+    assert refused.final_s == NEVER_S
+    seen = Others(tmp_path, others).read_if_changed(7, "lab", "12", refused.stamp)
+    assert seen is not None
+    assert (seen.trouble, len(seen.checks)) == ("", 1)
