@@ -260,7 +260,7 @@ def test_any_script_is_refused_or_submitted_unchanged(script: bytes) -> None:
     with suppress(SlurmHealthError):
         settings = own_options.from_script(header(script), "train.sh")
         line = parse([], own={}, read_help=str)
-        asked = options_asked(line, header(script), {})
+        asked = options_asked(line, header(script), {}, str)
         counts = node_counts(asked, settings)
         if counts is not None:
             require_room(counts, asked, {})
@@ -293,7 +293,7 @@ def test_any_command_line_is_taken_apart_or_refused(given: list[bytes], help_tex
         line = parse(words, own=own_options.TAKES_VALUE, read_help=lambda: help_text)
         assert len(line.plain) <= len(words)
         own_options.from_words(line.own)
-        node_counts(options_asked(line, [], {}), {"spares": 1})
+        node_counts(options_asked(line, [], {}, lambda: help_text), {"spares": 1})
     listed_options(help_text)
 
 

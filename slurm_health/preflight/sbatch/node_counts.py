@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from slurm_health.preflight.sbatch.arguments import CommandLine, parse
@@ -135,16 +136,39 @@ def rooms_of(asked: Mapping[str, str], partitions: Mapping[str, Partition]) -> d
 
 
 def options_asked(
-    line: CommandLine, header: Sequence[bytes], environ: Mapping[str, str]
+    line: CommandLine,
+    header: Sequence[bytes],
+    environ: Mapping[str, str],
+    read_help: Callable[[], str],
 ) -> dict[str, str]:
-    """Return sbatch's options: the command line wins over its variables, these over the script."""
-    words: list[str] = []
+    """Return sbatch's options: the command line wins over its variables, these over the script.
+
+    `read_help` returns the text of `sbatch --help`; the script's lines ask for it once at most.
+    """
+    script = _values(list(_words(header)), functools.cache(read_help))
+    variables = {name: environ[key] for key, name in _VARIABLES.items() if environ.get(key)}
+    return {**script, **variables, **line.values}
+
+
+def _words(header: Sequence[bytes]) -> Iterator[list[str]]:
+    """Yield the words of each of sbatch's lines."""
     for text in header:
         if text.startswith(b"#SBATCH"):
             try:
-                words += shlex.split(os.fsdecode(text[len(b"#SBATCH") :]), comments=True)
+                yield shlex.split(os.fsdecode(text[len(b"#SBATCH") :]), comments=True)
             except ValueError:
                 continue  # sbatch will say what it thinks of it
-    script = parse(words, own={}, read_help=str)
-    variables = {name: environ[key] for key, name in _VARIABLES.items() if environ.get(key)}
-    return {**script.values, **variables, **line.values}
+
+
+def _values(lines: Sequence[Sequence[str]], read_help: Callable[[], str]) -> dict[str, str]:
+    """Return what the lines of a script say, as sbatch reads them: all together.
+
+    Where one of them cannot be understood, each is read alone, so that it hides no other.
+    """
+    whole = parse([word for words in lines for word in words], own={}, read_help=read_help)
+    if whole.undecided is None and whole.script is None and not whole.components:
+        return whole.values
+    found: dict[str, str] = {}
+    for words in lines:
+        found |= parse(words, own={}, read_help=read_help).values
+    return found

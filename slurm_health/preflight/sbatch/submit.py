@@ -251,7 +251,7 @@ class _Job:
             return _Prepared(script=script, text=script)
         if has_components(script):
             raise UsageError(f"{self._title()}: {_COMPONENTS}")
-        asked = options_asked(self.line, lines, self.environ)
+        asked = options_asked(self.line, lines, self.environ, lambda: _sbatch_help(self.sbatch))
         if settings.get("spares") == AUTO:
             # Not free, and few jobs ask.
             from slurm_health.preflight.sbatch.advised_spares import with_advised_spares

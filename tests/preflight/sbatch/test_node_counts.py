@@ -17,10 +17,13 @@ from slurm_health.system.slurm.parsing import partition_of
 
 
 def asked(
-    *words: str, header: Sequence[bytes] = (), environ: Mapping[str, str] | None = None
+    *words: str,
+    header: Sequence[bytes] = (),
+    environ: Mapping[str, str] | None = None,
+    help_text: str = "",
 ) -> dict[str, str]:
     line = parse([*words, "train.sh"], own={}, read_help=str)
-    return options_asked(line, header, environ or {})
+    return options_asked(line, header, environ or {}, lambda: help_text)
 
 
 def test_without_spares_and_range_the_job_asks_for_what_it_asked_for() -> None:
@@ -36,6 +39,37 @@ def test_spares_are_added_to_the_nodes_of_the_script() -> None:
     header = [b"#!/bin/sh", b"#SBATCH --time=1 -N 4 # four", b"#HEALTH --spares=1"]
     counts = node_counts(asked(header=header), {"spares": "1"})
     assert counts == NodeCounts(request="5", wanted=4, needed=4, spares=1)
+
+
+PLUGIN = [
+    b"#SBATCH --no-container-mount-home",
+    b"#SBATCH --container-image a.sqsh --gpus=32",
+    b"#SBATCH --nodes=4",
+]
+
+
+def test_an_option_that_nobody_knows_hides_no_other_line_of_the_script() -> None:
+    assert asked(header=[*PLUGIN, b"#SBATCH -p big"]) == {"nodes": "4", "partition": "big"}
+
+
+def test_lines_of_a_script_that_can_be_understood_are_read_together_as_sbatch_does() -> None:
+    assert asked(header=[b"#SBATCH --nodes", b"#SBATCH 4"]) == {"nodes": "4"}
+
+
+def test_options_of_a_plugin_in_the_script_are_looked_up_in_sbatchs_help_once() -> None:
+    reads = []
+
+    def read_help() -> str:
+        reads.append(1)
+        return "      --no-container-mount-home  [pyxis] ...\n      --container-image=IMAGE\n"
+
+    line = parse(["train.sh"], own={}, read_help=read_help)
+    found = options_asked(line, PLUGIN, {}, read_help)
+
+    assert (found["gpus"], found["nodes"]) == ("32", "4")
+    assert len(reads) == 1
+    options_asked(line, [b"#SBATCH -N4 --container-image=a.sqsh"], {}, read_help)
+    assert len(reads) == 1  # what the table knows, or has its value beside it, is not looked up
 
 
 def test_a_range_makes_do_with_its_lower_end() -> None:
