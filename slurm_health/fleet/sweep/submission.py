@@ -26,12 +26,15 @@ from slurm_health.records.nodeset import fold
 from slurm_health.records.text import counted, cut, one_line
 from slurm_health.system import private_files
 from slurm_health.system.slurm.client import Client
+from slurm_health.system.slurm.parsing import Node
 
 JOB_NAME = "slurm-health-sweep"
 # All other jobs go first: the most that every release of Slurm takes from a user.
 _NICE = 1_000_000
 # A check that has not begun by then is no longer wanted: the next run sees who is idle then.
 _WAITS_MIN = 10
+# sbatch knows --reservation by so much of it.
+_RESERVATION = "--rese"
 # The last line of a script that came to its end; one that Slurm ended has none.
 _ENDED = "slurm-health sweep: the check ended with"
 _LAST_LINE = re.compile(rf"{_ENDED} (\d+)")
@@ -89,10 +92,11 @@ def choose(client: Client, index: Index, wishes: Wishes, *, uid: int, now_s: flo
     cluster = client.cluster_name()
     nodes = client.nodes()
     taken = _in_checks(client, uid)
+    reserved = any(word.startswith(_RESERVATION) for word in wishes.sbatch)
     idle = [
         name
         for name in partition.names
-        if name not in taken and name in nodes and nodes[name].idle and not nodes[name].out_of_pool
+        if name not in taken and name in nodes and _may_check(nodes[name], reserved=reserved)
     ]
     in_checks = len(taken.intersection(partition.names))
     checked = index.last_checks(cluster)
@@ -114,6 +118,14 @@ def choose(client: Client, index: Index, wishes: Wishes, *, uid: int, now_s: flo
         in_checks=in_checks,
         most=most,
     )
+
+
+def _may_check(node: Node, *, reserved: bool) -> bool:
+    """Tell whether a job of the sweep can begin on a node now.
+
+    On one of a reservation it waits in vain, run after run, and others are not checked meanwhile.
+    """
+    return node.idle and not node.out_of_pool and (reserved or "RESERVED" not in node.states)
 
 
 def _in_checks(client: Client, uid: int) -> set[str]:

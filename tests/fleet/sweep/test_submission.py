@@ -3,21 +3,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from slurm_health.fleet.history.index import Index
+from slurm_health.fleet.history.place import IndexPlace
 from slurm_health.fleet.sweep.submission import (
     EndedSweepJob,
+    Wishes,
     checks_nothing,
+    choose,
     directory,
     ended,
     prepare,
     script,
     told,
 )
+from slurm_health.system.slurm.client import Client
+from tests.support.fake_slurm import FakeSlurm
 
 UID = os.getuid()
 
@@ -105,3 +112,30 @@ def test_a_directory_that_is_anothers_is_not_used(tmp_path: Path) -> None:
     planted.symlink_to("/tmp")
     assert prepare(tmp_path, UID)
     assert ended(tmp_path, UID, []) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "chosen", "idle"),
+    [
+        ([], ("n04", "n05", "n06"), 6),
+        (["--qos=scavenger"], ("n04", "n05", "n06"), 6),
+        (["--reservation=repair"], ("n01", "n02", "n03"), 9),
+        (["--reservation", "repair"], ("n01", "n02", "n03"), 9),
+    ],
+)
+def test_nodes_of_a_reservation_are_passed_over_unless_the_jobs_are_in_one(
+    tmp_path: Path, options: list[str], chosen: tuple[str, ...], idle: int
+) -> None:
+    slurm = FakeSlurm(tmp_path / "slurm", [f"n0{number}" for number in range(1, 10)])
+    slurm.set(partition_nodes="n0[1-9]")
+    for name in ("n01", "n02", "n03"):
+        slurm.change_node(name, state="IDLE+RESERVED")
+    wishes = Wishes(
+        partition="main", share=0.1, size=4, every_s=1.0, limit_min=15, check=[], sbatch=options
+    )
+
+    client = Client(slurm.environ(), patience_s=0)
+    with contextlib.closing(Index(IndexPlace(path=None))) as index:
+        turn = choose(client, index, wishes, uid=UID, now_s=1_700_000_000.0)
+
+    assert (turn.groups, turn.idle) == ([chosen], idle)
