@@ -23,12 +23,15 @@ _UNFIT = {
     "nodelist": ("names nodes that the job must have", "--exclude or --constraint"),
     "nodefile": ("names nodes that the job must have", "--exclude or --constraint"),
 }
+# In sbatch's order: of two for one option the later wins.
 _VARIABLES = {
     "SBATCH_CLUSTERS": "clusters",
+    "SLURM_CLUSTERS": "clusters",
     "SBATCH_CONTAINER": "container",
     "SBATCH_EXPORT": "export",
     "SBATCH_GPUS": "gpus",
     "SBATCH_PARTITION": "partition",
+    "SBATCH_TIMELIMIT": "time",
 }
 
 

@@ -179,3 +179,18 @@ def test_spares_that_a_partition_has_are_not_refused(
 def test_gpus_of_all_nodes_together_are_refused_wherever_they_are_asked_for() -> None:
     with pytest.raises(UsageError, match="--spares: cannot be combined with --gpus"):
         node_counts(asked("-N4", environ={"SBATCH_GPUS": "8"}), {"spares": "1"})
+
+
+@pytest.mark.parametrize(
+    ("environ", "found"),
+    [
+        ({"SLURM_CLUSTERS": "b"}, {"clusters": "b"}),
+        ({"SLURM_CLUSTERS": "b", "SBATCH_CLUSTERS": "a"}, {"clusters": "b"}),
+        ({"SBATCH_TIMELIMIT": "60"}, {"time": "60"}),
+    ],
+)
+def test_variables_that_sbatch_reads_are_options_of_the_job(
+    environ: Mapping[str, str], found: Mapping[str, str]
+) -> None:
+    assert asked(environ=environ) == found
+    assert asked("--clusters=c", "--time=5", environ=environ) == {"clusters": "c", "time": "5"}
