@@ -51,14 +51,15 @@ def monitor(
     """Return the monitor's command if this process, the first that trains, is to start one."""
     if starting.nodes[:1] != (place.node,):
         return ()
-    training = environ.get(TRAINING)
+    training, step = environ.get(TRAINING), environ.get("SLURM_STEP_ID")
     return own_module(
         "slurm_health.training.monitor.beside",
         f"--directory={starting.directory or ''}",
         f"--on-hang={mode(arguments)}",
         f"--after-s={AFTER_S:g}",
         "--tell",
-        *([f"--training={training}"] if training else []),
+        # Another step of the job may be another training.
+        *([f"--training={training}"] if training else [f"--step={step}"] if step else []),
     )
 
 

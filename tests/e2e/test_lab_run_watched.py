@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,23 @@ def test_a_killed_rank_is_named_by_a_post_mortem(training: Site) -> None:
     said = training.read(f"run-{job}.out")
     assert "post-mortem: why hanging_training.py failed" in said
     assert "rank 1 on n2 was killed by SIGKILL" in said
+    training.assert_nothing_left()
+
+
+def test_of_two_trainings_in_one_job_the_monitor_of_each_acts_on_its_own(training: Site) -> None:
+    words = f"{COMMAND} run --monitor=restart --max-restarts=0 --nproc-per-node=2"
+    script = (
+        "#!/bin/bash\nexport OMP_NUM_THREADS=1 HEARTBEAT=0 SILENT=1 HANGS_AT=45 STEPS=270\n"
+        f"(srun -N1 -n1 -w n1 {words} hanging_training.py stop 9; echo well $?) &\n"
+        f"(srun -N1 -n1 -w n2 {words} hanging_training.py stop 1; echo hung $?) &\n"
+        "wait\n"
+    )
+    job = training.lab.sbatch(script, "-N2", "-wn[1-2]", "--output=run-%j.out")
+    training.ended(job, 1100)
+
+    said = training.read(f"run-{job}.out")
+    assert "rank 1 on n2 has been stopped by a signal" in said
+    assert re.findall(r"(?:well|hung) \d+", said) == ["hung 1", "well 0"], said
     training.assert_nothing_left()
 
 

@@ -41,6 +41,11 @@ def test_the_first_node_that_trains_has_a_monitor_that_does_as_it_is_told(tmp_pa
     assert "--on-hang=restart" in monitor(tmp_path, mode="restart")
 
 
+def test_in_a_step_of_a_job_that_step_alone_is_watched(tmp_path: Path) -> None:
+    assert "--step=3" in monitor(tmp_path, environ={**IN_SLURM, "SLURM_STEP_ID": "3"})
+    assert "--step" not in monitor(tmp_path)
+
+
 def test_another_node_has_none(tmp_path: Path) -> None:
     assert monitor(tmp_path, "n2") == ""
 

@@ -44,7 +44,8 @@ _LOOKS_AT_END = 6
 class _Job:
     """What is watched: `mark` is what `variable` is in the environment of all its processes.
 
-    `start` has all nodes look, and `left_of` tells which of its nodes the job still has.
+    `start` has all nodes look, and `left_of` tells which of its nodes the job still has. Where it
+    is one step of a job, that is `only_step`.
     """
 
     variable: str
@@ -53,6 +54,7 @@ class _Job:
     nodes: Sequence[str]
     start: Callable[[Sequence[str]], Monitors]
     left_of: Callable[[Sequence[str]], Sequence[str]]
+    only_step: str = ""
 
 
 def main() -> int:
@@ -62,6 +64,7 @@ def main() -> int:
     parser.add_argument("--on-hang", default="report")
     parser.add_argument("--after-s", type=float, required=True)
     parser.add_argument("--script-source", type=Path)
+    parser.add_argument("--step", default="")  # which alone is watched, on its nodes
     parser.add_argument("--tell", action="store_true")  # the hang, on standard output
     # Where a training is not a job: what marks its processes, where monitors are read and told.
     parser.add_argument("--training", default="")
@@ -79,40 +82,45 @@ def main() -> int:
 
         script = script_text(options.script_source)
         environ = _without_slurm(os.environ) if options.training else dict(os.environ)
-        job = _carried(options) if options.training else _of_slurm(environ)
+        job = _carried(options) if options.training else _of_slurm(environ, options.step)
         if job is not None:
             return _watch(job, directory, script, environ, options.on_hang, tell=options.tell)
     return 0
 
 
-def _of_slurm(environ: Mapping[str, str]) -> _Job | None:
-    """Return the job that this environment is of, None where that cannot be read."""
+def _of_slurm(environ: Mapping[str, str], step: str) -> _Job | None:
+    """Return the job that this environment is of, or its `step`; None where it cannot be read."""
     from slurm_health.records.allocation import from_environ
     from slurm_health.records.errors import AllocationError
+    from slurm_health.records.nodeset import expand
     from slurm_health.system.processes import NOTHING, PIPE, start_tied
     from slurm_health.training.monitor.monitors import Monitors
+    from slurm_health.training.monitor.node import JOB
 
     try:
         allocation = from_environ(environ)
-    except AllocationError as err:
+        of_step = environ.get("SLURM_STEP_NODELIST") if step else None
+        its_nodes = expand(of_step) if of_step else allocation.nodes
+    except (AllocationError, ValueError) as err:
         _say(f"monitor: not running: {err}")
         return None
     job = allocation.job_id
     here = environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
 
     def start(nodes: Sequence[str]) -> Monitors:
-        argv, its_environ = _monitors(job, nodes, here, environ)
+        argv, its_environ = _monitors(job, nodes, here, environ, step)
         process = start_tied(
             argv, environ=its_environ, stdin=PIPE, stdout=PIPE, stderr=NOTHING, signal_mask=()
         )
         return Monitors(process, nodes, 0)
 
     return _Job(
-        variable="SLURM_JOB_ID",
+        variable=JOB,
         mark=str(job),
         here=here,
-        nodes=allocation.nodes,
+        nodes=its_nodes,
         start=start,
+        only_step=step,
         left_of=lambda had: _nodes_left(had, allocation.array or str(job), environ),
     )
 
@@ -252,7 +260,7 @@ def _heartbeat_comes(
     from slurm_health.training.monitor.ranks import Ranks
     from slurm_health.training.monitor.watch import OutputWatch
 
-    ranks = Ranks(job.mark, job.here, "", variable=job.variable)
+    ranks = Ranks(job.mark, job.here, "", variable=job.variable, only_step=job.only_step)
     tails = Tails(script, Path.cwd(), environ)
     movement = Movement()
     output = OutputWatch(
@@ -283,14 +291,15 @@ def _heartbeat_comes(
 
 
 def _monitors(
-    job: int, nodes: Sequence[str], here: str, environ: Mapping[str, str]
+    job: int, nodes: Sequence[str], here: str, environ: Mapping[str, str], step: str
 ) -> tuple[list[str], Mapping[str, str]]:
     """Return what starts the monitors, and its environment: a job of one node needs no step."""
     from slurm_health.system.processes import own_module
     from slurm_health.system.slurm.command import clean_environ, step_argv
-    from slurm_health.training.monitor.node import INTERVAL_S
+    from slurm_health.training.monitor.node import INTERVAL_S, JOB
 
-    command = own_module("slurm_health.training.monitor.node", str(job), here, f"{INTERVAL_S:g}")
+    words = (str(job), here, f"{INTERVAL_S:g}", *((JOB, step) if step else ()))
+    command = own_module("slurm_health.training.monitor.node", *words)
     if len(nodes) == 1:
         return list(command), environ
     # It needs no device, and takes none from a step of the user's.

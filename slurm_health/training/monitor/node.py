@@ -27,6 +27,7 @@ from slurm_health.training.monitor.messages import (
 from slurm_health.training.monitor.ranks import Ranks
 
 INTERVAL_S = 10.0
+JOB = "SLURM_JOB_ID"
 TRAINING = "SLURM_HEALTH_TRAINING"
 """What `run` sets outside Slurm, for a training's processes to be known by."""
 # New processes are looked for this often; that costs more than a look at those that are known.
@@ -105,16 +106,18 @@ class NodeMonitor:
 def main() -> int:
     """Serve; the words are the job, the node where Slurm does not tell it, and the interval.
 
-    A fourth one is the variable that has the job, where that is none of Slurm's: then this is no
-    step of its own.
+    A fourth one is the variable that has the job: where that is none of Slurm's, this is no step of
+    its own. A fifth one is the step that alone is watched.
     """
-    job, node, interval_s, *variable = sys.argv[1:5]
+    job, node, interval_s, *more = sys.argv[1:6]
+    variable, only_step = (*more, "", "")[:2]
     for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)  # `sbatch --signal` sends them to every step
     environ = os.environ
     name = environ.get("SLURMD_NODENAME") or node
-    step = "" if variable else environ.get("SLURM_STEP_ID", "")
-    ranks = Ranks(job, name, step, variable=next(iter(variable), "SLURM_JOB_ID"))
+    variable = variable or JOB
+    step = environ.get("SLURM_STEP_ID", "") if variable == JOB else ""
+    ranks = Ranks(job, name, step, variable=variable, only_step=only_step)
     try:
         NodeMonitor(ranks, name, float(interval_s)).run()
     except BrokenPipeError:  # the watch is gone

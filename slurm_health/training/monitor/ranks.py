@@ -57,7 +57,10 @@ class Rank:
 
 
 class Ranks:
-    """Finds the ranks of one job on one node."""
+    """Finds the ranks of one job on one node.
+
+    Those of `only_step` where that is named, else of all steps but `own_step`.
+    """
 
     def __init__(
         self,
@@ -68,8 +71,10 @@ class Ranks:
         root: Path = Path("/proc"),
         *,
         variable: str = "SLURM_JOB_ID",
+        only_step: str = "",
     ) -> None:
         self._job, self._node, self._own_step = job, node, own_step
+        self._only_step = only_step
         self._variable = variable  # which is the job, in the environment of all its processes
         self._monotonic = monotonic
         self._root = root
@@ -202,13 +207,18 @@ class Ranks:
         step = environ.get("SLURM_STEP_ID", environ.get("SLURM_STEPID", ""))
         ours = environ.get(self._variable) == self._job
         here = environ.get("SLURMD_NODENAME", self._node) == self._node
-        if not (ours and here) or (step and step == self._own_step):
+        if not (ours and here and self._is_watched(step)):
             return None
         rank, task = _whole(environ.get("RANK")), _whole(environ.get("SLURM_PROCID"))
         # Of the batch script, SLURM_NTASKS says what its steps may have.
         tasks = environ.get("SLURM_STEP_NUM_TASKS", environ.get("SLURM_NTASKS")) if step else None
         world = _whole(tasks if rank is None else environ.get("WORLD_SIZE")) or 0
         return Process(pid, parent, group, step or SCRIPT, rank, task, world)
+
+    def _is_watched(self, step: str) -> bool:
+        if self._only_step:
+            return step == self._only_step
+        return not step or step != self._own_step
 
     def _beats(self, pid: int) -> Iterator[tuple[int, tuple[int, int]]]:
         """Yield the heartbeats among a process's open files, and what makes each of them unique."""

@@ -186,6 +186,16 @@ def test_what_is_not_of_this_job_and_node_is_passed_over(
     assert found().now() == []
 
 
+def test_of_a_job_with_several_trainings_one_step_alone_is_watched(start: Any) -> None:
+    mine = start(RANK="0")
+    start(SLURM_STEP_ID="4", RANK="0")
+    start(SLURM_STEP_ID="", RANK="0")
+    ranks = Ranks(JOB, "n1", "3", only_step="3")
+    ranks.find()
+
+    assert [now.pid for now in ranks.now()] == [mine.pid]
+
+
 def test_a_process_outside_any_step_is_the_scripts_own(start: Any) -> None:
     start(SLURM_STEP_ID="")
 
