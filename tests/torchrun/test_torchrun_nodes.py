@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +27,37 @@ try:
         os.write(2, b"x" * 65536)
 except BrokenPipeError:
     print("told")
+"""
+
+
+# Whoever shares standard error may make it one that does not wait, for all.
+SAYS_MUCH_TO_A_SLOW_READER = """
+import os, signal, sys
+signal.alarm(60)
+from slurm_health.preflight.probes.torchrun_nodes import Tail
+os.set_blocking(2, sys.argv[1] == "waits")
+tail = Tail()
+for _ in range(64):
+    os.write(2, b"x" * 8191 + b"\\n")
+tail.end()
+os.set_blocking(2, True)
+print("the end", file=sys.stderr)
+"""
+# The disk is full for a moment.
+SAYS_MUCH_TO_A_FULL_DISK = """
+import os, resource, signal, sys
+signal.alarm(60)
+from slurm_health.preflight.probes.torchrun_nodes import Tail
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+_, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (8, most))
+tail = Tail()
+print("first, and more than fits", file=sys.stderr)
+tail.text()
+tail.text()  # what was before is written by now
+resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+print("later", file=sys.stderr)
+tail.end()
 """
 
 
@@ -55,6 +87,31 @@ def test_a_node_that_waits_for_a_decision_can_still_tell_that_it_is_there() -> N
 
     assert told
     assert heard == [{"next": "stop"}]
+
+
+@pytest.mark.parametrize("how", ["waits", "does not wait"])
+def test_all_that_workers_wrote_arrives_at_a_slow_reader(how: str) -> None:
+    argv = [sys.executable, "-c", SAYS_MUCH_TO_A_SLOW_READER, how]
+    with subprocess.Popen(argv, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        time.sleep(1.0)
+        lines = 0
+        while line := process.stderr.readline():
+            time.sleep(0.05)
+            lines += 1
+            last = line
+        assert process.wait() == 0
+
+    assert (lines, last) == (65, b"the end\n")
+
+
+def test_a_moment_without_room_costs_what_was_written_then_and_no_more(tmp_path: Path) -> None:
+    with (tmp_path / "err").open("wb") as err:
+        argv = [sys.executable, "-c", SAYS_MUCH_TO_A_FULL_DISK]
+        done = subprocess.run(argv, stderr=err, check=False, timeout=90)
+
+    assert done.returncode == 0
+    assert (tmp_path / "err").read_bytes() == b"first, alater\n"
 
 
 def test_workers_whose_reader_is_gone_are_told_so_and_do_not_wait() -> None:

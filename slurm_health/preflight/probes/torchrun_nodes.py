@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import subprocess
 import sys
 import tempfile
@@ -33,6 +34,8 @@ _TAIL_BYTES = 64 * 1024
 # A pipe passes on what is this short in one piece, after all that was written before.
 _MARK = b"\0slurm-health\0"
 _MARK_S = 1.0
+_END_S = 1.0  # a reader that takes nothing for so long at the end is not waited for
+_PIECE_BYTES = 4096
 _KEY = "slurm-health"
 _HANGS = 75  # the code with which a monitor ends that has found a hang
 _LEAVE_S = 3.0
@@ -67,6 +70,7 @@ class Tail:
         os.dup2(writing, 2)
         os.close(writing)
         self._kept = b""
+        self._written_bytes = 0
         self._lock = threading.Lock()
         self._passed_on = threading.Event()
         self._thread = threading.Thread(target=self._pass_on, args=(reading,), daemon=True)
@@ -92,10 +96,16 @@ class Tail:
             self._kept = b""
 
     def end(self) -> None:
-        """Write to standard error itself again; what a worker left behind may write is lost."""
+        """Write to standard error itself again, once all that was written has arrived there.
+
+        What a worker has left behind loses its standard error when this process ends.
+        """
         sys.stderr.flush()
         os.dup2(self._real, 2)
-        self._thread.join(1.0)
+        before_bytes = -1
+        while self._thread.is_alive() and self._written_bytes > before_bytes:
+            before_bytes = self._written_bytes
+            self._thread.join(_END_S)
 
     def _pass_on(self, reading: int) -> None:
         with contextlib.suppress(OSError):  # whoever read standard error is gone
@@ -106,11 +116,29 @@ class Tail:
                     self._kept = (self._kept + data)[-_TAIL_BYTES:]
                 if marked:
                     self._passed_on.set()
-                while data:
-                    data = data[os.write(self._real, data) :]
+                self._write(data)
         # Who writes is to hear of it, not to wait for a reader.
         with contextlib.suppress(OSError):
             os.close(reading)
+
+    def _write(self, data: bytes) -> None:
+        """Write all of it, but what a full disk does not take.
+
+        Raises:
+            BrokenPipeError: whoever read standard error is gone.
+        """
+        while data:
+            try:
+                written = os.write(self._real, data[:_PIECE_BYTES])
+            except BlockingIOError:  # whoever shares it may have made it so
+                select.select([], [self._real], [])
+                continue
+            except BrokenPipeError:
+                raise
+            except OSError:
+                return
+            self._written_bytes += written
+            data = data[written:]
 
 
 class Monitor:
