@@ -94,7 +94,8 @@ class ScriptProcess:
         self._beside = Sentinel(os.getpgrp())
         self.early = FOR_SCRIPT & signal.sigpending()
         for number in self.early:
-            signal.sigtimedwait({number}, 0)
+            while signal.sigtimedwait({number}, 0):  # real-time signals queue
+                pass
         self._early = _Early(self.pid, self.early, trap_wait_s)
         self.told: set[int] = set()
         os.write(gate, b"!")  # now it may begin
