@@ -156,8 +156,11 @@ class _Performer:
         return ending.recorded(nodes=nodes if smaller else ())
 
     def _stay(self, ending: Ending, problem: str) -> records.RunFinished:
-        """Go on with nodes in doubt that the job cannot leave."""
-        left = f"could not move the job off {fold(ending.nodes)}: {problem}; continuing anyway"
+        """Go on with nodes that the job would leave, and cannot."""
+        nodes = fold(ending.nodes)
+        left = f"could not move the job off {nodes}: {problem}; continuing anyway"
+        if self.facts.held_for.issuperset(ending.nodes):
+            left += f": it was held for {nodes}, and a person released it"
         reason = f"{ending.reason}; {left}"
         return self._proceed(
             replace(ending, disposition=records.Disposition.PROCEED, reason=reason)
@@ -229,7 +232,8 @@ class _Performer:
     def _requeue(self, ending: Ending) -> records.RunFinished:
         """Requeue the job without some nodes.
 
-        Where no helper can be had, a job that has to leave waits for a person, and another stays.
+        Where no helper can be had, a job that has to leave waits for a person; another stays, and
+        so does one that a person has released because of these nodes.
         """
         self._intend(records.Action.EXCLUDE, ending.nodes, ending.reason)
         try:

@@ -114,6 +114,10 @@ class Case:
             if (self.waits or node.level is not Level.SLOW) and not is_of_lone_pair(node)
         )
 
+    def released(self, nodes: Sequence[NodeVerdict]) -> bool:
+        """Whether a person has released the job after it was held for each of these nodes."""
+        return bool(nodes) and self.facts.held_for.issuperset(_names(nodes))
+
 
 def decide(case: Case) -> decision.Decision:
     """Decide what is done about a verdict.
@@ -266,7 +270,7 @@ def _requeue(case: Case, left: Sequence[NodeVerdict]) -> decision.Ending:
         exit_code=ExitCode.BAD_NODES if bad else ExitCode.INCONCLUSIVE,
         reason=_because(left),
         nodes=_names(left),
-        may_stay=not _faulty(left),
+        may_stay=not _faulty(left) or case.released(left),
         keep_size=_slow(left) and case.keeps_size,
     )
 
@@ -276,26 +280,29 @@ def _no_way_out(case: Case) -> tuple[decision.Shrink | None, decision.Ending]:
     smaller = _shrink(case, (), case.policy.nodes_needed)
     if not case.must and (smaller is not None or not case.avoided):
         return smaller, _proceed(case)
-    faulty = _faulty(case.must)
-    if case.held_back and not faulty:
+    faulty, released = _faulty(case.must), case.released(case.must)
+    if case.held_back and (released or not faulty):
         return None, _hold_for_doubt(case)
     obstacle = requeue_obstacle(case.facts, _names(case.must))
+    if released:
+        held = f"it was held for {fold(_names(case.must))}, and a person released it"
+        return _start_anyway(case, f"{obstacle or _at_limit(case)}; starting anyway: {held}")
     if case.must and not obstacle:  # only the limit keeps it from being requeued
         at_limit = case.policy.at_requeue_limit
         if at_limit is AtRequeueLimit.HOLD:
-            return None, _hold(case, case.must, _at_limit(case))
+            return None, _hold(case, (*case.must, *case.held_back), _at_limit(case))
         if at_limit is AtRequeueLimit.START:
-            return _start_anyway(case)
+            how = "starting anyway (--at-requeue-limit=start)"
+            return _start_anyway(case, f"{_at_limit(case)}; {how}")
     if faulty:
         return None, _stop(case, case.must, obstacle or _at_limit(case))
     ending = _end(Disposition.PROCEED, case.verdict, _running_on(case, case.avoided))
     return smaller, replace(ending, may_stay=True)
 
 
-def _start_anyway(case: Case) -> tuple[decision.Shrink | None, decision.Ending]:
+def _start_anyway(case: Case, why: str) -> tuple[decision.Shrink | None, decision.Ending]:
     """Run on bad nodes as the user asked, on the best of all if there are more than needed."""
-    limit = f"{_at_limit(case)}; starting anyway (--at-requeue-limit=start)"
-    ending = _end(Disposition.PROCEED, case.verdict, f"{_because(case.avoided)}; {limit}")
+    ending = _end(Disposition.PROCEED, case.verdict, f"{_because(case.avoided)}; {why}")
     shrink = _shrink(replace(case, unwanted=()), (), None)
     if shrink is not None:
         shrink = replace(shrink, reason=ending.reason)

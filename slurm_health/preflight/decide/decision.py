@@ -94,8 +94,9 @@ class Ending:
 
     PROCEED and STOP end the check; REQUEUE starts the job again without `nodes`, and HOLD leaves it
     in the queue because of them, until a person releases it. With `may_stay` the job is to avoid no
-    faulty node, only slow or undecided ones: it stays where it cannot leave them. With `keep_size`
-    a requeued job waits for as many nodes as it had rather than start on fewer.
+    faulty node, only slow or undecided ones, or a person has released it after it was held for all
+    of them: it stays where it cannot leave them. With `keep_size` a requeued job waits for as many
+    nodes as it had rather than start on fewer.
     """
 
     disposition: Disposition

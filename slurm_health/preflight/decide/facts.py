@@ -49,7 +49,7 @@ class JobFacts:
         wait: why it would have to wait if it left its slow nodes too; empty where Slurm has been
             asked and says that it could start at once.
         held_for: nodes that it was held for before. A person has released it since, and that is
-            the answer about those nodes.
+            the answer about those nodes: it runs on them where it cannot leave them.
         may_drain: the user is root, SlurmUser or an administrator.
         drained: nodes that this run has drained, before its master was replaced.
         excluded: nodes that it excludes already.

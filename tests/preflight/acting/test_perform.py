@@ -258,6 +258,24 @@ def test_a_job_that_was_released_after_a_hold_is_not_held_for_the_same_node_agai
 
 
 @pytest.mark.parametrize(
+    ("held_for", "expected"), [([], "hold"), (["n2"], "hold"), (["n3"], "proceed")]
+)
+def test_a_job_that_was_held_for_want_of_a_helper_runs_once_a_person_has_released_it(
+    scene: Scene, held_for: list[str], expected: str
+) -> None:
+    earlier = RunJournal(scene.run.directory.parents[2], job=JOB, label="7")
+    earlier.write(
+        journal.MASTER, ActionIntended(action=Action.HOLD, nodes=held_for, reason="no allgather")
+    )
+    scene.slurm.set(no_submissions=True)
+
+    finished = scene.act(n3=Level.FAULTY)
+
+    assert finished.disposition == expected
+    assert ("a person released it" in finished.reason) is (expected == "proceed")
+
+
+@pytest.mark.parametrize(
     "refusal", [{"no_submissions": True}, {"refuse": {"requeuehold": "disabled"}}]
 )
 def test_a_job_that_cannot_leave_nodes_in_doubt_stays_on_them(

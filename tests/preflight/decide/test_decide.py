@@ -85,7 +85,7 @@ def test_what_is_decided_never_breaks_a_promise(data: st.DataObject) -> None:
     assert not drained or known.may_drain
     assert len(drained) <= max(1, int(policy.max_bad_share * len(verdict.nodes)))
     ending, shrink = decision.ending, decision.shrink
-    starts_anyway = (
+    starts_anyway = known.held_for >= at[Level.FAULTY] or (
         policy.at_requeue_limit is AtRequeueLimit.START and known.requeues >= policy.max_requeues
     )
     assert ending.reason
@@ -104,7 +104,8 @@ def test_what_is_decided_never_breaks_a_promise(data: st.DataObject) -> None:
         case Disposition.REQUEUE:
             assert at[Level.FAULTY] <= set(ending.nodes) <= avoided
             assert ending.nodes
-            assert ending.may_stay is not bool(at[Level.FAULTY])
+            released = known.held_for.issuperset(ending.nodes)
+            assert ending.may_stay is (released or not at[Level.FAULTY])
             assert known.requeues < policy.max_requeues
             assert not requeue_obstacle(known, ending.nodes)
             waits = policy.on_straggler in {OnStraggler.REQUEUE, OnStraggler.DRAIN}
@@ -113,6 +114,7 @@ def test_what_is_decided_never_breaks_a_promise(data: st.DataObject) -> None:
             return
         case Disposition.HOLD:
             assert ending.nodes
+            assert not set(ending.nodes) <= known.held_for
             assert not known.hold_obstacle
             assert OnInconclusive.HOLD in {policy.on_inconclusive} or (
                 policy.at_requeue_limit is AtRequeueLimit.HOLD
