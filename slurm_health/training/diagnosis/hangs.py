@@ -110,7 +110,9 @@ def rank_elsewhere(inference: Inference, data: Collected) -> Inference | None:
         return None
     away = {each.rank for each, _ in outside}
     inside = [each.rank for each, _ in _placed(data) if each.rank not in away]
-    doing = outside[0][1].doing
+    # One that loads or is at a checkpoint does not wait there for others, as code of its own may.
+    known = (place.doing for _, place in outside if place.doing is not Doing.OWN_CODE)
+    doing = next(known, Doing.OWN_CODE)
     same = [(each, place) for each, place in outside if place.doing is doing]
     seen = [each for each, _ in same]
     verb = "is" if len(seen) == 1 else "are"
@@ -263,23 +265,31 @@ def _elsewhere(data: Collected) -> list[tuple[RankSeen, StackPlace]]:
 
     On a GPU the host does not stand in a collective, but wherever it next needs the device: in
     `loss.item()`, `synchronize`, `clip_grad_norm_`. Those are told from a rank that is elsewhere by
-    the Flight Recorder; else by their number, where most stand at one line and use no processor.
+    the Flight Recorder; else by what their GPU does, by the call, and where none is in a collective
+    by their number: most stand at one line and use no processor.
     """
     outside = _outside(data)
     difference = _difference(data)
     if difference is not None and not difference.mismatched:
         return [each for each in outside if each[0].rank in difference.ranks]
-    if _inside(data):
-        return outside
-    lines = Counter(place.at for each, place in outside if _may_wait(each, place))
-    at, most = lines.most_common(1)[0] if lines else ("", 0)
-    few = [each for each in outside if each[1].at != at or not _may_wait(*each)]
-    return few if few and most > len(_ranks_of(data)) / 2 else outside
+    if not _inside(data):
+        lines = Counter(place.at for each, place in outside if _may_wait(each, place))
+        at, most = lines.most_common(1)[0] if lines else ("", 0)
+        few = [each for each in outside if each[1].at != at or not _may_wait(*each)]
+        outside = few if few and most > len(_ranks_of(data)) / 2 else outside
+    return [each for each in outside if not _waits_for_device(*each)] or outside
 
 
 def _may_wait(seen: RankSeen, place: StackPlace) -> bool:
     """Tell whether a rank may wait for its device: it does nothing that is known, and no work."""
     return place.doing is Doing.OWN_CODE and seen.state != IN_KERNEL
+
+
+def _waits_for_device(seen: RankSeen, place: StackPlace) -> bool:
+    """Tell whether a rank is known to wait for its device, and so for the collectives on it."""
+    last = seen.stack[-1]
+    synchronizes = "torch/cuda/" in last.file and last.function == "synchronize"
+    return place.doing is Doing.OWN_CODE and (seen.gpu_waits or synchronizes)
 
 
 def _for_what(data: Collected) -> str:

@@ -20,6 +20,7 @@ from tests.support.standstills import (
     IN_LOADER,
     IN_OTHER,
     IN_OWN_CODE,
+    TORCH,
     TRAIN,
     flight,
     found,
@@ -228,6 +229,43 @@ def test_a_rank_that_writes_its_checkpoint_while_the_others_wait_for_its_device_
     )
 
     assert (diagnosed.cause, diagnosed.ranks) == ("checkpoint-stuck", [1])
+
+
+SYNCHRONIZES = (
+    TRAIN,
+    Frame("/home/a/p2p_communication.py", 330, "_communicate"),
+    Frame(f"{TORCH}/cuda/__init__.py", 1000, "synchronize"),
+)
+
+
+@pytest.mark.parametrize("others", [IN_COLLECTIVE, IN_ITEM])
+@pytest.mark.parametrize(("stack", "gpu_waits"), [(SYNCHRONIZES, False), (SYNCHRONIZES[:2], True)])
+@pytest.mark.parametrize("where", [IN_LOADER, IN_OWN_CODE])
+def test_a_rank_that_waits_for_its_device_is_not_what_the_others_wait_for(
+    stack: tuple[Frame, ...],
+    gpu_waits: bool,
+    others: tuple[Frame, ...],
+    where: tuple[Frame, ...],
+) -> None:
+    waits = rank(0, stack, gpu_waits=gpu_waits)
+    cause = found(
+        standstill(waits, rank(1, others), rank(2, where), rank(3, others), rank(4, others))
+    )
+
+    assert (cause.ranks, cause.nodes) == ([2], ["n3"])
+    assert "while ranks 0-1,3-4 wait" in cause.description
+
+
+def test_where_every_rank_outside_waits_for_its_device_they_are_still_told() -> None:
+    cause = found(standstill(rank(0, SYNCHRONIZES), rank(1), rank(2)))
+
+    assert (cause.cause, cause.ranks) == ("rank-elsewhere", [0])
+
+
+def test_a_rank_that_loads_comes_before_one_in_code_of_its_own_whatever_their_numbers() -> None:
+    cause = found(standstill(rank(0, IN_OWN_CODE), rank(1), rank(2, IN_LOADER), rank(3)))
+
+    assert (cause.cause, cause.ranks) == ("data-loader-stuck", [2])
 
 
 def silent(number: int, kernel: str = "futex_wait_queue", **more: object) -> RankSeen:
