@@ -22,12 +22,18 @@ class RasRank(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     host: str = ""
     pid: int = 0
+    nvml_dev: int = -1
     collective_counts: dict[str, int] = {}
 
     @property
     def launched(self) -> int:
         """All collectives that it has launched."""
         return sum(self.collective_counts.values())
+
+    @property
+    def process(self) -> tuple[str, int, int]:
+        """What it has in all of its communicators; in containers process numbers repeat."""
+        return self.host, self.pid, self.nvml_dev
 
 
 class MissingStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,17 +70,17 @@ class RasStatus(msgspec.Struct, frozen=True, kw_only=True):
 def ras_behind(_: Inference, data: Collected) -> Inference | None:
     """Some ranks of a communicator have launched fewer collectives, or do not answer NCCL.
 
-    It is the largest communicator in which they differ. The Flight Recorder knows more.
+    The Flight Recorder knows more.
     """
     status, flight = data.get(RasStatus), data.get(FlightRecords)
     told = flight is not None and first_difference(flight.records) is not None
     if status is None or told:
         return None
-    for each in sorted(status.communicators, key=lambda one: -one.size):
-        found = _unanswering(each, data) or _behind(each, data)
-        if found:
+    by_size = sorted(status.communicators, key=lambda one: -one.size)
+    for each in by_size:
+        if found := _unanswering(each, data):
             return found
-    return None
+    return _behind(by_size, data)
 
 
 def _unanswering(communicator: Communicator, data: Collected) -> Inference | None:
@@ -102,29 +108,56 @@ def _unanswering(communicator: Communicator, data: Collected) -> Inference | Non
     )
 
 
-def _behind(communicator: Communicator, data: Collected) -> Inference | None:
-    counts = Counter(each.launched for each in communicator.ranks)
-    if len(counts) < 2:
+def _behind(communicators: Sequence[Communicator], data: Collected) -> Inference | None:
+    """Tell who is behind in any of the communicators and waits in none of them.
+
+    Who is ahead in one of them waits there, though it be behind in another. Where several are left,
+    as of the stages of a pipeline, any of these may be what the others wait for.
+    """
+    waiting = {
+        rank.process
+        for each in communicators
+        for rank in each.ranks
+        if _late(each) and rank.launched == _most(each)
+    }
+    left = [
+        (each, found)
+        for each in communicators
+        if (found := [rank for rank in _late(each) if rank.process not in waiting])
+    ]
+    if not left:
         return None
-    most = max(counts)
-    behind = [each for each in communicator.ranks if each.launched < most]
-    if len(behind) > len(communicator.ranks) // 2:  # who is ahead is then the odd one
-        return None
-    ranks = _ranks(behind, communicator, data)
+    one = len({frozenset(rank.process for rank in found) for _, found in left}) == 1
+    late = [(each, rank) for each, found in left for rank in found]
+    told = [_ranks([rank], each, data) for each, rank in late]
+    ranks = tuple(sorted({rank for some in told for rank in some})) if all(told) else ()
+    behind = {rank.process: rank for _, rank in late}
+    have = "has" if len(behind) == 1 else "have"
+    which = "" if one else "; which of them holds up all is not told"
     return Inference(
         name=NEVER_ENTERED,
-        description=f"{_who(behind, ranks)} {'has' if len(behind) == 1 else 'have'} launched fewer"
-        " collectives than the others, which wait",
-        sureness=Sureness.LIKELY,
+        description=f"{_who(list(behind.values()), ranks)} {have} launched fewer collectives than"
+        f" the others, which wait{which}",
+        sureness=Sureness.LIKELY if one else Sureness.POSSIBLE,
         nodes=_nodes(ranks, data),
         ranks=ranks,
         evidence=tuple(
-            f"NCCL RAS: rank {each.rank} of communicator {communicator.hash} on {each.host} has"
-            f" launched {each.launched} collectives, others {most}"
-            for each in behind[:MOST_LINES]
+            f"NCCL RAS: rank {rank.rank} of communicator {each.hash} on {rank.host} has"
+            f" launched {rank.launched} collectives, others {_most(each)}"
+            for each, rank in late[:MOST_LINES]
         ),
         advice="look at what it does instead: the data loader, a filesystem, a GPU",
     )
+
+
+def _late(communicator: Communicator) -> list[RasRank]:
+    """Return the ranks that launched fewer, unless most did: who is ahead is then the odd one."""
+    late = [each for each in communicator.ranks if each.launched < _most(communicator)]
+    return late if len(late) <= len(communicator.ranks) // 2 else []
+
+
+def _most(communicator: Communicator) -> int:
+    return max((each.launched for each in communicator.ranks), default=0)
 
 
 def _ranks(

@@ -28,9 +28,11 @@ LIMIT_S = 20.0
 RANKS = 4
 
 
-def communicator(launched: dict[int, int], missing: dict[int, str]) -> dict[str, Any]:
+def communicator(
+    launched: dict[int, int], missing: dict[int, str], name: str = "0x5a"
+) -> dict[str, Any]:
     return {
-        "hash": "0x5a",
+        "hash": name,
         "secondary_hash": "0x1:0x2",
         "size": len(launched) + len(missing),
         "ranks_count": len(launched),
@@ -152,6 +154,35 @@ def test_where_most_are_behind_none_is_named(serve: Serve) -> None:
     assert found(serve(status(communicator({0: 42, 1: 41, 2: 41, 3: 41}, {})))).cause == (
         "no-progress"
     )
+
+
+def test_of_two_groups_with_one_behind_each_both_may_be_what_all_wait_for(serve: Serve) -> None:
+    """Replicas of two stages: whichever hangs, its partner waits, and so do those before it."""
+    stages = (communicator({0: 5, 1: 6}, {}, "0x1"), communicator({2: 5, 3: 6}, {}, "0x2"))
+    cause = found(serve(status(*stages)))
+
+    assert (cause.cause, cause.sureness) == ("never-entered", "possible")
+    assert (cause.ranks, cause.nodes) == ([0, 2], ["n0", "n2"])
+    assert "ranks 0,2 on 10.0.0.[1,3] have launched fewer" in cause.description
+    assert [line.split(" of ")[1].split(" on ")[0] for line in cause.evidence] == [
+        "communicator 0x1",
+        "communicator 0x2",
+    ]
+
+
+def test_a_rank_that_is_behind_in_one_group_and_waits_in_another_leads_on(serve: Serve) -> None:
+    data = communicator({0: 8, 1: 7, 2: 8}, {}, "0x1")
+    tensor = communicator({1: 4, 3: 3}, {}, "0x2")
+    cause = found(serve(status(data, tensor)))
+
+    assert (cause.ranks, cause.nodes, cause.sureness) == ([3], ["n3"], "likely")
+
+
+def test_a_rank_that_is_behind_in_all_of_its_groups_is_likely(serve: Serve) -> None:
+    groups = (communicator({0: 8, 2: 7}, {}, "0x1"), communicator({2: 3, 3: 4}, {}, "0x2"))
+    cause = found(serve(status(*groups)))
+
+    assert (cause.ranks, cause.sureness) == ([2], "likely")
 
 
 @pytest.mark.parametrize(
