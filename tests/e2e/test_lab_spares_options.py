@@ -121,6 +121,20 @@ def test_with_too_few_nodes_left_to_be_requeued_to_the_job_stops_and_says_so(sit
 
 
 @pytest.mark.heavy
+def test_a_job_whose_feature_too_few_other_nodes_have_stops_and_says_so(site: Site) -> None:
+    # Slurm would have it wait for ever, with no more to say than BadConstraints or Resources.
+    site.lab.run(["scontrol", "update", "NodeName=n[1-4]", "Features=h100"])
+    played_nodes.play(site, n3=FAULTY)
+    number = played_nodes.submit(site, "-N4", "--constraint=h100")
+    job = site.ended(number)
+    assert (job["JobState"], job["ExitCode"], job["Restarts"]) == ("FAILED", "1:0", "0")
+    output = site.lab.job_output(number)
+    needs = "for --constraint=h100 without n3, and the job needs 4: ask for fewer"
+    assert f"partition main has 3 nodes {needs}" in output
+    site.assert_nothing_left()
+
+
+@pytest.mark.heavy
 def test_a_requeued_job_does_without_the_spares_that_are_not_there_any_more(site: Site) -> None:
     played_nodes.play(site, n3=FAULTY, n4=FAULTY)
     number = played_nodes.submit(site, "-N4", "--spares=1")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from slurm_health.preflight.acting.usable_nodes import usable_nodes
 from slurm_health.preflight.decide.decide import Case, decide_unasked, question
 from slurm_health.preflight.decide.decision import Ending, StartQuestion
 from slurm_health.preflight.decide.facts import (
@@ -97,19 +98,22 @@ def read_facts(
     """
     job = client.job(started.slurm_name)
     partitions = client.partitions()
-    partition = job.value("Partition")
-    names = frozenset(partitions[partition].names) if partition in partitions else frozenset()
+    usable = usable_nodes(job, partitions, client)
+    names = usable.partition_nodes
     earlier = earlier_runs(directory, started)
     behind = left_behind(directory, started, job.nodes)
+    excluded = {*job.excluded, *behind}
     return JobFacts(
         job_id=started.job_id,
         batch_node=started.master_node,
         requeues=requeues(earlier),
         hold_obstacle=hold_obstacle(job),
         named=frozenset(job.required),
-        partition=partition,
+        partition=job.value("Partition"),
         neighbours=tuple(name for name, each in partitions.items() if names & {*each.names}),
-        candidates=names - {*job.excluded, *behind} if names else None,
+        candidates=usable.nodes - excluded if names else None,
+        narrowed_by=usable.narrowed_by,
+        room=names - excluded,
         asked=len(job.nodes) if policy.nodes_needed is None else policy.nodes_needed,
         held_for=held_for(earlier),
         may_drain=client.may_drain(uid),
@@ -136,7 +140,7 @@ def placement(job: Job) -> dict[str, str]:
     return {option: value for option, value in found.items() if value}
 
 
-def kept_off(name: str, client: Client, candidates: Collection[str]) -> tuple[str, ...]:
+def kept_off(name: str, client: Client, room: Collection[str]) -> tuple[str, ...]:
     """Return nodes of a job that its helper must not run on: all, or none.
 
     The job starts where the helper ends. Where nodes forget an ended attempt late
@@ -149,7 +153,7 @@ def kept_off(name: str, client: Client, candidates: Collection[str]) -> tuple[st
     if not client.forgets_late():
         return ()
     job = client.job(name)
-    others = sorted(set(candidates) - set(job.nodes))
+    others = sorted(set(room) - set(job.nodes))
     if not others or job.value("Reservation"):
         return ()
     states = client.nodes(others).values()

@@ -246,13 +246,13 @@ class _Performer:
                 least=self.acting.policy.nodes_needed,
                 keep_size=ending.keep_size,
             )
-            client, candidates = self.acting.client, self.facts.candidates or ()
+            client = self.acting.client
             helper_id = self.acting.helper.ensure_submitted(
                 client,
                 move,
                 job_id=self.facts.job_id,
                 placement=self.facts.placement,
-                avoid=kept_off(self.acting.job, client, candidates),
+                avoid=kept_off(self.acting.job, client, self.facts.room),
             )
         except SlurmError as err:
             self._done(records.Action.EXCLUDE, (), problem=str(err))

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from slurm_health.preflight.acting.requeue_helper import Move
+from slurm_health.preflight.acting.usable_nodes import usable_nodes
 from slurm_health.preflight.decide.facts import leaving_note, with_own_comment
 from slurm_health.records.errors import JournalError, SlurmError, UnknownJob
 from slurm_health.records.nodeset import fold
@@ -152,10 +153,8 @@ class _Release:
         size = self._size_that_fits(job)
         if size.nodes <= least:
             return 0
-        partitions = self.client.partitions()
-        chosen = [each for each in job.value("Partition").split(",") if each in partitions]
-        names = {node for each in chosen for node in partitions[each].names}
-        usable = sorted(names - {*job.excluded, *self.move.exclude})
+        nodes = usable_nodes(job, self.client.partitions(), self.client).nodes
+        usable = sorted(nodes - {*job.excluded, *self.move.exclude})
         states = self.client.nodes(usable) if usable else {}
         taken = _PLANNED if job.value("Reservation") else _PLANNED | _RESERVED
         count = max(least, self._available(states, taken))

@@ -43,8 +43,10 @@ class JobFacts:
         named: nodes that it asks for by name.
         partition: where it runs.
         neighbours: that partition, and the others that have nodes of it.
-        candidates: the nodes of that partition that it does not exclude already; None where Slurm
-            does not say.
+        candidates: the nodes of that partition on which it may run, without those that it excludes
+            already; None where Slurm does not say.
+        narrowed_by: sbatch's options for which it may not run on the others of the partition.
+        room: the nodes of that partition that it does not exclude, whatever it asks for.
         asked: with fewer nodes it does not start.
         wait: why it would have to wait if it left its slow nodes too; empty where Slurm has been
             asked and says that it could start at once.
@@ -66,6 +68,8 @@ class JobFacts:
     partition: str = ""
     neighbours: tuple[str, ...] = ()
     candidates: frozenset[str] | None = None
+    narrowed_by: tuple[str, ...] = ()
+    room: frozenset[str] = frozenset()
     asked: int = 0
     wait: str = "Slurm was not asked for other nodes"
     held_for: frozenset[str] = frozenset()
@@ -81,7 +85,7 @@ def requeue_obstacle(facts: JobFacts, nodes: Collection[str]) -> str:
     """Say why a job cannot be started again without these nodes at all, empty if it can.
 
     With more nodes excluded than its partition can do without, Slurm would hold it and say no more
-    than `BadConstraints`.
+    than `BadConstraints`; with more than its features or its reservation can, it would wait.
     """
     if facts.hold_obstacle:
         return facts.hold_obstacle
@@ -93,8 +97,9 @@ def requeue_obstacle(facts: JobFacts, nodes: Collection[str]) -> str:
     left = len(facts.candidates - set(nodes))
     if left >= facts.asked:
         return ""
+    options = f" for {' '.join(facts.narrowed_by)}" if facts.narrowed_by else ""
     return (
-        f"partition {facts.partition} has {left} nodes without"
+        f"partition {facts.partition} has {left} nodes{options} without"
         f" {fold({*nodes, *facts.left_behind})}, and the job needs"
         f" {facts.asked}: ask for fewer (--nodes, --min-nodes)"
     )

@@ -114,6 +114,13 @@ class Client:
         ]
         return {partition.name: partition for partition in found}
 
+    def reservation(self, name: str) -> dict[str, str]:
+        """Return the fields of a reservation, none where Slurm shows none of that name."""
+        # All of them: asked for one that is not there, scontrol fails without a word.
+        lines = self._run("scontrol", "show", "reservation", "-o").splitlines()
+        shown = (parsing.parse_pairs(line) for line in lines)
+        return next((each for each in shown if each.get("ReservationName") == name), {})
+
     def leaves(self) -> dict[str, tuple[str, ...]]:
         """Return the nodes below each leaf switch; none where Slurm has no topology to tell."""
         try:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from slurm_health.system.slurm.client import Client
-from slurm_health.system.slurm.parsing import nodes_of, parse_pairs
+from slurm_health.system.slurm.parsing import nodes_of
 
 
 class Maintenance(Client):
@@ -34,12 +34,7 @@ class Maintenance(Client):
 
     def is_reserved(self, name: str, node: str) -> bool:
         """Tell whether there is this reservation, and it has the node."""
-        # All of them: asked for one that is not there, scontrol fails without a word.
-        for line in self._run("scontrol", "show", "reservation", "-o").splitlines():
-            fields = parse_pairs(line)
-            if fields.get("ReservationName") == name:
-                return node in nodes_of(fields.get("Nodes", ""))
-        return False
+        return node in nodes_of(self.reservation(name).get("Nodes", ""))
 
     def delete_reservation(self, name: str) -> None:
         """Let jobs of others have the node again."""

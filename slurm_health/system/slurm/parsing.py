@@ -27,6 +27,8 @@ _UNRELEASABLE = ("DOWN", "FAIL", "MAINT", "REBOOT", "POWER", "INVAL", "FUTURE", 
 _NAME = re.compile(r"^NodeName=(\S+)")
 _STATE = re.compile(r"\sState=(\S+)")
 _PARTITIONS = re.compile(r"\sPartitions=(\S+)")
+# What it has, or could have after a reboot.
+_FEATURES = re.compile(r"\sAvailableFeatures=(\S+)")
 # Up to who set it and when; fields may follow.
 _SIGNED = re.compile(r".*?\[[^][@\s]+@[\dT:.+-]+\]")
 
@@ -163,12 +165,13 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
-    """One node. `reason` carries who set it, and when."""
+    """One node. `reason` carries who set it, and when; `features` is None where unknown."""
 
     name: str
     state: str
     reason: str = ""
     partitions: tuple[str, ...] = ()
+    features: tuple[str, ...] | None = None
 
     @property
     def states(self) -> frozenset[str]:
@@ -236,6 +239,7 @@ def node_of(line: str) -> Node | None:
     """
     head, _, tail = line.partition(" Reason=")
     name, state, partitions = (field.search(head) for field in (_NAME, _STATE, _PARTITIONS))
+    features = _FEATURES.search(head)
     if name is None or state is None:
         return None
     signed = _SIGNED.match(tail)
@@ -244,7 +248,12 @@ def node_of(line: str) -> Node | None:
         state=state.group(1),
         reason=signed.group() if signed else tail.strip(),
         partitions=tuple(partitions.group(1).split(",")) if partitions else (),
+        features=_words(features.group(1)) if features else None,
     )
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return () if text in _NOTHING else tuple(text.split(","))
 
 
 def parse_pairs(line: str) -> dict[str, str]:

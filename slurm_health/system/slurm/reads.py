@@ -262,6 +262,7 @@ def _node(node: Any) -> Node:
         state=node.state,
         reason=_signed(node),
         partitions=tuple(node.partitions or ()),
+        features=tuple(node.available_features or ()),
     )
 
 

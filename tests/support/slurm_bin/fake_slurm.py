@@ -112,6 +112,7 @@ def show_job(job_id: str) -> str:
         "NodeList": ",".join(job["nodes"]) if state == "RUNNING" else "",
         **({"BatchHost": job["nodes"][0]} if job["nodes"] else {}),
         **({"Reservation": job["Reservation"]} if "Reservation" in job else {}),
+        "Features": job.get("Features", "(null)"),
         "Comment": job["Comment"],
     }
     return " ".join(f"{key}={value}" for key, value in fields.items()) + " "
@@ -125,8 +126,31 @@ def show_nodes(nodelist: str) -> str:
             raise Refused(f"Node {name} not found", to_stdout=True)
         node = nodes[name]
         reason = f" Reason={node['reason']} [root@2026-01-01T00:00:00]" if node["reason"] else ""
-        lines.append(f"NodeName={name} Arch=x86_64 State={node['state']} Partitions=main{reason}")
+        features = f"AvailableFeatures={node.get('features', '(null)')}"
+        state = f"{features} State={node['state']} Partitions=main"
+        lines.append(f"NodeName={name} Arch=x86_64 {state}{reason}")
     return "\n".join(lines)
+
+
+def show_reservations() -> str:
+    """Show those of the setting `reservations`: nodes and flags, by name."""
+    lines = [
+        f"ReservationName={name} Nodes={nodes} Features=(null) Flags={flags}"
+        for name, (nodes, flags) in load("settings").get("reservations", {}).items()
+    ]
+    return "\n".join(lines) or "No reservations in the system"
+
+
+def show_config() -> str:
+    settings = load("settings")
+    return (
+        "ClusterName             = lab\n"
+        f"AccountingStorageType   = {settings['accounting']}\n"
+        f"PrivateData             = {settings.get('private', 'none')}\n"
+        f"PrologFlags             = {settings.get('prolog_flags', '(null)')}\n"
+        f"SLURM_VERSION           = {settings.get('release', '22.05.8')}\n"
+        "SlurmUser               = slurm(64030)"
+    )
 
 
 def update_job(job_id: str, changes: dict[str, str]) -> None:
@@ -163,8 +187,10 @@ def update_node(nodelist: str, changes: dict[str, str]) -> None:
         raise Refused("You must specify a reason when DOWNING or DRAINING a node. Request denied")
     nodes = load("nodes")
     for name in names:
-        if name not in settings.get("drain_is_lost", []):
-            nodes[name] = {"state": "MIXED+DRAIN", "reason": changes["Reason"]}
+        if "Features" in changes:
+            nodes[name]["features"] = changes["Features"]
+        elif name not in settings.get("drain_is_lost", []):
+            nodes[name].update(state="MIXED+DRAIN", reason=changes["Reason"])
     save("nodes", nodes)
 
 
@@ -194,30 +220,32 @@ def release(job_id: str) -> None:
     save("jobs", jobs)
 
 
-def scontrol(words: list[str]) -> str:
+def show(words: list[str]) -> str:
     match words:
-        case ["show", "job", "-o", job_id]:
+        case ["job", "-o", job_id]:
             return show_job(job_id)
-        case ["show", "job", "-d", "-o", job_id]:
+        case ["job", "-d", "-o", job_id]:
             held = find(load("jobs"), job_id)["nodes"]
             share = f"Nodes={','.join(held)} CPU_IDs=0-1 Mem=0 GRES="
-            return f"{show_job(job_id)}{share} Features=(null) OverSubscribe=OK"
-        case ["show", "node", "-o", nodelist]:
+            return f"{show_job(job_id)}{share} OverSubscribe=OK"
+        case ["node", "-o", nodelist]:
             return show_nodes(nodelist)
-        case ["show", "nodes", "-o"]:
+        case ["nodes", "-o"]:
             return show_nodes(",".join(load("nodes")))
-        case ["show", "partition", "-a", "-o"]:
+        case ["partition", "-a", "-o"]:
             names = load("settings").get("partition_nodes", "n[1-9]")
             return f"PartitionName=main Default=YES TotalNodes=9 MaxNodes=UNLIMITED Nodes={names}"
-        case ["show", "config"]:
-            return (
-                "ClusterName             = lab\n"
-                f"AccountingStorageType   = {load('settings')['accounting']}\n"
-                f"PrivateData             = {load('settings').get('private', 'none')}\n"
-                f"PrologFlags             = {load('settings').get('prolog_flags', '(null)')}\n"
-                f"SLURM_VERSION           = {load('settings').get('release', '22.05.8')}\n"
-                "SlurmUser               = slurm(64030)"
-            )
+        case ["reservation", "-o"]:
+            return show_reservations()
+        case ["config"]:
+            return show_config()
+    raise Refused(f"invalid entity: {' '.join(words)}", to_stdout=True)
+
+
+def scontrol(words: list[str]) -> str:
+    match words:
+        case ["show", *what]:
+            return show(what)
         case ["update", first, *rest]:
             kind, _, target = first.partition("=")
             changes = dict(word.split("=", 1) for word in rest)

@@ -44,6 +44,9 @@ class Slurm(Protocol):
     def start_job(self, *options: str) -> str:
         """Let a job of two nodes run, or wait where its options say so; its id."""
 
+    def reserve(self, name: str, nodes: str) -> None:
+        """Keep nodes for root's jobs in a reservation."""
+
 
 class Real:
     def __init__(self, lab: Lab) -> None:
@@ -57,6 +60,10 @@ class Real:
         job = self.lab.sbatch(SLEEPS, "-N2", "--job-name=train", *options, user="root")
         self.lab.wait_job(job, {"RUNNING"})
         return str(job)
+
+    def reserve(self, name: str, nodes: str) -> None:
+        words = ("StartTime=now", "Duration=60", "Users=root", f"Nodes={nodes}")
+        self.ask("scontrol", "create", f"ReservationName={name}", *words)
 
 
 class Fake:
@@ -77,6 +84,14 @@ class Fake:
         self.slurm.run_job(self.started, NODES[:2], **changes)
         return str(self.started)
 
+    def reserve(self, name: str, nodes: str) -> None:
+        self.slurm.set(reservations={name: [nodes, "SPEC_NODES"]})
+
+
+def record(slurm: Slurm, *what: str) -> dict[str, str]:
+    """Return the fields of the one thing that scontrol shows."""
+    return parse_record(slurm.ask("scontrol", "show", *what).stdout)
+
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
@@ -91,6 +106,9 @@ def slurm(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Slurm]:
         return
     lab: Lab = request.getfixturevalue("lab")
     yield Real(lab)
+    lab.ask("scontrol", "delete", "ReservationName=mine", check=False)
+    for features in ("ActiveFeatures=", "AvailableFeatures="):
+        lab.ask("scontrol", "update", "NodeName=n3", features)
     lab.reset()
 
 
@@ -190,6 +208,21 @@ def test_partitions_are_shown_in_one_line_each(slurm: Slurm) -> None:
     (record,) = map(parse_record, shown.stdout.splitlines())
     wanted = {"PartitionName": "main", "Default": "YES", "MaxNodes": "UNLIMITED", "Nodes": "n[1-4]"}
     assert {name: record[name] for name in wanted} == wanted
+
+
+def test_the_features_of_nodes_and_the_nodes_of_reservations_are_shown(slurm: Slurm) -> None:
+    job = slurm.start_job()
+    assert record(slurm, "job", "-o", job)["Features"] == "(null)"
+    assert record(slurm, "node", "-o", "n3")["AvailableFeatures"] == "(null)"
+    assert slurm.ask("scontrol", "show", "reservation", "-o").stdout == (
+        "No reservations in the system"
+    )
+    slurm.reserve("mine", "n[3-4]")
+    slurm.ask("scontrol", "update", "NodeName=n3", "Features=h100,ib")
+    shown = record(slurm, "reservation", "-o")
+    wanted = {"ReservationName": "mine", "Nodes": "n[3-4]", "Flags": "SPEC_NODES"}
+    assert {name: shown[name] for name in wanted} == wanted
+    assert record(slurm, "node", "-o", "n3")["AvailableFeatures"] == "h100,ib"
 
 
 def test_a_job_that_is_only_asked_about_is_told_when_and_where_it_would_start(
