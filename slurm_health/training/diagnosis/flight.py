@@ -193,7 +193,9 @@ class _Waits:
 def culprits(records: Sequence[FlightRecord]) -> tuple[Culprit, ...]:
     """Return the ranks that hold the others up, none where the records do not tell."""
     by_rank = {each.rank: each.reached or reached_of(each.operations) for each in records}
-    recorded = {each.rank for each in records if by_rank[each.rank] or each.transfers}
+    recorded = {
+        each.rank for each in records if by_rank[each.rank] or each.transfers or each.exchanged
+    }
     unknown = {each.rank for each in records if not each.whole}
     waits = _Waits()
     members = _members(records)
@@ -201,7 +203,7 @@ def culprits(records: Sequence[FlightRecord]) -> tuple[Culprit, ...]:
         of_group = members.get(name.partition(" (")[0], set())  # without the library
         others = of_group - reached.keys() - unknown
         _of_group(waits, name, reached, others, recorded)
-    _of_transfers(waits, records, recorded, unknown - recorded)
+    _of_transfers(waits, records, recorded, unknown)
     held = {rank for rank, others in waits.waits_for.items() if others} | waits.inside
     found = [each for rank, each in sorted(waits.missing.items()) if rank not in held]
     silent = [each for each in found if each.why is Why.NOT_RECORDED]
@@ -282,13 +284,25 @@ def _behind(waits: _Waits, name: str, reached: Mapping[int, Reached], over: int)
 def _of_transfers(
     waits: _Waits, records: Sequence[FlightRecord], recorded: set[int], unknown: set[int]
 ) -> None:
-    """Find who has not begun its side of a send or a receive that another has begun."""
+    """Find who has not begun its side of a send or a receive that another has begun.
+
+    The record of a peer that has lost its oldest entries shows that only where it goes back to an
+    earlier one of the same: a later one would be there too.
+    """
     begun = {(each.rank, to.peer, to.sends) for each in records for to in each.transfers}
-    for rank, peer, sends in sorted(begun):
+    certain = {
+        (each.rank, to.peer, to.sends) for each in records for to in each.transfers if to.certain
+    }
+    kept = {(each.rank, to.peer, to.sends) for each in records for to in each.exchanged}
+    for rank, peer, sends in sorted(certain):
         if rank in waits.behind:
             continue
-        if (peer, rank, not sends) in begun or peer in unknown:
+        other = (peer, rank, not sends)
+        if other in begun:
             waits.inside |= {rank, peer}  # both have begun: one of their devices is held up before
+            continue
+        if peer in unknown and other not in kept:
+            waits.inside.add(rank)
             continue
         why = Why.NO_TRANSFER if peer in recorded else Why.NOT_RECORDED
         waits.add(Culprit(rank=peer, why=why, waiting=(rank,)))

@@ -23,10 +23,11 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Transfer(msgspec.Struct, frozen=True, kw_only=True):
-    """A send to rank `peer`, or a receive from it, that is not over."""
+    """A send to rank `peer`, or a receive from it; not `certain` where it may be over."""
 
     peer: int
     sends: bool
+    certain: bool = True
 
 
 class Reached(msgspec.Struct, frozen=True, array_like=True):
@@ -46,6 +47,7 @@ class FlightRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     `members` has all ranks of each process group that it knows, whether they left a record or not,
     `reached` how far it came in each group, also where `operations` had to leave some out.
+    `transfers` are not over, `exchanged` are those of which an entry says that they were.
     `whole`: no older entry was overwritten, so that a group without one was not used; without any,
     a record that is not whole is that of a dump that could not be read. `unclaimed`: it was found
     where all trainings of the user leave theirs.
@@ -56,6 +58,7 @@ class FlightRecord(msgspec.Struct, frozen=True, kw_only=True):
     members: dict[str, tuple[int, ...]] = {}
     reached: dict[str, Reached] = {}
     transfers: tuple[Transfer, ...] = ()
+    exchanged: tuple[Transfer, ...] = ()
     whole: bool = True
     unclaimed: bool = False
 

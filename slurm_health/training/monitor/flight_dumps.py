@@ -48,6 +48,7 @@ _MEMORY_PER_BYTE = 64
 _TRANSFER = re.compile(r"(?:\w+:)?(?P<what>send|recv) \d{1,6}(?:->|<-)(?P<peer>\d{1,6})")
 # The collectives whose input has the same size on all ranks.
 _SAME_SIZES = {"all_reduce", "allreduce", "broadcast", "_all_gather_base", "_reduce_scatter_base"}
+_BATCH = "coalesced"  # what ends a batch, as of batch_isend_irecv
 _IN_PLACE = {"all_reduce", "allreduce", "broadcast"}  # whose output has the size of the input
 
 
@@ -197,15 +198,17 @@ def record_of(
 
     Raises what there is to raise where it is none.
     """
-    entries = dump["entries"]
+    entries = _with_states_of_batches(dump["entries"])
     found = tuple(_operation(each) for each in entries if not each.get("is_p2p"))
     members = _members(dump)
+    transfers, exchanged = _transfers(entries, members)
     return FlightRecord(
         rank=rank,
         operations=kept(found),
         members=members,
         reached=reached_of(found),
-        transfers=tuple(_transfers(entries, members)),
+        transfers=transfers,
+        exchanged=exchanged,
         whole=_is_whole(entries),
     )
 
@@ -226,21 +229,56 @@ def _group(name: object) -> str:
     return _short(f"{number} {purpose}".strip())
 
 
+def _with_states_of_batches(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the entries, those of a batch with the state of the entry that ends it.
+
+    Torch has no event for each of them: they stay `scheduled` for good, and only the last entry of
+    their batch, with the same numbers, goes on. Without that one, nothing is known of them.
+    """
+    found = [dict(each) for each in entries]
+    batches: dict[tuple[object, ...], list[dict[str, Any]]] = {}
+    for each in found:
+        library, _, what = str(each["profiling_name"]).rpartition(":")
+        numbers = each.get("collective_seq_id"), each.get("p2p_seq_id")
+        key = (_group(each["process_group"]), library, *numbers)
+        if what == _BATCH:
+            batch = batches.pop(key, [])
+            for of_batch in batch:
+                of_batch |= {"state": each.get("state"), "retired": each.get("retired")}
+            # Not all versions say so of this one.
+            each["is_p2p"] = each.get("is_p2p") or any(one.get("is_p2p") for one in batch)
+        elif each.get("state") == "scheduled" and not each.get("retired"):
+            batches.setdefault(key, []).append(each)
+    for batch in batches.values():
+        if len(batch) > 1 and all(each.get("is_p2p") for each in batch):  # one may be by itself
+            for each in batch:
+                each["state"] = None
+    return found
+
+
 def _transfers(
     entries: Sequence[Mapping[str, Any]], members: Mapping[str, tuple[int, ...]]
-) -> Iterator[Transfer]:
-    """Yield the sends and receives that are not over; peers are numbered within their group."""
-    begun = set()
+) -> tuple[tuple[Transfer, ...], tuple[Transfer, ...]]:
+    """Return sends and receives that are not over, and such that are.
+
+    Peers are numbered within their group.
+    """
+    begun: dict[tuple[int, bool], bool] = {}
+    over = set()
     for entry in entries:
         found = entry.get("is_p2p") and _TRANSFER.fullmatch(str(entry["profiling_name"]))
         ranks = members.get(_group(entry["process_group"]), ())
-        if not found or entry.get("retired") or entry.get("state") == "completed":
+        if not found or int(found["peer"]) >= len(ranks):
             continue
-        peer = int(found["peer"])
-        if peer < len(ranks):
-            begun.add((ranks[peer], found["what"] == "send"))
-    for peer, sends in sorted(begun):
-        yield Transfer(peer=peer, sends=sends)
+        transfer = ranks[int(found["peer"])], found["what"] == "send"
+        if entry.get("retired") or entry.get("state") == "completed":
+            over.add(transfer)
+        else:
+            begun[transfer] = begun.get(transfer, False) or entry.get("state") is not None
+    return (
+        tuple(Transfer(peer=peer, sends=s, certain=c) for (peer, s), c in sorted(begun.items())),
+        tuple(Transfer(peer=peer, sends=sends) for peer, sends in sorted(over)),
+    )
 
 
 def _is_whole(entries: Sequence[Mapping[str, Any]]) -> bool:

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from slurm_health.training.diagnosis.flight import first_difference
+from slurm_health.training.diagnosis.flight import culprits, first_difference
+from slurm_health.training.diagnosis.flight_data import FlightRecord, Reached, Transfer
 from slurm_health.training.monitor.collector import NothingCollected
-from slurm_health.training.monitor.flight_dumps import FlightDumps
+from slurm_health.training.monitor.flight_dumps import FlightDumps, record_of
 from tests.support.ended_jobs import job
 
 
@@ -126,6 +127,116 @@ def test_ranks_that_reduce_other_numbers_or_into_another_size_called_something_e
         assert f"rank 1 called all_reduce {words} as" in difference.description
 
 
+PIPELINE = ("3", "pipeline")
+
+
+def entry(
+    what: str, state: str, number: int, *, group: tuple[str, str] = PIPELINE, p2p: bool = True
+) -> dict[str, Any]:
+    """Return an entry of NCCL's Flight Recorder; each kind is numbered by itself."""
+    return {
+        "process_group": group,
+        "collective_seq_id": 0 if p2p else number,
+        "p2p_seq_id": number if p2p else 0,
+        "profiling_name": f"nccl:{what}",
+        "input_sizes": [[4]],
+        "state": state,
+        "retired": state == "completed",
+        "is_p2p": p2p,
+    }
+
+
+def batch(state: str, number: int, *whats: str, p2p: bool = True) -> list[dict[str, Any]]:
+    """Return a batch (batch_isend_irecv): torch updates the state of its last entry alone."""
+    last = {**entry("coalesced", state, number), "is_p2p": p2p}
+    return [*(entry(each, "scheduled", number) for each in whats), last]
+
+
+def record(
+    rank: int,
+    entries: list[dict[str, Any]],
+    ranks: list[int],
+    *,
+    first: int = 0,
+    group: tuple[str, str] = PIPELINE,
+) -> FlightRecord:
+    """Return the record of a rank; the entries before `first` were overwritten."""
+    numbered = [{**each, "record_id": first + n} for n, each in enumerate(entries)]
+    config = {group[0]: {"desc": group[1], "ranks": str(ranks)}}
+    return record_of({"entries": numbered, "pg_config": config}, rank, lambda found: found)
+
+
+@pytest.mark.parametrize("p2p", [True, False])
+def test_a_stage_that_stopped_between_two_batches_of_transfers_is_named(p2p: bool) -> None:
+    """Not all versions of torch say of the entry that ends a batch that it is of transfers."""
+    over = {
+        0: ["send 0->1", "recv 0<-1"],
+        1: ["recv 1<-0", "send 1->2", "recv 1<-2", "send 1->0"],
+        2: ["recv 2<-1", "send 2->1"],
+    }
+    entries = {
+        rank: [
+            each for n, what in enumerate(whats) for each in batch("completed", n, what, p2p=p2p)
+        ]
+        for rank, whats in over.items()
+    }
+    entries[0] += batch("started", 9, "send 0->1", "recv 0<-1", p2p=p2p)
+    entries[2] += batch("started", 9, "recv 2<-1", p2p=p2p)
+    records = [record(rank, of_rank, [0, 1, 2]) for rank, of_rank in entries.items()]
+
+    assert records[1].transfers == ()
+    difference = first_difference(records)
+    assert difference is not None
+    assert difference.ranks == (1,)
+    assert difference.description == (
+        "rank 1 never began its side of a transfer that rank 0 waits for"
+    )
+
+
+def test_a_batch_whose_end_is_not_recorded_neither_waits_nor_shows_who_stayed_away() -> None:
+    begun = batch("scheduled", 5, "send 1->0", "recv 1<-0")[:-1]
+    captured = record(1, begun, [0, 1])
+    waits = record(0, [entry("recv 0<-1", "started", 7)], [0, 1])
+
+    assert captured.transfers == (
+        Transfer(peer=0, sends=False, certain=False),
+        Transfer(peer=0, sends=True, certain=False),
+    )
+    assert culprits([captured, waits]) == ()
+
+
+def test_a_transfer_that_is_in_no_batch_has_its_own_state() -> None:
+    entries = [entry("send 0->1", "scheduled", 5), *batch("completed", 6, "recv 0<-1")]
+
+    assert record(0, entries, [0, 1]).transfers == (Transfer(peer=1, sends=True),)
+
+
+def test_the_collectives_of_a_batch_are_over_with_it() -> None:
+    """As of broadcasts of one coalescing manager, which newer versions of torch record too."""
+    whats = (("broadcast", "scheduled"), ("broadcast", "scheduled"), ("coalesced", "completed"))
+    of_batch = [entry(what, state, 4, p2p=False) for what, state in whats]
+    later = [entry("all_reduce", "completed", number, p2p=False) for number in (5, 6)]
+
+    assert [record(rank, of_batch + later, [0, 1]).reached for rank in (0, 1)] == (
+        [{"3 pipeline (nccl)": Reached(entered=6, over=6)}] * 2
+    )
+
+
+@pytest.mark.parametrize(("kept", "named"), [(False, []), (True, [1])])
+def test_a_peer_whose_buffer_goes_back_to_no_transfer_is_not_said_to_have_begun_none(
+    kept: bool, named: list[int]
+) -> None:
+    before = entry("send 1->0", "completed", 30)
+    later = [entry("all_reduce", "completed", 800 + n, p2p=False) for n in range(3)]
+    records = [
+        record(0, [entry("recv 0<-1", "started", 31)], [0, 1]),
+        record(1, [*([before] if kept else []), *later], [0, 1], first=2000),
+    ]
+
+    assert not records[1].whole
+    assert [each.rank for each in culprits(records)] == named
+
+
 RECORDS = """
 import os, sys
 import torch, torch.distributed as dist
@@ -175,7 +286,7 @@ READS_A_DUMP = """
 import resource, sys
 from pathlib import Path
 from slurm_health.training.monitor.collector import NothingCollected
-from slurm_health.training.monitor.flight_dumps import FlightDumps
+from slurm_health.training.monitor.flight_dumps import FlightDumps, record_of
 from tests.support.ended_jobs import job
 told = {"TORCH_FR_DUMP_TEMP_FILE": sys.argv[1] + "/flight_"}
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
