@@ -198,7 +198,7 @@ def record_of(
 
     Raises what there is to raise where it is none.
     """
-    entries = _with_states_of_batches(dump["entries"])
+    entries = _with_states_of_batches(_of_last_life(dump["entries"]))
     found = tuple(_operation(each) for each in entries if not each.get("is_p2p"))
     members = _members(dump)
     transfers, exchanged = _transfers(entries, members)
@@ -209,7 +209,7 @@ def record_of(
         reached=reached_of(found),
         transfers=transfers,
         exchanged=exchanged,
-        whole=_is_whole(entries),
+        whole=_is_whole(dump["entries"]),
     )
 
 
@@ -227,6 +227,27 @@ def _group(name: object) -> str:
     number, purpose = (*name, "")[:2] if isinstance(name, list | tuple) else (name, "")
     purpose = "" if purpose in NO_PURPOSE else str(purpose).partition(",")[0].replace(" (", " ")
     return _short(f"{number} {purpose}".strip())
+
+
+def _of_last_life(entries: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Leave out a group's entries from before its numbers began anew.
+
+    As where a process destroys its groups and makes them again, with the same names.
+    """
+    last: dict[tuple[str, str], int] = {}
+    began: dict[tuple[str, str], int] = {}
+    groups = []
+    for index, entry in enumerate(entries):
+        library = str(entry["profiling_name"]).rpartition(":")[0]
+        group = _group(entry["process_group"]), library
+        groups.append(group)
+        if entry.get("is_p2p"):
+            continue
+        number = int(entry["collective_seq_id"])
+        if number < last.get(group, number):
+            began[group] = index
+        last[group] = number
+    return [each for index, each in enumerate(entries) if index >= began.get(groups[index], 0)]
 
 
 def _with_states_of_batches(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

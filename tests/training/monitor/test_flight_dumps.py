@@ -237,6 +237,26 @@ def test_a_peer_whose_buffer_goes_back_to_no_transfer_is_not_said_to_have_begun_
     assert [each.rank for each in culprits(records)] == named
 
 
+def test_what_a_group_did_before_its_numbers_began_anew_is_left_out() -> None:
+    """A process that destroys its groups and makes them again has the same names and numbers."""
+    world = ("0", "default_pg")
+    records = []
+    for rank in range(3):
+        before = [entry("all_gather", "completed", n, group=world, p2p=False) for n in range(1, 20)]
+        unended = [entry(f"send {rank}->{(rank + 1) % 3}", "started", 1, group=world)]
+        now = [entry("all_reduce", "completed", n, group=world, p2p=False) for n in range(1, 6)]
+        waits = [entry("all_reduce", "started", 6, group=world, p2p=False)] if rank != 2 else []
+        entries = [*before, *unended, *now, *waits]
+        records.append(record(rank, entries, [0, 1, 2], group=world))
+
+    difference = first_difference(records)
+    assert difference is not None
+    assert difference.description == (
+        "rank 2 never entered collective 6 of group 0 (nccl) (all_reduce [[4]]), in which"
+        " ranks 0-1 waited"
+    )
+
+
 RECORDS = """
 import os, sys
 import torch, torch.distributed as dist
