@@ -22,8 +22,11 @@ from dataclasses import dataclass, field
 from slurm_health.records.text import ranks_text
 from slurm_health.training.diagnosis.flight_data import FlightRecord, Operation, Reached, reached_of
 
+# A group's name with the library, and its ranks: torch calls groups that are made together, and
+# have no rank in common, alike.
+_Group = tuple[str, tuple[int, ...]]
 # The recorded collectives by group, rank and number.
-_Groups = Mapping[str, Mapping[int, Mapping[int, Operation]]]
+_Groups = Mapping[_Group, Mapping[int, Mapping[int, Operation]]]
 _SHOWN = 4
 _REPEATED = 2  # a collective that all ranks have called so often is one that their steps have
 _NOWHERE = Reached()
@@ -46,13 +49,15 @@ class Difference:
 
 def first_difference(records: Sequence[FlightRecord]) -> Difference | None:
     """Return where ranks parted, None where all that is recorded agrees, or leaves it open."""
-    groups: dict[str, dict[int, dict[int, Operation]]] = {}
+    groups: dict[_Group, dict[int, dict[int, Operation]]] = {}
+    names = _Names(records)
     for record in records:
         for operation in record.operations:
-            of_rank = groups.setdefault(operation.group, {}).setdefault(record.rank, {})
+            group = names.group(record, operation.group)
+            of_rank = groups.setdefault(group, {}).setdefault(record.rank, {})
             of_rank[operation.sequence] = operation
-    for group, by_rank in sorted(groups.items()):
-        if len(by_rank) > 1 and (found := _mismatch(group, by_rank)):
+    for (name, _), by_rank in sorted(groups.items()):
+        if len(by_rank) > 1 and (found := _mismatch(name, by_rank)):
             return found
     missing = culprits(records)
     return _absence(missing, groups) if missing else None
@@ -100,13 +105,14 @@ def _absence(missing: Sequence[Culprit], groups: _Groups) -> Difference:
     """Return the ranks that hold up the others, each told with those that it shares a work with."""
     alike: dict[tuple[object, ...], list[Culprit]] = {}
     for each in missing:
-        alike.setdefault((each.why, each.group, each.sequence, each.waiting), []).append(each)
+        key = (each.why, each.key, each.sequence, each.waiting)
+        alike.setdefault(key, []).append(each)
     told = [_told(each, groups) for each in alike.values()]
     calls = {
         rank: found
         for each in missing
         for rank in (each.rank, *each.waiting)
-        if (found := groups.get(each.group, {}).get(rank, {}).get(each.sequence))
+        if (found := groups.get(each.key, {}).get(rank, {}).get(each.sequence))
     }
     return Difference(
         mismatched=False,
@@ -121,7 +127,7 @@ def _told(alike: Sequence[Culprit], groups: _Groups) -> str:
     ranks = ranks_text([each.rank for each in alike])
     others = ranks_text(first.waiting)
     wait = "waits" if len(first.waiting) == 1 else "wait"
-    called = [each.get(first.sequence) for each in groups.get(first.group, {}).values()]
+    called = [each.get(first.sequence) for each in groups.get(first.key, {}).values()]
     what = next((f" ({_named(each)})" for each in called if each), "")
     work = f"collective {first.sequence} of group {first.group}{what}"
     if not first.group:
@@ -166,13 +172,22 @@ class Why(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Culprit:
-    """A rank that holds up the ranks `waiting`, in a work of a group; no group of a transfer."""
+    """A rank that holds up the ranks `waiting`, in a work of a group; no group of a transfer.
+
+    `members`: all ranks of the group, where they are known.
+    """
 
     rank: int
     why: Why
     group: str = ""
+    members: tuple[int, ...] = ()
     sequence: int = -1
     waiting: tuple[int, ...] = ()
+
+    @property
+    def key(self) -> _Group:
+        """Which group it is."""
+        return self.group, self.members
 
 
 @dataclass
@@ -198,11 +213,9 @@ def culprits(records: Sequence[FlightRecord]) -> tuple[Culprit, ...]:
     }
     unknown = {each.rank for each in records if not each.whole}
     waits = _Waits()
-    members = _members(records)
-    for name, reached in sorted(_groups(by_rank).items()):
-        of_group = members.get(name.partition(" (")[0], set())  # without the library
-        others = of_group - reached.keys() - unknown
-        _of_group(waits, name, reached, others, recorded)
+    for group, reached in sorted(_groups(records).items()):
+        others = set(group[1]) - reached.keys() - unknown
+        _of_group(waits, group, reached, others, recorded)
     _of_transfers(waits, records, recorded, unknown)
     held = {rank for rank, others in waits.waits_for.items() if others} | waits.inside
     found = [each for rank, each in sorted(waits.missing.items()) if rank not in held]
@@ -215,36 +228,51 @@ def culprits(records: Sequence[FlightRecord]) -> tuple[Culprit, ...]:
     return tuple(found)
 
 
-def _groups(by_rank: Mapping[int, Mapping[str, Reached]]) -> dict[str, dict[int, Reached]]:
-    groups: dict[str, dict[int, Reached]] = {}
-    for rank, reached in by_rank.items():
-        for name, each in reached.items():
-            groups.setdefault(name, {})[rank] = each
+def _groups(records: Sequence[FlightRecord]) -> dict[_Group, dict[int, Reached]]:
+    names = _Names(records)
+    groups: dict[_Group, dict[int, Reached]] = {}
+    for record in records:
+        for name, each in (record.reached or reached_of(record.operations)).items():
+            groups.setdefault(names.group(record, name), {})[record.rank] = each
     return groups
 
 
-def _members(records: Sequence[FlightRecord]) -> dict[str, set[int]]:
-    """Return all ranks of each group, as far as any record knows them."""
-    members: dict[str, set[int]] = {}
-    told: set[tuple[str, tuple[int, ...]]] = set()
-    for record in records:
-        for each in record.members.items():
-            if each not in told:
-                told.add(each)
-                members.setdefault(each[0], set()).update(each[1])
-    return members
+class _Names:
+    """Which group a rank means by a name; of many records one tells who is in a group."""
+
+    def __init__(self, records: Sequence[FlightRecord]) -> None:
+        self._told: dict[str, dict[tuple[int, ...], tuple[int, ...]]] = {}
+        self._of_rank: dict[tuple[str, int], tuple[int, ...]] = {}
+        for record in records:
+            for name, ranks in record.members.items():
+                told = self._told.setdefault(name, {})
+                if ranks not in told:
+                    told[ranks] = tuple(sorted(ranks))
+                    for rank in ranks:
+                        self._of_rank.setdefault((name, rank), told[ranks])
+
+    def group(self, record: FlightRecord, name: str) -> _Group:
+        """Return the group that the record of a rank calls so."""
+        without_library = name.partition(" (")[0]
+        told = self._told.get(without_library, {})
+        if without_library in record.members:
+            return name, told[record.members[without_library]]
+        found = self._of_rank.get((without_library, record.rank))
+        if found is None and len(told) == 1:
+            (found,) = told.values()
+        return name, found or ()
 
 
 def _of_group(
     waits: _Waits,
-    name: str,
+    group: _Group,
     reached: Mapping[int, Reached],
     others: Iterable[int],
     recorded: set[int],
 ) -> None:
     """Find who is missing in a group's first work that no rank has left; `others` used none."""
     over = max(each.over for each in reached.values())
-    _behind(waits, name, reached, over)
+    _behind(waits, group, reached, over)
     first = {
         rank: max(each.inside[0], over + 1)
         for rank, each in reached.items()
@@ -263,10 +291,14 @@ def _of_group(
             waits.inside.add(rank)  # held up in what others have left, as where a path loses data
             continue
         why = Why.NEVER_ENTERED if rank in recorded else Why.NOT_RECORDED
-        waits.add(Culprit(rank=rank, why=why, group=name, sequence=sequence, waiting=waiting))
+        name, members = group
+        culprit = Culprit(
+            rank=rank, why=why, group=name, members=members, sequence=sequence, waiting=waiting
+        )
+        waits.add(culprit)
 
 
-def _behind(waits: _Waits, name: str, reached: Mapping[int, Reached], over: int) -> None:
+def _behind(waits: _Waits, group: _Group, reached: Mapping[int, Reached], over: int) -> None:
     """Find ranks whose device did its part, or others would not be on, and that do not see it."""
     left = tuple(sorted(rank for rank, each in reached.items() if each.over == over))
     for rank, each in reached.items():
@@ -274,7 +306,8 @@ def _behind(waits: _Waits, name: str, reached: Mapping[int, Reached], over: int)
             culprit = Culprit(
                 rank=rank,
                 why=Why.DEVICE_BEHIND,
-                group=name,
+                group=group[0],
+                members=group[1],
                 sequence=each.inside[0],
                 waiting=left,
             )

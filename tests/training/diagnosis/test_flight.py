@@ -281,3 +281,43 @@ def test_a_stage_that_waits_to_receive_leads_to_the_stage_before_it() -> None:
     assert difference.description == (
         "rank 0 never began its side of a transfer that rank 1 waits for"
     )
+
+
+@pytest.mark.parametrize("told_once", [False, True])
+def test_groups_that_torch_calls_alike_are_told_apart_by_their_ranks(told_once: bool) -> None:
+    """Before torch hashed the names, sibling groups of dist.split_group shared theirs."""
+    records = []
+    for rank in range(4):
+        tensor = Operation(
+            group="1 tp (nccl)",
+            sequence=1,
+            what="all_reduce",
+            sizes=f"[[4, {4096 if rank < 2 else 8192}]]",
+            state="completed",
+        )
+        world = Operation(group="0 (nccl)", sequence=1, what="all_reduce", state="started")
+        operations = (tensor, world) if rank != 3 else (tensor,)
+        members = {"0": (0, 1, 2, 3), "1 tp": (0, 1) if rank < 2 else (2, 3)}
+        if told_once and rank % 2:
+            members = {}
+        records.append(FlightRecord(rank=rank, operations=operations, members=members))
+
+    difference = first_difference(records)
+    assert difference is not None
+    assert not difference.mismatched
+    assert difference.description == (
+        "rank 3 never entered collective 1 of group 0 (nccl) (all_reduce), in which ranks 0-2"
+        " waited"
+    )
+
+
+def test_who_is_behind_in_one_of_two_groups_of_the_same_name_is_not_measured_by_the_other() -> None:
+    pairs: tuple[tuple[int, ...], ...] = ((0, 1), (2, 3))
+    records = [
+        FlightRecord(rank=rank, members={"1": pair}, reached={"1 (nccl)": reached})
+        for pair, reached in zip(pairs, (Reached(3, 2, (3, 3)), Reached(9, 9)), strict=True)
+        for rank in pair
+    ]
+    assert culprits(records) == ()
+    late = FlightRecord(rank=1, members={"1": (0, 1)}, reached={"1 (nccl)": Reached(2, 2)})
+    assert [each.rank for each in culprits([records[0], late, *records[2:]])] == [1]
