@@ -9,8 +9,7 @@ A word is said in one way everywhere, so it is here once.
     decoding        bytes from outside to values: the one place, and every way to fail is one error
     verdict         rounds, their results, what is concluded of nodes; names of what is done
     allocation      what Slurm gave a job or would give one; which checks belong to one job
-    nodeset         node lists as Slurm writes them, to names and back
-    node_states     what Slurm's words for the state of a node say: which is down, or lost
+    nodeset         node lists as Slurm writes them, to names and back; which states are lost
     probe_catalog   which probes there are, who runs each, which part of a node it is about
     gpu_load        what GPUs reported while they were under load
     standings       what a site's history says against nodes, as every check reads it

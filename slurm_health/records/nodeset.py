@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Node lists as people and Slurm write them: `gpu[01-04,7]` to names and back.
+"""Node lists as people and Slurm write them, `gpu[01-04,7]`, and its words for a node's state.
 
-The order of a list counts: by it Slurm numbers the tasks of a job and says what each node has.
+The order of a list counts: by it Slurm numbers the tasks of a job and says what each node has. Of a
+state, as `IDLE+DRAIN` or `ALLOCATED*`, whole words count: POWER_DOWN is what Slurm is to do to a
+healthy node once its job is over.
 """
 
 from __future__ import annotations
@@ -21,6 +23,10 @@ _RANGE = re.compile(rf"(\d{{1,{_MOST_DIGITS}}})(?:-(\d{{1,{_MOST_DIGITS}}}))?", 
 _NUMBER = re.compile(rf"(\d{{1,{_MOST_DIGITS}}})", re.ASCII)
 # Slurm 22.05 takes the range n[1-65536] and refuses a longer one; here it bounds the whole list.
 _MOST_NAMES = 64 * 1024
+_MARKS = "*~#!%$@^-"
+_SILENT_MARK = "*"  # as sinfo says NOT_RESPONDING
+# What Slurm has done to a node, which is silent for it. None runs a job meanwhile.
+_SILENCED = frozenset({"POWERED_DOWN", "POWERING_DOWN", "POWERING_UP", "REBOOT_ISSUED"})
 
 
 def expand(nodelist: str) -> tuple[str, ...]:
@@ -116,3 +122,24 @@ def _ranges(numbers: Iterator[str]) -> Iterator[str]:
             first = number
         last = number
     yield first if first == last else f"{first}-{last}"
+
+
+def words_of(state: str) -> frozenset[str]:
+    """Return the words of a state, without marks such as `*`."""
+    return frozenset(word.rstrip(_MARKS) for word in state.split("+") if word)
+
+
+def is_down(state: str) -> bool:
+    """Tell whether Slurm has given a node up, and ended what ran there."""
+    return "DOWN" in words_of(state)
+
+
+def is_lost(state: str) -> bool:
+    """Tell whether Slurm has lost a node: it is down or does not answer.
+
+    FAIL is none: an administrator expects the node to fail, and its job goes on. Nor is a node
+    whose power Slurm has taken, or that it boots: that happens to nodes that no job has any more.
+    """
+    words = words_of(state)
+    silent = "NOT_RESPONDING" in words or _SILENT_MARK in state
+    return "DOWN" in words or (silent and words.isdisjoint(_SILENCED))

@@ -12,7 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_health.records.nodeset import expand, fold, fold_in_order
+from slurm_health.records.nodeset import (
+    expand,
+    fold,
+    fold_in_order,
+    is_down,
+    is_lost,
+    words_of,
+)
 from tests.strategies import node_lists
 
 # Close to one another, so that some are neighbours: with one number and two, padded and not.
@@ -184,3 +191,56 @@ def test_slurm_reads_a_list_as_we_do_and_in_the_same_order(tmp_path: Path) -> No
 )
 def test_only_a_number_at_the_end_of_a_name_is_folded(names: list[str], folded: str) -> None:
     assert fold(names) == folded
+
+
+from slurm_health.system.slurm.parsing import node_of
+
+RECORDED = Path(__file__).parents[1] / "data" / "slurm-22.05" / "nodes-down-and-idle.txt"
+
+
+def test_the_words_of_a_state_are_told_without_its_marks() -> None:
+    assert words_of("DOWN*+DRAIN+CLOUD") == {"DOWN", "DRAIN", "CLOUD"}
+    assert words_of("") == frozenset()
+
+
+def test_nodes_that_slurm_really_lost_are_lost_and_only_one_of_them_is_down() -> None:
+    nodes = [node for line in RECORDED.read_text().splitlines() if (node := node_of(line))]
+
+    assert [(node.state, is_lost(node.state), is_down(node.state)) for node in nodes] == [
+        ("DOWN", True, True),
+        ("IDLE+NOT_RESPONDING", True, False),
+    ]
+
+
+@pytest.mark.parametrize(
+    "state", ["DOWN*", "DOWN+CLOUD+POWERED_DOWN", "ALLOCATED*", "MIXED+DRAIN+NOT_RESPONDING"]
+)
+def test_a_node_that_is_down_or_does_not_answer_is_lost(state: str) -> None:
+    assert is_lost(state)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        "ALLOCATED",
+        "ALLOCATED+CLOUD+POWER_DOWN",
+        "MIXED+CLOUD+POWER_DRAIN",
+        "ALLOCATED+FAIL",
+        "FAILING",
+        "IDLE+POWERED_DOWN",
+        "IDLE~",
+        "MIXED+DRAIN+INVALID_REG",
+        "ALLOCATED+MAINTENANCE",
+        "",
+    ],
+)
+def test_a_node_with_a_mark_for_what_is_to_come_is_not_lost(state: str) -> None:
+    assert not is_lost(state)
+    assert not is_down(state)
+
+
+@pytest.mark.parametrize(
+    "silenced", ["MIXED+CLOUD+NOT_RESPONDING+POWERING_UP", "IDLE+NOT_RESPONDING+REBOOT_ISSUED"]
+)
+def test_a_node_that_slurm_boots_for_another_job_is_silent_and_not_lost(silenced: str) -> None:
+    assert not is_lost(silenced)

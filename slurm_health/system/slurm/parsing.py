@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from slurm_health.records.errors import LocalizeError, SlurmError
-from slurm_health.records.node_states import is_lost, words_of
-from slurm_health.records.nodeset import expand
+from slurm_health.records.nodeset import expand, is_lost, words_of
 from slurm_health.records.text import whole_number
 
 # `Key=value` pairs of one-line scontrol output. A value may hold spaces, and a reason or comment

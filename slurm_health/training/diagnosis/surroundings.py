@@ -10,7 +10,7 @@ from typing import NamedTuple
 from slurm_health.node.rules.finding import Status
 from slurm_health.node.rules.kernel_lines import OUT_OF_MEMORY, XID
 from slurm_health.node.rules.xid import judge_xid
-from slurm_health.records.node_states import is_down, is_lost
+from slurm_health.records.nodeset import is_down, is_lost
 from slurm_health.records.script_records import (
     MOST_LINES,
     RANK_GONE,
