@@ -20,8 +20,10 @@ from slurm_health.records.nodeset import (
     is_lost,
     words_of,
 )
+from slurm_health.system.slurm.parsing import node_of
 from tests.strategies import node_lists
 
+RECORDED = Path(__file__).parents[1] / "data" / "slurm-22.05" / "nodes-down-and-idle.txt"
 # Close to one another, so that some are neighbours: with one number and two, padded and not.
 numbered_lists = st.lists(
     st.from_regex(r"(n|r[12]n|r0?[1-3]-n)0{0,2}([7-9]|1[0-2]|9[89]|10[01])", fullmatch=True),
@@ -191,11 +193,6 @@ def test_slurm_reads_a_list_as_we_do_and_in_the_same_order(tmp_path: Path) -> No
 )
 def test_only_a_number_at_the_end_of_a_name_is_folded(names: list[str], folded: str) -> None:
     assert fold(names) == folded
-
-
-from slurm_health.system.slurm.parsing import node_of
-
-RECORDED = Path(__file__).parents[1] / "data" / "slurm-22.05" / "nodes-down-and-idle.txt"
 
 
 def test_the_words_of_a_state_are_told_without_its_marks() -> None:
