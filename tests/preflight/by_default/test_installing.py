@@ -141,13 +141,12 @@ def test_a_directory_that_is_not_there_is_an_error_and_is_not_made(tmp_path: Pat
 
 ASK_LUA = """
 import ctypes, sys
-lua = ctypes.CDLL("liblua5.3.so.0")
+lua = ctypes.CDLL("liblua5.1.so.0")
 lua.luaL_newstate.restype = ctypes.c_void_p
 state = ctypes.c_void_p(lua.luaL_newstate())
 lua.luaL_openlibs(state)
 code = open(sys.argv[1], "rb").read()
-zero = ctypes.c_ssize_t(0)
-sys.exit(lua.luaL_loadstring(state, code) or lua.lua_pcallk(state, 0, 0, 0, zero, None))
+sys.exit(lua.luaL_loadstring(state, code) or lua.lua_pcall(state, 0, 0, 0))
 """
 
 
@@ -157,9 +156,9 @@ def test_what_a_hostile_user_asks_for_does_not_hold_slurmctld_up(
 ) -> None:
     """In Lua itself; a pattern that began anew at each letter took minutes for this."""
     try:
-        ctypes.CDLL("liblua5.3.so.0")
+        ctypes.CDLL("liblua5.1.so.0")  # of which Debian's Slurm is built
     except OSError:
-        pytest.skip("no Lua 5.3")
+        pytest.skip("no Lua 5.1")
     check = tmp_path / "check.lua"
     check.write_text(lua(Default(min_nodes=1, gpus=True)))
     code = tmp_path / "code.lua"
