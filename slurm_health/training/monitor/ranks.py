@@ -195,11 +195,12 @@ class Ranks:
     def _pids(self) -> Iterator[int]:
         """Yield those of this user."""
         own = os.geteuid()
-        for entry in os.scandir(self._root):
-            if entry.name.isdecimal():
-                with contextlib.suppress(OSError):
-                    if entry.stat().st_uid == own:
-                        yield int(entry.name)
+        with os.scandir(self._root) as entries:
+            for entry in entries:
+                if entry.name.isdecimal():
+                    with contextlib.suppress(OSError):
+                        if entry.stat().st_uid == own:
+                            yield int(entry.name)
 
     def _process(self, pid: int, parent: int, group: int) -> Process | None:
         """Return a process with what it belongs to, if that is a step of this job on this node."""
@@ -223,11 +224,12 @@ class Ranks:
     def _beats(self, pid: int) -> Iterator[tuple[int, tuple[int, int]]]:
         """Yield the heartbeats among a process's open files, and what makes each of them unique."""
         files = self._root / str(pid) / "fd"
-        for entry in os.scandir(files):
-            file = Path(entry.path)
-            if str(file.readlink()).startswith(_MARK):
-                status = file.stat()
-                yield int(entry.name), (status.st_dev, status.st_ino)
+        with os.scandir(files) as entries:
+            for entry in entries:
+                file = Path(entry.path)
+                if str(file.readlink()).startswith(_MARK):
+                    status = file.stat()
+                    yield int(entry.name), (status.st_dev, status.st_ino)
 
     def _beat(self, rank: Rank) -> tuple[Any, ...]:
         """Read a heartbeat, and behind it tokens, replica and role.

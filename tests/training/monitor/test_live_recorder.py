@@ -29,6 +29,7 @@ import os, pickle, sys, threading, time
 rank = os.environ["RANK"]
 pipe = os.environ["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] + rank + ".pipe"
 os.mkfifo(pipe)
+asked = open(os.open(pipe, os.O_RDWR), "rb", buffering=0)  # who asks finds a reader from now on
 entry = {"process_group": ("0", "default_pg"), "collective_seq_id": 7, "retired": False}
 entry |= {"profiling_name": "nccl:all_reduce", "input_sizes": [[3]], "state": "started"}
 dump = pickle.dumps({"entries": [entry], "pg_config": {}, "version": "2.10"})
@@ -36,12 +37,12 @@ def write(path, data):
     with open(path, "wb") as file:
         file.write(data)
 def answer():
-    with open(pipe, "rb", buffering=0) as asked:
-        assert asked.read(128)[:1] == b"1"
+    assert asked.read(128)[:1] == b"1"
     write(os.environ["TORCH_FR_DUMP_TEMP_FILE"] + rank, dump[:20])
     time.sleep(0.3)
     write(os.environ["TORCH_FR_DUMP_TEMP_FILE"] + rank, dump)
 threading.Thread(target=answer, daemon=True).start()
+open("ready", "w").close()
 time.sleep(600)
 """
 
@@ -51,8 +52,9 @@ def rank(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     told = flight_environ({}, str(tmp_path)) | IN_JOB | {"RANK": "3"}
     argv = [sys.executable, "-c", ANSWERS]
     # What srun starts leads a process group.
-    with subprocess.Popen(argv, env={**os.environ, **told}, process_group=0) as process:
-        eventually(lambda: (tmp_path / "flight-rank-3.pipe").exists(), "the pipe")
+    environ = {**os.environ, **told}
+    with subprocess.Popen(argv, env=environ, cwd=tmp_path, process_group=0) as process:
+        eventually(lambda: (tmp_path / "ready").exists(), "the reader of the pipe")
         yield process
         process.kill()
 
