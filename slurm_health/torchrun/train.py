@@ -49,6 +49,7 @@ _TORCHRUN = ("-m", "torch.distributed.run")
 # The same, watched, with nodes looked at before workers are started again, and what it is told.
 _CHECKING_TORCHRUN = Path(__file__).parents[1] / "preflight" / "probes" / "torchrun_restarts.py"
 _RESTARTS = "SLURM_HEALTH_RESTARTS"
+_MOST_CONTEXT_BYTES = 127 * 1024  # MAX_ARG_STRLEN of Linux, less the variable's name: execve(2)
 _OPTIONS = options_of(Door.RUN)
 _READER = Path(__file__).parents[1] / "preflight" / "probes" / "torchrun_arguments.py"
 # Loading torch from a cold network filesystem can take minutes.
@@ -101,15 +102,25 @@ def _train(python: str, arguments: Arguments, environ: Mapping[str, str]) -> int
         trains = replace(starting, nodes=(here.node,)) if alone else starting
         told["monitor"] = watching.monitor(here, trains, arguments, own)
         told["node_monitor"] = watching.node_monitor(here, own)
-    if told is not None:
+    if told is not None and (encoded := _in_variable(told, here.node)):
         torchrun = (str(_CHECKING_TORCHRUN),)
-        own[_RESTARTS] = msgspec.json.encode(told).decode()
+        own[_RESTARTS] = encoded
     if arguments.text("heartbeat") != Heartbeat.OFF.value:
         own |= heartbeat_environ(environ)
     team = None
     if not alone and place is not None:
         team = team_of(place, starting, arguments.given, environ)
     return _become(python, [*torchrun, *command_line(arguments, team, environ)], own)
+
+
+def _in_variable(told: Mapping[str, object], node: str) -> str:
+    """Return what a torchrun with something beside it is told, empty where that is too much."""
+    context = msgspec.json.encode(told)
+    if len(context) < _MOST_CONTEXT_BYTES:
+        return context.decode()
+    size = f"{len(context)} bytes of arguments and node names do not fit into a variable"
+    say(f"{node}: this training is not watched, nor checked before a restart: {size}")
+    return ""
 
 
 def _own_environ(environ: Mapping[str, str]) -> dict[str, str]:

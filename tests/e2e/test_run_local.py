@@ -195,6 +195,16 @@ def test_one_machine_that_is_not_checked_says_why_its_training_failed(
     assert "KeyError: 'lr'" in stderr
 
 
+def test_what_is_too_much_for_one_variable_trains_and_is_not_watched(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    node = Node(tmp_path, "--standalone", "train.py", "x" * 70_000, "y" * 70_000)
+    code, stdout, stderr = node.end()
+
+    assert code == 0, stderr
+    assert stdout.startswith("TRAINS -m torch.distributed.run ")
+    assert "this training is not watched" in stderr
+
+
 def test_nodes_that_know_no_ranks_say_that_nothing_watches_them(
     tmp_path: Path, free_port: str
 ) -> None:
