@@ -134,7 +134,7 @@ def test_nodes_that_are_reserved_for_others_are_none_either(site: Site, start: s
 def test_nodes_without_the_feature_are_none(site: Site) -> None:
     play(site, n3=SLOW)
     job = submit(site, "-N4", "--time=5", "-Clarge")
-    assert_stayed(site, job, "n[1-4]", NO_OTHERS)
+    assert_stayed(site, job, "n[1-4]", "has 3 nodes for --constraint=large without n3, and the job")
 
 
 @pytest.mark.heavy
