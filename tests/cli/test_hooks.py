@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import subprocess
@@ -17,7 +16,6 @@ from click.testing import CliRunner, Result
 
 from slurm_health.cli import hooks, nodes
 from slurm_health.node.hooks import nodes as nodes_text
-from slurm_health.node.hooks.healthcheck import LOCK
 from slurm_health.records.errors import ConfigError
 from tests.support.fake_scontrol import FakeScontrol
 from tests.support.hooked_node import Node
@@ -68,50 +66,6 @@ def test_results_can_be_read_by_a_program(node: Node) -> None:
     found = json.loads(call(node, "healthcheck", "--json").output)
     assert {each["name"] for each in found} == {"memory", "scratch"}
     assert all(each["finding"]["status"] for each in found)
-
-
-def test_results_of_a_health_check_that_acts_can_be_read_by_a_program(node: Node) -> None:
-    node.more = "[checks.bad]\ncheck='cpus'\nmin_online=100000\n"
-    result = call(node, "healthcheck", "--act", "--json")
-    assert result.return_value == 1
-    found = {each["name"]: each["finding"]["status"] for each in json.loads(result.stdout)}
-    assert found["bad"] == "node_fault"
-    assert node.state == "IDLE+DRAIN"
-    assert "drain" in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--explain",), "--explain runs nothing: leave out --act"),
-        (("--context", "retest"), "leave out --context retest"),
-        (("--context", "retest", "--serve", "/nowhere/socket"), "leave out --context retest"),
-    ],
-)
-def test_what_does_not_act_does_not_go_with_act(
-    node: Node, words: tuple[str, ...], said: str
-) -> None:
-    node.more = "[checks.bad]\ncheck='cpus'\nmin_online=100000\n"
-    with pytest.raises(click.UsageError, match=said):
-        call(node, "healthcheck", "--act", *words)
-    assert node.state == "IDLE"
-
-
-def test_a_health_check_that_acts_while_another_is_at_work_ends_with_3(node: Node) -> None:
-    node.site.state.mkdir(mode=0o700, parents=True)
-    with (node.site.state / LOCK).open("wb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        result = call(node, "healthcheck", "--act", "--json")
-    assert (result.return_value, result.stdout) == (3, "")
-    assert "nothing is checked: an earlier health check is still running" in result.stderr
-
-
-def test_a_health_check_that_acts_ends_with_3_where_something_cannot_be_measured(
-    tmp_path: Path,
-) -> None:
-    text = f"[hooks]\nstate='{tmp_path}/state'\n[checks.gone]\ncheck='command'\nargv=['/nowhere']\n"
-    words = ["--act", "--config", str(write_site(tmp_path / "etc", text))]
-    assert CliRunner().invoke(hooks.healthcheck, words, standalone_mode=False).return_value == 3
 
 
 def test_what_cannot_be_measured_ends_with_3(node: Node) -> None:

@@ -133,8 +133,7 @@ class Client:
 
         What `job` reads ends at the first word of it that looks like a field.
         """
-        argv = ["squeue", "--all", "--noheader", "--states=all", f"--jobs={job_id}", "--format=%k"]
-        text = self._run(*argv).rstrip("\n")
+        text = self._squeue("--states=all", f"--jobs={job_id}", "--format=%k").rstrip("\n")
         return "" if text == "(null)" else text
 
     def batch_script(self, job_id: parsing.JobId) -> str:
@@ -143,7 +142,7 @@ class Client:
 
     def size(self, job_id: parsing.JobId) -> parsing.Size:
         """Return how much a job asks for, or has."""
-        text = self._run("squeue", "--all", "--noheader", f"--jobs={job_id}", f"--Format={_SIZE}")
+        text = self._squeue(f"--jobs={job_id}", f"--Format={_SIZE}")
         words = text.split()
         if len(words) != 3 or not all(map(str.isdecimal, words)):
             raise SlurmError(f"squeue gives {text!r} as the size of job {job_id}")
@@ -155,8 +154,7 @@ class Client:
 
         0 for one that was not: a requeued job has a start that is still to come, or none.
         """
-        argv = ["squeue", "--all", "--noheader", f"--jobs={job_id}", "--format=%S"]
-        text = self._run(*argv, environ={**self._environ, "SLURM_TIME_FORMAT": "%s"}).strip()
+        text = self._squeue(f"--jobs={job_id}", "--format=%S").strip()
         return whole_number(text) or 0
 
     def gres(self, job_id: parsing.JobId) -> dict[str, NodeGres]:
@@ -178,8 +176,7 @@ class Client:
     def waiting(self, partitions: Sequence[str]) -> dict[str, str]:
         """Return the pending jobs that may run in some partitions, and what each waits for."""
         where = ",".join(partitions)
-        argv = ["squeue", "--all", "--noheader", "--states=PENDING", f"--partition={where}"]
-        text = self._run(*argv, "--format=%i %r")
+        text = self._squeue("--states=PENDING", f"--partition={where}", "--format=%i %r")
         words = (line.split(maxsplit=1) for line in text.splitlines() if line.strip())
         return {name: (why or [""])[0] for name, *why in words}
 
@@ -206,22 +203,12 @@ class Client:
 
     def jobs_named(self, name: str, uid: int) -> list[int]:
         """Return the ids of a user's jobs of that name that have not ended."""
-        text = self._run(
-            "squeue", "--all", "--noheader", f"--user={uid}", f"--name={name}", "--format=%A"
-        )
+        text = self._squeue(f"--user={uid}", f"--name={name}", "--format=%A")
         return [int(word) for word in text.split() if word.isdigit()]
 
     def jobs_of(self, uid: int) -> list[parsing.ListedJob]:
         """Return a user's jobs that Slurm still knows, those that have ended too."""
-        argv = [
-            "squeue",
-            "--all",
-            "--noheader",
-            "--states=all",
-            f"--user={uid}",
-            f"--Format={parsing.LISTED_JOB}",
-        ]
-        text = self._run(*argv, environ={**self._environ, "SLURM_TIME_FORMAT": "%s"})
+        text = self._squeue("--states=all", f"--user={uid}", f"--Format={parsing.LISTED_JOB}")
         return [
             job for line in text.splitlines() if (job := parsing.listed_job_of(line)) is not None
         ]
@@ -232,7 +219,7 @@ class Client:
         Those of array tasks that Slurm still keeps together are the array's.
         """
         whose = () if uid is None else (f"--user={uid}",)
-        text = self._run("squeue", "--all", "--noheader", "--array", *whose, "--format=%A")
+        text = self._squeue("--array", *whose, "--format=%A")
         return [int(word) for word in text.split() if word.isdigit()]
 
     def cluster_name(self) -> str:
@@ -263,7 +250,7 @@ class Client:
 
     def jobs_on(self, node: str) -> list[int]:
         """Return the ids of the jobs that run on a node."""
-        text = self._run("squeue", "--all", "--noheader", f"--nodelist={node}", "--format=%A")
+        text = self._squeue(f"--nodelist={node}", "--format=%A")
         return [int(word) for word in text.split() if word.isdigit()]
 
     def cancelled_by(self, job_id: parsing.JobId) -> int | None:
@@ -344,8 +331,8 @@ class Client:
 
     def steps_of(self, job_id: parsing.JobId) -> list[str]:
         """Return the steps of a job's script that run: not those that are slurm-health's own."""
-        argv = ["squeue", "--all", "--noheader", "--steps", f"--jobs={job_id}", "--format=%i %j"]
-        told = (line.split(maxsplit=1) for line in self._run(*argv).splitlines() if line.strip())
+        text = self._squeue("--steps", f"--jobs={job_id}", "--format=%i %j")
+        told = (line.split(maxsplit=1) for line in text.splitlines() if line.strip())
         return [
             step
             for step, *name in told
@@ -369,6 +356,11 @@ class Client:
     def _update(self, what: str, **changes: str) -> None:
         pairs = [f"{key}={value}" for key, value in changes.items()]
         self._run("scontrol", "update", what, *pairs)
+
+    def _squeue(self, *words: str) -> str:
+        """Return what squeue shows, of hidden partitions too; times are seconds since the epoch."""
+        argv = ["squeue", "--all", "--noheader", *words]
+        return self._run(*argv, environ={**self._environ, **PRINT_EPOCH})
 
     def _run(
         self,

@@ -34,16 +34,23 @@ def course(check: str, nodes: Sequence[str] = NODES, **expected_ms: float) -> Co
 
 
 def run(
-    under_test: Course, answer: Callable[[str, tuple[str, ...]], GroupResult]
+    under_test: Course,
+    answer: Callable[[str, tuple[str, ...]], GroupResult],
+    *,
+    void: int | None = None,
 ) -> tuple[Ended, list[str]]:
-    """Play a course to its end; return what was measured and the phase of each round."""
+    """Play a course to its end; return what was measured and the phase of each round.
+
+    The round `void` has no results.
+    """
     ended: Ended = []
     names = []
     while (planned := under_test.next_round(ended)) is not None:
         assert planned.index == len(ended)
         assert under_test.phase is not None
         names.append(under_test.phase.name)
-        ended.append((planned.index, [answer(names[-1], group) for group in planned.groups]))
+        groups = planned.groups if planned.index != void else ()
+        ended.append((planned.index, [answer(names[-1], group) for group in groups]))
     return ended, names
 
 
@@ -94,14 +101,8 @@ def test_a_course_that_is_replayed_comes_to_the_same_round(crashes: int) -> None
 @pytest.mark.parametrize("void", range(5))
 def test_a_round_that_a_masters_end_made_void_is_planned_again_and_costs_nobody(void: int) -> None:
     under_test = course("thorough")
-    ended: Ended = []
-    names = []
-    while (planned := under_test.next_round(ended)) is not None:
-        assert planned.index == len(ended)
-        assert under_test.phase is not None
-        names.append(under_test.phase.name)
-        results = [measured(group) for group in planned.groups] if len(ended) != void else []
-        ended.append((planned.index, results))
+
+    _, names = run(under_test, lambda _, group: measured(group), void=void)
 
     without = ["solo", "pair", "size", "gpt", "gpt"]
     assert names == [*without[: void + 1], *without[void:]]
