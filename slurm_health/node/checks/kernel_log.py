@@ -42,7 +42,8 @@ _MESSAGE_BYTES = 8192  # /dev/kmsg gives one record a read, and none is longer
 _MOST_MESSAGES = 100_000
 _KEPT_MESSAGES = 200  # of each kind: what a child answers is limited, and a log may be flooded
 _LINE_CHARACTERS = 300
-_XID, _SXID = re.compile(XID), re.compile(SXID)
+_OURS = frozenset((*FAULTS, *WARNINGS))
+_ANY_XID, _XID, _SXID = re.compile(ANY_XID), re.compile(XID), re.compile(SXID)
 _LOST_GPU, _LOST_GPU_NAMED = re.compile(LOST_GPU), re.compile(LOST_GPU_NAMED)
 _LOST = 79  # the Xid of a GPU that has fallen off the bus
 _OF_A_LINK = 74
@@ -58,8 +59,10 @@ class KernelMessage(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
-def read_messages(machine: CheckContext, pattern: str, window_s: float) -> list[KernelMessage]:
-    """Return the messages of the kernel that match, no older than `window_s`, the latest last.
+def read_messages(
+    machine: CheckContext, patterns: Sequence[re.Pattern[str]], window_s: float
+) -> list[KernelMessage]:
+    """Return the messages that match one, no older than `window_s`, the latest last.
 
     Where a drain is tested again, they count from `window_s` before that drain on, however long ago
     it was: that a message grows old repairs nothing. Those from before a person returned the node
@@ -75,7 +78,6 @@ def read_messages(machine: CheckContext, pattern: str, window_s: float) -> list[
     """
     now_s = uptime_s(machine)
     drained_s = now_s if machine.drained_uptime_s is None else min(machine.drained_uptime_s, now_s)
-    wanted = re.compile(pattern)
     since_s = max(drained_s - window_s, machine.returned_uptime_s)
     found: list[KernelMessage] = []
     first: tuple[int, float] | None = None
@@ -88,7 +90,8 @@ def read_messages(machine: CheckContext, pattern: str, window_s: float) -> list[
         first = first or (int(fields[1]), written_s)
         from_kernel = int(fields[0]) >> 3 == 0
         line = text.partition("\n")[0][:_LINE_CHARACTERS]
-        if from_kernel and written_s >= since_s and is_evidence(line) and wanted.search(line):
+        in_question = from_kernel and written_s >= since_s and is_evidence(line)
+        if in_question and any(each.search(line) for each in patterns):
             found.append(KernelMessage(age_s=round(now_s - written_s, 1), text=line))
     # The kernel numbers its messages from 0; the oldest are overwritten, and whoever has processes
     # there can hasten that. What a drain is for may have been said some time before it.
@@ -149,8 +152,8 @@ class KernelLog(Check, frozen=True, kw_only=True):
 
     def collect(self, machine: CheckContext) -> list[KernelMessage]:
         """Read /dev/kmsg."""
-        pattern = _any_of((*self.fault, *self.warn))
-        seen = read_messages(machine, pattern, self.window_s) if pattern else []
+        patterns = _compiled((*self.fault, *self.warn))
+        seen = read_messages(machine, patterns, self.window_s) if patterns else []
         kept = {place for kind in (self.fault, self.warn) for place in _latest(seen, kind)}
         return [seen[place] for place in sorted(kept)]
 
@@ -158,7 +161,8 @@ class KernelLog(Check, frozen=True, kw_only=True):
         """Name the latest message of the worst kind."""
         parts = []
         for patterns, judged in ((self.fault, node_fault), (self.warn, warned)):
-            found = [each for each in seen if any(re.search(p, each.text) for p in patterns)]
+            wanted = _compiled(patterns)
+            found = [each for each in seen if any(one.search(each.text) for one in wanted)]
             if found:
                 text = f"kernel: {found[-1].text} ({found[-1].age_s:.0f} s ago"
                 more = f", {len(found)} such messages)" if len(found) > 1 else ")"
@@ -166,16 +170,22 @@ class KernelLog(Check, frozen=True, kw_only=True):
         return joined(parts or [passed("")], well="nothing relevant in the kernel log")
 
 
-def _any_of(patterns: Sequence[str]) -> str:
-    return "|".join(f"(?:{each})" for each in patterns)
+def _compiled(patterns: Sequence[str]) -> list[re.Pattern[str]]:
+    """Compile patterns: ours as one, which is ten times as fast, and each of a site's for itself.
+
+    Those may begin with flags, or count their groups, as no part of a longer one can.
+    """
+    ours = "|".join(f"(?:{each})" for each in patterns if each in _OURS)
+    theirs = [each for each in patterns if each not in _OURS]
+    return [re.compile(each) for each in ([ours] if ours else []) + theirs]
 
 
 def _latest(seen: Sequence[KernelMessage], patterns: Sequence[str]) -> list[int]:
     """Return where the latest messages stand that match one of the patterns."""
-    if not patterns:
-        return []
-    wanted = re.compile(_any_of(patterns))
-    places = (n for n in reversed(range(len(seen))) if wanted.search(seen[n].text))
+    wanted = _compiled(patterns)
+    places = (
+        n for n in reversed(range(len(seen))) if any(each.search(seen[n].text) for each in wanted)
+    )
     return list(islice(places, _KEPT_MESSAGES))
 
 
@@ -210,7 +220,7 @@ class Xid(Check, frozen=True, kw_only=True):
 
     def collect(self, machine: CheckContext) -> list[KernelMessage]:
         """Read /dev/kmsg, and keep the messages that decide, the worst where they are many."""
-        seen = read_messages(machine, ANY_XID, self.window_s)
+        seen = read_messages(machine, [_ANY_XID], self.window_s)
         worst = sorted(self._deciding(seen), key=self._weight, reverse=True)[:_KEPT_MESSAGES]
         return [seen[n] for n in sorted({n for error in worst for n in error.places})]
 

@@ -22,7 +22,6 @@ _JOB_NAME = re.compile(r"(?<= )JobName=.*?(?= UserId=\S+\(\d+\) GroupId=)", re.D
 _OUT = ("DRAIN", "DOWN", "FAIL", "MAINT", "REBOOT", "POWER", "INVAL", "FUTURE")
 # Next to DRAIN these say that the node waits for something a passed check does not bring.
 _UNRELEASABLE = ("DOWN", "FAIL", "MAINT", "REBOOT", "POWER", "INVAL", "FUTURE", "NOT_RESP")
-# Slurm has given the node up, or gets no answer from it.
 _NAME = re.compile(r"^NodeName=(\S+)")
 _STATE = re.compile(r"\sState=(\S+)")
 _PARTITIONS = re.compile(r"\sPartitions=(\S+)")

@@ -169,7 +169,7 @@ def kernel_lines(root: Path, age_s: float) -> tuple[str, ...]:
     Raises:
         Unmeasured: its log cannot be read: many sites keep it for root.
     """
-    found = read_messages(CheckContext(root=root), _MESSAGES, age_s + _CLOCKS_S)
+    found = read_messages(CheckContext(root=root), [re.compile(_MESSAGES)], age_s + _CLOCKS_S)
     return most_telling([each.text for each in found], _MOST_READ)
 
 

@@ -119,6 +119,15 @@ def test_a_site_may_look_for_warnings_alone_or_for_nothing(well: CheckContext) -
     assert find_out(KernelLog(fault=(), warn=()), well).status is Status.PASS
 
 
+@pytest.mark.parametrize("pattern", [r"(?i)^megaraid", r"^(m)ega.*\b\1fi", r"^(?P<card>mega)RAID"])
+def test_a_sites_pattern_may_be_any_regular_expression(pattern: str, well: CheckContext) -> None:
+    """Beside others, with flags, numbered and named groups of its own."""
+    tree(well.root, {"/dev/kmsg": "3,7,9990000000,-;megaRAID: card failed, mfi gone\n"})
+    fault = ("^(x)", pattern, "^(?P<card>y)", "^EXT4-fs error")
+
+    assert find_out(KernelLog(fault=fault), well).status is NODE
+
+
 @pytest.mark.parametrize("line", [";;;", "x,y,z,-;EXT4-fs error", "3;EXT4-fs error", "\xff"])
 def test_garbled_messages_are_passed_over(line: str, well: CheckContext) -> None:
     tree(well.root, {"/dev/kmsg": f"{line}\n"})
