@@ -70,6 +70,7 @@ class _Watch:
             job.array or str(job.job_id),
             here,
             f"{pulse_s:g}",
+            str(job.attempt),
         )
         self._step = processes.start_tied(
             step_argv(job.job_id, [node], ["--gres=none"], command),

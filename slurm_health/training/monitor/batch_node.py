@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """On another node: gives a job back whose batch node is lost.
 
-`python -m slurm_health.training.monitor.batch_node JOB NODE PULSE_S`. Standard input brings
-something every PULSE_S while the batch script is there, and ends with it. Only where it is silent
-is Slurm asked, and only what Slurm says counts: the job runs, and not on that node any more. Then
-it is requeued, as Slurm does with jobs that lose a node; one that may not be requeued is cancelled.
+`python -m slurm_health.training.monitor.batch_node JOB NODE PULSE_S RESTARTS`. Standard input
+brings something every PULSE_S while the batch script is there, and ends with it. Only where it is
+silent is Slurm asked, and only what Slurm says counts: the job runs, and not on that node any more.
+Then it is requeued, as Slurm does with jobs that lose a node; one that may not be requeued is
+cancelled. Where Slurm has started it more than RESTARTS times again, it was given back already:
+Slurm had lost this node, too, and the job runs elsewhere.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ _SILENT_PULSES = 3  # counted in pulses in which we run ourselves: jobs are susp
 
 def main() -> int:
     """Listen until the batch script ends, or is gone for good."""
-    job, node, pulse_s = sys.argv[1:]
+    job, node, pulse_s, restarts = *sys.argv[1:4], int(sys.argv[4])
     # What Slurm sends to every process of the job is for the script.
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
@@ -32,7 +34,7 @@ def main() -> int:
             silent = 0
             continue
         silent += 1
-        if silent >= _SILENT_PULSES and _given_back(job, node, os.environ):
+        if silent >= _SILENT_PULSES and _given_back(job, node, restarts, os.environ):
             return 0
 
 
@@ -41,14 +43,16 @@ def is_lost(node: str, states: Collection[str], nodes: Collection[str]) -> bool:
     return set(states) == {"RUNNING"} and bool(nodes) and node not in nodes
 
 
-def _given_back(job: str, node: str, environ: Mapping[str, str]) -> bool:
-    """Ask Slurm, and give the job back if its batch node is lost; tell whether it was."""
+def _given_back(job: str, node: str, restarts: int, environ: Mapping[str, str]) -> bool:
+    """Ask Slurm, and give the job back if its batch node is lost; tell whether that is over."""
     from slurm_health.records.errors import SlurmError
     from slurm_health.system.slurm.client import Client
 
     client = Client(environ)
     try:
         found = client.job(job)
+        if found.restarts > restarts:
+            return True
         if not is_lost(node, found.states, found.nodes):
             return False
         if found.value("Requeue") == "0":  # --no-requeue, or JobRequeue=0

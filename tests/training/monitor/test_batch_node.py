@@ -40,14 +40,16 @@ class Listening:
         self.calls = directory / "calls"
         self.nodes = directory / "nodes"
         self.requeue = directory / "requeue"
+        self.restarts = directory / "restarts"
         self.calls.touch()
         self.nodes.write_text("n[1-2]")
         self.requeue.write_text("1")
+        self.restarts.write_text("2")
         scontrol = f"""#!/bin/sh
 echo "$*" >> {self.calls}
 case $1 in
     show) echo "JobId=7 JobState=RUNNING Requeue=$(cat {self.requeue})" \
-        "NodeList=$(cat {self.nodes}) NumNodes=2" ;;
+        "Restarts=$(cat {self.restarts}) NodeList=$(cat {self.nodes}) NumNodes=2" ;;
     requeue) [ ! -e {directory}/refuse ] || {{ echo "Job is completing" >&2; exit 1; }} ;;
 esac
 """
@@ -60,6 +62,7 @@ esac
             "7",
             "n1",
             f"{PULSE_S}",
+            "2",
         ]
         self.process = subprocess.Popen(
             argv, stdin=subprocess.PIPE, env={"PATH": f"{directory}:/usr/bin:/bin"}
@@ -97,6 +100,14 @@ def test_one_that_has_lost_it_is_requeued_if_it_may_be_and_else_cancelled(
     assert listening.process.wait(30) == 0
     calls = listening.calls.read_text().splitlines()
     assert [each for each in calls if not each.startswith("show")] == [call]
+
+
+def test_a_job_that_slurm_has_started_again_elsewhere_is_left_alone(listening: Listening) -> None:
+    listening.restarts.write_text("3")
+    listening.nodes.write_text("n[3-4]")
+    assert listening.process.wait(30) == 0
+    calls = listening.calls.read_text().splitlines()
+    assert [each for each in calls if not each.startswith("show")] == []
 
 
 def test_one_that_cannot_be_requeued_at_the_moment_is_not_cancelled(listening: Listening) -> None:
