@@ -22,7 +22,10 @@ _LENGTH = 300  # of a reason within a comment
 SOON_S = 60.0
 # What a pending job may wait for although nodes are free. One that waits for anything else, a limit
 # of its owner included, might be given the nodes that a requeued job leaves for some seconds.
-_NOT_FOR_NODES = ("BeginTime", "Dependency", "JobHeld")
+_NOT_FOR_NODES = ("BeginTime", "Dependency", "JobHeld", "JobHold", "BadConstraints")
+# So ends what Slurm says of a job that it has put back and holds (`scontrol requeuehold`, a failed
+# prolog): it is not in one word.
+_REQUEUED_AND_HELD = ("requeued in held state", "requeued held")
 _FOR_ITS_ARRAY = "JobArrayTaskLimit"
 # A constraint that is about all nodes of the job together: `[rack1|rack2]`, `fast*2&big*2`.
 _OF_ALL_NODES = re.compile(r"[\[*]")
@@ -180,7 +183,7 @@ def wait_behind_jobs(job: str, partition: str, waiting: Mapping[str, str]) -> st
     def may_start(name: str, why: str) -> bool:
         if why.startswith(_FOR_ITS_ARRAY):
             return name.partition("_")[0] == array
-        return not why.startswith(_NOT_FOR_NODES)
+        return not (why.startswith(_NOT_FOR_NODES) or why.endswith(_REQUEUED_AND_HELD))
 
     rivals = [name for name, why in waiting.items() if may_start(name, why)]
     if not rivals:

@@ -28,7 +28,13 @@ def test_a_job_that_may_start_on_freed_nodes_is_a_reason_to_stay(why: str) -> No
 
 
 @pytest.mark.parametrize(
-    "why", ["BeginTime", "Dependency", "DependencyNeverSatisfied", "JobHeldUser", "JobHeldAdmin"]
+    "why",
+    [
+        *("BeginTime", "Dependency", "DependencyNeverSatisfied", "JobHeldUser", "JobHeldAdmin"),
+        # As squeue shows jobs that were put back and are held, our own among them.
+        *("job requeued in held state", "launch failed requeued held"),
+        *("launch failure limit exceeded requeued held", "JobHoldMaxRequeue", "BadConstraints"),
+    ],
 )
 def test_a_job_that_does_not_wait_for_nodes_is_none(why: str) -> None:
     assert wait_behind_jobs("12", "gpu", {"15": why}) == ""
