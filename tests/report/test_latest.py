@@ -131,7 +131,8 @@ def test_slurms_word_stands_beside_what_the_journal_says(root: Path, slurm: Fake
 def test_a_job_that_waits_is_listed_before_it_has_a_journal(root: Path, slurm: FakeSlurm) -> None:
     checked(root, 12)
     slurm.run_job(13, ["n1", "n2"], state="PENDING", Reason="Priority", name="a name")
-    slurm.run_job("14_[3-9]", ["n1"], state="PENDING")
+    held = "job requeued in held state"  # as Slurm says it
+    slurm.run_job("14_[3-9]", ["n1"], state="PENDING", Reason=held, name="a|b")
     slurm.run_job(15, ["n1"], state="COMPLETED")
     slurm.run_job(16, ["n1"], state="CONFIGURING")
     slurm.run_job(17, ["n1"], state="STOPPED")
@@ -141,7 +142,7 @@ def test_a_job_that_waits_is_listed_before_it_has_a_journal(root: Path, slurm: F
     assert [(job.job, job.script, job.state) for job in jobs] == [
         ("17", "train", "stopped"),
         ("16", "train", "configuring"),
-        ("14_[3-9]", "train", "pending"),
+        ("14_[3-9]", "a|b", f"pending ({held})"),
         ("13", "a name", "pending (Priority)"),
         ("12", "train.sh", ""),
     ]

@@ -133,24 +133,25 @@ class ListedJob(msgspec.Struct, frozen=True, kw_only=True):
 
 def listed_job_of(line: str) -> ListedJob | None:
     """Read one line of squeue in the format `LISTED_JOB`; None for one that is none."""
-    words = line.split(maxsplit=6)
+    told, _, name = line.partition("|")
+    words = told.split(maxsplit=5)
     if len(words) < 6 or not all(map(str.isdecimal, words[2:5])):
         return None  # the rest of a name that holds a line end
-    job, state, nodes, restarts, submitted_s, reason = words[:6]
+    job, state, nodes, restarts, submitted_s, reason = words
     return ListedJob(
         job=job,
-        name=words[6].strip() if len(words) > 6 else "",
+        name=name.strip(),
         state=state,
-        reason=reason,
+        reason=reason.strip(),
         nodes=int(nodes),
         restarts=int(restarts),
         submitted_s=int(submitted_s),
     )
 
 
-# Every field but the last is one word; times are seconds with SLURM_TIME_FORMAT=%s.
+# Every field but the last two is one word; times are seconds with SLURM_TIME_FORMAT=%s.
 LISTED_JOB = (
-    "JobArrayID:.64 ,State:.20 ,NumNodes:.12 ,RestartCnt:.12 ,SubmitTime:.24 ,Reason:.64 ,Name:64"
+    "JobArrayID:.64 ,State:.20 ,NumNodes:.12 ,RestartCnt:.12 ,SubmitTime:.24 ,Reason:.64|,Name:64"
 )
 
 

@@ -305,7 +305,7 @@ def squeue(words: list[str]) -> str:
     if options.get("Format", "").startswith("JobArrayID"):
         return "\n".join(
             f"{number} {job['state']} {len(job['nodes'])} {job['Restarts']}"
-            f" {job.get('submitted_s', 0)} {job['Reason']} {job['name']}"
+            f" {job.get('submitted_s', 0)} {job['Reason']}|{job['name']}"
             for number, job in load("jobs").items()
         )
     if options.get("Format", "").startswith("NumNodes"):
