@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 
 from slurm_health.node import event_queue
 from slurm_health.node.draining import own_drain
@@ -94,19 +94,13 @@ def takes_reservations(slurm: FakeScontrol, more: str = "") -> None:
         program.chmod(0o755)
 
 
-class Submitting(Maintenance):
-    """One that finds the fake sbatch: root's jobs are submitted with the system's own PATH."""
-
-    def submit(self, arguments: Sequence[str], script: str, environ: Mapping[str, str]) -> int:
-        return super().submit(arguments, script, {**environ, "PATH": self._environ["PATH"]})
-
-
 def put_into_quarantine(node: Node) -> None:
     """Do what a health check does when a deep test is next."""
     kept = own_drain.recall(node.site.state)
     assert kept is not None
-    controller = Submitting(node.environ(), patience_s=0.0)
-    quarantine.begin(node.site, kept, begun(MendStep.DEEP_TEST), controller)
+    controller = Maintenance(node.environ(), patience_s=0.0)
+    step = begun(MendStep.DEEP_TEST)
+    quarantine.begin(node.site, kept, step, controller, environ=node.environ())
 
 
 def at_look(look: int, state: str, reason: str = "") -> str:

@@ -93,8 +93,14 @@ def _begin_burn_in(check: HealthCheck, kept: DrainRecord, now: Node) -> bool:
         check.log.info(f"{said}: {chosen.why}")
         return chosen.step is None
     try:
-        hours = settings.burn_in_h
-        quarantine.begin(check.site, kept, begun, check.maintenance(), hours=hours)
+        quarantine.begin(
+            check.site,
+            kept,
+            begun,
+            check.maintenance(),
+            environ=check.context.environ,
+            hours=settings.burn_in_h,
+        )
     except NotOurs as err:
         _not_taken(check, begun, err)
         return True
@@ -161,7 +167,8 @@ def _begin(
                 require_ours(controller.node(kept.node), kept.reason)
                 controller.reboot(kept.node, kept.reason)
             case MendStep.DEEP_TEST:
-                quarantine.begin(check.site, kept, begun, check.maintenance())
+                environ = check.context.environ
+                quarantine.begin(check.site, kept, begun, check.maintenance(), environ=environ)
             case MendStep.TICKET:
                 _ticket(check, kept, begun, failed)
     except NotOurs as err:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import ceil
 from pathlib import Path
 
@@ -32,7 +32,6 @@ from slurm_health.records.errors import SlurmError
 from slurm_health.records.text import cut, one_line
 from slurm_health.system import SYSTEM_PATH, processes
 from slurm_health.system.private_files import publish
-from slurm_health.system.slurm.command import clean_environ
 from slurm_health.system.slurm.maintenance import Maintenance
 from slurm_health.system.slurm.parsing import Node
 
@@ -84,9 +83,17 @@ def reservation_of(node: str) -> str:
 
 
 def begin(
-    site: Site, kept: DrainRecord, step: Tried, controller: Maintenance, *, hours: float = 0.0
+    site: Site,
+    kept: DrainRecord,
+    step: Tried,
+    controller: Maintenance,
+    *,
+    environ: Mapping[str, str],
+    hours: float = 0.0,
 ) -> None:
     """Put a node into quarantine and have it tested there, again and again for so many hours.
+
+    `environ` is the health check's own, which knows where Slurm's commands are.
 
     Raises:
         NotBegun: it could not be done, and why; the node is drained as it was.
@@ -101,7 +108,7 @@ def begin(
     try:
         controller.reserve(name, kept.node)  # which a late slurmctld may do without an answer
         _require(controller.is_reserved(name, kept.node), "Slurm does not have the reservation")
-        job = _submit(site, kept.node, name, controller, hours)
+        job = _submit(site, kept.node, name, controller, environ, hours)
         found = Quarantine(kept=kept, reservation=name, job=job, step=step)
         publish(site.state / QUARANTINE, msgspec.json.encode(found), mode=0o600)
         now = controller.node(kept.node)  # again: a reservation and a job take their time
@@ -146,7 +153,14 @@ def _is_drained(node: str, controller: Maintenance) -> bool:
         return False
 
 
-def _submit(site: Site, node: str, reservation: str, controller: Maintenance, hours: float) -> int:
+def _submit(
+    site: Site,
+    node: str,
+    reservation: str,
+    controller: Maintenance,
+    environ: Mapping[str, str],
+    hours: float,
+) -> int:
     limit = site.mend.deep_test_min + ceil(60 * hours)
     words = [
         "--job-name=slurm-health-deep-test",
@@ -164,7 +178,9 @@ def _submit(site: Site, node: str, reservation: str, controller: Maintenance, ho
     order = f"{hours:g}"
     argv = processes.own_module("slurm_health.node.mending", site.path, "deep-test", order)
     script = f"#!/bin/sh\nexec {shlex.join(argv)}\n"
-    return controller.submit(words, script, clean_environ({"PATH": SYSTEM_PATH}))
+    # Nothing else of an administrator's shell, from which a health check may be run.
+    found = {name: environ[name] for name in ("PATH", "SLURM_CONF") if environ.get(name)}
+    return controller.submit(words, script, {"PATH": SYSTEM_PATH, **found})
 
 
 def run_test(site: Site, job: int, *, hours: float, clock_s: Callable[[], float]) -> int:

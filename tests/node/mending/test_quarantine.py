@@ -185,6 +185,23 @@ def test_a_node_that_stays_ours_goes_into_quarantine(node: Node, slurm: FakeScon
     assert own_drain.recall(node.site.state) is None
 
 
+def test_a_deep_test_is_submitted_where_slurm_is_not_where_the_system_has_its_commands(
+    node: Node, slurm: FakeScontrol
+) -> None:
+    mended(node, "'deep_test'", "deep_test = ['true']", first="deep_test")
+    faulty(node)
+    takes_reservations(slurm, at_look(3, f"IDLE+DRAIN{RESERVED}", note(node)))
+    printed = f"printf '%s %s\\n' $PATH $SLURM_CONF >{slurm.directory}/found; echo 7"
+    (slurm.bin / "sbatch").write_text(f"#!/bin/sh\n{printed}\n")
+    node.now_s += 300
+    node.healthcheck(SLURM_CONF="/opt/slurm/etc/slurm.conf")
+
+    found = (slurm.directory / "found").read_text()
+    assert found == f"{slurm.path} /opt/slurm/etc/slurm.conf\n"
+    assert steps(node) == [("deep_test", "begun")]
+    assert (node.site.state / QUARANTINE).exists()
+
+
 @pytest.mark.parametrize(("state", "reason"), [("IDLE+DRAIN", TICKET), ("IDLE", "")])
 def test_a_node_that_an_administrator_took_while_it_was_checked_is_not_put_into_quarantine(
     node: Node, slurm: FakeScontrol, state: str, reason: str
