@@ -8,6 +8,8 @@ check that can drain begins in shadow.
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -114,15 +116,17 @@ def _clocksource(context: CheckContext) -> str:
 
 
 def _filesystems(context: CheckContext) -> str:
-    tables = []
+    tables: list[str] = []
+    names: Counter[str] = Counter()
     for point, (kind, options) in sorted(read_mounts(context).items()):
         if kind not in _LOCAL_TYPES | _SHARED_TYPES or context.path(point).is_file():
             continue
         writable = "ro" not in options.split(",") and kind in _LOCAL_TYPES and _is_written(point)
-        name = "filesystem-" + (point.strip("/").replace("/", "-") or "root")
+        name = "filesystem-" + (re.sub(r"[^A-Za-z0-9_-]", "-", point.strip("/")) or "root")
+        names[name] += 1  # `/a/b` and `/a-b`
         tables.append(
             _table(
-                name,
+                f"{name}-{names[name]}" if names[name] > 1 else name,
                 check="filesystem",
                 path=point,
                 fstype=kind,

@@ -40,6 +40,16 @@ def test_a_mount_is_drafted_to_be_written_only_where_jobs_write(tmp_path: Path) 
     assert drafted == {**dict.fromkeys(points, False), "/": True, "/local": True, "/ro": False}
 
 
+def test_each_mount_is_drafted_whatever_its_path_is(tmp_path: Path) -> None:
+    points = ["/.snapshots", "/a-b", "/a/b", "/data@1", "/scratch/v1.2"]
+    lines = "".join(f"x {point} btrfs rw 0 0\n" for point in points)
+    text, _ = draft(tree(tmp_path / "machine", {**WELL, "/proc/self/mounts": lines}), node="n1")
+    loaded = site.load(write_site(tmp_path / "etc", text))
+
+    found = [each.check for each in loaded.checks]
+    assert [each.path for each in found if isinstance(each, Filesystem)] == points
+
+
 @pytest.mark.parametrize(
     ("active", "drafted"), [((18, 18), 18), ((18, 17), None), ((None, None), None), ((), None)]
 )
