@@ -49,9 +49,13 @@ def ask(hook: Hook, ended: JobEnded, accusation: Accusation) -> None:
         if reserved.why_not:
             hook.log.info(f"no test with partners: {reserved.why_not}")
             return
-        partition = hook.environ.get("SLURM_JOB_PARTITION", "")
-        words = accusations.options(hook.node, partition, reserved.marked, hook.site.pair_test)
-        job = hook.controller().submit(words, _script(hook), clean_environ(hook.environ))
+        partition, controller = hook.environ.get("SLURM_JOB_PARTITION", ""), hook.controller()
+        others = [each for each in reserved.marked if each != hook.node]
+        # One that Slurm has no more, as after a repair that failed, is no name that sbatch takes.
+        known = controller.nodes() if others else {}
+        avoid = [each for each in others if each in known]
+        words = accusations.options(hook.node, partition, avoid, hook.site.pair_test)
+        job = controller.submit(words, _script(hook), clean_environ(hook.environ))
         keep(hook.site, msgspec.structs.replace(wanted, job=job))
     except (SlurmError, SharedStateUnusable) as err:
         hook.log.warning(f"it could not be tested with partners: {err}")
@@ -123,10 +127,23 @@ def reserve(site: Site, wanted: Asked) -> Reserved:
         why_not = accusations.refusal(asked, wanted, site.pair_test)
         if not why_not:
             _keep(shared, accusations.with_asked(asked, wanted))
-        marked = tuple(shared_state.marked_nodes(site.breaker))
+        marked = tuple(
+            each
+            for each in shared_state.marked_nodes(site.breaker)
+            if _is_marked(site, each, wanted.time_s)
+        )
         return msgspec.json.encode(Reserved(why_not=why_not, marked=marked))
 
     return from_json(under_lock(site, work), Reserved)
+
+
+def _is_marked(site: Site, node: str, now_s: float) -> bool:
+    """Tell whether a mark of a node counts still; of one whose marks cannot be read it may."""
+    try:
+        marks = shared_state.marks_of(site.breaker, node)
+    except SharedStateUnusable:
+        return True
+    return bool(accusations.alive(marks, now_s, site.marks))
 
 
 def keep(site: Site, asked: Asked) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slurm_health.node.draining import shared_state
-from slurm_health.node.rules.accusations import Asked, refusal, with_asked
+from slurm_health.node.rules.accusations import Asked, NodeMark, refusal, with_asked
 from slurm_health.node.rules.settings import PairTest
 from slurm_health.records.verdict import Level
 from tests.support.accusing import UID, Story, journal, judged
@@ -85,6 +85,17 @@ def test_the_test_is_run_as_the_user_and_in_the_partition_that_the_site_names(
     (options,) = tested.submitted()
 
     assert {"--uid=health", "--partition=scavenger"} <= set(options)
+
+
+def test_partners_are_all_nodes_without_a_mark_that_counts(tested: PairStory) -> None:
+    site, now_s = tested.node.site, tested.node.now_s
+    for node, age_s in (("n8", HOUR_S), ("n9", 8 * 24 * HOUR_S), ("scrapped1", HOUR_S)):
+        mark = NodeMark(job=1, uid=1, component="network", text="", time_s=now_s - age_s)
+        shared_state.add_mark(site, node, mark)
+    accused(tested)
+    (options,) = tested.submitted()
+
+    assert [each for each in options if each.startswith("--exclude")] == ["--exclude=n8"]
 
 
 def test_a_node_that_the_test_finds_faulty_is_drained_for_what_the_test_found(
