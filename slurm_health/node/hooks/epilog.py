@@ -122,7 +122,8 @@ def _confirmed(hook: Hook, ended: JobEnded, accusation: Accusation) -> Cause | N
     """Test this node here and now, as root, and return the cause that a failure is."""
     # Why a node is slow the job's check cannot tell: a starved processor slows its network down.
     component = "node" if accusation.slow else accusation.component
-    checks = confirming(hook.site.checks, component, hook.node)
+    partition = hook.environ.get("SLURM_JOB_PARTITION")
+    checks = confirming(hook.site.checks, component, hook.node, partition)
     if not checks:
         hook.log.info(f"not confirmed: no check tests {component}")
         return None

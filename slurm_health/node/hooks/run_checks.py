@@ -254,9 +254,14 @@ def running(choices: Iterable[ChosenCheck]) -> list[Planned]:
     return [each.planned for each in choices if not each.why_not]
 
 
-def confirming(checks: Sequence[Planned], component: str, node: str) -> list[Planned]:
-    """Return the checks that can confirm that this component of this node is bad."""
-    choices = choose(checks, context="retest", node=node, partition=None)
+def confirming(
+    checks: Sequence[Planned], component: str, node: str, partition: str | None = None
+) -> list[Planned]:
+    """Return the checks that can confirm that this component of this node is bad.
+
+    `partition` is that of the job that accuses it, None where nobody knows.
+    """
+    choices = choose(checks, context="retest", node=node, partition=partition)
     return [each for each in running(choices) if _tests(each.check, component)]
 
 

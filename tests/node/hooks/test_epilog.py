@@ -53,6 +53,32 @@ def test_a_truly_bad_node_is_drained_by_an_ordinary_users_finding(story: Story) 
     assert f"job={JOB}" in story.node.reason
 
 
+class OfPartitions(Story):
+    """A site that tests the nodes of one partition, and those of another, each in its own way."""
+
+    @property
+    def more(self) -> str:
+        tests = "".join(
+            f"[checks.{name}]\ncheck='file'\npath='/{name}-broken'\nexists=false\n"
+            f"contexts=['retest']\npartitions=['{name}']\n"
+            for name in ("gpu", "cpu")
+        )
+        return super().more + tests
+
+
+@pytest.mark.parametrize(("partition", "drains"), [("gpu", True), ("cpu", False)])
+def test_a_check_for_a_partition_confirms_what_a_job_of_that_partition_says(
+    story: Story, partition: str, drains: bool
+) -> None:
+    site = OfPartitions.__new__(OfPartitions)
+    site.node, site.root = story.node, story.root
+    site.write(journal())
+    (story.node.machine / f"{partition}-broken").touch()
+
+    assert site.ended() is drains  # the job's is gpu
+    assert ("/gpu-broken exists" in story.node.reason) is drains
+
+
 def test_a_good_node_is_only_marked(story: Story) -> None:
     story.write(journal())
     assert not story.ended()
