@@ -185,7 +185,12 @@ def wait_behind_jobs(job: str, partition: str, waiting: Mapping[str, str]) -> st
             return name.partition("_")[0] == array
         return not (why.startswith(_NOT_FOR_NODES) or why.endswith(_REQUEUED_AND_HELD))
 
-    rivals = [name for name, why in waiting.items() if may_start(name, why)]
+    # Where tasks of an array wait for different things squeue names all: `JobHeldUser,Resources`.
+    rivals = [
+        name
+        for name, reasons in waiting.items()
+        if any(may_start(name, why) for why in reasons.split(","))
+    ]
     if not rivals:
         return ""
     named = ", ".join(rivals[:_NAMED])

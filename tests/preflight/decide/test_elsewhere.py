@@ -47,6 +47,12 @@ def test_the_next_task_of_the_jobs_own_array_takes_its_place_and_its_nodes() -> 
     assert wait_behind_jobs("12_1", "gpu", {"15_[2-9%1]": throttled}) == ""
 
 
+def test_of_an_array_each_reason_counts_that_squeue_names_for_its_tasks() -> None:
+    assert wait_behind_jobs("12", "gpu", {"15_[0-5]": "JobHeldUser,Resources"})
+    assert wait_behind_jobs("12", "gpu", {"15_[0-5%1]": "JobArrayTaskLimit,Priority"})
+    assert wait_behind_jobs("12", "gpu", {"15_[0-5]": "JobHeldUser,JobArrayTaskLimit"}) == ""
+
+
 def test_of_many_waiting_jobs_some_are_named() -> None:
     said = wait_behind_jobs("12", "gpu", dict.fromkeys(map(str, range(20, 29)), "Priority"))
 
