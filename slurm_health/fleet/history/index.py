@@ -13,7 +13,7 @@ import msgspec
 
 from slurm_health.fleet.history.database import DamagedIndex, Database, Row
 from slurm_health.fleet.history.place import IndexPlace
-from slurm_health.fleet.standing.observation import COUNTED, JobSeen, Observation
+from slurm_health.fleet.standing.observation import COUNTED, SETTLED_S, JobSeen, Observation
 from slurm_health.fleet.standing.standing import JobOnNode, NodeRecord
 from slurm_health.records.decoding import from_msgpack
 from slurm_health.records.verdict import Level
@@ -97,13 +97,23 @@ class Index:
             if isfinite(check.time_s)
             for each in check.seen
         ]
-        known = (cluster, job, read.uid, read.stamp, read.final_s, read.trouble, _text(root))
+        final_s = SETTLED_S if read.final_s < now_s else read.final_s
+        known = (cluster, job, read.uid, read.stamp, final_s, read.trouble, _text(root))
         with self._database.changes():
             tables = ("slurm_health_jobs",) if read.trouble and not read.checks else _TABLES
             self._forget(cluster, job, tables)
             self._database.do("INSERT INTO slurm_health_jobs VALUES (?, ?, ?, ?, ?, ?, ?)", known)
             self._database.put(
                 "INSERT INTO slurm_health_seen VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows
+            )
+
+    def settle(self, jobs: Iterable[tuple[str, str]], *, now_s: float) -> None:
+        """Note of jobs that have become final that they were looked at since."""
+        with self._database.changes():
+            self._database.put(
+                "UPDATE slurm_health_jobs SET final_s = ?"
+                " WHERE cluster = ? AND job = ? AND final_s < ?",
+                [(SETTLED_S, *each, now_s) for each in jobs],
             )
 
     def forget(self, jobs: Iterable[tuple[str, str]]) -> None:

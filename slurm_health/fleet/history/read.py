@@ -26,6 +26,7 @@ from slurm_health.fleet.standing.observation import (
     MOST_VALUE,
     NEVER_S,
     NODE_NAME,
+    UNCHANGED,
     CheckFigure,
     CheckSeen,
     JobSeen,
@@ -47,8 +48,11 @@ from slurm_health.system.accounts import Accounts
 from slurm_health.system.killable import Answered, Broke, Hung, WorkResult, limit_memory, run_one
 
 _log = logging.getLogger(__name__)
-# A post-mortem, a requeue or a release by hand may still add to a journal that looks complete.
+# A post-mortem may still add to the journal of a job whose script has ended well.
 _SETTLED_S = 24 * 3600.0
+# A job that was preempted, requeued or held may wait for so long before it comes back, and a script
+# that checks its nodes itself may run for as long before its job is requeued. Chosen.
+_COMES_BACK_S = 14 * 24 * 3600.0
 # What is not complete after so long never will be: longer than Slurm jobs run.
 _ABANDONED_S = 60 * 24 * 3600.0
 _MOST_NODES = 64 * 1024  # as Slurm's node lists
@@ -69,7 +73,8 @@ _SHOWN = 200
 @dataclass(frozen=True, kw_only=True)
 class _Run:
     check: CheckSeen | None
-    over: bool
+    attempt: int
+    open_s: float = _ABANDONED_S  # after what was written last, more may follow for so long
     damaged: bool = False
 
 
@@ -113,7 +118,8 @@ def read_job(root: Path, cluster: str, job: str, *, most_bytes: int | None = Non
         OSError: the job's directory cannot be read, or is refused.
     """
     stamp, newest_s = _stamp_and_time(root, cluster, job)
-    uid = journal.job_directory(root, cluster, job).lstat().st_uid
+    found = journal.job_directory(root, cluster, job).lstat()
+    newest_s = newest_s or found.st_mtime  # one whose first check is just being made
     runs, troubles, passing = [], [], False
     budget = _Budget(journal.job_directory(root, cluster, job), most_bytes)
     listed = journal.runs_of(root, cluster, job)
@@ -127,11 +133,13 @@ def read_job(root: Path, cluster: str, job: str, *, most_bytes: int | None = Non
             passing |= isinstance(err, OSError) or isinstance(err.__cause__, OSError)
     if any(run.damaged for run in runs):
         troubles.append("it has damaged lines, which count nowhere")
-    over = bool(runs) and runs[-1].over
+    # Of several checks in one attempt another may be over while the script runs.
+    latest = max((run.attempt for run in runs), default=0)
+    open_s = max((run.open_s for run in runs if run.attempt == latest), default=_ABANDONED_S)
     return JobSeen(
-        uid=uid,
+        uid=found.st_uid,
         stamp="" if passing else stamp,
-        final_s=NEVER_S if passing else newest_s + (_SETTLED_S if over else _ABANDONED_S),
+        final_s=NEVER_S if passing else newest_s + open_s,
         checks=tuple(run.check for run in runs if run.check),
         trouble=cut(one_line("; ".join(troubles)), _MOST_SAID),
     )
@@ -158,6 +166,7 @@ class _Budget:
 
 
 def _read_run(directory: Path, budget: _Budget) -> _Run:
+    attempt, _ = journal.attempt_and_check(directory.name) or (0, 1)
     with journal.opened(directory, None) as run:
         damaged = 0
 
@@ -171,17 +180,18 @@ def _read_run(directory: Path, budget: _Budget) -> _Run:
         master = read(journal.MASTER)
         start = next((each for each in master if isinstance(each.record, RunStarted)), None)
         if start is None or not isinstance(start.record, RunStarted):
-            return _Run(check=None, over=False, damaged=damaged > 0)
+            return _Run(check=None, attempt=attempt, damaged=damaged > 0)
         records = _records(master)
         listed = dict.fromkeys(start.record.nodes[:_MOST_NODES])
         names = [name for name in listed if NODE_NAME.fullmatch(name)]
         nodes = {name: _records(read(name)) for name in names}
         script = _records(read(journal.SUPERVISOR))
+        post_mortem = _records(read(journal.POST_MORTEM))
         written_s = os.stat(journal.path_of(directory, journal.MASTER).name, dir_fd=run).st_mtime
         seen = observations(
             without_job_end(master),
             nodes,
-            _records(read(journal.POST_MORTEM)),
+            post_mortem,
             _figures(records, nodes.values()),
         )
     # Its owner wrote it: no check begins after what is said of it was written.
@@ -192,7 +202,8 @@ def _read_run(directory: Path, budget: _Budget) -> _Run:
         time_s=began_s,
         seen=tuple(msgspec.structs.replace(each, ran_s=ran_s.get(each.node, 0.0)) for each in seen),
     )
-    return _Run(check=check, over=_is_over(records, script), damaged=damaged > 0)
+    open_s = _open_s(records, script, post_mortem)
+    return _Run(check=check, attempt=attempt, open_s=open_s, damaged=damaged > 0)
 
 
 def _ran_s(script: Sequence[Record], nodes: Collection[str]) -> dict[str, float]:
@@ -231,12 +242,22 @@ def _figures(
     }
 
 
-def _is_over(master: Sequence[Record], script: Sequence[Record]) -> bool:
+def _open_s(
+    master: Sequence[Record], script: Sequence[Record], post_mortem: Sequence[Record]
+) -> float:
+    """Return for how long something may follow what was written last.
+
+    A script that ended well because it was told to has a post-mortem.
+    """
     finished = [each for each in master if isinstance(each, RunFinished)]
     if not finished or finished[-1].disposition.leaves:
-        return False
-    began = any(isinstance(each, ScriptStarted) for each in script)
-    return not began or any(isinstance(each, ScriptEnded) for each in script)
+        return _ABANDONED_S
+    match [each for each in script if isinstance(each, ScriptStarted | ScriptEnded)][-1:]:
+        case [ScriptStarted()]:
+            return _ABANDONED_S
+        case [ScriptEnded(exit_code=0)] if not post_mortem:
+            return _SETTLED_S
+    return _COMES_BACK_S
 
 
 def _records(entries: Sequence[Entry]) -> list[Record]:
@@ -277,12 +298,12 @@ class Others:
     def read_if_changed(
         self, uid: int, cluster: str, job: str, stamp: str | None
     ) -> JobSeen | None:
-        """Return what a job of a user says; None where that has not changed, or is not known."""
+        """Return what a job of a user says, `UNCHANGED` for that; None where it is not known."""
         look = self._look(uid, cluster, job)
         if look.trouble:
             return unread(look.trouble, uid=uid)
         if look.stamp is None or look.stamp == stamp:
-            return None
+            return None if look.stamp is None else UNCHANGED
         return self.read(uid, look.stamp, lambda: self._read_job(uid, cluster, job))
 
     def read(self, uid: int, stamp: str, work: Callable[[], JobSeen]) -> JobSeen | None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Brings an index up to date with the journals: new jobs, jobs that went on, jobs that are gone.
 
-A job whose journal is settled is not looked at again, so an index of years costs one listing. One
-that could not be read never is settled.
+A job whose journal was looked at once it was final is not looked at again, so an index of years
+costs one listing. One that could not be read never is final.
 """
 
 from __future__ import annotations
@@ -19,7 +19,13 @@ from slurm_health.fleet.history.database import Busy, DamagedIndex, Denied, is_i
 from slurm_health.fleet.history.index import Index
 from slurm_health.fleet.history.place import IndexPlace
 from slurm_health.fleet.history.read import Others
-from slurm_health.fleet.standing.observation import NEVER_S, JobSeen, unread
+from slurm_health.fleet.standing.observation import (
+    NEVER_S,
+    SETTLED_S,
+    UNCHANGED,
+    JobSeen,
+    unread,
+)
 from slurm_health.records.errors import IndexUnusable, JournalError
 from slurm_health.system import journal, private_files
 from slurm_health.system.accounts import Accounts
@@ -178,13 +184,15 @@ def bring_up_to_date(
     gone = [each for each, (_, ours) in known.items() if ours and each not in found]
     if gone:
         index.forget(gone)
-    open_ = [each for each in found if each not in known or now_s <= known[each][0]]
+    # What became final since the last look may have changed before: it is looked at once more.
+    open_ = [each for each in found if each not in known or known[each][0] != SETTLED_S]
     # What could not be read comes last: it may take all the time that its user is given.
     open_.sort(key=lambda each: (each in known and known[each][0] == NEVER_S, each))
     looks = journal.statuses([journal.job_directory(root, *each) for each in open_])
     known_looks = {each: look for each, look in zip(open_, looks, strict=True) if look is not None}
     accounts = accounts or Accounts()
     others = Others(root, {each: look.uid for each, look in known_looks.items()}, accounts)
+    settled = []
     for done, ((cluster, job), look) in enumerate(known_looks.items()):
         progress(done, len(known_looks))
         if look.trouble:
@@ -192,21 +200,29 @@ def bring_up_to_date(
         else:
             stamp = index.stamp(cluster, job)
             seen = _read_if_changed(root, cluster, job, look.uid, stamp, others)
-        if seen is not None:
+        if seen is UNCHANGED:
+            # Another process may have put it in only now.
+            final_s, _ = known.get((cluster, job), (NEVER_S, True))
+            if final_s < now_s:
+                settled.append((cluster, job))
+        elif seen is not None:
             seen = msgspec.structs.replace(seen, uid=accounts.user(seen.uid))
             index.keep(root, cluster, job, seen, now_s=now_s)
+    if settled:
+        index.settle(settled, now_s=now_s)
 
 
 def _read_if_changed(
     root: Path, cluster: str, job: str, uid: int, stamp: str | None, others: Others
 ) -> JobSeen | None:
+    """Return what a job says, `UNCHANGED` where it is as it was; None where that is not known."""
     from slurm_health.fleet.history.read import read_job, stamp_of  # an answer alone does without
 
     try:
         if uid != os.geteuid():
             return others.read_if_changed(uid, cluster, job, stamp)
         if stamp is not None and stamp == stamp_of(root, cluster, job):
-            return None
+            return UNCHANGED
         return read_job(root, cluster, job)
     except FileNotFoundError:
         return None  # it is being removed

@@ -117,9 +117,15 @@ class JobSeen(msgspec.Struct, frozen=True, kw_only=True):
     trouble: str = ""
 
 
+# From when on a job is final that has been looked at since it was: it is not looked at again.
+SETTLED_S = 0.0
 # From when on a job is final that could not be read: it is looked at again until it can be. Not
 # infinity, which MariaDB does not keep in a number; this one every database gives back as it is.
 NEVER_S = 1e15
+
+
+UNCHANGED = JobSeen(uid=-1, stamp="", final_s=NEVER_S)
+"""Stands for a job that has not changed since it was read."""
 
 
 def unread(trouble: str, *, uid: int = -1, stamp: str = "") -> JobSeen:
