@@ -31,7 +31,9 @@ _SIGNALS = {
     7: "SIGBUS",
     8: "SIGFPE",
     9: "SIGKILL",
+    10: "SIGUSR1",
     11: "SIGSEGV",
+    12: "SIGUSR2",
     13: "SIGPIPE",
     15: "SIGTERM",
 }

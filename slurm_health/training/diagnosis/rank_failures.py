@@ -15,10 +15,16 @@ from slurm_health.training.diagnosis.last_words import is_consequence
 SIGNALS = {
     "Aborted": 6,
     "Bus error": 7,
+    "Floating point exception": 8,
+    "Hangup": 1,
+    "Illegal instruction": 4,
+    "Interrupt": 2,
     "Killed": 9,
     "Out Of Memory": 9,
     "Segmentation fault": 11,
     "Terminated": 15,
+    "User defined signal 1": 10,
+    "User defined signal 2": 12,
 }
 _FRAME = re.compile(r'\s+File "(?P<file>[^"]*)", line (?P<line>\d+)(?:, in (?P<function>\S+))?')
 # Of a type: a line such as `usage: train.py` that came in between is none.

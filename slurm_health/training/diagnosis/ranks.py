@@ -182,9 +182,9 @@ _NOT_THERE = {
 
 
 def killed_or_crashed(_: Inference, data: Collected) -> Inference | None:
-    """The first failure is a signal: a kill from outside the process, or a crash of its own.
+    """The first failure is a signal: one from outside the process, or a crash of its own.
 
-    Who sent a SIGKILL is not recorded; a crash may be the program's or the node's.
+    Who sent one is not recorded; a crash may be the program's or the node's.
     """
     first = _first(data)
     if first.signal == 0 or first.error:
@@ -199,6 +199,17 @@ def killed_or_crashed(_: Inference, data: Collected) -> Inference | None:
             ranks=failed_ranks([first]),
             evidence=(first.line,),
             advice=_after_a_kill(data),
+        )
+    if first.signal in _SENT:
+        return Inference(
+            name="killed",
+            sureness=Sureness.LIKELY,
+            description=f"{_who(first)} was ended by {signal_text(first.signal)}, which was sent to"
+            " it and which it does not handle",
+            nodes=where,
+            ranks=failed_ranks([first]),
+            evidence=(first.line,),
+            advice=_AFTER_A_SIGNAL,
         )
     return Inference(
         name="crashed",
@@ -251,10 +262,15 @@ _AFTER_A_KILL_OUTSIDE = (
     "look on its node whether memory was used up: the kernel's log says so (dmesg -T | grep -i"
     " 'killed process'), and in a container or a service oom_kill in its cgroup's memory.events"
 )
+_AFTER_A_SIGNAL = (
+    "handle it in the program, or have it sent to the batch script alone (sbatch --signal=B:...);"
+    " scancel --signal and people send such signals too"
+)
 _AFTER_A_CRASH = (
     "start again with PYTHONFAULTHANDLER=1; if the same node crashes again while others do not,"
     " leave it out"
 )
+_SENT = {1, 2, 10, 12}  # SIGHUP, SIGINT, SIGUSR1, SIGUSR2: no error raises them
 # Signals that a processor or the C library raises for what a program does: see signal(7).
 _CRASHES = {4: "an illegal instruction", 6: "it gave up", 7: "a bus error", 8: "a wrong division"}
 _CRASHES[11] = "a segmentation fault"

@@ -246,6 +246,29 @@ def test_what_to_do_after_a_kill_goes_by_what_is_there_to_ask() -> None:
     assert "memory.events" in advice
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "srun: error: n2: task 3: User defined signal 1",
+        "  host      : n2\n  rank      : 3 (local_rank: 1)\n  exitcode  : -10 (pid: 123)",
+    ],
+    ids=["srun", "torchrun"],
+)
+def test_a_signal_that_was_sent_is_no_crash_of_native_code_or_of_a_node(text: str) -> None:
+    found = of_text(text)
+
+    assert found.cause == "killed"
+    assert "rank 3 on n2 was ended by SIGUSR1, which was sent to it" in found.description
+    assert "leave it out" not in found.advice
+
+
+def test_a_rank_that_met_an_illegal_instruction_has_crashed() -> None:
+    found = of_text("srun: error: n2: task 5: Illegal instruction (core dumped)")
+
+    assert found.cause == "crashed"
+    assert "SIGILL, an illegal instruction" in found.description
+
+
 def test_a_count_of_no_kills_says_nothing() -> None:
     log = TrainingLog(failures=(failed(2, signal=9),))
 
