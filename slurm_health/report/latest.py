@@ -118,11 +118,10 @@ def latest_jobs(
             state=each.word,
             found="not checked yet" if each.state in _NOT_STARTED else "no journal",
         )
-        for array, tasks in listed.items()
+        for array, tasks in sorted(listed.items(), key=lambda job: int(job[0]), reverse=True)
         for each in tasks
         if not each.ended and array not in told
     ]
-    waiting.sort(key=lambda job: int(job.job.partition("_")[0]), reverse=True)
     if name:
         waiting, jobs = ([j for j in each if j.script == name] for each in (waiting, jobs))
     return LatestJobs([*waiting[:count], *jobs[:count]], unasked)
@@ -308,7 +307,7 @@ def _states(said: Sequence[ListedJob]) -> str:
 
 
 def _asked(environ: Mapping[str, str]) -> dict[str, list[ListedJob]]:
-    """Return the caller's jobs that Slurm knows, by their ids, an array's by that of the array.
+    """Return the caller's jobs that Slurm knows, each by the id of the whole array or job.
 
     Raises:
         SlurmError: Slurm does not answer.
@@ -316,5 +315,5 @@ def _asked(environ: Mapping[str, str]) -> dict[str, list[ListedJob]]:
     listed: dict[str, list[ListedJob]] = {}
     client = Client(environ, patience_s=0, deadline_s=_PATIENCE_S)
     for each in client.jobs_of(os.geteuid()):
-        listed.setdefault(each.job.partition("_")[0], []).append(each)
+        listed.setdefault(each.whole, []).append(each)
     return listed

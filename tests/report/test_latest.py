@@ -148,6 +148,14 @@ def test_a_job_that_waits_is_listed_before_it_has_a_journal(root: Path, slurm: F
     ]
 
 
+def test_components_of_a_heterogeneous_job_are_listed(root: Path, slurm: FakeSlurm) -> None:
+    checked(root, 12)
+    for job in ("14", "13+0", "13+1"):
+        slurm.run_job(job, ["n1"], state="PENDING")
+
+    assert [job.job for job in listed(root, slurm.environ())] == ["14", "13+0", "13+1", "12"]
+
+
 def test_an_id_that_slurm_has_given_again_is_another_job(root: Path, slurm: FakeSlurm) -> None:
     checked(root, 12)
     slurm.run_job(12, ["n1"], state="PENDING", submitted_s=int(STARTED_S) + 3600)

@@ -109,7 +109,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ListedJob(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of a user's jobs. `job` is `12_3` for a task of an array, `12_[4-9]` for several."""
+    """One line of a user's jobs.
+
+    `job` is `12_3` for a task of an array, `12_[4-9]` for several, `12+1` for a component of a
+    heterogeneous job.
+    """
 
     job: str
     name: str
@@ -118,6 +122,11 @@ class ListedJob(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int
     restarts: int
     submitted_s: int
+
+    @property
+    def whole(self) -> str:
+        """The id of the whole job: of the array, or of the first component."""
+        return re.split("[_+]", self.job)[0]
 
     @property
     def ended(self) -> bool:
