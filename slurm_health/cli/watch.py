@@ -25,7 +25,7 @@ from slurm_health.records.errors import ExitCode, RunNotFound
 from slurm_health.report import find, read, slurm_now, table
 from slurm_health.report.build import job_report
 from slurm_health.report.model import JobReport
-from slurm_health.report.progress import JobActivity, progress
+from slurm_health.report.progress import JobActivity, followed, progress
 from slurm_health.report.read import jobs_in
 
 # Each look reads the journal's files once; a person sees no more than one change in a second.
@@ -102,7 +102,7 @@ class _Seen(NamedTuple):
 
 def _seen(paths: Sequence[Path], now_s: float) -> _Seen:
     runs = jobs_in([read.read_run(path) for path in paths])[-1]
-    return _Seen(job_report(runs, now_s=now_s), progress(runs[-1], now_s))
+    return _Seen(job_report(runs, now_s=now_s), progress(followed(runs), now_s))
 
 
 class _Look:
@@ -112,6 +112,7 @@ class _Look:
         self._root, self._job, self._cluster = root, job, cluster
         self._asked_s = float("-inf")
         self._waits = ""
+        self._runs_on = False
         self._ended = ""
         self._ask_if_ended_s = float("-inf")
         self.report: JobReport | None = None
@@ -138,6 +139,11 @@ class _Look:
         if now_s - self._asked_s >= _ASK_SLURM_S:
             self._asked_s = now_s
             self._waits = self._waits_again(self.report, now_s)
+            self._runs_on = not self._waits and slurm_now.runs_on(
+                self.report, now_s=now_s, environ=os.environ
+            )
+        if self._runs_on:  # what ended the script is looked into; it may be started again
+            self.state = JobActivity(f"{self.state.text}; the job is running")
         if self._waits:
             self.report = replace(self.report, waits=self._waits)
             self.state = JobActivity(f"{self.state.text}; the job is {self._waits}")

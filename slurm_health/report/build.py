@@ -18,7 +18,6 @@ from slurm_health.records.script_records import (
     HangFound,
     HangOver,
     LossFound,
-    ScriptEnded,
     ScriptStarted,
     SlowdownFound,
     StragglerFound,
@@ -39,7 +38,7 @@ from slurm_health.report.model import (
     acts_of,
 )
 from slurm_health.report.phrases import MASTER_STOPPED, unfinished_text
-from slurm_health.report.progress import so_far
+from slurm_health.report.progress import script_end, so_far
 from slurm_health.report.rounds import hardware_of, rounds_of
 from slurm_health.report.timeline import timeline, written
 from slurm_health.system import journal
@@ -251,7 +250,7 @@ def _took_effect(act: Act) -> Act:
 
 def _script(entries: RunEntries, start: records.RunStarted | None) -> ScriptOutcome | None:
     began = _last(entries.supervisor, ScriptStarted)
-    ended = _last(entries.supervisor, ScriptEnded)
+    ended = script_end(entries.supervisor)
     if began is None and ended is None:
         return None
     name = _script_name(start) or PurePath(began.script if began else "").name

@@ -18,6 +18,7 @@ from slurm_health.records.script_records import (
 from slurm_health.records.text import cut
 from slurm_health.report.model import RunEntries
 from slurm_health.report.phrases import duration_text
+from slurm_health.system import journal
 
 R = TypeVar("R", bound=records.Record)
 # The script of a job that was submitted begins within this of the check's end. A check by hand has
@@ -33,10 +34,33 @@ class JobActivity(NamedTuple):
     over: bool = False
 
 
+def script_end(supervisor: Sequence[Entry]) -> ScriptEnded | None:
+    """Return how the script ended, None where it has not, or was started again since."""
+    of_script = [e.record for e in supervisor if isinstance(e.record, ScriptStarted | ScriptEnded)]
+    last = of_script[-1] if of_script else None
+    return last if isinstance(last, ScriptEnded) else None
+
+
+def followed(runs: Sequence[RunEntries]) -> RunEntries:
+    """Return the run of a job that tells how far it has got: the last one, but for one case.
+
+    A script that is started again after a check is told of where it was started first.
+    """
+    last = runs[-1]
+    attempt = journal.attempt_and_check(last.label)
+    for run in reversed(runs[:-1]):
+        before = journal.attempt_and_check(run.label)
+        if not run.supervisor or not attempt or not before or before[0] != attempt[0]:
+            continue
+        since = bool(last.master) and run.supervisor[-1].time_s >= last.master[-1].time_s
+        return run if since else last
+    return last
+
+
 def progress(run: RunEntries, now_s: float) -> JobActivity:
     """Return how far the latest check of a job, and then its script, have got at `now_s`."""
     script = _last(run.supervisor, ScriptStarted)
-    ended = _last(run.supervisor, ScriptEnded)
+    ended = script_end(run.supervisor)
     if ended is not None:
         how = f"signal {ended.signal}" if ended.signal else f"exit {ended.exit_code}"
         return JobActivity(
@@ -69,7 +93,7 @@ def so_far(run: RunEntries, now_s: float) -> str:
     begun_s = max(
         (e.time_s for e in run.supervisor if isinstance(e.record, ScriptStarted)), default=None
     )
-    if begun_s is None or _last(run.supervisor, ScriptEnded) is not None:
+    if begun_s is None or script_end(run.supervisor) is not None:
         return ""
     seen = [e for e in run.monitor if isinstance(e.record, ProgressSeen) and e.time_s >= begun_s]
     if not seen or not isinstance(last := seen[-1].record, ProgressSeen) or last.beating:

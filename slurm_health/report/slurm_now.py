@@ -215,6 +215,18 @@ def waiting_again(report: JobReport, *, now_s: float, environ: Mapping[str, str]
     return replace(report, waits=f"{how}{_why_pending(job)}") if job and how else report
 
 
+def runs_on(report: JobReport, *, now_s: float, environ: Mapping[str, str]) -> bool:
+    """Tell whether Slurm says that a job runs whose script has failed."""
+    here = [run for run in report.runs if run.attempt == report.runs[-1].attempt]
+    if not any(run.script and run.script.exit_code for run in here):
+        return False
+    try:
+        client = _client_of(report, now_s=now_s, environ=environ)
+        return client is not None and client.job(report.job).states == {"RUNNING"}
+    except SlurmError:
+        return False
+
+
 def _how_it_waits(states: Collection[str]) -> str:
     """Return how a job waits for its next attempt, empty where it does not."""
     if _HELD.intersection(states):

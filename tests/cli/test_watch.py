@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from slurm_health.cli import watch
-from slurm_health.records.script_records import ScriptStarted
+from slurm_health.records.script_records import ScriptEnded, ScriptStarted
 from slurm_health.system import journal
 from tests.support.command_line import COMMAND, slurm_health
 from tests.support.fake_slurm import FakeSlurm
@@ -208,6 +208,28 @@ def test_a_job_that_was_requeued_is_followed_to_its_next_attempt(tmp_path: Path)
         RunJournal(tmp_path / "journal", label="1", nodes=["n1", "n2"], clock=clock).start()
         terminal.read_until("nodes ready")
         terminal.type(b"q")
+
+
+@pytest.mark.timeout(180)
+def test_a_script_that_failed_is_followed_to_its_next_start(tmp_path: Path) -> None:
+    slurm = FakeSlurm(tmp_path / "slurm", ["n1", "n2"])
+    slurm.run_job(12, ["n1", "n2"])
+    clock = Clock(time.time() - 60)
+    run = RunJournal(tmp_path / "journal", nodes=["n1", "n2"], clock=clock)
+    run.start()
+    run.judge()
+    run.finish("proceed")
+    run.run_script(exit_code=1, duration_s=5)
+    with watching(tmp_path / "journal", slurm=slurm.environ()) as terminal:
+        terminal.read_until("exit 1; the job is running")
+        again = ScriptStarted(script="train.sh", pid=2, restart=1)
+        run.write(journal.SUPERVISOR, again, after_s=5)
+        terminal.read_until("has run for")
+        slurm.change_job(12, state="FAILED")
+        run.write(journal.SUPERVISOR, ScriptEnded(exit_code=3, signal=0, duration_s=9), after_s=9)
+        drawn = terminal.read_until("")
+        assert terminal.process.wait(DEADLINE_S) == 0
+    assert "train.sh ran 9.0 s, exit 3" in drawn.rpartition("q quits")[2]
 
 
 @pytest.mark.timeout(180)

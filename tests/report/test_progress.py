@@ -11,12 +11,14 @@ from slurm_health.records.script_records import (
     HangFound,
     HangOver,
     ProgressSeen,
+    ScriptEnded,
     ScriptStarted,
 )
 from slurm_health.report.build import job_report
 from slurm_health.report.post_mortem import lines_while_training
-from slurm_health.report.progress import JobActivity, progress
+from slurm_health.report.progress import JobActivity, followed, progress
 from slurm_health.report.read import read_run
+from slurm_health.report.summary import summary_of
 from slurm_health.system import journal
 from tests.support.journals import RunJournal, write_healthy_run
 
@@ -81,6 +83,38 @@ def test_a_job_is_followed_until_its_script_has_ended(tmp_path: Path) -> None:
 
     ended = write_healthy_run(tmp_path, job=13)
     assert seen(ended) == JobActivity("the script ended after 41 s, exit 0", over=True)
+
+
+def test_a_script_that_was_started_again_runs(tmp_path: Path) -> None:
+    run = write_healthy_run(tmp_path)
+    run.write(journal.SUPERVISOR, ScriptStarted(script="train.sh", pid=2, restart=1))
+
+    assert seen(run, after_s=5) == JobActivity("the script has run for 5.0 s")
+    (told,) = job_report([read_run(run.directory)]).runs
+    assert told.script is not None
+    assert told.script.exit_code is None
+    done = summary_of(job_report([read_run(run.directory)])).done
+    assert done == "the script was started again; train.sh started, end not recorded yet"
+
+
+def test_a_script_that_was_started_again_after_a_check_is_followed(tmp_path: Path) -> None:
+    first = write_healthy_run(tmp_path)
+    check = RunJournal(tmp_path, label="0-2", clock=first.clock)
+    check.start()
+    check.judge()
+    check.finish("proceed")
+
+    def activity() -> JobActivity:
+        runs = [read_run(run.directory) for run in (first, check)]
+        return progress(followed(runs), first.clock.now_s + 1)
+
+    assert activity().text == "the check has ended"
+    again = ScriptStarted(script="train.sh", pid=2, restart=1)
+    first.write(journal.SUPERVISOR, again, after_s=1.0)
+    assert activity() == JobActivity("the script has run for 1.0 s")
+    ended = ScriptEnded(exit_code=0, signal=0, duration_s=9.0)
+    first.write(journal.SUPERVISOR, ended, after_s=9.0)
+    assert activity() == JobActivity("the script ended after 9.0 s, exit 0", over=True)
 
 
 def test_without_a_heartbeat_the_last_step_its_age_and_stopped_ranks_are_told(
