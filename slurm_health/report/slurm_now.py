@@ -7,6 +7,7 @@ The journal ends with the job, and an epilog drains after it: only Slurm's notes
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import signal
@@ -52,6 +53,7 @@ _CANNOT_START = {
 _SUSPENDED = frozenset({"SUSPENDED", "STOPPED"})
 _HELD = frozenset({"REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
 _REQUEUING = frozenset({"REQUEUED", "REQUEUE_FED"})
+_LEFT = frozenset({"requeue", "hold"})  # how a check leaves a job that is to start again
 _ENDING = frozenset({"COMPLETING", "STAGE_OUT"})
 
 
@@ -246,17 +248,21 @@ def with_unseen_end(
     """Return the report with how Slurm says that a job ended whose end nothing of ours recorded.
 
     Whoever kills the batch script, or its node, ends what would have recorded it, a check that runs
-    too; and so may Slurm, while it is looked into what ended a script that was killed.
+    too; and so may Slurm, while it is looked into what ended a script that was killed. A job that
+    its check put back into the queue may be cancelled there.
     """
     last = report.runs[-1]
     over = last.superseded or last.requeued or last.post_mortem is not None
-    if over or (last.script is None and last.state is not State.RUNNING):
+    open_end = last.script is not None or last.state is State.RUNNING
+    if over or not (open_end or last.disposition in _LEFT):
         return report
     killed = last.script is not None and last.script.signal in _OF_ENDED_JOBS
     if last.script is not None and last.script.exit_code is not None and not killed:
         return report
     try:
-        client = _client_of(report, now_s=now_s, environ=environ, patience_s=patience_s)
+        client = _client_of(
+            report, now_s=now_s, environ=environ, patience_s=patience_s, most_s=math.inf
+        )
         job = client.job(report.job) if client else None
     except UnknownJob:
         return _ended(report, "the job has ended: Slurm no longer knows it")
@@ -336,14 +342,15 @@ def _client_of(
     now_s: float,
     environ: Mapping[str, str],
     patience_s: float = _PATIENCE_S,
+    most_s: float = _RECENT_S,
 ) -> Client | None:
-    """Return whom to ask about a job, None where it is old or of another cluster.
+    """Return whom to ask about a job, None where it is older than that or of another cluster.
 
     Raises:
         SlurmError: Slurm does not answer.
     """
     started_s = report.runs[-1].started_s
-    if started_s is None or not 0 <= now_s - started_s < _RECENT_S:
+    if started_s is None or not 0 <= now_s - started_s < most_s:
         return None
     client = Client(environ, patience_s=0, deadline_s=patience_s)
     return client if client.cluster_name() == report.cluster else None

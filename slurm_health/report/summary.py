@@ -302,7 +302,8 @@ def _steps(report: JobReport, last: RunReport) -> Iterator[str]:
     apart = no_exchange(last)
     if apart:
         yield apart.advice(report.job, runs=_has_begun(last) and _still_runs(last))
-    if any(act.action == "hold" and act.progress is not Progress.FAILED for act in last.acts):
+    held = any(act.action == "hold" and act.progress is not Progress.FAILED for act in last.acts)
+    if held and not report.ended:
         yield f"to run it anyway: scontrol release {report.job}"
     yield _asked_of_user(last)
     yield from _about_nodes(report, last)

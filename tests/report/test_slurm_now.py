@@ -10,6 +10,7 @@ import pytest
 
 from slurm_health.records.records import MasterStopped
 from slurm_health.records.script_records import ScriptStarted
+from slurm_health.records.verdict import Level, NodeVerdict
 from slurm_health.report.layout import Page
 from slurm_health.report.model import State
 from slurm_health.report.read import load
@@ -202,6 +203,48 @@ def test_a_job_whose_end_nothing_recorded_is_told_as_slurm_says_that_it_ended(
 
     assert told.done == done
     assert told.next.startswith(following)
+
+
+@pytest.mark.parametrize("later_s", [60, 8 * 86400])
+@pytest.mark.parametrize("disposition", ["requeue", "hold"])
+def test_a_job_that_was_cancelled_while_it_waited_after_its_check_has_ended(
+    tmp_path: Path, slurm: FakeSlurm, disposition: str, later_s: float
+) -> None:
+    run = RunJournal(tmp_path)
+    run.start()
+    run.judge(NodeVerdict(node="n3", level=Level.FAULTY, reason="lost"))
+    run.act(disposition)
+    run.finish(disposition)
+    now_s = run.clock.now_s + later_s
+    told = []
+    for state in ("PENDING", "CANCELLED"):
+        slurm.run_job(12, [], state=state)
+        report = load(tmp_path, "12", now_s=now_s)
+        environ = slurm.environ()
+        told.append(with_unseen_end(report, now_s=now_s, environ=environ, patience_s=PATIENCE_S))
+
+    assert [each.ended for each in told] == ["", "Slurm says that the job has ended (cancelled)"]
+    held = ["to run it anyway" in summary_of(each).next for each in told]
+    assert held == [disposition == "hold", False]
+
+
+def test_a_script_that_began_long_ago_is_not_said_to_run_where_its_job_has_ended(
+    tmp_path: Path, slurm: FakeSlurm
+) -> None:
+    run = RunJournal(tmp_path)
+    run.start()
+    run.judge()
+    run.finish("proceed")
+    run.write(journal.SUPERVISOR, ScriptStarted(script="train.sh", pid=1))
+    now_s = STARTED_S + 30 * 86400
+    report = load(tmp_path, "12", now_s=now_s)
+
+    told = summary_of(
+        with_unseen_end(report, now_s=now_s, environ=slurm.environ(), patience_s=PATIENCE_S)
+    )
+
+    assert told.done == f"{STARTED}; the job has ended: Slurm no longer knows it"
+    assert "watch" not in told.next
 
 
 @pytest.mark.parametrize("state", ["FAILED", ""])
