@@ -112,8 +112,10 @@ def sweep(asked: _Asked) -> int:
     root, uid = config.journal_root(asked.journal, os.environ), os.geteuid()
     interpreter = _interpreter(asked.python)
     client = Client(os.environ, patience_s=0)
-    # Asked first: a job that ends meanwhile is reported by the next run.
-    unended = client.unended(uid)
+    # Those that had begun before Slurm says which run: one that another run submits meanwhile is
+    # not taken for one that has ended.
+    begun = submission.begun(root, uid)
+    over = begun.difference(client.unended(uid)) if begun else begun
     wishes = _wishes(asked, root, interpreter, uid)
     with opened_index(str(root), asked.index, rebuild=False) as found:
         chosen = submission.choose(client, found, wishes, uid=uid, now_s=time.time())
@@ -129,7 +131,7 @@ def sweep(asked: _Asked) -> int:
         ended: list[submission.EndedSweepJob] = []
         refused = False
     else:
-        ended = submission.ended(root, uid, unended)
+        ended = submission.ended(root, uid, over)
         refused = _submit(client, chosen, wishes)
     _say(submission.told(ended))
     _say(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -44,3 +45,26 @@ def test_a_turn_whose_jobs_words_cannot_be_kept_is_no_success(tmp_path: Path) ->
 
     assert "the outcome of the jobs will not be recorded" in done.stderr, done
     assert done.code == 3, done
+
+
+@pytest.mark.torch
+def test_a_job_that_another_turn_has_just_submitted_has_not_ended(tmp_path: Path) -> None:
+    slurm = FakeSlurm(tmp_path / "slurm", [f"n{number}" for number in range(1, 9)])
+    slurm.set(partition_nodes="n[1-8]")
+    kept = tmp_path / "journal" / f".sweep-{os.geteuid()}"
+    kept.mkdir(parents=True, mode=0o700)
+    environ = slurm.environ()
+    # It begins to write right after Slurm has said which jobs there are.
+    squeue = tmp_path / "first" / "squeue"
+    squeue.parent.mkdir()
+    real = shutil.which("squeue", path=environ["PATH"])
+    squeue.write_text(f'#!/bin/sh\n{real} "$@" || exit\n: > {kept}/4711.out\n')
+    squeue.chmod(0o755)
+    environ["PATH"] = f"{squeue.parent}:{environ['PATH']}"
+    (kept / "4700.out").write_text("slurm-health sweep: the check ended with 0\n")
+
+    words = ("sweep", "-p", "main", f"--journal={kept.parent}", f"--python={sys.executable}")
+    done = slurm_health(*words, environ=environ)
+
+    assert "of 1 job that has ended, 1 checked its nodes\n" in done.stderr, done
+    assert [each.name for each in kept.iterdir()] == ["4711.out"]

@@ -15,7 +15,7 @@ import contextlib
 import os
 import re
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,7 +43,10 @@ _NAME = re.compile(r"(\d+)\.out", re.ASCII)
 _CHECKED = (ExitCode.HEALTHY, ExitCode.BAD_NODES, ExitCode.INCONCLUSIVE)
 # What slurmstepd writes where Slurm ends a job, before it does.
 _CANCELLED = re.compile(r"\*\*\* (JOB|STEP) \S+ ON \S+ CANCELLED AT ")
-_TIME_LIMIT = "DUE TO TIME LIMIT"
+_NOT_GIVEN_WAY = {
+    "DUE TO TIME LIMIT": "ran into its time limit",
+    "DUE TO NODE FAILURE": "Slurm lost one of its nodes",
+}
 _WORDS = 200
 # Of the end of a file; a check's table has some kB.
 _MOST_BYTES = 1 << 16
@@ -232,14 +235,26 @@ def prepare(root: Path, uid: int) -> str:
     return "" if found.st_uid == uid else f"it belongs to user {found.st_uid}"
 
 
-def ended(root: Path, uid: int, running: Collection[int]) -> list[EndedSweepJob]:
-    """Return what became of the jobs that no longer wait or run, and forget them."""
+def begun(root: Path, uid: int) -> set[int]:
+    """Return the jobs that have begun to write, and have not been told of since."""
+    with (
+        contextlib.suppress(OSError),
+        private_files.directory(root, directory(root, uid).name, owner=uid) as own,
+    ):
+        return set(_files(own))
+    return set()
+
+
+def ended(root: Path, uid: int, jobs: Collection[int]) -> list[EndedSweepJob]:
+    """Return what became of these jobs, as far as they have written, and forget them."""
     found = []
     with (
         contextlib.suppress(OSError),
         private_files.directory(root, directory(root, uid).name, owner=uid) as own,
     ):
-        for name, job in _files(own, running):
+        for job, name in _files(own).items():
+            if job not in jobs:
+                continue
             try:
                 found.append(_outcome(job, _end_of(own, name)))
                 os.unlink(name, dir_fd=own)
@@ -249,16 +264,14 @@ def ended(root: Path, uid: int, running: Collection[int]) -> list[EndedSweepJob]
     return sorted(found, key=lambda each: each.job)
 
 
-def _files(own: int, running: Collection[int]) -> Iterator[tuple[str, int]]:
+def _files(own: int) -> dict[int, str]:
+    """Return the names of the jobs' files in a directory that is held open."""
     listing = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=own)
     try:
         names = os.listdir(listing)  # noqa: PTH208 - of a directory that is held open
     finally:
         os.close(listing)
-    for name in names:
-        match = _NAME.fullmatch(name)
-        if match is not None and int(match[1]) not in running:
-            yield name, int(match[1])
+    return {int(match[1]): match[0] for name in names if (match := _NAME.fullmatch(name))}
 
 
 def _end_of(own: int, name: str) -> bytes:
@@ -274,8 +287,13 @@ def _outcome(job: int, written: bytes) -> EndedSweepJob:
     lines = [line for line in written.decode(errors="replace").splitlines() if line.strip()]
     last = _LAST_LINE.fullmatch(lines[-1]) if lines else None
     if last is None or any(_CANCELLED.search(line) for line in lines):
-        late = any(_TIME_LIMIT in line for line in lines)
-        return EndedSweepJob(job=job, trouble="ran into its time limit" if late else "")
+        cut_off = [line for line in lines if _CANCELLED.search(line)]
+        troubles = (
+            trouble
+            for why, trouble in _NOT_GIVEN_WAY.items()
+            if any(why in line for line in cut_off)
+        )
+        return EndedSweepJob(job=job, trouble=next(troubles, ""))
     code = int(last[1])
     if code in _CHECKED:
         return EndedSweepJob(job=job, checked=True, undecided=code == ExitCode.INCONCLUSIVE)

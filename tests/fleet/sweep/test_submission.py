@@ -15,6 +15,7 @@ from slurm_health.fleet.history.place import IndexPlace
 from slurm_health.fleet.sweep.submission import (
     EndedSweepJob,
     Wishes,
+    begun,
     checks_nothing,
     choose,
     directory,
@@ -70,14 +71,14 @@ def test_a_job_tells_how_its_check_ended(
     root: Path, words: list[str], outcome: EndedSweepJob
 ) -> None:
     run(root, 7, *words)
-    assert ended(root, UID, []) == [outcome]
-    assert ended(root, UID, []) == []  # told once
+    assert ended(root, UID, begun(root, UID)) == [outcome]
+    assert ended(root, UID, begun(root, UID)) == []  # told once
 
 
 def test_a_check_that_slurm_ended_has_given_way_or_run_out_of_time(root: Path) -> None:
     run(root, 1, ended_by_slurm="AT 2026-11-23T02:00:00 DUE TO PREEMPTION")
     run(root, 2, ended_by_slurm="AT 2026-11-23T02:00:00 DUE TO TIME LIMIT")
-    found = ended(root, UID, [])
+    found = ended(root, UID, begun(root, UID))
     assert found == [EndedSweepJob(job=1), EndedSweepJob(job=2, trouble="ran into its time limit")]
     assert told(found) == (
         "of 2 jobs that have ended, 0 checked their nodes, 1 gave way, 1 checked nothing: ran into"
@@ -85,15 +86,23 @@ def test_a_check_that_slurm_ended_has_given_way_or_run_out_of_time(root: Path) -
     )
 
 
+def test_a_job_that_lost_a_node_has_not_given_way(root: Path) -> None:
+    why = "AT 2026-11-23T02:00:00 DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS"
+    run(root, 7, ended_by_slurm=why)
+    found = ended(root, UID, begun(root, UID))
+    assert found == [EndedSweepJob(job=7, trouble="Slurm lost one of its nodes")]
+    assert checks_nothing(found)
+
+
 def test_a_job_that_waits_or_runs_is_left_alone(root: Path) -> None:
     run(root, 7, "true")
-    assert ended(root, UID, [7]) == []
-    assert len(ended(root, UID, [8])) == 1
+    assert ended(root, UID, [8]) == []
+    assert len(ended(root, UID, [7])) == 1
 
 
 def test_a_shell_that_is_ended_waits_for_its_check(root: Path) -> None:
     run(root, 7, "sh", "-c", "kill -TERM $PPID; sleep 0.1; exit 1")
-    assert ended(root, UID, []) == [EndedSweepJob(job=7, checked=True)]
+    assert ended(root, UID, begun(root, UID)) == [EndedSweepJob(job=7, checked=True)]
 
 
 def test_somebody_has_to_look_where_a_job_failed_or_none_could_decide() -> None:
@@ -111,7 +120,7 @@ def test_a_directory_that_is_anothers_is_not_used(tmp_path: Path) -> None:
     planted = directory(tmp_path, UID)
     planted.symlink_to("/tmp")
     assert prepare(tmp_path, UID)
-    assert ended(tmp_path, UID, []) == []
+    assert ended(tmp_path, UID, begun(tmp_path, UID)) == []
 
 
 @pytest.mark.parametrize(
