@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from slurm_health.system import journal
@@ -29,6 +29,22 @@ class Starting:
 def all_of(place: TaskPlace | None) -> Starting:
     """Return all nodes that there are."""
     return Starting(nodes=place.nodes if place else ())
+
+
+def place_among(place: TaskPlace, starting: Starting) -> TaskPlace:
+    """Return the place of a node among those that train, for a later check of these.
+
+    Where node 0 is not one of them, they meet on the first of them, which leads that check and
+    names it, as node 0 does.
+    """
+    found = replace(place, nodes=starting.nodes)
+    first, meeting = starting.nodes[0], place.meeting
+    if meeting is None or first == place.nodes[0]:
+        return found
+    found = replace(
+        found, meeting=replace(meeting, host=starting.addresses.get(first, meeting.host))
+    )
+    return unshared_check.named(found) if found.leads else found
 
 
 def agent_environ(place: TaskPlace, environ: Mapping[str, str]) -> Mapping[str, str]:

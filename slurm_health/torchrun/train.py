@@ -42,7 +42,7 @@ from slurm_health.torchrun.checking import checked, say
 from slurm_health.torchrun.node_choice import Bounds, bounds
 from slurm_health.torchrun.place import TaskPlace, find, single, speaks_for_step
 from slurm_health.torchrun.restarts import Context
-from slurm_health.torchrun.starting import Starting, all_of, may_be_joined, team_of
+from slurm_health.torchrun.starting import Starting, all_of, may_be_joined, place_among, team_of
 from slurm_health.training.monitor.node import TRAINING
 
 _TORCHRUN = ("-m", "torch.distributed.run")
@@ -159,11 +159,12 @@ def _context(
     nodes = (place.node,) if alone else starting.nodes
     if alone and len(place.nodes) > 1:  # the others have failures of their own
         place = replace(place, start=f"{place.start}.{place.node}")
+    place = replace(place, nodes=nodes) if alone else place_among(place, starting)
     least = within.least if within.least < within.most and not alone else len(nodes)
     if within.joins:
         least, _ = node_range(arguments.given["nnodes"])
     return Context(
-        place=replace(place, nodes=nodes),
+        place=place,
         arguments=arguments,
         python=python,
         least=least,

@@ -8,7 +8,7 @@ import pytest
 from slurm_health.records.errors import AllocationError, UsageError
 from slurm_health.torchrun.arguments import Arguments, NodeZeroAddress, command_line
 from slurm_health.torchrun.place import TaskPlace, find
-from slurm_health.torchrun.starting import all_of, team_of
+from slurm_health.torchrun.starting import Starting, all_of, place_among, team_of
 
 # As Slurm 22.05 set them, less what is not looked at: batch script, and task 1 of a step of three.
 BATCH = {
@@ -184,3 +184,29 @@ def test_without_a_port_all_nodes_compute_the_same() -> None:
 def test_a_training_that_is_not_checked_meets_as_it_always_did() -> None:
     place = place_of(with_given(nnodes="2"), {"NODE_RANK": "1", "MASTER_ADDR": "a"})
     assert place.meeting is None
+
+
+@pytest.mark.parametrize(
+    ("nodes", "host"), [(("node0", "node2"), "n0"), (("node1", "node2"), "10.0.0.2")]
+)
+def test_the_check_after_a_failure_meets_where_the_first_node_that_trains_leads_it(
+    nodes: tuple[str, ...], host: str
+) -> None:
+    given = with_given(checks=True, nnodes="2:3")
+    place = place_of(given, {"NODE_RANK": "2", "MASTER_ADDR": "n0"})
+    starting = Starting(nodes=nodes, addresses={"node0": "10.0.0.1", "node1": "10.0.0.2"})
+    later = place_among(place, starting)
+
+    assert later.nodes == nodes
+    assert later.meeting is not None
+    assert later.meeting.host == host
+
+
+def test_who_leads_that_check_in_the_place_of_node_0_gives_it_a_name_of_its_own() -> None:
+    given = with_given(checks=True, nnodes="2:3")
+    place = place_of(given, {"NODE_RANK": "1", "MASTER_ADDR": "n0"})
+    starting = Starting(nodes=("node1", "node2"), addresses={"node1": "10.0.0.2"})
+
+    later = [place_among(place, starting) for _ in range(2)]
+    assert all(each.leads for each in later)
+    assert len({place.start, *(each.start for each in later)}) == 3
