@@ -121,6 +121,10 @@ def read_facts(
         excluded=job.excluded,
         left_behind=behind,
         placement=placement(job),
+        least_there=max(
+            (each.min_nodes for name, each in partitions.items() if name == job.value("Partition")),
+            default=1,
+        ),
     )
 
 
@@ -140,12 +144,14 @@ def placement(job: Job) -> dict[str, str]:
     return {option: value for option, value in found.items() if value}
 
 
-def kept_off(name: str, client: Client, room: Collection[str]) -> tuple[str, ...]:
-    """Return nodes of a job that its helper must not run on: all, or none.
+def kept_off(
+    name: str, client: Client, room: Collection[str], *, nodes: int = 1
+) -> tuple[str, ...]:
+    """Return nodes of a job that its helper, which needs so many, must not run on: all, or none.
 
     The job starts where the helper ends. Where nodes forget an ended attempt late
     (`Client.forgets_late`), those that had one are left to the job, if the helper can start on
-    another at once. In a reservation it is not known to be able to.
+    others at once. In a reservation it is not known to be able to.
 
     Raises:
         SlurmError: Slurm does not answer.
@@ -157,8 +163,8 @@ def kept_off(name: str, client: Client, room: Collection[str]) -> tuple[str, ...
     if not others or job.value("Reservation"):
         return ()
     states = client.nodes(others).values()
-    free = any(node.idle and not node.out_of_pool and not node.states & _TAKEN for node in states)
-    return tuple(job.nodes) if free else ()
+    free = sum(node.idle and not node.out_of_pool and not node.states & _TAKEN for node in states)
+    return tuple(job.nodes) if free >= nodes else ()
 
 
 def earlier_runs(own: Path, started: RunStarted) -> Earlier:

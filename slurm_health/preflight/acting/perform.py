@@ -252,7 +252,10 @@ class _Performer:
                 move,
                 job_id=self.facts.job_id,
                 placement=self.facts.placement,
-                avoid=kept_off(self.acting.job, client, self.facts.room),
+                nodes=self.facts.least_there,
+                avoid=kept_off(
+                    self.acting.job, client, self.facts.room, nodes=self.facts.least_there
+                ),
             )
         except SlurmError as err:
             self._done(records.Action.EXCLUDE, (), problem=str(err))

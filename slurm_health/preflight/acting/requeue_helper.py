@@ -73,12 +73,14 @@ class Helper:
         *,
         job_id: int,
         placement: Mapping[str, str],
+        nodes: int = 1,
         avoid: Collection[str] = (),
     ) -> int:
         """Submit the helper of a job, or find the one an interrupted master submitted.
 
-        `placement` is sbatch's options for a job that is to start where the job starts; `avoid`
-        is nodes that the helper keeps off besides those that the job leaves.
+        `placement` is sbatch's options for a job that is to start where the job starts; on fewer
+        than `nodes` none starts there. `avoid` is nodes that the helper keeps off besides those
+        that the job leaves.
 
         Raises:
             SlurmError: it was refused, or Slurm does not answer.
@@ -87,11 +89,11 @@ class Helper:
         present = client.jobs_named(name, self.uid)
         if present:
             return present[0]
-        # One small task beside the job, not on a bad node.
+        # One small task beside the job, not on a bad node; on several, Slurm wants one on each.
         arguments = [
             f"--job-name={name}",
-            "--nodes=1",
-            "--ntasks=1",
+            f"--nodes={nodes}",
+            f"--ntasks={nodes}",
             f"--mem={HELPER_MEMORY_MB}M",
             f"--time={HELPER_MINUTES}",
             "--no-requeue",

@@ -61,6 +61,7 @@ class JobFacts:
         left_behind: faulty nodes that it gave back in this attempt; it is not to come back to them.
         give_back_obstacle: why it cannot give nodes back, empty where that has not been refused.
         placement: sbatch's options for a job that is to start where this one starts.
+        least_there: on fewer nodes no job starts in its partition.
     """
 
     job_id: int
@@ -82,6 +83,7 @@ class JobFacts:
     left_behind: tuple[str, ...] = ()
     give_back_obstacle: str = ""
     placement: Mapping[str, str] = field(default_factory=dict)
+    least_there: int = 1
 
 
 def requeue_obstacle(facts: JobFacts, nodes: Collection[str]) -> str:

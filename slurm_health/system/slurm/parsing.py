@@ -291,13 +291,17 @@ def nodes_of(text: str) -> tuple[str, ...]:
 
 
 class Partition(msgspec.Struct, frozen=True, kw_only=True):
-    """One partition; `max_nodes` is None where a job may have them all."""
+    """One partition; `max_nodes` is None where a job may have them all.
+
+    A job on fewer nodes than `min_nodes` waits there without end.
+    """
 
     name: str
     is_default: bool
     nodes: int
     nodelist: str
     max_nodes: int | None
+    min_nodes: int = 1
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -318,6 +322,7 @@ def partition_of(fields: Mapping[str, str]) -> Partition:
         nodes=whole_number(fields.get("TotalNodes", "")) or 0,
         nodelist=fields.get("Nodes", ""),
         max_nodes=whole_number(fields.get("MaxNodes", "")),
+        min_nodes=whole_number(fields.get("MinNodes", "")) or 1,
     )
 
 

@@ -236,6 +236,18 @@ def test_a_job_leaves_a_faulty_node_and_keeps_a_slow_one_that_it_would_wait_for(
     assert [r.nodes for r in intended if r.action is Action.EXCLUDE] == [["n3"]]
 
 
+@pytest.mark.parametrize(("least", "nodes"), [(0, 1), (1, 1), (2, 2)])
+def test_a_helper_has_as_many_nodes_as_its_partition_wants(
+    scene: Scene, least: int, nodes: int
+) -> None:
+    scene.slurm.set(least_nodes=least)
+
+    scene.act(n3=Level.FAULTY)
+
+    (asked,) = scene.slurm.calls("sbatch")
+    assert {f"--nodes={nodes}", f"--ntasks={nodes}"} <= set(asked)
+
+
 def test_a_job_that_is_to_wait_for_other_nodes_does_not_ask_for_any(scene: Scene) -> None:
     scene.slurm.set(waiting={"15": "Priority"})
 

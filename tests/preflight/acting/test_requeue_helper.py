@@ -245,6 +245,7 @@ def test_a_helper_leaves_the_jobs_nodes_to_it_where_they_forget_late_and_another
     scene.slurm.change_node("n3", state=state)
 
     assert kept_off(str(JOB), scene.client, {"n1", "n2", "n3"}) == kept
+    assert kept_off(str(JOB), scene.client, {"n1", "n2", "n3"}, nodes=2) == ()
 
 
 @pytest.mark.parametrize("reservation", ["", "mine"])

@@ -234,7 +234,9 @@ def show(words: list[str]) -> str:
             return show_nodes(",".join(load("nodes")))
         case ["partition", "-a", "-o"]:
             names = load("settings").get("partition_nodes", "n[1-9]")
-            return f"PartitionName=main Default=YES TotalNodes=9 MaxNodes=UNLIMITED Nodes={names}"
+            least = load("settings").get("least_nodes", 0)
+            room = f"TotalNodes=9 MaxNodes=UNLIMITED MinNodes={least}"
+            return f"PartitionName=main Default=YES {room} Nodes={names}"
         case ["reservation", "-o"]:
             return show_reservations()
         case ["config"]:
