@@ -180,9 +180,12 @@ def _standings(
     """Return what is concluded about each of these nodes of a cluster."""
     records, _ = _Believed(known).of(index, cluster, since_s=since_s)
     found = {each.node: each for each in standings(records)}
-    # No check of the window measured these.
-    empty = [NodeRecord(node=node, jobs=0, users=0) for node in nodes if node not in found]
-    return {each.node: each for each in standings([*records, *empty])} | found
+    # These are left out, as those that Slurm has no more; or no check of the window measured them.
+    left_out = {node: NodeRecord(node=node, jobs=0, users=0) for node in nodes if node not in found}
+    if left_out:
+        everything = index.records(cluster, since_s=since_s)
+        left_out |= {each.node: each for each in everything if each.node in left_out}
+    return {each.node: each for each in standings([*records, *left_out.values()])} | found
 
 
 def _history(index: Index, cluster: str, node: str, standing: Standing) -> NodeHistory:

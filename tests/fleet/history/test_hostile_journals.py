@@ -134,6 +134,15 @@ def test_nodes_that_slurm_does_not_know_are_left_out(fleet: Fleet) -> None:
     assert found.unknown == 3000
 
 
+def test_the_history_of_a_node_that_slurm_has_no_more_counts_its_jobs(fleet: Fleet) -> None:
+    accuse(fleet, BOB, jobs=2)
+    known = {"lab": frozenset({"n1", "n2"})}
+    both = answer.histories(fleet.index, "n[1,3]", cluster=None, now_s=NOW_S, known=known)
+    still, gone = (each.standing for each in both)
+    assert (gone.jobs, gone.spoiled, gone.level) == (22, 2, Reliability.SUSPECT)
+    assert still.elsewhere_jobs == still.jobs  # those of n2, and not of the one that is gone
+
+
 def test_where_slurm_cannot_be_asked_one_user_names_only_so_many(fleet: Fleet) -> None:
     fleet.ran(BOB, [f"evil{number}" for number in range(3000)])
     (found,) = answer.lemons(fleet.index, cluster=None, now_s=NOW_S)
