@@ -37,6 +37,12 @@ _ASKED = 20  # tasks of which Slurm is asked, a call each
 _OWNER = re.compile(r"(\S+)\((\d{1,10})\)", re.ASCII)
 # In every script that slurm-health submits.
 _OURS = "-m slurm_health supervise"
+# What a script that was submitted with plain sbatch checks its nodes with, outside comments.
+_OWN_CHECK = re.compile(
+    r"^[^#\n]*\bslurm[-_]health[\"']?(?:[ \t]+-\S+)*[ \t]+"
+    r"(?:check\b|run\b(?:[^\n]*\\\n)*[^\n]*--(?:network-check|straggler-detection|check)\b)",
+    re.MULTILINE,
+)
 # Slurm's words for what only a change of the job, or of the cluster, brings to an end.
 _CANNOT_START = {
     "PartitionConfig": "its partition does not have the nodes that it asks for (--nodes,"
@@ -153,7 +159,7 @@ def explain(job: Job, script: str, comment: str = "", *, uid: int | None = None)
     said = unchecked.said_in(comment)
     if said:
         return f"its comment in Slurm says ({state}): {said}"
-    if script and _OURS not in script:
+    if script and _OURS not in script and not _OWN_CHECK.search(script):
         return f"it was not submitted with slurm-health sbatch, so nothing was checked ({state})."
     if job.pending:
         return f"{_WAITS}{_why_pending(job)}: {_until_it_starts(job)}"

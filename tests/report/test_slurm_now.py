@@ -29,6 +29,7 @@ from slurm_health.system.slurm.parsing import Job
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.journals import STARTED_S, RunJournal, write_healthy_run
 
+ROOT = Path(__file__).parents[2]
 OURS = "#!/bin/sh\nexec python3 -E -P -m slurm_health supervise --check=standard -- x\n"
 
 
@@ -80,6 +81,25 @@ def job(*states: str, reason: str = "None", **fields: str) -> Job:
 )
 def test_what_slurm_knows_says_why_there_is_no_journal(found: Job, script: str, said: str) -> None:
     assert said in explain(found, script)
+
+
+@pytest.mark.parametrize("name", ["check-then-torchrun", "torchrun-with-check"])
+def test_a_script_that_checks_its_nodes_itself_is_not_said_to_check_none(name: str) -> None:
+    script = (ROOT / "sbatch_templates" / f"{name}.sbatch").read_text(encoding="utf-8")
+
+    said = explain(job("PENDING", reason="Resources"), script)
+
+    assert said == "it is pending (Resources): its nodes are checked when it starts."
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["slurm-health run train.py", "# slurm-health check", "slurm-health run \\\n  a.py\nx --check"],
+)
+def test_a_script_that_calls_no_check_is_said_to_check_none(line: str) -> None:
+    said = explain(job("RUNNING"), f"#!/bin/sh\n{line}\n")
+
+    assert said.startswith("it was not submitted with slurm-health sbatch, so nothing was checked")
 
 
 @pytest.mark.parametrize(
