@@ -126,9 +126,11 @@ def choose(client: Client, index: Index, wishes: Wishes, *, uid: int, now_s: flo
 def _may_check(node: Node, *, reserved: bool) -> bool:
     """Tell whether a job of the sweep can begin on a node now.
 
-    On one of a reservation it waits in vain, run after run, and others are not checked meanwhile.
+    On one of a reservation, or one that does not answer Slurm, it waits in vain, run after run, and
+    others are not checked meanwhile.
     """
-    return node.idle and not node.out_of_pool and (reserved or "RESERVED" not in node.states)
+    free = node.idle and not node.out_of_pool and not node.lost
+    return free and (reserved or "RESERVED" not in node.states)
 
 
 def _in_checks(client: Client, uid: int) -> set[str]:

@@ -148,3 +148,19 @@ def test_nodes_of_a_reservation_are_passed_over_unless_the_jobs_are_in_one(
         turn = choose(client, index, wishes, uid=UID, now_s=1_700_000_000.0)
 
     assert (turn.groups, turn.idle) == ([chosen], idle)
+
+
+@pytest.mark.parametrize("silent", ["IDLE*", "IDLE+NOT_RESPONDING"])
+def test_nodes_that_do_not_answer_slurm_are_passed_over(tmp_path: Path, silent: str) -> None:
+    slurm = FakeSlurm(tmp_path / "slurm", [f"n{number}" for number in range(1, 6)])
+    slurm.set(partition_nodes="n[1-5]")
+    slurm.change_node("n1", state=silent)
+    wishes = Wishes(
+        partition="main", share=0.1, size=4, every_s=1.0, limit_min=15, check=[], sbatch=[]
+    )
+
+    client = Client(slurm.environ(), patience_s=0)
+    with contextlib.closing(Index(IndexPlace(path=None))) as index:
+        turn = choose(client, index, wishes, uid=UID, now_s=1_700_000_000.0)
+
+    assert (turn.groups, turn.idle) == ([("n2", "n3", "n4")], 4)
