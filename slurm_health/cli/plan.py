@@ -11,6 +11,7 @@ from typing import TextIO
 import click
 import msgspec
 
+from slurm_health.cli.output import print_result
 from slurm_health.preflight.localize.localizer import (
     GroupResult,
     Level,
@@ -84,11 +85,8 @@ def plan(
     leaves = _leaves(topology)
     faults = parse_faults(bad, nodes, leaves)
     play = _play(nodes, leaves, faults, noise, seed)
-    if as_json:
-        click.echo(_as_json(play))
-    else:
-        for line in _as_text(play):
-            click.echo(line)
+    lines = [_as_json(play)] if as_json else _as_text(play)
+    print_result("".join(f"{line}\n" for line in lines))
 
 
 def _nodes(hostlist: str) -> tuple[str, ...]:

@@ -159,6 +159,8 @@ def test_a_shell_completes_commands_options_and_files(line: str, completed: list
         ["report", "12", "--json"],
         ["report", "12", "--csv"],
         ["report", "12", "--verbose"],
+        ["plan", "n[1-8]", "--bad=n3"],
+        ["plan", "n[1-8]", "--bad=n3", "--json"],
     ],
 )
 def test_a_reader_that_has_had_enough_changes_nothing(tmp_path: Path, words: list[str]) -> None:
@@ -167,8 +169,11 @@ def test_a_reader_that_has_had_enough_changes_nothing(tmp_path: Path, words: lis
     os.close(reading)
     with os.fdopen(writing, "wb") as closed:
         done = subprocess.run(
-            [*COMMAND, *words, f"--journal={tmp_path}"],
-            env=FakeSlurm(tmp_path / "slurm").environ(),
+            [*COMMAND, *words],
+            env={
+                **FakeSlurm(tmp_path / "slurm").environ(),
+                "SLURM_HEALTH_JOURNAL": str(tmp_path),
+            },
             stdout=closed,
             stderr=subprocess.PIPE,
             timeout=60,
