@@ -21,6 +21,13 @@ COMMAND = str(Path(sys.executable).with_name("slurm-health"))
 TRAIN = str(Path(__file__).parents[2] / "examples" / "train_torchrun.py")
 # torchrun waits 300 s for a node whose training failed: what that node said is worth the wait.
 DEADLINE_S = 360
+# A signal that arrives before torchrun has noted whom it started leaves that running.
+WAITS = """\
+import pathlib, time
+time.sleep(2)
+pathlib.Path('began').touch()
+time.sleep(600)
+"""
 
 
 class Node:
@@ -153,7 +160,7 @@ def test_the_process_becomes_torchrun_and_ends_as_it_does(
     tmp_path: Path, monitor: str, torchrun: str
 ) -> None:
     script = tmp_path / "train.py"
-    script.write_text("import pathlib, time\npathlib.Path('began').touch()\ntime.sleep(600)\n")
+    script.write_text(WAITS)
     node = Node(tmp_path, f"--monitor={monitor}", "--standalone", str(script), trains=True)
     eventually((tmp_path / "began").exists, "the script began")
     assert any(word.endswith(torchrun) for word in node.program())
@@ -166,7 +173,7 @@ def test_the_process_becomes_torchrun_and_ends_as_it_does(
 @pytest.mark.heavy
 def test_ctrl_c_while_it_trains_shows_none_of_our_code(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    script.write_text("import pathlib, time\npathlib.Path('began').touch()\ntime.sleep(600)\n")
+    script.write_text(WAITS)
     node = Node(tmp_path, "--standalone", str(script), trains=True)
     eventually((tmp_path / "began").exists, "the script began")
 
