@@ -23,6 +23,7 @@ PARTITIONS = """\
 PartitionName=small Nodes=n[1-3] State=UP
 PartitionName=capped Nodes=ALL MaxNodes=4 State=UP
 PartitionName=large Nodes=ALL MinNodes=2 State=UP
+PartitionName=short Nodes=ALL MaxTime=10 State=UP
 EnforcePartLimits=ALL
 """
 BAD = "n2"
@@ -120,9 +121,9 @@ def test_a_job_in_a_reservation_of_the_whole_cluster_moves_within_it(
 def test_where_the_partition_refuses_the_helper_the_job_waits_and_says_what_to_type(
     site: Site, user: str
 ) -> None:
-    # It is for large jobs, and the helper is one of one node.
+    # It is for jobs that end sooner than the helper may.
     script = site.script("train.sh", RAN, user)
-    number = submit_with_a_bad_node(site, "-N4", "-p", "large", script, user=user)
+    number = submit_with_a_bad_node(site, "-N4", "-p", "short", script, user=user)
 
     site.lab.wait_until(
         lambda: site.lab.job(number),
@@ -136,6 +137,14 @@ def test_where_the_partition_refuses_the_helper_the_job_waits_and_says_what_to_t
     assert f"excnodelist={BAD}" in comment
     assert f"scontrol release {number}" in comment
     assert list(site.jobs().values()) == ["PENDING"]
+
+
+def test_a_job_in_a_partition_for_large_jobs_alone_moves_within_it(site: Site) -> None:
+    script = site.script("train.sh", RAN)
+    number = submit_with_a_bad_node(site, "-N4", "-p", "large", script)
+    job = site.ended(number, DEADLINE_S)
+    assert (job["JobState"], job["Restarts"], job["ExcNodeList"]) == ("COMPLETED", "1", BAD)
+    assert "attempt 1 ran on" in site.lab.job_output(number)
 
 
 # --- jobs that wait for others -----------------------------------------------------------------
