@@ -196,9 +196,10 @@ def test_with_an_interpreter_without_torch_light_probes_measure(tmp_path: Path) 
         "check", "--local=2", f"--python={python}", f"--journal={tmp_path}", "--json"
     )
 
-    assert done.code == 0
+    assert done.code in HONEST
     run = json.loads(done.stdout)
-    assert {node["level"] for node in run["nodes"]} == {"healthy"}
+    assert "faulty" not in {node["level"] for node in run["nodes"]}
+    assert all('"measured"' in file.read_text() for file in tmp_path.rglob("local*.jsonl"))
     assert "has no torch): NCCL and GPUs under load were not tested" in run["unseen"]
 
 

@@ -111,7 +111,10 @@ def test_a_hung_child_takes_its_own_children_with_it(tmp_path: Path) -> None:
         note.write_text(str(process.pid))
         return bytes(process.wait())
 
-    assert isinstance(run_one(work, 0.5), Hung)
+    for limit_s in (0.5, 10.0):  # a busy machine may take long to start one
+        assert isinstance(run_one(work, limit_s), Hung)
+        if note.exists():
+            break
     grandchild = int(note.read_text())
     deadline = time.monotonic() + 5
     while Path(f"/proc/{grandchild}/cmdline").exists() and time.monotonic() < deadline:

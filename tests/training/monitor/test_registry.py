@@ -292,7 +292,7 @@ def test_a_collector_of_others_looks_at_a_hang_and_operators_of_others_locate_it
         FlightRecord(rank=number, reached={"0": Reached(entered=entered, over=6)})
         for number, entered in enumerate([8, 7])
     )
-    for _ in range(10):  # operators of others have seconds, which a busy machine may not have
+    for _ in range(40):  # operators of others have seconds, which a busy machine may not have
         findings = WatchFindings(None, environ, io.StringIO(), lambda hang, _: hangs.append(hang))
         findings.hang(seen, FlightRecords(records=flights))
         hang = hangs.pop()
