@@ -199,7 +199,8 @@ def test_with_an_interpreter_without_torch_light_probes_measure(tmp_path: Path) 
     assert done.code in HONEST
     run = json.loads(done.stdout)
     assert "faulty" not in {node["level"] for node in run["nodes"]}
-    assert all('"measured"' in file.read_text() for file in tmp_path.rglob("local*.jsonl"))
+    told = [file.read_text() for file in tmp_path.rglob("local?.jsonl")]
+    assert ['"measured"' in each for each in told] == [True, True]
     assert "has no torch): NCCL and GPUs under load were not tested" in run["unseen"]
 
 

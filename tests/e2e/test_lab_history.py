@@ -111,12 +111,16 @@ def began(site: Site, job: int) -> dict[str, Any]:
 @pytest.mark.timeout(600)
 def test_cancelling_checks_speaks_against_no_node(site: Site) -> None:
     play(site, **dict.fromkeys(site.lab.nodes, STUCK))
+    last = []
     for _ in range(6):
         number = submit(site, f"--nodes={len(site.lab.nodes)}")
         site.wait_record(number, "round_started")
         site.lab.run(["scancel", str(number)], user="alice")
         site.ended(number)
-        # On a busy machine Slurm may kill the master before it has written how it ends.
-        assert "agents_lost" not in [record["kind"] for record in site.records(number)]
+        kinds = [record["kind"] for record in site.records(number)]
+        assert "agents_lost" not in kinds
+        last.append(kinds[-1])
+    # Not each time on a busy machine, where a job is killed 5 s after it is told to end.
+    assert "master_stopped" in last
 
     assert {tuple(each["signals"]) for each in history(site, site.lab.nodes[-1])["checks"]} == {()}

@@ -185,6 +185,15 @@ def test_nothing_is_told_where_slurm_does_not_answer(tmp_path: Path, slurm: Fake
 STARTED = "train.sh started, end not recorded"
 
 
+def write_started_script(root: Path) -> None:
+    """Write the journal of a job whose script runs, or whose end nothing recorded."""
+    run = RunJournal(root)
+    run.start()
+    run.judge()
+    run.finish("proceed")
+    run.write(journal.SUPERVISOR, ScriptStarted(script="train.sh", pid=1))
+
+
 @pytest.mark.parametrize(
     ("state", "done", "following"),
     [
@@ -207,11 +216,7 @@ STARTED = "train.sh started, end not recorded"
 def test_a_job_whose_end_nothing_recorded_is_told_as_slurm_says_that_it_ended(
     tmp_path: Path, slurm: FakeSlurm, state: str, done: str, following: str
 ) -> None:
-    run = RunJournal(tmp_path)
-    run.start()
-    run.judge()
-    run.finish("proceed")
-    run.write(journal.SUPERVISOR, ScriptStarted(script="train.sh", pid=1))
+    write_started_script(tmp_path)
     if state:
         slurm.run_job(12, NODES, state=state, ExitCode="0:9")
 
@@ -251,11 +256,7 @@ def test_a_job_that_was_cancelled_while_it_waited_after_its_check_has_ended(
 def test_a_script_that_began_long_ago_is_not_said_to_run_where_its_job_has_ended(
     tmp_path: Path, slurm: FakeSlurm
 ) -> None:
-    run = RunJournal(tmp_path)
-    run.start()
-    run.judge()
-    run.finish("proceed")
-    run.write(journal.SUPERVISOR, ScriptStarted(script="train.sh", pid=1))
+    write_started_script(tmp_path)
     now_s = STARTED_S + 30 * 86400
     report = load(tmp_path, "12", now_s=now_s)
 

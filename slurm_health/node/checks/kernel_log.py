@@ -62,7 +62,7 @@ class KernelMessage(msgspec.Struct, frozen=True, kw_only=True):
 def read_messages(
     machine: CheckContext, patterns: Sequence[re.Pattern[str]], window_s: float
 ) -> list[KernelMessage]:
-    """Return the messages that match one, no older than `window_s`, the latest last.
+    """Return the kernel's messages that match one, no older than `window_s`, the latest last.
 
     Where a drain is tested again, they count from `window_s` before that drain on, however long ago
     it was: that a message grows old repairs nothing. Those from before a person returned the node
