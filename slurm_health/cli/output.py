@@ -16,6 +16,8 @@ from typing import TextIO
 
 import click
 
+from slurm_health.records.errors import NotWritten
+
 
 def terminal() -> tuple[int | None, bool]:
     """Return the width to fit, None where standard output is no terminal, and if it is Unicode.
@@ -37,13 +39,19 @@ def takes_colour(environ: Mapping[str, str]) -> bool:
 
 
 def print_result(text: str) -> None:
-    """Print to standard output. A reader that has gone changes nothing, least of all the code."""
+    """Print to standard output. A reader that has gone changes nothing, least of all the code.
+
+    Raises:
+        NotWritten: it is a file that cannot be written to.
+    """
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError as err:
         # Python must not fail once more when it flushes at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(err, BrokenPipeError):
+            raise NotWritten(Path("standard output"), err) from err
 
 
 _REDRAW_S = 0.2

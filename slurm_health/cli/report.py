@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,13 @@ from slurm_health.cli.output import print_result, takes_colour, terminal, write_
 from slurm_health.cli.shared_options import as_settings, shared_options
 from slurm_health.preflight import config
 from slurm_health.preflight.options import Door
-from slurm_health.records.errors import ExitCode, NotWritten, PackageMissing, RunNotFound
+from slurm_health.records.errors import (
+    ExitCode,
+    JournalError,
+    NotWritten,
+    PackageMissing,
+    RunNotFound,
+)
 from slurm_health.report import export, find, latest, layout, read, slurm_now, table
 from slurm_health.report.layout import Page
 from slurm_health.report.model import JobReport
@@ -135,9 +142,8 @@ def _list(asked: _Asked) -> None:
 
 def _show(job: str, asked: _Asked) -> None:
     """Print one job, or the tasks of an array."""
-    width, unicode = terminal()
     try:
-        tasks, found = _load(asked.root, job, asked.cluster, asked.earlier)
+        tasks, found, unread = _load(asked.root, job, asked.cluster, asked.earlier)
     except RunNotFound as err:
         asks = find.JOB.fullmatch(job) and slurm_now.may_know(err, asked.cluster, os.environ)
         word = slurm_now.word(job, os.environ) if asks else None
@@ -145,25 +151,45 @@ def _show(job: str, asked: _Asked) -> None:
             raise
         _print(f"Job {job}: {word.text}")
         return
-    if not tasks and not asked.earlier:
+    if tasks:
+        _show_tasks(job, asked, tasks, found, unread)
+        return
+    if not asked.earlier:
         report = slurm_now.waiting_again(found[0], now_s=time.time(), environ=os.environ)
         report = slurm_now.with_unseen_end(report, now_s=time.time(), environ=os.environ)
         found = [slurm_now.with_who_cancelled(report, environ=os.environ)]
-    others = _without_journal(job, tasks) if tasks and not asked.as_csv else {}
     if asked.html is not None:
-        if tasks:
-            raise click.UsageError(f"--html is about one job: {', '.join(tasks[:5])}")
         _write_page(found[0], asked.html)
     elif asked.as_csv:
         print_result(export.as_csv(found))
-    elif asked.as_json and tasks:
-        print_result(export.tasks_as_json(found, others=others, raw=asked.raw))
     elif asked.as_json:
         print_result(export.as_json(*found, raw=asked.raw))
-    elif tasks:
-        _print(table.tasks_text(found, others=others, width=width, unicode=unicode))
     else:
+        width, unicode = terminal()
         _print_job(found[0], width, unicode=unicode, verbose=asked.verbose)
+
+
+def _show_tasks(
+    job: str,
+    asked: _Asked,
+    tasks: list[str],
+    found: list[JobReport],
+    unread: Mapping[str, str],
+) -> None:
+    """Print the tasks of an array; `unread` are those whose journals tell nothing, and why."""
+    if asked.html is not None:
+        raise click.UsageError(f"--html is about one job: {', '.join(tasks[:5])}")
+    if asked.as_csv:
+        for task, why in unread.items():
+            _log.warning("%s is left out: %s", task, why)
+        print_result(export.as_csv(found))
+        return
+    others = {**unread, **_without_journal(job, tasks)}
+    if asked.as_json:
+        print_result(export.tasks_as_json(found, others=others, raw=asked.raw))
+    else:
+        width, unicode = terminal()
+        _print(table.tasks_text(found, others=others, width=width, unicode=unicode))
 
 
 def _print_job(job: JobReport, width: int | None, *, unicode: bool, verbose: bool) -> None:
@@ -202,18 +228,36 @@ def _write_page(report: JobReport, file: Path) -> None:
 
 def _load(
     root: Path, job: str, cluster: str | None, earlier: int
-) -> tuple[list[str], list[JobReport]]:
-    """Return the tasks that an array's id stands for, none for one job, and the reports."""
+) -> tuple[list[str], list[JobReport], dict[str, str]]:
+    """Return the tasks that an array's id stands for, none for one job, and the reports.
+
+    Of an array also why what some tasks left cannot be read, where that of others can.
+    """
+    found: list[JobReport] = []
+    unread: dict[str, JournalError | RunNotFound] = {}
     try:
         tasks = find.tasks_of(root, job, cluster)
-        return tasks, [
-            read.load(root, each, cluster=cluster, now_s=time.time(), earlier=earlier)
-            for each in tasks or [job]
-        ]
+        for each in tasks or [job]:
+            try:
+                found.append(
+                    read.load(root, each, cluster=cluster, now_s=time.time(), earlier=earlier)
+                )
+            except (JournalError, RunNotFound) as err:
+                unread[each] = err
+        if not found:
+            raise next(iter(unread.values()))
+        return tasks, found, {task: _why_unread(task, err) for task, err in unread.items()}
     except RunNotFound as err:
         if not slurm_now.may_know(err, cluster, os.environ):
             raise
         raise err.with_reason(find.elsewhere_text(root, job) or _why_no_journal(job)) from None
+
+
+def _why_unread(task: str, err: JournalError | RunNotFound) -> str:
+    """Say what keeps a task's journal from being read; of an empty one, what Slurm knows."""
+    if isinstance(err, RunNotFound):
+        return slurm_now.reason(task, os.environ) or slurm_now.UNKNOWN
+    return str(err)
 
 
 def _without_journal(job: str, tasks: list[str]) -> dict[str, str]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import pwd
@@ -23,9 +24,10 @@ _log = logging.getLogger(__name__)
 
 # 12, or 12_3 for task 3 of an array. What Slurm prints beside that (12.batch) is a step.
 JOB = re.compile(r"[0-9]{1,10}(_[0-9]{1,10})?", re.ASCII)
-# Tasks of an array as squeue writes them: 12_[1-4,7], with %2 for how many may run at once.
-_TASKS = re.compile(r"([0-9]{1,10})_\[([0-9,-]+)(?:%[0-9]+)?\]", re.ASCII)
-_RANGE = re.compile(r"([0-9]{1,10})(?:-([0-9]{1,10}))?", re.ASCII)
+# Tasks of an array as squeue writes them: 12_[1-4,7] or 12_[1-9:2], with %2 for how many may run at
+# once.
+_TASKS = re.compile(r"([0-9]{1,10})_\[([0-9,:-]+)(?:%[0-9]+)?\]", re.ASCII)
+_RANGE = re.compile(r"([0-9]{1,10})(?:-([0-9]{1,10})(?::([0-9]{1,10}))?)?", re.ASCII)
 _NEAR = 5
 _MOST_NAMED = 10_000
 # Says where the journal is that another machine has.
@@ -56,7 +58,7 @@ def tasks_of(root: Path, job: str, cluster: str | None = None) -> list[str]:
             return []  # a job can be read where the list of all jobs cannot
         raise JournalError(root, f"cannot be read: {err.strerror or err}") from err
     if wanted is not None:
-        numbers = {n for n in numbers if any(first <= n <= last for first, last in wanted)}
+        numbers = {n for n in numbers if any(n in each for each in wanted)}
         if not numbers:
             raise RunNotFound(job, root, _near(root, array))
     return [f"{array}_{number}" for number in sorted(numbers)]
@@ -71,9 +73,9 @@ def tasks_asked_for(job: str) -> tuple[str, frozenset[int] | None]:
     if not found:
         return job, None
     ranges = _ranges(found[2])
-    if sum(last - first + 1 for first, last in ranges) > _MOST_NAMED:
+    if sum(map(len, ranges)) > _MOST_NAMED:
         return found[1], None
-    return found[1], frozenset(n for first, last in ranges for n in range(first, last + 1))
+    return found[1], frozenset(itertools.chain.from_iterable(ranges))
 
 
 def _task_numbers(root: Path, array: str, clusters: Iterable[str]) -> set[int]:
@@ -96,9 +98,13 @@ def _task_numbers(root: Path, array: str, clusters: Iterable[str]) -> set[int]:
     return numbers
 
 
-def _ranges(text: str) -> list[tuple[int, int]]:
+def _ranges(text: str) -> list[range]:
     found = [_RANGE.fullmatch(part) for part in text.split(",")]
-    return [(int(part[1]), int(part[2] or part[1])) for part in found if part]
+    return [
+        range(int(part[1]), int(part[2] or part[1]) + 1, int(part[3] or 1) or 1)
+        for part in found
+        if part
+    ]
 
 
 def _no_job_id(job: str) -> UsageError:

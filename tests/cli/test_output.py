@@ -19,8 +19,18 @@ from pathlib import Path
 import pytest
 
 from slurm_health.cli.output import ProgressLine, write_named
-from tests.support.command_line import COMMAND, slurm_health
+from tests.support.command_line import COMMAND, one_line, slurm_health
 from tests.support.journals import write_requeued_job
+
+
+def test_a_full_disk_is_told_in_a_line() -> None:
+    with Path("/dev/full").open("wb") as full:
+        argv = [*COMMAND, "docs"]
+        done = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+
+    assert done.returncode == 4
+    assert "standard output cannot be written: No space left on device" in one_line(done.stderr)
+    assert "Traceback" not in done.stderr
 
 
 def test_the_line_gives_way_to_what_is_logged_and_leaves_nothing() -> None:

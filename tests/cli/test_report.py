@@ -81,6 +81,22 @@ def test_a_report_of_an_array_lists_its_tasks(tmp_path: Path) -> None:
     assert [task["job"] for task in json.loads(whole.stdout)["tasks"]] == ["12_2"]
 
 
+def test_a_task_whose_journal_tells_nothing_hides_no_other(tmp_path: Path) -> None:
+    write_healthy_run(tmp_path, job=13, array="12_1")
+    (tmp_path / "lab" / "12_3").mkdir()
+    asked = ("report", "12", f"--journal={tmp_path}")
+
+    text, listed, lines = (slurm_health(*asked, *how) for how in ((), ("--json",), ("--csv",)))
+
+    assert (text.code, listed.code, lines.code) == (0, 0, 0)
+    told = json.loads(listed.stdout)
+    assert [task["job"] for task in told["tasks"]] == ["12_1"]
+    assert told["without_journal"] == {"12_3": "no journal"}
+    assert text.stdout.splitlines()[0].startswith("12_1")
+    assert ["12_3", "no", "journal"] in [line.split() for line in text.stdout.splitlines()]
+    assert "12_3 is left out: no journal" in lines.stderr
+
+
 def test_without_a_job_the_latest_ones_are_listed(tmp_path: Path) -> None:
     write_healthy_run(tmp_path, job=13)
     environ = {"PATH": "/nonexistent"}

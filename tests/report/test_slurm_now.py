@@ -135,6 +135,12 @@ def test_of_somebody_elses_job_it_is_said_whom_to_ask() -> None:
     assert "bob" not in explain(bobs, OURS, uid=1002)
 
 
+def test_root_may_read_every_journal_and_is_told_to_name_its_directory() -> None:
+    said = explain(job("RUNNING", UserId="bob(1002)"), "", uid=0)
+    assert "only bob" not in said
+    assert said.endswith("a directory of bob's: name that one with --journal=DIR.")
+
+
 NODES = ["n1", "n2", "n4", "n5", "n6"]
 NOTE = "shealth: gpu 3 lost"
 PATIENCE_S = 60.0  # each answer is a process, on a machine that may be busy

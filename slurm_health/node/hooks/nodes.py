@@ -107,7 +107,8 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
             may see that.
         ledger_trouble: why the breaker's ledger cannot be used; empty where it can.
         left_in_pool: the last health checks of faulty nodes that jobs can still start on.
-        silent: the nodes that have run no health check for an hour, or none that is known of.
+        silent: the nodes that have run no health check for an hour, or none that is known of, but
+            for those that a step to mend them keeps from it.
         never_checked: those of them of which no health check is known.
         mending: the steps of the last day to mend nodes, the oldest first.
     """
@@ -132,6 +133,7 @@ def listing(site: Site | None, nodes: Mapping[str, Node], now_s: float) -> Listi
     if site is not None:
         healthcheck.forget_last_checks(site, nodes)
     known, trouble = _ledger(site)
+    mending = _mending(site, now_s)
     return Listing(
         drained=drained(nodes, known or DrainLedger(), checked),
         tripped=known.trips if known is not None else None,
@@ -141,9 +143,9 @@ def listing(site: Site | None, nodes: Mapping[str, Node], now_s: float) -> Listi
             for name in sorted(nodes)
             if name in checked and checked[name].faulty and not nodes[name].out_of_pool
         ],
-        silent=(silent := _silent(nodes, checked, site, now_s)),
+        silent=(silent := _silent(nodes, checked, site, mending, now_s)),
         never_checked=[name for name in silent if name not in checked],
-        mending=_mending(site, now_s),
+        mending=mending,
     )
 
 
@@ -187,8 +189,7 @@ def text(found: Listing, now_s: float) -> str:
     told = table(found.drained, _alarms(found), now_s)
     told += "".join(f"faulty, but still in the pool: {line}\n" for line in _left(found, now_s))
     told += "".join(f"mending: {_step(each, now_s)}\n" for each in found.mending)
-    never = set(found.never_checked)
-    late = [name for name in found.silent if name not in never]
+    late = sorted({*found.silent} - {*found.never_checked})
     told += _without_check("no health check for an hour", late)
     return told + _without_check("no health check yet", found.never_checked)
 
@@ -251,23 +252,28 @@ def table(found: Sequence[Drained], alarms: Sequence[str], now_s: float) -> str:
 
 
 def _silent(
-    nodes: Iterable[str], checked: Mapping[str, LastCheck], site: Site | None, now_s: float
+    nodes: Iterable[str],
+    checked: Mapping[str, LastCheck],
+    site: Site | None,
+    mending: Iterable[Tried],
+    now_s: float,
 ) -> list[str]:
-    """Return which nodes have run no health check of late."""
+    """Return which nodes have run no health check of late, though nothing keeps them from it."""
     if site is None or not site.breaker.directory:
         return []
+    under_way = {e.node for e in mending if e.outcome is StepOutcome.BEGUN and e.until_s > now_s}
     # One from the future is by a clock that is wrong, and would never be late.
     late = {each.node for each in checked.values() if abs(now_s - each.time_s) > _LATE_S}
-    return [name for name in sorted(nodes) if name not in checked or name in late]
+    silent = (name for name in sorted(nodes) if name not in checked or name in late)
+    return [name for name in silent if name not in under_way]
 
 
 def checked_text(checked: Mapping[str, LastCheck], names: Sequence[str], now_s: float) -> str:
     """Return the last health check of each node, a line each."""
-    lines = [f"{each.node}: {each.said(now_s)}" for _, each in sorted(checked.items())]
-    if names:
-        lines = [
-            f"{name}: {checked[name].said(now_s) if name in checked else 'none'}" for name in names
-        ]
+    lines = [
+        f"{name}: {checked[name].said(now_s) if name in checked else 'none'}"
+        for name in names or sorted(checked)
+    ]
     return "\n".join(lines or ["no health check has been recorded"]) + "\n"
 
 

@@ -10,9 +10,10 @@ import contextlib
 import os
 import re
 import stat
-import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from datetime import UTC, datetime, tzinfo
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 from slurm_health.records.allocation import name_in_slurm
 from slurm_health.records.errors import SlurmError
@@ -71,11 +72,28 @@ def in_output(text: bytes, job: str, *, now_s: float) -> str:
     """Return what Slurm's line in a job's output tells; empty where there is none of now."""
     for found in reversed(list(_LINE.finditer(text))):
         number, when, due_to = (each.decode() if each else "" for each in found.groups())
-        with contextlib.suppress(ValueError, OverflowError):
-            written_s = time.mktime(time.strptime(when, "%Y-%m-%dT%H:%M:%S"))
-            if number == job and abs(now_s - written_s) < _RECENT_S:
-                return _DUE_TO.get(due_to, "")
+        if number == job and any(abs(now_s - each) < _RECENT_S for each in _written_s(when)):
+            return _DUE_TO.get(due_to, "")
     return ""
+
+
+def _written_s(when: str) -> Iterator[float]:
+    """Yield when that may have been, in seconds since the epoch.
+
+    Slurm's daemons write the machine's own time, the job may have another (TZ). Of an hour that a
+    clock shows twice, both.
+    """
+    with contextlib.suppress(ValueError, OverflowError):
+        told = datetime.strptime(when, "%Y-%m-%dT%H:%M:%S")
+        for zone in (None, _machine_zone()):
+            for fold in (0, 1):
+                yield told.replace(tzinfo=zone, fold=fold).timestamp()
+
+
+def _machine_zone() -> tzinfo:
+    with contextlib.suppress(OSError, ValueError), Path("/etc/localtime").open("rb") as file:
+        return ZoneInfo.from_file(file)
+    return UTC
 
 
 def _tail(output: int) -> bytes:

@@ -22,7 +22,7 @@ class ScriptEnd(msgspec.Struct, frozen=True, kw_only=True):
 
     `exit_code` is 128 + n after signal n, as a shell has it. `nodes` are those of the job. With
     `told_to_end` it was sent a signal with which jobs are ended, and may have ended well for it.
-    Without `in_slurm` it was no job of Slurm's.
+    Without `in_slurm` it was no job of Slurm's; `job` is its number there, empty if not known.
     """
 
     exit_code: int
@@ -31,6 +31,7 @@ class ScriptEnd(msgspec.Struct, frozen=True, kw_only=True):
     script: str = ""
     told_to_end: bool = False
     in_slurm: bool = True
+    job: str = ""
 
     @property
     def well(self) -> bool:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from slurm_health.node.rules.finding import Status
@@ -43,7 +43,7 @@ _OUTSIDE = {
     "DEADLINE": ("the job reached its deadline", ""),
 }
 # slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-11-22T10:00:00 DUE TO TIME LIMIT ***
-_JOB_CANCELLED = re.compile(r"\*\*\* JOB \S+ ON \S+ CANCELLED AT")
+_JOB_CANCELLED = re.compile(r"\*\*\* JOB (\S+) ON \S+ CANCELLED AT")
 _DUE_TO = {
     "DUE TO TIME LIMIT": "TIMEOUT",
     "DUE TO PREEMPTION": "PREEMPTED",
@@ -66,7 +66,8 @@ def ended_from_outside(_: Inference, data: Collected) -> Inference | None:
     """Slurm, or the person that asked it to, ended the job: by the job's state, or the output."""
     view, log = data.get(SlurmView), data.get(TrainingLog)
     states = list(view.job_states) if view else []
-    notes = [note for note in (log.notes if log else ()) if _JOB_CANCELLED.search(note)]
+    end = data.get(ScriptEnd)
+    notes = _told_to_cancel(log.notes if log else (), end.job if end else "")
     for note in notes:
         states += [state for words, state in _DUE_TO.items() if words in note]
         if "DUE TO" not in note:
@@ -76,6 +77,12 @@ def ended_from_outside(_: Inference, data: Collected) -> Inference | None:
             evidence = notes[-1:] or [f"Slurm: the job's state is {state}"]
             return _hung(state, means, evidence, data) or _ended(state, means, advice, evidence)
     return None
+
+
+def _told_to_cancel(notes: Iterable[str], job: str) -> list[str]:
+    """Return the lines that Slurm writes of a job that it ends: a script may print another's."""
+    found = ((_JOB_CANCELLED.search(note), note) for note in notes)
+    return [note for line, note in found if line and (not job or line[1] == job)]
 
 
 def _ended(state: str, means: str, advice: str, evidence: Sequence[str]) -> Inference:

@@ -40,6 +40,7 @@ def main() -> int:
         script=options.script_name,
         told_to_end=options.told_to_end,
         in_slurm="SLURM_JOB_ID" in os.environ,
+        job=os.environ.get("SLURM_JOB_ID", ""),
     )
     job = EndedJob(
         end=end,

@@ -11,7 +11,7 @@ import pytest
 from slurm_health.node import event_queue
 from slurm_health.node.hooks import nodes
 from slurm_health.node.mending import ledger, perform
-from slurm_health.node.rules.mending import MendStep
+from slurm_health.node.rules.mending import MendStep, Tried
 from slurm_health.node.rules.notices import EventKind
 from slurm_health.records.nodeset import expand
 from slurm_health.system.slurm.client import Client
@@ -53,6 +53,27 @@ def test_a_dry_run_says_once_what_would_be_done_and_does_nothing(
     controller = Client.for_hook(node.environ(), limit_s=30)
     text = nodes.text(nodes.listing(node.site, controller.nodes(), node.now_s), node.now_s)
     assert "mending: n3: reboot, 5 min ago: would be taken (dry run): /broken exists" in text
+
+
+def test_a_node_that_a_step_keeps_busy_is_not_late_with_its_health_check(
+    rack: list[Node],
+) -> None:
+    mended(rack[1], "'ticket'")
+    now_s = rack[1].now_s
+    for name in ("n1", "n3"):
+        step = Tried(
+            node=name, step=MendStep.DEEP_TEST, time_s=now_s, drain="d", until_s=now_s + 7200
+        )
+        ledger.keep(rack[1].site, step)
+    rack[0].healthcheck()
+    known = Client.for_hook(rack[1].environ(), limit_s=30).nodes()
+    asked = {name: known[name] for name in ("n1", "n2", "n3")}
+
+    busy = nodes.listing(rack[1].site, asked, now_s + 7199)
+    over = nodes.listing(rack[1].site, asked, now_s + 7201)
+
+    assert (busy.silent, busy.never_checked) == (["n2"], ["n2"])
+    assert (over.silent, over.never_checked) == (["n1", "n2", "n3"], ["n2", "n3"])
 
 
 def test_steps_follow_one_another_until_a_person_is_called(node: Node, slurm: FakeScontrol) -> None:

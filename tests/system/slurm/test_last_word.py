@@ -34,6 +34,24 @@ def test_slurms_line_in_the_output_tells(due_to: str, told: str) -> None:
     assert in_output(b"step 1\n" + line(due_to) + b"Terminated\n", "12", now_s=NOW_S) == told
 
 
+def test_a_line_counts_whatever_time_zone_the_job_has_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Slurm's daemons write the machine's time."""
+    monkeypatch.delenv("TZ", raising=False)
+    time.tzset()
+    written = line()
+    monkeypatch.setenv("TZ", "Asia/Kathmandu")
+    time.tzset()
+    try:
+        assert in_output(written, "12", now_s=NOW_S) == "the job was cancelled"
+        assert in_output(written, "12", now_s=NOW_S + 3600) == ""
+        assert in_output(line(), "12", now_s=NOW_S) == "the job was cancelled"
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
 def test_a_line_of_another_job_or_of_an_earlier_attempt_tells_nothing() -> None:
     assert in_output(line(job=13), "12", now_s=NOW_S) == ""
     assert in_output(line(time_s=NOW_S - 3600), "12", now_s=NOW_S) == ""

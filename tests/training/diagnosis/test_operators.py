@@ -305,6 +305,15 @@ def test_slurms_line_in_the_output_says_that_a_job_was_ended_whatever_its_script
     assert found.cause == cause
 
 
+@pytest.mark.parametrize(("job", "cause"), [("2", "ended-from-outside"), ("3", "script-failed")])
+def test_slurms_line_counts_where_it_is_of_this_job(job: str, cause: str) -> None:
+    """A script may print the output of another that it has submitted."""
+    line = "slurmstepd: error: *** JOB 2 ON n1 CANCELLED AT 2026-11-22T12:09:33 ***"
+    log = read_log([("out", f"{line}\n")])
+
+    assert diagnose(log, end=ScriptEnd(exit_code=1, nodes=("n1",), job=job)).cause == cause
+
+
 def test_where_slurm_does_not_say_which_node_it_lost_none_is_accused() -> None:
     due = "DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS"
     found = of_text(f"slurmstepd-n1: error: *** STEP 2.0 ON n1 CANCELLED AT 2026-11-22 {due} ***\n")
