@@ -235,7 +235,8 @@ def test_nodes_without_torch_or_with_another_are_undecided_and_the_job_runs(site
     ]
     python = site.script("python", "\n".join(lines) + "\n")
     number = site.submit("-N4", f"--python={python}", *DONE)
-    assert_ran_unchecked(site, number, "n[2,4]")
+    # A busy machine may leave n1 and n3 in doubt, too.
+    assert_ran_unchecked(site, number, "undecided, continuing anyway")
     (attempt,) = site.report(number)["runs"]
     found = levels(attempt)
     assert (found["n2"], found["n4"]) == ("inconclusive", "inconclusive")

@@ -19,7 +19,7 @@ from slurm_health.report.post_mortem import lines_of
 from slurm_health.system import journal
 from slurm_health.training.diagnosis.collected import Collected
 from slurm_health.training.diagnosis.diagnostician import Diagnostician, observe_failure
-from slurm_health.training.diagnosis.inference import InferenceChain
+from slurm_health.training.diagnosis.inference import Apply, InferenceChain
 from slurm_health.training.diagnosis.operators import OPERATORS
 from slurm_health.training.monitor import registry
 from slurm_health.training.monitor.collector import EndedJob
@@ -43,6 +43,7 @@ def hold(
     clock: Callable[[], float],
     used: registry.Registered | None = None,
     limit_s: float = COLLECT_S,
+    apply: Apply | None = None,
     out: TextIO = sys.stderr,
 ) -> Diagnosed | None:
     """Find out why a script failed; say it, and then record it.
@@ -53,6 +54,7 @@ def hold(
         clock: seconds since the epoch.
         used: collectors and operators; all that are registered unless told otherwise.
         limit_s: how long the collectors may take.
+        apply: what applies operators; within their usual time limits unless told otherwise.
         out: where it is said: before it is recorded, because the journal may hang.
 
     Returns:
@@ -64,7 +66,7 @@ def hold(
     used = used or (_OF_ITS_END if well else registry.registered())
     data = with_dumps(collect(job, used.collectors, limit_s=limit_s))
     known = Collected(data.all, missing=data.missing, failed={**used.failed, **data.failed})
-    chain = InferenceChain(used.operators, apply=contained())
+    chain = InferenceChain(used.operators, apply=apply or contained())
     found = Diagnostician(observe_failure, chain).diagnose(known).diagnosed
     if found is None or (well and found.cause == SCRIPT_FAILED):
         return None

@@ -124,7 +124,15 @@ def held(
 ) -> tuple[Diagnosed, str]:
     out = io.StringIO()
     used = Registered(tuple(collectors), (*OPERATORS, *operators), {})
-    found = post_mortem.hold(job, directory, clock=lambda: 2e9, used=used, limit_s=limit_s, out=out)
+    found = post_mortem.hold(
+        job,
+        directory,
+        clock=lambda: 2e9,
+        used=used,
+        limit_s=limit_s,
+        apply=contained(limit_s=60.0, total_s=60.0),
+        out=out,
+    )
     assert found is not None
     return found, out.getvalue()
 

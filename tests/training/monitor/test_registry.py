@@ -28,6 +28,7 @@ from slurm_health.training.diagnosis.rank_failures import RankFailure
 from slurm_health.training.diagnosis.training_log import TrainingLog
 from slurm_health.training.monitor import post_mortem, registry
 from slurm_health.training.monitor.collector import Enabled, EndedJob
+from slurm_health.training.monitor.containment import contained
 from slurm_health.training.monitor.findings import WatchFindings
 from slurm_health.training.monitor.registry import Registered, registered
 from tests.support.standstills import rank, standstill
@@ -97,6 +98,8 @@ def held(directory: Path, environ: dict[str, str], *told: Told) -> tuple[Diagnos
         None,
         clock=lambda: 2e9,
         used=Registered((*told, *others), used.operators, {}),
+        limit_s=60.0,
+        apply=contained(limit_s=60.0, total_s=60.0),
         out=out,
     )
     assert found is not None
