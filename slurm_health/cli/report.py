@@ -234,7 +234,7 @@ def _load(
     Of an array also why what some tasks left cannot be read, where that of others can.
     """
     found: list[JobReport] = []
-    unread: dict[str, JournalError | RunNotFound] = {}
+    failed: dict[str, JournalError | RunNotFound] = {}
     try:
         tasks = find.tasks_of(root, job, cluster)
         for each in tasks or [job]:
@@ -243,21 +243,21 @@ def _load(
                     read.load(root, each, cluster=cluster, now_s=time.time(), earlier=earlier)
                 )
             except (JournalError, RunNotFound) as err:
-                unread[each] = err
+                failed[each] = err
         if not found:
-            raise next(iter(unread.values()))
-        return tasks, found, {task: _why_unread(task, err) for task, err in unread.items()}
+            raise next(iter(failed.values()))
+        return (
+            tasks,
+            found,
+            {
+                task: slurm_now.UNKNOWN if isinstance(err, RunNotFound) else str(err)
+                for task, err in failed.items()
+            },
+        )
     except RunNotFound as err:
         if not slurm_now.may_know(err, cluster, os.environ):
             raise
         raise err.with_reason(find.elsewhere_text(root, job) or _why_no_journal(job)) from None
-
-
-def _why_unread(task: str, err: JournalError | RunNotFound) -> str:
-    """Say what keeps a task's journal from being read; of an empty one, what Slurm knows."""
-    if isinstance(err, RunNotFound):
-        return slurm_now.reason(task, os.environ) or slurm_now.UNKNOWN
-    return str(err)
 
 
 def _without_journal(job: str, tasks: list[str]) -> dict[str, str]:

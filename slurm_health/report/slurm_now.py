@@ -150,13 +150,8 @@ def explain(job: Job, script: str, comment: str = "", *, uid: int | None = None)
     """
     state = "+".join(sorted(job.states)).lower()
     owner = _OWNER.fullmatch(job.value("UserId"))  # not told by every way to ask Slurm
-    if owner and uid is not None and int(owner[2]) != uid:
+    if owner and uid not in {None, 0, int(owner[2])}:  # root may read any
         name = owner[1]
-        if uid == 0:
-            return (
-                f"it is {name}'s job ({state}), whose journal is in a directory of {name}'s: name"
-                " that one with --journal=DIR."
-            )
         return (
             f"it is {name}'s job ({state}), and only {name} may read its journal: ask {name}, or an"
             f" administrator, for `slurm-health report {job.job_id}`."

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from slurm_health.system import journal
 from tests.support.command_line import Done, one_line, slurm_health
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.journals import write_healthy_run, write_requeued_job
@@ -83,6 +84,10 @@ def test_a_report_of_an_array_lists_its_tasks(tmp_path: Path) -> None:
 
 def test_a_task_whose_journal_tells_nothing_hides_no_other(tmp_path: Path) -> None:
     write_healthy_run(tmp_path, job=13, array="12_1")
+    directory = write_healthy_run(tmp_path, job=14, array="12_2").directory
+    damaged = journal.path_of(directory, journal.MASTER)
+    damaged.unlink()
+    damaged.mkdir()
     (tmp_path / "lab" / "12_3").mkdir()
     asked = ("report", "12", f"--journal={tmp_path}")
 
@@ -91,7 +96,10 @@ def test_a_task_whose_journal_tells_nothing_hides_no_other(tmp_path: Path) -> No
     assert (text.code, listed.code, lines.code) == (0, 0, 0)
     told = json.loads(listed.stdout)
     assert [task["job"] for task in told["tasks"]] == ["12_1"]
-    assert told["without_journal"] == {"12_3": "no journal"}
+    assert told["without_journal"].pop("12_3") == "no journal"
+    ((task, why),) = told["without_journal"].items()
+    assert task == "12_2"
+    assert "cannot be read: master.jsonl" in why
     assert text.stdout.splitlines()[0].startswith("12_1")
     assert ["12_3", "no", "journal"] in [line.split() for line in text.stdout.splitlines()]
     assert "12_3 is left out: no journal" in lines.stderr

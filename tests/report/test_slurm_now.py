@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from slurm_health.records.records import MasterStopped
-from slurm_health.records.script_records import ScriptStarted
 from slurm_health.records.verdict import Level, NodeVerdict
 from slurm_health.report.layout import Page
 from slurm_health.report.model import State
@@ -24,10 +23,9 @@ from slurm_health.report.slurm_now import (
     word,
 )
 from slurm_health.report.summary import summary_of
-from slurm_health.system import journal
 from slurm_health.system.slurm.parsing import Job
 from tests.support.fake_slurm import FakeSlurm
-from tests.support.journals import STARTED_S, RunJournal, write_healthy_run
+from tests.support.journals import STARTED_S, RunJournal, write_healthy_run, write_started_script
 
 ROOT = Path(__file__).parents[2]
 OURS = "#!/bin/sh\nexec python3 -E -P -m slurm_health supervise --check=standard -- x\n"
@@ -135,10 +133,10 @@ def test_of_somebody_elses_job_it_is_said_whom_to_ask() -> None:
     assert "bob" not in explain(bobs, OURS, uid=1002)
 
 
-def test_root_may_read_every_journal_and_is_told_to_name_its_directory() -> None:
-    said = explain(job("RUNNING", UserId="bob(1002)"), "", uid=0)
-    assert "only bob" not in said
-    assert said.endswith("a directory of bob's: name that one with --journal=DIR.")
+@pytest.mark.parametrize("script", ["", OURS, "#!/bin/sh\nsleep 1\n"])
+def test_root_who_may_read_every_journal_is_told_what_its_owner_is(script: str) -> None:
+    bobs = job("RUNNING", UserId="bob(1002)")
+    assert explain(bobs, script, uid=0) == explain(bobs, script, uid=1002)
 
 
 NODES = ["n1", "n2", "n4", "n5", "n6"]
@@ -191,15 +189,6 @@ def test_nothing_is_told_where_slurm_does_not_answer(tmp_path: Path, slurm: Fake
 STARTED = "train.sh started, end not recorded"
 
 
-def write_started_script(root: Path) -> None:
-    """Write the journal of a job whose script runs, or whose end nothing recorded."""
-    run = RunJournal(root)
-    run.start()
-    run.judge()
-    run.finish("proceed")
-    run.write(journal.SUPERVISOR, ScriptStarted(script="train.sh", pid=1))
-
-
 @pytest.mark.parametrize(
     ("state", "done", "following"),
     [
@@ -222,7 +211,7 @@ def write_started_script(root: Path) -> None:
 def test_a_job_whose_end_nothing_recorded_is_told_as_slurm_says_that_it_ended(
     tmp_path: Path, slurm: FakeSlurm, state: str, done: str, following: str
 ) -> None:
-    write_started_script(tmp_path)
+    write_started_script(tmp_path, script="train.sh")
     if state:
         slurm.run_job(12, NODES, state=state, ExitCode="0:9")
 
@@ -262,7 +251,7 @@ def test_a_job_that_was_cancelled_while_it_waited_after_its_check_has_ended(
 def test_a_script_that_began_long_ago_is_not_said_to_run_where_its_job_has_ended(
     tmp_path: Path, slurm: FakeSlurm
 ) -> None:
-    write_started_script(tmp_path)
+    write_started_script(tmp_path, script="train.sh")
     now_s = STARTED_S + 30 * 86400
     report = load(tmp_path, "12", now_s=now_s)
 

@@ -14,7 +14,6 @@ from slurm_health.records.script_records import (
     HangFound,
     HangOver,
     LossFound,
-    ScriptStarted,
     SlowdownFound,
     StragglerFound,
     UnevenFound,
@@ -28,6 +27,7 @@ from tests.support.journals import (
     RunJournal,
     write_healthy_run,
     write_requeued_job,
+    write_started_script,
 )
 
 STOPPED = Diagnosed(
@@ -58,16 +58,6 @@ LOST = Diagnosed(
 
 def summary(root: Path) -> Summary:
     return summary_of(load(root, "12"))
-
-
-def trained(root: Path) -> RunJournal:
-    """A job whose nodes were found healthy and whose script runs."""
-    run = RunJournal(root)
-    run.start()
-    run.judge()
-    run.finish("proceed")
-    run.write(journal.SUPERVISOR, ScriptStarted(script="/home/ml/train.sh", pid=1))
-    return run
 
 
 def test_a_healthy_job_needs_nothing(tmp_path: Path) -> None:
@@ -150,7 +140,7 @@ def test_a_bad_path_accuses_neither_of_its_ends(tmp_path: Path) -> None:
 
 
 def test_a_node_that_was_lost_comes_before_what_the_check_had_found(tmp_path: Path) -> None:
-    run = trained(tmp_path)
+    run = write_started_script(tmp_path)
     run.write(journal.POST_MORTEM, LOST)
 
     told = summary(tmp_path)
@@ -163,7 +153,7 @@ def test_a_node_that_was_lost_comes_before_what_the_check_had_found(tmp_path: Pa
 
 
 def test_a_hang_comes_before_the_end_that_a_person_made_of_it(tmp_path: Path) -> None:
-    run = trained(tmp_path)
+    run = write_started_script(tmp_path)
     hang = HangFound(stalled_s=37.0, allowance_s=30.0, step=35, found=STOPPED)
     run.write(journal.MONITOR, hang)
     hangs = summary(tmp_path)
@@ -181,7 +171,7 @@ def test_a_hang_comes_before_the_end_that_a_person_made_of_it(tmp_path: Path) ->
 
 
 def test_a_hang_that_is_over_and_a_slow_rank_are_told(tmp_path: Path) -> None:
-    run = trained(tmp_path)
+    run = write_started_script(tmp_path)
     run.write(
         journal.MONITOR,
         HangFound(stalled_s=37.0, allowance_s=30.0, step=35, found=STOPPED),
@@ -227,7 +217,7 @@ UNEVEN_STAGES = Diagnosed(
 
 
 def test_what_was_slow_before_a_failure_is_told_with_what_to_do_about_it(tmp_path: Path) -> None:
-    run = trained(tmp_path)
+    run = write_started_script(tmp_path)
     run.write(
         journal.MONITOR,
         StragglerFound(
@@ -256,7 +246,7 @@ def test_what_was_slow_before_a_failure_is_told_with_what_to_do_about_it(tmp_pat
 
 
 def test_uneven_stages_are_told_in_text_and_for_programs_and_accuse_no_node(tmp_path: Path) -> None:
-    run = trained(tmp_path)
+    run = write_started_script(tmp_path)
     run.write(
         journal.MONITOR,
         *(UnevenFound(times=times, found=UNEVEN_STAGES) for times in (1.2, 1.3)),
@@ -282,7 +272,7 @@ def test_a_script_that_ended_well_with_a_loss_that_is_no_number_is_told_so(tmp_p
         evidence=["step 7 loss nan"],
         advice="look at the data",
     )
-    run = trained(tmp_path)
+    run = write_started_script(tmp_path)
     run.write(journal.MONITOR, LossFound(line="step 8 loss nan", found=lost))
     run.run_script(exit_code=0)
     told = summary(tmp_path)

@@ -17,17 +17,18 @@ from slurm_health.report.read import load
 from slurm_health.report.summary import Summary, summary_of
 from slurm_health.report.table import job_text
 from slurm_health.system import journal
-from tests.report.test_summary import LOST, STOPPED, summary, trained
+from tests.report.test_summary import LOST, STOPPED, summary
 from tests.support.journals import (
     Clock,
     RunJournal,
     write_healthy_run,
     write_run_with_a_faulty_node,
+    write_started_script,
 )
 
 
 def test_a_script_that_was_started_again_tells_where(tmp_path: Path) -> None:
-    run = trained(tmp_path)
+    run = write_started_script(tmp_path)
     run.write(
         journal.SUPERVISOR,
         ScriptStarted(script="/home/ml/train.sh", pid=2, restart=1, nodes=["n1", "n2", "n4"]),
@@ -120,7 +121,7 @@ REQUEUED = Diagnosed(
 def test_a_requeue_by_a_person_or_the_script_is_told_as_one_and_is_no_failure(
     tmp_path: Path,
 ) -> None:
-    run = trained(tmp_path)
+    run = write_started_script(tmp_path)
     run.run_script(signal=15, duration_s=25.0)
     run.write(journal.POST_MORTEM, REQUEUED)
     waits = summary_of(replace(load(tmp_path, "12"), waits="pending again (BeginTime)"))
@@ -141,7 +142,7 @@ def test_a_requeue_by_a_person_or_the_script_is_told_as_one_and_is_no_failure(
 def test_a_job_that_was_requeued_because_its_script_failed_is_told_in_that_order(
     tmp_path: Path,
 ) -> None:
-    run = trained(tmp_path)
+    run = write_started_script(tmp_path)
     run.run_script(signal=15, duration_s=2.8)
     run.master(
         ActionIntended(action=Action.REQUEUE), ActionDone(action=Action.REQUEUE, succeeded=True)
@@ -168,7 +169,7 @@ def test_what_is_next_does_not_ask_for_nodes_that_the_line_above_says_are_not_th
 def test_a_hang_comes_first_though_the_script_has_run_a_check_of_its_own_since(
     tmp_path: Path,
 ) -> None:
-    run = trained(tmp_path)
+    run = write_started_script(tmp_path)
     own = RunJournal(tmp_path, label="0-2", clock=run.clock)
     own.start()
     own.judge()
@@ -181,7 +182,7 @@ def test_a_hang_comes_first_though_the_script_has_run_a_check_of_its_own_since(
 
 
 def test_a_hang_of_a_training_that_said_nothing_is_told_by_its_ranks(tmp_path: Path) -> None:
-    run = trained(tmp_path)
+    run = write_started_script(tmp_path)
     hang = HangFound(stalled_s=55.0, allowance_s=40.0, step=0, found=STOPPED, at_rest=True)
     run.write(journal.MONITOR, hang)
 
@@ -192,7 +193,7 @@ def test_a_hang_of_a_training_that_said_nothing_is_told_by_its_ranks(tmp_path: P
 def test_a_script_that_was_started_again_has_left_its_hang_and_its_failure_behind(
     tmp_path: Path,
 ) -> None:
-    run = trained(tmp_path)
+    run = write_started_script(tmp_path)
     hang = HangFound(stalled_s=37.0, allowance_s=30.0, step=35, found=STOPPED)
     run.write(journal.MONITOR, hang, after_s=1.0)
     run.write(journal.POST_MORTEM, LOST, after_s=1.0)

@@ -213,6 +213,16 @@ def sampled(node: str, index: int, group: Sequence[str], probe: str, elapsed_ms:
     )
 
 
+def write_started_script(root: Path, script: str = "/home/ml/train.sh") -> RunJournal:
+    """Write the check of a job whose nodes were found healthy and whose script runs."""
+    run = RunJournal(root)
+    run.start()
+    run.judge()
+    run.finish("proceed")
+    run.write(journal.SUPERVISOR, ScriptStarted(script=script, pid=1))
+    return run
+
+
 def write_healthy_run(
     root: Path,
     *,
