@@ -38,7 +38,7 @@ PLAYED_CONTRACT := tests/test_device_calls.py tests/played_gpu/test_libraries.py
 # To collect all tests of the tree takes each of the two processes a minute: only these files.
 PLAYED_TESTS  = $(shell grep -rl 'mark\.played_gpu' tests --include='test_*.py')
 
-.PHONY: help demo quick test test-heavy test-slow test-releases chaos storms fuzz lint fmt install lab-packages pyslurm clean
+.PHONY: help demo quick freeze test test-heavy test-slow test-releases chaos storms fuzz lint fmt install lab-packages pyslurm clean
 .PHONY: reference site packages bundle release
 .PHONY: bench bench-acting bench-diagnosis bench-hang-restarts bench-hangs bench-history
 .PHONY: bench-hooks bench-localize bench-monitor bench-probes bench-replay bench-scale bench-year
@@ -50,6 +50,7 @@ help:
 	@echo '                     GPUS=2: on nodes with played GPUs, of which one falls off its bus'
 	@echo 'make quick T=PATH    the tests of a directory or a file, T=PATH::NAME one test: in seconds, without'
 	@echo '                     root, torch and Slurm'
+	@echo 'make freeze          what is concluded and decided now becomes what tests/test_frozen.py compares'
 	@echo 'make test            each test that takes less than 2.5 seconds of processor time; lists'
 	@echo '                     what it skipped (a dozen minutes on two cores)'
 	@echo 'make test-heavy      the other ones: most are whole checks, requeues and restarts (as long again)'
@@ -95,6 +96,10 @@ OF_DIRECTORY = $(wildcard $(firstword $(T))/.)
 quick: $(VENV)/.quick
 	$(RUN) -m pytest -q -m 'not ($(if $(OF_DIRECTORY),heavy or )lab or played_gpu or root or slow or torch)' \
 		$(T) $(if $(OF_DIRECTORY),-n $(WORKERS) --dist worksteal) $(PYTEST_ARGS)
+
+# Accepts what tests/test_frozen.py finds changed; the commit says why.
+freeze: $(VENV)/.quick
+	$(RUN) -m tests.frozen
 
 test: install lab-packages
 	$(RUN) $(PYTEST) -m 'not (slow or heavy or played_gpu)' $(PYTEST_ARGS)
