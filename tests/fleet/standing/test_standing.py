@@ -65,6 +65,26 @@ def test_one_fault_that_spoils_many_jobs_within_hours_is_no_lemon() -> None:
     assert level_of(record("bad", jobs=9, spoiled=9, apart_s=600)) is Reliability.SUSPECT
 
 
+@pytest.mark.parametrize(
+    ("hours", "level"), [(23.9, Reliability.SUSPECT), (24.1, Reliability.LEMON)]
+)
+def test_faults_within_one_day_are_one_fault_and_no_lemon(hours: float, level: Reliability) -> None:
+    apart_s = hours * 3600 / 3
+    assert level_of(record("bad", jobs=12, spoiled=4, apart_s=apart_s)) is level
+
+
+@pytest.mark.parametrize(("jobs", "level"), [(65, Reliability.LEMON), (70, Reliability.SUSPECT)])
+def test_what_one_fleet_in_twenty_shows_by_chance_makes_no_lemon(
+    jobs: int, level: Reliability
+) -> None:
+    found = record("bad", jobs=jobs, spoiled=3)
+    chance = standings([found, *FLEET])[0].chance
+
+    assert 0.04 < chance < 0.06
+    assert (chance < 0.05) is (level is Reliability.LEMON)
+    assert level_of(found) is level
+
+
 def test_a_node_is_compared_with_the_others_and_not_with_perfection() -> None:
     as_bad = [record(f"n{number}", jobs=20, spoiled=5) for number in range(10)]
 

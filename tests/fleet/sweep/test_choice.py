@@ -75,3 +75,20 @@ def test_every_group_is_of_different_idle_nodes_and_has_one_that_is_due(
     assert set(members) <= idle.keys()
     assert all(3 <= len(group) <= size for group in found)
     assert all(due & {*group} for group in found)
+
+
+def test_a_stranger_is_preferred_to_one_that_waits_for_longer() -> None:
+    idle = {"first": 0.0, "second": 10.0, "known": 20.0, "stranger": 90.0}
+    meetings = met([["first", "known"]], idle)
+
+    (group,) = groups(idle, meetings, due={*idle}, size=3, room=3)
+
+    assert group == ("first", "second", "stranger")
+
+
+def test_of_strangers_the_one_that_waits_longest_is_taken() -> None:
+    idle = {"first": 0.0, "young": 90.0, "old": 10.0, "older": 5.0}
+
+    (group,) = groups(idle, {}, due={*idle}, size=3, room=3)
+
+    assert group == ("first", "old", "older")

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_health.node.rules.accusations import from_journal
+from slurm_health.node.rules.accusations import Accusation, from_journal
 from slurm_health.records.probe_catalog import BUILT_IN, Metric
 from slurm_health.records.record_codec import encode
 from slurm_health.records.records import Record, RunStarted, VerdictReached
@@ -54,3 +54,27 @@ def test_what_a_probe_blames_is_a_kind_of_its_own(component: str) -> None:
 
     assert found is not None
     assert found.component == component
+
+
+@pytest.mark.parametrize(
+    ("evidence", "probability", "strong"),
+    [
+        (("round 1", "round 2"), 0.99, True),
+        (("round 1",), 1.0, False),
+        (("round 1", "round 1"), 1.0, False),  # the same test, said twice
+        (("round 1", "round 2"), 0.98, False),
+    ],
+)
+def test_an_accusation_that_stands_alone_brings_two_tests(
+    evidence: tuple[str, ...], probability: float, strong: bool
+) -> None:
+    accused = Accusation(
+        node="n1",
+        job=12,
+        component="network",
+        reason="x",
+        probability=probability,
+        evidence=evidence,
+    )
+
+    assert accused.strong is strong

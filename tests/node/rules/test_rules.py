@@ -109,6 +109,25 @@ def test_one_node_of_a_small_partition_may_always_be_drained() -> None:
     assert isinstance(answer, DrainAllowed)
 
 
+@pytest.mark.parametrize(
+    ("window_s", "age_s", "refused"),
+    [
+        (600.0, 3500.0, True),  # a job's drains count for an hour at the least
+        (600.0, 3700.0, False),
+        (7200.0, 7100.0, True),
+        (7200.0, 7300.0, False),
+    ],
+)
+def test_what_a_job_has_cost_counts_for_an_hour_or_for_as_long_as_drains_do(
+    window_s: float, age_s: float, refused: bool
+) -> None:
+    before = tuple(DrainEntry(node=node, time_s=0.0, job=7) for node in ("n1", "n2"))
+    wanted = DrainEntry(node="n3", time_s=age_s, job=7)
+    limits = Breaker(per_job=2, window_s=window_s)
+
+    assert bool(breaker.refusal(DrainLedger(entries=before), wanted, limits)) is refused
+
+
 def trips_after(users: list[int], nodes: list[str]) -> tuple[str, list[str]]:
     """Let the breaker refuse a drain after those of jobs of these users; why, and what tripped."""
     limits = Breaker(share=0.1, per_user_hour=99)

@@ -90,3 +90,18 @@ def test_a_job_that_slurm_does_not_make_smaller_is_released_all_the_same(scene: 
     assert scene.release("n2", least=1)
 
     assert scene.recorded() == (True, "without n2, with its node count, which could not be reduced")
+
+
+@pytest.mark.parametrize(("reservation", "asked"), [("mine", None), ("", "1-2")])
+def test_reserved_nodes_are_free_for_a_job_of_a_reservation(
+    scene: Scene, reservation: str, asked: str | None
+) -> None:
+    scene.slurm.set(partition_nodes="n[1-3]", reservations={"mine": "n[1-3]"})
+    scene.slurm.change_job(JOB, size=[2, 8, 4], Reservation=reservation)
+    for node in ("n1", "n3"):
+        scene.slurm.change_node(node, state="IDLE+RESERVED")
+    scene.client.requeue_held(JOB)
+
+    assert scene.release("n2", least=1)
+
+    assert scene.slurm.job(JOB).get("NumNodes") == asked

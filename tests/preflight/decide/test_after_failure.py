@@ -168,6 +168,23 @@ def test_after_a_hang_all_nodes_are_checked_and_its_place_is_the_last_choice() -
     assert "rank 1 keeps the others waiting" in decided.reason
 
 
+def test_a_hang_that_ended_as_if_in_passing_is_checked_as_every_hang_is() -> None:
+    passing = replace(HUNG, diagnosed=found(Attribution.TRANSIENT))
+
+    assert plan(passing).next is Next.CHECK
+    assert plan(passing).last_choice == ("n2",)
+
+
+def test_a_hang_on_half_of_the_nodes_makes_these_the_last_choice() -> None:
+    half = hang()
+    half.found.nodes[:] = ["n1", "n2"]
+
+    assert plan(replace(HUNG, nodes=("n1", "n2", "n3", "n4"), hang=half)).last_choice == (
+        "n1",
+        "n2",
+    )
+
+
 def test_a_hang_on_most_nodes_is_no_reason_to_do_without_them() -> None:
     everywhere = hang()
     everywhere.found.nodes[:] = ["n1", "n2"]
@@ -252,3 +269,8 @@ def test_a_check_without_a_verdict_is_not_tried_again() -> None:
     found = check_again("standard", None)
 
     assert (found.check, found.less) == ("quick", "standard came to no verdict before")
+
+
+@pytest.mark.parametrize(("took_s", "check"), [(120.0, "thorough"), (121.0, "quick")])
+def test_a_restart_waits_two_minutes_for_a_check_and_no_longer(took_s: float, check: str) -> None:
+    assert check_again("thorough", took_s).check == check

@@ -356,3 +356,31 @@ def test_a_bad_link_is_a_finding_although_every_node_is_well(where: str) -> None
         "the connection n1-n2 is bad, no node is to blame: each step may take up to 1.82 times as"
         " long (network)"
     )
+
+
+def test_of_nodes_that_are_as_well_those_where_it_hung_are_given_back() -> None:
+    policy = Policy(nodes_wanted=2, nodes_needed=2, last_choice=("n2",))
+    well = verdict_of(n1=Level.HEALTHY, n2=Level.HEALTHY, n3=Level.HEALTHY)
+
+    shrink = decided(well, policy, job_facts()).shrink
+
+    assert shrink is not None
+    assert (shrink.keep, shrink.drop) == (("n1", "n3"), ("n2",))
+
+
+def test_a_faulty_node_goes_before_one_where_it_only_hung() -> None:
+    policy = Policy(
+        nodes_wanted=2,
+        nodes_needed=2,
+        max_requeues=0,
+        at_requeue_limit=AtRequeueLimit.START,
+        last_choice=("n2",),
+    )
+    verdict = verdict_of(n1=Level.FAULTY, n2=Level.SLOW, n3=Level.FAULTY)
+
+    shrink = decided(
+        verdict, policy, job_facts(requeues=1, held_for=frozenset({"n1", "n3"}))
+    ).shrink
+
+    assert shrink is not None
+    assert (shrink.keep, shrink.drop) == (("n1", "n2"), ("n3",))

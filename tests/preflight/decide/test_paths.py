@@ -47,6 +47,10 @@ def test_the_batch_node_stays() -> None:
     assert left(path("n1", "n3")) == left(path("n3", "n1")) == ["n3"]
 
 
+def test_the_batch_node_stays_even_where_most_bad_paths_meet() -> None:
+    assert left(path("n1", "n2"), path("n1", "n3"), path("n1", "n4")) == ["n2", "n3", "n4"]
+
+
 def test_the_node_that_bad_paths_have_in_common_goes() -> None:
     assert left(path("n2", "n4"), path("n2", "n3")) == ["n2"]
 

@@ -22,6 +22,7 @@ from slurm_health.preflight.localize.localizer import (
     Verdict,
 )
 from slurm_health.preflight.localize.settings import DeviceKind, settings_from
+from slurm_health.preflight.localize.simulate import Faults, SimulatedCluster, Weather
 from slurm_health.records.errors import LocalizeError
 from slurm_health.records.probe_catalog import Metric
 
@@ -369,3 +370,16 @@ def test_two_good_nodes_of_eight_are_enough_to_convict_the_other_six(seed: int) 
 def test_one_good_node_of_four_cannot_be_told_from_the_bad_ones() -> None:
     verdict, _ = run(names(4), cluster(dead=["n1", "n2", "n3"]))
     assert {level(verdict, node) for node in names(4)} == {Level.INCONCLUSIVE}
+
+
+def test_of_two_nodes_the_slow_one_is_convicted_by_six_tests_and_by_no_fewer() -> None:
+    nodes = ["n1", "n2"]
+    weather = Weather(noise=0.01, spread=0.0, device_spread=0.0, spikes=0.0)
+    cluster = SimulatedCluster(nodes, faults=Faults(compute={"n1": 2.0}), weather=weather)
+    localizer = Localizer(nodes)
+    levels = []
+    while (round_ := localizer.next_round()) is not None:
+        localizer.observe(round_.index, cluster.answer(round_))
+        levels.append(localizer.verdict().nodes["n1"].level)
+
+    assert levels == [Level.INCONCLUSIVE] * 5 + [Level.SLOW]

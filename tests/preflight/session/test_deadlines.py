@@ -80,6 +80,24 @@ def test_once_half_of_a_round_has_reported_the_rest_gets_a_short_deadline() -> N
     assert waiting.until_s == START_S + LIMITS.adaptive_factor * 1.0 + LIMITS.least_margin_s
 
 
+@pytest.mark.parametrize(("options", "times"), [({}, 1.0), ({"apart": 1.0}, LIMITS.patience)])
+def test_devices_that_connect_apart_get_more_time_than_others_that_reported(
+    options: dict[str, float], times: float
+) -> None:
+    story = Story()
+    story.is_in_round()
+    current = story.session.state.round
+    assert current is not None
+    story.says(msgspec.structs.replace(current.record, options=options))
+    story.says(*measured("n1", "n2", took_ms=1000.0), at_s=START_S + 1.0)
+
+    waiting = story.next()
+
+    assert isinstance(waiting, Wait)
+    allowed_s = LIMITS.adaptive_factor * 1.0 + LIMITS.least_margin_s
+    assert waiting.until_s == START_S + times * allowed_s
+
+
 @pytest.mark.parametrize(
     ("start_ms", "margin_s", "blind_s"),
     [(1e3, 2.0, 30.0), (4e3, 4.0, 50.0), (2e4, 6.0, 60.0), (2e5, 6.0, 60.0)],

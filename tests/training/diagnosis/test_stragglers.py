@@ -107,3 +107,18 @@ def test_a_rank_is_compared_by_how_it_spends_each_step() -> None:
     assert slower.spent.loading_ms == pytest.approx(300)
     assert slower.usual.loading_ms == pytest.approx(10)
     assert slower.spent.unserved_ms == pytest.approx(slower.usual.unserved_ms)
+
+
+@pytest.mark.parametrize(("times", "named"), [(1.09, []), (1.11, [2])])
+def test_a_rank_is_slower_from_a_tenth_more_time_on(times: float, named: list[int]) -> None:
+    stragglers = Stragglers()
+    slower = []
+    for window in range(7):
+        steps = 10 * window
+        own = {
+            rank: OwnTime(seconds=steps * (0.5 * times if rank == 2 else 0.5), steps=steps)
+            for rank in range(4)
+        }
+        slower += stragglers.window(own)
+
+    assert [each.rank for each in slower] == named
