@@ -77,8 +77,8 @@ HOUSE: dict[str, tuple[tuple[str, ...], ...]] = {
     "torchrun": (),
     "cli": (),
 }
-# Beside the quarters: what users import, and the old names of modules.
-AT_THE_TOP = ("aliases", "heartbeat")
+# Beside the quarters: what users import.
+AT_THE_TOP = ("heartbeat",)
 ROWS: tuple[tuple[str, ...], ...] = (
     AT_THE_TOP,
     *(

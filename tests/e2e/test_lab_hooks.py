@@ -148,7 +148,7 @@ def test_a_node_we_drained_comes_back_after_three_passes(site: HookedSite) -> No
     assert site.out_of_pool() == {}
 
 
-@pytest.mark.parametrize("note", ["ADMIN SHUTDOWN", "NHC: check_x", "slurm-health: older words"])
+@pytest.mark.parametrize("note", ["ADMIN SHUTDOWN", "NHC: check_x", "shealth:words of no hook"])
 def test_anothers_drain_is_neither_lifted_nor_renamed(site: HookedSite, note: str) -> None:
     update = ["scontrol", "update", "NodeName=n3", "State=DRAIN", f"Reason={note}"]
     site.lab.run(update)

@@ -203,7 +203,7 @@ def test_a_hook_that_is_killed_leaves_a_state_that_the_next_one_understands(
             check=False,
         )
     site.lab.wait_until(
-        lambda: site.lab.run(["pgrep", "-f", "slurm_health.hooks"], check=False).returncode,
+        lambda: site.lab.run(["pgrep", "-f", "slurm_health.node.hooks"], check=False).returncode,
         lambda code: code != 0,
         "the killed hooks' processes gone",
         30,

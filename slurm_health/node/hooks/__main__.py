@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the shims start: `python -I -m slurm_health.hooks prolog`. No click: it is not free.
-
-That name is older than this room, and `aliases.py` keeps it, for shims that are installed.
+"""What the shims start: `python -I -m slurm_health.node.hooks prolog`. No click: it is not free.
 
 Ends with FAULT for a proven fault of the node after which the job must not start here, with 0
 otherwise, and with anything else for an error of its own, which the shim logs and turns into 0.
