@@ -55,9 +55,9 @@ HOUSE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("rules",),
         ("checks",),
         ("passes", "site_settings"),
-        ("event_queue",),
+        ("notify",),
         ("draining",),
-        ("mending", "notifying"),
+        ("mending",),
         ("hooks",),
         ("doctor",),
     ),
@@ -112,7 +112,7 @@ PURE = [
 ]
 # The only modules that load these.
 ONLY_IN = {
-    "grpc": f"{NAME}.node.hooks.serve",
+    "apprise": f"{NAME}.node.notify",
     "jinja2": f"{NAME}.report.web_page",
     "pyslurm": f"{NAME}.system.slurm.reads",
     "torch": f"{NAME}.preflight.probes",

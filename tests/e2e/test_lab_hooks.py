@@ -241,19 +241,6 @@ def test_jobs_of_two_users_add_up(site: HookedSite) -> None:
     assert "check=marks" in site.out_of_pool()["n3"]
 
 
-def test_what_a_job_leaves_running_is_ended(site: HookedSite) -> None:
-    script = "#!/bin/sh\nsetsid nohup sleep 7654 >/dev/null 2>&1 &\nsleep 0.3\n"
-    job = site.lab.sbatch(script, "-wn2")
-    site.lab.wait_job(job)
-    site.lab.wait_until(
-        lambda: site.lab.run(["pgrep", "-f", "sleep 7654"], check=False).returncode,
-        lambda code: code != 0,
-        "the job's leftover ended",
-        30,
-    )
-    assert site.out_of_pool() == {}
-
-
 def test_a_job_may_opt_out_where_the_site_allows_it(site: HookedSite) -> None:
     site.on("n1", "touch", FLAG)
     job = site.lab.sbatch(JOB, "-wn1", "--comment=nocheck")
