@@ -349,27 +349,30 @@ def _forwarding_signals(process: Process) -> Iterator[None]:
 _KEPT = ("PATH", "SLURM_CONF", "SLURMD_NODENAME")
 
 
-def start_detached(argv: Sequence[str], environ: Mapping[str, str]) -> None:
+def start_detached(argv: Sequence[str], environ: Mapping[str, str], *, stdin: bytes = b"") -> None:
     """Start a command that nobody waits for: in a session of its own, with none of our files.
 
-    It keeps of the environment what it needs to find Slurm.
+    It keeps of the environment what it needs to find Slurm. `stdin` is all that it reads.
 
     Raises:
         OSError: it cannot be executed.
     """
-    subprocess.Popen(
-        list(argv),
-        stdin=NOTHING,
-        stdout=NOTHING,
-        stderr=NOTHING,
-        env={
-            "PATH": os.defpath,
-            "LC_ALL": "C.UTF-8",
-            **{name: environ[name] for name in _KEPT if name in environ},
-        },
-        cwd="/",
-        start_new_session=True,
-    ).returncode = 0  # it is not ours to wait for, and Python need not say so
+    with os.fdopen(os.memfd_create("stdin"), "w+b") as memory:  # a full pipe would be waited for
+        memory.write(stdin)
+        memory.seek(0)
+        subprocess.Popen(
+            list(argv),
+            stdin=memory if stdin else NOTHING,
+            stdout=NOTHING,
+            stderr=NOTHING,
+            env={
+                "PATH": os.defpath,
+                "LC_ALL": "C.UTF-8",
+                **{name: environ[name] for name in _KEPT if name in environ},
+            },
+            cwd="/",
+            start_new_session=True,
+        ).returncode = 0  # it is not ours to wait for, and Python need not say so
 
 
 def own_command(*arguments: str) -> tuple[str, ...]:

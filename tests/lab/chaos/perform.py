@@ -126,7 +126,7 @@ class Performance:
         site, plan = self._site, self.plan
         # The lab's nodes share one table of processes: what a job leaves on one of them, the epilog
         # of another would end.
-        site.configure(share=0.5, hooks="end_leftovers = false")
+        site.configure(share=0.5)
         played_nodes.play(site, plan.user, **dict(plan.played))
         for nodes, mark in ((plan.hidden, HIDDEN), (plan.flagged, FLAG)):
             for node in nodes:
