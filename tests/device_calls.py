@@ -29,7 +29,7 @@ _RETURNED = {
     "torch.cuda.Stream": "Stream",
     "torch.cuda.get_device_properties": "DeviceProperties",
 }
-_TOOLS = {"dcgmi": "dcgmi diag", "ib_write_bw": "ib_write_bw --use_cuda"}
+_TOOLS = {"dcgmi": "dcgmi diag"}
 # What these return is what they were given.
 _PASS_ON = frozenset({"zip", "enumerate", "reversed", "list", "tuple"})
 # Methods by which a Work is known wherever it comes from.

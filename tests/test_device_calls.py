@@ -84,7 +84,7 @@ def test_what_nccls_work_refuses_would_have_been_seen() -> None:
         ("import torch\ntorch._scaled_mm(1, 2)", "torch._scaled_mm"),
         ("import torch\ntorch.empty(4, pin_memory=True)", "Tensor.pin_memory"),
         ("def hold(tensor):\n    return tensor.pin_memory()", "Tensor.pin_memory"),
-        ("TOOL = 'ib_write_bw'", "ib_write_bw --use_cuda"),
+        ("TOOL = 'dcgmi'", "dcgmi diag"),
         ("PROGRAM = 'import torch; torch.cuda.ipc_collect()'", "torch.cuda.ipc_collect"),
     ],
 )

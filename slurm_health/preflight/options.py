@@ -233,7 +233,7 @@ OPTIONS = (
         ROUND_DEADLINE,
         _JOB | Door.RUN,
         "The time limit of a round of short probes until it is known how long one takes; half of it"
-        " where torch loads quickly. Burns, adapters and training are given more.",
+        " where torch loads quickly. Burns and training are given more.",
         otherwise="60",
     ),
     SharedOption(

@@ -18,7 +18,7 @@ slurm-health's own, with nothing but Python and numpy.
     nvml                 the driver's own library, asked about one device and who uses it
     timing               what takes how long, and what others took of it; by all of a group at once
     host                 processors and their memory, and which interface the job's data takes
-    adapters             which network adapters are in use, and near which device
+    adapters             which network adapters the job's NCCL may use, and how fast they are
     compute              how fast, and whether exactly, a device multiplies matrices
     memory               how fast a device's memory is, and whether it holds what is written
     device_copy          how fast a device exchanges data with its host, and with each other one
@@ -29,8 +29,6 @@ slurm-health's own, with nothing but Python and numpy.
     light_copy           how fast GPUs exchange data with their host and each other, by that
     light_exchange       how fast and how soon light workers exchange data
     light_ring           the group of light workers: where they meet, each connected to the next
-    nic_loopback         how fast a node exchanges data with itself through each adapter
-    ib_write_bw          how fast two nodes write through each adapter, by that tool of perftest
     gpt                  a pair of nodes that trains one: compute, communication, and both; and the
                          largest batch with which it fits a device
     torchrun_arguments   a torchrun command line, read by torchrun's own parser

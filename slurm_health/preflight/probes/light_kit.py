@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kit of workers without torch: this node's processors, sockets, and numpy where it is there.
 
-Of a job's GPUs it sees whether they open and copy, where there is NVIDIA's driver, and of adapters
-how fast they write, where perftest is installed. It sees neither NCCL nor what an accelerator does
-under load, and says so in the run's journal.
+Of a job's GPUs it sees whether they open and copy, where there is NVIDIA's driver. It sees
+neither NCCL nor what an accelerator does under load, and says so in the run's journal.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slurm_health.preflight.probes import host, kits, light_ring
@@ -35,9 +33,7 @@ _PROBES = {
     "node_allgather": ("light_exchange", "allgather"),
     "rail_allgather": ("light_exchange", "allgather"),
     "allgather": ("light_exchange", "allgather"),
-    "ib_write_bw": ("ib_write_bw", "measure"),
 }
-_ADAPTERS = Path("/sys/class/infiniband")
 # By these the libraries that numpy may multiply with are told to use one thread: ours are several.
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
 
@@ -53,18 +49,6 @@ class Processors:
 
     def __init__(self, threads: int, gpus: Sequence[OpenedGpu] = ()) -> None:
         self.threads, self.gpus = threads, gpus
-
-
-def _ports_gbit_per_s(environ: Mapping[str, str]) -> list[float]:
-    """Return the rates of the ports that are measured: none without the tool for that."""
-    if not _ADAPTERS.is_dir():
-        return []
-    import shutil  # these are seldom needed
-
-    from slurm_health.preflight.probes import adapters, ib_write_bw
-
-    installed = shutil.which(ib_write_bw.TOOL, path=environ.get("PATH"))
-    return adapters.ports_gbit_per_s(environ) if installed else []
 
 
 class LightKit:
@@ -92,9 +76,7 @@ class LightKit:
         """Serve a store."""
         return light_ring.serve()
 
-    def facts(
-        self, device: Processors, *, environ: Mapping[str, str], **_: object
-    ) -> dict[str, Any]:
+    def facts(self, device: Processors, **_: object) -> dict[str, Any]:
         """Return what the event `ready` says of a worker.
 
         Who multiplies without numpy is not compared with who has it: the model tells them apart.
@@ -107,7 +89,6 @@ class LightKit:
             "free_bytes": host.memory_bytes()[0],
             "collective_library": "",
             "gpus": [gpu.text for gpu in device.gpus],
-            "ports_gbit_per_s": _ports_gbit_per_s(environ),
         }
 
     def open_store(self, timeout: timedelta) -> OpenStore:

@@ -233,16 +233,8 @@ def _arguments_are_valid(arguments: list[str]) -> bool:
     )
 
 
-def loopback() -> None:
-    """Be one of the processes that the probe nic_loopback starts."""
-    from slurm_health.preflight.probes import nic_loopback
-
-    nic_loopback.exchange(sys.argv[2:])
-
-
 if __name__ == "__main__":
-    is_loopback = sys.argv[1:2] == ["loopback"]
-    if not is_loopback and not _arguments_are_valid(sys.argv[1:]):
+    if not _arguments_are_valid(sys.argv[1:]):
         raise SystemExit(
             "usage: worker.py LOCAL_RANK THREADS DEVICES torch|light (the agent starts it)"
         )
@@ -250,7 +242,4 @@ if __name__ == "__main__":
     if not getattr(sys.flags, "safe_path", False):
         sys.path.pop(0)
     _make_package_importable()
-    if is_loopback:
-        loopback()
-    else:
-        main()
+    main()

@@ -8,7 +8,6 @@ training step on the nodes that are still well.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -35,8 +34,7 @@ class Phase:
     `alone` is set where each node is a group of its own, `survivors_only` where only nodes take
     part that earlier phases found neither faulty nor slow. `workload` is what a group does
     together, in one word. `not_on_cpus` names probes that nodes without accelerators leave out,
-    `not_without_gpus` those that light workers do which have opened none, `not_without_adapters`
-    those for which none of their nodes has a port.
+    `not_without_gpus` those that light workers do which have opened none.
     """
 
     name: str
@@ -49,7 +47,6 @@ class Phase:
     options: Mapping[str, Figure] = field(default_factory=dict)
     not_on_cpus: frozenset[str] = frozenset()
     not_without_gpus: frozenset[str] = frozenset()
-    not_without_adapters: frozenset[str] = frozenset()
 
     def used(
         self,
@@ -57,7 +54,6 @@ class Phase:
         several_devices: bool,
         on_cpus: bool,
         gpus: bool = False,
-        adapters: bool = False,
     ) -> list[ProbeUsed]:
         """Return the probes as a round's record names them, without those that do not apply.
 
@@ -65,7 +61,6 @@ class Phase:
             several_devices: a node of the round has more than one device.
             on_cpus: no node of the round has accelerators, or they are none to its workers.
             gpus: light workers of the round have opened some.
-            adapters: a node of the round has a port that can be measured.
         """
         return [
             ProbeUsed(name=probe.name, scope=probe.scope.value, path=probe.path)
@@ -73,27 +68,15 @@ class Phase:
             if several_devices or probe.scope not in {Scope.NODE, Scope.RAIL}
             if not (on_cpus and probe.name in self.not_on_cpus)
             if gpus or probe.name not in self.not_without_gpus
-            if adapters or probe.name not in self.not_without_adapters
         ]
 
-    def extra_s(self, *, on_cpus: bool, devices: int, adapters: int) -> float:
-        """Return how much longer a round takes than one of short probes, where all is well.
-
-        Args:
-            on_cpus: no node of the round has accelerators.
-            devices: how many each node has.
-            adapters: how many network adapters a node has at most.
-        """
+    def extra_s(self) -> float:
+        """Return how much longer a round of accelerators takes than one of short probes."""
         names = {probe.name for probe in self.probes}
-        waves = math.ceil(max(1, adapters) / max(1, devices // 2))  # two devices for each adapter
-        loopback_s = waves * _LOOPBACK_S if "nic_loopback" in names else 0.0
-        if on_cpus:
-            return loopback_s
         burn_s = float(self.options.get("burn_s", 0.0)) if "matmul" in names else 0.0
         warm_up_s = _BURN_WARM_UP_S if burn_s > _BURN_WARM_UP_S else 0.0
-        write_s = _WRITE_S if "ib_write_bw" in names else 0.0
         gpt_s = sum(_GPT_S for name in names if name in GPT)
-        return loopback_s + burn_s + warm_up_s + write_s + gpt_s
+        return burn_s + warm_up_s + gpt_s
 
 
 # An accelerator is the job's alone. The cores and the memory of a CPU node may not be: what others
@@ -102,17 +85,12 @@ class Phase:
 _SHARED_ON_CPUS = frozenset({"matmul", "memory_copy"})
 # Light probes test what the memory of processors holds, and judge nobody by its speed. The copies
 # of GPUs they make wherever there are some, and stand in for all that torch would compute on them.
-_BY_TOOL = frozenset({"ib_write_bw"})
-_LIGHT_ANYWHERE = LIGHT_ON_GPUS | _BY_TOOL | {"memory_pattern"}
+_LIGHT_ANYWHERE = LIGHT_ON_GPUS | {"memory_pattern"}
 _COMPUTED_BY_TORCH = "values"
 # Seconds of sustained work on an accelerator. Longer finds what only shows when a device is hot.
 _BURN_S, _LONG_BURN_S = 3.0, 8.0
 _BURN_WARM_UP_S = 3.0
-# Estimates: two processes load torch and speak through an adapter; a tool starts twice on each
-# node and writes 17 GB, through all adapters at once; a GPT is built and trained.
-_LOOPBACK_S = 12.0
-_WRITE_S = 4.0
-_GPT_S = 10.0
+_GPT_S = 10.0  # an estimate: a GPT is built and trained
 
 
 def phases(chosen: Sequence[str], own: Sequence[Probe] = ()) -> tuple[Phase, ...]:
@@ -175,7 +153,6 @@ def light_phases(chosen: Sequence[Phase]) -> tuple[Phase, ...]:
             probes=probes,
             not_on_cpus=phase.not_on_cpus - _LIGHT_ANYWHERE,
             not_without_gpus=LIGHT_ON_GPUS,
-            not_without_adapters=_BY_TOOL,
         )
         for phase in chosen
         if (probes := tuple(_light(phase.probes)))

@@ -317,7 +317,6 @@ class Session:
             several_devices=any(len(each.devices) > 1 for each in ready),
             on_cpus=on_cpus(ready),
             gpus=any(each.gpus for each in ready),
-            adapters=any(each.ports_gbit_per_s for each in ready),
         )
         shared = [probe for probe in used if probe.scope != Scope.SOLO.value]
         return shared if shared_only and shared else used

@@ -204,16 +204,6 @@ def test_a_probe_that_needs_torch_is_left_out_and_one_that_does_not_is_run(
     assert bench.samples().keys() == {"own"}
 
 
-def test_adapters_are_looked_for_without_torch_and_what_is_missing_is_said(make: Make) -> None:
-    bench = make(2, nodes=2, site=wrong_numpy.NO_TORCH)
-
-    done = bench.round({"name": "ib_write_bw", "scope": "pair", "path": ""}, pair="127.0.0.1")
-
-    assert outcomes(done) == ["measured", "measured"]
-    said = bench.samples()["ib_write_bw"]["figures"]["left_out"]
-    assert said.endswith(("(perftest) is not installed", "no adapter that NCCL would use"))
-
-
 def test_the_memory_of_each_numa_node_with_processors_of_the_job_is_found(tmp_path: Path) -> None:
     allowed = sorted(host.numa_nodes()[min(host.numa_nodes())])
     for name, processors in {"node0": f"{allowed[0]}", "node1": "9000-9003", "node10": ""}.items():

@@ -99,7 +99,7 @@ def test_a_quantity_is_recorded_once_all_workers_have_measured_it() -> None:
 
 def test_what_one_worker_alone_measures_is_recorded_with_the_others_places_empty() -> None:
     current = round_of()
-    current.hear(1, sample(2.0, probe="nic_loopback"))
+    current.hear(1, sample(2.0, probe="values"))
 
     (sampled,) = current.partial_samples()
 
