@@ -43,18 +43,18 @@ BUILT_IN = (
 GPT = ("gpt_fit", "gpt")
 # What only an accelerator has, or only nodes with accelerators are asked.
 ON_ACCELERATORS = frozenset({"matmul_fp8", "memory_pattern", "host_copy", "peer_copy"})
-# What a light worker does with GPUs: the first of a node has all of them, and needs nobody else.
-LIGHT_ON_GPUS = frozenset({"host_copy", "peer_copy"})
-# What needs no torch: light probes, siblings of these, measure the same with Python and numpy.
-LIGHT = LIGHT_ON_GPUS | {
-    "values",
-    "matmul",
-    "memory_copy",
-    "memory_pattern",
-    "node_allgather",
-    "rail_allgather",
-    "allgather",
-}
+# What needs no torch: light probes, siblings of these, measure the same with numpy and over TCP.
+LIGHT = frozenset(
+    {
+        "values",
+        "matmul",
+        "memory_copy",
+        "memory_pattern",
+        "node_allgather",
+        "rail_allgather",
+        "allgather",
+    }
+)
 # With what workers on CPUs exchange data: those with torch, and the light ones.
 TORCH_ON_CPUS, LIGHT_ON_CPUS = "gloo", "tcp"
 ON_CPUS = frozenset({TORCH_ON_CPUS, LIGHT_ON_CPUS})
@@ -120,7 +120,7 @@ _STANDARD = ("values", "memory_copy", "node_allgather", "rail_allgather", *_QUIC
 LIGHT_SET, AUTO = "light", "auto"
 SETS = {
     AUTO: _STANDARD,
-    LIGHT_SET: (*_STANDARD, "memory_pattern", "host_copy", "peer_copy"),
+    LIGHT_SET: (*_STANDARD, "memory_pattern"),
     "quick": _QUICK,
     "standard": _STANDARD,
     "thorough": (*_STANDARD, "matmul_fp8", "host_copy", "peer_copy", "memory_pattern", *GPT),

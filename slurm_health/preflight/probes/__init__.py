@@ -5,12 +5,12 @@ Workers run in the training job's own interpreter (`--python`), which may be old
 that slurm-health runs in and has none of its dependencies. So these modules use the standard
 library and torch, and nothing else of slurm-health. They touch the device, and talk to their agent
 through pipes. Where that interpreter has no torch, or none is wanted, light probes run in
-slurm-health's own, with nothing but Python and numpy.
+slurm-health's own, with numpy.
 
     worker               the process: loads a kit once, then runs round after round
     kits                 one face for both kits; finds a probe: ours, in a file, or any program
     torch_kit            torch's devices, store, and groups: formed, tried, interrupted, left
-    light_kit            processors and sockets, and a job's GPUs as their driver shows them
+    light_kit            processors, numpy and sockets
     worker_round         one round of it: its probes and groups, what it hears and says meanwhile
     meeting              how a group comes together, and stops waiting; a node's smaller groups
     context              what a probe is given, and what it returns
@@ -25,8 +25,6 @@ slurm-health's own, with nothing but Python and numpy.
     allgather            how fast the members of a group exchange data
     light_compute        how fast, and whether exactly, processors multiply
     light_memory         how fast each NUMA node's memory is, and whether it holds what is written
-    light_cuda           NVIDIA's driver without torch: devices opened, memory copied
-    light_copy           how fast GPUs exchange data with their host and each other, by that
     light_exchange       how fast and how soon light workers exchange data
     light_ring           the group of light workers: where they meet, each connected to the next
     gpt                  a pair of nodes that trains one: compute, communication, and both; and the

@@ -110,8 +110,7 @@ class Sample(NamedTuple):
     only one. `shared` is set when the time is that of the whole group and not of this worker alone;
     where a node of the group does not give it, the group has none. `flop` is the work of one
     iteration, `total_bytes` what it moves: over all ranks for a collective. `figures` is for what
-    is not a time. `device` is set by a worker that has several devices: whose time it is, by its
-    number.
+    is not a time.
     """
 
     iteration_ms: Sequence[float] = ()
@@ -121,4 +120,3 @@ class Sample(NamedTuple):
     flop: float = 0.0
     total_bytes: int = 0
     figures: Mapping[str, Figure] = MappingProxyType({})
-    device: int | None = None

@@ -175,7 +175,6 @@ class WorkerRound:
                 total_bytes=sample.total_bytes,
                 world_size=context.world_size,
                 figures=figures,
-                device=sample.device,
             )
 
     def _enter_group(self, group: dict[str, Any], scope: str) -> None:

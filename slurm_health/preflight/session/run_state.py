@@ -271,21 +271,8 @@ class RunState:
         ]
 
     def models(self) -> dict[str, str]:
-        """Return what each admitted node computes with, as far as it is known.
-
-        GPUs that light probes find are a part of that where nodes have different ones.
-        """
-        first = self.first_ready()
-        models = {name: ready.model for name, ready in first.items() if ready.model}
-        kinds = {
-            name: ", ".join(dict.fromkeys(gpu.partition(" GPU-")[0] for gpu in ready.gpus))
-            for name, ready in first.items()
-        }
-        if len(set(kinds.values())) > 1:
-            models |= {
-                name: f"{models.get(name, '')}, {kind}" for name, kind in kinds.items() if kind
-            }
-        return models
+        """Return what each admitted node computes with, as far as it is known."""
+        return {name: ready.model for name, ready in self.first_ready().items() if ready.model}
 
     def first_ready(self) -> dict[str, records.WorkersReady]:
         """Return what each admitted node said when its workers were ready for the first time."""
@@ -301,11 +288,12 @@ class RunState:
 
     def devices(self) -> dict[str, list[str]]:
         """Return what the accelerators of each admitted node are, where it has some."""
-        by_node = {
-            name: each.gpus if each.on_cpus else each.devices
-            for name, each in self.first_ready().items()
-        }
-        return {name: devices for name, devices in by_node.items() if devices}
+        ready = self.first_ready()
+        return {name: each.devices for name, each in ready.items() if not each.on_cpus}
+
+    def has_accelerators(self) -> bool:
+        """Tell whether a node has accelerators, used by its workers or not."""
+        return any(node.ready and node.ready.accelerators for node in self.agents.values())
 
     def device(self) -> DeviceKind:
         """Return what kind of device the admitted nodes compute with."""
