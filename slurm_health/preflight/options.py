@@ -240,8 +240,7 @@ OPTIONS = (
         "spares",
         SPARES,
         _SUBMITTED,
-        "Allocate this many nodes more than --nodes, and run the script on the best; auto: as many"
-        " as the site's history advises, none where it says too little.",
+        "Allocate this many nodes more than --nodes, and run the script on the best.",
     ),
     SharedOption(
         "keep-spares",

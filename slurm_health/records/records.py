@@ -168,14 +168,13 @@ class GroupAborted(Record, frozen=True, kw_only=True, tag="group_aborted"):
 class RoundEnded(Record, frozen=True, kw_only=True, tag="round_ended"):
     """Nothing more is expected of a round. `silent` names nodes that did not report in it.
 
-    `void` is set when the round was cut short by the master's own end and says nothing. `repeated`:
-    the next round is the same again; before that was so, a void round counted as not measured.
+    `void` is set when the round was cut short by the master's own end: it says nothing, and the
+    next round is the same again.
     """
 
     round: Count
     silent: list[str] = []
     void: bool = False
-    repeated: bool = False
 
 
 class VerdictReached(Record, frozen=True, kw_only=True, tag="verdict_reached"):

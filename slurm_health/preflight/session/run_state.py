@@ -242,13 +242,12 @@ class RunState:
         """Put the round together from what stands in the journal whatever its reading order.
 
         A report that came after the end of its round is that of a silent node: it does not count.
-        A round that is repeated has no results.
+        A void round has no results.
         """
-        if record.repeated:
+        if record.void:
             return []
         silent = set(record.silent)
-        heard = {} if record.void else current.reports
-        answered = {node: report for node, report in heard.items() if node not in silent}
+        answered = {node: report for node, report in current.reports.items() if node not in silent}
         self._ended_ms[current.record.phase] += current.measured_ms(answered)
         samples: defaultdict[str, list[records.Sampled]] = defaultdict(list)
         for sample in self._samples[record.round]:
@@ -265,7 +264,7 @@ class RunState:
                 silent=silent.intersection(group),
                 timed_out=group in timed_out,
                 models=models,
-                round_s=None if record.void else ended_s - current.started_s,
+                round_s=ended_s - current.started_s,
             )
             for group in current.groups
         ]

@@ -330,7 +330,7 @@ class Session:
     def _step_in_round(self, current: RoundState, now_s: float) -> Step:
         index = current.record.round
         if current.void:
-            return Append(record=RoundEnded(round=index, void=True, repeated=True))
+            return Append(record=RoundEnded(round=index, void=True))
         deadline_s = self._deadlines.end_of_s(current)
         awaited = current.awaited
         wake_s, aborts = [], []

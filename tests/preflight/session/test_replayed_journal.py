@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A journal that an earlier version wrote: four phases, two models, a master that died.
+"""A recorded journal, replayed: four phases, two models, a round in which no node answered.
 
 Nodes n1 to n3 are of one model, the others of another; n3 is slow by itself, n5 meets nobody, n6
 calculated wrongly once.
@@ -40,11 +40,11 @@ def replayed(*, without: type[VerdictReached] | None = None) -> Session:
     return session
 
 
-def test_a_journal_of_before_is_over_for_a_master_that_takes_over() -> None:
+def test_a_journal_with_a_verdict_is_over_for_a_master_that_takes_over() -> None:
     assert replayed().next_step(1e9) == Conclude()
 
 
-def test_the_samples_of_a_journal_of_before_lead_to_the_verdict_that_stands_in_it() -> None:
+def test_the_samples_of_a_journal_lead_to_the_verdict_that_stands_in_it() -> None:
     (before,) = (entry.record for entry in entries() if isinstance(entry.record, VerdictReached))
     step = replayed(without=VerdictReached).next_step(1e9)
 
@@ -60,10 +60,7 @@ def test_the_samples_of_a_journal_of_before_lead_to_the_verdict_that_stands_in_i
 
 
 def found(verdict: VerdictReached) -> list[tuple[object, ...]]:
-    """Return all but wording and numbers: of a line of evidence, which round it is about.
-
-    What a device is was not said of before.
-    """
+    """Return all but wording and numbers: of a line of evidence, which round it is about."""
     return [
         (
             node.node,
