@@ -38,10 +38,10 @@ PLAYED_CONTRACT := tests/test_device_calls.py tests/played_gpu/test_libraries.py
 # To collect all tests of the tree takes each of the two processes a minute: only these files.
 PLAYED_TESTS  = $(shell grep -rl 'mark\.played_gpu' tests --include='test_*.py')
 
-.PHONY: help demo quick test test-heavy test-slow test-releases chaos storms fuzz lint fmt install lab-packages pyslurm clean
+.PHONY: help demo quick test test-heavy test-slow test-releases chaos fuzz lint fmt install lab-packages pyslurm clean
 .PHONY: reference site packages bundle release
 .PHONY: bench bench-acting bench-diagnosis bench-hang-restarts bench-hangs bench-history
-.PHONY: bench-hooks bench-localize bench-monitor bench-probes bench-replay bench-scale bench-year
+.PHONY: bench-hooks bench-localize bench-monitor bench-probes bench-replay bench-scale
 .PHONY: bench-submissions gpu tools
 .PHONY: played-gpu test-played-gpu test-played-gpu-releases test-pyslurm
 
@@ -59,7 +59,6 @@ help:
 	@echo 'make test-played-gpu-releases  what releases of PyTorch for CUDA 12 do otherwise (GBs to download)'
 	@echo 'make test-releases   the lab tests on Slurm 22.05, 24.11 and 26.05 (downloads the last two)'
 	@echo 'make chaos           300 jobs with random bad nodes and kills, each on a Slurm of its own (hours)'
-	@echo 'make storms          many nodes that break together, in eleven ways; STORM_ARGS=--nodes=100'
 	@echo 'make fuzz            100,000 damaged inputs for everything that is read (hours)'
 	@echo 'make lint            ruff, mypy --strict, shellcheck'
 	@echo 'make fmt             format the code'
@@ -77,7 +76,6 @@ help:
 	@echo 'make bench-hang-restarts  ten hangs of trainings without a line of ours: do they go on on the spare (an hour)'
 	@echo 'make bench-monitor   what the monitor beside a training costs on each node, and per step'
 	@echo 'make bench-replay    what is said of recordings of real clusters: RECORDINGS=DIR'
-	@echo 'make bench-year      a year of a real cluster, replayed: which policy keeps training going: RECORDINGS=DIR'
 	@echo 'make bench-hooks     what the prolog and the health check cost on this node'
 	@echo 'make bench-submissions  what jobs that are checked by default cost slurmctld when submitted'
 	@echo 'make bench-probes    how much repeated runs of each probe differ on this machine'
@@ -135,9 +133,6 @@ $(PLAYED)/.installed: pyproject.toml
 		typing_extensions
 	@$(PLAYED)/bin/python -m pip install -q -e '.[gpu]'
 	@touch $@
-
-storms: install lab-packages
-	$(RUN) -m benchmarks.storms --results build/storms.jsonl $(STORM_ARGS)
 
 chaos: install lab-packages
 	$(RUN) -m tests.lab chaos --runs 300 --labs $$((($$(nproc) + 1) / 2)) $(CHAOS_ARGS)
@@ -209,13 +204,6 @@ bench-replay: install
 	@test -n '$(RECORDINGS)' || \
 		{ echo 'say where the recordings are: make bench-replay RECORDINGS=DIR (docs/explanation/recordings.md)'; exit 2; }
 	@$(RUN) -m benchmarks.replay '$(RECORDINGS)' $(REPLAY_ARGS)
-
-YEAR_ARGS ?= --page=docs/explanation/year.md
-
-bench-year: install
-	@test -n '$(RECORDINGS)' || \
-		{ echo 'say where the recording is: make bench-year RECORDINGS=DIR (docs/explanation/year.md)'; exit 2; }
-	@$(RUN) -m benchmarks.year '$(RECORDINGS)' $(YEAR_ARGS)
 
 bench-monitor: install lab-packages
 	$(RUN) -m benchmarks.monitor_cost
