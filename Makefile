@@ -40,9 +40,7 @@ PLAYED_TESTS  = $(shell grep -rl 'mark\.played_gpu' tests --include='test_*.py')
 
 .PHONY: help demo quick test test-heavy test-slow test-releases chaos fuzz lint fmt install lab-packages pyslurm clean
 .PHONY: reference site packages bundle release
-.PHONY: bench bench-acting bench-diagnosis bench-hang-restarts bench-hangs bench-history
-.PHONY: bench-hooks bench-localize bench-monitor bench-probes bench-replay bench-scale
-.PHONY: bench-submissions gpu tools
+.PHONY: bench gpu tools
 .PHONY: played-gpu test-played-gpu test-played-gpu-releases test-pyslurm
 
 help:
@@ -67,19 +65,7 @@ help:
 	@echo 'make packages        the .deb and the .rpm, in dist, by dpkg-deb and rpmbuild where they are'
 	@echo 'make bundle          slurm-health with an interpreter of its own, in dist: BUNDLE_PYTHON=DIR'
 	@echo 'make release         wheel, packages, list of contents, checksums, in dist/release: SIGN=KEY'
-	@echo 'make bench           how long a check takes, compared with its targets'
-	@echo 'make bench-acting    how soon a job continues after its verdict'
-	@echo 'make bench-diagnosis fifteen faults of a running training: are they named rightly (hours)'
-	@echo 'make bench-localize  how often the localisation is right, compared with a published rule'
-	@echo 'make bench-history   how fast journals are indexed, and their history answers'
-	@echo 'make bench-hangs     five hangs of a training at random ranks and steps: are they located (half an hour)'
-	@echo 'make bench-hang-restarts  ten hangs of trainings without a line of ours: do they go on on the spare (an hour)'
-	@echo 'make bench-monitor   what the monitor beside a training costs on each node, and per step'
-	@echo 'make bench-replay    what is said of recordings of real clusters: RECORDINGS=DIR'
-	@echo 'make bench-hooks     what the prolog and the health check cost on this node'
-	@echo 'make bench-submissions  what jobs that are checked by default cost slurmctld when submitted'
-	@echo 'make bench-probes    how much repeated runs of each probe differ on this machine'
-	@echo 'make bench-scale     what a check of up to 16,384 simulated nodes costs; SCALE_ARGS=--nodes=512'
+	@echo 'make bench           lists the benchmarks; NAME=check runs one, ARGS=--help lists its options'
 	@echo 'make gpu             everything that one GPU can show; with GPU_ARGS=--device=cpu without one'
 	@echo 'make test-pyslurm    what is read through pyslurm and through scontrol, compared; builds pyslurm'
 	@echo 'make clean           remove what these commands created here'
@@ -178,47 +164,8 @@ release: install
 	SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} \
 		$(RUN) -m distribution.release $(if $(SIGN),--sign '$(SIGN)')
 
-bench: install lab-packages
-	$(RUN) -m benchmarks.check
-
-bench-acting: install lab-packages
-	$(RUN) -m benchmarks.acting
-
-# These three go on where they were interrupted: what was judged is kept.
-bench-diagnosis: install lab-packages
-	$(RUN) -m benchmarks.diagnosis --results build/diagnosis.jsonl $(DIAGNOSIS_ARGS)
-
-bench-localize: install
-	$(RUN) -m benchmarks.localize --results build/localize.jsonl $(LOCALIZE_ARGS)
-
-bench-history: install
-	$(PYTHON) -m benchmarks.history
-
-bench-hangs: install lab-packages
-	$(RUN) -m benchmarks.hangs --results build/hangs.jsonl $(HANGS_ARGS)
-
-bench-hang-restarts: install lab-packages
-	$(RUN) -m benchmarks.hang_restarts --results build/hang-restarts.jsonl $(HANGS_ARGS)
-
-bench-replay: install
-	@test -n '$(RECORDINGS)' || \
-		{ echo 'say where the recordings are: make bench-replay RECORDINGS=DIR (docs/explanation/recordings.md)'; exit 2; }
-	@$(RUN) -m benchmarks.replay '$(RECORDINGS)' $(REPLAY_ARGS)
-
-bench-monitor: install lab-packages
-	$(RUN) -m benchmarks.monitor_cost
-
-bench-hooks: install
-	$(RUN) -m benchmarks.hooks
-
-bench-probes: install
-	$(RUN) -m benchmarks.probes
-
-bench-submissions: install lab-packages
-	$(RUN) -m benchmarks.submissions
-
-bench-scale: install
-	$(RUN) -m benchmarks.scale $(SCALE_ARGS)
+bench: install $(if $(NAME),lab-packages)
+	@$(RUN) -m benchmarks $(NAME) $(ARGS)
 
 # A torch that is there is used, because it is built for these GPUs: with python3 where it has the
 # rest too, as where nothing can be installed, else from an environment that needs no torch of its own.

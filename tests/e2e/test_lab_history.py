@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from slurm_health.records.standings import Counted, Rates, written
-from tests.e2e.lab_support import Site, eventually
-from tests.e2e.played_nodes import FAULTY, STUCK, play, submit
+from tests.lab.installed_site import Site, eventually
+from tests.lab.played_nodes import FAULTY, STUCK, play, submit
 
 pytestmark = pytest.mark.lab
 

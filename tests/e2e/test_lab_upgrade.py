@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from slurm_health.records.nodeset import expand
-from tests.e2e import played_nodes
 from tests.e2e.hooks_support import (
     FLAG,
     HIDDEN,
@@ -20,9 +19,9 @@ from tests.e2e.hooks_support import (
     HookedSite,
     install,
 )
-from tests.e2e.lab_support import Report, accused, eventually, kinds
-from tests.lab import Lab
+from tests.lab import Lab, played_nodes
 from tests.lab.commands import Result
+from tests.lab.installed_site import Report, accused, eventually, kinds
 from tests.support import installations
 from tests.support.installations import Installation
 
