@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.lab_support import Site, eventually
-from tests.e2e.played_nodes import FAULTY, STUCK, play, submit
+from tests.lab.installed_site import Site, eventually
+from tests.lab.played_nodes import FAULTY, STUCK, play, submit
 
 pytestmark = pytest.mark.lab
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.lab_support import Site, levels, verdict_of
 from tests.e2e.test_lab_faults import (
     BAD,
     FAULTY,
@@ -22,6 +21,7 @@ from tests.e2e.test_lab_faults import (
     nothing,
     once_measured,
 )
+from tests.lab.installed_site import Site, levels, verdict_of
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
 

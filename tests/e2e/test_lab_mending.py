@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.e2e.hooks_support import FLAG, HookedSite, hooked_site
-from tests.e2e.lab_support import eventually
 from tests.lab.errors import DeadlinePassed
+from tests.lab.installed_site import eventually
 from tests.played_gpu import nvml_library
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(2400)]

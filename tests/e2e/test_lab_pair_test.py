@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.e2e.hooks_support import HookedSite, hooked_site
-from tests.e2e.lab_support import eventually
+from tests.lab.installed_site import eventually
 
 pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(1200)]
 

@@ -16,7 +16,7 @@ import pytest
 
 from slurm_health.records.nodeset import expand
 from tests.e2e.hooks_support import HookedSite, hooked_site
-from tests.e2e.lab_support import accused, levels, verdict_of
+from tests.lab.installed_site import accused, levels, verdict_of
 
 pytestmark = [
     pytest.mark.lab,

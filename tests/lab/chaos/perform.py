@@ -15,10 +15,9 @@ from datetime import datetime
 from pathlib import Path
 
 from slurm_health.records.nodeset import expand
-from tests.e2e import played_nodes
 from tests.e2e.hooks_support import FLAG, HIDDEN, HookedSite
-from tests.e2e.lab_support import ENDED, kinds, records_in
-from tests.lab import LabError, processes, watcher
+from tests.lab import LabError, played_nodes, processes, watcher
+from tests.lab.installed_site import ENDED, kinds, records_in
 
 from .plan import ENDINGS, HELD, RUNNING, SUBMITTED, WHILE_IT_TRAINS, Deed, Plan, Trouble
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from slurm_health.preflight.acting.release_elsewhere import REVOKED_S
-from tests.e2e.lab_support import COMMAND, Site, eventually
-from tests.support.sites import let_root_drain
+from tests.lab.installed_site import COMMAND, Site, eventually
+from tests.lab.site_files import let_root_drain
 
 FAKE_WORKER = Path(__file__).parents[1] / "support" / "fake_worker.py"
 FAULTY, SLOW, UNREACHABLE, APART = "dies", "slow", "unreachable", "apart"
