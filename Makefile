@@ -57,7 +57,7 @@ lint: tools ## ruff, mypy --strict, import-linter, shellcheck
 	$(RUN) -m ruff check
 	$(RUN) -m ruff format --check
 	$(RUN) -m mypy
-	$(RUN) -m importlinter.cli lint
+	$(VENV)/bin/lint-imports
 	@command -v shellcheck >/dev/null || { echo 'shellcheck is not installed: shell scripts were not checked'; exit 0; } && \
 		shellcheck .ci/run distribution/*.sh $(filter-out %.md,$(wildcard prolog/* epilog/*))
 
@@ -82,7 +82,7 @@ freeze: install ## accept changed verdicts and decisions into tests/frozen
 	$(RUN) -m tests.frozen
 
 mutants: install ## which changes of the deciding code no test notices (hours)
-	$(RUN) -m tests.mutants $(ARGS)
+	$(RUN) -m mutmut run $(ARGS)
 
 # All files carry the time of the last commit, so that a second build is identical.
 release: install ## wheel, .deb, .rpm and checksums in dist/release; SIGN=KEY

@@ -44,7 +44,7 @@ node_names = st.from_regex(
 node_lists = st.lists(node_names, unique=True, max_size=8)
 
 
-def _values(info: object) -> st.SearchStrategy[object]:  # noqa: C901 - one case for each kind
+def _values(info: object) -> st.SearchStrategy[object]:
     match info:
         case msgspec.inspect.StrType():
             return st.text(max_size=12)
@@ -87,7 +87,7 @@ def _record_makers() -> list[_Maker]:
     return [_maker(msgspec.inspect.type_info(kind)) for kind in KINDS]
 
 
-def _maker(info: object) -> _Maker:  # noqa: C901 - one case for each kind
+def _maker(info: object) -> _Maker:
     match info:
         case msgspec.inspect.StrType():
             return _random_text

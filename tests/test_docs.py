@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import configparser
 import os
 import re
 import subprocess
@@ -18,7 +19,7 @@ from slurm_health.records.probe_catalog import BUILT_IN, SETS
 from slurm_health.records.record_codec import KINDS
 from tests import command_reference
 from tests.support.supervised import write_executable
-from tests.test_layers import HOUSE, MODULES, NAME, PACKAGE
+from tests.test_layers import MODULES, NAME, PACKAGE
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("tests/lab/*.md")])
@@ -70,33 +71,13 @@ def test_every_file_of_ours_that_a_page_names_exists(page: Path) -> None:
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
-def test_the_picture_of_the_house_shows_every_quarter_on_its_floor_with_its_packages() -> None:
+def test_the_picture_of_the_layers_is_what_import_linter_holds() -> None:
     picture = (ROOT / "CONTRIBUTING.md").read_text().split("```")[1]
-    floors = re.findall(r"^ *[|/] (\w+)\*? {2,}\S.*((?:\n\| {8,}\S.*)*)", picture, re.MULTILINE)
-    drawn = {quarter: set(re.findall(r"(\w+)\*?[,;\s]", rooms)) for quarter, rooms in floors}
-
-    assert list(drawn)[::-1] == list(HOUSE)
-    for quarter, rooms in drawn.items():
-        inside = [p.rpartition(".") for p in PACKAGES]
-        packages = {name for above, _, name in inside if above == f"{NAME}.{quarter}"}
-        assert rooms == (packages if HOUSE[quarter] else set())
-
-
-def test_every_path_of_where_things_go_exists() -> None:
-    text = (ROOT / "CONTRIBUTING.md").read_text().partition("## Where things go\n")[2]
-    rows = "\n".join(line for line in text.splitlines() if line.startswith("| "))
-    paths = re.findall(r"`([\w/]+(?:/|\.py))`", rows)
-    assert len(paths) > 10
-    assert [p for p in paths if not ((PACKAGE / p).exists() or (ROOT / p).exists())] == []
-
-
-def test_every_stop_of_the_two_ways_exists() -> None:
-    text = (ROOT / "CONTRIBUTING.md").read_text().partition("## Two ways through it\n")[2]
-    stops = re.findall(r"(?m)^\| \d+ \| `([\w/]+\.py)` `([\w.]+)` \|", text.partition("\n## ")[0])
-    assert len(stops) > 20
-    for path, name in stops:
-        source = (PACKAGE / path).read_text()
-        assert all(re.search(rf"(?:class|def) {part}\b", source) for part in name.split(".")), name
+    drawn = re.findall(r"^(\w+)\*? ", picture, re.MULTILINE)
+    contracts = configparser.ConfigParser()
+    contracts.read(ROOT / ".importlinter")
+    layers = contracts["importlinter:contract:quarters"]["layers"].split()
+    assert drawn == [layer for layer in layers if (PACKAGE / layer).is_dir()]
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -136,9 +117,7 @@ def test_the_page_of_commands_is_what_they_say_with_help() -> None:
         [sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True
     ).stdout
     # Words, not lines: releases of click break lines at different places.
-    assert command_reference.PAGE.read_text().split() == page.split(), (
-        "make docs writes it anew"
-    )
+    assert command_reference.PAGE.read_text().split() == page.split(), "make docs writes it anew"
 
 
 @pytest.mark.heavy

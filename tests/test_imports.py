@@ -3,32 +3,58 @@
 
 from __future__ import annotations
 
-import os
+import json
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-HEAVY = {"torch", "numpy", "pyslurm"}
+HEAVY = ("torch", "numpy", "pyslurm")
+# What few checks need: none of it is loaded by what each check starts.
+SELDOM = (
+    "filelock",
+    "difflib",
+    "slurm_health.preflight.localize.localizer",
+    "slurm_health.preflight.session.gpt_sizing",
+    "slurm_health.system.slurm.client",
+)
+
+
+@dataclass(frozen=True)
+class Light:
+    """Modules that one process loads when it starts, and what that must not bring along."""
+
+    modules: str
+    without: tuple[str, ...] = HEAVY
+
+
 LIGHT = {
-    "the command line": "slurm_health.cli.main",
-    "the report": (
+    "the command line": Light("slurm_health.cli.main", (*HEAVY, *SELDOM)),
+    "the command of a check": Light("slurm_health.cli.check", (*HEAVY, *SELDOM)),
+    "the command of an agent": Light("slurm_health.cli.agent", (*HEAVY, *SELDOM)),
+    "the report": Light(
         "slurm_health.report.read, slurm_health.report.table, slurm_health.report.export"
     ),
-    "the agent": "slurm_health.preflight.agent.agent, slurm_health.preflight.agent.worker_process",
-    "the supervisor": "slurm_health.preflight.supervisor.supervisor",
-    "the check before its first round": (
+    "the agent": Light(
+        "slurm_health.preflight.agent.agent, slurm_health.preflight.agent.worker_process"
+    ),
+    "the supervisor, which lives for days": Light(
+        "slurm_health.preflight.supervisor.supervisor", (*HEAVY, "click", "tabulate")
+    ),
+    "the check before its first round": Light(
         "slurm_health.cli.check, slurm_health.preflight.master.run_check"
     ),
-    "the monitor of a node": "slurm_health.training.monitor.node",
-    "the watch before there is a heartbeat": "slurm_health.training.monitor.beside",
-    "the heartbeat": "slurm_health.heartbeat",
-    "the requeue helper": "slurm_health.preflight.acting.release_elsewhere",
+    "the monitor of a node": Light("slurm_health.training.monitor.node"),
+    "the watch before there is a heartbeat": Light("slurm_health.training.monitor.beside"),
+    "the heartbeat": Light("slurm_health.heartbeat"),
+    "the requeue helper": Light("slurm_health.preflight.acting.release_elsewhere"),
 }
-# Prints which files were opened, which sockets made and which processes started by an import.
+# Prints what an import loaded, opened and configured, which sockets it made and which processes it
+# started.
 WATCH = """
-import sys
+import json, sys
 seen = []
 def hook(event, args):
     if event in {"subprocess.Popen", "os.fork", "socket.__new__"}:
@@ -39,65 +65,31 @@ def hook(event, args):
             seen.append(name)
 sys.addaudithook(hook)
 import MODULES
+loaded = list(sys.modules)
 import logging
-print(*seen, sep="\\n")
-print("handlers:", logging.getLogger().handlers, logging.getLogger("slurm_health").handlers)
+handlers = logging.getLogger().handlers + logging.getLogger("slurm_health").handlers
+print(json.dumps({"seen": seen, "loaded": loaded, "handlers": len(handlers)}))
 """
 
 
-def run(code: str) -> str:
+@pytest.mark.parametrize("light", LIGHT.values(), ids=LIGHT)
+def test_it_loads_nothing_heavy_opens_nothing_but_modules_and_configures_no_logging(
+    light: Light,
+) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert done.stderr == ""
-    return done.stdout
-
-
-@pytest.mark.parametrize("modules", LIGHT.values(), ids=LIGHT)
-def test_it_loads_neither_torch_nor_numpy(modules: str) -> None:
-    loaded = run(f"import sys, {modules}; print(*sys.modules)").split()
-
-    assert not {name.partition(".")[0] for name in loaded} & HEAVY
-
-
-@pytest.mark.parametrize("module", ["main", "agent", "check"])
-def test_what_each_check_starts_loads_nothing_that_few_checks_need(module: str) -> None:
-    loaded = run(f"import sys, slurm_health.cli.{module}; print(*sys.modules)").split()
-
-    assert not {"filelock", "difflib"} & set(loaded)
-    assert not {name for name in loaded if name.startswith("slurm_health.system.slurm.client")}
-    assert "slurm_health.preflight.session.gpt_sizing" not in loaded
-
-
-def test_the_supervisor_which_lives_for_days_loads_no_command_line() -> None:
-    loaded = run(
-        "import sys, slurm_health.preflight.supervisor.supervisor; print(*sys.modules)"
-    ).split()
-
-    assert not {name.partition(".")[0] for name in loaded} & {"click", "tabulate"}
-
-
-@pytest.mark.parametrize("modules", LIGHT.values(), ids=LIGHT)
-def test_importing_it_opens_nothing_but_modules_and_configures_no_logging(modules: str) -> None:
-    *opened, handlers = run(WATCH.replace("MODULES", modules)).splitlines()
-
-    assert handlers == "handlers: [] []"
-    assert [name for name in opened if name and not _is_of_python(name)] == []
-
-
-def test_the_command_line_is_there_in_a_moment() -> None:
-    """Help must not cost what a check costs; the limit is generous for a busy machine."""
-    environ = {**os.environ, "PYTHONPROFILEIMPORTTIME": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "slurm_health", "--version"],
+        [sys.executable, "-c", WATCH.replace("MODULES", light.modules)],
         capture_output=True,
         text=True,
         check=True,
         timeout=60,
-        env=environ,
     )
+    found = json.loads(done.stdout)
 
-    assert "slurm_health.preflight.localize.localizer" not in done.stderr
+    assert done.stderr == ""
+    unwanted = tuple(f"{name}." for name in light.without)
+    assert [name for name in found["loaded"] if f"{name}.".startswith(unwanted)] == []
+    assert [name for name in found["seen"] if name and not _is_of_python(name)] == []
+    assert found["handlers"] == 0
 
 
 def _is_of_python(name: str) -> bool:
