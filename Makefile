@@ -82,7 +82,7 @@ freeze: install ## accept changed verdicts and decisions into tests/frozen
 	$(RUN) -m tests.frozen
 
 mutants: install ## which changes of the deciding code no test notices (hours)
-	$(RUN) -m mutmut run $(ARGS)
+	$(RUN) -m tests.mutants $(ARGS)
 
 # All files carry the time of the last commit, so that a second build is identical.
 release: install ## wheel, .deb, .rpm and checksums in dist/release; SIGN=KEY
