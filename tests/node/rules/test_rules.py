@@ -16,7 +16,7 @@ from slurm_health.node.rules.accusations import NodeMark
 from slurm_health.node.rules.breaker import DrainAllowed, DrainEntry, DrainLedger, DrainRefused
 from slurm_health.node.rules.drain_note import DrainNote
 from slurm_health.node.rules.finding import Finding, Status, capped, is_worse, joined
-from slurm_health.node.rules.recovery import DrainRecord
+from slurm_health.node.rules.recovery import BootTime, DrainRecord
 from slurm_health.node.rules.settings import Breaker, Marks, Recovery
 from slurm_health.records.text import REASON_LENGTH
 
@@ -267,6 +267,21 @@ def test_a_node_is_due_only_after_that_many_passes_in_a_row(
         row = row + 1 if passes else 0
         assert record.passes <= row
         assert not recovery.is_due(record, settings) or row >= 3
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "uptime_s"),
+    [
+        (BootTime(boot="a", uptime_s=5.0), BootTime(boot="a", uptime_s=9.0), 5.0),
+        (BootTime(boot="a", uptime_s=5.0), BootTime(boot="b", uptime_s=9.0), None),
+        (None, BootTime(boot="a", uptime_s=9.0), None),
+        (BootTime(boot="a", uptime_s=5.0), None, None),
+    ],
+)
+def test_a_moment_of_another_boot_has_no_place_in_this_one(
+    then: BootTime | None, now: BootTime | None, uptime_s: float | None
+) -> None:
+    assert recovery.uptime_s(then, now) == uptime_s
 
 
 def test_what_no_check_can_tell_is_never_due() -> None:
