@@ -39,7 +39,7 @@ PLAYED_CONTRACT := tests/test_device_calls.py tests/played_gpu/test_libraries.py
 PLAYED_TESTS  = $(shell grep -rl 'mark\.played_gpu' tests --include='test_*.py')
 
 .PHONY: help demo quick test test-heavy test-slow test-releases chaos storms fuzz lint fmt install lab-packages pyslurm clean
-.PHONY: reference site packages bundle release
+.PHONY: reference site packages release
 .PHONY: bench bench-acting bench-diagnosis bench-hang-restarts bench-hangs bench-history
 .PHONY: bench-hooks bench-localize bench-monitor bench-probes bench-replay bench-scale bench-year
 .PHONY: bench-submissions gpu tools
@@ -66,7 +66,6 @@ help:
 	@echo 'make reference       docs/reference/commands.md, from what each command says with --help'
 	@echo 'make site            the documentation for a browser, in build/site'
 	@echo 'make packages        the .deb and the .rpm, in dist, by dpkg-deb and rpmbuild where they are'
-	@echo 'make bundle          slurm-health with an interpreter of its own, in dist: BUNDLE_PYTHON=DIR'
 	@echo 'make release         wheel, packages, list of contents, checksums, in dist/release: SIGN=KEY'
 	@echo 'make bench           how long a check takes, compared with its targets'
 	@echo 'make bench-acting    how soon a job continues after its verdict'
@@ -171,12 +170,6 @@ site: install
 # A .deb and an .rpm for the distribution's Python of the version that makes them, in dist.
 packages: install
 	$(RUN) -m distribution.packages
-
-# For nodes without Python 3.11; docs/admin/releases.md says which interpreters will do.
-bundle: install
-	@test -n '$(BUNDLE_PYTHON)' || \
-		{ echo 'say which interpreter: make bundle BUNDLE_PYTHON=DIR (docs/admin/releases.md)'; exit 2; }
-	@$(RUN) -m distribution.bundle --python '$(BUNDLE_PYTHON)'
 
 # All files are of the time of the last commit, so that who builds it again gets the same.
 release: install

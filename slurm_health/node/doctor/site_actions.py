@@ -40,7 +40,7 @@ def advise_on_mending(site: Site, config: Mapping[str, str]) -> list[Advice]:
     tells = any(target.wants("ticket") for target in site.notify.targets.values())
     if "ticket" in settings.steps and not tells:
         text = "mend.steps has ticket, and no target of [notify] takes tickets: no one is notified"
-        found.append(look(text, "[notify.targets.NAME]: slurm-health docs notify"))
+        found.append(look(text, "[notify.targets.NAME]: documentation, admin/notify.md"))
     if not site.breaker.directory:
         text = "breaker.directory is not set: steps cannot be counted, so none is taken"
         found.append(change(text, f"in {site.path}: [breaker] directory = …"))
