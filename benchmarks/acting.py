@@ -11,7 +11,6 @@ on the bad node; 3 if a case could not be measured. docs/performance.md says wha
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -42,9 +41,7 @@ class Row:
 def main() -> int:
     """Measure, print the table, return the exit code."""
     options = _parser().parse_args()
-    machine = machine_facts()
-    if not options.json:
-        print(machine_line(machine), end="\n\n", flush=True)
+    print(machine_line(machine_facts()), end="\n\n", flush=True)
     rows = [Row(case=case) for case in CASES if not options.only or case.name in options.only]
     # The lab is taken down on the way out of an interrupt, and of a plain kill too.
     end_as_on_interrupt()
@@ -57,10 +54,7 @@ def main() -> int:
     except KeyboardInterrupt:
         print("benchmarks.acting: interrupted; the lab is down", file=sys.stderr)
         interrupted = True
-    if options.json:
-        print(json.dumps(as_object(rows, machine), indent=2, ensure_ascii=False))
-    else:
-        print(table(rows))
+    print(table(rows))
     return INTERRUPTED if interrupted else exit_code(rows)
 
 
@@ -85,29 +79,6 @@ def table(rows: Sequence[Row]) -> str:
         ]
     ]
     return "\n".join([text, *([""] if notes else []), *notes])
-
-
-def as_object(rows: Sequence[Row], machine: dict[str, object]) -> dict[str, object]:
-    """Return everything that was measured, for `--json`."""
-    return {
-        "machine": machine,
-        "cases": [
-            {
-                "case": row.case.name,
-                "runs": [
-                    {
-                        "elapsed_s": round(each.elapsed_s, 3),
-                        "acting_s": round(each.acting_s, 3),
-                        "load_average": each.load_average,
-                        "wrong": each.wrong,
-                    }
-                    for each in row.measured
-                ],
-                "failures": row.failures,
-            }
-            for row in rows
-        ],
-    }
 
 
 def _line(row: Row) -> list[str]:
@@ -169,7 +140,6 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="no torch: probes that are told what to find, so that only acting takes time",
     )
-    parser.add_argument("--json", action="store_true", help="print every run as JSON")
     return parser
 
 

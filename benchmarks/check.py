@@ -12,7 +12,6 @@ measured. docs/performance.md says what the figures mean.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ import slurm_health
 from benchmarks import dlrover
 from benchmarks.check_cases import Case, cases, duration
 from benchmarks.check_measure import Sample, Stage, Unmeasured
-from benchmarks.check_table import Row, as_object, machine_facts, machine_line, table
+from benchmarks.check_table import Row, machine_facts, machine_line, table
 from benchmarks.command import INTERRUPTED, count, end_as_on_interrupt
 from tests.lab import LabError
 
@@ -40,9 +39,7 @@ def main() -> int:
             print(f"benchmarks.check: {reason}", file=sys.stderr)
             return 2
     chosen = [case for case in cases() if not options.only or case.name in options.only]
-    machine = machine_facts()
-    if not options.json:
-        print(machine_line(machine), end="\n\n", flush=True)
+    print(machine_line(machine_facts()), end="\n\n", flush=True)
     compile_dir(_PACKAGE, quiet=1)  # as an installation is; without, each agent would do it
     # The lab is taken down on the way out of an interrupt, and of a plain kill too.
     end_as_on_interrupt()
@@ -51,10 +48,7 @@ def main() -> int:
     except KeyboardInterrupt:
         print("benchmarks.check: interrupted; the lab is down", file=sys.stderr)
         return INTERRUPTED
-    if options.json:
-        print(json.dumps(as_object(rows, machine), indent=2, ensure_ascii=False))
-    else:
-        print(table(rows, with_dlrover=options.dlrover is not None))
+    print(table(rows, with_dlrover=options.dlrover is not None))
     return exit_code(rows)
 
 
@@ -78,7 +72,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--only", action="append", choices=names, metavar="CASE", help="this case; repeatable"
     )
-    parser.add_argument("--json", action="store_true", help="print every run as JSON")
     parser.add_argument(
         "--dlrover", type=Path, metavar="VENV", help="an environment with dlrover and torch"
     )

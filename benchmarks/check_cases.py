@@ -7,14 +7,7 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from benchmarks.check_measure import (
-    Fault,
-    Sample,
-    Stage,
-    measure_check,
-    measure_import,
-    measure_requeue,
-)
+from benchmarks.check_measure import Fault, Sample, Stage, measure_check
 from benchmarks.dlrover import Scene
 from slurm_health.records.verdict import Level
 from tests.lab import Lab
@@ -28,16 +21,12 @@ ANY = tuple(Level)
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One line of the table. Without `target_s` only the verdict is aimed at.
-
-    `judged` is False where there is no verdict to be right or wrong.
-    """
+    """One line of the table. Without `target_s` only the verdict is aimed at."""
 
     name: str
     title: str
     measure: Callable[[Stage], Sample]
     target_s: float | None = None
-    judged: bool = True
     dlrover: Scene | None = None
 
     @property
@@ -54,23 +43,10 @@ def duration(seconds: float) -> str:
 
 
 def cases() -> tuple[Case, ...]:
-    """Return the table, in order: the check with torch, the light one, and what follows."""
+    """Return the table, in order: the check with torch, then the light one."""
     return (
         *_checks(),
         *(_light(case) for case in _checks("light")),
-        Case(
-            name="requeue",
-            title="verdict to the script's first line on other nodes",
-            measure=measure_requeue,
-            target_s=5.5,
-        ),
-        Case(
-            name="import",
-            title="importing the command line",
-            measure=measure_import,
-            target_s=0.1,
-            judged=False,
-        ),
     )
 
 

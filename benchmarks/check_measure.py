@@ -7,8 +7,6 @@ While a check runs, only files are polled, so that measuring does not slow it do
 from __future__ import annotations
 
 import re
-import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,8 +19,6 @@ from typing import Self
 from slurm_health.preflight import config
 from slurm_health.records.record_codec import Entry
 from slurm_health.records.records import (
-    AgentsLaunched,
-    AgentStarted,
     RoundEnded,
     RoundStarted,
     VerdictReached,
@@ -37,7 +33,6 @@ LAB_NODES = 6
 # For each node, too: on two processors a light check of 32 took 78 s.
 VERDICT_DEADLINE_S, VERDICT_S_PER_NODE = 240.0, 8.0
 END_DEADLINE_S = 60.0
-IMPORT_PAIRS = 5
 _POLL_S, _STRIKE_POLL_S = 0.05, 0.005
 
 Break = Callable[[Lab, str], None]
@@ -51,10 +46,6 @@ date +start=%s.%N
 slurm-health check --check=PROBES
 echo "end=$?"
 """
-_FIRST_LINE = """#!/bin/sh
-date "+first-line=%s.%N attempt=${SLURM_RESTART_COUNT:-0} nodes=$(scontrol show hostnames | xargs)"
-"""
-_RESTARTED = re.compile(r"^first-line=([\d.]+) attempt=([1-9]\d*) nodes=(.*)$", re.M)
 _BARE = re.compile(r"^bare=([\d.]+)$", re.M)
 _STARTED = re.compile(r"^start=([\d.]+)$", re.M)
 _ENDED = re.compile(r"^end=\d+$", re.M)
@@ -70,12 +61,10 @@ class Sample:
 
     `detail` says where the time went. `bare_s` is what a step on the same nodes took just before
     that starts Python and does nothing: what Slurm and this machine at this load need for it.
-    `launch_s` is from the launch to the first word of the last agent.
     """
 
     elapsed_s: float
     bare_s: float | None = None
-    launch_s: float | None = None
     wrong: str = ""
     detail: str = ""
 
@@ -179,58 +168,10 @@ def measure_check(
     return Sample(
         elapsed_s=elapsed_s,
         bare_s=float(began.group(1)) - float(bare.group(1)),
-        launch_s=_launch_s(lab, job, nodes),
         wrong=wrong_in(reached.record, expected),
         detail=f"{rounds} rounds, {elapsed_s - inside_s:.1f} s outside them,"
         f" {reached.time_s - first_s:.1f} s from the first of them",
     )
-
-
-def measure_requeue(stage: Stage) -> Sample:
-    """Time a job from the verdict of its first attempt to the first line of its script elsewhere.
-
-    Raises:
-        Unmeasured: the job did not begin on the bad node, or its script never began.
-        LabError: the lab failed.
-    """
-    lab = stage.lab()
-    lab.fault.drop(BAD)
-    script = lab.home(USER) / "first-line.sh"
-    script.write_text(_FIRST_LINE)
-    argv = ["slurm-health", "sbatch", "--parsable", "--nodes=4", "--exclusive", script.name]
-    job = int(lab.run(argv, user=USER, env={"PATH": _PATH}).stdout)
-    reached = _await_verdict(lab, job, Fault())
-    assert isinstance(reached.record, VerdictReached)
-    if BAD not in [judged.node for judged in reached.record.nodes]:
-        raise Unmeasured(f"Slurm did not give {BAD} to the job")
-    output = _await_output(lab, job, _RESTARTED)
-    restarted = _RESTARTED.search(output)
-    assert restarted is not None
-    wrong = wrong_in(reached.record, (Level.FAULTY,))
-    if BAD in restarted.group(3).split():
-        wrong = f"the job came back to {BAD}"
-    second = next(_master_records(lab, job, attempt=1), None)
-    requeue_s = second.time_s - reached.time_s if second else float("nan")
-    return Sample(
-        elapsed_s=float(restarted.group(1)) - reached.time_s,
-        wrong=wrong,
-        detail=f"{requeue_s:.1f} s of it until the second attempt's check began",
-    )
-
-
-def measure_import(_stage: Stage) -> Sample:
-    """Time what importing the command line adds to an interpreter that starts and ends."""
-    added = []
-    for _ in range(IMPORT_PAIRS):
-        bare = _python_s("pass")
-        added.append(_python_s("import slurm_health.cli.main") - bare)
-    return Sample(elapsed_s=statistics.median(added), detail=f"{IMPORT_PAIRS} pairs")
-
-
-def _python_s(program: str) -> float:
-    began = time.perf_counter()
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
-    return time.perf_counter() - began
 
 
 def _await_verdict(lab: Lab, job: int, fault: Fault, nodes: int = LAB_NODES) -> Entry:
@@ -270,19 +211,6 @@ def _first_reader(lab: Lab, job: int) -> journal.Reader | None:
 
 def _has_bad(record: object) -> bool:
     return isinstance(record, RoundStarted) and any(BAD in group for group in record.groups)
-
-
-def _launch_s(lab: Lab, job: int, nodes: int) -> float | None:
-    """Return the time from the first launch to the first word of the last of its agents."""
-    launched = [e.time_s for e in _master_records(lab, job) if isinstance(e.record, AgentsLaunched)]
-    started = [
-        entry.time_s
-        for directory in config.default_root(lab.home(USER)).glob(f"*/{job}/0")
-        for number in range(1, nodes + 1)
-        for entry in journal.read_all(directory, f"n{number}", of_anybody=True)
-        if isinstance(entry.record, AgentStarted) and entry.record.launch == 0
-    ]
-    return max(started) - launched[0] if started and launched else None
 
 
 def _rounds(entries: Iterable[Entry]) -> tuple[int, float, float]:

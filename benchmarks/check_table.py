@@ -71,11 +71,6 @@ def table(rows: Sequence[Row], *, with_dlrover: bool) -> str:
     return "\n".join([text, *([""] if notes else []), *notes])
 
 
-def as_object(rows: Sequence[Row], machine: dict[str, Any]) -> dict[str, Any]:
-    """Return everything that was measured, for `--json`."""
-    return {"machine": machine, "cases": [_row_object(row) for row in rows]}
-
-
 def machine_facts() -> dict[str, Any]:
     """Return what the figures depend on."""
     return {
@@ -101,9 +96,7 @@ def machine_line(machine: dict[str, Any]) -> str:
 def _line(row: Row, *, with_dlrover: bool) -> list[str]:
     cells = [row.case.title, row.case.target]
     if row.samples:
-        # Importing the command line has no verdict.
-        judged = rights(row.samples) if row.case.judged else _NOTHING
-        cells += [figures(row.samples), of_bare(row.samples), judged]
+        cells += [figures(row.samples), of_bare(row.samples), rights(row.samples)]
     else:
         cells += ["not measured", _NOTHING, _NOTHING]
     return [*cells, _dlrover_cell(row)] if with_dlrover else cells
@@ -126,30 +119,6 @@ def _notes(row: Row) -> list[str]:
 def _shortened(text: str) -> str:
     line = " ".join(text.split())
     return line if len(line) <= _REASON_LENGTH else line[: _REASON_LENGTH - 1] + "…"
-
-
-def _row_object(row: Row) -> dict[str, Any]:
-    return {
-        "name": row.case.name,
-        "title": row.case.title,
-        "target_s": row.case.target_s,
-        "runs": _sample_objects(row.samples),
-        "not_measured": row.failures,
-        "dlrover_runs": _sample_objects(row.dlrover_samples),
-        "dlrover_not_measured": row.dlrover_failures,
-    }
-
-
-def _sample_objects(samples: Sequence[Sample]) -> list[dict[str, Any]]:
-    return [
-        {
-            "elapsed_s": round(sample.elapsed_s, 3),
-            "bare_s": None if sample.bare_s is None else round(sample.bare_s, 3),
-            "wrong": sample.wrong or None,
-            "detail": sample.detail,
-        }
-        for sample in samples
-    ]
 
 
 def _version_of(package: str) -> str:

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """DLRover's own node check on one machine, timed like ours: from its start to its verdict.
 
-    python -m benchmarks.dlrover VENV --nodes 4
-
-VENV is an environment with `dlrover` and `torch`, not below /mnt. Its local master and one
-`dlrover-run` per node run as their documentation says. DLRover uses fixed paths and kills processes
+`python -m benchmarks check --dlrover VENV` shows it beside ours. VENV is an environment with
+`dlrover` and `torch`, not below /mnt. Its local master and one `dlrover-run` per node run as their
+documentation says. DLRover uses fixed paths and kills processes
 that it takes for orphans, so every node has its own mounts and process ids, and all share a private
 network that has only a loopback. When the first process of these namespaces ends, everything ends.
 
@@ -14,14 +13,12 @@ the master states each node's status after the last round, before any node has r
 
 from __future__ import annotations
 
-import argparse
 import ast
 import os
 import re
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -179,29 +176,3 @@ def _lines(process: subprocess.Popen[bytes], until_s: float) -> Iterator[str]:
             return
         *whole, rest = (rest + data).split(b"\n")
         yield from (line.decode(errors="replace") for line in whole)
-
-
-def main() -> int:
-    """Run its check and print what came of it."""
-    parser = argparse.ArgumentParser(description="DLRover's own node check, timed.")
-    parser.add_argument("venv", type=Path, help="an environment with dlrover and torch")
-    parser.add_argument("--nodes", type=int, default=4)
-    parser.add_argument("--crashing", type=int, help="the check process of this node crashes")
-    parser.add_argument("--runs", type=int, default=1)
-    options = parser.parse_args()
-    reason = unusable(options.venv)
-    if reason is not None:
-        print(reason, file=sys.stderr)
-        return 4
-    for _ in range(options.runs):
-        try:
-            outcome = measure(options.venv, Scene(nodes=options.nodes, crashing=options.crashing))
-        except Unmeasured as err:
-            print(f"not measured: {err}")
-            return 3
-        print(f"{outcome.elapsed_s:.1f} s, faulty: {list(outcome.faulty)}", flush=True)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -3,12 +3,8 @@
 
 Each module's part in that:
 
-    man_pages   a page for each command, from what it says of itself
-    completion  the files with which shells complete commands
-    build_hook  adds both to a wheel while it is built
-    packages    `make packages`: the `.deb` and the `.rpm` of this machine's distribution
-    bundle      `make bundle`: all of it with an interpreter of its own, in one archive
-    release     `make release`: all that a release is made of, with its checksums
+    packages  `make packages`: the `.deb` and the `.rpm` of this machine's distribution
+    release   `make release`: all that a release is made of, with its checksums
 """
 
 from __future__ import annotations

@@ -17,7 +17,9 @@ WIDTH = 100
 _BEGINNING = """\
 # Commands
 
-What each command says with `--help`. `slurm-health completion` has a shell complete them.
+What each command says with `--help`. bash completes them after
+`eval "$(_SLURM_HEALTH_COMPLETE=bash_source slurm-health)"`; zsh and fish take
+`zsh_source` and `fish_source`.
 """
 
 

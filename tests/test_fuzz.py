@@ -161,7 +161,7 @@ def assert_reported(entries: RunEntries) -> None:
     with suppress(SlurmHealthError):
         report = job_report([entries], now_s=1.0)
         assert job_text(report)
-        assert as_json(report, raw=True)
+        assert as_json(report)
 
 
 # Most of what an index takes is the making, opening and locking of it: ten jobs share one.

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import os
 import queue
 import sys
@@ -122,9 +121,7 @@ def _line(found: Judged) -> str:
 def main() -> int:
     """Run, print the table, return the exit code."""
     options = _parser().parse_args()
-    machine = machine_facts()
-    if not options.json:
-        print(machine_line(machine), end="\n\n", flush=True)
+    print(machine_line(machine_facts()), end="\n\n", flush=True)
     causes = [BY_NAME[name] for name in options.only] if options.only else CAUSES
     evidence = options.evidence or Path(tempfile.mkdtemp(prefix="diagnosis-"))
     trained = Trained()
@@ -143,13 +140,8 @@ def main() -> int:
     except KeyboardInterrupt:
         print("benchmarks.diagnosis: interrupted; the labs are down", file=sys.stderr)
         interrupted = True
-    if options.json:
-        runs = [as_object(each) for each in bench.judged]
-        text = {"machine": machine, "runs": runs, "failures": bench.failures}
-        print(json.dumps(text, indent=2, ensure_ascii=False))
-    else:
-        print(table(bench.judged))
-        print(*(f"not injected: {each}" for each in bench.failures), sep="\n")
+    print(table(bench.judged))
+    print(*(f"not injected: {each}" for each in bench.failures), sep="\n")
     if interrupted:
         return INTERRUPTED
     if any(each.wrong for each in bench.judged):
@@ -221,7 +213,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--results", type=Path, metavar="FILE", help="keep each run here, and run none again"
     )
-    parser.add_argument("--json", action="store_true", help="print every run as JSON")
     return parser
 
 

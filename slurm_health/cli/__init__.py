@@ -8,15 +8,15 @@ standard error; every error becomes one line and an exit code in `main`.
     check            `slurm-health check`
     drop_ins         `slurm-health sbatch`, `slurm-health run`
     report           `slurm-health report`
-    watch            `slurm-health watch`
-    history          history, lemons, metrics, baselines, advise: what all checks say of nodes
+    follow           `slurm-health report --follow`
+    history          history, lemons, metrics: what all checks say of nodes
     clean            `slurm-health clean`
     sweep            `slurm-health sweep`
     plan             `slurm-health plan`
     hooks            prolog, epilog, healthcheck: what runs on a node
     nodes            nodes, notify: what was drained, and who is notified
     site_setup       doctor, init-config, init-hooks, init-default: how a site is set up
-    shipped          templates, docs, completion, explain: what comes with slurm-health
+    shipped          templates, explain: what comes with slurm-health
     internal         what only slurm-health itself calls: supervise, requeue-helper
     agent            `python -m slurm_health agent`: without click, because each node starts it
     shared_options   the options of `slurm_health.preflight.options`, as click has them

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the history of all checks says: history, lemons, metrics, baselines, advise."""
+"""What the history of all checks says: history, lemons, metrics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _MANY = 100  # fewer jobs are indexed before a person could read it
-_DAY_S = 86400.0
 _DAYS = click.FloatRange(min=0, min_open=True, max=3650)
 
 
@@ -110,8 +108,6 @@ def history(asked: _History) -> int:
         )
         unread = found.troubles()
     if asked.as_json:
-        from slurm_health.fleet.history import presentation
-
         print_result(presentation.histories_json(told, unread))
         return int(ExitCode.HEALTHY)
     width, unicode = terminal()
@@ -164,8 +160,7 @@ def lemons(asked: _Lemons) -> int:
             raise JournalError(
                 config.journal_root(asked.journal, os.environ), _nothing_to_publish(path)
             )
-        rates = {each.cluster: each.rates for each in told}
-        replace_file(path, published(standings, rates, now_s=time.time()))
+        replace_file(path, published(standings, now_s=time.time()))
     if asked.as_json:
         print_result(presentation.lemons_json(told, unread))
     else:
@@ -181,7 +176,7 @@ def _nothing_to_publish(path: Path) -> str:
     return (
         f"the journals here hold no check, so {path} was left as it is; where journals lie in"
         " users' homes, a fleet has no common one: set journal = a shared directory in"
-        f" {config.site_file(os.environ)} (slurm-health docs install)"
+        f" {config.site_file(os.environ)} (documentation: admin/install.md)"
     )
 
 
@@ -266,7 +261,7 @@ def metrics(asked: _Metrics) -> int:
     """Print the standing of all nodes, as `lemons` finds it, in Prometheus' text format.
 
     For cron on a machine that sees the journals, and for node_exporter's textfile collector. What
-    the hooks find on each node, they write there themselves: see slurm-health docs metrics.
+    the hooks find on each node, they write there themselves (documentation: admin/metrics.md).
     """
     if asked.dashboard:
         shipped = templates.shipped("grafana") / "slurm-health.json"
@@ -286,98 +281,4 @@ def metrics(asked: _Metrics) -> int:
         print_result(prometheus_text(gauges))
     else:
         replace_file(asked.output, prometheus_text(gauges).encode())
-    return int(ExitCode.HEALTHY)
-
-
-@click.command(short_help="Print limits for devices, from what healthy ones have reached.")
-@index_options
-@as_settings(FromIndex)
-def baselines(asked: FromIndex) -> int:
-    """Print what healthy devices of each model reached here, as tables for the site's file.
-
-    A check compares nodes with each other, and with limits that must fit every site. Yours are
-    narrower: 0.8 of the median of at least 32 devices on 8 nodes that checks found healthy. Nothing
-    uses them until they are in /etc/slurm-health/config.toml.
-    """
-    from slurm_health.fleet.standing import baseline
-    from slurm_health.fleet.standing.baseline import baselines as found_in
-    from slurm_health.preflight.expectations import expectations_from
-
-    now_s = time.time()
-    with opened_index(asked.journal, asked.index, rebuild=asked.rebuild) as opened:
-        known = nodes_of_slurm()
-        since_s = now_s - asked.days * _DAY_S
-        found = found_in(
-            (uid, said)
-            for cluster in opened.clusters()
-            if asked.cluster in {None, cluster}
-            for uid, said in opened.observations(cluster, since_s=since_s)
-            if cluster not in known or said.node in known[cluster]
-        )
-    period = f"{asked.days:g} days to {datetime.fromtimestamp(now_s, tz=UTC):%Y-%m-%d}"
-    # What an earlier run has put into the site's file must not become its own reason.
-    print_result(baseline.toml(found, expectations_from({}, "the table"), period=period))
-    return int(ExitCode.HEALTHY)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Advise(FromIndex):
-    nodes: tuple[int, ...]
-    hours: float
-    risk: float
-    as_json: bool
-
-
-@click.command(short_help="Say how often nodes fail here, and how many spares a job needs.")
-@click.option(
-    "-N",
-    "--nodes",
-    type=click.IntRange(min=1, max=65536),
-    multiple=True,
-    metavar="N",
-    help="A job of this many nodes; may be repeated.  [default: sizes that leave nodes to spare]",
-)
-@click.option(
-    "--hours",
-    metavar="HOURS",
-    type=click.FloatRange(min=0, min_open=True, max=8760),
-    default=24,
-    show_default=True,
-    help="How long the script runs, for --keep-spares.",
-)
-@click.option(
-    "--risk",
-    metavar="SHARE",
-    type=click.FloatRange(min=0.0001, max=0.5),
-    default=0.05,
-    show_default=True,
-    help="The share of jobs that may have more bad nodes than spares.",
-)
-@index_options
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, with all figures.")
-@as_settings(_Advise)
-def advise(asked: _Advise) -> int:
-    """Say how often nodes fail here, and how many spares a job should ask for.
-
-    From the history of all checks whose journals you may read: how often a node was bad when a job
-    started, how often one failed under a script, how sure that is, how many spares follow from it
-    for jobs of some sizes, and which nodes deserve a look. Where too little is known it says so,
-    and takes a rate that was recorded on another cluster.
-    """
-    from slurm_health.fleet.history import advice, answer, presentation
-    from slurm_health.report.layout import Page
-
-    question = advice.AdviceQuestion(nodes=asked.nodes, hours=asked.hours, risk=asked.risk)
-    with opened_index(asked.journal, asked.index, rebuild=asked.rebuild) as found:
-        told = answer.lemons(
-            found, cluster=asked.cluster, now_s=time.time(), days=asked.days, known=nodes_of_slurm()
-        )
-        unread = found.troubles()
-    if asked.as_json:
-        print_result(advice.advice_json(told, question, unread))
-        return int(ExitCode.HEALTHY)
-    width, unicode = terminal()
-    page = Page(width=width, unicode=unicode)
-    print_result(advice.advice_text(told, question, page))
-    click.echo(presentation.unread_text(unread, page), err=True, nl=False)
     return int(ExitCode.HEALTHY)

@@ -50,7 +50,7 @@ def load_site(config: str | None) -> Site:
             str(path),
             "",
             f"does not exist; on a healthy, idle node: slurm-health init-config > {path}"
-            " (see slurm-health docs install), or name another file with --config",
+            " (documentation, admin/install.md), or name another file with --config",
         )
     return load(path, refuse_unreadable)
 

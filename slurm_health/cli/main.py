@@ -19,12 +19,8 @@ from slurm_health import __version__
 from slurm_health.records.errors import ExitCode, SlurmHealthError
 
 _COMMANDS = {
-    "advise": "history:advise",
-    "baselines": "history:baselines",
     "check": "check:check",
     "clean": "clean:clean",
-    "completion": "shipped:completion",
-    "docs": "shipped:docs",
     "doctor": "site_setup:doctor",
     "epilog": "hooks:epilog",
     "explain": "shipped:explain",
@@ -46,7 +42,6 @@ _COMMANDS = {
     "supervise": "internal:supervise",
     "sweep": "sweep:sweep",
     "templates": "shipped:templates",
-    "watch": "watch:watch",
 }
 # What each does, for whom, so that the help of all loads none of them.
 GROUPS = {
@@ -58,10 +53,8 @@ GROUPS = {
     },
     "To look at what happened": {
         "report": "Print what was measured, concluded and done for a job.",
-        "watch": "Follow a check or a job on the terminal while it runs.",
         "history": "Print what all checks have found on a node.",
         "lemons": "List nodes that spoil one job after another.",
-        "advise": "Say how often nodes fail here, and how many spares a job needs.",
         "explain": "Say what an Xid, an SXid or a line of the kernel's log means.",
         "clean": "Remove old journals.",
     },
@@ -77,13 +70,16 @@ GROUPS = {
         "notify": "Show what is notified of drained nodes, and test it.",
         "sweep": "Check idle nodes, a few at a time.",
         "metrics": "Print metrics of all nodes for Prometheus.",
-        "baselines": "Print limits for devices, from what healthy ones have reached.",
     },
     "Other commands": {
-        "docs": "Print a page of the documentation.",
         "plan": "Show the rounds, the evidence and the verdict, without a cluster.",
-        "completion": "Print a script that completes commands in a shell.",
     },
+}
+_INSTEAD = {
+    "advise": "slurm-health lemons shows how often nodes spoil jobs",
+    "baselines": "[expectations] in the site's file sets limits for devices",
+    "completion": "_SLURM_HEALTH_COMPLETE=bash_source slurm-health prints the script for bash",
+    "watch": "slurm-health report --follow JOBID follows a job",
 }
 # As click puts it: `1<=x<=64`, or `x>=1`.
 _IN_RANGE = re.compile(r"is not in the range (?:([\d.]+)(<=?))?x(?:([<>]=?)([\d.]+))?")
@@ -140,6 +136,8 @@ class Commands(click.Group):
             UsageError: there is no such command.
         """
         name = args[0]
+        if name in _INSTEAD:
+            ctx.fail(f"No such command {name!r}: {_INSTEAD[name]}.")
         if name not in _COMMANDS:
             import difflib  # not free, and few names are mistaken
 
@@ -165,7 +163,6 @@ def commands(verbose: bool) -> None:
     \b
     slurm-health sbatch train.sh    submit a job whose nodes are checked first
     slurm-health report JOBID       see what became of it
-    slurm-health docs               read everything else
 
     Exit codes: 0 healthy, 1 bad nodes found, 2 usage, 3 inconclusive, 4 Slurm or the shared
     filesystem unavailable, 70 internal error. A job submitted with sbatch ends with the code of

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`slurm-health report`: what the journal holds of a job, as a table, as JSON or as CSV."""
+"""`slurm-health report`: what the journal holds of a job, as a table, as JSON or as HTML."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from pathlib import Path
 
 import click
 
-from slurm_health.cli.output import print_result, takes_colour, terminal, write_named
+from slurm_health.cli.output import print_result, takes_colour, terminal
 from slurm_health.cli.shared_options import as_settings, shared_options
 from slurm_health.preflight import config
 from slurm_health.preflight.options import Door
 from slurm_health.records.errors import (
     ExitCode,
     JournalError,
-    NotWritten,
     PackageMissing,
     RunNotFound,
 )
@@ -38,12 +37,10 @@ class _Asked:
     jobs: tuple[str, ...]
     journal: str | None
     cluster: str | None
-    earlier: int
     as_json: bool
-    raw: bool
-    as_csv: bool
     verbose: bool
-    html: Path | None
+    as_html: bool
+    follow: bool
     last: int
     name: str | None
 
@@ -53,27 +50,18 @@ class _Asked:
 
     @property
     def for_programs(self) -> bool:
-        return self.as_json or self.as_csv or self.html is not None
+        return self.as_json or self.as_html
 
 
 @click.command(short_help="Print what was measured, concluded and done for a job.")
 @click.argument("jobs", metavar="[JOBID]...", nargs=-1)
 @shared_options(Door.CHECK, "journal")
 @click.option("--cluster", metavar="NAME", help="The cluster, where several share the journal.")
-@click.option(
-    "--earlier",
-    count=True,
-    help="Show the earlier job that had this id, if Slurm reused it; twice: the one before that.",
-)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-@click.option("--raw", is_flag=True, help="With --json: include every raw sample.")
-@click.option("--csv", "as_csv", is_flag=True, help="Print a line of CSV per node and round.")
 @click.option("--verbose", is_flag=True, help="Print all evidence, every group and every sample.")
+@click.option("--html", "as_html", is_flag=True, help="Print the report as one page of HTML.")
 @click.option(
-    "--html",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Write the report as one page of HTML, with pictures; - for standard output.",
+    "--follow", is_flag=True, help="Draw the report anew while the job runs, until it has ended."
 )
 @click.option(
     "--last",
@@ -93,6 +81,11 @@ def report(asked: _Asked) -> int:
     any machine that sees them. Slurm is asked about jobs that have none.
     """
     _refuse_what_does_not_go_together(asked)
+    if asked.follow:
+        from slurm_health.cli.follow import follow
+
+        follow(asked.root, asked.jobs[0], asked.cluster)
+        return int(ExitCode.HEALTHY)
     gc.disable()  # nothing here is garbage before the end, and looking takes half of the time
     if not asked.jobs:
         _list(asked)
@@ -106,18 +99,12 @@ def report(asked: _Asked) -> int:
 def _refuse_what_does_not_go_together(asked: _Asked) -> None:
     if asked.name is not None and asked.jobs:
         raise click.UsageError("--name lists jobs, and goes with no JOBID")
-    if len(asked.jobs) > 1 and asked.for_programs:
-        raise click.UsageError("--json, --csv and --html are about one job: name one JOBID")
-    if asked.raw and not asked.as_json:
-        raise click.UsageError("--raw goes with --json")
-    if asked.as_csv and asked.as_json:
-        raise click.UsageError("--csv and --json: choose one")
-    if asked.verbose and (asked.as_json or asked.as_csv):
-        raise click.UsageError("--verbose goes with the table; with --json, --raw has every sample")
-    if asked.html is not None and (asked.as_json or asked.as_csv or asked.verbose):
-        raise click.UsageError("--html goes with none of --json, --csv and --verbose")
-    if not asked.jobs and (asked.raw or asked.as_csv or asked.verbose or asked.html is not None):
-        raise click.UsageError("--raw, --csv, --html and --verbose need a job: name its JOBID")
+    if len(asked.jobs) > 1 and (asked.for_programs or asked.follow):
+        raise click.UsageError("--json, --html and --follow are about one job: name one JOBID")
+    if not asked.jobs and (asked.verbose or asked.as_html or asked.follow):
+        raise click.UsageError("--html, --follow and --verbose need a job: name its JOBID")
+    if sum((asked.as_json, asked.as_html, asked.follow, asked.verbose)) > 1:
+        raise click.UsageError("--json, --html, --follow and --verbose: choose one")
 
 
 def _list(asked: _Asked) -> None:
@@ -143,7 +130,7 @@ def _list(asked: _Asked) -> None:
 def _show(job: str, asked: _Asked) -> None:
     """Print one job, or the tasks of an array."""
     try:
-        tasks, found, unread = _load(asked.root, job, asked.cluster, asked.earlier)
+        tasks, found, unread = _load(asked.root, job, asked.cluster)
     except RunNotFound as err:
         asks = find.JOB.fullmatch(job) and slurm_now.may_know(err, asked.cluster, os.environ)
         word = slurm_now.word(job, os.environ) if asks else None
@@ -154,19 +141,16 @@ def _show(job: str, asked: _Asked) -> None:
     if tasks:
         _show_tasks(job, asked, tasks, found, unread)
         return
-    if not asked.earlier:
-        report = slurm_now.waiting_again(found[0], now_s=time.time(), environ=os.environ)
-        report = slurm_now.with_unseen_end(report, now_s=time.time(), environ=os.environ)
-        found = [slurm_now.with_who_cancelled(report, environ=os.environ)]
-    if asked.html is not None:
-        _write_page(found[0], asked.html)
-    elif asked.as_csv:
-        print_result(export.as_csv(found))
+    report = slurm_now.waiting_again(found[0], now_s=time.time(), environ=os.environ)
+    report = slurm_now.with_unseen_end(report, now_s=time.time(), environ=os.environ)
+    report = slurm_now.with_who_cancelled(report, environ=os.environ)
+    if asked.as_html:
+        print_result(_page(report))
     elif asked.as_json:
-        print_result(export.as_json(*found, raw=asked.raw))
+        print_result(export.as_json(report))
     else:
         width, unicode = terminal()
-        _print_job(found[0], width, unicode=unicode, verbose=asked.verbose)
+        _print_job(report, width, unicode=unicode, verbose=asked.verbose)
 
 
 def _show_tasks(
@@ -177,16 +161,11 @@ def _show_tasks(
     unread: Mapping[str, str],
 ) -> None:
     """Print the tasks of an array; `unread` are those whose journals tell nothing, and why."""
-    if asked.html is not None:
+    if asked.as_html:
         raise click.UsageError(f"--html is about one job: {', '.join(tasks[:5])}")
-    if asked.as_csv:
-        for task, why in unread.items():
-            _log.warning("%s is left out: %s", task, why)
-        print_result(export.as_csv(found))
-        return
     others = {**unread, **_without_journal(job, tasks)}
     if asked.as_json:
-        print_result(export.tasks_as_json(found, others=others, raw=asked.raw))
+        print_result(export.tasks_as_json(found, others=others))
     else:
         width, unicode = terminal()
         _print(table.tasks_text(found, others=others, width=width, unicode=unicode))
@@ -205,29 +184,21 @@ def _print(text: str) -> None:
     print_result(layout.coloured(text) if takes_colour(os.environ) else text)
 
 
-def _write_page(report: JobReport, file: Path) -> None:
-    """Write the page of a job.
+def _page(report: JobReport) -> str:
+    """Return the page of a job.
 
     Raises:
         PackageMissing: jinja2, of the extra `html`, is not there.
-        NotWritten: the file cannot be written.
     """
     try:
         from slurm_health.report.web_page import as_html
     except ModuleNotFoundError as err:
         raise PackageMissing("--html", str(err.name), "html") from err
-    page = as_html(report, made_at=time.strftime("%Y-%m-%d %H:%M %Z"))
-    if str(file) == "-":
-        print_result(page)
-        return
-    try:
-        write_named(file, page.encode())
-    except OSError as err:
-        raise NotWritten(file, err) from err
+    return as_html(report, made_at=time.strftime("%Y-%m-%d %H:%M %Z"))
 
 
 def _load(
-    root: Path, job: str, cluster: str | None, earlier: int
+    root: Path, job: str, cluster: str | None
 ) -> tuple[list[str], list[JobReport], dict[str, str]]:
     """Return the tasks that an array's id stands for, none for one job, and the reports.
 
@@ -239,9 +210,7 @@ def _load(
         tasks = find.tasks_of(root, job, cluster)
         for each in tasks or [job]:
             try:
-                found.append(
-                    read.load(root, each, cluster=cluster, now_s=time.time(), earlier=earlier)
-                )
+                found.append(read.load(root, each, cluster=cluster, now_s=time.time()))
             except (JournalError, RunNotFound) as err:
                 failed[each] = err
         if not found:

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What comes with slurm-health: `templates`, `docs`, `completion` and `explain`.
+"""What comes with slurm-health: `templates` and `explain`.
 
-Scripts that people edit, the pages of the documentation, what a shell completes commands with, and
-what is known of errors of GPUs and lines of the kernel's log.
+Scripts that people edit, and what is known of errors of GPUs and lines of the kernel's log.
 """
 
 from __future__ import annotations
 
-import difflib
 import shutil
 import sys
 import textwrap
@@ -17,7 +15,6 @@ from typing import TYPE_CHECKING
 
 import click
 import msgspec
-from click.shell_completion import get_completion_class
 
 from slurm_health.cli.output import print_result, terminal
 from slurm_health.node.rules.finding import Status
@@ -30,7 +27,6 @@ if TYPE_CHECKING:
     from slurm_health.node.rules.meaning import Meaning
 
 _COMMAND = "slurm-health"
-_VARIABLE = "_SLURM_HEALTH_COMPLETE"  # as click derives it from the name
 _TITLES = {
     TemplateKind.BATCH_SCRIPT: "Batch scripts that check their nodes, for sbatch:",
     TemplateKind.WRAPPER: "For programs that call sbatch by its name:",
@@ -126,65 +122,6 @@ def _list_text() -> str:
         ]
         parts.append("\n".join([title, *lines, ""]))
     return "\n".join([*parts, f"To copy one: {_COMMAND} templates copy NAME [DESTINATION]\n"])
-
-
-@click.command(short_help="Print a script that completes commands in a shell.")
-@click.argument("shell", metavar="SHELL", type=click.Choice(["bash", "zsh", "fish"]))
-@click.pass_context
-def completion(context: click.Context, shell: str) -> int:
-    """Print a script with which a shell completes commands and options of slurm-health.
-
-    SHELL is bash, zsh or fish.
-
-    \b
-    bash   slurm-health completion bash \\
-               > ~/.local/share/bash-completion/completions/slurm-health
-    zsh    slurm-health completion zsh > DIR/_slurm-health   DIR: one of $fpath
-    fish   slurm-health completion fish \\
-               > ~/.config/fish/completions/slurm-health.fish
-    """  # noqa: D301 - click reads the backslash
-    kind = get_completion_class(shell)
-    assert kind is not None  # click has all three
-    print_result(kind(context.find_root().command, {}, _COMMAND, _VARIABLE).source() + "\n")
-    return int(ExitCode.HEALTHY)
-
-
-@click.command(short_help="Print a page of the documentation.")
-@click.argument("page", required=False)
-def docs(page: str | None) -> int:
-    """Print a page of the documentation; without PAGE, list the pages."""
-    pages = _pages()
-    if page is None:
-        print_result(_pages_text(pages))
-        return int(ExitCode.HEALTHY)
-    path = pages.get(page) or pages.get(Path(page).stem)
-    if path is None:
-        near = difflib.get_close_matches(page, pages, n=1)
-        hint = f"Did you mean {near[0]!r}?" if near else "slurm-health docs lists them."
-        raise click.UsageError(f"No page {page!r}. {hint}")
-    print_result(path.read_text(encoding="utf-8"))
-    return int(ExitCode.HEALTHY)
-
-
-def _pages() -> dict[str, Path]:
-    """Return every page by its name: the tutorial first, then the guides."""
-    root = shelf.shipped("docs")
-    order = {"tutorial.md": 0, "howto": 1, "admin": 2}
-    paths = sorted(
-        root.rglob("*.md"), key=lambda path: (order.get(path.relative_to(root).parts[0], 3), path)
-    )
-    return {path.stem: path for path in paths}
-
-
-def _pages_text(pages: dict[str, Path]) -> str:
-    width = max(map(len, pages))
-    lines = [f"  {name:<{width}}  {_title(path)}\n" for name, path in pages.items()]
-    return "".join(["Pages, for slurm-health docs PAGE:\n", *lines])
-
-
-def _title(path: Path) -> str:
-    with path.open(encoding="utf-8") as file:
-        return file.readline().lstrip("# ").rstrip()
 
 
 @click.command(short_help="Say what an Xid, an SXid or a line of the kernel's log means.")

@@ -54,7 +54,7 @@ def doctor(config: str | None, python: str, as_json: bool) -> int:
         site = site_if_any(config)
         if site is None:
             text = f"{site_file(os.environ)} does not exist: no hooks are installed on this machine"
-            advice.append(look(text, "nothing, or as root: slurm-health docs install"))
+            advice.append(look(text, "nothing, or as root: documentation, admin/install.md"))
     except ConfigError as err:
         advice.append(change(str(err), "fix it; for a draft of one: slurm-health init-config"))
     said = _slurm(advice)

@@ -16,12 +16,12 @@ while the job runs.
     table     a report as text
     details   evidence, rounds and samples in that text, and what counted as slow
     post_mortem   what went wrong in scripts, while they ran and when they failed
-    progress  how far a job has got, for `slurm-health watch`
+    progress  how far a job has got, for `slurm-health report --follow`
     phrases   the short texts in it
     layout    text that fits a terminal, and its colours
-    export    a report as JSON, and what was measured as CSV
+    export    a report as JSON
     web_page    a report as a page of HTML
-    charts    its pictures, as numbers
+    charts    its picture, as numbers
     latest    the caller's latest jobs
     slurm_now   what Slurm says now: why there is no journal, which nodes are out of use
 """

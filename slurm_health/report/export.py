@@ -1,30 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report for programs: one JSON object, or rows of CSV, as docs/reference/report.md says.
+"""The report for programs: one JSON object, as docs/reference/report.md says.
 
-docs/reference/report.schema.json says the same of JSON. There every number has its unit in its
-name; a number that is not known is null, a list of figures that were not measured is empty. Keys
-are added within a schema version, never changed. CSV has a row for each node in each round of each
-check; its columns stay as they are, and a later version may add some at the end.
+docs/reference/report.schema.json says the same. Every number has its unit in its name; a number
+that is not known is null, a list of figures that were not measured is empty. Keys are added within
+a schema version, never changed.
 """
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import msgspec
 
 from slurm_health.records.probe_catalog import ALLGATHER, MATMUL, unit_of
 from slurm_health.records.script_records import Diagnosed
-from slurm_health.records.text import one_line
 from slurm_health.report.latest import LatestJob
 from slurm_health.report.model import Event, Hang, JobReport, NodeReport, RunReport
-from slurm_health.report.rounds import GroupReport, RoundReport
 from slurm_health.report.summary import summary_of
 
 SCHEMA = 1
@@ -51,51 +46,23 @@ _UNJUDGED = {
 RENAMED = {"label": "run", "acts": "actions", "what": "event"}
 # What the text of a report is made from, and programs are told in other fields.
 LEFT_OUT = {"started", "superseded", "judged", "samples", "measured"}
-_COLUMN_FIGURES = (
-    "allgather",
-    "rail_allgather",
-    "node_allgather",
-    "matmul",
-    "memory_copy",
-    "gpt step",
-)
-COLUMNS = (
-    "cluster",
-    "job",
-    "attempt",
-    "check",
-    "round",
-    "phase",
-    "node",
-    "partners",
-    "outcome",
-    "started_s",
-    "elapsed_s",
-    *map(figure_key, _COLUMN_FIGURES),
-    "level",
-    "component",
-    "reason",
-)
-# What a spreadsheet takes for a formula.
-_FORMULA = ("=", "+", "-", "@")
 
 
-def as_json(report: JobReport, *, raw: bool = False) -> str:
-    """Return a job's report as lines of JSON, with every sample as it was measured if `raw`."""
-    return _text(_job(report, raw=raw))
+def as_json(report: JobReport) -> str:
+    """Return a job's report as lines of JSON."""
+    return _text(_job(report))
 
 
 def tasks_as_json(
     reports: Sequence[JobReport],
     *,
     others: Mapping[str, str] = MappingProxyType({}),
-    raw: bool = False,
 ) -> str:
     """Return the reports of an array's tasks as lines of JSON.
 
     `others` are tasks without a journal, and why they have none.
     """
-    tasks = [_job(report, raw=raw) for report in reports]
+    tasks = [_job(report) for report in reports]
     return _text({"tasks": tasks, "without_journal": dict(others)})
 
 
@@ -104,19 +71,19 @@ def latest_as_json(jobs: Sequence[LatestJob]) -> str:
     return _text({"jobs": list(jobs)})
 
 
-def run_as_json(run: RunReport, *, raw: bool = False) -> str:
+def run_as_json(run: RunReport) -> str:
     """Return one check as lines of JSON: an element of `runs`, with the schema's version."""
-    return _text(_run(run, raw=raw))
+    return _text(_run(run))
 
 
-def _job(report: JobReport, *, raw: bool) -> dict[str, object]:
+def _job(report: JobReport) -> dict[str, object]:
     job_ids = [run.started.job_id for run in report.runs if run.started]
     return {
         "job": report.job,
         "job_id": job_ids[-1] if job_ids else None,
         "summary": summary_of(report),
         **_fields(report),
-        "runs": [_run(run, raw=raw) for run in report.runs],
+        "runs": [_run(run) for run in report.runs],
         "nodes": [_node(node) for node in report.nodes],
         "paths": _whole(report.paths),
         "leaves": _whole(report.leaves),
@@ -141,7 +108,7 @@ def _fields(value: JobReport | RunReport | Event) -> dict[str, object]:
     return {RENAMED.get(name, name): getattr(value, name) for name in names if name not in LEFT_OUT}
 
 
-def _run(run: RunReport, *, raw: bool) -> dict[str, object]:
+def _run(run: RunReport) -> dict[str, object]:
     return {
         **_fields(run),
         "disposition": run.disposition or None,
@@ -155,7 +122,6 @@ def _run(run: RunReport, *, raw: bool) -> dict[str, object]:
         "unevenness": [_with_found(each, each.found) for each in run.unevenness],
         "losses": [_with_found(each, each.found) for each in run.losses],
         "timeline": [{**_fields(event), "action": event.action or None} for event in run.timeline],
-        **({"samples": _whole(run.samples)} if raw else {}),
     }
 
 
@@ -190,62 +156,3 @@ def _figures(figures: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
     }
     missing: dict[str, list[float]] = {probe: [] for probe in _ALWAYS}
     return {figure_key(probe): values for probe, values in (missing | measured).items()}
-
-
-def as_csv(reports: Sequence[JobReport]) -> str:
-    """Return every node's rounds in all checks of some jobs, with a line of names above them.
-
-    A cell is empty where there is nothing: it was not measured, or not judged.
-    """
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for report in reports:
-        for run in report.runs:
-            writer.writerows(_rows(report, run))
-    return text.getvalue()
-
-
-def _rows(report: JobReport, run: RunReport) -> Iterator[list[object]]:
-    judged = {node.node: node.verdict for node in run.nodes}
-    for each in run.each_round:
-        for group in each.groups:
-            for node, elapsed_s in zip(group.nodes, group.elapsed_s, strict=True):
-                measured = run.measured.get((each.round, node), {})
-                verdict = judged.get(node)
-                row = [
-                    report.cluster,
-                    report.job,
-                    run.attempt,
-                    run.check,
-                    *_where(run, each, group, node, elapsed_s),
-                    *(_number(measured.get(name)) for name in _COLUMN_FIGURES),
-                    verdict.level.value if verdict else "",
-                    verdict.component if verdict else "",
-                    verdict.reason if verdict else "",
-                ]
-                yield [_cell(cell) if isinstance(cell, str) else cell for cell in row]
-
-
-def _where(
-    run: RunReport, each: RoundReport, group: GroupReport, node: str, elapsed_s: float | None
-) -> list[object]:
-    return [
-        each.round,
-        each.phase,
-        node,
-        " ".join(other for other in group.nodes if other != node),
-        group.outcome.value if group.outcome else "",
-        round((run.started_s or 0.0) + each.after_s, 3),
-        "" if elapsed_s is None else elapsed_s,
-    ]
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.6g}"
-
-
-def _cell(text: str) -> str:
-    """Return text in one line that no spreadsheet takes for a formula."""
-    line = one_line(text)
-    return f"'{line}" if line.startswith(_FORMULA) else line

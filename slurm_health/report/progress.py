@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a job has got, in one line that `slurm-health watch` shows above its report. Pure."""
+"""How far a job has got, in one line that `report --follow` shows above its report. Pure."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ import msgspec
 
 from slurm_health.records.allocation import is_of_another_job
 from slurm_health.records.decoding import from_msgpack
-from slurm_health.records.errors import JournalError, RecordTooNew, UsageError
+from slurm_health.records.errors import JournalError, RecordTooNew
 from slurm_health.records.nodeset import fold
 from slurm_health.records.record_codec import VERSION, Entry, NewerVersion, decode
 from slurm_health.records.records import RunStarted
@@ -54,7 +54,6 @@ def load(
     *,
     cluster: str | None = None,
     now_s: float | None = None,
-    earlier: int = 0,
 ) -> JobReport:
     """Return what is known of a job.
 
@@ -63,41 +62,37 @@ def load(
         job: a job id, or `12_3` for a task of an array.
         cluster: the cluster whose job it is; None for the one that is found.
         now_s: the time, to tell a check that runs from one whose master died.
-        earlier: which of several jobs that had this id: 0 for the last one, 1 for that before it.
+
+    Of several jobs that had this id it is the last one; a log line names the one before.
 
     Raises:
-        UsageError: `job` is no job id, or there were not as many of them.
+        UsageError: `job` is no job id.
         RunNotFound: there is no journal of it.
         JournalError: a journal cannot be read, is another user's, or a newer slurm-health wrote
             all of it.
     """
     runs = runs_of_job(root, job, cluster)
-    found = guarded(runs[0].parent, lambda: _loaded(runs, now_s, earlier), _Loaded)
-    if found.report is None:
-        known = f"{found.jobs - 1} earlier jobs" if found.jobs > 2 else "one earlier job"
-        raise UsageError(
-            f"--earlier: {known if found.jobs > 1 else 'no earlier job'} had the id {job}"
-        )
-    if found.jobs > 1 and not earlier:
+    found = guarded(runs[0].parent, lambda: _loaded(runs, now_s), _Loaded)
+    if found.earlier:
         begun = moment_text(found.before_s)
-        _log.warning("an earlier job had the id %s too, on %s: --earlier shows it", job, begun)
+        _log.warning("an earlier job had the id %s too, on %s; this is the last one", job, begun)
     return found.report
 
 
 class _Loaded(msgspec.Struct, frozen=True, kw_only=True):
-    """How many jobs had an id, when the last but one began, and the one that was asked for."""
+    """The last job that had an id; whether one had it before, and when the one before began."""
 
-    jobs: int
+    earlier: bool
     before_s: float | None
-    report: JobReport | None
+    report: JobReport
 
 
-def _loaded(runs: Sequence[Path], now_s: float | None, earlier: int) -> _Loaded:
+def _loaded(runs: Sequence[Path], now_s: float | None) -> _Loaded:
     jobs = jobs_in([read_run(path) for path in runs])
     return _Loaded(
-        jobs=len(jobs),
+        earlier=len(jobs) > 1,
         before_s=began_s(jobs[-2][0]) if len(jobs) > 1 else None,
-        report=job_report(jobs[-1 - earlier], now_s=now_s) if earlier < len(jobs) else None,
+        report=job_report(jobs[-1], now_s=now_s),
     )
 
 

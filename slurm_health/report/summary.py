@@ -277,7 +277,7 @@ def _next(report: JobReport, *, followed: bool) -> str:
     if _still_runs(last) and not report.ended and not _hangs(last):
         apart = no_exchange(last)
         steps = [apart.advice(report.job, runs=_has_begun(last))] if apart else []
-        steps += [] if followed else [f"slurm-health watch {report.job} follows it"]
+        steps += [] if followed else [f"slurm-health report --follow {report.job} follows it"]
         return "; ".join(dict.fromkeys([*steps, *_about_slow(last)]))
     return "; ".join(dict.fromkeys(text for text in _steps(report, last) if text))
 

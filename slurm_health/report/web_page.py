@@ -17,7 +17,7 @@ from slurm_health.records.probe_catalog import ALLGATHER, MATMUL
 from slurm_health.records.text import one_line
 from slurm_health.records.verdict import Level
 from slurm_health.report import details, table, timeline
-from slurm_health.report.charts import Chart, Matrix, Span, charts_of, matrix_of, span_of
+from slurm_health.report.charts import Matrix, matrix_of
 from slurm_health.report.layout import NOTHING, range_text
 from slurm_health.report.model import JobReport, NodeReport, RunReport
 from slurm_health.report.phrases import (
@@ -50,15 +50,14 @@ class _Card:
 
 @dataclass(frozen=True, kw_only=True)
 class _Check:
-    """One check: its line, its pictures, what happened in it."""
+    """One check: its line, its picture, what happened in it."""
 
     name: str
     facts: tuple[str, ...]
     missing: tuple[str, ...]
-    span: Span | None
     matrix: Matrix | None
-    charts: tuple[Chart, ...]
     events: tuple[tuple[str, str], ...]
+    pictured: bool
     opened: bool
     monitor: tuple[tuple[str, str], ...]
     post_mortem: tuple[tuple[str, str], ...]
@@ -172,10 +171,9 @@ def _check(run: RunReport, *, pictured: bool, opened: bool) -> _Check:
         name=attempt_text(run),
         facts=tuple(table.facts_of(run)),
         missing=run.missing,
-        span=span_of(run) if pictured else None,
         matrix=matrix_of(run) if pictured else None,
-        charts=tuple(charts_of(run)) if pictured else (),
         events=tuple((f"{after_s:.1f}", text) for after_s, text in timeline.events_of(run)),
+        pictured=pictured,
         opened=opened,
         monitor=tuple(lines_while_training(run)),
         post_mortem=tuple(lines_of(run.post_mortem)) if run.post_mortem else (),

@@ -24,6 +24,8 @@ _MOST_NAMES = 10_000
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 # O_NONBLOCK: whoever opens a FIFO would wait for its other end.
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+# Without setuid, setgid and sticky, which a file that root writes must never have.
+_PERMISSION = stat.S_IRWXU | stat.S_IRWXG | stat.S_IRWXO
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 # Where a script may lie for as long as it runs; None is what TMPDIR says.
 _TEMPORARY_PLACES = (None, "/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - a new directory in each
@@ -189,11 +191,15 @@ def publish(path: Path, data: bytes, *, mode: int = 0o644) -> None:
 
     Others may be able to write in its directory, as the account of an exporter in that of its
     metrics: the new file has a name that nobody foresees, is made where nothing was, and has its
-    mode before it has its name. A link that stands at `path` is replaced, and never followed.
+    mode before it has its name. A link that stands at `path` is replaced, and never followed; the
+    mode of what stands there is not taken over.
 
     Raises:
+        ValueError: the mode has bits other than those of permission.
         OSError: it cannot be written.
     """
+    if mode & ~_PERMISSION:
+        raise ValueError(f"{path} must not be published with mode {mode:#o}")
     handle = os.open(path.parent, _DIRECTORY)
     try:
         fresh = f".{path.name}.{os.urandom(8).hex()}"

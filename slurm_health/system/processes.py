@@ -185,13 +185,12 @@ def run(
     deadline_s: float,
     stdin: bytes = b"",
     directory: Path | None = None,
-    grace_s: float = 0.0,
     last_bytes: int | None = None,
 ) -> CommandResult:
     """Run a command in a session of its own to its end; nothing of it is left.
 
-    What is late, or when we are interrupted, is terminated, and killed after `grace_s`. What the
-    kernel holds even then is left behind. `last_bytes` of each stream are kept; None for all.
+    What is late, or when we are interrupted, is killed; what the kernel holds even then is left
+    behind. `last_bytes` of each stream are kept; None for all.
 
     Raises:
         TimeoutError: it did not end in time.
@@ -213,9 +212,6 @@ def run(
     except subprocess.TimeoutExpired:
         raise TimeoutError from None
     finally:
-        if grace_s and process.poll() is None:
-            kill_session(process, signal.SIGTERM)
-            ends_within(process, grace_s)
         abandon_session(process, wait_s=_REAP_S)
     return CommandResult(returncode=process.returncode, stdout=stdout, stderr=stderr)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.fake_scontrol import FakeScontrol
 from tests.support.hooked_node import node, rack, shared, slurm, story
+from tests.support.hooked_slurm import HookedSlurm
 
 __all__ = ["node", "rack", "shared", "slurm", "story"]
 
 
 @pytest.fixture
-def on_n3(monkeypatch: pytest.MonkeyPatch, slurm: FakeScontrol) -> None:
+def on_n3(monkeypatch: pytest.MonkeyPatch, slurm: HookedSlurm) -> None:
     """Have commands run where n3 is this node, beside a fake Slurm."""
     monkeypatch.setenv("PATH", slurm.path)
     monkeypatch.setenv("SLURMD_NODENAME", "n3")

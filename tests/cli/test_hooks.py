@@ -17,8 +17,8 @@ from click.testing import CliRunner, Result
 from slurm_health.cli import hooks, nodes
 from slurm_health.node.hooks import nodes as nodes_text
 from slurm_health.records.errors import ConfigError
-from tests.support.fake_scontrol import FakeScontrol
 from tests.support.hooked_node import Node
+from tests.support.hooked_slurm import HookedSlurm
 from tests.support.sites import write_site
 
 pytestmark = pytest.mark.usefixtures("on_n3")
@@ -211,7 +211,7 @@ def test_a_sites_file_below_a_file_does_not_exist(tmp_path: Path) -> None:
     assert "does not exist" in str(result.exception)
 
 
-def test_nodes_lists_ours_with_since_why_and_what_to_do(node: Node, slurm: FakeScontrol) -> None:
+def test_nodes_lists_ours_with_since_why_and_what_to_do(node: Node, slurm: HookedSlurm) -> None:
     node.break_it()
     node.healthcheck()
     slurm.set({"n5": ("DOWN", "ADMIN"), "n6": ("IDLE+DRAIN", "shealth:network job 3: x")})
@@ -228,7 +228,7 @@ def test_nodes_lists_ours_with_since_why_and_what_to_do(node: Node, slurm: FakeS
     assert result.return_value == 0
 
 
-def test_release_gives_back_ours_and_leaves_others(node: Node, slurm: FakeScontrol) -> None:
+def test_release_gives_back_ours_and_leaves_others(node: Node, slurm: HookedSlurm) -> None:
     slurm.set(
         {
             "n5": ("IDLE+DRAIN", "ADMIN SHUTDOWN"),
@@ -238,7 +238,7 @@ def test_release_gives_back_ours_and_leaves_others(node: Node, slurm: FakeScontr
     result = call(node, "nodes", "release", "n[5-7]", "n99")
     assert result.return_value == 1
     assert result.output.splitlines() == [
-        "n5: not ours: ADMIN SHUTDOWN",
+        "n5: not ours: ADMIN SHUTDOWN [root@2026-01-02T03:04:05]",
         "n6: released",
         "n7: not drained: IDLE",
         "n99: unknown to Slurm",

@@ -98,11 +98,14 @@ def test_without_any_word_the_help_is_shown_and_the_code_says_that_nothing_was_d
     ("words", "said"),
     [
         (["chek"], "check"),
+        (["advise"], "slurm-health lemons"),
+        (["watch", "12"], "slurm-health report --follow JOBID"),
         (["check", "--jurnal", "x"], "--journal"),
         (["report", "12", "--jsn"], "--json"),
-        (["report", "--csv"], "JOBID"),
-        (["report", "12", "--csv", "--json"], "choose one"),
-        (["report", "12", "--json", "--verbose"], "--raw"),
+        (["report", "--html"], "JOBID"),
+        (["report", "--follow"], "JOBID"),
+        (["report", "12", "--html", "--json"], "choose one"),
+        (["report", "12", "--follow", "--json"], "choose one"),
         (["report", "--last", "0"], "--last"),
         (["check", "--local", "two"], "--local"),
         (["check", "--local", "0"], "--local"),
@@ -110,7 +113,6 @@ def test_without_any_word_the_help_is_shown_and_the_code_says_that_nothing_was_d
         (["check", "--network-floor", "8%"], "0.08 for 8 %"),
         (["check", "--min-round", "3"], "--min-rounds"),
         (["check", "--local", "2", "--act"], "--local"),
-        (["report", "12", "--raw"], "--json"),
         (["check", "surplus"], "surplus"),
         (["report", "--last", "x"], "'x' is not a whole number. (see slurm-health report --help)"),
         (["report", "--last", "0"], "0 must be at least 1."),
@@ -157,7 +159,6 @@ def test_a_shell_completes_commands_options_and_files(line: str, completed: list
         ["report"],
         ["report", "12"],
         ["report", "12", "--json"],
-        ["report", "12", "--csv"],
         ["report", "12", "--verbose"],
         ["plan", "n[1-8]", "--bad=n3"],
         ["plan", "n[1-8]", "--bad=n3", "--json"],
@@ -205,10 +206,10 @@ def test_the_help_of_all_is_grouped_by_who_needs_it() -> None:
 
 
 def test_an_option_without_its_value_is_told_what_that_would_be() -> None:
-    done = slurm_health("report", "12", "--html")
+    done = slurm_health("lemons", "--index")
 
     assert done.code == 2
-    assert "--html FILE. Write the report as one page of HTML" in one_line(done.stderr)
+    assert "--index FILE. The index of the journals" in one_line(done.stderr)
 
 
 def test_an_option_behind_the_word_that_it_goes_before_is_told_its_place() -> None:

@@ -8,24 +8,22 @@ import logging
 import os
 import pty
 import re
-import stat
 import struct
 import subprocess
 import termios
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from slurm_health.cli.output import ProgressLine, write_named
+from slurm_health.cli.output import ProgressLine
 from tests.support.command_line import COMMAND, one_line, slurm_health
 from tests.support.journals import write_requeued_job
 
 
 def test_a_full_disk_is_told_in_a_line() -> None:
     with Path("/dev/full").open("wb") as full:
-        argv = [*COMMAND, "docs"]
+        argv = [*COMMAND, "templates"]
         done = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
 
     assert done.returncode == 4
@@ -61,13 +59,15 @@ def test_the_line_is_not_drawn_faster_than_anybody_reads() -> None:
     assert terminal.getvalue() == "\r\x1b[Ka\r\x1b[Kc"
 
 
-def test_what_the_encoding_of_the_output_does_not_have_is_replaced() -> None:
-    whole = slurm_health("docs", "tutorial", environ={"PYTHONIOENCODING": "utf-8"}).stdout
-    done = slurm_health("docs", "tutorial", environ={"PYTHONIOENCODING": "ascii"})
+def test_what_the_encoding_of_the_output_does_not_have_is_replaced(tmp_path: Path) -> None:
+    write_requeued_job(tmp_path)
+    words = ("report", "12", f"--journal={tmp_path}")
+    whole = slurm_health(*words, environ={"PYTHONIOENCODING": "utf-8"}).stdout
+    done = slurm_health(*words, environ={"PYTHONIOENCODING": "ascii", "LC_ALL": "C.UTF-8"})
 
     assert (done.code, done.stderr) == (0, "")
-    assert "…" in whole
-    assert done.stdout == whole.encode("ascii", errors="replace").decode()
+    assert done.stdout.isascii()
+    assert len(done.stdout) > len(whole) / 2
 
 
 def on_a_terminal(words: list[str], environ: Mapping[str, str], columns: int = 60) -> str:
@@ -115,66 +115,3 @@ def test_a_terminal_without_utf_8_gets_ascii(tmp_path: Path) -> None:
     environ = {**TERMINAL, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
     assert on_a_terminal(["report", "12", f"--journal={tmp_path}"], environ).isascii()
-
-
-def test_who_has_the_old_page_open_keeps_it_whole(tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
-    page.write_bytes(b"the old page")
-    page.chmod(0o640)
-
-    with page.open("rb") as reader:
-        write_named(page, b"the new one")
-        assert reader.read() == b"the old page"
-
-    assert page.read_bytes() == b"the new one"
-    assert stat.S_IMODE(page.stat().st_mode) == 0o640
-    assert list(tmp_path.iterdir()) == [page]
-
-
-def test_a_link_of_ones_own_stays_and_what_it_leads_to_is_replaced(tmp_path: Path) -> None:
-    (tmp_path / "pages").mkdir()
-    link = tmp_path / "latest.html"
-    link.symlink_to("pages/12.html")
-
-    for text in (b"first", b"second"):
-        write_named(link, text)
-        assert (tmp_path / "pages" / "12.html").read_bytes() == text
-    assert link.is_symlink()
-
-
-@pytest.mark.root
-def test_a_link_that_another_has_laid_is_not_followed(tmp_path: Path) -> None:
-    precious = tmp_path / "precious"
-    precious.write_bytes(b"precious")
-    link = tmp_path / "page.html"
-    link.symlink_to(precious)
-    os.chown(link, 1, 1, follow_symlinks=False)
-
-    write_named(link, b"page")
-
-    assert precious.read_bytes() == b"precious"
-    assert link.read_bytes() == b"page"
-    assert not link.is_symlink()
-
-
-@pytest.mark.root
-def test_a_pipe_that_another_has_laid_is_not_written_to(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "page.html")
-    os.chown(tmp_path / "page.html", 1, 1)
-
-    with pytest.raises(PermissionError, match="it is of user 1"):
-        write_named(tmp_path / "page.html", b"page")
-
-
-def test_a_pipe_is_written_to_as_it_is(tmp_path: Path) -> None:
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    read: list[bytes] = []
-    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()))
-    reader.start()
-
-    write_named(pipe, b"page")
-
-    reader.join()
-    assert read == [b"page"]
-    assert pipe.is_fifo()

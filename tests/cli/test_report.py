@@ -9,7 +9,7 @@ from pathlib import Path
 from slurm_health.system import journal
 from tests.support.command_line import Done, one_line, slurm_health
 from tests.support.fake_slurm import FakeSlurm
-from tests.support.journals import write_healthy_run, write_requeued_job
+from tests.support.journals import write_healthy_run
 
 
 def test_several_jobs_are_printed_one_after_the_other(tmp_path: Path) -> None:
@@ -91,9 +91,9 @@ def test_a_task_whose_journal_tells_nothing_hides_no_other(tmp_path: Path) -> No
     (tmp_path / "lab" / "12_3").mkdir()
     asked = ("report", "12", f"--journal={tmp_path}")
 
-    text, listed, lines = (slurm_health(*asked, *how) for how in ((), ("--json",), ("--csv",)))
+    text, listed = (slurm_health(*asked, *how) for how in ((), ("--json",)))
 
-    assert (text.code, listed.code, lines.code) == (0, 0, 0)
+    assert (text.code, listed.code) == (0, 0)
     told = json.loads(listed.stdout)
     assert [task["job"] for task in told["tasks"]] == ["12_1"]
     assert told["without_journal"].pop("12_3") == "no journal"
@@ -102,7 +102,6 @@ def test_a_task_whose_journal_tells_nothing_hides_no_other(tmp_path: Path) -> No
     assert "cannot be read: master.jsonl" in why
     assert text.stdout.splitlines()[0].startswith("12_1")
     assert ["12_3", "no", "journal"] in [line.split() for line in text.stdout.splitlines()]
-    assert "12_3 is left out: no journal" in lines.stderr
 
 
 def test_without_a_job_the_latest_ones_are_listed(tmp_path: Path) -> None:
@@ -119,15 +118,6 @@ def test_without_a_job_the_latest_ones_are_listed(tmp_path: Path) -> None:
     assert [job["job"] for job in json.loads(exported.stdout)["jobs"]] == ["13"]
 
 
-def test_a_report_is_a_line_of_csv_for_each_node_and_round(tmp_path: Path) -> None:
-    write_healthy_run(tmp_path, job=13, array="12_3")
-
-    done = slurm_health("report", "12", "--csv", f"--journal={tmp_path}")
-
-    assert done.code == 0
-    assert len(done.stdout.splitlines()) == 1 + 2 * 4
-
-
 def test_a_report_needs_no_place_to_write(tmp_path: Path) -> None:
     """As on a login node whose homes are mounted read-only."""
     home = tmp_path / "home"
@@ -141,14 +131,3 @@ def test_a_report_needs_no_place_to_write(tmp_path: Path) -> None:
 
     assert (done.code, "all healthy" in done.stdout) == (0, True), done
     assert sorted(home.rglob("*")) == before
-
-
-def test_a_report_is_a_table_or_json(tmp_path: Path) -> None:
-    write_requeued_job(tmp_path, job=12)
-
-    table = slurm_health("report", "12", f"--journal={tmp_path}")
-    exported = slurm_health("report", "12", "--json", f"--journal={tmp_path}")
-
-    assert (table.code, exported.code) == (0, 0)
-    assert "n3" in table.stdout
-    assert json.loads(exported.stdout)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`slurm-health templates` and `docs`: what a newcomer finds where there is only the package."""
+"""`slurm-health templates`: what a newcomer finds where there is only the package."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from distribution import completion, man_pages
 from slurm_health.system import templates
 from slurm_health.system.templates import TemplateKind
 from tests.support.command_line import Done, one_line, slurm_health
@@ -112,25 +111,6 @@ def test_a_mistake_is_one_line_that_says_what_is_there(words: list[str], said: s
     assert said in one_line(done.stderr)
 
 
-def test_a_page_is_printed_by_its_name_or_its_path() -> None:
-    page = (ROOT / "docs" / "howto" / "submit.md").read_text()
-    for name in ("submit", "submit.md", "docs/howto/submit.md"):
-        assert slurm_health("docs", name).stdout == page
-
-
-def test_every_page_is_listed_under_a_name_of_its_own() -> None:
-    text = slurm_health("docs").stdout
-    pages = [path.stem for path in (ROOT / "docs").rglob("*.md")]
-    assert len(set(pages)) == len(pages)
-    assert [page for page in pages if f"  {page} " not in text] == []
-
-
-def test_an_unknown_page_is_refused_with_the_nearest() -> None:
-    done = slurm_health("docs", "requeu")
-    assert done.code == 2
-    assert "Did you mean 'requeue'?" in one_line(done.stderr)
-
-
 def test_messages_name_no_file_that_only_a_checkout_has() -> None:
     package = Path(templates.__file__).parents[1]
     said = {path: re.findall(r"docs/[\w/-]+\.md", messages(path)) for path in package.rglob("*.py")}
@@ -161,68 +141,10 @@ def test_a_wheel_has_all_that_is_copied_and_read(tmp_path: Path) -> None:
     package = installed / "slurm_health"
     for template in templates.every().values():
         assert (package / template.source).read_bytes() == (ROOT / template.source).read_bytes()
-    pages = {path.relative_to(ROOT) for path in (ROOT / "docs").rglob("*.md")}
-    assert {path.relative_to(package) for path in (package / "docs").rglob("*.md")} == pages
     source = ROOT / "slurm_health"
     beside = [*source.rglob("*.sbatch"), *source.rglob("*.lua")]
     assert len(beside) >= 5
     assert all((package / path.relative_to(source)).exists() for path in beside)
     assert (package / "grafana" / "slurm-health.json").exists()
-    (share,) = installed.glob("*.data/data/share")
-    made = {f"man/man1/{name}" for name in man_pages.pages()} | set(completion.files())
-    assert {str(each.relative_to(share)) for each in share.rglob("*") if each.is_file()} == made
     listed = slurm_health("templates", environ={"PYTHONPATH": str(installed)}).stdout
     assert listed == slurm_health("templates").stdout
-
-
-def test_shipped_files_are_found_in_a_checkout_too() -> None:
-    assert templates.shipped("docs") == ROOT / "docs"
-
-
-COMPLETE = """
-. /dev/stdin
-COMP_WORDS=({words}) COMP_CWORD={index}
-_slurm_health_completion slurm-health
-printf '%s\\n' "${{COMPREPLY[@]}}"
-"""
-
-
-def completed(script: str, *words: str) -> list[str]:
-    """Return what bash offers for the last word."""
-    quoted = " ".join(("slurm-health", *words))
-    done = subprocess.run(
-        ["bash", "--norc", "-c", COMPLETE.format(words=quoted, index=len(words))],
-        input=script.replace("complete -o nosort", "true"),  # binds a key that nobody presses
-        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    return done.stdout.split()
-
-
-@pytest.mark.skipif(
-    shutil.which("slurm-health", path=Path(sys.executable).parent) is None,
-    reason="slurm-health is not installed beside this interpreter",
-)
-def test_bash_completes_commands_and_their_options() -> None:
-    script = slurm_health("completion", "bash").stdout
-
-    assert "history" in completed(script, "hi")
-    assert completed(script, "clean", "--older") == ["--older-than"]
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_each_shell_has_a_script(shell: str) -> None:
-    done = slurm_health("completion", shell)
-
-    assert done.code == 0, done
-    assert "_SLURM_HEALTH_COMPLETE" in done.stdout
-
-
-def test_an_unknown_shell_is_one_line_that_names_the_known() -> None:
-    done = slurm_health("completion", "csh")
-
-    assert done.code == 2
-    assert "'bash', 'zsh', 'fish'" in done.stderr

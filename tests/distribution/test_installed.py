@@ -70,13 +70,11 @@ IN_PLACE = """
 mkdir /root/of-another && echo 'raise SystemExit("of another Python")' > /root/of-another/click.py
 PYTHONPATH=/root/of-another slurm-health --version
 slurm-health templates copy sweep /root/ | head -n 1
-slurm-health docs install | head -n 1
 slurm-health metrics --dashboard | grep -c '"title": "slurm-health"'
-ls /usr/share/man/man1/slurm-health-report.1.gz
 ls /usr/share/bash-completion/completions/slurm-health
 grep ^python= /etc/slurm-health/prolog/slurm-health
 slurm-health init-hooks /root/hooks
-slurm-health doctor | grep 'do: nothing, or as root: slurm-health docs install' || true
+slurm-health doctor | grep 'do: nothing, or as root: documentation' || true
 /opt/slurm-health/bin/python -c 'import torch' 2>&1 | tail -n 1
 sed -i s/limit=120/limit=90/ /etc/slurm-health/prolog/slurm-health
 echo '[hooks]' > /etc/slurm-health/config.toml
@@ -91,8 +89,7 @@ test ! -e /opt/slurm-health && echo gone
 
 def holds(said: str) -> None:
     for line in (
-        "slurm-health 0.", "wrote /root/sweep.sbatch", "# Installing the hooks",
-        "/usr/share/man/man1/slurm-health-report.1.gz",
+        "slurm-health 0.", "wrote /root/sweep.sbatch",
         "/usr/share/bash-completion/completions/slurm-health",
         "python=/opt/slurm-health/bin/python", "Prolog=/root/hooks/prolog/slurm-health",
         "ModuleNotFoundError: No module named 'torch'",
@@ -158,7 +155,6 @@ def test_a_wheel_works_in_an_environment_without_torch(tmp_path: Path) -> None:
     command = environment / "bin/slurm-health"
 
     assert run(command, "templates", "copy", "sweep", f"{tmp_path}/").startswith("wrote ")
-    assert run(command, "docs", "install").startswith("# Installing the hooks")
     assert '"title": "slurm-health"' in run(command, "metrics", "--dashboard")
     assert f"Prolog={tmp_path}/prolog/" in run(command, "init-hooks", tmp_path)
     assert f"\npython={environment}/bin/python" in (tmp_path / "prolog/slurm-health").read_text()
@@ -166,10 +162,3 @@ def test_a_wheel_works_in_an_environment_without_torch(tmp_path: Path) -> None:
     without = {**os.environ, "PATH": f"{environment}/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
     said = run(command, "check", "--local", "2", check=False, environ=without)
     assert "light probes (no torch found by" in " ".join(said.split())
-    for name in (
-        "man/man1/slurm-health-report.1",
-        "bash-completion/completions/slurm-health",
-        "zsh/site-functions/_slurm-health",
-        "fish/vendor_completions.d/slurm-health.fish",
-    ):
-        assert (environment / "share" / name).is_file()

@@ -144,15 +144,6 @@ def test_a_journal_on_the_disk_of_each_node_is_told_where_users_can_write_it(
     assert "the nodes of a job do not see each other's records" in change
 
 
-def test_a_shared_directory_that_others_can_write_is_told(wrong: Consulted) -> None:
-    shared = wrong.installed / "shared"
-    shared.chmod(0o777)
-    try:
-        assert "can be written by others than root" in wrong.told("change")
-    finally:
-        shared.chmod(0o755)
-
-
 def test_with_slurmctld_away_the_rest_is_said_all_the_same(wrong: Consulted) -> None:
     wrong.lab.kill_slurmctld()
     try:

@@ -25,25 +25,28 @@ pytestmark = [
     pytest.mark.timeout(900),
 ]
 
-TRAINING = Path(__file__).parents[1] / "support" / "hanging_training.py"
+TRAINING = Path(__file__).parents[1] / "support" / "training.py"
 # The first start hangs, the others train for some steps. What comes behind the step must not run
 # once the script is ended for its hang.
 SCRIPT = f"""#!/bin/bash
 export OMP_NUM_THREADS=1 MASTER_PORT=$((20000 + 10 * SLURM_JOB_ID + SLURM_HEALTH_RESTART_COUNT))
 export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 echo "start $SLURM_HEALTH_RESTART_COUNT on $SLURM_JOB_NODELIST"
-[ "$SLURM_HEALTH_RESTART_COUNT" -lt "${{HANGS:-1}}" ] || {{ export STEPS=5; set --; }}
-srun {sys.executable} hanging_training.py "$@" || code=$?
+[ "$SLURM_HEALTH_RESTART_COUNT" -lt "${{HANGS:-1}}" ] || \\
+    {{ TRAINS="$TRAINS --steps=5"; set --; }}
+srun {sys.executable} training.py $TRAINS "$@" || code=$?
 echo "behind the step $SLURM_HEALTH_RESTART_COUNT"
 exit "${{code:-0}}"
 """
 # Without a line in the script, and without a word: steps of a second until the hang.
-SILENT = {"HEARTBEAT": "0", "SILENT": "1", "HANGS_AT": "70"}
-BEATING = {"HANGS_AT": "45"}
+TRAINS = "--step-s=1 --steps=100000"
+SILENT = {"TRAINS": f"{TRAINS} --silent --at=70"}
+BEATING = {"TRAINS": f"{TRAINS} --heartbeat --at=45"}
 ENDED_S = 800.0
 MONITOR = "slurm_health.training.monitor.node"
-BY_OPTIMIZER = {**SILENT, "HANGS_AT": "45", "SLURM_HEALTH_HEARTBEAT": "auto"}
-IN_ITS_START = {**BY_OPTIMIZER, "HANGS_AT": "3", "STEP_S": "12"}
+OPTIMIZER = {"SLURM_HEALTH_HEARTBEAT": "auto"}
+BY_OPTIMIZER = {"TRAINS": f"{TRAINS} --silent --at=45", **OPTIMIZER}
+IN_ITS_START = {"TRAINS": "--step-s=12 --steps=100000 --silent --at=3", **OPTIMIZER}
 SPARE = ("-N3", "--ntasks-per-node=1", "--spares=1", "--keep-spares", "-x", "n5")
 
 
@@ -55,7 +58,7 @@ def module_site() -> Iterator[Site]:
 
 @pytest.fixture
 def training(site: Site) -> Site:
-    site.script("hanging_training.py", TRAINING.read_text())
+    site.script("training.py", TRAINING.read_text())
     site.script("train.sh", SCRIPT)
     for left in site.lab.home("alice").glob("pid-*"):
         left.unlink()
@@ -88,7 +91,7 @@ def ended(site: Site, job: int) -> dict[str, str]:
         ("stop", SILENT, "rank-stopped"),
         ("stop", BY_OPTIMIZER, "rank-stopped"),
         ("stop", BEATING, "rank-stopped"),
-        ("kill", BEATING, "rank-gone"),
+        ("kill-held", BEATING, "rank-gone"),
         ("stop", IN_ITS_START, "rank-stopped"),
     ],
     ids=[
@@ -122,7 +125,7 @@ def test_a_rank_that_keeps_the_others_waiting_is_replaced_with_its_node_by_the_s
     assert "train.sh started again on n[1,3-4]" in table
     (kept,) = training.run_directory(job).glob("hang-*.json")
     assert '"ranks"' in kept.read_text()
-    if cause == "kill":  # its data loader's worker: without cgroups Slurm does not know of it
+    if cause == "kill-held":  # its data loader's worker: without cgroups Slurm does not know of it
         for left in training.processes_with(TRAINING.name):
             os.kill(left, signal.SIGKILL)
     training.assert_nothing_left()
@@ -130,7 +133,7 @@ def test_a_rank_that_keeps_the_others_waiting_is_replaced_with_its_node_by_the_s
 
 @pytest.mark.parametrize("env", [BY_OPTIMIZER, SILENT], ids=["by the optimizer", "silent"])
 def test_a_node_whose_packets_are_dropped_is_left(training: Site, env: Mapping[str, str]) -> None:
-    job = began(training, env={**env, "HANGS_AT": "100000"})
+    job = began(training, env=env)
 
     def trains() -> bool:
         if env is SILENT:  # which is looked at now and then, and recorded every minute
@@ -157,7 +160,7 @@ def test_a_node_whose_packets_are_dropped_is_left(training: Site, env: Mapping[s
         ("mismatch", BEATING),
         ("own-code", BEATING),
         ("loader", BEATING),
-        ("mismatch", {"HANGS_AT": "3"}),
+        ("mismatch", {"TRAINS": f"{TRAINS} --heartbeat --at=3"}),
     ],
     ids=["mismatch", "own code", "loader", "mismatch in its fourth step"],
 )

@@ -66,29 +66,6 @@ def test_a_healthy_prolog_and_epilog_of_twenty_checks_ask_slurm_nothing(site: Ho
     assert site.out_of_pool() == {}
 
 
-def test_a_healthy_health_check_asks_slurm_nothing(site: HookedSite) -> None:
-    site.configure(CHECKS)
-    site.forget_calls()
-    for node in site.lab.nodes:
-        site.health_check(node)
-    assert asked(site) == {}
-
-
-def test_a_node_notices_that_scontrol_has_returned_it(site: HookedSite) -> None:
-    record = site.lab.paths.tmp("n1") / "slurm-health-state/drained.json"
-    site.on("n1", "touch", FLAG)
-    site.health_check("n1")
-    assert "n1" in site.out_of_pool()
-    assert record.exists()
-
-    site.on("n1", "rm", FLAG)
-    site.lab.run(["scontrol", "update", "NodeName=n1", "State=RESUME"])
-    site.health_check("n1")
-
-    assert not record.exists()
-    assert "it was returned to the pool" in site.hook_log("n1")
-
-
 def test_a_prolog_that_finds_a_fault_drains_and_the_job_runs_elsewhere(site: HookedSite) -> None:
     site.on("n1", "touch", FLAG)
     site.forget_calls()
@@ -148,18 +125,6 @@ def test_a_node_we_drained_comes_back_after_three_passes(site: HookedSite) -> No
     assert site.out_of_pool() == {}
 
 
-@pytest.mark.parametrize("note", ["ADMIN SHUTDOWN", "NHC: check_x", "shealth:words of no hook"])
-def test_anothers_drain_is_neither_lifted_nor_renamed(site: HookedSite, note: str) -> None:
-    update = ["scontrol", "update", "NodeName=n3", "State=DRAIN", f"Reason={note}"]
-    site.lab.run(update)
-    site.on("n3", "touch", FLAG)
-    site.health_check("n3")
-    site.on("n3", "rm", FLAG)
-    for _ in range(6):
-        site.health_check("n3")
-    assert site.out_of_pool()["n3"].startswith(note)
-
-
 def test_a_drain_that_an_administrator_renamed_stays(site: HookedSite) -> None:
     site.on("n3", "touch", FLAG)
     site.health_check("n3")
@@ -168,32 +133,6 @@ def test_a_drain_that_an_administrator_renamed_stays(site: HookedSite) -> None:
     for _ in range(6):
         site.health_check("n3")
     assert site.out_of_pool()["n3"].startswith("waiting for a new board")
-
-
-@pytest.mark.heavy
-def test_a_node_with_a_reboot_pending_is_not_given_back(site: HookedSite) -> None:
-    site.on("n3", "touch", FLAG)
-    site.health_check("n3")
-    site.on("n3", "rm", FLAG)
-    job = site.lab.sbatch("#!/bin/sh\nsleep 60\n", "-N1", "-wn4")
-    site.lab.wait_job(job, {"RUNNING"})
-    site.lab.run(["scontrol", "update", "NodeName=n3", "State=DOWN", "Reason=x"])
-    for _ in range(6):
-        site.health_check("n3")
-    assert "DOWN" in site.lab.node_state("n3")["State"]
-
-
-@pytest.mark.heavy
-def test_a_whole_rack_that_fails_at_once_is_not_drained(site: HookedSite) -> None:
-    site.configure(share=0.4)
-    for node in site.lab.nodes:
-        site.on(node, "touch", FLAG)
-    for node in site.lab.nodes:
-        site.health_check(node)
-    assert len(site.out_of_pool()) == 2
-    job = site.lab.sbatch(JOB, "-N1")
-    site.lab.wait_job(job)  # it runs, unchecked and with a loud line, and nobody else is lost
-    assert len(site.out_of_pool()) == 2
 
 
 def test_a_user_without_rights_gets_a_truly_bad_node_drained(site: HookedSite) -> None:
@@ -216,64 +155,6 @@ def test_the_journal_of_an_older_job_of_that_id_accuses_nobody(site: HookedSite)
     assert site.out_of_pool() == {}
     site.accuse("n3")
     assert list(site.out_of_pool()) == ["n3"]
-
-
-@pytest.mark.heavy
-def test_a_user_cannot_get_a_good_node_drained(site: HookedSite) -> None:
-    for _ in range(4):
-        site.accuse("n3")
-    assert site.out_of_pool() == {}
-    assert list((site.installed / "shared/marks").glob("n3.json"))
-
-
-def test_a_user_cannot_accuse_a_node_the_job_did_not_run_on(site: HookedSite) -> None:
-    site.on("n5", "touch", HIDDEN)
-    site.accuse("n3", "n5")
-    assert site.out_of_pool() == {}
-    assert not (site.installed / "shared/marks/n5.json").exists()
-
-
-def test_jobs_of_two_users_add_up(site: HookedSite) -> None:
-    site.accuse("n3", user="alice")
-    site.accuse("n3", user="alice")
-    assert site.out_of_pool() == {}
-    site.accuse("n3", user="bob")
-    assert "check=marks" in site.out_of_pool()["n3"]
-
-
-def test_a_job_may_opt_out_where_the_site_allows_it(site: HookedSite) -> None:
-    site.on("n1", "touch", FLAG)
-    job = site.lab.sbatch(JOB, "-wn1", "--comment=nocheck")
-    site.lab.wait_job(job)
-    assert site.lab.job_output(job).strip() == "n1"
-    assert site.out_of_pool() == {}
-
-
-def test_a_hung_check_delays_the_job_by_its_limit_and_no_node_is_lost(site: HookedSite) -> None:
-    site.configure("[checks.hung]\ncheck='command'\nargv=['sleep','600']\ntime_limit_s=1\n")
-    job = site.lab.sbatch(JOB, "-N2")
-    site.lab.wait_job(job)
-    assert site.out_of_pool() == {}
-
-
-@pytest.mark.parametrize("text", ["[checks.memry]\n", "[[[", "[hooks]\nstate='x'\n"])
-def test_an_impossible_configuration_costs_no_node(site: HookedSite, text: str) -> None:
-    (site.installed / "etc/config.toml").write_text(text)
-    job = site.lab.sbatch(JOB, "-N5")
-    site.lab.wait_job(job)
-    assert site.out_of_pool() == {}
-
-
-def test_a_missing_interpreter_costs_no_node(site: HookedSite) -> None:
-    prolog = site.installed / "prolog"
-    text = prolog.read_text()
-    prolog.write_text(text.replace("\npython=", "\npython=/nowhere"))
-    try:
-        job = site.lab.sbatch(JOB, "-N5")
-        site.lab.wait_job(job)
-    finally:
-        prolog.write_text(text)
-    assert site.out_of_pool() == {}
 
 
 def test_a_gpu_that_has_fallen_off_the_bus_is_named_in_the_note(site: HookedSite) -> None:

@@ -31,20 +31,6 @@ def site(module_site: HookedSite) -> Iterator[HookedSite]:
     module_site.configure()
 
 
-def test_with_slurmctld_down_nothing_is_drained_and_the_hook_ends_in_time(
-    site: HookedSite,
-) -> None:
-    site.on("n2", "touch", FLAG)
-    site.lab.kill_slurmctld()
-    began = time.monotonic()
-    site.health_check("n2")
-    assert time.monotonic() - began < 20
-    site.lab.start_slurmctld()
-    assert site.out_of_pool() == {}
-    site.health_check("n2")
-    assert list(site.out_of_pool()) == ["n2"]
-
-
 def test_with_slurmctld_slower_than_a_hook_waits_nothing_is_drained(site: HookedSite) -> None:
     """Stopped, it takes connections and does not answer: the worst kind of slow."""
     site.on("n2", "touch", FLAG)
@@ -179,51 +165,12 @@ def test_a_full_disk_neither_hides_a_fault_nor_condemns_a_node(site: HookedSite)
             site.on(node, "umount", STATE)
 
 
-def test_two_jobs_that_end_at_once_on_a_node_leave_two_marks(site: HookedSite) -> None:
-    scripts = [site.accusation("n3") for _ in range(2)]
-    jobs = [site.lab.sbatch(script, "-wn3", "-n1", "--mem=100") for script in scripts]
-    for job in jobs:
-        site.lab.wait_job(job)
-    site.lab.wait_nodes()
-    text = (site.installed / "shared/marks/n3.json").read_text()
-    assert all(f'"job":{job}' in text for job in jobs)
-    assert site.out_of_pool() == {}
-
-
-def test_a_hook_that_is_killed_leaves_a_state_that_the_next_one_understands(
-    site: HookedSite,
-) -> None:
-    site.on("n2", "touch", FLAG)
-    shim = str(site.installed / "healthcheck")
-    for hundredths in (2, 5, 8, 11, 14, 17, 20, 25, 30):
-        site.lab.run(
-            ["timeout", "-s", "KILL", f"0.{hundredths:02d}", shim],
-            node="n2",
-            env={"SLURMD_NODENAME": "n2"},
-            check=False,
-        )
-    site.lab.wait_until(
-        lambda: site.lab.run(["pgrep", "-f", "slurm_health.node.hooks"], check=False).returncode,
-        lambda code: code != 0,
-        "the killed hooks' processes gone",
-        30,
-    )
-    site.health_check("n2")
-    assert list(site.out_of_pool()) == ["n2"]
-    site.on("n2", "rm", FLAG)
-    for _ in range(4):
-        site.health_check("n2")
-    assert site.out_of_pool() == {}
-
-
 @pytest.mark.slow
 @pytest.mark.torch
 def test_what_a_real_check_finds_is_confirmed_by_the_epilog_and_drained(site: HookedSite) -> None:
     """A node that loses packets, found by the job of a user, and a local test that confirms it."""
     argv = ["sh", "-c", f"test ! -e {HIDDEN} || exit 77"]
     more = f"[checks.link]\ncheck='command'\nargv={argv}\ncontexts=['retest']\n"
-    # The lab's nodes share one table of processes: one's epilog would end the reader of another's,
-    # which runs as the job's user and with the job's variables.
     site.configure(more, share=0.5)
     site.on("n3", "touch", HIDDEN)
     site.lab.fault.drop("n3")

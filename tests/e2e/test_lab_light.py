@@ -19,7 +19,6 @@ from tests.e2e.test_lab_faults import (
     assert_named,
     check_nodes,
     nothing,
-    once_measured,
 )
 from tests.lab.installed_site import Site, levels, verdict_of
 
@@ -64,29 +63,6 @@ def test_a_node_whose_packets_are_dropped_is_faulty(site: Site) -> None:
 
 
 @pytest.mark.heavy
-def test_a_node_that_loses_packets_is_found(site: Site) -> None:
-    site.lab.fault.drop("n3", fraction=0.4)
-    assert_named(check_light(site, 4), {"n3": BAD | NAMED})
-
-
-@pytest.mark.heavy
-def test_a_node_with_a_slow_link_is_found(site: Site) -> None:
-    site.lab.fault.slow_link("n3", mbit=50)
-    checked = check_light(site, 4)
-
-    assert_named(checked, {"n3": BAD})
-    assert "allgather" in verdict_of(checked.run, "n3")["reason"]
-
-
-@pytest.mark.heavy
-def test_a_path_between_two_nodes_is_named_and_neither_of_them(site: Site) -> None:
-    site.lab.fault.cut_path("n3", "n5")
-    checked = check_light(site, 6)
-
-    assert_named(checked, {})
-
-
-@pytest.mark.heavy
 def test_a_slow_core_is_that_nodes_and_nobody_elses(site: Site) -> None:
     site.lab.fault.starve_cpu("n3", share=0.02)
     checked = check_light(site, 4)
@@ -95,21 +71,6 @@ def test_a_slow_core_is_that_nodes_and_nobody_elses(site: Site) -> None:
     assert_named(checked, {"n3": BAD | NAMED | HEALTHY})
     if levels(checked.run)["n3"] in BAD:
         assert verdict_of(checked.run, "n3")["component"].startswith(("compute", "node"))
-
-
-@pytest.mark.heavy
-def test_a_dead_node_is_named(site: Site) -> None:
-    site.lab.fault.kill_slurmd("n3")
-    assert_named(check_light(site, 4), {"n3": NAMED})
-
-
-@pytest.mark.heavy
-def test_workers_that_crash_or_hang_in_a_round_are_named(site: Site) -> None:
-    crash = once_measured(site, lambda: site.lab.fault.crash_worker("n3", after_s=0))
-    assert_named(check_light(site, 4, crash), {"n3": BAD | NAMED})
-    site.lab.fault.clear_all()
-    hang = once_measured(site, lambda: site.lab.fault.hang_worker("n3"))
-    assert_named(check_light(site, 4, hang), {"n3": BAD | NAMED})
 
 
 # --- which probes ------------------------------------------------------------------------------
@@ -130,6 +91,7 @@ def test_where_no_node_has_torch_light_probes_measure_and_the_report_says_why(si
     assert result.returncode in (0, 3), result
     assert "4 and 3 more" not in result.stdout
     assert "has no torch" in " ".join(result.stdout.split())
+    assert result.stdout.startswith("light probes (")
     assert UNSEEN in " ".join(result.stdout.split())
     assert "UNCHECKED" not in result.stdout + result.stderr
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +22,14 @@ pytestmark = [
     pytest.mark.timeout(400),
 ]
 
-TRAINING = Path(__file__).parents[1] / "support" / "hanging_training.py"
+TRAINING = Path(__file__).parents[1] / "support" / "training.py"
 SCRIPT = f"""#!/bin/bash
 export OMP_NUM_THREADS=1 MASTER_PORT=$((20000 + SLURM_JOB_ID))
 export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-exec srun {sys.executable} hanging_training.py "$@"
+exec srun {sys.executable} training.py --step-s=1 --steps=100000 $TRAINS "$@"
 """
 MONITOR = "slurm_health.training.monitor.node"
+AT_45 = "--heartbeat --at=45"
 LIMIT_S = 60.0
 SILENT_LIMIT_S = 90.0
 
@@ -37,7 +37,7 @@ SILENT_LIMIT_S = 90.0
 @pytest.fixture
 def training(site: Site) -> Site:
     """The site, with a training in alice's home."""
-    site.script("hanging_training.py", TRAINING.read_text())
+    site.script("training.py", TRAINING.read_text())
     site.script("train.sh", SCRIPT)
     for left in site.lab.home("alice").glob("pid-*"):
         left.unlink()
@@ -45,12 +45,12 @@ def training(site: Site) -> Site:
     return site
 
 
-def began(site: Site, *words: str, env: Mapping[str, str] | None = None) -> int:
+def began(site: Site, *words: str, trains: str = "--heartbeat") -> int:
     """Submit the training with these arguments, on three nodes whose check is played."""
     options = ["-N3", "--ntasks-per-node=1", "--output=out-%j.txt", "--no-requeue"]
     options += [word for word in words if word.startswith("--")]
     arguments = [word for word in words if not word.startswith("--")]
-    return submit(site, *options, "train.sh", *arguments, script="", env=env or {})
+    return submit(site, *options, "train.sh", *arguments, script="", env={"TRAINS": trains})
 
 
 def watched(site: Site) -> None:
@@ -104,7 +104,7 @@ def test_a_rank_that_is_stopped_is_named_and_the_training_goes_on_when_it_may(
 @pytest.mark.parametrize(
     ("cause", "said", "sureness"),
     [
-        ("kill", "rank-gone", "certain"),
+        ("kill-held", "rank-gone", "certain"),
         ("mismatch", "mismatched-collective", "certain"),
         ("loader", "data-loader-stuck", "likely"),
         ("worker", "data-loader-stuck", "likely"),
@@ -114,12 +114,12 @@ def test_a_rank_that_is_stopped_is_named_and_the_training_goes_on_when_it_may(
 def test_the_rank_that_keeps_the_others_waiting_is_named_with_its_node(
     training: Site, cause: str, said: str, sureness: str
 ) -> None:
-    number = began(training, cause, "1", env={"HANGS_AT": "45"})
+    number = began(training, cause, "1", trains=AT_45)
     found = hang(training, number)
 
     assert (found["cause"], found["sureness"]) == (said, sureness)
     assert (found["ranks"], found["nodes"]) == ([1], ["n2"])
-    if cause == "kill":  # its data loader: without cgroups Slurm does not know of it
+    if cause == "kill-held":  # its data loader: without cgroups Slurm does not know of it
         for orphan in processes.on_node(training.lab.pid("n2")):
             if TRAINING.name in orphan.argv:
                 os.kill(orphan.pid, signal.SIGKILL)
@@ -148,7 +148,7 @@ def test_a_job_that_is_cancelled_while_it_is_watched_leaves_nothing(
 
 
 def test_a_job_that_is_to_be_stopped_when_it_hangs_is_cancelled(training: Site) -> None:
-    number = began(training, "--monitor=stop", "own-code", "1", env={"HANGS_AT": "45"})
+    number = began(training, "--monitor=stop", "own-code", "1", trains=AT_45)
     found = hang(training, number)
 
     assert found["cause"] == "rank-elsewhere"
@@ -162,8 +162,7 @@ def test_a_job_that_is_to_be_stopped_when_it_hangs_is_cancelled(training: Site) 
 def test_a_rank_of_a_training_that_says_nothing_is_named_within_a_minute_and_a_half(
     training: Site, cause: str
 ) -> None:
-    silent = {"HEARTBEAT": "0", "SILENT": "1", "HANGS_AT": "70"}
-    number = began(training, cause, "1", env=silent)
+    number = began(training, cause, "1", trains="--silent --at=70")
     eventually(training, lambda: "only waited" in output(training, number), "a hang", 500)
     record = training.wait_record(number, "hang_found", writer="monitor")
     text = output(training, number)

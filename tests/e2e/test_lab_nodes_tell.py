@@ -28,11 +28,11 @@ SCRIPT = """#!/bin/bash
 echo begun
 srun bash -c 'until [ -e go ]; do sleep 0.2; done; echo "rank $SLURM_PROCID fails" >&2; exit 3'
 """
-HANGING = Path(__file__).parents[1] / "support" / "hanging_training.py"
+HANGING = Path(__file__).parents[1] / "support" / "training.py"
 TRAINS = f"""#!/bin/bash
 export OMP_NUM_THREADS=1 MASTER_PORT=$((20000 + SLURM_JOB_ID))
 export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-exec srun {sys.executable} hanging_training.py "$@"
+exec srun {sys.executable} training.py "$@" --step-s=1 --steps=100000 --heartbeat --at=45
 """
 LOST = "GPU has fallen off the bus"
 
@@ -163,14 +163,13 @@ def test_dumps_that_only_another_node_has_are_read_there(site: Site) -> None:
 @pytest.mark.slow
 @pytest.mark.torch
 def test_an_xid_on_a_node_tells_why_a_training_hangs(site: Site) -> None:
-    site.script("hanging_training.py", HANGING.read_text())
+    site.script("training.py", HANGING.read_text())
     site.script("train.sh", TRAINS)
     number = submit(
         site,
         *("-N3", "--ntasks-per-node=1", "--gres=gpu:1", "--check=matmul", "--no-requeue"),
         *("--output=out-%j.txt", "train.sh", "own-code", "1"),
         script="",
-        env={"HANGS_AT": "45"},
     )
     eventually(site, lambda: site.run_directory(number).joinpath("monitor.jsonl").exists(), "it")
     site.lab.fault.gpu_vanish("n2", 0)

@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.timeout(400),
 ]
 
-TRAINING = Path(__file__).parents[1] / "support" / "failing_training.py"
+TRAINING = Path(__file__).parents[1] / "support" / "training.py"
 # One rank per node; srun starts them, or a torchrun on each node does.
 SCRIPT = f"""#!/bin/bash
 export OMP_NUM_THREADS=1 MASTER_PORT=$((20000 + SLURM_JOB_ID))
@@ -30,9 +30,9 @@ if [ "$1" = torchrun ]; then
     export NODES=$SLURM_NNODES
     exec srun bash -c 'exec {sys.executable} -m torch.distributed.run --nnodes=$NODES \\
         --node-rank=$SLURM_NODEID --master-addr=$MASTER_ADDR --master-port=$MASTER_PORT \\
-        --nproc-per-node=1 failing_training.py "$@"' - "$@"
+        --nproc-per-node=1 training.py --timeout-s=20 "$@"' - "$@"
 fi
-exec srun {sys.executable} failing_training.py "$@"
+exec srun {sys.executable} training.py --timeout-s=20 "$@"
 """
 BEGAN = "step 0"
 
@@ -40,7 +40,7 @@ BEGAN = "step 0"
 @pytest.fixture
 def training(site: Site) -> Site:
     """The site, with a training in alice's home."""
-    site.script("failing_training.py", TRAINING.read_text())
+    site.script("training.py", TRAINING.read_text())
     site.script("train.sh", SCRIPT)
     play(site)
     return site

@@ -21,14 +21,15 @@ pytestmark = [
     pytest.mark.timeout(400),
 ]
 
-TRAIN = Path(__file__).parents[1] / "support" / "elastic_training.py"
+TRAIN = Path(__file__).parents[1] / "support" / "training.py"
 BATCH = f"""\
 #!/bin/bash
 #SBATCH -N4 --ntasks-per-node=1 --output=run-%j.out
 export OMP_NUM_THREADS=1
 touch ck.hold
 srun --kill-on-bad-exit=0 --wait=0 {COMMAND} run --network-check --nnodes=2:4 \\
-    --max-restarts=3 --nproc-per-node=1 train.py ck.pt 5
+    --max-restarts=3 --nproc-per-node=1 train.py \\
+    --checkpoint=ck.pt --steps=5 --step-s=0.2
 """
 
 
@@ -68,7 +69,8 @@ touch joined.hold
 train() {{
     srun --overlap --kill-on-bad-exit=0 --wait=0 "$@" {COMMAND} run --network-check \\
         --nnodes=2:3 --max-restarts=3 --nproc-per-node=1 \\
-        --rdzv-endpoint=n1:29555 --rdzv-id=$SLURM_JOB_ID train.py joined.pt 5
+        --rdzv-endpoint=n1:29555 --rdzv-id=$SLURM_JOB_ID train.py \\
+        --checkpoint=joined.pt --steps=5 --step-s=0.2
 }}
 train -N2 -n2 -w n[1-2] &
 until [ -e later ]; do sleep 0.5; done

@@ -17,27 +17,23 @@ pytestmark = [
     pytest.mark.timeout(1200),
 ]
 
-TRAINING = Path(__file__).parents[1] / "support" / "hanging_training.py"
+TRAINING = Path(__file__).parents[1] / "support" / "training.py"
 RUN = f"""#!/bin/bash
 #SBATCH -N3 --ntasks-per-node=1 --output=run-%j.out --no-requeue
-export OMP_NUM_THREADS=1 HEARTBEAT=0 SILENT=1 HANGS_AT=45 ONCE=1 STEPS=60
-srun {COMMAND} run "$@" hanging_training.py "$CAUSE" 1
+export OMP_NUM_THREADS=1
+srun {COMMAND} run "$@" training.py "$CAUSE" 1 --silent --step-s=1 --at=45 --times=1 --steps=60
 """
 BESIDE = "slurm_health.training.monitor.beside"
 
 
 @pytest.fixture
 def training(site: Site) -> Site:
-    text = TRAINING.read_text()
-    # torchrun tells ranks by its own variables; tasks of the step are its agents.
-    own = 'os.environ["SLURM_PROCID"]', 'os.environ["SLURM_NTASKS"]'
-    for name, theirs in zip(("RANK", "WORLD_SIZE"), own, strict=True):
-        text = text.replace(f'    os.environ["{name}"] = {theirs}\n', "")
-    site.script("hanging_training.py", text)
+    site.script("training.py", TRAINING.read_text())
     site.script("run.sh", RUN)
     for left in site.lab.home("alice").glob("pid-*"):
         left.unlink()
-    (site.lab.home("alice") / "hung").unlink(missing_ok=True)
+    for left in site.lab.home("alice").glob("training.failed-*"):
+        left.unlink()
     return site
 
 
@@ -92,11 +88,11 @@ def test_one_that_is_to_be_restarted_when_it_hangs_goes_on_after_a_check(trainin
 
 
 def test_a_killed_rank_is_named_by_a_post_mortem(training: Site) -> None:
-    job = submitted(training, "--nnodes=3", cause="die")
+    job = submitted(training, "--nnodes=3", cause="kill")
 
     assert training.ended(job, 1100)["JobState"] == "FAILED"
     said = training.read(f"run-{job}.out")
-    assert "post-mortem: why hanging_training.py failed" in said
+    assert "post-mortem: why training.py failed" in said
     assert "rank 1 on n2 was killed by SIGKILL" in said
     training.assert_nothing_left()
 
@@ -104,9 +100,10 @@ def test_a_killed_rank_is_named_by_a_post_mortem(training: Site) -> None:
 def test_of_two_trainings_in_one_job_the_monitor_of_each_acts_on_its_own(training: Site) -> None:
     words = f"{COMMAND} run --monitor=restart --max-restarts=0 --nproc-per-node=2"
     script = (
-        "#!/bin/bash\nexport OMP_NUM_THREADS=1 HEARTBEAT=0 SILENT=1 HANGS_AT=45 STEPS=270\n"
-        f"(srun -N1 -n1 -w n1 {words} hanging_training.py stop 9; echo well $?) &\n"
-        f"(srun -N1 -n1 -w n2 {words} hanging_training.py stop 1; echo hung $?) &\n"
+        "#!/bin/bash\nexport OMP_NUM_THREADS=1\n"
+        "how='--silent --step-s=1 --at=45 --steps=270'\n"
+        f"(srun -N1 -n1 -w n1 {words} training.py stop 9 $how; echo well $?) &\n"
+        f"(srun -N1 -n1 -w n2 {words} training.py stop 1 $how; echo hung $?) &\n"
         "wait\n"
     )
     job = training.lab.sbatch(script, "-N2", "-wn[1-2]", "--output=run-%j.out")

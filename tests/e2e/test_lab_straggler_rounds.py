@@ -135,12 +135,13 @@ def test_a_node_whose_gpu_is_throttled_is_slow_at_arithmetic(
 RESTARTED = """#!/bin/bash
 [ "$SLURM_HEALTH_RESTART_COUNT" != 0 ] || srun -N1 -n1 bash -c 'kill -9 $$'
 """
-TRAIN = Path(__file__).parents[1] / "support" / "elastic_training.py"
+TRAIN = Path(__file__).parents[1] / "support" / "training.py"
 TORCHRUN = f"""#!/bin/bash
 #SBATCH -N4 --ntasks-per-node=1 --output=run-%j.out
-export OMP_NUM_THREADS=1 FAIL="kill 3 1 1"
+export OMP_NUM_THREADS=1
 srun --kill-on-bad-exit=0 --wait=0 {COMMAND} run {FLAG} --nnodes=4 --nproc-per-node=1 \\
-    --max-restarts=1 elastic.py ck.pt 5
+    --max-restarts=1 training.py kill 1 \\
+    --times=1 --checkpoint=ck.pt --steps=5 --step-s=0.2
 """
 
 
@@ -163,7 +164,7 @@ def test_a_job_that_asked_for_training_steps_is_checked_so_before_its_restart(si
 def test_a_torchrun_that_asked_for_training_steps_is_checked_so_before_its_restart(
     site: Site,
 ) -> None:
-    site.script("elastic.py", TRAIN.read_text())
+    site.script("training.py", TRAIN.read_text())
     site.script("torchrun.sh", TORCHRUN)
     number = int(site.lab.run(["sbatch", "--parsable", "torchrun.sh"], user="alice").stdout)
 

@@ -17,7 +17,7 @@ from tests.support.unshared import DEADLINE_S, Machine, free_port
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
 
-TRAIN = Path(__file__).parents[1] / "support" / "elastic_training.py"
+TRAIN = Path(__file__).parents[1] / "support" / "training.py"
 OPTIONS = ("--nproc_per_node=1", "--max-restarts=2")
 
 
@@ -36,10 +36,13 @@ def master() -> str:
     return f"127.0.0.1:{free_port()}"
 
 
-def train(machine: Machine, words: Sequence[str], master: str, fails: str = "") -> None:
-    given = (str(machine.home.parent / "ck.pt"), "6")
-    failing = {"FAIL": fails} if fails else {}
-    machine.run(*OPTIONS, *words, program=str(TRAIN), given=given, MASTER_ADDR=master, **failing)
+def given(home: Path, *fails: str) -> tuple[str, ...]:
+    return (*fails, f"--checkpoint={home}/ck.pt", "--steps=6", "--step-s=0.2")
+
+
+def train(machine: Machine, words: Sequence[str], master: str, fails: Sequence[str] = ()) -> None:
+    arguments = given(machine.home.parent, *fails)
+    machine.run(*OPTIONS, *words, program=str(TRAIN), given=arguments, MASTER_ADDR=master)
 
 
 def codes(machines: list[Machine]) -> list[int]:
@@ -63,7 +66,7 @@ def test_the_nodes_are_checked_before_workers_are_started_again(
     machines: list[Machine], master: str
 ) -> None:
     for each in machines:
-        train(each, ["--nnodes=2"], master, fails="kill 3 1 1")
+        train(each, ["--nnodes=2"], master, fails=("kill", "1", "--times=1"))
     assert codes(machines) == [0, 0], machines
     assert begun_at(machines[0]) == [(2, 0), (2, 3)]
     assert "checking node[0-1] before the workers start (restart 1 of 2)" in machines[0].said
@@ -76,7 +79,7 @@ def test_without_restarts_the_first_node_says_why_the_training_failed(
     machines: list[Machine], master: str
 ) -> None:
     for each in machines:
-        train(each, ["--nnodes=2", "--max-restarts=0"], master, fails="kill 3 1 9")
+        train(each, ["--nnodes=2", "--max-restarts=0"], master, fails=("kill", "1", "--times=9"))
     for each in machines:  # torchrun has a traceback of its own
         assert each.process is not None
         assert each.process.wait(DEADLINE_S) == 1, each
@@ -88,7 +91,7 @@ def test_without_restarts_the_first_node_says_why_the_training_failed(
 @pytest.mark.heavy
 def test_an_error_of_the_user_is_not_tried_again(machines: list[Machine], master: str) -> None:
     for each in machines:
-        train(each, ["--nnodes=2"], master, fails="key-error 3 -1 9")
+        train(each, ["--nnodes=2"], master, fails=("key-error", "-1", "--times=9"))
     assert codes(machines) == [1, 1], machines
     assert begun_at(machines[0]) == [(2, 0)]
     assert "the training ends: the same KeyError on ranks 0-1" in machines[0].said
@@ -166,7 +169,7 @@ def test_a_node_that_fails_the_check_before_a_restart_is_left_out(
     elastic: list[Machine], master: str
 ) -> None:
     for each in elastic:
-        train(each, ["--nnodes=2:3"], master, fails="kill 3 1 1")
+        train(each, ["--nnodes=2:3"], master, fails=("kill", "1", "--times=1"))
     trains_from(elastic[0], 3)
     elastic[2].plays("raises")
     trains_from(elastic[0], 2, 3)
@@ -192,8 +195,8 @@ def test_with_fewer_nodes_than_are_needed_the_training_ends_and_says_so(
 @pytest.mark.heavy
 def test_a_training_on_one_machine_is_checked_before_its_restart(tmp_path: Path) -> None:
     alone = Machine(tmp_path, 0, real=True)
-    given = (str(tmp_path / "ck.pt"), "6")
-    alone.run(*OPTIONS, "--standalone", program=str(TRAIN), given=given, FAIL="kill 3 0 1")
+    arguments = given(tmp_path, "kill", "0", "--times=1")
+    alone.run(*OPTIONS, "--standalone", program=str(TRAIN), given=arguments)
     assert codes([alone]) == [0], alone
     assert begun_at(alone) == [(1, 0), (1, 3)]
     assert "before the workers start (restart 1 of 2)" in alone.said

@@ -289,22 +289,19 @@ def test_machines_that_share_nothing_train_for_real(tmp_path: Path, master: str)
     assert "2 processes" in "".join(each.said for each in machines)
 
 
-HANGING = Path(__file__).parents[1] / "support" / "hanging_training.py"
+HANGING = Path(__file__).parents[1] / "support" / "training.py"
 LONGEST_S = 1500.0  # a minute of steps and a check, on a machine that is busy with other things
-HANGS = {"HEARTBEAT": "0", "SILENT": "1", "HANGS_AT": "45", "ONCE": "1", "STEPS": "60"}
+HANGS = ("stop", "1", "--silent", "--step-s=1", "--at=45", "--times=1", "--steps=60")
 
 
 @pytest.fixture
 def trainings(tmp_path: Path) -> Iterator[list[Machine]]:
     """Three machines, of which the second stops its rank, once, without a word of it."""
-    text = HANGING.read_text()
-    for name, theirs in (("RANK", "SLURM_PROCID"), ("WORLD_SIZE", "SLURM_NTASKS")):
-        text = text.replace(f'    os.environ["{name}"] = os.environ["{theirs}"]\n', "")
     found = [Machine(tmp_path, rank, real=True) for rank in range(3)]
     for each in found:
-        (each.home / "hanging.py").write_text(text)
+        (each.home / "hanging.py").write_text(HANGING.read_text())
         # That it has hung all of them know, as by a checkpoint.
-        (each.home / "hung").symlink_to(tmp_path / "hung")
+        (each.home / "training.failed-1-0").symlink_to(tmp_path / "failed")
     yield found
     for each in found:
         if each.process is not None and each.process.poll() is None:
@@ -325,9 +322,8 @@ def test_with_the_static_rendezvous_a_hang_is_named_and_nobody_is_ended(
         each.run(
             *("--rdzv-backend=static", "--nnodes=3", "--nproc_per_node=1", "--monitor=restart"),
             program="hanging.py",
-            given=("stop", "1"),
+            given=HANGS,
             MASTER_ADDR=master,
-            **HANGS,
         )
     trainings[0].says("rank 1 on node1 has been stopped by a signal", LONGEST_S)
     resume(trainings[1], 1)
@@ -343,7 +339,7 @@ def test_a_machine_that_trains_alone_names_its_hang_and_ends_where_it_is_to_be_s
 ) -> None:
     alone = trainings[1]
     words = ("--standalone", "--nproc_per_node=2", f"--monitor={mode}")
-    alone.run(*words, program="hanging.py", given=("stop", "1"), **HANGS)
+    alone.run(*words, program="hanging.py", given=HANGS)
     alone.says(f"rank 1 on {socket.gethostname()} has been stopped by a signal", LONGEST_S)
     if mode == "report":
         resume(alone, 1)
@@ -358,9 +354,8 @@ def hang(machines: list[Machine], master: str, *words: str) -> list[int]:
         each.run(
             *("--nnodes=3", "--nproc_per_node=1", *words),
             program="hanging.py",
-            given=("stop", "1"),
+            given=HANGS,
             MASTER_ADDR=master,
-            **HANGS,
         )
     return [each.end(LONGEST_S) for each in machines]
 

@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterator
 from itertools import product
 
-from slurm_health.fleet.standing.standing import JobOnNode, NodeRecord, rates, standings, trend
+from slurm_health.fleet.standing.standing import JobOnNode, NodeRecord, standings, trend
 from slurm_health.fleet.sweep import choice
 
 _HOUR_S = 3600.0
@@ -48,12 +48,6 @@ def _standings() -> Iterator[tuple[str, object]]:
             f"{spoiled} of {jobs} jobs within {hours:g} h, {users} users, {fleet} nodes",
             [own.level.value, own.score, float(f"{own.chance:.2g}")],
         )
-        if spoiled == 4 and hours == 200.0 and users == 2:
-            site = rates([node, *others], found, days=28)
-            yield (
-                f"{spoiled} of {jobs} jobs, {fleet} nodes: rates",
-                [site.starts.events, site.starts.exposure, round(site.lemons, 3)],
-            )
 
 
 def _trends() -> Iterator[tuple[str, object]]:

@@ -164,20 +164,6 @@ def test_starved_node_gets_its_share_of_a_core(lab: Lab) -> None:
     assert times_throttled(lab, "n2") == 0
 
 
-def test_a_lab_that_is_preferred_outweighs_the_rest_of_the_machine(lab: Lab) -> None:
-    assert lab.cpu_controller is not None
-    group = cgroups.node_cgroup(lab.cpu_controller, lab.spec.name, "n1").parent
-    weight = "cpu.weight" if lab.cpu_controller.unified else "cpu.shares"
-    before = int((group / weight).read_text())
-    lab.prefer()
-    try:
-        assert int((group / weight).read_text()) == 100 * before
-        assert int((group.parent / weight).read_text()) == 100 * before
-    finally:
-        lab.prefer(usual=True)
-    assert int((group / weight).read_text()) == before
-
-
 def times_throttled(lab: Lab, node: str) -> int:
     assert lab.cpu_controller is not None
     group = cgroups.node_cgroup(lab.cpu_controller, lab.spec.name, node)

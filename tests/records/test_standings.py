@@ -37,7 +37,7 @@ FLEET = [
 
 
 def test_a_file_holds_only_nodes_that_something_speaks_against() -> None:
-    found = read(published({"lab": FLEET}, {}, now_s=NOW_S), now_s=NOW_S)
+    found = read(published({"lab": FLEET}, now_s=NOW_S), now_s=NOW_S)
 
     known = known_of(found, "lab", [f"n{number}" for number in range(1, 9)])
 
@@ -46,13 +46,13 @@ def test_a_file_holds_only_nodes_that_something_speaks_against() -> None:
 
 
 def test_what_another_clusters_node_of_that_name_did_does_not_count() -> None:
-    found = read(published({"lab": FLEET}, {}, now_s=NOW_S), now_s=NOW_S)
+    found = read(published({"lab": FLEET}, now_s=NOW_S), now_s=NOW_S)
 
     assert known_of(found, "other", ["n1"]) == {}
 
 
 def test_a_lemon_weighs_by_its_score_and_a_suspect_less_and_neither_convicts() -> None:
-    found = read(published({"lab": FLEET}, {}, now_s=NOW_S), now_s=NOW_S)
+    found = read(published({"lab": FLEET}, now_s=NOW_S), now_s=NOW_S)
 
     prior = prior_of(known_of(found, "lab", ["n1", "n2", "n3"]))
 
@@ -61,7 +61,7 @@ def test_a_lemon_weighs_by_its_score_and_a_suspect_less_and_neither_convicts() -
 
 
 def test_a_file_that_cron_has_forgotten_is_too_old() -> None:
-    data = published({"lab": FLEET}, {}, now_s=NOW_S)
+    data = published({"lab": FLEET}, now_s=NOW_S)
 
     read(data, now_s=NOW_S + OLD_S)
     with pytest.raises(ValueError, match="written 7 days ago"):
@@ -73,11 +73,11 @@ def test_a_file_that_cron_has_forgotten_is_too_old() -> None:
     [
         (b"", "damaged"),
         (b"[]", "damaged"),
-        (published({"lab": FLEET}, {}, now_s=NOW_S)[:100], "damaged"),
+        (published({"lab": FLEET}, now_s=NOW_S)[:100], "damaged"),
         (b'{"version": 2, "written_s": 0, "clusters": {}}', "version 2"),
         (b'{"version": 1, "written_s": "x", "clusters": {}}', "damaged"),
         (
-            published({"lab": [standing("n1", Reliability.LEMON, 101.0)]}, {}, now_s=NOW_S),
+            published({"lab": [standing("n1", Reliability.LEMON, 101.0)]}, now_s=NOW_S),
             "damaged",
         ),
     ],

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from slurm_health.records.records import Sampled, Unchecked
+from slurm_health.records.records import Unchecked
 from slurm_health.records.script_records import Diagnosed
 from slurm_health.records.verdict import Level, LinkVerdict, NodeVerdict
 from slurm_health.report.export import LEFT_OUT, RENAMED, SCHEMA
@@ -62,7 +62,6 @@ def _documents() -> list[Any]:
         "unchecked": _type("Unchecked", Unchecked) | None,
         "post_mortem": _type("PostMortem", Diagnosed) | None,
         "timeline": _list(_type("Event", Event, {"action": str | None})),
-        "samples": _list(_type("Sample", Sampled)) | msgspec.UnsetType,
     }
     run = _type("Run", RunReport, of_run)
     of_job = {"summary": Summary, **judged, "job_id": int | None, "runs": _list(run)}

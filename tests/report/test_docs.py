@@ -46,7 +46,7 @@ def test_every_key_of_the_object_is_described(tmp_path: Path) -> None:
     write_requeued_job(tmp_path)
     described = set(re.findall(r"`(\w+)`", REFERENCE.read_text(encoding="utf-8")))
 
-    assert set(keys(json.loads(as_json(load(tmp_path, "12"), raw=True)))) - described == set()
+    assert set(keys(json.loads(as_json(load(tmp_path, "12"))))) - described == set()
 
 
 def test_every_level_is_described() -> None:

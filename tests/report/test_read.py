@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.records.errors import JournalError, RecordTooNew, UsageError
+from slurm_health.records.errors import JournalError, RecordTooNew
 from slurm_health.records.records import AgentsLaunched, RunStarted
 from slurm_health.report import read
 from slurm_health.report.latest import latest_jobs
@@ -47,11 +47,8 @@ def test_a_job_with_an_id_that_was_given_again_stands_by_itself(
     begun(tmp_path, "0", submitted=submitted)
     begun(tmp_path, "0-2", after_s=DAY_S, submitted=submitted)
 
-    last, before = (load(tmp_path, "12", earlier=number) for number in (0, 1))
-
-    assert [run.label for run in last.runs] == ["0-2"]
-    assert [run.label for run in before.runs] == ["0"]
-    assert "an earlier job had the id 12 too, on 2023-11-14 22:13: --earlier" in caplog.text
+    assert [run.label for run in load(tmp_path, "12").runs] == ["0-2"]
+    assert "an earlier job had the id 12 too, on 2023-11-14 22:13" in caplog.text
 
 
 def test_attempts_of_an_older_job_are_not_those_of_a_newer_one(tmp_path: Path) -> None:
@@ -60,7 +57,6 @@ def test_attempts_of_an_older_job_are_not_those_of_a_newer_one(tmp_path: Path) -
     begun(tmp_path, "0-2", after_s=DAY_S, submitted=False)
 
     assert [run.label for run in load(tmp_path, "12").runs] == ["0-2"]
-    assert [run.label for run in load(tmp_path, "12", earlier=1).runs] == ["0", "1"]
 
 
 def test_several_checks_of_one_start_are_one_job(tmp_path: Path) -> None:
@@ -69,13 +65,6 @@ def test_several_checks_of_one_start_are_one_job(tmp_path: Path) -> None:
         run.start(start_time_s=BEGUN_S)
 
     assert [run.label for run in load(tmp_path, "12").runs] == ["0", "0-2"]
-
-
-def test_an_earlier_job_that_was_never_there_is_a_mistake_of_the_user(tmp_path: Path) -> None:
-    begun(tmp_path, "0")
-
-    with pytest.raises(UsageError, match="no earlier job had the id 12"):
-        load(tmp_path, "12", earlier=1)
 
 
 def test_the_list_of_jobs_has_the_last_one_of_an_id(tmp_path: Path) -> None:

@@ -203,7 +203,7 @@ STARTED = "train.sh started, end not recorded"
             "what ended it may stand at the end of the job's output",
         ),
         *(
-            (state, f"{STARTED} yet", "slurm-health watch 12 follows it")
+            (state, f"{STARTED} yet", "slurm-health report --follow 12 follows it")
             for state in ("RUNNING", "COMPLETING", "CONFIGURING", "REQUEUE_HOLD", "RESIZING")
         ),
     ],
@@ -260,7 +260,7 @@ def test_a_script_that_began_long_ago_is_not_said_to_run_where_its_job_has_ended
     )
 
     assert told.done == f"{STARTED}; the job has ended: Slurm no longer knows it"
-    assert "watch" not in told.next
+    assert "follow" not in told.next
 
 
 @pytest.mark.parametrize("state", ["FAILED", ""])

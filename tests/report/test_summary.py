@@ -231,7 +231,8 @@ def test_what_was_slow_before_a_failure_is_told_with_what_to_do_about_it(tmp_pat
     failed = summary(tmp_path)
 
     assert (
-        runs.next == f"slurm-health watch 12 follows it; {SLOW_LOADER.advice}; {SLOW_LINK.advice}"
+        runs.next
+        == f"slurm-health report --follow 12 follows it; {SLOW_LOADER.advice}; {SLOW_LINK.advice}"
     )
     assert failed.found[0].startswith("the script failed: Slurm lost n2")
     assert failed.found[1] == (

@@ -225,6 +225,16 @@ def test_a_healthy_check_has_no_reason_column(tmp_path: Path) -> None:
     assert "REASON" not in check_summary(run)
 
 
+def test_what_was_not_measured_comes_first(tmp_path: Path) -> None:
+    unseen = "GPUs not measured (no torch): light probes"
+    run = RunJournal(tmp_path)
+    run.start()
+    run.master(VerdictReached(nodes=[], unseen=unseen))
+
+    assert check_summary(run_report(read_run(run.directory))).startswith(unseen)
+    assert job_text(load(tmp_path, str(run.job))).startswith(unseen)
+
+
 def test_a_check_that_has_not_started_has_a_headline(tmp_path: Path) -> None:
     run = run_report(read_run(RunJournal(tmp_path).directory))
 

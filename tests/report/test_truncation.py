@@ -35,7 +35,7 @@ def root() -> Iterator[Path]:
 
 
 def rendered(report: JobReport) -> list[str]:
-    texts = [job_text(report, width=80), job_text(report, unicode=False), as_json(report, raw=True)]
+    texts = [job_text(report, width=80), job_text(report, unicode=False), as_json(report)]
     for run in report.runs:
         texts += [check_summary(run), headline(run)]
     return texts

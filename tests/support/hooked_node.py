@@ -17,7 +17,7 @@ from slurm_health.node.hooks.hook import Hook
 from slurm_health.node.site_settings import Site
 from tests.node.checks.conftest import WELL
 from tests.support.accusing import Story
-from tests.support.fake_scontrol import FakeScontrol
+from tests.support.hooked_slurm import HookedSlurm
 from tests.support.sites import load_site, tree
 
 SITE = """\
@@ -47,7 +47,7 @@ exists = false
 class Node:
     """One node, on which the hooks are called as Slurm calls them."""
 
-    def __init__(self, root: Path, name: str, slurm: FakeScontrol, shared: Path) -> None:
+    def __init__(self, root: Path, name: str, slurm: HookedSlurm, shared: Path) -> None:
         self.name = name
         self.slurm = slurm
         self.shared = shared
@@ -150,8 +150,8 @@ class Node:
 
 
 @pytest.fixture
-def slurm(tmp_path: Path) -> FakeScontrol:
-    return FakeScontrol(tmp_path / "slurm")
+def slurm(tmp_path: Path) -> HookedSlurm:
+    return HookedSlurm(tmp_path / "slurm")
 
 
 @pytest.fixture
@@ -162,12 +162,12 @@ def shared(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def node(tmp_path: Path, slurm: FakeScontrol, shared: Path) -> Node:
+def node(tmp_path: Path, slurm: HookedSlurm, shared: Path) -> Node:
     return Node(tmp_path, "n3", slurm, shared)
 
 
 @pytest.fixture
-def rack(tmp_path: Path, slurm: FakeScontrol, shared: Path) -> list[Node]:
+def rack(tmp_path: Path, slurm: HookedSlurm, shared: Path) -> list[Node]:
     """All twenty nodes of the cluster."""
     return [Node(tmp_path, f"n{number}", slurm, shared) for number in range(1, 21)]
 

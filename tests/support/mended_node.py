@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 
@@ -11,8 +12,8 @@ from slurm_health.node.mending import ledger, quarantine
 from slurm_health.node.notify import EventKind
 from slurm_health.node.rules.mending import MendStep, Tried
 from slurm_health.system.slurm.maintenance import Maintenance
-from tests.support.fake_scontrol import FakeScontrol
 from tests.support.hooked_node import Node
+from tests.support.hooked_slurm import HookedSlurm
 from tests.support.notified import into_file, received
 
 
@@ -52,7 +53,7 @@ def events(node: Node) -> list[tuple[EventKind, str]]:
     return [(event.kind, event.text) for event in received(node)]
 
 
-def rebooted(slurm: FakeScontrol) -> list[str]:
+def rebooted(slurm: HookedSlurm) -> list[str]:
     return [call for call in slurm.calls() if call.startswith("reboot")]
 
 
@@ -66,25 +67,17 @@ def begun(step: MendStep = MendStep.RESET) -> Tried:
 
 # --- quarantine, and administrators who are quicker -----------------------------------------------
 
-_RESERVED = """\
-case "$1 $2" in
-"create reservation") touch $dir/reserved; exit ;;
-"show reservation") [ ! -f $dir/reserved ] || echo "ReservationName=shealth-n3 Nodes=n3"; exit ;;
-"delete ReservationName=shealth-n3") rm $dir/reserved; exit ;;
-esac
-"""
 _LOOKED_AT = """\
 if [ "$1 $2" = "show node" ]; then
     echo >>$dir/looks
     if [ $(wc -l <$dir/looks) -eq {look} ]; then {does}; fi
 fi
 """
-_SET = "sed 's|^NodeName=n3 .*|{line}|' $dir/nodes >$dir/acted; mv $dir/acted $dir/nodes"
 
 
-def takes_reservations(slurm: FakeScontrol, more: str = "") -> None:
-    """Let a node be reserved, and jobs be submitted and cancelled; `more` is shell, run first."""
-    slurm.trouble(more + _RESERVED)
+def takes_reservations(slurm: HookedSlurm, more: str = "") -> None:
+    """Let jobs be submitted and cancelled; `more` is shell that scontrol runs first."""
+    slurm.trouble(more)
     for name, answer in (("sbatch", "echo 7"), ("scancel", ":")):
         program = slurm.bin / name
         program.write_text(f'#!/bin/sh\necho {name} "$@" >>{slurm.directory}/calls\n{answer}\n')
@@ -102,9 +95,7 @@ def put_into_quarantine(node: Node) -> None:
 
 def at_look(look: int, state: str, reason: str = "") -> str:
     """Return shell with which somebody changes n3 before so manyeth look at a node."""
-    said = f"Reason={reason} [root@2026-01-02T03:04:05]" if reason else ""
-    line = f"NodeName=n3 State={state} Partitions=gpu {said}"
-    return _LOOKED_AT.format(look=look, does=_SET.format(line=line))
+    return _LOOKED_AT.format(look=look, does=f"$dir/set n3 '{state}' '{reason}'")
 
 
 def fails_at_look(look: int) -> str:
@@ -112,10 +103,11 @@ def fails_at_look(look: int) -> str:
     return _LOOKED_AT.format(look=look, does="echo Unable to contact slurm controller >&2; exit 1")
 
 
-def is_reserved(slurm: FakeScontrol) -> bool:
-    return (slurm.directory / "reserved").exists()
+def is_reserved(slurm: HookedSlurm) -> bool:
+    settings = json.loads((slurm.directory / "cluster/settings.json").read_text())
+    return bool(settings.get("reservations"))
 
 
-def told_of(slurm: FakeScontrol, word: str) -> list[str]:
+def told_of(slurm: HookedSlurm, word: str) -> list[str]:
     """Return what Slurm was told with this word in it, as `State=DRAIN`."""
     return [call for call in slurm.calls() if word in call.split()]

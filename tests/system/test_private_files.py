@@ -249,6 +249,26 @@ def test_a_published_file_follows_no_link_that_was_laid_ready(tmp_path: Path) ->
     assert stat.S_IMODE((place / "x.prom").stat().st_mode) == 0o644
 
 
+@pytest.mark.root
+def test_the_mode_that_another_user_has_prepared_is_not_taken_over(tmp_path: Path) -> None:
+    planted = tmp_path / "x.prom"
+    planted.touch()
+    os.chown(planted, 65534, 65534)
+    planted.chmod(0o4777)
+
+    private_files.publish(planted, b"told")
+
+    found = planted.stat()
+    assert (found.st_uid, stat.S_IMODE(found.st_mode)) == (os.geteuid(), 0o644)
+
+
+@pytest.mark.parametrize("mode", [0o4755, 0o2755, 0o1777])
+def test_no_file_is_published_that_runs_as_its_owner(tmp_path: Path, mode: int) -> None:
+    with pytest.raises(ValueError, match="must not be published with mode"):
+        private_files.publish(tmp_path / "x.prom", b"told", mode=mode)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_cannot_be_published_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / "x.prom").mkdir()
     with pytest.raises(IsADirectoryError):

@@ -8,7 +8,7 @@ import pytest
 from slurm_health.records.errors import UsageError
 from slurm_health.records.records import VerdictReached
 from slurm_health.records.verdict import Level, NodeVerdict
-from slurm_health.torchrun.node_choice import Bounds, bounds, choose, others_text, why_left_out
+from slurm_health.torchrun.node_choice import Bounds, bounds, choose, why_left_out
 
 LEVELS = {
     "h": Level.HEALTHY,
@@ -93,15 +93,6 @@ def test_more_nodes_than_there_are_cannot_be_had() -> None:
 def test_a_node_learns_why_it_is_left_out() -> None:
     assert why_left_out(verdict("hf"), "n2") == "faulty, because"
     assert why_left_out(verdict("hf"), "n1") == "not needed"
-
-
-def test_one_node_is_not_told_as_several() -> None:
-    assert (others_text(1), others_text(3)) == ("the other node", "the other 3 nodes")
-
-
-def test_bounds_read_as_torchrun_writes_them() -> None:
-    assert Bounds(least=3, most=3).text == "3"
-    assert Bounds(least=3, most=4).text == "3:4"
 
 
 def test_few_nodes_join_a_training_that_was_told_where_it_meets() -> None:

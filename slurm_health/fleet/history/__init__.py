@@ -11,5 +11,4 @@ to date first, and rebuilt from nothing where it is damaged, missing or older.
     refresh      brings an index up to date with the journals
     answer       what is asked of it, and the values that it is answered with
     presentation  an answer as text or JSON, and the standing of every node for Prometheus
-    advice       what it advises: spares, nodes to look at, how much is known
 """

@@ -13,13 +13,11 @@ from slurm_health.fleet.standing.standing import (
     NodeRecord,
     Standing,
     Trend,
-    rates,
     standings,
     trend,
 )
 from slurm_health.records.errors import UsageError
 from slurm_health.records.nodeset import expand
-from slurm_health.records.standings import Rates
 
 _DAY_S = 86400.0
 # Where Slurm cannot be asked which nodes there are: so many that no other user has been on. Chosen:
@@ -58,14 +56,12 @@ class Lemons:
     """What is concluded about every node of one cluster, the worst first.
 
     `unknown` counts the nodes that journals name and that are left out: Slurm does not know them,
-    or could not be asked, and one user has named too many alone. `rates` are those of the nodes
-    that are kept.
+    or could not be asked, and one user has named too many alone.
     """
 
     cluster: str
     days: float
     standings: Sequence[Standing]
-    rates: Rates
     unknown: int = 0
 
 
@@ -137,16 +133,7 @@ def lemons(
     found = []
     for each in [cluster] if cluster else clusters:
         records, unknown = believed.of(index, each, since_s=now_s - days * _DAY_S)
-        concluded = standings(records)
-        found.append(
-            Lemons(
-                cluster=each,
-                days=days,
-                standings=concluded,
-                rates=rates(records, concluded, days=days),
-                unknown=unknown,
-            )
-        )
+        found.append(Lemons(cluster=each, days=days, standings=standings(records), unknown=unknown))
     return found
 
 

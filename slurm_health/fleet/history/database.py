@@ -21,7 +21,7 @@ _TABLES = (
     )""",
     """CREATE TABLE slurm_health_seen (
         cluster TEXT, node TEXT, time_s REAL, job TEXT, label TEXT, uid INTEGER,
-        counted INTEGER, spoilt_by TEXT, ran_s REAL, data BLOB
+        counted INTEGER, spoilt_by TEXT, data BLOB
     )""",
     "CREATE INDEX slurm_health_of_node ON slurm_health_seen (cluster, node, time_s)",
     "CREATE INDEX slurm_health_of_job ON slurm_health_seen (cluster, job)",

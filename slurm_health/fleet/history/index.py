@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -99,7 +99,7 @@ class Index:
             self._forget(cluster, job, tables)
             self._database.do("INSERT INTO slurm_health_jobs VALUES (?, ?, ?, ?, ?, ?, ?)", known)
             self._database.put(
-                "INSERT INTO slurm_health_seen VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows
+                "INSERT INTO slurm_health_seen VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows
             )
 
     def settle(self, jobs: Iterable[tuple[str, str]], *, now_s: float) -> None:
@@ -149,12 +149,6 @@ class Index:
             )
             for job, label, time_s, uid, data in rows
         ]
-
-    def observations(self, cluster: str, *, since_s: float) -> Iterator[tuple[int, Observation]]:
-        """Yield what every check said of every node of a cluster, and whose check it was."""
-        query = "SELECT uid, data FROM slurm_health_seen WHERE cluster = ? AND time_s >= ?"
-        for uid, data in self._database.rows(query, (cluster, since_s)):
-            yield uid, _decoded(data)
 
     def last_checks(self, cluster: str) -> dict[str, float]:
         """Return when each node of a cluster was checked last."""
@@ -213,14 +207,12 @@ class Index:
         """
         alone = self.users(cluster)
         jobs: dict[str, int] = {}
-        ran_s: dict[str, float] = {}
         from_s: dict[tuple[str, int], float] = {}
         window = "FROM slurm_health_seen WHERE cluster = ? AND counted = 1 AND time_s >= ?"
-        counts = f"SELECT node, uid, COUNT(DISTINCT job), SUM(ran_s) {window} GROUP BY node, uid"
-        for node, uid, count, user_ran_s in self._database.rows(counts, (cluster, since_s)):
+        counts = f"SELECT node, uid, COUNT(DISTINCT job) {window} GROUP BY node, uid"
+        for node, uid, count in self._database.rows(counts, (cluster, since_s)):
             most = count if alone[node] is not None else MOST_JOBS_OF_USER
             jobs[node] = jobs.get(node, 0) + min(count, most)
-            ran_s[node] = ran_s.get(node, 0.0) + user_ran_s * min(count, most) / count
             if count > most:
                 from_s[node, uid] = self._latest_s(cluster, node, uid, most)
         against = self._database.rows(
@@ -239,7 +231,6 @@ class Index:
                 jobs=count,
                 users=1 if alone[node] is not None else 2,
                 spoiled=tuple(spoiled.get(node, {}).values()),
-                ran_s=ran_s[node],
             )
             for node, count in jobs.items()
         ]
@@ -287,7 +278,7 @@ def _row(
     # What could not be measured counts neither for a node nor against it.
     counted = bool(spoilt_by) or said.level in {Level.HEALTHY, Level.SLOW, Level.FAULTY}
     data = _encoder.encode(said)
-    return cluster, said.node, time_s, job, label, uid, int(counted), spoilt_by, said.ran_s, data
+    return cluster, said.node, time_s, job, label, uid, int(counted), spoilt_by, data
 
 
 def _spoiled(

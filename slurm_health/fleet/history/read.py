@@ -13,10 +13,9 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from math import isfinite
 from pathlib import Path
 from statistics import median
 
@@ -196,30 +195,13 @@ def _read_run(directory: Path, budget: _Budget) -> _Run:
         )
     # Its owner wrote it: no check begins after what is said of it was written.
     began_s = min(start.time_s, written_s)
-    ran_s = _ran_s(script, names)
     check = CheckSeen(
         label=directory.name,
         time_s=began_s,
-        seen=tuple(msgspec.structs.replace(each, ran_s=ran_s.get(each.node, 0.0)) for each in seen),
+        seen=tuple(seen),
     )
     open_s = _open_s(records, script, post_mortem)
     return _Run(check=check, attempt=attempt, open_s=open_s, damaged=damaged > 0)
-
-
-def _ran_s(script: Sequence[Record], nodes: Collection[str]) -> dict[str, float]:
-    """Return how long the script ran on each node; what is not known to have ended, not at all."""
-    found: dict[str, float] = {}
-    on: Collection[str] = ()
-    for record in script:
-        match record:
-            case ScriptStarted(nodes=some):
-                on = some or nodes
-            case ScriptEnded(duration_s=lasted_s) if isfinite(lasted_s):
-                for node in on:
-                    ran_s = found.get(node, 0.0) + max(0.0, lasted_s)
-                    found[node] = min(ran_s, _ABANDONED_S)
-                on = ()
-    return found
 
 
 def _figures(

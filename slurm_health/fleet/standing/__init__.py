@@ -4,6 +4,5 @@
 Pure, over values that `slurm_health.fleet.history` reads from journals.
 
     observation   what one check says of one node: values, and how they come of a journal's records
-    standing      whether a node spoils more jobs than others do; how often nodes are bad
-    baseline      what healthy devices of a model do, as limits for the next checks
+    standing      whether a node spoils more jobs than others do
 """

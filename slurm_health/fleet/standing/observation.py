@@ -77,14 +77,11 @@ class CheckFigure(msgspec.Struct, frozen=True, array_like=True):
 class Observation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one check says of one node.
 
-    `model` is what its accelerators are; empty where it has none, or that is not known.
     `slowdown` is relative to the healthy nodes of that check. `said` is the verdict's reason, or
     what the signals are. `parts` says of devices what spoke against them, by UUID where known.
-    `ran_s` is how long the job's script then ran there, as far as it is known to have ended.
     """
 
     node: str
-    model: str = ""
     level: Level | None = None
     component: str = ""
     slowdown: float = 1.0
@@ -92,7 +89,6 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     signals: tuple[Signal, ...] = ()
     figures: tuple[CheckFigure, ...] = ()
     parts: dict[str, str] = {}
-    ran_s: float = 0.0
 
 
 class CheckSeen(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,7 +167,6 @@ def observations(
         seen.append(
             Observation(
                 node=name,
-                model=_model(own),
                 level=verdict.level if verdict else None,
                 component=shown(verdict.component) if verdict else "",
                 slowdown=verdict.slowdown if verdict else 1.0,
@@ -241,11 +236,6 @@ def _device_events(records: Iterable[Record]) -> dict[str, str]:
                 name = _uuid(burn.uuid) or f"device {burn.index}"
                 said[name] = shown("; ".join(words))
     return said
-
-
-def _model(records: Sequence[Record]) -> str:
-    ready = _all(records, WorkersReady)
-    return shown(ready[-1].model) if ready and not ready[-1].on_cpus else ""
 
 
 def _device_figures(records: Sequence[Record]) -> list[CheckFigure]:

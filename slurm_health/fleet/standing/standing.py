@@ -8,10 +8,6 @@ one, are those of Kokolis et al., "Revisiting Reliability in Large-Scale Machine
 Clusters" (HPCA 2025, arXiv:2410.21680), who found lemons by seven signals over 28 days. They cut
 each signal's distribution over a fleet of thousands; a smaller fleet has no distribution to cut, so
 here each node is compared with all others by an exact test.
-
-The rates at which nodes are bad when a job starts, and fail under one, are for advice on spares.
-Of a job that spoils a node in several ways one counts: where the post-mortem of its script holds
-the node at fault, that; what a check then finds there is the same fault.
 """
 
 from __future__ import annotations
@@ -23,8 +19,7 @@ from statistics import median
 
 import msgspec
 
-from slurm_health.fleet.standing.observation import Signal
-from slurm_health.records.standings import MOST, Counted, Known, Rates, Reliability, written
+from slurm_health.records.standings import MOST, Known, Reliability, written
 from slurm_health.records.text import counted
 
 WINDOW_DAYS = 28
@@ -46,7 +41,6 @@ _MOST_POINTS = 50
 _SIGNIFICANCE = 0.01
 # What repeated runs of one probe differ by; docs/performance.md has how much that is.
 _LEAST_CHANGE = 0.02
-_HOUR_S = 3600.0
 
 
 class JobOnNode(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,15 +55,13 @@ class JobOnNode(msgspec.Struct, frozen=True, kw_only=True):
 class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A node's jobs within the window: how many, and those it spoiled.
 
-    `users` are those whose checks have ever been on it, two for several. `ran_s` is how long
-    scripts ran on it.
+    `users` are those whose checks have ever been on it, two for several.
     """
 
     node: str
     jobs: int
     users: int
     spoiled: tuple[JobOnNode, ...] = ()
-    ran_s: float = 0.0
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,10 +172,8 @@ def at_least(successes: int, trials: int, rate: float) -> float:
     return min(1.0, sum(terms))
 
 
-def published(
-    found: Mapping[str, Iterable[Standing]], rates: Mapping[str, Rates], *, now_s: float
-) -> bytes:
-    """Return the file's content, for the standings of each cluster and its rates."""
+def published(found: Mapping[str, Iterable[Standing]], *, now_s: float) -> bytes:
+    """Return the file's content, for the standings of each cluster."""
     clusters = {
         cluster: {
             each.node: Known(
@@ -194,7 +184,7 @@ def published(
         }
         for cluster, standings in found.items()
     }
-    return written(clusters, dict(rates), now_s=now_s)
+    return written(clusters, {}, now_s=now_s)
 
 
 class Trend(msgspec.Struct, frozen=True, kw_only=True):
@@ -227,40 +217,3 @@ def trend(points: Sequence[tuple[float, float]]) -> Trend | None:
     if not _LEAST_CHANGE <= abs(change) < inf:
         return None
     return Trend(change=change, days=span_s / 86400)
-
-
-def rates(records: Sequence[NodeRecord], standings: Sequence[Standing], *, days: float) -> Rates:
-    """Return how often the nodes of one cluster were bad, in the days that the records are of.
-
-    Lemons are apart: one of them is in a job at most once, however often it was bad before.
-    """
-    lemons = {each.node: each for each in standings if each.level is Reliability.LEMON}
-    others = [each for each in records if each.node not in lemons]
-    failed = {node.node: _accused(node) for node in others}
-    at_start = [len(node.spoiled) - failed[node.node] for node in others]
-    return Rates(
-        days=days,
-        nodes=len(records),
-        starts=_counted(at_start, float(sum(node.jobs for node in others))),
-        hours=_counted(list(failed.values()), sum(node.ran_s for node in others) / _HOUR_S),
-        lemons=sum(each.spoiled / each.jobs for each in lemons.values()),
-    )
-
-
-def _accused(node: NodeRecord) -> int:
-    return sum(Signal.ACCUSED.value in job.signals for job in node.spoiled)
-
-
-def _counted(by_node: Sequence[int], exposure: float) -> Counted:
-    """Return the events of all nodes; the mean over events of how many their node has is `clump`.
-
-    A sum over nodes that are independent of each other, each with rare clumps of events, varies so
-    many times as much as a count of single events.
-    """
-    events = sum(by_node)
-    return Counted(
-        events=events,
-        exposure=exposure,
-        nodes=sum(bool(each) for each in by_node),
-        clump=sum(each * each for each in by_node) / events if events else 1.0,
-    )

@@ -237,7 +237,7 @@ def _home(place: CheckContext, root: str) -> Iterator[Advice]:
             f"journals are in {root} of each user, whose homes all nodes must share: lemons,"
             " metrics and history of root, and the standings that they publish, see none of them"
         )
-        yield look(text, "journal = a shared directory: slurm-health docs install, step 2")
+        yield look(text, "journal = a shared directory: documentation, admin/install.md, step 2")
         return
     if not os.access(home, os.W_OK):
         text = f"journals are in {root}, and {home} cannot be written: no job can be checked"
@@ -317,7 +317,9 @@ def _users(place: CheckContext) -> Iterator[Advice]:
             f"slurm-health runs with {sys.executable}, and users cannot enter {first_few(closed)}:"
             ' each of their commands ends with "Permission denied"'
         )
-        yield change(text, "install it where all may read, as in /opt: slurm-health docs install")
+        yield change(
+            text, "install it where all may read, as in /opt: documentation, admin/install.md"
+        )
 
 
 def byte_code_advice(modules: Iterable[str] = LOADED_BY_AGENTS) -> Advice:

@@ -47,7 +47,7 @@ _IDLE = '# contexts = ["retest", "healthcheck"]'
 
 _HEAD = """\
 # slurm-health: the site's settings. Drafted from {node}.
-# Root owns this file and nobody else may write it. What a key means: slurm-health docs checks
+# Root owns this file and nobody else may write it. What a key means: documentation, admin/checks.md
 # What would run on a node, and why: slurm-health healthcheck --explain
 
 # Where journals of jobs go, the same for every user and for the epilog. With ~, each user's home,

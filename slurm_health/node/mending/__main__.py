@@ -28,8 +28,7 @@ def main(arguments: list[str]) -> int:
     site = load(Path(config))
     if order == "deep-test":
         job = int(os.environ.get("SLURM_JOB_ID", "0"))
-        hours = float(others[0]) if others else 0.0  # none: submitted before burn-ins were known
-        return quarantine.run_test(site, job, hours=hours, clock_s=time.monotonic)
+        return quarantine.run_test(site, job, hours=float(others[0]), clock_s=time.monotonic)
     begun = from_json(order, Tried)
     with perform.at_work(site.state) as free:
         if not free:

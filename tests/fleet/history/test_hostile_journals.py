@@ -19,7 +19,7 @@ from slurm_health.records.standings import Reliability
 from slurm_health.records.verdict import Level
 from slurm_health.system.accounts import Accounts
 from tests.support.command_line import slurm_health
-from tests.support.fake_scontrol import FakeScontrol
+from tests.support.hooked_slurm import HookedSlurm
 from tests.support.journals import Clock, RunJournal, write_healthy_run
 
 DAY_S = 86400.0
@@ -157,8 +157,7 @@ def test_the_metrics_have_no_node_that_slurm_does_not_know(tmp_path: Path) -> No
     run.start()
     run.judge()
     run.finish("proceed")
-    scontrol = FakeScontrol(tmp_path / "slurm", nodes=3)
-    scontrol.trouble('case "$*" in "show config") echo "ClusterName = lab"; exit;; esac')
+    scontrol = HookedSlurm(tmp_path / "slurm", nodes=3)
     environ = {"PATH": scontrol.path, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     done = slurm_health("metrics", f"--journal={root}", "--days=3650", environ=environ)
     assert done.code == 0, done

@@ -16,10 +16,8 @@ import pytest
 
 from slurm_health.fleet.history import answer, place, refresh
 from slurm_health.records.errors import IndexUnusable
-from slurm_health.records.script_records import ScriptEnded, ScriptStarted
 from slurm_health.records.standings import Reliability
 from slurm_health.records.verdict import Level, NodeVerdict
-from slurm_health.system import journal
 from tests.support.command_line import finish, slurm_health, start
 from tests.support.journals import Clock, RunJournal, write_healthy_run, write_requeued_job
 
@@ -114,42 +112,6 @@ def test_two_attempts_of_a_job_are_two_checks_and_one_job(tmp_path: Path) -> Non
     with refresh.opened(where, tmp_path / "journal", now_s=NOW_S) as found:
         jobs = {each.node: each.jobs for each in found.records("lab", since_s=0.0)}
     assert jobs["n1"] == 1
-
-
-def test_a_script_counts_for_as_long_as_it_ran_on_the_nodes_that_it_ran_on(tmp_path: Path) -> None:
-    root = tmp_path / "journal"
-    run = RunJournal(root, job=12, nodes=("n1", "n2", "n3"))
-    run.start()
-    run.judge()
-    run.run_script(duration_s=3600.0)
-    run.run_script(duration_s=1800.0, nodes=("n1", "n2"))
-    # One that nothing is known to have ended of counts nowhere.
-    run.write(journal.SUPERVISOR, ScriptStarted(script="/home/ml/train.sh", pid=201))
-
-    where = place.choose(str(tmp_path / "index"), {}, root)
-    with refresh.opened(where, root, now_s=NOW_S) as found:
-        ran_s = {each.node: each.ran_s for each in found.records("lab", since_s=0.0)}
-        (told,) = answer.lemons(found, cluster=None, now_s=NOW_S)
-
-    assert ran_s == {"n1": 5400.0, "n2": 5400.0, "n3": 3600.0}
-    assert told.rates.hours.exposure == pytest.approx(4.0)
-    assert told.rates.starts.exposure == 3
-
-
-@pytest.mark.parametrize("lasted_s", [-5.0, 1e300, float("inf")])
-def test_no_script_ran_for_less_than_no_time_or_for_years(tmp_path: Path, lasted_s: float) -> None:
-    root = tmp_path / "journal"
-    run = RunJournal(root, job=12, nodes=("n1",))
-    run.start()
-    run.judge()
-    run.write(journal.SUPERVISOR, ScriptStarted(script="/home/ml/train.sh", pid=200))
-    run.write(journal.SUPERVISOR, ScriptEnded(exit_code=0, duration_s=lasted_s))
-
-    where = place.choose(str(tmp_path / "index"), {}, root)
-    with refresh.opened(where, root, now_s=NOW_S) as found:
-        (record,) = found.records("lab", since_s=0.0)
-
-    assert 0 <= record.ran_s <= 60 * 86400
 
 
 def test_a_job_that_went_on_is_read_again(tmp_path: Path) -> None:

@@ -58,39 +58,6 @@ def test_interrupted_it_sums_up_and_leaves_no_lab(tmp_path: Path) -> None:
     assert [*tmp_path.iterdir()] == []
 
 
-WRITES_ON = """
-import itertools, os, threading
-from tests.lab.chaos.command import scratch_directory
-def write(path):
-    for number in itertools.count():
-        (path / "run" / str(number % 100)).mkdir(parents=True, exist_ok=True)
-with scratch_directory() as path:
-    threading.Thread(target=write, args=[path], daemon=True).start()
-    while not (path / "run" / "99").exists():
-        pass
-    print(path, flush=True)
-    {ends}
-"""
-
-
-@pytest.mark.parametrize(
-    "ends", ["os._exit(130)", "raise KeyboardInterrupt", "os.kill(os.getpid(), 9)"]
-)
-def test_what_its_threads_write_to_the_end_is_removed_however_it_ends(
-    tmp_path: Path, ends: str
-) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", WRITES_ON.format(ends=ends)],
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-        cwd=Path(__file__).parents[3],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stdout.startswith(str(tmp_path / "chaos-")), done
-    assert [*tmp_path.iterdir()] == []
-
-
 # --- plans -------------------------------------------------------------------------------------
 
 

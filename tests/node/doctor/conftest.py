@@ -9,8 +9,8 @@ import pytest
 
 from slurm_health.node.doctor import slurm_conf
 from slurm_health.node.doctor.advice import Advice, Urgency
-from tests.support.fake_scontrol import FakeScontrol
 from tests.support.hooked_node import node, rack, shared, slurm, story
+from tests.support.hooked_slurm import HookedSlurm
 from tests.support.sites import write_site
 from tests.support.supervised import write_executable
 
@@ -50,7 +50,7 @@ def hook(tmp_path: Path) -> Path:
     (package / "hooks.py").write_text("")
     python = write_executable(tmp_path / "opt/python", f"#!/bin/sh\necho {tmp_path}/opt/lib\n")
     config = write_site(tmp_path / "etc", "[checks.memory]\n")
-    slurm = FakeScontrol(tmp_path / "slurm").bin
+    slurm = HookedSlurm(tmp_path / "slurm").bin
     text = SHIM.format(python=python, config=config, slurm=slurm)
     return write_executable(tmp_path / "hook", text)
 

@@ -15,11 +15,11 @@ from slurm_health.node.rules import drain_note
 from slurm_health.node.rules.breaker import DrainLedger
 from slurm_health.system.slurm.client import Client
 from tests.support.accusing import JOB, Story, journal, judged
-from tests.support.fake_scontrol import FakeScontrol
 from tests.support.hooked_node import Node
+from tests.support.hooked_slurm import HookedSlurm
 
 
-def updates(slurm: FakeScontrol) -> list[str]:
+def updates(slurm: HookedSlurm) -> list[str]:
     return [call for call in slurm.calls() if call.startswith("update")]
 
 
@@ -34,18 +34,12 @@ def drained_by_a_job(node: Node, component: str, job: int = JOB) -> None:
 # --- an administrator --------------------------------------------------
 
 
-def test_a_drain_by_an_administrator_just_before_ours_stays(
-    node: Node, slurm: FakeScontrol
-) -> None:
+def test_a_drain_by_an_administrator_just_before_ours_stays(node: Node, slurm: HookedSlurm) -> None:
     """Between the first look and the drain lies the wait for the ledger."""
     node.break_it()
-    theirs = "NodeName=n3 State=IDLE+DRAIN Partitions=gpu Reason=fan [ada@2026-01-02T03:04:05]"
-    slurm.trouble(
-        'if [ "$1 $2" = "show nodes" ]; then\n'
-        "cat $dir/nodes\n"
-        f"sed -i 's|^NodeName=n3 .*|{theirs}|' $dir/nodes\n"
-        "exit\nfi\n"
-    )
+    theirs = "fan [ada@2026-01-02T03:04:05]"
+    looks = 'case "$1 $2" in "show topology") $dir/set n3 IDLE+DRAIN "{theirs}" ;; esac'
+    slurm.trouble(looks.format(theirs=theirs))
     assert node.prolog()
     assert node.reason == "fan [ada@2026-01-02T03:04:05]"
     assert updates(slurm) == []
@@ -73,7 +67,7 @@ def at_once(node: Node, jobs: Sequence[int]) -> list[int]:
 
 
 def test_eight_prologs_at_once_drain_once_and_all_keep_their_job_away(
-    node: Node, slurm: FakeScontrol
+    node: Node, slurm: HookedSlurm
 ) -> None:
     node.break_it()
     assert at_once(node, range(100, 108)) == [1] * 8
@@ -144,7 +138,7 @@ def test_what_a_hook_finds_besides_does_not_bring_a_node_back_that_a_job_drained
 
 @pytest.mark.parametrize("call", range(1, 6))
 def test_a_hook_that_is_killed_at_any_call_is_finished_by_the_next_and_counts_once(
-    node: Node, slurm: FakeScontrol, call: int
+    node: Node, slurm: HookedSlurm, call: int
 ) -> None:
     slurm.trouble(f'[ "$(grep -vc -e --version $dir/calls)" = {call} ] && kill -9 $PPID\n')
     node.break_it()
@@ -167,7 +161,7 @@ def test_a_hook_that_is_killed_at_any_call_is_finished_by_the_next_and_counts_on
     ["Socket timed out on send/recv operation", "Zero Bytes were transmitted or received"],
 )
 def test_drains_that_slurm_may_do_yet_count_against_the_share(
-    rack: list[Node], slurm: FakeScontrol, answer: str
+    rack: list[Node], slurm: HookedSlurm, answer: str
 ) -> None:
     """slurmctld drains what it was told to drain, whether or not somebody still waits for that."""
     slurm.trouble(
@@ -182,7 +176,7 @@ def test_drains_that_slurm_may_do_yet_count_against_the_share(
     assert "the breaker of gpu has tripped" in rack[5].said
 
 
-def test_a_drain_that_slurm_does_not_answer_in_time_counts(node: Node, slurm: FakeScontrol) -> None:
+def test_a_drain_that_slurm_does_not_answer_in_time_counts(node: Node, slurm: HookedSlurm) -> None:
     slurm.trouble('[ "$1" = update ] && sleep 3600\n')
 
     def runs_out_at_the_drain() -> float:
@@ -199,7 +193,7 @@ def test_a_drain_that_slurm_does_not_answer_in_time_counts(node: Node, slurm: Fa
 
 
 def test_where_slurm_does_not_answer_before_the_drain_nothing_counts(
-    node: Node, slurm: FakeScontrol
+    node: Node, slurm: HookedSlurm
 ) -> None:
     slurm.trouble('[ "$1 $2" = "show node" ] && echo "error: Socket timed out" >&2 && exit 1\n')
     node.break_it()
@@ -208,7 +202,7 @@ def test_where_slurm_does_not_answer_before_the_drain_nothing_counts(
     assert shared_state.read_ledger(node.site.breaker).entries == ()
 
 
-def test_a_drain_that_slurm_refuses_does_not_count(node: Node, slurm: FakeScontrol) -> None:
+def test_a_drain_that_slurm_refuses_does_not_count(node: Node, slurm: HookedSlurm) -> None:
     slurm.trouble('[ "$1" = update ] && echo "error: Access/permission denied" >&2 && exit 1\n')
     node.break_it()
     assert not node.prolog()
@@ -217,7 +211,7 @@ def test_a_drain_that_slurm_refuses_does_not_count(node: Node, slurm: FakeScontr
 
 
 def test_a_drain_that_did_not_come_about_is_no_return_by_a_person(
-    node: Node, slurm: FakeScontrol
+    node: Node, slurm: HookedSlurm
 ) -> None:
     slurm.trouble('[ "$1" = update ] && echo "error: Access/permission denied" >&2 && exit 1\n')
     node.break_it()
@@ -231,7 +225,7 @@ def test_a_drain_that_did_not_come_about_is_no_return_by_a_person(
 
 @pytest.mark.heavy
 def test_after_a_trip_a_faulty_node_asks_slurm_nothing_and_writes_nothing(
-    rack: list[Node], slurm: FakeScontrol
+    rack: list[Node], slurm: HookedSlurm
 ) -> None:
     for each in rack:
         each.break_it()
@@ -246,7 +240,7 @@ def test_after_a_trip_a_faulty_node_asks_slurm_nothing_and_writes_nothing(
 
 
 def test_a_rack_that_fails_trips_its_own_breaker_within_the_share_of_the_partition(
-    rack: list[Node], slurm: FakeScontrol
+    rack: list[Node], slurm: HookedSlurm
 ) -> None:
     slurm.below(leaf1="n[1-5]", leaf2="n[6-20]")
     for each in (*rack[:3], rack[5]):
@@ -274,7 +268,7 @@ def test_a_node_whose_clock_is_a_day_ahead_forgets_nothing(rack: list[Node]) -> 
 
 
 def test_a_node_that_is_drained_more_than_three_times_a_day_waits_for_a_person(
-    node: Node, slurm: FakeScontrol
+    node: Node, slurm: HookedSlurm
 ) -> None:
     node.break_it()
     for job in range(1, 5):

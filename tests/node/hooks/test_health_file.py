@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.fake_scontrol import FakeScontrol
 from tests.support.hooked_node import Node
+from tests.support.hooked_slurm import HookedSlurm
 
 pytestmark = pytest.mark.root
 
@@ -64,7 +64,7 @@ def test_a_fault_in_shadow_mode_is_none(node: Node) -> None:
 
 @pytest.mark.parametrize("later_s", [0, 901])
 def test_an_ordinary_user_reads_it_and_takes_an_expired_one_as_unknown(
-    public_path: Path, slurm: FakeScontrol, shared: Path, later_s: int
+    public_path: Path, slurm: HookedSlurm, shared: Path, later_s: int
 ) -> None:
     node = Node(public_path, "n3", slurm, shared)
     node.now_s = time.time() - later_s

@@ -16,8 +16,8 @@ from slurm_health.node.hooks import healthcheck, nodes
 from slurm_health.system.killable import Answered, run_guarded
 from slurm_health.system.slurm.client import Client
 from slurm_health.system.slurm.parsing import Node as SlurmNode
-from tests.support.fake_scontrol import FakeScontrol
 from tests.support.hooked_node import Node
+from tests.support.hooked_slurm import HookedSlurm
 
 
 def pass_after_pass(node: Node, count: int, apart_s: float = 61.0) -> None:
@@ -30,12 +30,6 @@ def test_on_a_well_node_slurm_is_asked_nothing(node: Node) -> None:
     for _ in range(3):
         assert not node.healthcheck()
     assert node.slurm.calls() == []
-
-
-def test_a_fault_drains(node: Node) -> None:
-    node.break_it()
-    assert node.healthcheck()
-    assert node.reason.startswith("shealth:scratch /broken exists check=scratch job=0 t=1000000")
 
 
 def test_one_that_begins_while_another_is_at_work_ends_at_once_and_says_so(node: Node) -> None:
@@ -87,7 +81,7 @@ def test_it_comes_back_after_three_fresh_passes(drained: Node) -> None:
 
 
 def test_passes_of_a_node_that_is_well_return_no_other_with_which_it_shares_its_state(
-    drained: Node, tmp_path: Path, slurm: FakeScontrol, shared: Path
+    drained: Node, tmp_path: Path, slurm: HookedSlurm, shared: Path
 ) -> None:
     other = Node(tmp_path, "n4", slurm, shared)
     (other.directory / "state").symlink_to(drained.site.state)
@@ -139,17 +133,6 @@ def test_a_check_that_cannot_be_measured_is_no_pass(drained: Node) -> None:
     assert node.state == "IDLE+DRAIN"
 
 
-def test_a_check_that_is_not_configured_any_more_cannot_pass(drained: Node) -> None:
-    import msgspec
-
-    kept = own_drain.recall(drained.site.state)
-    assert kept is not None
-    own_drain.remember(drained.site.state, msgspec.structs.replace(kept, retest=("gone",)))
-    pass_after_pass(drained, 5)
-    assert drained.state == "IDLE+DRAIN"
-    assert "no longer configured" in drained.said
-
-
 @pytest.mark.parametrize(
     "note",
     [
@@ -161,7 +144,7 @@ def test_a_check_that_is_not_configured_any_more_cannot_pass(drained: Node) -> N
     ],
 )
 def test_a_note_that_anybody_touched_is_anothers(
-    drained: Node, slurm: FakeScontrol, note: str
+    drained: Node, slurm: HookedSlurm, note: str
 ) -> None:
     slurm.set({"n3": ("IDLE+DRAIN", note)})
     pass_after_pass(drained, 8)
@@ -187,7 +170,7 @@ def test_a_note_that_anybody_touched_is_anothers(
     ],
 )
 def test_a_node_that_something_else_holds_is_not_released(
-    drained: Node, slurm: FakeScontrol, state: str
+    drained: Node, slurm: HookedSlurm, state: str
 ) -> None:
     slurm.set({"n3": (state, drained.reason)})
     pass_after_pass(drained, 8)
@@ -195,17 +178,8 @@ def test_a_node_that_something_else_holds_is_not_released(
     assert not any(call.startswith("update") for call in slurm.calls())
 
 
-def test_a_node_an_administrator_gave_back_is_forgotten(drained: Node, slurm: FakeScontrol) -> None:
-    slurm.set({"n3": ("IDLE", "")})
-    pass_after_pass(drained, 3)
-    assert own_drain.recall(drained.site.state) is None
-    drained.break_it()
-    assert drained.healthcheck()
-    assert drained.state == "IDLE+DRAIN"
-
-
 def test_a_release_is_noticed_although_no_check_can_tell_any_more(
-    drained: Node, slurm: FakeScontrol
+    drained: Node, slurm: HookedSlurm
 ) -> None:
     import msgspec
 
@@ -234,7 +208,7 @@ def test_a_release_is_noticed_although_no_check_can_tell_any_more(
 
 
 def test_a_note_that_was_edited_is_anothers_for_hook_list_and_release(
-    drained: Node, slurm: FakeScontrol
+    drained: Node, slurm: HookedSlurm
 ) -> None:
     note = drained.reason.partition(" [")[0].replace("exists", "exists, keep it -- admin")
     slurm.set({"n3": ("IDLE+DRAIN", f"{note} [admin@2026-01-02T04:00:00]")})
@@ -258,7 +232,7 @@ def test_a_note_that_was_edited_is_anothers_for_hook_list_and_release(
 
 @pytest.mark.parametrize("trouble", ["exit 1", "sleep 3600", "echo nonsense; exit 0"])
 def test_a_controller_in_trouble_releases_nothing(
-    drained: Node, slurm: FakeScontrol, trouble: str
+    drained: Node, slurm: HookedSlurm, trouble: str
 ) -> None:
     slurm.trouble(trouble)
     drained.limit_s = 2
@@ -271,7 +245,7 @@ def test_a_controller_in_trouble_releases_nothing(
 
 
 def test_a_node_given_back_although_it_is_bad_is_drained_anew(
-    drained: Node, slurm: FakeScontrol
+    drained: Node, slurm: HookedSlurm
 ) -> None:
     slurm.set({"n3": ("IDLE", "")})
     drained.break_it()
@@ -301,7 +275,7 @@ def _nodes(node: Node) -> dict[str, SlurmNode]:
     return Client.for_hook(node.environ(), limit_s=5).nodes()
 
 
-def test_the_note_is_read_without_the_fields_behind_it(node: Node, slurm: FakeScontrol) -> None:
+def test_the_note_is_read_without_the_fields_behind_it(node: Node, slurm: HookedSlurm) -> None:
     slurm.set({"n4": ("IDLE+DRAIN", "a b=c [root@2026-01-02T03:04:05] ReservationName=x")})
     assert _nodes(node)["n4"].reason == "a b=c [root@2026-01-02T03:04:05]"
 

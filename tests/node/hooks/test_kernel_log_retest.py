@@ -8,8 +8,8 @@ import pytest
 from slurm_health.node.checks.check import CheckContext
 from slurm_health.node.draining import own_drain
 from slurm_health.node.hooks.nodes import repeat
-from tests.support.fake_scontrol import FakeScontrol
 from tests.support.hooked_node import Node
+from tests.support.hooked_slurm import HookedSlurm
 from tests.support.sites import tree
 
 _XID = "NVRM: Xid (PCI:0000:3b:00): 48, pid=77, DBE"
@@ -140,7 +140,7 @@ def test_a_message_after_the_reboot_keeps_it(clock: Clock) -> None:
 
 @pytest.mark.parametrize("hook", ["prolog", "healthcheck"])
 def test_what_was_said_before_a_person_returned_the_node_does_not_count(
-    clock: Clock, slurm: FakeScontrol, hook: str
+    clock: Clock, slurm: HookedSlurm, hook: str
 ) -> None:
     node = drained_for(clock, _XID)
     clock.go(60)
@@ -156,7 +156,7 @@ def test_what_was_said_before_a_person_returned_the_node_does_not_count(
     assert node.state == "IDLE+DRAIN"
 
 
-def test_a_drain_that_slurm_refused_is_nobodys_word(clock: Clock, slurm: FakeScontrol) -> None:
+def test_a_drain_that_slurm_refused_is_nobodys_word(clock: Clock, slurm: HookedSlurm) -> None:
     slurm.trouble('case "$*" in *State=DRAIN*) echo no >&2; exit 1;; esac')
     clock.say(_XID)
     clock.go(10)

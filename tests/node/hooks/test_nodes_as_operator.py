@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,8 +16,8 @@ from slurm_health.node.hooks import nodes
 from slurm_health.node.rules.accusations import NodeMark
 from slurm_health.system.killable import Answered, run_one
 from slurm_health.system.slurm.client import Client
-from tests.support.fake_scontrol import FakeScontrol
 from tests.support.hooked_node import Node
+from tests.support.hooked_slurm import HookedSlurm
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
 _OPERATOR = 65534
@@ -33,7 +32,7 @@ def tmp_path(public_path: Path) -> Path:
 
 
 @pytest.fixture
-def marked(node: Node, slurm: FakeScontrol) -> Node:
+def marked(node: Node, slurm: HookedSlurm) -> Node:
     """Two drained nodes with marks, one of them drained for these."""
     slurm.set({"n5": ("IDLE+DRAIN", _OF_CHECK), "n6": ("IDLE+DRAIN", _OF_MARKS)})
     mark = NodeMark(job=7, uid=1000, component="network", text="slow", time_s=node.now_s)
@@ -59,7 +58,7 @@ def as_operator(work: Callable[[], object]) -> bytes:
 
 
 def test_what_cannot_be_done_for_one_node_is_told_and_the_others_go_on(
-    marked: Node, slurm: FakeScontrol
+    marked: Node, slurm: HookedSlurm
 ) -> None:
     site, controller = marked.site, Client.for_hook(marked.environ(), limit_s=20)
     told = as_operator(lambda: nodes.release(site, ["n6", "n99", "n5"], controller, {}))
@@ -71,7 +70,7 @@ def test_what_cannot_be_done_for_one_node_is_told_and_the_others_go_on(
     assert slurm.nodes()["n5"] == ("IDLE", "")
 
 
-def test_root_releases_both(marked: Node, slurm: FakeScontrol) -> None:
+def test_root_releases_both(marked: Node, slurm: HookedSlurm) -> None:
     controller = Client.for_hook(marked.environ(), limit_s=20)
     came = nodes.release(marked.site, ["n6", "n5"], controller, {})
     assert came == {"n6": nodes.RELEASED, "n5": nodes.RELEASED}
@@ -117,12 +116,3 @@ def test_a_reset_by_an_operator_says_who_may_and_no_number_of_an_error(marked: N
     told = msgspec.json.decode(as_operator(reset), type=str)
     assert told.startswith("only root may reset the breaker: sudo slurm-health nodes reset")
     assert "rrno" not in told
-
-
-def test_what_an_earlier_version_left_for_all_to_read_is_closed(marked: Node) -> None:
-    marks = marked.shared / "marks"
-    marks.chmod(0o755)
-    mark = NodeMark(job=8, uid=1001, component="network", text="slow", time_s=marked.now_s)
-    shared_state.add_mark(marked.site, "n5", mark)
-    assert stat.S_IMODE(marks.stat().st_mode) == 0o700
-    assert stat.S_IMODE((marks / "n5.json").stat().st_mode) == 0o600

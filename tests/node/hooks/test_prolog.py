@@ -12,8 +12,8 @@ import pytest
 from slurm_health.node.draining import shared_state
 from slurm_health.node.rules import drain_note
 from tests.lab import cgroups
-from tests.support.fake_scontrol import FakeScontrol
 from tests.support.hooked_node import Node
+from tests.support.hooked_slurm import HookedSlurm
 
 
 def test_on_a_well_node_the_job_starts_and_slurm_is_not_asked(node: Node) -> None:
@@ -128,7 +128,7 @@ NOTES = [
 
 
 @pytest.mark.parametrize("note", [*NOTES, "shealth:network n3 is slow check=network job=3 t=5"])
-def test_a_node_that_is_drained_keeps_its_note(node: Node, slurm: FakeScontrol, note: str) -> None:
+def test_a_node_that_is_drained_keeps_its_note(node: Node, slurm: HookedSlurm, note: str) -> None:
     slurm.set({"n3": ("MIXED+DRAIN", note)})
     node.break_it()
     assert node.prolog()
@@ -138,7 +138,7 @@ def test_a_node_that_is_drained_keeps_its_note(node: Node, slurm: FakeScontrol, 
 
 @pytest.mark.parametrize("note", NOTES)
 def test_a_note_on_a_node_in_the_pool_stays_and_slurm_drains(
-    node: Node, slurm: FakeScontrol, note: str
+    node: Node, slurm: HookedSlurm, note: str
 ) -> None:
     slurm.set({"n3": ("IDLE", note)})
     node.break_it()
@@ -162,7 +162,7 @@ def test_a_note_on_a_node_in_the_pool_stays_and_slurm_drains(
     ],
 )
 def test_a_node_in_the_hands_of_others_is_left_alone(
-    node: Node, slurm: FakeScontrol, state: str
+    node: Node, slurm: HookedSlurm, state: str
 ) -> None:
     slurm.set({"n3": (state, "")})
     node.break_it()
@@ -173,7 +173,7 @@ def test_a_node_in_the_hands_of_others_is_left_alone(
 
 @pytest.mark.parametrize("state", ["MIXED", "ALLOCATED", "IDLE+PLANNED", "IDLE+RESERVED", "MIXED-"])
 def test_a_node_in_the_pool_is_drained_whatever_it_does(
-    node: Node, slurm: FakeScontrol, state: str
+    node: Node, slurm: HookedSlurm, state: str
 ) -> None:
     slurm.set({"n3": (state, "")})
     node.break_it()
@@ -199,7 +199,7 @@ def test_a_node_in_the_pool_is_drained_whatever_it_does(
     ],
 )
 def test_a_controller_in_trouble_drains_nobody_and_the_job_starts(
-    node: Node, slurm: FakeScontrol, trouble: str
+    node: Node, slurm: HookedSlurm, trouble: str
 ) -> None:
     node.break_it()
     slurm.trouble(trouble)
@@ -252,7 +252,7 @@ def test_a_user_whose_jobs_break_nodes_is_capped_within_the_hour(
     assert f"jobs of user {name} have cost 3 nodes" in rack[3].said
 
 
-def test_a_lifted_drain_counts_on_within_the_window(rack: list[Node], slurm: FakeScontrol) -> None:
+def test_a_lifted_drain_counts_on_within_the_window(rack: list[Node], slurm: HookedSlurm) -> None:
     for number, each in enumerate(rack[:5]):
         each.break_it()
         each.prolog(job=100 + number, uid=number)

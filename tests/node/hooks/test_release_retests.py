@@ -7,8 +7,8 @@ import pytest
 
 from slurm_health.node.draining import own_drain
 from tests.node.hooks.test_healthcheck import pass_after_pass
-from tests.support.fake_scontrol import FakeScontrol
 from tests.support.hooked_node import Node
+from tests.support.hooked_slurm import HookedSlurm
 
 # What a prolog knows of its job, and a health check does not.
 _OF_JOBS = """\
@@ -62,7 +62,7 @@ def _exclusive(node: Node) -> None:
 
 @pytest.mark.parametrize(("state", "runs"), [("MIXED+DRAIN", False), ("IDLE+DRAIN", True)])
 def test_an_exclusive_test_runs_on_an_idle_node_only(
-    drained: Node, slurm: FakeScontrol, state: str, runs: bool
+    drained: Node, slurm: HookedSlurm, state: str, runs: bool
 ) -> None:
     import msgspec
 
@@ -77,7 +77,7 @@ def test_an_exclusive_test_runs_on_an_idle_node_only(
 
 
 def test_two_tests_that_each_need_the_node_alone_do_not_run_side_by_side(
-    drained: Node, slurm: FakeScontrol
+    drained: Node, slurm: HookedSlurm
 ) -> None:
     import msgspec
 

@@ -14,8 +14,8 @@ from slurm_health.node.notify import EventKind
 from slurm_health.node.rules.mending import MendStep, Tried
 from slurm_health.records.nodeset import expand
 from slurm_health.system.slurm.client import Client
-from tests.support.fake_scontrol import FakeScontrol
 from tests.support.hooked_node import Node
+from tests.support.hooked_slurm import HookedSlurm
 from tests.support.mended_node import (
     again,
     at_look,
@@ -32,7 +32,7 @@ from tests.support.mended_node import (
 from tests.support.notified import received
 
 
-def test_nothing_is_done_unless_the_site_wants_it(node: Node, slurm: FakeScontrol) -> None:
+def test_nothing_is_done_unless_the_site_wants_it(node: Node, slurm: HookedSlurm) -> None:
     faulty(node)
     again(node)
 
@@ -41,7 +41,7 @@ def test_nothing_is_done_unless_the_site_wants_it(node: Node, slurm: FakeScontro
 
 
 def test_a_dry_run_says_once_what_would_be_done_and_does_nothing(
-    node: Node, slurm: FakeScontrol
+    node: Node, slurm: HookedSlurm
 ) -> None:
     mended(node, "'reboot'", first="reboot")
     node.more = node.more.replace("dry_run = false", "")
@@ -76,7 +76,7 @@ def test_a_node_that_a_step_keeps_busy_is_not_late_with_its_health_check(
     assert (over.silent, over.never_checked) == (["n1", "n2", "n3"], ["n2", "n3"])
 
 
-def test_steps_follow_one_another_until_a_person_is_called(node: Node, slurm: FakeScontrol) -> None:
+def test_steps_follow_one_another_until_a_person_is_called(node: Node, slurm: HookedSlurm) -> None:
     mended(node, "'reload', 'reboot', 'ticket'")
     faulty(node)
 
@@ -108,7 +108,7 @@ def test_steps_follow_one_another_until_a_person_is_called(node: Node, slurm: Fa
 
 
 def test_a_node_that_a_step_has_mended_comes_back_by_the_usual_rules(
-    node: Node, slurm: FakeScontrol
+    node: Node, slurm: HookedSlurm
 ) -> None:
     mended(node, "'reboot', 'ticket'", first="reboot")
     faulty(node)
@@ -141,7 +141,7 @@ def test_a_node_that_a_step_has_mended_comes_back_by_the_usual_rules(
     ],
 )
 def test_nothing_is_done_where_a_job_runs_or_somebody_else_is_at_it(
-    node: Node, slurm: FakeScontrol, state: str, edit: str
+    node: Node, slurm: HookedSlurm, state: str, edit: str
 ) -> None:
     mended(node, "'reboot'", first="reboot")
     faulty(node)
@@ -163,7 +163,7 @@ def test_nothing_is_done_where_a_job_runs_or_somebody_else_is_at_it(
     ],
 )
 def test_a_node_that_an_administrator_took_while_it_was_checked_is_not_rebooted(
-    node: Node, slurm: FakeScontrol, state: str, reason: str
+    node: Node, slurm: HookedSlurm, state: str, reason: str
 ) -> None:
     mended(node, "'reboot'", first="reboot")
     faulty(node)
@@ -177,7 +177,7 @@ def test_a_node_that_an_administrator_took_while_it_was_checked_is_not_rebooted(
 
 
 def test_a_node_that_slurm_cannot_show_right_before_is_not_rebooted(
-    node: Node, slurm: FakeScontrol
+    node: Node, slurm: HookedSlurm
 ) -> None:
     mended(node, "'reboot'", first="reboot")
     faulty(node)
@@ -187,7 +187,7 @@ def test_a_node_that_slurm_cannot_show_right_before_is_not_rebooted(
     assert rebooted(slurm) == []
 
 
-def test_a_check_that_could_not_be_measured_mends_nothing(node: Node, slurm: FakeScontrol) -> None:
+def test_a_check_that_could_not_be_measured_mends_nothing(node: Node, slurm: HookedSlurm) -> None:
     mended(node, "'reboot'", first="reboot")
     faulty(node)
     node.more += "[checks.scratch2]\ncheck='memory'\n"
@@ -221,7 +221,7 @@ def test_all_nodes_together_take_so_many_steps_in_an_hour(rack: list[Node]) -> N
 
 @pytest.mark.parametrize("state", ["DOWN*+DRAIN+REBOOT_ISSUED", "IDLE"])
 def test_a_node_that_is_not_back_is_told_by_another(
-    rack: list[Node], slurm: FakeScontrol, state: str
+    rack: list[Node], slurm: HookedSlurm, state: str
 ) -> None:
     for each in rack[:2]:
         mended(each, "'reboot'", first="reboot")
@@ -238,7 +238,7 @@ def test_a_node_that_is_not_back_is_told_by_another(
 
 
 def test_a_node_that_slurm_does_not_know_any_more_is_told_once(
-    rack: list[Node], slurm: FakeScontrol
+    rack: list[Node], slurm: HookedSlurm
 ) -> None:
     mended(rack[1], "'ticket'")
     gone = msgspec.structs.replace(begun(MendStep.REBOOT), node="cloud7", until_s=rack[1].now_s)
@@ -260,7 +260,7 @@ def test_while_a_step_is_taken_nothing_is_checked(node: Node) -> None:
     assert "under way" not in again(node).partition("mending: reload")[0]
 
 
-def test_a_slurm_that_refuses_to_reboot_is_a_failed_step(node: Node, slurm: FakeScontrol) -> None:
+def test_a_slurm_that_refuses_to_reboot_is_a_failed_step(node: Node, slurm: HookedSlurm) -> None:
     mended(node, "'reboot', 'ticket'", first="reboot")
     faulty(node)
     slurm.trouble('case "$1" in reboot) echo Access denied >&2; exit 1;; esac')
@@ -273,7 +273,7 @@ def test_a_slurm_that_refuses_to_reboot_is_a_failed_step(node: Node, slurm: Fake
 
 @pytest.mark.parametrize("text", ["", "{", "[3]"])
 def test_with_a_garbled_list_of_steps_nothing_is_done(
-    node: Node, slurm: FakeScontrol, shared: Path, text: str
+    node: Node, slurm: HookedSlurm, shared: Path, text: str
 ) -> None:
     mended(node, "'reboot'", first="reboot")
     faulty(node)

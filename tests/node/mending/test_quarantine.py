@@ -13,8 +13,8 @@ from slurm_health.node.mending.whose import NotOurs
 from slurm_health.node.notify import EventKind
 from slurm_health.node.rules.mending import MendStep
 from slurm_health.records.errors import SlurmError
-from tests.support.fake_scontrol import FakeScontrol
 from tests.support.hooked_node import Node
+from tests.support.hooked_slurm import HookedSlurm
 from tests.support.mended_node import (
     again,
     at_look,
@@ -33,7 +33,7 @@ from tests.support.mended_node import (
 
 
 def test_a_quarantine_that_its_node_has_forgotten_is_told_by_another(
-    rack: list[Node], slurm: FakeScontrol
+    rack: list[Node], slurm: HookedSlurm
 ) -> None:
     mended(rack[1], "'ticket'")
     lost = msgspec.structs.replace(begun(MendStep.DEEP_TEST), node="n1", until_s=rack[1].now_s)
@@ -47,7 +47,7 @@ def test_a_quarantine_that_its_node_has_forgotten_is_told_by_another(
 
 
 def test_a_reservation_that_fails_leaves_the_node_drained_as_it_was(
-    node: Node, slurm: FakeScontrol
+    node: Node, slurm: HookedSlurm
 ) -> None:
     mended(node, "'deep_test'", "deep_test = ['true']", first="deep_test")
     faulty(node)
@@ -92,7 +92,7 @@ def test_a_dry_run_says_what_burn_in_there_would_be_and_the_node_comes_back(node
 
 
 def test_a_node_whose_burn_in_cannot_be_begun_comes_back_and_a_person_is_told(
-    node: Node, slurm: FakeScontrol
+    node: Node, slurm: HookedSlurm
 ) -> None:
     slurm.trouble(
         'case "$1 $2" in "create reservation") echo Invalid user >&2; exit 1;;'
@@ -119,7 +119,7 @@ def test_a_burn_in_waits_until_the_hour_allows_one_more_step(node: Node) -> None
 
 
 def test_a_node_on_which_a_job_still_runs_waits_for_its_burn_in(
-    node: Node, slurm: FakeScontrol
+    node: Node, slurm: HookedSlurm
 ) -> None:
     mended(node, "'deep_test'", "deep_test = ['true']", first="ticket")
     faulty(node)
@@ -152,7 +152,7 @@ def test_a_burn_in_repeats_the_test_until_its_time_has_passed_or_it_fails(
 
 
 def test_a_reservation_that_a_late_slurmctld_makes_without_an_answer_does_not_stay(
-    node: Node, slurm: FakeScontrol
+    node: Node, slurm: HookedSlurm
 ) -> None:
     mended(node, "'deep_test'", "deep_test = ['true']", first="deep_test")
     faulty(node)
@@ -174,7 +174,7 @@ TICKET = "ticket 42: DIMM being swapped, do not touch"
 RESERVED = "+MAINTENANCE+RESERVED"
 
 
-def test_a_node_that_stays_ours_goes_into_quarantine(node: Node, slurm: FakeScontrol) -> None:
+def test_a_node_that_stays_ours_goes_into_quarantine(node: Node, slurm: HookedSlurm) -> None:
     faulty(node)
     takes_reservations(slurm, at_look(2, f"IDLE+DRAIN{RESERVED}", note(node)))
     put_into_quarantine(node)
@@ -186,7 +186,7 @@ def test_a_node_that_stays_ours_goes_into_quarantine(node: Node, slurm: FakeScon
 
 
 def test_a_deep_test_is_submitted_where_slurm_is_not_where_the_system_has_its_commands(
-    node: Node, slurm: FakeScontrol
+    node: Node, slurm: HookedSlurm
 ) -> None:
     mended(node, "'deep_test'", "deep_test = ['true']", first="deep_test")
     faulty(node)
@@ -204,7 +204,7 @@ def test_a_deep_test_is_submitted_where_slurm_is_not_where_the_system_has_its_co
 
 @pytest.mark.parametrize(("state", "reason"), [("IDLE+DRAIN", TICKET), ("IDLE", "")])
 def test_a_node_that_an_administrator_took_while_it_was_checked_is_not_put_into_quarantine(
-    node: Node, slurm: FakeScontrol, state: str, reason: str
+    node: Node, slurm: HookedSlurm, state: str, reason: str
 ) -> None:
     mended(node, "'deep_test'", "deep_test = ['true']", first="deep_test")
     faulty(node)
@@ -227,7 +227,7 @@ def test_a_node_that_an_administrator_took_while_it_was_checked_is_not_put_into_
     ],
 )
 def test_a_drain_that_is_an_administrators_by_now_is_not_lifted_for_a_test(
-    node: Node, slurm: FakeScontrol, state: str, reason: str
+    node: Node, slurm: HookedSlurm, state: str, reason: str
 ) -> None:
     faulty(node)
     takes_reservations(slurm, at_look(2, state, reason))
@@ -242,7 +242,7 @@ def test_a_drain_that_is_an_administrators_by_now_is_not_lifted_for_a_test(
 
 
 def test_a_node_that_went_down_meanwhile_is_not_put_into_quarantine(
-    node: Node, slurm: FakeScontrol
+    node: Node, slurm: HookedSlurm
 ) -> None:
     faulty(node)
     takes_reservations(slurm, at_look(2, f"DOWN*+DRAIN{RESERVED}", note(node)))
@@ -255,7 +255,7 @@ def test_a_node_that_went_down_meanwhile_is_not_put_into_quarantine(
 
 @pytest.mark.parametrize("look", [1, 2])
 def test_a_drain_that_slurm_cannot_show_right_before_is_not_lifted(
-    node: Node, slurm: FakeScontrol, look: int
+    node: Node, slurm: HookedSlurm, look: int
 ) -> None:
     faulty(node)
     takes_reservations(slurm, fails_at_look(look))
@@ -269,7 +269,7 @@ def test_a_drain_that_slurm_cannot_show_right_before_is_not_lifted(
 
 
 def test_a_quarantine_that_could_not_be_taken_back_is_ended_by_the_next_health_check(
-    node: Node, slurm: FakeScontrol
+    node: Node, slurm: HookedSlurm
 ) -> None:
     mended(node, "'ticket'")
     faulty(node)
@@ -286,7 +286,7 @@ def test_a_quarantine_that_could_not_be_taken_back_is_ended_by_the_next_health_c
 
 
 def test_a_node_that_somebody_reserved_right_before_its_burn_in_waits_for_it(
-    node: Node, slurm: FakeScontrol
+    node: Node, slurm: HookedSlurm
 ) -> None:
     mended(node, "'deep_test'", "deep_test = ['true']", first="ticket")
     faulty(node)
@@ -299,7 +299,7 @@ def test_a_node_that_somebody_reserved_right_before_its_burn_in_waits_for_it(
     assert told_of(slurm, "State=UNDRAIN") == []
 
 
-def in_quarantine(node: Node, slurm: FakeScontrol, *, code: int | None, more: str = "") -> None:
+def in_quarantine(node: Node, slurm: HookedSlurm, *, code: int | None, more: str = "") -> None:
     """Have a node in quarantine; its test has ended with a code, or without a result."""
     faulty(node)
     kept, state = own_drain.recall(node.site.state), node.site.state
@@ -312,7 +312,7 @@ def in_quarantine(node: Node, slurm: FakeScontrol, *, code: int | None, more: st
         result = quarantine.TestResult(job=7, code=code, said="memory of module 7")
         (state / "deep-test.json").write_bytes(msgspec.json.encode(result))
     slurm.set({"n3": (f"IDLE{RESERVED}", "")})
-    (slurm.directory / "reserved").touch()
+    slurm.cluster.set(reservations={"shealth-n3": ["n3", "MAINT"]})
     (slurm.directory / "calls").unlink()
     takes_reservations(slurm, more)
 
@@ -320,7 +320,7 @@ def in_quarantine(node: Node, slurm: FakeScontrol, *, code: int | None, more: st
 @pytest.mark.parametrize("code", [None, 0, 9])
 @pytest.mark.parametrize("state", [f"DOWN{RESERVED}", f"IDLE+FAIL{RESERVED}"])
 def test_a_node_that_an_administrator_takes_out_of_quarantine_keeps_their_reason(
-    node: Node, slurm: FakeScontrol, state: str, code: int | None
+    node: Node, slurm: HookedSlurm, state: str, code: int | None
 ) -> None:
     in_quarantine(node, slurm, code=code, more=at_look(1, state, "ticket 42: PSU burnt"))
 
@@ -334,7 +334,7 @@ def test_a_node_that_an_administrator_takes_out_of_quarantine_keeps_their_reason
 @pytest.mark.parametrize("passes", [True, False])
 @pytest.mark.parametrize("state", [f"DOWN{RESERVED}", f"IDLE+DRAIN{RESERVED}"])
 def test_an_administrator_who_comes_while_its_checks_run_keeps_the_node(
-    node: Node, slurm: FakeScontrol, state: str, passes: bool
+    node: Node, slurm: HookedSlurm, state: str, passes: bool
 ) -> None:
     in_quarantine(node, slurm, code=0, more=at_look(2, state, TICKET))
     if passes:
@@ -349,9 +349,9 @@ def test_an_administrator_who_comes_while_its_checks_run_keeps_the_node(
 
 
 def test_a_node_that_slurm_took_down_stays_in_quarantine_until_it_can_be_drained(
-    node: Node, slurm: FakeScontrol
+    node: Node, slurm: HookedSlurm
 ) -> None:
-    lost = at_look(1, f"DOWN*{RESERVED}", "Not responding").replace("root@", "daemon@")
+    lost = at_look(1, f"DOWN*{RESERVED}", "Not responding [daemon@2026-01-02T03:04:05]")
     in_quarantine(node, slurm, code=None, more=lost)
 
     assert "still in quarantine, and not drained: it is DOWN*" in again(node)
@@ -366,7 +366,7 @@ def test_a_node_that_slurm_took_down_stays_in_quarantine_until_it_can_be_drained
 
 
 def test_a_note_on_a_node_in_quarantine_stays_and_so_does_the_node(
-    node: Node, slurm: FakeScontrol
+    node: Node, slurm: HookedSlurm
 ) -> None:
     in_quarantine(node, slurm, code=9, more=at_look(1, f"IDLE{RESERVED}", "fan 3 is loud"))
 
@@ -377,7 +377,7 @@ def test_a_note_on_a_node_in_quarantine_stays_and_so_does_the_node(
 
 
 def test_a_quarantine_ends_though_mending_was_switched_off_meanwhile(
-    node: Node, slurm: FakeScontrol
+    node: Node, slurm: HookedSlurm
 ) -> None:
     faulty(node)
     kept, state = own_drain.recall(node.site.state), node.site.state

@@ -9,7 +9,7 @@ import pytest
 
 from slurm_health.preflight.acting import requeue_helper
 from slurm_health.preflight.acting.perform import Acting, RecordAppender, act
-from slurm_health.preflight.decide.policy import OnInconclusive, OnStraggler, Policy
+from slurm_health.preflight.decide.policy import OnInconclusive, Policy
 from slurm_health.records.errors import ExitCode
 from slurm_health.records.records import (
     Action,
@@ -204,18 +204,6 @@ def test_a_job_whose_requeue_is_refused_stays_on_its_slow_node(scene: Scene) -> 
     assert scene.slurm.calls("scancel") == [["scancel", "13"]]
 
 
-def test_a_job_that_leaves_its_batch_host_needs_no_other_node_where_it_has_a_spare(
-    scene: Scene,
-) -> None:
-    scene.slurm.set(refuse={"--test-only": "allocation failure: no node is idle"})
-    policy = Policy(nodes_wanted=2, nodes_needed=2)
-
-    finished = scene.act(n1=Level.SLOW, n3=Level.HEALTHY, policy=policy)
-
-    assert finished.disposition == "requeue"
-    assert scene.slurm.calls("sbatch", "--test-only") == []
-
-
 def test_several_slow_nodes_are_left_together_or_not_at_all(scene: Scene) -> None:
     scene.slurm.add_node("n5")
     scene.slurm.run_job(15, ["n5"])
@@ -224,16 +212,6 @@ def test_several_slow_nodes_are_left_together_or_not_at_all(scene: Scene) -> Non
     assert finished.disposition == "proceed"
     assert "it would have to wait for 2 other nodes for up to 60 min" in finished.reason
     assert "continuing with n[2-3] anyway" in finished.reason
-
-
-def test_a_job_leaves_a_faulty_node_and_keeps_a_slow_one_that_it_would_wait_for(
-    scene: Scene,
-) -> None:
-    finished = scene.act(n2=Level.SLOW, n3=Level.FAULTY)
-
-    assert finished.disposition == "requeue"
-    intended = [r for r in scene.records if isinstance(r, ActionIntended)]
-    assert [r.nodes for r in intended if r.action is Action.EXCLUDE] == [["n3"]]
 
 
 @pytest.mark.parametrize(("least", "nodes"), [(0, 1), (1, 1), (2, 2)])
@@ -246,15 +224,6 @@ def test_a_helper_has_as_many_nodes_as_its_partition_wants(
 
     (asked,) = scene.slurm.calls("sbatch")
     assert {f"--nodes={nodes}", f"--ntasks={nodes}"} <= set(asked)
-
-
-def test_a_job_that_is_to_wait_for_other_nodes_does_not_ask_for_any(scene: Scene) -> None:
-    scene.slurm.set(waiting={"15": "Priority"})
-
-    finished = scene.act(n3=Level.SLOW, policy=Policy(on_straggler=OnStraggler.REQUEUE))
-
-    assert finished.disposition == "requeue"
-    assert scene.slurm.calls("sbatch", "--test-only") == []
 
 
 def test_a_job_that_was_released_after_a_hold_is_not_held_for_the_same_node_again(
@@ -311,13 +280,6 @@ def test_a_hold_that_is_refused_stops_the_job_and_gives_its_comment_back(scene: 
 
     assert (finished.disposition, finished.exit_code) == ("stop", ExitCode.INCONCLUSIVE)
     assert scene.slurm.job(JOB)["Comment"] == "mine"
-
-
-def test_doubt_does_not_stop_a_job_when_slurm_cannot_be_asked(scene: Scene) -> None:
-    scene.slurm.set(refuse={"show": "slurm_load error: something is wrong"})
-
-    assert scene.act(policy=ELSEWHERE, n3=Level.INCONCLUSIVE).disposition == "proceed"
-    assert scene.act(policy=HOLD, n3=Level.INCONCLUSIVE).disposition == "stop"
 
 
 def test_a_requeue_that_is_refused_withdraws_the_helper_and_stops(scene: Scene) -> None:

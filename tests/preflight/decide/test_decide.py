@@ -192,13 +192,6 @@ def test_a_faulty_node_is_drained_and_then_the_job_requeued_without_it() -> None
     )
 
 
-def test_without_rights_the_job_moves_away_and_nobody_is_drained() -> None:
-    decision = decided(ONE_FAULTY, Policy(), job_facts(may_drain=False))
-
-    assert decision.drains == ()
-    assert decision.ending.disposition is Disposition.REQUEUE
-
-
 def test_too_many_bad_nodes_at_once_are_not_drained() -> None:
     verdict = verdict_of(n1=Level.FAULTY, n2=Level.FAULTY, n3=Level.FAULTY, n4=Level.HEALTHY)
 
@@ -210,45 +203,6 @@ def test_too_many_bad_nodes_at_once_are_not_drained() -> None:
             reason="3 of 4 nodes bad at once: probably a fabric or software problem",
         ),
     )
-
-
-def test_a_slow_node_is_left_for_one_that_is_free_but_never_drained() -> None:
-    verdict = verdict_of(n1=Level.HEALTHY, n2=Level.SLOW)
-
-    decision = decided(verdict, Policy(), job_facts(wait=""))
-
-    assert decision.drains == ()
-    assert decision.ending.disposition is Disposition.REQUEUE
-
-
-def test_a_slow_node_is_only_reported_where_the_user_says_so() -> None:
-    verdict = verdict_of(n1=Level.HEALTHY, n2=Level.SLOW)
-
-    decision = decided(verdict, Policy(on_straggler=OnStraggler.REPORT), job_facts())
-
-    assert decision == Decision(
-        ending=Ending(
-            disposition=Disposition.PROCEED,
-            exit_code=ExitCode.BAD_NODES,
-            reason="n2 slow, reported only",
-            may_stay=True,
-        )
-    )
-
-
-@pytest.mark.parametrize(
-    ("known", "said"),
-    [
-        (job_facts(requeues=3), "already requeued 3 times because of bad nodes, the limit is 3"),
-        (job_facts(hold_obstacle="it is not a batch job"), "n2 cannot be used"),
-    ],
-)
-def test_a_job_that_cannot_move_stops_and_says_why(known: JobFacts, said: str) -> None:
-    last = decided(ONE_FAULTY, Policy(), known).ending
-
-    assert last.disposition is Disposition.STOP
-    assert last.exit_code is ExitCode.BAD_NODES
-    assert said in last.reason
 
 
 @pytest.mark.parametrize(

@@ -193,12 +193,6 @@ def test_a_node_whose_only_partner_died_by_itself_is_cleared_by_what_it_measured
     assert verdict.nodes["n1"].reason == "no partner to test the network with"
 
 
-def test_one_dead_node_of_three_is_found() -> None:
-    verdict, rounds = run(names(3), cluster(dead=["n2"]))
-    assert verdict.named(Level.FAULTY) == ("n2",)
-    assert len(rounds) == 3
-
-
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("dead", names(4))
 @pytest.mark.parametrize(("count", "needed"), [(3, 3), (4, 2)])

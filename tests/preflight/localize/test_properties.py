@@ -233,15 +233,6 @@ def test_a_slowdown_below_the_floor_is_not_reported() -> None:
         assert not accused(verdict)
 
 
-def test_what_is_known_of_the_hardware_decides_when_all_nodes_are_slow() -> None:
-    nodes = [f"n{number}" for number in range(4)]
-    faults = Faults(compute=dict.fromkeys(nodes, 2.0))
-    verdict, _ = judged(4, faults, Weather(), 0, expected_ms={"matmul": 3.0})
-    assert accused(verdict) == set(nodes)
-    verdict, _ = judged(4, faults, Weather(), 0)
-    assert not accused(verdict)
-
-
 def test_a_prior_alone_convicts_nobody_and_acquits_nobody() -> None:
     nodes = [f"n{number}" for number in range(8)]
     cluster = SimulatedCluster(nodes, faults=Faults(failing={"n1": 1.0}), weather=Weather())

@@ -148,20 +148,28 @@ def test_without_srun_there_is_an_error_before_anything_is_started(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("recorded", "reason"),
+    ("recorded", "cause", "reason"),
     [
-        ("srun-exit-both.txt", "its agent ended: Exited with exit code 4"),
-        ("srun-exit-different.txt", "its agent ended: Exited with exit code {number}"),
-        ("srun-segfault.txt", "its agent ended: Segmentation fault"),
-        ("srun-no-such-command.txt", "its agent ended: Exited with exit code 2"),
+        ("srun-exit-both.txt", LossCause.ENDED, "its agent ended: Exited with exit code 4"),
+        (
+            "srun-exit-different.txt",
+            LossCause.ENDED,
+            "its agent ended: Exited with exit code {number}",
+        ),
+        ("srun-segfault.txt", LossCause.ENDED, "its agent ended: Segmentation fault"),
+        ("srun-no-such-command.txt", LossCause.ENDED, "its agent ended: Exited with exit code 2"),
         (
             "srun-node-outside.txt",
+            LossCause.ENDED,
             "Unable to create step for job 6: Requested node configuration is not available",
         ),
+        ("srun-job-ended.txt", LossCause.JOB_ENDED, "Slurm job 1 has expired"),
+        # It says so itself, even after srun's word of its end.
+        ("srun-agent-says.txt", LossCause.NO_JOURNAL, "does not see the journal /x"),
     ],
 )
-def test_a_task_that_ended_is_an_agent_that_may_be_started_again(
-    srun: Srun, recorded: str, reason: str
+def test_why_there_is_no_agent_decides_whether_another_may_be_started(
+    srun: Srun, recorded: str, cause: LossCause, reason: str
 ) -> None:
     launcher = srun.says(recorded)
 
@@ -171,17 +179,7 @@ def test_a_task_that_ended_is_an_agent_that_may_be_started_again(
     assert {node: loss.reason for node, loss in lost.items()} == {
         node: reason.format(number=node[1]) for node in NODES
     }
-    assert {loss.cause for loss in lost.values()} == {LossCause.ENDED}
-
-
-def test_no_agent_starts_in_a_job_that_has_ended(srun: Srun) -> None:
-    launcher = srun.says("srun-job-ended.txt")
-
-    launcher.start(0, NODES)
-
-    lost = losses(launcher, NODES)
-    assert {loss.cause for loss in lost.values()} == {LossCause.JOB_ENDED}
-    assert {loss.reason for loss in lost.values()} == {"Slurm job 1 has expired"}
+    assert {loss.cause for loss in lost.values()} == {cause}
 
 
 @pytest.mark.parametrize("recorded", ["srun-killed.txt", "srun-exit-one.txt"])
@@ -262,18 +260,6 @@ def test_thousands_of_agents_that_end_with_the_launch_of_three_are_lost_in_few_r
     found = {node: lost for each in polls for lost in each for node in lost.nodes}
     assert [node for node in nodes if found[node].cause is LossCause.NOT_STARTED] == unreached
     assert {found[node].cause for node in killed} == {LossCause.ENDED}
-
-
-def test_an_agent_that_sees_no_journal_says_so_itself_even_after_sruns_word_of_its_end(
-    srun: Srun,
-) -> None:
-    launcher = srun.says("srun-agent-says.txt")
-
-    launcher.start(0, NODES)
-
-    lost = losses(launcher, NODES)
-    assert {loss.cause for loss in lost.values()} == {LossCause.NO_JOURNAL}
-    assert {loss.reason for loss in lost.values()} == {"does not see the journal /x"}
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def write(path: Path, level: standings.Reliability = standings.Reliability.LEMON
         signals={"slow": 6},
         reason="again and again",
     )
-    path.write_bytes(published({"lab": [standing]}, {}, now_s=NOW_S))
+    path.write_bytes(published({"lab": [standing]}, now_s=NOW_S))
     path.chmod(0o644)
     return path
 

@@ -172,19 +172,32 @@ def test_help_is_read_as_it_is_printed() -> None:
     }
 
 
-def test_every_option_of_the_installed_sbatch_is_in_the_table(tmp_path: Path) -> None:
+Sbatch = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Sbatch:
     if shutil.which("sbatch") is None:
         pytest.skip("sbatch is not installed")
     config = tmp_path / "slurm.conf"
     config.write_text("ClusterName=t\nSlurmctldHost=h\nNodeName=n\nPartitionName=p Nodes=n\n")
-    told = subprocess.run(
-        ["sbatch", "--help"],
-        env={**os.environ, "SLURM_CONF": str(config)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=30,
-    )
+
+    def call(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["sbatch", *words],
+            env={**os.environ, "SLURM_CONF": str(config)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=30,
+        )
+
+    return call
+
+
+def test_every_option_of_the_installed_sbatch_is_in_the_table(installed: Sbatch) -> None:
+    told = installed("--help")
     if told.returncode != 0:
         pytest.skip(f"sbatch --help fails: {told.stderr.strip()}")
     listed = listed_options(told.stdout)
@@ -200,24 +213,12 @@ def test_every_option_of_the_installed_sbatch_is_in_the_table(tmp_path: Path) ->
     } == set()
 
 
-def test_installed_sbatch_finds_the_same_script(tmp_path: Path) -> None:
-    if shutil.which("sbatch") is None:
-        pytest.skip("sbatch is not installed")
-    config = tmp_path / "slurm.conf"
-    config.write_text("ClusterName=t\nSlurmctldHost=h\nNodeName=n\nPartitionName=p Nodes=n\n")
+def test_installed_sbatch_finds_the_same_script(installed: Sbatch) -> None:
     for name, value in LONG.items():
         if name in {"help", "usage", "version", "autocomplete", "external", "wrap", "uid", "gid"}:
             continue
         words = [f"--{name}", "1"] if value is Value.REQUIRED else [f"--{name}"]
-        told = subprocess.run(
-            ["sbatch", *words, "no-such-script"],
-            env={**os.environ, "SLURM_CONF": str(config)},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=30,
-        ).stderr
+        told = installed(*words, "no-such-script").stderr
         assert read(*words, "no-such-script").script == "no-such-script"
         assert "Unable to open file 1" not in told, words
         assert "Batch script is empty" not in told, words

@@ -58,10 +58,6 @@ def groups(node: str, local_rank: int, *, workers: int = 2) -> dict[str, dict[st
     return process_groups("a7", current, local_rank, far=part[1], near=NEAR)
 
 
-def test_a_node_that_is_in_no_group_has_no_part() -> None:
-    assert part_of(STARTED, "n4") is None
-
-
 def test_ranks_follow_the_order_of_the_group_and_within_a_node_that_of_its_workers() -> None:
     ranks = [groups(node, local)["pair"]["rank"] for node in ("n1", "n2") for local in range(2)]
 
@@ -104,13 +100,6 @@ def test_what_one_worker_alone_measures_is_recorded_with_the_others_places_empty
     (sampled,) = current.partial_samples()
 
     assert sampled.iteration_ms == [[], [2.0]]
-
-
-def test_a_round_is_measured_when_every_worker_is_done() -> None:
-    current = round_of()
-
-    assert current.done(0, done("measured")) is None
-    assert current.done(1, done("measured")) == RoundEnding(outcome=Outcome.MEASURED, detail="")
 
 
 @pytest.mark.parametrize("outcome", ["failed", "unmeasured", "timed_out"])
@@ -222,38 +211,6 @@ def test_a_death_is_the_nodes_own_where_no_partner_can_be_its_cause(
     )
 
 
-@pytest.mark.parametrize("scopes", [["solo"], ["pair"]])
-def test_a_stopped_process_is_the_nodes_own_failure_whoever_it_works_with(
-    scopes: list[str],
-) -> None:
-    current = round_of()
-    for scope in scopes:
-        current.hear(1, ScopeEntered(round=3, scope=scope))
-
-    assert current.stands_still(1, "stopped by a signal for 1 s", stopped=True) == RoundEnding(
-        outcome=Outcome.FAILED,
-        detail="check process of device 1 stands still: stopped by a signal for 1 s",
-        crashed=True,
-        replace=True,
-    )
-
-
-def test_a_process_that_the_kernel_holds_is_not_a_failure() -> None:
-    ending = round_of().stands_still(1, "held in the kernel for 2 s", stopped=False)
-
-    assert (ending.outcome, ending.crashed, ending.unmeasured) == (Outcome.NOT_RUN, False, True)
-    assert ending.replace
-
-
-def test_what_could_not_be_measured_is_not_a_failure() -> None:
-    current = round_of()
-    current.done(0, done("measured"))
-
-    ending = current.done(1, done("unmeasured", "out of memory"))
-
-    assert ending == RoundEnding(outcome=Outcome.NOT_RUN, detail="out of memory", unmeasured=True)
-
-
 @pytest.mark.parametrize(
     ("scopes", "said"),
     [
@@ -301,25 +258,3 @@ def test_a_process_of_a_node_without_devices_is_not_called_one(
         current.hear(rank, ScopeEntered(round=3, scope="solo"))
 
     assert (current.stuck().detail, current.died(0, "exit code 1").detail) == (stuck, died)
-
-
-@pytest.mark.parametrize(
-    ("timed_out", "outcome"), [(True, Outcome.TIMED_OUT), (False, Outcome.NOT_RUN)]
-)
-def test_an_aborted_round_ends_as_the_master_saw_it(timed_out: bool, outcome: Outcome) -> None:
-    current = round_of()
-    abort = GroupAborted(round=3, group=["n1", "n2"], reason="n1 is silent", timed_out=timed_out)
-    assert current.is_aborted_by(abort)
-    current.aborted = abort
-
-    assert current.stuck().outcome is outcome
-    current.done(0, done("stopped"))
-    ending = current.done(1, done("stopped"))
-
-    assert ending == RoundEnding(outcome=outcome, detail="n1 is silent")
-
-
-def test_the_end_of_another_group_is_nothing_to_this_one() -> None:
-    abort = GroupAborted(round=3, group=["n3"], reason="", timed_out=True)
-
-    assert not round_of().is_aborted_by(abort)

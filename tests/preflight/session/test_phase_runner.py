@@ -199,21 +199,6 @@ def test_a_node_that_hangs_twice_alone_is_said_to_have_hung() -> None:
     assert under_test.verdict().nodes["n3"].reason == "did not finish in time (rounds 0 and 4)"
 
 
-def test_what_failed_once_and_not_again_is_no_fault() -> None:
-    failed: list[str] = []
-
-    def answer(phase: str, group: tuple[str, ...]) -> GroupResult:
-        if group == ("n3",) and not failed:
-            failed.append("once")
-            return GroupResult(nodes=group, outcome=Outcome.FAILED, crashed=group)
-        return measured(group)
-
-    under_test = course("standard")
-    run(under_test, answer)
-
-    assert set(under_test.verdict().named(Level.HEALTHY)) == set(NODES)
-
-
 def test_nobody_is_blamed_for_what_could_not_be_measured() -> None:
     text = "another process holds the device"
 
@@ -267,18 +252,6 @@ def test_slow_memory_shows_in_what_a_node_does_alone(slowdown: float) -> None:
 
     assert under_test.verdict().named(Level.SLOW) == ("n2",)
     assert under_test.verdict().nodes["n2"].component == "memory"
-
-
-def test_if_all_are_slow_only_what_is_known_of_the_device_shows_it() -> None:
-    def answer(_: str, group: tuple[str, ...]) -> GroupResult:
-        return measured(group, dict.fromkeys(NODES, 1.6))
-
-    by_peers, by_expectation = course("matmul"), course("matmul", matmul=3.0)
-    run(by_peers, answer)
-    run(by_expectation, answer)
-
-    assert by_peers.verdict().named(Level.HEALTHY) == NODES
-    assert by_expectation.verdict().named(Level.SLOW) == NODES
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])

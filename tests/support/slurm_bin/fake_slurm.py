@@ -125,9 +125,11 @@ def show_nodes(nodelist: str) -> str:
         if name not in nodes:
             raise Refused(f"Node {name} not found", to_stdout=True)
         node = nodes[name]
-        reason = f" Reason={node['reason']} [root@2026-01-01T00:00:00]" if node["reason"] else ""
+        reason = f" Reason={node['reason']}" if node["reason"] else ""
+        if reason and not reason.endswith("]"):  # a test may say who set it
+            reason += " [root@2026-01-02T03:04:05]"
         features = f"AvailableFeatures={node.get('features', '(null)')}"
-        state = f"{features} State={node['state']} Partitions=main"
+        state = f"{features} State={node['state']} Partitions={node.get('partition', 'main')}"
         lines.append(f"NodeName={name} Arch=x86_64 {state}{reason}")
     return "\n".join(lines)
 
@@ -189,9 +191,25 @@ def update_node(nodelist: str, changes: dict[str, str]) -> None:
     for name in names:
         if "Features" in changes:
             nodes[name]["features"] = changes["Features"]
+        elif changes.get("State") == "UNDRAIN":
+            nodes[name].update(state=nodes[name]["state"].partition("+")[0], reason="")
         elif name not in settings.get("drain_is_lost", []):
-            nodes[name].update(state="MIXED+DRAIN", reason=changes["Reason"])
+            running = [job["nodes"] for job in load("jobs").values() if job["state"] == "RUNNING"]
+            state = "MIXED" if any(name in names for names in running) else "IDLE"
+            nodes[name].update(state=f"{state}+DRAIN", reason=changes["Reason"])
     save("nodes", nodes)
+
+
+def change_reservations(name: str, nodes_and_flags: list[str] | None) -> None:
+    settings = load("settings")
+    reservations = settings.setdefault("reservations", {})
+    if nodes_and_flags is None:
+        if name not in reservations:
+            raise Refused("slurm_delete_reservation error: The reservation name is invalid")
+        del reservations[name]
+    else:
+        reservations[name] = nodes_and_flags
+    save("settings", settings)
 
 
 def requeue_held(job_id: str) -> None:
@@ -241,6 +259,8 @@ def show(words: list[str]) -> str:
             return show_reservations()
         case ["config"]:
             return show_config()
+        case ["topology"]:
+            return str(load("settings").get("topology", ""))
     raise Refused(f"invalid entity: {' '.join(words)}", to_stdout=True)
 
 
@@ -258,6 +278,17 @@ def scontrol(words: list[str]) -> str:
             return ""
         case ["release", job_id]:
             release(job_id)
+            return ""
+        case ["create", "reservation", *rest]:
+            options = dict(word.split("=", 1) for word in rest)
+            nodes = [options["Nodes"], options["Flags"]]
+            change_reservations(options["ReservationName"], nodes)
+            return f"Reservation created: {options['ReservationName']}"
+        case ["delete", name]:
+            change_reservations(name.partition("=")[2], None)
+            return ""
+        case ["reboot", _, name]:
+            known(name)  # when it is back is for a test to say
             return ""
     raise Refused(f"invalid keyword: {' '.join(words)}", to_stdout=True)
 

@@ -42,7 +42,6 @@ def client_that_prints(tmp_path: Path, recorded: str) -> Client:
 @pytest.mark.parametrize(
     ("recorded", "states", "reason", "pending", "held", "excluded", "nodes"),
     [
-        ("job-running.txt", frozenset({"RUNNING"}), "None", False, False, (), ("n1", "n2")),
         (
             "job-completing.txt",
             frozenset({"COMPLETING"}),
@@ -51,15 +50,6 @@ def client_that_prints(tmp_path: Path, recorded: str) -> Client:
             True,
             (),
             ("n1", "n2"),
-        ),
-        (
-            "job-requeued-held.txt",
-            frozenset({"PENDING"}),
-            "job_requeued_in_held_state",
-            True,
-            True,
-            ("n2",),
-            (),
         ),
         ("job-released.txt", frozenset({"PENDING"}), "None", True, False, ("n2",), ()),
     ],
@@ -106,30 +96,6 @@ def test_names_and_comments_with_spaces_do_not_disturb_the_other_fields() -> Non
     assert fields["ReqB:S:C:T"] == "0:0:*:*"
     assert fields["CPUs/Task"] == "1"
     assert (fields["BatchFlag"], fields["Requeue"]) == ("1", "1")
-
-
-@pytest.mark.parametrize(
-    ("recorded", "name", "states", "reason", "out"),
-    [
-        ("node-idle.txt", "n1", {"IDLE"}, "", False),
-        (
-            "node-drained.txt",
-            "n2",
-            {"IDLE", "DRAIN"},
-            "slurm-health: job 3: network: allgather 95 GB/s, limit k=v [root@",
-            True,
-        ),
-    ],
-)
-def test_a_node_as_slurm_shows_it_is_understood(
-    tmp_path: Path, recorded: str, name: str, states: set[str], reason: str, out: bool
-) -> None:
-    (node,) = client_that_prints(tmp_path, recorded).nodes([name]).values()
-
-    assert node.states == states
-    assert node.reason.startswith(reason)
-    assert bool(node.reason) == bool(reason)
-    assert node.out_of_pool is out
 
 
 def test_several_nodes_are_read_in_one_call(tmp_path: Path) -> None:
@@ -200,11 +166,6 @@ def test_an_administrator_of_the_accounting_may_drain(
     client = Client({**environ, "PATH": f"{tmp_path}:{environ['PATH']}"})
 
     assert client.may_drain(65534) is may
-
-
-def test_a_job_that_slurm_does_not_know_is_an_error(client: Client) -> None:
-    with pytest.raises(UnknownJob, match="does not know job 99"):
-        client.job(99)
 
 
 def test_a_comment_is_read_whole_whatever_stands_in_it(slurm: FakeSlurm, client: Client) -> None:
@@ -331,23 +292,6 @@ def test_a_reason_that_looks_like_a_state_does_not_change_the_state() -> None:
 def test_a_line_without_fields_has_none() -> None:
     assert parse_pairs("") == {}
     assert parse_pairs("slurm_load_node error") == {}
-
-
-def test_one_task_of_an_array_is_told_from_the_others(tmp_path: Path) -> None:
-    # The task that is split off last has the id of the array, and that id shows every task.
-    client = client_that_prints(tmp_path, "job-array.txt")
-
-    assert client.job(18).value("ArrayTaskId") == "2"
-    assert client.job(18).nodes == ("n4", "n5", "n6")
-    assert client.job(19).value("ArrayTaskId") == "1"
-
-
-def test_a_job_name_that_looks_like_fields_disturbs_none(tmp_path: Path) -> None:
-    job = client_that_prints(tmp_path, "job-odd-name.txt").job(20)
-
-    assert job.states == {"PENDING"}
-    assert (job.fields["Requeue"], job.fields["Partition"]) == ("1", "main")
-    assert job.fields["JobId"] == "20"
 
 
 def test_nothing_is_asked_or_waited_for_once_the_time_for_all_questions_is_over(

@@ -203,6 +203,25 @@ def test_a_node_that_is_drained_is_shown_with_who_said_why(slurm: Slurm) -> None
         assert record["Partitions"] == "main"
 
 
+def test_a_node_that_is_undrained_has_no_reason_any_more(slurm: Slurm) -> None:
+    update = ("scontrol", "update", "NodeName=n3")
+    slurm.ask(*update, "State=DRAIN", "Reason=a b")
+    assert slurm.ask(*update, "State=UNDRAIN") == (0, "", "")
+    shown = record(slurm, "node", "-o", "n3")
+    assert "DRAIN" not in shown["State"].split("+")
+    assert "Reason" not in shown
+
+
+def test_a_reservation_is_made_and_deleted(slurm: Slurm) -> None:
+    words = ["StartTime=now", "Duration=UNLIMITED", "Users=root", "Flags=MAINT,IGNORE_JOBS"]
+    create = ("scontrol", "create", "reservation", "ReservationName=mine", "Nodes=n3", *words)
+    assert slurm.ask(*create) == (0, "Reservation created: mine", "")
+    assert record(slurm, "reservation", "-o")["Nodes"] == "n3"
+    delete = ("scontrol", "delete", "ReservationName=mine")
+    assert slurm.ask(*delete) == (0, "", "")
+    assert slurm.ask(*delete).code == 1
+
+
 def test_partitions_are_shown_in_one_line_each(slurm: Slurm) -> None:
     shown = slurm.ask("scontrol", "show", "partition", "-a", "-o")
     (record,) = map(parse_record, shown.stdout.splitlines())
