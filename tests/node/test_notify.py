@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import subprocess
 import sys
 import time
@@ -143,7 +144,8 @@ def test_apprise_sends_what_happened_with_its_evidence(listener: Listener, tmp_p
     assert send_and_wait(Notify(urls=urls, cluster="c1"), EVENT) == [("2 in urls", "")]
 
     assert sorted(request["path"].strip("/") for request in listener.received) == ["", "second"]
-    for document in listener.documents:
+    for request in listener.received:
+        document = json.loads(request["body"])
         assert document["title"] == "slurm-health: c1: n3: needs an administrator"
         assert document["message"] == "GPU 3 is lost\nreset at 5: failed"
 

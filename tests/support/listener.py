@@ -20,22 +20,12 @@ class Listener:
         self._directory = directory
         self.url = f"http://127.0.0.1:{port}"
 
-    def answer(self, code: int, text: str = "", location: str = "") -> None:
-        """Say how it answers from now on."""
-        said = json.dumps({"code": code, "text": text, "location": location})
-        (self._directory / "answer").write_text(said)
-
     @property
     def received(self) -> list[dict[str, Any]]:
-        """Each request: `path`, `headers` and `body`."""
+        """Each request: `path` and `body`."""
         path = self._directory / "received"
         lines = path.read_text().splitlines() if path.exists() else []
         return [json.loads(line) for line in lines]
-
-    @property
-    def documents(self) -> list[Any]:
-        """Each body, as JSON."""
-        return [json.loads(each["body"]) for each in self.received]
 
 
 @contextmanager
@@ -56,18 +46,10 @@ def main(directory: Path) -> None:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"])).decode()
-            kept = {"path": self.path, "headers": dict(self.headers), "body": body}
             with (directory / "received").open("a") as file:
-                file.write(json.dumps(kept) + "\n")
-            answer = directory / "answer"
-            said: dict[str, Any] = {"code": 200}
-            if answer.exists():
-                said = json.loads(answer.read_text())
-            self.send_response(said["code"])
-            if said.get("location"):
-                self.send_header("Location", said["location"])
+                file.write(json.dumps({"path": self.path, "body": body}) + "\n")
+            self.send_response(200)
             self.end_headers()
-            self.wfile.write(said.get("text", "ok").encode())
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name there
             pass

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import stat
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
@@ -224,8 +225,8 @@ def publish_health(site: Site, results: Sequence[CheckResult], *, node: str, now
     )
 
     def work() -> bytes:
-        # Others may enter it and list nothing: whatever else root keeps there is closed to them.
-        site.state.chmod(0o711)
+        # Others may enter the directory; whatever else root keeps there is closed to them.
+        site.state.chmod(stat.S_IMODE(site.state.stat().st_mode) | 0o011)
         publish(site.state / HEALTH_FILE, msgspec.json.encode(health), mode=0o644)
         return b""
 

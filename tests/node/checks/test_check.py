@@ -30,6 +30,6 @@ def test_every_table_of_the_file_is_documented() -> None:
     from slurm_health.node.rules import settings
 
     text = (Path(__file__).parents[3] / "docs/admin/configuration.md").read_text()
-    for name in ("Hooks", "Breaker", "Recovery", "Marks", "Accusations", "CommonKeys"):
+    for name in ("Hooks", "Breaker", "Recovery", "Marks", "Accusations", "Notify", "CommonKeys"):
         for setting in getattr(settings, name).__struct_fields__:
             assert f"`{setting}`" in text, (name, setting)

@@ -47,7 +47,8 @@ def hook(tmp_path: Path) -> Path:
     """A shim, and an interpreter that finds its modules in one directory."""
     package = tmp_path / "opt/lib/slurm_health"
     package.mkdir(parents=True)
-    (package / "hooks.py").write_text("")
+    (package / "node").mkdir()
+    (package / "node/hooks.py").write_text("")
     python = write_executable(tmp_path / "opt/python", f"#!/bin/sh\necho {tmp_path}/opt/lib\n")
     config = write_site(tmp_path / "etc", "[checks.memory]\n")
     slurm = HookedSlurm(tmp_path / "slurm").bin

@@ -14,7 +14,7 @@ from tests.support.supervised import write_executable
 
 @pytest.mark.parametrize(
     "path",
-    ["hook", "opt", "opt/python", "opt/lib", "opt/lib/slurm_health/hooks.py", "slurm/bin"],
+    ["hook", "opt", "opt/python", "opt/lib", "opt/lib/slurm_health/node/hooks.py", "slurm/bin"],
 )
 def test_what_root_runs_and_others_can_change_is_found(
     hook: Path, tmp_path: Path, path: str

@@ -30,28 +30,24 @@ def test_a_fault_drains_with_our_note_and_keeps_the_job_away(node: Node) -> None
     assert note is not None
     assert (note.checks, note.job, note.time_s) == (("scratch",), 7, int(node.now_s))
     assert note.text == "/broken exists"
-    assert len(node.slurm.calls()) == 5
-
-
-def test_the_note_is_set_before_the_hook_fails(node: Node) -> None:
-    """Slurm writes `Prolog error` only where there is no note yet."""
-    node.break_it()
-    assert node.prolog()
+    # Slurm writes `Prolog error` only where there is no note yet.
     assert [call.split()[0] for call in node.slurm.calls()] == [*["show"] * 3, "update", "show"]
 
 
-@pytest.mark.parametrize("severity", ["warn", "user_fault"])
-def test_a_fault_that_the_site_lowers_drains_nobody(node: Node, severity: str) -> None:
-    node.more = f"[checks.low]\ncheck='memory'\nmin_total_gib=9999\nseverity='{severity}'\n"
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("severity='warn'", "warn"),
+        ("severity='user_fault'", "user_fault"),
+        ("shadow=true", "node_fault (in shadow: logged only)"),
+    ],
+)
+def test_a_fault_that_the_site_lowers_or_shadows_drains_no_node(
+    node: Node, setting: str, said: str
+) -> None:
+    node.more = f"[checks.low]\ncheck='memory'\nmin_total_gib=9999\n{setting}\n"
     assert not node.prolog()
-    assert f"check=low {severity}" in node.said
-    assert node.slurm.calls() == []
-
-
-def test_a_check_in_shadow_is_logged_and_drains_nobody(node: Node) -> None:
-    node.more = "[checks.new]\ncheck='memory'\nmin_total_gib=9999\nshadow=true\n"
-    assert not node.prolog()
-    assert "check=new node_fault (in shadow: logged only)" in node.said
+    assert f"check=low {said}" in node.said
     assert node.slurm.calls() == []
 
 

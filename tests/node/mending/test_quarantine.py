@@ -51,7 +51,6 @@ def test_a_reservation_that_fails_leaves_the_node_drained_as_it_was(
 ) -> None:
     mended(node, "'deep_test'", "deep_test = ['true']", first="deep_test")
     faulty(node)
-    slurm.trouble('case "$1" in create) echo Invalid user >&2; exit 1;; esac')
     slurm.trouble(
         'case "$1 $2" in "create reservation") echo Invalid user >&2; exit 1;;'
         ' "show reservation") echo Reservation not found >&2; exit 1;; esac'
@@ -172,6 +171,7 @@ def test_a_reservation_that_a_late_slurmctld_makes_without_an_answer_does_not_st
 
 TICKET = "ticket 42: DIMM being swapped, do not touch"
 RESERVED = "+MAINTENANCE+RESERVED"
+OURS = "the note as it was"
 
 
 def test_a_node_that_stays_ours_goes_into_quarantine(node: Node, slurm: HookedSlurm) -> None:
@@ -218,20 +218,22 @@ def test_a_node_that_an_administrator_took_while_it_was_checked_is_not_put_into_
 
 
 @pytest.mark.parametrize(
-    ("state", "reason"),
+    ("state", "reason", "why"),
     [
-        (f"IDLE+DRAIN{RESERVED}", TICKET),
-        (f"DOWN+DRAIN{RESERVED}", TICKET),
-        (f"DOWN{RESERVED}", TICKET),
-        (f"IDLE{RESERVED}", ""),
+        (f"IDLE+DRAIN{RESERVED}", TICKET, "no longer drained by us alone"),
+        (f"DOWN+DRAIN{RESERVED}", TICKET, "no longer drained by us alone"),
+        (f"DOWN{RESERVED}", TICKET, "no longer drained by us alone"),
+        (f"IDLE{RESERVED}", "", "no longer drained by us alone"),
+        (f"DOWN*+DRAIN{RESERVED}", OURS, "it is DOWN"),
     ],
 )
-def test_a_drain_that_is_an_administrators_by_now_is_not_lifted_for_a_test(
-    node: Node, slurm: HookedSlurm, state: str, reason: str
+def test_a_node_that_is_down_or_an_administrators_by_now_is_not_put_into_quarantine(
+    node: Node, slurm: HookedSlurm, state: str, reason: str, why: str
 ) -> None:
     faulty(node)
+    reason = note(node) if reason == OURS else reason
     takes_reservations(slurm, at_look(2, state, reason))
-    with pytest.raises(NotOurs, match="no longer drained by us alone"):
+    with pytest.raises(NotOurs, match=why):
         put_into_quarantine(node)
 
     assert told_of(slurm, "State=UNDRAIN") == []
@@ -239,18 +241,6 @@ def test_a_drain_that_is_an_administrators_by_now_is_not_lifted_for_a_test(
     assert told_of(slurm, "scancel") == ["scancel 7"]
     assert not is_reserved(slurm)
     assert not (node.site.state / QUARANTINE).exists()
-
-
-def test_a_node_that_went_down_meanwhile_is_not_put_into_quarantine(
-    node: Node, slurm: HookedSlurm
-) -> None:
-    faulty(node)
-    takes_reservations(slurm, at_look(2, f"DOWN*+DRAIN{RESERVED}", note(node)))
-    with pytest.raises(NotOurs, match="it is DOWN"):
-        put_into_quarantine(node)
-
-    assert told_of(slurm, "State=UNDRAIN") == []
-    assert not is_reserved(slurm)
 
 
 @pytest.mark.parametrize("look", [1, 2])

@@ -26,7 +26,7 @@ from tests.test_fuzz import ODD, SLURM, as_text, damaged, read
 # --- what Slurm says ---------------------------------------------------------------------------
 
 SHOWN = read(SLURM, "job-*.txt") + read(SLURM, "node*.txt") + read(SLURM, "config.txt")
-NAMES = [b" JobId=4 JobName=x", b" Reason=slurm-health: x [root@2026-01-01T00:00:00]", b" State=",
+NAMES = [b" JobId=4 JobName=x", b" Reason=shealth:x y [root@2026-01-01T00:00:00]", b" State=",
          b" NodeList=n[1-", b" Restarts=", b" TotalNodes=", b"MaxNodes=", b" Partitions=a,,b",
          b"NodeName=n1 ", b" Priority=0", b"JobState=PENDING+X", b"PartitionName=p "]  # fmt: skip
 
@@ -61,7 +61,7 @@ def test_no_note_is_taken_for_ours_that_does_not_begin_like_ours(note: str) -> N
         if node is not None and drain_note.parse(node.reason) is not None:
             assert drain_note.is_ours(node.reason)
         if node is not None and drain_note.is_ours(node.reason):
-            assert node.reason.startswith(("shealth:", "slurm-health:"))
+            assert node.reason.startswith("shealth:")
             assert "\x1b" not in drain_note.bare_text(node.reason)
 
 
