@@ -61,6 +61,9 @@ def test_the_help_names_every_command_in_a_whole_line(word: str) -> None:
         (line,) = [x for x in done.stdout.splitlines() if x.startswith(f"  {name} ")]
         assert not line.endswith("..."), line
     assert "Exit codes:" in done.stdout
+    titles = ("For a job:", "To look at what happened:", "For administrators:", "Other commands:")
+    places = [done.stdout.index(title) for title in titles]
+    assert places == sorted(places)
 
 
 def test_the_help_hides_what_only_slurm_health_itself_calls() -> None:
@@ -193,16 +196,6 @@ def test_a_site_file_with_a_mistake_is_a_usage_error_that_names_it(tmp_path: Pat
 
     assert done.code == 2
     assert "did you mean journal?" in one_line(done.stderr)
-
-
-def test_the_help_of_all_is_grouped_by_who_needs_it() -> None:
-    told = slurm_health("--help").stdout
-    titles = ["For a job:", "To look at what happened:", "For administrators:", "Other commands:"]
-
-    places = [told.index(title) for title in titles]
-    assert places == sorted(places)
-    assert places[0] < told.index("  sbatch") < places[1] < told.index("  report") < places[2]
-    assert all(f"\n  {name} " in told for name in VISIBLE)
 
 
 def test_an_option_without_its_value_is_told_what_that_would_be() -> None:

@@ -54,7 +54,7 @@ def test_a_job_that_squeue_does_not_show_keeps_its_journal_while_it_runs(
     running = hidden_job(site, "sleep 600")
     site.wait_record(running, "script_started", writer="supervisor")
 
-    cleaned = site.health("clean", "--max-size=0", "--yes", env=env)
+    cleaned = site.health("clean", "--older-than=0h", "--yes", env=env)
 
     assert f"its job has not ended: job {running}" in cleaned.stderr, cleaned
     assert site.run_directory(running).is_dir()

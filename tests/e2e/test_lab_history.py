@@ -45,7 +45,7 @@ def test_history_names_the_planted_bad_node_and_clean_spares_the_job_that_runs(s
         [bad, "suspect"]
     ]
 
-    cleaned = site.health("clean", "--max-size=0", "--yes")
+    cleaned = site.health("clean", "--older-than=0h", "--yes")
 
     assert cleaned.returncode == 0, cleaned
     assert f"its job has not ended: job {running}" in cleaned.stderr

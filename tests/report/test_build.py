@@ -233,36 +233,37 @@ def test_a_check_after_which_the_script_began_is_over(tmp_path: Path) -> None:
     assert report_of(run).note == "the master stopped before a verdict, in round 0"
 
 
-def test_a_check_that_a_signal_ended_is_stopped_at_once_and_names_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("rounds", "stopped", "note"),
+    [
+        (
+            1,
+            MasterStopped(reason="SIGTERM"),
+            "stopped by SIGTERM before a verdict, in round 0",
+        ),
+        (
+            2,
+            MasterStopped(reason="SIGTERM", job="the job was cancelled"),
+            "the job was cancelled before a verdict, in round 1",
+        ),
+        (
+            0,
+            MasterStopped(reason="SIGINT"),
+            "interrupted (Ctrl-C, SIGINT) before the first round",
+        ),
+    ],
+)
+def test_a_check_that_a_signal_ended_is_stopped_at_once_and_says_by_whom_and_when(
+    tmp_path: Path, rounds: int, stopped: MasterStopped, note: str
+) -> None:
     run = RunJournal(tmp_path)
     run.start()
-    run.begin_round(0, [["n1", "n2"]])
-    run.master(MasterStopped(reason="SIGTERM"))
-
-    report = report_of(run, now_s=run.clock.now_s)
-    assert report.state is State.STOPPED
-    assert report.note == "stopped by SIGTERM before a verdict, in round 0"
-
-
-def test_a_check_whose_job_was_cancelled_says_so_and_in_which_round(tmp_path: Path) -> None:
-    run = RunJournal(tmp_path)
-    run.start()
-    for number in (0, 1):
+    for number in range(rounds):
         run.begin_round(number, [["n1", "n2"]])
-    run.master(MasterStopped(reason="SIGTERM", job="the job was cancelled"))
+    run.master(stopped)
 
     report = report_of(run, now_s=run.clock.now_s)
-    assert report.note == "the job was cancelled before a verdict, in round 1"
-    assert report.timeline[-1].detail == "SIGTERM: the job was cancelled"
-
-
-def test_a_check_that_a_person_interrupted_says_so(tmp_path: Path) -> None:
-    run = RunJournal(tmp_path)
-    run.start()
-    run.master(MasterStopped(reason="SIGINT"))
-
-    note = report_of(run, now_s=run.clock.now_s).note
-    assert note == "interrupted (Ctrl-C, SIGINT) before the first round"
+    assert (report.state, report.note) == (State.STOPPED, note)
 
 
 def test_a_check_that_a_new_master_took_over_runs_again(tmp_path: Path) -> None:

@@ -43,14 +43,6 @@ def test_the_report_ends_with_why_the_script_failed(tmp_path: Path) -> None:
     assert "\x1b" not in block
 
 
-def test_a_narrow_terminal_breaks_no_word_of_it(tmp_path: Path) -> None:
-    write(tmp_path)
-    block = job_text(load(tmp_path, "12"), width=60).split("\n\n")[-1]
-
-    assert all(len(line) <= 60 for line in block.splitlines())
-    assert "certain" in block
-
-
 def test_a_job_whose_scripts_ended_well_has_none(tmp_path: Path) -> None:
     write_requeued_job(tmp_path)
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -305,18 +304,6 @@ def test_a_range_names_its_ends_once(values: list[float], text: str) -> None:
 )
 def test_durations_read_as_a_person_says_them(duration_s: float, text: str) -> None:
     assert duration_text(duration_s) == text
-
-
-@pytest.mark.parametrize("build", [requeued, several_kinds_of_trouble])
-def test_faulty_nodes_come_first(tmp_path: Path, build: Callable[[Path], None]) -> None:
-    build(tmp_path)
-
-    summary, *_, nodes = job_text(load(tmp_path, "12")).partition("\n\nNODES")
-    lines = nodes.split("\n\n")[0].splitlines()
-
-    assert "faulty" in summary.splitlines()[1]
-    assert "faulty" in lines[1]
-    assert any("healthy" in line for line in lines[-3:])
 
 
 def test_healthy_nodes_that_a_job_waits_for_are_told_below_the_table(tmp_path: Path) -> None:

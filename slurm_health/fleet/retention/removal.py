@@ -42,7 +42,7 @@ class UnendedJobs:
     why_not: str = ""
 
 
-def journals(root: Path, *, uid: int | None, cluster: str | None = None) -> list[JobJournal]:
+def journals(root: Path, *, uid: int | None) -> list[JobJournal]:
     """Return the journals of one user, or of all users where `uid` is None.
 
     Raises:
@@ -52,9 +52,7 @@ def journals(root: Path, *, uid: int | None, cluster: str | None = None) -> list
         names = journal.clusters_in(root)
     except OSError as err:
         raise JournalError(root, f"cannot be read: {err.strerror or err}") from err
-    return [
-        each for name in names if cluster in {None, name} for each in _of_cluster(root, name, uid)
-    ]
+    return [journal for name in names for journal in _of_cluster(root, name, uid)]
 
 
 def _of_cluster(root: Path, cluster: str, uid: int | None) -> Iterator[JobJournal]:

@@ -12,11 +12,12 @@ import pytest
 
 from slurm_health.fleet.history import answer, place, refresh
 from slurm_health.fleet.history.index import MOST_JOBS_OF_USER, Index
-from slurm_health.fleet.history.read import read_job
+from slurm_health.fleet.history.read import MOST_RUNS, read_job
 from slurm_health.fleet.standing.observation import CheckSeen, JobSeen, Observation, Signal
 from slurm_health.records.records import Sampled
 from slurm_health.records.standings import Reliability
 from slurm_health.records.verdict import Level
+from slurm_health.system import journal
 from slurm_health.system.accounts import Accounts
 from tests.support.command_line import slurm_health
 from tests.support.hooked_slurm import HookedSlurm
@@ -256,3 +257,21 @@ def test_who_has_many_ids_is_one_user(tmp_path: Path) -> None:
     refresh.bring_up_to_date(fleet.index, fleet.root, now_s=NOW_S, accounts=accounts)
 
     assert fleet.index.users("lab") == {"n1": BOB, "n2": BOB}
+
+
+def test_no_name_and_no_number_of_runs_of_a_user_ends_the_index(tmp_path: Path) -> None:
+    root = tmp_path / "journal"
+    write_healthy_run(root, job=12, nodes=("n1", "n2"))
+    beside = write_healthy_run(root, job=14, nodes=("n1", "n2")).directory.parent
+    beside.rename(beside.with_name("1234567890.0123456789abcdef"))
+    for number in range(MOST_RUNS):
+        run = root / "lab" / "13" / f"{10**8 + number}-{10**8 + number}"
+        run.mkdir(mode=0o700, parents=True)
+        for writer in (journal.MASTER, journal.SUPERVISOR, journal.POST_MORTEM):
+            journal.path_of(run, writer).touch(mode=0o600)
+
+    where = place.choose(str(tmp_path / "index"), {}, root)
+    with refresh.opened(where, root, now_s=NOW_S) as index:
+        (history,) = answer.histories(index, "n1", cluster=None, now_s=NOW_S)
+
+    assert sorted(each.job for each in history.checks) == ["12", "1234567890.0123456789abcdef"]

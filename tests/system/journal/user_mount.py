@@ -24,8 +24,7 @@ from tests.node.hooks.hung_filesystem import mount, serve
 
 COMMANDS = (
     ("lemons", "--json"),
-    ("clean", "--all-users", "--dry-run", "--older-than=1h"),
-    ("clean", "--all-users", "--yes", "--older-than=1h"),
+    ("clean", "--yes", "--older-than=1h"),
     ("report",),
     ("report", "7"),
     ("report", "9_1"),  # a link of theirs to job 7
