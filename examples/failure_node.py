@@ -21,7 +21,6 @@ from typing import Any
 
 from slurm_health.training.plugins import (
     DataCollector,
-    DataManager,
     DiagnosisAction,
     DiagnosisObservation,
     Diagnostician,
@@ -33,6 +32,7 @@ from slurm_health.training.plugins import (
     NoAction,
     RestartRanks,
 )
+from slurm_health.training.plugins.data import DataManager
 
 FAILED, SUSPECTED, MACHINE, NOT_SEEN, TRANSIENT = (
     "worker-failed",

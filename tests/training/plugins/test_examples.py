@@ -34,7 +34,6 @@ from tests.support.supervised import write_executable
 from tests.training.plugins.test_data import Clock
 
 ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
-RESET = "RuntimeError: Connection reset by peer"
 
 
 # --- the node that fails ----------------------------------------------------------------------
@@ -55,20 +54,6 @@ def about(manager: DataManager) -> DiagnosisAction:
     return action
 
 
-def test_a_worker_whose_connections_broke_is_started_again() -> None:
-    action = about(of_a_failure(RESET))
-
-    assert (action.kind, action.evidence) == (ActionKind.RESTART_RANKS, (f"rank 1: {RESET}",))
-
-
-def test_a_machine_whose_metrics_confirm_what_the_log_suspects_is_left() -> None:
-    lost = NodeTold(node="n1", lost_gpus=("GPU 0000:3b:00 is lost",))
-    action = about(of_a_failure(ECC, node=lost))
-
-    assert (action.kind, action.nodes) == (ActionKind.LEAVE_NODE, ("n1",))
-    assert action.evidence == (f"rank 1: {ECC}", "NVML: GPU 0000:3b:00 is lost")
-
-
 def test_a_machine_is_suspected_by_the_stack_of_a_rank_that_stays_in_the_driver() -> None:
     left = "rank 1 still runs, os_acquire_rwlock in nvidia"
     suspected = NodeTold(node="n1", left=(left,))
@@ -76,14 +61,6 @@ def test_a_machine_is_suspected_by_the_stack_of_a_rank_that_stays_in_the_driver(
 
     assert about(of_a_failure("", node=suspected)).kind is ActionKind.EVENT
     assert about(of_a_failure("", node=confirmed)).kind is ActionKind.LEAVE_NODE
-
-
-@pytest.mark.parametrize("error", [ECC, "KeyError: 'lr'"])
-def test_without_metrics_no_machine_is_accused(error: str) -> None:
-    action = about(of_a_failure(error))
-
-    assert action.kind in {ActionKind.EVENT, ActionKind.NOTHING}
-    assert action.nodes == ()
 
 
 @pytest.mark.parametrize(("node", "kind"), [("n1", "leave-node"), ("n2", "event")])
