@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -85,7 +85,8 @@ def matmul(context: ProbeContext) -> list[Sample]:
         watch = Stopwatch()
         for _ in range(WINDOWS):
             watch.begin()
-            watch.end(*_mean(threads.each(_window)))
+            counts, took_s = zip(*threads.each(_window), strict=True)
+            watch.end(sum(counts) / threads.count, sum(took_s) / threads.count)
         threads.require_exact()
         return [watch.sample()._replace(flop=2.0 * SIZE**3)]
 
@@ -99,12 +100,6 @@ def _window(product: Product) -> tuple[int, float]:
         count += 1
         elapsed_s = time.perf_counter() - start
     return count, elapsed_s
-
-
-def _mean(windows: Sequence[tuple[int, float]]) -> tuple[float, float]:
-    """Return how often, and for how many seconds, a thread multiplied in the mean."""
-    products, took_s = (sum(each) for each in zip(*windows, strict=True))
-    return products / len(windows), took_s / len(windows)
 
 
 class _Threads:

@@ -36,12 +36,17 @@ def allgather(context: ProbeContext) -> list[Sample]:
     whole[_place(context.rank)] = os.urandom(_BLOCK_BYTES) * (SOCKET_BYTES_PER_RANK // _BLOCK_BYTES)
     sample = timed(context, lambda: ring.gather(whole), PACE)
     _require_same(ring, whole)
+    took_ms = []
+    for _ in range(_ROUND_TRIPS):  # until every rank has a number of every other
+        start = time.perf_counter()
+        ring.numbers(ring.rank)
+        took_ms.append((time.perf_counter() - start) * 1e3)
     return [
         sample._replace(
             shared=True,
             total_bytes=len(whole),
             figures={
-                "latency_us": round(_latency_ms(ring) * 1e3, 1),
+                "latency_us": round(sorted(took_ms)[_ROUND_TRIPS // 2] * 1e3, 1),
                 "retransmitted": ring.retransmitted(),
             },
         )
@@ -63,13 +68,3 @@ def _require_same(ring: Ring, whole: memoryview) -> None:
     wrong = [rank for rank in range(ring.size) if sent[rank] != received[rank]]
     if wrong:
         raise WrongPayload.of(ring.rank, ring.size, wrong)
-
-
-def _latency_ms(ring: Ring) -> float:
-    """Return how long it typically takes until every rank has a number of every other."""
-    took_ms = []
-    for _ in range(_ROUND_TRIPS):
-        start = time.perf_counter()
-        ring.numbers(ring.rank)
-        took_ms.append((time.perf_counter() - start) * 1e3)
-    return sorted(took_ms)[_ROUND_TRIPS // 2]

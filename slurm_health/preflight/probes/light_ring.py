@@ -52,7 +52,8 @@ class Ring:
             Unreachable: the next one does not answer.
             ConnectionError: one of them is gone.
         """
-        with socket.create_server((address, 0), family=_family(address), backlog=64) as listening:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with socket.create_server((address, 0), family=family, backlog=64) as listening:
             port = listening.getsockname()[1]
             store.set(f"{name}/at/{self.rank}", json.dumps([address, port]))
             following = (self.rank + 1) % self.size
@@ -246,10 +247,6 @@ def _sent(following: socket.socket, out: memoryview) -> int:
         return following.send(out)
     except BlockingIOError:
         return 0
-
-
-def _family(address: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 class _Values(socketserver.ThreadingTCPServer):

@@ -216,13 +216,9 @@ def _make_package_importable() -> None:
     spec.loader.exec_module(module)
 
 
-def _arguments_are_valid(arguments: list[str]) -> bool:
-    *numbers, kit = arguments or [""]
-    return len(numbers) == 3 and all(map(str.isdigit, numbers)) and kit in (TORCH, LIGHT)
-
-
 if __name__ == "__main__":
-    if not _arguments_are_valid(sys.argv[1:]):
+    *numbers, kit = sys.argv[1:] or [""]
+    if len(numbers) != 3 or not all(map(str.isdigit, numbers)) or kit not in (TORCH, LIGHT):
         raise SystemExit(
             "usage: worker.py LOCAL_RANK THREADS DEVICES torch|light (the agent starts it)"
         )

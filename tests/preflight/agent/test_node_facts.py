@@ -28,17 +28,20 @@ NODES = ("local0", "local1", "local2", "local3")
 CUDA = "CUDA_VISIBLE_DEVICES"
 
 
-def test_the_address_is_that_of_the_route_to_where_srun_was_started() -> None:
-    environ = {"SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1"}
-
-    assert own_address(environ, "no-such-host.invalid") == "127.0.0.1"
-
-
-@pytest.mark.parametrize("target", ["", "fe80::1", "not an address"])
-def test_without_a_usable_route_the_name_decides(target: str) -> None:
-    environ = {"SLURM_LAUNCH_NODE_IPADDR": target}
-
-    assert own_address(environ, "localhost").startswith("127.")
+@pytest.mark.parametrize(
+    ("target", "hostname", "address"),
+    [
+        ("127.0.0.1", "no-such-host.invalid", "127.0.0.1"),  # the route to where srun was started
+        ("", "localhost", "127."),
+        ("fe80::1", "localhost", "127."),
+        ("not an address", "localhost", "127."),
+        ("", "no such host", "no such host"),  # nothing resolves it: it is all there is
+    ],
+)
+def test_the_address_is_that_of_a_usable_route_or_else_the_names(
+    target: str, hostname: str, address: str
+) -> None:
+    assert own_address({"SLURM_LAUNCH_NODE_IPADDR": target}, hostname).startswith(address)
 
 
 @pytest.mark.parametrize(
@@ -58,10 +61,6 @@ def test_the_interface_is_the_users_choice_or_who_chooses_is_said(
     environ: Mapping[str, str], backend: str, said: str
 ) -> None:
     assert chosen_interface(environ, "127.0.0.1", backend) == said
-
-
-def test_a_name_that_nothing_resolves_is_all_there_is() -> None:
-    assert own_address({}, "no such host") == "no such host"
 
 
 def test_the_interface_of_an_address_is_found() -> None:
@@ -127,12 +126,6 @@ def test_without_a_word_from_slurm_the_driver_is_asked(tmp_path: Path) -> None:
     assert visible_devices({}, root=tmp_path).names == ("0", "1")
 
 
-def test_devices_keep_the_names_that_the_caller_gave_them(tmp_path: Path) -> None:
-    assert visible_devices({"ROCR_VISIBLE_DEVICES": "2, GPU-4d2"}, root=tmp_path) == VisibleDevices(
-        is_chosen=True, variable="ROCR_VISIBLE_DEVICES", names=("2", "GPU-4d2")
-    )
-
-
 @pytest.mark.parametrize(
     ("told", "count"),
     [("1", 1), ("100000", None), ("", None), ("many", None), ("²", None), ("0", 1)],
@@ -186,21 +179,21 @@ def devices_of_each(nodes: tuple[str, ...], devices: VisibleDevices) -> list[str
     return [environs[node][devices.variable] for node in nodes]
 
 
-def test_nodes_without_accelerators_are_told_nothing() -> None:
+@pytest.mark.parametrize(
+    ("count", "names", "shares"),
+    [
+        (2, ["4", "5", "GPU-6", "GPU-7"], ["4,5", "GPU-6,GPU-7"]),
+        (3, [*"01234567"], ["0,1", "2,3", "4,5"]),  # those left over are not used
+        (4, ["0", "1", "2"], ["0", "1", "2", "0"]),  # by turns
+    ],
+)
+def test_devices_are_divided_equally_by_the_names_that_the_caller_gave(
+    count: int, names: list[str], shares: list[str]
+) -> None:
+    for variable in (CUDA, "ROCR_VISIBLE_DEVICES"):
+        devices = visible_devices({variable: ",".join(names)})
+        assert devices_of_each(NODES[:count], devices) == shares
     assert environ_of_each(NODES, named()) == {node: {} for node in NODES}
-
-
-def test_devices_are_divided_among_the_nodes_by_the_names_that_the_caller_gave() -> None:
-    devices = named("4", "5", "GPU-6", "GPU-7")
-
-    assert environ_of_each(NODES[:2], devices) == {
-        "local0": {CUDA: "4,5"},
-        "local1": {CUDA: "GPU-6,GPU-7"},
-    }
-
-
-def test_devices_that_cannot_be_divided_equally_are_left_over() -> None:
-    assert devices_of_each(NODES[:3], named(*"01234567")) == ["0,1", "2,3", "4,5"]
 
 
 def test_nodes_on_one_device_are_hosts_of_their_own_without_adapters() -> None:
@@ -214,16 +207,6 @@ def test_nodes_on_one_device_are_hosts_of_their_own_without_adapters() -> None:
         "NCCL_MNNVL_ENABLE": "0",
     }
     assert environs["local0"] == {**environs["local1"], "NCCL_HOSTID": "local0"}
-
-
-def test_too_few_devices_are_taken_by_turns() -> None:
-    assert devices_of_each(NODES, named("0", "1", "2")) == ["0", "1", "2", "0"]
-
-
-def test_devices_of_other_makers_are_chosen_by_their_own_variable() -> None:
-    devices = VisibleDevices(variable="ROCR_VISIBLE_DEVICES", names=("0", "1"))
-
-    assert environ_of_each(NODES[:2], devices)["local1"] == {"ROCR_VISIBLE_DEVICES": "1"}
 
 
 @given(st.integers(1, 64), st.integers(1, 16))

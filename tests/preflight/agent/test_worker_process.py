@@ -20,7 +20,6 @@ from slurm_health.preflight.agent.worker_process import (
     end_together,
 )
 from slurm_health.preflight.agent.workers import Workers
-from slurm_health.preflight.session.node_round import Done
 from tests.support.frozen import FREEZER, frozen
 from tests.support.supervised import eventually, with_variable, write_executable
 
@@ -88,16 +87,6 @@ def hears(worker: Worker, kind: type[E]) -> E:
 def end_of(worker: Worker) -> str:
     eventually(lambda: worker.ended() is not None, "the worker's end")
     return worker.ended() or ""
-
-
-def test_a_worker_says_that_it_is_ready_and_serves_a_round(bench: Bench) -> None:
-    worker = bench.start(FAKE)
-    assert hears(worker, Ready).backend == "gloo"
-
-    worker.send({"op": "round", "round": 4, "groups": {}})
-
-    assert hears(worker, Done).round == 4
-    assert worker.ended() is None
 
 
 def test_an_interpreter_that_is_not_there_is_an_end_with_its_reason(bench: Bench) -> None:

@@ -101,10 +101,3 @@ def test_devices_that_do_not_open_are_named_once(stage: Stage) -> None:
     assert (unopened.devices, unopened.torch) == ([0, 1], "2.4.0")
     assert OPEN_S <= unopened.waited_s < OPEN_S + 10
     assert stage.kinds().count("DevicesUnopened") == 1
-
-
-def test_an_interpreter_that_is_not_there_is_named(stage: Stage) -> None:
-    stage.begin()
-    stage.start(python="/nonexistent/python")
-
-    assert stage.hears(WorkersFailed).reason.startswith("cannot run /nonexistent/python")

@@ -9,7 +9,6 @@ import pytest
 
 from slurm_health.preflight.decide import unchecked
 from slurm_health.preflight.decide.facts import own_comment, waiting_note, with_own_comment
-from slurm_health.preflight.decide.policy import OnUnchecked
 from slurm_health.records.errors import (
     AllocationError,
     ConfigError,
@@ -19,39 +18,10 @@ from slurm_health.records.errors import (
     SlurmCommandMissing,
     SlurmHealthError,
 )
-from slurm_health.records.records import Disposition, Unchecked
+from slurm_health.records.records import Unchecked
 
 FOUND = Unchecked(reason="--python: torch: not found", remedy="correct that")
 ODD = Unchecked(reason='a="b" | own comment: c\nd', remedy="do")
-
-
-@pytest.mark.parametrize(
-    ("choice", "disposition", "said"),
-    [
-        (OnUnchecked.PROCEED, Disposition.PROCEED, ""),
-        (OnUnchecked.STOP, Disposition.STOP, " (--on-unchecked=stop)"),
-        (OnUnchecked.HOLD, Disposition.HOLD, " (--on-unchecked=hold)"),
-    ],
-)
-def test_a_job_does_what_its_user_chose_and_says_why_and_what_to_do(
-    choice: OnUnchecked, disposition: Disposition, said: str
-) -> None:
-    ending = unchecked.end(FOUND, choice)
-    assert (ending.disposition, ending.exit_code) == (disposition, 4)
-    assert ending.reason == f"UNCHECKED: --python: torch: not found; correct that{said}"
-    assert ending.nodes == ()
-
-
-def test_a_job_that_a_person_released_from_a_hold_runs() -> None:
-    ending = unchecked.end(FOUND, OnUnchecked.HOLD, released=True)
-    assert ending.disposition is Disposition.PROCEED
-    assert "it was held for that and released" in ending.reason
-
-
-def test_a_job_that_was_to_be_held_and_cannot_be_stops() -> None:
-    ending = unchecked.not_held(FOUND, "--no-requeue")
-    assert ending.disposition is Disposition.STOP
-    assert ending.reason.endswith("it cannot be held (--on-unchecked=hold): --no-requeue")
 
 
 @pytest.mark.parametrize("found", [FOUND, ODD])

@@ -26,19 +26,38 @@ def asked(
     return options_asked(line, header, environ or {}, lambda: help_text)
 
 
-def test_without_spares_and_range_the_job_asks_for_what_it_asked_for() -> None:
-    assert node_counts(asked("-N4"), {}) is None
-
-
-def test_spares_are_added_to_the_nodes_of_the_asked() -> None:
-    counts = node_counts(asked("-N", "4", header=[b"#SBATCH --nodes=9"]), {"spares": "2"})
-    assert counts == NodeCounts(request="6", wanted=4, needed=4, spares=2)
-
-
-def test_spares_are_added_to_the_nodes_of_the_script() -> None:
-    header = [b"#!/bin/sh", b"#SBATCH --time=1 -N 4 # four", b"#HEALTH --spares=1"]
-    counts = node_counts(asked(header=header), {"spares": "1"})
-    assert counts == NodeCounts(request="5", wanted=4, needed=4, spares=1)
+@pytest.mark.parametrize(
+    ("words", "header", "settings", "counts"),
+    [
+        (["-N4"], [], {}, None),
+        (
+            ["-N", "4"],
+            [b"#SBATCH --nodes=9"],
+            {"spares": "2"},
+            NodeCounts(request="6", wanted=4, needed=4, spares=2),
+        ),
+        (
+            [],
+            [b"#!/bin/sh", b"#SBATCH --time=1 -N 4 # four", b"#HEALTH --spares=1"],
+            {"spares": "1"},
+            NodeCounts(request="5", wanted=4, needed=4, spares=1),
+        ),
+        # A range makes do with its lower end, and grows at its upper one.
+        (["--nodes=3-4"], [], {}, NodeCounts(request="3-4", wanted=4, needed=3)),
+        (
+            ["--nodes=3-4"],
+            [],
+            {"spares": "1"},
+            NodeCounts(request="3-5", wanted=4, needed=3, spares=1),
+        ),
+        (["-N4"], [], {"min-nodes": "3"}, NodeCounts(request="4", wanted=4, needed=3)),
+        (["-N3-4", "-n8"], [], {}, None),  # Slurm decides what a total means on fewer nodes
+    ],
+)
+def test_a_job_asks_for_its_nodes_and_spares_and_makes_do_with_its_minimum(
+    words: list[str], header: list[bytes], settings: dict[str, str], counts: NodeCounts | None
+) -> None:
+    assert node_counts(asked(*words, header=header), settings) == counts
 
 
 PLUGIN = [
@@ -70,24 +89,6 @@ def test_options_of_a_plugin_in_the_script_are_looked_up_in_sbatchs_help_once() 
     assert len(reads) == 1
     options_asked(line, [b"#SBATCH -N4 --container-image=a.sqsh"], {}, read_help)
     assert len(reads) == 1  # what the table knows, or has its value beside it, is not looked up
-
-
-def test_a_range_makes_do_with_its_lower_end() -> None:
-    assert node_counts(asked("--nodes=3-4"), {}) == NodeCounts(request="3-4", wanted=4, needed=3)
-
-
-def test_a_range_grows_at_its_upper_end() -> None:
-    counts = node_counts(asked("--nodes=3-4"), {"spares": "1"})
-    assert counts == NodeCounts(request="3-5", wanted=4, needed=3, spares=1)
-
-
-def test_a_minimum_asks_for_no_more_nodes() -> None:
-    counts = node_counts(asked("-N4"), {"min-nodes": "3"})
-    assert counts == NodeCounts(request="4", wanted=4, needed=3)
-
-
-def test_a_range_with_a_total_is_left_to_slurm() -> None:
-    assert node_counts(asked("-N3-4", "-n8"), {}) is None
 
 
 def test_a_total_of_tasks_is_shared_out_among_nodes_and_spares() -> None:
@@ -128,11 +129,6 @@ PARTITIONS = {
 }
 
 
-def test_several_spares_are_counted_in_the_plural() -> None:
-    with pytest.raises(UsageError, match="5 nodes plus 2 spares make 7, and partition main"):
-        refuse(["-N5"], {"spares": "2"})
-
-
 def refuse(
     words: Sequence[str],
     settings: Mapping[str, str],
@@ -145,19 +141,20 @@ def refuse(
 
 
 @pytest.mark.parametrize(
-    ("words", "environ", "told"),
+    ("words", "spares", "environ", "told"),
     [
-        (["-N6"], {}, "6 nodes plus 1 spare make 7, and partition main allows a job at most 6"),
-        (["-N3", "-psmall"], {}, "partition small allows a job at most 3; ask for fewer"),
-        (["-N4"], {"SBATCH_PARTITION": "capped"}, "partition capped allows a job at most 4"),
-        (["-N4", "-psmall,capped"], {}, "small allows a job at most 3, capped"),
+        (["-N6"], 1, {}, "6 nodes plus 1 spare make 7, and partition main allows a job at most 6"),
+        (["-N5"], 2, {}, "5 nodes plus 2 spares make 7, and partition main"),
+        (["-N3", "-psmall"], 1, {}, "partition small allows a job at most 3; ask for fewer"),
+        (["-N4"], 1, {"SBATCH_PARTITION": "capped"}, "partition capped allows a job at most 4"),
+        (["-N4", "-psmall,capped"], 1, {}, "small allows a job at most 3, capped"),
     ],
 )
 def test_spares_that_no_partition_of_the_job_has_are_refused(
-    words: Sequence[str], environ: Mapping[str, str], told: str
+    words: Sequence[str], spares: int, environ: Mapping[str, str], told: str
 ) -> None:
     with pytest.raises(UsageError, match=rf"^--spares: .*{told}"):
-        refuse(words, {"spares": "1"}, environ)
+        refuse(words, {"spares": str(spares)}, environ)
 
 
 @pytest.mark.parametrize(
