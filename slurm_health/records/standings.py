@@ -45,52 +45,17 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     spoiled: _Count
 
 
-class Counted(msgspec.Struct, frozen=True, kw_only=True):
-    """How often something happened to nodes, in so much of what it can happen in.
-
-    `nodes` are those that it happened to. `clump` is how many events come at once on average: 1
-    where each is on a node of its own, more where few nodes have most of them, so that the events
-    tell as much as so many fewer.
-    """
-
-    events: _Count
-    exposure: Annotated[float, msgspec.Meta(ge=0)]
-    nodes: _Count
-    clump: Annotated[float, msgspec.Meta(ge=1)] = 1.0
-
-
-class Rates(msgspec.Struct, frozen=True, kw_only=True):
-    """How often the nodes of a cluster were bad, in the last `days`.
-
-    `starts` counts the jobs that found a node bad before their script began, in jobs on a node;
-    `hours` the scripts that a node failed in, in hours of a script on a node. Both without the
-    lemons, which are known: `lemons` is how many of them would be bad in a job on all `nodes`.
-    """
-
-    days: float
-    nodes: _Count
-    starts: Counted
-    hours: Counted
-    lemons: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-
-
 class Published(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of the nodes that something speaks against, by cluster and name.
-
-    `rates` are those of all nodes of a cluster.
-    """
+    """What is known of the nodes that something speaks against, by cluster and name."""
 
     version: _Count
     written_s: float
     clusters: dict[str, dict[str, Known]]
-    rates: dict[str, Rates] = {}
 
 
-def written(
-    clusters: dict[str, dict[str, Known]], rates: dict[str, Rates], *, now_s: float
-) -> bytes:
+def written(clusters: dict[str, dict[str, Known]], *, now_s: float) -> bytes:
     """Return the file's content, for what is known of nodes by cluster and name."""
-    content = Published(version=VERSION, written_s=now_s, clusters=clusters, rates=rates)
+    content = Published(version=VERSION, written_s=now_s, clusters=clusters)
     return msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n"
 
 

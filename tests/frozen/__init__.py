@@ -14,5 +14,4 @@ what level, and what is done.
     deciding     what a job does about a verdict, a failed script, a check that could not be made
     node_rules   accusations, the breaker, mending, recovery, lines of the kernel, notices
     fleet        standings of nodes, and whom a sweep checks next
-    spares       how many spares a job should ask for
 """

@@ -184,7 +184,7 @@ def published(found: Mapping[str, Iterable[Standing]], *, now_s: float) -> bytes
         }
         for cluster, standings in found.items()
     }
-    return written(clusters, {}, now_s=now_s)
+    return written(clusters, now_s=now_s)
 
 
 class Trend(msgspec.Struct, frozen=True, kw_only=True):

@@ -135,8 +135,7 @@ def main() -> None:
         elif said.startswith("unrecognized"):
             said += suggestion(said, parser)
         parser.print_usage(sys.stderr)
-        print(f"{parser.prog}: error: {said}", file=sys.stderr)
-        sys.exit(2)
+        parser.exit(2, f"{parser.prog}: error: {said}\n")
 
     vars(parser)["error"] = refuse  # torchrun makes its parser, and argparse has no other way in
     options = [Option(*each) for each in json.loads(sys.argv[2])]
