@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from tests.frozen import deciding, fleet, journals, node_rules, simulated, spares, trainings
+from tests.frozen import deciding, fleet, journals, node_rules, simulated, trainings
 
 HOME = Path(__file__).parent
 
@@ -28,7 +28,6 @@ TABLES: Mapping[str, Callable[[], Iterable[tuple[str, object]]]] = {
     "simulated_devices": lambda: simulated.concluded(simulated.of_devices()),
     "simulated_fabrics": lambda: simulated.concluded(simulated.of_fabrics()),
     "simulated_nodes": lambda: simulated.concluded(simulated.of_nodes()),
-    "spares": spares.entries,
     "standstills": trainings.standstills,
     "unchecked": deciding.unchecked,
 }

@@ -9,6 +9,5 @@ Called by the process that acts on a verdict; `acting` performs what is decided 
     decide            one decision: drains, a smaller job, how it ends
     paths             which nodes it leaves because of a bad path between two of them
     after_failure     what follows a failed script: by evidence, or by a check; and by which one
-    spares            how many spare nodes a job should ask for
     unchecked         what becomes of a job whose nodes could not be checked
 """
