@@ -35,7 +35,7 @@ RESULTS = ROOT / "build" / "mutants.jsonl"
 AREAS: dict[str, tuple[str, str]] = {
     "preflight/decide": (
         "tests/preflight/decide",
-        "after_failure check_again decide drains paths spares unchecked",
+        "after_failure check_again decide drains paths unchecked",
     ),
     "node/rules": ("tests/node/rules", "node_rules"),
     "fleet/standing": ("tests/fleet/standing", "fleet"),
