@@ -27,7 +27,7 @@ _COMMANDS = {
     "docs": "shipped:docs",
     "doctor": "site_setup:doctor",
     "epilog": "hooks:epilog",
-    "explain": "shipped:explain",
+    "explain": "explain:explain",
     "healthcheck": "hooks:healthcheck",
     "history": "history:history",
     "init-config": "site_setup:init_config",
@@ -62,7 +62,7 @@ GROUPS = {
         "history": "Print what all checks have found on a node.",
         "lemons": "List nodes that spoil one job after another.",
         "advise": "Say how often nodes fail here, and how many spares a job needs.",
-        "explain": "Say what an Xid, an SXid or a line of the kernel's log means.",
+        "explain": "Explain a failed job from its files, or an error by its number.",
         "clean": "Remove old journals.",
     },
     "For administrators": {
