@@ -19,7 +19,7 @@ from slurm_health.records.records import RunStarted, VerdictReached
 from slurm_health.records.verdict import Level
 from slurm_health.system import journal
 from tests.lab import Lab
-from tests.support.sites import let_root_drain
+from tests.lab.site_files import let_root_drain
 
 BAD = "n3"
 DEADLINE_S = 240.0

@@ -172,7 +172,7 @@ def site(directory: Path, text: str, passed_min: float = 0) -> Path:
 
 def hook_argv(hook: str, config: Path) -> list[str]:
     """Return the command line that the shims use."""
-    return [sys.executable, "-I", "-m", "slurm_health.hooks", hook, str(config)]
+    return [sys.executable, "-I", "-m", "slurm_health.node.hooks", hook, str(config)]
 
 
 def nhc_argv(directory: Path, nhc: Path) -> list[str]:

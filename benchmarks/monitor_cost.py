@@ -24,9 +24,9 @@ from tabulate import tabulate
 
 from benchmarks.check_table import machine_facts, machine_line
 from benchmarks.command import INTERRUPTED, count, end_as_on_interrupt
-from tests.e2e.lab_support import Site
-from tests.e2e.played_nodes import play, submit
 from tests.lab import Lab, processes
+from tests.lab.installed_site import Site
+from tests.lab.played_nodes import play, submit
 
 _SIDES = ("n[1-3]", "n[4-6]")
 _SKIP_S = 75.0  # until the monitors run: half a minute after the script began, and a look or two

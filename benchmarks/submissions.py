@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 from tabulate import tabulate
 
-from tests.e2e.lab_support import COMMAND
 from tests.lab import Lab
+from tests.lab.installed_site import COMMAND
 
 _TURNS = 10
 _CONF, _LINE = "/etc/slurm/slurm.conf", "JobSubmitPlugins=lua"

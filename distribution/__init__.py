@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 # All but those that must match something else on the machine.
-EXTRAS = "database,diagnosis,gpu,html"
+EXTRAS = "diagnosis,gpu,html"
 
 
 def run(*words: object) -> None:

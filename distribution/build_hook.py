@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adds to a wheel what is made: man pages, completion for shells, and what stands at old names."""
+"""Adds to a wheel what is made: man pages and completion for shells."""
 
 from __future__ import annotations
 
@@ -21,15 +21,12 @@ class MadeFiles(BuildHookInterface[Any]):
         if version == "editable":
             return
         sys.path.insert(0, self.root)
-        from distribution import completion, man_pages, old_names
+        from distribution import completion, man_pages
 
         self._scratch = tempfile.TemporaryDirectory()
         texts = {f"man/man1/{name}": text for name, text in man_pages.pages().items()}
         for name, text in {**texts, **completion.files()}.items():
             build_data["shared_data"][self._written(f"share/{name}", text)] = f"share/{name}"
-        for name, text in old_names.files().items():
-            place = f"slurm_health/{name}"
-            build_data["force_include"][self._written(place, text)] = place
 
     def _written(self, name: str, text: str) -> str:
         path = Path(self._scratch.name, name)

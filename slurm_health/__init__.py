@@ -5,8 +5,4 @@ Nine quarters, each what one person comes for; a package in one is one process o
 its docstring says what it may touch. CONTRIBUTING.md has the picture.
 """
 
-from slurm_health import aliases
-
 __version__ = "0.1.0"
-
-aliases.install()

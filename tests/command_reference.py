@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make reference`: the page of all commands, from what each says with --help."""
+"""`make docs`: the page of all commands, from what each says with --help."""
 
 from __future__ import annotations
 

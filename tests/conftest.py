@@ -23,7 +23,7 @@ from tests.support.supervised import with_variable
 
 _FOREIGN = ("SLURM_", "SLURMD_", "NCCL_", "MASTER_", "SLURM_HEALTH_", "PLAYED_GPUS_", "CUDA_")
 _LAB = Path(__file__).parent / "lab"
-# `make test-played-gpu-releases` names the venv of another release of PyTorch.
+# PLAYED_VENV names the venv of another release of PyTorch.
 _PLAYED = Path(__file__).parents[1] / os.environ.get("PLAYED_VENV", ".venv-played")
 # Every process a test starts inherits this, unless it is given an environment of its own.
 _TAG = "STARTED_BY_TEST_RUN"
@@ -66,6 +66,7 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     missing = {
         "torch": "" if importlib.util.find_spec("torch") else "no torch beside this interpreter",
@@ -73,6 +74,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         "played_gpu": build.why_not(_PLAYED),
     }
     for item in items:
+        if item.get_closest_marker("lab"):
+            # The lab of a module stays on one worker. Where a busy machine lends its processors
+            # elsewhere for seconds, Slurm's daemons meet time limits of their own: once more.
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+            item.add_marker(pytest.mark.flaky(reruns=1))
         reasons = [missing[name] for name in missing if item.get_closest_marker(name)]
         for reason in (*reasons, _no_lab(item)):
             if reason:
@@ -100,8 +106,10 @@ def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     if config.option.markexpr.startswith("not (slow"):
-        lanes = "make test-heavy, make test-slow and make test-played-gpu"
-        terminalreporter.line(f"{lanes} run what was left out")
+        terminalreporter.line("make test-all runs what was left out")
+    if again := terminalreporter.getreports("rerun"):
+        names = sorted({report.nodeid for report in again})
+        terminalreporter.line(f"run twice, find out why: {', '.join(names)}")
 
 
 @pytest.fixture(scope="session")

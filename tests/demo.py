@@ -58,7 +58,7 @@ def _on_a_cluster() -> int:
     ):
         lab = site.lab
         # The lab's nodes share process numbers: an epilog would see what belongs to other nodes.
-        site.configure(PAIR_TEST, share=0.5, hooks="end_leftovers = false")
+        site.configure(PAIR_TEST, share=0.5)
         _say(f"A real Slurm: slurmctld and 7 slurmd, {', '.join(lab.nodes)}, on this machine.")
         lab.fault.drop(BAD_NODE)
         _say(f"Packets between {BAD_NODE} and the other nodes are now dropped. Slurm sees nothing:")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the product calls of CUDA, its driver, torch.distributed, NVML and the tools of others.
+"""What the product calls of CUDA, torch.distributed, NVML and the tools of others.
 
 All is read from its syntax trees: also what torch keeps to itself (`torch._…`), and memory of the
 host that the driver holds for the device.
@@ -29,15 +29,13 @@ _RETURNED = {
     "torch.cuda.Stream": "Stream",
     "torch.cuda.get_device_properties": "DeviceProperties",
 }
-_TOOLS = {"dcgmi": "dcgmi diag", "ib_write_bw": "ib_write_bw --use_cuda"}
+_TOOLS = {"dcgmi": "dcgmi diag"}
 # What these return is what they were given.
 _PASS_ON = frozenset({"zip", "enumerate", "reversed", "list", "tuple"})
 # Methods by which a Work is known wherever it comes from.
 _OF_WORK = frozenset({"is_success", "is_completed", "get_future_result", "source_rank"})
 _PINNED = "pin_memory"
 _OF_TORCH_ALONE = re.compile(r"torch\._(?!_)")
-# Functions of the driver's own library are called by their names.
-_OF_DRIVER = re.compile(r"^cu(Init|Get|Device|Ctx|Mem|Stream|Event)\w*$")
 _CUDA_LIBRARY = re.compile(r"^lib(cuda|cudart|nccl|nvidia-ml|nvml)\b.*\.so")
 
 
@@ -51,12 +49,8 @@ def calls(source: str) -> set[str]:
                 found |= calls(node.value)
             elif _CUDA_LIBRARY.match(node.value):
                 found.add(f"ctypes {node.value}")
-            elif _OF_DRIVER.match(node.value):
-                found.add(f"libcuda {node.value}")
             elif node.value in _TOOLS:
                 found.add(_TOOLS[node.value])
-        elif _OF_DRIVER.match(getattr(node, "attr", "")):
-            found.add(f"libcuda {node.attr}")  # type: ignore[attr-defined]
         elif _PINNED in (getattr(node, "attr", ""), getattr(node, "arg", "")):
             found.add(f"Tensor.{_PINNED}")
     return found

@@ -137,7 +137,7 @@ def test_the_page_of_commands_is_what_they_say_with_help() -> None:
     ).stdout
     # Words, not lines: releases of click break lines at different places.
     assert command_reference.PAGE.read_text().split() == page.split(), (
-        "make reference writes it anew"
+        "make docs writes it anew"
     )
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whatever is read gives a value or an error of ours: no traceback, no hang, nobody accused.
 
-A hundred cases each by default; `make fuzz` tries 100,000 others.
+A hundred cases each by default; `--hypothesis-profile=fuzz` tries 100,000 others.
 """
 
 from __future__ import annotations

@@ -64,17 +64,9 @@ def test_it_loads_neither_torch_nor_numpy(modules: str) -> None:
 def test_what_each_check_starts_loads_nothing_that_few_checks_need(module: str) -> None:
     loaded = run(f"import sys, slurm_health.cli.{module}; print(*sys.modules)").split()
 
-    assert not {"filelock", "difflib", "typing_extensions"} & set(loaded)
+    assert not {"filelock", "difflib"} & set(loaded)
     assert not {name for name in loaded if name.startswith("slurm_health.system.slurm.client")}
     assert "slurm_health.preflight.session.gpt_sizing" not in loaded
-
-
-def test_what_others_need_of_typing_extensions_is_there_after_msgspec_did_without() -> None:
-    pytest.importorskip("typing_extensions")
-
-    assert run("import slurm_health.cli, typing_extensions as t; print(t.__name__)") == (
-        "typing_extensions\n"
-    )
 
 
 def test_the_supervisor_which_lives_for_days_loads_no_command_line() -> None:

@@ -55,9 +55,9 @@ HOUSE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("rules",),
         ("checks",),
         ("passes", "site_settings"),
-        ("event_queue",),
+        ("notify",),
         ("draining",),
-        ("mending", "notifying"),
+        ("mending",),
         ("hooks",),
         ("doctor",),
     ),
@@ -77,8 +77,8 @@ HOUSE: dict[str, tuple[tuple[str, ...], ...]] = {
     "torchrun": (),
     "cli": (),
 }
-# Beside the quarters: what users import, and the old names of modules.
-AT_THE_TOP = ("aliases", "heartbeat")
+# Beside the quarters: what users import.
+AT_THE_TOP = ("heartbeat",)
 ROWS: tuple[tuple[str, ...], ...] = (
     AT_THE_TOP,
     *(
@@ -112,7 +112,7 @@ PURE = [
 ]
 # The only modules that load these.
 ONLY_IN = {
-    "grpc": f"{NAME}.node.hooks.serve",
+    "apprise": f"{NAME}.node.notify",
     "jinja2": f"{NAME}.report.web_page",
     "pyslurm": f"{NAME}.system.slurm.reads",
     "torch": f"{NAME}.preflight.probes",

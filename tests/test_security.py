@@ -84,7 +84,6 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         "fleet/retention/test_rules.py": ("test_who_fills_the_root_removes_no_journal_of_others",),
     },
     "The ids that `/etc/subuid` gives": {
-        "node/hooks/test_doorman.py": ("test_who_has_many_ids_is_let_in_as_often_as_others",),
         "fleet/history/test_hostile_journals.py": ("test_who_has_many_ids_is_one_user",),
         "fleet/retention/test_rules.py": ("test_who_has_many_ids_has_one_share",),
     },
@@ -94,18 +93,11 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "test_what_a_user_mounts_over_a_job_keeps_root_from_no_other_job",
         ),
         "node/hooks/test_epilog.py": ("test_a_state_directory_without_room_ends_no_epilog",),
-        "node/hooks/test_serve.py": ("test_eighty_who_wait_keep_nobody_from_an_answer",),
-        "node/hooks/test_serve_socket.py": (
-            "test_who_locks_the_sockets_directory_keeps_no_server_from_its_start",
-        ),
     },
     "If that child cannot be killed": {
         "node/hooks/test_hung_filesystem.py": (
             "test_a_dead_filesystem_costs_its_time_limit_and_its_child_is_left_behind",
         ),
-    },
-    "`healthcheck --serve` has room": {
-        "node/hooks/test_serve.py": ("test_however_much_one_user_holds_others_are_answered",),
     },
     "Text from a user is stripped": {
         "node/hooks/test_hostile_journals.py": ("test_a_users_text_reaches_log_and_note_tamed",),

@@ -33,8 +33,8 @@ from benchmarks.diagnosis.judge import Judged, judge
 from benchmarks.diagnosis.perform import Interrupted, Run, Trained, keep, stage
 from benchmarks.diagnosis.plan import Plan, plan_of, plans
 from benchmarks.diagnosis.table import table
-from tests.e2e.lab_support import Site
 from tests.lab import LabError
+from tests.lab.installed_site import Site
 from tests.played_gpu import build
 
 _PLAYED = Path(__file__).parents[2] / ".venv-played"

@@ -18,9 +18,9 @@ from benchmarks.diagnosis import strike
 from benchmarks.diagnosis.causes import Ends
 from benchmarks.diagnosis.judge import with_ended_start
 from benchmarks.diagnosis.plan import RANKS, Plan
-from tests.e2e.lab_support import ENDED, Site
-from tests.e2e.played_nodes import play, submit
 from tests.lab import DeadlinePassed, Lab
+from tests.lab.installed_site import ENDED, Site
+from tests.lab.played_nodes import play, submit
 
 NODES = RANKS + 1  # one to go on with
 # slurmctld gives a silent node up after this; a busy machine makes well nodes silent for seconds.

@@ -22,21 +22,3 @@ standard error; every error becomes one line and an exit code in `main`.
     shared_options   the options of `slurm_health.preflight.options`, as click has them
     output           printed results, and a file that a command writes for others
 """
-
-import sys
-
-
-def _load_msgspec() -> None:
-    """Have it do without typing_extensions, of which it needs nothing from Python 3.11 on.
-
-    Where torch is installed that is too, and agents would load it at each start.
-    """
-    if "typing_extensions" not in sys.modules:
-        sys.modules["typing_extensions"] = None  # type: ignore[assignment]
-        try:
-            import msgspec  # noqa: F401
-        finally:
-            del sys.modules["typing_extensions"]
-
-
-_load_msgspec()

@@ -59,9 +59,8 @@ def index_options(command: _F) -> _F:
             ),
             click.option(
                 "--index",
-                metavar="FILE|URL",
-                help="The index of the journals, made where it is missing: a file, or a database as"
-                " postgresql://USER@HOST/DATABASE or mariadb://USER@HOST/DATABASE."
+                metavar="FILE",
+                help="The index of the journals, made where it is missing."
                 "  [default: SLURM_HEALTH_INDEX, the site's, or one in ~/.cache/slurm-health]",
             ),
             click.option("--rebuild", is_flag=True, help="Read all journals anew."),

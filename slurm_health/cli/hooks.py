@@ -115,10 +115,10 @@ def prolog(config: str | None) -> int:
     return _hook("prolog", config)
 
 
-@click.command(short_help="Clean up and check this node after a job, as slurmd's Epilog does.")
+@click.command(short_help="Check this node after a job, as slurmd's Epilog does.")
 @config_option
 def epilog(config: str | None) -> int:
-    """Clean up after a job, and look into what its own check says about this node.
+    """Check this node after a job, and read what the job's own check says about it.
 
     In slurm.conf, name the shim epilog/slurm-health and not this command.
     """
@@ -139,16 +139,7 @@ def epilog(config: str | None) -> int:
     "--act", is_flag=True, help="Drain and return to service, as HealthCheckProgram does."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
-@click.option(
-    "--serve",
-    "socket",
-    metavar="SOCKET",
-    type=click.Path(path_type=Path),
-    help="Stay, and run the checks whenever a launcher asks at this Unix socket (gRPC).",
-)
-def healthcheck(
-    config: str | None, context: str, explain: bool, act: bool, as_json: bool, socket: Path | None
-) -> int:
+def healthcheck(config: str | None, context: str, explain: bool, act: bool, as_json: bool) -> int:
     """Run the checks that are configured for this node and print what they find.
 
     Nothing is drained or returned to service without --act. Exits 0 when the node is healthy, 1
@@ -161,10 +152,6 @@ def healthcheck(
         raise click.UsageError(
             f"--act does what HealthCheckProgram does: leave out --context {context}"
         )
-    if socket is not None:
-        if explain or as_json:
-            raise click.UsageError("--serve prints nothing: leave out --explain and --json")
-        return _serve(socket, config, context, act=act)
     if act:
         return _act(config, as_json=as_json)
     from slurm_health.node.hooks import explain as texts
@@ -196,18 +183,6 @@ def _act(config: str | None, *, as_json: bool) -> int:
     if as_json:
         print_result(_results_json(this.found))
     return int(exit_code_of(this.found))
-
-
-def _serve(socket: Path, config: str | None, context: str, *, act: bool) -> int:
-    from slurm_health.node.hooks.run_checks import node_name
-    from slurm_health.node.hooks.serve import serve
-    from slurm_health.system.processes import own_command
-
-    path = load_site(config).path  # mistakes in it are told now, not to a job that asks
-    words = ["healthcheck", "--json", f"--config={path}", f"--context={context}"]
-    check = own_command(*words, *(["--act"] if act else []))
-    serve(socket.absolute(), check=check, node=node_name(os.environ), environ=os.environ)
-    return int(ExitCode.HEALTHY)
 
 
 def _results_json(results: list[CheckResult]) -> str:

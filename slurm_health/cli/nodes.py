@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The nodes that slurm-health has drained, and who is notified: `nodes`, `notify`."""
+"""The nodes that slurm-health has drained, and what is notified of it: `nodes`, `notify`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from slurm_health.cli.hooks import (
     site_if_any,
 )
 from slurm_health.cli.output import print_result
-from slurm_health.node.site_settings import Site
 from slurm_health.records.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -157,79 +156,36 @@ def _slurm() -> Client:
     return Client.for_hook(os.environ, limit_s=_PATIENCE_S)
 
 
-@click.command(short_help="Show who is notified of drained nodes, and test it.")
+@click.command(short_help="Show what is notified of drained nodes, and test it.")
 @config_option
-@click.option("--test", is_flag=True, help="Send a test message to each target.")
-@click.option("--deliver", is_flag=True, help="Send the events that hooks have queued.")
-def notify(config: str | None, test: bool, deliver: bool) -> int:
-    """List the targets of [notify], and how many events wait for each.
+@click.option("--test", is_flag=True, help="Send a test event, and wait for the result.")
+def notify(config: str | None, test: bool) -> int:
+    """Show what [notify] runs or where it sends when something happens to a node.
 
-    With --test, each target is sent a message that says it is a test, whatever events it is for,
-    and its answer is printed; the exit code is 1 where one did not take it. Hooks start --deliver
-    by themselves, and do not wait for it.
+    With --test, send an event that says it is a test and print what came of it; the exit code is 1
+    if it did not arrive.
     """
-    if test and deliver:
-        raise click.UsageError("--test and --deliver: choose one")
     site = load_site(config)
-    if deliver:
-        return _deliver(site)
-    if not site.notify.targets:
-        print_result(f"{site.path} has no [notify.targets.NAME]: no one is notified of anything\n")
+    settings = site.notify
+    if not (settings.command or settings.urls):
+        print_result(f"{site.path} sets neither command nor urls in [notify]: nothing is sent\n")
         return int(ExitCode.HEALTHY)
-    return _test(site) if test else _targets(site)
-
-
-def _deliver(site: Site) -> int:
-    from slurm_health.node.draining.shared_state import SharedStateUnusable, shared_directory
-    from slurm_health.node.hooks.log import Log
+    if not test:
+        if settings.command:
+            print_result(f"runs {settings.command[0]}, for {settings.limit_s:g} s at most\n")
+        if settings.urls:
+            print_result(f"sends to {len(settings.urls)} in urls, by apprise\n")
+        return int(ExitCode.HEALTHY)
     from slurm_health.node.hooks.run_checks import node_name
-    from slurm_health.node.notifying import deliver
-
-    node = node_name(os.environ)
-    try:
-        shared_directory(site.breaker)  # where the events of all nodes meet
-    except SharedStateUnusable as err:
-        raise click.ClickException(str(err)) from err
-    deliver(site, node, Log("notify", node).say)
-    return int(ExitCode.HEALTHY)
-
-
-def _test(site: Site) -> int:
-    from slurm_health.node.hooks.run_checks import node_name
-    from slurm_health.node.notifying import send_all
-    from slurm_health.node.rules.notices import Batch, EventKind, NodeEvent
+    from slurm_health.node.notify import EventKind, NodeEvent, send_and_wait
 
     event = NodeEvent(
-        id="test",
         kind=EventKind.TEST,
         node=node_name(os.environ),
         time_s=time.time(),
         text="sent by slurm-health notify --test",
     )
-    batches = [Batch(target=name, events=(event,)) for name in site.notify.targets]
-    outcomes = send_all(batches, site.notify)
-    lines = [f"{each.target}: {why_not or answer}\n" for each, answer, why_not in outcomes]
-    print_result("".join(lines))
-    failed = any(why_not for _, _, why_not in outcomes)
+    results = send_and_wait(settings, event)
+    print_result("".join(f"{name}: {problem or 'sent'}\n" for name, problem in results))
+    failed = any(problem for _, problem in results)
     return int(ExitCode.BAD_NODES if failed else ExitCode.HEALTHY)
-
-
-def _targets(site: Site) -> int:
-    from slurm_health.node.draining.shared_state import SharedStateUnusable
-    from slurm_health.node.notifying import Backlog, standing
-
-    try:
-        found = standing(site)
-    except SharedStateUnusable as err:
-        click.echo(f"slurm-health: whether it arrives cannot be determined: {err}", err=True)
-        found = Backlog(waiting={}, failures={})
-    for name, target in site.notify.targets.items():
-        events = ", ".join(target.events) or "all events"
-        way = target.command[0] if target.command else "a webhook"
-        print_result(f"{name}: {events}, as {target.format.value} to {way}\n")
-        if count := found.waiting.get(name, 0):
-            print_result(f"  {count} event{'s' if count > 1 else ''} to be told\n")
-        if failure := found.failures.get(name):
-            times = "once" if failure.count == 1 else f"{failure.count} times in a row"
-            print_result(f"  not taken {times}: {failure.why}\n")
-    return int(ExitCode.BAD_NODES if found.failures else ExitCode.HEALTHY)

@@ -64,7 +64,7 @@ def doctor(config: str | None, python: str, as_json: bool) -> int:
     if site is not None:
         limits_s = slurm_conf.hook_limits_s(said or {})
         advice += machine.advise_machine(site, (said or {}).get("ClusterName", ""), limits_s)
-        advice += site_actions.advise_on_notices(site)
+        advice += site_actions.advise_on_notify(site)
         advice += site_actions.advise_on_mending(site, said or {})
     if site is not None and said is not None:
         place = installing.directory_of(said)

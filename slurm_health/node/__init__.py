@@ -7,10 +7,9 @@ Their own errors end in exit code 0: what could not be measured takes no node ou
     checks          what the hooks measure on a node, one file per family
     site_settings   the site's file as the hooks read it, checks included
     passes          that a node has passed its checks lately: said by root, read by everybody
-    event_queue     what happened here and waits to be told
+    notify          sends what happens to a node to a command, or to URLs
     draining        takes a node out of the pool, and gives it back
     mending         resets, reboots and tests a node as far as its site allows
-    notifying       tells those whom the site names what has happened to nodes
     hooks           prolog, epilog, health check, and the administrators' commands
     doctor          `slurm-health doctor`: is this site set up for the hooks?
 """

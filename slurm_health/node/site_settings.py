@@ -26,7 +26,6 @@ from slurm_health.node.rules.settings import (
     Notify,
     PairTest,
     Recovery,
-    Target,
     is_pattern,
 )
 from slurm_health.records.errors import ConfigError
@@ -35,6 +34,11 @@ from slurm_health.system.site_file import SiteFile
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 _FIELD = re.compile(r"\$\.(\w+)")
+# What replaces a setting, by its table and name.
+_REPLACEMENTS = {
+    "hooks.end_leftovers": "Slurm ends what a job leaves: ProctrackType=proctrack/cgroup",
+    "notify.targets": "set command or urls in [notify]",
+}
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,7 +110,7 @@ def load(path: Path, refuse: Callable[[SiteFile], object] | None = None) -> Site
         pair_test=_top(file, PairTest, "pair_test"),
         default=_top(file, Default, "default"),
         metrics=_top(file, Metrics, "metrics"),
-        notify=_notify(file),
+        notify=_top(file, Notify, "notify"),
         mend=_top(file, Mend, "mend"),
         checks=tuple(each for each in planned if each is not None),
     )
@@ -125,21 +129,6 @@ def _refuse_loose(file: SiteFile, state: str) -> None:
 
 def _top(file: SiteFile, kind: type[_T], name: str) -> _T:
     return _struct(file, kind, file.table(name), (name,))
-
-
-def _notify(file: SiteFile) -> Notify:
-    own_keys = {key: value for key, value in file.table("notify").items() if key != "targets"}
-    found = _struct(file, Notify, own_keys, ("notify",))
-    targets = {
-        name: _struct(
-            file,
-            Target,
-            file.table("notify", "targets", name),
-            ("notify", "targets", name),
-        )
-        for name in file.table("notify", "targets")
-    }
-    return msgspec.structs.replace(found, targets=targets)
 
 
 def _planned(file: SiteFile, name: str) -> Planned | None:
@@ -214,6 +203,9 @@ def _struct(
     for key in table:
         if key not in kind.__struct_fields__:
             valid = valid or kind.__struct_fields__
+            instead = _REPLACEMENTS.get(".".join((*where, key)))
+            if instead:
+                raise file.error(where, key, f"unknown setting; {instead}")
             raise file.error(where, key, "unknown setting", valid=valid)
     try:
         return msgspec.convert(table, kind)

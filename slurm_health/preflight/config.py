@@ -59,7 +59,7 @@ def journal_root(
 
 
 def history_index(environ: Mapping[str, str]) -> str | None:
-    """Return the file or the URL where the site has the index of its history, None without one.
+    """Return the file in which the site has the index of its history, None without one.
 
     Raises:
         ConfigError: the site's file cannot be used.

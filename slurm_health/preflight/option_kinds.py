@@ -28,11 +28,13 @@ if TYPE_CHECKING:
 
 Value = str | int | bool
 _LEAST_S, _MOST_S = 1, 3600  # of a round
-AUTO = "auto"
 OFF = "off"
 # What an interpreter runs to say whether it finds torch, without loading it: it ends with 0 or 1.
 FIND_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
 _GROUP = "slurm_health.probes"
+_ADAPTERS = "no such probe; rails name an adapter, and perftest runs as an external check"
+# What is said of a name that another way of measuring replaces.
+_REPLACED = {"ib_write_bw": _ADAPTERS, "nic_loopback": _ADAPTERS}
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,11 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _spares(text: str) -> Value:
-    return AUTO if text == AUTO else _count(text)
+def _spares(text: str) -> int:
+    try:
+        return _count(text)
+    except ValueError as err:
+        raise ValueError(f"{err}; slurm-health lemons shows how often nodes fail here") from None
 
 
 def _nodes(text: str) -> int:
@@ -129,7 +134,7 @@ DIRECTORY = ValueKind("DIR", _path("a directory"))
 FILE = ValueKind("FILE", _path("a file"))
 INTERPRETER = ValueKind("PATH", _interpreter)
 COUNT, NODES = ValueKind("N", _count), ValueKind("N", _nodes)
-SPARES = ValueKind(f"N|{AUTO}", _spares)
+SPARES = ValueKind("K", _spares)
 ROUND_DEADLINE = ValueKind("SECONDS", _round_deadline)
 
 
@@ -214,6 +219,8 @@ def _installed(name: str, option: str) -> Probe:
         found: Iterable[EntryPoint] = entry_points(group=f"{_GROUP}.{scope.value}", name=name)
         for point in found:
             return Probe(name, scope, _file_of(point, option))
+    if name in _REPLACED:
+        raise ConfigError(option, name, _REPLACED[name])
     raise ConfigError(option, name, "no such probe", valid=_all_names())
 
 

@@ -233,15 +233,14 @@ OPTIONS = (
         ROUND_DEADLINE,
         _JOB | Door.RUN,
         "The time limit of a round of short probes until it is known how long one takes; half of it"
-        " where torch loads quickly. Burns, adapters and training are given more.",
+        " where torch loads quickly. Burns and training are given more.",
         otherwise="60",
     ),
     SharedOption(
         "spares",
         SPARES,
         _SUBMITTED,
-        "Allocate this many nodes more than --nodes, and run the script on the best; auto: as many"
-        " as the site's history advises, none where it says too little.",
+        "Allocate this many nodes more than --nodes, and run the script on the best.",
     ),
     SharedOption(
         "keep-spares",

@@ -35,31 +35,26 @@ BUILT_IN = (
     Probe("host_copy", Scope.SOLO),
     Probe("node_allgather", Scope.NODE),
     Probe("peer_copy", Scope.NODE),
-    Probe("nic_loopback", Scope.SOLO),
     Probe("rail_allgather", Scope.RAIL),
     Probe("allgather", Scope.PAIR),
-    Probe("ib_write_bw", Scope.PAIR),
     Probe("gpt_fit", Scope.SOLO),
     Probe("gpt", Scope.PAIR),
 )
 GPT = ("gpt_fit", "gpt")
 # What only an accelerator has, or only nodes with accelerators are asked.
-ON_ACCELERATORS = frozenset(
-    {"matmul_fp8", "memory_pattern", "host_copy", "peer_copy", "ib_write_bw"}
+ON_ACCELERATORS = frozenset({"matmul_fp8", "memory_pattern", "host_copy", "peer_copy"})
+# What needs no torch: light probes, siblings of these, measure the same with numpy and over TCP.
+LIGHT = frozenset(
+    {
+        "values",
+        "matmul",
+        "memory_copy",
+        "memory_pattern",
+        "node_allgather",
+        "rail_allgather",
+        "allgather",
+    }
 )
-# What a light worker does with GPUs: the first of a node has all of them, and needs nobody else.
-LIGHT_ON_GPUS = frozenset({"host_copy", "peer_copy"})
-# What needs no torch: light probes, siblings of these, measure the same with Python and numpy.
-LIGHT = LIGHT_ON_GPUS | {
-    "values",
-    "matmul",
-    "memory_copy",
-    "memory_pattern",
-    "node_allgather",
-    "rail_allgather",
-    "allgather",
-    "ib_write_bw",
-}
 # With what workers on CPUs exchange data: those with torch, and the light ones.
 TORCH_ON_CPUS, LIGHT_ON_CPUS = "gloo", "tcp"
 ON_CPUS = frozenset({TORCH_ON_CPUS, LIGHT_ON_CPUS})
@@ -72,10 +67,8 @@ _COMPONENTS = {
     "host_copy": "links",
     "peer_copy": "links",
     "node_allgather": "links",
-    "nic_loopback": "nic",
     "rail_allgather": "network",
     "allgather": "network",
-    "ib_write_bw": "network",
     "gpt_fit": "memory",
 }
 
@@ -83,7 +76,7 @@ _COMPONENTS = {
 # What is told as a rate. All other times are told in ms.
 ALLGATHER, MATMUL = "allgather", "matmul"
 ALLGATHERS = frozenset({ALLGATHER, "rail_allgather", "node_allgather"})
-COPIES = frozenset({"memory_copy", "host_copy", "peer_copy", "ib_write_bw"})
+COPIES = frozenset({"memory_copy", "host_copy", "peer_copy"})
 PRODUCTS = frozenset({MATMUL, "matmul_fp8"})
 
 
@@ -127,13 +120,10 @@ _STANDARD = ("values", "memory_copy", "node_allgather", "rail_allgather", *_QUIC
 LIGHT_SET, AUTO = "light", "auto"
 SETS = {
     AUTO: _STANDARD,
-    LIGHT_SET: (*_STANDARD, "memory_pattern", "host_copy", "peer_copy", "ib_write_bw"),
+    LIGHT_SET: (*_STANDARD, "memory_pattern"),
     "quick": _QUICK,
     "standard": _STANDARD,
-    "thorough": (
-        *(*_STANDARD, "matmul_fp8", "host_copy", "peer_copy", "memory_pattern"),
-        *("nic_loopback", "ib_write_bw", *GPT),
-    ),
+    "thorough": (*_STANDARD, "matmul_fp8", "host_copy", "peer_copy", "memory_pattern", *GPT),
     "network-check": ("matmul", "rail_allgather", "allgather"),
     "straggler-detection": GPT,
 }

@@ -168,14 +168,13 @@ class GroupAborted(Record, frozen=True, kw_only=True, tag="group_aborted"):
 class RoundEnded(Record, frozen=True, kw_only=True, tag="round_ended"):
     """Nothing more is expected of a round. `silent` names nodes that did not report in it.
 
-    `void` is set when the round was cut short by the master's own end and says nothing. `repeated`:
-    the next round is the same again; before that was so, a void round counted as not measured.
+    `void` is set when the round was cut short by the master's own end: it says nothing, and the
+    next round is the same again.
     """
 
     round: Count
     silent: list[str] = []
     void: bool = False
-    repeated: bool = False
 
 
 class VerdictReached(Record, frozen=True, kw_only=True, tag="verdict_reached"):
@@ -266,7 +265,7 @@ class WorkersReady(Record, frozen=True, kw_only=True, tag="workers_ready"):
     `ports_gbit_per_s` are the rates of its active InfiniBand and RoCE ports that NCCL may use.
     `gflop_per_s` and `memory_gb_per_s` are what its slowest accelerator reached in a moment's test,
     for sizing the work; 0: not known. `nvlink_domain` is set where nodes share NVLink.
-    `gpus` are the accelerators that light workers have opened.
+    `accelerators` is how many the node has, also where light workers leave them alone.
     """
 
     node: str
@@ -284,7 +283,7 @@ class WorkersReady(Record, frozen=True, kw_only=True, tag="workers_ready"):
     gflop_per_s: float = 0.0
     memory_gb_per_s: float = 0.0
     nvlink_domain: str = ""
-    gpus: list[str] = []
+    accelerators: Count = 0
 
     @property
     def on_cpus(self) -> bool:

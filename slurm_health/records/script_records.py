@@ -180,7 +180,7 @@ class HangOver(Record, frozen=True, kw_only=True, tag="hang_over"):
 class StragglerFound(Record, frozen=True, kw_only=True, tag="straggler_found"):
     """A rank takes longer for its own part of a step than the others do, in minutes on end.
 
-    `found` says why, as far as is known; None in the journals of the first versions.
+    `found` says why; None if that is unknown.
     """
 
     node: str

@@ -77,7 +77,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
 class Published(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of the nodes that something speaks against, by cluster and name.
 
-    `rates` are those of all nodes of a cluster; files of earlier releases lack them.
+    `rates` are those of all nodes of a cluster.
     """
 
     version: _Count

@@ -53,6 +53,7 @@ def job_text(
     page = Page(width=width, unicode=unicode)
     told = summary_of(report, followed=followed).rows()
     return _blocks(
+        _unseen(report.runs[-1:], page),
         [*page.phrases(_title(report)), *_summary(told, page)],
         _checks(report.runs, page),
         _missing(report.runs, page),
@@ -60,7 +61,6 @@ def job_text(
         [
             *_links(report, page),
             *_slower_but_healthy(report.nodes, page),
-            *_unseen(report.runs[-1:], page),
         ],
         details.unwell(report, page, whole=verbose),
         timeline_lines(report.runs, page, verbose=verbose),
@@ -102,12 +102,8 @@ def check_summary(run: RunReport, *, width: int | None = None, unicode: bool = T
     """
     page = Page(width=width, unicode=unicode)
     first = page.phrases([headline(run), *outcome_texts(run)])
-    notes = [
-        *_links(run, page),
-        *_slower_but_healthy(run.nodes, page),
-        *_unseen([run], page),
-    ]
-    return _blocks(first, _nodes(run, page), notes)
+    notes = [*_links(run, page), *_slower_but_healthy(run.nodes, page)]
+    return _blocks(_unseen([run], page), first, _nodes(run, page), notes)
 
 
 def headline(run: RunReport) -> str:

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import IO
 
 from slurm_health.system.last_said import CommandResult, exchange
 from slurm_health.system.signals import heard_afterwards
@@ -25,8 +25,7 @@ Process = subprocess.Popen[bytes]
 PIPE, NOTHING = subprocess.PIPE, subprocess.DEVNULL
 """What a standard stream of a child may be; None is our own."""
 
-_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
-_FIRST_FILE = 3  # behind the standard streams
+_PR_SET_PDEATHSIG = 1
 _REAP_S = 2.0  # a killed process ends within milliseconds, on a busy machine later
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # that would end us
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -73,12 +72,10 @@ def start_tied(
     stdout: int = NOTHING,
     stderr: int | None = PIPE,
     signal_mask: Collection[int] | None = None,
-    instead: Callable[[], NoReturn] | None = None,
 ) -> Process:
     """Start a child in its own session that dies with this process.
 
-    Reading from it never blocks. It has our signal mask, or the given one. `instead` is what it
-    does where it is to execute nothing: see `fork_tied`.
+    Reading from it never blocks. It has our signal mask, or the given one.
 
     Raises:
         OSError: it cannot be executed, or not be tied.
@@ -91,8 +88,6 @@ def start_tied(
         def prepare() -> None:
             tie()
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            if instead is not None:
-                instead()
 
         try:
             process = subprocess.Popen(
@@ -110,58 +105,6 @@ def start_tied(
         if pipe is not None:
             os.set_blocking(pipe.fileno(), False)
     return process
-
-
-def fork_tied(name: str, work: Callable[[], object], *, environ: Mapping[str, str]) -> Process:
-    """Start a child as `start_tied` does that does this work, instead of executing a program.
-
-    It has what this process has loaded, and of its open files none: its standard streams are
-    pipes. `name`, of 15 bytes at most, is what the kernel calls it. Only for a process of one
-    thread: what others hold is held for ever in the child.
-
-    Raises:
-        OSError: there can be no further process.
-    """
-    return start_tied(
-        [sys.executable],
-        environ=environ,
-        stdin=PIPE,
-        stdout=PIPE,
-        instead=lambda: _do_alone(name, work, environ),
-    )
-
-
-def _do_alone(name: str, work: Callable[[], object], environ: Mapping[str, str]) -> NoReturn:
-    """Do a piece of work in a child that has just been forked, and end it.
-
-    An exception ends it as it would an interpreter: what it says stands on standard error.
-    """
-    code = 1
-    try:
-        # The last of these tells our parent, which waits for that, that we have begun.
-        os.closerange(_FIRST_FILE, os.sysconf("SC_OPEN_MAX"))
-        _libc.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
-        os.environ.clear()
-        os.environ.update(environ)
-        # Those that there were may hold what was not written, or be none of ours, as in a test.
-        sys.stdin, sys.stdout, sys.stderr = (
-            open(stream, mode, buffering=1, encoding="utf-8", errors="surrogateescape")  # noqa: PTH123, SIM115
-            for stream, mode in ((0, "r"), (1, "w"), (2, "w"))
-        )
-        work()
-        code = 0
-    except SystemExit as end:
-        if end.code is None or isinstance(end.code, int):
-            code = end.code or 0
-        else:
-            print(end.code, file=sys.stderr)
-    except BaseException:
-        import traceback  # seldom needed
-
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
 
 
 def read_available(pipe: IO[bytes] | None) -> bytes:
@@ -349,27 +292,30 @@ def _forwarding_signals(process: Process) -> Iterator[None]:
 _KEPT = ("PATH", "SLURM_CONF", "SLURMD_NODENAME")
 
 
-def start_detached(argv: Sequence[str], environ: Mapping[str, str]) -> None:
+def start_detached(argv: Sequence[str], environ: Mapping[str, str], *, stdin: bytes = b"") -> None:
     """Start a command that nobody waits for: in a session of its own, with none of our files.
 
-    It keeps of the environment what it needs to find Slurm.
+    It keeps of the environment what it needs to find Slurm. `stdin` is all that it reads.
 
     Raises:
         OSError: it cannot be executed.
     """
-    subprocess.Popen(
-        list(argv),
-        stdin=NOTHING,
-        stdout=NOTHING,
-        stderr=NOTHING,
-        env={
-            "PATH": os.defpath,
-            "LC_ALL": "C.UTF-8",
-            **{name: environ[name] for name in _KEPT if name in environ},
-        },
-        cwd="/",
-        start_new_session=True,
-    ).returncode = 0  # it is not ours to wait for, and Python need not say so
+    with os.fdopen(os.memfd_create("stdin"), "w+b") as memory:  # a full pipe would be waited for
+        memory.write(stdin)
+        memory.seek(0)
+        subprocess.Popen(
+            list(argv),
+            stdin=memory if stdin else NOTHING,
+            stdout=NOTHING,
+            stderr=NOTHING,
+            env={
+                "PATH": os.defpath,
+                "LC_ALL": "C.UTF-8",
+                **{name: environ[name] for name in _KEPT if name in environ},
+            },
+            cwd="/",
+            start_new_session=True,
+        ).returncode = 0  # it is not ours to wait for, and Python need not say so
 
 
 def own_command(*arguments: str) -> tuple[str, ...]:

@@ -35,7 +35,6 @@ def test_results_of_a_health_check_that_acts_can_be_read_by_a_program(node: Node
     [
         (("--explain",), "--explain runs nothing: leave out --act"),
         (("--context", "retest"), "leave out --context retest"),
-        (("--context", "retest", "--serve", "/nowhere/socket"), "leave out --context retest"),
     ],
 )
 def test_what_does_not_act_does_not_go_with_act(

@@ -214,12 +214,12 @@ def test_a_sites_file_below_a_file_does_not_exist(tmp_path: Path) -> None:
 def test_nodes_lists_ours_with_since_why_and_what_to_do(node: Node, slurm: FakeScontrol) -> None:
     node.break_it()
     node.healthcheck()
-    slurm.set({"n5": ("DOWN", "ADMIN"), "n6": ("IDLE+DRAIN", "slurm-health: job 3: network: x")})
+    slurm.set({"n5": ("DOWN", "ADMIN"), "n6": ("IDLE+DRAIN", "shealth:network job 3: x")})
     text = call(node, "nodes").output
     assert "n3" in text
     assert "/broken exists" in text
     assert "2026-01-02T03:04:05" in text
-    assert "job 3: network: x" in text
+    assert "network job 3: x" in text
     assert "n5" not in text
     assert "slurm-health nodes release NODE" in text
     result = call(node, "nodes", "--json")
@@ -232,7 +232,7 @@ def test_release_gives_back_ours_and_leaves_others(node: Node, slurm: FakeScontr
     slurm.set(
         {
             "n5": ("IDLE+DRAIN", "ADMIN SHUTDOWN"),
-            "n6": ("IDLE+DRAIN", "slurm-health: check=a job=1 t=1 x"),
+            "n6": ("IDLE+DRAIN", "shealth:a x check=a job=1 t=1"),
         }
     )
     result = call(node, "nodes", "release", "n[5-7]", "n99")
@@ -351,7 +351,7 @@ def test_a_hook_on_a_well_node_takes_less_than_60_mb(tmp_path: Path, hook: str) 
     checks = "".join(f"[checks.{name}]\n" for name in ("memory", "swap", "load", "zombies"))
     state = f"[hooks]\nstate='{tmp_path}/state'\n"
     config = write_site(tmp_path / "etc", f"{state}{checks}[checks.cpus]\nmin_online=1\n")
-    argv = [sys.executable, "-I", "-m", "slurm_health.hooks", hook, str(config)]
+    argv = [sys.executable, "-I", "-m", "slurm_health.node.hooks", hook, str(config)]
     # In between a small process: a new one's peak begins at what its parent takes.
     small = (
         "import resource, subprocess, sys\n"

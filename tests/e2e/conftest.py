@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.lab_support import Site
 from tests.lab import Lab
+from tests.lab.installed_site import Site
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.e2e.lab_support import Site
 from tests.lab import Lab
+from tests.lab.installed_site import Site
 from tests.support.sites import write_site
 
 ROOT = Path(__file__).parents[2]

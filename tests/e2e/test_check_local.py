@@ -201,7 +201,7 @@ def test_with_an_interpreter_without_torch_light_probes_measure(tmp_path: Path) 
     assert "faulty" not in {node["level"] for node in run["nodes"]}
     told = [file.read_text() for file in tmp_path.rglob("local?.jsonl")]
     assert ['"measured"' in each for each in told] == [True, True]
-    assert "has no torch): NCCL and GPUs under load were not tested" in run["unseen"]
+    assert "has no torch): processors, memory and the network" in run["unseen"]
 
 
 @pytest.mark.root

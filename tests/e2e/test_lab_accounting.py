@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.lab_support import DEADLINE_S, Site, acts, eventually
-from tests.e2e.played_nodes import FAULTY, RAN, play, submit
 from tests.lab import Lab
+from tests.lab.installed_site import DEADLINE_S, Site, acts, eventually
+from tests.lab.played_nodes import FAULTY, RAN, play, submit
 
 pytestmark = [
     pytest.mark.lab(accounting=True),

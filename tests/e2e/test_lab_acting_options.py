@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from slurm_health.records.nodeset import expand
-from tests.e2e.lab_support import Site, acts
-from tests.e2e.played_nodes import (
+from tests.lab.installed_site import Site, acts
+from tests.lab.played_nodes import (
     FAKE_WORKER,
     FAULTY,
     INCONCLUSIVE,

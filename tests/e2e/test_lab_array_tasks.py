@@ -11,8 +11,8 @@ import sys
 
 import pytest
 
-from tests.e2e.lab_support import Site
 from tests.lab import Lab
+from tests.lab.installed_site import Site
 
 pytestmark = pytest.mark.lab
 

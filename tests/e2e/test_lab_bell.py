@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from tests.e2e import played_nodes
-from tests.e2e.lab_support import Site, levels
+from tests.lab import played_nodes
+from tests.lab.installed_site import Site, levels
 
 pytestmark = [
     pytest.mark.lab,

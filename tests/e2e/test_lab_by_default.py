@@ -18,9 +18,9 @@ import pytest
 
 from slurm_health.node.rules.settings import Default
 from slurm_health.preflight.by_default import installing
-from tests.e2e.lab_support import COMMAND, Site
-from tests.e2e.played_nodes import FAKE_WORKER, FAULTY, play, submit
 from tests.lab import Lab
+from tests.lab.installed_site import COMMAND, Site
+from tests.lab.played_nodes import FAKE_WORKER, FAULTY, play, submit
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.lab_support import COMMAND, DEADLINE_S, Site
-from tests.e2e.played_nodes import FAKE_WORKER, FAULTY, play
 from tests.e2e.test_lab_submitters import DASK, SIMPLE_SLURM
 from tests.lab import Lab
+from tests.lab.installed_site import COMMAND, DEADLINE_S, Site
+from tests.lab.played_nodes import FAKE_WORKER, FAULTY, play
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.lab_support import COMMAND, DEADLINE_S, Site
 from tests.lab import Lab
+from tests.lab.installed_site import COMMAND, DEADLINE_S, Site
 
 CONF = "/etc/slurm/slurm.conf"
 # The tests' own interpreter has a torch, which a check that may choose would find.

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.lab_support import COMMAND, Site
-from tests.e2e.played_nodes import FAKE_WORKER, play
 from tests.lab import Lab
+from tests.lab.installed_site import COMMAND, Site
+from tests.lab.played_nodes import FAKE_WORKER, play
 
 pytestmark = [pytest.mark.lab(accounting=True), pytest.mark.timeout(300)]
 

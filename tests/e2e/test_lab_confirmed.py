@@ -26,10 +26,8 @@ def module_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HookedSite
 
 @pytest.fixture
 def site(module_site: HookedSite) -> Iterator[HookedSite]:
-    # The lab's nodes share process numbers: the epilog of a quick node would end, as the job's
-    # leftover, the reader of a starved one, which has become the job's user.
     more = f"{MEASURED}[accusations]\nread_limit_s = 30\n"
-    module_site.configure(more, share=0.5, hooks="end_leftovers = false")
+    module_site.configure(more, share=0.5)
     yield module_site
     module_site.lab.reset()
     module_site.configure()

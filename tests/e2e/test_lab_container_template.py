@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e import played_nodes
-from tests.e2e.lab_support import COMMAND, DEADLINE_S, Site
-from tests.e2e.played_nodes import FAKE_WORKER, FAULTY
+from tests.lab import played_nodes
+from tests.lab.installed_site import COMMAND, DEADLINE_S, Site
+from tests.lab.played_nodes import FAKE_WORKER, FAULTY
 
 pytestmark = [
     pytest.mark.heavy,

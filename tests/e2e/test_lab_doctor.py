@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.e2e.hooks_support import SLURM_CONF, HookedSite, install
-from tests.e2e.lab_support import COMMAND
 from tests.lab import Lab
+from tests.lab.installed_site import COMMAND
 from tests.support.sites import write_site
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(200)]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.e2e.lab_support import Gate, Record, Report, Site, acts, kinds, levels
-from tests.e2e.played_nodes import NEVER_READY, UNREACHABLE, play, submit
+from tests.lab.installed_site import Gate, Record, Report, Site, acts, kinds, levels
+from tests.lab.played_nodes import NEVER_READY, UNREACHABLE, play, submit
 
 pytestmark = [
     pytest.mark.lab,

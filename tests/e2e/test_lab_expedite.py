@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from slurm_health.records.nodeset import expand
-from tests.e2e import played_nodes
-from tests.e2e.lab_support import Site
-from tests.e2e.played_nodes import FAULTY
-from tests.lab import Lab
+from tests.lab import Lab, played_nodes
+from tests.lab.installed_site import Site
 from tests.lab.installing import ROOTS
+from tests.lab.played_nodes import FAULTY
 
 RELEASE = ROOTS / "26.05"
 

@@ -15,7 +15,7 @@ from statistics import median
 
 import pytest
 
-from tests.e2e.lab_support import COMMAND, DEADLINE_S, Report, Site, levels, verdict_of
+from tests.lab.installed_site import COMMAND, DEADLINE_S, Report, Site, levels, verdict_of
 
 pytestmark = [
     pytest.mark.lab,

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from slurm_health.records.nodeset import expand
-from tests.e2e.lab_support import Site, eventually
-from tests.e2e.played_nodes import FAULTY, NEVER_READY, UNREACHABLE, play, submit
 from tests.lab import Lab
+from tests.lab.installed_site import Site, eventually
+from tests.lab.played_nodes import FAULTY, NEVER_READY, UNREACHABLE, play, submit
 
 # Without a slurmdbd, Slurm 22.05 makes a job smaller once, and refuses that then. Of other releases
 # the lab has none, and they need none for that.

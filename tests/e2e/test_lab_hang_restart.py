@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from slurm_health.records.nodeset import expand
-from tests.e2e.lab_support import Site, eventually, records_in
-from tests.e2e.played_nodes import UNREACHABLE, play, submit
 from tests.lab import Lab
+from tests.lab.installed_site import Site, eventually, records_in
+from tests.lab.played_nodes import UNREACHABLE, play, submit
 
 # Without a slurmdbd, Slurm 22.05 makes a job smaller once, and refuses that then.
 ACCOUNTING = "LAB_RELEASE" not in os.environ

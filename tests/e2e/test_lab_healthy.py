@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import pytest
 
 from slurm_health.records.nodeset import expand
-from tests.e2e import played_nodes
-from tests.e2e.lab_support import Record, Report, Site, acts, is_private, kinds, levels
+from tests.lab import played_nodes
+from tests.lab.installed_site import Record, Report, Site, acts, is_private, kinds, levels
 
 pytestmark = [
     pytest.mark.lab,

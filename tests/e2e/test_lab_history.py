@@ -4,14 +4,12 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import pytest
 
-from slurm_health.records.standings import Counted, Rates, written
-from tests.e2e.lab_support import Site, eventually
-from tests.e2e.played_nodes import FAULTY, STUCK, play, submit
+from tests.lab.installed_site import Site, eventually
+from tests.lab.played_nodes import FAULTY, STUCK, play, submit
 
 pytestmark = pytest.mark.lab
 
@@ -83,22 +81,6 @@ def test_what_history_says_of_a_node_is_the_prior_of_the_next_check_and_no_verdi
     assert "the history of nodes is not taken into account" in said, said
     assert began(site, job).get("prior", {}) == {}
     assert site.report(job)["runs"][-1]["disposition"] == "proceed"
-
-
-def test_spares_are_those_that_the_published_history_advises(site: Site) -> None:
-    """Only a dry run: nothing is submitted."""
-    place = f"{site.lab.home('alice')}/standings.json"
-    env = {"SLURM_HEALTH_CONFIG": site.script("site.toml", f'standings = "{place}"\n')}
-
-    def told(starts: float) -> str:
-        often = Counted(events=10, exposure=starts, nodes=10)
-        known = Rates(days=28.0, nodes=200, starts=often, hours=often)
-        site.script("standings.json", written({}, {"lab": known}, now_s=time.time()).decode())
-        words = ("sbatch", "-N2", "--spares=auto", "--dry-run", "--wrap=true")
-        return site.health(*words, env=env).stderr
-
-    assert "--spares=auto: 1 spare for 2 nodes: 10 of 100 starts" in told(100)
-    assert "--spares=auto: no spares: only 99 starts of a job on a node are known" in told(99)
 
 
 def began(site: Site, job: int) -> dict[str, Any]:

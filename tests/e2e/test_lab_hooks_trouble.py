@@ -203,7 +203,7 @@ def test_a_hook_that_is_killed_leaves_a_state_that_the_next_one_understands(
             check=False,
         )
     site.lab.wait_until(
-        lambda: site.lab.run(["pgrep", "-f", "slurm_health.hooks"], check=False).returncode,
+        lambda: site.lab.run(["pgrep", "-f", "slurm_health.node.hooks"], check=False).returncode,
         lambda code: code != 0,
         "the killed hooks' processes gone",
         30,
@@ -224,7 +224,7 @@ def test_what_a_real_check_finds_is_confirmed_by_the_epilog_and_drained(site: Ho
     more = f"[checks.link]\ncheck='command'\nargv={argv}\ncontexts=['retest']\n"
     # The lab's nodes share one table of processes: one's epilog would end the reader of another's,
     # which runs as the job's user and with the job's variables.
-    site.configure(more, share=0.5, hooks="end_leftovers = false")
+    site.configure(more, share=0.5)
     site.on("n3", "touch", HIDDEN)
     site.lab.fault.drop("n3")
     script = site.script("train.sh", "#!/bin/sh\nhostname\n")

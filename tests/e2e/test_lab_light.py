@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.lab_support import Site, levels, verdict_of
 from tests.e2e.test_lab_faults import (
     BAD,
     FAULTY,
@@ -22,10 +21,11 @@ from tests.e2e.test_lab_faults import (
     nothing,
     once_measured,
 )
+from tests.lab.installed_site import Site, levels, verdict_of
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
 
-UNSEEN = "NCCL and GPUs under load were not tested"
+UNSEEN = "processors, memory and the network over TCP were tested, NCCL was not"
 
 
 def check_light(site: Site, count: int, meanwhile: Callable[[str], None] = nothing) -> Checked:

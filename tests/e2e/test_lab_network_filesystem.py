@@ -13,9 +13,9 @@ import pytest
 
 from slurm_health.preflight.supervisor.check_process import SILENCE_S
 from slurm_health.system import journal
-from tests.e2e.lab_support import COMMAND, DEADLINE_S, Report, Site, accused, eventually, levels
-from tests.e2e.played_nodes import FAULTY, NEVER_READY, play, submit
 from tests.lab import Lab, processes
+from tests.lab.installed_site import COMMAND, DEADLINE_S, Report, Site, accused, eventually, levels
+from tests.lab.played_nodes import FAULTY, NEVER_READY, play, submit
 
 pytestmark = [
     pytest.mark.lab(network_filesystem=True),

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.lab_support import Site, eventually
-from tests.e2e.played_nodes import play, submit
 from tests.lab import Lab
+from tests.lab.installed_site import Site, eventually
+from tests.lab.played_nodes import play, submit
 from tests.played_gpu import nvml_library
 from tests.training.monitor.test_flight_dumps import dump
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.e2e.hooks_support import HookedSite, hooked_site
-from tests.e2e.lab_support import eventually
+from tests.lab.installed_site import eventually
 
 pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -36,7 +36,7 @@ def module_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HookedSite
 def site(module_site: HookedSite) -> Iterator[HookedSite]:
     # The lab's nodes share process numbers: the epilog of one may see those of another's job.
     more = f"{PAIR_TEST}[accusations]\nread_limit_s = 30\n"
-    module_site.configure(more, share=0.5, hooks="end_leftovers = false")
+    module_site.configure(more, share=0.5)
     yield module_site
     module_site.lab.reset()
     module_site.configure()

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.lab_support import COMMAND, DEADLINE_S, Site, levels
-from tests.e2e.played_nodes import FAKE_WORKER, play
 from tests.lab.commands import Result
+from tests.lab.installed_site import COMMAND, DEADLINE_S, Site, levels
+from tests.lab.played_nodes import FAKE_WORKER, play
 
 pytestmark = [
     pytest.mark.lab,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.hooks_support import HookedSite, hooked_site
-from tests.e2e.lab_support import COMMAND, DEADLINE_S
+from tests.lab.installed_site import COMMAND, DEADLINE_S
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
 

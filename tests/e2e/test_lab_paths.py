@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from slurm_health.records.nodeset import expand
-from tests.e2e.lab_support import DEADLINE_S, Site
-from tests.e2e.played_nodes import APART, RAN, play, submit
+from tests.lab.installed_site import DEADLINE_S, Site
+from tests.lab.played_nodes import APART, RAN, play, submit
 
 pytestmark = [
     pytest.mark.lab,

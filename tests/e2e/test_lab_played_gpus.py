@@ -16,7 +16,7 @@ import pytest
 
 from slurm_health.records.nodeset import expand
 from tests.e2e.hooks_support import HookedSite, hooked_site
-from tests.e2e.lab_support import accused, levels, verdict_of
+from tests.lab.installed_site import accused, levels, verdict_of
 
 pytestmark = [
     pytest.mark.lab,
@@ -62,7 +62,7 @@ def module_site(
 @pytest.fixture
 def site(module_site: HookedSite) -> Iterator[HookedSite]:
     # The lab's nodes share process numbers: the epilog of one may see those of another's job.
-    module_site.configure(RETEST, share=0.5, hooks="end_leftovers = false")
+    module_site.configure(RETEST, share=0.5)
     yield module_site
     module_site.lab.reset()
     module_site.configure()
@@ -189,7 +189,7 @@ def test_a_slow_rail_is_the_networks_fault_on_its_node(site: HookedSite, submit:
 
 
 def test_a_job_is_kept_from_a_node_whose_nvlink_is_down(site: HookedSite) -> None:
-    site.configure(BEFORE_JOBS, share=0.5, hooks="end_leftovers = false")
+    site.configure(BEFORE_JOBS, share=0.5)
     site.lab.fault.nvlink_down("n1", 1, links=2)
     job = site.lab.sbatch(f"#!/bin/sh\n{RAN}\n", "-wn1", "--gres=gpu:2")
     note = await_drained(site, "n1")["n1"]
@@ -202,7 +202,7 @@ def test_a_job_is_kept_from_a_node_whose_nvlink_is_down(site: HookedSite) -> Non
 def test_neither_an_occupied_nor_a_divided_gpu_is_a_fault_and_who_occupies_it_is_named(
     site: HookedSite, submit: Submit
 ) -> None:
-    site.configure(BEFORE_JOBS, share=0.5, hooks="end_leftovers = false")
+    site.configure(BEFORE_JOBS, share=0.5)
     site.lab.fault.gpu_occupied("n2", 1, share=0.999)
     site.lab.fault.gpu_divided("n3", 1)
     (held_by,) = (

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import slurm_health
-from tests.e2e.lab_support import Site
-from tests.e2e.played_nodes import FAKE_WORKER, play
+from tests.lab.installed_site import Site
+from tests.lab.played_nodes import FAKE_WORKER, play
 from tests.training.monitor.test_registry import EXAMPLE, PAGE, points_of
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(200)]

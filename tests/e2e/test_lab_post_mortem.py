@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.lab_support import Site, eventually
-from tests.e2e.played_nodes import play, submit
+from tests.lab.installed_site import Site, eventually
+from tests.lab.played_nodes import play, submit
 
 pytestmark = [
     pytest.mark.lab,

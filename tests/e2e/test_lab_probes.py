@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.e2e.lab_support import Report, Site, levels, verdict_of
+from tests.lab.installed_site import Report, Site, levels, verdict_of
 from tests.support import wrong_torch
 
 pytestmark = [

@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from tests.e2e.lab_support import Site
-from tests.e2e.played_nodes import FAULTY, play, submit
+from tests.lab.installed_site import Site
+from tests.lab.played_nodes import FAULTY, play, submit
 from tests.report.json_schema import schema
 
 pytestmark = [

@@ -12,9 +12,9 @@ import pytest
 
 from slurm_health.preflight.acting.requeue_helper import helper_name
 from slurm_health.records.nodeset import expand
-from tests.e2e import played_nodes
-from tests.e2e.lab_support import Gate, Site, acts, eventually, kinds
-from tests.e2e.played_nodes import FAULTY, await_typist
+from tests.lab import played_nodes
+from tests.lab.installed_site import Gate, Site, acts, eventually, kinds
+from tests.lab.played_nodes import FAULTY, await_typist
 
 pytestmark = [
     pytest.mark.lab,

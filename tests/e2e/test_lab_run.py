@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.lab_support import COMMAND, DEADLINE_S, Site, kinds, levels, verdict_of
-from tests.e2e.played_nodes import FAULTY, play, submit
 from tests.lab.commands import Result
+from tests.lab.installed_site import COMMAND, DEADLINE_S, Site, kinds, levels, verdict_of
+from tests.lab.played_nodes import FAULTY, play, submit
 
 pytestmark = [
     pytest.mark.lab,

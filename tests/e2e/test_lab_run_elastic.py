@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.lab_support import COMMAND, Site, eventually
 from tests.lab import processes
+from tests.lab.installed_site import COMMAND, Site, eventually
 
 pytestmark = [
     pytest.mark.lab,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.lab_support import COMMAND, DEADLINE_S, Site, records_in
-from tests.e2e.played_nodes import FAKE_WORKER, UNREACHABLE, play
+from tests.lab.installed_site import COMMAND, DEADLINE_S, Site, records_in
+from tests.lab.played_nodes import FAKE_WORKER, UNREACHABLE, play
 
 pytestmark = [
     pytest.mark.lab,

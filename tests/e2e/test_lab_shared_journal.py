@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.e2e.lab_support import Site, accused, eventually, levels
-from tests.e2e.played_nodes import FAULTY, play, submit
+from tests.lab.installed_site import Site, accused, eventually, levels
+from tests.lab.played_nodes import FAULTY, play, submit
 
 pytestmark = [
     pytest.mark.heavy,

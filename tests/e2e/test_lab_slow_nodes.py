@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from slurm_health.records.nodeset import expand
-from tests.e2e.lab_support import DEADLINE_S, Site
-from tests.e2e.played_nodes import FAULTY, RAN, SLOW, play, submit
 from tests.lab import Lab
+from tests.lab.installed_site import DEADLINE_S, Site
+from tests.lab.played_nodes import FAULTY, RAN, SLOW, play, submit
 
 pytestmark = [
     pytest.mark.lab,

@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from slurm_health.records.nodeset import expand
-from tests.e2e.lab_support import Site
-from tests.e2e.played_nodes import UNREACHABLE, play, submit
+from tests.lab.installed_site import Site
+from tests.lab.played_nodes import UNREACHABLE, play, submit
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
 

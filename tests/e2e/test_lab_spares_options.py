@@ -8,10 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from slurm_health.records.nodeset import expand
-from tests.e2e import played_nodes
-from tests.e2e.lab_support import DEADLINE_S, Site
-from tests.e2e.played_nodes import FAULTY
-from tests.lab import Lab
+from tests.lab import Lab, played_nodes
+from tests.lab.installed_site import DEADLINE_S, Site
+from tests.lab.played_nodes import FAULTY
 
 pytestmark = [
     pytest.mark.lab,

@@ -11,8 +11,8 @@ import pytest
 
 from slurm_health.preflight.master.master import SILENCE_S
 from slurm_health.system.slurm.command import OWN_STEPS
-from tests.e2e.lab_support import Site, accused, eventually, kinds
-from tests.e2e.played_nodes import FAKE_WORKER, NEVER_READY, STUCK, command, play, submit
+from tests.lab.installed_site import Site, accused, eventually, kinds
+from tests.lab.played_nodes import FAKE_WORKER, NEVER_READY, STUCK, command, play, submit
 
 pytestmark = [
     pytest.mark.lab,

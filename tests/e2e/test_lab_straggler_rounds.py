@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.lab_support import (
+from tests.lab import Lab
+from tests.lab.installed_site import (
     COMMAND,
     DEADLINE_S,
     Report,
@@ -20,7 +21,6 @@ from tests.e2e.lab_support import (
     records_in,
     verdict_of,
 )
-from tests.lab import Lab
 from tests.played_gpu.description import Device
 
 pytestmark = [

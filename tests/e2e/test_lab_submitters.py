@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.lab_support import DEADLINE_S, Site
-from tests.e2e.played_nodes import FAKE_WORKER, FAULTY, play
+from tests.lab.installed_site import DEADLINE_S, Site
+from tests.lab.played_nodes import FAKE_WORKER, FAULTY, play
 
 pytestmark = [
     pytest.mark.lab,

@@ -8,10 +8,10 @@ import shlex
 
 import pytest
 
-from tests.e2e.lab_support import Site, eventually
-from tests.e2e.played_nodes import FAKE_WORKER, FAULTY, STUCK, play
 from tests.lab import Lab
 from tests.lab.commands import Result
+from tests.lab.installed_site import Site, eventually
+from tests.lab.played_nodes import FAKE_WORKER, FAULTY, STUCK, play
 
 pytestmark = pytest.mark.lab
 

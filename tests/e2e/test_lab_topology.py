@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 from slurm_health.records.nodeset import expand
-from tests.e2e.lab_support import Site
-from tests.e2e.played_nodes import play, submit
 from tests.lab import Lab
+from tests.lab.installed_site import Site
+from tests.lab.played_nodes import play, submit
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
 

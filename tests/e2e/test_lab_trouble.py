@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.e2e.lab_support import Gate, Site, acts, eventually, kinds, levels
-from tests.e2e.played_nodes import UNREACHABLE, play, submit
+from tests.lab.installed_site import Gate, Site, acts, eventually, kinds, levels
+from tests.lab.played_nodes import UNREACHABLE, play, submit
 
 pytestmark = [
     pytest.mark.lab,

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.lab_support import DEADLINE_S, Gate, Site, eventually, kinds, records_in
-from tests.e2e.played_nodes import NEVER_READY, play, release, submit
+from tests.lab.installed_site import DEADLINE_S, Gate, Site, eventually, kinds, records_in
+from tests.lab.played_nodes import NEVER_READY, play, release, submit
 
 pytestmark = [
     pytest.mark.lab,

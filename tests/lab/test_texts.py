@@ -5,8 +5,6 @@ import re
 
 import pytest
 
-from slurm_health.preflight.agent.worker_process import LIGHT_NAME
-
 from . import network
 from .cgroups import CpuController, find_cpu_controller
 from .errors import LabError
@@ -138,13 +136,6 @@ def test_agent_is_told_from_what_starts_it(line: str, agent: bool) -> None:
 )
 def test_worker_is_recognised(line: str, worker: bool) -> None:
     assert is_worker(line.split()) is worker
-
-
-def test_a_worker_that_is_a_fork_of_its_agent_is_told_from_it_by_its_name() -> None:
-    words = ["python3", "-m", "slurm_health", "agent"]
-    assert is_worker(words, LIGHT_NAME)
-    assert not is_agent(words, LIGHT_NAME)
-    assert is_agent(words, "python3")
 
 
 def test_drop_spares_slurm_unless_told_otherwise() -> None:

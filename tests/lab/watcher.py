@@ -20,13 +20,12 @@ _SIGNALS = {
     "crash-worker": signal.SIGKILL,
     "hang-worker": signal.SIGSTOP,
 }
-_FORKED = "health-worker"
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
-def is_agent(argv: list[str], name: str = "") -> bool:
+def is_agent(argv: list[str]) -> bool:
     """Whether this is the slurm-health agent itself, not the srun or shell that starts it."""
-    if not _is_python(argv) or name == _FORKED:
+    if not _is_python(argv):
         return False
     for index, word in enumerate(argv[1:], 1):
         if _base(word) in ("slurm-health", "slurm_health") or "slurm_health/" in word:
@@ -34,15 +33,12 @@ def is_agent(argv: list[str], name: str = "") -> bool:
     return False
 
 
-def is_worker(argv: list[str], name: str = "") -> bool:
-    """Whether this is a probe worker: by its words; a fork of its agent by its name."""
-    return name == _FORKED or (
-        _is_python(argv)
-        and any(
-            word == "slurm_health.preflight.probes.worker"
-            or word.endswith("preflight/probes/worker.py")
-            for word in argv[1:]
-        )
+def is_worker(argv: list[str]) -> bool:
+    """Whether this is a probe worker."""
+    return _is_python(argv) and any(
+        word == "slurm_health.preflight.probes.worker"
+        or word.endswith("preflight/probes/worker.py")
+        for word in argv[1:]
     )
 
 
@@ -107,9 +103,8 @@ def _processes(here: str, matches: Any) -> list[tuple[int, float, list[str]]]:
             with open(f"/proc/{entry}/cmdline", "rb") as file:  # noqa: PTH123
                 argv = file.read().decode(errors="replace").split("\0")[:-1]
             with open(f"/proc/{entry}/stat") as stat:  # noqa: PTH123
-                head, _, rest = stat.read().rpartition(")")
-            fields = rest.split()
-            if not matches(argv, head.partition("(")[2]):
+                fields = stat.read().rpartition(")")[2].split()
+            if not matches(argv):
                 continue
             if os.readlink(f"/proc/{entry}/ns/uts") != here:  # noqa: PTH115
                 continue

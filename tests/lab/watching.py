@@ -72,7 +72,7 @@ def strike_workers(lab: "Inside", node: str, fault: str, signum: signal.Signals)
     """Send a signal to the probe workers that the node has at this moment."""
     for process in processes.on_node(lab.pid(node)):
         argv = list(process.argv)
-        if not is_worker(argv, process.name):
+        if not is_worker(argv):
             continue
         with suppress(ProcessLookupError):
             os.kill(process.pid, signum)

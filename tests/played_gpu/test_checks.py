@@ -10,7 +10,6 @@ import pwd
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
@@ -293,21 +292,3 @@ def test_a_device_is_accused_of_opening_slowly_only_beyond_the_limit_which_is_to
     assert told, said
     assert int(told[1]) >= OPEN_S
     assert code == BAD
-
-
-def test_what_each_round_of_a_well_check_waits_for_is_counted(played_python: Path) -> None:
-    command = ["-m", "benchmarks.played_check", "--devices=1", "--check=quick"]
-    done = subprocess.run(
-        [sys.executable, *command, f"--python={played_python}"],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LONGEST_S,
-    )
-    assert done.returncode == HEALTHY, done.stderr
-    rounds = re.findall(r"^\| +\d+ \| (\w+) +\| +(\d+) \| +(\d+) \|$", done.stdout, re.M)
-    assert rounds, done.stdout
-    # To form the group, before its all-gather is timed, to leave it; and to see that it works.
-    assert rounds == [("pair", "3", "1")] * len(rounds)
-    assert f"on a device: {len(rounds)} ({len(rounds)} of 2 devices)" in done.stdout

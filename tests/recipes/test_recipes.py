@@ -16,8 +16,8 @@ from typing import TypeVar
 
 import pytest
 
-from tests.e2e.lab_support import COMMAND, DEADLINE_S, Site, accused, levels
-from tests.e2e.played_nodes import FAKE_WORKER, UNREACHABLE, play, submit
+from tests.lab.installed_site import COMMAND, DEADLINE_S, Site, accused, levels
+from tests.lab.played_nodes import FAKE_WORKER, UNREACHABLE, play, submit
 
 ROOT = Path(__file__).parents[2]
 JOBS = Path(__file__).parent / "jobs"

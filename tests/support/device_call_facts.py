@@ -226,10 +226,6 @@ class Group:
         dist.all_reduce(alone, group=group)
         return bool((alone == 1).all())
 
-    def barrier_ends_on_all_ranks(self) -> bool:
-        dist.barrier()
-        return True
-
     def group_can_be_left_and_formed_anew(self) -> bool:
         before = dist.is_initialized()
         dist.destroy_process_group()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""slurm-health as a site has it: installed from a wheel, and replaced by another one.
+"""slurm-health as a site has it: installed from a wheel.
 
 The environment borrows all other packages from that of the tests, so that nothing is downloaded.
 """
@@ -13,12 +13,10 @@ import venv
 from pathlib import Path
 
 _ROOT = Path(__file__).parents[2]
-# The last commit before the house had quarters.
-BEFORE_QUARTERS = "35ba4cd"
 
 
 class Installation:
-    """An environment in which one release after another is installed."""
+    """An environment of its own in which a wheel is installed."""
 
     def __init__(self, directory: Path) -> None:
         """Make it, without slurm-health."""
@@ -40,20 +38,6 @@ def wheel(output: Path, source: Path = _ROOT) -> Path:
     """Build the wheel of a source tree into a directory; today's of the checkout."""
     _run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(output), cwd=source)
     return next(output.glob("*.whl"))
-
-
-def source_of(commit: str, directory: Path) -> str:
-    """Write the files of a commit to a directory; say why not where its history is not here."""
-    git = ["git", "-C", str(_ROOT)]
-    try:
-        text = subprocess.run([*git, "archive", commit], capture_output=True, check=False)
-    except FileNotFoundError:
-        return "no git"
-    if text.returncode != 0:
-        return f"the history of this checkout lacks {commit}"
-    directory.mkdir()
-    subprocess.run(["tar", "-xC", str(directory)], input=text.stdout, check=True)
-    return ""
 
 
 def _run(*words: str, cwd: Path | None = None) -> None:

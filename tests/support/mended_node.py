@@ -6,16 +6,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from slurm_health.node import event_queue
 from slurm_health.node.draining import own_drain
 from slurm_health.node.mending import ledger, quarantine
+from slurm_health.node.notify import EventKind
 from slurm_health.node.rules.mending import MendStep, Tried
-from slurm_health.node.rules.notices import EventKind
 from slurm_health.system.slurm.maintenance import Maintenance
 from tests.support.fake_scontrol import FakeScontrol
 from tests.support.hooked_node import Node
-
-NOTIFY = "[notify.targets.ops]\ncommand = ['/bin/cat']\n"
+from tests.support.notified import into_file, received
 
 
 def mended(node: Node, steps: str, more: str = "", first: str = "reload") -> None:
@@ -23,7 +21,7 @@ def mended(node: Node, steps: str, more: str = "", first: str = "reload") -> Non
     reload = f"reload = ['sh', '-c', 'echo reloaded >>{node.directory}/reloads']"
     node.more = (
         f"[mend]\nenabled = true\ndry_run = false\nsteps = [{steps}]\n{reload}\n{more}\n"
-        f"[mend.first]\nscratch = '{first}'\n{NOTIFY}"
+        f"[mend.first]\nscratch = '{first}'\n{into_file(node)}"
     )
 
 
@@ -51,8 +49,7 @@ def faulty(node: Node) -> None:
 
 
 def events(node: Node) -> list[tuple[EventKind, str]]:
-    found = event_queue.read(node.site.state).values()
-    return [(each.kind, each.text) for each in found if each is not None]
+    return [(event.kind, event.text) for event in received(node)]
 
 
 def rebooted(slurm: FakeScontrol) -> list[str]:

@@ -3,40 +3,13 @@
 
 from __future__ import annotations
 
-MISSING = """
-import sys
-
-sys.modules["numpy"] = None
-"""
-
 NO_TORCH = """
 import sys
 
 sys.modules["torch"] = None
 """
 
-# numpy's library, which is called without numpy, gets one value of every product wrong.
-LYING_LIBRARY = """
-import ctypes
-
-class Lying(ctypes.CDLL):
-    def __getattr__(self, name):
-        right = super().__getattr__(name)
-        if "sgemm" not in name:
-            return right
-
-        def wrong(*arguments):
-            right.argtypes = wrong.argtypes
-            right(*arguments)
-            size, result = arguments[3], arguments[12]
-            ctypes.c_float.from_address(result + 4 * (size * size - 1)).value += 1
-
-        return wrong
-
-ctypes.CDLL = Lying
-"""
-
-# The same of a numpy that is loaded, as one must be that has no library beside it.
+# One value of every product is off by one.
 LYING = """
 import numpy
 

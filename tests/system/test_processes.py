@@ -268,38 +268,3 @@ def test_no_shell_script_calls_python_without_a_flag_that_keeps_the_directory_ou
     ]
     assert calls
     assert [each for each in calls if not re.search(r"-I |-P |\$\{flags\} ", each)] == []
-
-
-# In an interpreter of its own: this one may have threads.
-FORKS = """
-import os, sys
-from slurm_health.system.processes import end_session, fork_tied
-held = open(sys.argv[1])
-def work():
-    files = len(os.listdir('/proc/self/fd')) - 1  # without the one that lists them
-    print(os.environ['WHO'], input(), files, os.getsid(0) == os.getpid())
-    sys.exit(sys.argv[2])
-child = fork_tied("a-fork", work, environ={"WHO": "child"})
-child.stdin.write(b"asked\\n")
-child.stdin.close()
-code = child.wait()
-print(child.stdout.read().decode(), child.stderr.read().decode(), code, sep="", end="")
-"""
-
-
-def test_a_fork_has_its_own_streams_and_environment_and_no_open_files(tmp_path: Path) -> None:
-    (tmp_path / "open").touch()
-    words = [sys.executable, "-c", FORKS, str(tmp_path / "open"), "no good"]
-    said = subprocess.run(words, check=True, capture_output=True, text=True, timeout=60).stdout
-
-    # The streams are three; the exception's words are on its standard error, as an interpreter's.
-    assert said == "child asked 3 True\nno good\n1"
-
-
-def test_a_fork_that_raises_says_where_and_ends_with_one() -> None:
-    raising = FORKS.replace("sys.exit(sys.argv[2])", "raise ValueError('odd')")
-    words = [sys.executable, "-c", raising, os.devnull]
-    said = subprocess.run(words, check=True, capture_output=True, text=True, timeout=60).stdout
-
-    assert "Traceback" in said
-    assert said.endswith("ValueError: odd\n1")

@@ -5,10 +5,9 @@ The journals are the truth. What is answered comes from an index of them, a cach
 to date first, and rebuilt from nothing where it is damaged, missing or older.
 
     read         a job's journal to what its checks say of their nodes; other users' in a child
-    place        where the index lies, a server's URL, and whether it can be trusted
+    place        where the index lies, and whether it can be trusted
     index        the index: what it holds and answers
-    database     the database that it lies in, asked in one way; one in an SQLite file
-    server       one on a server: how it is reached, and who may change its tables
+    database     the SQLite database that it lies in
     refresh      brings an index up to date with the journals
     answer       what is asked of it, and the values that it is answered with
     presentation  an answer as text or JSON, and the standing of every node for Prometheus

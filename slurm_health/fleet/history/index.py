@@ -39,27 +39,22 @@ class NodeSeen:
 
 
 class Index:
-    """One open index. Its methods raise DamagedIndex, Busy, Denied, or IndexUnusable."""
+    """One open index. Its methods raise DamagedIndex, Busy, or IndexUnusable."""
 
     def __init__(self, place: IndexPlace) -> None:
         """Open an index; one that is new gets its tables."""
         self.place = place
-        self._database, self.only_read = _opened(place)
+        self._database = Database(place)
 
     def close(self) -> None:
         """Close it; what was not committed is lost."""
         self._database.close()
 
-    def move_to_memory(self) -> bool:
-        """Go on with a copy that is lost at the end; False where there can be none, on a server."""
-        if self.place.server is not None:
-            return False
-        from slurm_health.fleet.history import database
-
-        copy = database.copied(self._database)
+    def move_to_memory(self) -> None:
+        """Go on with a copy that is lost at the end."""
+        copy = self._database.copy_to_memory()
         self._database.close()
         self._database = copy
-        return True
 
     def jobs(self, root: Path) -> dict[tuple[str, str], tuple[float, bool]]:
         """Return what is known of each job, by cluster and id.
@@ -272,18 +267,6 @@ def _believed_s(by_user: Mapping[int, float], *, trusted: Collection[int]) -> fl
     others = sorted(time_s for user, time_s in by_user.items() if user not in trusted)
     own = [time_s for user, time_s in by_user.items() if user in trusted]
     return max([0.0, *own, *others[-2:-1]])
-
-
-def _opened(place: IndexPlace) -> tuple[Database, bool]:
-    """Open the database; tell whether it may only be read."""
-    if place.server is None:
-        from slurm_health.fleet.history import database
-
-        return database.opened(place), place.only_read
-    from slurm_health.fleet.history import server
-
-    found = server.opened(place.server)
-    return found.database, found.only_read
 
 
 def _decoded(data: bytes) -> Observation:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_health.fleet.history.database import Busy, DamagedIndex, Denied, is_index
+from slurm_health.fleet.history.database import Busy, DamagedIndex, is_index
 from slurm_health.fleet.history.index import Index
 from slurm_health.fleet.history.place import IndexPlace
 from slurm_health.fleet.history.read import Others
@@ -51,8 +51,7 @@ def opened(
     """Hold open an index that says what the journals say now.
 
     One that is damaged, or of another version, is made anew. A file that another process keeps
-    locked is brought up to date in memory, and a log line says so. What a server keeps locked, or
-    what is root's, is used as it is.
+    locked is brought up to date in memory, and a log line says so. What is root's is used as it is.
 
     Raises:
         IndexUnusable: it cannot be used where it lies.
@@ -81,9 +80,6 @@ def _told(place: IndexPlace) -> Iterator[None]:
     except Busy as err:
         told = f"another process works on it: {err}"
         raise IndexUnusable(str(place), told, fix="try again when that has ended") from err
-    except Denied as err:
-        fix = "ask those who run the database for that right, or name another with --index"
-        raise IndexUnusable(str(place), str(err), fix=fix) from err
 
 
 def _open_and_refresh(place: IndexPlace, root: Path, now_s: float, progress: Progress) -> Index:
@@ -109,7 +105,7 @@ def _open_and_refresh(place: IndexPlace, root: Path, now_s: float, progress: Pro
 
 
 def _refresh(index: Index, root: Path, now_s: float, progress: Progress) -> None:
-    if index.only_read:
+    if index.place.only_read:
         index.clusters()  # or it is damaged
         return
     try:
@@ -124,21 +120,19 @@ def _refresh_beside(index: Index, root: Path, now_s: float, progress: Progress) 
     Whoever may read a file can lock it for as long as they like; answers must not age with that.
     """
     with contextlib.suppress(Busy):
-        if index.move_to_memory():
-            bring_up_to_date(index, root, now_s=now_s, progress=progress)
-            _log.warning(
-                "another process holds the index %s (fuser shows which): what is new was read for"
-                " this answer and is not kept",
-                index.place,
-            )
-            return
+        index.move_to_memory()
+        bring_up_to_date(index, root, now_s=now_s, progress=progress)
+        _log.warning(
+            "another process holds the index %s (fuser shows which): what is new was read for"
+            " this answer and is not kept",
+            index.place,
+        )
+        return
     _log.warning("another process works on the index; the answer may lack the latest jobs")
 
 
 def _may_replace(place: IndexPlace) -> bool:
     """Tell whether the index is ours to remove: a file that a person named may be anything."""
-    if place.server is not None:
-        return True  # its tables have our name
     if place.path is None or place.only_read:
         return False
     if not place.named:
@@ -149,10 +143,6 @@ def _may_replace(place: IndexPlace) -> bool:
 
 
 def _remove(place: IndexPlace) -> None:
-    if place.server is not None:
-        from slurm_health.fleet.history import server
-
-        server.remove(place.server)
     if place.path is None or (place.path.exists() and not _may_replace(place)):
         return
     for name in (place.path, Path(f"{place.path}-journal")):

@@ -119,8 +119,7 @@ class JobSeen(msgspec.Struct, frozen=True, kw_only=True):
 
 # From when on a job is final that has been looked at since it was: it is not looked at again.
 SETTLED_S = 0.0
-# From when on a job is final that could not be read: it is looked at again until it can be. Not
-# infinity, which MariaDB does not keep in a number; this one every database gives back as it is.
+# From when on a job is final that could not be read: it is looked at again until it can be.
 NEVER_S = 1e15
 
 

@@ -15,7 +15,6 @@ from slurm_health.node.doctor import ownership
 from slurm_health.node.doctor.advice import Advice, change, fine, look
 from slurm_health.node.draining.own_drain import LOCK_LIMIT_S
 from slurm_health.node.draining.shared_state import MARGIN_S
-from slurm_health.node.hooks.epilog import LEFTOVERS_LIMIT_S
 from slurm_health.node.hooks.healthcheck import LONGEST_REPEAT_S
 from slurm_health.node.hooks.run_checks import node_name
 from slurm_health.node.rules.settings import matches
@@ -112,13 +111,10 @@ def _prolog_s(site: Site) -> float:
 
 def _epilog_s(site: Site) -> float:
     """Return the same for an epilog that reads a journal, tests the node and marks it."""
-    leftovers_s = LEFTOVERS_LIMIT_S if site.hooks.end_leftovers else 0.0
     test_s = site.hooks.slurm_limit_s + _checks_s(site, "retest")  # is the node idle?
     # Twice where this Slurm does not tell when the job started, and is asked in between.
     read_s = 2 * site.accusations.read_limit_s + site.hooks.slurm_limit_s
-    return (
-        _checks_s(site, "epilog") + leftovers_s + read_s + test_s + _lock_s(site) + _drain_s(site)
-    )
+    return _checks_s(site, "epilog") + read_s + test_s + _lock_s(site) + _drain_s(site)
 
 
 def _checks_s(site: Site, context: str) -> float:

@@ -340,7 +340,7 @@ def _node_state(states: set[str], said: str, site: Site | None) -> Iterator[Advi
         yield look(text, f"{mend}, unless a check of the health check needs its node alone")
 
 
-_CALL = "slurm_health.hooks"
+_CALL = "slurm_health.node.hooks"
 _MOST_BYTES = 64 << 10
 
 

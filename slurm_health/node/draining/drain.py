@@ -11,12 +11,12 @@ from enum import Enum
 
 import msgspec
 
-from slurm_health.node import event_queue
+from slurm_health.node import notify
 from slurm_health.node.draining import own_drain, shared_state
+from slurm_health.node.notify import EventKind, NodeEvent
 from slurm_health.node.rules import drain_note
 from slurm_health.node.rules.breaker import DrainEntry
 from slurm_health.node.rules.drain_note import DrainNote
-from slurm_health.node.rules.notices import EventKind, NodeEvent
 from slurm_health.node.rules.recovery import BootTime, DrainRecord
 from slurm_health.node.site_settings import Site
 from slurm_health.records.errors import SlurmCommandError, SlurmError, SlurmTimeoutError
@@ -169,7 +169,7 @@ def _tell(site: Site, node: str, kind: EventKind, text: str, cause: Cause, now_s
     event = NodeEvent(
         kind=kind, node=node, time_s=now_s, text=text, checks=cause.checks, job=cause.job
     )
-    event_queue.tell(site, event)
+    notify.send(site, event)
 
 
 def _why_not(site: Site, node: str, cause: Cause, now_s: float) -> str:

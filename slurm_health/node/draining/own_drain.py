@@ -56,7 +56,7 @@ def remember(state: Path, record: DrainRecord) -> bool:
 
     try:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        publish(state / RECORD, msgspec.json.encode(record))
+        publish(state / RECORD, msgspec.json.encode(record), mode=0o600)
     except OSError:
         return False
     return True
@@ -113,7 +113,7 @@ def look_after_drain(
         if not node.out_of_pool:
             if kept.confirmed and now is not None:
                 with contextlib.suppress(OSError):
-                    publish(state / RETURNED, msgspec.json.encode(now))
+                    publish(state / RETURNED, msgspec.json.encode(now), mode=0o600)
             forget(state)
         elif drain_note.unsigned(node.reason) != kept.reason:
             forget(state)
@@ -141,8 +141,7 @@ def release_own(site: Site, kept: DrainRecord, controller: Client) -> str:
 
 
 def _release_own(site: Site, kept: DrainRecord, controller: Client) -> str:
-    from slurm_health.node import event_queue
-    from slurm_health.node.rules.notices import EventKind, NodeEvent
+    from slurm_health.node import notify
 
     current = recall(site.state)
     if current is None or current.reason != kept.reason:
@@ -162,10 +161,10 @@ def _release_own(site: Site, kept: DrainRecord, controller: Client) -> str:
     count = "1 pass" if kept.passes == 1 else f"{kept.passes} passes"
     text = f"released after {count} of {', '.join(kept.retest)}"
     told_s = max(kept.passed_s, kept.time_s)
-    released = NodeEvent(
-        kind=EventKind.RELEASED, node=kept.node, time_s=told_s, text=text, checks=kept.retest
+    released = notify.NodeEvent(
+        kind=notify.EventKind.RELEASED, node=kept.node, time_s=told_s, text=text, checks=kept.retest
     )
-    event_queue.tell(site, released)
+    notify.send(site, released)
     return text
 
 

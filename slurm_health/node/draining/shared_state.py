@@ -207,7 +207,6 @@ def add_mark(site: Site, node: str, mark: NodeMark) -> tuple[NodeMark, ...]:
     def work(shared: Path) -> bytes:
         path = _marks_of(shared, node)
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        path.parent.chmod(0o700)  # of an earlier version
         after = accusations.add(_read_marks(path), mark, site.marks)
         publish(path, msgspec.json.encode(after), mode=ROOT_ONLY)
         return msgspec.msgpack.encode(after)

@@ -6,14 +6,12 @@ and execute and follow nothing of it. While the node is healthy they load no tor
 call no Slurm command, because the prolog stands between a user and their job.
 
     prolog         before a job: checks the node
-    epilog         after a job: cleans up, checks the node, reads the job's findings about it
-    healthcheck    every few minutes: checks the node, resumes what was drained; how the last ended
+    epilog         after a job: checks the node, reads the job's findings about it
+    healthcheck    every few minutes: checks the node, resumes it, publishes its health
     hook           what these three share: where they are, what they run and say
     run_checks     runs checks at the same time, each in a child, and judges what they saw
     pair_test      has an accused node tested with partners, and acts on what that finds
     user_journal   reads an ended job's journal, as the job's user
-    serve          `healthcheck --serve`: answers launchers that ask for this node's health
-    doorman        its socket, and who is let in: of each user so many at a time
     metrics        what a health check found, for Prometheus
     nodes          `slurm-health nodes`: what was drained, why, and how to resume it
     explain        `healthcheck --explain`: what runs here, and why

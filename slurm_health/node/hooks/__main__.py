@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the shims start: `python -I -m slurm_health.hooks prolog`. No click: it is not free.
-
-That name is older than this room, and `aliases.py` keeps it, for shims that are installed.
+"""What the shims start: `python -I -m slurm_health.node.hooks prolog`. No click: it is not free.
 
 Ends with FAULT for a proven fault of the node after which the job must not start here, with 0
 otherwise, and with anything else for an error of its own, which the shim logs and turns into 0.
@@ -30,7 +28,6 @@ UNUSABLE = 78
 # kills it after 60, and it may have to wait for the ledger after its last question, and say how it
 # ended. What it does not get done, it does the next time.
 ASKS_SLURM_S = 36.0
-_LOOK_LIMIT_S = 2.0  # at what other nodes have left to be told
 
 
 def main(arguments: list[str]) -> int:
@@ -55,14 +52,6 @@ def main(arguments: list[str]) -> int:
 def run(name: str, site: Site, environ: Mapping[str, str]) -> bool:
     """Run one hook; what its answer means is said where it is."""
     hook = frame(name, site, environ)
-    found = _run(name, hook)
-    if site.notify.targets:
-        others_too = name == "healthcheck"  # theirs may be due, and they may be gone
-        _deliver_if_due(site, environ, others_too=others_too, now_s=hook.context.now_s)
-    return found
-
-
-def _run(name: str, hook: Hook) -> bool:
     if name == "prolog":
         from slurm_health.node.hooks import prolog
 
@@ -84,37 +73,6 @@ def frame(name: str, site: Site, environ: Mapping[str, str]) -> Hook:
     context = CheckContext(environ=dict(environ), now_s=time.time(), state=site.state, context=name)
     give_up_s = time.monotonic() + ASKS_SLURM_S if name == "healthcheck" else math.inf
     return Hook(site, environ, context, give_up_s=give_up_s)
-
-
-def _deliver_if_due(
-    site: Site, environ: Mapping[str, str], *, others_too: bool, now_s: float
-) -> None:
-    """Start a process that delivers, where something is to be told; wait for nothing."""
-    from slurm_health.node import event_queue  # most sites notify no one
-
-    if not site.breaker.directory:
-        return
-    if event_queue.is_empty(site.state) and not (others_too and _others_left(site, now_s)):
-        return
-    from slurm_health.system.processes import own_command, start_detached
-
-    with contextlib.suppress(OSError):
-        start_detached(own_command("notify", "--deliver", "--config", site.path), environ)
-
-
-def _others_left(site: Site, now_s: float) -> bool:
-    """Tell whether other nodes have left something that is due; a child looks."""
-    from slurm_health.node.draining.shared_state import STUCK
-    from slurm_health.system.killable import Answered, run_guarded
-
-    def look() -> bytes:
-        from slurm_health.node.notifying import read_post
-        from slurm_health.node.rules.notices import due
-
-        return b"1" if due(read_post(site), site.notify, now_s).batches else b""
-
-    outcome = run_guarded(site.state, STUCK, look, _LOOK_LIMIT_S)
-    return isinstance(outcome, Answered) and bool(outcome.data)
 
 
 def _log(name: str, text: str) -> None:

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""After a job: clean up, check, and look into what the job's own check says about this node."""
+"""After a job: check, and look into what the job's own check says about this node."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import os
-import signal
-import time
 from collections.abc import Iterator, Sequence
 from io import FileIO
 from pathlib import Path
@@ -15,25 +13,18 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from slurm_health.node.checks.check import CheckContext
-from slurm_health.node.checks.tasks import of_job
 from slurm_health.node.hooks.hook import Hook
 from slurm_health.node.hooks.run_checks import confirming
 from slurm_health.node.hooks.user_journal import JobEnded, Unreadable, accusations, job_of
 from slurm_health.node.rules.finding import node_faults
 from slurm_health.node.rules.settings import AccusationPolicy, Accusations
-from slurm_health.records.decoding import from_json, from_msgpack
-from slurm_health.records.errors import SlurmError, Unmeasured
-from slurm_health.system.killable import Answered, run_one
-from slurm_health.system.proc import Stat, parse_stat
+from slurm_health.records.decoding import from_json
+from slurm_health.records.errors import SlurmError
 
 if TYPE_CHECKING:  # most jobs accuse nobody, and then nobody needs to know what that looks like
     from slurm_health.node.draining.drain import Cause
     from slurm_health.node.rules.accusations import Accusation
 
-_GRACE_S = 1.0
-_POLL_S = 0.05
-LEFTOVERS_LIMIT_S = 5.0
 _TESTED = "tested.json"
 
 
@@ -43,9 +34,6 @@ def run(hook: Hook) -> bool:
     A failed epilog is what makes Slurm start an expedited job again at once, elsewhere.
     """
     faults = node_faults(hook.check())
-    if hook.site.hooks.end_leftovers:
-        for each in end_leftovers(hook.context):
-            hook.log.warning(f"left by the job, cannot be killed: {each.name}({each.pid})")
     cause = hook.cause(faults) if faults else _accused(hook)
     return cause is not None and hook.drain(cause)
 
@@ -215,34 +203,3 @@ def _unconfirmed(ended: JobEnded, check: str, text: str) -> Cause:
     from slurm_health.node.draining.drain import Cause
 
     return Cause(checks=(check,), text=text, retest=(), job=ended.job, uid=ended.uid, hook="epilog")
-
-
-def end_leftovers(context: CheckContext) -> list[Stat]:
-    """Kill what the job left; return what is still there a second later."""
-    ended = run_one(lambda: msgspec.msgpack.encode(_end(context)), LEFTOVERS_LIMIT_S)
-    if isinstance(ended, Answered):
-        return from_msgpack(ended.data, list[Stat])
-    return []
-
-
-def _end(context: CheckContext) -> list[Stat]:
-    give_up_s = time.monotonic() + _GRACE_S
-    while left := of_job(context):
-        for each in left:
-            _kill(context, each)
-        if time.monotonic() >= give_up_s:
-            break
-        time.sleep(_POLL_S)
-    return left
-
-
-def _kill(context: CheckContext, process: Stat) -> None:
-    """Kill this very process: its number may have passed to another meanwhile."""
-    with contextlib.suppress(OSError, Unmeasured, ValueError):
-        held = os.pidfd_open(process.pid)
-        try:
-            now = parse_stat(context.read(f"/proc/{process.pid}/stat"))
-            if now.start_ticks == process.start_ticks:
-                signal.pidfd_send_signal(held, signal.SIGKILL)
-        finally:
-            os.close(held)

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -31,6 +33,9 @@ from slurm_health.system.killable import run_guarded
 LONGEST_REPEAT_S = 30.0
 # In this node's own directory, and held while a health check is at work there.
 LOCK = "healthcheck.lock"
+HEALTH_FILE = "health.json"  # beside it
+# Three times the interval of health checks that docs/admin/install.md sets.
+HEALTH_VALID_S = 900
 _LAST_CHECKS = "checked"  # in the directory that all nodes share
 _KEEP_LIMIT_S = 2.0
 _TEXT_LENGTH = 500
@@ -61,7 +66,9 @@ def first(state: Path) -> Iterator[bool]:
     with contextlib.ExitStack() as stack:
         try:
             state.mkdir(mode=0o700, parents=True, exist_ok=True)
-            file = stack.enter_context((state / LOCK).open("wb"))
+            # Others can reach the directory: who may open a file can hold its lock.
+            lock = os.open(state / LOCK, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            file = stack.enter_context(os.fdopen(lock, "wb"))
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             yield False
@@ -79,6 +86,7 @@ def _run(hook: Hook) -> bool:
     hook.was_returned()
     results = hook.check()
     faults = node_faults(results)
+    publish_health(hook.site, results, node=hook.node, now_s=hook.context.now_s)
     kept = own_drain.recall(hook.site.state, hook.node)
     if kept is not None:
         _recover(hook, kept, no_fault=not faults)
@@ -181,6 +189,47 @@ def _test_again(hook: Hook, kept: DrainRecord) -> list[CheckResult]:
     results = hook.retest(checks, kept)
     hook.log.results(results)
     return results
+
+
+# --- this node's health, for launchers -----------------------------------------------------------
+
+
+class NodeHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """What `health.json` says; after `valid_until`, seconds since the epoch, nothing is known."""
+
+    node: str
+    status: Literal["healthy", "faulty", "unknown"]
+    faults: list[str]
+    checked_at: int
+    valid_until: int
+
+
+def publish_health(site: Site, results: Sequence[CheckResult], *, node: str, now_s: float) -> None:
+    """Replace `health.json`, which any user of this node can read; a failure changes nothing.
+
+    `unknown` is a node without a proven fault on which a check could not measure.
+    """
+    if os.geteuid() != 0:
+        return
+    from slurm_health.system.private_files import publish
+
+    faults = [f"{result.name}: {result.finding.text}" for result in node_faults(results)]
+    unmeasured = any(result.status is Status.INCONCLUSIVE for result in results)
+    health = NodeHealth(
+        node=node,
+        status="faulty" if faults else "unknown" if unmeasured else "healthy",
+        faults=[cut(fault, _TEXT_LENGTH) for fault in faults],
+        checked_at=int(now_s),
+        valid_until=int(now_s + HEALTH_VALID_S),
+    )
+
+    def work() -> bytes:
+        # Others may enter it and list nothing: whatever else root keeps there is closed to them.
+        site.state.chmod(0o711)
+        publish(site.state / HEALTH_FILE, msgspec.json.encode(health), mode=0o644)
+        return b""
+
+    run_guarded(site.state, HEALTH_FILE, work, _KEEP_LIMIT_S)
 
 
 # --- the last one of each node ------------------------------------------------------------------

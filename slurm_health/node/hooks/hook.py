@@ -179,9 +179,8 @@ class Hook:
         if kept is None:
             self._warn_of_shared_state()
             return False
-        from slurm_health.node import event_queue
+        from slurm_health.node import notify
         from slurm_health.node.draining.shared_state import SharedStateUnusable, count_return
-        from slurm_health.node.rules.notices import EventKind, NodeEvent
 
         try:
             now = own_drain.look_after_drain(
@@ -204,10 +203,10 @@ class Hook:
             return False
         text = "it was returned to the pool"
         self.log.info(text)
-        released = NodeEvent(
-            kind=EventKind.RELEASED, node=self.node, time_s=self.context.now_s, text=text
+        released = notify.NodeEvent(
+            kind=notify.EventKind.RELEASED, node=self.node, time_s=self.context.now_s, text=text
         )
-        event_queue.tell(self.site, released)
+        notify.send(self.site, released)
         self.context = _since_return(self.context)
         return True
 

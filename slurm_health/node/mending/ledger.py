@@ -9,7 +9,7 @@ from typing import Protocol
 
 import msgspec
 
-from slurm_health.node import event_queue
+from slurm_health.node import notify
 from slurm_health.node.checks.check import CheckContext
 from slurm_health.node.draining.shared_state import (
     SharedStateUnusable,
@@ -18,10 +18,10 @@ from slurm_health.node.draining.shared_state import (
     shared_directory,
     under_lock,
 )
+from slurm_health.node.notify import EventKind, NodeEvent
 from slurm_health.node.rules import mending
 from slurm_health.node.rules.breaker import tripped_for
 from slurm_health.node.rules.mending import NextStep, StepOutcome, Tried
-from slurm_health.node.rules.notices import EventKind, NodeEvent
 from slurm_health.node.site_settings import Site
 from slurm_health.records.decoding import from_json
 from slurm_health.system.private_files import publish
@@ -148,7 +148,7 @@ def tell(
         checks=checks,
         evidence=evidence,
     )
-    event_queue.tell(check.site, event)
+    notify.send(check.site, event)
 
 
 def _read(shared: Path) -> tuple[Tried, ...]:

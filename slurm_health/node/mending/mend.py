@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 import msgspec
 
-from slurm_health.node import event_queue
+from slurm_health.node import notify
 from slurm_health.node.draining.shared_state import SharedStateUnusable
 from slurm_health.node.mending import ledger, perform, quarantine
 from slurm_health.node.mending.ledger import HealthCheck
 from slurm_health.node.mending.whose import NotOurs, require_ours, why_not_now
+from slurm_health.node.notify import EventKind, NodeEvent
 from slurm_health.node.rules import drain_note, mending
 from slurm_health.node.rules.finding import CheckResult
 from slurm_health.node.rules.mending import MendStep, NextStep, StepOutcome, Tried
-from slurm_health.node.rules.notices import EventKind, NodeEvent
 from slurm_health.node.rules.recovery import DrainRecord
 from slurm_health.records.errors import SlurmError
 from slurm_health.system.slurm.parsing import Node
@@ -243,7 +243,7 @@ def _report(check: HealthCheck, late: Tried, *, back: bool) -> None:
             checks=(late.step.value,),
             evidence=(f"drained with: {late.drain}",),
         )
-        event_queue.tell(check.site, event)
+        notify.send(check.site, event)
 
 
 def done(check: HealthCheck, kept: DrainRecord) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -53,7 +54,10 @@ def start(site: Site, begun: Tried, devices: tuple[str, ...], environ: Mapping[s
 def at_work(state: Path) -> Iterator[bool]:
     """Hold this node for mending; yield whether it was free."""
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with (state / _LOCK).open("a+b") as file:
+    # Others can reach the directory: who may open a file can hold its lock.
+    with os.fdopen(
+        os.open(state / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b"
+    ) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -190,4 +194,4 @@ def _forget_messages(state: Path) -> None:
     with contextlib.suppress(OSError, Unmeasured):
         now = place.boot_time()
         if now is not None:
-            publish(state / RETURNED, msgspec.json.encode(now))
+            publish(state / RETURNED, msgspec.json.encode(now), mode=0o600)

@@ -21,10 +21,10 @@ from slurm_health.node.draining import QUARANTINE, own_drain
 from slurm_health.node.draining.shared_state import SharedStateUnusable
 from slurm_health.node.mending import ledger, perform, whose
 from slurm_health.node.mending.ledger import HealthCheck
+from slurm_health.node.notify import EventKind
 from slurm_health.node.rules import drain_note
 from slurm_health.node.rules.drain_note import DrainNote
 from slurm_health.node.rules.mending import StepOutcome, Tried
-from slurm_health.node.rules.notices import EventKind
 from slurm_health.node.rules.recovery import DrainRecord
 from slurm_health.node.site_settings import Site
 from slurm_health.records.decoding import from_json

@@ -13,7 +13,5 @@ The hooks and the administrators' commands call it; `draining` performs what is 
     recovery       when a node that a hook drained may be resumed
     drain_note     the reason that a hook sets on a node, and how to recognise it
     mending        which step mends a node next
-    notices        which events are told to whom, when, and how many in one message
-    message_bodies  a message as JSON, text, mail, chat or alerts
     accusations    what an ended job's check says against a node, and marks; trusts nothing
 """

@@ -11,12 +11,10 @@ import re
 
 import msgspec
 
-from slurm_health.records.text import REASON_LENGTH, REASON_PREFIX, one_line, plain
+from slurm_health.records.text import REASON_LENGTH, one_line, plain
 
 _PREFIX = "shealth:"
 _NOTE = re.compile(r"shealth:\S* ?(.*) check=(\S+) job=(\d{1,19}) t=(\d{1,19})", re.DOTALL)
-# What hooks wrote before, and nodes may carry for as long as they wait for repair.
-_OLD_NOTE = re.compile(r"slurm-health: check=(\S+) job=(\d{1,19}) t=(\d{1,19}) (.*)", re.DOTALL)
 # scontrol shows who set a note, and when, behind it.
 _SIGNED = re.compile(r"(.*?)\s*\[([^][]*)@([^][@]*)\]\s*", re.DOTALL)
 # What slurmctld adds to the note of a node that it reboots (seen on 22.05): nobody's edit.
@@ -54,21 +52,18 @@ def write(note: DrainNote) -> str:
 
 def parse(reason: str) -> DrainNote | None:
     """Return what one of our notes says; None for one that is none, or has no such parts."""
-    bare = unsigned(reason)
-    if found := _NOTE.fullmatch(bare):
-        text, names, job, time_s = found.groups()
-    elif found := _OLD_NOTE.fullmatch(bare):
-        names, job, time_s, text = found.groups()
-    else:
+    parts = _NOTE.fullmatch(unsigned(reason))
+    if parts is None:
         return None
+    text, names, job, time_s = parts.groups()
     return DrainNote(
         checks=tuple(names.split(",")), job=int(job), time_s=int(time_s), text=one_line(text)
     )
 
 
 def is_ours(reason: str) -> bool:
-    """Tell whether slurm-health, of any version, left this note."""
-    return reason.startswith((_PREFIX, REASON_PREFIX))
+    """Tell whether slurm-health left this note."""
+    return reason.startswith(_PREFIX)
 
 
 def is_edited(reason: str, written: str = "") -> bool:
@@ -84,7 +79,7 @@ def is_edited(reason: str, written: str = "") -> bool:
 
 def bare_text(reason: str) -> str:
     """Return a note of ours without its prefix, for one whose parts cannot be told."""
-    return one_line(unsigned(reason).removeprefix(_PREFIX).removeprefix(REASON_PREFIX))
+    return one_line(unsigned(reason).removeprefix(_PREFIX))
 
 
 def unsigned(reason: str) -> str:

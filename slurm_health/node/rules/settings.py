@@ -51,8 +51,6 @@ class Hooks(_Table, frozen=True, kw_only=True):
     passes: AbsolutePath = "/run/slurm-health"
     # A Slurm command that has not answered after this is given up.
     slurm_limit_s: Seconds = 8.0
-    # The epilog ends processes the ended job left behind.
-    end_leftovers: bool = True
 
 
 class Breaker(_Table, frozen=True, kw_only=True):
@@ -204,71 +202,17 @@ class Metrics(_Table, frozen=True, kw_only=True):
     syslog_json: bool = False
 
 
-class Format(Enum):
-    """What the body of a message is."""
-
-    JSON = "json"
-    TEXT = "text"
-    MAIL = "mail"  # with its headers, as `sendmail -t` takes it
-    SLACK = "slack"
-    TEAMS = "teams"
-    ALERTMANAGER = "alertmanager"
-    OTLP = "otlp"  # log records for an OpenTelemetry collector
-
-
-class Target(_Table, frozen=True, kw_only=True):
-    """`[notify.targets.NAME]`: a command that reads a message on stdin, or a webhook."""
-
-    command: tuple[Text, ...] = ()
-    url: Annotated[str, msgspec.Meta(pattern="^(https?://.+)?$")] = ""
-    # In a file where the URL is itself a secret, as those of chats are. Root's alone.
-    url_file: AbsolutePath | Literal[""] = ""
-    format: Format = Format.JSON
-    # Empty: all.
-    events: tuple[
-        Literal["drained", "relapse", "released", "breaker", "step_failed", "ticket"], ...
-    ] = ()
-    # What is in it goes with each message as `Authorization: Bearer`. Root's alone.
-    secret_file: AbsolutePath | Literal[""] = ""
-    # It is instead the key of a signature of the body, in `X-Slurm-Health-Signature`.
-    sign: bool = False
-    proxy: Annotated[str, msgspec.Meta(pattern="^(https?://.+)?$")] = ""
-    # Of certificates that the machine does not know.
-    ca_file: AbsolutePath | Literal[""] = ""
-    mail_to: tuple[Text, ...] = ()
-    mail_from: str = ""
-    # For one message.
-    limit_s: Annotated[float, msgspec.Meta(gt=0, le=60)] = 10.0
-
-    def __post_init__(self) -> None:
-        ways = [bool(self.command), bool(self.url), bool(self.url_file)]
-        if sum(ways) != 1:
-            raise ValueError("expected one of command, url and url_file")
-        if self.secret_file and self.command:
-            raise ValueError("secret_file goes with a url: a command has its own ways")
-        is_mail = self.format is Format.MAIL
-        if is_mail != bool(self.mail_to) or (is_mail and not self.command):
-            raise ValueError('format = "mail" takes a command, and mail_to')
-
-    def wants(self, kind: str) -> bool:
-        """Tell whether events of this kind are told here; a test always is."""
-        return not self.events or kind in self.events or kind == "test"
-
-
 class Notify(_Table, frozen=True, kw_only=True):
-    """`[notify]`: who is told of what happens to nodes."""
+    """`[notify]`: what a site runs, or where it sends, when something happens to a node."""
 
-    # What messages call this cluster.
+    # What events call this cluster.
     cluster: str = ""
-    # The first event waits so long for others, which go with it in one message.
-    fold_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 30.0
-    # What was said of a node last is not said of it again within this.
-    again_min: Minutes = 30.0
-    # Messages to each target; beyond that, events wait and are folded.
-    per_hour: Positive = 20
-    # What cannot be delivered for so long is given up.
-    keep_h: Hours = 48.0
-    targets: dict[str, Target] = {}
+    # Reads one event, as JSON, on its standard input.
+    command: tuple[Text, ...] = ()
+    # For apprise; one that begins with / is a file of URLs that only root can read.
+    urls: tuple[Text, ...] = ()
+    # For one event; then the command is killed.
+    limit_s: Annotated[float, msgspec.Meta(gt=0, le=600)] = 30.0
 
 
 class Mend(_Table, frozen=True, kw_only=True):

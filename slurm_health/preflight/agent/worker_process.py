@@ -27,7 +27,6 @@ from slurm_health.system import processes
 from slurm_health.system.signals import exit_text
 
 WORKER = Path(__file__).parents[1] / "probes" / "worker.py"
-LIGHT_NAME = "health-worker"  # what `ps` and `top` call a light one, which has its agent's words
 STDERR_LINES = 20
 # After the words of a C++ exception come its frames; after CUDA's come hints for programmers.
 _CPP = "what():"
@@ -83,7 +82,6 @@ class Ready(AtStart, frozen=True, kw_only=True, tag="ready"):
     gflop_per_s: float = 0.0
     memory_gb_per_s: float = 0.0
     nvlink_domain: str = ""
-    gpus: list[str] = []
 
     @property
     def on_cpus(self) -> bool:
@@ -121,7 +119,7 @@ class Worker:
     `descriptors` are to be waited on; `read_events` returns what has arrived. `ready` is what it
     said when it was, None before; `torch` what it has loaded, `unusable` what its device said
     that cannot be used, `refused` why it does not use it, `no_torch` that there is none for it. The
-    process dies with the agent. A light one is a fork of the agent, in its interpreter.
+    process dies with the agent. A light one runs in the agent's interpreter.
     """
 
     def __init__(
@@ -145,15 +143,13 @@ class Worker:
         self._said: list[str] = []
         self._killed = False
         try:
-            self._process: processes.Process | None = (
-                _forked(local_rank, threads, environ)
-                if light
-                else processes.start_tied(
-                    [python, str(WORKER), str(local_rank), str(threads), str(devices), "torch"],
-                    environ=environ,
-                    stdin=processes.PIPE,
-                    stdout=processes.PIPE,
-                )
+            interpreter = processes.own_python() if light else (python,)
+            numbers = map(str, (local_rank, threads, devices))
+            self._process: processes.Process | None = processes.start_tied(
+                [*interpreter, str(WORKER), *numbers, "light" if light else "torch"],
+                environ=environ,
+                stdin=processes.PIPE,
+                stdout=processes.PIPE,
             )
         except OSError as err:
             self._process = None
@@ -261,17 +257,6 @@ class Worker:
         lines = [line.strip() for line in text.splitlines()]
         self._said += [line for line in lines if line and not line.startswith(_FRAME)]
         del self._said[:-STDERR_LINES]
-
-
-def _forked(local_rank: int, threads: int, environ: Mapping[str, str]) -> processes.Process:
-    """Start a light worker: a fork of the agent has half of what it needs loaded already."""
-
-    def serve() -> None:
-        from slurm_health.preflight.probes import worker
-
-        worker.serve(local_rank, threads, 0, worker.LIGHT)
-
-    return processes.fork_tied(LIGHT_NAME, serve, environ=environ)
 
 
 def end_together(

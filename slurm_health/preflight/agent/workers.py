@@ -32,7 +32,7 @@ OPEN_S = 20.0
 class Workers:
     """All workers of this node: one for each accelerator, or `on_cpus` of them where it has none.
 
-    Light ones see no accelerator: where they are `light`, there are `on_cpus` of them on any node.
+    Light ones use no accelerator: where they are `light`, there are `on_cpus` of them on any node.
 
     `address` is that of the node for the others of the job, `gpus` how many the job has here, as
     far as that is known.
@@ -291,7 +291,7 @@ class WorkerStarts:
                 gflop_per_s=min(event.gflop_per_s for event in ready),
                 memory_gb_per_s=min(event.memory_gb_per_s for event in ready),
                 nvlink_domain=first.nvlink_domain,
-                gpus=first.gpus,
+                accelerators=self._workers.accelerators,
             )
         )
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Union
+from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 if TYPE_CHECKING:
     import torch
@@ -52,23 +52,6 @@ class Unusable(Exception):
     """
 
 
-class Board(Protocol):
-    """Where members of a group leave words for each other, each under a name of its own."""
-
-    @property
-    def address(self) -> str:
-        """The group's first node, where the board is."""
-
-    def check(self) -> None:
-        """Raise once the round was stopped."""
-
-    def tell(self, name: str, text: str) -> None:
-        """Leave words under a name that nobody else uses."""
-
-    def hear(self, name: str) -> str:
-        """Return what was left under a name, once it is there; raise what `check` raises."""
-
-
 def _nobody_else() -> None:
     """Wait for nobody."""
 
@@ -85,7 +68,6 @@ class ProbeContext(NamedTuple):
     of all its nodes ("pair"); for a light probe it is the `Ring` of these. `meet` waits until all
     workers of all these nodes have called it: all rails, where each is a group. `options` are the
     round's, the same for all its members.
-    `board` is that of all these workers, and None where a worker is alone.
     """
 
     device: torch.device | Any
@@ -96,7 +78,6 @@ class ProbeContext(NamedTuple):
     options: Mapping[str, Figure] = MappingProxyType({})
     group: Any = None
     meet: Callable[[], None] = _nobody_else
-    board: Board | None = None
 
     @property
     def on_cuda(self) -> bool:
@@ -129,8 +110,7 @@ class Sample(NamedTuple):
     only one. `shared` is set when the time is that of the whole group and not of this worker alone;
     where a node of the group does not give it, the group has none. `flop` is the work of one
     iteration, `total_bytes` what it moves: over all ranks for a collective. `figures` is for what
-    is not a time. `device` is set by a worker that has several devices: whose time it is, by its
-    number.
+    is not a time.
     """
 
     iteration_ms: Sequence[float] = ()
@@ -140,4 +120,3 @@ class Sample(NamedTuple):
     flop: float = 0.0
     total_bytes: int = 0
     figures: Mapping[str, Figure] = MappingProxyType({})
-    device: int | None = None

@@ -1,18 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kit of workers without torch: this node's processors, sockets, and numpy where it is there.
+"""The kit of workers without torch: this node's processors, numpy and sockets.
 
-Of a job's GPUs it sees whether they open and copy, where there is NVIDIA's driver, and of adapters
-how fast they write, where perftest is installed. It sees neither NCCL nor what an accelerator does
-under load, and says so in the run's journal.
+It sees neither GPUs nor NCCL, and says so in the run's journal.
 """
 
 from __future__ import annotations
 
 import os
-import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slurm_health.preflight.probes import host, kits, light_ring
@@ -21,7 +17,6 @@ from slurm_health.preflight.probes.light_ring import LightContext, RingMembershi
 
 if TYPE_CHECKING:
     from slurm_health.preflight.probes.kits import Measure, OpenStore
-    from slurm_health.preflight.probes.light_cuda import OpenedGpu
 
 BACKEND = "tcp"
 # The module of each probe, and its function there.
@@ -30,14 +25,10 @@ _PROBES = {
     "matmul": ("light_compute", "matmul"),
     "memory_copy": ("light_memory", "copy"),
     "memory_pattern": ("light_memory", "pattern"),
-    "host_copy": ("light_copy", "host"),
-    "peer_copy": ("light_copy", "peers"),
     "node_allgather": ("light_exchange", "allgather"),
     "rail_allgather": ("light_exchange", "allgather"),
     "allgather": ("light_exchange", "allgather"),
-    "ib_write_bw": ("ib_write_bw", "measure"),
 }
-_ADAPTERS = Path("/sys/class/infiniband")
 # By these the libraries that numpy may multiply with are told to use one thread: ours are several.
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
 
@@ -45,26 +36,14 @@ _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_
 class Processors:
     """The device of a light worker. It has no more of torch's than a probe asks of any device.
 
-    `threads` are those that compute on it, `gpus` what the first worker of a node has opened.
+    `threads` are those that compute on it.
     """
 
     type = "cpu"
     index = None
 
-    def __init__(self, threads: int, gpus: Sequence[OpenedGpu] = ()) -> None:
-        self.threads, self.gpus = threads, gpus
-
-
-def _ports_gbit_per_s(environ: Mapping[str, str]) -> list[float]:
-    """Return the rates of the ports that are measured: none without the tool for that."""
-    if not _ADAPTERS.is_dir():
-        return []
-    import shutil  # these are seldom needed
-
-    from slurm_health.preflight.probes import adapters, ib_write_bw
-
-    installed = shutil.which(ib_write_bw.TOOL, path=environ.get("PATH"))
-    return adapters.ports_gbit_per_s(environ) if installed else []
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
 
 
 class LightKit:
@@ -74,40 +53,31 @@ class LightKit:
 
     def __init__(self, threads: int) -> None:
         os.environ.update(dict.fromkeys(_THREADS, "1"))
-        from slurm_health.preflight.probes import light_compute
+        from slurm_health.preflight.probes import light_compute  # numpy reads these when loaded
 
-        numpy = light_compute.numpy_version()
-        self._with = f"numpy {numpy}" if numpy else f"Python {platform.python_version()}"
-        self._threads = threads if numpy else 1
+        self._numpy = light_compute.NUMPY_VERSION
+        self._threads = threads
 
-    def claim(self, local_rank: int, *, devices: int, environ: Mapping[str, str]) -> Processors:  # noqa: ARG002 - as agents count them
-        """Return the device of a worker; the first one of a node opens its GPUs."""
-        if local_rank or not environ.get("CUDA_VISIBLE_DEVICES"):
-            return Processors(self._threads)
-        from slurm_health.preflight.probes import light_cuda
-
-        return Processors(self._threads, light_cuda.opened(environ))
+    def claim(self, local_rank: int, *, devices: int, environ: Mapping[str, str]) -> Processors:  # noqa: ARG002 - there is one kind
+        """Return the device of a worker."""
+        return Processors(self._threads)
 
     def serve_store(self) -> tuple[object, int]:
         """Serve a store."""
         return light_ring.serve()
 
-    def facts(
-        self, device: Processors, *, environ: Mapping[str, str], **_: object
-    ) -> dict[str, Any]:
+    def facts(self, device: Processors, **_: object) -> dict[str, Any]:
         """Return what the event `ready` says of a worker.
 
-        Who multiplies without numpy is not compared with who has it: the model tells them apart.
+        Nodes with another numpy are not compared with it: the model tells them apart.
         """
         return {
             "torch": "",
             "backend": BACKEND,
             "device": device.type,
-            "model": f"{host.model(self._threads)}, {self._with}",
+            "model": f"{host.model(self._threads)}, numpy {self._numpy}",
             "free_bytes": host.memory_bytes()[0],
             "collective_library": "",
-            "gpus": [gpu.text for gpu in device.gpus],
-            "ports_gbit_per_s": _ports_gbit_per_s(environ),
         }
 
     def open_store(self, timeout: timedelta) -> OpenStore:
@@ -149,6 +119,6 @@ class LightKit:
         """Return by which ways data has gone so far."""
         return environ.get("GLOO_SOCKET_IFNAME", "")
 
-    def is_replaced(self, device: Processors) -> bool:
-        """Tell whether a worker is replaced after what may have spoilt it, as an error of a GPU."""
-        return bool(device.gpus)
+    def is_replaced(self, device: Processors) -> bool:  # noqa: ARG002 - as for all processors
+        """Tell whether a worker is replaced after what may have spoilt it: processors are not."""
+        return False

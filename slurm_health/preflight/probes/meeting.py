@@ -43,8 +43,7 @@ class GroupMeeting:
     ) -> None:
         address, port = str(group["address"]), int(group["port"])
         connected(address, port, check).close()
-        self.address = address
-        self.check = check
+        self._check = check
         self._group = group
         self._part_of = open_store(address, port)
         self.store = self.part_of_store("")
@@ -57,19 +56,8 @@ class GroupMeeting:
         ranks = range(int(self._group["world_size"]))
         everyone = [f"here/{self._meetings}/{rank}" for rank in ranks]
         while not self.store.check(everyone):
-            self.check()
+            self._check()
             time.sleep(POLL_S)
-
-    def tell(self, name: str, text: str) -> None:
-        """Leave words for the others under a name that nobody else uses."""
-        self.store.set(f"said/{name}", text)
-
-    def hear(self, name: str) -> str:
-        """Return what a member has told under a name, once it has; raise what `check` raises."""
-        while not self.store.check([f"said/{name}"]):
-            self.check()
-            time.sleep(POLL_S)
-        return bytes(self.store.get(f"said/{name}")).decode()
 
     def part_of_store(self, name: str) -> Store:
         """Return a store of its own for some of the members, who all call it by this name."""

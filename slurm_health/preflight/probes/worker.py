@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One process per device: loads torch or numpy once, then runs one round after another.
 
-The agent starts it with the job's own interpreter; a light one is a fork of the agent, which has
-half of what that needs. It sends commands as JSON lines on its standard input and reads events as
-JSON lines from its standard output:
+The agent starts it with the job's own interpreter, a light one with the agent's. It sends commands
+as JSON lines on its standard input and reads events as JSON lines from its standard output:
 
     command  {"op": "round", "round": 0, "timeout_s": 60.0, "local_size": 1, "options": {},
               "probes": [{"name": "matmul", "scope": "solo", "path": ""}, ...],
@@ -18,7 +17,6 @@ JSON lines from its standard output:
              {"event": "ready", "store_port": 4711, "torch": "2.4.1", "backend": "gloo", ...}
              {"event": "scope", "round": 0, "scope": "solo"}
              {"event": "sample", "round": 0, "probe": "matmul", "iteration_ms": [...], ...}
-             {"event": "sample", "round": 0, "probe": "host_copy", "device": 3, ...}
              {"event": "done", "round": 0, "outcome": "measured", "detail": "", "own_fault": false,
               "wrong_results": false, "spent": false, "connecting": []}
 
@@ -60,14 +58,8 @@ TORCH, LIGHT = ("torch", "light")
 
 
 def main() -> None:
-    """Serve rounds as the words of the command line say."""
+    """Serve rounds as the words of the command line say, until the agent leaves."""
     local_rank, threads, devices = (int(argument) for argument in sys.argv[1:4])
-    # An agent that was started before the package was replaced knows of no kits.
-    serve(local_rank, threads, devices, sys.argv[4] if len(sys.argv) > 4 else TORCH)
-
-
-def serve(local_rank: int, threads: int, devices: int, kit_name: str) -> None:
-    """Serve rounds until the agent leaves."""
     # With torch loaded a core file takes gigabytes, and devices are held until it is written.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     from slurm_health.preflight.probes import worker_round
@@ -75,7 +67,7 @@ def serve(local_rank: int, threads: int, devices: int, kit_name: str) -> None:
 
     channel = worker_round.Channel()
     gc.disable()  # it finds nothing in what is being loaded, and takes its time
-    kit = _loaded_kit(kit_name, threads, channel)
+    kit = _loaded_kit(sys.argv[4], threads, channel)
     gc.enable()
     gc.freeze()  # what is loaded stays: the collector need not walk it during a measurement
     if devices:
@@ -225,24 +217,12 @@ def _make_package_importable() -> None:
 
 
 def _arguments_are_valid(arguments: list[str]) -> bool:
-    numbers, kit = arguments[:3], arguments[3:]
-    return (
-        len(numbers) == 3
-        and all(number.isdigit() for number in numbers)
-        and kit in ([], [TORCH], [LIGHT])
-    )
-
-
-def loopback() -> None:
-    """Be one of the processes that the probe nic_loopback starts."""
-    from slurm_health.preflight.probes import nic_loopback
-
-    nic_loopback.exchange(sys.argv[2:])
+    *numbers, kit = arguments or [""]
+    return len(numbers) == 3 and all(map(str.isdigit, numbers)) and kit in (TORCH, LIGHT)
 
 
 if __name__ == "__main__":
-    is_loopback = sys.argv[1:2] == ["loopback"]
-    if not is_loopback and not _arguments_are_valid(sys.argv[1:]):
+    if not _arguments_are_valid(sys.argv[1:]):
         raise SystemExit(
             "usage: worker.py LOCAL_RANK THREADS DEVICES torch|light (the agent starts it)"
         )
@@ -250,7 +230,4 @@ if __name__ == "__main__":
     if not getattr(sys.flags, "safe_path", False):
         sys.path.pop(0)
     _make_package_importable()
-    if is_loopback:
-        loopback()
-    else:
-        main()
+    main()

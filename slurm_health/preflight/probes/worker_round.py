@@ -155,7 +155,6 @@ class WorkerRound:
             options=self._command["options"],
             group=self._rail if probe["scope"] == "rail" else None,
             meet=self._meet_all,
-            board=self._meeting,
         )
         samples = measure(context)
         self._raise_if_aborted()  # what an interrupted collective left behind is no measurement
@@ -176,7 +175,6 @@ class WorkerRound:
                 total_bytes=sample.total_bytes,
                 world_size=context.world_size,
                 figures=figures,
-                device=sample.device,
             )
 
     def _enter_group(self, group: dict[str, Any], scope: str) -> None:

@@ -7,7 +7,6 @@ sbatch.
     submit        the command
     own_options   the options of slurm-health: on the command line, in variables, in the script
     arguments     finds the script among sbatch's arguments, as sbatch does
-    advised_spares  how many spares the site's history advises
     node_counts   how many nodes to allocate, and how many to run on
     foresight     what would let the job run unchecked, as far as it can be seen here
     script        the submitted text: a launcher with the user's script inside

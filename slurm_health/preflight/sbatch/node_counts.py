@@ -118,7 +118,12 @@ def require_room(
         UsageError: no partition that the job may run in gives a job that many nodes.
     """
     least = int(counts.request.partition("-")[0])
-    rooms = rooms_of(asked, partitions)
+    names = asked.get("partition", "").split(",")
+    rooms = {
+        each.name: each.room
+        for each in partitions.values()
+        if (each.name in names if names[0] else each.is_default)
+    }
     if not counts.spares or not rooms or max(rooms.values()) >= least:
         return
     spares = "spare" if counts.spares == 1 else "spares"
@@ -127,15 +132,6 @@ def require_room(
         f"--spares: {counts.wanted} nodes plus {counts.spares} {spares} make {least},"
         f" and partition {most}; ask for fewer, or for another partition"
     )
-
-
-def rooms_of(asked: Mapping[str, str], partitions: Mapping[str, Partition]) -> dict[str, int]:
-    """Return how many nodes a job may have in each of the partitions that it may run in."""
-    names = asked.get("partition", "").split(",")
-    chosen = [each for each in partitions.values() if each.name in names]
-    if not names[0]:
-        chosen = [each for each in partitions.values() if each.is_default]
-    return {each.name: each.room for each in chosen}
 
 
 def options_asked(

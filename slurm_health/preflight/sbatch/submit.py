@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from slurm_health.preflight.decide.policy import OnHang
-from slurm_health.preflight.option_kinds import AUTO, OFF
+from slurm_health.preflight.option_kinds import OFF
 from slurm_health.preflight.options import what_to_check
 from slurm_health.preflight.sbatch import foresight, own_options
 from slurm_health.preflight.sbatch.arguments import CommandLine, parse
@@ -99,7 +99,6 @@ def submit(
         stdin=stdin,
         sbatch=sbatch,
         now_s=None if dry_run else now_s,
-        clock_s=now_s,
         verbose=verbose,
     )
     if dry_run:
@@ -137,7 +136,7 @@ class _Prepared:
 class _Job:
     """The job as it was given; `given` are our options in its words and in the environment.
 
-    `now_s` is when it is submitted, None where it is only shown; `clock_s` is the time.
+    `now_s` is when it is submitted, None where it is only shown.
     """
 
     line: CommandLine
@@ -146,7 +145,6 @@ class _Job:
     stdin: BinaryIO
     sbatch: Sbatch
     now_s: float | None
-    clock_s: float
     verbose: bool
 
     def plain(self) -> int:
@@ -252,12 +250,6 @@ class _Job:
         if has_components(script):
             raise UsageError(f"{self._title()}: {_COMPONENTS}")
         asked = options_asked(self.line, lines, self.environ, lambda: _sbatch_help(self.sbatch))
-        if settings.get("spares") == AUTO:
-            # Not free, and few jobs ask.
-            from slurm_health.preflight.sbatch.advised_spares import with_advised_spares
-
-            settings, why = with_advised_spares(settings, asked, self.environ, now_s=self.clock_s)
-            _say(why)
         counts = node_counts(asked, settings)
         text = render(
             script,

@@ -18,7 +18,6 @@ from slurm_health.records.verdict import Level, LinkVerdict, NodeVerdict, Verdic
 _HALF_SERVED = 0.5  # of what most nodes had: a job's arithmetic takes twice as long there
 _SEVERAL = 2  # devices: of one it is clear which
 _PLACE = re.compile(r"\b(?:device|rail) (\d+)\b")  # a rail is that of one device of each node
-_PART = re.compile(r":device (\d+)")  # as metrics have it
 _Found = TypeVar("_Found", NodeVerdict, LinkVerdict)
 
 
@@ -241,23 +240,19 @@ def with_limits(verdict: Verdict, limits: Mapping[str, str]) -> Verdict:
     return replace(verdict, nodes=nodes)
 
 
-def with_devices(
-    verdict: Verdict, devices: Mapping[str, Sequence[str]], *, light: bool = False
-) -> Verdict:
+def with_devices(verdict: Verdict, devices: Mapping[str, Sequence[str]]) -> Verdict:
     """Return the verdict with what the devices are that it names by their places on a node.
 
     Args:
         verdict: what was found.
         devices: for each node, model, identifier and PCI address of each device.
-        light: light probes measured, whose processes are not those of a device.
     """
     nodes = dict(verdict.nodes)
     for name, node in verdict.nodes.items():
         known = devices.get(name, ())
         if node.level is Level.HEALTHY or len(known) < _SEVERAL:
             continue
-        place = _PART if light else _PLACE
-        numbers = {int(number) for number in place.findall(f"{node.component} {node.reason}")}
+        numbers = {int(number) for number in _PLACE.findall(f"{node.component} {node.reason}")}
         names = [
             f"device {number} is {known[number]}"
             for number in sorted(numbers)

@@ -80,11 +80,7 @@ class Deadlines:
     def at_most_s(self, phase: Phase, nodes: Sequence[str]) -> float:
         """Return how long a round may take while nothing is known of how long it takes here."""
         ready = self._state.ready(nodes)
-        extra_s = phase.extra_s(
-            on_cpus=on_cpus(ready),
-            devices=min((len(each.devices) for each in ready), default=1),
-            adapters=max((len(each.ports_gbit_per_s) for each in ready), default=1),
-        )
+        extra_s = 0.0 if on_cpus(ready) else phase.extra_s()
         limits = self._limits
         allowed_s = limits.adaptive_factor * _start_s(ready) + self._margin_s(ready)
         short_s = limits.patience * allowed_s

@@ -35,10 +35,7 @@ class ScopeEntered(InRound, frozen=True, kw_only=True, tag="scope"):
 
 
 class Measured(InRound, frozen=True, kw_only=True, tag="sample"):
-    """What one probe measured; the fields are those of `Sampled`, for one worker.
-
-    `device` is set where a worker has several, and gives each one's by itself.
-    """
+    """What one probe measured; the fields are those of `Sampled`, for one worker."""
 
     probe: str
     quantity: str
@@ -48,7 +45,6 @@ class Measured(InRound, frozen=True, kw_only=True, tag="sample"):
     total_bytes: int
     flop: float
     figures: dict[str, Any]
-    device: int | None = None
     taken_ms: list[float] = []
 
 
@@ -154,21 +150,15 @@ class NodeRound(msgspec.Struct):
         """Take what a worker measured; return the quantity's record once all have given theirs."""
         metric = Metric(probe=event.probe, quantity=event.quantity)
         given = self._samples.setdefault(metric, {})
-        if event.device is not None:  # how many there are is not known here
-            given[event.device] = event
-            return None
         given[local_rank] = event
         return self._sampled(metric) if len(given) == self.workers else None
 
     def partial_samples(self) -> list[Sampled]:
-        """Return the records of what only some of the workers measure, once all have ended.
-
-        So too of what a worker measured on each of its devices by itself.
-        """
+        """Return the records of what only some of the workers measure, once all have ended."""
         return [
             self._sampled(metric)
             for metric, given in self._samples.items()
-            if len(given) < self.workers or any(each.device is not None for each in given.values())
+            if len(given) < self.workers
         ]
 
     def done(self, local_rank: int, event: Done) -> RoundEnding | None:

@@ -8,17 +8,13 @@ training step on the nodes that are still well.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-
-from msgspec import structs
 
 from slurm_health.records.probe_catalog import (
     BUILT_IN,
     GPT,
     LIGHT,
-    LIGHT_ON_GPUS,
     LIGHT_SET,
     ON_ACCELERATORS,
     SETS,
@@ -34,9 +30,7 @@ class Phase:
 
     `alone` is set where each node is a group of its own, `survivors_only` where only nodes take
     part that earlier phases found neither faulty nor slow. `workload` is what a group does
-    together, in one word. `not_on_cpus` names probes that nodes without accelerators leave out,
-    `not_without_gpus` those that light workers do which have opened none, `not_without_adapters`
-    those for which none of their nodes has a port.
+    together, in one word. `not_on_cpus` names probes that nodes without accelerators leave out.
     """
 
     name: str
@@ -48,71 +42,40 @@ class Phase:
     most_rounds: int | None = None
     options: Mapping[str, Figure] = field(default_factory=dict)
     not_on_cpus: frozenset[str] = frozenset()
-    not_without_gpus: frozenset[str] = frozenset()
-    not_without_adapters: frozenset[str] = frozenset()
 
-    def used(
-        self,
-        *,
-        several_devices: bool,
-        on_cpus: bool,
-        gpus: bool = False,
-        adapters: bool = False,
-    ) -> list[ProbeUsed]:
+    def used(self, *, several_devices: bool, on_cpus: bool) -> list[ProbeUsed]:
         """Return the probes as a round's record names them, without those that do not apply.
 
         Args:
             several_devices: a node of the round has more than one device.
             on_cpus: no node of the round has accelerators, or they are none to its workers.
-            gpus: light workers of the round have opened some.
-            adapters: a node of the round has a port that can be measured.
         """
         return [
             ProbeUsed(name=probe.name, scope=probe.scope.value, path=probe.path)
             for probe in self.probes
             if several_devices or probe.scope not in {Scope.NODE, Scope.RAIL}
             if not (on_cpus and probe.name in self.not_on_cpus)
-            if gpus or probe.name not in self.not_without_gpus
-            if adapters or probe.name not in self.not_without_adapters
         ]
 
-    def extra_s(self, *, on_cpus: bool, devices: int, adapters: int) -> float:
-        """Return how much longer a round takes than one of short probes, where all is well.
-
-        Args:
-            on_cpus: no node of the round has accelerators.
-            devices: how many each node has.
-            adapters: how many network adapters a node has at most.
-        """
+    def extra_s(self) -> float:
+        """Return how much longer a round of accelerators takes than one of short probes."""
         names = {probe.name for probe in self.probes}
-        waves = math.ceil(max(1, adapters) / max(1, devices // 2))  # two devices for each adapter
-        loopback_s = waves * _LOOPBACK_S if "nic_loopback" in names else 0.0
-        if on_cpus:
-            return loopback_s
         burn_s = float(self.options.get("burn_s", 0.0)) if "matmul" in names else 0.0
         warm_up_s = _BURN_WARM_UP_S if burn_s > _BURN_WARM_UP_S else 0.0
-        write_s = _WRITE_S if "ib_write_bw" in names else 0.0
         gpt_s = sum(_GPT_S for name in names if name in GPT)
-        return loopback_s + burn_s + warm_up_s + write_s + gpt_s
+        return burn_s + warm_up_s + gpt_s
 
 
 # An accelerator is the job's alone. The cores and the memory of a CPU node may not be: what others
 # do there shows in these, all the more when every node is at it at once, and is no fault of a node.
 # Pairs multiply matrices again and again, which tells a passing disturbance from a slow node.
 _SHARED_ON_CPUS = frozenset({"matmul", "memory_copy"})
-# Light probes test what the memory of processors holds, and judge nobody by its speed. The copies
-# of GPUs they make wherever there are some, and stand in for all that torch would compute on them.
-_BY_TOOL = frozenset({"ib_write_bw"})
-_LIGHT_ANYWHERE = LIGHT_ON_GPUS | _BY_TOOL | {"memory_pattern"}
-_COMPUTED_BY_TORCH = "values"
+# Light probes test what the memory of processors holds, and judge nobody by its speed.
+_LIGHT_ANYWHERE = frozenset({"memory_pattern"})
 # Seconds of sustained work on an accelerator. Longer finds what only shows when a device is hot.
 _BURN_S, _LONG_BURN_S = 3.0, 8.0
 _BURN_WARM_UP_S = 3.0
-# Estimates: two processes load torch and speak through an adapter; a tool starts twice on each
-# node and writes 17 GB, through all adapters at once; a GPT is built and trained.
-_LOOPBACK_S = 12.0
-_WRITE_S = 4.0
-_GPT_S = 10.0
+_GPT_S = 10.0  # an estimate: a GPT is built and trained
 
 
 def phases(chosen: Sequence[str], own: Sequence[Probe] = ()) -> tuple[Phase, ...]:
@@ -170,28 +133,11 @@ def light_phases(chosen: Sequence[Phase]) -> tuple[Phase, ...]:
     probe may be of either kind, which shows when it is loaded.
     """
     kept = [
-        replace(
-            phase,
-            probes=probes,
-            not_on_cpus=phase.not_on_cpus - _LIGHT_ANYWHERE,
-            not_without_gpus=LIGHT_ON_GPUS,
-            not_without_adapters=_BY_TOOL,
-        )
+        replace(phase, probes=probes, not_on_cpus=phase.not_on_cpus - _LIGHT_ANYWHERE)
         for phase in chosen
-        if (probes := tuple(_light(phase.probes)))
+        if (probes := tuple(each for each in phase.probes if each.path or each.name in LIGHT))
     ]
     return tuple(kept) or light_phases(phases([LIGHT_SET]))
-
-
-def _light(chosen: Sequence[Probe]) -> Iterator[Probe]:
-    names = {probe.name for probe in chosen if not probe.path}
-    if _COMPUTED_BY_TORCH in names:
-        names |= LIGHT_ON_GPUS
-    for probe in BUILT_IN:
-        if probe.name in names & LIGHT:
-            alone = probe.name in LIGHT_ON_GPUS
-            yield structs.replace(probe, scope=Scope.SOLO) if alone else probe
-    yield from (probe for probe in chosen if probe.path)
 
 
 def without_torch(why: str, chosen: Sequence[Phase], *, gpus: bool) -> str:
@@ -200,7 +146,7 @@ def without_torch(why: str, chosen: Sequence[Phase], *, gpus: bool) -> str:
     Args:
         why: they did.
         chosen: what was to be measured.
-        gpus: they have copied from and to GPUs.
+        gpus: a node that they measured has some.
     """
     left_out = [
         probe.name
@@ -209,8 +155,10 @@ def without_torch(why: str, chosen: Sequence[Phase], *, gpus: bool) -> str:
         if not probe.path and probe.name not in LIGHT
     ]
     also = f"; {', '.join(left_out)} left out" if left_out else ""
-    only = ", only that GPUs open and copy" if gpus else ""
-    return f"light probes ({why}): NCCL and GPUs under load were not tested{only}{also}"
+    tested = f"processors, memory and the network over TCP were tested, NCCL was not{also}"
+    if gpus and why == f"--check={LIGHT_SET}":
+        return f"GPUs not measured ({why}): {tested}"
+    return f"{'GPUs not measured (no torch): ' if gpus else ''}light probes ({why}): {tested}"
 
 
 def _solo(probes: Sequence[Probe], burn_s: float, not_on_cpus: frozenset[str]) -> Iterator[Phase]:

@@ -242,13 +242,12 @@ class RunState:
         """Put the round together from what stands in the journal whatever its reading order.
 
         A report that came after the end of its round is that of a silent node: it does not count.
-        A round that is repeated has no results.
+        A void round has no results.
         """
-        if record.repeated:
+        if record.void:
             return []
         silent = set(record.silent)
-        heard = {} if record.void else current.reports
-        answered = {node: report for node, report in heard.items() if node not in silent}
+        answered = {node: report for node, report in current.reports.items() if node not in silent}
         self._ended_ms[current.record.phase] += current.measured_ms(answered)
         samples: defaultdict[str, list[records.Sampled]] = defaultdict(list)
         for sample in self._samples[record.round]:
@@ -265,27 +264,14 @@ class RunState:
                 silent=silent.intersection(group),
                 timed_out=group in timed_out,
                 models=models,
-                round_s=None if record.void else ended_s - current.started_s,
+                round_s=ended_s - current.started_s,
             )
             for group in current.groups
         ]
 
     def models(self) -> dict[str, str]:
-        """Return what each admitted node computes with, as far as it is known.
-
-        GPUs that light probes find are a part of that where nodes have different ones.
-        """
-        first = self.first_ready()
-        models = {name: ready.model for name, ready in first.items() if ready.model}
-        kinds = {
-            name: ", ".join(dict.fromkeys(gpu.partition(" GPU-")[0] for gpu in ready.gpus))
-            for name, ready in first.items()
-        }
-        if len(set(kinds.values())) > 1:
-            models |= {
-                name: f"{models.get(name, '')}, {kind}" for name, kind in kinds.items() if kind
-            }
-        return models
+        """Return what each admitted node computes with, as far as it is known."""
+        return {name: ready.model for name, ready in self.first_ready().items() if ready.model}
 
     def first_ready(self) -> dict[str, records.WorkersReady]:
         """Return what each admitted node said when its workers were ready for the first time."""
@@ -301,11 +287,12 @@ class RunState:
 
     def devices(self) -> dict[str, list[str]]:
         """Return what the accelerators of each admitted node are, where it has some."""
-        by_node = {
-            name: each.gpus if each.on_cpus else each.devices
-            for name, each in self.first_ready().items()
-        }
-        return {name: devices for name, devices in by_node.items() if devices}
+        ready = self.first_ready()
+        return {name: each.devices for name, each in ready.items() if not each.on_cpus}
+
+    def has_accelerators(self) -> bool:
+        """Tell whether a node has accelerators, used by its workers or not."""
+        return any(node.ready and node.ready.accelerators for node in self.agents.values())
 
     def device(self) -> DeviceKind:
         """Return what kind of device the admitted nodes compute with."""

@@ -134,7 +134,7 @@ class Session:
             verdict = with_transports(verdict, state.transports())
             verdict = with_others(verdict, state.served())
             verdict = with_limits(verdict, bases(state.models(), self._expectations))
-            verdict = with_devices(verdict, state.devices(), light=bool(state.light))
+            verdict = with_devices(verdict, state.devices())
             return self._judged(verdict)
         return self._step_to_round(planned, course.phase, now_s)
 
@@ -146,7 +146,7 @@ class Session:
         return Append(record=record)
 
     def _unseen(self, why: str) -> str:
-        return without_torch(why, self._phases, gpus=bool(self.state.devices()))
+        return without_torch(why, self._phases, gpus=self.state.has_accelerators())
 
     def _course_of(self, admitted: Sequence[str]) -> Course:
         """Return the course of this check; its plans follow from the rounds that have ended."""
@@ -316,8 +316,6 @@ class Session:
         used = phase.used(
             several_devices=any(len(each.devices) > 1 for each in ready),
             on_cpus=on_cpus(ready),
-            gpus=any(each.gpus for each in ready),
-            adapters=any(each.ports_gbit_per_s for each in ready),
         )
         shared = [probe for probe in used if probe.scope != Scope.SOLO.value]
         return shared if shared_only and shared else used
@@ -332,7 +330,7 @@ class Session:
     def _step_in_round(self, current: RoundState, now_s: float) -> Step:
         index = current.record.round
         if current.void:
-            return Append(record=RoundEnded(round=index, void=True, repeated=True))
+            return Append(record=RoundEnded(round=index, void=True))
         deadline_s = self._deadlines.end_of_s(current)
         awaited = current.awaited
         wake_s, aborts = [], []

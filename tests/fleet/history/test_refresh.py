@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,9 +26,16 @@ from tests.support.journals import Clock, RunJournal, write_healthy_run, write_r
 NOW_S = 1_700_100_000.0
 
 
-def indexed(root: Path, index: Path, *, now_s: float = NOW_S, rebuild: bool = False) -> set[str]:
+def indexed(
+    root: Path,
+    index: Path,
+    *,
+    now_s: float = NOW_S,
+    rebuild: bool = False,
+    lock_timeout_s: float = 10.0,
+) -> set[str]:
     """Bring the index up to date; the nodes that it then knows."""
-    where = place.choose(str(index), {}, root)
+    where = replace(place.choose(str(index), {}, root), lock_timeout_s=lock_timeout_s)
     with refresh.opened(where, root, now_s=now_s, rebuild=rebuild) as found:
         return set(found.nodes())
 
@@ -50,7 +58,7 @@ def test_an_index_that_a_reader_keeps_locked_is_answered_from_with_the_latest_jo
     with contextlib.closing(sqlite3.connect(f"{index.as_uri()}?mode=ro", uri=True)) as reader:
         reader.execute("BEGIN")
         reader.execute("SELECT * FROM slurm_health_jobs").fetchone()
-        assert indexed(root, index) == {"n1", "n2", "n3"}
+        assert indexed(root, index, lock_timeout_s=0.1) == {"n1", "n2", "n3"}
 
     assert f"another process holds the index {index}" in caplog.text
     assert reader_sees(index) == 1

@@ -15,10 +15,9 @@ from datetime import datetime
 from pathlib import Path
 
 from slurm_health.records.nodeset import expand
-from tests.e2e import played_nodes
 from tests.e2e.hooks_support import FLAG, HIDDEN, HookedSite
-from tests.e2e.lab_support import ENDED, kinds, records_in
-from tests.lab import LabError, processes, watcher
+from tests.lab import LabError, played_nodes, processes, watcher
+from tests.lab.installed_site import ENDED, kinds, records_in
 
 from .plan import ENDINGS, HELD, RUNNING, SUBMITTED, WHILE_IT_TRAINS, Deed, Plan, Trouble
 
@@ -126,7 +125,7 @@ class Performance:
         site, plan = self._site, self.plan
         # The lab's nodes share one table of processes: what a job leaves on one of them, the epilog
         # of another would end.
-        site.configure(share=0.5, hooks="end_leftovers = false")
+        site.configure(share=0.5)
         played_nodes.play(site, plan.user, **dict(plan.played))
         for nodes, mark in ((plan.hidden, HIDDEN), (plan.flagged, FLAG)):
             for node in nodes:

@@ -35,7 +35,7 @@ config={config}
 slurm={slurm}
 limit=50
 PATH=$slurm:/usr/sbin
-timeout "$limit" "$python" -I -m slurm_health.hooks prolog "$config"
+timeout "$limit" "$python" -I -m slurm_health.node.hooks prolog "$config"
 """
 
 

@@ -40,37 +40,25 @@ def test_what_keeps_a_step_from_being_taken_is_named(
 
 @pytest.mark.root
 @pytest.mark.parametrize(
-    ("target", "level", "said"),
+    ("settings", "level", "said"),
     [
         ("command = ['/nowhere/ticket']", "change", "/nowhere/ticket cannot be run here"),
-        ("command = ['/bin/cat']", "fine", "ops: notified of what happens to nodes"),
-        ("url = 'https://chat/x'\nformat = 'slack'", "look", "users can read this file"),
-        ("url = 'http://far/x'\nsecret_file = '{secret}'", "look", "crosses the network"),
-        ("url_file = '{open}'", "change", "closed to others"),
-        ("url_file = '/nowhere/url'", "change", "/nowhere/url cannot be read"),
+        ("command = ['{loose}']", "change", "others than root can change"),
+        ("command = ['/bin/cat']", "fine", "try: slurm-health notify --test"),
+        ("urls = ['slack://token']", "look", "users can read"),
+        ("urls = ['{open}']", "change", "closed to others"),
+        ("urls = ['/nowhere/urls']", "change", "/nowhere/urls cannot be read"),
     ],
 )
-def test_a_target_that_cannot_be_told_or_tells_too_much_is_named(
-    tmp_path: Path, target: str, level: str, said: str
+def test_what_keeps_events_from_arriving_or_shows_a_secret_is_named(
+    tmp_path: Path, settings: str, level: str, said: str
 ) -> None:
-    for name, mode in (("secret", 0o600), ("open", 0o644)):
-        (tmp_path / name).write_text("https://chat/x\n")
+    for name, mode in (("loose", 0o777), ("open", 0o644)):
+        (tmp_path / name).write_text("#!/bin/sh\n")
         (tmp_path / name).chmod(mode)
-    (tmp_path / "shared").mkdir(mode=0o755)
-    text = target.format(secret=tmp_path / "secret", open=tmp_path / "open")
-    site = load_site(
-        tmp_path / "etc",
-        f"[breaker]\ndirectory = '{tmp_path}/shared'\n[notify.targets.ops]\n{text}\n",
-    )
+    text = settings.format(loose=tmp_path / "loose", open=tmp_path / "open")
+    site = load_site(tmp_path / "etc", f"[notify]\n{text}\n")
 
-    found = by_level(site_actions.advise_on_notices(site))
+    found = by_level(site_actions.advise_on_notify(site))
     assert any(said in each for each in found[level]), found
-
-
-def test_targets_without_a_shared_directory_are_told_nothing(tmp_path: Path) -> None:
-    site = load_site(tmp_path, "[notify.targets.ops]\ncommand = ['/bin/cat']\n")
-
-    assert "nodes have nowhere to queue events" in "".join(
-        by_level(site_actions.advise_on_notices(site))["change"]
-    )
-    assert site_actions.advise_on_notices(load_site(tmp_path, "")) == []
+    assert site_actions.advise_on_notify(load_site(tmp_path / "off", "")) == []

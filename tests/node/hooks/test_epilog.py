@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import stat
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ import pytest
 from slurm_health.node.draining import shared_state
 from slurm_health.records.verdict import Level
 from tests.support.accusing import JOB, UID, Story, journal, judged
-from tests.support.hooked_node import Node
 
 # --- what an accusation brings about --------------------------------------------------
 
@@ -297,28 +295,7 @@ def test_the_epilog_of_two_jobs_at_once_keeps_both_marks(story: Story) -> None:
     assert {each.job for each in found} == set(range(100, 108))
 
 
-# --- clean-up --------------------------------------------------
-
-
-@pytest.mark.root
-def test_what_the_job_left_running_is_ended_and_nothing_else(node: Node) -> None:
-    from slurm_health.node.checks.check import CheckContext
-    from slurm_health.node.hooks.epilog import end_leftovers
-
-    def sleeper(job: str) -> subprocess.Popen[bytes]:
-        environ = {**os.environ, "SLURM_JOB_ID": job}
-        return subprocess.Popen(["sleep", "600"], env=environ, user=UID, start_new_session=True)
-
-    ours, other = sleeper("4242"), sleeper("4243")
-    try:
-        context = CheckContext(environ={"SLURM_JOB_ID": "4242", "SLURM_JOB_UID": str(UID)})
-        assert end_leftovers(context) == []
-        assert ours.wait(5) == -9
-        assert other.poll() is None
-    finally:
-        for each in (ours, other):
-            each.kill()
-            each.wait()
+# --- its state ---------------------------------------------------------------------------------
 
 
 def test_whose_jobs_had_a_node_tested_is_for_root_to_read(tmp_path: Path, story: Story) -> None:

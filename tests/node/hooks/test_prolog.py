@@ -127,7 +127,7 @@ NOTES = [
 ]
 
 
-@pytest.mark.parametrize("note", [*NOTES, "slurm-health: job 3: network: older version"])
+@pytest.mark.parametrize("note", [*NOTES, "shealth:network n3 is slow check=network job=3 t=5"])
 def test_a_node_that_is_drained_keeps_its_note(node: Node, slurm: FakeScontrol, note: str) -> None:
     slurm.set({"n3": ("MIXED+DRAIN", note)})
     node.break_it()

@@ -8,11 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from slurm_health.node import event_queue
 from slurm_health.node.hooks import nodes
 from slurm_health.node.mending import ledger, perform
+from slurm_health.node.notify import EventKind
 from slurm_health.node.rules.mending import MendStep, Tried
-from slurm_health.node.rules.notices import EventKind
 from slurm_health.records.nodeset import expand
 from slurm_health.system.slurm.client import Client
 from tests.support.fake_scontrol import FakeScontrol
@@ -30,6 +29,7 @@ from tests.support.mended_node import (
     steps,
     until,
 )
+from tests.support.notified import received
 
 
 def test_nothing_is_done_unless_the_site_wants_it(node: Node, slurm: FakeScontrol) -> None:
@@ -101,7 +101,7 @@ def test_steps_follow_one_another_until_a_person_is_called(node: Node, slurm: Fa
     told = [kind for kind, _ in events(node)]
     expected = [EventKind.DRAINED, EventKind.STEP_FAILED, EventKind.STEP_FAILED, EventKind.TICKET]
     assert told == expected
-    (ticket,) = [e for e in event_queue.read(node.site.state).values() if e and e.kind is told[3]]
+    (ticket,) = [event for event in received(node) if event.kind is EventKind.TICKET]
     assert any(line.startswith("drained with: shealth:scratch") for line in ticket.evidence)
     assert any(line.startswith("reboot at 1000600: failed") for line in ticket.evidence)
     assert node.state == "IDLE+DRAIN"

@@ -10,8 +10,8 @@ from slurm_health.node.draining import QUARANTINE, own_drain
 from slurm_health.node.mending import ledger, quarantine
 from slurm_health.node.mending.quarantine import Quarantine
 from slurm_health.node.mending.whose import NotOurs
+from slurm_health.node.notify import EventKind
 from slurm_health.node.rules.mending import MendStep
-from slurm_health.node.rules.notices import EventKind
 from slurm_health.records.errors import SlurmError
 from tests.support.fake_scontrol import FakeScontrol
 from tests.support.hooked_node import Node

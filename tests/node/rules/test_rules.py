@@ -92,8 +92,8 @@ def test_what_a_person_has_returned_does_not_count_against_the_share() -> None:
 def test_a_note_that_anybody_touched_is_edited() -> None:
     note = drain_note.write(DrainNote(checks=("gpu",), job=7, time_s=5, text="GPU 3 is lost"))
     assert not drain_note.is_edited(f"{note} [root@2026-01-02T03:04:05]", note)
-    assert not drain_note.is_edited(note)  # of an earlier version's ledger, which knows no notes
-    assert not drain_note.is_edited("slurm-health: n3 is faulty [root@2026-01-02T03:04:05]")
+    assert not drain_note.is_edited(note)  # where the ledger has no note
+    assert not drain_note.is_edited("n3 is faulty [root@2026-01-02T03:04:05]")
     # slurmctld's own, of a node that is being rebooted.
     assert not drain_note.is_edited(f"{note} : reboot issued [slurm@2026-01-02T03:04:05]", note)
     assert drain_note.is_edited(f"{note} : reboot it, please", note)
@@ -293,21 +293,12 @@ def test_the_20_columns_that_sinfo_shows_say_what_is_wrong(
     assert note.endswith(f" check={check} job=7 t=5")
 
 
-def test_the_notes_of_earlier_versions_are_known_and_read() -> None:
-    old = "slurm-health: check=gpu,fs job=7 t=5 GPU 3 is lost [root@2026-01-02T03:04:05]"
-    assert drain_note.is_ours(old)
-    expected = DrainNote(checks=("gpu", "fs"), job=7, time_s=5, text="GPU 3 is lost")
-    assert drain_note.parse(old) == expected
-    assert drain_note.is_ours("slurm-health: job 3: network: x")
-    assert drain_note.bare_text("slurm-health: job 3: network: x") == "job 3: network: x"
-
-
 NOT_NOTES = {
     "nothing": "",
     "a name": "ADMIN",
     "our name alone": "slurm-health",
     "somebody else's": "NHC: slurm-health: x",
-    "no parts": "slurm-health: job 3: x",
+    "no parts": "shealth:fs job 3: x",
     "a number beyond all": f"shealth:fs x check=fs job=7 t={'9' * 5000}",
 }
 

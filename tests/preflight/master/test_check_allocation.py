@@ -15,10 +15,10 @@ from slurm_health.preflight.master.after_verdict import job_ended
 from slurm_health.records.records import RunStarted, VerdictReached
 from slurm_health.records.verdict import Level, NodeVerdict
 from slurm_health.system import journal
+from tests.lab.site_files import let_root_drain
 from tests.support.command_line import Done, slurm_health
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.journals import Clock
-from tests.support.sites import let_root_drain
 
 NODES = ["n1", "n2", "n3"]
 IN_JOB = {

@@ -19,9 +19,9 @@ from slurm_health.preflight.session.phases import phases
 from slurm_health.records.records import AgentsLost, RunStarted, VerdictReached
 from slurm_health.records.verdict import Level, NodeVerdict
 from slurm_health.system import journal
+from tests.lab.site_files import let_root_drain
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.journals import Clock
-from tests.support.sites import let_root_drain
 
 NODES = ["n1", "n2", "n3"]
 STARTED = RunStarted(

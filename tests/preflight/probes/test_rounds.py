@@ -169,36 +169,6 @@ def test_a_node_with_fewer_devices_than_it_was_given_says_so() -> None:
         end_together([worker])
 
 
-@pytest.mark.heavy
-def test_a_node_exchanges_data_with_itself_through_its_interface(bench: Bench) -> None:
-    (done,) = bench.round(solo("nic_loopback"))
-
-    assert done["outcome"] == "measured"
-    sample = bench.samples()["nic_loopback"]
-    assert (sample["quantity"], sample["total_bytes"]) == ("lo", 2 * (4 << 20))
-
-
-# A sitecustomize.py with which the processes of nic_loopback say as much as NCCL_DEBUG=INFO does.
-TALKATIVE = """
-import os, sys
-if "loopback" in sys.orig_argv:
-    os.write(1, b"n1:1:1 [0] NCCL INFO Channel 00/0 via NET/IB/0\\n" * 10_000)
-    os.write(2, b"n1:1:1 [0] NCCL INFO Channel 00/0 via NET/IB/0\\n" * 10_000)
-"""
-
-
-@pytest.mark.heavy
-def test_an_adapter_is_measured_however_much_the_library_says(
-    make: type[Bench], tmp_path: Path
-) -> None:
-    (tmp_path / "sitecustomize.py").write_text(TALKATIVE)
-    bench = make(PYTHONPATH=str(tmp_path))
-
-    (done,) = bench.round(solo("nic_loopback"))
-
-    assert done["outcome"] == "measured", done["detail"]
-
-
 def test_the_python_file_that_is_shown_as_a_probe_is_one(bench: Bench, tmp_path: Path) -> None:
     text = (Path(__file__).parents[3] / "docs/reference/probes.md").read_text()
     begin = text.index("    # embedding_probe.py")

@@ -201,26 +201,6 @@ def test_a_device_that_a_verdict_names_by_its_place_is_named_by_its_address_too(
     assert with_devices(verdict, {"n1": devices[:1]}) == verdict
 
 
-def test_a_light_process_is_none_of_a_device_and_what_is_named_already_is_not_named_again() -> None:
-    devices = ["A GPU-0", "A GPU-1"]
-    reasons = {
-        "n1": "check process of device 0 died: exit code 1",
-        "n2": "host_copy to_host:device 1 2.6x slower than its peers",
-        "n3": "host_copy to_host:device 1 2.6x slower; device 1 (A GPU-1) hangs in a copy",
-    }
-    verdict = Verdict(
-        nodes={
-            node: NodeVerdict(node=node, level=Level.FAULTY, reason=reason)
-            for node, reason in reasons.items()
-        }
-    )
-    found = with_devices(verdict, dict.fromkeys(reasons, devices), light=True).nodes
-    assert {node: each.reason for node, each in found.items()} == {
-        **reasons,
-        "n2": f"{reasons['n2']}; device 1 is A GPU-1",
-    }
-
-
 def test_the_interface_is_named_where_an_exchange_failed_and_the_node_is_not_healthy() -> None:
     bad, doubted, well = (
         NodeVerdict(node=node, level=level, reason=reason)

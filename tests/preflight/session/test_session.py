@@ -204,7 +204,7 @@ def test_a_new_master_voids_the_round_it_finds_and_launches_everybody_again() ->
     story.is_in_round()
     story.says(MasterResumed(pid=7))
 
-    assert story.does(RoundEnded) == RoundEnded(round=0, void=True, repeated=True)
+    assert story.does(RoundEnded) == RoundEnded(round=0, void=True)
     assert story.does(AgentsLaunched) == AgentsLaunched(launch=1, nodes=list(NODES))
     assert story.session.state.ended == [(0, [])]
 

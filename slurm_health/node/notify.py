@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`[notify]`: sends what happens to a node to the site's command, or to URLs by apprise.
+
+Hooks start this module as a process of its own and do not wait for it: it reads one event, and the
+site's settings, on its standard input. It ends within the time limit whatever the command does, and
+logs a failure. URLs may hold passwords, so none is on a command line or in a log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from enum import Enum
+from pathlib import Path
+
+import msgspec
+
+from slurm_health.node.rules.settings import Notify
+from slurm_health.node.site_settings import Site
+from slurm_health.records.decoding import from_json
+from slurm_health.records.text import cut, one_line
+from slurm_health.system import SYSTEM_PATH, processes
+from slurm_health.system.killable import Answered, Broke, Hung, run_one
+from slurm_health.system.telemetry import send_line
+
+_TEXT, _EVIDENCE, _LINES = 600, 100, 30
+_ANSWER_BYTES, _SHOWN = 4096, 200
+
+
+class EventKind(Enum):
+    """What a site is notified of, and nothing else."""
+
+    DRAINED = "drained"
+    RELAPSE = "relapse"  # drained again within a day
+    RELEASED = "released"
+    BREAKER = "breaker"
+    STEP_FAILED = "step_failed"  # of a repair
+    TICKET = "ticket"  # no step is left: the node needs an administrator
+    TEST = "test"
+
+
+_WORDS = {
+    EventKind.DRAINED: "drained",
+    EventKind.RELAPSE: "drained again within a day",
+    EventKind.RELEASED: "returned to service",
+    EventKind.BREAKER: "breaker tripped, no more nodes are drained",
+    EventKind.STEP_FAILED: "repair step failed",
+    EventKind.TICKET: "needs an administrator",
+    EventKind.TEST: "test message, nothing has happened",
+}
+
+
+class NodeEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One thing that happened to a node. `evidence`: what an administrator needs to go on."""
+
+    kind: EventKind
+    node: str
+    time_s: float
+    text: str
+    checks: tuple[str, ...] = ()
+    job: int = 0
+    evidence: tuple[str, ...] = ()
+
+
+class _Order(msgspec.Struct, frozen=True, kw_only=True):
+    settings: Notify
+    event: NodeEvent
+
+
+class NotSent(Exception):
+    """An event did not arrive; the text says why."""
+
+
+def send(site: Site, event: NodeEvent) -> None:
+    """Start a process that sends an event, if the site wants any; wait for nothing."""
+    if not (site.notify.command or site.notify.urls):
+        return
+    short = msgspec.structs.replace(
+        event,
+        text=cut(event.text, _TEXT),
+        evidence=tuple(cut(one_line(line), _EVIDENCE) for line in event.evidence[:_LINES]),
+    )
+    order = msgspec.json.encode(_Order(settings=site.notify, event=short))
+    with contextlib.suppress(OSError):
+        processes.start_detached(processes.own_module("slurm_health.node.notify"), {}, stdin=order)
+
+
+def send_and_wait(settings: Notify, event: NodeEvent) -> list[tuple[str, str]]:
+    """Send an event; return how the command and the URLs are called, and why it did not arrive.
+
+    The reason is empty for success.
+    """
+    ways: list[tuple[str, Callable[[], None]]] = []
+    if settings.command:
+        ways.append((settings.command[0], lambda: _run_command(settings, event)))
+    if settings.urls:
+        ways.append((f"{len(settings.urls)} in urls", lambda: _send_to_urls(settings, event)))
+    results = []
+    for name, work in ways:
+        try:
+            work()
+        except NotSent as err:
+            results.append((name, str(err)))
+        else:
+            results.append((name, ""))
+    return results
+
+
+def _run_command(settings: Notify, event: NodeEvent) -> None:
+    program = settings.command[0]
+    try:
+        ended = processes.run(
+            settings.command,
+            environ={"PATH": SYSTEM_PATH, "LC_ALL": "C.UTF-8", "HOME": "/root"},
+            deadline_s=settings.limit_s,
+            stdin=document(event, settings.cluster),
+            last_bytes=_ANSWER_BYTES,
+        )
+    except TimeoutError:
+        raise NotSent(f"{program} did not end within {settings.limit_s:g} s") from None
+    except OSError as err:
+        raise NotSent(f"{program} cannot be run: {err.strerror}") from err
+    if ended.returncode:
+        output = one_line((ended.stderr or ended.stdout).decode(errors="replace"))
+        shown = f": {cut(output, _SHOWN)}" if output else ""
+        raise NotSent(f"{program} exited with code {ended.returncode}{shown}")
+
+
+def document(event: NodeEvent, cluster: str) -> bytes:
+    """Return the JSON that a command reads on its standard input."""
+    what = {
+        "version": 1,
+        "source": "slurm-health",
+        "cluster": cluster,
+        "time": _utc(event.time_s),
+        "summary": _summary(event, cluster),
+        **msgspec.to_builtins(event),
+    }
+    return msgspec.json.encode(what) + b"\n"
+
+
+def _send_to_urls(settings: Notify, event: NodeEvent) -> None:
+    """Send by apprise, in a child: its services have time limits of their own, or none."""
+
+    def work() -> bytes:
+        try:
+            import apprise  # an extra
+        except ImportError:
+            problem = f"urls needs apprise, which {sys.executable} does not have"
+            raise NotSent(f"{problem}: pip install 'slurm-health[notify]'") from None
+        sender = apprise.Apprise()
+        for number, url in enumerate(_urls(settings), 1):
+            if not sender.add(url):
+                raise NotSent(f"apprise does not know URL {number} of urls")
+        taken = sender.notify(
+            title=_summary(event, settings.cluster),
+            body="\n".join([event.text, *event.evidence]),
+            body_format=apprise.NotifyFormat.TEXT,
+        )
+        if not taken:
+            raise NotSent("not every URL of urls took it: slurm-health notify --test, as root")
+        return b""
+
+    match run_one(work, settings.limit_s):
+        case Answered():
+            return
+        case Broke(reason=reason):
+            raise NotSent(one_line(reason))
+        case Hung(limit_s=limit_s):
+            raise NotSent(f"no answer from every URL of urls within {limit_s:g} s")
+
+
+def _urls(settings: Notify) -> list[str]:
+    """Return the URLs, those in files that only root can read too: one in a line."""
+    urls: list[str] = []
+    for entry in settings.urls:
+        if not entry.startswith("/"):
+            urls.append(entry)
+            continue
+        if problem := file_problem(entry):
+            raise NotSent(problem)
+        lines = Path(entry).read_text(encoding="utf-8", errors="replace").splitlines()
+        urls += [line.strip() for line in lines if line.strip() and line.lstrip()[0] != "#"]
+    return urls
+
+
+def file_problem(path: str) -> str:
+    """Return why a file of URLs is not used; empty for one that only its owner can read."""
+    try:
+        status = Path(path).stat()
+    except OSError as err:
+        return f"{path} cannot be read: {err.strerror}"
+    if status.st_uid not in {0, os.getuid()} or status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        return f"{path} must be root's, and closed to others: chown root, chmod 600"
+    return ""
+
+
+def _summary(event: NodeEvent, cluster: str) -> str:
+    where = f"{cluster}: " if cluster else ""
+    return one_line(f"slurm-health: {where}{event.node}: {_WORDS[event.kind]}")
+
+
+def _utc(time_s: float) -> str:
+    try:
+        return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except (OverflowError, OSError, ValueError):  # by a clock that is wrong
+        return f"t={time_s:g}"
+
+
+def main() -> int:
+    """Send the event on standard input, and log what did not arrive."""
+    order = from_json(sys.stdin.buffer.read(), _Order)
+    failures = [problem for _, problem in send_and_wait(order.settings, order.event) if problem]
+    head = f"slurm-health: notify: node={order.event.node} {order.event.kind.value} not sent"
+    for problem in failures:
+        send_line("warning", f"{head}: {problem}")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

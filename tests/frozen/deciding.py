@@ -1,0 +1,354 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a job does about a verdict, a failed script, and a check that could not be made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+from slurm_health.preflight.decide import after_failure as after
+from slurm_health.preflight.decide import unchecked as not_checked
+from slurm_health.preflight.decide.decide import Case, decide_unasked, exit_code, question, unwanted
+from slurm_health.preflight.decide.decide import decide as decided_for
+from slurm_health.preflight.decide.decision import Decision, Drain, Ending
+from slurm_health.preflight.decide.decision import drains as drained
+from slurm_health.preflight.decide.facts import JobFacts
+from slurm_health.preflight.decide.paths import ends_to_leave, one_of_a_lone_pair
+from slurm_health.preflight.decide.policy import (
+    AtRequeueLimit,
+    OnInconclusive,
+    OnStraggler,
+    OnUnchecked,
+    Policy,
+)
+from slurm_health.records.errors import (
+    AllocationError,
+    ConfigError,
+    JournalBusy,
+    JournalError,
+    RecordTooNew,
+    SlurmError,
+    SlurmHealthError,
+)
+from slurm_health.records.records import Unchecked, VerdictReached
+from slurm_health.records.script_records import Attribution, Diagnosed, HangFound
+from slurm_health.records.verdict import Level, LinkVerdict, NodeVerdict
+
+_LEVELS = {
+    "h": Level.HEALTHY,
+    "s": Level.SLOW,
+    "f": Level.FAULTY,
+    "i": Level.INCONCLUSIVE,
+}
+# A letter for each node by its level; of slow ones the later are slower.
+SCENES = (
+    "hhhh",
+    "fhhh",
+    "hfhh",
+    "hhff",
+    "hfff",
+    "ffff",
+    "shhh",
+    "hhsh",
+    "hssh",
+    "hfsh",
+    "ihhh",
+    "hhhi",
+    "hiih",
+    "hfis",
+    "iiii",
+    "ssss",
+)
+
+
+def verdict_of(levels: str, *links: tuple[str, str, Level, float]) -> VerdictReached:
+    """Return the verdict on nodes n1, n2, ... of these levels, and on paths between them."""
+    nodes = [
+        NodeVerdict(
+            node=f"n{number}",
+            level=_LEVELS[letter],
+            slowdown=1.2 + number / 10 if letter == "s" else 1.0,
+            probability=0.995 if letter == "s" else 0.999,
+            component="compute device 1" if letter == "s" else "network",
+            reason="a reason",
+            evidence=("round 1", "round 2"),
+        )
+        for number, letter in enumerate(levels, 1)
+    ]
+    paths = [
+        LinkVerdict(ends=(one, other), level=level, slowdown=slowdown, reason="a path")
+        for one, other, level, slowdown in links
+    ]
+    return VerdictReached(nodes=nodes, paths=paths)
+
+
+USUAL = JobFacts(job_id=12, batch_node="n1", wait="")
+FACTS = {
+    "others at once": USUAL,
+    "must wait": replace(USUAL, wait="it would have to wait"),
+    "batch host n2": replace(USUAL, batch_node="n2"),
+    "2 requeues": replace(USUAL, requeues=2),
+    "at its limit": replace(USUAL, requeues=3),
+    "not to be requeued": replace(USUAL, hold_obstacle="it cannot be requeued"),
+    "n2 by name": replace(USUAL, named=frozenset({"n2"})),
+    "4 nodes of 5": replace(USUAL, candidates=frozenset({"n1", "n2", "n3", "n4", "n5"}), asked=4),
+    "gives nothing back": replace(USUAL, give_back_obstacle="Slurm refuses it"),
+    "held for n2 before": replace(USUAL, held_for=frozenset({"n2"}), requeues=3),
+    "may drain": replace(USUAL, may_drain=True),
+    "has drained n2": replace(USUAL, may_drain=True, drained=frozenset({"n2"})),
+}
+POLICIES = {
+    "usual": Policy(),
+    "report": Policy(on_straggler=OnStraggler.REPORT),
+    "requeue slow": Policy(on_straggler=OnStraggler.REQUEUE),
+    "drain slow": Policy(on_straggler=OnStraggler.DRAIN),
+    "requeue doubt": Policy(on_inconclusive=OnInconclusive.REQUEUE),
+    "hold doubt": Policy(on_inconclusive=OnInconclusive.HOLD),
+    "hold at limit": Policy(at_requeue_limit=AtRequeueLimit.HOLD),
+    "start at limit": Policy(at_requeue_limit=AtRequeueLimit.START),
+    "3 wanted": Policy(nodes_wanted=3),
+    "3 wanted, 2 needed": Policy(nodes_wanted=3, nodes_needed=2),
+    "2 wanted, spares kept": Policy(nodes_wanted=2, nodes_needed=2, keep_spares=True),
+    "2 wanted, n1 and n3 last": Policy(nodes_wanted=2, nodes_needed=1, last_choice=("n1", "n3")),
+    "2 wanted, requeue slow": Policy(
+        nodes_wanted=2, nodes_needed=1, on_straggler=OnStraggler.REQUEUE
+    ),
+    "2 wanted, start at limit": Policy(
+        nodes_wanted=2, nodes_needed=1, at_requeue_limit=AtRequeueLimit.START, last_choice=("n2",)
+    ),
+    "2 wanted, hold doubt": Policy(nodes_wanted=2, on_inconclusive=OnInconclusive.HOLD),
+}
+
+
+def decide() -> Iterator[tuple[str, object]]:
+    """Yield what is decided for each verdict under each policy, by what the job can do."""
+    for levels, (asked, policy) in product(SCENES, POLICIES.items()):
+        verdict = verdict_of(levels)
+        yield f"{levels}, {asked}: exit code", int(exit_code(verdict))
+        for known, facts in FACTS.items():
+            case = Case.of(verdict, policy, facts)
+            yield f"{levels}, {asked}: {known}", _decided(case)
+    for asked, requeues in product(("usual", "hold doubt", "report"), range(4)):
+        case = Case.of(verdict_of("ii"), POLICIES[asked], replace(USUAL, requeues=requeues))
+        yield f"a pair in doubt, {asked}: {requeues} requeues", _decided(case)
+    for (name, links), asked in product(LINKS.items(), ("usual", "report", "3 wanted")):
+        case = Case.of(verdict_of("hhhh", *links), POLICIES[asked], USUAL)
+        yield f"{name}, {asked}", _decided(case)
+    for levels, (asked, policy) in product(SCENES, POLICIES.items()):
+        verdict = verdict_of(levels)
+        left = unwanted(verdict, policy, batch_node="n1")
+        ending = decide_unasked(verdict, left, policy, "no answer")
+        yield f"{levels}, {asked}: Slurm does not answer", _ended(ending)
+
+
+def _decided(case: Case) -> str:
+    """Return a decision as words: what is drained, who stays, who goes, how it ends."""
+    decision = decided_for(case)
+    words = _drains(decision)
+    if decision.shrink is not None:
+        shrink = decision.shrink
+        words += [f"keep {','.join(shrink.keep)}", f"drop {','.join(shrink.drop) or '-'}"]
+        words += [f"spares {','.join(shrink.spares)}"] if shrink.spares else []
+    asked = question(case)
+    if asked is not None:
+        words.append(f"ask without {','.join(asked.leave)} for {asked.more}")
+    return "; ".join([*words, _ended(decision.ending)])
+
+
+def _drains(decision: Decision) -> list[str]:
+    return [
+        f"drain {each.node} {each.component}"
+        if isinstance(each, Drain)
+        else f"leave alone {','.join(each.nodes)}"
+        for each in decision.drains
+    ]
+
+
+def _ended(ending: Ending) -> str:
+    words = [ending.disposition.value, *ending.nodes, f"code {int(ending.exit_code)}"]
+    words += ["may stay"] if ending.may_stay else []
+    words += ["keeps its size"] if ending.keep_size else []
+    return " ".join(words)
+
+
+def drains() -> Iterator[tuple[str, object]]:
+    """Yield who is drained, by how sure slowness is and how many are bad at once."""
+    for probability, lines, drain_slow in product(
+        (0.98, 0.989, 0.99, 1.0), (0, 1, 2), (False, True)
+    ):
+        slow = NodeVerdict(
+            node="n1",
+            level=Level.SLOW,
+            probability=probability,
+            component="network",
+            evidence=tuple(f"round {number}" for number in range(lines)),
+        )
+        found = drained([slow], total=8, drain_slow=drain_slow, max_bad_share=0.5)
+        asked = "drain slow" if drain_slow else "usual"
+        key = f"slow at {probability:g} in {lines} tests, {asked}"
+        yield key, [type(each).__name__ for each in found]
+    for total, share in product((1, 2, 3, 4, 8, 64), (0.1, 0.25, 0.5)):
+        most = 0
+        for bad in range(1, total + 1):
+            nodes = [NodeVerdict(node=f"n{each}", level=Level.FAULTY) for each in range(bad)]
+            found = drained(nodes, total=total, drain_slow=False, max_bad_share=share)
+            most = bad if all(isinstance(each, Drain) for each in found) else most
+        yield f"{total} nodes, share {share:g}: most at once", most
+
+
+_BAD, _SLOW = Level.FAULTY, Level.SLOW
+LINKS: dict[str, tuple[tuple[str, str, Level, float], ...]] = {
+    "n1-n2 broken": (("n1", "n2", _BAD, 1.0),),
+    "n2-n3 broken": (("n2", "n3", _BAD, 1.0),),
+    "n2-n3 slow": (("n2", "n3", _SLOW, 1.7),),
+    "n1-n2 and n1-n3 broken": (("n1", "n2", _BAD, 1.0), ("n1", "n3", _BAD, 1.0)),
+    "n2-n3 and n3-n4 broken": (("n2", "n3", _BAD, 1.0), ("n3", "n4", _BAD, 1.0)),
+    "n1-n2 and n3-n4 slow": (("n1", "n2", _SLOW, 1.3), ("n3", "n4", _SLOW, 1.9)),
+    "all of n1 broken": tuple(("n1", other, _BAD, 1.0) for other in ("n2", "n3", "n4")),
+    "a circle": (
+        ("n1", "n2", _BAD, 1.0),
+        ("n2", "n3", _BAD, 1.0),
+        ("n3", "n4", _BAD, 1.0),
+        ("n1", "n4", _BAD, 1.0),
+    ),
+    "in doubt": (("n2", "n3", Level.INCONCLUSIVE, 1.7),),
+}
+
+
+def paths() -> Iterator[tuple[str, object]]:
+    """Yield which end of a bad path is left, by who is the batch host and who goes anyway."""
+    for (name, links), batch, left, slow in product(
+        LINKS.items(), ("n1", "n2", "n4"), ((), ("n2",)), (False, True)
+    ):
+        ends = ends_to_leave(verdict_of("hhhh", *links), left=left, batch_node=batch, slow=slow)
+        key = f"{name}, batch host {batch}, {'without n2, ' if left else ''}slow matters: {slow}"
+        yield key, {end.node: end.level.value for end in ends}
+    for batch, one, other in product(("n1", "n2"), (0.1, 0.5), (0.1, 0.104, 0.3, 0.5)):
+        pair = [
+            NodeVerdict(
+                node=node, level=Level.INCONCLUSIVE, probability=probability, component="network"
+            )
+            for node, probability in (("n1", one), ("n2", other))
+        ]
+        found = one_of_a_lone_pair(VerdictReached(nodes=pair), batch_node=batch)
+        key = f"a pair at {one:g} and {other:g}, batch host {batch}"
+        yield key, [end.node for end in found]
+
+
+_DIAGNOSED = {
+    "no post-mortem": None,
+    **{
+        attribution.value: Diagnosed(
+            cause="a-cause", description="it failed", attribution=attribution, sureness="likely"
+        )
+        for attribution in Attribution
+    },
+}
+_DIAGNOSED["node fault of n2"] = Diagnosed(
+    cause="a-cause",
+    description="it failed",
+    attribution=Attribution.NODE,
+    sureness="certain",
+    nodes=["n2"],
+    accused=["n2"],
+)
+
+
+def _hang(cause: str, *nodes: str, located: bool = True) -> HangFound:
+    whose = Attribution.USER if cause == "mismatched-collective" else Attribution.UNDECIDED
+    found = Diagnosed(
+        cause=cause if located else "no-progress",
+        description="it hung",
+        attribution=whose,
+        sureness="likely",
+        nodes=list(nodes),
+        ranks=[0],
+    )
+    return HangFound(found=found, step=3, stalled_s=60.0, allowance_s=20.0)
+
+
+_HANGS: dict[str, tuple[HangFound | None, tuple[HangFound, ...]]] = {
+    "no hang": (None, ()),
+    "a hang on n2": (_hang("rank-stopped", "n2"), ()),
+    "a hang on n1 and n2": (_hang("rank-stopped", "n1", "n2"), ()),
+    "a hang on n1 to n3": (_hang("rank-stopped", "n1", "n2", "n3"), ()),
+    "a hang of the script": (_hang("mismatched-collective", "n2"), ()),
+    "a loader that hangs": (_hang("data-loader-stuck", "n2"), ()),
+    "a hang without a place": (_hang("", located=False), ()),
+    "a second one": (_hang("rank-stopped", "n2"), (_hang("rank-stopped", "n3"),)),
+    "a third one": (_hang("rank-stopped", "n2"), (_hang("rank-stopped", "n3"),) * 2),
+    "a third one of another kind": (
+        _hang("rank-stopped", "n2"),
+        (_hang("rank-gone", "n3"), _hang("rank-stopped", "n3")),
+    ),
+    "a second one without a place": (_hang("", located=False), (_hang("", located=False),)),
+}
+
+
+def after_failure() -> Iterator[tuple[str, object]]:
+    """Yield what follows a failed script, by why it failed and what was known before."""
+    base = after.ScriptFailure(
+        diagnosed=None, batch_node="n1", nodes=("n1", "n2", "n3", "n4"), spares=("n5",)
+    )
+    situations = {
+        "first time": base,
+        "restarted before": replace(base, restarted_unchecked=True),
+        "may shrink to 4": replace(base, least=4),
+        "may shrink to 5": replace(base, least=5),
+        "n3 lost, may shrink to 3": replace(base, lost=(("n3", "DOWN"),), least=3),
+        "n1 lost, may shrink to 3": replace(base, lost=(("n1", "DOWN"),), least=3),
+        "job over": replace(base, job_over="CANCELLED"),
+    }
+    for (why, diagnosed), (known, failure), (hung, (hang, before)) in product(
+        _DIAGNOSED.items(), situations.items(), _HANGS.items()
+    ):
+        plan = after.plan(replace(failure, diagnosed=diagnosed, hang=hang, hangs_before=before))
+        yield (
+            f"{why}, {known}, {hung}",
+            " ".join(
+                [
+                    plan.next.value,
+                    f"check {','.join(plan.check) or '-'}",
+                    f"at fault {','.join(each.node for each in plan.at_fault) or '-'}",
+                    f"last {','.join(plan.last_choice) or '-'}",
+                ]
+            ),
+        )
+
+
+def check_again() -> Iterator[tuple[str, object]]:
+    """Yield which check is made before a restart, by what was asked for and how long it took."""
+    for asked, took_s in product(
+        (None, "auto", "off", "quick", "thorough", "light", "gpt", "matmul,allgather"),
+        (None, 10.0, 119.0, 120.0, 121.0, 200.0, 241.0),
+    ):
+        found = after.check_again(asked, took_s)
+        yield f"{asked}, took {took_s}", [found.check, bool(found.less)]
+
+
+_PATH = Path("/journal")
+_ERRORS: dict[str, SlurmHealthError] = {
+    "a newer record": RecordTooNew(_PATH, version=2, known=1),
+    "a busy journal": JournalBusy(_PATH),
+    "a journal": JournalError(_PATH, "x"),
+    "a journal by an option": JournalError(_PATH, "name one with --journal"),
+    "Slurm": SlurmError("x"),
+    "an allocation": AllocationError("x", "y"),
+    "settings": ConfigError("a file", "key", "x"),
+    "another": SlurmHealthError("x"),
+}
+
+
+def unchecked() -> Iterator[tuple[str, object]]:
+    """Yield what becomes of a job whose nodes could not be checked."""
+    for (name, err), choice, released in product(_ERRORS.items(), OnUnchecked, (False, True)):
+        found = not_checked.unchecked_by(err)
+        ending = not_checked.end(found, choice, released=released)
+        key = f"{name}, {choice.value}{', released' if released else ''}"
+        yield key, _ended(ending)
+    found = Unchecked(reason="x", remedy="y")
+    yield "it cannot be held", _ended(not_checked.not_held(found, "no"))
+    yield "held by its comment", not_checked.was_held(not_checked.holding_note(found, "12"))
+    yield "not held by its comment", not_checked.was_held(not_checked.note(found))

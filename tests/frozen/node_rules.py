@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a node's own rules decide: accusations, the breaker, mending, recovery, the kernel's words.
+
+`inputs/kernel_lines.txt` holds lines of kernels and drivers, and lines that users can write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+from slurm_health.node.rules import accusations, breaker, drain_note, mending, recovery
+from slurm_health.node.rules.finding import CheckResult, Finding, Remedy, Status
+from slurm_health.node.rules.kernel_lines import is_evidence
+from slurm_health.node.rules.meaning import all_meanings, meaning_of
+from slurm_health.node.rules.settings import (
+    Accusations,
+    Breaker,
+    Marks,
+    Mend,
+    PairTest,
+    Recovery,
+    StepName,
+    matches,
+)
+from slurm_health.node.rules.xid import judge_sxid, judge_xid, remedy_of
+from slurm_health.records.verdict import Level
+
+LINES = Path(__file__).parent / "inputs" / "kernel_lines.txt"
+NOW_S = 1_700_000_000.0
+_HOUR_S = 3600.0
+
+
+def entries() -> Iterator[tuple[str, object]]:
+    """Yield all of it."""
+    yield from _accusations()
+    yield from _marks()
+    yield from _tests_of_accused()
+    yield from _shares()
+    yield from _breaker()
+    yield from _breaker_for_owners()
+    yield from _mending()
+    yield from _recovery()
+    yield from _kernel()
+    yield from _patterns()
+    yield from _notes()
+
+
+def _accusation(level: Level, probability: float, lines: int) -> accusations.Accusation:
+    return accusations.Accusation(
+        node="n1",
+        job=12,
+        component="network",
+        reason="x",
+        probability=probability,
+        evidence=tuple(f"round {number}" for number in range(lines)),
+        level=level,
+    )
+
+
+def _accusations() -> Iterator[tuple[str, object]]:
+    for level, probability, lines in product(
+        (Level.FAULTY, Level.SLOW), (0.98, 0.99, 1.0), (0, 1, 2, 3)
+    ):
+        strong = _accusation(level, probability, lines).strong
+        yield f"accused: {level.value} at {probability:g} by {lines} tests is strong", strong
+    for letters in product("fsh", repeat=3):
+        levels = [
+            {"f": Level.FAULTY, "s": Level.SLOW, "h": Level.HEALTHY}[each] for each in letters
+        ]
+        counts = accusations.standing([_accusation(level, 1.0, 1) for level in levels])
+        key = f"accused: of {', '.join(each.value for each in levels)} counts"
+        yield key, None if counts is None else counts.level.value
+
+
+def _marks() -> Iterator[tuple[str, object]]:
+    settings = Marks()
+    for users, jobs, wanted in product((1, 2, 3), (1, 2, 3, 4), (0, 1, 2)):
+        marks = tuple(_mark(number, uid=number % users) for number in range(jobs))
+        found = accusations.convict(marks, Marks(users=wanted))
+        yield f"marks: {jobs} jobs of {users} users, {wanted} users wanted", found
+    for age_h in (-25.0, -23.0, 0.0, 167.9, 168.1):
+        marks = (_mark(1, uid=1, time_s=NOW_S - age_h * _HOUR_S),)
+        yield f"marks: {age_h:g} h old", len(accusations.alive(marks, NOW_S, settings))
+    kept: tuple[accusations.NodeMark, ...] = ()
+    for number in range(6):
+        kept = accusations.add(kept, _mark(number % 4, uid=1), settings)
+        yield f"marks: after {number + 1} of one user", [mark.job for mark in kept]
+
+
+def _mark(job: int, *, uid: int, time_s: float = NOW_S) -> accusations.NodeMark:
+    return accusations.NodeMark(job=job, uid=uid, component="network", text="x", time_s=time_s)
+
+
+def _tests_of_accused() -> Iterator[tuple[str, object]]:
+    for count, age_s, limit in product((0, 1, 2, 3), (10.0, 3599.0, 3601.0, -10.0), (1, 2)):
+        tested = {1000: tuple(NOW_S - age_s for _ in range(count))}
+        counted = accusations.with_test(tested, 1000, NOW_S, Accusations(tests_per_user_hour=limit))
+        yield f"test: after {count} {age_s:g} s ago, limit {limit}", counted is not None
+    for node, uid, age_h, count in product(
+        ("n1", "n2"), (1000, 1001), (0.5, 0.99, 1.01, 5.9, 6.1), (1, 2, 4)
+    ):
+        asked = [
+            accusations.Asked(node=node, time_s=NOW_S - age_h * _HOUR_S, uid=uid, accusing=each)
+            for each in range(count)
+        ]
+        wanted = accusations.Asked(node="n1", time_s=NOW_S, uid=1000, accusing=99)
+        why = accusations.refusal(asked, wanted, PairTest(enabled=True))
+        key = f"pair test: after {count} of {node} by {uid} {age_h:g} h ago is refused"
+        yield key, bool(why)
+
+
+def _shares() -> Iterator[tuple[str, object]]:
+    limits = Breaker()
+    for nodes in (1, 2, 3, 4, 8, 9, 16, 19, 20, 29, 30, 64, 100, 1000):
+        key = f"breaker: of {nodes} nodes, of those below one switch"
+        yield key, [limits.allowed(nodes), limits.allowed_in_rack(nodes)]
+
+
+def _breaker() -> Iterator[tuple[str, object]]:
+    """Yield what becomes of one drain after another, by how far apart and after whose jobs."""
+    gaps_s = {"at once": 1.0, "within the hour": 900.0, "slowly": 3700.0, "backwards": -60.0}
+    for (pace, gap_s), nodes, owners, racks in product(
+        gaps_s.items(), (4, 16, 40), (1, 2, 9), (False, True)
+    ):
+        names = [f"n{number}" for number in range(nodes)]
+        below = {f"leaf{each}": names[4 * each : 4 * each + 4] for each in range(nodes // 4)}
+        ledger, said = breaker.DrainLedger(), ""
+        for number, node in enumerate(names[:8]):
+            wanted = breaker.DrainEntry(
+                node=node,
+                time_s=NOW_S + gap_s * number,
+                partitions=("all",),
+                job=100 + number,
+                uid=1000 + number % owners,
+            )
+            result = breaker.reserve(
+                ledger,
+                wanted,
+                limits=Breaker(directory="/x"),
+                members={"all": names},
+                ours=(),
+                racks={leaf: each for leaf, each in below.items() if node in each} if racks else {},
+            )
+            allowed = isinstance(result, breaker.DrainAllowed)
+            trips = len(result.ledger.trips) > len(ledger.trips)
+            said += "d" if allowed else "T" if trips else "r"
+            ledger = result.ledger
+        where = "with racks" if racks else "without racks"
+        key = f"breaker: {pace}, {nodes} nodes, {owners} users, {where}"
+        yield key, [said, sorted(ledger.trips)]
+
+
+def _breaker_for_owners() -> Iterator[tuple[str, object]]:
+    ages_s = (10.0, 599.0, 601.0, 1800.0, 3599.0, 3601.0, 7199.0, 7201.0, -10.0, -90000.0)
+    for window_s, age_s, of_job in product((600.0, 3600.0, 7200.0), ages_s, (True, False)):
+        most = 0
+        for before in range(6):
+            entries_before = tuple(
+                breaker.DrainEntry(
+                    node=f"n{each}",
+                    time_s=NOW_S - age_s,
+                    job=7 if of_job else 100 + each,
+                    uid=1000,
+                )
+                for each in range(before)
+            )
+            wanted = breaker.DrainEntry(node="n99", time_s=NOW_S, job=7, uid=1000)
+            limits = Breaker(directory="/x", window_s=window_s)
+            if not breaker.refusal(breaker.DrainLedger(entries=entries_before), wanted, limits):
+                most = before + 1
+        who = "one job" if of_job else "one user"
+        key = f"breaker: most for {who} with others {age_s:g} s ago, window {window_s:g} s"
+        yield key, most
+
+
+_STEPS: tuple[StepName, ...] = ("reset", "reload", "reboot", "deep_test", "ticket")
+
+
+def _mending() -> Iterator[tuple[str, object]]:
+    settings = Mend(enabled=True, dry_run=False, steps=_STEPS, reload=("x",), deep_test=("x",))
+    fewer = Mend(enabled=True, dry_run=False, steps=("reboot", "ticket"))
+    named = Mend(enabled=True, steps=("reset", "reboot"), first={"gpu": "reboot"})
+    for remedies in product((None, *Remedy), repeat=2):
+        failed = [
+            CheckResult(
+                name=name, finding=Finding(status=Status.NODE_FAULT, text="x", remedy=remedy)
+            )
+            for name, remedy in zip(("gpu", "xid"), remedies, strict=True)
+        ]
+        words = " and ".join(each.value if each else "nothing known" for each in remedies)
+        yield f"mending: {words} begins with", mending.first_step(failed, settings).value
+        yield (
+            f"mending: {words}, gpu is named, begins with",
+            mending.first_step(failed, named).value,
+        )
+    yield "mending: no check failed begins with", mending.first_step([], settings).value
+    for first, done, outcome, age_h, drain, allowed in product(
+        mending.MendStep,
+        (None, *mending.MendStep),
+        (mending.StepOutcome.BEGUN, mending.StepOutcome.DONE, mending.StepOutcome.DRY_RUN),
+        (0.1, 23.0, 25.0),
+        ("this drain", "another drain"),
+        (settings, fewer),
+    ):
+        if done is None and (
+            outcome is not mending.StepOutcome.DONE or age_h > 1 or drain[0] == "a"
+        ):
+            continue
+        tried = [] if done is None else [_tried(done, outcome, age_h, drain)]
+        found = mending.next_step(first, tried, "n1", "this drain", allowed, NOW_S)
+        before = f"{done.value} {outcome.value} {age_h:g} h ago for {drain}" if done else "nothing"
+        key = f"mending: {first.value} first, after {before}, {len(allowed.steps)} steps"
+        yield key, found.step.value if found.step else None
+    for count, age_h in product((3, 4, 5), (0.9, 1.1)):
+        tried = [
+            _tried(mending.MendStep.RESET, mending.StepOutcome.DONE, age_h, "x", node=f"m{each}")
+            for each in range(count)
+        ]
+        found = mending.next_step(mending.MendStep.RESET, tried, "n1", "x", settings, NOW_S)
+        key = f"mending: after {count} steps of others {age_h:g} h ago"
+        yield key, found.step.value if found.step else None
+
+
+def _tried(
+    step: mending.MendStep,
+    outcome: mending.StepOutcome,
+    age_h: float,
+    drain: str,
+    *,
+    node: str = "n1",
+) -> mending.Tried:
+    time_s = NOW_S - age_h * _HOUR_S
+    until_s = time_s + 1800.0
+    return mending.Tried(
+        node=node, step=step, time_s=time_s, drain=drain, outcome=outcome, until_s=until_s
+    )
+
+
+def _recovery() -> Iterator[tuple[str, object]]:
+    settings = Recovery()
+    for passed, gap_s in product(("pppp", "ppfp", "fppp", "pfpp"), (30.0, 59.0, 61.0, -10.0)):
+        record = recovery.DrainRecord(node="n1", reason="x", retest=("gpu",), time_s=NOW_S)
+        said = []
+        for number, letter in enumerate(passed, 1):
+            record = recovery.after_test(
+                record, all_passed=letter == "p", now_s=NOW_S + gap_s * number, settings=settings
+            )
+            said.append(f"{record.passes}{' due' if recovery.is_due(record, settings) else ''}")
+        yield f"recovery: {passed}, {gap_s:g} s apart", said
+
+
+def _kernel() -> Iterator[tuple[str, object]]:
+    for meaning in all_meanings():
+        yield f"kernel: {meaning.name}", [meaning.status.value, meaning.check, meaning.whose]
+    for number in (*range(1, 180), 200, 999):
+        status, said = judge_xid(number)
+        remedy = remedy_of(said)
+        yield f"xid {number}", [status.value, remedy.value if remedy else None]
+    for number, fatal in product(
+        (12020, 20034, 22003, 22011, 23001, 23017, 23018), (True, False, None)
+    ):
+        yield f"sxid {number}, fatal {fatal}", judge_sxid(number, fatal=fatal)[0].value
+    for line in LINES.read_text().splitlines():
+        meaning_found = meaning_of(line)
+        told = [meaning_found.name, meaning_found.status.value] if meaning_found else None
+        yield f"line: {line}", [is_evidence(line), told]
+
+
+def _patterns() -> Iterator[tuple[str, object]]:
+    patterns = ("gpu[01-16,20]", "gpu*", "!login*", "n?", "gpu[1-3]x[1-2]", "!gpu1,x")
+    for name, pattern in product(
+        ("gpu01", "gpu1", "gpu20", "gpu17", "login1", "n1", "gpu2x1"), patterns
+    ):
+        yield f"pattern: {name} is of {pattern}", matches(name, (pattern,))
+
+
+def _notes() -> Iterator[tuple[str, object]]:
+    note = drain_note.write(
+        drain_note.DrainNote(
+            checks=("filesystem-scratch",), job=4711, time_s=1_763_661_234, text="x"
+        )
+    )
+    for name, reason in {
+        "as written": note,
+        "signed": f"{note} [root@2026-11-28T05:00:00]",
+        "rebooted": f"{note} : reboot issued [root@2026-11-28T05:00:00]",
+        "edited": f"{note} ticket 12",
+        "cut": note[:20],
+        "of another": "bad fan",
+    }.items():
+        parsed = drain_note.parse(reason)
+        told = [list(parsed.checks), parsed.job, parsed.time_s] if parsed else None
+        key = f"note {name}: ours, edited, what it says"
+        yield key, [drain_note.is_ours(reason), drain_note.is_edited(reason, note), told]

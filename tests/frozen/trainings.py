@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is said of trainings that failed, hang or are slow: by recordings, logs and standstills.
+
+`inputs/diagnoses.jsonl` holds what was collected of each of some hundred, one a line.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from slurm_health.node.checks.gpu import Gpu, GpusSeen
+from slurm_health.node.rules.finding import Status
+from slurm_health.records.script_records import Diagnosed
+from slurm_health.system.nvml import Gpus
+from slurm_health.training.diagnosis.by_output import OutputProgress
+from slurm_health.training.diagnosis.collected import (
+    Collected,
+    FlightRecords,
+    MonitorSaw,
+    NodesTold,
+    NodeTold,
+    ScriptEnd,
+    SlurmView,
+    TrainingLog,
+)
+from slurm_health.training.diagnosis.diagnostician import (
+    Diagnostician,
+    observe_failure,
+    observe_hang,
+    observe_slowdown,
+)
+from slurm_health.training.diagnosis.inference import InferenceChain
+from slurm_health.training.diagnosis.operators import OPERATORS
+from slurm_health.training.diagnosis.rank_now import RankNow
+from slurm_health.training.diagnosis.seen import Standstill
+from slurm_health.training.diagnosis.slow_steps import Slowdown
+from slurm_health.training.diagnosis.stragglers import SlowRank, observe_slow_rank
+from slurm_health.training.diagnosis.training_log import read_log
+from slurm_health.training.diagnosis.uneven import Uneven, observe_uneven
+from slurm_health.training.diagnosis.watched import WatchedPrograms
+from slurm_health.training.monitor.collector import EndedJob, NothingCollected
+from slurm_health.training.monitor.flight_dumps import FlightDumps
+from slurm_health.training.monitor.messages import NodeLook, NodeMessage, NodeNow, looked_at
+
+DATA = Path(__file__).parents[1] / "data"
+DIAGNOSES = Path(__file__).parent / "inputs" / "diagnoses.jsonl"
+NODES = ("n1", "n2")
+# Long after the last step: recordings are made with less patience than the monitor has.
+_STALLED_S = 600.0
+_WINDOW_S = 4.0
+_LATER_S = 100 * 365 * 86400.0
+_OBSERVED = {
+    "failure": observe_failure,
+    "hang": observe_hang,
+    "slowdown": observe_slowdown,
+    "slow rank": observe_slow_rank,
+    "uneven": observe_uneven,
+}
+_KINDS: dict[str, type[msgspec.Struct]] = {
+    kind.__name__: kind
+    for kind in (
+        FlightRecords,
+        MonitorSaw,
+        NodesTold,
+        ScriptEnd,
+        SlowRank,
+        Slowdown,
+        SlurmView,
+        Standstill,
+        TrainingLog,
+        Uneven,
+    )
+}
+_MESSAGE: msgspec.json.Decoder[NodeMessage] = msgspec.json.Decoder(NodeNow | NodeLook)
+
+
+class _GpusThen(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a line of a recording's `nvml.jsonl`, what the check of GPUs goes by."""
+
+    node: str
+    gpus: Gpus
+
+
+def recordings() -> Iterator[tuple[str, object]]:
+    """Yield what post-mortem, monitor and the check of GPUs say of each recording."""
+    for directory in sorted(each for each in (DATA / "played_training").iterdir() if each.is_dir()):
+        facts = json.loads((directory / "run.json").read_text())
+        output = (directory / "output.txt").read_text()
+        yield f"{directory.name}: post-mortem", _post_mortem(directory, facts, output)
+        lines = (directory / "monitor.jsonl").read_text().splitlines()
+        messages = [_MESSAGE.decode(line) for line in lines]
+        if messages:
+            yield f"{directory.name}: monitor", _monitor(messages, output)
+        yield f"{directory.name}: check of GPUs", _check_of_gpus(directory / "nvml.jsonl")
+
+
+def failures() -> Iterator[tuple[str, object]]:
+    """Yield what is said of failed scripts, by their logs, what nodes told and what was slow."""
+    for path in sorted((DATA / "diagnosis").glob("*.txt")):
+        end = ScriptEnd(exit_code=1, nodes=("n1", "n2", "n3"), script="train.sh")
+        yield path.name, _inferred("failure", [end, read_log([("out", path.read_text())])])
+    yield from _diagnoses({"failure", "slowdown", "slow rank", "uneven"})
+
+
+def standstills() -> Iterator[tuple[str, object]]:
+    """Yield what is said of trainings that hang, by their ranks' stacks and flight records."""
+    yield from _diagnoses({"hang"})
+
+
+def _diagnoses(observed: set[str]) -> Iterator[tuple[str, object]]:
+    for line in DIAGNOSES.read_text().splitlines():
+        case = json.loads(line)
+        if case["observed"] in observed:
+            data = [_read(kind, told) for kind, told in case["data"]]
+            yield case["name"], _inferred(case["observed"], data)
+
+
+def _read(kind: str, told: Any) -> msgspec.Struct:
+    if kind == "log":
+        return read_log([(name, text) for name, text in told])
+    return msgspec.convert(told, _KINDS[kind])
+
+
+def _inferred(observed: str, data: list[msgspec.Struct]) -> object:
+    diagnostician = Diagnostician(_OBSERVED[observed], InferenceChain(OPERATORS))
+    return _concluded(diagnostician.diagnose(Collected(data)).diagnosed)
+
+
+def _concluded(diagnosed: Diagnosed | None) -> object:
+    if diagnosed is None:
+        return None
+    return {
+        "cause": diagnosed.cause,
+        "whose": diagnosed.attribution,
+        "sureness": diagnosed.sureness,
+        "ranks": diagnosed.ranks,
+        "nodes": diagnosed.nodes,
+        "accused": diagnosed.accused,
+    }
+
+
+def _post_mortem(directory: Path, facts: Mapping[str, Any], output: str) -> object:
+    codes = facts["ends"].values()
+    worst = min(codes)
+    end = ScriptEnd(
+        exit_code=128 - worst if worst < 0 else max(codes), nodes=NODES, script="train.sh"
+    )
+    data: list[msgspec.Struct] = [end, read_log([("output.txt", output)])]
+    job = EndedJob(
+        end=end,
+        environ={"TORCH_FR_DUMP_TEMP_FILE": str(directory / "fr" / "rank_")},
+        node=NODES[0],
+        directory=directory,
+        ended_s=_LATER_S,
+        duration_s=_LATER_S,
+    )
+    dumps = FlightDumps()
+    if dumps.is_enabled(job):
+        try:
+            data.append(dumps.collect_data(job))
+        except NothingCollected:
+            return "its dumps are not read"
+    kernel = directory / "kernel.txt"
+    if kernel.exists():
+        told = NodeTold(node=NODES[-1], kernel=tuple(kernel.read_text().splitlines()))
+        data.append(NodesTold(nodes=(told,)))
+    return _inferred("failure", data)
+
+
+def _monitor(messages: list[NodeMessage], output: str) -> object:
+    watched = WatchedPrograms(NODES)
+    looks: dict[str, NodeLook] = {}
+    for message in messages:
+        watched.hear(message.node, _ranks_of(message), 0.0)
+        if isinstance(message, NodeLook):
+            looks[message.node] = message
+    looked = looked_at(looks, silent=())
+    concluded: list[object] = []
+    for program in watched.programs.values():
+        if program.step:
+            judged = watched.judge(program, looked, window_s=_WINDOW_S, now_s=_STALLED_S)
+        else:  # no heartbeat: its output stands still
+            progress = OutputProgress()
+            for number, line in enumerate(output.splitlines()):
+                progress.take("output.txt", f"{line}\n", float(number) / 10)
+            judged = progress.judge(watched, looked, NODES, window_s=_WINDOW_S, now_s=_STALLED_S)
+        if isinstance(judged, str):
+            concluded.append("no hang so far")
+            continue
+        standstill, flights = judged
+        seen = [standstill, *([flights] if flights.records else [])]
+        concluded.append(_inferred("hang", seen))
+    return concluded
+
+
+def _ranks_of(message: NodeMessage) -> tuple[RankNow, ...]:
+    return message.now if isinstance(message, NodeLook) else message.ranks
+
+
+def _check_of_gpus(path: Path) -> object:
+    lines = path.read_text().splitlines() if path.exists() else []
+    told = [msgspec.json.decode(line, type=_GpusThen) for line in lines]
+    findings = {each.node: Gpu().judge(GpusSeen(gpus=each.gpus)) for each in told}
+    return {
+        node: [finding.status.value, finding.remedy.value if finding.remedy else None]
+        for node, finding in findings.items()
+        if finding.status is not Status.PASS
+    }
