@@ -136,9 +136,7 @@ def test_the_page_of_commands_is_what_they_say_with_help() -> None:
         [sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True
     ).stdout
     # Words, not lines: releases of click break lines at different places.
-    assert command_reference.PAGE.read_text().split() == page.split(), (
-        "make docs writes it anew"
-    )
+    assert command_reference.PAGE.read_text().split() == page.split(), "make docs writes it anew"
 
 
 @pytest.mark.heavy

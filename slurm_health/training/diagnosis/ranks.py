@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slurm_health.records.script_records import MOST_LINES, RANK_FAILED, RANKS_WAITED
-from slurm_health.records.text import SIGKILL, counted, listed, ranks_text, signal_text
+from slurm_health.records.text import SIGKILL, counted, cut, listed, ranks_text, signal_text
 from slurm_health.training.diagnosis.collected import Collected, ScriptEnd, TrainingLog, leaving_out
 from slurm_health.training.diagnosis.inference import Attribution, Inference, Sureness
 from slurm_health.training.diagnosis.known_errors import KnownError, known
@@ -23,6 +23,8 @@ from slurm_health.training.diagnosis.rank_failures import (
     nodes_of,
     signal_of,
 )
+
+_QUOTED = 120  # characters of an exception in a sentence; the evidence has more
 
 
 def first_failure(_: Inference, data: Collected) -> Inference | None:
@@ -116,7 +118,7 @@ def same_error_everywhere(_: Inference, data: Collected) -> Inference | None:
     decided = not (one_of_several and of_the_place)
     return Inference(
         name="same-error-everywhere",
-        description=f"the same {kind_of(first.error)}{_on_how_many(same)}{_at(first)}",
+        description=_quoted(first, _on_how_many(same).removeprefix(" on ") or _who(first)),
         attribution=Attribution.USER if decided else Attribution.UNDECIDED,
         sureness=Sureness.CERTAIN if decided else Sureness.POSSIBLE,
         nodes=nodes_of(same),
@@ -142,7 +144,7 @@ def program_error(_: Inference, data: Collected) -> Inference | None:
         return None
     return Inference(
         name="program-error",
-        description=f"{_who(first)} met an error of the script or of its data{_at(first)}",
+        description=_quoted(first, _who(first)),
         attribution=Attribution.USER,
         sureness=Sureness.LIKELY,
         nodes=nodes_of([first]),
@@ -376,6 +378,12 @@ def _same_cause(
 def _who(failure: RankFailure) -> str:
     who = f"rank {failure.rank}" if failure.rank is not None else "a process"
     return f"{who} on {failure.node}" if failure.node else who
+
+
+def _quoted(failure: RankFailure, who: str) -> str:
+    """Return an exception and where it was raised: `ValueError: bad label (rank 1, ddp.py:28)`."""
+    place = f", {failure.place}" if failure.place else ""
+    return f"{cut(failure.error, _QUOTED)} ({who}{place})"
 
 
 def _how(failure: RankFailure) -> str:
