@@ -16,7 +16,8 @@ standard error; every error becomes one line and an exit code in `main`.
     hooks            prolog, epilog, healthcheck: what runs on a node
     nodes            nodes, notify: what was drained, and who is notified
     site_setup       doctor, init-config, init-hooks, init-default: how a site is set up
-    shipped          templates, explain: what comes with slurm-health
+    explain          why a job failed, by its files; what an error means
+    shipped          templates: what comes with slurm-health
     internal         what only slurm-health itself calls: supervise, requeue-helper
     agent            `python -m slurm_health agent`: without click, because each node starts it
     shared_options   the options of `slurm_health.preflight.options`, as click has them

@@ -23,7 +23,7 @@ _COMMANDS = {
     "clean": "clean:clean",
     "doctor": "site_setup:doctor",
     "epilog": "hooks:epilog",
-    "explain": "shipped:explain",
+    "explain": "explain:explain",
     "healthcheck": "hooks:healthcheck",
     "history": "history:history",
     "init-config": "site_setup:init_config",
@@ -55,7 +55,7 @@ GROUPS = {
         "report": "Print what was measured, concluded and done for a job.",
         "history": "Print what all checks have found on a node.",
         "lemons": "List nodes that spoil one job after another.",
-        "explain": "Say what an Xid, an SXid or a line of the kernel's log means.",
+        "explain": "Explain a failed job from its files, or an error by its number.",
         "clean": "Remove old journals.",
     },
     "For administrators": {

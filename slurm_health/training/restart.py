@@ -25,7 +25,7 @@ from slurm_health.preflight.decide.policy import Policy
 from slurm_health.preflight.master.check_settings import CheckSettings
 from slurm_health.preflight.master.run_check import check_allocation, run_started
 from slurm_health.records.allocation import Allocation
-from slurm_health.records.errors import ExitCode, SlurmError
+from slurm_health.records.errors import ExitCode, JournalError, SlurmError
 from slurm_health.records.nodeset import fold
 from slurm_health.records.records import (
     Action,
@@ -234,6 +234,7 @@ def failure_of(failed: FailedScript, job: str, client: Client, policy: Policy) -
         least=least,
         hang=hangs[-1],
         hangs_before=tuple(filter(None, hangs[:-1])),
+        before=_diagnosed_before(failed.directory, diagnosed),
     )
 
 
@@ -288,6 +289,18 @@ def _diagnosed(directory: Path) -> Diagnosed | None:
     record = found[-1].record
     assert isinstance(record, Diagnosed)
     return record
+
+
+def _diagnosed_before(directory: Path, latest: Diagnosed | None) -> tuple[Diagnosed, ...]:
+    """Return what the post-mortems of earlier starts found, those of earlier attempts first."""
+    label = directory.name.partition("-")[0]
+    attempts = [directory.parent / str(n) for n in range(int(label))] if label.isdecimal() else []
+    records: list[Record | None] = []
+    for attempt in (*attempts, directory):
+        with contextlib.suppress(JournalError):  # one that is gone, or not readable, tells nothing
+            records += [entry.record for entry in journal.read_all(attempt, journal.POST_MORTEM)]
+    found = [record for record in records if isinstance(record, Diagnosed)]
+    return tuple(found[:-1] if latest is not None else found)
 
 
 def _hangs(directory: Path) -> list[HangFound | None]:

@@ -73,19 +73,20 @@ def submit(site: Site, *words: str, check: str = f"check --act --python={FAKE_WO
     return int(result.stdout)
 
 
-def output_of(site: Site, job: int) -> str:
+def output_of(site: Site, job: int, *, tasks: int) -> str:
     ended = site.ended(job, 3 * DEADLINE_S)
     text = site.read(f"job-{job}.out")
     assert (ended["JobState"], ended["ExitCode"]) == ("COMPLETED", "0:0"), text
     site.assert_nothing_left()
-    return text
+    # Each task has a file of its own.
+    return text + "".join(site.read(f"train-{job}-{task}.out") for task in range(tasks))
 
 
 def test_the_script_trains_in_the_container_after_the_check(site: Site) -> None:
     played_nodes.play(site)
     train = site.script("train.py", (ROOT / "examples" / "train.py").read_text())
     job = submit(site, "-N2", "--ntasks-per-node=2", f"{train} --epochs=1")
-    text = output_of(site, job)
+    text = output_of(site, job, tasks=4)
     assert "all healthy" in text
     assert "epoch 0  4 nodes" in text  # examples/train.py calls each of its ranks a node
 
@@ -93,7 +94,7 @@ def test_the_script_trains_in_the_container_after_the_check(site: Site) -> None:
 def test_the_tasks_see_the_containers_root_and_the_job_leaves_a_bad_node(site: Site) -> None:
     where = site.script("where.py", LOOK)
     played_nodes.play(site, n2=FAULTY)
-    text = output_of(site, submit(site, "-N4", "--ntasks-per-node=1", where))
+    text = output_of(site, submit(site, "-N4", "--ntasks-per-node=1", where), tasks=4)
     told = [line.split() for line in text.splitlines() if line.startswith("runs on")]
     assert len({node for _, _, node, *_ in told} - {"n2"}) == 4
     assert all(MARK in words and "boot" not in words for words in told)
@@ -113,6 +114,7 @@ def test_the_check_can_run_with_the_containers_own_torch(site: Site) -> None:
             where,
             check=f"check --act --python={program} || [ $? = 3 ] ||",
         ),
+        tasks=2,
     )
     assert re.search(r"n\[1-2\]: \d+ rounds", text)
     assert "cannot" not in text

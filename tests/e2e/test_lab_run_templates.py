@@ -111,7 +111,8 @@ def test_task_per_gpu(site: Site) -> None:
     job = submit(site, "task-per-gpu.sbatch", "-N2", "--ntasks-per-node=2", script="train.py")
     text = output_of(site, job)
     assert "all healthy" in text
-    assert "epoch 0  4 nodes" in text  # examples/train.py calls each of its ranks a node
+    # examples/train.py calls each of its ranks a node.
+    assert "epoch 0  4 nodes" in site.read(f"train-{job}-0.out")
 
 
 @pytest.mark.slow

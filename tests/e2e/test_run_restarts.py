@@ -94,7 +94,7 @@ def test_an_error_of_the_user_is_not_tried_again(machines: list[Machine], master
         train(each, ["--nnodes=2"], master, fails=("key-error", "-1", "--times=9"))
     assert codes(machines) == [1, 1], machines
     assert begun_at(machines[0]) == [(2, 0)]
-    assert "the training ends: the same KeyError on ranks 0-1" in machines[0].said
+    assert "the training ends: KeyError: " in machines[0].said
     assert "before the workers start" not in machines[0].said
 
 

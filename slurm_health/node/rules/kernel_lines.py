@@ -106,6 +106,14 @@ _STALLED = (
 )
 KINDS: tuple[LineKind, ...] = (
     *_broken(
+        "gpu-reset-required",
+        "the driver refuses to use a GPU until it is reset",
+        "GPU",
+        "reset the GPU (nvidia-smi --gpu-reset), or reboot the node",
+        r"^NVRM: nvAssert\w+: Assertion failed: Reset required \[NV_ERR_RESET_REQUIRED\]",
+        r"^NVRM: nvAssert\w+: Assertion failed: [\w ]{1,60}! GPU marked for reset\b",
+    ),
+    *_broken(
         "machine-check",
         "the processor met an error that it could not correct",
         "processor or memory",
@@ -245,6 +253,15 @@ KINDS: tuple[LineKind, ...] = (
 )
 FAULTS = tuple(each.pattern for each in KINDS if each.status is Status.NODE_FAULT)
 WARNINGS = tuple(each.pattern for each in KINDS if each.status is Status.WARN)
+
+
+# `Nov 23 12:00:00 n1 kernel: `, `[  123.456789] `, `[Mon Nov 23 12:00:00 2026] `
+_STAMP = re.compile(r"^(?:\S.{0,80}? kernel: )?(?:\[[^\]]{1,40}\] )?")
+
+
+def without_stamp(line: str) -> str:
+    """Return a line of a log file without what dmesg or syslog put before the kernel's words."""
+    return _STAMP.sub("", line, count=1)
 
 
 def is_evidence(line: str) -> bool:

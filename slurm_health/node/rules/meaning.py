@@ -12,7 +12,14 @@ from collections.abc import Iterator
 import msgspec
 
 from slurm_health.node.rules.finding import Status
-from slurm_health.node.rules.kernel_lines import KINDS, LOST_GPU, SXID, XID, is_evidence
+from slurm_health.node.rules.kernel_lines import (
+    KINDS,
+    LOST_GPU,
+    SXID,
+    XID,
+    is_evidence,
+    without_stamp,
+)
 from slurm_health.node.rules.xid import ALWAYS_FATAL, XIDS, judge_sxid, judge_xid
 
 _LOST = 79  # the Xid of a GPU that has fallen off the bus
@@ -20,8 +27,6 @@ _XID_TABLE = "NVIDIA's catalogue of Xid errors"
 _SXID_TABLE = "the user guide of NVIDIA's Fabric Manager"
 _KERNEL = "the kernel's own words"
 _NUMBER = re.compile(r"(?:(?P<kind>s?xid)\s*[-:#]?\s*)?(?P<number>\d{1,5})", re.I)
-# `Nov 23 12:00:00 n1 kernel: `, `[  123.456789] `, `[Mon Nov 23 12:00:00 2026] `
-_STAMP = re.compile(r"^(?:\S.{0,80}? kernel: )?(?:\[[^\]]{1,40}\] )?")
 
 
 class Meaning(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +55,7 @@ def meaning_of(words: str) -> Meaning | None:
             return _of_sxid(int(number["number"]), None, "")
         return _of_xid(int(number["number"]), "")
     named = next((each for each in _of_lines() if each.name == words), None)
-    return named or _of_line(_STAMP.sub("", words, count=1))
+    return named or _of_line(without_stamp(words))
 
 
 def all_meanings() -> list[Meaning]:

@@ -107,6 +107,9 @@ XIDS: dict[int, XidKind] = {
 _NVLINK_5 = re.compile(r"(?P<unit>[A-Z][\w/]+) +(?P<word>Fatal|Nonfatal) +XC\d+ i\d+ Link -?\d+")
 # Units whose fatal errors end a program and leave the GPU usable, by NVIDIA's catalogue.
 _OF_A_PROGRAM = ("TLW_RX", "TLW_TX")
+# A unit that reports what the other end of its link did: when one GPU of an NVLink domain fails,
+# all others report this, fatal or not.
+_OF_A_PEER = ("RLW_",)
 # Xid 74 of older links: `NVLink: fatal error detected on link 14(0x0, 0x0, 0x10000, …`. A process'
 # name, of 15 bytes, cannot hold that. The link also goes down where its other end has failed.
 _FATAL_LINK = re.compile(r"NVLink: fatal error detected on (?P<link>link \d{1,3})\(")
@@ -143,6 +146,8 @@ def judge_xid(number: int, text: str = "") -> tuple[Status, str]:
         return _RECOVERIES.get(action["now"], (Status.WARN, XIDS[154].what))
     if 144 <= number <= 150 and (links := list(_NVLINK_5.finditer(text))):
         link = links[-1]
+        if link["unit"].startswith(_OF_A_PEER):
+            return Status.WARN, f"NVLink error ({link['unit']}), most often of the link's other end"
         if link["word"] == "Fatal" and not link["unit"].startswith(_OF_A_PROGRAM):
             return Status.NODE_FAULT, f"fatal NVLink error ({link['unit']}); {_RESET}"
         return Status.WARN, f"NVLink error ({link['unit']}) that ends no link"

@@ -9,6 +9,7 @@ only that one shows, as of a node that has become slow.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -20,6 +21,9 @@ from slurm_health.records.verdict import Level, NodeVerdict
 QUICK = "quick"
 # A job that Slurm requeues waits two minutes at the least: to restart in place is to be sooner.
 LIMIT_S = 120.0
+# A verdict wants a figure; an inference has none that anybody counted. `likely` must not be read as
+# the 99 % that measured rounds can reach.
+_PROBABILITY = {"possible": 0.5, "likely": 0.9, "certain": 0.99}
 _MOST_OF_A_KIND = 2  # restarts after hangs of one cause, nodes that are at fault aside
 
 
@@ -46,6 +50,7 @@ class ScriptFailure:
         restarted_unchecked: this start of the job has restarted the script before without a check.
         least: with how few nodes the job goes on; None if it has to be requeued without one.
         hang: the hang for which this start of the script was ended, None where it ended otherwise.
+        before: what the post-mortems of earlier starts in this job found, oldest first.
         hangs_before: those for which earlier starts of it in this attempt of the job were ended.
     """
 
@@ -59,6 +64,7 @@ class ScriptFailure:
     least: int | None = None
     hang: HangFound | None = None
     hangs_before: tuple[HangFound, ...] = ()
+    before: tuple[Diagnosed, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +108,12 @@ def plan(failure: ScriptFailure) -> Plan:
     if diagnosed and diagnosed.attribution == Attribution.OUTSIDE:
         return Plan(next=Next.STOP, reason=what, evidence=evidence)
     guilty = _at_fault(failure)
+    alike = [earlier for earlier in failure.before if diagnosed and _alike(earlier, diagnosed)]
+    if guilty and diagnosed and not failure.lost:
+        left = sorted({node for earlier in alike for node in earlier.accused})
+        if left and not set(left) & set(diagnosed.accused):
+            reason = f"{what}: the same as on {fold(left)}, which the job left for it; it follows"
+            return Plan(next=Next.STOP, reason=f"{reason} the job, not a node", evidence=evidence)
     if guilty:
         return _without(failure, guilty)
     if diagnosed and diagnosed.attribution == Attribution.USER:
@@ -110,12 +122,27 @@ def plan(failure: ScriptFailure) -> Plan:
     all_nodes = (*failure.nodes, *failure.spares)
     if failure.hang is not None:
         return _after_hang(failure.hang, failure, evidence)
+    if diagnosed and alike and diagnosed.attribution == Attribution.UNDECIDED and evidence:
+        reason = f"{what}; it failed in these words before, and its nodes have been checked since"
+        return Plan(next=Next.STOP, reason=reason, evidence=evidence)
     if diagnosed and diagnosed.attribution == Attribution.TRANSIENT:
         if not failure.restarted_unchecked:
             reason = f"{what} ({Attribution.TRANSIENT})"
             return Plan(next=Next.RESTART, reason=reason, evidence=evidence)
         what += "; it is not the first time"
     return Plan(next=Next.CHECK, reason=what, evidence=evidence, check=all_nodes)
+
+
+def _alike(earlier: Diagnosed, later: Diagnosed) -> bool:
+    """Tell whether two failures have one cause in the same words, whatever the rank or address."""
+
+    def words(found: Diagnosed) -> str:
+        first = found.evidence[0] if found.evidence else ""
+        for node in found.nodes:
+            first = first.replace(node, "")
+        return re.sub(r"0x[0-9a-fA-F]+|\d+", "#", first)
+
+    return earlier.cause == later.cause and words(earlier) == words(later)
 
 
 def _after_hang(hang: HangFound, failure: ScriptFailure, evidence: tuple[str, ...]) -> Plan:
@@ -166,6 +193,7 @@ def _at_fault(failure: ScriptFailure) -> tuple[NodeVerdict, ...]:
             NodeVerdict(
                 node=node,
                 level=Level.FAULTY,
+                probability=_PROBABILITY[diagnosed.sureness] if diagnosed else 1.0,
                 reason=diagnosed.description if diagnosed else "",
                 evidence=tuple(diagnosed.evidence if diagnosed else ()) or ("the post-mortem",),
             ),

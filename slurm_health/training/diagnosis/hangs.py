@@ -20,7 +20,7 @@ from slurm_health.records.script_records import (
     RANK_GONE,
 )
 from slurm_health.records.text import listed, ranks_text
-from slurm_health.training.diagnosis.collected import Collected, FlightRecords
+from slurm_health.training.diagnosis.collected import Collected, FlightRecords, NodesTold
 from slurm_health.training.diagnosis.flight import Difference, first_difference
 from slurm_health.training.diagnosis.flight_data import is_over
 from slurm_health.training.diagnosis.inference import Attribution, Inference, Sureness
@@ -195,12 +195,25 @@ def no_rank_leaves(_: Inference, data: Collected) -> Inference | None:
 def node_silent(_: Inference, data: Collected) -> Inference | None:
     """The monitor of a node does not answer any more, and those of others do.
 
-    The node, or the way to it: nothing is known of either.
+    The node, or the way to it, only where a connection to it or another question to it says so:
+    else its monitor has ended, which tells nothing of the node.
     """
-    standstill = data.get(Standstill)
+    standstill, told = data.get(Standstill), data.get(NodesTold)
     if standstill is None or not 0 < len(standstill.silent) < len(standstill.nodes):
         return None
     alone = len(standstill.silent) == 1
+    unreached = {end for path in standstill.paths for end in (path.node, path.peer)}
+    unreached |= set(told.silent if told else ())
+    if not unreached & set(standstill.silent):
+        return Inference(
+            name="monitor-ended",
+            description=f"{'the monitor' if alone else 'the monitors'} on"
+            f" {listed(standstill.silent)} ended, and nothing that was collected says where the"
+            " training hangs",
+            sureness=Sureness.POSSIBLE,
+            evidence=(f"no answer from the monitor on {listed(standstill.silent)}",),
+            advice=f"look at the ranks on {standstill.silent[0]} (py-spy dump --pid PID)",
+        )
     there = [each for each in standstill.ranks if each.node in standstill.silent]
     return Inference(
         name="node-silent",

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from slurm_health.records.script_records import Attribution, Sureness
@@ -25,6 +26,26 @@ class KnownError:
     advice: str
     attribution: Attribution
     sureness: Sureness = Sureness.LIKELY
+    applies: Callable[[str], bool] = lambda _: True
+
+
+# Process 1395 has 24.49 GiB memory in use. Including non-PyTorch memory, this process has 7.20 GiB
+_IN_USE = re.compile(
+    r"(?P<who>Process \d+|this process) has (?P<size>[\d.]+) (?P<unit>[KMG]iB) memory in use"
+)
+_UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+def _another_has_most(error: str) -> bool:
+    """Tell whether PyTorch names a process that has more of the GPU's memory than this one has."""
+    own = others = 0.0
+    for match in _IN_USE.finditer(error):
+        size = float(match["size"]) * _UNITS[match["unit"]]
+        if match["who"] == "this process":
+            own = size
+        else:
+            others += size
+    return others > own
 
 
 _BROKEN_CHECKPOINT = KnownError(
@@ -54,11 +75,20 @@ KNOWN: tuple[KnownError, ...] = (
         name="gpu-broken",
         pattern=re.compile(
             r"uncorrectable ECC|uncorrectable NVLink|GPU is lost|fallen off the bus"
-            r"|hardware stack error"
         ),
         means="a GPU of the node failed",
         advice=_NODE,
         attribution=Attribution.NODE,
+    ),
+    KnownError(
+        name="gpu-occupied",
+        pattern=re.compile(r"CUDA out of memory|OutOfMemoryError"),
+        applies=_another_has_most,
+        means="the GPU's memory was used up, most of it by another process: one that an earlier job"
+        " left there, another user's, or another rank on the same GPU",
+        advice="see whose process that is (nvidia-smi on the node); if it is none of this job, try"
+        " another node and tell your administrator",
+        attribution=Attribution.UNDECIDED,
     ),
     KnownError(
         name="gpu-out-of-memory",
@@ -89,8 +119,12 @@ KNOWN: tuple[KnownError, ...] = (
     ),
     KnownError(
         name="illegal-access",
-        pattern=re.compile(r"illegal memory access|misaligned address|illegal instruction"),
-        means="a GPU kernel used memory that is not its own, most often an error of the kernel",
+        pattern=re.compile(
+            r"illegal memory access|misaligned address|illegal instruction|hardware stack error"
+            r"|invalid program counter|invalid address space"
+        ),
+        means="a GPU kernel used memory that is not its own, or overran its stack: most often an"
+        " error of the kernel",
         advice="run it once with CUDA_LAUNCH_BLOCKING=1; if it fails on one node only, have that"
         " node checked",
         attribution=Attribution.UNDECIDED,
@@ -396,5 +430,9 @@ def known(error: str, *, loading: bool = False) -> KnownError | None:
     if loading and _ENDS_EARLY.search(error):
         return _BROKEN_CHECKPOINT
     said, never = _FILE.sub(r"\1", error), _OF_FIGURES if kind_of(error) in OF_THE_PLACE else ()
-    found = (each for each in KNOWN if each.pattern.search(said) and each.name not in never)
-    return next(found, None)
+    fitting = (
+        row
+        for row in KNOWN
+        if row.name not in never and row.pattern.search(said) and row.applies(error)
+    )
+    return next(fitting, None)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
@@ -26,6 +27,27 @@ SIGNALS = {
     "User defined signal 1": 10,
     "User defined signal 2": 12,
 }
+# Signals that end a process which does not handle them, as exit statuses tell of them: a shell adds
+# 128, a Python that passes a child's negative status on takes it from 256.
+_ENDING = (4, 6, 7, 8, 9, 11, 15)
+# How launchers and frameworks tell of a process that ended, each with its rank if they say it.
+_LAUNCHERS = tuple(
+    re.compile(pattern)
+    for pattern in (
+        # DeepSpeed: [launch.py:324:sigkill_handler] ['python', …] exits with return code = -9
+        r"\[launch\.py:\d+:\w+\] .* exits with return code = (?P<code>-?\d{1,3})$",
+        # mpirun noticed that process rank 3 with PID 77 on node n2 exited on signal 9 (Killed).
+        r"rank (?P<rank>\d+) with PID \d+ on node (?P<node>\S+) exited on signal (?P<signal>\d+)",
+        # MPICH: =   EXIT CODE: 139
+        r"^=\s+EXIT CODE: (?P<code>\d{1,3})$",
+        # torch.multiprocessing: process 3 terminated with signal SIGKILL
+        r"process (?P<rank>\d{1,6}) terminated with signal (?P<name>SIG[A-Z]+)",
+        # subprocess: died with <Signals.SIGKILL: 9>
+        r"died with <Signals\.SIG\w+: (?P<signal>\d{1,2})>",
+        # joblib: The exit codes of the workers are {SIGKILL(-9)}
+        r"exit codes of the workers are \{(?P<name>SIG[A-Z]+)\(-\d+\)",
+    )
+)
 _FRAME = re.compile(r'\s+File "(?P<file>[^"]*)", line (?P<line>\d+)(?:, in (?P<function>\S+))?')
 # Of a type: a line such as `usage: train.py` that came in between is none.
 _EXCEPTION = re.compile(
@@ -38,6 +60,11 @@ _OF_A_LIBRARY = ("site-packages/", "dist-packages/", "/lib/python", "<frozen", "
 _NOT_WAITS = frozenset({"wrapper", "_wait", "wait"})
 # How the exception begins with which NCCL's watchdog ends a process that may have raised before.
 _WATCHDOG = "Process group watchdog thread terminated"
+
+
+def signal_of(exit_code: int) -> int:
+    """Return the signal that an exit status stands for, 0 for none: 137 and 247 are SIGKILL."""
+    return next((n for n in _ENDING if exit_code in (128 + n, 256 - n)), 0)
 
 
 class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +83,7 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
         at: the place of the first line about it in the output, to tell which was first.
         line: what the output says of it, in a line.
         consequence: it is what ranks do when another one has failed.
+        cut: it began to tell of an exception, whose words are lost.
         bare: nothing but a line with an exception tells of it: it may have been dealt with.
     """
 
@@ -71,7 +99,29 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
     at: int = 0
     line: str = ""
     consequence: bool = False
+    cut: bool = False
     bare: bool = False
+
+
+def launcher_end(text: str, at: int) -> RankFailure | None:
+    """Return the end of a process of which a line of a launcher or framework tells, else None."""
+    match = next((found for each in _LAUNCHERS if (found := each.search(text))), None)
+    if match is None:
+        return None
+    told = match.groupdict()
+    code, rank = int(told.get("code") or 0), told.get("rank")
+    number = int(told.get("signal") or 0) or max(-code, 0) or signal_of(code)
+    if name := told.get("name"):
+        number = getattr(signal, name, signal.SIGKILL).value
+    return RankFailure(
+        rank=int(rank) if rank else None,
+        node=(told.get("node") or "").partition(".")[0],
+        exit_code=max(code, 0),
+        signal=number,
+        at=at,
+        line=one_line(text)[:300],
+        consequence=number == SIGNALS["Terminated"],
+    )
 
 
 class Traceback(msgspec.Struct):
@@ -163,10 +213,28 @@ def _merged(
             raised[rank] = failure  # a rank that was restarted: its last one counts
     if not raised and unnamed:
         return tuple(_of_unnamed(unnamed, known))
+    if not raised:
+        known = _with_lost_words(tracebacks, known)
     rest = [_ended(each) for rank, each in known.items() if rank not in raised]
     if by_torchrun:
         rest += [_ended(each) for each in _killed_launchers(tasks)]
     return tuple(sorted([*raised.values(), *rest], key=lambda each: each.at))
+
+
+def _with_lost_words(
+    tracebacks: list[Traceback], known: dict[int | None, RankFailure]
+) -> dict[int | None, RankFailure]:
+    """Mark the ends of ranks whose traceback breaks off: the step was ended while they wrote it."""
+    lost = [traceback for traceback in tracebacks if not traceback.error]
+    ends = [end for end in known.values() if end.exit_code == 1 and not end.signal]
+    if not lost or not ends:
+        return known
+    first = min(ends, key=lambda end: end.at)
+    named = [(traceback, known.get(traceback.rank or traceback.task)) for traceback in lost]
+    traceback, end = next(((one, end) for one, end in named if end in ends), (lost[0], first))
+    assert end is not None
+    marked = msgspec.structs.replace(end, cut=True, place=traceback.place, at=traceback.at)
+    return {**known, end.rank: marked}
 
 
 def _killed_launchers(tasks: dict[int, RankFailure]) -> list[RankFailure]:
@@ -175,6 +243,8 @@ def _killed_launchers(tasks: dict[int, RankFailure]) -> list[RankFailure]:
 
 
 def _raised(traceback: Traceback, rank: int | None, end: RankFailure | None) -> RankFailure:
+    if passed_on := launcher_end(traceback.error, traceback.at):
+        return passed_on
     who = f"rank {rank}: " if rank is not None else ""
     return RankFailure(
         rank=rank,

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slurm_health.records.script_records import MOST_LINES, RANK_FAILED, RANKS_WAITED
-from slurm_health.records.text import SIGKILL, counted, listed, ranks_text, signal_text
+from slurm_health.records.text import SIGKILL, counted, cut, listed, ranks_text, signal_text
 from slurm_health.training.diagnosis.collected import Collected, ScriptEnd, TrainingLog, leaving_out
 from slurm_health.training.diagnosis.inference import Attribution, Inference, Sureness
 from slurm_health.training.diagnosis.known_errors import KnownError, known
@@ -17,7 +17,14 @@ from slurm_health.training.diagnosis.last_words import (
     kind_of,
 )
 from slurm_health.training.diagnosis.mistakes import of_surroundings
-from slurm_health.training.diagnosis.rank_failures import RankFailure, failed_ranks, nodes_of
+from slurm_health.training.diagnosis.rank_failures import (
+    RankFailure,
+    failed_ranks,
+    nodes_of,
+    signal_of,
+)
+
+_QUOTED = 120  # characters of an exception in a sentence; the evidence has more
 
 
 def first_failure(_: Inference, data: Collected) -> Inference | None:
@@ -64,10 +71,17 @@ def known_error(_: Inference, data: Collected) -> Inference | None:
     meant = _known(first)
     if meant is None:
         return None
-    same = _same_as(first, data)
+    same, meant = _same_cause(first, meant, data)
     attribution, sureness = meant.attribution, meant.sureness
+    shared = meant.name in _OF_STORAGE and len(nodes_of(same)) > 1
+    if shared:
+        attribution = Attribution.USER
     if attribution is Attribution.NODE and len(nodes_of(same)) != 1:
         attribution, sureness = Attribution.UNDECIDED, Sureness.POSSIBLE
+    elif attribution is Attribution.NODE:
+        # What a program says of a device blames no node by itself: its driver, its kernel or a
+        # check has to agree, and each of these is an inference of its own.
+        sureness = Sureness.POSSIBLE
     elif attribution is Attribution.USER and len(same) > 1:
         sureness = Sureness.CERTAIN
     alone = meant.name == "not-a-number" and len(same) == 1
@@ -78,7 +92,9 @@ def known_error(_: Inference, data: Collected) -> Inference | None:
     doubt = ", on this rank alone: a device that computes wrongly is possible, if rare"
     return Inference(
         name=meant.name,
-        description=meant.means + (doubt if alone else _on_how_many(same)),
+        description=meant.means
+        + (doubt if alone else _on_how_many(same))
+        + (": one that they share" if shared else ""),
         attribution=attribution,
         sureness=sureness,
         nodes=nodes,
@@ -102,7 +118,7 @@ def same_error_everywhere(_: Inference, data: Collected) -> Inference | None:
     decided = not (one_of_several and of_the_place)
     return Inference(
         name="same-error-everywhere",
-        description=f"the same {kind_of(first.error)}{_on_how_many(same)}{_at(first)}",
+        description=_quoted(first, _on_how_many(same).removeprefix(" on ") or _who(first)),
         attribution=Attribution.USER if decided else Attribution.UNDECIDED,
         sureness=Sureness.CERTAIN if decided else Sureness.POSSIBLE,
         nodes=nodes_of(same),
@@ -128,7 +144,7 @@ def program_error(_: Inference, data: Collected) -> Inference | None:
         return None
     return Inference(
         name="program-error",
-        description=f"{_who(first)} met an error of the script or of its data{_at(first)}",
+        description=_quoted(first, _who(first)),
         attribution=Attribution.USER,
         sureness=Sureness.LIKELY,
         nodes=nodes_of([first]),
@@ -179,6 +195,24 @@ _NOT_THERE = {
     "ImportError": _NO_MODULE,
     "ModuleNotFoundError": _NO_MODULE,
 }
+
+
+def exception_cut_off(_: Inference, data: Collected) -> Inference | None:
+    """The first failure is an exception whose words were lost: the step was ended meanwhile."""
+    first = _first(data)
+    if not first.cut:
+        return None
+    return Inference(
+        name="exception-cut-off",
+        description=f"{_who(first)} raised a Python exception{_at(first)}, whose words were cut off"
+        " when the step was ended: whose fault it is was in them",
+        sureness=Sureness.LIKELY,
+        nodes=nodes_of([first]),
+        ranks=failed_ranks([first]),
+        evidence=(first.line,),
+        advice="have srun write one file per task (--output=%x-%j-%t.out), or not end the step at"
+        " once (without --kill-on-bad-exit): then the exception is in it",
+    )
 
 
 def killed_or_crashed(_: Inference, data: Collected) -> Inference | None:
@@ -279,7 +313,7 @@ _CRASHES[11] = "a segmentation fault"
 def _crash_of(data: Collected) -> int:
     """Return the signal of a crash or kill that ended a script, else 0; a shell says 128 + n."""
     end = data.get(ScriptEnd)
-    number = (end.signal or end.exit_code - 128) if end else 0
+    number = (end.signal or signal_of(end.exit_code)) if end else 0
     return number if number in _CRASHES or number == SIGKILL else 0
 
 
@@ -323,9 +357,33 @@ def _same_as(first: RankFailure, data: Collected) -> list[RankFailure]:
     return sorted(by_rank.values(), key=lambda each: each.at)
 
 
+# Causes that are a filesystem's: where several nodes meet it, none of them is at fault.
+_OF_STORAGE = {"disk-full"}
+
+
+def _same_cause(
+    first: RankFailure, meant: KnownError, data: Collected
+) -> tuple[list[RankFailure], KnownError]:
+    """Return the failures of the same known cause, whatever their words, and its surest words."""
+    log = data.get(TrainingLog)
+    by_rank: dict[int | None, RankFailure] = {}
+    for failure in reversed(log.of_their_own if log else ()):
+        other = _known(failure) if failure.error else None
+        if other is not None and other.name == meant.name:
+            by_rank[failure.rank] = failure
+            meant = max(meant, other, key=lambda row: row.sureness)
+    return sorted(by_rank.values(), key=lambda failure: failure.at) or [first], meant
+
+
 def _who(failure: RankFailure) -> str:
     who = f"rank {failure.rank}" if failure.rank is not None else "a process"
     return f"{who} on {failure.node}" if failure.node else who
+
+
+def _quoted(failure: RankFailure, who: str) -> str:
+    """Return an exception and where it was raised: `ValueError: bad label (rank 1, ddp.py:28)`."""
+    place = f", {failure.place}" if failure.place else ""
+    return f"{cut(failure.error, _QUOTED)} ({who}{place})"
 
 
 def _how(failure: RankFailure) -> str:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -14,6 +15,8 @@ from slurm_health.training.diagnosis.collected import Collected, FlightRecords
 from slurm_health.training.diagnosis.flight import first_difference
 from slurm_health.training.diagnosis.inference import Inference, Sureness
 from slurm_health.training.diagnosis.seen import RankSeen, Standstill
+
+_MOST_RANKS = 65_536
 
 
 class RasRank(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +68,55 @@ class RasStatus(msgspec.Struct, frozen=True, kw_only=True):
     """All communicators of the job."""
 
     communicators: tuple[Communicator, ...] = ()
+
+
+# Of NCCL's RAS as text: `#0-0 (fa93daea854b060b) MISMATCH`, `30 ranks have launched up to operation
+# 640`, `Rank 12 -- GPU 4 managed by process 323032 on node 10.0.0.124`
+_REPORTED = re.compile(r"^#\d+-\d+ \((?P<hash>[0-9a-f]{1,32})\)")
+_LAUNCHED = re.compile(
+    r"^\s+(?P<ranks>\d+) ranks? ha(?:s|ve) launched up to operation (?P<count>\d+)"
+)
+_RANK = re.compile(
+    r"^\s+Rank (?P<rank>\d+) -- GPU (?P<gpu>\d+) managed by process (?P<pid>\d+)"
+    r" on node (?P<node>\S+)"
+)
+
+
+def read_report(text: str) -> RasStatus:
+    """Return what NCCL's RAS tells as text of communicators whose ranks differ.
+
+    It names the ranks of the last, smallest count, and only counts the others: these get numbers
+    that no named one has.
+    """
+    communicators = []
+    for block in re.split(r"^(?=#\d+-\d+ \()", text, flags=re.MULTILINE)[1:]:
+        header = _REPORTED.match(block)
+        lines = block.splitlines()[1:]
+        counts = [(int(m["count"]), int(m["ranks"])) for m in map(_LAUNCHED.match, lines) if m]
+        named = [match for match in map(_RANK.match, lines) if match]
+        if header is None or len(counts) < 2 or sum(n for _, n in counts) > _MOST_RANKS:
+            continue
+        count = min(counts, key=lambda each: each[1])[0]
+        ranks = [
+            RasRank(
+                rank=int(match["rank"]),
+                host=match["node"],
+                pid=int(match["pid"]),
+                nvml_dev=int(match["gpu"]),
+                collective_counts={"all": count},
+            )
+            for match in named
+        ]
+        taken = {rank.rank for rank in ranks}
+        free = (n for n in range(_MOST_RANKS) if n not in taken)
+        ranks += [
+            RasRank(rank=number, pid=-1 - number, collective_counts={"all": other})
+            for other, many in counts
+            if other != count
+            for number, _ in zip(free, range(many), strict=False)
+        ]
+        communicators.append(Communicator(hash=header["hash"], size=len(ranks), ranks=tuple(ranks)))
+    return RasStatus(communicators=tuple(communicators))
 
 
 def ras_behind(_: Inference, data: Collected) -> Inference | None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from slurm_health.node.rules.finding import Status
-from slurm_health.node.rules.kernel_lines import OUT_OF_MEMORY, XID
+from slurm_health.node.rules.kernel_lines import KINDS, OUT_OF_MEMORY, XID, is_evidence
 from slurm_health.node.rules.xid import judge_xid
 from slurm_health.records.nodeset import is_down, is_lost
 from slurm_health.records.script_records import (
@@ -43,7 +43,10 @@ _OUTSIDE = {
     "DEADLINE": ("the job reached its deadline", ""),
 }
 # slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-11-22T10:00:00 DUE TO TIME LIMIT ***
-_JOB_CANCELLED = re.compile(r"\*\*\* JOB (\S+) ON \S+ CANCELLED AT")
+_JOB_CANCELLED = re.compile(
+    r"\*\*\* (?:JOB (\S+) ON \S+ CANCELLED AT"
+    r"|STEP (\d[\d_+]*)\.\S+ ON \S+ CANCELLED AT \S+ DUE TO TIME)"
+)
 _DUE_TO = {
     "DUE TO TIME LIMIT": "TIMEOUT",
     "DUE TO PREEMPTION": "PREEMPTED",
@@ -51,6 +54,9 @@ _DUE_TO = {
 }
 _BACK_IN_THE_QUEUE = frozenset({"REQUEUED", "PENDING"})
 _XID = re.compile(XID)
+_RESET_REQUIRED = re.compile(
+    "|".join(kind.pattern for kind in KINDS if kind.name == "gpu-reset-required")
+)
 _KILL = re.compile(OUT_OF_MEMORY)
 _MEMORY_NOTE = re.compile(KILLED_FOR_MEMORY)
 _LOST_NOTE = re.compile(r"Node failure on (?P<node>[\w.-]+)")
@@ -82,7 +88,7 @@ def ended_from_outside(_: Inference, data: Collected) -> Inference | None:
 def _told_to_cancel(notes: Iterable[str], job: str) -> list[str]:
     """Return the lines that Slurm writes of a job that it ends: a script may print another's."""
     found = ((_JOB_CANCELLED.search(note), note) for note in notes)
-    return [note for line, note in found if line and (not job or line[1] == job)]
+    return [note for line, note in found if line and (not job or job in line.groups())]
 
 
 def _ended(state: str, means: str, advice: str, evidence: Sequence[str]) -> Inference:
@@ -231,6 +237,14 @@ def gpu_errors(_: Inference, data: Collected) -> Inference | None:
         said = f"GPU {bus} of {first} failed: Xid {number}, {means}"
         texts = {node: [each.text for each in lines] for node, lines in faults.items()}
         return _gpu_broken(said, texts, Sureness.CERTAIN, data)
+    refused = {
+        node.node: [line for line in node.kernel if _RESET_REQUIRED.search(line)] for node in told
+    }
+    refused = {node: lines for node, lines in refused.items() if lines}
+    if refused:
+        first = next(iter(refused))
+        means = f"the driver of {first} refuses to use a GPU until it is reset"
+        return _gpu_broken(means, refused, Sureness.LIKELY, data)
     lost = {each.node: each.lost_gpus for each in told if each.lost_gpus}
     if not lost:
         return None
@@ -238,6 +252,27 @@ def gpu_errors(_: Inference, data: Collected) -> Inference | None:
     # Likely: that it is so now may have come after what failed.
     texts = {node: [f"NVML: {each}" for each in words] for node, words in lost.items()}
     return _gpu_broken(f"{first}: {words[0]}", texts, Sureness.LIKELY, data)
+
+
+def broken_hardware(_: Inference, data: Collected) -> Inference | None:
+    """The kernel of a node reports broken hardware; that it ended the script is possible only."""
+    for told in nodes_told(data):
+        for kind in KINDS:
+            if kind.status is not Status.NODE_FAULT or kind.name == "gpu-reset-required":
+                continue
+            pattern = re.compile(kind.pattern)
+            lines = [line for line in told.kernel if pattern.search(line) and is_evidence(line)]
+            if lines:
+                return Inference(
+                    name=kind.name,
+                    description=f"the kernel of {told.node} reports: {kind.what}",
+                    attribution=Attribution.NODE,
+                    sureness=Sureness.POSSIBLE,
+                    nodes=(told.node,),
+                    evidence=tuple(lines[:MOST_LINES]),
+                    advice=f"tell your administrator: {kind.helps}",
+                )
+    return None
 
 
 def nodes_told(data: Collected) -> tuple[NodeTold, ...]:

@@ -22,7 +22,9 @@ from slurm_health.training.diagnosis.rank_failures import (
     RankFailure,
     Traceback,
     continued,
+    launcher_end,
     merged,
+    signal_of,
     watchdog_end,
 )
 
@@ -94,6 +96,18 @@ _ADAPTER = re.compile(
     r"(?P<what>(?:\S{1,40}:\d+ )?Got (?:async (?:\w+ )?event|completion from peer) ?.{1,200})"
 )
 _MOST_ADAPTERS = 20
+# A subnet manager that restarts, or reads its network anew, has every port tell so; nothing failed.
+_HARMLESS_EVENTS = re.compile(
+    r"client reregistration|SM change|LID change|P_?Key change|GID (?:table )?change|port active",
+    re.I,
+)
+# Below it, `Snapshot of ranks' latest states:`
+#   #315 started ranks:
+#     [0, 1, 2] started ALLREDUCE
+_SNAPSHOT = re.compile(r"\s*#(?P<number>\d{1,15}) (?P<what>started|finished) ranks:")
+_IN_SNAPSHOT = re.compile(
+    r"\s*\[(?P<ranks>\d{1,6}(?:, ?\d{1,6})*)\] (?:started|finished) \w{1,40}$"
+)
 _OF_A_SUBGROUP = re.compile(r"\[PG ID [1-9].{1,300}Watchdog caught")
 _EXITED = re.compile(r"Exited with exit code (\d+)")
 # That the kernel killed for memory, in whole phrases of Slurm's and of the kernel's: a script may
@@ -108,7 +122,9 @@ KILLED_FOR_MEMORY = (
 # What Slurm, the kernel and the driver say of a job in a line of their own.
 _NOTE = re.compile(
     rf"({KILLED_FOR_MEMORY}|Node failure on|CANCELLED AT|UNCORRECTABLE MEMORY ERROR AT"
-    r"|NVRM: Xid|SXid"
+    r"|NVRM: Xid|SXid|srun: error: Task launch for \S+ failed on node"
+    r"|server socket has failed to bind to .{1,80}Address already in use"
+    r"|(?:connect to|connecting to) \(?\S{1,253}, \d{1,5}\)"
     r"|Node \S+ has failed|Communication connection failure)"
 )
 _CANCELLED_AT = re.compile(r"\*\*\* JOB \S+ ON \S+ CANCELLED AT (?P<time>[\dT:-]{19})")
@@ -151,6 +167,9 @@ class _Reading:
         self.tasks: dict[int, RankFailure] = {}
         self.watchdogs: dict[int | None, RankFailure] = {}
         self.of_groups: dict[int | None, RankFailure] = {}  # whose rank is not told, by number
+        self.launched: list[
+            RankFailure
+        ] = []  # what a launcher said that is neither torchrun nor srun
         self.notes: list[str] = []
         self.adapters: dict[tuple[str, str], None] = {}
         self.words = WordsRead()
@@ -158,6 +177,8 @@ class _Reading:
         self.reported: dict[int, Reached] = {}  # by the watchdogs of others
         self.has_subgroups = False
         self._terminating = False
+        self._snapshot: tuple[int, bool] | None = None
+        self._latest_over = 1 << 60  # of the ranks that a watchdog names as behind
         self._items: dict[str, dict[str, str]] = {}
 
     def line(self, at: int, whole: str, file: str) -> None:
@@ -175,6 +196,17 @@ class _Reading:
             self._adapter(text)
         elif " collective" in text and (reported := _DESYNC.match(text)):
             self._desync(reported)
+        elif snapshot := _SNAPSHOT.match(text):
+            self._snapshot = int(snapshot["number"]), snapshot["what"] == "finished"
+        elif self._snapshot and (listed := _IN_SNAPSHOT.match(text)):
+            number, finished = self._snapshot
+            # A work that was started may be one of many that were: the first counts that is not
+            # over on any rank, and that is behind what a rank finished last.
+            over = number if finished else min(number - 1, self._latest_over)
+            inside = None if finished else (over + 1, number)
+            self._report(listed["ranks"], Reached(number, over, inside))
+        elif end := launcher_end(text, at):
+            self.launched.append(end)
         if text[:2] == "  ":
             self._summary(at, stream, text)
         elif text.startswith("srun: error: "):
@@ -243,6 +275,8 @@ class _Reading:
 
     def _adapter(self, text: str) -> None:
         match = _ADAPTER.search(text)
+        if match and _HARMLESS_EVENTS.search(match["what"]):
+            return
         if match and len(self.adapters) < _MOST_ADAPTERS:
             said = match["node"].partition(".")[0], one_line(match["what"])[:200].strip()
             self.adapters.setdefault(said)
@@ -254,7 +288,11 @@ class _Reading:
             reached = Reached(int(inside), int(inside) - 1, (int(inside), int(inside)))
         else:
             reached = Reached(int(reported["over"]), int(reported["over"]))
-        for rank in map(int, reported["ranks"].split(",")):
+            self._latest_over = int(reported["over"])
+        self._report(reported["ranks"], reached)
+
+    def _report(self, ranks: str, reached: Reached) -> None:
+        for rank in map(int, ranks.split(",")):
             if len(self.reported) < _MOST_FAILURES:
                 self.reported[rank] = reached
 
@@ -277,7 +315,7 @@ class _Reading:
                     rank=int(rank[0]),
                     node="" if node.startswith("localhost") else node.partition(".")[0],
                     exit_code=max(number, 0),
-                    signal=max(-number, 0),
+                    signal=max(-number, 0) or signal_of(number),
                     at=at,
                     line=f"torchrun: rank {rank[0]} on {node or 'a node'}: "
                     + (f"signal {-number}" if number < 0 else f"exit code {number}"),
@@ -290,6 +328,7 @@ class _Reading:
             return
         how = match["how"]
         exited = _EXITED.match(how)
+        code = int(exited[1]) % 256 if exited else 0
         try:
             nodes = expand(match["nodes"])
             tasks = [int(each.lstrip("t")) for each in expand(f"t[{match['tasks']}]")]
@@ -299,8 +338,8 @@ class _Reading:
             self.tasks[task] = RankFailure(
                 rank=task,
                 node=nodes[0] if len(nodes) == 1 else "",
-                exit_code=int(exited[1]) % 256 if exited else 0,
-                signal=0 if exited else SIGNALS.get(how, 0),
+                exit_code=code,
+                signal=signal_of(code) if exited else SIGNALS.get(how, 0),
                 at=at,
                 line=one_line(text)[:300],
                 consequence=self._terminating and how == "Killed",
@@ -309,7 +348,9 @@ class _Reading:
     def failures(self) -> tuple[RankFailure, ...]:
         for stream in list(self.open):
             self._finish(stream)
-        return merged(self.done, self.ended, self.tasks, self.watchdogs, self.of_groups)
+        told = merged(self.done, self.ended, self.tasks, self.watchdogs, self.of_groups)
+        of_their_own = any(not failure.consequence for failure in told)
+        return told if of_their_own or not self.launched else (*self.launched, *told)
 
 
 def read_log(
@@ -349,7 +390,8 @@ def read_log(
         words=words,
         progress=tuple(
             FlightRecord(rank=rank, reached={"0": reached}, whole=False)
-            for rank, reached in sorted((reading.progress or reading.reported).items())
+            # Whichever tells of more ranks; they number works in ways of their own.
+            for rank, reached in sorted(max(reading.progress, reading.reported, key=len).items())
             if not reading.has_subgroups
         ),
         watchdogs=bool(reading.watchdogs),

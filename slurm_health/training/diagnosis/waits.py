@@ -31,6 +31,7 @@ from slurm_health.training.diagnosis.seen import (
     ranks_of,
     who,
 )
+from slurm_health.training.diagnosis.starting import never_met
 
 # What NCCL's watchdog says of a work that took too long, and DDP of sizes that never came; an error
 # of NCCL, with which it ends ranks too, has other words.
@@ -143,7 +144,7 @@ def connections_broke(inference: Inference, data: Collected) -> Inference | None
 
     Possible only: what broke the connections is not told. No node is held at fault.
     """
-    if len(_waits(data)) > 1:
+    if len(_waits(data)) > 1 or never_met(inference, data) is not None:
         return None
     log = data.get(TrainingLog)
     if log is not None and log.adapters:

@@ -10,6 +10,7 @@ import os
 import pickle
 import re
 import resource
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -127,14 +128,25 @@ def _files(job: EndedJob) -> Iterator[tuple[int, Path]]:
             entries = list(os.scandir(path.parent))
         except OSError:
             continue
+        named = _names(path.name, job.node)
         for entry in entries:
-            rank = entry.name.removeprefix(path.name)
-            if not (entry.name.startswith(path.name) and rank.isdecimal() and len(rank) < 6):
+            match = named.fullmatch(entry.name)
+            if match is None:
                 continue
             found = entry.stat(follow_symlinks=False)
             ours = found.st_uid == os.geteuid() and entry.is_file(follow_symlinks=False)
-            if ours and found.st_mtime >= since_s and int(rank) < _MOST_RANKS:
-                yield int(rank), Path(entry.path)
+            if ours and found.st_mtime >= since_s and int(match["rank"]) < _MOST_RANKS:
+                yield int(match["rank"]), Path(entry.path)
+
+
+def _names(prefix: str, node: str) -> re.Pattern[str]:
+    """Return how dumps are called: where a prefix names this node, others' name theirs."""
+    pattern = re.escape(prefix)
+    host = socket.gethostname()
+    for name in sorted({node, host, host.partition(".")[0]} - {""}, key=len, reverse=True):
+        whole = rf"(?<![A-Za-z0-9]){re.escape(re.escape(name))}(?![A-Za-z0-9])"
+        pattern = re.sub(whole, lambda _: r"[\w.-]{1,255}?", pattern)
+    return re.compile(pattern + r"(?P<rank>\d{1,5})")
 
 
 def prefixes(environ: Mapping[str, str]) -> Iterator[str]:

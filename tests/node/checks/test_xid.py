@@ -92,7 +92,7 @@ LINK = "XC0 i0 Link 01 (0x021425c6 0x00000000)"
     ("line", "status"),
     [
         (f"149, NETIR_LINK_EVT  Fatal   {LINK}", Status.NODE_FAULT),
-        (f"145, RLW_REMAP Fatal {LINK}", Status.NODE_FAULT),
+        (f"145, RLW_REMAP Fatal {LINK}", Status.WARN),  # of the other end of the link
         (f"145, pid=8, name=ray::Worker, RLW_RXPIPE Nonfatal {LINK}", Status.WARN),
         (f"145, pid=8, name=A Fatal XC0 i0, RLW_RXPIPE Nonfatal {LINK}", Status.WARN),
         (f"146, TLW_RX/TLW_RX_PIPE0 Fatal {LINK}", Status.WARN),

@@ -274,3 +274,68 @@ def test_a_check_without_a_verdict_is_not_tried_again() -> None:
 @pytest.mark.parametrize(("took_s", "check"), [(120.0, "thorough"), (121.0, "quick")])
 def test_a_restart_waits_two_minutes_for_a_check_and_no_longer(took_s: float, check: str) -> None:
     assert check_again("thorough", took_s).check == check
+
+
+def undecided(rank: int = 1, node: str = "n2", cause: str = "crashed") -> Diagnosed:
+    return Diagnosed(
+        cause=cause,
+        description="it crashed",
+        attribution=Attribution.UNDECIDED.value,
+        sureness="likely",
+        nodes=[node],
+        ranks=[rank],
+        evidence=[f"srun: error: {node}: task {rank}: Segmentation fault"],
+    )
+
+
+def test_the_same_words_undecided_twice_are_not_started_a_third_time() -> None:
+    now = undecided(rank=3, node="n3")
+    once = plan(ScriptFailure(diagnosed=now, batch_node="n1", nodes=("n1", "n2", "n3")))
+    twice = plan(
+        ScriptFailure(
+            diagnosed=now, batch_node="n1", nodes=("n1", "n2", "n3"), before=(undecided(),)
+        )
+    )
+    other = plan(
+        ScriptFailure(
+            diagnosed=now,
+            batch_node="n1",
+            nodes=("n1", "n2", "n3"),
+            before=(undecided(cause="killed"),),
+        )
+    )
+
+    assert (once.next, twice.next, other.next) == (Next.CHECK, Next.STOP, Next.CHECK)
+
+
+def test_what_follows_the_job_to_a_second_node_is_no_nodes_fault() -> None:
+    def lost_gpu(node: str) -> Diagnosed:
+        return Diagnosed(
+            cause="gpu-broken",
+            description="a GPU failed",
+            attribution=Attribution.NODE.value,
+            sureness="likely",
+            nodes=[node],
+            accused=[node],
+            evidence=[f"{node}: GPU 1 is lost"],
+        )
+
+    first = ScriptFailure(diagnosed=lost_gpu("n2"), batch_node="n1", nodes=("n1", "n2"))
+    second = ScriptFailure(
+        diagnosed=lost_gpu("n3"), batch_node="n1", nodes=("n1", "n3"), before=(lost_gpu("n2"),)
+    )
+
+    assert plan(first).next is Next.LEAVE
+    assert plan(second).next is Next.STOP
+    assert not plan(second).at_fault
+
+
+@pytest.mark.parametrize(("sureness", "most"), [("possible", 0.5), ("likely", 0.9)])
+def test_a_verdict_of_a_post_mortem_is_no_surer_than_it(sureness: str, most: float) -> None:
+    failure = ScriptFailure(
+        diagnosed=found(Attribution.NODE, "n2", sureness=sureness),
+        batch_node="n1",
+        nodes=("n1", "n2"),
+    )
+
+    assert [verdict.probability for verdict in plan(failure).at_fault] == [most]

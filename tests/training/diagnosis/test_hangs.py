@@ -138,10 +138,27 @@ def test_of_one_broken_connection_neither_end_is_preferred() -> None:
     assert diagnosed.nodes == ["n1", "n2"]
 
 
-def test_a_node_that_says_nothing_any_more_is_named_and_not_accused() -> None:
-    diagnosed = found(standstill(rank(0), rank(1, ()), rank(2), silent=("n2",)))
+def test_a_node_to_which_a_connection_is_broken_too_is_silent_and_not_accused() -> None:
+    path = BrokenPath(node="n1", peer="n2", retransmits=6)
+    diagnosed = found(standstill(rank(0), rank(1, ()), rank(2), paths=(path,), silent=("n2",)))
 
     assert (diagnosed.cause, diagnosed.nodes, diagnosed.accused) == ("node-silent", ["n2"], [])
+
+
+def test_a_monitor_that_ended_says_nothing_of_its_node() -> None:
+    diagnosed = found(standstill(rank(0), rank(1, ()), rank(2), silent=("n2",)))
+
+    assert (diagnosed.cause, diagnosed.sureness, diagnosed.nodes) == (
+        "monitor-ended",
+        "possible",
+        [],
+    )
+
+
+def test_a_monitor_that_ended_hides_no_rank_that_is_elsewhere() -> None:
+    diagnosed = found(standstill(rank(0), rank(1, ()), rank(2, IN_LOADER), silent=("n2",)))
+
+    assert (diagnosed.cause, diagnosed.ranks) == ("data-loader-stuck", [2])
 
 
 def test_where_nothing_was_seen_nothing_is_said_but_that() -> None:

@@ -343,12 +343,16 @@ def test_a_file_that_is_missing_on_the_ranks_of_one_node_is_not_decided() -> Non
     assert found.accused == []
 
 
-def test_a_gpu_error_on_several_nodes_accuses_none() -> None:
+def test_what_a_program_says_of_its_gpu_accuses_its_node_only_where_the_kernel_agrees() -> None:
     error = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
-    alone = diagnose(TrainingLog(failures=(failed(0, error, "n2"),)))
+    kernel = "NVRM: Xid (PCI:0000:3b:00): 95, pid=77, name=python, Uncontained ECC error"
+    log = TrainingLog(failures=(failed(0, error, "n2"),))
+    alone = diagnose(log)
+    confirmed = diagnose(log, NodesTold(nodes=(NodeTold(node="n2", kernel=(kernel,)),)))
     everywhere = diagnose(TrainingLog(failures=(failed(0, error, "n2"), failed(1, error, "n3"))))
 
-    assert alone.accused == ["n2"]
+    assert (alone.cause, alone.nodes, alone.accused) == ("gpu-broken", ["n2"], [])
+    assert confirmed.accused == ["n2"]
     assert everywhere.accused == []
 
 

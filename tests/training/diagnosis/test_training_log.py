@@ -172,14 +172,17 @@ def test_a_report_of_a_group_within_the_training_numbers_other_ranks_and_accuses
     assert read(of_a_group).progress == ()
 
 
-def test_what_ranks_say_of_themselves_is_not_mixed_with_a_report_that_counts_otherwise() -> None:
+def test_of_what_ranks_say_and_a_report_that_counts_otherwise_the_more_complete_one_counts() -> (
+    None
+):
     own = (
         "[rank0]:[E1123 02:41:16.35 ProcessGroupNCCL.cpp:700] [PG ID 0 PG GUID 0(default_pg)"
         " Rank 0] failure detected by watchdog at work sequence id: 6 PG status: last enqueued"
         " work: 6, last completed work: 5\n"
     )
 
-    assert [each.rank for each in read(own + _DESYNC).progress] == [0]
+    assert [rank.rank for rank in read(own).progress] == [0]
+    assert read(own + _DESYNC).progress == read(_DESYNC).progress
 
 
 @pytest.mark.parametrize(

@@ -333,3 +333,12 @@ def test_without_dumps_the_flight_recorder_says_how_to_get_them(tmp_path: Path) 
     assert (
         "--flight-recorder=on" in FlightDumps().is_enabled(job(tmp_path, environ=environ)).why_not
     )
+
+
+def test_dumps_that_are_named_by_host_and_rank_are_found_on_all_hosts(tmp_path: Path) -> None:
+    for name in ("trace_node01_0", "trace_node02_5", "trace_node02_x", "other_node02_6"):
+        (tmp_path / name).write_bytes(pickle.dumps(dump("all_reduce")))
+    environ = {"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/trace_node01_"}
+    script = job(tmp_path, environ=environ, node="node01")
+
+    assert [record.rank for record in FlightDumps().collect_data(script).records] == [0, 5]

@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why a job failed, by files that somebody has of it: its output, kernel logs, dumps, NCCL's RAS.
+
+The same operators decide as in a post-mortem. Nothing of the machine that reads them is looked at.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from slurm_health.node.rules.kernel_lines import ANY_XID, KINDS, OUT_OF_MEMORY, without_stamp
+from slurm_health.preflight.decide.after_failure import Next, ScriptFailure, plan
+from slurm_health.records.errors import UsageError
+from slurm_health.records.script_records import Attribution, Diagnosed
+from slurm_health.system import killable
+from slurm_health.training.diagnosis.collected import (
+    Collected,
+    FlightRecords,
+    NodesTold,
+    NodeTold,
+    ScriptEnd,
+    TrainingLog,
+)
+from slurm_health.training.diagnosis.diagnostician import (
+    Diagnostician,
+    observe_failure,
+    observe_hang,
+)
+from slurm_health.training.diagnosis.flight_data import FlightRecord
+from slurm_health.training.diagnosis.inference import InferenceChain
+from slurm_health.training.diagnosis.operators import OPERATORS
+from slurm_health.training.diagnosis.ras import RasStatus, read_report
+from slurm_health.training.diagnosis.seen import Standstill
+from slurm_health.training.diagnosis.training_log import read_log
+from slurm_health.training.monitor.flight_dumps import latest, read_dump
+from slurm_health.training.monitor.job_collectors import JOB_TAIL_BYTES, tail
+
+_MOST_FILES = 8192
+_KEPT_OPERATIONS = 8  # of each group of a rank
+_MOST_KERNEL_LINES = 10_000
+_RANK_AT_THE_END = re.compile(r"(\d{1,5})$")
+_RAS = re.compile(r"^NCCL version \S+ compiled with", re.MULTILINE)
+_KERNEL = re.compile("|".join((ANY_XID, OUT_OF_MEMORY, r"^NVRM: ", *(k.pattern for k in KINDS))))
+_HOST = re.compile(r"^\S{3,40}(?: {1,2}\d{1,2} [\d:]{8})? (?P<host>[A-Za-z0-9][\w.-]*) kernel: ")
+_SHARE_OF_KERNEL = 0.5  # of the lines that are read first: then a file is a kernel's log
+_HEAD_LINES = 200
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """What `slurm-health explain FILE --json` prints.
+
+    Args:
+        cause: the name of the cause.
+        blame: node, transient, user, outside or undecided.
+        confidence: possible, likely or certain.
+        nodes: where the cause showed; no accusation.
+        accused: the nodes that are held at fault.
+        ranks: which ranks the cause concerns.
+        says: the cause in a sentence.
+        evidence: the lines that it rests on.
+        advice: what helps.
+        action: what would follow in a job: restart, check, leave, stop or none.
+    """
+
+    cause: str
+    blame: str
+    confidence: str
+    nodes: list[str]
+    accused: list[str]
+    ranks: list[int]
+    says: str
+    evidence: list[str]
+    advice: str
+    action: str
+
+
+_BLAME = {
+    Attribution.NODE: "node",
+    Attribution.TRANSIENT: "transient",
+    Attribution.USER: "user",
+    Attribution.OUTSIDE: "outside",
+    Attribution.UNDECIDED: "undecided",
+}
+
+
+class UnreadableInput(UsageError):
+    """A file that was named cannot be read; says which and why."""
+
+
+@dataclass
+class _Inputs:
+    """What the files hold, by kind."""
+
+    outputs: list[tuple[str, str]] = field(default_factory=list)
+    kernel: dict[str, list[str]] = field(default_factory=dict)
+    flights: dict[int, FlightRecord] = field(default_factory=dict)
+    ras: RasStatus | None = None
+    cut: bool = False
+
+
+def explain(
+    paths: Sequence[Path], *, nodes: Sequence[str] = (), exit_code: int = 1
+) -> tuple[Diagnosed, Explanation]:
+    """Return why a job failed, and what would follow.
+
+    Args:
+        paths: files and directories, in any order.
+        nodes: those of the job; without them, those that the output names.
+        exit_code: of its script.
+
+    Raises:
+        UnreadableInput: a file cannot be read, or none holds anything.
+    """
+    inputs = _read(paths, nodes)
+    log = read_log(inputs.outputs, cut=inputs.cut, shared=len(inputs.outputs))
+    known = tuple(nodes) or _nodes_named(log, inputs)
+    data: list[msgspec.Struct] = [ScriptEnd(exit_code=exit_code, nodes=known)]
+    if inputs.outputs:
+        data.append(log)
+    if inputs.kernel:
+        told = (
+            NodeTold(node=node, kernel=tuple(lines), not_seen={"memory kills": "a kernel's log"})
+            for node, lines in sorted(inputs.kernel.items())
+        )
+        data.append(NodesTold(nodes=tuple(told)))
+    if inputs.flights:
+        records = tuple(record for _, record in sorted(inputs.flights.items()))
+        data.append(FlightRecords(records=records))
+    observe = observe_failure
+    if inputs.ras is not None:
+        data.append(inputs.ras)
+        if not inputs.outputs:  # a training that hangs, as somebody looked at it
+            data.append(Standstill(stalled_s=1.0, allowance_s=0.0, step=0, nodes=known))
+            observe = observe_hang
+    chain = InferenceChain(OPERATORS)
+    diagnosed = Diagnostician(observe, chain).diagnose(Collected(data)).diagnosed
+    if diagnosed is None:
+        diagnosed = Diagnosed(
+            cause="nothing-failed",
+            description="the script ended with exit code 0",
+            attribution=Attribution.UNDECIDED.value,
+            sureness="certain",
+        )
+        return diagnosed, _explanation(diagnosed, "none")
+    batch_node = known[0] if known else ""
+    failure = ScriptFailure(diagnosed=diagnosed, batch_node=batch_node, nodes=known)
+    action = "none" if exit_code == 0 else plan(failure).next
+    return diagnosed, _explanation(diagnosed, action)
+
+
+def _explanation(diagnosed: Diagnosed, action: Next | str) -> Explanation:
+    return Explanation(
+        cause=diagnosed.cause,
+        blame=_BLAME[Attribution(diagnosed.attribution)],
+        confidence=diagnosed.sureness,
+        nodes=diagnosed.nodes,
+        accused=diagnosed.accused,
+        ranks=diagnosed.ranks,
+        says=diagnosed.description,
+        evidence=diagnosed.evidence,
+        advice=diagnosed.advice,
+        action=str(action),
+    )
+
+
+def _nodes_named(log: TrainingLog, inputs: _Inputs) -> tuple[str, ...]:
+    named = {failure.node for failure in log.failures} | {node for node, _ in log.adapters}
+    return tuple(sorted((named | inputs.kernel.keys()) - {""}))
+
+
+def _read(paths: Sequence[Path], nodes: Sequence[str]) -> _Inputs:
+    inputs = _Inputs()
+    for path in _files(paths):
+        named = path in paths
+        try:
+            with path.open("rb") as file:
+                head = file.read(2)
+            if head[:1] == b"\x80" or head == b'{"':
+                _read_flight(path, inputs, named=named)
+                continue
+            text, was_cut = tail(path, JOB_TAIL_BYTES)
+        except OSError as err:
+            raise UnreadableInput(f"{path} cannot be read: {err.strerror or err}") from err
+        inputs.cut |= was_cut
+        if _RAS.search(text[: 1 << 16]):
+            inputs.ras = read_report(text)
+        elif _is_kernel_log(text):
+            for host, line in _kernel_lines(text):
+                node = host or _node_of(path, nodes)
+                inputs.kernel.setdefault(node, []).append(line)
+        elif text.strip():
+            inputs.outputs.append((str(path), text))
+    if not (inputs.outputs or inputs.kernel or inputs.flights or inputs.ras):
+        raise UnreadableInput("there is nothing to read in " + ", ".join(map(str, paths)))
+    return inputs
+
+
+def _files(paths: Sequence[Path]) -> Iterator[Path]:
+    found = 0
+    for path in paths:
+        inside: Iterable[Path] = sorted(path.rglob("*")) if path.is_dir() else [path]
+        for file in inside:
+            if path.is_dir() and (not file.is_file() or file.is_symlink()):
+                continue
+            found += 1
+            if found > _MOST_FILES:
+                raise UnreadableInput(f"more than {_MOST_FILES} files: name fewer")
+            yield file
+
+
+def _read_flight(path: Path, inputs: _Inputs, *, named: bool) -> None:
+    number = _RANK_AT_THE_END.search(
+        path.stem if path.suffix in {".json", ".pickle"} else path.name
+    )
+    rank = int(number[1]) if number else len(inputs.flights)
+
+    def work() -> bytes:
+        return msgspec.json.encode(
+            read_dump(path, rank, lambda all_: latest(all_, _KEPT_OPERATIONS))
+        )
+
+    answer = killable.run_one(work, 10.0)
+    if not isinstance(answer, killable.Answered):
+        if not named:  # a directory may hold anything
+            return
+        raise UnreadableInput(
+            f"{path} looks like a dump of the Flight Recorder and cannot be read as one"
+        )
+    inputs.flights[rank] = msgspec.json.decode(answer.data, type=FlightRecord)
+
+
+def _is_kernel_log(text: str) -> bool:
+    """Tell whether most lines are the kernel's; a job's output may quote some."""
+    lines = [line for line in text.splitlines()[:_HEAD_LINES] if line.strip()]
+    kernels = sum(
+        bool(_HOST.match(line) or _KERNEL.search(without_stamp(line)) or line.startswith("["))
+        and not line.startswith("[rank")
+        for line in lines
+    )
+    real = any(_HOST.match(line) or _KERNEL.search(without_stamp(line)) for line in lines)
+    return real and kernels >= _SHARE_OF_KERNEL * len(lines)
+
+
+def _kernel_lines(text: str) -> Iterator[tuple[str, str]]:
+    for line in text.splitlines()[-_MOST_KERNEL_LINES:]:
+        host = _HOST.match(line)
+        message = without_stamp(line)
+        if _KERNEL.search(message):
+            yield (host["host"].partition(".")[0] if host else ""), message[:2000]
+
+
+def _node_of(path: Path, nodes: Sequence[str]) -> str:
+    """Return whose log a file is: named for a node of the job, of its only node, or by the file."""
+    words = re.split(r"[^\w-]+", path.name)
+    named = [node for node in nodes if node in words]
+    if named:
+        return named[0]
+    return nodes[0] if len(nodes) == 1 else path.name.partition(".")[0]

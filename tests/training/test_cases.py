@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Failures as users report them in public threads, each with what is known to be true of it.
+
+The truth was established by the people in the threads. A node that is named wrongly, or a job that
+is started again in vain, is worse than an honest doubt: where the truth allows a doubt, the table
+does too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from slurm_health.records.errors import UsageError
+from slurm_health.training.monitor.explain import explain
+
+CASES = Path(__file__).parents[1] / "data/cases"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Truth:
+    """What is right for a case: any of the causes and blames, exactly these nodes and ranks."""
+
+    causes: set[str]
+    blames: set[str]
+    accused: tuple[str, ...] = ()
+    ranks: tuple[int, ...] | None = None
+    never: tuple[str, ...] = ("leave",)  # actions that would harm
+    nodes: tuple[str, ...] = ()
+
+
+WAITED = {"collective-timed-out", "never-entered", "rank-out-of-step"}
+TRUTHS: dict[str, Truth] = {
+    # A subnet manager restarted: the events say nothing of an adapter.
+    "02-ib-event-harmless/out.txt": Truth(causes=WAITED, blames={"undecided", "user"}),
+    # Rank 0 ran out of data.
+    "03-uneven-iterable/out.txt": Truth(causes=WAITED, blames={"undecided", "user"}),
+    # Rank 7 never joined work 183, by a bug of the library.
+    "04-desync-snapshot/out.txt": Truth(causes=WAITED, blames={"undecided"}, ranks=(7,)),
+    # Ranks 12 and 13 are ahead, and named only because they are the fewer.
+    "05-ras-who-is-behind/ras.txt": Truth(causes={"no-progress"}, blames={"undecided"}, ranks=()),
+    # munge on one node does not agree with the others.
+    "06-invalid-job-credential/out.txt": Truth(
+        causes={"launch-refused"},
+        blames={"node"},
+        accused=("n-c122",),
+        nodes=("n-c72", "n-c122"),
+        never=("restart", "stop"),
+    ),
+    # The clocks differ: the node that is named need not be the wrong one.
+    "07-job-credential-expired/out.txt": Truth(
+        causes={"clocks-differ"},
+        blames={"undecided", "outside"},
+        nodes=("compute-0-0", "compute-0-1"),
+        never=("leave", "restart"),
+    ),
+    # MASTER_ADDR names the host from which the job was submitted.
+    "08-master-is-the-login-node/out.txt": Truth(
+        causes={"wrong-master-address"},
+        blames={"user"},
+        nodes=("compute-1", "compute-2"),
+        never=("leave", "restart", "check"),
+    ),
+    # The framework cut the node list wrongly.
+    "10-node-list-cut-wrong/out.txt": Truth(
+        causes={"same-error-everywhere"},
+        blames={"user"},
+        nodes=("jz-ia810", "jz-ia811"),
+        never=("leave", "restart", "check"),
+    ),
+    # Another job has the port.
+    "11-port-of-another-job/out.txt": Truth(
+        causes={"port-in-use"}, blames={"transient", "user"}, nodes=("gra1", "gra2")
+    ),
+    # The job requeued itself before its time limit.
+    "12-requeued-by-itself/out.txt": Truth(
+        causes={"requeued"}, blames={"outside"}, nodes=("gpu7",), never=("leave", "restart")
+    ),
+    # A race of the launcher on a shared filesystem, after all ranks had finished.
+    "13-launcher-barrier-removed/out.txt": Truth(
+        causes={"program-error"},
+        blames={"user"},
+        nodes=tuple(f"node-{number}" for number in range(12)),
+    ),
+    # One GPU of a rack failed; all others report what it did to their links.
+    "14-xid-of-a-neighbour": Truth(
+        causes={"gpu-broken"}, blames={"node"}, accused=("culprit",), never=("restart", "stop")
+    ),
+    "14-xid-of-a-neighbour/neighbour_fatal.txt": Truth(
+        causes={"script-failed"}, blames={"undecided"}
+    ),
+    "14-xid-of-a-neighbour/neighbour_nonfatal.txt": Truth(
+        causes={"script-failed"}, blames={"undecided"}
+    ),
+    # One GPU is unusable until it is reset, without any Xid.
+    "15-reset-required-without-xid/kernel.txt": Truth(
+        causes={"gpu-broken"},
+        blames={"node"},
+        accused=("n1",),
+        nodes=("n1",),
+        never=("restart", "stop"),
+    ),
+    "15-reset-required-without-xid/out.txt": Truth(
+        causes={"no-gpu"}, blames={"undecided"}, never=("leave", "stop")
+    ),
+    # Rank 0 raised an exception of the program; rank 1 only waited for it.
+    "16-local-error-behind-a-hang/out.txt": Truth(
+        causes={"program-error"}, blames={"user"}, ranks=(0,)
+    ),
+    # Memory was used up while a checkpoint was written.
+    "17-oom-at-the-checkpoint": Truth(causes={"killed-for-memory"}, blames={"user"}),
+    # The launcher passes a child's SIGKILL on as -9.
+    "25-deepspeed-minus-nine/out.txt": Truth(causes={"killed"}, blames={"undecided", "user"}),
+    # Some servers of the filesystem are full.
+    "26-one-server-of-a-filesystem-full/out.txt": Truth(
+        causes={"disk-full"},
+        blames={"user", "outside"},
+        ranks=(1, 3, 6),
+        never=("leave", "restart", "check"),
+    ),
+    "28-step-out-of-time/out.txt": Truth(
+        causes={"ended-from-outside"}, blames={"outside"}, never=("leave", "restart", "check")
+    ),
+    # A process that another user left has most of the GPU's memory.
+    "32-left-by-another-job-on-the-gpu/out.txt": Truth(
+        causes={"gpu-occupied"}, blames={"undecided", "node"}, never=("restart", "stop")
+    ),
+    # A program's stack overflow: "hardware" is the name of the stack.
+    "33-hardware-stack-error/out.txt": Truth(
+        causes={"illegal-access"}, blames={"undecided", "user"}, nodes=("n1", "n2")
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TRUTHS)
+def test_a_reported_failure_is_explained_by_its_truth(case: str) -> None:
+    truth = TRUTHS[case]
+
+    _, found = explain([CASES / case], nodes=truth.nodes)
+
+    assert found.cause in truth.causes, found
+    assert found.blame in truth.blames, found
+    assert tuple(found.accused) == truth.accused, found
+    assert truth.ranks is None or tuple(found.ranks) == truth.ranks, found
+    assert found.action not in truth.never, found
+
+
+def test_lines_of_a_subnet_manager_change_nothing(tmp_path: Path) -> None:
+    lines = (CASES / "02-ib-event-harmless/out.txt").read_text().splitlines(keepends=True)
+    without = [line for line in lines if "NET/IB" not in line]
+    path = tmp_path / "out.txt"
+    path.write_text("".join(without))
+
+    assert explain([path])[1] == explain([CASES / "02-ib-event-harmless/out.txt"])[1]
+
+
+# What srun --kill-on-bad-exit=1 left of the output of a script whose rank 1 on n2 raised.
+CUT_OFF = [
+    'Traceback (most recent call last):\n  File "/home/alice/train.py", line 4, in <module>\n',
+    "Traceback (most recent call last):\n",
+]
+
+
+@pytest.mark.parametrize("written", CUT_OFF)
+def test_an_exception_whose_words_were_cut_off_is_still_one(tmp_path: Path, written: str) -> None:
+    output = tmp_path / "slurm-8.out"
+    output.write_text(
+        written + "srun: error: n2: task 1: Exited with exit code 1\n"
+        "srun: Terminating StepId=8.0\n"
+        "slurmstepd-n1: error: *** STEP 8.0 ON n1 CANCELLED AT 2026-11-28T01:38:30 ***\n"
+        "srun: error: n1: task 0: Terminated\n"
+    )
+
+    _, found = explain([output], nodes=("n1", "n2"))
+
+    assert (found.cause, found.nodes, found.ranks) == ("exception-cut-off", ["n2"], [1])
+    assert not found.accused
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "mpirun noticed that process rank 3 with PID 77 on node n2 exited on signal 9 (Killed).",
+        "spawn.ProcessExitedException: process 3 terminated with signal SIGKILL",
+        "=   EXIT CODE: 137",
+        "srun: error: n2: task 3: Exited with exit code 137",
+        "srun: error: n2: task 3: Exited with exit code 247",
+    ],
+)
+def test_a_launchers_word_for_sigkill_is_understood(tmp_path: Path, line: str) -> None:
+    output = tmp_path / "slurm-9.out"
+    output.write_text(f"step 10 loss 2.0\n{line}\n")
+
+    _, found = explain([output], nodes=("n1", "n2"))
+
+    assert (found.cause, found.blame, found.accused) == ("killed", "undecided", [])
+
+
+def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="nothing to read"):
+        explain([tmp_path])
+    with pytest.raises(UsageError, match="cannot be read"):
+        explain([tmp_path / "missing.txt"])
