@@ -146,22 +146,6 @@ def test_a_helper_that_finds_no_place_leaves_a_held_job_and_lets_it_go_when_it_s
     assert "slurm-health" not in site.lab.job(job).get("Comment", "")
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize("user", USERS)
-def test_a_job_whose_helper_is_cancelled_runs_elsewhere_once_it_is_released_by_hand(
-    site: Site, user: str
-) -> None:
-    gate = Gate(site, "scontrol", "requeuehold", user)
-    job = submit(site, user=user, env=gate.environ)
-    gate.await_reached()
-    site.lab.run(["scancel", *helpers(site, job)])
-    gate.open()
-    await_held(site, job)
-
-    type_what_the_comment_says(site, job, user)
-    assert_ran_elsewhere(site, job, user)
-
-
 def test_a_helper_that_is_killed_at_work_leaves_a_held_job_that_says_what_to_type(
     site: Site,
 ) -> None:
