@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -166,33 +164,6 @@ def test_a_signal_that_meets_the_check_reaches_the_scripts_own_trap(site: Site) 
     output = site.lab.job_output(job)
     assert "SIGUSR1 came before traps.sh started" in output
     assert output.index("began") < output.index("requeues itself")
-
-
-def is_pending(pid: int, number: int) -> bool:
-    """Tell whether a process has been sent a signal that it has not taken yet."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    pending = next(line.split()[1] for line in lines if line.startswith("ShdPnd:"))
-    return bool(int(pending, 16) >> (number - 1) & 1)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_the_signal_before_the_time_limit_that_meets_the_check_requeues_the_job(
-    site: Site,
-) -> None:
-    play(site)
-    gate = Gate(site, "srun", "")
-    script = site.script("traps.sh", TRAPS)
-    limit = ["--time=5", "--signal=B:USR1@290"]  # Slurm looks every half minute
-    job = submit(site, "-N2", *limit, script, script="", env=gate.environ)
-    gate.await_reached()
-    (supervisor,) = site.processes_with("supervise")
-    site.lab.wait_until(
-        lambda: is_pending(supervisor, signal.SIGUSR1), bool, "the signal of --signal", 120
-    )
-    gate.open()
-    await_requeued(site, job)
-    assert "requeues itself" in site.lab.job_output(job)
 
 
 def test_a_signal_to_all_steps_does_not_disturb_the_check(site: Site) -> None:

@@ -178,16 +178,6 @@ def test_a_connection_that_was_cut_is_made_again(machines: list[Machine], master
     cable.close()
 
 
-@pytest.mark.heavy
-def test_two_runs_at_once_do_not_meet(machines: list[Machine], tmp_path: Path) -> None:
-    others = [Machine(tmp_path / "other", rank) for rank in range(2)]
-    for run in (machines[:2], others):
-        port = free_port()
-        for each in run:
-            each.run("--nnodes=2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    assert codes([*machines[:2], *others]) == [0, 0, 0, 0], (machines, others)
-
-
 @pytest.mark.parametrize("rank", [0, 1])
 def test_an_interrupt_of_one_node_ends_all(machines: list[Machine], master: str, rank: int) -> None:
     machines[2].plays("never-ready")
