@@ -37,17 +37,6 @@ def test_a_bad_node_is_code_1_and_stays_the_users_to_deal_with(site: Site) -> No
     assert not {name for name in site.calls() if "UPDATE" in name or "REQUEUE" in name}
 
 
-@pytest.mark.heavy
-def test_a_node_on_which_no_step_starts_is_faulty_and_the_others_are_checked(site: Site) -> None:
-    played_nodes.play(site)
-    site.lab.fault.kill_slurmd("n3")
-    text = f"#!/bin/sh\n{played_nodes.command(site)} --json\n"
-    result = site.allocated(["-N4"], site.script("check.sh", text))
-    assert result.returncode == 1, result
-    healthy = dict.fromkeys(("n1", "n2", "n4"), "healthy")
-    assert levels(json.loads(result.stdout)) == {**healthy, "n3": "faulty"}
-
-
 def test_nodes_that_cannot_be_measured_are_code_3(site: Site) -> None:
     result = site.check(["-N1"], "--json", "--python=/usr/bin/false")
     assert result.returncode == 3, result

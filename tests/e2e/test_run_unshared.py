@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -238,29 +236,6 @@ def trainings(tmp_path: Path) -> Iterator[list[Machine]]:
     for each in found:
         if each.process is not None and each.process.poll() is None:
             each.kill()
-
-
-def resume(machine: Machine, rank: int) -> None:
-    """Let a rank go on that was stopped."""
-    os.kill(int((machine.home / f"pid-{rank}").read_text()), signal.SIGCONT)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(5000)
-def test_with_the_static_rendezvous_a_hang_is_named_and_nobody_is_ended(
-    trainings: list[Machine], master: str
-) -> None:
-    for each in trainings:
-        each.run(
-            *("--rdzv-backend=static", "--nnodes=3", "--nproc_per_node=1", "--monitor=restart"),
-            program="hanging.py",
-            given=HANGS,
-            MASTER_ADDR=master,
-        )
-    trainings[0].says("rank 1 on node1 has been stopped by a signal", LONGEST_S)
-    resume(trainings[1], 1)
-    assert [each.end(LONGEST_S) for each in trainings] == [0, 0, 0], trainings
-    assert "has no --monitor=restart: a hang is only reported" in trainings[0].said
 
 
 def hang(machines: list[Machine], master: str, *words: str) -> list[int]:
