@@ -112,6 +112,17 @@ def test_a_user_of_a_cluster_without_a_sites_file_is_told_so_and_can_list_nodes(
     assert (ran.returncode, ran.stdout) == (0, "no node is drained by slurm-health\n")
 
 
+def test_what_root_keeps_to_itself_is_not_called_missing(well: Consulted) -> None:
+    well.installed.chmod(0o700)
+    try:
+        ran = well.lab.run([COMMAND, "doctor"], user="alice", node="n1", check=False)
+        assert "Traceback" not in ran.stderr
+        assert "Prolog=" in ran.stdout
+        assert "is not there: every job fails" not in ran.stdout
+    finally:
+        well.installed.chmod(0o755)
+
+
 def test_every_mistake_is_named_with_what_to_do(wrong: Consulted) -> None:
     change, look = wrong.told("change"), wrong.told("look")
     assert f"Prolog={wrong.installed}/gone is not there" in change
@@ -122,6 +133,15 @@ def test_every_mistake_is_named_with_what_to_do(wrong: Consulted) -> None:
     assert "HealthCheckInterval=300" in look
     assert "JobRequeue=1" in look
     assert "nohold_on_prolog_fail" in look
+
+
+def test_a_journal_on_the_disk_of_each_node_is_told_where_users_can_write_it(
+    wrong: Consulted,
+) -> None:
+    wrong.on("n1", "install", "-d", "-m", "1777", "/tmp/journals", "/tmp/journals/lab")
+    change = wrong.told("change")
+    assert "own" in change
+    assert "the nodes of a job do not see each other's records" in change
 
 
 def test_with_slurmctld_away_the_rest_is_said_all_the_same(wrong: Consulted) -> None:

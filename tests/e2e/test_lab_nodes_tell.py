@@ -115,6 +115,13 @@ def test_an_xid_on_a_node_that_is_not_the_batch_host_is_the_cause_that_the_post_
 
 
 @pytest.mark.heavy
+def test_what_the_kernel_said_before_the_script_began_is_not_told(site: Site) -> None:
+    _, found = fails_after(site, lambda: None, lambda: site.lab.fault.gpu_ecc("n2", 0))
+
+    assert not any("kernel:" in line for line in found["told"]), found["told"]
+
+
+@pytest.mark.heavy
 def test_a_node_that_does_not_answer_is_named_and_the_others_tell(site: Site) -> None:
     def breaks() -> None:
         site.lab.fault.gpu_vanish("n2", 0)
@@ -125,6 +132,17 @@ def test_a_node_that_does_not_answer_is_named_and_the_others_tell(site: Site) ->
     assert found["told"][0].startswith("n3 did not answer: srun: error: "), found["told"]
     assert found["cause"] == "gpu-broken"
     assert found["accused"] == ["n2"]
+
+
+@pytest.mark.heavy
+def test_the_batch_host_alone_tells_where_its_user_wants_that(site: Site) -> None:
+    def breaks() -> None:
+        site.lab.fault.gpu_vanish("n2", 0)
+
+    _, found = fails_after(site, breaks, options=["--collect=batch-host"])
+
+    assert found["told"] == []
+    assert found["cause"] != "gpu-broken"
 
 
 @pytest.mark.heavy
