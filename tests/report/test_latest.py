@@ -119,15 +119,6 @@ def test_a_job_is_told_by_its_last_check_and_whom_it_left(root: Path) -> None:
     assert job.state == ""
 
 
-def test_slurms_word_stands_beside_what_the_journal_says(root: Path, slurm: FakeSlurm) -> None:
-    checked(root, 12)
-    slurm.run_job(12, ["n1"], state="RUNNING")
-
-    (job,) = listed(root, slurm.environ())
-
-    assert job.state == "running"
-
-
 def test_a_job_that_waits_is_listed_before_it_has_a_journal(root: Path, slurm: FakeSlurm) -> None:
     checked(root, 12)
     slurm.run_job(13, ["n1", "n2"], state="PENDING", Reason="Priority", name="a name")

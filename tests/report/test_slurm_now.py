@@ -248,21 +248,6 @@ def test_a_job_that_was_cancelled_while_it_waited_after_its_check_has_ended(
     assert held == [disposition == "hold", False]
 
 
-def test_a_script_that_began_long_ago_is_not_said_to_run_where_its_job_has_ended(
-    tmp_path: Path, slurm: FakeSlurm
-) -> None:
-    write_started_script(tmp_path, script="train.sh")
-    now_s = STARTED_S + 30 * 86400
-    report = load(tmp_path, "12", now_s=now_s)
-
-    told = summary_of(
-        with_unseen_end(report, now_s=now_s, environ=slurm.environ(), patience_s=PATIENCE_S)
-    )
-
-    assert told.done == f"{STARTED}; the job has ended: Slurm no longer knows it"
-    assert "follow" not in told.next
-
-
 @pytest.mark.parametrize("state", ["FAILED", ""])
 def test_a_check_whose_job_has_ended_does_not_run_any_more(
     tmp_path: Path, slurm: FakeSlurm, state: str

@@ -26,7 +26,6 @@ from slurm_health.system import journal
 from tests.support.journals import (
     RunJournal,
     write_healthy_run,
-    write_requeued_job,
     write_started_script,
 )
 
@@ -58,25 +57,6 @@ LOST = Diagnosed(
 
 def summary(root: Path) -> Summary:
     return summary_of(load(root, "12"))
-
-
-def test_a_healthy_job_needs_nothing(tmp_path: Path) -> None:
-    write_healthy_run(tmp_path)
-
-    assert summary(tmp_path) == Summary(
-        found=("n[1-2,4-6]: all healthy",), done="train.sh ran 41 s, exit 0", next=""
-    )
-
-
-def test_a_faulty_node_is_named_with_its_part_and_how_sure_that_is(tmp_path: Path) -> None:
-    write_requeued_job(tmp_path)
-
-    told = summary(tmp_path)
-
-    reason = "no allgather with n4, n1 (timed out)"
-    assert told.found == (f"n3 faulty (network, over 99 % sure): {reason}",)
-    assert told.done.startswith("drained n3, requeued without it onto n[1-2,4-6]; train.sh ran")
-    assert told.next == "n3 stays drained until it is repaired"
 
 
 def test_a_slow_node_that_the_job_kept_can_be_avoided_next_time(tmp_path: Path) -> None:

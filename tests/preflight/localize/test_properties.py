@@ -189,13 +189,6 @@ def accused(verdict: Verdict) -> set[str]:
     return {*verdict.named(Level.SLOW), *verdict.named(Level.FAULTY)}
 
 
-def test_forty_percent_dead_of_sixty_four_are_found_exactly() -> None:
-    for seed in range(4):
-        dead = random.Random(f"a{seed}").sample([f"n{number}" for number in range(64)], 26)
-        verdict, _ = judged(64, Faults(failing=dict.fromkeys(dead, 1.0)), Weather(), seed)
-        assert accused(verdict) == set(dead)
-
-
 def test_a_quarter_dead_takes_about_three_rounds() -> None:
     rounds = []
     for seed in range(6):
