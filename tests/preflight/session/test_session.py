@@ -21,7 +21,6 @@ from slurm_health.records.records import (
     AgentsLost,
     GroupAborted,
     LossCause,
-    MasterResumed,
     NodeReported,
     NodesAdmitted,
     Record,
@@ -31,13 +30,6 @@ from slurm_health.records.records import (
 )
 from slurm_health.records.verdict import Level, Outcome
 from tests.support.session_story import LIMITS, NODES, START_S, Story, measured, ready, started
-
-
-def test_all_agents_are_launched_at_once_and_then_waited_for() -> None:
-    story = Story()
-
-    assert story.does(AgentsLaunched) == AgentsLaunched(launch=0, nodes=list(NODES))
-    assert isinstance(story.next(), Wait)
 
 
 def test_as_soon_as_all_are_ready_the_first_round_begins_at_the_first_members_store() -> None:
@@ -54,17 +46,6 @@ def test_as_soon_as_all_are_ready_the_first_round_begins_at_the_first_members_st
         ("10.0.0.3", 4000),
     ]
     assert begun.absent == []
-
-
-def test_where_nothing_is_heard_of_any_agent_the_check_ends_undecided() -> None:
-    story = Story()
-    story.does(AgentsLaunched)
-
-    waiting = story.next()
-    assert isinstance(waiting, Wait)
-    assert waiting.until_s == START_S + LIMITS.start_s
-    story.now_s = waiting.until_s
-    assert {level for level, _ in story.verdict().values()} == {Level.INCONCLUSIVE}
 
 
 def test_a_lost_agent_is_launched_again_alone() -> None:
@@ -125,14 +106,6 @@ def test_a_job_that_has_ended_leaves_every_node_undecided_and_nothing_is_started
         assert not isinstance(step.record, AgentsLaunched)
         story.says(step.record)
     assert {node.level for node in step.record.nodes} == {Level.INCONCLUSIVE}
-
-
-def test_a_round_ends_when_all_have_reported() -> None:
-    story = Story()
-    story.is_in_round()
-    story.says(*measured(*NODES))
-
-    assert story.does(RoundEnded) == RoundEnded(round=0)
 
 
 def test_a_second_round_with_nothing_in_doubt_measures_only_what_pairs_do_together() -> None:
@@ -197,16 +170,6 @@ def test_a_node_lost_between_rounds_is_absent_and_its_partner_not_to_blame() -> 
         (Outcome.NOT_RUN, ("n2",)),
         (Outcome.MEASURED, ()),
     ]
-
-
-def test_a_new_master_voids_the_round_it_finds_and_launches_everybody_again() -> None:
-    story = Story()
-    story.is_in_round()
-    story.says(MasterResumed(pid=7))
-
-    assert story.does(RoundEnded) == RoundEnded(round=0, void=True)
-    assert story.does(AgentsLaunched) == AgentsLaunched(launch=1, nodes=list(NODES))
-    assert story.session.state.ended == [(0, [])]
 
 
 def test_all_rounds_of_a_phase_train_one_model_whichever_nodes_they_have() -> None:
