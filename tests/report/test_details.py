@@ -188,12 +188,3 @@ def test_the_limit_of_a_model_and_of_parts_is_that_of_their_probe(tmp_path: Path
     slow_node(tmp_path, {"matmul on NVIDIA H200": 0.2, "matmulish": 0.9})
 
     assert limit_of(load(tmp_path, "12").runs[0], "matmul").floor == pytest.approx(0.2)
-
-
-def test_an_older_journal_that_names_no_limit_has_the_usual_one(tmp_path: Path) -> None:
-    slow_node(tmp_path, {})
-
-    report = load(tmp_path, "12")
-
-    assert not limit_of(report.runs[0], "matmul").raised
-    assert "limit  " not in job_text(report)

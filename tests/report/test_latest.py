@@ -231,13 +231,6 @@ def test_a_job_without_a_check_yet_is_listed_as_such(root: Path) -> None:
     assert "index" not in found["13"]
 
 
-def test_a_job_is_listed_by_its_directory_whatever_its_records_claim(root: Path) -> None:
-    checked(root, 99)
-    (root / "lab" / "99").rename(root / "lab" / "12")
-
-    assert [job.job for job in listed(root)] == ["12"]
-
-
 def test_the_jobs_of_one_cluster_can_be_asked_for(root: Path) -> None:
     checked(root, 12, cluster="east")
     checked(root, 12, cluster="west")

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_health.records.records import Action, ActionDone, ActionIntended
 from slurm_health.records.script_records import (
     Diagnosed,
     HangFound,
@@ -261,22 +260,6 @@ def test_a_script_that_ended_well_with_a_loss_that_is_no_number_is_told_so(tmp_p
 
     assert told.found[0] == f"while the script ran, {lost.description} (user error, likely)"
     assert [each["line"] for each in json_run["losses"]] == ["step 8 loss nan"]
-
-
-def test_a_held_job_can_be_released(tmp_path: Path) -> None:
-    run = RunJournal(tmp_path)
-    run.start()
-    run.judge(NodeVerdict(node="n2", level=Level.INCONCLUSIVE, reason="it was not ready in time"))
-    run.master(
-        ActionIntended(action=Action.HOLD, nodes=["n2"]),
-        ActionDone(action=Action.HOLD, succeeded=True, nodes=["n2"]),
-    )
-    run.finish("hold", exit_code=3)
-
-    told = summary(tmp_path)
-
-    assert told.found == ("n2 could not be decided: it was not ready in time",)
-    assert "scontrol release 12" in told.next
 
 
 def test_a_job_that_ended_for_a_node_says_once_how_to_submit_it(tmp_path: Path) -> None:

@@ -124,15 +124,6 @@ def test_a_users_error_stops_the_job_and_changes_nothing_in_slurm(scene: Scene) 
     assert (plan.plan, plan.restart, plan.max_restarts, plan.evidence) == ("stop", 1, 2, ["a line"])
 
 
-def test_a_transient_failure_starts_the_script_again_where_it_ran(scene: Scene) -> None:
-    scene.diagnosed(Attribution.TRANSIENT)
-
-    finished = scene.outcome()
-
-    assert (finished.disposition, finished.nodes) == ("proceed", list(NODES))
-    assert scene.plans()[0].plan == "restart"
-
-
 def test_a_job_that_slurm_has_ended_is_not_started_again(scene: Scene) -> None:
     scene.slurm.run_job(JOB, list(NODES), state="CANCELLED")
     scene.diagnosed(Attribution.TRANSIENT)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import msgspec
 import pytest
 
 from slurm_health.preflight.decide.decide import decide_unasked, unwanted
@@ -84,33 +83,6 @@ def test_a_slow_node_causes_what_the_table_of_the_documentation_says(
     assert told(WAITS, FEWER) == on_fewer
     assert told(job_facts(wait="")) == others_free
     assert told(WAITS) == would_wait
-
-
-@pytest.mark.parametrize(
-    ("faulty", "neither", "spare", "fewer"),
-    [
-        ((), "proceed", "Shrink proceed", "proceed"),
-        (("n2",), "requeue", "Shrink proceed", "Shrink proceed"),
-        (("n2", "n3"), "requeue", "requeue", "requeue"),
-        (("n1",), "requeue", "requeue", "requeue"),
-    ],
-)
-def test_faulty_nodes_cause_what_the_table_of_spares_says(
-    faulty: tuple[str, ...], neither: str, spare: str, fewer: str
-) -> None:
-    """The table is in docs/howto/spares.md."""
-    known = job_facts(may_drain=False)
-
-    def told(nodes: int, policy: Policy) -> str:
-        judged = [
-            msgspec.structs.replace(node, level=Level.FAULTY) if node.node in faulty else node
-            for node in verdict(nodes=nodes).nodes
-        ]
-        return kinds(decided(VerdictReached(nodes=judged), policy, known))
-
-    assert told(4, ALONE) == neither
-    assert told(5, Policy(nodes_wanted=4, nodes_needed=4)) == spare
-    assert told(4, FEWER) == fewer
 
 
 @pytest.mark.parametrize(

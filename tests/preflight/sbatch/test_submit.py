@@ -141,14 +141,6 @@ def test_option_of_a_plugin_is_looked_up(desk: Desk) -> None:
     assert Path(f"{desk.record}.help").exists()
 
 
-def test_option_of_a_plugin_in_the_script_hides_no_node_count(desk: Desk) -> None:
-    (desk.directory / "train.sh").write_bytes(
-        b"#!/bin/sh\n#SBATCH --container-image a.sqsh --nodes=4\necho\n"
-    )
-    assert desk.submit("--spares=1", "train.sh") == 0
-    assert "--nodes=5" in desk.words
-
-
 @pytest.mark.parametrize(
     "words",
     [
