@@ -86,33 +86,6 @@ def test_a_slow_node_causes_what_the_table_of_the_documentation_says(
 
 
 @pytest.mark.parametrize(
-    ("known", "policy", "expected"),
-    [
-        (job_facts(wait="", may_drain=False), ALONE, ("n2", "n3")),
-        (job_facts(wait="later", may_drain=False), ALONE, ("n3",)),
-        (job_facts(named=frozenset({"n2"}), may_drain=False), ALONE, ("n3",)),
-        (job_facts(candidates=frozenset(NODES[:4]), asked=3, may_drain=False), ALONE, ("n3",)),
-        (job_facts(wait="later", may_drain=False), FEWER, None),
-        (job_facts(wait="later", may_drain=False), SPARE, None),
-        (job_facts(wait="", may_drain=False), FEWER, ("n2", "n3")),
-    ],
-)
-def test_a_slow_node_does_not_keep_a_job_from_leaving_a_faulty_one(
-    known: JobFacts, policy: Policy, expected: tuple[str, ...] | None
-) -> None:
-    found = verdict(n2=Level.SLOW, n3=Level.FAULTY)
-
-    decision = decided(found, policy, known)
-
-    if expected is None:
-        assert decision.shrink is not None
-        assert decision.shrink.drop == ("n3",)
-        assert "continuing with n2 anyway" in decision.shrink.reason
-    else:
-        assert decision.ending.nodes == expected
-
-
-@pytest.mark.parametrize(
     ("probability", "evidence", "said"),
     [
         (PROVEN_PROBABILITY - 0.001, 2, "probability of 0.989"),
