@@ -24,6 +24,7 @@ from slurm_health.system import journal
 from slurm_health.system.slurm.client import Client
 from slurm_health.training.restart import FailedScript, after_failure, check_took_s, failure_of
 from tests.support.fake_slurm import FakeSlurm
+from tests.support.journals import run_started
 
 JOB = 12
 NODES = ("n1", "n2", "n3")
@@ -39,17 +40,7 @@ class Scene:
         self.run = journal.job_directory(self.root, "lab", JOB) / "0"
         journal.create(self.run, [journal.MASTER])
         master = journal.Writer(self.run, journal.MASTER, lambda: 1.0)
-        started = RunStarted(
-            run_id="r",
-            job_id=JOB,
-            attempt=0,
-            cluster="lab",
-            partition="main",
-            nodes=list(NODES),
-            master_node="n1",
-            user="ml",
-        )
-        master.append(started, RunFinished(disposition=Disposition.PROCEED, exit_code=0))
+        master.append(run_started(NODES), RunFinished(disposition=Disposition.PROCEED, exit_code=0))
         self.started(2.0)
         self.told: list[RunFinished] = []
 

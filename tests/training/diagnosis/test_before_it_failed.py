@@ -7,18 +7,13 @@ import pytest
 
 from slurm_health.records.script_records import Diagnosed, HangFound
 from slurm_health.training.diagnosis.collected import (
-    Collected,
     MonitorSaw,
-    ScriptEnd,
     SlurmView,
     TrainingLog,
 )
-from slurm_health.training.diagnosis.diagnostician import Diagnostician, observe_failure
-from slurm_health.training.diagnosis.inference import InferenceChain
-from slurm_health.training.diagnosis.operators import OPERATORS
 from slurm_health.training.diagnosis.rank_failures import RankFailure
+from tests.training.diagnosis.test_operators import diagnose
 
-END = ScriptEnd(exit_code=1, nodes=("n1", "n2", "n3"), script="train.sh")
 STUCK = Diagnosed(
     cause="data-loader-stuck",
     description="rank 1 on n2 waits for the data loader",
@@ -36,13 +31,6 @@ TIMED_OUT = RankFailure(
     line="rank 0: RuntimeError: Timed out waiting",
     consequence=True,
 )
-
-
-def diagnose(*data: TrainingLog | SlurmView | MonitorSaw) -> Diagnosed:
-    chain = InferenceChain(OPERATORS)
-    found = Diagnostician(observe_failure, chain).diagnose(Collected([END, *data])).diagnosed
-    assert found is not None
-    return found
 
 
 def test_ranks_that_waited_until_a_timeout_are_explained_by_the_hang_before_it() -> None:
