@@ -11,12 +11,8 @@ import pytest
 
 from slurm_health.preflight.decide.after_failure import Next, ScriptFailure, plan
 from slurm_health.records.script_records import Diagnosed
-from slurm_health.training.diagnosis.collected import Collected, ScriptEnd
-from slurm_health.training.diagnosis.diagnostician import Diagnostician, observe_failure
-from slurm_health.training.diagnosis.inference import InferenceChain
 from slurm_health.training.diagnosis.mistakes import of_surroundings
-from slurm_health.training.diagnosis.operators import OPERATORS
-from slurm_health.training.diagnosis.training_log import read_log
+from tests.support.ended_jobs import diagnosed_by_output
 
 # As torchrun of two nodes wrote it, with lines of one in the traceback of the other.
 TORCHRUN = (Path(__file__).parents[2] / "data" / "diagnosis" / "wrong-arguments.txt").read_text()
@@ -27,13 +23,8 @@ srun: error: n1: task 0: Exited with exit code {code}
 """
 
 
-def diagnose(text: str, code: int = 1, nodes: int = 2, signal: int = 0) -> Diagnosed:
-    names = tuple(f"n{number + 1}" for number in range(nodes))
-    end = ScriptEnd(exit_code=code, signal=signal, nodes=names, script="train.sh")
-    known = Collected([end, read_log([("out", text)])])
-    found = Diagnostician(observe_failure, InferenceChain(OPERATORS)).diagnose(known).diagnosed
-    assert found is not None
-    return found
+def diagnose(text: str, code: int = 1, nodes: int = 2) -> Diagnosed:
+    return diagnosed_by_output(text, code, ("n1", "n2")[:nodes])
 
 
 def what_follows(found: Diagnosed) -> Next:
