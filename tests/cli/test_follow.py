@@ -128,15 +128,6 @@ def test_a_job_that_slurm_does_not_know_is_not_waited_for(tmp_path: Path) -> Non
     assert "Slurm does not know job 12" in drawn
 
 
-def test_a_job_of_another_cluster_than_the_named_one_is_not_followed(tmp_path: Path) -> None:
-    slurm = FakeSlurm(tmp_path / "slurm")
-    RunJournal(tmp_path, cluster="alpha", clock=Clock(time.time())).start()
-    with following(tmp_path, slurm=slurm.environ(), cluster="beta") as terminal:
-        drawn = terminal.read_until("")
-        assert terminal.process.wait(DEADLINE_S) == 4
-    assert "its cluster there is alpha, not beta" in " ".join(drawn.split())
-
-
 def test_of_an_array_it_asks_for_a_task(tmp_path: Path) -> None:
     run = RunJournal(tmp_path, job=14, nodes=["n1", "n2"])
     run.start(array="12_3")

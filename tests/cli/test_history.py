@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import subprocess
 import sys
 import tempfile
@@ -225,54 +223,6 @@ def test_two_clusters_with_the_same_names_are_kept_apart(tmp_path: Path) -> None
 
     assert [each["cluster"] for each in both] == ["east", "west"]
     assert [each["cluster"] for each in one] == ["west"]
-
-
-def test_a_reader_that_has_had_enough_is_no_error(tmp_path: Path) -> None:
-    write_lemon(tmp_path / "journal")
-    done = subprocess.run(
-        ["bash", "-c", f"{' '.join(COMMAND)} history n3 --json | head -c 1"],
-        env={
-            **os.environ,
-            "SLURM_HEALTH_JOURNAL": str(tmp_path / "journal"),
-            "HOME": str(tmp_path),
-        },
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
-
-    assert (done.stdout, done.stderr) == ("{", "")
-
-
-def test_on_a_terminal_of_sixty_columns_no_line_is_longer(tmp_path: Path) -> None:
-    write_lemon(tmp_path / "journal")
-    terminal, end = pty.openpty()
-    process = subprocess.Popen(
-        [*COMMAND, "lemons", LONG_AGO],
-        env={
-            **os.environ,
-            "SLURM_HEALTH_JOURNAL": str(tmp_path / "journal"),
-            "HOME": str(tmp_path),
-            "COLUMNS": "60",
-        },
-        stdin=subprocess.DEVNULL,
-        stdout=end,
-        stderr=subprocess.DEVNULL,
-    )
-    os.close(end)
-    data = b""
-    try:
-        while piece := os.read(terminal, 4096):
-            data += piece
-    except OSError:
-        pass  # so a terminal tells that its other end is closed
-    os.close(terminal)
-    process.wait(timeout=DEADLINE_S)
-    shown = data.decode().splitlines()
-
-    assert "lemon" in data.decode()
-    assert max(map(len, shown)) <= 60, shown
 
 
 def as_nobody(*words: str) -> subprocess.CompletedProcess[str]:

@@ -20,6 +20,7 @@ from slurm_health.records.errors import ConfigError
 from tests.support.hooked_node import Node
 from tests.support.hooked_slurm import HookedSlurm
 from tests.support.sites import write_site
+from tests.support.stranger import as_stranger
 
 pytestmark = pytest.mark.usefixtures("on_n3")
 
@@ -145,19 +146,13 @@ def test_a_node_that_is_released_although_it_is_bad_is_named(
 @pytest.mark.root
 @pytest.mark.parametrize("hook", ["prolog", "epilog"])
 def test_a_user_who_runs_a_hook_is_told_that_it_is_for_root_and_what_to_run(hook: str) -> None:
-    """As root, who may read everything, becomes a user that may not."""
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)
         place.chmod(0o755)
         (place / "state").mkdir(mode=0o700)
         config = place / "config.toml"
         config.write_text(f"[hooks]\nstate = '{place}/state'\n")
-        code = (
-            "import os, sys\nfrom slurm_health.cli.main import main\nos.setuid(4242)\n"
-            f"sys.argv = ['slurm-health', '{hook}', '--config', '{config}']\nmain()"
-        )
-        argv = [sys.executable, "-c", code]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+        done = as_stranger(hook, "--config", str(config))
     assert f"{hook} is for root: {place}/state/returned.json: Permission denied; " in done.stderr
     assert f"slurm-health healthcheck --context {hook} runs its checks" in done.stderr
     assert "Traceback" not in done.stderr
@@ -177,26 +172,15 @@ def test_a_user_who_runs_a_hook_is_told_that_it_is_for_root_and_what_to_run(hook
 def test_a_sites_directory_that_is_closed_to_the_user_is_told_as_that(
     words: tuple[str, ...], named: bool, code: int
 ) -> None:
-    """As root, who may read everything, becomes a user that may not."""
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)
         place.chmod(0o755)
         (place / "etc").mkdir(mode=0o700)
         config = place / "etc/config.toml"
         config.touch()
-        argv = ["slurm-health", *words, *(["--config", str(config)] if named else [])]
-        script = (
-            "import os, sys\nfrom slurm_health.cli.main import main\nos.setuid(4242)\n"
-            f"sys.argv = {argv!r}\nmain()"
-        )
-        done = subprocess.run(
-            [sys.executable, "-c", script],
-            env={**os.environ, "SLURM_HEALTH_CONFIG": str(config)},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        environ = {**os.environ, "SLURM_HEALTH_CONFIG": str(config)}
+        option = ["--config", str(config)] if named else []
+        done = as_stranger(*words, *option, environ=environ)
     said = " ".join((done.stdout + done.stderr).split())
     assert f"{config} cannot be read: Permission denied" in said
     assert "Traceback" not in said

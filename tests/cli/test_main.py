@@ -163,6 +163,8 @@ def test_a_shell_completes_commands_options_and_files(line: str, completed: list
         ["report", "12"],
         ["report", "12", "--json"],
         ["report", "12", "--verbose"],
+        ["history", "n1", "--json"],
+        ["clean", "--older-than=0h", "--dry-run"],
         ["plan", "n[1-8]", "--bad=n3"],
         ["plan", "n[1-8]", "--bad=n3", "--json"],
     ],

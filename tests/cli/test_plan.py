@@ -58,10 +58,6 @@ def test_json_carries_rounds_and_verdicts() -> None:
     assert found["rounds"][0]["groups"][0]["nodes"]
 
 
-def test_the_same_seed_prints_the_same_run() -> None:
-    assert output("n[1-9]", "--seed", "7") == output("n[1-9]", "--seed", "7")
-
-
 def test_a_set_of_nodes_can_share_a_fault() -> None:
     found = json.loads(output("n[1-16]", "--bad", "n[2-3]:compute=2,n5:flaky=1", "--json"))
     levels = {name: node["level"] for name, node in found["nodes"].items()}

@@ -40,16 +40,6 @@ def test_a_job_that_waits_is_no_error(tmp_path: Path) -> None:
     assert (programs.code, programs.stdout) == (4, "")
 
 
-def test_a_report_of_an_unknown_job_says_where_it_looked_and_what_to_do(tmp_path: Path) -> None:
-    done = slurm_health("report", "4711", f"--journal={tmp_path}")
-
-    assert (done.code, done.stdout) == (4, "")
-    line = one_line(done.stderr)
-    assert f"no journal of job 4711 under {tmp_path}" in line
-    assert "slurm-health sbatch" in line
-    assert "--journal DIR" in line
-
-
 def test_a_job_of_another_cluster_than_the_named_one_is_not_shown(tmp_path: Path) -> None:
     slurm = FakeSlurm(tmp_path / "slurm")
     slurm.run_job(12, [], state="PENDING")

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.records.probe_catalog import unit_of
 from slurm_health.records.records import (
     MasterResumed,
     MasterStopped,
@@ -24,8 +23,6 @@ from tests.support.journals import (
     RunJournal,
     sampled,
     write_healthy_run,
-    write_requeued_job,
-    write_run_with_a_faulty_node,
 )
 
 
@@ -64,17 +61,6 @@ def test_a_group_is_as_fast_as_its_slowest_member(tmp_path: Path) -> None:
 
     assert values(report, "n1", "allgather") == [0.32]
     assert values(report, "n2", "allgather") == [0.32]
-
-
-def test_each_node_has_its_own_matmul_figure(tmp_path: Path) -> None:
-    report = run_with_a_round(
-        tmp_path,
-        sampled("n1", 0, ["n1", "n2"], "matmul", 40.0),
-        sampled("n2", 0, ["n1", "n2"], "matmul", 80.0),
-    )
-
-    assert values(report, "n1", "matmul") == [50.0]
-    assert values(report, "n2", "matmul") == [25.0]
 
 
 def test_a_good_node_is_not_shown_the_figure_of_its_bad_partner(tmp_path: Path) -> None:
@@ -144,13 +130,6 @@ def test_what_was_not_measured_is_missing_and_not_zero(tmp_path: Path, sample: S
     assert node_of(run_with_a_round(tmp_path, sample), "n1").figures == {}
 
 
-def test_an_unknown_probe_is_shown_by_its_time(tmp_path: Path) -> None:
-    report = run_with_a_round(tmp_path, sampled("n1", 0, ["n1", "n2"], "gpt", 118.0))
-
-    assert [unit_of(probe) for probe in node_of(report, "n1").figures] == ["ms"]
-    assert values(report, "n1", "gpt") == [118.0]
-
-
 def test_a_void_round_neither_counts_nor_has_figures(tmp_path: Path) -> None:
     run = RunJournal(tmp_path, nodes=["n1", "n2"])
     run.start()
@@ -169,22 +148,6 @@ def test_a_void_round_neither_counts_nor_has_figures(tmp_path: Path) -> None:
 
 
 # --- how far a check got -------------------------------------------------------------------------
-
-
-def test_a_finished_run_has_all_its_facts(tmp_path: Path) -> None:
-    report = report_of(write_run_with_a_faulty_node(tmp_path))
-
-    assert report.state is State.FINISHED
-    assert (report.rounds, report.duration_s) == (3, 6.1)
-    assert (report.disposition, report.exit_code) == ("requeue", 1)
-    assert report.named(Level.FAULTY) == ("n3",)
-    assert [act.action for act in report.acts] == ["exclude", "drain", "requeue"]
-
-
-def test_an_empty_journal_has_not_started(tmp_path: Path) -> None:
-    report = report_of(RunJournal(tmp_path))
-
-    assert (report.state, report.nodes) == (State.NOT_STARTED, ())
 
 
 def test_an_unfinished_check_says_where_it_is(tmp_path: Path) -> None:
@@ -293,22 +256,6 @@ def test_a_clock_that_went_back_gives_no_duration(tmp_path: Path) -> None:
 
 
 # --- the checks of a job together ----------------------------------------------------------------
-
-
-def test_a_node_that_was_left_behind_keeps_its_row(tmp_path: Path) -> None:
-    write_requeued_job(tmp_path)
-
-    report = load(tmp_path, "12")
-
-    assert node_of(report, "n3").level is Level.FAULTY
-    assert {node.node: node.label for node in report.nodes} == {
-        "n1": "1",
-        "n2": "1",
-        "n3": "0",
-        "n4": "1",
-        "n5": "1",
-        "n6": "1",
-    }
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from slurm_health.records.verdict import Level, NodeVerdict, Outcome
 from slurm_health.report.details import limit_of
 from slurm_health.report.read import load
 from slurm_health.report.table import job_text
-from tests.support.journals import RunJournal, write_healthy_run, write_requeued_job
+from tests.support.journals import RunJournal, write_healthy_run
 
 UUID = "GPU-6c2fe2a4-0000"
 TIMES = "1.42 times slower than its peers"
@@ -111,24 +111,6 @@ def test_the_latest_evidence_is_told_and_all_of_it_on_request(tmp_path: Path) ->
     assert "round 0 alone" in whole
 
 
-def test_a_healthy_job_is_told_in_a_few_lines(tmp_path: Path) -> None:
-    write_healthy_run(tmp_path)
-
-    assert len(job_text(load(tmp_path, "12")).splitlines()) == 6
-
-
-def test_the_timeline_tells_each_round_with_the_partners_of_bad_nodes(tmp_path: Path) -> None:
-    write_requeued_job(tmp_path)
-
-    lines = block(job_text(load(tmp_path, "12")), "TIMELINE")
-
-    assert lines[2].split(maxsplit=1) == [
-        "0.5",
-        "round 0, 1.8 s: n3+n4 timed out; 1 other pair measured; elapsed n[1-4] 1.6 s",
-    ]
-    assert [line.split()[0] for line in lines[2:5]] == ["0.5", "2.3", "4.1"]
-
-
 def test_every_group_is_named_on_request(tmp_path: Path) -> None:
     write_healthy_run(tmp_path)
 
@@ -206,12 +188,3 @@ def test_the_limit_of_a_model_and_of_parts_is_that_of_their_probe(tmp_path: Path
     slow_node(tmp_path, {"matmul on NVIDIA H200": 0.2, "matmulish": 0.9})
 
     assert limit_of(load(tmp_path, "12").runs[0], "matmul").floor == pytest.approx(0.2)
-
-
-def test_an_older_journal_that_names_no_limit_has_the_usual_one(tmp_path: Path) -> None:
-    slow_node(tmp_path, {})
-
-    report = load(tmp_path, "12")
-
-    assert not limit_of(report.runs[0], "matmul").raised
-    assert "limit  " not in job_text(report)

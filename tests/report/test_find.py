@@ -3,8 +3,6 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +15,7 @@ from slurm_health.report.find import runs_of_job, tasks_asked_for, tasks_of, use
 from slurm_health.report.read import load
 from slurm_health.system import journal
 from tests.support.journals import RunJournal, write_healthy_run
+from tests.support.stranger import as_stranger
 
 
 def test_the_runs_of_a_job_are_listed_oldest_first(tmp_path: Path) -> None:
@@ -189,21 +188,12 @@ def shared() -> Iterator[Path]:
 
 @pytest.mark.root
 def test_a_job_of_somebody_else_says_whom_to_ask(shared: Path) -> None:
-    """As root, who may read everything, becomes a user that may not."""
     job = write_healthy_run(shared).directory.parent
     for path in (job, *job.rglob("*")):
         os.chown(path, 1, 1)
     (shared / "lab").chmod(0o1777)
-    code = (
-        "import os, sys\n"
-        "from pathlib import Path\n"
-        "from slurm_health.report.read import load\n"
-        "os.setuid(4242)\n"
-        "load(Path(sys.argv[1]), '12')"
-    )
 
-    argv = [sys.executable, "-c", code, str(shared)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    done = as_stranger("report", "12", "--journal", str(shared))
 
     asked = f"job 12 belongs to user {user_name(1)}, and only {user_name(1)} may read its journal"
     assert asked in done.stderr.splitlines()[-1]
@@ -212,16 +202,8 @@ def test_a_job_of_somebody_else_says_whom_to_ask(shared: Path) -> None:
 @pytest.mark.root
 def test_a_journal_root_that_is_closed_to_the_user_is_named(shared: Path) -> None:
     (shared / "closed").mkdir(mode=0o700)
-    code = (
-        "import os, sys\n"
-        "from slurm_health.cli.main import main\n"
-        "os.setuid(4242)\n"
-        "sys.argv = ['slurm-health', 'report', '12', '--journal', sys.argv[1]]\n"
-        "main()"
-    )
 
-    argv = [sys.executable, "-c", code, str(shared / "closed")]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    done = as_stranger("report", "12", "--journal", str(shared / "closed"))
 
     assert f"journal {shared / 'closed'}: cannot be read: Permission denied" in done.stderr
     assert "Traceback" not in done.stderr

@@ -119,15 +119,6 @@ def test_a_job_is_told_by_its_last_check_and_whom_it_left(root: Path) -> None:
     assert job.state == ""
 
 
-def test_slurms_word_stands_beside_what_the_journal_says(root: Path, slurm: FakeSlurm) -> None:
-    checked(root, 12)
-    slurm.run_job(12, ["n1"], state="RUNNING")
-
-    (job,) = listed(root, slurm.environ())
-
-    assert job.state == "running"
-
-
 def test_a_job_that_waits_is_listed_before_it_has_a_journal(root: Path, slurm: FakeSlurm) -> None:
     checked(root, 12)
     slurm.run_job(13, ["n1", "n2"], state="PENDING", Reason="Priority", name="a name")
@@ -238,13 +229,6 @@ def test_a_job_without_a_check_yet_is_listed_as_such(root: Path) -> None:
 
     assert found["12"] == "its journal has no check"
     assert "index" not in found["13"]
-
-
-def test_a_job_is_listed_by_its_directory_whatever_its_records_claim(root: Path) -> None:
-    checked(root, 99)
-    (root / "lab" / "99").rename(root / "lab" / "12")
-
-    assert [job.job for job in listed(root)] == ["12"]
 
 
 def test_the_jobs_of_one_cluster_can_be_asked_for(root: Path) -> None:

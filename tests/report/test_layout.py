@@ -43,25 +43,6 @@ def test_phrases_keep_their_order(phrases: list[str], width: int) -> None:
     assert "".join(lines).replace(" ", "") == expected
 
 
-def test_a_line_begins_between_phrases_and_not_in_one() -> None:
-    page = Page(width=40)
-
-    assert page.phrases(["attempt 0", "3 rounds, 6.1 s", "drained n3, requeued without it"]) == [
-        "attempt 0   3 rounds, 6.1 s",
-        "    drained n3, requeued without it",
-    ]
-
-
-def test_a_phrase_too_long_for_a_line_has_lines_of_its_own() -> None:
-    page = Page(width=30)
-
-    assert page.phrases(["attempt 0", "did not drain n3 (drained by an administrator)"]) == [
-        "attempt 0",
-        "    did not drain n3 (drained",
-        "    by an administrator)",
-    ]
-
-
 @pytest.mark.parametrize("width", [20, 24, 30])
 def test_a_list_of_nodes_longer_than_a_line_is_broken_at_its_commas(width: int) -> None:
     lines = Page(width=width).paragraph(f"drained {NODES}")

@@ -43,12 +43,6 @@ def test_the_report_ends_with_why_the_script_failed(tmp_path: Path) -> None:
     assert "\x1b" not in block
 
 
-def test_a_job_whose_scripts_ended_well_has_none(tmp_path: Path) -> None:
-    write_requeued_job(tmp_path)
-
-    assert "POST-MORTEM" not in job_text(load(tmp_path, "12"))
-
-
 def test_programs_get_every_field_of_it(tmp_path: Path) -> None:
     write(tmp_path)
     first, second = json.loads(as_json(load(tmp_path, "12")))["runs"]

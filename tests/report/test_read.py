@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from slurm_health.records.errors import JournalError, RecordTooNew
-from slurm_health.records.records import AgentsLaunched, RunStarted
+from slurm_health.records.records import AgentsLaunched
 from slurm_health.report import read
 from slurm_health.report.latest import latest_jobs
 from slurm_health.report.read import load, read_run
@@ -21,6 +21,7 @@ from tests.support.journals import (
     STARTED_S,
     Clock,
     RunJournal,
+    run_started,
     write_healthy_run,
     write_requeued_job,
 )
@@ -194,18 +195,7 @@ def test_an_unreadable_file_is_an_error_not_an_empty_report(tmp_path: Path) -> N
 def test_a_node_name_never_leads_out_of_the_run(tmp_path: Path) -> None:
     run = RunJournal(tmp_path, nodes=["n1"])
     journal.Writer(tmp_path, "outside", run.clock).append(AgentsLaunched(launch=0, nodes=[]))
-    run.master(
-        RunStarted(
-            run_id="12.0",
-            job_id=12,
-            attempt=0,
-            cluster="lab",
-            partition="main",
-            nodes=["n1", "../../../outside"],
-            master_node="n1",
-            user="ml",
-        )
-    )
+    run.master(run_started(["n1", "../../../outside"]))
 
     assert list(read_run(run.directory).nodes) == ["n1"]
 

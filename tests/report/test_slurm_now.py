@@ -11,7 +11,7 @@ import pytest
 from slurm_health.records.records import MasterStopped
 from slurm_health.records.verdict import Level, NodeVerdict
 from slurm_health.report.layout import Page
-from slurm_health.report.model import State
+from slurm_health.report.model import JobReport, State
 from slurm_health.report.read import load
 from slurm_health.report.slurm_now import (
     explain,
@@ -189,6 +189,12 @@ def test_nothing_is_told_where_slurm_does_not_answer(tmp_path: Path, slurm: Fake
 STARTED = "train.sh started, end not recorded"
 
 
+def seen(root: Path, slurm: FakeSlurm, now_s: float) -> JobReport:
+    """Return the report of the job with what Slurm says of an end that nothing recorded."""
+    report = load(root, "12", now_s=now_s)
+    return with_unseen_end(report, now_s=now_s, environ=slurm.environ(), patience_s=PATIENCE_S)
+
+
 @pytest.mark.parametrize(
     ("state", "done", "following"),
     [
@@ -215,11 +221,7 @@ def test_a_job_whose_end_nothing_recorded_is_told_as_slurm_says_that_it_ended(
     if state:
         slurm.run_job(12, NODES, state=state, ExitCode="0:9")
 
-    now_s = STARTED_S + 60
-    report = load(tmp_path, "12", now_s=now_s)
-    told = summary_of(
-        with_unseen_end(report, now_s=now_s, environ=slurm.environ(), patience_s=PATIENCE_S)
-    )
+    told = summary_of(seen(tmp_path, slurm, STARTED_S + 60))
 
     assert told.done == done
     assert told.next.startswith(following)
@@ -239,28 +241,11 @@ def test_a_job_that_was_cancelled_while_it_waited_after_its_check_has_ended(
     told = []
     for state in ("PENDING", "CANCELLED"):
         slurm.run_job(12, [], state=state)
-        report = load(tmp_path, "12", now_s=now_s)
-        environ = slurm.environ()
-        told.append(with_unseen_end(report, now_s=now_s, environ=environ, patience_s=PATIENCE_S))
+        told.append(seen(tmp_path, slurm, now_s))
 
     assert [each.ended for each in told] == ["", "Slurm says that the job has ended (cancelled)"]
     held = ["to run it anyway" in summary_of(each).next for each in told]
     assert held == [disposition == "hold", False]
-
-
-def test_a_script_that_began_long_ago_is_not_said_to_run_where_its_job_has_ended(
-    tmp_path: Path, slurm: FakeSlurm
-) -> None:
-    write_started_script(tmp_path, script="train.sh")
-    now_s = STARTED_S + 30 * 86400
-    report = load(tmp_path, "12", now_s=now_s)
-
-    told = summary_of(
-        with_unseen_end(report, now_s=now_s, environ=slurm.environ(), patience_s=PATIENCE_S)
-    )
-
-    assert told.done == f"{STARTED}; the job has ended: Slurm no longer knows it"
-    assert "follow" not in told.next
 
 
 @pytest.mark.parametrize("state", ["FAILED", ""])
@@ -273,11 +258,10 @@ def test_a_check_whose_job_has_ended_does_not_run_any_more(
     if state:
         slurm.run_job(12, NODES, state=state, ExitCode="0:9")
 
-    now_s = STARTED_S + 10
-    report = load(tmp_path, "12", now_s=now_s)
-    told = with_unseen_end(report, now_s=now_s, environ=slurm.environ(), patience_s=PATIENCE_S)
+    told = seen(tmp_path, slurm, STARTED_S + 10)
 
-    assert report.runs[-1].note == "still running: round 0"
+    alone = load(tmp_path, "12", now_s=STARTED_S + 10)
+    assert alone.runs[-1].note == "still running: round 0"
     assert told.runs[-1].note == "the master stopped before a verdict, in round 0"
     assert told.runs[-1].state is State.STOPPED
     assert "the job has ended" in summary_of(told).done
@@ -290,13 +274,9 @@ def test_a_check_whose_job_has_not_ended_runs_as_far_as_it_says(
 ) -> None:
     RunJournal(tmp_path).start()
     slurm.run_job(12, NODES, state=state)
-    report = load(tmp_path, "12", now_s=STARTED_S + 10)
+    now_s = STARTED_S + 10
 
-    told = with_unseen_end(
-        report, now_s=STARTED_S + 10, environ=slurm.environ(), patience_s=PATIENCE_S
-    )
-
-    assert told == report
+    assert seen(tmp_path, slurm, now_s) == load(tmp_path, "12", now_s=now_s)
 
 
 @pytest.mark.parametrize(
@@ -330,10 +310,7 @@ def test_what_ended_a_script_that_was_killed_is_asked_where_no_post_mortem_could
     run = write_healthy_run(tmp_path)
     run.run_script(signal=15, duration_s=2.8)
 
-    report = load(tmp_path, "12", now_s=STARTED_S + 60)
-    told = with_unseen_end(
-        report, now_s=STARTED_S + 60, environ=slurm.environ(), patience_s=PATIENCE_S
-    )
+    told = seen(tmp_path, slurm, STARTED_S + 60)
     told = with_who_cancelled(told, environ=slurm.environ(), patience_s=PATIENCE_S)
 
     killed = "train.sh ran 2.8 s, killed by SIGTERM"

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_health.records.records import Action, ActionDone, ActionIntended
 from slurm_health.records.script_records import (
     Diagnosed,
     HangFound,
@@ -26,7 +25,6 @@ from slurm_health.system import journal
 from tests.support.journals import (
     RunJournal,
     write_healthy_run,
-    write_requeued_job,
     write_started_script,
 )
 
@@ -58,25 +56,6 @@ LOST = Diagnosed(
 
 def summary(root: Path) -> Summary:
     return summary_of(load(root, "12"))
-
-
-def test_a_healthy_job_needs_nothing(tmp_path: Path) -> None:
-    write_healthy_run(tmp_path)
-
-    assert summary(tmp_path) == Summary(
-        found=("n[1-2,4-6]: all healthy",), done="train.sh ran 41 s, exit 0", next=""
-    )
-
-
-def test_a_faulty_node_is_named_with_its_part_and_how_sure_that_is(tmp_path: Path) -> None:
-    write_requeued_job(tmp_path)
-
-    told = summary(tmp_path)
-
-    reason = "no allgather with n4, n1 (timed out)"
-    assert told.found == (f"n3 faulty (network, over 99 % sure): {reason}",)
-    assert told.done.startswith("drained n3, requeued without it onto n[1-2,4-6]; train.sh ran")
-    assert told.next == "n3 stays drained until it is repaired"
 
 
 def test_a_slow_node_that_the_job_kept_can_be_avoided_next_time(tmp_path: Path) -> None:
@@ -281,22 +260,6 @@ def test_a_script_that_ended_well_with_a_loss_that_is_no_number_is_told_so(tmp_p
 
     assert told.found[0] == f"while the script ran, {lost.description} (user error, likely)"
     assert [each["line"] for each in json_run["losses"]] == ["step 8 loss nan"]
-
-
-def test_a_held_job_can_be_released(tmp_path: Path) -> None:
-    run = RunJournal(tmp_path)
-    run.start()
-    run.judge(NodeVerdict(node="n2", level=Level.INCONCLUSIVE, reason="it was not ready in time"))
-    run.master(
-        ActionIntended(action=Action.HOLD, nodes=["n2"]),
-        ActionDone(action=Action.HOLD, succeeded=True, nodes=["n2"]),
-    )
-    run.finish("hold", exit_code=3)
-
-    told = summary(tmp_path)
-
-    assert told.found == ("n2 could not be decided: it was not ready in time",)
-    assert "scontrol release 12" in told.next
 
 
 def test_a_job_that_ended_for_a_node_says_once_how_to_submit_it(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from slurm_health.records.records import Action, ActionDone, ActionIntended, VerdictReached
 from slurm_health.records.verdict import Level, LinkVerdict, NodeVerdict
 from slurm_health.report.build import run_report
-from slurm_health.report.layout import number_text, range_text
+from slurm_health.report.layout import number_text
 from slurm_health.report.phrases import duration_text
 from slurm_health.report.read import load, read_run
 from slurm_health.report.table import check_summary, headline, job_text, tasks_text
@@ -282,14 +282,6 @@ def test_figures_have_two_significant_digits(value: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "text"),
-    [([], "–"), ([48.1, 47.9], "48"), ([0.41, 0.38, 0.4], "0.38 … 0.41")],  # noqa: RUF001
-)
-def test_a_range_names_its_ends_once(values: list[float], text: str) -> None:
-    assert range_text(values) == text
-
-
-@pytest.mark.parametrize(
     ("duration_s", "text"),
     [
         (0.04, "0.0 s"),
@@ -351,3 +343,13 @@ def test_a_task_says_which_bad_nodes_it_has_left(tmp_path: Path) -> None:
     (line, *_) = tasks_text([load(tmp_path, "12")]).splitlines()
 
     assert "all healthy   without n3 (faulty)   train.sh ran 41 s" in line
+
+
+def test_a_held_job_reads_as_held_although_nobody_lived_to_say_so(tmp_path: Path) -> None:
+    run = RunJournal(tmp_path)
+    run.start()
+    run.judge(NodeVerdict(node="n3", level=Level.SLOW, reason="matmul 2.1 times slower"))
+    run.master(ActionIntended(action=Action.HOLD, nodes=["n3"], reason="n3: one partner"))
+    run.finish("hold", exit_code=3)
+
+    assert "held the job (n3: one partner)" in job_text(load(tmp_path, "12"))

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
 
 from slurm_health.records.records import (
     Action,
@@ -318,3 +321,18 @@ def write_requeued_job(root: Path, *, job: int | str = 12) -> tuple[RunJournal, 
     first = write_run_with_a_faulty_node(root, job=job, clock=clock)
     clock.now_s += 5.0
     return first, write_healthy_run(root, job=job, label="1", clock=clock)
+
+
+def run_started(nodes: Sequence[str], **more: Any) -> RunStarted:
+    """Return how the journal of job 12 on these nodes begins, but for what is said otherwise."""
+    usual = RunStarted(
+        run_id="r",
+        job_id=12,
+        attempt=0,
+        cluster="lab",
+        partition="main",
+        nodes=list(nodes),
+        master_node=nodes[0],
+        user="ml",
+    )
+    return replace(usual, **more)

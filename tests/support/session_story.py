@@ -4,10 +4,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 from slurm_health.preflight.session.deadlines import TimeLimits
 from slurm_health.preflight.session.phases import Phase
-from slurm_health.preflight.session.session import Abort, Append, LaunchAgents, Session, Step
+from slurm_health.preflight.session.session import (
+    Abort,
+    Append,
+    LaunchAgents,
+    Session,
+    Step,
+    Wait,
+)
 from slurm_health.records.record_codec import Entry
 from slurm_health.records.records import (
     AgentsLaunched,
@@ -23,6 +31,7 @@ from slurm_health.records.records import (
 from slurm_health.records.verdict import Level, Outcome
 from tests.support.world import QUICK, CountingLocalizer
 
+R = TypeVar("R", bound=Record)
 START_S = 1000.0
 LIMITS = TimeLimits(settle_s=0.5)
 NODES = ("n1", "n2", "n3", "n4")
@@ -49,7 +58,13 @@ class Story:
         self.now_s = self.now_s if at_s is None else at_s
         return self.session.next_step(self.now_s)
 
-    def does(self, kind: type[Record], at_s: float | None = None) -> Record:
+    def waits(self, at_s: float | None = None) -> Wait:
+        """Expect the next step to be a wait."""
+        step = self.next(at_s)
+        assert isinstance(step, Wait), step
+        return step
+
+    def does(self, kind: type[R], at_s: float | None = None) -> R:
         """Expect the next step to write records of a kind, and take in the first of them."""
         step = self.next(at_s)
         assert isinstance(step, Append | Abort | LaunchAgents), step
@@ -80,7 +95,6 @@ class Story:
 
     def verdict(self) -> dict[str, tuple[Level, str]]:
         record = self.does(VerdictReached)
-        assert isinstance(record, VerdictReached)
         return {node.node: (node.level, node.reason) for node in record.nodes}
 
 

@@ -24,7 +24,6 @@ IN_OTHER = (TRAIN, Frame(f"{TORCH}/distributed/distributed_c10d.py", 4000, "all_
 IN_BACKWARD = (TRAIN, Frame(f"{TORCH}/autograd/graph.py", 800, "_engine_run_backward"))
 IN_LOADER = (TRAIN, Frame(f"{TORCH}/utils/data/dataloader.py", 700, "__next__"))
 IN_CHECKPOINT = (TRAIN, Frame(f"{TORCH}/serialization.py", 900, "save"))
-FROM_DEVICE = (*IN_CHECKPOINT, Frame(f"{TORCH}/storage.py", 264, "cpu"))
 IN_OWN_CODE = (TRAIN, Frame("/home/a/augment.py", 12, "read"))
 
 

@@ -24,6 +24,7 @@ from slurm_health.system import journal
 from slurm_health.system.slurm.client import Client
 from slurm_health.training.restart import FailedScript, after_failure, check_took_s, failure_of
 from tests.support.fake_slurm import FakeSlurm
+from tests.support.journals import run_started
 
 JOB = 12
 NODES = ("n1", "n2", "n3")
@@ -39,17 +40,7 @@ class Scene:
         self.run = journal.job_directory(self.root, "lab", JOB) / "0"
         journal.create(self.run, [journal.MASTER])
         master = journal.Writer(self.run, journal.MASTER, lambda: 1.0)
-        started = RunStarted(
-            run_id="r",
-            job_id=JOB,
-            attempt=0,
-            cluster="lab",
-            partition="main",
-            nodes=list(NODES),
-            master_node="n1",
-            user="ml",
-        )
-        master.append(started, RunFinished(disposition=Disposition.PROCEED, exit_code=0))
+        master.append(run_started(NODES), RunFinished(disposition=Disposition.PROCEED, exit_code=0))
         self.started(2.0)
         self.told: list[RunFinished] = []
 
@@ -122,15 +113,6 @@ def test_a_users_error_stops_the_job_and_changes_nothing_in_slurm(scene: Scene) 
     assert {call[:2] for call in map(tuple, scene.slurm.calls())} <= {("scontrol", "show")}
     (plan,) = scene.plans()
     assert (plan.plan, plan.restart, plan.max_restarts, plan.evidence) == ("stop", 1, 2, ["a line"])
-
-
-def test_a_transient_failure_starts_the_script_again_where_it_ran(scene: Scene) -> None:
-    scene.diagnosed(Attribution.TRANSIENT)
-
-    finished = scene.outcome()
-
-    assert (finished.disposition, finished.nodes) == ("proceed", list(NODES))
-    assert scene.plans()[0].plan == "restart"
 
 
 def test_a_job_that_slurm_has_ended_is_not_started_again(scene: Scene) -> None:

@@ -20,13 +20,13 @@ from slurm_health.records.records import (
     MasterStopped,
     MasterWaits,
     Record,
-    RunStarted,
     Sampled,
     VerdictReached,
     WorkersReady,
 )
 from slurm_health.records.script_records import Diagnosed
 from slurm_health.records.verdict import Level, NodeVerdict
+from tests.support.journals import run_started
 
 NODES = ["n1", "n2", "n3", "n4"]
 UUID = "6b1e0c5a-1111-4222-8333-0123456789ab"
@@ -40,16 +40,7 @@ def check(
     **levels: Level,
 ) -> dict[str, Observation]:
     """Return what a check says of its nodes: healthy, where nothing else is said."""
-    start = RunStarted(
-        run_id="1",
-        job_id=1,
-        attempt=0,
-        cluster="lab",
-        partition="main",
-        nodes=list(names),
-        master_node=names[0],
-        user="ml",
-    )
+    start = run_started(names)
     verdict = VerdictReached(
         nodes=[
             NodeVerdict(node=name, level=levels.get(name, Level.HEALTHY), reason="why")

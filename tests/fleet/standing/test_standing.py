@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import random
 from fractions import Fraction
 from math import comb
 
@@ -57,14 +56,6 @@ def test_a_node_that_spoils_jobs_on_many_days_is_a_lemon() -> None:
     assert (worst.elsewhere_spoiled, worst.elsewhere_jobs) == (0, 200)
 
 
-def test_a_node_with_two_observations_is_no_lemon() -> None:
-    assert level_of(record("bad", jobs=2, spoiled=2)) is Reliability.SUSPECT
-
-
-def test_one_fault_that_spoils_many_jobs_within_hours_is_no_lemon() -> None:
-    assert level_of(record("bad", jobs=9, spoiled=9, apart_s=600)) is Reliability.SUSPECT
-
-
 @pytest.mark.parametrize(
     ("hours", "level"), [(23.9, Reliability.SUSPECT), (24.1, Reliability.LEMON)]
 )
@@ -102,25 +93,6 @@ def test_in_a_larger_fleet_the_same_node_is_less_surprising() -> None:
         return standings([*fleet, record("bad", jobs=20, spoiled=3)])[0].chance
 
     assert chance(1000) > 10 * chance(10)
-
-
-def test_jobs_of_one_user_make_no_lemon_of_a_node_that_others_use_too() -> None:
-    assert level_of(record("bad", jobs=12, spoiled=4, users=2)) is Reliability.SUSPECT
-    assert level_of(record("bad", jobs=12, spoiled=4, users=2, uids=(1, 2))) is Reliability.LEMON
-
-
-def test_a_node_with_few_jobs_and_nothing_against_it_is_unknown_and_not_clear() -> None:
-    assert level_of(record("new", jobs=9)) is Reliability.UNKNOWN
-    assert level_of(record("old", jobs=10)) is Reliability.CLEAR
-
-
-def test_the_score_of_a_node_with_few_jobs_is_near_that_of_its_fleet() -> None:
-    scores = {
-        each.node: each.score
-        for each in standings([*FLEET, record("few", 2, 2), record("many", 40, 40)])
-    }
-
-    assert scores["few"] < scores["many"] / 2
 
 
 @given(st.integers(1, 40), st.integers(0, 40), st.fractions("1/1000", "999/1000"))
@@ -164,18 +136,6 @@ def test_a_figure_that_falls_by_a_tenth_has_that_trend() -> None:
 
 def test_a_single_odd_measurement_is_no_trend() -> None:
     assert trend(series(*[100.0] * 11, 50.0)) is None
-
-
-def test_a_few_points_prove_no_trend() -> None:
-    assert trend(series(100, 90, 80, 70)) is None
-    assert trend([]) is None
-
-
-def test_noise_seldom_has_a_trend() -> None:
-    choice = random.Random(4)
-    noise = [series(*(choice.gauss(100, 5) for _ in range(30))) for _ in range(200)]
-
-    assert sum(trend(each) is not None for each in noise) <= 6  # one in a hundred is expected
 
 
 def test_checks_at_one_moment_have_no_trend() -> None:

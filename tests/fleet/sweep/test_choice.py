@@ -4,19 +4,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_health.fleet.sweep.choice import at_once, groups, met
+from slurm_health.fleet.sweep.choice import groups, met
 
 NEVER = 0.0
 
 
 def nodes(count: int, checked_s: float = NEVER) -> dict[str, float]:
     return {f"n{number:02}": checked_s for number in range(count)}
-
-
-def test_no_more_nodes_are_in_checks_than_there_is_room_for() -> None:
-    found = groups(nodes(20), {}, due={*nodes(20)}, size=4, room=10)
-
-    assert [len(group) for group in found] == [4, 4]
 
 
 def test_what_was_checked_lately_is_no_reason_for_a_check() -> None:
@@ -52,11 +46,6 @@ def test_nodes_that_have_never_met_are_put_together() -> None:
 
 def test_two_nodes_alone_are_not_checked_because_they_could_only_accuse_each_other() -> None:
     assert groups(nodes(2), {}, due={*nodes(2)}, size=4, room=4) == []
-
-
-def test_never_a_whole_partition() -> None:
-    assert [at_once(count, 0.1) for count in (1, 2, 3, 4, 6, 100)] == [0, 1, 2, 3, 3, 10]
-    assert at_once(10, 0.5) == 5
 
 
 @given(

@@ -17,23 +17,13 @@ from slurm_health.preflight.acting.job_facts import (
 from slurm_health.records.records import Action, ActionIntended, RunStarted
 from slurm_health.records.verdict import Level, NodeVerdict
 from slurm_health.system.slurm.parsing import Job
-from tests.support.journals import RunJournal, write_requeued_job
+from tests.support.journals import RunJournal, run_started, write_requeued_job
 
 JOB = 12
 
 
 def started(attempt: int, **more: Any) -> RunStarted:
-    return RunStarted(
-        run_id=f"{JOB}.{attempt}",
-        job_id=JOB,
-        attempt=attempt,
-        cluster="c",
-        partition="main",
-        nodes=["n1"],
-        master_node="n1",
-        user="ml",
-        **more,
-    )
+    return run_started(["n1"], attempt=attempt, **more)
 
 
 def test_requeues_are_counted_from_the_earlier_attempts(tmp_path: Path) -> None:

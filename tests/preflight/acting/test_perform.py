@@ -17,14 +17,13 @@ from slurm_health.records.records import (
     ActionIntended,
     Record,
     RunFinished,
-    RunStarted,
     VerdictReached,
 )
 from slurm_health.records.verdict import Level, NodeVerdict
 from slurm_health.system import journal
 from slurm_health.system.slurm.client import Client
 from tests.support.fake_slurm import FakeSlurm
-from tests.support.journals import RunJournal
+from tests.support.journals import RunJournal, run_started
 from tests.support.sites import write_site
 
 JOB = 12
@@ -55,17 +54,7 @@ class Scene:
         return act(
             VerdictReached(nodes=judged),
             Acting(
-                started=RunStarted(
-                    run_id="r",
-                    job_id=JOB,
-                    attempt=0,
-                    cluster="lab",
-                    partition="main",
-                    nodes=["n1", "n2", "n3"],
-                    master_node="n1",
-                    user="ml",
-                    array=array,
-                ),
+                started=run_started(["n1", "n2", "n3"], array=array),
                 directory=self.run.directory,
                 policy=policy or Policy(),
                 client=Client(self.slurm.environ()),

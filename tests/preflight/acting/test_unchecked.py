@@ -62,16 +62,6 @@ def scene(tmp_path: Path) -> Scene:
 
 
 @pytest.mark.parametrize("choice", [OnUnchecked.PROCEED, OnUnchecked.STOP])
-def test_where_the_journal_says_it_slurm_is_asked_for_nothing(
-    scene: Scene, choice: OnUnchecked
-) -> None:
-    finished = scene.end(choice)
-    assert scene.records == [FOUND, finished]
-    assert finished.disposition == choice.value
-    assert scene.slurm.calls() == []
-
-
-@pytest.mark.parametrize("choice", [OnUnchecked.PROCEED, OnUnchecked.STOP])
 @pytest.mark.parametrize("unseen", ["broken", "not shared"])
 def test_where_the_journal_cannot_say_it_the_comment_does_and_keeps_the_jobs_own(
     scene: Scene, choice: OnUnchecked, unseen: str

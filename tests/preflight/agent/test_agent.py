@@ -49,12 +49,6 @@ def test_a_round_is_measured_and_reported_once(running: Stage) -> None:
     assert running.kinds()[-2:] == ["Sampled", "NodeReported"]
 
 
-def test_it_takes_part_in_rounds_one_after_the_other(running: Stage) -> None:
-    for index in range(3):
-        running.round(index)
-        assert running.hears(NodeReported, index + 1).round == index
-
-
 @pytest.mark.parametrize(
     ("timed_out", "outcome"), [(True, Outcome.TIMED_OUT), (False, Outcome.NOT_RUN)]
 )
@@ -243,17 +237,6 @@ def test_a_worker_that_the_kernel_holds_in_a_round_is_told_soon_and_is_no_fault_
     assert (report.outcome, report.crashed, report.unmeasured) == (Outcome.NOT_RUN, False, True)
     assert report.detail.startswith("check process stands still: held in the kernel")
     running.hears(WorkersReady, 2)
-
-
-def test_a_stopped_worker_does_not_stop_the_agent(running: Stage) -> None:
-    (worker,) = descendants(running.processes[0].pid)
-    os.kill(worker, signal.SIGSTOP)
-    running.round()
-    running.abort()
-
-    assert running.hears(NodeReported).outcome is Outcome.NOT_RUN
-    running.hears(WorkersReady, 2)
-    assert worker not in descendants(running.processes[0].pid)
 
 
 def test_a_worker_that_dies_between_rounds_is_replaced_without_a_report(running: Stage) -> None:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from slurm_health.preflight.decide.after_failure import (
-    LIMIT_S,
     Next,
     ScriptFailure,
     check_again,
@@ -46,47 +45,12 @@ def test_a_users_error_stops_the_job_and_accuses_no_node(sureness: str) -> None:
     assert decided.evidence == ("a line",)
 
 
-def test_what_slurm_or_a_person_ended_stays_ended() -> None:
-    transient = found(Attribution.TRANSIENT)
-
-    assert plan(replace(FAILURE, diagnosed=found(Attribution.OUTSIDE))).next is Next.STOP
-    cancelled = plan(replace(FAILURE, diagnosed=transient, job_over="CANCELLED", lost=LOST))
-    assert (cancelled.next, cancelled.at_fault) == (Next.STOP, ())
-    assert "CANCELLED" in cancelled.reason
-
-
-def test_a_transient_failure_restarts_at_once_and_its_repetition_after_a_check() -> None:
-    failure = replace(FAILURE, diagnosed=found(Attribution.TRANSIENT))
-
-    assert plan(failure).next is Next.RESTART
-    again = plan(replace(failure, restarted_unchecked=True))
-    assert (again.next, again.check) == (Next.CHECK, ("n1", "n2", "n3"))
-
-
-@pytest.mark.parametrize(
-    "diagnosed", [None, found(Attribution.UNDECIDED), found(Attribution.NODE, sureness="possible")]
-)
-def test_where_evidence_decides_nothing_the_check_of_all_nodes_does(
-    diagnosed: Diagnosed | None,
-) -> None:
-    decided = plan(replace(WITH_SPARE, diagnosed=diagnosed))
-
-    assert (decided.next, decided.at_fault) == (Next.CHECK, ())
-    assert decided.check == ("n1", "n2", "n3", "n4")
-
-
 def test_a_lost_node_is_left_for_a_spare_that_is_checked_first() -> None:
     decided = plan(replace(WITH_SPARE, lost=LOST))
 
     assert (decided.next, decided.check) == (Next.CHECK, ("n1", "n3", "n4"))
     assert [each.node for each in decided.at_fault] == ["n2"]
     assert LOST[0][1] in decided.evidence
-
-
-def test_an_error_that_a_lost_node_caused_is_not_taken_for_the_users() -> None:
-    failure = replace(WITH_SPARE, lost=LOST, diagnosed=found(Attribution.USER))
-
-    assert plan(failure).next is Next.CHECK
 
 
 @pytest.mark.parametrize(
@@ -156,7 +120,6 @@ def hang(cause: str = "rank-stopped", sureness: str = "certain", node: str = "n2
 
 
 HUNG = replace(WITH_SPARE, diagnosed=found(Attribution.UNDECIDED), hang=hang())
-NOWHERE = hang("no-progress", "possible", "")
 
 
 def test_after_a_hang_all_nodes_are_checked_and_its_place_is_the_last_choice() -> None:
@@ -185,23 +148,6 @@ def test_a_hang_on_half_of_the_nodes_makes_these_the_last_choice() -> None:
     )
 
 
-def test_a_hang_on_most_nodes_is_no_reason_to_do_without_them() -> None:
-    everywhere = hang()
-    everywhere.found.nodes[:] = ["n1", "n2"]
-
-    assert plan(replace(HUNG, hang=everywhere)).last_choice == ()
-
-
-def test_a_hang_without_a_place_is_restarted_once() -> None:
-    nowhere = replace(HUNG, hang=NOWHERE)
-    first, again = plan(nowhere), plan(replace(nowhere, hangs_before=(NOWHERE,)))
-
-    assert (first.next, first.last_choice) == (Next.CHECK, ())
-    assert again.next is Next.STOP
-    assert "without a place" in again.reason
-    assert plan(replace(nowhere, hangs_before=(hang(),))).next is Next.CHECK
-
-
 def test_one_kind_of_hang_is_restarted_twice() -> None:
     assert plan(replace(HUNG, hangs_before=(hang(),))).next is Next.CHECK
     third = plan(replace(HUNG, hangs_before=(hang(), hang(node="n3"))))
@@ -209,13 +155,6 @@ def test_one_kind_of_hang_is_restarted_twice() -> None:
     assert "2 times after such a hang (rank-stopped)" in third.reason
     other = (hang("rank-gone"), hang("checkpoint-stuck"))
     assert plan(replace(HUNG, hangs_before=other)).next is Next.CHECK
-
-
-def test_a_hang_that_is_the_users_is_not_restarted() -> None:
-    mismatch = hang("mismatched-collective")
-    theirs = replace(HUNG, hang=mismatch, diagnosed=found(Attribution.USER, sureness="certain"))
-
-    assert plan(theirs).next is Next.STOP
 
 
 @pytest.mark.parametrize("cause", ["rank-elsewhere", "data-loader-stuck", "rank-out-of-step"])
@@ -227,35 +166,7 @@ def test_a_hang_in_the_scripts_own_code_or_data_is_not_restarted(cause: str) -> 
     assert plan(replace(HUNG, hang=beyond)).next is Next.CHECK
 
 
-def test_a_hang_with_a_lost_node_is_restarted_without_it() -> None:
-    decided = plan(replace(HUNG, lost=LOST))
-    assert [each.node for each in decided.at_fault] == ["n2"]
-
-
 # --- which check precedes a restart -------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "asked", ["straggler-detection", "standard", "thorough", "quick,straggler-detection", "values"]
-)
-def test_what_was_asked_for_is_checked_again(asked: str) -> None:
-    found = check_again(asked, LIMIT_S)
-
-    assert (found.check, found.less) == (asked, "")
-
-
-@pytest.mark.parametrize("asked", [None, "auto", "off", "quick"])
-@pytest.mark.parametrize("took_s", [None, 1.0, 1000.0])
-def test_where_nothing_else_was_asked_for_the_check_is_quick_without_a_word(
-    asked: str | None, took_s: float | None
-) -> None:
-    found = check_again(asked, took_s)
-
-    assert (found.check, found.less) == ("quick", "")
-
-
-def test_a_job_without_torch_is_checked_with_light_probes() -> None:
-    assert check_again("light", 1000.0).check == "light"
 
 
 def test_a_check_of_minutes_is_not_made_again_and_that_is_said() -> None:

@@ -166,20 +166,6 @@ def test_slurm_is_asked_for_other_nodes_only_where_its_answer_decides(data: st.D
         assert len({*asked.keep, *asked.leave}) == len(verdict.nodes)
 
 
-@given(st.data())
-def test_undecided_and_healthy_nodes_cause_nothing_by_default(data: st.DataObject) -> None:
-    names = data.draw(st.lists(st.sampled_from("abcdef"), unique=True, min_size=1))
-    harmless = st.sampled_from([Level.HEALTHY, Level.INCONCLUSIVE])
-    verdict = verdict_of(**{name: data.draw(harmless) for name in names})
-
-    policy = replace(data.draw(POLICIES), on_inconclusive=OnInconclusive.PROCEED)
-
-    decision = decided(verdict, policy, data.draw(facts_of(verdict)))
-
-    assert decision.drains == ()
-    assert decision.ending.disposition is Disposition.PROCEED
-
-
 def test_a_faulty_node_is_drained_and_then_the_job_requeued_without_it() -> None:
     assert decided(ONE_FAULTY, Policy(), job_facts()) == Decision(
         drains=(Drain(node="n2", component="network", reason="network: no allgather"),),
@@ -275,23 +261,6 @@ def test_a_job_that_is_to_wait_for_other_nodes_waits_at_its_limit_too(choice: On
     policy = Policy(on_straggler=choice, at_requeue_limit=AtRequeueLimit.HOLD)
 
     assert decided(verdict, policy, job_facts(requeues=3)).ending.disposition is Disposition.HOLD
-
-
-@pytest.mark.parametrize(
-    ("levels", "code"),
-    [
-        ([Level.HEALTHY, Level.HEALTHY], ExitCode.HEALTHY),
-        ([Level.HEALTHY, Level.INCONCLUSIVE], ExitCode.INCONCLUSIVE),
-        ([Level.INCONCLUSIVE, Level.SLOW], ExitCode.BAD_NODES),
-        ([Level.INCONCLUSIVE, Level.FAULTY], ExitCode.BAD_NODES),
-    ],
-)
-def test_the_exit_code_is_that_of_the_worst_that_is_proven(
-    levels: list[Level], code: ExitCode
-) -> None:
-    verdict = verdict_of(**{f"n{number}": level for number, level in enumerate(levels)})
-
-    assert exit_code(verdict) is code
 
 
 @pytest.mark.parametrize("where", ["paths", "leaves"])

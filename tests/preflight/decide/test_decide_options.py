@@ -5,11 +5,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import msgspec
 import pytest
 
 from slurm_health.preflight.decide.decide import decide_unasked, unwanted
-from slurm_health.preflight.decide.decision import PROVEN_PROBABILITY, Decision, Drain, LeaveAlone
+from slurm_health.preflight.decide.decision import PROVEN_PROBABILITY, Decision, LeaveAlone
 from slurm_health.preflight.decide.facts import JobFacts
 from slurm_health.preflight.decide.policy import AtRequeueLimit, OnInconclusive, OnStraggler, Policy
 from slurm_health.records.errors import ExitCode
@@ -87,105 +86,6 @@ def test_a_slow_node_causes_what_the_table_of_the_documentation_says(
 
 
 @pytest.mark.parametrize(
-    ("faulty", "neither", "spare", "fewer"),
-    [
-        ((), "proceed", "Shrink proceed", "proceed"),
-        (("n2",), "requeue", "Shrink proceed", "Shrink proceed"),
-        (("n2", "n3"), "requeue", "requeue", "requeue"),
-        (("n1",), "requeue", "requeue", "requeue"),
-    ],
-)
-def test_faulty_nodes_cause_what_the_table_of_spares_says(
-    faulty: tuple[str, ...], neither: str, spare: str, fewer: str
-) -> None:
-    """The table is in docs/howto/spares.md."""
-    known = job_facts(may_drain=False)
-
-    def told(nodes: int, policy: Policy) -> str:
-        judged = [
-            msgspec.structs.replace(node, level=Level.FAULTY) if node.node in faulty else node
-            for node in verdict(nodes=nodes).nodes
-        ]
-        return kinds(decided(VerdictReached(nodes=judged), policy, known))
-
-    assert told(4, ALONE) == neither
-    assert told(5, Policy(nodes_wanted=4, nodes_needed=4)) == spare
-    assert told(4, FEWER) == fewer
-
-
-@pytest.mark.parametrize("choice", [OnStraggler.EXCLUDE, OnStraggler.REPORT])
-def test_of_several_slow_nodes_a_spare_takes_the_place_of_the_worst(choice: OnStraggler) -> None:
-    found = verdict(nodes=5, n2=Level.SLOW, n3=Level.SLOW, n4=Level.SLOW)
-    slowdowns = {"n2": 1.4, "n3": 2.5, "n4": 1.2}
-    nodes = [
-        msgspec.structs.replace(node, slowdown=slowdowns.get(node.node, 1.0))
-        for node in found.nodes
-    ]
-
-    policy = Policy(on_straggler=choice, nodes_wanted=4, nodes_needed=4)
-    decision = decided(VerdictReached(nodes=nodes), policy, WAITS)
-
-    assert decision.shrink is not None
-    assert decision.shrink.drop == ("n3",)
-    assert decision.ending.disposition is Disposition.PROCEED
-
-
-@pytest.mark.parametrize(
-    ("known", "policy", "expected"),
-    [
-        (job_facts(wait="", may_drain=False), ALONE, ("n2", "n3")),
-        (job_facts(wait="later", may_drain=False), ALONE, ("n3",)),
-        (job_facts(named=frozenset({"n2"}), may_drain=False), ALONE, ("n3",)),
-        (job_facts(candidates=frozenset(NODES[:4]), asked=3, may_drain=False), ALONE, ("n3",)),
-        (job_facts(wait="later", may_drain=False), FEWER, None),
-        (job_facts(wait="later", may_drain=False), SPARE, None),
-        (job_facts(wait="", may_drain=False), FEWER, ("n2", "n3")),
-    ],
-)
-def test_a_slow_node_does_not_keep_a_job_from_leaving_a_faulty_one(
-    known: JobFacts, policy: Policy, expected: tuple[str, ...] | None
-) -> None:
-    found = verdict(n2=Level.SLOW, n3=Level.FAULTY)
-
-    decision = decided(found, policy, known)
-
-    if expected is None:
-        assert decision.shrink is not None
-        assert decision.shrink.drop == ("n3",)
-        assert "continuing with n2 anyway" in decision.shrink.reason
-    else:
-        assert decision.ending.nodes == expected
-
-
-def test_a_job_that_starts_on_faulty_nodes_as_it_was_told_to_gives_its_surplus_back() -> None:
-    found = verdict(n2=Level.FAULTY, n3=Level.FAULTY)
-    policy = Policy(at_requeue_limit=AtRequeueLimit.START, nodes_wanted=3, nodes_needed=3)
-
-    decision = decided(found, policy, job_facts(requeues=3, may_drain=False))
-
-    assert decision.shrink is not None
-    assert len(decision.shrink.keep) == 3
-    assert "n4" in decision.shrink.keep
-    assert "starting anyway" in decision.shrink.reason
-    assert decision.ending.may_stay
-
-
-@pytest.mark.parametrize(
-    "known", [job_facts(requeues=3), job_facts(hold_obstacle="it is not a batch job")]
-)
-def test_a_job_that_cannot_be_requeued_keeps_its_size_no_longer(known: JobFacts) -> None:
-    policy = Policy(on_straggler=OnStraggler.REQUEUE, nodes_wanted=4, nodes_needed=3)
-
-    assert kinds(decided(SLOW, policy, known)) == "Shrink proceed"
-
-
-def test_a_faulty_node_makes_a_job_smaller_that_would_leave_a_slow_one() -> None:
-    policy = Policy(on_straggler=OnStraggler.REQUEUE, nodes_wanted=4, nodes_needed=3)
-
-    assert kinds(decided(verdict(n2=Level.FAULTY), policy, job_facts())) == "Drain Shrink proceed"
-
-
-@pytest.mark.parametrize(
     ("probability", "evidence", "said"),
     [
         (PROVEN_PROBABILITY - 0.001, 2, "probability of 0.989"),
@@ -205,43 +105,7 @@ def test_slowness_that_is_not_proven_drains_nobody(
     assert decision.ending.disposition is Disposition.REQUEUE
 
 
-def test_slow_nodes_count_towards_the_share_beyond_which_nobody_is_drained() -> None:
-    found = verdict(n2=Level.SLOW, n3=Level.SLOW, n4=Level.FAULTY)
-
-    (left,) = decided(found, Policy(on_straggler=OnStraggler.DRAIN), job_facts()).drains
-
-    assert isinstance(left, LeaveAlone)
-    assert set(left.nodes) == {"n2", "n3", "n4"}
-
-
 # --- doubt ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("choice", "wanted", "expected"),
-    [
-        (OnInconclusive.PROCEED, None, "proceed"),
-        (OnInconclusive.HOLD, None, "hold"),
-        (OnInconclusive.HOLD, 3, "Shrink proceed"),
-        (OnInconclusive.REQUEUE, None, "requeue"),
-        (OnInconclusive.REQUEUE, 3, "Shrink proceed"),
-    ],
-)
-def test_an_undecided_node_causes_what_the_user_chose_and_is_never_drained(
-    choice: OnInconclusive, wanted: int | None, expected: str
-) -> None:
-    policy = Policy(on_inconclusive=choice, nodes_wanted=wanted)
-
-    assert kinds(decided(DOUBT, policy, job_facts())) == expected
-
-
-def test_a_bad_node_is_left_at_once_although_another_one_is_in_doubt() -> None:
-    found = verdict(n2=Level.INCONCLUSIVE, n3=Level.FAULTY)
-
-    for choice, without in ((OnInconclusive.HOLD, ("n3",)), (OnInconclusive.REQUEUE, NODES[1:3])):
-        last = decided(found, Policy(on_inconclusive=choice), job_facts()).ending
-        assert last.disposition is Disposition.REQUEUE
-        assert last.nodes == without
 
 
 def test_a_person_who_releases_a_held_job_has_answered_for_its_nodes() -> None:
@@ -263,14 +127,6 @@ def test_a_job_that_can_neither_be_held_nor_run_stops_as_inconclusive() -> None:
     assert (last.disposition, last.exit_code) == (Disposition.STOP, ExitCode.INCONCLUSIVE)
     assert "no batch job" in last.reason
     assert "--exclude=n2" in last.reason
-
-
-@pytest.mark.parametrize("known", [job_facts(requeues=3), job_facts(named=frozenset({"n2"}))])
-def test_doubt_does_not_end_a_job_that_would_rather_be_elsewhere(known: JobFacts) -> None:
-    last = decided(DOUBT, Policy(on_inconclusive=OnInconclusive.REQUEUE), known).ending
-
-    assert (last.disposition, last.exit_code) == (Disposition.PROCEED, ExitCode.INCONCLUSIVE)
-    assert "continuing with n2 anyway" in last.reason
 
 
 @pytest.mark.parametrize(
@@ -298,27 +154,6 @@ def test_where_slurm_cannot_be_asked_only_a_faulty_node_or_a_wish_to_hold_ends_a
 # --- a job that was moved often enough -----------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("choice", "expected"),
-    [
-        (AtRequeueLimit.STOP, Disposition.STOP),
-        (AtRequeueLimit.START, Disposition.PROCEED),
-        (AtRequeueLimit.HOLD, Disposition.HOLD),
-    ],
-)
-def test_a_job_at_its_limit_does_what_the_user_chose(
-    choice: AtRequeueLimit, expected: Disposition
-) -> None:
-    policy = Policy(at_requeue_limit=choice)
-    decision = decided(verdict(n2=Level.FAULTY), policy, job_facts(requeues=3))
-
-    assert [type(each) for each in decision.drains] == [Drain]
-    last = decision.ending
-    assert last.disposition is expected
-    assert "(--max-requeues)" in last.reason
-    assert last.exit_code is ExitCode.BAD_NODES
-
-
 def test_a_job_that_cannot_be_held_at_its_limit_stops() -> None:
     known = job_facts(requeues=3, hold_obstacle="it may not be requeued")
 
@@ -326,35 +161,6 @@ def test_a_job_that_cannot_be_held_at_its_limit_stops() -> None:
 
     assert last.disposition is Disposition.STOP
     assert "it may not be requeued" in last.reason
-
-
-def test_healthy_nodes_that_are_not_needed_are_kept_where_the_job_keeps_its_spares() -> None:
-    policy = Policy(nodes_wanted=3, nodes_needed=3, keep_spares=True)
-    verdict = VerdictReached(
-        nodes=[
-            NodeVerdict(node="n1", level=Level.HEALTHY),
-            NodeVerdict(node="n2", level=Level.FAULTY, reason="dead", evidence=("round 0",)),
-            *(NodeVerdict(node=f"n{number}", level=Level.HEALTHY) for number in (3, 4, 5)),
-            NodeVerdict(node="n6", level=Level.INCONCLUSIVE, reason="not measured"),
-        ]
-    )
-    facts = JobFacts(job_id=1, batch_node="n1")
-
-    shrink = decided(verdict, policy, facts).shrink
-
-    assert shrink is not None
-    assert (shrink.keep, shrink.spares, shrink.drop) == (("n1", "n3", "n4"), ("n5",), ("n2", "n6"))
-
-
-def test_a_job_without_a_bad_node_gives_none_back_where_it_keeps_its_spares() -> None:
-    policy = Policy(nodes_wanted=2, nodes_needed=2, keep_spares=True)
-    nodes = [NodeVerdict(node=f"n{number}", level=Level.HEALTHY) for number in (1, 2, 3)]
-    facts = JobFacts(job_id=1, batch_node="n1")
-
-    shrink = decided(VerdictReached(nodes=nodes), policy, facts).shrink
-
-    assert shrink is not None
-    assert (shrink.spares, shrink.drop) == (("n3",), ())
 
 
 def test_a_job_that_may_not_give_nodes_back_leaves_a_faulty_one_by_a_requeue() -> None:

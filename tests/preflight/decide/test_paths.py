@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from slurm_health.preflight.decide.decide import unwanted
 from slurm_health.preflight.decide.paths import ends_to_leave
 from slurm_health.preflight.decide.policy import AtRequeueLimit, OnInconclusive, OnStraggler, Policy
 from slurm_health.records.errors import ExitCode
@@ -43,20 +42,8 @@ def left(*paths: LinkVerdict, without: Sequence[str] = ()) -> list[str]:
 # --- which end ---------------------------------------------------------------------------------
 
 
-def test_the_batch_node_stays() -> None:
-    assert left(path("n1", "n3")) == left(path("n3", "n1")) == ["n3"]
-
-
 def test_the_batch_node_stays_even_where_most_bad_paths_meet() -> None:
     assert left(path("n1", "n2"), path("n1", "n3"), path("n1", "n4")) == ["n2", "n3", "n4"]
-
-
-def test_the_node_that_bad_paths_have_in_common_goes() -> None:
-    assert left(path("n2", "n4"), path("n2", "n3")) == ["n2"]
-
-
-def test_each_path_loses_an_end() -> None:
-    assert left(path("n1", "n2"), path("n3", "n4")) == ["n2", "n4"]
 
 
 def test_a_node_that_is_slower_goes_first() -> None:
@@ -85,17 +72,6 @@ def test_no_node_helps_against_a_path_in_doubt_or_between_switches(harmless: Lin
     assert left(harmless) == []
 
 
-def test_the_path_to_a_node_that_is_left_anyway_does_not_matter() -> None:
-    assert left(path("n2", "n3"), without=["n3"]) == []
-
-
-def test_slow_paths_matter_only_where_slow_nodes_do() -> None:
-    verdict = verdict_of(slow("n2", "n3"))
-    reported = Policy(on_straggler=OnStraggler.REPORT)
-    assert unwanted(verdict, reported, batch_node="n1") == ()
-    assert [each.node for each in unwanted(verdict, Policy(), batch_node="n1")] == ["n3"]
-
-
 # --- what is done ------------------------------------------------------------------------------
 
 CUT = verdict_of(path("n2", "n4"))
@@ -110,16 +86,6 @@ def test_a_job_that_can_do_without_drops_one_end(verdict: VerdictReached, policy
     assert decision.shrink.drop == ("n4",)
     assert f"the path to n2 {'fails' if verdict is CUT else 'is slow'}" in decision.shrink.reason
     assert decision.ending.disposition is Disposition.PROCEED
-    assert decision.ending.exit_code is ExitCode.BAD_NODES
-    assert decision.ending.may_stay
-    assert decision.drains == ()
-
-
-@pytest.mark.parametrize("verdict", [CUT, SLOW], ids=["cut", "slow"])
-def test_another_is_requeued_without_one_end(verdict: VerdictReached) -> None:
-    decision = decided(verdict, Policy(), job_facts())
-    assert decision.ending.disposition is Disposition.REQUEUE
-    assert decision.ending.nodes == ("n4",)
     assert decision.ending.exit_code is ExitCode.BAD_NODES
     assert decision.ending.may_stay
     assert decision.drains == ()
@@ -174,28 +140,6 @@ def lone_pair(*, component: str = "network", n1: float = 0.36, n2: float = 0.36)
     )
 
 
-def test_a_job_of_two_nodes_that_cannot_exchange_data_leaves_one_and_accuses_neither() -> None:
-    decision = decided(lone_pair(), Policy(), job_facts())
-
-    assert decision.ending.disposition is Disposition.REQUEUE
-    assert decision.ending.nodes == ("n2",)
-    assert decision.ending.exit_code is ExitCode.INCONCLUSIVE
-    assert decision.drains == ()
-
-
-def test_of_two_that_cannot_exchange_data_the_one_with_the_worse_history_is_left() -> None:
-    decision = decided(lone_pair(n1=0.2), Policy(), job_facts())
-
-    assert decision.ending.nodes == ("n1",)
-
-
-def test_slurm_is_asked_whether_the_job_can_have_another_partner_at_once() -> None:
-    asked = asked_about(lone_pair(), Policy(), job_facts())
-
-    assert asked is not None
-    assert (asked.leave, asked.keep, asked.more) == (("n2",), ("n1",), 1)
-
-
 @pytest.mark.parametrize("straggler", OnStraggler)
 def test_without_another_partner_at_once_the_job_runs_and_says_why_and_what_may_happen(
     straggler: OnStraggler,
@@ -221,10 +165,3 @@ def test_two_nodes_that_could_not_be_measured_are_not_left_for_that() -> None:
     decision = decided(lone_pair(component="node"), Policy(), job_facts())
 
     assert decision.ending.disposition is Disposition.PROCEED
-
-
-@pytest.mark.parametrize("choice", [OnInconclusive.HOLD, OnInconclusive.REQUEUE])
-def test_what_the_user_wants_of_undecided_nodes_comes_before_a_pair(choice: OnInconclusive) -> None:
-    avoid = unwanted(lone_pair(), Policy(on_inconclusive=choice), batch_node="n1")
-
-    assert [node.node for node in avoid] == ["n1", "n2"]

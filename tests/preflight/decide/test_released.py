@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from slurm_health.preflight.decide.policy import AtRequeueLimit, OnInconclusive, Policy
 from slurm_health.records.records import Disposition
 from slurm_health.records.verdict import Level
-from tests.preflight.decide.test_decide_options import FAULTY, FEWER, kinds, verdict
+from tests.preflight.decide.test_decide_options import FAULTY, kinds, verdict
 from tests.support.situations import decided, job_facts
 
 
@@ -22,13 +20,6 @@ def test_a_person_who_releases_a_job_held_at_its_limit_has_it_run() -> None:
     assert kinds(decision) == "Drain proceed"
     assert "it was held for n2, and a person released it" in decision.ending.reason
     assert (other.disposition, other.nodes) == (Disposition.HOLD, ("n2", "n3"))
-
-
-def test_a_person_who_releases_a_job_does_not_keep_it_from_leaving_the_node() -> None:
-    released = job_facts(held_for=frozenset({"n2"}), may_drain=False)
-
-    assert kinds(decided(FAULTY, Policy(), released)) == "requeue"
-    assert kinds(decided(FAULTY, replace(FEWER, max_requeues=0), released)) == "Shrink proceed"
 
 
 def test_a_job_held_at_its_limit_is_held_for_its_undecided_nodes_at_once() -> None:

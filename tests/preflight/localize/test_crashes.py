@@ -42,11 +42,6 @@ def test_a_node_that_crashes_alone_twice_is_faulty_and_no_further_round_is_run(
     assert len(loc.verdict().named(Level.HEALTHY)) == count - 1
 
 
-def test_of_two_nodes_that_fail_together_neither_is_condemned() -> None:
-    verdict, _ = run(names(2), cluster(dead=["n2"]))
-    assert {level(verdict, node) for node in names(2)} == {Level.INCONCLUSIVE}
-
-
 @pytest.mark.parametrize("failing", [{0, 2}, {0, 2, 4}, {0, 2, 4, 6}, {0, 1, 2, 3, 4}])
 def test_two_nodes_that_fail_together_now_and_then_are_in_doubt(failing: set[int]) -> None:
     well = cluster()

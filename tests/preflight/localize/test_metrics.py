@@ -12,24 +12,13 @@ from slurm_health.preflight.localize.localizer import (
     GroupResult,
     Level,
     Localizer,
-    LocalizeSettings,
     Outcome,
 )
 from slurm_health.preflight.localize.metrics import population_of
 from slurm_health.preflight.localize.settings import DeviceKind, settings_from
-from slurm_health.preflight.localize.simulate import Faults, SimulatedCluster, Weather, play
 from slurm_health.records.verdict import Verdict
 
 DEVICES = 8
-SPREAD = Weather(device_spread=0.03)
-
-
-def judged(count: int, *, seed: int, slow: float = 1.0) -> Verdict:
-    """Return the verdict on nodes whose devices differ by 3 %, with a slow one on n1 perhaps."""
-    nodes = [f"n{number}" for number in range(count)]
-    faults = Faults(compute={"n1": slow} if slow > 1 else {})
-    cluster = SimulatedCluster(nodes, faults=faults, weather=SPREAD, devices=DEVICES, seed=seed)
-    return play(Localizer(nodes, settings=LocalizeSettings(seed=seed)), cluster)[0]
 
 
 def alone(slowness: float, kind: DeviceKind = DeviceKind.ACCELERATOR) -> Verdict:
@@ -56,21 +45,6 @@ def alone(slowness: float, kind: DeviceKind = DeviceKind.ACCELERATOR) -> Verdict
         ]
         loc.observe(round_.index, results)
     return loc.verdict()
-
-
-@pytest.mark.parametrize(("count", "seeds"), [(2, 8), (16, 2), (64, 1)])
-def test_healthy_devices_that_differ_for_good_accuse_no_node(count: int, seeds: int) -> None:
-    for seed in range(seeds):
-        verdict = judged(count, seed=seed)
-        assert not verdict.named(Level.SLOW), seed
-
-
-@pytest.mark.parametrize(("count", "seeds"), [(16, 2), (64, 1)])
-def test_a_device_a_quarter_slower_is_found_among_devices_that_differ(
-    count: int, seeds: int
-) -> None:
-    for seed in range(seeds):
-        assert judged(count, seed=seed, slow=1.25).named(Level.SLOW) == ("n1",), seed
 
 
 def test_a_device_within_what_healthy_ones_differ_by_is_told_and_its_node_is_healthy() -> None:

@@ -69,14 +69,6 @@ def test_an_uplink_too_faint_for_a_single_test_blames_none_of_the_nodes_below_it
     assert named <= set(nodes[48:64])
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_a_slow_uplink_of_a_few_nodes_of_few_blames_none_of_them(seed: int) -> None:
-    nodes = NODES[:16]
-    verdict, _ = judged(Faults(leaves={"leaf3": 1.3}), nodes=nodes, leaf=4, seed=seed)
-
-    assert not accused(verdict)
-
-
 @pytest.mark.parametrize("seed", range(2))
 def test_nodes_that_are_slow_with_each_other_too_are_convicted(seed: int) -> None:
     slow = random.Random(seed).sample(NODES, 6)
@@ -157,10 +149,3 @@ def test_a_slow_node_beside_a_slow_uplink_that_nobody_knows_of_is_found_as_well(
 
     assert accused(verdict) == {"n5"}
     assert [leaf.ends for leaf in verdict.leaves] == [("n[24-31]",)]
-
-
-def test_one_slow_node_costs_no_round_for_what_it_might_have_in_common() -> None:
-    verdict, rounds = judged(Faults(network={"n5": 1.3}))
-
-    assert accused(verdict) == {"n5"}
-    assert rounds <= 3

@@ -18,7 +18,7 @@ from slurm_health.system import journal
 from tests.lab.site_files import let_root_drain
 from tests.support.command_line import Done, slurm_health
 from tests.support.fake_slurm import FakeSlurm
-from tests.support.journals import Clock
+from tests.support.journals import Clock, run_started
 
 NODES = ["n1", "n2", "n3"]
 IN_JOB = {
@@ -28,16 +28,7 @@ IN_JOB = {
     "SLURMD_NODENAME": "n1",
 }
 SRUN_SAYS = Path(__file__).parents[2] / "data/slurm-22.05/srun-job-ended.txt"
-STARTED = RunStarted(
-    run_id="r",
-    job_id=12,
-    attempt=0,
-    cluster="lab",
-    partition="main",
-    nodes=NODES,
-    master_node="n1",
-    user=getpass.getuser(),
-)
+STARTED = run_started(NODES, user=getpass.getuser())
 VERDICT = VerdictReached(
     nodes=[
         NodeVerdict(node="n1", level=Level.HEALTHY),

@@ -16,24 +16,15 @@ from slurm_health.preflight.master.check_settings import CheckSettings
 from slurm_health.preflight.master.run_check import _check
 from slurm_health.preflight.session.deadlines import TimeLimits
 from slurm_health.preflight.session.phases import phases
-from slurm_health.records.records import AgentsLost, RunStarted, VerdictReached
+from slurm_health.records.records import AgentsLost, VerdictReached
 from slurm_health.records.verdict import Level, NodeVerdict
 from slurm_health.system import journal
 from tests.lab.site_files import let_root_drain
 from tests.support.fake_slurm import FakeSlurm
-from tests.support.journals import Clock
+from tests.support.journals import Clock, run_started
 
 NODES = ["n1", "n2", "n3"]
-STARTED = RunStarted(
-    run_id="r",
-    job_id=12,
-    attempt=0,
-    cluster="lab",
-    partition="main",
-    nodes=NODES,
-    master_node="n1",
-    user="ml",
-)
+STARTED = run_started(NODES)
 VERDICT = VerdictReached(
     nodes=[
         NodeVerdict(node="n1", level=Level.HEALTHY),

@@ -87,14 +87,6 @@ def test_a_local_agent_that_ends_is_lost_with_its_last_words(local: Start) -> No
     )
 
 
-def test_a_local_agent_that_is_killed_is_lost_with_the_signal(local: Start) -> None:
-    launcher = local("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
-
-    launcher.start(0, ["n1"])
-
-    assert losses(launcher, ["n1"])["n1"].reason == "its agent ended: killed by SIGKILL"
-
-
 def test_a_local_agent_that_sees_no_journal_is_heard(local: Start) -> None:
     launcher = local("import sys; sys.exit('slurm-health agent: n1: does not see it')")
 

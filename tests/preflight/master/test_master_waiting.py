@@ -7,6 +7,7 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,6 +32,7 @@ from slurm_health.records.records import (
     RoundEnded,
     RoundStarted,
     RunFinished,
+    VerdictReached,
 )
 from slurm_health.records.verdict import Level
 from slurm_health.system import journal
@@ -65,6 +67,20 @@ class IdleLauncher:
         self.stopped = True
 
 
+def settings(**more: Any) -> MasterSettings:
+    limits: TimeLimits = more.pop("limits", TimeLimits())
+    return MasterSettings(limits=limits, phases=QUICK, make_localizer=make_localizer, **more)
+
+
+def ran(run: Path, launcher: IdleLauncher, clock: Clock, **more: Any) -> VerdictReached:
+    """Run a check to its end; return its verdict."""
+    master = Master(run, NODES, launcher, settings(**more), clock=clock)
+    master.open(started(NODES))
+    verdict = master.run()
+    master.close()
+    return verdict
+
+
 def test_a_check_in_which_nothing_ever_starts_ends_by_the_clock_alone(tmp_path: Path) -> None:
     clock = Clock(1000.0)
 
@@ -73,18 +89,8 @@ def test_a_check_in_which_nothing_ever_starts_ends_by_the_clock_alone(tmp_path: 
         clock.now_s += max(seconds, 0.5)
 
     launcher = IdleLauncher(sleep)
-
-    master = Master(
-        tmp_path / "run",
-        NODES,
-        launcher,
-        MasterSettings(limits=TimeLimits(), phases=QUICK, make_localizer=make_localizer),
-        clock=clock,
-    )
     began = time.monotonic()
-    master.open(started(NODES))
-    verdict = master.run()
-    master.close()
+    verdict = ran(tmp_path / "run", launcher, clock)
 
     assert levels(verdict) == dict.fromkeys(NODES, Level.INCONCLUSIVE)
     assert launcher.started == [(0, NODES)]
@@ -101,21 +107,8 @@ def test_a_master_that_waits_says_so_long_before_anybody_takes_it_for_dead(tmp_p
     def sleep(_seconds: float) -> None:
         clock.now_s += next(steps_s, 0.5)
 
-    master = Master(
-        tmp_path / "run",
-        NODES,
-        IdleLauncher(sleep),
-        MasterSettings(
-            limits=TimeLimits(),
-            phases=QUICK,
-            make_localizer=make_localizer,
-            alive=lambda: turns_s.append(clock.now_s),
-        ),
-        clock=clock,
-    )
-    master.open(started(NODES))
-    master.run()
-    master.close()
+    launcher = IdleLauncher(sleep)
+    ran(tmp_path / "run", launcher, clock, alive=lambda: turns_s.append(clock.now_s))
 
     times_s = [entry.time_s for entry in journal.read_all(tmp_path / "run", journal.MASTER)]
     gaps_s = [after - before for before, after in itertools.pairwise(times_s)]
@@ -160,20 +153,7 @@ def test_nodes_whose_rings_are_lost_are_read_before_they_count_as_silent(tmp_pat
     clock = Clock(1000.0)
     run = tmp_path / "run"
     journal.create(run, NODES)
-    master = Master(
-        run,
-        NODES,
-        LosingLauncher(run, clock),
-        MasterSettings(
-            limits=TimeLimits(ready_s=READY_S),
-            phases=QUICK,
-            make_localizer=make_localizer,
-        ),
-        clock=clock,
-    )
-    master.open(started(NODES))
-    master.run()
-    master.close()
+    ran(run, LosingLauncher(run, clock), clock, limits=TimeLimits(ready_s=READY_S))
 
     records = [entry.record for entry in journal.read_all(run, journal.MASTER)]
     assert [each.nodes for each in records if isinstance(each, NodesAdmitted)] == [list(NODES)]
@@ -218,11 +198,7 @@ def test_what_an_agent_wrote_just_before_it_ended_is_read_before_it_counts_as_si
     clock = Clock(1000.0)
     run = tmp_path / "run"
     journal.create(run, NODES)
-    settings = MasterSettings(limits=TimeLimits(), phases=QUICK, make_localizer=make_localizer)
-    master = Master(run, NODES, EndingLauncher(run, clock), settings, clock=clock)
-    master.open(started(NODES))
-    master.run()
-    master.close()
+    ran(run, EndingLauncher(run, clock), clock)
 
     records = [entry.record for entry in journal.read_all(run, journal.MASTER)]
     first = next(each for each in records if isinstance(each, RoundEnded))
@@ -231,12 +207,7 @@ def test_what_an_agent_wrote_just_before_it_ended_is_read_before_it_counts_as_si
 
 
 def test_how_a_run_ends_is_written_once_and_again_only_when_it_changes(tmp_path: Path) -> None:
-    master = Master(
-        tmp_path / "run",
-        NODES,
-        IdleLauncher(),
-        MasterSettings(limits=TimeLimits(), phases=QUICK, make_localizer=make_localizer),
-    )
+    master = Master(tmp_path / "run", NODES, IdleLauncher(), settings())
     master.open(started(NODES))
     requeue = RunFinished(disposition=Disposition.REQUEUE, exit_code=1)
     stop = RunFinished(disposition=Disposition.STOP, exit_code=1)
@@ -250,12 +221,7 @@ def test_how_a_run_ends_is_written_once_and_again_only_when_it_changes(tmp_path:
 
 
 def test_a_master_that_was_not_opened_records_nothing(tmp_path: Path) -> None:
-    master = Master(
-        tmp_path / "run",
-        NODES,
-        IdleLauncher(),
-        MasterSettings(limits=TimeLimits(), phases=QUICK, make_localizer=make_localizer),
-    )
+    master = Master(tmp_path / "run", NODES, IdleLauncher(), settings())
 
     with pytest.raises(JournalError, match="not open"):
         master.finish(RunFinished(disposition=Disposition.STOP, exit_code=1))

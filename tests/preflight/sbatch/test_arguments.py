@@ -86,21 +86,6 @@ def test_script_is_found_where_sbatch_finds_it(words: list[str], script: int) ->
     assert line.plain == words
 
 
-def test_options_without_a_script() -> None:
-    line = read("-N", "2", "--wait")
-    assert line.script is None
-    assert line.options == line.plain == ["-N", "2", "--wait"]
-    assert line.seen == {"nodes", "wait"}
-
-
-@pytest.mark.parametrize("words", [["--wrap=a b"], ["--wrap", "a b"], ["--wra=a b"]])
-def test_wrap_is_taken_out_of_the_options(words: list[str]) -> None:
-    line = read("-N2", *words, "-H")
-    assert line.wrap == "a b"
-    assert line.options == ["-N2", "-H"]
-    assert line.plain == ["-N2", *words, "-H"]
-
-
 @pytest.mark.parametrize("words", [["-D", "/x"], ["-D/x"], ["-HD", "/x"], ["--chd=/x"]])
 def test_directory_is_noted(words: list[str]) -> None:
     assert read(*words).chdir == "/x"
@@ -152,14 +137,6 @@ def test_help_of_sbatch_decides_what_the_table_does_not(words: list[str], script
     line = read(*words, help_text=lambda: PLUGIN_HELP)
     assert line.undecided is None
     assert line.script == words[script]
-
-
-@pytest.mark.parametrize("words", [["--bogus", "t.sh"], ["-Nx", "-Y", "t.sh"], ["-N"], ["--nodes"]])
-def test_words_that_sbatch_will_refuse_are_undecided(words: list[str]) -> None:
-    line = read(*words, help_text=lambda: PLUGIN_HELP)
-    assert line.undecided is not None
-    assert line.script is None
-    assert line.plain == words
 
 
 def test_help_is_read_as_it_is_printed() -> None:

@@ -46,38 +46,6 @@ def test_command_line_wins_over_environment_over_script(desk: Desk) -> None:
     ]
 
 
-def test_what_localisation_is_told_reaches_the_check_from_each_place(desk: Desk) -> None:
-    (desk.directory / "s.sh").write_text(
-        "#!/bin/sh\n#HEALTH --network-floor=0.3 --min-rounds 4 --expected-ms=matmul=3.1\n"
-    )
-
-    desk.submit("--network-floor", "0.2", "s.sh", SLURM_HEALTH_MIN_ROUNDS="5")
-
-    found = {"--network-floor=0.2", "--min-rounds=5", "--expected-ms=matmul=3.1"}
-    assert found <= {*launcher_options(desk.text)}
-
-
-@pytest.mark.parametrize(
-    ("words", "variable", "line", "expected"),
-    [
-        (["--on-inconclusive=hold"], "requeue", "proceed", "hold"),
-        ([], "requeue", "hold", "requeue"),
-        ([], "", "hold", "hold"),
-        ([], "", "", None),
-    ],
-)
-def test_what_doubt_causes_is_read_from_all_four_places(
-    desk: Desk, words: list[str], variable: str, line: str, expected: str | None
-) -> None:
-    text = "#!/bin/sh\n" + (f"#HEALTH --on-inconclusive={line}\n" if line else "")
-    (desk.directory / "s.sh").write_text(text)
-
-    desk.submit(*words, "s.sh", SLURM_HEALTH_ON_INCONCLUSIVE=variable)
-
-    found = [word for word in launcher_options(desk.text) if word.startswith("--on-inconclusive")]
-    assert found == ([f"--on-inconclusive={expected}"] if expected else [])
-
-
 @pytest.mark.parametrize(
     ("line", "message"),
     [

@@ -89,11 +89,6 @@ def test_text_is_as_recorded(name: str, text: bytes, tmp_path: Path) -> None:
     pytest.fail("\n".join([*diff, "", "to accept it:", accept]), pytrace=False)
 
 
-@pytest.mark.parametrize("script", [PLAIN, FOREIGN, LATIN_1, b"#!/bin/sh", b"#!/bin/sh\n"])
-def test_script_stands_at_the_end_as_it_was(script: bytes) -> None:
-    assert render(script).endswith(b"# The script as it was submitted:\n" + script)
-
-
 def options_sbatch_reads(text: bytes) -> list[bytes]:
     """Return the #SBATCH lines: sbatch stops at the first line that is no comment."""
     found = []

@@ -20,16 +20,6 @@ from slurm_health.preflight.session.conclusion import (
 )
 from slurm_health.records.verdict import Level, LinkVerdict, NodeVerdict, Verdict
 
-WORDS = {"lost": "connection failure", "failed": "no torch", "stack": "torch 2.4 with gloo"}
-
-
-def test_a_node_that_slurm_cannot_use_while_others_can_be_used_is_faulty() -> None:
-    verdict = unmeasured("n1", Absence(could_not_start=True, lost="no answer"))
-
-    assert (verdict.level, verdict.component) == (Level.FAULTY, "slurmd")
-    assert verdict.reason == "Slurm cannot start a step there: no answer"
-    assert verdict.evidence
-
 
 def test_a_device_that_fails_where_most_do_not_is_a_fault_of_its_node_in_its_own_words() -> None:
     said = "device 3: ECC error"

@@ -77,12 +77,6 @@ def test_rows_grow_and_their_estimates_stay_below_what_a_measured_step_may_take(
         assert bytes_needed(model) <= OURS * FULL * free_bytes + 1
 
 
-def test_a_step_of_the_largest_device_is_no_longer_than_a_second() -> None:
-    assert [round(flop_per_step(model) / 1e12) for model in TABLE] == [
-        2, 7, 14, 30, 44, 112, 261, 391,
-    ]  # fmt: skip
-
-
 def test_below_the_smallest_row_the_batch_shrinks_and_then_the_answer_is_a_refusal() -> None:
     smallest = TABLE[0]
     tight = choose(least_free_bytes(smallest) - 1)
@@ -144,31 +138,3 @@ def documented(model: GptModel) -> str:
         light(model).batch,
     )
     return " | ".join(str(column) for column in columns)
-
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        TABLE[2],
-        GptModel(layers=48, hidden=1600, heads=25, sequence=1024, batch=1),
-        GptModel(layers=48, hidden=1600, heads=25, sequence=1024, batch=8),
-    ],
-    ids=["chosen", "one sequence", "as many tokens"],
-)
-def test_what_the_documentation_says_of_a_larger_model_is_the_same_arithmetic(
-    model: GptModel,
-) -> None:
-    count = parameters(model)
-    columns = (
-        f"{count / 1e6:.0f}",
-        f"{model.layers} / {model.hidden} / {model.heads}",
-        f"{model.sequence}, {model.batch}",
-        f"{16 * count / 1e9:.1f}",
-        f"{2 * count / 1e9:.1f}",
-        f"{36 * model.hidden * model.layers * model.tokens / 1e9:.1f}",
-        f"{12 * model.tokens * model.vocabulary / 1e9:.1f}",
-        f"{bytes_needed(model) / 1e9:.1f}",
-        f"{flop_per_step(model) / 1e12:.1f}",
-    )
-
-    assert f"| {' | '.join(columns)} |" in PAGE.read_text()

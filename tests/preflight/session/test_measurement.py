@@ -20,6 +20,7 @@ from slurm_health.records.verdict import GroupResult, Level, Outcome
 
 GROUP = ("n1", "n2")
 ALLGATHER, MATMUL = Metric(probe="allgather"), Metric(probe="matmul")
+Group = tuple[str, ...]
 
 
 def reports(**outcomes: Outcome) -> dict[str, NodeReported]:
@@ -167,48 +168,36 @@ def test_two_of_four_nodes_that_others_crowd_are_accused_only_if_nobody_tells_of
     }
 
 
-@pytest.mark.parametrize(("served", "level"), [(1.0, Level.SLOW), (0.1, Level.HEALTHY)])
-def test_where_most_nodes_are_crowded_an_exchange_must_be_slower_to_accuse_one(
-    served: float, level: Level
-) -> None:
+def level_of(node: str, exchange_ms: float, served: Callable[[Group], float]) -> Level:
+    """Return the level of one of four nodes whose exchanges take so long, and others 5 ms."""
     localizer = Localizer(["n1", "n2", "n3", "n4"], settings=settings_from({}, kind=DeviceKind.CPU))
     while (planned := localizer.next_round()) is not None:
-        localizer.observe(
-            planned.index,
-            [
-                GroupResult(
-                    nodes=group,
-                    outcome=Outcome.MEASURED,
-                    shared_ms={ALLGATHER: 40.0 if "n1" in group else 5.0},
-                    served=served,
-                )
-                for group in planned.groups
-            ],
-        )
+        results = [
+            GroupResult(
+                nodes=group,
+                outcome=Outcome.MEASURED,
+                shared_ms={ALLGATHER: exchange_ms if node in group else 5.0},
+                served=served(group),
+            )
+            for group in planned.groups
+        ]
+        localizer.observe(planned.index, results)
+    verdict = localizer.verdict()
+    assert not {*verdict.named(Level.SLOW)} - {node}
+    return verdict.nodes[node].level
 
-    assert localizer.verdict().nodes["n1"].level is level
+
+def test_where_most_nodes_are_crowded_an_exchange_must_be_slower_to_accuse_one() -> None:
+    assert level_of("n1", 40.0, lambda _: 1.0) is Level.SLOW
+    assert level_of("n1", 40.0, lambda _: 0.1) is Level.HEALTHY
 
 
-@pytest.mark.parametrize(("node", "is_slow"), [("n1", False), ("n2", True)])
-def test_one_crowded_node_neither_hides_a_slow_network_nor_is_blamed_for_its_own(
-    node: str, is_slow: bool
-) -> None:
-    localizer = Localizer(["n1", "n2", "n3", "n4"], settings=settings_from({}, kind=DeviceKind.CPU))
-    while (planned := localizer.next_round()) is not None:
-        localizer.observe(
-            planned.index,
-            [
-                GroupResult(
-                    nodes=group,
-                    outcome=Outcome.MEASURED,
-                    shared_ms={ALLGATHER: 20.0 if node in group else 5.0},
-                    served=0.2 if "n1" in group else 1.0,
-                )
-                for group in planned.groups
-            ],
-        )
+def test_one_crowded_node_neither_hides_a_slow_network_nor_is_blamed_for_its_own() -> None:
+    def served(group: Group) -> float:
+        return 0.2 if "n1" in group else 1.0
 
-    assert localizer.verdict().named(Level.SLOW) == ((node,) if is_slow else ())
+    assert level_of("n1", 20.0, served) is not Level.SLOW
+    assert level_of("n2", 20.0, served) is Level.SLOW
 
 
 def test_a_group_of_which_a_member_was_not_timed_has_no_time_for_verdict_and_table_alike() -> None:

@@ -102,18 +102,6 @@ def test_what_one_worker_alone_measures_is_recorded_with_the_others_places_empty
     assert sampled.iteration_ms == [[], [2.0]]
 
 
-@pytest.mark.parametrize("outcome", ["failed", "unmeasured", "timed_out"])
-@pytest.mark.parametrize("spent", [False, True])
-def test_all_workers_are_replaced_when_one_of_them_is_spent(outcome: str, spent: bool) -> None:
-    current = round_of()
-    current.done(0, done("measured"))
-
-    ending = current.done(1, done(outcome, "peer left", spent=spent))
-
-    assert ending is not None
-    assert ending.replace is spent
-
-
 def test_a_failure_is_known_before_the_others_are_done_who_stay_if_they_heed_an_abort() -> None:
     current = round_of()
     ending = current.done(0, done("failed", "peer left"))

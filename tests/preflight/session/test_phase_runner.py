@@ -132,20 +132,6 @@ def test_who_calculates_wrongly_twice_alone_meets_nobody() -> None:
     )
 
 
-def test_only_who_crashed_alone_is_tested_alone_once_more() -> None:
-    under_test = course("standard")
-    ended, names = run(under_test, crashing_alone("n3", 2))
-
-    alone = [
-        [result.nodes for result in results]
-        for (_, results), phase in zip(ended, names, strict=True)
-        if phase == "solo"
-    ]
-    assert alone == [[(node,) for node in NODES], [("n3",)]]
-    assert under_test.verdict().named(Level.FAULTY) == ("n3",)
-    assert under_test.verdict().nodes["n1"].level is Level.HEALTHY
-
-
 def test_while_a_process_that_crashed_alone_starts_again_the_others_meet() -> None:
     under_test = course("standard")
     _, names = run(under_test, crashing_alone("n3", 2))

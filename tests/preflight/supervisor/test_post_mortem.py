@@ -60,15 +60,6 @@ def recorded(bench: Bench) -> Path:
     return run
 
 
-def test_what_was_found_is_recorded_in_the_journal(bench: Bench) -> None:
-    run = recorded(bench)
-    bench.finish(bench.supervised(RAISES + "exit 1"))
-
-    (entry,) = journal.read_all(run, journal.POST_MORTEM)
-    assert isinstance(entry.record, Diagnosed)
-    assert (entry.record.cause, entry.record.ranks) == ("program-error", [1])
-
-
 @pytest.mark.parametrize("trap", [True, False], ids=["a trap", "no signal here"])
 @pytest.mark.parametrize(
     ("due_to", "cause"), [("", "ended-from-outside"), (" DUE TO JOB REQUEUE", "requeued")]

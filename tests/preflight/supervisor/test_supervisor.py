@@ -145,11 +145,6 @@ def test_master_that_cannot_be_started_lets_the_script_run_loudly(bench: Bench) 
     assert b"UNCHECKED" in err
 
 
-def test_proceeding_without_health_says_why(bench: Bench) -> None:
-    bench.answer("proceed", exit_code=3, reason="n3 is undecided")
-    assert b"n3 is undecided" in bench.finish(bench.supervised("#!/bin/sh\n"))[2]
-
-
 def test_a_check_that_slurm_ends_with_its_job_says_what_becomes_of_that(
     bench: Bench, tmp_path: Path
 ) -> None:

@@ -5,21 +5,15 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_health.records.script_records import REQUEUED, Diagnosed, HangFound
+from slurm_health.records.script_records import Diagnosed, HangFound
 from slurm_health.training.diagnosis.collected import (
-    Collected,
     MonitorSaw,
-    ScriptEnd,
     SlurmView,
     TrainingLog,
 )
-from slurm_health.training.diagnosis.diagnostician import Diagnostician, observe_failure
-from slurm_health.training.diagnosis.inference import InferenceChain
-from slurm_health.training.diagnosis.operators import OPERATORS
 from slurm_health.training.diagnosis.rank_failures import RankFailure
-from slurm_health.training.diagnosis.training_log import read_log
+from tests.training.diagnosis.test_operators import diagnose
 
-END = ScriptEnd(exit_code=1, nodes=("n1", "n2", "n3"), script="train.sh")
 STUCK = Diagnosed(
     cause="data-loader-stuck",
     description="rank 1 on n2 waits for the data loader",
@@ -39,13 +33,6 @@ TIMED_OUT = RankFailure(
 )
 
 
-def diagnose(*data: TrainingLog | SlurmView | MonitorSaw) -> Diagnosed:
-    chain = InferenceChain(OPERATORS)
-    found = Diagnostician(observe_failure, chain).diagnose(Collected([END, *data])).diagnosed
-    assert found is not None
-    return found
-
-
 def test_ranks_that_waited_until_a_timeout_are_explained_by_the_hang_before_it() -> None:
     found = diagnose(TrainingLog(failures=(TIMED_OUT,)), SAW)
 
@@ -53,24 +40,6 @@ def test_ranks_that_waited_until_a_timeout_are_explained_by_the_hang_before_it()
     assert (found.nodes, found.ranks, found.accused) == (["n2"], [1], [])
     assert found.description.startswith("the training hung before it failed: rank 1 on n2")
     assert "monitor: no step after step 45, for 33 s when it was reported" in found.evidence
-
-
-def test_a_rank_that_was_killed_after_a_hang_is_explained_by_the_hang() -> None:
-    killed = RankFailure(rank=2, signal=9, node="n3", line="srun: error: n3: task 2: Killed")
-    found = diagnose(TrainingLog(failures=(killed,)), SAW)
-
-    assert found.first == "rank 2 on n3 was ended by SIGKILL first"
-    assert found.cause == "data-loader-stuck"
-    assert found.accused == []
-
-
-def test_a_script_that_says_nothing_at_its_end_is_explained_by_the_hang() -> None:
-    assert diagnose(SAW).cause == "data-loader-stuck"
-
-
-def test_an_exception_of_a_ranks_own_explains_more_than_the_hang_before_it() -> None:
-    error = RankFailure(rank=1, error="OSError: [Errno 5] Input/output error", line="rank 1: …")
-    assert diagnose(TrainingLog(failures=(error,)), SAW).cause == "filesystem-failed"
 
 
 def test_a_job_that_was_cancelled_while_it_hung_is_told_where_it_hung() -> None:
@@ -100,14 +69,6 @@ def test_a_hang_that_the_monitor_or_the_time_limit_ended_is_told_as_a_hang(
     assert "more time" not in found.advice
 
 
-def test_a_job_that_was_requeued_by_others_has_not_failed() -> None:
-    line = "slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-11-23T02:51:21 DUE TO JOB REQUEUE"
-    found = diagnose(read_log([("out", f"{line} ***\n")]))
-
-    assert (found.cause, found.attribution) == (REQUEUED, "ended from outside")
-    assert found.description == "the job was requeued (scontrol requeue)"
-
-
 SLOW = Diagnosed(
     cause="slow-data-loader",
     description="rank 1 on n2 is slow because it waits for its data loader",
@@ -128,13 +89,6 @@ def test_a_failure_or_hang_on_a_node_that_was_slow_before_says_so() -> None:
     assert BEFORE not in diagnose(TrainingLog(failures=(elsewhere,)), saw).evidence
     hung = diagnose(TrainingLog(failures=(TIMED_OUT,)), MonitorSaw(hang=SAW.hang, slow=(SLOW,)))
     assert hung.evidence[-1] == BEFORE
-
-
-def test_a_failure_that_names_no_node_tells_what_was_slow_before() -> None:
-    found = diagnose(TrainingLog(failures=(TIMED_OUT,)), MonitorSaw(slow=(SLOW,)))
-
-    assert found.cause == "connections-broke"
-    assert found.evidence[-1] == BEFORE
 
 
 def test_a_script_that_was_ended_for_a_hang_is_explained_by_it_whatever_its_ranks_say() -> None:

@@ -86,17 +86,6 @@ def test_ranks_that_come_to_rest_are_looked_at_within_three_quarters_of_a_minute
     assert 40.0 <= suspected[0] <= 45.0
 
 
-def test_a_stopped_rank_is_told_of() -> None:
-    job = Job(until(100.0))
-    job.pass_time(145.0)
-    job.change(2, state="T")
-    judged = job.judge()
-
-    assert not isinstance(judged, str), judged
-    assert judged[0].stalled_s > 40.0
-    assert job.pass_time(600.0) == []  # once
-
-
 def test_a_rank_that_waits_while_others_stand_in_a_collective_is_told_of() -> None:
     job = Job(until(100.0))
     job.pass_time(145.0)
@@ -210,20 +199,6 @@ def test_a_look_that_shows_work_puts_the_next_one_off_longer_and_longer() -> Non
             job.movement.not_now(job.now_s)
 
     assert [round(later - at_s[0]) for later in at_s] == [0, 15, 45, 105, 225]
-
-
-def test_a_training_that_moves_again_goes_on() -> None:
-    job = Job(lambda at_s: at_s <= 100.0 or at_s >= 200.0)
-    job.pass_time(145.0)
-    job.change(2, state="T")
-    assert not isinstance(job.judge(), str)
-    assert job.movement.goes_on(job.now_s) is None
-
-    job.pass_time(60.0)
-    stalled_s = job.movement.goes_on(job.now_s)
-
-    assert stalled_s is not None
-    assert 100.0 <= stalled_s <= 130.0
 
 
 def test_ranks_that_rest_in_their_start_in_a_collective_hang_once_nothing_has_moved_for_long() -> (

@@ -9,8 +9,6 @@ from slurm_health.training.diagnosis.inference import (
     Attribution,
     Inference,
     InferenceChain,
-    InferenceOperator,
-    OperatorFailed,
     Sureness,
 )
 
@@ -52,14 +50,6 @@ def named(
     return Inference(name=name, description=name, sureness=sureness, attribution=attribution)
 
 
-def test_the_way_leads_step_by_step_from_the_symptom_to_the_cause() -> None:
-    cause = named("c", Sureness.LIKELY)
-    walk = InferenceChain([Leads("b", cause), Leads("a", named("b"))]).infer(named("a"), NOTHING)
-
-    assert walk.conclusion == cause
-    assert [step.operator for step in walk.way_to(cause)] == ["from-a", "from-b"]
-
-
 def test_the_surest_cause_is_the_conclusion() -> None:
     sure = named("sure", Sureness.CERTAIN, Attribution.NODE)
     ends = [named("guess", Sureness.POSSIBLE, Attribution.USER), sure]
@@ -86,23 +76,6 @@ def test_operators_that_lead_on_for_ever_or_in_a_circle_come_to_an_end() -> None
 
     assert len(walk.steps) == 10
     assert circle.infer(named("a"), NOTHING).conclusion is not None
-
-
-def test_an_operator_that_fails_is_named_and_the_others_go_on() -> None:
-    cause = named("c", Sureness.LIKELY)
-
-    def apply(
-        operator: InferenceOperator, inference: Inference, data: Collected
-    ) -> Sequence[Inference]:
-        if operator.name == "endless":
-            raise OperatorFailed("it hangs")
-        return operator.infer(inference, data) if inference.name == "a" else ()
-
-    operators: list[InferenceOperator] = [Endless(), Leads("a", cause)]
-    walk = InferenceChain(operators, apply=apply).infer(named("a"), NOTHING)
-
-    assert walk.conclusion == cause
-    assert walk.failed == ("endless: it hangs",)
 
 
 def test_only_a_likely_fault_of_a_node_accuses_it() -> None:

@@ -11,12 +11,8 @@ import pytest
 
 from slurm_health.preflight.decide.after_failure import Next, ScriptFailure, plan
 from slurm_health.records.script_records import Diagnosed
-from slurm_health.training.diagnosis.collected import Collected, ScriptEnd
-from slurm_health.training.diagnosis.diagnostician import Diagnostician, observe_failure
-from slurm_health.training.diagnosis.inference import InferenceChain
 from slurm_health.training.diagnosis.mistakes import of_surroundings
-from slurm_health.training.diagnosis.operators import OPERATORS
-from slurm_health.training.diagnosis.training_log import read_log
+from tests.support.ended_jobs import diagnosed_by_output
 
 # As torchrun of two nodes wrote it, with lines of one in the traceback of the other.
 TORCHRUN = (Path(__file__).parents[2] / "data" / "diagnosis" / "wrong-arguments.txt").read_text()
@@ -27,13 +23,8 @@ srun: error: n1: task 0: Exited with exit code {code}
 """
 
 
-def diagnose(text: str, code: int = 1, nodes: int = 2, signal: int = 0) -> Diagnosed:
-    names = tuple(f"n{number + 1}" for number in range(nodes))
-    end = ScriptEnd(exit_code=code, signal=signal, nodes=names, script="train.sh")
-    known = Collected([end, read_log([("out", text)])])
-    found = Diagnostician(observe_failure, InferenceChain(OPERATORS)).diagnose(known).diagnosed
-    assert found is not None
-    return found
+def diagnose(text: str, code: int = 1, nodes: int = 2) -> Diagnosed:
+    return diagnosed_by_output(text, code, ("n1", "n2")[:nodes])
 
 
 def what_follows(found: Diagnosed) -> Next:
@@ -45,14 +36,6 @@ def what_follows(found: Diagnosed) -> Next:
     ("text", "code", "quoted"),
     [
         (TORCHRUN, 1, "args.py: error: unrecognized arguments: --lrr 3"),
-        (f"{NO_FILE}\n{NO_FILE}\n" + BOTH_ENDED.format(code=2), 2, NO_FILE),
-        (
-            "slurmstepd-n1: error: execve(): trochrun: No such file or directory\n"
-            "slurmstepd-n2: error: execve(): trochrun: No such file or directory\n"
-            + BOTH_ENDED.format(code=2),
-            2,
-            "error: execve(): trochrun: No such file or directory",
-        ),
         (
             "config: unknown optimizer 'adanw', choose adamw\n" * 2 + BOTH_ENDED.format(code=3),
             3,
@@ -130,23 +113,6 @@ def test_a_file_that_one_node_alone_lacks_is_not_decided_and_that_node_is_named(
     assert what_follows(found) is Next.CHECK
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "loader: cannot read /data/x: Stale file handle",
-        "NCCL setup failed: invalid usage of ring",
-        "step 12 loss 0.2",
-        "store: Connection reset by peer, failed",
-    ],
-)
-def test_what_a_machine_does_to_all_ranks_or_mere_progress_is_nobodys_mistake(words: str) -> None:
-    found = diagnose(f"{words}\n{words}\n" + BOTH_ENDED.format(code=1))
-
-    assert found.attribution == "undecided"
-    assert f"the job wrote: {words}" in found.evidence
-    assert what_follows(found) is Next.CHECK
-
-
 def test_different_last_words_are_not_decided_and_those_of_each_failed_rank_are_quoted() -> None:
     text = (
         "0: loading\n1: loading\n0: shard 3: checksum failed\n1: unknown tokenizer\n"
@@ -171,17 +137,6 @@ def test_beside_an_exception_neither_progress_nor_torchruns_summary_is_evidence(
 
     assert found.attribution == "undecided"
     assert found.evidence == ["rank 1: RuntimeError: bad batch 17 (train.py:10)"]
-
-
-def test_a_command_that_was_not_found_and_did_not_end_the_script_is_not_why_it_failed() -> None:
-    found = diagnose("train.sh: line 2: module: command not found\nlost it\n", 5)
-
-    assert found.attribution == "undecided"
-    assert "the job wrote: train.sh: line 2: module: command not found" in found.evidence
-
-
-def test_a_script_that_a_signal_ended_has_no_mistake_in_its_words() -> None:
-    assert diagnose(f"{NO_FILE}\n", 143).attribution == "undecided"
 
 
 @pytest.mark.parametrize(

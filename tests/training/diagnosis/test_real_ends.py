@@ -110,28 +110,6 @@ def test_a_program_that_ends_by_an_exception_is_told_with_its_line(
     assert found.nodes == []
 
 
-@pytest.mark.parametrize(
-    ("line", "cause", "attribution"),
-    [
-        ("[E socket.cpp:472] failed to bind: Address already in use", "port-in-use", "transient"),
-        ("F check failed: uncorrectable ECC error encountered", "gpu-broken", "undecided"),
-        ("warning: 3 of 7 values are NaN, an error of the data", "script-failed", "undecided"),
-        (
-            "slurmstepd: error: execve(): /var/spool/job12/slurm_script: No such file or directory",
-            "script-failed",
-            "undecided",
-        ),
-    ],
-)
-def test_words_without_an_exception_name_a_cause_only_where_nothing_else_has_them(
-    tmp_path: Path, line: str, cause: str, attribution: str
-) -> None:
-    found = told(*ended(tmp_path, f"print({line!r})\nraise SystemExit(1)"))
-    assert (found.cause, found.attribution) == (cause, attribution)
-    assert cause == "script-failed" or found.sureness == "possible"
-    assert any(line in each for each in found.evidence)
-
-
 @pytest.mark.root
 def test_a_file_that_the_user_may_not_read_is_told_as_that(public_path: Path) -> None:
     closed = public_path / "data"
@@ -155,12 +133,6 @@ def test_a_segmentation_fault_is_told_whether_a_shell_stands_between_or_not(
     found = told(output, status)
     assert found.cause == "crashed"
     assert "SIGSEGV, a segmentation fault" in found.description
-
-
-def test_a_segmentation_fault_by_the_shells_exit_code_is_one() -> None:
-    found = told("bash: line 1: 23 Segmentation fault (core dumped) python train.py\n", 139)
-    assert found.cause == "crashed"
-    assert any("Segmentation fault (core dumped)" in line for line in found.evidence)
 
 
 @pytest.mark.parametrize("shell", ["exec", ""])

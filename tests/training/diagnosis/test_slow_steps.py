@@ -6,7 +6,6 @@ from __future__ import annotations
 from slurm_health.records.script_records import Diagnosed
 from slurm_health.training.diagnosis.collected import Collected
 from slurm_health.training.diagnosis.diagnostician import (
-    ActionKind,
     Diagnostician,
     observe_slowdown,
 )
@@ -95,30 +94,6 @@ def test_the_node_where_all_slow_connections_meet_is_named() -> None:
 
     assert (found.cause, found.sureness, found.nodes) == ("slow-network", "likely", ["n2"])
     assert "n1 sends 2.4 MB/s to n2 while it sends" in found.evidence
-
-
-def test_a_slow_connection_between_two_nodes_names_neither() -> None:
-    found = diagnose(("n1", "n2", 2.4), ("n2", "n3", 700.0), ("n3", "n1", 800.0))
-
-    assert (found.cause, found.sureness, found.nodes) == ("slow-network", "possible", [])
-
-
-def test_a_node_with_a_fast_connection_too_is_not_named() -> None:
-    found = diagnose(("n1", "n2", 2.4), ("n2", "n3", 2.5), ("n2", "n1", 700.0), ("n3", "n1", 800.0))
-
-    assert found.nodes == []
-
-
-def test_connections_that_are_all_as_fast_explain_nothing() -> None:
-    found = diagnose(("n1", "n2", 400.0), ("n2", "n3", 500.0), ("n3", "n1", 800.0))
-
-    assert found.cause == "slower-steps"
-
-
-def test_steps_as_usual_need_no_diagnosis() -> None:
-    usual = Slowdown(step_ms=500.0, usual_ms=500.0)
-    diagnostician = Diagnostician(observe_slowdown, InferenceChain(OPERATORS))
-    assert diagnostician.diagnose(Collected([usual])).kind is ActionKind.NOTHING
 
 
 def test_speeds_are_of_what_was_sent_between_two_looks_to_nodes_of_the_job() -> None:

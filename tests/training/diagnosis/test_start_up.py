@@ -55,11 +55,6 @@ def left_s(of: tuple[Stillness, float], standstill: Standstill, world: int = RAN
     )
 
 
-def test_where_all_wait_for_each_other_and_nothing_moves_two_minutes_are_too_long() -> None:
-    assert left_s(after(PATIENCE.quiet_s - EVERY_S), seen()) == EVERY_S
-    assert left_s(after(PATIENCE.quiet_s), seen()) == 0.0
-
-
 @pytest.mark.parametrize(
     "moves",
     [
@@ -75,13 +70,6 @@ def test_as_long_as_one_rank_moves_the_start_goes_on(
     moves: dict[str, Callable[[float], float]],
 ) -> None:
     assert left_s(after(3000.0, **moves), seen()) >= PATIENCE.quiet_s
-
-
-def test_a_rank_that_waits_in_code_of_its_own_gets_longer() -> None:
-    alone = seen(stack=OWN_CODE)
-
-    assert left_s(after(PATIENCE.alone_s - EVERY_S), alone) == EVERY_S
-    assert left_s(after(PATIENCE.alone_s), alone) == 0.0
 
 
 def test_a_stillness_that_ended_by_itself_is_usual() -> None:
@@ -126,13 +114,6 @@ def test_what_the_threads_of_nccl_use_while_a_gpu_waits_moves_nothing() -> None:
         left = left_s((stillness, float(at_s)), waits)
 
     assert left < 0
-
-
-def test_a_job_that_was_suspended_was_not_still() -> None:
-    stillness, now_s = after(60.0)
-    stillness.sleep(3600.0)
-
-    assert left_s((stillness, now_s + 3600.0), seen()) == PATIENCE.quiet_s - 60.0
 
 
 # --- as the monitors of all nodes tell it ---------------------------------------------------------

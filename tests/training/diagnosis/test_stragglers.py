@@ -60,30 +60,11 @@ def test_what_takes_most_of_the_time_that_it_has_over_the_others_is_why(
     assert (diagnosed.nodes, diagnosed.ranks, diagnosed.accused) == (["n2"], [1], [])
 
 
-def test_a_rank_without_a_processor_is_late_in_its_data_loader_too() -> None:
-    assert found(spent(unserved_ms=300.0, loading_ms=290.0)).cause == "no-processor"
-
-
-def test_of_a_rank_whose_time_nothing_explains_only_that_is_said() -> None:
-    diagnosed = found(spent(unserved_ms=100.0, ran_ms=260.0))
-
-    assert (diagnosed.cause, diagnosed.sureness) == ("slower-rank", "possible")
-    assert "what for is not known" in diagnosed.description
-    assert "heartbeat.loading" not in diagnosed.advice
-
-
 def test_where_a_rank_does_not_tell_of_its_data_that_is_advised() -> None:
     diagnosed = found(spent(), tells_loading=False)
 
     assert "waits for something (its data, a device" in diagnosed.description
     assert "heartbeat.loading(loader)" in diagnosed.advice
-
-
-def test_on_a_busy_machine_what_all_wait_for_does_not_explain_one_rank() -> None:
-    usual = Spent(own_ms=500.0, loading_ms=5.0, ran_ms=200.0, unserved_ms=900.0)
-    diagnosed = found(spent(unserved_ms=920.0, loading_ms=300.0), usual)
-
-    assert diagnosed.cause == "slow-data-loader"
 
 
 def test_a_rank_is_compared_by_how_it_spends_each_step() -> None:

@@ -149,32 +149,9 @@ def test_two_ranks_that_stay_away_are_both_named(tmp_path: Path) -> None:
     assert found.ranks == (1, 2)
 
 
-def test_of_two_mistakes_in_one_job_the_first_that_was_written_is_the_cause() -> None:
-    first = traceback(1, "ModuleNotFoundError: No module named 'einops'")
-    second = traceback(0, "FileNotFoundError: [Errno 2] No such file or directory: 'a.bin'")
-
-    assert told("\n".join([*first, *second])).cause == "module-not-found"
-    assert told("\n".join([*second, *first])).cause == "file-not-found"
-
-
 @pytest.mark.heavy
 def test_a_cause_before_a_million_lines_is_found() -> None:
     own = traceback(1, "ModuleNotFoundError: No module named 'einops'")
     lines = [*own, *("step 4711 loss 2.25" for _ in range(1_000_000)), "Terminated"]
 
     assert told("\n".join(lines)).cause == "module-not-found"
-
-
-def test_a_traceback_into_whose_lines_others_wrote_is_read() -> None:
-    own = traceback(1, "ModuleNotFoundError: No module named 'einops'")
-    own[1] = "[rank0]: step 41 loss 2.2" + own[1]  # both wrote at once, in one line
-    lines = [own[0], "[rank0]: step 40 loss 2.3", own[1], "[rank2]: st", own[2], "ep 41", own[3]]
-
-    assert told("\n".join(lines)).cause == "module-not-found"
-
-
-def test_output_that_is_not_utf_8_is_read_around_what_it_is_not() -> None:
-    own = "\n".join(traceback(0, "ModuleNotFoundError: No module named 'einops'")).encode()
-    data = b"\xff\xfe\x00loss \xe9\x80\n" + own + b"\n\xc3(\x00\n"
-
-    assert told(data.decode(errors="replace")).cause == "module-not-found"

@@ -3,16 +3,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from slurm_health.training.diagnosis.collected import FlightRecord, Operation
 from slurm_health.training.diagnosis.seen import Frame, RankSeen
 from tests.support.standstills import (
     IN_BACKWARD,
-    IN_COLLECTIVE,
-    IN_LOADER,
     IN_OTHER,
-    TORCH,
     found,
     rank,
     standstill,
@@ -57,16 +52,6 @@ def test_a_rank_that_calls_what_every_step_has_while_the_others_are_done_is_a_st
     assert "as many batches" in diagnosed.advice
 
 
-@pytest.mark.parametrize("before", [(STEP, STEP, STEP), ()], ids=["in step so far", "at once"])
-def test_a_rank_that_calls_what_nobody_called_before_calls_another_collective(
-    before: tuple[tuple[str, str], ...],
-) -> None:
-    ranks = (rank(0, IN_BACKWARD), rank(1, IN_OTHER), rank(2, IN_BACKWARD))
-    diagnosed = found(standstill(*ranks), *three(STRANGE, STEP, *before))
-
-    assert (diagnosed.cause, diagnosed.sureness) == ("mismatched-collective", "certain")
-
-
 def test_what_each_epoch_has_is_no_steps_own() -> None:
     """Some libraries record no sizes, so that any two gathers look alike."""
     epoch = (*[STEP, ("broadcast", "[[1]]")] * 10, ("all_gather", ""))
@@ -93,47 +78,3 @@ def test_a_rank_whose_data_ended_before_that_of_the_others_is_behind() -> None:
         "rank 1 on n2 is behind ranks 0,2: the data there ended after 9 batches"
     )
     assert diagnosed.evidence[0] == "rank 1 on n2: its data gave 9 batches, and then ended"
-
-
-def test_a_rank_that_goes_on_while_the_data_of_the_others_has_ended_is_ahead() -> None:
-    ranks = (
-        told(0, IN_OTHER, 9, ended=True),
-        told(1, IN_BACKWARD, 10),
-        told(2, IN_OTHER, 9, ended=True),
-    )
-    diagnosed = found(standstill(*ranks))
-
-    # Without a Flight Recorder, stacks show that they wait in different collectives.
-    assert (diagnosed.cause, diagnosed.sureness) == ("rank-out-of-step", "likely")
-    assert diagnosed.description == (
-        "rank 1 on n2 goes on with batch 10: the data of ranks 0,2 ended before"
-    )
-
-
-def test_data_that_ended_everywhere_after_as_many_batches_is_an_epochs() -> None:
-    ranks = (
-        told(0, IN_BACKWARD, 9, ended=True),
-        told(1, IN_OTHER, 9, ended=True),
-        told(2, IN_BACKWARD, 9),
-    )
-    diagnosed = found(standstill(*ranks), *three(STRANGE, STEP, STEP, STEP))
-
-    assert diagnosed.cause == "mismatched-collective"
-
-
-def test_a_rank_that_evaluates_by_itself_is_not_out_of_step() -> None:
-    ranks = (told(0, IN_LOADER, 12), told(1, IN_COLLECTIVE, 9, ended=True))
-    diagnosed = found(standstill(*ranks))
-
-    assert diagnosed.cause == "data-loader-stuck"
-
-
-def test_below_join_uneven_data_is_as_it_should_be() -> None:
-    join = Frame(f"{TORCH}/distributed/algorithms/join.py", 300, "__exit__")
-    ranks = (
-        told(0, IN_BACKWARD, 10),
-        told(1, (join, *IN_OTHER), 9, ended=True),
-        told(2, IN_BACKWARD, 10),
-    )
-
-    assert found(standstill(*ranks)).cause != "rank-out-of-step"

@@ -130,12 +130,6 @@ def test_hours_of_healthy_steps_and_checkpoints_that_a_rank_writes_have_no_hang(
     assert suspected(training, until_s - 1600.0, cpu_share=0.2) == []
 
 
-def test_long_checkpoints_in_which_one_rank_writes_are_no_hang() -> None:
-    training = Training(uneven(1, pause_s=200.0, every=400), 7200.0)
-
-    assert suspected(training, 7000.0, cpu_share=0.5) == []
-
-
 def test_steps_that_take_ten_minutes_are_no_hang() -> None:
     training = Training(uneven(2, pause_s=0.0, every=10, step_s=600.0), 20 * 3600.0)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from slurm_health.training.diagnosis.collected import FlightRecords
 from slurm_health.training.diagnosis.flight import culprits, first_difference
 from slurm_health.training.diagnosis.flight_data import FlightRecord, Reached, Transfer
 from slurm_health.training.monitor.collector import NothingCollected
@@ -35,6 +36,12 @@ def dump(*whats: str) -> dict[str, Any]:
     }
 
 
+def collected(directory: Path) -> FlightRecords:
+    """Return what is collected of the dumps that lie in a directory."""
+    environ = {"TORCH_FR_DUMP_TEMP_FILE": str(directory / "flight_")}
+    return FlightDumps().collect_data(job(directory, environ=environ))
+
+
 @pytest.mark.parametrize(("first", "whole"), [(0, True), (500, False)])
 def test_each_librarys_buffer_is_full_or_not_by_itself(
     tmp_path: Path, first: int, whole: bool
@@ -47,8 +54,7 @@ def test_each_librarys_buffer_is_full_or_not_by_itself(
         for number, each in enumerate(of_nccl)
     ]
     (tmp_path / "flight_0").write_bytes(pickle.dumps({"entries": entries}))
-    environ = {"TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "flight_")}
-    (record,) = FlightDumps().collect_data(job(tmp_path, environ=environ)).records
+    (record,) = collected(tmp_path).records
 
     assert record.whole is whole
 
@@ -57,8 +63,7 @@ def test_a_damaged_dump_is_a_record_of_which_nothing_is_known(tmp_path: Path) ->
     for rank in range(2):
         (tmp_path / f"flight_{rank}").write_bytes(pickle.dumps(dump("all_reduce", "barrier")))
     (tmp_path / "flight_1").write_bytes(b"\x80\x04")
-    environ = {"TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "flight_")}
-    found = FlightDumps().collect_data(job(tmp_path, environ=environ))
+    found = collected(tmp_path)
 
     assert [(record.rank, record.whole) for record in found.records] == [(0, True), (1, False)]
 
@@ -83,8 +88,7 @@ def test_the_dumps_of_ranks_are_read(tmp_path: Path) -> None:
     for rank in range(2):
         (tmp_path / f"flight_{rank}").write_bytes(pickle.dumps(dump("all_reduce", "barrier")))
     (tmp_path / "flight_x").write_bytes(b"")
-    environ = {"TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "flight_")}
-    found = FlightDumps().collect_data(job(tmp_path, environ=environ))
+    found = collected(tmp_path)
 
     assert [record.rank for record in found.records] == [0, 1]
     first, second = found.records[0].operations
@@ -115,8 +119,7 @@ def test_ranks_that_reduce_other_numbers_or_into_another_size_called_something_e
             for each in dump("all_reduce")["entries"]
         ]
         (tmp_path / f"flight_{rank}").write_bytes(pickle.dumps({"entries": entries}))
-    environ = {"TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "flight_")}
-    found = FlightDumps().collect_data(job(tmp_path, environ=environ))
+    found = collected(tmp_path)
 
     difference = first_difference(found.records)
     if words is None:
@@ -272,8 +275,7 @@ open(sys.argv[1] + "/flight_0", "wb").write(torch._C._distributed_c10d._dump_fr_
 def test_a_dump_that_torch_itself_made_is_read(tmp_path: Path) -> None:
     environ = {**os.environ, "TORCH_FR_BUFFER_SIZE": "100"}
     subprocess.run([sys.executable, "-c", RECORDS, str(tmp_path)], env=environ, check=True)
-    told = {"TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "flight_")}
-    (record,) = FlightDumps().collect_data(job(tmp_path, environ=told)).records
+    (record,) = collected(tmp_path).records
 
     last = record.operations[-1]
     assert (last.group, last.what, last.sizes) == ("0 (gloo)", "all_reduce", "[[5]] Float")
@@ -295,10 +297,9 @@ class Bomb:
 def test_a_dump_that_would_run_something_is_refused(tmp_path: Path) -> None:
     trace = tmp_path / "ran"
     (tmp_path / "flight_0").write_bytes(pickle.dumps({"entries": [Bomb(trace)]}))
-    environ = {"TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "flight_")}
 
     with pytest.raises(NothingCollected, match="which no dump does"):
-        FlightDumps().collect_data(job(tmp_path, environ=environ))
+        collected(tmp_path)
     assert not trace.exists()
 
 

@@ -7,7 +7,6 @@ import pickle
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from hypothesis import given
 from msgspec import Struct
@@ -19,9 +18,10 @@ from slurm_health.training.diagnosis.diagnostician import Diagnostician, observe
 from slurm_health.training.diagnosis.inference import InferenceChain
 from slurm_health.training.diagnosis.operators import OPERATORS
 from slurm_health.training.diagnosis.training_log import read_log
-from slurm_health.training.monitor.collector import EndedJob, NothingCollected
+from slurm_health.training.monitor.collector import NothingCollected
 from slurm_health.training.monitor.flight_dumps import FlightDumps
 from slurm_health.training.monitor.job_collectors import JobOutput
+from tests.support.ended_jobs import job
 from tests.test_fuzz import ODD, as_text, damaged
 from tests.training.monitor.test_flight_dumps import dump
 
@@ -46,17 +46,6 @@ def diagnosed(*data: Struct) -> Diagnosed:
     return found.diagnosed
 
 
-def ended_job(directory: Path, **given: Any) -> EndedJob:
-    return EndedJob(
-        end=ScriptEnd(exit_code=1),
-        node="n1",
-        directory=directory,
-        ended_s=2e9,
-        duration_s=2e9,
-        **given,
-    )
-
-
 @given(as_text(damaged(OUTPUTS, ODD + WORDS)))
 def test_any_output_is_explained_and_accuses_no_node(text: str) -> None:
     found = diagnosed(read_log([("out", text)], began="2026-11-22T10:00:00"), HEALTHY)
@@ -71,9 +60,9 @@ def test_any_script_is_searched_for_files_of_srun(text: str) -> None:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         (directory / "a-0.txt").write_text("KeyError: 1\n")
-        job = ended_job(directory, script_text=text, environ={"SLURM_JOB_ID": "12"})
         with suppress(NothingCollected):
-            assert diagnosed(JobOutput().collect_data(job), HEALTHY).accused == []
+            found = JobOutput().collect_data(job(directory, script_text=text))
+            assert diagnosed(found, HEALTHY).accused == []
 
 
 @given(damaged(DUMPS, [*ODD, b"c", b"cos\nsystem\n", b"(", b"R.", b"]", b"}"]))
@@ -82,8 +71,8 @@ def test_any_dump_is_read_or_refused(data: bytes) -> None:
         directory = Path(name)
         (directory / "flight_0").write_bytes(data)
         (directory / "flight_1").write_bytes(DUMPS[0])
-        job = ended_job(directory, environ={"TORCH_FR_DUMP_TEMP_FILE": str(directory / "flight_")})
+        environ = {"TORCH_FR_DUMP_TEMP_FILE": str(directory / "flight_")}
         with suppress(NothingCollected):
-            found = FlightDumps().collect_data(job)
+            found = FlightDumps().collect_data(job(directory, environ=environ))
             assert isinstance(found, FlightRecords)
             assert diagnosed(found, HEALTHY).accused == []

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from slurm_health.records.script_records import Diagnosed, HangFound, HangOver, StragglerFound
+from slurm_health.records.script_records import Diagnosed, HangFound, HangOver
 from slurm_health.system import journal
 from slurm_health.training.diagnosis.collected import Collected, ScriptEnd, TrainingLog
 from slurm_health.training.diagnosis.diagnostician import Diagnostician, observe_failure
@@ -210,15 +210,6 @@ def test_a_script_that_ended_well_is_not_written_about(tmp_path: Path) -> None:
     assert out.getvalue() == ""
 
 
-def test_data_of_another_collector_reach_an_operator_of_another(tmp_path: Path) -> None:
-    found, _ = held(
-        ended(tmp_path), collectors=[Plugin("barometer")], operators=[Forecaster("forecast")]
-    )
-
-    assert (found.cause, found.description) == ("weather", "the weather was fine")
-    assert found.failed == []
-
-
 @pytest.mark.parametrize(
     ("how", "said"),
     [
@@ -359,24 +350,6 @@ def test_a_hang_that_the_monitor_recorded_explains_a_failure_that_nothing_else_d
 
     assert (found.cause, found.sureness) == ("rank-stopped", "certain")
     assert "the training hung before it failed: rank 1 on n1 has been stopped" in said
-
-
-def test_what_was_slow_before_a_failure_is_told_with_it(
-    tmp_path: Path, run_directory: Path
-) -> None:
-    why = Diagnosed(
-        cause="no-processor",
-        description="rank 1 on n1 is slow because it waits for a processor",
-        attribution="undecided",
-        sureness="likely",
-        nodes=["n1"],
-    )
-    slow = StragglerFound(node="n1", rank=1, ratio=1.5, own_ms=150.0, usual_ms=100.0, found=why)
-    journal.Writer(run_directory, journal.MONITOR, lambda: 1e9).append(slow)
-    found, _ = held(ended(tmp_path, run_directory=run_directory), collectors=[MonitorFindings()])
-
-    assert found.cause == "script-failed"
-    assert found.evidence == [f"monitor, before that: {why.description}"]
 
 
 @pytest.mark.parametrize("over", ["it went on", "it was of an earlier start"])

@@ -211,13 +211,6 @@ def test_a_rank_tells_where_its_main_thread_is(start: Any) -> None:
     assert place_of(look.stack).doing is Doing.OWN_CODE
 
 
-def test_it_answers_as_often_as_it_is_asked(start: Any) -> None:
-    start(RANK="0")
-    ranks = found()
-
-    assert [ranks.look(DEADLINE_S)[0].answered for _ in range(3)] == [True] * 3
-
-
 def test_a_stopped_rank_does_not_answer_and_is_seen_to_be_stopped(start: Any) -> None:
     process = start(RANK="0")
     ranks = found()
@@ -257,13 +250,6 @@ def test_what_was_before_the_monitor_ran_again_is_no_standstill(start: Any) -> N
     woke_s = time.monotonic()
 
     assert ranks.now(woke_s)[0].age_s <= time.monotonic() - woke_s + 0.1
-
-
-def test_two_ranks_of_one_node_are_two(start: Any) -> None:
-    start(RANK="0")
-    start(steps=9, RANK="1")
-
-    assert sorted((now.rank, now.step) for now in found().now()) == [(0, 4), (1, 8)]
 
 
 # A torch built with NCCL has two Flight Recorders: NCCL's, and that of every other library.

@@ -32,12 +32,6 @@ for ranks in ([0, 1], [2, 3]):
 for step in range(4):
     heartbeat.step(step, 0.25)
 """
-# What a copy of the file from before roles writes.
-BEFORE_ROLES = """
-heartbeat.WORK_LAYOUT = type("Nothing", (), {"pack": staticmethod(lambda *_: b"")})
-for step in range(4):
-    heartbeat.step(step, 0.25, tokens=4096)
-"""
 
 
 @contextmanager
@@ -69,9 +63,3 @@ def test_a_rank_tells_its_role_its_replica_and_its_tokens() -> None:
 def test_without_a_word_of_the_script_the_role_follows_from_its_process_groups() -> None:
     with training(GROUPS) as now:
         assert (now.role, now.replica) == ("pipeline 1", 0)
-
-
-def test_a_heartbeat_that_does_not_know_roles_is_read_without_one() -> None:
-    with training(BEFORE_ROLES) as now:
-        assert (now.steps, now.own_steps) == (4, 4)
-        assert (now.role, now.replica, now.tokens) == ("", -1, 0.0)
