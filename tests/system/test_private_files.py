@@ -188,7 +188,7 @@ def test_every_level_is_its_owners_alone_whatever_the_umask(tmp_path: Path, umas
 def test_the_word_of_a_device_or_a_pipe_is_not_waited_for(shared: Shared) -> None:
     fifo(shared)
     code = (
-        "import sys, pathlib\nfrom slurm_health import journal\n"
+        "import sys, pathlib\nfrom slurm_health.system import journal\n"
         "journal.read_all(pathlib.Path(sys.argv[1]), 'master', of_anybody=True)"
     )
     argv = [sys.executable, "-c", code, str(shared.run)]
@@ -208,7 +208,7 @@ def test_a_file_of_any_size_is_not_read_into_memory(shared: Shared) -> None:
 @pytest.mark.root
 def test_a_temporary_file_lies_in_the_next_place_where_the_first_is_full(tmp_path: Path) -> None:
     code = (
-        "from slurm_health import private_files\n"
+        "from slurm_health.system import private_files\n"
         "with private_files.temporary('script', b'x' * 9999, mode=0o700) as path:\n"
         "    print(path, oct(path.stat().st_mode & 0o777), path.stat().st_size)\n"
         "assert not path.parent.exists()\n"

@@ -10,6 +10,7 @@ An inference leads to others until nothing leads on; what is sure enough of them
     operators      those that are built in, in their order: what each leads on from, its function
     surroundings   operators about Slurm's word, the kernel's and the driver's
     ranks          operators about the first rank that failed
+    starting       operators about steps that Slurm could not launch, and ranks that never met
     waits          operators about ranks that waited for each other, and about data that ended
                    before that of others
     before_it_failed  operator about a hang that the monitor saw before

@@ -22,6 +22,7 @@ is `training.diagnosis`'s.
 
     batch_node    on another node: gives a job back whose batch node is lost
 
+    explain       the same by files of any job, wherever they are read
     post_mortem   collect, diagnose, say, record
     containment   collectors and operators of others, run so that they can raise and hang
     registry      the collectors and operators there are, other distributions' too, which

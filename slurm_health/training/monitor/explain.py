@@ -15,6 +15,7 @@ import msgspec
 
 from slurm_health.node.rules.kernel_lines import ANY_XID, KINDS, OUT_OF_MEMORY, without_stamp
 from slurm_health.preflight.decide.after_failure import Next, ScriptFailure, plan
+from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import UsageError
 from slurm_health.records.script_records import Attribution, Diagnosed
 from slurm_health.system import killable
@@ -231,7 +232,7 @@ def _read_flight(path: Path, inputs: _Inputs, *, named: bool) -> None:
         raise UnreadableInput(
             f"{path} looks like a dump of the Flight Recorder and cannot be read as one"
         )
-    inputs.flights[rank] = msgspec.json.decode(answer.data, type=FlightRecord)
+    inputs.flights[rank] = from_json(answer.data, FlightRecord)
 
 
 def _is_kernel_log(text: str) -> bool:
