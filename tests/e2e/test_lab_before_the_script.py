@@ -58,12 +58,3 @@ def test_a_setup_named_in_the_script_is_what_the_check_runs_with_and_the_script_
     reports = [r for r in site.records(job, writer="n2") if r["kind"] == "node_reported"]
     assert {each["outcome"] for each in reports} == {"measured"}
     assert "dir=." in site.lab.job_output(job)
-
-
-def test_a_setup_that_cannot_be_used_is_said_and_the_script_runs_unchecked(site: Site) -> None:
-    setup = site.script("env.sh", "module load nccl-that-is-not-there\n")
-    job = site.submit(f"--setup={setup}", f"--python={FAKE_WORKER}", "-N2", "--wrap=echo ran")
-    assert site.ended(job)["JobState"] == "COMPLETED"
-    output = site.lab.job_output(job)
-    assert f"UNCHECKED: --setup: {setup}: failed (exit code 127)" in output
-    assert "ran" in output.splitlines()

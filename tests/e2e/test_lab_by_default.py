@@ -208,14 +208,6 @@ def test_the_nodes_that_a_job_was_given_count_where_it_did_not_say(by_default: S
         assert by_default.read(f"slurm-{job}.out") == "ran\n"
 
 
-def test_a_check_by_default_runs_as_the_user_of_the_job(by_default: Site) -> None:
-    job = sbatch(by_default, "-N2", "--wrap=id -un")
-    by_default.ended(job)
-    assert by_default.read(f"slurm-{job}.out") == "alice\n"
-    written = [*by_default.run_directory(job).iterdir()]
-    assert {path.stat().st_uid for path in written} == {by_default.lab.home("alice").stat().st_uid}
-
-
 def test_a_job_that_slurm_health_sbatch_submits_is_checked_once(by_default: Site) -> None:
     job = str(submit(by_default, "-N2"))
     by_default.ended(job)

@@ -14,10 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_lab_submitters import DASK, SIMPLE_SLURM
 from tests.lab import Lab
 from tests.lab.installed_site import COMMAND, DEADLINE_S, Site
-from tests.lab.played_nodes import FAKE_WORKER, FAULTY, play
+from tests.lab.played_nodes import FAKE_WORKER, play
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
 
@@ -135,38 +134,6 @@ def test_functions_and_arrays_of_submitit_are_checked_and_return_what_they_do(si
     assert said == "[['0 of 2 one', '1 of 2 one'], ['0 of 2 two', '1 of 2 two']] True"
     for job in jobs.split():
         assert levels(site, job) == [{"healthy"}]
-
-
-@pytest.mark.heavy
-@needs("submitit")
-def test_a_function_of_submitit_leaves_a_bad_node(site: Site) -> None:
-    play(site, n1=FAULTY)
-    text = SUBMITIT.replace("nodes=2", "nodes=3").replace('["one", "two"]', '["one"]')
-    text = text.replace("jobs[:2]", "jobs[:1]").replace("jobs[2]", "jobs[1]")
-    try:
-        jobs, said = python(site, text)[-3:-1]
-    finally:
-        play(site)
-    assert said == "[['0 of 3 one', '1 of 3 one']] True"
-    for job in jobs.split():
-        assert site.ended(job)["NodeList"] == "n[2-4]"
-
-
-@pytest.mark.heavy
-@needs("dask_jobqueue")
-def test_a_worker_of_dask_jobqueue_is_checked_and_serves(site: Site) -> None:
-    job, host, answer = python(site, DASK % DEADLINE_S)[-2].split()
-    assert answer == "42"
-    site.ended(job)
-    (check,) = site.report(job)["runs"]
-    assert [node["node"] for node in check["nodes"]] == [host]
-
-
-@needs("simple_slurm")
-def test_jobs_of_simple_slurm_are_checked_and_wait_for_one_another(site: Site) -> None:
-    first, after = python(site, SIMPLE_SLURM)[-2].split()
-    assert levels(site, first) == levels(site, after) == [{"healthy"}]
-    assert site.read("after.out") == "after\n"
 
 
 @pytest.mark.skipif(not SLURMRESTD, reason="slurmrestd is not installed")

@@ -107,13 +107,3 @@ def test_a_job_of_mpirun_leaves_a_node_that_loses_its_packets(site: Site) -> Non
     assert "n1" not in ran_on
     assert any(each.startswith("n1 ") and each != "n1 healthy" for each in first)
     assert last == {f"{node} healthy" for node in ran_on}
-
-
-@pytest.mark.skipif(
-    MPI is None or MPI[1] != "MPICH", reason="Slurm here starts ranks of MPICH only"
-)
-def test_a_job_of_srun_leaves_a_node_that_loses_its_packets(site: Site) -> None:
-    site.lab.fault.drop("n2")
-    job, ran_on = hosts(site, "srun --mpi=pmi2")
-    assert "n2" not in ran_on
-    assert checks(site, job)[-1] == {f"{node} healthy" for node in ran_on}

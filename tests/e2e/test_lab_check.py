@@ -16,14 +16,6 @@ pytestmark = [
 ]
 
 
-def test_outside_an_allocation_it_says_so(site: Site) -> None:
-    result = site.health("check")
-    assert result.returncode == 4
-    assert result.stdout == ""
-    assert "salloc" in result.stderr
-    assert "--local" in result.stderr
-
-
 @pytest.mark.heavy
 def test_healthy_nodes_are_a_table_and_code_0(site: Site) -> None:
     result = site.check(["-N2"])
@@ -43,17 +35,6 @@ def test_a_bad_node_is_code_1_and_stays_the_users_to_deal_with(site: Site) -> No
     # Without --act it only looks, root or not.
     assert site.drained() == {}
     assert not {name for name in site.calls() if "UPDATE" in name or "REQUEUE" in name}
-
-
-@pytest.mark.heavy
-def test_a_node_on_which_no_step_starts_is_faulty_and_the_others_are_checked(site: Site) -> None:
-    played_nodes.play(site)
-    site.lab.fault.kill_slurmd("n3")
-    text = f"#!/bin/sh\n{played_nodes.command(site)} --json\n"
-    result = site.allocated(["-N4"], site.script("check.sh", text))
-    assert result.returncode == 1, result
-    healthy = dict.fromkeys(("n1", "n2", "n4"), "healthy")
-    assert levels(json.loads(result.stdout)) == {**healthy, "n3": "faulty"}
 
 
 def test_nodes_that_cannot_be_measured_are_code_3(site: Site) -> None:
@@ -76,17 +57,6 @@ def test_with_act_the_code_says_whether_the_script_may_go_on(site: Site) -> None
     assert json.loads(result.stdout)["disposition"] == "stop"
 
 
-def test_a_journal_that_cannot_be_used_is_code_4(site: Site) -> None:
-    result = site.check(["-N1"], "--journal=/proc/journal")
-    assert result.returncode == 4
-    assert result.stdout == ""
-    assert "/proc/journal" in result.stderr
-    # Seen by the first node only: each has a /tmp of its own.
-    result = site.check(["-N2"], "--journal=/tmp/journal", "--json")
-    assert result.returncode in {3, 4}, result
-    assert "healthy" not in result.stdout
-
-
 def test_a_line_in_anyones_own_batch_script_checks_and_lets_the_script_decide(site: Site) -> None:
     played_nodes.play(site)
     text = f"#!/bin/sh\n{played_nodes.command(site)} || exit\necho training\n"
@@ -96,17 +66,3 @@ def test_a_line_in_anyones_own_batch_script_checks_and_lets_the_script_decide(si
     assert "healthy" in output
     assert output.splitlines()[-1] == "training"
     assert site.report(number)["runs"][0]["exit_code"] == 0
-
-
-@pytest.mark.heavy
-def test_a_second_check_in_a_checked_job_has_a_journal_of_its_own(site: Site) -> None:
-    played_nodes.play(site)
-    again = f"{played_nodes.command(site)} --json > again.json"
-    script = site.script("twice.sh", f"#!/bin/sh\nsrun true\n{again}\nexit $?\n")
-    number = played_nodes.submit(site, "-N2", script, script="")
-    assert site.ended(number)["ExitCode"] == "0:0"
-    first, second = site.report(number)["runs"]
-    assert (first["check"], second["check"]) == (1, 2)
-    assert set(levels(first).values()) == set(levels(second).values()) == {"healthy"}
-    assert json.loads(site.read("again.json"))["run"] == second["run"]
-    site.assert_nothing_left()

@@ -71,10 +71,3 @@ def test_a_healthy_node_that_a_forged_journal_accuses_is_measured_and_stays(
     assert f"accuses this node: {component}: allgather failed" in log
     assert "not confirmed" in log
     assert "cpu-speed" in log
-
-
-def test_a_forged_journal_that_calls_a_healthy_node_slow_leaves_no_trace(site: HookedSite) -> None:
-    site.accuse("n2", component="compute", level="SLOW")
-    assert site.out_of_pool() == {}
-    assert "calls this node slow" in site.hook_log("n2")
-    assert not (site.installed / "shared/marks/n2.json").exists()

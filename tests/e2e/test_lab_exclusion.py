@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.lab.installed_site import Gate, Record, Report, Site, acts, kinds, levels
-from tests.lab.played_nodes import NEVER_READY, UNREACHABLE, play, submit
+from tests.lab.installed_site import Gate, Record, Report, Site, acts, levels
+from tests.lab.played_nodes import UNREACHABLE, play, submit
 
 pytestmark = [
     pytest.mark.lab,
@@ -157,20 +157,6 @@ def test_an_administrators_note_on_a_bad_node_is_left_as_it_is(site: Site, when:
 
 
 @pytest.mark.heavy
-def test_a_bad_batch_host_is_left_too(site: Site) -> None:
-    play(site, n1=UNREACHABLE)
-    number = submit(site, "-N4", script="echo here is $(uname -n)")
-    job = site.ended(number)
-    assert job["JobState"] == "COMPLETED"
-    assert job["ExcNodeList"] == "n1"
-    here = [line for line in site.lab.job_output(number).splitlines() if "here is" in line]
-    assert here == [f"here is {job['BatchHost']}"]
-    assert job["BatchHost"] != "n1"
-    assert site.drained() == {}
-    site.assert_nothing_left()
-
-
-@pytest.mark.heavy
 def test_a_job_keeps_its_own_exclusions_when_it_leaves_a_node(site: Site) -> None:
     play(site, **{BAD: UNREACHABLE})
     number = submit(site, "-N4", "--exclude=n2")
@@ -180,33 +166,3 @@ def test_a_job_keeps_its_own_exclusions_when_it_leaves_a_node(site: Site) -> Non
     hosts = site.lab.run(["scontrol", "show", "hostnames", job["NodeList"]]).stdout.split()
     assert len(hosts) == NODES
     assert not {"n2", BAD} & set(hosts)
-
-
-def test_a_job_that_may_not_be_requeued_stops_and_says_what_to_do(site: Site) -> None:
-    play(site, **{BAD: UNREACHABLE})
-    number = submit(site, "-N4", "--no-requeue", script="echo never")
-    job = site.ended(number)
-    assert (job["JobState"], job["ExitCode"], job["Restarts"]) == ("FAILED", "1:0", "0")
-    output = site.lab.job_output(number)
-    assert "never" not in output
-    assert "--no-requeue" in output
-    assert f"--exclude={BAD}" in output
-    assert site.drained() == {}
-    site.assert_nothing_left()
-
-
-@pytest.mark.heavy
-def test_a_job_stops_when_it_has_left_as_many_bad_nodes_as_it_may(site: Site) -> None:
-    # Without n3, four nodes cannot be had but with n5 or n6: the next attempt waits for them.
-    play(site, **{BAD: UNREACHABLE}, n5=NEVER_READY, n6=NEVER_READY)
-    number = submit(site, "-N4", "--max-requeues=1", script="echo never")
-    second = site.wait_record(number, "run_started", "1")["nodes"][-1]
-    play(site, **{second: UNREACHABLE})
-    job = site.ended(number)
-    assert (job["JobState"], job["ExitCode"], job["Restarts"]) == ("FAILED", "1:0", "1")
-    output = site.lab.job_output(number)
-    assert "never" not in output
-    assert "--max-requeues" in output, output
-    assert f"--exclude={second}" in output
-    assert kinds(site.records(number, "1"))["verdict_reached"] == 1
-    site.assert_nothing_left()

@@ -117,12 +117,6 @@ def test_a_node_with_a_slow_link_is_found(site: Site) -> None:
     assert "allgather" in verdict_of(checked.run, "n3")["reason"]
 
 
-def test_a_node_with_a_starved_cpu_is_never_called_healthy(site: Site) -> None:
-    # Loading torch with so little of a core would take a minute.
-    starve = once_measured(site, lambda: site.lab.fault.starve_cpu("n3", share=0.05))
-    assert_named(check_nodes(site, 4, starve), {"n3": BAD | NAMED})
-
-
 def share_of_peers(run: Report, node: str, figure: str) -> float:
     """Return a node's typical figure in parts of what the others reach."""
     figures: dict[str, list[float]] = {each["node"]: each[figure] for each in run["nodes"]}

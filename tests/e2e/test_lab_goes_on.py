@@ -14,7 +14,7 @@ import pytest
 from slurm_health.records.nodeset import expand
 from tests.lab import Lab
 from tests.lab.installed_site import Site, eventually
-from tests.lab.played_nodes import FAULTY, NEVER_READY, UNREACHABLE, play, submit
+from tests.lab.played_nodes import UNREACHABLE, play, submit
 
 # Without a slurmdbd, Slurm 22.05 makes a job smaller once, and refuses that then. Of other releases
 # the lab has none, and they need none for that.
@@ -119,19 +119,6 @@ def test_a_killed_rank_is_checked_for_and_training_resumes_from_its_checkpoint(
     assert training.drained() == {}
 
 
-@pytest.mark.torch
-def test_the_same_error_on_all_ranks_is_the_users_and_is_not_tried_again(training: Site) -> None:
-    options = ("-N2", "--ntasks-per-node=1", "--max-restarts=2")
-    job = submit(training, *options, "train.sh", "key-error", "-1", script="")
-
-    assert training.ended(job)["JobState"] == "FAILED"
-    assert "2 processes begin at 0, restart 0" in output(training, job)
-    assert "restart 1" not in output(training, job)
-    assert "(user error): the same again would fail again" in output(training, job)
-    assert plans(training, job) == [("stop", [])]
-    assert training.drained() == {}
-
-
 @pytest.mark.parametrize("tasks", ["--ntasks-per-node=1", "--ntasks=3"])
 def test_a_plain_srun_runs_on_all_nodes_but_the_kept_spare(training: Site, tasks: str) -> None:
     job = submit(training, "-N3", tasks, *KEPT[2:], "--wrap", NODES.rpartition("[ ")[0], script="")
@@ -218,20 +205,6 @@ def test_a_node_that_the_check_finds_faulty_is_replaced_by_the_spare(training: S
     assert expand(record["NodeList"]) == ("n1", "n3", "n4")
 
 
-def test_a_spare_that_is_bad_itself_is_not_used(training: Site) -> None:
-    job = submit(training, *KEPT, "nodes.sh", script="")
-    begun(training, job)
-    play(training, n4=FAULTY)
-    training.lab.fault.kill_slurmd("n3")
-
-    # No other node is left that it may have, so it can neither go on nor be requeued.
-    assert training.ended(job)["JobState"] == "FAILED"
-    said = output(training, job)
-    assert "nodes.sh is not started again: n[3-4] cannot be used" in said
-    assert "start 1 " not in said
-    assert_checked_for(training, job, "n3")
-
-
 def sleeping(site: Site, job: int) -> list[str]:
     """The step of the script that sleeps, if it does."""
     lines = site.lab.ask("squeue", "-hs", "-o", "%i %j").stdout.splitlines()
@@ -265,20 +238,6 @@ def test_without_a_spare_the_job_goes_on_elsewhere_without_the_faulty_node(train
     assert "n2" not in expand(record["NodeList"])
 
 
-def test_a_job_that_is_cancelled_while_its_nodes_are_checked_ends(training: Site) -> None:
-    job = submit(training, "-N2", "--ntasks-per-node=1", "--max-restarts=1", "nodes.sh", script="")
-    begun(training, job)
-    play(training, n2=NEVER_READY)
-    kill_sleeping(training, job)
-    training.wait_record(job, "agents_launched", "0-2")
-    training.lab.run(["scancel", str(job)])
-
-    assert training.ended(job)["JobState"] == "CANCELLED"
-    assert "start 1 " not in output(training, job)
-    # The daemon of a step whose node was lost in a test before this may tell of its end for longer.
-    training.assert_nothing_left(deadline_s=150)
-
-
 # --- one failure after another --------------------------------------------------------------------
 
 # The script fails twice; whoever is not named by -x may take over.
@@ -307,51 +266,6 @@ def test_two_failures_use_two_spares(training: Site) -> None:
     assert said.rindex("ran on n1 n4 n5") > said.index("start 2")
     assert training.drained() == {}
     training.assert_nothing_left()
-
-
-@pytest.mark.slow
-def test_of_two_spares_the_one_that_is_bad_itself_is_passed_over(training: Site) -> None:
-    options = ("-N3", "--ntasks-per-node=1", "--spares=2", "--keep-spares")
-    job = submit(training, *options, "nodes.sh", script="")
-    fail_on(training, job, "n2", n4=FAULTY)
-
-    record = training.ended(job)
-    assert (record["JobState"], record["Restarts"]) == ("COMPLETED", "0"), output(training, job)
-    assert "start 1 attempt 0 on n[1,3,5]" in output(training, job)
-
-
-@pytest.mark.parametrize(
-    ("words", "state", "restarts", "said"),
-    [
-        pytest.param((), "COMPLETED", "1", "start 0 attempt 1 on n[1,4-5]", marks=pytest.mark.slow),
-        (("-x", "n5", "--min-nodes=2"), "COMPLETED", "0", "start 2 attempt 0 on n[1,4]"),
-        (("-x", "n5"), "FAILED", "0", "main has 2 nodes without n[2-3]"),
-    ],
-    ids=["it goes on elsewhere", "it goes on with fewer nodes", "it ends and says so"],
-)
-def test_a_second_failure_when_no_spare_is_left(
-    training: Site, words: tuple[str, ...], state: str, restarts: str, said: str
-) -> None:
-    options = ("-N3", "--ntasks-per-node=1", "--spares=1", "--keep-spares", "--max-restarts=2")
-    job = submit(training, *options, *words, "nodes.sh", script="", env=TWICE)
-    fail_on(training, job, "n2")
-    fail_on(training, job, "n3", start=1, n2=UNREACHABLE)
-
-    record = training.ended(job)
-    assert said in output(training, job)
-    assert (record["JobState"], record["Restarts"]) == (state, restarts), output(training, job)
-    assert "start 1 attempt 0 on n[1,3-4]" in output(training, job)
-    training.assert_nothing_left()
-
-
-def test_without_restarts_left_a_second_failure_ends_the_job(training: Site) -> None:
-    job = submit(training, *KEPT, "nodes.sh", script="", env=TWICE)
-    fail_on(training, job, "n2")
-    fail_on(training, job, "n3", start=1, n2=UNREACHABLE)
-
-    assert training.ended(job)["JobState"] == "FAILED"
-    assert "start 2 " not in output(training, job)
-    assert "not started again: it has been once (--max-restarts)" in output(training, job)
 
 
 # --- the monitor of a job that loses a node -------------------------------------------------------

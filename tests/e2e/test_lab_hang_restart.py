@@ -176,16 +176,3 @@ def test_what_hangs_by_the_script_itself_is_ended_and_not_started_again(
     assert "start 1" not in said
     assert plans(training, job) == ["stop"]
     training.assert_nothing_left()
-
-
-def test_the_same_kind_of_hang_is_restarted_no_more_than_restarts_allow(training: Site) -> None:
-    env = {**BEATING, "HANGS": "9"}
-    options = ("-N2", "--ntasks-per-node=1", "--max-restarts=1")
-    job = began(training, *options, "stop", "1", env=env)
-
-    assert ended(training, job)["JobState"] == "FAILED"
-    said = output(training, job)
-    assert "start 1 on" in said
-    assert "start 2 on" not in said
-    assert "not started again: it has been once (--max-restarts)" in said
-    training.assert_nothing_left()

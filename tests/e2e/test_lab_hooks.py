@@ -101,14 +101,6 @@ def test_srun_on_a_node_whose_prolog_fails_ends_and_the_next_one_goes_elsewhere(
     assert again.stdout.strip() != "n1"
 
 
-def test_a_job_of_many_nodes_loses_the_bad_one_only(site: HookedSite) -> None:
-    site.on("n2", "touch", FLAG)
-    job = site.lab.sbatch(JOB, "-N4", "-wn2")
-    site.lab.wait_until(site.out_of_pool, bool, "n2 drained", 60)
-    assert list(site.out_of_pool()) == ["n2"]
-    site.lab.run(["scancel", str(job)])
-
-
 @pytest.mark.heavy
 def test_a_node_we_drained_comes_back_after_three_passes(site: HookedSite) -> None:
     site.on("n3", "touch", FLAG)
@@ -125,36 +117,12 @@ def test_a_node_we_drained_comes_back_after_three_passes(site: HookedSite) -> No
     assert site.out_of_pool() == {}
 
 
-def test_a_drain_that_an_administrator_renamed_stays(site: HookedSite) -> None:
-    site.on("n3", "touch", FLAG)
-    site.health_check("n3")
-    site.lab.run(["scontrol", "update", "NodeName=n3", "Reason=waiting for a new board"])
-    site.on("n3", "rm", FLAG)
-    for _ in range(6):
-        site.health_check("n3")
-    assert site.out_of_pool()["n3"].startswith("waiting for a new board")
-
-
 def test_a_user_without_rights_gets_a_truly_bad_node_drained(site: HookedSite) -> None:
     site.on("n3", "touch", HIDDEN)
     job = site.accuse("n3")
     reason = site.out_of_pool()["n3"]
     assert reason.startswith("shealth:deep ")
     assert f" check=deep job={job} t=" in reason
-
-
-def test_the_journal_of_an_older_job_of_that_id_accuses_nobody(site: HookedSite) -> None:
-    """Slurm 22.05 does not tell an epilog when its job started."""
-    site.on("n3", "touch", HIDDEN)
-    script = site.accusation("n3")
-    aged = script.replace("\nEND\n", '\nos.utime(run / "master.jsonl", (1e9, 1e9))\nEND\n')
-    assert aged != script
-    job = site.lab.sbatch(aged, "-wn3")
-    site.lab.wait_job(job)
-    site.lab.wait_nodes()
-    assert site.out_of_pool() == {}
-    site.accuse("n3")
-    assert list(site.out_of_pool()) == ["n3"]
 
 
 def test_a_gpu_that_has_fallen_off_the_bus_is_named_in_the_note(site: HookedSite) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hooks when Slurm, the disk or time are against them, and with a real check's finding."""
+"""The hooks when Slurm, the disk or time are against them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.hooks_support import FLAG, HIDDEN, STATE, HookedSite, hooked_site
+from tests.e2e.hooks_support import FLAG, STATE, HookedSite, hooked_site
 from tests.support.supervised import write_executable
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(400)]
@@ -163,19 +163,3 @@ def test_a_full_disk_neither_hides_a_fault_nor_condemns_a_node(site: HookedSite)
     finally:
         for node in ("n1", "n2"):
             site.on(node, "umount", STATE)
-
-
-@pytest.mark.slow
-@pytest.mark.torch
-def test_what_a_real_check_finds_is_confirmed_by_the_epilog_and_drained(site: HookedSite) -> None:
-    """A node that loses packets, found by the job of a user, and a local test that confirms it."""
-    argv = ["sh", "-c", f"test ! -e {HIDDEN} || exit 77"]
-    more = f"[checks.link]\ncheck='command'\nargv={argv}\ncontexts=['retest']\n"
-    site.configure(more, share=0.5)
-    site.on("n3", "touch", HIDDEN)
-    site.lab.fault.drop("n3")
-    script = site.script("train.sh", "#!/bin/sh\nhostname\n")
-    job = site.submit("-N4", script)
-    site.lab.wait_until(site.out_of_pool, bool, "n3 drained by its epilog", 200)
-    assert list(site.out_of_pool()) == ["n3"]
-    assert f"check=link job={job} " in site.out_of_pool()["n3"]

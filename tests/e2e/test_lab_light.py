@@ -11,10 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.test_lab_faults import (
-    BAD,
     FAULTY,
-    HEALTHY,
-    NAMED,
     Checked,
     assert_named,
     check_nodes,
@@ -60,17 +57,6 @@ def test_a_node_whose_packets_are_dropped_is_faulty(site: Site) -> None:
 
     assert_named(checked, {"n3": FAULTY})
     assert verdict_of(checked.run, "n3")["component"] == "network"
-
-
-@pytest.mark.heavy
-def test_a_slow_core_is_that_nodes_and_nobody_elses(site: Site) -> None:
-    site.lab.fault.starve_cpu("n3", share=0.02)
-    checked = check_light(site, 4)
-
-    # A machine that is busy enough leaves no more to the others.
-    assert_named(checked, {"n3": BAD | NAMED | HEALTHY})
-    if levels(checked.run)["n3"] in BAD:
-        assert verdict_of(checked.run, "n3")["component"].startswith(("compute", "node"))
 
 
 # --- which probes ------------------------------------------------------------------------------

@@ -3,15 +3,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.lab import processes
 from tests.lab.installed_site import Site, eventually
 from tests.lab.played_nodes import play, submit
 
@@ -31,7 +28,6 @@ exec srun {sys.executable} training.py --step-s=1 --steps=100000 $TRAINS "$@"
 MONITOR = "slurm_health.training.monitor.node"
 AT_45 = "--heartbeat --at=45"
 LIMIT_S = 60.0
-SILENT_LIMIT_S = 90.0
 
 
 @pytest.fixture
@@ -101,30 +97,6 @@ def test_a_rank_that_is_stopped_is_named_and_the_training_goes_on_when_it_may(
     assert "kill -CONT" in training.table(number)
 
 
-@pytest.mark.parametrize(
-    ("cause", "said", "sureness"),
-    [
-        ("kill-held", "rank-gone", "certain"),
-        ("mismatch", "mismatched-collective", "certain"),
-        ("loader", "data-loader-stuck", "likely"),
-        ("worker", "data-loader-stuck", "likely"),
-        ("own-code", "rank-elsewhere", "likely"),
-    ],
-)
-def test_the_rank_that_keeps_the_others_waiting_is_named_with_its_node(
-    training: Site, cause: str, said: str, sureness: str
-) -> None:
-    number = began(training, cause, "1", trains=AT_45)
-    found = hang(training, number)
-
-    assert (found["cause"], found["sureness"]) == (said, sureness)
-    assert (found["ranks"], found["nodes"]) == ([1], ["n2"])
-    if cause == "kill-held":  # its data loader: without cgroups Slurm does not know of it
-        for orphan in processes.on_node(training.lab.pid("n2")):
-            if TRAINING.name in orphan.argv:
-                os.kill(orphan.pid, signal.SIGKILL)
-
-
 def test_a_node_whose_packets_are_dropped_is_named(training: Site) -> None:
     number = began(training)
     watched(training)
@@ -155,25 +127,6 @@ def test_a_job_that_is_to_be_stopped_when_it_hangs_is_cancelled(training: Site) 
     assert training.ended(number)["JobState"] == "CANCELLED"
     assert "cancelled because it hangs" in output(training, number)
     training.assert_nothing_left()
-
-
-@pytest.mark.timeout(700)
-@pytest.mark.parametrize("cause", ["stop", "loader"])
-def test_a_rank_of_a_training_that_says_nothing_is_named_within_a_minute_and_a_half(
-    training: Site, cause: str
-) -> None:
-    number = began(training, cause, "1", trains="--silent --at=70")
-    eventually(training, lambda: "only waited" in output(training, number), "a hang", 500)
-    record = training.wait_record(number, "hang_found", writer="monitor")
-    text = output(training, number)
-    print(f"{record['found']['cause']}: {record['stalled_s']} s after the last step")
-
-    expected = {"stop": "rank-stopped", "loader": "data-loader-stuck"}[cause]
-    assert (record["found"]["cause"], record["found"]["ranks"]) == (expected, [1])
-    assert record["at_rest"]
-    assert record["stalled_s"] <= SILENT_LIMIT_S
-    assert "step" not in text.partition("slurm-health: monitor:")[0]
-    assert "all ranks have only waited" in text
 
 
 def test_without_a_heartbeat_no_step_is_started_beside_the_script(training: Site) -> None:

@@ -79,20 +79,3 @@ def test_a_node_that_loses_packets_is_accused_by_a_user_tested_by_root_drained_a
     job = site.submit("-N5", "--check=allgather", script)
     assert site.ended(job, 300)["JobState"] == "COMPLETED"
     assert site.out_of_pool() == {}
-
-
-def test_a_healthy_node_that_a_forged_journal_accuses_is_cleared_by_the_test(
-    site: HookedSite,
-) -> None:
-    marks = site.installed / "shared/marks/n2.json"
-    for _ in range(4):
-        site.accuse("n2", component="network")
-        all_over(site)
-        if not marks.exists():
-            break
-
-    log = site.hook_log("n2")
-    assert "marked: accused by 1 job of 1 user," in log
-    assert "found it healthy: its marks are removed" in log
-    assert not marks.exists()
-    assert site.out_of_pool() == {}

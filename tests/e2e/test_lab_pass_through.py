@@ -171,12 +171,6 @@ def test_sbatchs_own_answer_is_what_the_user_sees(site: Site) -> None:
     assert site.report(number)["runs"][0]["script"]["exit_code"] == 6
 
 
-@pytest.mark.heavy
-def test_a_script_that_exits_at_once_or_does_nothing_ends_as_with_sbatch(site: Site) -> None:
-    jobs = [submit(site, "-N1", stdin=text) for text in (b"#!/bin/sh\n", b"#!/bin/false\n")]
-    assert [site.ended(job)["ExitCode"] for job in jobs] == ["0:0", "1:0"]
-
-
 def test_a_script_whose_interpreter_is_missing_ends_as_with_sbatch(site: Site) -> None:
     script = site.script("lost.sh", "#!/no/such/interpreter\n")
     plain, ours = (site.ended(job) for job in submit_both(site, "-N1", script))

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_health.records.nodeset import expand
 from tests.lab.installed_site import DEADLINE_S, Site
 from tests.lab.played_nodes import APART, RAN, play, submit
 
@@ -32,26 +31,6 @@ def assert_well(site: Site, job: int) -> str:
     ]
     assert accused == []
     return output
-
-
-@pytest.mark.heavy
-def test_a_spare_replaces_one_of_two_nodes_that_do_not_reach_each_other(site: Site) -> None:
-    play(site, n3=APART, n4=APART)
-    job = submit(site, "-N3", "--spares=1", "-x", "n[5-6]")
-    output = assert_well(site, job)
-    assert "ran on n[1-3]" in output
-    assert "without n4: n4: the path to n3 fails" in output
-    assert site.ended(job)["Restarts"] == "0"
-
-
-@pytest.mark.heavy
-def test_a_job_without_a_spare_is_requeued_without_one_of_them(site: Site) -> None:
-    play(site, n3=APART, n4=APART)
-    job = submit(site, "-N4")
-    assert_well(site, job)
-    record = site.ended(job)
-    assert (record["Restarts"], record["ExcNodeList"]) == ("1", "n4")
-    assert not {"n3", "n4"} <= {*expand(record["NodeList"])}
 
 
 def test_a_job_that_can_do_neither_runs_and_says_what_may_come(site: Site) -> None:

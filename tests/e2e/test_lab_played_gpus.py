@@ -188,17 +188,6 @@ def test_a_slow_rail_is_the_networks_fault_on_its_node(site: HookedSite, submit:
     assert site.out_of_pool() == {}
 
 
-def test_a_job_is_kept_from_a_node_whose_nvlink_is_down(site: HookedSite) -> None:
-    site.configure(BEFORE_JOBS, share=0.5)
-    site.lab.fault.nvlink_down("n1", 1, links=2)
-    job = site.lab.sbatch(f"#!/bin/sh\n{RAN}\n", "-wn1", "--gres=gpu:2")
-    note = await_drained(site, "n1")["n1"]
-    assert "check=gpu" in note
-    assert names_device(site, "n1", 1, note)
-    site.lab.wait_job(job, {"PENDING"})
-    assert "ran on" not in site.read(f"slurm-{job}.out")
-
-
 def test_neither_an_occupied_nor_a_divided_gpu_is_a_fault_and_who_occupies_it_is_named(
     site: HookedSite, submit: Submit
 ) -> None:

@@ -119,16 +119,6 @@ def test_what_cannot_run_at_all_is_the_users_mistake_and_is_not_started_again(
     assert "starting mistake.sh again" not in site.read(f"out-{number}.txt")
 
 
-def test_the_flight_recorder_decides_that_a_collective_was_mismatched(training: Site) -> None:
-    record = {"TORCH_FR_BUFFER_SIZE": "200", "TORCH_FR_DUMP_TEMP_FILE": "flight_"}
-    diagnosed = found(training, began(training, "mismatch", "1", env=record))
-
-    assert diagnosed["cause"] == "mismatched-collective"
-    assert (diagnosed["attribution"], diagnosed["sureness"]) == ("user error", "certain")
-    assert diagnosed["ranks"] == [1]
-    assert diagnosed["accused"] == []
-
-
 def test_a_node_that_slurm_loses_is_the_one_that_is_accused(training: Site) -> None:
     number = began(training, "wait")
     eventually(training, lambda: BEGAN in training.read(f"out-{number}.txt"), "a step", 150)
@@ -179,11 +169,3 @@ def test_a_cancelled_job_is_said_to_be_cancelled(training: Site) -> None:
         lambda: "the job was cancelled" in training.read(f"out-{number}.txt"),
         "the post-mortem",
     )
-
-
-def test_a_script_that_ends_well_has_no_post_mortem(training: Site) -> None:
-    site = training
-    number = submit(site, "-N2", "--output=out-%j.txt")
-    assert site.ended(number)["JobState"] == "COMPLETED"
-    assert "post-mortem" not in site.read(f"out-{number}.txt")
-    assert not (site.run_directory(number) / "post-mortem.jsonl").exists()

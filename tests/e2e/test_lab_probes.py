@@ -36,20 +36,6 @@ def on_one_node(site: Site, node: str, python_path: str) -> str:
     return site.script("python", "\n".join(lines) + "\n")
 
 
-@pytest.mark.slow
-def test_a_throttled_link_moves_the_allgather_and_nothing_a_node_does_alone(site: Site) -> None:
-    site.lab.fault.slow_link("n3", mbit=50)
-    run = checked(site, 4, "--check=standard")
-    verdict = verdict_of(run, "n3")
-    assert levels(run)["n3"] in BAD
-    assert verdict["component"] == "network"
-    assert "allgather" in verdict["reason"]
-    assert not [
-        metric for metric in ("matmul", "memory_copy", "wrong") if metric in verdict["reason"]
-    ]
-    assert not [n for n, level in levels(run).items() if level in BAD and n != "n3"], run
-
-
 @pytest.mark.heavy
 def test_a_device_that_calculates_wrongly_is_faulty_and_meets_nobody(site: Site) -> None:
     site.script("wrong/sitecustomize.py", wrong_torch.SITECUSTOMIZE)

@@ -61,17 +61,6 @@ def test_of_somebody_elses_job_the_report_says_whom_to_ask(site: Site) -> None:
     assert str(job) not in listed(site, user="bob")
 
 
-def test_a_report_can_be_handed_on_as_a_page(site: Site) -> None:
-    play(site, n2=FAULTY)
-    job = submit(site, "-N4", "--nodelist=n[1-4]", "--time=5")
-    site.ended(job)
-
-    page = site.health("report", str(job), "--html").stdout
-
-    assert page.startswith("<!doctype html>")
-    assert ">n2 <span" in page
-
-
 def test_what_became_of_the_jobs_nodes_since_is_told(site: Site) -> None:
     play(site)
     job = submit(site, "-N2", "--nodelist=n[1-2]", "--time=5")

@@ -146,22 +146,6 @@ def test_a_helper_that_finds_no_place_leaves_a_held_job_and_lets_it_go_when_it_s
     assert "slurm-health" not in site.lab.job(job).get("Comment", "")
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize("user", USERS)
-def test_a_job_whose_helper_is_cancelled_runs_elsewhere_once_it_is_released_by_hand(
-    site: Site, user: str
-) -> None:
-    gate = Gate(site, "scontrol", "requeuehold", user)
-    job = submit(site, user=user, env=gate.environ)
-    gate.await_reached()
-    site.lab.run(["scancel", *helpers(site, job)])
-    gate.open()
-    await_held(site, job)
-
-    type_what_the_comment_says(site, job, user)
-    assert_ran_elsewhere(site, job, user)
-
-
 def test_a_helper_that_is_killed_at_work_leaves_a_held_job_that_says_what_to_type(
     site: Site,
 ) -> None:
@@ -257,23 +241,3 @@ def test_a_job_that_is_released_by_hand_before_its_helper_comes_runs_once(site: 
         type_what_the_comment_says(site, job)
         assert site.lab.job(job)["Priority"] != "0"
     assert_ran_elsewhere(site, job)
-
-
-@pytest.mark.heavy
-def test_a_second_requeue_does_not_wait_for_the_helper_of_the_first(site: Site) -> None:
-    gate = Gate(site, "scontrol", "ExcNodeList=")
-    job = submit(site, env=gate.environ)
-    gate.await_reached()
-    await_typist(site)
-    # Released without a word about the bad node, and kept from the sixth node: it meets it again.
-    site.lab.run(["scontrol", "update", f"jobid={job}", "excnodelist=n6", "starttime=now"])
-    site.lab.run(["scontrol", "release", str(job)])
-    verdict = site.wait_record(job, "verdict_reached", "1")
-    assert BAD in [node["node"] for node in verdict["nodes"]]
-    site.wait_record(job, "verdict_reached", "2")
-    gate.open()
-    record = site.ended(job)
-    assert (record["JobState"], record["Restarts"]) == ("COMPLETED", "2")
-    assert BAD not in expand(record["NodeList"])
-    assert BAD in expand(record["ExcNodeList"])
-    site.assert_nothing_left()

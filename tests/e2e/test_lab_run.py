@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,10 +19,6 @@ pytestmark = [
 ]
 
 TRAIN = Path(__file__).parents[2] / "examples" / "train_torchrun.py"
-BATCH = """#!/bin/bash
-#SBATCH --output=run-%j.out
-{command} run --nproc_per_node=1 train.py
-"""
 
 
 @pytest.fixture
@@ -89,26 +84,6 @@ def test_a_faulty_first_node_hands_over_to_the_next(trained: Site) -> None:
     assert any("n1 is LEFT OUT: faulty" in line for line in said_by_us(result))
 
 
-def test_of_three_nodes_only_the_faulty_one_is_left_out(trained: Site) -> None:
-    trained.lab.fault.drop("n2")
-    result = srun(trained, 3, "--network-check", "--nnodes=2:3", "train.py", "--epochs=1")
-    assert result.returncode == 0, result
-    assert "2 processes" in result.stdout
-    assert any("n2 is LEFT OUT: faulty" in line for line in said_by_us(result))
-
-
-def test_nothing_starts_where_all_nodes_are_needed_and_one_is_faulty(trained: Site) -> None:
-    trained.lab.fault.drop("n3")
-    result = srun(trained, 4, "--network-check", "train.py", "--epochs=1")
-    assert result.returncode == 1
-    assert result.stdout == ""
-    (line,) = (line for line in said_by_us(result) if "training does NOT start" in line)
-    assert "n3 is faulty" in line
-    assert "--exclude=n3" in line
-    assert "--nnodes=3:4" in line
-    assert "stopped" in trained.table(last_job(trained))
-
-
 def test_a_journal_that_no_node_can_use_is_said_once_in_a_step(trained: Site) -> None:
     words = ("--network-check", "--journal=/proc/nowhere", "train.py", "--epochs=1")
     result = srun(trained, 2, *words)
@@ -137,14 +112,6 @@ def test_nodes_that_the_job_has_checked_are_not_checked_again(trained: Site) -> 
     assert "as in attempt 0, not checked again" in trained.table(job)
 
 
-def test_a_slow_node_is_left_out_only_if_asked(trained: Site) -> None:
-    trained.lab.fault.slow_link("n2", mbit=100)
-    result = srun(trained, 4, "--exclude-straggler", "--nnodes=3:4", "train.py", "--epochs=1")
-    assert result.returncode == 0, result
-    assert "3 processes" in result.stdout
-    assert re.search("n2 is LEFT OUT: (slow|faulty)", result.stderr)  # a busy machine times out
-
-
 def test_an_agent_that_is_killed_is_started_again_by_its_task(trained: Site) -> None:
     trained.lab.fault.kill_agent("n2")
     result = srun(trained, 3, "--network-check", "train.py", "--epochs=1")
@@ -155,31 +122,3 @@ def test_an_agent_that_is_killed_is_started_again_by_its_task(trained: Site) -> 
         r for r in trained.records(last_job(trained), "0-2", "n2") if r["kind"] == "agent_ended"
     ]
     assert "SIGKILL" in ends[0]["reason"]
-
-
-def test_a_node_that_cannot_be_measured_trains_and_is_named(trained: Site) -> None:
-    trained.lab.fault.kill_agent("n2", times=None)
-    result = srun(trained, 3, "--network-check", "train.py", "--epochs=1")
-    assert result.returncode == 0, result
-    assert "3 processes" in result.stdout
-    assert "with n2 anyway: inconclusive" in result.stderr
-
-
-@pytest.mark.parametrize("checked", [(), ("--network-check",)])
-def test_two_tasks_on_a_node_are_one_too_many(trained: Site, checked: tuple[str, ...]) -> None:
-    result = srun(trained, 1, *checked, "train.py", tasks=2)
-    assert result.returncode == 2
-    assert result.stderr.count("one task per node is enough") == 1
-
-
-def test_a_batch_script_that_forgets_srun_is_told(trained: Site) -> None:
-    job = trained.lab.sbatch(BATCH.format(command=COMMAND), "-N2")
-    assert trained.ended(job)["ExitCode"] == "2:0"
-    assert "srun --ntasks-per-node=1 slurm-health run" in trained.read(f"run-{job}.out")
-
-
-def test_a_mistyped_option_ends_every_task_with_torchruns_word_said_once(trained: Site) -> None:
-    result = srun(trained, 2, "--network-check", "--max_restart5=3", "train.py")
-    assert result.returncode == 2
-    found = re.findall("unrecognized arguments: --max_restart5=3", result.stderr)
-    assert len(found) == 1

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab.installed_site import COMMAND, DEADLINE_S, Site, records_in
-from tests.lab.played_nodes import FAKE_WORKER, UNREACHABLE, play
+from tests.lab.played_nodes import FAKE_WORKER, play
 
 pytestmark = [
     pytest.mark.lab,
@@ -74,16 +74,6 @@ def test_check_then_torchrun(site: Site) -> None:
     assert "n[1-2]: " in text
     assert "all healthy" in text
     assert "2 processes" in text
-
-
-@pytest.mark.slow
-def test_check_then_torchrun_moves_away_from_a_bad_node(site: Site) -> None:
-    play(site, n2=UNREACHABLE)
-    job = submit(site, "check-then-torchrun.sbatch", "-N4", script="train_torchrun.py")
-    text = output_of(site, job)
-    assert "4 processes" in text
-    assert site.lab.job(job)["Restarts"] == "1"
-    assert site.lab.job(job)["ExcNodeList"] == "n2"
 
 
 @pytest.mark.slow

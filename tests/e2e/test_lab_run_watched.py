@@ -23,7 +23,6 @@ RUN = f"""#!/bin/bash
 export OMP_NUM_THREADS=1
 srun {COMMAND} run "$@" training.py "$CAUSE" 1 --silent --step-s=1 --at=45 --times=1 --steps=60
 """
-BESIDE = "slurm_health.training.monitor.beside"
 
 
 @pytest.fixture
@@ -56,14 +55,6 @@ def test_a_stopped_rank_is_named_in_the_output_of_the_step(training: Site) -> No
     training.assert_nothing_left()
 
 
-def test_one_that_is_to_be_stopped_when_it_hangs_is_cancelled(training: Site) -> None:
-    job = submitted(training, "--monitor=stop")
-
-    assert training.ended(job, 1100)["JobState"] == "CANCELLED"
-    assert "cancelled because it hangs (--monitor=stop)" in training.read(f"run-{job}.out")
-    training.assert_nothing_left()
-
-
 def test_one_that_trains_alone_is_ended_by_its_torchrun_and_its_job_is_not_cancelled(
     training: Site,
 ) -> None:
@@ -87,16 +78,6 @@ def test_one_that_is_to_be_restarted_when_it_hangs_goes_on_after_a_check(trainin
     training.assert_nothing_left()
 
 
-def test_a_killed_rank_is_named_by_a_post_mortem(training: Site) -> None:
-    job = submitted(training, "--nnodes=3", cause="kill")
-
-    assert training.ended(job, 1100)["JobState"] == "FAILED"
-    said = training.read(f"run-{job}.out")
-    assert "post-mortem: why training.py failed" in said
-    assert "rank 1 on n2 was killed by SIGKILL" in said
-    training.assert_nothing_left()
-
-
 def test_of_two_trainings_in_one_job_the_monitor_of_each_acts_on_its_own(training: Site) -> None:
     words = f"{COMMAND} run --monitor=restart --max-restarts=0 --nproc-per-node=2"
     script = (
@@ -112,14 +93,4 @@ def test_of_two_trainings_in_one_job_the_monitor_of_each_acts_on_its_own(trainin
     said = training.read(f"run-{job}.out")
     assert "rank 1 on n2 has been stopped by a signal" in said
     assert re.findall(r"(?:well|hung) \d+", said) == ["hung 1", "well 0"], said
-    training.assert_nothing_left()
-
-
-def test_one_that_is_not_to_be_watched_has_no_monitor(training: Site) -> None:
-    job = submitted(training, "--monitor=off")
-    eventually(training, lambda: training.read("pid-1"), "the training", 600)
-
-    assert training.processes_with(BESIDE) == []
-    training.lab.run(["scancel", str(job)], user="alice")
-    training.ended(job)
     training.assert_nothing_left()

@@ -80,18 +80,6 @@ def test_a_job_on_a_slow_node_moves_to_an_idle_one(site: Site) -> None:
 
 
 @pytest.mark.heavy
-def test_a_job_whose_batch_host_is_slow_moves_to_the_nodes_that_it_has_beside(site: Site) -> None:
-    play(site, n1=SLOW)
-    assert_moved(site, submit(site, "-N5", "--spares=1", "--time=5"), 5, off="n1")
-
-
-@pytest.mark.heavy
-def test_of_a_slow_and_a_faulty_node_both_are_left_where_others_are_free(site: Site) -> None:
-    play(site, n2=SLOW, n3=FAULTY)
-    assert_moved(site, submit(site, "-N4", "--time=5"), 4, off="n[2-3]")
-
-
-@pytest.mark.heavy
 def test_a_job_moves_where_its_features_and_gpus_are(site: Site) -> None:
     play(site, n3=SLOW)
     occupy(site, "n5", "--gres=gpu:1")
@@ -100,14 +88,6 @@ def test_a_job_moves_where_its_features_and_gpus_are(site: Site) -> None:
 
 
 # --- where none is -------------------------------------------------------------------------------
-
-
-@pytest.mark.heavy
-def test_a_job_on_all_nodes_of_its_partition_runs_on_the_slow_one(site: Site) -> None:
-    play(site, n3=SLOW)
-    job = submit(site, "-N6")
-    assert_stayed(site, job, "n[1-6]", "partition main has 5 nodes without n3")
-    assert "continuing with n3 anyway" in " ".join(site.table(job).split())
 
 
 def test_nodes_that_are_drained_are_no_place_to_go_to(site: Site) -> None:
@@ -131,26 +111,11 @@ def test_nodes_that_are_reserved_for_others_are_none_either(site: Site, start: s
 
 
 @pytest.mark.heavy
-def test_nodes_without_the_feature_are_none(site: Site) -> None:
-    play(site, n3=SLOW)
-    job = submit(site, "-N4", "--time=5", "-Clarge")
-    assert_stayed(site, job, "n[1-4]", "has 3 nodes for --constraint=large without n3, and the job")
-
-
-@pytest.mark.heavy
 def test_nodes_whose_gpus_are_in_use_are_none(site: Site) -> None:
     play(site, n3=SLOW)
     occupy(site, "n[5-6]", "--gres=gpu:1")
     job = submit(site, "-N4", "--time=5", "--gres=gpu:2")
     assert_stayed(site, job, "n[1-4]", "it would have to wait for 1 other node for up to")
-
-
-def test_several_slow_nodes_are_left_for_as_many_idle_ones_or_not_at_all(site: Site) -> None:
-    play(site, n2=SLOW, n3=SLOW)
-    occupy(site, "n6")
-    job = submit(site, "-N4", "--time=5")
-    assert_stayed(site, job, "n[1-4]", "it would have to wait for 2 other nodes for up to")
-    assert "continuing with n[2-3] anyway" in site.lab.job_output(job)
 
 
 @pytest.mark.heavy
@@ -171,62 +136,7 @@ def test_a_task_of_an_array_does_not_make_room_for_the_next(site: Site) -> None:
     assert re.search(rf"job {job}_\S+ waits for nodes", site.lab.job_output(f"{job}_1"))
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        (["--nodelist=n[1-4]"], "it asks for n3 by name"),
-        (["--no-requeue"], "it may not be requeued"),
-        (["--max-requeues=0"], "the limit is 0"),
-        (["--max-requeues=0", "--at-requeue-limit=hold"], "the limit is 0"),
-        (["--contiguous"], "next to each other"),
-    ],
-)
-def test_a_job_that_cannot_leave_a_slow_node_runs_on_it(
-    site: Site, words: list[str], why: str
-) -> None:
-    play(site, n3=SLOW)
-    assert_stayed(site, submit(site, "-N4", "--time=5", *words), "n[1-4]", why)
-
-
-@pytest.mark.heavy
-def test_of_a_slow_and_a_faulty_node_only_the_faulty_one_is_left_for_the_only_idle_one(
-    site: Site,
-) -> None:
-    play(site, n2=SLOW, n3=FAULTY)
-    occupy(site, "n6")
-    job = submit(site, "-N4", "--time=5")
-    ended = site.ended(job)
-    output = site.lab.job_output(job)
-    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), output
-    assert (ended["NodeList"], ended["ExcNodeList"]) == ("n[1-2,4-5]", "n3")  # n6 is in use
-    assert "continuing with n2 anyway" in output
-
-
 # --- spares and smaller jobs ---------------------------------------------------------------------
-
-
-@pytest.mark.heavy
-def test_of_two_slow_nodes_a_spare_takes_the_place_of_one(site: Site) -> None:
-    play(site, n2=SLOW, n3=SLOW)
-    job = submit(site, "-N5", "--spares=1")
-    ended = site.ended(job)
-    output = site.lab.job_output(job)
-    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "0"), output
-    assert len(expand(ended["NodeList"])) == 5
-    assert {"n1", "n4", "n5", "n6"} < {*expand(ended["NodeList"])}
-    assert STAYED.search(output)
-
-
-@pytest.mark.heavy
-def test_a_spare_takes_the_place_of_a_faulty_node_and_a_slow_one_stays(site: Site) -> None:
-    play(site, n2=SLOW, n3=FAULTY)
-    job = submit(site, "-N5", "--spares=1")
-    ended = site.ended(job)
-    output = site.lab.job_output(job)
-    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "0"), output
-    assert ended["NodeList"] == "n[1-2,4-6]"
-    assert STAYED.search(output)
 
 
 @pytest.mark.heavy
@@ -244,18 +154,3 @@ def test_a_job_that_makes_do_with_fewer_nodes_does_not_wait_for_one_that_others_
     assert ended["NodeList"] == "n[2-4]"
     assert [output.splitlines().count(node) for node in ("n2", "n3", "n4")] == [2, 2, 2]
     assert site.lab.job(others)["JobState"] == "RUNNING"
-
-
-@pytest.mark.heavy
-def test_a_job_that_keeps_its_size_waits_for_a_node_that_others_use(site: Site) -> None:
-    play(site, n3=SLOW)
-    others = occupy(site, "n[5-6]")
-    job = submit(site, "-N4", "--min-nodes=3", "--time=5", "--on-straggler=requeue")
-    site.lab.wait_until(
-        lambda: site.lab.job(job),
-        lambda seen: (seen["JobState"], seen["Reason"]) == ("PENDING", "Resources"),
-        "the job waiting for other nodes",
-        DEADLINE_S,
-    )
-    site.lab.run(["scancel", str(others)])
-    assert_moved(site, job, 4, off="n3")

@@ -78,20 +78,6 @@ def test_a_job_that_gave_nodes_back_is_as_one_submitted_for_those_it_kept(
     assert shrunk == as_asked
 
 
-@pytest.mark.parametrize(
-    ("total", "instead"),
-    [("--ntasks=3", "--ntasks-per-node"), ("--gpus=4", "--gpus-per-node"), ("-wn1", "--exclude")],
-)
-def test_what_would_not_fit_fewer_nodes_is_refused_with_what_to_use(
-    site: Site, total: str, instead: str
-) -> None:
-    refused = site.health("sbatch", "-N2", total, "--spares=1", "--wrap=true")
-    assert refused.returncode == 2
-    assert "--spares: cannot be combined with" in refused.stderr
-    assert f"use {instead}" in refused.stderr
-    assert site.jobs() == {}
-
-
 @pytest.mark.heavy
 def test_spares_of_an_array_are_given_back_by_each_of_its_tasks(site: Site) -> None:
     played_nodes.play(site)
@@ -104,43 +90,6 @@ def test_spares_of_an_array_are_given_back_by_each_of_its_tasks(site: Site) -> N
         assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "0")
         assert len(expand(ended["NodeList"])) == WANTED
         assert site.read(f"w-{task}").splitlines()[-1].split() == list(expand(ended["NodeList"]))
-
-
-@pytest.mark.heavy
-def test_with_too_few_nodes_left_to_be_requeued_to_the_job_stops_and_says_so(site: Site) -> None:
-    # Slurm would hold it for ever, with no more to say than BadConstraints.
-    played_nodes.play(site, n3=FAULTY, n4=FAULTY)
-    number = played_nodes.submit(site, "-N5", "--spares=1")
-    job = site.ended(number)
-    assert (job["JobState"], job["ExitCode"], job["Restarts"]) == ("FAILED", "1:0", "0")
-    output = site.lab.job_output(number)
-    assert "partition main has 4 nodes without n[3-4], and the job needs 5" in output
-    assert "ask for fewer (--nodes, --min-nodes)" in output
-    site.assert_nothing_left()
-
-
-@pytest.mark.heavy
-def test_a_job_whose_feature_too_few_other_nodes_have_stops_and_says_so(site: Site) -> None:
-    # Slurm would have it wait for ever, with no more to say than BadConstraints or Resources.
-    site.lab.run(["scontrol", "update", "NodeName=n[1-4]", "Features=h100"])
-    played_nodes.play(site, n3=FAULTY)
-    number = played_nodes.submit(site, "-N4", "--constraint=h100")
-    job = site.ended(number)
-    assert (job["JobState"], job["ExitCode"], job["Restarts"]) == ("FAILED", "1:0", "0")
-    output = site.lab.job_output(number)
-    needs = "for --constraint=h100 without n3, and the job needs 4: ask for fewer"
-    assert f"partition main has 3 nodes {needs}" in output
-    site.assert_nothing_left()
-
-
-@pytest.mark.heavy
-def test_a_requeued_job_does_without_the_spares_that_are_not_there_any_more(site: Site) -> None:
-    played_nodes.play(site, n3=FAULTY, n4=FAULTY)
-    number = played_nodes.submit(site, "-N4", "--spares=1")
-    job = site.ended(number)
-    assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "1")
-    assert job["NodeList"] == "n[1-2,5-6]"
-    assert "with a node count of 4, as no more nodes are available" in site.table(number)
 
 
 @pytest.mark.heavy

@@ -14,7 +14,6 @@ import pytest
 from tests.lab import Lab
 from tests.lab.installed_site import (
     COMMAND,
-    DEADLINE_S,
     Report,
     Site,
     levels,
@@ -135,14 +134,6 @@ def test_a_node_whose_gpu_is_throttled_is_slow_at_arithmetic(
 RESTARTED = """#!/bin/bash
 [ "$SLURM_HEALTH_RESTART_COUNT" != 0 ] || srun -N1 -n1 bash -c 'kill -9 $$'
 """
-TRAIN = Path(__file__).parents[1] / "support" / "training.py"
-TORCHRUN = f"""#!/bin/bash
-#SBATCH -N4 --ntasks-per-node=1 --output=run-%j.out
-export OMP_NUM_THREADS=1
-srun --kill-on-bad-exit=0 --wait=0 {COMMAND} run {FLAG} --nnodes=4 --nproc-per-node=1 \\
-    --max-restarts=1 training.py kill 1 \\
-    --times=1 --checkpoint=ck.pt --steps=5 --step-s=0.2
-"""
 
 
 def probes_of_checks(site: Site, number: int) -> list[str]:
@@ -158,21 +149,6 @@ def test_a_job_that_asked_for_training_steps_is_checked_so_before_its_restart(si
 
     assert site.ended(number)["JobState"] == "COMPLETED", site.read(f"out-{number}.txt")
     assert probes_of_checks(site, number) == ["gpt_fit,gpt"] * 2
-
-
-@pytest.mark.torch
-def test_a_torchrun_that_asked_for_training_steps_is_checked_so_before_its_restart(
-    site: Site,
-) -> None:
-    site.script("training.py", TRAIN.read_text())
-    site.script("torchrun.sh", TORCHRUN)
-    number = int(site.lab.run(["sbatch", "--parsable", "torchrun.sh"], user="alice").stdout)
-
-    assert site.ended(number, 2 * DEADLINE_S)["JobState"] == "COMPLETED"
-    said = site.read(f"run-{number}.out")
-    assert "before the workers start (restart 1 of 1)" in said
-    assert "that check is quick" not in said
-    assert probes_of_checks(site, number) == ["straggler-detection"] * 2
 
 
 def first_run(site: Site, number: int) -> Report:

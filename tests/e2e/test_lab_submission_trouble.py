@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator
 
 import pytest
@@ -57,26 +56,6 @@ def reservation(site: Site) -> Iterator[str]:
 # --- more nodes than there are -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("user", USERS)
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["-N6"], "6 nodes plus 1 spare make 7, and partition main allows a job at most 6"),
-        (["-N3", "--partition=small"], "partition small allows a job at most 3"),
-        (["-N4", "-p", "capped"], "partition capped allows a job at most 4"),
-    ],
-)
-def test_spares_for_which_the_job_would_wait_for_ever_are_refused(
-    site: Site, words: list[str], told: str, user: str
-) -> None:
-    refused = site.health("sbatch", *words, "--spares=1", "--wrap=true", user=user)
-    assert refused.returncode == 2
-    assert refused.stdout == ""
-    assert told in refused.stderr
-    assert "ask for fewer" in refused.stderr
-    assert site.jobs() == {}
-
-
 def test_spares_that_sbatch_itself_refuses_are_named_behind_its_own_words(site: Site) -> None:
     words = ["-N5", "--spares=1", "--exclude=n6", "--wrap=true"]
     refused = site.health("sbatch", *words)
@@ -87,20 +66,6 @@ def test_spares_that_sbatch_itself_refuses_are_named_behind_its_own_words(site: 
 
 
 # --- fixed nodes, reservations, partitions -----------------------------------------------------
-
-
-@pytest.mark.parametrize("user", USERS)
-def test_a_job_that_asks_for_the_bad_node_by_name_stops_and_says_what_to_change(
-    site: Site, user: str
-) -> None:
-    script = site.script("train.sh", RAN, user)
-    number = submit_with_a_bad_node(site, "-N4", "-w", f"n1,{BAD}", script, user=user)
-    job = site.ended(number)
-    assert (job["JobState"], job["ExitCode"], job["Restarts"]) == ("FAILED", "1:0", "0")
-    output = site.lab.job_output(number)
-    assert "ran on" not in output
-    assert f"it asks for {BAD} by name (--nodelist)" in output
-    assert (BAD in site.drained()) is (user == "root")
 
 
 @pytest.mark.heavy
@@ -185,15 +150,6 @@ def test_odd_names_of_jobs_scripts_and_directories_are_kept_when_the_job_moves(s
     assert name.rstrip("\n") == ODD_NAME
     assert "--chdir" not in site.read(f"{ODD_DIRECTORY}/{number}.out")
     assert site.report(number)["runs"][1]["script"]["exit_code"] == 0
-
-
-@pytest.mark.heavy
-def test_a_script_gets_odd_arguments_as_they_are(site: Site) -> None:
-    odd = "one 'two' \"three\"\n$HOME *"
-    script = site.script("say.sh", '#!/bin/sh\nprintf "%s" "$1" > said\n')
-    site.ended(site.submit("-N1", script, odd))
-    assert site.read("said") == odd
-    assert shlex.quote(odd) != odd
 
 
 @pytest.mark.slow

@@ -89,19 +89,6 @@ def test_a_turn_says_that_the_jobs_of_the_last_one_checked_nothing_and_why(site:
     ) in again.stderr
 
 
-def test_a_turn_says_how_many_checked_their_nodes(site: Site) -> None:
-    play(site, "bob")
-    (job,) = submitted(sweep(site, user="bob"))
-    site.ended(job)
-    eventually(site, lambda: not site.jobs(), "the end of a check")
-
-    again = sweep(site, user="bob")
-
-    assert "of 1 job that has ended, 1 checked its nodes\n" in again.stderr
-    for left in submitted(again):  # unless all nodes had their turn by then
-        site.lab.run(["scancel", str(left)])
-
-
 @pytest.mark.parametrize("named", ["option", "variable"])
 def test_where_the_interpreter_has_no_torch_that_is_said_and_light_probes_check(
     site: Site, named: str

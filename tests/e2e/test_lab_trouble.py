@@ -87,16 +87,6 @@ def test_a_job_cancelled_just_before_a_drain_drains_nobody(site: Site) -> None:
     assert_cancelled_without_a_trace(site, number, "root")
 
 
-def test_a_job_cancelled_just_before_its_requeue_stays_cancelled(site: Site) -> None:
-    gate = gate_at(site, LEAVES)
-    play(site, **{BAD: UNREACHABLE})
-    number = submit(site, "-N4", *DONE, script="", env=gate.environ)
-    gate.await_reached()
-    site.lab.run(["scancel", str(number)], user="alice")
-    # Its helper job, which has nothing to release any more, goes too.
-    assert_cancelled_without_a_trace(site, number)
-
-
 # --- the master dies ---------------------------------------------------------------------------
 
 
@@ -211,11 +201,6 @@ def test_a_job_runs_where_the_journal_is_full(site: Site, blocks: int) -> None:
         site.lab.run(["umount", small], node="n1")
 
 
-def test_a_job_runs_where_the_journal_cannot_be_written(site: Site) -> None:
-    number = site.submit("-N1", "--journal=/proc/journal", *DONE)
-    assert_ran_unchecked(site, number, "cannot be written", "--journal")
-
-
 OTHER_TORCH = """
 import sys, torch
 torch.__version__ = "0.0"
@@ -241,8 +226,3 @@ def test_nodes_without_torch_or_with_another_are_undecided_and_the_job_runs(site
     found = levels(attempt)
     assert (found["n2"], found["n4"]) == ("inconclusive", "inconclusive")
     assert not {"faulty", "slow"} & set(found.values())
-
-
-def test_an_interpreter_that_does_not_exist_is_named_and_the_job_runs(site: Site) -> None:
-    number = site.submit("-N1", "--python=/no/such/python", *DONE)
-    assert_ran_unchecked(site, number, "/no/such/python")

@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 
-from tests.lab.installed_site import DEADLINE_S, Gate, Site, eventually, kinds, records_in
+from tests.lab.installed_site import Gate, Site, kinds
 from tests.lab.played_nodes import NEVER_READY, play, release, submit
 
 pytestmark = [
@@ -66,32 +64,6 @@ def test_where_the_journal_fails_the_comment_says_so_beside_the_jobs_own(site: S
     assert "mine" not in report.stderr
 
 
-def test_a_journal_that_other_nodes_do_not_see_is_in_the_comment(site: Site) -> None:
-    # n1 is not decided before n2 has given the journal up.
-    play(site, n1=NEVER_READY)
-    job = submit(site, "-N2", "-wn1,n2", "--journal=/tmp/journal")
-    path = site.lab.paths.tmp("n1") / "journal" / "lab" / str(job) / "0" / "master.jsonl"
-    eventually(site, lambda: kinds(records_in(path))["agents_lost"], "n2 blind", DEADLINE_S)
-    play(site)
-    assert site.ended(job)["ExitCode"] == "0:0"
-    output = site.lab.job_output(job)
-    assert "anyway: UNCHECKED: the journal /tmp/journal/" in output, output
-    assert "UNCHECKED: the journal /tmp/journal/" in comment(site, job), output
-    assert "UNCHECKED: the journal /tmp/journal/" in site.health("report", str(job)).stderr
-
-
-@pytest.mark.parametrize("trouble", [NO_PYTHON, NO_JOURNAL])
-def test_stop_ends_a_job_that_cannot_be_checked_and_says_why(site: Site, trouble: str) -> None:
-    job = site.submit("-N2", trouble, "--on-unchecked=stop", "--wrap=echo ran")
-    ended = site.ended(job)
-    assert (ended["JobState"], ended["ExitCode"]) == ("FAILED", "4:0")
-    output = site.lab.job_output(job)
-    assert "the job stops: UNCHECKED: " in output
-    assert "(--on-unchecked=stop)" in output
-    assert "ran" not in output.splitlines()
-    site.assert_nothing_left()
-
-
 @pytest.mark.parametrize("trouble", [NO_PYTHON, NO_JOURNAL])
 def test_hold_keeps_a_job_that_cannot_be_checked_until_it_is_released(
     site: Site, trouble: str
@@ -112,12 +84,6 @@ def test_hold_keeps_a_job_that_cannot_be_checked_until_it_is_released(
     assert "it was held for that and released" in output
     assert comment(site, job).endswith("mine")
     assert "held" not in comment(site, job)
-
-
-def test_a_job_that_may_not_be_requeued_stops_instead_of_being_held(site: Site) -> None:
-    job = site.submit("-N2", NO_PYTHON, "--on-unchecked=hold", "--no-requeue", "--wrap=echo ran")
-    assert site.ended(job)["ExitCode"] == "4:0"
-    assert "it cannot be held (--on-unchecked=hold): it may not be" in site.lab.job_output(job)
 
 
 @pytest.mark.parametrize(
@@ -162,22 +128,6 @@ def test_a_check_that_dies_each_time_is_recorded_in_its_journal(site: Site) -> N
     assert "UNCHECKED: the check was started 3 times" in " ".join(site.table(job).split())
 
 
-def test_what_will_leave_a_job_unchecked_is_said_at_submission_and_it_is_submitted(
-    site: Site,
-) -> None:
-    well = site.health("sbatch", "--hold", "--wrap=true")
-    assert (well.returncode, well.stderr) == (0, "")
-    script = site.script("activates.sh", "#!/bin/sh\nconda activate train\n")
-    bad = site.health("sbatch", "--hold", NO_PYTHON, NO_JOURNAL, script)
-    assert bad.returncode == 0
-    assert bad.stdout.startswith("Submitted batch job ")
-    assert "--python=/no/such/python: no such executable here" in bad.stderr
-    assert "the journal /proc/journal cannot be made, as /proc cannot be written" in bad.stderr
-    local = site.health("sbatch", "--hold", "--journal=/dev/shm/journal", "--wrap=true")
-    assert local.returncode == 0
-    assert "the journal /dev/shm/journal lies on this machine alone (tmpfs)" in local.stderr
-
-
 def test_an_option_that_only_the_node_finds_wrong_is_no_lost_record(site: Site) -> None:
     # Every node has a /tmp of its own, and so has the login node.
     site.lab.run(["cp", "/bin/true", "/tmp/measures"], user="alice")
@@ -214,33 +164,6 @@ def test_a_signal_that_meets_the_check_reaches_the_scripts_own_trap(site: Site) 
     output = site.lab.job_output(job)
     assert "SIGUSR1 came before traps.sh started" in output
     assert output.index("began") < output.index("requeues itself")
-
-
-def is_pending(pid: int, number: int) -> bool:
-    """Tell whether a process has been sent a signal that it has not taken yet."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    pending = next(line.split()[1] for line in lines if line.startswith("ShdPnd:"))
-    return bool(int(pending, 16) >> (number - 1) & 1)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_the_signal_before_the_time_limit_that_meets_the_check_requeues_the_job(
-    site: Site,
-) -> None:
-    play(site)
-    gate = Gate(site, "srun", "")
-    script = site.script("traps.sh", TRAPS)
-    limit = ["--time=5", "--signal=B:USR1@290"]  # Slurm looks every half minute
-    job = submit(site, "-N2", *limit, script, script="", env=gate.environ)
-    gate.await_reached()
-    (supervisor,) = site.processes_with("supervise")
-    site.lab.wait_until(
-        lambda: is_pending(supervisor, signal.SIGUSR1), bool, "the signal of --signal", 120
-    )
-    gate.open()
-    await_requeued(site, job)
-    assert "requeues itself" in site.lab.job_output(job)
 
 
 def test_a_signal_to_all_steps_does_not_disturb_the_check(site: Site) -> None:

@@ -143,15 +143,6 @@ def test_a_process_that_never_comes_is_left_out_where_it_may_be(
     assert "without node2: could not be measured: it has not connected to node0" in ends[0][2]
 
 
-def test_a_mistyped_option_is_refused_in_torchruns_words(tmp_path: Path) -> None:
-    code, stdout, stderr = Node(tmp_path, "--network-check", "--nproc-pernode=2", TRAIN).end()
-    assert (code, stdout) == (2, "")
-    assert stderr.splitlines()[-1] == (
-        "slurm-health run: error: unrecognized arguments: --nproc-pernode=2;"
-        " did you mean --nproc-per-node?"
-    )
-
-
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     ("monitor", "torchrun"), [("report", "torchrun_restarts.py"), ("off", "torch.distributed.run")]

@@ -74,30 +74,6 @@ def test_the_nodes_are_checked_before_workers_are_started_again(
     assert "UNCHECKED" not in machines[0].said + machines[1].said
 
 
-@pytest.mark.slow
-def test_without_restarts_the_first_node_says_why_the_training_failed(
-    machines: list[Machine], master: str
-) -> None:
-    for each in machines:
-        train(each, ["--nnodes=2", "--max-restarts=0"], master, fails=("kill", "1", "--times=9"))
-    for each in machines:  # torchrun has a traceback of its own
-        assert each.process is not None
-        assert each.process.wait(DEADLINE_S) == 1, each
-    assert machines[0].said.count("post-mortem: why") == 1
-    assert "rank 1 on node1 was killed by SIGKILL" in machines[0].said
-    assert "post-mortem" not in machines[1].said
-
-
-@pytest.mark.heavy
-def test_an_error_of_the_user_is_not_tried_again(machines: list[Machine], master: str) -> None:
-    for each in machines:
-        train(each, ["--nnodes=2"], master, fails=("key-error", "-1", "--times=9"))
-    assert codes(machines) == [1, 1], machines
-    assert begun_at(machines[0]) == [(2, 0)]
-    assert "the training ends: KeyError: " in machines[0].said
-    assert "before the workers start" not in machines[0].said
-
-
 @pytest.fixture
 def elastic(tmp_path: Path) -> Iterator[list[Machine]]:
     """Three machines that train for real, and whose probes are played."""
@@ -176,20 +152,6 @@ def test_a_node_that_fails_the_check_before_a_restart_is_left_out(
     elastic[2].says("node2 is LEFT OUT: faulty")
     (elastic[0].home.parent / "ck.hold").unlink()
     assert codes(elastic) == [0, 0, 0], elastic
-
-
-@pytest.mark.slow
-def test_with_fewer_nodes_than_are_needed_the_training_ends_and_says_so(
-    elastic: list[Machine], master: str
-) -> None:
-    for each in elastic:
-        train(each, ["--nnodes=3"], master)
-    trains_from(elastic[0], 3)
-    lose(elastic[2])
-    assert codes(elastic[:2]) == [1, 1], elastic
-    assert "1 of 3 nodes do not answer any more, and --nnodes asks for at least 3" in (
-        elastic[0].said
-    )
 
 
 @pytest.mark.heavy

@@ -4,10 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import signal
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -149,52 +146,6 @@ def test_nodes_that_know_the_secret_take_part(
     assert not any(SECRET.encode() in path.read_bytes() for path in written)
 
 
-@pytest.mark.parametrize(
-    ("theirs", "words"),
-    [
-        ({"SLURM_HEALTH_SECRET": SECRET[::-1]}, "it has another secret than this node"),
-        ({}, "it has a secret and this node has none"),
-    ],
-)
-def test_who_does_not_know_the_secret_is_refused(
-    machines: list[Machine], master: str, theirs: dict[str, str], words: str
-) -> None:
-    first, second, _ = machines
-    first.run("--nnodes=2", MASTER_ADDR=master, SLURM_HEALTH_SECRET=SECRET)
-    second.run("--nnodes=2", MASTER_ADDR=master, **theirs)
-    assert second.end() == 2, second
-    assert words in second.said
-    assert "give all nodes the same SLURM_HEALTH_SECRET or --secret-file" in second.said
-    first.interrupt()
-    assert first.end() == 130, first
-
-
-@pytest.mark.heavy
-def test_two_nodes_of_the_same_rank_are_told(machines: list[Machine], master: str) -> None:
-    first, second, third = machines
-    for each in (first, second):
-        each.run("--nnodes=3", MASTER_ADDR=master)
-    second.says("taking part")
-    third.run("--nnodes=3", MASTER_ADDR=master, NODE_RANK="1")
-    assert third.end() == 2, third
-    assert "rank 1 is taken by" in third.said
-    assert "give each node its own NODE_RANK" in third.said
-    first.says("rank 1 is taken")
-    third.run("--nnodes=3", MASTER_ADDR=master)
-    assert codes(machines) == [0, 0, 0], machines
-
-
-def test_nodes_that_were_told_different_things_are_refused(
-    machines: list[Machine], master: str
-) -> None:
-    first, second, _ = machines
-    first.run("--nnodes=2:3", MASTER_ADDR=master)
-    second.run("--nnodes=2", MASTER_ADDR=master)
-    assert second.end() == 2, second
-    assert "it has --nnodes 2, node0 has 2:3" in second.said
-    first.says("it has --nnodes 2, node0 has 2:3")
-
-
 def test_the_others_end_soon_when_node_0_is_killed(machines: list[Machine], master: str) -> None:
     machines[2].plays("stuck")
     for each in machines:
@@ -223,27 +174,6 @@ def test_a_connection_that_was_cut_is_made_again(machines: list[Machine], master
     assert codes(machines) == [0, 0, 0], machines
     assert "all healthy" in machines[0].said
     cable.close()
-
-
-@pytest.mark.heavy
-def test_the_same_command_can_come_again(machines: list[Machine], master: str) -> None:
-    for start in (1, 2):
-        for each in machines:
-            each.run("--nnodes=3", "--rdzv-id=run-17", MASTER_ADDR=master)
-        assert codes(machines) == [0, 0, 0], machines
-        assert len(machines[0].journals()) == start
-    assert len({path.parts[-3] for path in machines[0].journals()}) == 1
-    assert trained(machines[1], "rdzv-id") == "run-17"
-
-
-@pytest.mark.heavy
-def test_two_runs_at_once_do_not_meet(machines: list[Machine], tmp_path: Path) -> None:
-    others = [Machine(tmp_path / "other", rank) for rank in range(2)]
-    for run in (machines[:2], others):
-        port = free_port()
-        for each in run:
-            each.run("--nnodes=2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    assert codes([*machines[:2], *others]) == [0, 0, 0, 0], (machines, others)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -308,46 +238,6 @@ def trainings(tmp_path: Path) -> Iterator[list[Machine]]:
             each.kill()
 
 
-def resume(machine: Machine, rank: int) -> None:
-    """Let a rank go on that was stopped."""
-    os.kill(int((machine.home / f"pid-{rank}").read_text()), signal.SIGCONT)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(5000)
-def test_with_the_static_rendezvous_a_hang_is_named_and_nobody_is_ended(
-    trainings: list[Machine], master: str
-) -> None:
-    for each in trainings:
-        each.run(
-            *("--rdzv-backend=static", "--nnodes=3", "--nproc_per_node=1", "--monitor=restart"),
-            program="hanging.py",
-            given=HANGS,
-            MASTER_ADDR=master,
-        )
-    trainings[0].says("rank 1 on node1 has been stopped by a signal", LONGEST_S)
-    resume(trainings[1], 1)
-    assert [each.end(LONGEST_S) for each in trainings] == [0, 0, 0], trainings
-    assert "has no --monitor=restart: a hang is only reported" in trainings[0].said
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(5000)
-@pytest.mark.parametrize("mode", ["report", "stop"])
-def test_a_machine_that_trains_alone_names_its_hang_and_ends_where_it_is_to_be_stopped(
-    trainings: list[Machine], mode: str
-) -> None:
-    alone = trainings[1]
-    words = ("--standalone", "--nproc_per_node=2", f"--monitor={mode}")
-    alone.run(*words, program="hanging.py", given=HANGS)
-    alone.says(f"rank 1 on {socket.gethostname()} has been stopped by a signal", LONGEST_S)
-    if mode == "report":
-        resume(alone, 1)
-
-    assert alone.end(LONGEST_S) == (0 if mode == "report" else 1), alone
-    assert ("the training ends: it hangs (--monitor=stop)" in alone.said) == (mode == "stop")
-
-
 def hang(machines: list[Machine], master: str, *words: str) -> list[int]:
     """Train until all have ended; return their codes."""
     for each in machines:
@@ -358,18 +248,6 @@ def hang(machines: list[Machine], master: str, *words: str) -> list[int]:
             MASTER_ADDR=master,
         )
     return [each.end(LONGEST_S) for each in machines]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(5000)
-def test_a_training_that_hangs_ends_where_it_is_to_be_stopped(
-    trainings: list[Machine], master: str
-) -> None:
-    assert hang(trainings, master, "--monitor=stop") == [1, 1, 1], trainings
-    said = trainings[0].said
-    assert re.search(r"monitor: no step for \d+ s", said), said
-    assert re.search(r"rank 1 on node\d has been stopped by a signal", said), said
-    assert "the training ends: it hangs (--monitor=stop)" in said
 
 
 @pytest.mark.slow

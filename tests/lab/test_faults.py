@@ -200,31 +200,6 @@ def begin(lab: Lab, program: Path, node: str, *argv: str) -> "subprocess.Popen[b
     return lab.popen(command, node=node, user="alice", cwd=program, stdout=subprocess.DEVNULL)
 
 
-def test_agent_is_killed_once_and_on_that_node_only(lab: Lab, program: Path) -> None:
-    before = len(lab.fault.victims("n3"))
-    lab.fault.kill_agent("n3")
-    first = begin(lab, program, "n3", "slurm_health", "agent")
-    assert first.wait(10) == -9
-    others = [
-        begin(lab, program, "n3", "slurm_health", "agent"),
-        begin(lab, program, "n2", "slurm_health", "agent"),
-        begin(lab, program, "n3", "slurm_health.preflight.probes.worker"),
-    ]
-    assert [process.wait(10) for process in others] == [0, 0, 0]
-    (victim,) = lab.fault.victims("n3")[before:]
-    assert (victim.fault, victim.signal) == ("kill-agent", "SIGKILL")
-
-
-def test_every_worker_crashes_at_its_age(lab: Lab, program: Path) -> None:
-    before = len(lab.fault.victims("n3"))
-    lab.fault.crash_worker("n3", after_s=0.5)
-    workers = [begin(lab, program, "n3", "slurm_health.preflight.probes.worker") for _ in range(2)]
-    assert [worker.wait(10) for worker in workers] == [-9, -9]
-    victims = lab.fault.victims("n3")[before:]
-    assert len(victims) == 2
-    assert all(victim.age_s >= 0.5 for victim in victims)
-
-
 def test_a_strike_meets_the_workers_that_the_node_has_now_and_no_later_ones(
     lab: Lab, program: Path
 ) -> None:
@@ -241,16 +216,3 @@ def test_a_strike_meets_the_workers_that_the_node_has_now_and_no_later_ones(
 
     assert worker.wait(10) == -9
     assert [other.wait(10), later.wait(10)] == [0, 0]
-
-
-def test_hanging_worker_hangs_until_cleared(lab: Lab, program: Path) -> None:
-    before = len(lab.fault.victims("n3"))
-    lab.fault.hang_worker("n3")
-    worker = begin(lab, program, "n3", "slurm_health.preflight.probes.worker")
-    await_(lambda: len(lab.fault.victims("n3")) > before, "nobody was stopped")
-    pid = lab.fault.victims("n3")[-1].pid
-    status = lab.run(["grep", "State", f"/proc/{pid}/status"]).stdout
-    assert "T (stopped)" in status
-    assert worker.poll() is None
-    lab.fault.clear("n3")
-    assert worker.wait(10) == 0

@@ -1,22 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tree in the docstring is the tree in the code, and every message is one useful line."""
+"""Every message is one useful line, and exit codes are those of the documentation."""
 
 from __future__ import annotations
 
-import inspect
-import re
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from slurm_health.records import errors
-from slurm_health.records.errors import ConfigError, ExitCode, SlurmCommandError, SlurmHealthError
+from slurm_health.records.errors import ConfigError, ExitCode, SlurmCommandError
 
-# Depth as three characters a level, name, facts in brackets, exit code where it is not inherited.
-_LINE = re.compile(
-    r"^ {4}(?P<branch>[│├└─ ]*)(?P<name>[A-Z]\w+)(?:\((?P<facts>[\w, ]+)\))? *(?P<code>\d+)?"
-)
 SAMPLES = {
     "ConfigError": ConfigError("site.toml", "jornal", "unknown setting", valid=["journal"]),
     "AllocationError": errors.AllocationError("SLURM_JOB_ID", "not set"),
@@ -34,63 +27,6 @@ SAMPLES = {
     "NotWritten": errors.NotWritten(Path("/p"), OSError(13, "Permission denied")),
     "NoRoom": errors.NoRoom("train.sh", "No space left on device"),
 }
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """One line of the tree."""
-
-    parent: str
-    facts: tuple[str, ...]
-    exit_code: int
-
-
-def drawn() -> dict[str, Drawn]:
-    """Read the tree in the module's docstring."""
-    found: dict[str, Drawn] = {}
-    above: list[str] = []
-    for line in (errors.__doc__ or "").splitlines():
-        match = _LINE.match(line)
-        if match is None:
-            continue
-        del above[len(match["branch"]) // 3 :]
-        parent = above[-1] if above else ""
-        facts = tuple(match["facts"].split(", ")) if match["facts"] else ()
-        code = int(match["code"]) if match["code"] else found[parent].exit_code
-        found[match["name"]] = Drawn(parent=parent, facts=facts, exit_code=code)
-        above.append(match["name"])
-    return found
-
-
-def in_code() -> dict[str, type[SlurmHealthError]]:
-    return {
-        name: kind
-        for name, kind in inspect.getmembers(errors, inspect.isclass)
-        if issubclass(kind, SlurmHealthError)
-    }
-
-
-def test_the_tree_in_the_docstring_has_every_error_below_its_parent() -> None:
-    tree = {name: line.parent for name, line in drawn().items()}
-
-    assert tree == {
-        name: "" if kind is SlurmHealthError else kind.__bases__[0].__name__
-        for name, kind in in_code().items()
-    }
-
-
-def test_the_tree_in_the_docstring_has_every_errors_exit_code() -> None:
-    codes = {name: line.exit_code for name, line in drawn().items()}
-
-    assert codes == {name: int(kind.exit_code) for name, kind in in_code().items()}
-
-
-@pytest.mark.parametrize("name", drawn())
-def test_the_facts_of_an_error_are_its_attributes(name: str) -> None:
-    facts = drawn()[name].facts
-
-    if facts:
-        assert all(hasattr(SAMPLES[name], fact) for fact in facts)
 
 
 @pytest.mark.parametrize("reason", ["it is pending", "it is pending."])

@@ -2,14 +2,12 @@
 from __future__ import annotations
 
 import json
-import re
 from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_health.records import record_codec
 from slurm_health.records.record_codec import KINDS, VERSION, Entry, NewerVersion, decode, encode
 from slurm_health.records.records import MasterResumed, Record
 from slurm_health.records.script_records import ScriptStarted
@@ -60,12 +58,6 @@ def test_every_kind_has_a_name_of_its_own_and_is_listed() -> None:
     assert set(Record.__subclasses__()) == set(KINDS)
 
 
-def test_the_name_of_a_kind_is_that_of_its_class() -> None:
-    for kind in KINDS:
-        words = re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
-        assert kind.__struct_config__.tag == words
-
-
 def test_a_kind_that_is_not_known_is_kept_without_its_content() -> None:
     line = b'{"v":1,"id":"n1:3","time_s":2.5,"kind":"from_the_future","more":[1]}\n'
 
@@ -107,9 +99,3 @@ def test_a_file_name_that_is_not_utf_8_can_be_recorded() -> None:
     entry = decode(encode(ScriptStarted(script=name, pid=1), entry_id="s:0", time_s=0.0))
 
     assert entry.record == ScriptStarted(script=r"tr\udcffain.sh", pid=1)
-
-
-def test_the_docstring_says_what_a_line_carries() -> None:
-    header = record_codec.Header.__struct_fields__
-
-    assert all(f"`{name}`" in (record_codec.__doc__ or "") for name in header)

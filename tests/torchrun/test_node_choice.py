@@ -8,7 +8,7 @@ import pytest
 from slurm_health.records.errors import UsageError
 from slurm_health.records.records import VerdictReached
 from slurm_health.records.verdict import Level, NodeVerdict
-from slurm_health.torchrun.node_choice import Bounds, bounds, choose, why_left_out
+from slurm_health.torchrun.node_choice import Bounds, bounds, choose
 
 LEVELS = {
     "h": Level.HEALTHY,
@@ -68,17 +68,6 @@ def test_a_stop_names_the_node_and_what_to_do() -> None:
     assert "--nnodes=3:4" in choice.reason
 
 
-def test_going_on_in_doubt_is_said_aloud() -> None:
-    within = bounds(None, 3, alone=False)
-    choice = choose(verdict("hih"), within, absent=(), exclude_slow=False)
-    assert choice.reason == "with n2 anyway: inconclusive, because"
-
-
-def test_nothing_is_said_where_all_are_healthy() -> None:
-    within = bounds(None, 3, alone=False)
-    assert choose(verdict("hhh"), within, absent=(), exclude_slow=False).reason == ""
-
-
 def test_who_trains_alone_does_so_on_every_node_that_can_be_used() -> None:
     within = bounds("1", 3, alone=True)
     choice = choose(verdict("hfh"), within, absent=(), exclude_slow=False)
@@ -88,11 +77,6 @@ def test_who_trains_alone_does_so_on_every_node_that_can_be_used() -> None:
 def test_more_nodes_than_there_are_cannot_be_had() -> None:
     with pytest.raises(UsageError, match="only 4 nodes"):
         bounds("5", 4, alone=False)
-
-
-def test_a_node_learns_why_it_is_left_out() -> None:
-    assert why_left_out(verdict("hf"), "n2") == "faulty, because"
-    assert why_left_out(verdict("hf"), "n1") == "not needed"
 
 
 def test_few_nodes_join_a_training_that_was_told_where_it_meets() -> None:

@@ -54,43 +54,6 @@ def test_a_sites_own_pattern_finds_nothing_in_a_line_that_begins_with_a_program(
     assert find_out(KernelLog(fault=(r"XFS.*Corruption",)), well).status is Status.PASS
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "EXT4-fs error (device nvme0n1p2): ext4_lookup:1: bad block",
-        "EXT4-fs (sda1): Remounting filesystem read-only",
-        "EXT3-fs (dm-6): error: remounting filesystem read-only",
-        "XFS (sdb1): metadata I/O error in xfs_buf_ioend",
-        "EXT4-fs (dm-0): I/O error while writing superblock",
-        "nvme nvme0: controller is down; will reset: CSTS=0xffffffff",
-        "nvme nvme4: Disabling device after reset failure: -19",
-        "block nvme0n1: no available path - failing I/O",
-        "md/raid0md0: Disk failure on nvme0n1p1 detected, failing array.",
-        "mce: [Hardware Error]: Machine check: Uncorrected error",
-        "[Hardware Error]: System Fatal error.",
-        "[Hardware Error]: Uncorrected, software restartable error.",
-    ],
-)
-def test_what_the_kernel_says_of_broken_hardware_is_a_fault(text: str, well: CheckContext) -> None:
-    tree(well.root, {"/dev/kmsg": f"3,7,9990000000,-;{text}\n"})
-    assert find_out(KernelLog(), well).status is NODE
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "nvme nvme0: I/O 5 QID 2 timeout, reset controller",
-        "nvme nvme4: I/O tag 22 (2016) opcode 0x2 (Admin Cmd) QID 0 timeout, reset controller",
-        "NETDEV WATCHDOG: eth0 (mlx5_core): transmit queue 3 timed out",
-        "nvidia 0000:3b:00.0: PCIe Bus Error: severity=Uncorrectable (Fatal), type=Data Link",
-        "mlx5_core 0000:3b:00.0: print_health_info:413: Health issue observed, firmware internal",
-    ],
-)
-def test_what_may_pass_is_a_warning(text: str, well: CheckContext) -> None:
-    tree(well.root, {"/dev/kmsg": f"3,7,9990000000,-;{text}\n"})
-    assert find_out(KernelLog(), well).status is Status.WARN
-
-
 @pytest.mark.parametrize("warnings", [1, 200, 3000])
 def test_no_number_of_warnings_makes_a_node_forget_a_fault(
     warnings: int, well: CheckContext

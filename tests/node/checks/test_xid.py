@@ -52,31 +52,6 @@ def test_a_fatal_link_drains_where_the_site_says_so(
     assert ("fatal NVLink error on link 14" in found.text) == text.startswith("NVLink: fatal")
 
 
-@pytest.mark.parametrize("number", [8, 11, 13, 31, 32, 43, 45, 66, 68, 69, 172])
-def test_a_programs_own_xid_says_nothing_about_the_node(tmp_path: Path, number: int) -> None:
-    check = Xid()
-    assert check.judge(check.collect(xid(tmp_path, number))).status is Status.PASS
-
-
-def test_an_xid_that_no_table_has_is_told_and_drains_nobody(tmp_path: Path) -> None:
-    check = Xid()
-    found = check.judge(check.collect(xid(tmp_path, 173)))
-
-    assert found.status is Status.WARN
-    assert "Xid 173" in found.text
-
-
-@pytest.mark.parametrize("number", range(144, 151))
-def test_an_nvlink_5_xid_never_drains_on_the_bare_number(number: int) -> None:
-    assert judge_xid(number)[0] is Status.WARN
-
-
-def test_what_a_program_can_cause_at_a_peer_drains_nobody() -> None:
-    assert judge_xid(137)[0] is Status.WARN
-    assert "program" in judge_xid(137)[1]
-    assert judge_xid(109) == (Status.NODE_FAULT, "context switch timed out; reset the GPU")
-
-
 def said(tmp_path: Path, *lines: str, check: Xid | None = None) -> Finding:
     """Return what is found where the kernel wrote these lines, one after the other."""
     log = "".join(f"3,9,{9990000000 + n},-;{line}\n" for n, line in enumerate(lines))
@@ -232,10 +207,6 @@ def test_a_fatal_error_of_an_nvswitch_is_a_fault_of_the_node(tmp_path: Path) -> 
 
 def test_only_a_reboot_ends_what_is_always_fatal(tmp_path: Path) -> None:
     assert "reboot the node" in sxid(tmp_path, "Fatal, Link 28 HOST_MHZ", 22003).text
-
-
-def test_an_error_of_an_nvswitch_that_is_not_fatal_is_a_warning(tmp_path: Path) -> None:
-    assert sxid(tmp_path, "Non-fatal, Link 29 AN1 Heartbeat Timeout", 19084).status is Status.WARN
 
 
 LOST = "NVRM: Xid (PCI:0000:3b:00): 79, pid=7, name=x, GPU has fallen off the bus."

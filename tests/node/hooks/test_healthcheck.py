@@ -275,11 +275,6 @@ def _nodes(node: Node) -> dict[str, SlurmNode]:
     return Client.for_hook(node.environ(), limit_s=5).nodes()
 
 
-def test_the_note_is_read_without_the_fields_behind_it(node: Node, slurm: HookedSlurm) -> None:
-    slurm.set({"n4": ("IDLE+DRAIN", "a b=c [root@2026-01-02T03:04:05] ReservationName=x")})
-    assert _nodes(node)["n4"].reason == "a b=c [root@2026-01-02T03:04:05]"
-
-
 def test_a_site_may_keep_releases_to_itself(drained: Node) -> None:
     drained.more = "[recovery]\nrelease = false\n"
     pass_after_pass(drained, 9)

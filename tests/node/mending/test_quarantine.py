@@ -202,21 +202,6 @@ def test_a_deep_test_is_submitted_where_slurm_is_not_where_the_system_has_its_co
     assert (node.site.state / QUARANTINE).exists()
 
 
-@pytest.mark.parametrize(("state", "reason"), [("IDLE+DRAIN", TICKET), ("IDLE", "")])
-def test_a_node_that_an_administrator_took_while_it_was_checked_is_not_put_into_quarantine(
-    node: Node, slurm: HookedSlurm, state: str, reason: str
-) -> None:
-    mended(node, "'deep_test'", "deep_test = ['true']", first="deep_test")
-    faulty(node)
-    takes_reservations(slurm, at_look(2, state, reason))
-
-    assert "nothing is done to mend it: it is no longer drained by us alone" in again(node)
-    assert (node.state, note(node)) == (state, reason)
-    assert told_of(slurm, "reservation") == []
-    assert steps(node) == [("deep_test", "failed")]
-    assert [kind for kind, _ in events(node)] == [EventKind.DRAINED]
-
-
 @pytest.mark.parametrize(
     ("state", "reason", "why"),
     [

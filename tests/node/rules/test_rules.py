@@ -71,11 +71,6 @@ def test_a_tripped_breaker_allows_nothing_until_it_is_reset(
         assert answer.ledger == tripped
 
 
-def test_a_drain_that_did_not_happen_does_not_count() -> None:
-    entry = DrainEntry(node="n1", time_s=5.0)
-    assert breaker.take_back(DrainLedger(entries=(entry,)), "n1", 5.0).entries == ()
-
-
 def test_what_a_person_has_returned_does_not_count_against_the_share() -> None:
     limits = Breaker(share=0.05)
     trial = tuple(DrainEntry(node=node, time_s=1.0) for node in ("n1", "n2"))
@@ -87,45 +82,6 @@ def test_what_a_person_has_returned_does_not_count_against_the_share() -> None:
     ledger = DrainLedger(entries=trial)
     assert isinstance(answer(ledger), DrainRefused)
     assert isinstance(answer(breaker.with_return(ledger, "n1")), DrainAllowed)
-
-
-def test_a_note_that_anybody_touched_is_edited() -> None:
-    note = drain_note.write(DrainNote(checks=("gpu",), job=7, time_s=5, text="GPU 3 is lost"))
-    assert not drain_note.is_edited(f"{note} [root@2026-01-02T03:04:05]", note)
-    assert not drain_note.is_edited(note)  # where the ledger has no note
-    assert not drain_note.is_edited("n3 is faulty [root@2026-01-02T03:04:05]")
-    # slurmctld's own, of a node that is being rebooted.
-    assert not drain_note.is_edited(f"{note} : reboot issued [slurm@2026-01-02T03:04:05]", note)
-    assert drain_note.is_edited(f"{note} : reboot it, please", note)
-    assert drain_note.is_edited(f"{note}, keep it")
-    assert drain_note.is_edited(note.replace("lost", "lost, RMA 12"), note)
-
-
-def test_one_node_of_a_small_partition_may_always_be_drained() -> None:
-    entry = DrainEntry(node="n1", time_s=5.0)
-    answer = breaker.reserve(
-        DrainLedger(), entry, limits=Breaker(share=0.01), members={"one": ["n1"]}, ours=[]
-    )
-    assert isinstance(answer, DrainAllowed)
-
-
-@pytest.mark.parametrize(
-    ("window_s", "age_s", "refused"),
-    [
-        (600.0, 3500.0, True),  # a job's drains count for an hour at the least
-        (600.0, 3700.0, False),
-        (7200.0, 7100.0, True),
-        (7200.0, 7300.0, False),
-    ],
-)
-def test_what_a_job_has_cost_counts_for_an_hour_or_for_as_long_as_drains_do(
-    window_s: float, age_s: float, refused: bool
-) -> None:
-    before = tuple(DrainEntry(node=node, time_s=0.0, job=7) for node in ("n1", "n2"))
-    wanted = DrainEntry(node="n3", time_s=age_s, job=7)
-    limits = Breaker(per_job=2, window_s=window_s)
-
-    assert bool(breaker.refusal(DrainLedger(entries=before), wanted, limits)) is refused
 
 
 def trips_after(users: list[int], nodes: list[str]) -> tuple[str, list[str]]:
@@ -200,13 +156,6 @@ def test_a_trip_stops_its_own_partition_and_no_other() -> None:
     answer = breaker.reserve(ledger, other, limits=Breaker(), members=members, ours=[])
     assert isinstance(answer, DrainAllowed)
     assert answer.ledger.trips == ledger.trips
-
-
-@pytest.mark.parametrize(
-    ("nodes", "allowed"), [(1, 1), (2, 1), (3, 1), (4, 2), (6, 2), (20, 2), (40, 4)]
-)
-def test_a_small_cluster_bears_two_faults_at_once(nodes: int, allowed: int) -> None:
-    assert Breaker().allowed(nodes) == allowed
 
 
 mark = st.builds(

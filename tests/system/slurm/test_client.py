@@ -88,23 +88,6 @@ def test_a_job_has_ended_where_slurm_says_nothing_else_of_it(states: str, ended:
     assert job.ended is ended
 
 
-def test_names_and_comments_with_spaces_do_not_disturb_the_other_fields() -> None:
-    fields = parse_pairs((DATA / "job-running.txt").read_text())
-
-    assert fields["JobName"] == "two words"
-    assert fields["Comment"] == "a note with spaces and k=v"
-    assert fields["ReqB:S:C:T"] == "0:0:*:*"
-    assert fields["CPUs/Task"] == "1"
-    assert (fields["BatchFlag"], fields["Requeue"]) == ("1", "1")
-
-
-def test_several_nodes_are_read_in_one_call(tmp_path: Path) -> None:
-    nodes = client_that_prints(tmp_path, "nodes-down-and-idle.txt").nodes(["n1", "n2"])
-
-    assert {name: node.out_of_pool for name, node in nodes.items()} == {"n1": True, "n2": False}
-    assert nodes["n1"].reason.startswith("fan broken")
-
-
 @pytest.mark.parametrize(
     ("state", "out"),
     [
@@ -287,11 +270,6 @@ def test_a_reason_that_looks_like_a_state_does_not_change_the_state() -> None:
     line = "NodeName=n1 State=IDLE+DRAIN Reason=see State=IDLE [root@2026-11-20T18:00:00]"
 
     assert parse_pairs(line)["State"] == "IDLE+DRAIN"
-
-
-def test_a_line_without_fields_has_none() -> None:
-    assert parse_pairs("") == {}
-    assert parse_pairs("slurm_load_node error") == {}
 
 
 def test_nothing_is_asked_or_waited_for_once_the_time_for_all_questions_is_over(
