@@ -191,9 +191,7 @@ def test_a_script_that_failed_is_followed_to_its_next_start(tmp_path: Path) -> N
     slurm.run_job(12, ["n1", "n2"])
     clock = Clock(time.time() - 60)
     run = RunJournal(tmp_path / "journal", nodes=["n1", "n2"], clock=clock)
-    run.start()
-    run.judge()
-    run.finish("proceed")
+    run.pass_check()
     run.run_script(exit_code=1, duration_s=5)
     with following(tmp_path / "journal", slurm=slurm.environ()) as terminal:
         terminal.read_until("exit 1; the job is running")
@@ -212,9 +210,7 @@ def test_a_job_whose_batch_script_was_killed_is_followed_to_its_end(tmp_path: Pa
     slurm = FakeSlurm(tmp_path / "slurm", ["n1", "n2"])
     slurm.run_job(12, ["n1", "n2"])
     run = RunJournal(tmp_path / "journal", nodes=["n1", "n2"], clock=Clock(time.time() - 60))
-    run.start()
-    run.judge()
-    run.finish("proceed")
+    run.pass_check()
     run.write(journal.SUPERVISOR, ScriptStarted(script="train.sh", pid=1))
     slurm.change_job(12, state="NODE_FAIL")
     with following(tmp_path / "journal", slurm=slurm.environ()) as terminal:

@@ -187,15 +187,6 @@ def test_a_master_that_acts_is_given_time(tmp_path: Path) -> None:
     assert stopped.note == "the master stopped while acting on the verdict"
 
 
-def test_a_check_after_which_the_script_began_is_over(tmp_path: Path) -> None:
-    run = RunJournal(tmp_path)
-    run.start()
-    run.begin_round(0, [["n1", "n2"]])
-    run.run_script()
-
-    assert report_of(run).note == "the master stopped before a verdict, in round 0"
-
-
 @pytest.mark.parametrize(
     ("rounds", "stopped", "note"),
     [

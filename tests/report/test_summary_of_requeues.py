@@ -58,9 +58,7 @@ def test_many_requeues_are_counted(tmp_path: Path) -> None:
 def leaves_after_a_failure(root: Path, label: str, clock: Clock) -> None:
     """Write an attempt whose script ends by a signal, after which the job leaves n3."""
     run = RunJournal(root, label=label, clock=clock)
-    run.start()
-    run.judge()
-    run.finish("proceed")
+    run.pass_check()
     run.run_script(signal=6)
     run.write(journal.POST_MORTEM, LOST)
     after = RunJournal(root, label=f"{label}-2", clock=clock)
@@ -98,9 +96,7 @@ def test_a_requeue_by_others_is_told_beside_what_the_attempt_checked(tmp_path: P
     clock = Clock()
     leaves_after_a_failure(tmp_path, "0", clock)
     run = RunJournal(tmp_path, label="1", nodes=["n1", "n2"], clock=clock)
-    run.start()
-    run.judge()
-    run.finish("proceed")
+    run.pass_check()
     run.run_script(signal=15, duration_s=3.0)
     write_healthy_run(tmp_path, label="2", nodes=["n1", "n2"], clock=clock)
 
@@ -126,9 +122,7 @@ def test_a_requeue_by_a_person_or_the_script_is_told_as_one_and_is_no_failure(
     run.write(journal.POST_MORTEM, REQUEUED)
     waits = summary_of(replace(load(tmp_path, "12"), waits="pending again (BeginTime)"))
     again = RunJournal(tmp_path, label="1", clock=run.clock)
-    again.start()
-    again.judge()
-    again.finish("proceed")
+    again.pass_check()
     again.run_script()
 
     told = "train.sh ran 25 s, requeued (scontrol requeue)"
@@ -137,21 +131,6 @@ def test_a_requeue_by_a_person_or_the_script_is_told_as_one_and_is_no_failure(
     )
     assert summary(tmp_path).done == f"{told} onto n[1-5]; train.sh ran 41 s, exit 0"
     assert "POST-MORTEM" not in job_text(load(tmp_path, "12"))
-
-
-def test_a_job_that_was_requeued_because_its_script_failed_is_told_in_that_order(
-    tmp_path: Path,
-) -> None:
-    run = write_started_script(tmp_path)
-    run.run_script(signal=15, duration_s=2.8)
-    run.master(
-        ActionIntended(action=Action.REQUEUE), ActionDone(action=Action.REQUEUE, succeeded=True)
-    )
-    write_healthy_run(tmp_path, label="1", nodes=["n1", "n2"], clock=run.clock)
-
-    done = summary(tmp_path).done
-    first = "train.sh ran 2.8 s, killed by SIGTERM, requeued onto n[1-2]"
-    assert done == f"{first}; train.sh ran 41 s, exit 0"
 
 
 def test_what_is_next_does_not_ask_for_nodes_that_the_line_above_says_are_not_there(
@@ -171,9 +150,7 @@ def test_a_hang_comes_first_though_the_script_has_run_a_check_of_its_own_since(
 ) -> None:
     run = write_started_script(tmp_path)
     own = RunJournal(tmp_path, label="0-2", clock=run.clock)
-    own.start()
-    own.judge()
-    own.finish("proceed")
+    own.pass_check()
     run.write(journal.MONITOR, HangFound(stalled_s=37.0, allowance_s=30.0, step=35, found=STOPPED))
     told = summary(tmp_path)
 

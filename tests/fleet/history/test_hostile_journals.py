@@ -155,9 +155,7 @@ def test_where_slurm_cannot_be_asked_one_user_names_only_so_many(fleet: Fleet) -
 def test_the_metrics_have_no_node_that_slurm_does_not_know(tmp_path: Path) -> None:
     root = tmp_path / "journal"
     run = RunJournal(root, nodes=("n1", "n2", "evil"))
-    run.start()
-    run.judge()
-    run.finish("proceed")
+    run.pass_check()
     scontrol = HookedSlurm(tmp_path / "slurm", nodes=3)
     environ = {"PATH": scontrol.path, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     done = slurm_health("metrics", f"--journal={root}", "--days=3650", environ=environ)
@@ -172,9 +170,7 @@ def test_a_check_from_the_future_was_when_its_file_was_written_or_now(
 ) -> None:
     root = tmp_path / "journal"
     run = RunJournal(root, nodes=("n1", "n2"), clock=Clock(NOW_S + 300 * DAY_S))
-    run.start()
-    run.judge()
-    run.finish("proceed")
+    run.pass_check()
     for path in root.rglob("*.jsonl"):
         os.utime(path, (touched_s, touched_s))
     where = place.choose(str(tmp_path / "index"), {}, root)
