@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.timeout(300)  # each of its processes loads torch, beside other tests
 def test_a_little_of_what_a_gpu_shows_is_measured_on_cpus(tmp_path: Path) -> None:

@@ -31,13 +31,13 @@ def facts() -> list[str]:
     return sorted(set(re.findall(r"\bfact (\w+)", PAGE)))
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_nothing_is_called_that_the_page_does_not_know() -> None:
     unknown = {call: where for call, where in calls_of_the_product().items() if call not in rows()}
     assert not unknown
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_every_row_of_the_page_is_called() -> None:
     assert set(rows()) <= set(calls_of_the_product())
 

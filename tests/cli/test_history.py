@@ -262,7 +262,7 @@ def test_an_index_of_roots_answers_whoever_may_read_it_and_takes_nothing_from_th
         assert index.read_bytes() == before
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 @pytest.mark.torch
 def test_a_real_check_of_this_machine_is_in_the_history_of_its_nodes(tmp_path: Path) -> None:
     for _ in range(2):

@@ -52,7 +52,7 @@ def assert_ran_without_n3(site: Site, job: int) -> None:
 # --- slow nodes ----------------------------------------------------------------------------------
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 @pytest.mark.parametrize(("user", "drained"), [("root", {"n3"}), ("alice", set())])
 def test_a_slow_node_is_drained_on_request_by_those_who_may(
     site: Site, user: str, drained: set[str]
@@ -79,7 +79,7 @@ def test_a_job_of_two_nodes_that_cannot_exchange_data_gets_another_partner(site:
     assert "tell your administrators about n2" in told
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_a_job_waits_for_a_person_whose_release_is_the_answer(site: Site) -> None:
     play(site, n3=INCONCLUSIVE)
     job = submit(site, "-N4", "--on-inconclusive=hold")

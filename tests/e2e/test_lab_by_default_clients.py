@@ -127,7 +127,7 @@ def levels(site: Site, job: str) -> list[set[str]]:
     return [{node["level"] for node in each["nodes"]} for each in site.report(job)["runs"]]
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 @needs("submitit")
 def test_functions_and_arrays_of_submitit_are_checked_and_return_what_they_do(site: Site) -> None:
     jobs, said = python(site, SUBMITIT)[-3:-1]

@@ -82,6 +82,7 @@ def output_of(site: Site, job: int, *, tasks: int) -> str:
     return text + "".join(site.read(f"train-{job}-{task}.out") for task in range(tasks))
 
 
+@pytest.mark.slow
 def test_the_script_trains_in_the_container_after_the_check(site: Site) -> None:
     played_nodes.play(site)
     train = site.script("train.py", (ROOT / "examples" / "train.py").read_text())
@@ -91,6 +92,7 @@ def test_the_script_trains_in_the_container_after_the_check(site: Site) -> None:
     assert "epoch 0  4 nodes" in text  # examples/train.py calls each of its ranks a node
 
 
+@pytest.mark.slow
 def test_the_tasks_see_the_containers_root_and_the_job_leaves_a_bad_node(site: Site) -> None:
     where = site.script("where.py", LOOK)
     played_nodes.play(site, n2=FAULTY)

@@ -91,7 +91,7 @@ def test_a_site_installed_as_documented_needs_no_change(well: Consulted) -> None
     assert "nodes are read through" in told
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_an_ordinary_user_is_told_what_can_be_told_without_rights(well: Consulted) -> None:
     report = well.doctor("alice")
     assert report["counts"]["change"] == 0, report

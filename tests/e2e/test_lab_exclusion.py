@@ -132,7 +132,7 @@ def test_the_job_is_back_within_seconds(as_alice: Seen) -> None:
     assert again["time_s"] - verdict["time_s"] < 100
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["show?nodes", "show?node?-o"], ids=["before", "meanwhile"])
 def test_an_administrators_note_on_a_bad_node_is_left_as_it_is(site: Site, when: str) -> None:
     script = site.script("train.sh", TRAIN, "root")

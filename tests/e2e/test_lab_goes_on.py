@@ -119,6 +119,7 @@ def test_a_killed_rank_is_checked_for_and_training_resumes_from_its_checkpoint(
     assert training.drained() == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tasks", ["--ntasks-per-node=1", "--ntasks=3"])
 def test_a_plain_srun_runs_on_all_nodes_but_the_kept_spare(training: Site, tasks: str) -> None:
     job = submit(training, "-N3", tasks, *KEPT[2:], "--wrap", NODES.rpartition("[ ")[0], script="")
@@ -287,6 +288,7 @@ def steps(site: Site) -> int:
     return int(site.read("beats") or 0)
 
 
+@pytest.mark.slow
 def test_a_job_that_goes_on_without_a_lost_node_is_watched_on_the_others(training: Site) -> None:
     job = beating(training, "--no-kill")
     training.lab.fault.drop("n3", everything=True)

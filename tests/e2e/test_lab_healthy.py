@@ -175,7 +175,7 @@ def first_pairs_s(records: list[Record]) -> float:
     return float(ended["time_s"]) - float(began["time_s"])
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("nodes", "options", "pair_rounds", "left_open"),
     [

@@ -54,7 +54,7 @@ def test_history_names_the_planted_bad_node_and_clean_spares_the_job_that_runs(s
     assert site.health("history", bad).returncode == 2  # its only check went with the journal
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_what_history_says_of_a_node_is_the_prior_of_the_next_check_and_no_verdict(
     site: Site,
 ) -> None:

@@ -82,7 +82,7 @@ def test_where_no_node_has_torch_light_probes_measure_and_the_report_says_why(si
     assert "UNCHECKED" not in result.stdout + result.stderr
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_where_one_node_lacks_torch_light_probes_measure_all_and_nobody_is_blamed(
     site: Site,
 ) -> None:

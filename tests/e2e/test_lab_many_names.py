@@ -44,7 +44,7 @@ def drained(lab: Lab, *more: str) -> Result:
     return lab.run(argv, check=False, deadline_s=60)
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_eight_thousand_nodes_apart_from_each_other_are_drained_and_read_in_one_call(
     lab: Lab,
 ) -> None:

@@ -114,14 +114,14 @@ def test_an_xid_on_a_node_that_is_not_the_batch_host_is_the_cause_that_the_post_
     assert "slurm-health:   at fault  n3" in text
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_what_the_kernel_said_before_the_script_began_is_not_told(site: Site) -> None:
     _, found = fails_after(site, lambda: None, lambda: site.lab.fault.gpu_ecc("n2", 0))
 
     assert not any("kernel:" in line for line in found["told"]), found["told"]
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_a_node_that_does_not_answer_is_named_and_the_others_tell(site: Site) -> None:
     def breaks() -> None:
         site.lab.fault.gpu_vanish("n2", 0)
@@ -134,7 +134,7 @@ def test_a_node_that_does_not_answer_is_named_and_the_others_tell(site: Site) ->
     assert found["accused"] == ["n2"]
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_the_batch_host_alone_tells_where_its_user_wants_that(site: Site) -> None:
     def breaks() -> None:
         site.lab.fault.gpu_vanish("n2", 0)

@@ -144,7 +144,7 @@ def test_a_job_looks_to_slurm_as_with_sbatch(site: Site) -> None:
     assert plain == ours
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_scripts_of_other_interpreters_on_standard_input_and_in_wrap_run(site: Site) -> None:
     awk = '#!/usr/bin/awk -f\nBEGIN { print ENVIRON["SLURM_JOB_NAME"], ARGC, ARGV[1]; exit 4 }\n'
     from_awk = submit(site, "-N1", site.script("count.awk", awk), "one")
@@ -283,7 +283,7 @@ def test_scancel_ends_the_script_as_with_sbatch_and_leaves_nothing(site: Site) -
     assert lines(site, "stubborn") == ["ready", "term"]
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_the_signal_before_the_time_limit_reaches_the_script_once(site: Site) -> None:
     # Slurm rounds limits to minutes and sends the signal up to half a minute early.
     text = "#!/bin/bash\ntrap 'echo usr1 >> timed; told=1' USR1\nexec 3<> <(:)\n"

@@ -81,7 +81,7 @@ def test_an_array_has_each_node_checked_once_and_then_again_once_something_is_se
     assert not site.out_of_pool()
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_what_lies_between_nodes_is_checked_all_the_same(site: HookedSite) -> None:
     before = journals(site)
     job = run(site, "-N2")

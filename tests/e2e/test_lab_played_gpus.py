@@ -175,6 +175,7 @@ def test_a_slow_gpu_is_named_and_its_node_stays_in_the_pool(
     assert site.out_of_pool() == {}
 
 
+@pytest.mark.slow
 def test_a_slow_rail_is_the_networks_fault_on_its_node(site: HookedSite, submit: Submit) -> None:
     # Slow enough to stand out on a busy machine, and not so slow that it fails.
     site.lab.fault.slow_rail("n3", 1, gb_per_s=0.012)
@@ -188,6 +189,7 @@ def test_a_slow_rail_is_the_networks_fault_on_its_node(site: HookedSite, submit:
     assert site.out_of_pool() == {}
 
 
+@pytest.mark.slow
 def test_neither_an_occupied_nor_a_divided_gpu_is_a_fault_and_who_occupies_it_is_named(
     site: HookedSite, submit: Submit
 ) -> None:
@@ -207,6 +209,7 @@ def test_neither_an_occupied_nor_a_divided_gpu_is_a_fault_and_who_occupies_it_is
     assert site.out_of_pool() == {}
 
 
+@pytest.mark.slow
 def test_an_ecc_error_and_a_hot_gpu_in_one_job_are_told_apart(
     site: HookedSite, submit: Submit
 ) -> None:

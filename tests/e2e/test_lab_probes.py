@@ -47,7 +47,7 @@ def test_a_device_that_calculates_wrongly_is_faulty_and_meets_nobody(site: Site)
     assert not [line for line in verdict_of(run, "n2")["evidence"] if " with " in line]
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_a_program_of_the_users_own_names_the_node_it_fails_on(site: Site) -> None:
     program = site.script(
         "scratch.sh",
@@ -61,7 +61,7 @@ def test_a_program_of_the_users_own_names_the_node_it_fails_on(site: Site) -> No
     assert not [n for n, level in levels(run).items() if level in BAD and n != "n4"], run
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_an_interface_that_one_node_does_not_have_is_said_and_is_not_held_against_it(
     site: Site,
 ) -> None:

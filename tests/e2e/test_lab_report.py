@@ -28,7 +28,7 @@ def listed(site: Site, user: str = "alice") -> dict[str, dict[str, object]]:
     return {job["job"]: job for job in found["jobs"]}
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_ones_jobs_are_listed_with_what_slurm_says_of_them(site: Site) -> None:
     play(site, n3=FAULTY)
     moved = submit(site, "-N3", "--nodelist=n[1-2]", "--time=5", "--job-name=a name")

@@ -131,7 +131,7 @@ def test_a_helper_that_cannot_be_submitted_leaves_a_held_job_that_says_what_to_t
     assert_ran_elsewhere(site, job, user)
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_a_helper_that_finds_no_place_leaves_a_held_job_and_lets_it_go_when_it_starts(
     site: Site,
 ) -> None:
@@ -190,7 +190,7 @@ def test_a_master_that_is_killed_while_it_acts_does_nothing_twice(
 # --- the controller ------------------------------------------------------------------------------
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["requeuehold", "ExcNodeList=", "StartTime=now"])
 def test_a_controller_that_restarts_in_between_delays_the_job_and_no_more(
     site: Site, when: str
@@ -206,7 +206,7 @@ def test_a_controller_that_restarts_in_between_delays_the_job_and_no_more(
 # --- the user ------------------------------------------------------------------------------------
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("user", "when"),
     [

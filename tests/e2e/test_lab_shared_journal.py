@@ -79,6 +79,7 @@ def attack(site: Site, root: str, first: int) -> Iterator[None]:
         running.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_a_directory_that_another_user_laid_ready_is_passed_by_and_nothing_in_it_is_run(
     site: Site, root: str

@@ -97,7 +97,7 @@ def test_nodes_that_are_drained_are_no_place_to_go_to(site: Site) -> None:
     assert_stayed(site, job, "n[1-4]", NO_OTHERS)
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 @pytest.mark.parametrize("start", ["now", "now+10minutes"])
 def test_nodes_that_are_reserved_for_others_are_none_either(site: Site, start: str) -> None:
     play(site, n3=SLOW)
@@ -110,7 +110,7 @@ def test_nodes_that_are_reserved_for_others_are_none_either(site: Site, start: s
         site.lab.run(["scontrol", "delete", "reservationname=theirs"])
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_nodes_whose_gpus_are_in_use_are_none(site: Site) -> None:
     play(site, n3=SLOW)
     occupy(site, "n[5-6]", "--gres=gpu:1")
@@ -126,7 +126,7 @@ def test_a_job_that_waits_for_nodes_would_be_given_those_that_are_left(site: Sit
     assert_stayed(site, job, "n[1-4]", f"job {waiting} waits for nodes of partition main")
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_a_task_of_an_array_does_not_make_room_for_the_next(site: Site) -> None:
     play(site, n3=SLOW)
     job = submit(site, "-N4", "--time=5", "--array=1-2%1", "--output=%A_%a")
@@ -139,7 +139,7 @@ def test_a_task_of_an_array_does_not_make_room_for_the_next(site: Site) -> None:
 # --- spares and smaller jobs ---------------------------------------------------------------------
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["-N3-4"], ["-N4", "--min-nodes=3"]], ids=["range", "min-nodes"])
 def test_a_job_that_makes_do_with_fewer_nodes_does_not_wait_for_one_that_others_use(
     site: Site, words: list[str]

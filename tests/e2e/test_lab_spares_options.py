@@ -50,7 +50,7 @@ def told(site: Site, job: int) -> tuple[list[str], str]:
     return lines[1:], ended["NodeList"]
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -78,7 +78,7 @@ def test_a_job_that_gave_nodes_back_is_as_one_submitted_for_those_it_kept(
     assert shrunk == as_asked
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_spares_of_an_array_are_given_back_by_each_of_its_tasks(site: Site) -> None:
     played_nodes.play(site)
     script = site.script("where.sh", "#!/bin/sh\nsrun hostname | sort | xargs\n")
@@ -114,7 +114,7 @@ def test_a_requeued_job_goes_on_smaller_where_too_few_nodes_are_left(
     site.assert_nothing_left()
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_one_task_of_an_array_moves_and_the_others_run_on(site: Site) -> None:
     # The last task has the array's own number, which for Slurm's commands means all of them.
     text = "#!/bin/sh\necho $SLURM_ARRAY_TASK_ID ${SLURM_RESTART_COUNT:-0} >> ran\nexec ./wait.sh\n"

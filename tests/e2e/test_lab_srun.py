@@ -37,7 +37,7 @@ def agents(site: Site) -> list[int]:
     return [*site.processes_with("agent"), *site.processes_with(str(FAKE_WORKER))]
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "count"),
     [(NEVER_READY, 1), (STUCK, 2)],

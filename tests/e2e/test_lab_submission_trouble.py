@@ -114,7 +114,7 @@ def test_a_job_in_a_partition_for_large_jobs_alone_moves_within_it(site: Site) -
 # --- jobs that wait for others -----------------------------------------------------------------
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_a_job_that_depends_on_one_that_moves_waits_for_its_end(site: Site) -> None:
     script = site.script("train.sh", RAN + "sleep 1; date +%s.%N > ended\n")
     first = submit_with_a_bad_node(site, "-N4", script)
@@ -182,7 +182,7 @@ def test_a_report_without_a_journal_says_what_slurm_knows(site: Site) -> None:
     site.lab.run(["scancel", str(pending), str(plain)])
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_no_task_of_an_array_is_missing_in_silence(site: Site) -> None:
     played_nodes.play(site)
     array = played_nodes.submit(site, "--array=1-3%1", script="sleep 600")

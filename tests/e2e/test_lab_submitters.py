@@ -137,7 +137,7 @@ def test_a_function_of_submitit_runs_on_two_nodes_that_were_checked(wrapped: Sit
     assert_checked(wrapped, job, nodes=2)
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 @needs("submitit")
 def test_each_task_of_an_array_of_submitit_is_checked(wrapped: Site) -> None:
     (line, *_) = run(wrapped, SUBMITIT, "1", "one", "two", "three")
@@ -180,7 +180,7 @@ def test_a_checkpoint_of_submitit_requeues_a_job_that_is_checked_again(wrapped: 
     assert_checked(wrapped, job, nodes=2, attempts=2)
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 @needs("dask_jobqueue")
 def test_a_worker_of_dask_jobqueue_serves_on_a_node_that_was_checked(wrapped: Site) -> None:
     job, host, answer = run(wrapped, DASK % DEADLINE_S)[-2].split()
@@ -190,7 +190,7 @@ def test_a_worker_of_dask_jobqueue_serves_on_a_node_that_was_checked(wrapped: Si
     assert [node["node"] for node in check["nodes"]] == [host]
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 @needs("simple_slurm")
 def test_jobs_of_simple_slurm_are_checked_and_wait_for_one_another(wrapped: Site) -> None:
     first, after = run(wrapped, SIMPLE_SLURM)[-2].split()

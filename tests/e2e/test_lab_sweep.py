@@ -128,7 +128,7 @@ PartitionName=scavenger Nodes=ALL PriorityTier=0 PreemptMode=CANCEL
 """
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_a_sweep_gives_way_to_a_job_and_goes_on_where_it_stopped() -> None:
     with Lab.start(nodes=6, slurm_conf_extra=GIVES_WAY) as lab:
         site = Site(lab)

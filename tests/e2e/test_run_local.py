@@ -102,7 +102,7 @@ def test_what_the_site_expects_of_its_devices_is_read_before_the_check(tmp_path:
     assert "did you mean bf16_tflop_per_s?" in stderr
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_several_processes_are_checked_and_train_together(tmp_path: Path, free_port: str) -> None:
     nodes = [
         Node(

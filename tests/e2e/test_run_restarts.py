@@ -140,7 +140,7 @@ def test_training_goes_on_without_a_lost_node_and_lets_it_in_again_once_it_is_we
     assert codes(elastic) == [0, 0, 0], elastic
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_a_node_that_fails_the_check_before_a_restart_is_left_out(
     elastic: list[Machine], master: str
 ) -> None:
@@ -154,7 +154,7 @@ def test_a_node_that_fails_the_check_before_a_restart_is_left_out(
     assert codes(elastic) == [0, 0, 0], elastic
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_a_training_on_one_machine_is_checked_before_its_restart(tmp_path: Path) -> None:
     alone = Machine(tmp_path, 0, real=True)
     arguments = given(tmp_path, "kill", "0", "--times=1")

@@ -64,6 +64,7 @@ def check(
     return Checked(verdicts=verdicts, journal=journal)
 
 
+@pytest.mark.slow
 def test_who_had_a_partner_that_died_stays_alive_and_the_dead_ones_signal_is_told(
     played_python: Path, tmp_path: Path
 ) -> None:
@@ -79,6 +80,7 @@ def test_who_had_a_partner_that_died_stays_alive_and_the_dead_ones_signal_is_tol
         assert not found.said(innocent, "workers_starting")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "said"),
     [(signal.SIGKILL, "killed by SIGKILL"), (signal.SIGSTOP, "stopped by a signal")],
@@ -95,6 +97,7 @@ def test_a_process_that_ends_or_stops_while_nccl_connects_is_its_nodes_fault_and
     assert said in found.verdicts["local1"]["reason"]
 
 
+@pytest.mark.slow
 def test_data_that_arrives_changed_is_told_with_whose_it_was_on_which_device(
     played_python: Path, tmp_path: Path
 ) -> None:
@@ -111,6 +114,7 @@ def test_data_that_arrives_changed_is_told_with_whose_it_was_on_which_device(
         assert not found.said(innocent, "workers_starting")
 
 
+@pytest.mark.slow
 def test_an_error_of_a_device_is_told_with_its_place_and_address(
     played_python: Path, tmp_path: Path
 ) -> None:
@@ -125,6 +129,7 @@ def test_an_error_of_a_device_is_told_with_its_place_and_address(
     assert f"device 1 is {ready['devices'][1]}" in reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["nccl_init_hang", "link_never"])
 def test_the_device_that_hangs_while_nccl_connects_a_node_is_named(
     played_python: Path, tmp_path: Path, kind: str

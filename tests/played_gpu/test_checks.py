@@ -100,7 +100,14 @@ def levels(nodes: dict[str, dict[str, Any]]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    "checks", ["quick", "standard", "thorough", "network-check", "straggler-detection"]
+    "checks",
+    [
+        "standard",
+        *(
+            pytest.param(checks, marks=pytest.mark.slow)
+            for checks in ("quick", "thorough", "network-check", "straggler-detection")
+        ),
+    ],
 )
 def test_nodes_that_are_well_pass(played_python: Path, gpus: Path, checks: str) -> None:
     # How fast memory is copied to a played device is the machine's, which others use.
@@ -112,6 +119,7 @@ def test_nodes_that_are_well_pass(played_python: Path, gpus: Path, checks: str) 
     assert journal.read_all(run, "local0")
 
 
+@pytest.mark.slow
 @pytest.mark.root
 def test_devices_that_no_variable_names_are_those_that_the_driver_lists(
     played_python: Path, gpus: Path
@@ -134,6 +142,7 @@ def test_devices_that_no_variable_names_are_those_that_the_driver_lists(
         assert [device.uuid in name for name in ready.devices] == [True]
 
 
+@pytest.mark.slow
 def test_two_devices_on_each_of_two_nodes_are_as_steady_as_described(
     played_python: Path, gpus: Path
 ) -> None:
@@ -185,6 +194,7 @@ def test_devices_that_are_broken_each_in_its_own_way_are_named_and_no_other(
     assert code == BAD
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "level"),
     [
@@ -209,6 +219,7 @@ def test_a_device_that_breaks_its_groups_is_named_and_no_other(
     assert code == BAD
 
 
+@pytest.mark.slow
 def test_slow_memory_memory_that_changes_and_a_slow_host_are_named_on_their_devices_and_no_other(
     played_python: Path, gpus: Path
 ) -> None:
@@ -235,6 +246,7 @@ def test_slow_memory_memory_that_changes_and_a_slow_host_are_named_on_their_devi
     assert code == BAD
 
 
+@pytest.mark.slow
 def test_a_device_that_gets_hot_is_slow_and_what_throttles_it_is_told_of_no_other(
     played_python: Path, gpus: Path
 ) -> None:
@@ -248,6 +260,7 @@ def test_a_device_that_gets_hot_is_slow_and_what_throttles_it_is_told_of_no_othe
     assert code == BAD
 
 
+@pytest.mark.slow
 def test_what_says_nothing_of_a_devices_health_accuses_nobody(
     played_python: Path, gpus: Path, stranger: int
 ) -> None:
@@ -275,6 +288,7 @@ def test_what_says_nothing_of_a_devices_health_accuses_nobody(
     assert code == INCONCLUSIVE
 
 
+@pytest.mark.slow
 def test_a_device_is_accused_of_opening_slowly_only_beyond_the_limit_which_is_told(
     played_python: Path, gpus: Path
 ) -> None:

@@ -75,28 +75,33 @@ def test_a_device_is_as_fast_as_described_and_computes_rightly(
     assert seen["total"] == 1 << 30
 
 
+@pytest.mark.slow
 def test_a_slow_device_takes_longer(played_python: Path, gpus: Path) -> None:
     strike(gpus, Fault(device=1, kind="slow", value=0.25))
     assert figures(work(played_python, gpus, 6))["least_ms"] >= 4 * LEAST_MS
 
 
+@pytest.mark.slow
 def test_a_device_that_is_hot_slows_down(played_python: Path, gpus: Path) -> None:
     strike(gpus, Fault(device=1, kind="throttle", value=0.2, after=30 * PRODUCT_MS / 1e3))
     seen = figures(work(played_python, gpus, 50, BATCH="50"))
     assert seen["last_ms"] >= 2 * LEAST_MS  # 30 at its speed, 20 at a fifth
 
 
+@pytest.mark.slow
 def test_one_bit_in_so_many_products_is_wrong(played_python: Path, gpus: Path) -> None:
     strike(gpus, Fault(device=1, kind="wrong_bit", value=3))
     assert figures(work(played_python, gpus, 9))["wrong"] == 3
 
 
+@pytest.mark.slow
 def test_memory_that_others_hold_is_not_free(played_python: Path, gpus: Path) -> None:
     strike(gpus, Fault(device=1, kind="memory_used", value=512 << 20))
     seen = figures(work(played_python, gpus, 1))
     assert seen["free"] < 512 << 20
 
 
+@pytest.mark.slow
 def test_memory_of_another_process_on_the_device_is_not_free(
     played_python: Path, gpus: Path
 ) -> None:
@@ -121,6 +126,7 @@ def test_a_device_that_does_not_open_says_why(
     assert well.status == 0, well.errors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
@@ -148,6 +154,7 @@ def test_a_device_that_fell_off_the_bus_cannot_be_opened_again(
     assert "unknown error" in work(played_python, gpus, 1).errors
 
 
+@pytest.mark.slow
 def test_a_device_that_hangs_goes_on_once_it_is_mended(played_python: Path, gpus: Path) -> None:
     strike(gpus, Fault(device=1, kind="hang"))
     started = start(played_python, "device", ["1", "60"], gpus=gpus, variables={"PRODUCTS": "3"})
@@ -157,6 +164,7 @@ def test_a_device_that_hangs_goes_on_once_it_is_mended(played_python: Path, gpus
     assert figures(started.ended())["products"] == 3
 
 
+@pytest.mark.slow
 def test_devices_are_chosen_by_uuid(played_python: Path, gpus: Path) -> None:
     uuid = machine(2, DEVICE, seed=str(gpus.parent)).devices[1].uuid
     strike(gpus, Fault(device=1, kind="memory_used", value=900 << 20))
@@ -164,6 +172,7 @@ def test_devices_are_chosen_by_uuid(played_python: Path, gpus: Path) -> None:
     assert figures(ended)["free"] < 124 << 20
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_leaves_is_removed_when_any_device_is_opened(
     played_python: Path, gpus: Path, tmp_path: Path
 ) -> None:

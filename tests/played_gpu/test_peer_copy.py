@@ -21,6 +21,7 @@ def gpus(tmp_path: Path) -> Path:
     return tmp_path / "gpus"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "level", "said"),
     [

@@ -49,11 +49,13 @@ def gb_per_s(samples: list[dict[str, Any]]) -> dict[str, float]:
     }
 
 
+@pytest.mark.slow
 def test_memory_that_is_well_gives_back_every_pattern(played_python: Path, gpus: Path) -> None:
     (sample,) = probed(played_python, gpus, "memory_pattern")["samples"]
     assert sample["figures"] == {"bytes": 8 * MIB, "patterns": 18, "wrong": 0}
 
 
+@pytest.mark.slow
 def test_little_free_memory_is_tested_too(played_python: Path, gpus: Path) -> None:
     strike(gpus, Fault(device=1, kind="memory_used", value=600 * MIB))
     (sample,) = probed(played_python, gpus, "memory_pattern", "pattern_bytes=1073741824")["samples"]
@@ -70,6 +72,7 @@ def test_one_wrong_bit_in_memory_is_found_and_its_device_named(
     assert found["said"].startswith("memory of device 1 does not give back what was written: 1 of")
 
 
+@pytest.mark.slow
 def test_8_bit_products_are_timed_on_a_device_that_has_them(
     played_python: Path, gpus: Path
 ) -> None:
@@ -81,6 +84,7 @@ def test_8_bit_products_are_timed_on_a_device_that_has_them(
     assert sample["flop"] / median(sample["iteration_ms"]) / 1e9 == pytest.approx(0.01, rel=0.05)
 
 
+@pytest.mark.slow
 def test_8_bit_products_are_left_out_on_a_device_without_them_and_that_is_said(
     played_python: Path, gpus: Path
 ) -> None:
@@ -91,6 +95,7 @@ def test_8_bit_products_are_left_out_on_a_device_without_them_and_that_is_said(
     assert sample["figures"] == {"left_out": "Played A100 has no 8-bit floating-point numbers"}
 
 
+@pytest.mark.slow
 def test_a_device_exchanges_data_with_its_host_in_both_directions(
     played_python: Path, gpus: Path
 ) -> None:
@@ -99,12 +104,14 @@ def test_a_device_exchanges_data_with_its_host_in_both_directions(
     assert all(each["total_bytes"] == 4 * MIB and each["iteration_ms"] for each in samples)
 
 
+@pytest.mark.slow
 def test_a_slow_way_to_the_host_shows_in_both_directions(played_python: Path, gpus: Path) -> None:
     strike(gpus, Fault(device=1, kind="slow_host", value=0.05))
     found = gb_per_s(probed(played_python, gpus, "host_copy")["samples"])
     assert all(0 < speed <= 0.05 for speed in found.values()), found
 
 
+@pytest.mark.slow
 def test_data_that_changes_on_its_way_is_found(played_python: Path, gpus: Path) -> None:
     strike(gpus, Fault(device=1, kind="wrong_memory", value=1))
     found = probed(played_python, gpus, "host_copy")
@@ -141,6 +148,7 @@ def test_an_nvlink_domain_is_told_only_where_it_reaches_beyond_the_node(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault",
     [

@@ -71,6 +71,7 @@ def test_the_watchdog_ends_a_rank_whose_peer_does_not_come_and_leaves_dumps(
     assert "deprecated" not in ended.errors
 
 
+@pytest.mark.slow
 def test_ranks_that_call_different_collectives_wait_until_the_watchdog_ends_them(
     played_python: Path, gpus: Path
 ) -> None:
@@ -83,6 +84,7 @@ def test_ranks_that_call_different_collectives_wait_until_the_watchdog_ends_them
         assert ended.output == ""
 
 
+@pytest.mark.slow
 def test_of_two_sizes_the_greater_waits_and_the_smaller_goes_on_with_wrong_data(
     played_python: Path, gpus: Path
 ) -> None:
@@ -106,6 +108,7 @@ def test_an_abort_ends_what_is_pending(played_python: Path, gpus: Path) -> None:
     assert ended.output == "pending True\naborted True\n"
 
 
+@pytest.mark.slow
 def test_a_peer_that_is_gone_is_a_remote_error(played_python: Path, gpus: Path) -> None:
     survivor, gone = missing_peer(played_python, gpus, "gone", {"LIMIT_S": "100"})
     assert gone.ended().status == 3
@@ -114,6 +117,7 @@ def test_a_peer_that_is_gone_is_a_remote_error(played_python: Path, gpus: Path) 
     assert "remote process exited or there was a network error" in ended.errors
 
 
+@pytest.mark.slow
 def test_ranks_with_different_releases_of_nccl_refuse_each_other(
     played_python: Path, gpus: Path
 ) -> None:

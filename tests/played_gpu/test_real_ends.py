@@ -46,6 +46,7 @@ def gpu(tmp_path: Path) -> Path:
     return tmp_path / "gpus"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "cause"),
     [
@@ -67,6 +68,7 @@ def test_an_error_of_a_device_is_told_by_what_its_process_said(
     assert found.cause == cause
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "which", "said", "cause"),
     [
@@ -103,6 +105,7 @@ def test_what_a_library_of_the_device_refuses_is_told_by_what_pytorch_said_of_it
     assert (found.cause, found.attribution, found.accused) == (cause, "undecided", [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["to-neighbour", "normalise"])
 def test_where_the_libraries_are_well_the_same_programs_end_well(
     played_python: Path, gpu: Path, which: str
@@ -112,6 +115,7 @@ def test_where_the_libraries_are_well_the_same_programs_end_well(
     assert ended.status == 0, ended.errors
 
 
+@pytest.mark.slow
 def test_too_much_memory_of_a_device_is_its_users_mistake(played_python: Path, gpu: Path) -> None:
     found = told(run(played_python, "mistakes", ["too-much", "1"], gpus=gpu))
 
@@ -134,6 +138,7 @@ def test_a_rank_that_its_watchdog_ended_tells_not_who_stayed_away(
     assert (found.nodes, found.accused) == ([], [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variable", "value", "said", "cause"),
     [
@@ -154,6 +159,7 @@ def test_a_network_that_a_variable_asks_for_and_no_node_has_accuses_nobody(
     assert (found.cause, found.attribution, found.accused) == (cause, "undecided", [])
 
 
+@pytest.mark.slow
 def test_shared_memory_without_room_for_nccl_is_its_users_mistake(
     played_python: Path, gpu: Path, tmp_path: Path
 ) -> None:
@@ -170,6 +176,7 @@ def test_shared_memory_without_room_for_nccl_is_its_users_mistake(
     assert found.accused == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("driver_version", "devices", "said", "cause"),
     [

@@ -47,7 +47,7 @@ def faulty(report: JobReport) -> set[str]:
     }
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(st.data())
 def test_a_journal_cut_anywhere_is_reported_and_accuses_nobody_new(
@@ -89,7 +89,7 @@ def test_a_master_file_cut_in_and_behind_every_record_is_reported(root: Path) ->
         path.write_bytes(content)
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(st.sampled_from(FILES), st.data())
 def test_damaged_bytes_in_a_file_never_stop_a_report(name: str, data: st.DataObject) -> None:

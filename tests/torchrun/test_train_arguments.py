@@ -134,7 +134,7 @@ def test_what_torchrun_does_not_know_it_refuses_itself(
     assert ("unrecognized arguments" in said) or ("required: training_script" in said)
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_variables_of_torchruns_own_count_as_given(tmp_path: Path) -> None:
     environ = {**os.environ, "PET_NNODES": "2:4", "PET_STANDALONE": "0"}
     # `--python` is the script's here, although it looks like ours.
@@ -146,7 +146,7 @@ def test_variables_of_torchruns_own_count_as_given(tmp_path: Path) -> None:
     assert Path(python).is_absolute()
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_the_interpreter_is_the_one_that_is_named() -> None:
     python, found = read_with_interpreter(["--python", sys.executable, __file__], os.environ)
     assert python == sys.executable == found.text("python")

@@ -102,7 +102,7 @@ def training(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("backend", ["c10d", "static"])
@@ -128,7 +128,7 @@ def test_a_broken_monitor_leaves_the_training_alone(
 SAYS_HOW = "import sys; print('monitor', sys.argv[1:], file=sys.stderr, flush=True)"
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("mode", ["report", "stop", "restart"])

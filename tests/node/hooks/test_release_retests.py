@@ -28,7 +28,7 @@ def test_a_fault_against_what_slurm_expects_is_tested_against_the_same(node: Nod
     assert "7 GPUs, Slurm counts on 8" in node.said
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_a_fault_that_no_retest_shows_is_left_to_a_person_in_the_end(node: Node) -> None:
     node.more = _OF_JOBS % "SLURM_JOB_ID"
     for job in range(3):
@@ -41,7 +41,7 @@ def test_a_fault_that_no_retest_shows_is_left_to_a_person_in_the_end(node: Node)
     assert node.state == "IDLE+DRAIN"
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_drains_of_days_ago_do_not_count(node: Node) -> None:
     for _ in range(5):
         node.break_it()

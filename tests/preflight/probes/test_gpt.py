@@ -194,14 +194,14 @@ def cramped(probe: str, *, spare_mib: int, **options: int) -> Any:
     return json.loads(done.stdout)
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_the_batch_is_halved_until_it_fits_and_no_further() -> None:
     figures = cramped("gpt_fit", gpt_batch=1024, spare_mib=400)
 
     assert figures["micro_batch"] in (8, 16, 32, 64, 128, 256)
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("probe", "said"),
     [("gpt_fit", "does not fit cpu even with a batch of one"), ("gpt", "ran out of memory")],

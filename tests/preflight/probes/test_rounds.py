@@ -202,7 +202,7 @@ def measure(context):
 """
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_rails_are_parts_of_the_group_of_a_pair_and_begin_together(
     make: type[Bench], tmp_path: Path
 ) -> None:

@@ -150,7 +150,7 @@ def test_an_exception_that_was_dealt_with_does_not_explain_a_later_signal(tmp_pa
     assert told(*ended(tmp_path, program)).cause != "rank-failed"
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.parametrize(
     ("program", "cause"),

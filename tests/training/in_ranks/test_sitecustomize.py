@@ -143,7 +143,7 @@ def test_the_steps_of_an_optimizer_are_those_of_the_training(tmp_path: Path) -> 
     assert steps_in(ran.stdout) == [3]
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 @pytest.mark.torch
 def test_of_several_optimizers_the_one_that_stepped_most_counts(tmp_path: Path) -> None:
     ran = python(tmp_path, TRAINS + "train(5, one, two); train(2, two); print(*beats())")
@@ -168,7 +168,7 @@ def test_a_script_with_a_heartbeat_of_its_own_has_that_alone(tmp_path: Path, cop
     assert steps_in(ran.stdout) == [7], ran.stderr
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 @pytest.mark.torch
 def test_a_heartbeat_of_the_scripts_that_begins_late_takes_over(tmp_path: Path) -> None:
     text = f"{TRAINS}\ntrain(5, one)\nfrom slurm_health import heartbeat\n"
@@ -178,7 +178,7 @@ def test_a_heartbeat_of_the_scripts_that_begins_late_takes_over(tmp_path: Path) 
     assert steps_in(ran.stdout) == [4], ran.stderr
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.timeout(400)  # what compiles takes ten seconds of a processor to load
 def test_a_compiled_step_runs_as_it_would(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_a_compiled_step_runs_as_it_would(tmp_path: Path) -> None:
     assert (ran.returncode, ran.stdout) == (0, "True\n"), ran.stderr
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 @pytest.mark.torch
 def test_a_probe_of_ours_that_trains_has_no_heartbeat(tmp_path: Path) -> None:
     ours = Path(__file__).parents[3] / "slurm_health" / "preflight" / "probes" / "worker.py"
