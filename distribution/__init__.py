@@ -3,7 +3,7 @@
 
 Each module's part in that:
 
-    packages  `make packages`: the `.deb` and the `.rpm` of this machine's distribution
+    packages  the `.deb` and the `.rpm` of this machine's distribution
     release   `make release`: all that a release is made of, with its checksums
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make packages`: the `.deb` and the `.rpm`, by whichever of dpkg-deb and rpmbuild are here.
+"""The `.deb` and the `.rpm`, by whichever of dpkg-deb and rpmbuild are here.
 
     python -m distribution.packages --output DIR
 

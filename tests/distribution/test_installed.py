@@ -44,7 +44,7 @@ def run(*words: object, check: bool = True, environ: Mapping[str, str] | None = 
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory with what `make packages` makes here."""
+    """The directory with the packages that are made here."""
     output = tmp_path_factory.mktemp("packages")
     named = {"DEBFULLNAME": "The HPC team", "DEBEMAIL": "hpc@example.org"}
     environ = {**os.environ, **named, "PYTHONPATH": str(ROOT)}

@@ -135,7 +135,8 @@ def main() -> None:
         elif said.startswith("unrecognized"):
             said += suggestion(said, parser)
         parser.print_usage(sys.stderr)
-        parser.exit(2, f"{parser.prog}: error: {said}\n")
+        sys.stderr.write(f"{parser.prog}: error: {said}\n")
+        sys.exit(2)
 
     vars(parser)["error"] = refuse  # torchrun makes its parser, and argparse has no other way in
     options = [Option(*each) for each in json.loads(sys.argv[2])]
