@@ -129,7 +129,6 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
         "mkdocs",
         "build",
         "--strict",
-        "--quiet",
         f"--site-dir={tmp_path}",
     ]
     # Without the variable its theme advertises a successor on standard error.
