@@ -211,6 +211,7 @@ def test_for_the_supervisor_everything_ends_in_one_line_of_json(tmp_path: Path) 
     assert str(answer["reason"]).startswith("UNCHECKED: SLURM_JOB_ID")
 
 
+@pytest.mark.heavy
 def test_a_check_that_takes_long_lets_its_supervisor_know_that_it_gets_on(tmp_path: Path) -> None:
     (tmp_path / "local0").write_text("never-ready")
     words = ("check", "--local=1", "--for-supervisor=r", f"--journal={tmp_path}/j")

@@ -25,6 +25,7 @@ NODES = ("local0", "local1", "local2", "local3")
 HONEST = {0, 1, 3}
 
 
+@pytest.mark.heavy
 def test_a_machine_that_is_well_is_checked_and_reported(tmp_path: Path) -> None:
     done = slurm_health(
         "check", "--local=4", f"--journal={tmp_path}", environ={"CUDA_VISIBLE_DEVICES": ""}

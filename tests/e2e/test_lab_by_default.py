@@ -267,6 +267,7 @@ def test_a_broken_installation_costs_no_job(by_default: Site, broken: Path, what
     assert ("slurm-health" in logged) == (what != "no interpreter")
 
 
+@pytest.mark.heavy
 def test_it_is_taken_away_whole_and_slurmctld_starts_without_it(by_default: Site) -> None:
     remove = [COMMAND, "init-default", "--remove"]
     directory = by_default.lab.paths.etc / "slurm"

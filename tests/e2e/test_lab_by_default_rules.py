@@ -81,6 +81,7 @@ def is_checked(site: Site, *words: str) -> bool:
     return directory.exists()
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "asked",
     [
@@ -124,6 +125,7 @@ def test_a_job_that_all_rules_name_is_given_the_launcher(site: Site, asked: str)
     assert has_launcher(site, "--gpus=1", *asked.split())
 
 
+@pytest.mark.heavy
 def test_where_a_job_starts_its_account_and_its_partition_are_known(site: Site) -> None:
     """Of several partitions Slurm chooses; an account that nobody named is the user's default."""
     assert is_checked(site, "--gpus=1")

@@ -144,6 +144,7 @@ def test_a_journal_on_the_disk_of_each_node_is_told_where_users_can_write_it(
     assert "the nodes of a job do not see each other's records" in change
 
 
+@pytest.mark.heavy
 def test_with_slurmctld_away_the_rest_is_said_all_the_same(wrong: Consulted) -> None:
     wrong.lab.kill_slurmctld()
     try:

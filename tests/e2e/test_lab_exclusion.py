@@ -90,6 +90,7 @@ def as_alice(module_site: Site) -> Seen:
     return run_with_bad_node(module_site, "alice")
 
 
+@pytest.mark.heavy
 def test_root_drains_the_bad_node_with_our_reason_and_the_job_runs_elsewhere(as_root: Seen) -> None:
     assert_ran_elsewhere(as_root)
     assert as_root.drained.keys() == {BAD}
@@ -103,6 +104,7 @@ def test_root_drains_the_bad_node_with_our_reason_and_the_job_runs_elsewhere(as_
     assert f"drained {BAD}, requeued without it" in as_root.table
 
 
+@pytest.mark.heavy
 def test_alice_gets_the_same_job_and_no_drain_is_even_tried(as_alice: Seen) -> None:
     assert_ran_elsewhere(as_alice)
     assert acts(as_alice.records) == REQUEUE
@@ -113,6 +115,7 @@ def test_alice_gets_the_same_job_and_no_drain_is_even_tried(as_alice: Seen) -> N
     assert "Security violation" not in as_alice.site.controller_log()
 
 
+@pytest.mark.heavy
 def test_the_report_names_the_bad_node_and_how_it_was_left(as_alice: Seen) -> None:
     first, second = as_alice.report["runs"]
     healthy = dict.fromkeys(("n1", "n2", "n4"), "healthy")
@@ -125,6 +128,7 @@ def test_the_report_names_the_bad_node_and_how_it_was_left(as_alice: Seen) -> No
     assert any(line.split()[:2] == [BAD, "faulty"] for line in as_alice.table.splitlines())
 
 
+@pytest.mark.heavy
 def test_the_job_is_back_within_seconds(as_alice: Seen) -> None:
     (verdict,) = [r for r in as_alice.records if r["kind"] == "verdict_reached"]
     again = as_alice.site.records(as_alice.job["JobId"], "1")[0]

@@ -31,6 +31,7 @@ def site(module_site: HookedSite) -> Iterator[HookedSite]:
     module_site.configure()
 
 
+@pytest.mark.heavy
 def test_with_slurmctld_slower_than_a_hook_waits_nothing_is_drained(site: HookedSite) -> None:
     """Stopped, it takes connections and does not answer: the worst kind of slow."""
     site.on("n2", "touch", FLAG)
@@ -95,6 +96,7 @@ def test_a_rack_that_fails_in_the_same_moment_is_not_drained(site: HookedSite) -
 RESERVED = ["starttime=now", "duration=60", "user=root", "nodes=n3"]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("change", "undo", "state"),
     [

@@ -98,6 +98,7 @@ def assert_same_world(plain: dict[str, Any], ours: dict[str, Any]) -> None:
     assert ours == plain
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "options",
     [
@@ -213,6 +214,7 @@ def test_a_heterogeneous_job_is_refused_and_says_so(site: Site) -> None:
     assert site.jobs() == {}
 
 
+@pytest.mark.heavy
 def test_without_a_check_it_is_the_plain_job_and_a_dry_run_is_none(site: Site) -> None:
     script = site.script("world.py", WORLD)
     plain, ours = (

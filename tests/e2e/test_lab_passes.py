@@ -88,6 +88,7 @@ def test_what_lies_between_nodes_is_checked_all_the_same(site: HookedSite) -> No
     assert journals(site) - before == {job}
 
 
+@pytest.mark.heavy
 def test_no_user_can_say_that_a_node_has_passed(site: HookedSite) -> None:
     forging = f"#!/bin/sh\ncd {PLACE} || exit\nmv passes.json o; rm -f *; echo '[]' >passes.json\n"
     job = run(site, "-N1", "-wn1", script=forging)

@@ -146,6 +146,7 @@ def test_a_helper_that_finds_no_place_leaves_a_held_job_and_lets_it_go_when_it_s
     assert "slurm-health" not in site.lab.job(job).get("Comment", "")
 
 
+@pytest.mark.heavy
 def test_a_helper_that_is_killed_at_work_leaves_a_held_job_that_says_what_to_type(
     site: Site,
 ) -> None:

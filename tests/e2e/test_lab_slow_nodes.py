@@ -72,6 +72,7 @@ def assert_moved(site: Site, job: int, nodes: int, *, off: str) -> None:
 # --- where other nodes are free ------------------------------------------------------------------
 
 
+@pytest.mark.heavy
 def test_a_job_on_a_slow_node_moves_to_an_idle_one(site: Site) -> None:
     play(site, n3=SLOW)
     site.forget_calls()

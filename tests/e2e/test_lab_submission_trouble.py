@@ -103,6 +103,7 @@ def test_where_the_partition_refuses_the_helper_the_job_waits_and_says_what_to_t
     assert list(site.jobs().values()) == ["PENDING"]
 
 
+@pytest.mark.heavy
 def test_a_job_in_a_partition_for_large_jobs_alone_moves_within_it(site: Site) -> None:
     script = site.script("train.sh", RAN)
     number = submit_with_a_bad_node(site, "-N4", "-p", "large", script)

@@ -64,6 +64,7 @@ def test_where_the_journal_fails_the_comment_says_so_beside_the_jobs_own(site: S
     assert "mine" not in report.stderr
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("trouble", [NO_PYTHON, NO_JOURNAL])
 def test_hold_keeps_a_job_that_cannot_be_checked_until_it_is_released(
     site: Site, trouble: str
@@ -166,6 +167,7 @@ def test_a_signal_that_meets_the_check_reaches_the_scripts_own_trap(site: Site) 
     assert output.index("began") < output.index("requeues itself")
 
 
+@pytest.mark.heavy
 def test_a_signal_to_all_steps_does_not_disturb_the_check(site: Site) -> None:
     play(site, n2=NEVER_READY)
     job = submit(site, "-N2")

@@ -146,6 +146,7 @@ def test_nodes_that_know_the_secret_take_part(
     assert not any(SECRET.encode() in path.read_bytes() for path in written)
 
 
+@pytest.mark.heavy
 def test_the_others_end_soon_when_node_0_is_killed(machines: list[Machine], master: str) -> None:
     machines[2].plays("stuck")
     for each in machines:
@@ -192,6 +193,7 @@ def test_an_interrupt_of_one_node_ends_all(machines: list[Machine], master: str,
     assert [each.left() for each in machines] == [[], [], []]
 
 
+@pytest.mark.heavy
 def test_a_node_that_comes_late_is_waited_for(machines: list[Machine], master: str) -> None:
     for each in machines[:2]:
         each.run("--nnodes=3", MASTER_ADDR=master)

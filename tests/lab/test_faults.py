@@ -59,6 +59,7 @@ def await_(condition: Callable[[], bool], what: str, deadline_s: float = 60) -> 
         time.sleep(0.02)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("source", "target"), [("n1", "n3"), ("n3", "n1")])
 def test_slow_link_is_slow_in_both_directions(lab: Lab, source: str, target: str) -> None:
     size_bytes = 8_000_000
@@ -74,6 +75,7 @@ def test_slow_link_is_slow_in_both_directions(lab: Lab, source: str, target: str
     assert max(healthy_s, cleared_s) < slow_s / 2
 
 
+@pytest.mark.heavy
 def test_dropped_packets_spare_slurm(lab: Lab) -> None:
     lab.fault.drop("n3")
     assert transfer_s(lab, "n1", "n3", 10, timeout_s=1) is None
@@ -87,6 +89,7 @@ def test_dropped_packets_spare_slurm(lab: Lab) -> None:
     assert transfer_s(lab, "n1", "n3", 10) is not None
 
 
+@pytest.mark.heavy
 def test_a_cut_path_is_between_two_nodes_and_spares_slurm(lab: Lab) -> None:
     lab.fault.cut_path("n3", "n1")
     assert transfer_s(lab, "n1", "n3", 10, timeout_s=1) is None

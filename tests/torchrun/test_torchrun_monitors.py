@@ -75,6 +75,7 @@ def test_all_nodes_hear_the_watch_and_it_hears_them(nodes: Nodes) -> None:
     assert looked(nodes.start(1)).keys() == set(NODES)
 
 
+@pytest.mark.heavy
 def test_what_was_said_before_a_start_is_no_answer_to_what_is_asked_after_it(nodes: Nodes) -> None:
     before = nodes.start(1)
     processes = {each["process"] for each in looked(before).values()}

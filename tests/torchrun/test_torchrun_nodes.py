@@ -89,6 +89,7 @@ def test_a_node_that_waits_for_a_decision_can_still_tell_that_it_is_there() -> N
     assert heard == [{"next": "stop"}]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("how", ["waits", "does not wait"])
 def test_all_that_workers_wrote_arrives_at_a_slow_reader(how: str) -> None:
     argv = [sys.executable, "-c", SAYS_MUCH_TO_A_SLOW_READER, how]

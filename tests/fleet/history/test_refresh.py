@@ -45,6 +45,7 @@ def checks_of(root: Path, index: Path, node: str) -> list[tuple[str, str]]:
     return [(each.job, each.label) for each in history.checks]
 
 
+@pytest.mark.heavy
 def test_an_index_that_a_reader_keeps_locked_is_answered_from_with_the_latest_jobs(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -230,6 +230,7 @@ def test_a_note_that_was_edited_is_anothers_for_hook_list_and_release(
     assert drained.state == "IDLE+DRAIN"
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("trouble", ["exit 1", "sleep 3600", "echo nonsense; exit 0"])
 def test_a_controller_in_trouble_releases_nothing(
     drained: Node, slurm: HookedSlurm, trouble: str

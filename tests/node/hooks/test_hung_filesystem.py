@@ -30,6 +30,7 @@ def met_twice(what: str, tmp_path: Path, hung: str = "hung") -> Any:
     return json.loads(ran.stdout)
 
 
+@pytest.mark.heavy
 @pytest.mark.root
 def test_a_dead_filesystem_costs_its_time_limit_and_its_child_is_left_behind(
     tmp_path: Path,
@@ -50,6 +51,7 @@ def test_a_dead_filesystem_costs_its_time_limit_and_its_child_is_left_behind(
     assert 0 < waiting_again <= waiting
 
 
+@pytest.mark.heavy
 @pytest.mark.root
 @pytest.mark.parametrize("what", ["journal", "ledger"])
 def test_no_child_is_sent_to_a_journal_or_ledger_after_one_that_the_kernel_holds(
@@ -62,6 +64,7 @@ def test_no_child_is_sent_to_a_journal_or_ledger_after_one_that_the_kernel_holds
     assert "in the kernel" in said_again
 
 
+@pytest.mark.heavy
 @pytest.mark.root
 def test_a_step_whose_command_the_kernel_holds_ends_as_failed_and_leaves_it_behind(
     tmp_path: Path,
@@ -71,6 +74,7 @@ def test_a_step_whose_command_the_kernel_holds_ends_as_failed_and_leaves_it_behi
         assert waiting == times
 
 
+@pytest.mark.heavy
 @pytest.mark.root
 def test_what_a_user_mounts_over_three_users_journals_keeps_no_other_from_being_read(
     public_path: Path,
@@ -82,6 +86,7 @@ def test_what_a_user_mounts_over_three_users_journals_keeps_no_other_from_being_
         assert waiting == 3
 
 
+@pytest.mark.heavy
 @pytest.mark.root
 def test_what_a_user_mounts_over_a_job_keeps_root_from_no_other_job(tmp_path: Path) -> None:
     write_healthy_run(tmp_path / "root", job=8)

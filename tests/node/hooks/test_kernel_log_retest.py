@@ -82,6 +82,7 @@ def check_often(clock: Clock, hours: float) -> None:
         clock.node.healthcheck()
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("text", [_XID, _MCE])
 def test_an_hour_and_a_day_without_repair_return_nothing(clock: Clock, text: str) -> None:
     node = drained_for(clock, text)

@@ -273,6 +273,7 @@ def _hung(node: Node) -> None:
     os.mkfifo(node.shared / shared_state.LEDGER)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("trouble", [_untrusted, _gone, _garbled, _hung])
 def test_a_ledger_that_cannot_be_used_drains_nobody(
     node: Node, trouble: Callable[[Node], None]

@@ -151,6 +151,7 @@ def test_a_probe_that_cannot_measure_is_no_crash(running: Stage) -> None:
     assert "WorkersStarting" not in running.kinds()
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(not FREEZER.is_dir(), reason="needs root and the freezer of cgroup v1")
 def test_a_worker_that_cannot_be_killed_is_given_up_and_the_agent_goes_on(running: Stage) -> None:
     (worker,) = descendants(running.processes[0].pid)
@@ -166,6 +167,7 @@ def test_a_worker_that_cannot_be_killed_is_given_up_and_the_agent_goes_on(runnin
         assert end_of(running.processes[0])[0] == 0
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(not FREEZER.is_dir(), reason="needs root and the freezer of cgroup v1")
 def test_a_worker_that_takes_long_to_die_is_waited_for_and_then_replaced(running: Stage) -> None:
     (worker,) = descendants(running.processes[0].pid)

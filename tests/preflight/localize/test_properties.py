@@ -207,6 +207,7 @@ def test_nodes_that_fail_nine_times_of_ten_are_found_among_hiccups() -> None:
     assert len(accused(verdict)) >= 12
 
 
+@pytest.mark.heavy
 def test_in_healthy_runs_with_rough_noise_nobody_is_accused() -> None:
     for seed in range(12):
         for count, noise in ((4, 0.05), (4, 0.25), (6, 0.15), (8, 0.05)):

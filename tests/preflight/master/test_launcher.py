@@ -319,6 +319,7 @@ def test_an_srun_that_does_not_leave_is_ended(srun: Srun) -> None:
     assert launcher.poll() == []
 
 
+@pytest.mark.heavy
 def test_agents_that_take_their_time_to_free_their_devices_are_waited_for(
     srun: Srun, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -148,6 +148,7 @@ def test_without_any_usable_interpreter_light_probes_measure_and_nobody_is_to_bl
     assert launched == [(False, list(NODES)), (True, list(NODES))]
 
 
+@pytest.mark.heavy
 def test_an_agent_that_is_killed_in_a_round_is_started_again_and_named(machine: Machine) -> None:
     machine.behave(n2="stuck")  # the round is not over before the agent is killed
     process = machine.start()
@@ -163,6 +164,7 @@ def test_an_agent_that_is_killed_in_a_round_is_started_again_and_named(machine: 
     assert {found[node] for node in ("n1", "n3", "n4")} == {"healthy"}
 
 
+@pytest.mark.heavy
 def test_a_master_that_is_killed_in_a_round_is_gone_on_for_by_the_next(machine: Machine) -> None:
     machine.behave(n3="stuck")
     first = machine.start()

@@ -115,6 +115,7 @@ def test_a_pair_measures_arithmetic_communication_and_both_overlapped(
         assert all(ms > 0 for each in samples for ms in each["iteration_ms"])
 
 
+@pytest.mark.heavy
 def test_the_members_of_a_pair_take_equally_many_steps(pair: list[list[dict[str, Any]]]) -> None:
     first, second = ([len(each["iteration_ms"]) for each in samples] for samples in pair)
 

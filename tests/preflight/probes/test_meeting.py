@@ -32,6 +32,7 @@ def silent_port() -> Iterator[int]:
         yield place[1]
 
 
+@pytest.mark.heavy
 def test_a_meeting_place_that_does_not_answer_ends_the_round_before_any_deadline(
     make: type[Bench],
 ) -> None:
@@ -56,6 +57,7 @@ def test_a_worker_that_waits_for_an_answer_hears_an_abort(make: type[Bench]) -> 
         assert bench.hears(0, "done")["outcome"] == "timed_out"
 
 
+@pytest.mark.heavy
 def test_a_meeting_place_that_refuses_is_waited_for_until_an_abort(make: type[Bench]) -> None:
     bench = make()
     with socket.create_server(("127.0.0.1", 0)) as server:

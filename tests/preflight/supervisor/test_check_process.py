@@ -68,6 +68,7 @@ exec cat RUN/master.jsonl
 """
 
 
+@pytest.mark.heavy
 @pytest.mark.root
 def test_a_check_that_the_kernel_holds_is_given_up_and_what_it_started_is_ended(
     bench: Bench,
@@ -118,6 +119,7 @@ def test_a_check_that_has_answered_in_time_may_end_later(bench: Bench) -> None:
     assert bench.lines() == ["start", "end"]
 
 
+@pytest.mark.heavy
 def test_a_check_that_takes_long_and_says_so_is_waited_for(bench: Bench) -> None:
     bench.master(
         "echo start >>$LOG\nfor each in $(seq 20); do sleep 0.2; echo; done\n"

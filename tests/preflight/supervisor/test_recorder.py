@@ -44,6 +44,7 @@ def test_journal_that_cannot_be_written_is_a_line_and_no_more(bench: Bench) -> N
     assert b"Traceback" not in err
 
 
+@pytest.mark.heavy
 @pytest.mark.root
 def test_journal_that_hangs_holds_up_neither_signals_nor_the_end(bench: Bench) -> None:
     with hung_filesystem(bench) as (run, wrapper, environ):

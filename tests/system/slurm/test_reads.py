@@ -182,6 +182,7 @@ def task_of(job: Job) -> tuple[str, str]:
 # --- the contract ------------------------------------------------------------------------------
 
 
+@pytest.mark.heavy
 def test_a_running_job_holds_its_nodes(stage: Stage) -> None:
     job = stage.reads.job(stage.running)
 

@@ -357,6 +357,7 @@ def test_a_last_word_arrives_though_the_node_was_speaking_itself(hall: Hall) -> 
         assert visitor.hears() == messages.Ended(why="node0 was ended by SIGINT")
 
 
+@pytest.mark.heavy
 def test_a_port_that_another_has_is_named(hall: Hall) -> None:
     again = SharedRun(
         directory=hall.directory,

@@ -182,6 +182,7 @@ def test_progress_is_recorded_once_a_minute_and_when_a_rank_is_stopped(bench: Be
     assert len(seen) == 3
 
 
+@pytest.mark.heavy
 def test_a_training_that_stands_still_is_said_and_recorded_and_goes_on(bench: Bench) -> None:
     bench.train("sleeps")
     stopped = bench.train("sleeps", rank=1)
@@ -208,6 +209,7 @@ def move_until(bench: Bench, ranks: Ranks, holds: Callable[[], object]) -> None:
         time.sleep(0.5)
 
 
+@pytest.mark.heavy
 def test_a_rank_that_says_nothing_and_is_stopped_is_named_and_goes_on(bench: Bench) -> None:
     pipes = [os.pipe() for _ in range(2)]
     ranks = Ranks(bench.job, "n1", "")
@@ -248,6 +250,7 @@ def test_without_py_spy_the_kernel_tells_who_waits_for_a_file(bench: Bench) -> N
     assert "py-spy is not installed" in bench.said.getvalue()
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(closer_look.find_py_spy() is None, reason="py-spy is not installed")
 def test_with_py_spy_a_rank_is_seen_where_it_is(bench: Bench) -> None:
     bench.train("sleeps")
@@ -265,6 +268,7 @@ def test_a_training_that_prints_no_more_and_works_is_well(bench: Bench) -> None:
     assert bench.said.getvalue() == ""
 
 
+@pytest.mark.heavy
 def test_monitors_that_die_or_cannot_be_started_leave_a_job_unseen(bench: Bench) -> None:
     bench.command = ("/bin/false",)
     bench.train("sleeps")
@@ -273,6 +277,7 @@ def test_monitors_that_die_or_cannot_be_started_leave_a_job_unseen(bench: Bench)
     assert bench.said.getvalue() == ""
 
 
+@pytest.mark.heavy
 def test_a_script_that_ends_while_it_is_looked_at_is_not_held_up(bench: Bench) -> None:
     bench.train("sleeps")
     bench.script_ends()
@@ -280,6 +285,7 @@ def test_a_script_that_ends_while_it_is_looked_at_is_not_held_up(bench: Bench) -
         bench.look_until(lambda: False)
 
 
+@pytest.mark.heavy
 def test_five_scripts_one_after_another_are_well_until_one_hangs(bench: Bench) -> None:
     for _ in range(4):
         process = bench.train("ends", steps=15)
@@ -289,6 +295,7 @@ def test_five_scripts_one_after_another_are_well_until_one_hangs(bench: Bench) -
     bench.look_until(lambda: "seems to hang" in bench.said.getvalue())
 
 
+@pytest.mark.heavy
 @pytest.mark.root
 def test_a_full_journal_costs_the_record_alone(tmp_path: Path) -> None:
     with full_filesystem(tmp_path / "full") as full:
