@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from pathlib import Path
 
 import msgspec
@@ -51,6 +52,10 @@ def wait_for_senders() -> None:
     """Wait for the processes that hooks of this test have started and do not wait for."""
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError):
-            sends = b"slurm_health.node.notify" in (path / "cmdline").read_bytes()
-            if sends and stat(path).parent == os.getpid():
+            if stat(path).parent != os.getpid():
+                continue
+            # While the kernel executes a program, it has no command line yet; nor at its end.
+            while not (words := (path / "cmdline").read_bytes()) and stat(path).state != "Z":
+                time.sleep(0.001)
+            if b"slurm_health.node.notify" in words:
                 os.waitpid(int(path.name), 0)
