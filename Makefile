@@ -34,13 +34,13 @@ quick: $(VENV)/.quick ## the tests in T=PATH that need neither root, torch nor S
 	$(RUN) -m pytest -q $(T) $(if $(WHOLE),-n $(WORKERS)) $(PYTEST_ARGS) \
 		-m 'not ($(if $(WHOLE),heavy or )lab or played_gpu or root or slow or torch)'
 
-test: lab-packages ## most tests (six minutes on two cores)
-	$(PYTEST) -m 'not (slow or heavy or played_gpu)' $(PYTEST_ARGS)
+test: install ## all that needs no Slurm (six minutes on two cores)
+	$(PYTEST) -m 'not (slow or heavy or played_gpu or lab)' $(PYTEST_ARGS)
 
 test-all: test test-heavy test-played-gpu test-slow ## every test, as before a release (two hours)
 
 test-heavy: lab-packages
-	$(PYTEST) -m 'heavy and not (slow or played_gpu)' $(PYTEST_ARGS)
+	$(PYTEST) -m '(heavy or lab) and not (slow or played_gpu)' $(PYTEST_ARGS)
 
 test-played-gpu: install played-gpu
 	$(PYTEST) -n 2 -m 'played_gpu and not slow' $(PYTEST_ARGS)
