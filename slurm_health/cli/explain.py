@@ -99,9 +99,7 @@ def _explain_files(
         names = expand(nodes) if nodes else ()
     except ValueError as err:
         raise UsageError(f"--nodes: {err}") from err
-    diagnosed, explanation = explain(
-        paths, nodes=names, exit_code=1 if exit_code is None else exit_code
-    )
+    diagnosed, explanation = explain(paths, nodes=names, exit_code=exit_code)
     if as_json:
         print_result(msgspec.json.format(msgspec.json.encode(explanation)).decode() + "\n")
     else:

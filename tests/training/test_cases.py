@@ -203,3 +203,11 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
         explain([tmp_path])
     with pytest.raises(UsageError, match="cannot be read"):
         explain([tmp_path / "missing.txt"])
+
+
+def test_an_exit_code_that_nobody_gave_is_not_told(tmp_path: Path) -> None:
+    output = tmp_path / "slurm-9.out"
+    output.write_text("all is well so far\n")
+
+    assert "exit code" not in explain([output])[1].says
+    assert "exit code 7" in explain([output], exit_code=7)[1].says

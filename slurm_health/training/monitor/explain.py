@@ -17,7 +17,7 @@ from slurm_health.node.rules.kernel_lines import ANY_XID, KINDS, OUT_OF_MEMORY, 
 from slurm_health.preflight.decide.after_failure import Next, ScriptFailure, plan
 from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import UsageError
-from slurm_health.records.script_records import Attribution, Diagnosed
+from slurm_health.records.script_records import SCRIPT_FAILED, Attribution, Diagnosed
 from slurm_health.system import killable
 from slurm_health.training.diagnosis.collected import (
     Collected,
@@ -105,14 +105,14 @@ class _Inputs:
 
 
 def explain(
-    paths: Sequence[Path], *, nodes: Sequence[str] = (), exit_code: int = 1
+    paths: Sequence[Path], *, nodes: Sequence[str] = (), exit_code: int | None = None
 ) -> tuple[Diagnosed, Explanation]:
     """Return why a job failed, and what would follow.
 
     Args:
         paths: files and directories, in any order.
         nodes: those of the job; without them, those that the output names.
-        exit_code: of its script.
+        exit_code: of its script; without it, one that failed in a way that is not known.
 
     Raises:
         UnreadableInput: a file cannot be read, or none holds anything.
@@ -120,7 +120,9 @@ def explain(
     inputs = _read(paths, nodes)
     log = read_log(inputs.outputs, cut=inputs.cut, shared=len(inputs.outputs))
     known = tuple(nodes) or _nodes_named(log, inputs)
-    data: list[msgspec.Struct] = [ScriptEnd(exit_code=exit_code, nodes=known)]
+    data: list[msgspec.Struct] = [
+        ScriptEnd(exit_code=1 if exit_code is None else exit_code, nodes=known)
+    ]
     if inputs.outputs:
         data.append(log)
     if inputs.kernel:
@@ -148,6 +150,9 @@ def explain(
             sureness="certain",
         )
         return diagnosed, _explanation(diagnosed, "none")
+    if exit_code is None and diagnosed.cause == SCRIPT_FAILED:
+        words = "nothing in these files says why the script failed"
+        diagnosed = msgspec.structs.replace(diagnosed, description=words)
     batch_node = known[0] if known else ""
     failure = ScriptFailure(diagnosed=diagnosed, batch_node=batch_node, nodes=known)
     action = "none" if exit_code == 0 else plan(failure).next
