@@ -5,13 +5,13 @@ PYTHON  := $(VENV)/bin/python
 RUN     := PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PYTHON)
 # The newest interpreter of the distribution: ordinary users' jobs run it, so it must not lie in a home.
 BASE    := $(firstword $(wildcard /usr/bin/python3.13 /usr/bin/python3.12 /usr/bin/python3.11) python3)
-# Any torch that runs on CPUs. If pip's default brings GBs of CUDA: make test TORCH='torch --index-url URL'
+# If pip's default brings gigabytes of CUDA: make test TORCH='torch --index-url URL'
 TORCH   ?= torch==2.13.0
 # Most tests wait for Slurm or for processes: two workers a core, a dozen at most.
 WORKERS ?= $(shell n=$$((2 * $$(nproc))); echo $$((n < 12 ? n : 12)))
 PYTEST  := $(RUN) -m pytest -n $(WORKERS) --dist loadgroup
 INSTALL := $(if $(filter 0,$(shell id -u)),apt-get install -yq --no-install-recommends,@echo 'as root: apt-get install')
-# pyslurm must match Slurm's release (this tag: Debian 12's). All other tests run without it.
+# pyslurm must match Slurm's release: this tag is for Debian 12's.
 PYSLURM  ?= .venv-pyslurm
 PYSLURM_SOURCE ?= git+https://github.com/PySlurm/pyslurm@v22.5.3
 # PyTorch's CUDA build for played GPUs, without NVIDIA's packages, so that no real GPU is reached.
@@ -45,7 +45,6 @@ test-heavy: lab-packages
 test-played-gpu: install played-gpu
 	$(PYTEST) -n 2 -m 'played_gpu and not slow' $(PYTEST_ARGS)
 
-# What tests/recipes trains with is large: a test whose package is missing is skipped and says so.
 test-slow: lab-packages played-gpu
 	-$(INSTALL) openmpi-bin && $(PYTHON) -m pip install -q -e '.[recipes]'
 	$(PYTEST) -m slow $(PYTEST_ARGS)
@@ -72,8 +71,7 @@ docs: install ## the page of all commands, and the documentation as a site in bu
 bench: lab-packages ## NAME=NAME measures one thing; without NAME, lists what there is
 	@$(RUN) -m benchmarks $(NAME) $(ARGS)
 
-# The interpreter whose torch was built for these GPUs, where it has the rest too.
-gpu: ## everything that one GPU can show; ARGS=--device=cpu without one
+gpu: ## everything that one GPU can show, with python3's torch if it has one; ARGS=--device=cpu without a GPU
 	@if python3 -c 'import click, filelock, msgspec, numpy, tabulate, torch' 2>/dev/null; \
 		then python3 -m benchmarks.gpu $(ARGS); \
 		else $(MAKE) --no-print-directory tools && $(PYTHON) -m benchmarks.gpu $(ARGS); fi
@@ -84,8 +82,7 @@ freeze: install ## accept changed verdicts and decisions into tests/frozen
 mutants: install ## which changes of the deciding code no test notices (hours)
 	$(RUN) -m tests.mutants $(ARGS)
 
-# All files carry the time of the last commit, so that a second build is identical.
-release: install ## wheel, .deb, .rpm and checksums in dist/release; SIGN=KEY
+release: install ## reproducible wheel, .deb, .rpm and checksums in dist/release; SIGN=KEY
 	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(RUN) -m distribution.release $(if $(SIGN),--sign '$(SIGN)')
 
 install: $(VENV)/.installed
@@ -105,7 +102,6 @@ $(VENV)/.quick: pyproject.toml
 	@echo 'installing into $(VENV)'
 	@$(PYTHON) -m pip install -q -e '.[test]' && touch $@
 
-# The lab is a real Slurm. Without root it cannot run, and the tests say so.
 lab-packages: install
 	@test "$$(id -u)" != 0 || $(PYTHON) -c 'import sys; from tests.lab import missing; sys.exit(bool(missing()))' || \
 		$(PYTHON) -m tests.lab install
@@ -120,7 +116,6 @@ $(PLAYED)/.installed: pyproject.toml
 	@PIP_FIND_LINKS= $(PLAYED)/bin/python -m pip install -q filelock fsspec jinja2 networkx numpy sympy typing_extensions
 	@$(PLAYED)/bin/python -m pip install -q -e '.[gpu]' && touch $@
 
-# Unoptimised: an optimised build takes gigabytes of memory.
 $(PYSLURM)/.installed: $(VENV)/.quick
 	@$(INSTALL) git gcc libslurm-dev python3-dev
 	@test -x $(PYSLURM)/bin/python || $(BASE) -m venv $(PYSLURM)
