@@ -84,7 +84,7 @@ def check_context(context: str, site: Site) -> CheckContext:
     import msgspec
 
     from slurm_health.node.checks.check import CheckContext
-    from slurm_health.node.draining.own_drain import returned_uptime_s
+    from slurm_health.node.state import returned_uptime_s
 
     # What checks remember belongs to the hooks; a person who looks must not move it.
     place = CheckContext(environ=dict(os.environ), now_s=time.time(), context=context)

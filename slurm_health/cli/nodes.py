@@ -104,13 +104,13 @@ def checked(config: str | None, names: tuple[str, ...]) -> int:
 @click.pass_obj
 def retest(config: str | None) -> int:
     """Run again, on this node, the checks that it was drained for. Nothing else is done."""
-    from slurm_health.node.draining import own_drain
+    from slurm_health.node import state
     from slurm_health.node.hooks import explain as texts
     from slurm_health.node.hooks import nodes as listing
     from slurm_health.node.hooks.run_checks import node_name
 
     site = load_site(config)
-    kept = own_drain.recall(site.state, node_name(os.environ))
+    kept = state.recall(site.state, node_name(os.environ))
     if kept is None:
         print_result("this node was not drained by its hooks\n")
         return int(ExitCode.HEALTHY)
@@ -126,12 +126,12 @@ def retest(config: str | None) -> int:
 @click.pass_obj
 def marks_command(config: str | None, names: tuple[str, ...]) -> int:
     """List accusations by users' jobs that no check of the node has confirmed."""
-    from slurm_health.node.draining.shared_state import SharedStateUnusable
     from slurm_health.node.hooks import nodes as listing
+    from slurm_health.node.shared import StoreUnusable
 
     try:
         print_result(listing.marks_text(load_site(config), names, time.time()))
-    except SharedStateUnusable as err:
+    except StoreUnusable as err:
         raise click.ClickException(str(err)) from err
     return int(ExitCode.HEALTHY)
 
@@ -140,12 +140,12 @@ def marks_command(config: str | None, names: tuple[str, ...]) -> int:
 @click.pass_obj
 def reset(config: str | None) -> int:
     """Let the breaker allow drains again, once the common cause is found."""
-    from slurm_health.node.draining.shared_state import SharedStateUnusable
     from slurm_health.node.hooks import nodes as listing
+    from slurm_health.node.shared import StoreUnusable
 
     try:
         print_result(listing.reset(load_site(config)))
-    except SharedStateUnusable as err:
+    except StoreUnusable as err:
         raise click.ClickException(str(err)) from err
     return int(ExitCode.HEALTHY)
 

@@ -65,7 +65,7 @@ def doctor(config: str | None, python: str, as_json: bool) -> int:
         limits_s = slurm_conf.hook_limits_s(said or {})
         advice += machine.advise_machine(site, (said or {}).get("ClusterName", ""), limits_s)
         advice += site_actions.advise_on_notify(site)
-        advice += site_actions.advise_on_mending(site, said or {})
+        advice += site_actions.advise_on_repair(site, said or {})
     if site is not None and said is not None:
         place = installing.directory_of(said)
         advice += installing.advise(place, said, site.default, lua(site))

@@ -43,6 +43,8 @@ class _Asked:
     python: str | None
     journal: str | None
     index: str | None
+    node: str | None
+    avoid: str | None
     dry_run: bool
     sbatch: tuple[str, ...]
 
@@ -91,6 +93,12 @@ class _Asked:
 )
 @shared_options(Door.CHECK, "check", "python", "journal")
 @click.option("--index", metavar="FILE|URL", help="The index of the journals, as for history.")
+@click.option(
+    "--node",
+    metavar="NODE",
+    help="Check this node now, with two partners that Slurm chooses, unless it was lately.",
+)
+@click.option("--avoid", metavar="NODELIST", help="With --node: no partners, as they are suspect.")
 @click.option("--dry-run", is_flag=True, help="Print what would be submitted, and submit nothing.")
 @click.argument("sbatch", nargs=-1, metavar="[-- SBATCH OPTIONS]")
 @as_settings(_Asked)
@@ -117,6 +125,8 @@ def sweep(asked: _Asked) -> int:
     begun = submission.begun(root, uid)
     over = begun.difference(client.unended(uid)) if begun else begun
     wishes = _wishes(asked, root, interpreter, uid)
+    if asked.node:
+        return _check_with_partners(asked, asked.node, client, wishes, root)
     with opened_index(str(root), asked.index, rebuild=False) as found:
         chosen = submission.choose(client, found, wishes, uid=uid, now_s=time.time())
     if chosen.most < FEWEST:
@@ -142,6 +152,33 @@ def sweep(asked: _Asked) -> int:
         return int(ExitCode.UNAVAILABLE)
     wrong = submission.checks_nothing(ended) or wishes.output == _UNTOLD
     return int(ExitCode.INCONCLUSIVE if wrong else ExitCode.HEALTHY)
+
+
+def _check_with_partners(
+    asked: _Asked, node: str, client: Client, wishes: Wishes, root: Path
+) -> int:
+    """Submit the check of one node, unless it was checked lately or is being checked."""
+    from slurm_health.fleet.sweep import submission
+    from slurm_health.records.nodeset import expand
+
+    try:
+        known = client.nodes()
+        named = expand(asked.avoid) if asked.avoid else []
+    except ValueError as err:
+        raise UsageError(f"--avoid: {err}") from err
+    avoid = [name for name in named if name != node and name in known]
+    options = submission.options([node], wishes, partners=FEWEST - 1, avoid=avoid)
+    if asked.dry_run:
+        print_result(f"sbatch {' '.join(options)}\n")
+        return int(ExitCode.HEALTHY)
+    with opened_index(str(root), asked.index, rebuild=False) as index:
+        why_not = submission.why_not_now(client, index, node, uid=os.geteuid(), now_s=time.time())
+    if why_not:
+        print_result(f"{why_not}\n")
+    else:
+        job = client.submit(options, submission.script(wishes.check), os.environ)
+        print_result(f"{job}  {node} with {FEWEST - 1} partners\n")
+    return int(ExitCode.HEALTHY)
 
 
 def _wishes(asked: _Asked, root: Path, interpreter: str | None, uid: int) -> Wishes:
@@ -204,7 +241,8 @@ def _submit(client: Client, chosen: Turn, wishes: Wishes) -> bool:
     refused = False
     for group in chosen.groups:
         try:
-            job = submission.submit(client, group, wishes, os.environ)
+            options = submission.options(group, wishes)
+            job = client.submit(options, submission.script(wishes.check), os.environ)
         except SlurmError as err:  # a group that Slurm refuses must not keep the others from it
             _say(f"{fold(group)} is not checked: {err}")
             refused = True

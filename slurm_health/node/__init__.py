@@ -8,8 +8,16 @@ Their own errors end in exit code 0: what could not be measured takes no node ou
     site_settings   the site's file as the hooks read it, checks included
     passes          that a node has passed its checks lately: said by root, read by everybody
     notify          sends what happens to a node to a command, or to URLs
-    draining        takes a node out of the pool, and gives it back
-    mending         resets, reboots and tests a node as far as its site allows
+    store           values in files: a node's own, and those that all nodes change
+    shared          what all nodes keep together: the breaker's ledger
+    marks           accusations of nodes that no check of theirs confirms
+    state           what a node keeps about its own drains
+    drain           takes a node out of the pool, and returns it
+    repair          resets, reboots and tests a node as far as its site allows
     hooks           prolog, epilog, health check, and the administrators' commands
     doctor          `slurm-health doctor`: is this site set up for the hooks?
 """
+
+# In the directory of root's own on each node: what `drain` keeps there. Hooks that drain nothing
+# look whether it is there, and load nothing else for that.
+STATE_FILE = "node.json"

@@ -39,7 +39,7 @@ class EventKind(Enum):
     RELEASED = "released"
     BREAKER = "breaker"
     STEP_FAILED = "step_failed"  # of a repair
-    TICKET = "ticket"  # no step is left: the node needs an administrator
+    ADMINISTRATOR = "administrator"  # no step is left: the node needs one
     TEST = "test"
 
 
@@ -49,7 +49,7 @@ _WORDS = {
     EventKind.RELEASED: "returned to service",
     EventKind.BREAKER: "breaker tripped, no more nodes are drained",
     EventKind.STEP_FAILED: "repair step failed",
-    EventKind.TICKET: "needs an administrator",
+    EventKind.ADMINISTRATOR: "needs an administrator",
     EventKind.TEST: "test message, nothing has happened",
 }
 

@@ -21,11 +21,11 @@ from slurm_health.node.rules.settings import (
     Default,
     Hooks,
     Marks,
-    Mend,
     Metrics,
     Notify,
-    PairTest,
     Recovery,
+    Repair,
+    Sweep,
     is_pattern,
 )
 from slurm_health.records.errors import ConfigError
@@ -38,6 +38,8 @@ _FIELD = re.compile(r"\$\.(\w+)")
 _REPLACEMENTS = {
     "hooks.end_leftovers": "Slurm ends what a job leaves: ProctrackType=proctrack/cgroup",
     "notify.targets": "set command or urls in [notify]",
+    "repair.reload": "the step is reboot",
+    "repair.deep_test": "set test in [repair]: it runs on the drained node, in place",
 }
 
 
@@ -51,11 +53,11 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     recovery: Recovery = Recovery()
     marks: Marks = Marks()
     accusations: Accusations = Accusations()
-    pair_test: PairTest = PairTest()
+    sweep: Sweep = Sweep()
     default: Default = Default()
     metrics: Metrics = Metrics()
     notify: Notify = Notify()
-    mend: Mend = Mend()
+    repair: Repair = Repair()
     checks: tuple[Planned, ...] = ()
 
     @property
@@ -107,11 +109,11 @@ def load(path: Path, refuse: Callable[[SiteFile], object] | None = None) -> Site
         recovery=_top(file, Recovery, "recovery"),
         marks=_top(file, Marks, "marks"),
         accusations=_top(file, Accusations, "accusations"),
-        pair_test=_top(file, PairTest, "pair_test"),
+        sweep=_top(file, Sweep, "sweep"),
         default=_top(file, Default, "default"),
         metrics=_top(file, Metrics, "metrics"),
         notify=_top(file, Notify, "notify"),
-        mend=_top(file, Mend, "mend"),
+        repair=_top(file, Repair, "repair"),
         checks=tuple(each for each in planned if each is not None),
     )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import pwd
 import signal
 import subprocess
 import sys
@@ -186,16 +187,21 @@ def run(
     stdin: bytes = b"",
     directory: Path | None = None,
     last_bytes: int | None = None,
+    user: str | None = None,
 ) -> CommandResult:
     """Run a command in a session of its own to its end; nothing of it is left.
 
     What is late, or when we are interrupted, is killed; what the kernel holds even then is left
-    behind. `last_bytes` of each stream are kept; None for all.
+    behind. `last_bytes` of each stream are kept; None for all. With `user`, root runs it as that
+    user.
 
     Raises:
         TimeoutError: it did not end in time.
         OSError: it cannot be executed.
+        KeyError: there is no such user.
     """
+    account = pwd.getpwnam(user) if user is not None else None
+    groups = os.getgrouplist(account.pw_name, account.pw_gid) if account else None
     process = subprocess.Popen(
         list(argv),
         stdin=PIPE,
@@ -204,6 +210,9 @@ def run(
         env=dict(environ),
         cwd=directory,
         start_new_session=True,
+        user=account.pw_uid if account else None,
+        group=account.pw_gid if account else None,
+        extra_groups=groups,
     )
     until_s, streams = time.monotonic() + deadline_s, (process.stdout, process.stderr)
     try:

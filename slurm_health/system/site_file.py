@@ -27,11 +27,11 @@ _ADMIN_TABLES = (
     "recovery",
     "marks",
     "accusations",
-    "pair_test",
+    "sweep",
     "default",
     "metrics",
     "notify",
-    "mend",
+    "repair",
     "checks",
 )
 _HEADER, _QUOTES = re.compile(r"\s*\[\s*([^]]+?)\s*\]"), re.compile(r"[\"'\s]")

@@ -153,7 +153,7 @@ def test_a_user_who_runs_a_hook_is_told_that_it_is_for_root_and_what_to_run(hook
         config = place / "config.toml"
         config.write_text(f"[hooks]\nstate = '{place}/state'\n")
         done = as_stranger(hook, "--config", str(config))
-    assert f"{hook} is for root: {place}/state/returned.json: Permission denied; " in done.stderr
+    assert f"{hook} is for root: {place}/state/node.json: Permission denied; " in done.stderr
     assert f"slurm-health healthcheck --context {hook} runs its checks" in done.stderr
     assert "Traceback" not in done.stderr
     assert done.returncode == 2
@@ -257,7 +257,7 @@ def test_a_tripped_breaker_is_loud_until_it_is_reset(rack: list[Node]) -> None:
 
 
 def test_a_damaged_ledger_is_told_and_a_reset_mends_it(node: Node) -> None:
-    (node.shared / "ledger.json").write_text("{")
+    (node.shared / "ledger.1").write_text("{")
     text = call(node, "nodes").output
     assert "NO NODE IS DRAINED" in text
     assert "is damaged" in text
@@ -277,25 +277,25 @@ def test_retest_runs_what_the_node_was_drained_for(node: Node) -> None:
 
 
 def test_marks_are_listed(node: Node) -> None:
-    from slurm_health.node.draining import shared_state
+    from slurm_health.node import marks
     from slurm_health.node.rules.accusations import NodeMark
 
     assert call(node, "nodes", "marks").output == "no marks\n"
     import time
 
     mark = NodeMark(job=7, uid=4242424, component="node", text="x", time_s=time.time() - 7200)
-    shared_state.add_mark(node.site, "n3", mark)
+    marks.add(node.site, "n3", mark)
     text = call(node, "nodes", "marks", "n3").output
     assert "n3: 2 h ago, job 7 of user 4242424: x" in text
     assert "a node is drained once 3 jobs of 2 users accuse it" in text
 
 
 def test_a_mark_tells_its_age_in_minutes_and_whose_it_is(node: Node) -> None:
-    from slurm_health.node.draining import shared_state
+    from slurm_health.node import marks
     from slurm_health.node.rules.accusations import NodeMark
 
     mark = NodeMark(job=7, uid=0, component="node", text="x", time_s=node.now_s - 300)
-    shared_state.add_mark(node.site, "n3", mark)
+    marks.add(node.site, "n3", mark)
     said = nodes_text.marks_text(node.site, (), node.now_s)
     assert said.startswith("n3: 5 min ago, job 7 of user root: x\n")
 

@@ -12,6 +12,6 @@ what level, and what is done.
     trainings    recordings, logs, standstills: the cause, whose it is, and who is accused
     journals     journals of checks, replayed
     deciding     what a job does about a verdict, a failed script, a check that could not be made
-    node_rules   accusations, the breaker, mending, recovery, lines of the kernel
+    node_rules   accusations, the breaker, recovery, repair, lines of the kernel
     fleet        standings of nodes, and whom a sweep checks next
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a node's own rules decide: accusations, the breaker, mending, recovery, the kernel's words.
+"""What a node's own rules decide: accusations, the breaker, recovery, repair, the kernel's words.
 
 `inputs/kernel_lines.txt` holds lines of kernels and drivers, and lines that users can write.
 """
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
-from slurm_health.node.rules import accusations, breaker, drain_note, mending, recovery
+from slurm_health.node.rules import accusations, breaker, drain_note, recovery, repair
 from slurm_health.node.rules.finding import CheckResult, Finding, Remedy, Status
 from slurm_health.node.rules.kernel_lines import is_evidence
 from slurm_health.node.rules.meaning import all_meanings, meaning_of
@@ -18,9 +18,8 @@ from slurm_health.node.rules.settings import (
     Accusations,
     Breaker,
     Marks,
-    Mend,
-    PairTest,
     Recovery,
+    Repair,
     StepName,
     matches,
 )
@@ -40,7 +39,8 @@ def entries() -> Iterator[tuple[str, object]]:
     yield from _shares()
     yield from _breaker()
     yield from _breaker_for_owners()
-    yield from _mending()
+    yield from _repair()
+    yield from _gate()
     yield from _recovery()
     yield from _kernel()
     yield from _patterns()
@@ -98,24 +98,13 @@ def _tests_of_accused() -> Iterator[tuple[str, object]]:
         tested = {1000: tuple(NOW_S - age_s for _ in range(count))}
         counted = accusations.with_test(tested, 1000, NOW_S, Accusations(tests_per_user_hour=limit))
         yield f"test: after {count} {age_s:g} s ago, limit {limit}", counted is not None
-    for node, uid, age_h, count in product(
-        ("n1", "n2"), (1000, 1001), (0.5, 0.99, 1.01, 5.9, 6.1), (1, 2, 4)
-    ):
-        asked = [
-            accusations.Asked(node=node, time_s=NOW_S - age_h * _HOUR_S, uid=uid, accusing=each)
-            for each in range(count)
-        ]
-        wanted = accusations.Asked(node="n1", time_s=NOW_S, uid=1000, accusing=99)
-        why = accusations.refusal(asked, wanted, PairTest(enabled=True))
-        key = f"pair test: after {count} of {node} by {uid} {age_h:g} h ago is refused"
-        yield key, bool(why)
 
 
 def _shares() -> Iterator[tuple[str, object]]:
     limits = Breaker()
     for nodes in (1, 2, 3, 4, 8, 9, 16, 19, 20, 29, 30, 64, 100, 1000):
         key = f"breaker: of {nodes} nodes, of those below one switch"
-        yield key, [limits.allowed(nodes), limits.allowed_in_rack(nodes)]
+        yield key, [limits.allowed(nodes), limits.allowed(nodes, in_rack=True)]
 
 
 def _breaker() -> Iterator[tuple[str, object]]:
@@ -140,7 +129,7 @@ def _breaker() -> Iterator[tuple[str, object]]:
                 wanted,
                 limits=Breaker(directory="/x"),
                 members={"all": names},
-                ours=(),
+                ours={},
                 racks={leaf: each for leaf, each in below.items() if node in each} if racks else {},
             )
             allowed = isinstance(result, breaker.DrainAllowed)
@@ -175,13 +164,13 @@ def _breaker_for_owners() -> Iterator[tuple[str, object]]:
         yield key, most
 
 
-_STEPS: tuple[StepName, ...] = ("reset", "reload", "reboot", "deep_test", "ticket")
+_STEPS: tuple[StepName, ...] = ("reset", "reboot", "administrator")
 
 
-def _mending() -> Iterator[tuple[str, object]]:
-    settings = Mend(enabled=True, dry_run=False, steps=_STEPS, reload=("x",), deep_test=("x",))
-    fewer = Mend(enabled=True, dry_run=False, steps=("reboot", "ticket"))
-    named = Mend(enabled=True, steps=("reset", "reboot"), first={"gpu": "reboot"})
+def _repair() -> Iterator[tuple[str, object]]:
+    settings = Repair(dry_run=False, steps=_STEPS)
+    fewer = Repair(dry_run=False, steps=("reboot", "administrator"))
+    named = Repair(steps=("reset", "reboot"), first={"gpu": "reboot"})
     for remedies in product((None, *Remedy), repeat=2):
         failed = [
             CheckResult(
@@ -189,51 +178,65 @@ def _mending() -> Iterator[tuple[str, object]]:
             )
             for name, remedy in zip(("gpu", "xid"), remedies, strict=True)
         ]
-        words = " and ".join(each.value if each else "nothing known" for each in remedies)
-        yield f"mending: {words} begins with", mending.first_step(failed, settings).value
-        yield (
-            f"mending: {words}, gpu is named, begins with",
-            mending.first_step(failed, named).value,
-        )
-    yield "mending: no check failed begins with", mending.first_step([], settings).value
+        words = " and ".join(known.value if known else "nothing known" for known in remedies)
+        yield f"repair: {words} begins with", repair.first_step(failed, settings).value
+        key = f"repair: {words}, gpu is named, begins with"
+        yield key, repair.first_step(failed, named).value
+    yield "repair: no check failed begins with", repair.first_step([], settings).value
     for first, done, outcome, age_h, drain, allowed in product(
-        mending.MendStep,
-        (None, *mending.MendStep),
-        (mending.StepOutcome.BEGUN, mending.StepOutcome.DONE, mending.StepOutcome.DRY_RUN),
+        repair.LADDER,
+        (None, *repair.RepairStep),
+        (repair.Outcome.BEGUN, repair.Outcome.DONE, repair.Outcome.DRY_RUN),
         (0.1, 23.0, 25.0),
         ("this drain", "another drain"),
         (settings, fewer),
     ):
-        if done is None and (
-            outcome is not mending.StepOutcome.DONE or age_h > 1 or drain[0] == "a"
-        ):
+        if done is None and (outcome is not repair.Outcome.DONE or age_h > 1 or drain[0] == "a"):
             continue
-        tried = [] if done is None else [_tried(done, outcome, age_h, drain)]
-        found = mending.next_step(first, tried, "n1", "this drain", allowed, NOW_S)
+        attempts = [] if done is None else [_attempt(done, outcome, age_h, drain)]
+        chosen = repair.next_repair(
+            first, attempts, node="n1", drain="this drain", settings=allowed, now_s=NOW_S
+        )
         before = f"{done.value} {outcome.value} {age_h:g} h ago for {drain}" if done else "nothing"
-        key = f"mending: {first.value} first, after {before}, {len(allowed.steps)} steps"
-        yield key, found.step.value if found.step else None
+        key = f"repair: {first.value} first, after {before}, {len(allowed.steps)} steps"
+        yield key, chosen.step.value if chosen.step else None
     for count, age_h in product((3, 4, 5), (0.9, 1.1)):
-        tried = [
-            _tried(mending.MendStep.RESET, mending.StepOutcome.DONE, age_h, "x", node=f"m{each}")
-            for each in range(count)
+        attempts = [
+            _attempt(repair.RepairStep.RESET, repair.Outcome.DONE, age_h, "x", node=f"m{number}")
+            for number in range(count)
         ]
-        found = mending.next_step(mending.MendStep.RESET, tried, "n1", "x", settings, NOW_S)
-        key = f"mending: after {count} steps of others {age_h:g} h ago"
-        yield key, found.step.value if found.step else None
+        chosen = repair.next_repair(
+            repair.RepairStep.RESET, attempts, node="n1", drain="x", settings=settings, now_s=NOW_S
+        )
+        key = f"repair: after {count} steps of others {age_h:g} h ago"
+        yield key, chosen.step.value if chosen.step else None
 
 
-def _tried(
-    step: mending.MendStep,
-    outcome: mending.StepOutcome,
+def _gate() -> Iterator[tuple[str, object]]:
+    """Yield whether a node returns to service after one test or two, by how they ended and when."""
+    settings = Repair(test=("x",))
+    for first, second, age_h in product(repair.Outcome, (None, *repair.Outcome), (0.1, 1.0)):
+        attempts = [_attempt(repair.RepairStep.TEST, first, age_h + 2, "this drain")]
+        if second is not None:
+            attempts.append(_attempt(repair.RepairStep.TEST, second, age_h, "this drain"))
+        state, _ = repair.gate(
+            attempts, node="n1", drain="this drain", settings=settings, now_s=NOW_S
+        )
+        after = f"{first.value}, then {second.value}" if second else first.value
+        yield f"repair: test {after} {age_h:g} h ago", state.value
+
+
+def _attempt(
+    step: repair.RepairStep,
+    outcome: repair.Outcome,
     age_h: float,
     drain: str,
     *,
     node: str = "n1",
-) -> mending.Tried:
+) -> repair.RepairAttempt:
     time_s = NOW_S - age_h * _HOUR_S
     until_s = time_s + 1800.0
-    return mending.Tried(
+    return repair.RepairAttempt(
         node=node, step=step, time_s=time_s, drain=drain, outcome=outcome, until_s=until_s
     )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.node.draining import shared_state
+from slurm_health.node import shared
 from slurm_health.node.hooks.log import Log
 from slurm_health.node.rules.breaker import DrainLedger, Trip
 from slurm_health.node.rules.finding import CheckResult, inconclusive, node_fault, passed
@@ -77,11 +77,13 @@ def test_a_breaker_that_has_tripped_shows_on_the_nodes_that_it_keeps(
     assert collected(watched, tmp_path)["slurm_health_breaker_tripped"] == 0
 
     trip = Trip(time_s=0.0, node="n1", why="x", nodes="n[1-9]")
-    shared_state.change_ledger(watched.site, lambda _: (DrainLedger(trips={"gpu": trip}), b""))
+    shared.change_ledger(
+        watched.site, lambda _: (DrainLedger(trips={"gpu": trip}), None), type(None)
+    )
     watched.healthcheck()
     assert collected(watched, tmp_path)["slurm_health_breaker_tripped"] == 1
 
-    (watched.shared / shared_state.LEDGER).write_text("{")
+    (watched.shared / "ledger.99").write_text("{")
     watched.healthcheck()
     assert "slurm_health_breaker_tripped" not in collected(watched, tmp_path)
 

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:'imghdr'")
 __all__ = ["node", "rack", "shared", "slurm"]
 
 EVENT = NodeEvent(
-    kind=EventKind.TICKET,
+    kind=EventKind.ADMINISTRATOR,
     node="n3",
     time_s=1_000_000.0,
     text="GPU 3 is lost",
@@ -126,7 +126,11 @@ def test_a_long_event_is_cut_before_it_is_sent(node: Node) -> None:
     notify.send(
         node.site,
         NodeEvent(
-            kind=EventKind.TICKET, node="n3", time_s=1e300, text="x" * 9999, evidence=("a\nb",) * 99
+            kind=EventKind.ADMINISTRATOR,
+            node="n3",
+            time_s=1e300,
+            text="x" * 9999,
+            evidence=("a\nb",) * 99,
         ),
     )
     (event,) = received(node)

@@ -199,13 +199,14 @@ def test_a_setting_that_is_unknown_or_impossible_is_refused_with_its_line(
     ("text", "problem"),
     [
         ("steps = ['exorcise']", "exorcise"),
-        ("steps = ['deep_test']", "deep_test needs a command"),
-        ("steps = ['reload']", "reload needs a command"),
-        ("[mend.first]\nscratch = 'pray'", "pray"),
+        ("reload = ['x']", "unknown setting; the step is reboot"),
+        ("deep_test = ['x']", "unknown setting; set test in"),
+        ("[sweep]\nuser = 'root'", "must have no rights"),
+        ("[repair.first]\nscratch = 'pray'", "pray"),
     ],
 )
 def test_a_step_that_makes_no_sense_is_refused_with_its_line(
     tmp_path: Path, text: str, problem: str
 ) -> None:
     with pytest.raises(ConfigError, match=problem):
-        load_site(tmp_path, f"[mend]\n{text}\n")
+        load_site(tmp_path, f"[repair]\n{text}\n")

@@ -57,6 +57,7 @@ class Node:
         self.now_s = 1_000_000.0
         self.said = ""
         self.more = ""
+        self.text = SITE
         # Of what answers; a test in which nothing does need not wait that long.
         self.limit_s = 30
         self.passed_min = 0
@@ -65,7 +66,7 @@ class Node:
 
     @property
     def site(self) -> Site:
-        text = SITE.format(
+        text = self.text.format(
             journal=self.journal,
             state=self.directory / "state",
             passes=self.passes,

@@ -15,7 +15,7 @@ import contextlib
 import os
 import re
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +31,8 @@ from slurm_health.system.slurm.parsing import Node
 JOB_NAME = "slurm-health-sweep"
 # All other jobs go first: the most that every release of Slurm takes from a user.
 _NICE = 1_000_000
+# An accused node is not checked again so soon, whatever users say about it.
+_AGAIN_S = 6 * 3600.0
 # A check that has not begun by then is no longer wanted: the next run sees who is idle then.
 _WAITS_MIN = 10
 # sbatch knows --reservation by so much of it.
@@ -143,18 +145,36 @@ def _in_checks(client: Client, uid: int) -> set[str]:
     return taken
 
 
-def submit(client: Client, group: Sequence[str], wishes: Wishes, environ: Mapping[str, str]) -> int:
-    """Submit the check of one group; return the job's id."""
-    return client.submit(options(group, wishes), script(wishes.check), environ)
+def why_not_now(client: Client, index: Index, node: str, *, uid: int, now_s: float) -> str:
+    """Return why one node is not checked again now; empty if it is.
+
+    Raises:
+        SlurmError: Slurm cannot be asked.
+    """
+    if node in _in_checks(client, uid):
+        return f"{node} is being checked"
+    judged_s = index.last_verdicts(client.cluster_name(), uid=uid).get(node, 0.0)
+    if now_s - judged_s < _AGAIN_S:
+        return (
+            f"{node} was checked {(now_s - judged_s) / 3600:.1f} h ago, limit {_AGAIN_S / 3600:g} h"
+        )
+    return ""
 
 
-def options(group: Sequence[str], wishes: Wishes) -> list[str]:
-    """Return the options of sbatch for the check of one group."""
+def options(
+    group: Sequence[str], wishes: Wishes, *, partners: int = 0, avoid: Collection[str] = ()
+) -> list[str]:
+    """Return the options of sbatch for the check of one group.
+
+    Slurm chooses so many `partners` among the free nodes, and none of `avoid`.
+    """
+    exclude = [f"--exclude={fold(avoid)}"] if avoid else []
     return [
         f"--job-name={JOB_NAME}",
         f"--partition={wishes.partition}",
         f"--nodelist={fold(group)}",
-        f"--nodes={len(group)}",
+        *exclude,
+        f"--nodes={len(group) + partners}",
         "--ntasks-per-node=1",
         "--exclusive",
         f"--nice={_NICE}",

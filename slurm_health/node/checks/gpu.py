@@ -79,7 +79,7 @@ class Gpu(Check, frozen=True, kw_only=True):
         """Judge the whole, then each GPU."""
         gpus = seen.gpus
         if gpus.broken:
-            return mended_by(node_fault(gpus.broken), Remedy.RELOAD)
+            return mended_by(node_fault(gpus.broken), Remedy.REBOOT)
         divided = _divided(gpus)
         expected = self.count or (0 if divided else max(seen.allotted, default=-1) + 1)
         parts = [passed("", gpus=len(gpus.devices))]

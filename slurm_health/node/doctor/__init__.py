@@ -7,6 +7,6 @@ Runs as whoever calls it, and changes nothing.
     cluster         the cluster: its release of Slurm, and whether one step can run on all nodes
     ownership       who can change what these scripts run
     machine         the site's file, and this machine
-    site_actions    what may be done to nodes to mend them, and who is told
+    site_actions    what may be done to nodes to repair them, and who is notified
     advice          what is said about it all
 """

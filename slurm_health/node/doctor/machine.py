@@ -13,12 +13,12 @@ from slurm_health.node.checks.check import CheckContext, first_few
 from slurm_health.node.checks.external import is_there, program_of
 from slurm_health.node.doctor import ownership
 from slurm_health.node.doctor.advice import Advice, change, fine, look
-from slurm_health.node.draining.own_drain import LOCK_LIMIT_S
-from slurm_health.node.draining.shared_state import MARGIN_S
 from slurm_health.node.hooks.healthcheck import LONGEST_REPEAT_S
 from slurm_health.node.hooks.run_checks import node_name
 from slurm_health.node.rules.settings import matches
+from slurm_health.node.shared import MARGIN_S
 from slurm_health.node.site_settings import Site
+from slurm_health.node.state import LOCK_LIMIT_S
 from slurm_health.records.errors import Unmeasured
 from slurm_health.system.proc import Mount, mount_of
 from slurm_health.system.telemetry import LOG_SOCKET
@@ -136,19 +136,19 @@ def _lock_s(site: Site) -> float:
 
 
 def _shared(place: CheckContext, site: Site) -> Advice:
-    from slurm_health.node.draining import shared_state
+    from slurm_health.node import shared
 
     path = site.breaker.directory
     if not path:
         text = "breaker.directory is not set: how many are drained is unknown, so none is drained"
         return change(text, f"in {site.path}: [breaker] directory = a directory all nodes share")
     try:
-        known = shared_state.read_ledger(site.breaker)
+        known = shared.read_ledger(site.breaker)
         if os.getuid() == 0:
-            shared_state.change_ledger(site, lambda before: (before, b""))
-    except shared_state.LedgerDamaged as err:
+            shared.change_ledger(site, lambda ledger: (ledger, None), type(None))
+    except shared.StoreDamaged as err:
         return change(f"nothing is drained: {err}", "as root on a node: slurm-health nodes reset")
-    except shared_state.SharedStateUnusable as err:
+    except shared.StoreUnusable as err:
         text = f"the shared directory cannot be used, so nothing is drained: {err}"
         return change(text, f"install -d -m 0755 -o root -g root {path}, exported to root")
     if known.trips:

@@ -18,52 +18,39 @@ from slurm_health.node.site_settings import Site
 from slurm_health.system import SYSTEM_PATH
 
 
-def advise_on_mending(site: Site, config: Mapping[str, str]) -> list[Advice]:
-    """Return what keeps steps from being taken; nothing where the site wants none.
+def advise_on_repair(site: Site, config: Mapping[str, str]) -> list[Advice]:
+    """Return what keeps repairs from being done; nothing if the site wants none.
 
     Args:
-        site: the site's file.
-        config: the fields of slurm.conf, none where they are not known.
+        site: the config file.
+        config: the fields of slurm.conf, none if they are not known.
     """
-    settings = site.mend
-    if not settings.enabled:
+    settings = site.repair
+    if not (settings.steps or settings.test):
         return []
-    found = [*_commands(site), *_slurm(site, config)]
-    if not settings.steps:
-        found.append(
-            look("mend.steps is empty: nothing is done to mend a node", 'steps = ["reset"]')
-        )
-    if "ticket" in settings.steps and not (site.notify.command or site.notify.urls):
-        text = "mend.steps has ticket, and [notify] sends nothing: no one is notified"
-        found.append(look(text, "set command or urls in [notify]"))
+    advice = []
+    commands = {"reset": settings.reset if "reset" in settings.steps else (), "test": settings.test}
+    for key, argv in commands.items():
+        path = shutil.which(argv[0], path=SYSTEM_PATH) if argv else None
+        if argv and path is None:
+            text = f"repair.{key}: {argv[0]} is not on this node, so it fails"
+            advice.append(change(text, "install it, or leave it out of [repair]"))
+        elif path is not None and (loose := ownership.replaceable(Path(path))):
+            text = f"repair.{key}: root runs {path}, and others than root can change"
+            names = first_few(loose)
+            advice.append(change(f"{text} {names}", f"chown root, chmod go-w {names}"))
+    if "reboot" in settings.steps and config and not config.get("RebootProgram"):
+        text = "repair.steps has reboot, and slurm.conf has no RebootProgram: Slurm reboots nothing"
+        advice.append(change(text, "RebootProgram=/usr/sbin/reboot"))
+    if "administrator" in settings.steps and not (site.notify.command or site.notify.urls):
+        text = "repair.steps has administrator, and [notify] sends nothing: no one is notified"
+        advice.append(look(text, "set command or urls in [notify]"))
     if not site.breaker.directory:
         text = "breaker.directory is not set: steps cannot be counted, so none is taken"
-        found.append(change(text, f"in {site.path}: [breaker] directory = …"))
-    how = "said and not done (dry run)" if settings.dry_run else "taken"
-    return found or [fine(f"steps to mend nodes are {how}: {', '.join(settings.steps)}")]
-
-
-def _commands(site: Site) -> Iterator[Advice]:
-    for step in ("reset", "reload", "deep_test"):
-        argv = getattr(site.mend, step)
-        if step not in site.mend.steps:
-            continue
-        path = shutil.which(argv[0], path=SYSTEM_PATH)
-        if path is None:
-            text = f"mend.{step}: {argv[0]} is not on this node: the step fails"
-            yield change(text, "install it, or leave the step out of mend.steps")
-        elif loose := ownership.replaceable(Path(path)):
-            text = f"mend.{step}: root runs {path}, and others than root can change"
-            yield change(f"{text} {first_few(loose)}", f"chown root, chmod go-w {first_few(loose)}")
-
-
-def _slurm(site: Site, config: Mapping[str, str]) -> Iterator[Advice]:
-    if "reboot" in site.mend.steps and config and not config.get("RebootProgram"):
-        text = "mend.steps has reboot, and slurm.conf has no RebootProgram: Slurm reboots nothing"
-        yield change(text, "RebootProgram=/usr/sbin/reboot")
-    if "deep_test" in site.mend.steps and config.get("DisableRootJobs", "").lower() == "yes":
-        text = "mend.steps has deep_test, and DisableRootJobs=YES: root's test cannot be submitted"
-        yield change(text, "DisableRootJobs=NO, or leave the step out of mend.steps")
+        advice.append(change(text, f"in {site.path}: [breaker] directory = …"))
+    how = "logged and not done (dry run)" if settings.dry_run else "done"
+    steps = ", ".join([*settings.steps, *(["test"] if settings.test else [])])
+    return advice or [fine(f"repairs of nodes are {how}: {steps}")]
 
 
 def advise_on_notify(site: Site) -> list[Advice]:

@@ -10,7 +10,7 @@ call no Slurm command, because the prolog stands between a user and their job.
     healthcheck    every few minutes: checks the node, resumes it, publishes its health
     hook           what these three share: where they are, what they run and say
     run_checks     runs checks at the same time, each in a child, and judges what they saw
-    pair_test      has an accused node tested with partners, and acts on what that finds
+    partners       has an accused node checked together with others
     user_journal   reads an ended job's journal, as the job's user
     metrics        what a health check found, for Prometheus
     nodes          `slurm-health nodes`: what was drained, why, and how to resume it

@@ -22,7 +22,7 @@ from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import SlurmError
 
 if TYPE_CHECKING:  # most jobs accuse nobody, and then nobody needs to know what that looks like
-    from slurm_health.node.draining.drain import Cause
+    from slurm_health.node.drain import Cause
     from slurm_health.node.rules.accusations import Accusation
 
 _TESTED = "tested.json"
@@ -53,13 +53,35 @@ def _accused(hook: Hook) -> Cause | None:
     if not found:
         return None
     hook.forget_passes()  # the word of a user is enough to have a node checked
-    if hook.site.pair_test.enabled:
-        from slurm_health.node.hooks import pair_test  # most sites have none
+    if hook.site.sweep.user:
+        from slurm_health.node.hooks import partners  # most sites have no such user
 
-        asked = pair_test.test_that_ended(hook, ended)
-        if asked is not None:
-            return pair_test.judge(hook, asked, found)
+        if partners.is_of_sweep(hook.site, ended.uid):
+            return _of_sweep(hook, ended, found)
     return _judged(hook, ended, found)
+
+
+def _of_sweep(hook: Hook, ended: JobEnded, found: Sequence[Accusation]) -> Cause | None:
+    """Return the cause that a check of the site's own gives; a healthy verdict clears the marks.
+
+    A check without a verdict, as one that gave way or could not measure, says nothing.
+    """
+    from slurm_health.node import marks
+    from slurm_health.node.rules.accusations import standing
+    from slurm_health.node.shared import StoreUnusable, in_child
+
+    accusation = standing(found)
+    if accusation is None:
+        hook.log.info("the sweep has measured no fault: its marks are removed")
+        try:
+            in_child(hook.site, lambda: marks.delete(hook.site.breaker, hook.node), type(None))
+        except StoreUnusable as err:
+            hook.log.warning(f"its marks could not be removed: {err}")
+        return None
+    confirmed = _confirmed(hook, ended, accusation)
+    if confirmed is not None or accusation.slow:
+        return confirmed
+    return _unconfirmed(ended, "sweep", f"{accusation.component}: {accusation.reason}")
 
 
 def _judged(hook: Hook, ended: JobEnded, found: Sequence[Accusation]) -> Cause | None:
@@ -87,12 +109,23 @@ def _not_confirmed(hook: Hook, ended: JobEnded, accusation: Accusation) -> Cause
         text = f"{accusation.component}: {accusation.reason}"
         return _unconfirmed(ended, "accused", text)
     marked = _marked(hook, ended, accusation)
-    if not hook.site.pair_test.enabled:
+    if not hook.site.sweep.user:
         return marked
-    from slurm_health.node.hooks import pair_test  # as above
+    from slurm_health.node.hooks import partners  # as above
 
-    pair_test.ask(hook, ended, accusation)
-    return None  # what the test confirms is drained, and nothing else
+    request = partners.Request(
+        node=hook.node,
+        partition=hook.environ.get("SLURM_JOB_PARTITION", ""),
+        job=ended.job,
+        time_s=hook.context.now_s,
+    )
+    try:
+        partners.ask(hook.site, request, hook.environ)
+    except OSError as err:
+        hook.log.warning(f"not checked with partners: {err}")
+    else:
+        hook.log.info(f"the sweep of {hook.site.sweep.user} checks it with partners")
+    return marked
 
 
 def _with_start(hook: Hook, ended: JobEnded) -> JobEnded:
@@ -176,8 +209,9 @@ def _take(file: FileIO, uid: int, now_s: float, settings: Accusations) -> str:
 
 def _marked(hook: Hook, ended: JobEnded, accusation: Accusation) -> Cause | None:
     """Mark this node, and return the cause that its marks are by now."""
-    from slurm_health.node.draining.shared_state import SharedStateUnusable, add_mark
+    from slurm_health.node import marks
     from slurm_health.node.rules.accusations import NodeMark, convict, summary
+    from slurm_health.node.shared import StoreUnusable
 
     site = hook.site
     mark = NodeMark(
@@ -188,8 +222,8 @@ def _marked(hook: Hook, ended: JobEnded, accusation: Accusation) -> Cause | None
         time_s=hook.context.now_s,
     )
     try:
-        known = add_mark(site, hook.node, mark)
-    except SharedStateUnusable as err:
+        known = marks.add(site, hook.node, mark)
+    except StoreUnusable as err:
         hook.log.warning(f"could not record the accusation: {err}")
         return None
     if not convict(known, site.marks):
@@ -200,6 +234,6 @@ def _marked(hook: Hook, ended: JobEnded, accusation: Accusation) -> Cause | None
 
 def _unconfirmed(ended: JobEnded, check: str, text: str) -> Cause:
     """Return a cause that no check of this node can take back."""
-    from slurm_health.node.draining.drain import Cause
+    from slurm_health.node.drain import Cause
 
     return Cause(checks=(check,), text=text, retest=(), job=ended.job, uid=ended.uid, hook="epilog")

@@ -20,8 +20,8 @@ from typing import Literal
 
 import msgspec
 
+from slurm_health.node import state
 from slurm_health.node.checks.check import Planned
-from slurm_health.node.draining import QUARANTINE, own_drain
 from slurm_health.node.hooks.hook import Hook
 from slurm_health.node.rules.finding import CheckResult, Status, node_faults
 from slurm_health.node.rules.recovery import DrainRecord, after_test, is_due
@@ -80,15 +80,20 @@ def first(state: Path) -> Iterator[bool]:
 
 
 def _run(hook: Hook) -> bool:
-    # A node that is in quarantine when mending is switched off must not stay there for ever.
-    mends = hook.site.mend.enabled or (hook.site.state / QUARANTINE).exists()
-    if mends and _is_being_mended(hook):
-        return False
+    repairs = bool(hook.site.repair.steps or hook.site.repair.test)
+    if repairs:
+        from slurm_health.node import repair
+
+        if repair.is_at_work(hook.site.state):
+            hook.not_checked = "a step to repair it is under way"
+            hook.log.info(f"{hook.not_checked}: nothing is checked")
+            return False
+        repair.report_missing(hook)
     hook.was_returned()
     results = hook.check()
     faults = node_faults(results)
     publish_health(hook.site, results, node=hook.node, now_s=hook.context.now_s)
-    kept = own_drain.recall(hook.site.state, hook.node)
+    kept = state.recall(hook.site.state, hook.node)
     if kept is not None:
         _recover(hook, kept, no_fault=not faults)
         if faults and hook.held_by:
@@ -100,70 +105,44 @@ def _run(hook: Hook) -> bool:
     if hook.site.metrics.directory:
         from slurm_health.node.hooks import metrics  # which few sites have
 
-        drained = own_drain.recall(hook.site.state, hook.node) is not None
+        drained = state.recall(hook.site.state, hook.node) is not None
         now_s, node = hook.context.now_s, hook.node
         metrics.keep(hook.site, results, node=node, now_s=now_s, drained=drained)
     return bool(faults)
 
 
 def _recover(hook: Hook, kept: DrainRecord, *, no_fault: bool) -> None:
-    """Test again what this node was drained for; after enough passes, give it back."""
-    settings, state = hook.site.recovery, hook.site.state
+    """Test again what this node was drained for; after enough passes, return it to service."""
+    settings, directory = hook.site.recovery, hook.site.state
     again = _test_again(hook, kept) if no_fault else []
-    passes = bool(again) and all(each.status is Status.PASS for each in again)
+    passes = bool(again) and all(result.status is Status.PASS for result in again)
     after = after_test(kept, all_passed=passes, now_s=hook.context.now_s, settings=settings)
     if after != kept:
-        own_drain.amend(state, kept, after)
+        state.amend(directory, kept, after)
     if after.passes > kept.passes:
         hook.log.info(f"pass {after.passes} of {settings.passes} of {', '.join(kept.retest)}")
-    if is_due(after, settings):
-        if _burns_in(hook, after):
-            return
-        hook.log.info(own_drain.release_own(hook.site, after, hook.controller()))
-    elif hook.site.mend.enabled:
-        _mend(hook, kept, [*node_faults(hook.found), *node_faults(again)], passes=passes)
+    repairs, now = hook.site.repair, hook.seen_by_slurm
+    is_ours = now is not None and state.recall(directory) is not None
+    # What no check of this node can clear, the site's own test may.
+    only_test = no_fault and not kept.retest and bool(repairs.test) and settings.release
+    if is_due(after, settings) or (only_test and is_ours):
+        if now is not None and (repairs.test or repairs.steps):
+            from slurm_health.node import repair
 
+            repair.note_repaired(hook, kept)
+            if not repair.may_return(hook, after, now):
+                return
+        from slurm_health.node import drain
 
-def _is_being_mended(hook: Hook) -> bool:
-    """Tell whether this node is in the middle of a step, in which nobody may look at it."""
-    from slurm_health.node.mending import mend, perform, quarantine
+        hook.log.info(drain.release_own(hook.site, after, hook.controller()))
+    elif repairs.steps and now is not None and is_ours:
+        from slurm_health.node import repair
 
-    if perform.is_at_work(hook.site.state):
-        hook.not_checked = "a step to mend it is under way"
-        hook.log.info(f"{hook.not_checked}: nothing is checked")
-        return True
-    mend.report_missing(hook)
-    return quarantine.attend(hook, lambda kept: _not_passed(hook, kept))
-
-
-def _not_passed(hook: Hook, kept: DrainRecord) -> str:
-    """Check a node that passed its deep test; return what is not a pass, empty for nothing."""
-    faults = node_faults(hook.check())
-    again = _test_again(hook, kept) if kept.retest else []
-    lost = kept.retest if kept.retest and not again else ()
-    bad = [*faults, *(each for each in again if each.status is not Status.PASS)]
-    return "; ".join([*(each.finding.text for each in bad), *lost])
-
-
-def _mend(hook: Hook, kept: DrainRecord, faults: list[CheckResult], *, passes: bool) -> None:
-    """Do what the site allows to mend a node that is faulty still, or which no check can clear."""
-    from slurm_health.node.mending import mend
-
-    if passes:
-        mend.done(hook, kept)
-        return
-    seen, is_ours = hook.seen_by_slurm, own_drain.recall(hook.site.state) is not None
-    if seen is not None and is_ours and (faults or not kept.retest):
-        mend.consider(hook, kept, seen, faults)
-
-
-def _burns_in(hook: Hook, kept: DrainRecord) -> bool:
-    """Tell whether a node that is due to come back is tested for long first, as its site wants."""
-    if not hook.site.mend.enabled or hook.seen_by_slurm is None:
-        return False
-    from slurm_health.node.mending import mend
-
-    return mend.burn_in(hook, kept, hook.seen_by_slurm)
+        faults = [*node_faults(hook.found), *node_faults(again)]
+        if passes:
+            repair.note_repaired(hook, kept)
+        elif faults or not kept.retest:
+            repair.consider(hook, kept, now, faults)
 
 
 def _test_again(hook: Hook, kept: DrainRecord) -> list[CheckResult]:
@@ -274,16 +253,16 @@ def keep_last_check(site: Site, found: LastCheck) -> None:
     """Leave it in the shared directory, in a child; what cannot be kept is lost."""
     if not site.breaker.directory:
         return
-    from slurm_health.node.draining.shared_state import STUCK, shared_directory
+    from slurm_health.node import shared
     from slurm_health.system.private_files import publish
 
     def work() -> bytes:
-        directory = shared_directory(site.breaker) / _LAST_CHECKS
+        directory = shared.directory(site.breaker) / _LAST_CHECKS
         directory.mkdir(mode=0o755, exist_ok=True)
         publish(directory / f"{found.node}.json", msgspec.json.encode(found))
         return b""
 
-    run_guarded(site.state, STUCK, work, _KEEP_LIMIT_S)
+    run_guarded(site.state, shared.STUCK, work, _KEEP_LIMIT_S)
 
 
 def read_last_checks(site: Site) -> dict[str, LastCheck]:

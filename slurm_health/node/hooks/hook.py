@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from slurm_health.node import passes
+from slurm_health.node import STATE_FILE, passes
 from slurm_health.node.checks.check import CheckContext, Planned
-from slurm_health.node.draining import QUARANTINE, RETURNED
 from slurm_health.node.hooks.log import Log
 from slurm_health.node.hooks.run_checks import (
     after_drain,
@@ -34,10 +33,9 @@ from slurm_health.records.text import whole_number
 _EXPECTED = ("SLURM_JOB_GPUS",)
 
 if TYPE_CHECKING:
-    from slurm_health.node.draining.drain import Cause
+    from slurm_health.node.drain import Cause
     from slurm_health.node.rules.recovery import DrainRecord
     from slurm_health.system.slurm.client import Client
-    from slurm_health.system.slurm.maintenance import Maintenance
     from slurm_health.system.slurm.parsing import Node as SlurmNode
 
 
@@ -160,33 +158,26 @@ class Hook:
         limit_s = self.site.hooks.slurm_limit_s
         return Client.for_hook(self.environ, limit_s=limit_s, give_up_s=self._give_up_s)
 
-    def maintenance(self) -> Maintenance:
-        """Return slurmctld, with what is done to nodes that are mended."""
-        from slurm_health.system.slurm.maintenance import Maintenance
-
-        limit_s = self.site.hooks.slurm_limit_s
-        return Maintenance.for_hook(self.environ, limit_s=limit_s, give_up_s=self._give_up_s)
-
     def was_returned(self) -> bool:
         """Tell whether a person has returned this node after a drain of ours, and note that.
 
         A drain whose note somebody has changed since is theirs, and is forgotten here.
         """
-        from slurm_health.node.draining import own_drain
+        from slurm_health.node import state
 
-        state = self.site.state
-        kept = own_drain.recall(state, self.node)
+        directory = self.site.state
+        kept = state.recall(directory, self.node)
         if kept is None:
             self._warn_of_shared_state()
             return False
-        from slurm_health.node import notify
-        from slurm_health.node.draining.shared_state import SharedStateUnusable, count_return
+        from slurm_health.node import drain, notify
+        from slurm_health.node.store import StoreUnusable
 
         try:
-            now = own_drain.look_after_drain(
-                state, self.node, self.controller(), self.context.boot_time()
+            now = drain.sync_with_slurm(
+                directory, self.node, self.controller(), self.context.boot_time()
             )
-        except (SlurmError, SharedStateUnusable) as err:
+        except (SlurmError, StoreUnusable) as err:
             self.log.warning(f"could not query Slurm: {err}")
             return False
         if now is None:
@@ -194,10 +185,10 @@ class Hook:
         self.seen_by_slurm = now
         if now.out_of_pool:
             self.held_by = f"{now.state}: {now.reason or '(no reason)'}"
-            if own_drain.recall(state, self.node) is None:
+            if state.recall(directory, self.node) is None:
                 self.log.info(f"the drain is no longer ours: {self.held_by}")
             return False
-        count_return(self.site, self.node)
+        drain.count_return(self.site, self.node)
         if not kept.confirmed:  # recorded before it was tried, and nobody has seen it drained
             self.log.info(f"a drain that was begun never took effect: {kept.reason}")
             return False
@@ -211,9 +202,9 @@ class Hook:
         return True
 
     def _warn_of_shared_state(self) -> None:
-        from slurm_health.node.draining import own_drain
+        from slurm_health.node import state
 
-        other = own_drain.recall(self.site.state)
+        other = state.recall(self.site.state)
         if other is not None:
             self.log.warning(
                 f"{self.site.state} holds the drain of {other.node}: each node needs a directory"
@@ -222,7 +213,7 @@ class Hook:
 
     def cause(self, faults: Sequence[CheckResult]) -> Cause:
         """Return the cause for a drain that failed checks are."""
-        from slurm_health.node.draining.drain import Cause
+        from slurm_health.node.drain import Cause
 
         names = tuple(each.name for each in faults)
         return Cause(
@@ -239,10 +230,7 @@ class Hook:
     def drain(self, cause: Cause) -> bool:
         """Drain this node when everybody agrees; tell whether jobs are kept away from it now."""
         self.forget_passes()
-        if (self.site.state / QUARANTINE).exists():
-            self.log.warning("already in quarantine: its deep test goes on")
-            return False
-        from slurm_health.node.draining.drain import DrainStatus, drain_this_node
+        from slurm_health.node.drain import DrainStatus, drain_this_node
 
         result = drain_this_node(
             self.site, self.node, cause, controller=self.controller(), now_s=self.context.now_s
@@ -253,9 +241,9 @@ class Hook:
 
 def _since_return(context: CheckContext) -> CheckContext:
     """Return the context with what it must know of a person who returned this node."""
-    if context.state is None or not (context.state / RETURNED).exists():
+    if context.state is None or not (context.state / STATE_FILE).exists():
         return context
-    from slurm_health.node.draining.own_drain import returned_uptime_s
+    from slurm_health.node.state import returned_uptime_s
 
     returned_s = returned_uptime_s(context.state, context.boot_time())
     return msgspec.structs.replace(context, returned_uptime_s=returned_s)

@@ -49,7 +49,7 @@ def keep(
 
 def _breaker_has_tripped(site: Site, node: str) -> bool | None:
     """Tell whether this node is not drained whatever it has; None where nobody knows."""
-    from slurm_health.node.draining.shared_state import STUCK, SharedStateUnusable, read_ledger
+    from slurm_health.node.shared import STUCK, StoreUnusable, read_ledger
 
     if not site.breaker.directory:
         return None
@@ -59,7 +59,7 @@ def _breaker_has_tripped(site: Site, node: str) -> bool | None:
 
         try:
             return b"1" if tripped_for(read_ledger(site.breaker), node) else b"0"
-        except SharedStateUnusable:
+        except StoreUnusable:
             return b""
 
     match run_guarded(site.state, STUCK, look, _LIMIT_S):

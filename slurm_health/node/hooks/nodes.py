@@ -8,20 +8,17 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from slurm_health.node import drain, marks, shared, state
 from slurm_health.node.checks.check import CheckContext, first_few
-from slurm_health.node.draining import own_drain, shared_state
-from slurm_health.node.draining.own_drain import undrain
-from slurm_health.node.draining.shared_state import SharedStateUnusable
 from slurm_health.node.hooks import healthcheck
 from slurm_health.node.hooks.healthcheck import LastCheck
 from slurm_health.node.hooks.run_checks import after_drain, run_again
-from slurm_health.node.mending import ledger
-from slurm_health.node.rules import accusations, drain_note
-from slurm_health.node.rules import mending as mending_rules
+from slurm_health.node.rules import accusations, drain_note, repair
 from slurm_health.node.rules.breaker import DrainEntry, DrainLedger, Trip
 from slurm_health.node.rules.finding import CheckResult
-from slurm_health.node.rules.mending import StepOutcome, Tried
 from slurm_health.node.rules.recovery import DrainRecord
+from slurm_health.node.rules.repair import Outcome, RepairAttempt
+from slurm_health.node.shared import StoreUnusable
 from slurm_health.node.site_settings import Site
 from slurm_health.records.nodeset import fold
 from slurm_health.records.text import counted
@@ -108,9 +105,9 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
         ledger_trouble: why the breaker's ledger cannot be used; empty where it can.
         left_in_pool: the last health checks of faulty nodes that jobs can still start on.
         silent: the nodes that have run no health check for an hour, or none that is known of, but
-            for those that a step to mend them keeps from it.
+            for those that a step to repair them keeps from it.
         never_checked: those of them of which no health check is known.
-        mending: the steps of the last day to mend nodes, the oldest first.
+        repairs: the steps of the last day, the oldest first of each node.
     """
 
     drained: list[Drained]
@@ -119,7 +116,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     left_in_pool: list[LastCheck]
     silent: list[str]
     never_checked: list[str] = []
-    mending: list[Tried] = []
+    repairs: list[RepairAttempt] = []
 
     @property
     def needs_a_person(self) -> bool:
@@ -133,7 +130,8 @@ def listing(site: Site | None, nodes: Mapping[str, Node], now_s: float) -> Listi
     if site is not None:
         healthcheck.forget_last_checks(site, nodes)
     known, trouble = _ledger(site)
-    mending = _mending(site, now_s)
+    latest = repair.of_last_day(known.repairs if known else (), now_s)
+    repairs = [attempt for name in sorted(latest) for attempt in latest[name]]
     return Listing(
         drained=drained(nodes, known or DrainLedger(), checked),
         tripped=known.trips if known is not None else None,
@@ -143,9 +141,9 @@ def listing(site: Site | None, nodes: Mapping[str, Node], now_s: float) -> Listi
             for name in sorted(nodes)
             if name in checked and checked[name].faulty and not nodes[name].out_of_pool
         ],
-        silent=(silent := _silent(nodes, checked, site, mending, now_s)),
+        silent=(silent := _silent(nodes, checked, site, repairs, now_s)),
         never_checked=[name for name in silent if name not in checked],
-        mending=mending,
+        repairs=repairs,
     )
 
 
@@ -154,21 +152,11 @@ def _ledger(site: Site | None) -> tuple[DrainLedger | None, str]:
     if site is None or not site.breaker.directory:
         return DrainLedger(), ""
     try:
-        return shared_state.read_ledger(site.breaker), ""
-    except shared_state.ForRootOnly:
+        return shared.read_ledger(site.breaker), ""
+    except shared.StoreForRoot:
         return None, ""
-    except SharedStateUnusable as err:
+    except StoreUnusable as err:
         return DrainLedger(), str(err)
-
-
-def _mending(site: Site | None, now_s: float) -> list[Tried]:
-    if site is None or not site.mend.enabled:
-        return []
-    try:
-        steps = mending_rules.latest(ledger.look(site), now_s)
-    except SharedStateUnusable:
-        return []  # the hooks say so, and do nothing
-    return [each for name in sorted(steps) for each in steps[name]]
 
 
 def _alarms(found: Listing) -> list[str]:
@@ -188,7 +176,7 @@ def text(found: Listing, now_s: float) -> str:
     """Return it for a person."""
     told = table(found.drained, _alarms(found), now_s)
     told += "".join(f"faulty, but still in the pool: {line}\n" for line in _left(found, now_s))
-    told += "".join(f"mending: {_step(each, now_s)}\n" for each in found.mending)
+    told += "".join(f"repair: {_step(attempt, now_s)}\n" for attempt in found.repairs)
     late = sorted({*found.silent} - {*found.never_checked})
     told += _without_check("no health check for an hour", late)
     return told + _without_check("no health check yet", found.never_checked)
@@ -199,14 +187,14 @@ def _without_check(what: str, names: Sequence[str]) -> str:
     return f"{what}: {first_few(names)} ({counted(len(names), 'node')})\n" if names else ""
 
 
-def _step(tried: Tried, now_s: float) -> str:
+def _step(tried: RepairAttempt, now_s: float) -> str:
     """Return a step for a person: of which node, when, and how far it has come."""
     left_min = max(0.0, tried.until_s - now_s) / 60
     how = {
-        StepOutcome.BEGUN: f"under way, {left_min:.0f} min left",
-        StepOutcome.DONE: "done",
-        StepOutcome.FAILED: "failed",
-        StepOutcome.DRY_RUN: "would be taken (dry run)",
+        Outcome.BEGUN: f"under way, {left_min:.0f} min left",
+        Outcome.DONE: "done",
+        Outcome.FAILED: "failed",
+        Outcome.DRY_RUN: "would be taken (dry run)",
     }[tried.outcome]
     text = f": {tried.text}" if tried.text else ""
     return f"{tried.node}: {tried.step.value}, {_ago(now_s - tried.time_s)}: {how}{text}"
@@ -255,13 +243,13 @@ def _silent(
     nodes: Iterable[str],
     checked: Mapping[str, LastCheck],
     site: Site | None,
-    mending: Iterable[Tried],
+    repairs: Iterable[RepairAttempt],
     now_s: float,
 ) -> list[str]:
     """Return which nodes have run no health check of late, though nothing keeps them from it."""
     if site is None or not site.breaker.directory:
         return []
-    under_way = {e.node for e in mending if e.outcome is StepOutcome.BEGUN and e.until_s > now_s}
+    under_way = {attempt.node for attempt in repairs if attempt.is_under_way(now_s)}
     # One from the future is by a clock that is wrong, and would never be late.
     late = {each.node for each in checked.values() if abs(now_s - each.time_s) > _LATE_S}
     silent = (name for name in sorted(nodes) if name not in checked or name in late)
@@ -300,7 +288,7 @@ def doubts(
         for name in names
         if name in checked and checked[name].faulty
     }
-    kept = own_drain.recall(site.state, here) if here in names else None
+    kept = state.recall(site.state, here) if here in names else None
     if kept is not None:
         now = healthcheck.last_check_of(repeat(site, kept, place), node=here, now_s=place.now_s)
         found.pop(here, None)
@@ -344,14 +332,14 @@ def _release_one(
     note = drain_note.parse(now.reason)
     if why_kept and note is not None and note.checks == (MARKED,):
         return f"not released: the next mark would drain it again, and its marks stay: {why_kept}"
-    why_not = undrain(controller, now)
+    why_not = drain.undrain(controller, now)
     if why_not:
         return f"not released: {why_not}"
-    shared_state.count_return(site, name)
+    drain.count_return(site, name)
     if not why_kept:
         try:
-            shared_state.forget_marks(site.breaker, name)
-        except SharedStateUnusable as err:
+            marks.delete(site.breaker, name)
+        except StoreUnusable as err:
             why_kept = str(err)
     return f"{RELEASED}; its marks are kept: {why_kept}" if why_kept else RELEASED
 
@@ -359,8 +347,8 @@ def _release_one(
 def _why_marks_stay(site: Site, name: str) -> str:
     """Return why a node's marks could not be removed, looked at before anything is done."""
     try:
-        return shared_state.why_marks_stay(site.breaker, name)
-    except SharedStateUnusable as err:
+        return marks.why_they_stay(site.breaker, name)
+    except StoreUnusable as err:
         return str(err)
 
 
@@ -368,13 +356,13 @@ def marks_text(site: Site, names: Sequence[str], now_s: float) -> str:
     """Return every mark that is alive, a line each.
 
     Raises:
-        SharedStateUnusable: the shared directory cannot be used.
+        StoreUnusable: the shared directory cannot be used.
     """
     lines = [
         f"{node}: {_ago(now_s - each.time_s)}, job {each.job} of user"
-        f" {shared_state.user_name(each.uid)}: {each.text}"
-        for node in names or shared_state.marked_nodes(site.breaker)
-        for each in accusations.alive(shared_state.marks_of(site.breaker, node), now_s, site.marks)
+        f" {shared.user_name(each.uid)}: {each.text}"
+        for node in names or marks.marked_nodes(site.breaker)
+        for each in accusations.alive(marks.of_node(site.breaker, node), now_s, site.marks)
     ]
     needed = f"a node is drained once {site.marks.jobs} jobs of {site.marks.users} users accuse it"
     return "\n".join([*lines, needed if lines else "no marks"]) + "\n"
@@ -388,13 +376,13 @@ def reset(site: Site) -> str:
     """Let the breaker allow drains again; what happened before does not count any more.
 
     Raises:
-        SharedStateUnusable: the ledger cannot be changed.
+        StoreUnusable: the ledger cannot be changed.
     """
     try:
-        shared_state.clear_ledger(site)
-    except SharedStateUnusable as err:
+        shared.clear_ledger(site)
+    except StoreUnusable as err:
         if os.getuid() == 0:
             raise
         where = f"sudo slurm-health nodes reset, on a node with {site.breaker.directory}"
-        raise SharedStateUnusable(f"only root may reset the breaker: {where}") from err
+        raise StoreUnusable(f"only root may reset the breaker: {where}") from err
     return "the breaker is reset\n"

@@ -12,6 +12,6 @@ The hooks and the administrators' commands call it; `draining` performs what is 
     breaker        how many nodes may be drained at once
     recovery       when a node that a hook drained may be resumed
     drain_note     the reason that a hook sets on a node, and how to recognise it
-    mending        which step mends a node next
+    repair         which step repairs a node next
     accusations    what an ended job's check says against a node, and marks; trusts nothing
 """

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
 
+from slurm_health.node.rules.repair import RepairAttempt
 from slurm_health.node.rules.settings import Breaker
 from slurm_health.records.nodeset import expand, fold
 from slurm_health.records.text import counted
@@ -48,17 +49,18 @@ class DrainEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Trip(msgspec.Struct, frozen=True, kw_only=True):
     """The breaker of a partition, or of a leaf switch, tripped.
 
-    None of `nodes` is drained until it is reset.
+    None of `nodes` is drained for one of `checks` until it is reset; without `checks`, for nothing.
     """
 
     time_s: float
     node: str
     why: str
     nodes: str
+    checks: tuple[str, ...] = ()
 
 
 class DrainLedger(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The last drains, and the partitions whose breaker has tripped.
+    """The last drains, the breakers that have tripped, and the repairs that were tried.
 
     `refused` are drains that the share ruled out and nothing tripped for: too many of one user's.
     They count only for whether the next one trips.
@@ -67,6 +69,7 @@ class DrainLedger(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     entries: tuple[DrainEntry, ...] = ()
     trips: dict[str, Trip] = {}
     refused: tuple[DrainEntry, ...] = ()
+    repairs: tuple[RepairAttempt, ...] = ()
 
 
 class DrainRefused(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,11 +86,20 @@ class DrainAllowed(msgspec.Struct, frozen=True, kw_only=True):
     today: int
 
 
-def tripped_for(ledger: DrainLedger, node: str, partitions: Collection[str] = ()) -> str | None:
-    """Return the partition, or the leaf switch, whose breaker keeps a node from being drained."""
-    for partition, trip in ledger.trips.items():
-        if partition in partitions or node in expand(trip.nodes):
-            return partition
+def tripped_for(
+    ledger: DrainLedger,
+    node: str,
+    partitions: Collection[str] = (),
+    checks: Collection[str] | None = None,
+) -> str | None:
+    """Return the name of the breaker that keeps a node from being drained, None for none.
+
+    With `checks`, for a fault that these have measured; without, for any.
+    """
+    for name, trip in ledger.trips.items():
+        concerned = checks is None or not trip.checks or not set(trip.checks).isdisjoint(checks)
+        if concerned and (name in partitions or node in expand(trip.nodes)):
+            return name
     return None
 
 
@@ -98,7 +110,7 @@ def refusal(
 
     `name_of` tells how a user is called, and is asked only for what a refusal says.
     """
-    partition = tripped_for(ledger, wanted.node, wanted.partitions)
+    partition = tripped_for(ledger, wanted.node, wanted.partitions, wanted.checks)
     if partition is not None:
         return (
             f"the breaker of {partition} has tripped: {ledger.trips[partition].why};"
@@ -113,7 +125,7 @@ def reserve(
     *,
     limits: Breaker,
     members: Mapping[str, Collection[str]],
-    ours: Collection[str],
+    ours: Mapping[str, Collection[str]],
     racks: Mapping[str, Collection[str]] | None = None,
     name_of: Callable[[int], str] = str,
 ) -> DrainAllowed | DrainRefused:
@@ -124,7 +136,7 @@ def reserve(
         wanted: the drain.
         limits: the site's.
         members: the nodes of each of the node's partitions.
-        ours: nodes that are out of the pool now with a note of ours.
+        ours: nodes that are out of the pool now with a note of ours, and the checks it names.
         racks: the nodes below each leaf switch that the node hangs on; none where Slurm knows of
             none.
         name_of: how a user is called; asked only for what a refusal says.
@@ -134,102 +146,99 @@ def reserve(
         return DrainRefused(why=why, ledger=ledger)
     # What was begun and cut short for the same job is the same drain.
     entries = [
-        each
-        for each in ledger.entries
-        if not wanted.job or (each.node, each.job) != (wanted.node, wanted.job)
+        entry
+        for entry in ledger.entries
+        if not wanted.job or (entry.node, entry.job) != (wanted.node, wanted.job)
     ]
-    counted = {*ours} | {
-        each.node
-        for each in entries
-        if _age_s(each, wanted) <= limits.window_s and not each.returned
-    }
+    recent = [
+        entry
+        for entry in entries
+        if _age_s(entry, wanted) <= limits.window_s and not entry.returned
+    ]
     refused = [
-        each
-        for each in ledger.refused
-        if each.node != wanted.node and _age_s(each, wanted) <= limits.window_s
+        entry
+        for entry in ledger.refused
+        if entry.node != wanted.node and _age_s(entry, wanted) <= limits.window_s
     ]
-    uids = {each.node: each.uid for each in (*refused, *entries, wanted)}
-    shares = _shares(limits, members, racks or {})
-    why, tripped = _over(shares, wanted, counted, refused, limits, uids, name_of)
-    trips = {**ledger.trips, **tripped}
+    faults: dict[str, set[str]] = {node: set(checks) for node, checks in ours.items()}
+    for entry in (*recent, wanted):
+        faults.setdefault(entry.node, set()).update(entry.checks)
+    alike = {
+        node
+        for node, checks in faults.items()
+        if node == wanted.node or not checks or not checks.isdisjoint(wanted.checks)
+    }
+    uids = {entry.node: entry.uid for entry in (*refused, *entries, wanted)}
+    too_many = [
+        *_beyond(members, {*faults}, alike, limits, in_rack=False),
+        *_beyond(racks or {}, {*faults}, alike, limits, in_rack=True),
+    ]
+    why, trips = "", dict(ledger.trips)
+    for excess in too_many:
+        out = excess.out | {entry.node for entry in refused} & {*excess.nodes}
+        text = (
+            f"with {wanted.node}, {fold(sorted(out))} would be drained, now or within"
+            f" {limits.window_s / 60:g} min: {len(out)} of {len(excess.nodes)} nodes of"
+            f" {excess.name}, limit {excess.allowed}"
+        )
+        uid, of_user = _first_user(uids.get(node, -1) for node in out)
+        # What the jobs of one user cost, but for one node at the most, trips nothing.
+        if len(out) - of_user < 2:
+            why = why or f"{text}; {of_user} of them after jobs of user {name_of(uid)}"
+            continue
+        kinds = len({frozenset(faults.get(node, ())) for node in out})
+        cause = (
+            f"{text}: a fabric or software problem, not these nodes"
+            if excess.of_kind
+            else f"{text}: {counted(len(out), 'node')}, {counted(kinds, 'different fault')}"
+        )
+        why = why or cause
+        trips[excess.name] = Trip(
+            time_s=wanted.time_s,
+            node=wanted.node,
+            why=cause,
+            nodes=fold(sorted(excess.nodes)),
+            checks=wanted.checks if excess.of_kind else (),
+        )
     if why:
         tried = (*refused, wanted)[-_MOST_ENTRIES:]
         after = msgspec.structs.replace(ledger, trips=trips, refused=tried)
         return DrainRefused(why=why, ledger=after)
     kept = (*entries, wanted)[-_MOST_ENTRIES:]
-    today = sum(each.node == wanted.node and _age_s(each, wanted) <= _DAY_S for each in kept)
-    return DrainAllowed(
-        ledger=DrainLedger(entries=kept, trips=trips, refused=tuple(refused)), today=today
-    )
+    today = sum(entry.node == wanted.node and _age_s(entry, wanted) <= _DAY_S for entry in kept)
+    after = msgspec.structs.replace(ledger, entries=kept, trips=trips, refused=tuple(refused))
+    return DrainAllowed(ledger=after, today=today)
 
 
-class _Share(NamedTuple):
-    """The nodes of a partition or below a leaf switch, and how many of them may be out at once."""
+class _Excess(NamedTuple):
+    """A partition, or the nodes below a leaf switch, of which too many would be out.
+
+    `of_kind`: with one kind of fault.
+    """
 
     name: str
     nodes: Collection[str]
+    out: set[str]
     allowed: int
-
-
-def _shares(
-    limits: Breaker, members: Mapping[str, Collection[str]], racks: Mapping[str, Collection[str]]
-) -> list[_Share]:
-    of_partitions = [
-        _Share(name, nodes, limits.allowed(len(nodes))) for name, nodes in sorted(members.items())
-    ]
-    of_racks = [
-        _Share(f"{SWITCH}{name}", nodes, limits.allowed_in_rack(len(nodes)))
-        for name, nodes in sorted(racks.items())
-    ]
-    return of_partitions + of_racks
-
-
-def _over(
-    shares: Sequence[_Share],
-    wanted: DrainEntry,
-    counted: Collection[str],
-    refused: Sequence[DrainEntry],
-    limits: Breaker,
-    uids: Mapping[str, int],
-    name_of: Callable[[int], str],
-) -> tuple[str, dict[str, Trip]]:
-    """Say what a drain would be beyond first, empty for nothing, and which breakers trip by it."""
-    why = ""
-    trips: dict[str, Trip] = {}
-    for share in shares:
-        out = {*counted, wanted.node} & {*share.nodes}
-        if len(out) <= share.allowed:
-            continue
-        out |= {each.node for each in refused} & {*share.nodes}
-        said, trips_it = _beyond(share, out, wanted, limits, uids, name_of)
-        why = why or said
-        if trips_it:
-            nodes = fold(sorted(share.nodes))
-            trips[share.name] = Trip(time_s=wanted.time_s, node=wanted.node, why=said, nodes=nodes)
-    return why, trips
+    of_kind: bool
 
 
 def _beyond(
-    share: _Share,
-    out: Collection[str],
-    wanted: DrainEntry,
+    groups: Mapping[str, Collection[str]],
+    out: set[str],
+    alike: set[str],
     limits: Breaker,
-    uids: Mapping[str, int],
-    name_of: Callable[[int], str],
-) -> tuple[str, bool]:
-    """Say what nodes that would be `out` are beyond, and whether the share's breaker trips by it.
-
-    It does not for what the jobs of one user cost, but for one node at the most.
-    """
-    said = (
-        f"with {wanted.node}, {fold(sorted(out))} would be drained, now or within"
-        f" {limits.window_s / 60:g} min: {len(out)} of {len(share.nodes)} nodes of {share.name},"
-        f" limit {share.allowed}"
-    )
-    uid, of_user = _first_user(uids.get(node, -1) for node in out)
-    if len(out) - of_user < 2:
-        return f"{said}; {of_user} of them after jobs of user {name_of(uid)}", False
-    return f"{said}: a fabric or software problem, not these nodes", True
+    *,
+    in_rack: bool,
+) -> Iterator[_Excess]:
+    """Yield the groups of which too many nodes would be out: of a kind first, then of any."""
+    for name, nodes in sorted(groups.items()):
+        called = f"{SWITCH}{name}" if in_rack else name
+        for of_kind, some in ((True, alike), (False, out)):
+            allowed = limits.allowed(len(nodes), in_rack=in_rack, alike=of_kind)
+            if len(some & {*nodes}) > allowed:
+                yield _Excess(called, nodes, some & {*nodes}, allowed, of_kind)
+                break
 
 
 def take_back(ledger: DrainLedger, node: str, time_s: float) -> DrainLedger:
@@ -259,8 +268,8 @@ def _age_s(entry: DrainEntry, wanted: DrainEntry) -> float:
 
 def _first_user(uids: Iterable[int]) -> tuple[int, int]:
     """Return the user after whose jobs most nodes were drained, and how many."""
-    counted = Counter(uid for uid in uids if uid >= 0)
-    return max(counted.items(), key=lambda each: each[1], default=(-1, 0))
+    nodes = Counter(uid for uid in uids if uid >= 0)
+    return max(nodes.items(), key=lambda item: item[1], default=(-1, 0))
 
 
 def _too_many_for_owner(

@@ -33,7 +33,6 @@ class Remedy(Enum):
     """What mends a fault, where the hardware's maker, or a check's author, says so."""
 
     RESET = "reset"  # of GPUs
-    RELOAD = "reload"  # of the driver
     REBOOT = "reboot"
 
 

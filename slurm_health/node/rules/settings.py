@@ -26,7 +26,7 @@ Hours = Annotated[float, msgspec.Meta(gt=0, le=8760)]
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Text = Annotated[str, msgspec.Meta(min_length=1)]
-StepName = Literal["reset", "reload", "reboot", "deep_test", "ticket"]
+StepName = Literal["reset", "reboot", "administrator"]
 _BRACKET = re.compile(r"\[([\d,-]+)\]")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
@@ -77,21 +77,15 @@ class Breaker(_Table, frozen=True, kw_only=True):
     # Hooks that find a fault at the same time ask Slurm spread over this long, by node name.
     spread_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 3.0
 
-    def allowed(self, nodes: int) -> int:
-        """Return how many of a partition's nodes may be drained.
+    def allowed(self, nodes: int, *, in_rack: bool = False, alike: bool = True) -> int:
+        """Return how many nodes of a partition, or below one leaf switch, may be drained.
 
-        One always, and two of four or more: in a small cluster, a second fault within the hour
-        is a coincidence more often than a common cause.
+        With `alike`, for one kind of fault: one always, and two of four or more. In a small
+        cluster, a second fault within the hour is a coincidence more often than a common cause.
+        Faults of different kinds have none in common, and four of eight may be out for them.
         """
-        return _at_least_a_few(self.share, nodes)
-
-    def allowed_in_rack(self, nodes: int) -> int:
-        """Return the same for the nodes below one leaf switch."""
-        return _at_least_a_few(self.rack_share, nodes)
-
-
-def _at_least_a_few(share: float, nodes: int) -> int:
-    return max(int(share * nodes), min(2, max(1, nodes // 2)))
+        few = min(2 if alike else 4, max(1, nodes // 2))
+        return max(int((self.rack_share if in_rack else self.share) * nodes), few)
 
 
 class Recovery(_Table, frozen=True, kw_only=True):
@@ -136,32 +130,25 @@ class Accusations(_Table, frozen=True, kw_only=True):
     read_limit_s: Seconds = 5.0
 
 
-class PairTest(_Table, frozen=True, kw_only=True):
-    """`[pair_test]`: a job of the site's own tests an accused node with two partners.
+class Sweep(_Table, frozen=True, kw_only=True):
+    """`[sweep]`: whose checks of nodes are the site's own, as root's are.
 
-    Only what it confirms is drained; it clears marks that it does not.
+    The verdict of a job of `user` drains a faulty node, and clears the marks of a healthy one. An
+    accused node is checked by one at once, with two partners that Slurm chooses.
     """
 
-    enabled: bool = False
-    # Whose job it is: a user whose journals the nodes share, better one without rights than root.
-    user: Text = "root"
-    # Empty: the partition of the job that accused, and Slurm's defaults.
-    partition: str = ""
-    account: str = ""
-    qos: str = ""
+    # Without rights, and used by nobody else; empty: no user's word drains.
+    user: str = ""
     # The interpreter with torch that jobs train with; empty: as a check finds it.
     python: str = ""
     # What is checked; empty: what a check does by default.
     check: str = ""
-    # More options of sbatch, as --gres=gpu:8.
+    # More options of sbatch for the check of an accused node, as --gres=gpu:8.
     sbatch: tuple[str, ...] = ()
-    limit_min: Positive = 15
-    # One that cannot begin within this is dropped by Slurm.
-    waits_min: Positive = 60
-    per_hour: Positive = 4
-    per_user_hour: Positive = 2
-    # A node is not tested again so soon.
-    again_h: Hours = 6.0
+
+    def __post_init__(self) -> None:
+        if self.user in {"root", "0"}:
+            raise ValueError("user: must have no rights: not root")
 
 
 class Default(_Table, frozen=True, kw_only=True):
@@ -215,38 +202,22 @@ class Notify(_Table, frozen=True, kw_only=True):
     limit_s: Annotated[float, msgspec.Meta(gt=0, le=600)] = 30.0
 
 
-class Mend(_Table, frozen=True, kw_only=True):
-    """`[mend]`: what is done to a node whose fault root's own checks have confirmed."""
+class Repair(_Table, frozen=True, kw_only=True):
+    """`[repair]`: what is done to a node whose fault root's own checks have confirmed."""
 
-    enabled: bool = False
+    # What may be done; the order is fixed. Empty: nothing.
+    steps: tuple[StepName, ...] = ()
     # What would be done is logged and listed, and nothing is done.
     dry_run: bool = True
-    # What may be done; in which order is fixed.
-    steps: tuple[StepName, ...] = ()
-    # By the name of a check, with what its faults begin: before what the check itself knows.
+    # By the name of a check, the step its faults begin with: before what the check itself knows.
     first: dict[str, StepName] = {}
     # {gpus} becomes the PCI addresses of the GPUs at fault, with commas between.
     reset: tuple[Text, ...] = ("nvidia-smi", "--gpu-reset", "-i", "{gpus}")
-    reload: tuple[Text, ...] = ()
-    deep_test: tuple[Text, ...] = ()
-    # More options of sbatch for the job that runs it, as --partition=all.
-    sbatch: tuple[str, ...] = ()
-    # One step, and the time in which a node has to be back from a reboot.
-    limit_min: Annotated[float, msgspec.Meta(gt=0, le=1440)] = 30.0
-    deep_test_min: Positive = 90
-    # `deep_test` is repeated for so long before a node that passes its checks comes back, where it
-    # is one of the steps; 0: such a node comes back at once. A day: half of the relapses of a
-    # recorded year came within 17 hours of the repair (docs/explanation/year.md).
-    burn_in_h: Annotated[float, msgspec.Meta(ge=0, le=168)] = 24.0
-    # Each step, of one node.
-    per_day: Positive = 1
-    # All steps of all nodes.
-    per_hour: Positive = 4
-
-    def __post_init__(self) -> None:
-        for step in ("reload", "deep_test"):
-            if step in self.steps and not getattr(self, step):
-                raise ValueError(f"steps: {step} needs a command: {step} = [...]")
+    # A command that a drained node must pass before it returns to service: run by root, on the
+    # node, once its checks pass. Empty: its checks are enough.
+    test: tuple[Text, ...] = ()
+    # Then it is killed, and has failed.
+    test_limit_min: Annotated[float, msgspec.Meta(gt=0, le=10080)] = 90.0
 
 
 class CommonKeys(_Table, frozen=True, kw_only=True):

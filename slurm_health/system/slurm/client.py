@@ -290,6 +290,14 @@ class Client:
         """Lift a drain, and nothing else: a node that is down stays down."""
         self._update(f"NodeName={node}", State="UNDRAIN")
 
+    def reboot(self, node: str, reason: str) -> None:
+        """Reboot a node that is drained, and keep it drained with this reason.
+
+        Without ASAP and nextstate: seen on 22.05, with either of them the node is back in the pool
+        as soon as it is up, before anything has checked it, and its reason is gone.
+        """
+        self._run("scontrol", "reboot", f"reason={reason}", node)
+
     def update_job(self, job_id: parsing.JobId, **changes: str) -> None:
         """Change fields of a job."""
         self._update(f"JobId={job_id}", **changes)

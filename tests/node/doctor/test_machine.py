@@ -190,7 +190,7 @@ def test_root_is_asked_for_a_journal_that_all_share(tmp_path: Path) -> None:
     ],
 )
 def test_a_ledger_that_stops_all_drains_is_said(tmp_path: Path, ledger: str, said: str) -> None:
-    (tmp_path / "ledger.json").write_text(ledger)
+    (tmp_path / "ledger.1").write_text(ledger)
     tmp_path.chmod(0o755)
     site = load_site(tmp_path / "etc", f"[breaker]\ndirectory='{tmp_path}'\n")
     found = by_level(machine.advise_machine(site, "lab", SIXTY))

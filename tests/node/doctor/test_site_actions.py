@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What doctor says of the steps that mend a node."""
+"""What doctor says of the steps that repair a node."""
 
 from __future__ import annotations
 
@@ -18,24 +18,18 @@ from tests.support.sites import load_site
         ("steps = ['reboot']", {"A": "b"}, "change", "slurm.conf has no RebootProgram"),
         ("steps = ['reboot']", {"RebootProgram": "/sbin/reboot"}, "fine", "(dry run): reboot"),
         ("steps = ['reset']\nreset = ['/nowhere/smi']", {}, "change", "/nowhere/smi is not on"),
-        ("steps = ['ticket']", {}, "look", "no one is notified"),
-        ("", {}, "look", "mend.steps is empty"),
-        (
-            "steps = ['deep_test']\ndeep_test = ['/bin/true']",
-            {"DisableRootJobs": "YES"},
-            "change",
-            "root's test cannot be submitted",
-        ),
+        ("steps = ['administrator']", {}, "look", "no one is notified"),
+        ("test = ['/nowhere/diag']", {}, "change", "repair.test: /nowhere/diag is not on"),
     ],
 )
 def test_what_keeps_a_step_from_being_taken_is_named(
     tmp_path: Path, settings: str, config: dict[str, str], level: str, said: str
 ) -> None:
-    text = f"[breaker]\ndirectory = '{tmp_path}'\n[mend]\nenabled = true\n{settings}\n"
+    text = f"[breaker]\ndirectory = '{tmp_path}'\n[repair]\n{settings}\n"
 
-    found = by_level(site_actions.advise_on_mending(load_site(tmp_path / "etc", text), config))
+    found = by_level(site_actions.advise_on_repair(load_site(tmp_path / "etc", text), config))
     assert any(said in each for each in found[level]), found
-    assert site_actions.advise_on_mending(load_site(tmp_path / "off", ""), config) == []
+    assert site_actions.advise_on_repair(load_site(tmp_path / "off", ""), config) == []
 
 
 @pytest.mark.root

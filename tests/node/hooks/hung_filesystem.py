@@ -24,17 +24,15 @@ import msgspec
 
 from slurm_health.fleet.history import refresh
 from slurm_health.fleet.history.place import IndexPlace
+from slurm_health.node import repair, shared
 from slurm_health.node.checks.check import CheckContext, Planned
 from slurm_health.node.checks.filesystem import Filesystem
 from slurm_health.node.checks.memory import Memory
-from slurm_health.node.draining.shared_state import known_refusal
 from slurm_health.node.hooks.run_checks import run_checks
 from slurm_health.node.hooks.user_journal import JobEnded, Unreadable, accusations
-from slurm_health.node.mending.perform import take
-from slurm_health.node.rules.breaker import DrainEntry
 from slurm_health.node.rules.finding import Status
-from slurm_health.node.rules.mending import MendStep, Tried
-from slurm_health.node.rules.settings import Mend
+from slurm_health.node.rules.repair import RepairAttempt, RepairStep
+from slurm_health.node.rules.settings import Repair
 from slurm_health.node.site_settings import Site
 from slurm_health.report import latest
 from tests.support.sites import load_site
@@ -160,18 +158,22 @@ def owners(directory: Path, state: Path) -> list[object]:
 def ledger(directory: Path, state: Path) -> list[object]:
     """Ask the ledger, as whoever wants to drain does."""
     began = time.monotonic()
-    why_not = known_refusal(site(directory, state), DrainEntry(node="n3", time_s=1.0))
-    return [time.monotonic() - began, why_not]
+    here = site(directory, state)
+    try:
+        shared.change_ledger(here, lambda ledger: (ledger, None), type(None))
+    except shared.StoreSilent as err:
+        return [time.monotonic() - began, str(err)]
+    return [0, "it was read"]
 
 
 def command(directory: Path, state: Path) -> list[object]:
-    """Reload a driver by a command that meets the filesystem, as mending does."""
+    """Test the node by a command that meets the filesystem."""
     words = ["stat", str(directory / state.name)]
-    settings = Mend(reload=tuple(words), limit_min=_LIMIT_S / 60)
-    begun = Tried(node="n3", step=MendStep.RELOAD, time_s=1.0, drain="d")
-    place = msgspec.structs.replace(site(directory, state), mend=settings)
+    settings = Repair(test=tuple(words), test_limit_min=_LIMIT_S / 60)
+    begun = RepairAttempt(node="n3", step=RepairStep.TEST, time_s=1.0, drain="d")
+    place = msgspec.structs.replace(site(directory, state), repair=settings)
     began = time.monotonic()
-    ended = take(place, begun, (), why_not=lambda: "")
+    ended = repair.take(place, begun, (), why_not=lambda: "", look=repair.ask_nvml)
     return [time.monotonic() - began, ended.outcome.value, ended.text]
 
 

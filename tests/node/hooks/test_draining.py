@@ -8,15 +8,17 @@ from collections.abc import Sequence
 
 import pytest
 
-from slurm_health.node.draining import own_drain, shared_state
-from slurm_health.node.draining.drain import Cause, DrainStatus, drain_node
+from slurm_health.node import drain, shared, state
+from slurm_health.node.drain import Cause, DrainStatus, drain_node
 from slurm_health.node.hooks import prolog
+from slurm_health.node.notify import EventKind
 from slurm_health.node.rules import drain_note
 from slurm_health.node.rules.breaker import DrainLedger
 from slurm_health.system.slurm.client import Client
 from tests.support.accusing import JOB, Story, journal, judged
 from tests.support.hooked_node import Node
 from tests.support.hooked_slurm import HookedSlurm
+from tests.support.notified import into_file, received
 
 
 def updates(slurm: HookedSlurm) -> list[str]:
@@ -43,8 +45,8 @@ def test_a_drain_by_an_administrator_just_before_ours_stays(node: Node, slurm: H
     assert node.prolog()
     assert node.reason == "fan [ada@2026-01-02T03:04:05]"
     assert updates(slurm) == []
-    assert own_drain.recall(node.site.state) is None
-    assert shared_state.read_ledger(node.site.breaker).entries == ()
+    assert state.recall(node.site.state) is None
+    assert shared.read_ledger(node.site.breaker).entries == ()
 
 
 # --- hooks of this node --------------------------------------------------
@@ -72,25 +74,25 @@ def test_eight_prologs_at_once_drain_once_and_all_keep_their_job_away(
     node.break_it()
     assert at_once(node, range(100, 108)) == [1] * 8
     assert len(updates(slurm)) == 1
-    kept = own_drain.recall(node.site.state)
+    kept = state.recall(node.site.state)
     assert kept is not None
     assert kept.reason == drain_note.unsigned(node.reason)
-    assert len(shared_state.read_ledger(node.site.breaker).entries) == 1
+    assert len(shared.read_ledger(node.site.breaker).entries) == 1
 
 
 def test_a_record_that_is_newer_than_what_a_hook_has_read_stays(node: Node) -> None:
     node.break_it()
     node.prolog(job=7)
-    old = own_drain.recall(node.site.state)
+    old = state.recall(node.site.state)
     assert old is not None
     node.slurm.set({"n3": ("IDLE", "")})
     node.now_s += 60
     node.prolog(job=8)
-    new = own_drain.recall(node.site.state)
-    own_drain.amend(node.site.state, old, old)
-    assert own_drain.recall(node.site.state) == new != old
+    new = state.recall(node.site.state)
+    state.amend(node.site.state, old, old)
+    assert state.recall(node.site.state) == new != old
     controller = Client.for_hook(node.environ(), limit_s=5)
-    assert "drained again" in own_drain.release_own(node.site, old, controller)
+    assert "drained again" in drain.release_own(node.site, old, controller)
     assert node.state == "IDLE+DRAIN"
 
 
@@ -123,7 +125,7 @@ def test_a_node_that_no_test_of_its_own_finds_faulty_waits_for_a_person(
     drained_by_a_job(node, component)
     story.write(journal(judged()))
     story.ended()
-    assert own_drain.recall(node.site.state) is None
+    assert state.recall(node.site.state) is None
 
 
 def test_what_a_hook_finds_besides_does_not_bring_a_node_back_that_a_job_drained(
@@ -133,7 +135,7 @@ def test_what_a_hook_finds_besides_does_not_bring_a_node_back_that_a_job_drained
     node.break_it()
     assert node.prolog(job=JOB)
     assert node.healthcheck()
-    assert own_drain.recall(node.site.state) is None
+    assert state.recall(node.site.state) is None
 
 
 @pytest.mark.parametrize("call", range(1, 6))
@@ -146,10 +148,10 @@ def test_a_hook_that_is_killed_at_any_call_is_finished_by_the_next_and_counts_on
     node.now_s += 60
     assert node.prolog(job=8, uid=8)
     assert node.state == "IDLE+DRAIN"
-    kept = own_drain.recall(node.site.state)
+    kept = state.recall(node.site.state)
     assert kept is not None
     assert kept.reason == drain_note.unsigned(node.reason)
-    within = {entry.node for entry in shared_state.read_ledger(node.site.breaker).entries}
+    within = {entry.node for entry in shared.read_ledger(node.site.breaker).entries}
     assert within == {"n3"}
 
 
@@ -188,7 +190,7 @@ def test_a_drain_that_slurm_does_not_answer_in_time_counts(node: Node, slurm: Ho
     cause = Cause(checks=("flag",), text="it is broken", hook="prolog")
     result = drain_node(node.site, node.name, cause, controller=controller, now_s=node.now_s)
     assert result.status is DrainStatus.UNCLEAR
-    (entry,) = shared_state.read_ledger(node.site.breaker).entries
+    (entry,) = shared.read_ledger(node.site.breaker).entries
     assert entry.node == node.name
 
 
@@ -199,7 +201,7 @@ def test_where_slurm_does_not_answer_before_the_drain_nothing_counts(
     node.break_it()
     assert not node.prolog()
     assert "not_drained: Slurm refused, or did not answer" in node.said
-    assert shared_state.read_ledger(node.site.breaker).entries == ()
+    assert shared.read_ledger(node.site.breaker).entries == ()
 
 
 def test_a_drain_that_slurm_refuses_does_not_count(node: Node, slurm: HookedSlurm) -> None:
@@ -207,7 +209,7 @@ def test_a_drain_that_slurm_refuses_does_not_count(node: Node, slurm: HookedSlur
     node.break_it()
     assert not node.prolog()
     assert "not_drained: Slurm refused" in node.said
-    assert shared_state.read_ledger(node.site.breaker).entries == ()
+    assert shared.read_ledger(node.site.breaker).entries == ()
 
 
 def test_a_drain_that_did_not_come_about_is_no_return_by_a_person(
@@ -230,13 +232,13 @@ def test_after_a_trip_a_faulty_node_asks_slurm_nothing_and_writes_nothing(
     for each in rack:
         each.break_it()
         each.healthcheck()
-    before = (rack[0].shared / shared_state.LEDGER).stat()
+    before = shared.read_ledger(rack[0].site.breaker)
     asked = len(slurm.calls())
     for each in rack[5:]:
         assert not each.prolog()
         assert "the breaker of gpu has tripped" in each.said
     assert len(slurm.calls()) == asked
-    assert (rack[0].shared / shared_state.LEDGER).stat() == before
+    assert shared.read_ledger(rack[0].site.breaker) == before
 
 
 def test_a_rack_that_fails_trips_its_own_breaker_within_the_share_of_the_partition(
@@ -262,7 +264,7 @@ def test_a_node_whose_clock_is_a_day_ahead_forgets_nothing(rack: list[Node]) -> 
         each.now_s += 86_400 if number == 2 else 0
         each.prolog(job=100 + number, uid=number)
         each.slurm.set({each.name: ("IDLE", "")})
-    ledger = shared_state.read_ledger(rack[0].site.breaker)
+    ledger = shared.read_ledger(rack[0].site.breaker)
     assert len(ledger.entries) == 4
     assert "gpu" in ledger.trips
 
@@ -275,25 +277,115 @@ def test_a_node_that_is_drained_more_than_three_times_a_day_waits_for_a_person(
         slurm.set({"n3": ("IDLE", "")})
         node.now_s += 3600
         assert node.prolog(job=job, uid=job)
-        kept = own_drain.recall(node.site.state)
+        kept = state.recall(node.site.state)
         assert kept is not None
         assert kept.retest == (() if job == 4 else ("scratch",))
-    assert "a person has to release it" in node.said
+    assert "an administrator has to release it" in node.said
 
 
 def test_a_node_remembers_what_slurm_expected_of_it(node: Node) -> None:
     node.break_it()
     node.prolog(SLURM_JOB_GPUS="0,1,2,3")
-    kept = own_drain.recall(node.site.state)
+    kept = state.recall(node.site.state)
     assert kept is not None
     assert kept.expected == {"SLURM_JOB_GPUS": "0,1,2,3"}
 
 
 def test_a_reset_mends_a_damaged_ledger(node: Node) -> None:
-    (node.shared / shared_state.LEDGER).write_text("{")
+    (node.shared / "ledger.99").write_text("{")
     node.break_it()
     assert not node.prolog()
     assert "nodes reset" in node.said
-    shared_state.clear_ledger(node.site)
-    assert shared_state.read_ledger(node.site.breaker) == DrainLedger()
+    shared.clear_ledger(node.site)
+    assert shared.read_ledger(node.site.breaker) == DrainLedger()
     assert node.prolog()
+
+
+# --- a shared filesystem that does not answer ----------------------------------------------------
+
+
+def silent(node: Node) -> Node:
+    """Let nobody read the ledger: whoever opens it waits."""
+    ledger = node.shared / "ledger.1"
+    if not ledger.exists():
+        os.mkfifo(ledger)
+    node.limit_s = 1
+    return node
+
+
+def test_one_node_whose_shared_filesystem_hangs_is_drained_by_what_slurm_shows(
+    node: Node,
+) -> None:
+    silent(node).break_it()
+    assert node.prolog()
+    assert node.state == "IDLE+DRAIN"
+    kept = state.recall(node.site.state)
+    assert kept is not None
+    assert kept.confirmed
+
+
+def test_if_all_lose_it_two_are_drained_and_a_problem_of_the_server_is_reported_once(
+    rack: list[Node],
+) -> None:
+    for each in rack[:4]:
+        silent(each).more = into_file(each)
+        each.break_it()
+        each.healthcheck()
+    assert [each.state for each in rack[:4]] == ["IDLE+DRAIN", "IDLE+DRAIN", "IDLE", "IDLE"]
+    assert "2 other nodes are drained for scratch: a problem of the server" in rack[3].said
+    alarms = [
+        event.text
+        for each in rack[:4]
+        for event in received(each)
+        if event.kind is EventKind.BREAKER
+    ]
+    (alarm,) = alarms
+    assert alarm.startswith("n1, n2: /broken exists: a problem of the server")
+
+
+def test_of_nodes_that_drain_in_the_same_second_the_last_ones_give_way(
+    rack: list[Node], slurm: HookedSlurm
+) -> None:
+    third = silent(rack[2])
+    third.break_it()
+    others = "; ".join(
+        f"$dir/set {name} IDLE+DRAIN 'shealth:scratch x check=scratch job=0 t=999999'"
+        for name in ("n1", "n2")
+    )
+    slurm.trouble(f'[ "$1" = update ] && {{ {others}; }}')
+    assert not third.prolog()
+    assert "lifted again: 2 other nodes are drained for scratch" in third.said
+    assert third.state == "IDLE"
+    assert state.recall(third.site.state) is None
+
+
+# --- faults of one kind and of several -----------------------------------------------------------
+
+
+def test_faults_that_have_nothing_in_common_are_drained_until_the_share_is_reached(
+    rack: list[Node],
+) -> None:
+    """Of twenty nodes with a share of 5 %, two may be out for one fault, and four for any."""
+    for number, each in enumerate(rack[:6]):
+        each.more = f"[checks.fault{number}]\ncheck = 'file'\npath = '/broken'\nexists = false\n"
+        each.text = each.text.replace("share = 0.2", "share = 0.05").replace(
+            "[checks.scratch]", "[checks.scratch]\nenabled = false"
+        )
+        each.break_it()
+        each.healthcheck()
+    assert [each.state for each in rack[:6]] == ["IDLE+DRAIN"] * 4 + ["IDLE"] * 2
+    assert "5 nodes, 5 different faults" in rack[4].said
+    assert "the breaker of gpu has tripped" in rack[5].said
+
+
+def test_a_breaker_that_tripped_for_one_fault_lets_another_be_drained(rack: list[Node]) -> None:
+    for each in rack:
+        each.text = each.text.replace("share = 0.2", "share = 0.05")
+    for each in rack[:4]:
+        each.break_it()
+        each.healthcheck()
+    other = rack[4]
+    other.more = "[checks.disk]\ncheck = 'file'\npath = '/worn'\nexists = false\n"
+    (other.machine / "worn").touch()
+    other.healthcheck()
+    assert [each.state for each in rack[1:5]] == ["IDLE+DRAIN", "IDLE", "IDLE", "IDLE+DRAIN"]

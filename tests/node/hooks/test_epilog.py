@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.node.draining import shared_state
+from slurm_health.node import marks
 from slurm_health.records.verdict import Level
 from tests.support.accusing import JOB, UID, Story, journal, judged
 
@@ -81,7 +81,7 @@ def test_a_good_node_is_only_marked(story: Story) -> None:
     story.write(journal())
     assert not story.ended()
     assert story.node.state == "IDLE"
-    (mark,) = shared_state.marks_of(story.node.site.breaker, "n3")
+    (mark,) = marks.of_node(story.node.site.breaker, "n3")
     assert (mark.job, mark.uid, mark.component) == (JOB, UID, "node")
     assert story.node.slurm.calls() == []
 
@@ -158,7 +158,7 @@ def test_one_job_marks_once_however_often_it_starts(story: Story) -> None:
     for attempt in range(4):
         story.write(journal(), attempt=str(attempt))
         story.ended(restarts=str(attempt))
-    assert len(shared_state.marks_of(story.node.site.breaker, "n3")) == 1
+    assert len(marks.of_node(story.node.site.breaker, "n3")) == 1
 
 
 def test_a_site_may_ignore_accusations(story: Story) -> None:
@@ -218,7 +218,7 @@ def test_a_slow_node_that_passes_the_test_is_not_even_marked(story: Story, polic
     for job, uid in ((7, 1000), (8, 1001), (9, 1002), (10, 1003)):
         story.write(journal(judged(level=Level.SLOW), job=job), job=job, uid=uid)
         assert not story.ended(job, uid)
-    assert shared_state.marks_of(story.node.site.breaker, "n3") == ()
+    assert marks.of_node(story.node.site.breaker, "n3") == ()
 
 
 def test_one_users_accusations_have_a_node_tested_so_often_and_no_more(story: Story) -> None:
@@ -263,13 +263,13 @@ def test_the_epilog_of_two_jobs_at_once_keeps_both_marks(story: Story) -> None:
         if pid == 0:
             mark = NodeMark(job=job, uid=job, component="node", text="", time_s=1.0)
             try:
-                shared_state.add_mark(site, "n3", mark)
+                marks.add(site, "n3", mark)
             finally:
                 os._exit(0)
         pids.append(pid)
     for pid in pids:
         os.waitpid(pid, 0)
-    found = shared_state.marks_of(site.breaker, "n3")
+    found = marks.of_node(site.breaker, "n3")
     assert {each.job for each in found} == set(range(100, 108))
 
 

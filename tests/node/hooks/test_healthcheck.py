@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.node.draining import own_drain, shared_state
+from slurm_health.node import STATE_FILE, shared, state
 from slurm_health.node.hooks import healthcheck, nodes
 from slurm_health.system.killable import Answered, run_guarded
 from slurm_health.system.slurm.client import Client
@@ -77,7 +77,7 @@ def test_it_comes_back_after_three_fresh_passes(drained: Node) -> None:
     pass_after_pass(drained, 1)
     assert (drained.state, drained.reason) == ("IDLE", "")
     assert "State=UNDRAIN" in " ".join(drained.slurm.calls())
-    assert own_drain.recall(drained.site.state) is None
+    assert state.recall(drained.site.state) is None
 
 
 def test_passes_of_a_node_that_is_well_return_no_other_with_which_it_shares_its_state(
@@ -123,11 +123,9 @@ def test_a_check_that_cannot_be_measured_is_no_pass(drained: Node) -> None:
     node.more = "[checks.memory2]\ncheck='memory'\n"
     import msgspec
 
-    kept = own_drain.recall(node.site.state)
+    kept = state.recall(node.site.state)
     assert kept is not None
-    own_drain.remember(
-        node.site.state, msgspec.structs.replace(kept, retest=("scratch", "memory2"))
-    )
+    state.remember(node.site.state, msgspec.structs.replace(kept, retest=("scratch", "memory2")))
     (node.machine / "proc/meminfo").unlink()
     pass_after_pass(node, 5)
     assert node.state == "IDLE+DRAIN"
@@ -183,9 +181,9 @@ def test_a_release_is_noticed_although_no_check_can_tell_any_more(
 ) -> None:
     import msgspec
 
-    kept = own_drain.recall(drained.site.state)
+    kept = state.recall(drained.site.state)
     assert kept is not None
-    own_drain.remember(drained.site.state, msgspec.structs.replace(kept, retest=("gone",)))
+    state.remember(drained.site.state, msgspec.structs.replace(kept, retest=("gone",)))
     metrics = drained.directory / "metrics"
     metrics.mkdir()
     drained.more = f'[metrics]\ndirectory = "{metrics}"\n'
@@ -201,7 +199,7 @@ def test_a_release_is_noticed_although_no_check_can_tell_any_more(
 
     assert "it was returned to the pool" in drained.said
     assert "no longer configured" not in drained.said
-    assert own_drain.recall(drained.site.state) is None
+    assert state.recall(drained.site.state) is None
     assert "slurm_health_drained 0\n" in (metrics / "slurm_health.prom").read_text()
     pass_after_pass(drained, 1)
     assert drained.said == ""
@@ -215,9 +213,9 @@ def test_a_note_that_was_edited_is_anothers_for_hook_list_and_release(
 
     pass_after_pass(drained, 1)
     assert "the drain is no longer ours: IDLE+DRAIN: shealth:scratch" in drained.said
-    assert own_drain.recall(drained.site.state) is None
+    assert state.recall(drained.site.state) is None
 
-    known = shared_state.read_ledger(drained.site.breaker)
+    known = shared.read_ledger(drained.site.breaker)
     (listed,) = nodes.drained(_nodes(drained), known, {})
     assert listed.edited
     assert "(note edited: only scontrol lifts it)" in nodes.table([listed], [], 0.0)
@@ -302,6 +300,6 @@ def test_a_record_that_cannot_be_kept_is_told_and_drains_all_the_same(
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"node":"n3"}', "\0" * 100])
 def test_a_garbled_record_is_as_good_as_none(drained: Node, text: str) -> None:
-    (drained.site.state / own_drain.RECORD).write_text(text)
+    (drained.site.state / STATE_FILE).write_text(text)
     pass_after_pass(drained, 5)
     assert drained.state == "IDLE+DRAIN"

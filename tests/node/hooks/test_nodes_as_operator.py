@@ -10,10 +10,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from slurm_health.node.draining import shared_state
-from slurm_health.node.draining.shared_state import ForRootOnly, SharedStateUnusable
+from slurm_health.node import marks, shared
 from slurm_health.node.hooks import nodes
 from slurm_health.node.rules.accusations import NodeMark
+from slurm_health.node.store import StoreForRoot, StoreUnusable
 from slurm_health.system.killable import Answered, run_one
 from slurm_health.system.slurm.client import Client
 from tests.support.hooked_node import Node
@@ -37,7 +37,7 @@ def marked(node: Node, slurm: HookedSlurm) -> Node:
     slurm.set({"n5": ("IDLE+DRAIN", _OF_CHECK), "n6": ("IDLE+DRAIN", _OF_MARKS)})
     mark = NodeMark(job=7, uid=1000, component="network", text="slow", time_s=node.now_s)
     for name in ("n5", "n6"):
-        shared_state.add_mark(node.site, name, mark)
+        marks.add(node.site, name, mark)
     for path in (slurm.directory, *slurm.directory.rglob("*")):
         path.chmod(0o777)
     return node
@@ -74,26 +74,26 @@ def test_root_releases_both(marked: Node, slurm: HookedSlurm) -> None:
     controller = Client.for_hook(marked.environ(), limit_s=20)
     came = nodes.release(marked.site, ["n6", "n5"], controller, {})
     assert came == {"n6": nodes.RELEASED, "n5": nodes.RELEASED}
-    assert shared_state.marked_nodes(marked.site.breaker) == []
+    assert marks.marked_nodes(marked.site.breaker) == []
 
 
 def test_who_accuses_which_node_is_for_root(marked: Node) -> None:
     marked.break_it()
     marked.prolog(job=9, uid=1000)
-    assert [each.uid for each in shared_state.read_ledger(marked.site.breaker).entries] == [1000]
+    assert [each.uid for each in shared.read_ledger(marked.site.breaker).entries] == [1000]
     site = marked.site
     settings = site.breaker
 
     def look() -> list[str]:
         refused = []
         for ask in (
-            lambda: shared_state.read_ledger(settings),
-            lambda: shared_state.marked_nodes(settings),
-            lambda: shared_state.marks_of(settings, "n5"),
+            lambda: shared.read_ledger(settings),
+            lambda: marks.marked_nodes(settings),
+            lambda: marks.of_node(settings, "n5"),
         ):
             try:
                 ask()
-            except ForRootOnly as err:
+            except StoreForRoot as err:
                 refused.append(str(err))
         found = nodes.listing(site, {}, 0.0)
         assert found.tripped is None
@@ -110,7 +110,7 @@ def test_a_reset_by_an_operator_says_who_may_and_no_number_of_an_error(marked: N
     def reset() -> str:
         try:
             return nodes.reset(site)
-        except SharedStateUnusable as err:
+        except StoreUnusable as err:
             return str(err)
 
     told = msgspec.json.decode(as_operator(reset), type=str)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_health.node.draining import own_drain
+from slurm_health.node import state
 from tests.node.hooks.test_healthcheck import pass_after_pass
 from tests.support.hooked_node import Node
 from tests.support.hooked_slurm import HookedSlurm
@@ -60,17 +60,17 @@ def _exclusive(node: Node) -> None:
     )
 
 
-@pytest.mark.parametrize(("state", "runs"), [("MIXED+DRAIN", False), ("IDLE+DRAIN", True)])
+@pytest.mark.parametrize(("shown", "runs"), [("MIXED+DRAIN", False), ("IDLE+DRAIN", True)])
 def test_an_exclusive_test_runs_on_an_idle_node_only(
-    drained: Node, slurm: HookedSlurm, state: str, runs: bool
+    drained: Node, slurm: HookedSlurm, shown: str, runs: bool
 ) -> None:
     import msgspec
 
     _exclusive(drained)
-    kept = own_drain.recall(drained.site.state)
+    kept = state.recall(drained.site.state)
     assert kept is not None
-    own_drain.remember(drained.site.state, msgspec.structs.replace(kept, retest=("burn",)))
-    slurm.set({"n3": (state, drained.reason)})
+    state.remember(drained.site.state, msgspec.structs.replace(kept, retest=("burn",)))
+    slurm.set({"n3": (shown, drained.reason)})
     pass_after_pass(drained, 1)
     assert (drained.directory / "ran").exists() is runs
     assert ("it needs an idle node, and this one is MIXED+DRAIN" in drained.said) is not runs
@@ -86,10 +86,10 @@ def test_two_tests_that_each_need_the_node_alone_do_not_run_side_by_side(
     for name in ("burn", "bench"):
         drained.more += f"[checks.{name}]\ncheck='command'\nexclusive=true\n"
         drained.more += f"contexts=['retest']\nargv=['sh', '-c', '{text}']\n"
-    kept = own_drain.recall(drained.site.state)
+    kept = state.recall(drained.site.state)
     assert kept is not None
     again = msgspec.structs.replace(kept, retest=("burn", "bench"))
-    own_drain.remember(drained.site.state, again)
+    state.remember(drained.site.state, again)
     slurm.set({"n3": ("IDLE+DRAIN", drained.reason)})
     pass_after_pass(drained, 1)
     assert (drained.directory / "ran").read_text() == "\n\n"

@@ -42,7 +42,7 @@ def test_no_sequence_of_drains_gets_past_the_breaker(
     for node, later_s, job, uid in wanted:
         now_s += later_s
         entry = DrainEntry(node=node, time_s=now_s, job=job, uid=uid)
-        ours = [each.node for each in done if now_s - each.time_s < 1000]
+        ours = {each.node: each.checks for each in done if now_s - each.time_s < 1000}
         match breaker.reserve(ledger, entry, limits=limits, members={"gpu": NODES}, ours=ours):
             case DrainAllowed(ledger=ledger):
                 done.append(entry)
@@ -65,7 +65,7 @@ def test_a_tripped_breaker_allows_nothing_until_it_is_reset(
     for node, time_s, job, uid in wanted:
         entry = DrainEntry(node=node, time_s=time_s, job=job, uid=uid)
         answer = breaker.reserve(
-            tripped, entry, limits=Breaker(share=1.0), members={"gpu": NODES}, ours=[]
+            tripped, entry, limits=Breaker(share=1.0), members={"gpu": NODES}, ours={}
         )
         assert isinstance(answer, DrainRefused)
         assert answer.ledger == tripped
@@ -77,7 +77,7 @@ def test_what_a_person_has_returned_does_not_count_against_the_share() -> None:
     wanted = DrainEntry(node="n3", time_s=2.0)
 
     def answer(ledger: DrainLedger) -> DrainAllowed | DrainRefused:
-        return breaker.reserve(ledger, wanted, limits=limits, members={"gpu": NODES}, ours=[])
+        return breaker.reserve(ledger, wanted, limits=limits, members={"gpu": NODES}, ours={})
 
     ledger = DrainLedger(entries=trial)
     assert isinstance(answer(ledger), DrainRefused)
@@ -95,7 +95,7 @@ def trips_after(users: list[int], nodes: list[str]) -> tuple[str, list[str]]:
             entry,
             limits=limits,
             members={"gpu": nodes},
-            ours=[],
+            ours={},
             name_of={5: "ann"}.__getitem__,
         )
         ledger = answer.ledger
@@ -153,7 +153,7 @@ def test_a_trip_stops_its_own_partition_and_no_other() -> None:
     other = DrainEntry(node="n12", time_s=1.0, partitions=("cpu",))
     assert "the breaker of gpu has tripped" in breaker.refusal(ledger, stopped, Breaker())
     members = {"cpu": NODES[9:]}
-    answer = breaker.reserve(ledger, other, limits=Breaker(), members=members, ours=[])
+    answer = breaker.reserve(ledger, other, limits=Breaker(), members=members, ours={})
     assert isinstance(answer, DrainAllowed)
     assert answer.ledger.trips == ledger.trips
 
@@ -326,9 +326,9 @@ def test_a_drain_by_a_clock_years_ahead_does_not_hold_the_breaker_for_ever() -> 
     )
     wanted = breaker.DrainEntry(node="n3", time_s=year_s, partitions=("gpu",), job=7, uid=7)
     ledger, ten = breaker.DrainLedger(entries=wrong), {"gpu": NODES[:10]}
-    answer = breaker.reserve(ledger, wanted, limits=Breaker(), members=ten, ours=[])
+    answer = breaker.reserve(ledger, wanted, limits=Breaker(), members=ten, ours={})
     assert isinstance(answer, breaker.DrainAllowed)
-    held = breaker.reserve(ledger, wanted, limits=Breaker(), members=ten, ours=["n1", "n2"])
+    held = breaker.reserve(ledger, wanted, limits=Breaker(), members=ten, ours={"n1": (), "n2": ()})
     assert isinstance(held, breaker.DrainRefused), (
         "what is drained now counts, whatever its clock says"
     )

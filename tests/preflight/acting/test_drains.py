@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.node.draining.shared_state import read_ledger
 from slurm_health.node.rules import drain_note
 from slurm_health.node.rules.settings import Breaker
+from slurm_health.node.shared import read_ledger
 from slurm_health.preflight.decide.policy import Policy
 from slurm_health.records.records import (
     ActionDone,

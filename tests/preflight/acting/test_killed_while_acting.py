@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.node.draining.shared_state import read_ledger
 from slurm_health.node.rules.settings import Breaker
+from slurm_health.node.shared import read_ledger
 from slurm_health.preflight.decide.policy import Policy
 from slurm_health.records.records import Action, ActionDone
 from slurm_health.records.verdict import Level

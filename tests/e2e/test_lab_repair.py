@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node that keeps failing walks through reset, reboot, quarantine and ticket on a real Slurm."""
+"""A node that keeps failing is reset, rebooted, tested and handed over, on a real Slurm."""
 
 from __future__ import annotations
 
@@ -19,23 +19,19 @@ pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(2400)]
 NODE = "n2"
 GO = "/tmp/go"
 HAS_GPUS = not nvml_library.missing()
-FIRST = "reset" if HAS_GPUS else "reload"
-# What resets "mends" it; the deep test does as well, and waits for a word.
-MEND = """\
-[mend]
-enabled = true
+FIRST = "reset" if HAS_GPUS else "reboot"
+# The reset repairs the node; the test waits for a word.
+REPAIR = """\
+[repair]
 dry_run = false
-steps = ["reset", "reload", "reboot", "deep_test", "ticket"]
+steps = ["reset", "reboot", "administrator"]
 reset = ["sh", "-c", "rm -f {flag}; echo $0 >/tmp/reset-gpus", "{{gpus}}"]
-reload = ["sh", "-c", "rm -f {flag}"]
-deep_test = ["sh", "-c", "until test -e {go}; do sleep 0.1; done; rm -f {flag}; echo tested"]
-per_hour = 50
-burn_in_h = {burn_in_h}
-[mend.first]
+test = ["sh", "-c", "until test -e {go}; do sleep 0.1; done; echo tested"]
+[repair.first]
 flag = "{first}"
 [notify]
 cluster = "lab"
-command = ["sh", "-c", "cat >>{told}"]
+command = ["sh", "-c", "cat >>{events}"]
 limit_s = 60
 """
 
@@ -47,22 +43,17 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HookedSite]:
         yield found
 
 
-def configured(site: HookedSite, *, first: str, burn_in_h: float = 0) -> str:
-    """Return what a site that mends says, and have its test wait for a word."""
-    told = site.installed / "told"
-    return MEND.format(flag=FLAG, go=GO, first=first, told=told, burn_in_h=burn_in_h)
-
-
-def told(site: HookedSite) -> list[dict[str, Any]]:
-    path = site.installed / "told"
+def events(site: HookedSite) -> list[dict[str, Any]]:
+    path = site.installed / "events"
     lines = path.read_text().splitlines() if path.exists() else []
     return [json.loads(line) for line in lines if line]
 
 
 def steps(site: HookedSite) -> list[tuple[str, str]]:
-    path = site.installed / "shared/mending.json"
-    found = json.loads(path.read_text()) if path.exists() else []
-    return [(each["step"], each.get("outcome", "begun")) for each in found]
+    files = (site.installed / "shared").glob("ledger.*")
+    latest = max(files, key=lambda path: int(path.suffix[1:]), default=None)
+    repairs = json.loads(latest.read_text()).get("repairs", []) if latest else []
+    return [(each["step"], each.get("outcome", "begun")) for each in repairs]
 
 
 def state(site: HookedSite) -> str:
@@ -111,56 +102,41 @@ def reboot_as_asked(site: HookedSite, note: str) -> None:
     assert site.lab.node_state(NODE)["Reason"].startswith(note)
 
 
-def test_a_node_walks_through_every_step_and_back(site: HookedSite) -> None:
-    text = configured(site, first=FIRST)
-    site.configure(text, share=0.5)
+def back_after_its_test(site: HookedSite) -> None:
+    """Let the node pass its checks, then its test, which runs where it is drained."""
+    step_until(site, "test", "begun")
+    assert state(site) == "IDLE+DRAIN"
+    site.on(NODE, "touch", GO)
+    check_until(site, "the node back after its test", "IDLE")
+    assert steps(site)[-1] == ("test", "done")
+    site.on(NODE, "rm", GO)
 
-    # Reset: it helps, and the node comes back by the usual rules.
-    broken(site)
-    step_until(site, FIRST, "done")
+
+def test_a_node_walks_through_every_step_and_back(site: HookedSite) -> None:
+    site.configure(
+        REPAIR.format(flag=FLAG, go=GO, first=FIRST, events=site.installed / "events"), share=0.5
+    )
     if HAS_GPUS:
+        broken(site)
+        step_until(site, "reset", "done")
         assert len(site.on(NODE, "cat", "/tmp/reset-gpus").strip().split(",")) == 2
-    check_until(site, "the node back after the reset", "IDLE")
+        back_after_its_test(site)
 
     # It fails again within the day: what has helped once is not tried twice.
     note = broken(site)
-    if FIRST == "reset":  # the driver is next, which helps too: then it fails once more
-        step_until(site, "reload", "done")
-        check_until(site, "the node back after the reload", "IDLE")
-        note = broken(site)
     step_until(site, "reboot", "begun")
     reboot_as_asked(site, note)
-    check_until(site, "the node back after the reboot", "IDLE")
-    assert steps(site)[-1] == ("reboot", "done")
+    back_after_its_test(site)
+    assert ("reboot", "done") in steps(site)
 
-    # And again: quarantine. Jobs of users wait, root's test runs.
+    # Only an administrator is left.
     broken(site)
-    step_until(site, "deep_test", "begun")
-    users = site.lab.sbatch("#!/bin/sh\nhostname\n", f"-w{NODE}")
-    eventually(
-        site,
-        lambda: "slurm-health-deep-test" in site.on(NODE, "squeue", "-h", "-tR", "-o%j"),
-        "the deep test",
-        120,
-    )
-    site.health_check(NODE)
-    assert "in quarantine: job" in site.hook_log(NODE)
-    assert site.lab.job(users)["JobState"] == "PENDING"
-    assert NODE not in site.out_of_pool()
-    site.on(NODE, "touch", GO)
-
-    step_until(site, "deep_test", "done")
-    site.lab.wait_job(users, {"COMPLETED"}, deadline_s=400)
-    assert "No reservations" in site.on(NODE, "scontrol", "show", "reservation")
-
-    # Nothing is left but people.
-    broken(site)
-    step_until(site, "ticket", "done")
-    eventually(site, lambda: "ticket" in [each["kind"] for each in told(site)], "the ticket", 400)
-    (ticket,) = [each for each in told(site) if each["kind"] == "ticket"]
-    evidence = "\n".join(ticket["evidence"])
-    for step in (FIRST, "reboot", "deep_test"):
+    step_until(site, "administrator", "done")
+    kinds = lambda: [event["kind"] for event in events(site)]  # noqa: E731
+    eventually(site, lambda: "administrator" in kinds(), "the notification", 400)
+    (call,) = [event for event in events(site) if event["kind"] == "administrator"]
+    evidence = "\n".join(call["evidence"])
+    for step in (FIRST, "reboot", "test"):
         assert f"{step} at " in evidence
     assert state(site) == "IDLE+DRAIN"
-    kinds = {each["kind"] for each in told(site)}
-    assert {"drained", "relapse", "released", "ticket"} <= kinds
+    assert {"drained", "relapse", "released", "administrator"} <= {*kinds()}

@@ -13,15 +13,11 @@ from tests.lab.installed_site import eventually
 
 pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(1200)]
 
-# Tests as often as a busy machine may need; a site would not.
-PAIR_TEST = f"""\
-[pair_test]
-enabled = true
+SWEEP = f"""\
+[sweep]
+user = "bob"
 python = "{sys.executable}"
 check = "allgather"
-again_h = 0.0001
-per_hour = 20
-per_user_hour = 20
 """
 BAD = "n3"
 
@@ -35,7 +31,7 @@ def module_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HookedSite
 @pytest.fixture
 def site(module_site: HookedSite) -> Iterator[HookedSite]:
     # The lab's nodes share process numbers: the epilog of one may see those of another's job.
-    more = f"{PAIR_TEST}[accusations]\nread_limit_s = 30\n"
+    more = f"{SWEEP}[accusations]\nread_limit_s = 30\n"
     module_site.configure(more, share=0.5)
     yield module_site
     module_site.lab.reset()
@@ -54,7 +50,7 @@ def all_over(site: HookedSite) -> None:
     )
 
 
-def test_a_node_that_loses_packets_is_accused_by_a_user_tested_by_root_drained_and_comes_back(
+def test_an_accused_node_that_loses_packets_is_checked_with_partners_drained_and_comes_back(
     site: HookedSite,
 ) -> None:
     script = site.script("train.sh", "#!/bin/sh\nhostname\n")
@@ -67,10 +63,9 @@ def test_a_node_that_loses_packets_is_accused_by_a_user_tested_by_root_drained_a
             break
 
     assert list(site.out_of_pool()) == [BAD], site.hook_log(BAD)
-    assert "check=pair-test job=" in site.out_of_pool()[BAD]
+    assert "check=sweep job=" in site.out_of_pool()[BAD]
     log = site.hook_log(BAD)
-    assert "tests it with partners" in log
-    assert log.index("accuses this node: network") < log.index("tests it with partners")
+    assert log.index("accuses this node: network") < log.index("drained: shealth:sweep network")
 
     site.lab.fault.clear(BAD)
     config = str(site.installed / "etc/config.toml")

@@ -1,0 +1,536 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one way to take a node out of the pool, and the one way to return it.
+
+A drain asks who holds the node, asks the breaker, looks again, sets our note, and looks again.
+Only our own drain is lifted, only as we left it, and only if nothing else holds the node. What this
+node was drained for is kept on it, before the drain: a hook that is killed in between has drained
+nothing, or is known to have.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+import zlib
+from collections.abc import Collection, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from slurm_health.node import notify, shared
+from slurm_health.node.notify import EventKind, NodeEvent
+from slurm_health.node.rules import breaker, drain_note
+from slurm_health.node.rules.breaker import DrainAllowed, DrainEntry, DrainLedger
+from slurm_health.node.rules.drain_note import DrainNote
+from slurm_health.node.rules.recovery import BootTime, DrainRecord
+from slurm_health.node.shared import StoreSilent, StoreUnusable
+from slurm_health.node.site_settings import Site
+from slurm_health.node.state import (
+    AGAIN_LIMIT_S,
+    alone,
+    forget,
+    keep_return,
+    recall,
+    remember,
+)
+from slurm_health.records.errors import SlurmCommandError, SlurmError, SlurmTimeoutError
+from slurm_health.records.text import counted
+
+if TYPE_CHECKING:  # a health check loads this every time, and seldom asks Slurm
+    from slurm_health.system.slurm.client import Client
+    from slurm_health.system.slurm.parsing import Node
+
+_LEDGER_TEXT = 500
+# What scontrol says when slurmctld took a request and was too slow, or died, to answer it.
+_NO_ANSWER = re.compile(r"timed out|Zero Bytes", re.IGNORECASE)
+# Nodes that all lose their shared filesystem at once cannot count each other, and ask Slurm spread
+# over so many times as long: 9 s.
+_SPREAD_WITHOUT_LEDGER = 3
+# So many nodes with the same fault on a silent shared filesystem are a server's problem.
+_MOST_WITHOUT_LEDGER = 2
+
+
+class DrainStatus(Enum):
+    """What became of a drain."""
+
+    DRAINED = "drained"
+    ALREADY_OUT = "already_out"  # somebody, or we, drained it before; their note stands
+    FOREIGN_NOTE = "foreign_note"  # in the pool with another's note on it, which stays
+    NOT_DRAINED = "not_drained"
+    UNCLEAR = "unclear"  # Slurm was asked, and has not answered: it may still do it
+
+
+class DrainResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of it, in words for the log."""
+
+    status: DrainStatus
+    text: str
+
+
+class Cause(msgspec.Struct, frozen=True, kw_only=True):
+    """Why, after which job, and which checks have to pass before the node may come back.
+
+    Args:
+        checks: what measured it; of a job's check, the component.
+        text: what is wrong.
+        retest: empty if no check of this node can tell: then an administrator releases it.
+        expected: what the checks went by beside the config file: variables of the job.
+        confirms: the component that the job's own check accused, if this confirms it.
+        found: when, by the kernel's clock.
+    """
+
+    checks: tuple[str, ...]
+    text: str
+    retest: tuple[str, ...] = ()
+    expected: dict[str, str] = {}
+    confirms: str = ""
+    job: int = 0
+    uid: int = -1
+    hook: str = ""
+    found: BootTime | None = None
+
+
+def sync_with_slurm(
+    state: Path, name: str, controller: Client, now: BootTime | None
+) -> Node | None:
+    """Return how Slurm has the node that we drained; None if there is no drain of ours.
+
+    A drain that an administrator has lifted is deleted, and so is one whose note is another by now:
+    it is theirs. Lifting it says that the node is repaired, so what only tells of the past, as the
+    kernel's log does, counts from now on.
+
+    Raises:
+        SlurmError: Slurm cannot be asked.
+        StoreUnusable: another hook has been at it for too long.
+    """
+    with alone(state, AGAIN_LIMIT_S):
+        kept = recall(state, name)
+        if kept is None:
+            return None
+        node = controller.node(kept.node)
+        if not node.out_of_pool:
+            if kept.confirmed:
+                keep_return(state, now)
+            forget(state)
+        elif drain_note.unsigned(node.reason) != kept.reason:
+            forget(state)
+        return node
+
+
+# --- drain ---------------------------------------------------------------------------------------
+
+
+def drain_this_node(
+    site: Site, node: str, cause: Cause, *, controller: Client, now_s: float
+) -> DrainResult:
+    """Drain the node this hook runs on, and keep that on it, so that it can come back."""
+    # When a cluster fails at once, the first trip the breaker and the others see it.
+    time.sleep(site.breaker.spread_s * _spread(node))
+    try:
+        with alone(site.state):
+            return drain_node(
+                site, node, cause, controller=controller, now_s=now_s, state=site.state
+            )
+    except StoreUnusable as err:
+        return _not_drained(str(err))
+
+
+def drain_node(
+    site: Site,
+    node: str,
+    cause: Cause,
+    *,
+    controller: Client,
+    now_s: float,
+    state: Path | None = None,
+) -> DrainResult:
+    """Drain a node if its holder, the breaker and Slurm agree.
+
+    Args:
+        site: the config file.
+        node: its name in Slurm.
+        cause: why.
+        controller: Slurm.
+        now_s: the time.
+        state: where this node keeps what it was drained for; None on another node.
+    """
+    entry, why_not, silent = _entry(node, cause, now_s), "", ""
+    try:
+        why_not = _known_refusal(site, entry)
+    except StoreSilent as err:
+        if state is None:
+            return _not_drained(f"could not use the breaker's ledger: {err}")
+        silent = str(err)
+        time.sleep(_SPREAD_WITHOUT_LEDGER * site.breaker.spread_s * _spread(node))
+    except StoreUnusable as err:
+        why_not = f"could not use the breaker's ledger: {err}"
+    if why_not:
+        return _not_drained(why_not)
+    try:
+        nodes = controller.nodes()
+        now = nodes.get(node)
+        if now is None:
+            return _not_drained(f"Slurm does not know a node {node}")
+        done = _out_already(now, cause, state, now_s)
+        if done is not None:
+            return done
+        entry = msgspec.structs.replace(entry, partitions=now.partitions)
+        racks = {leaf: names for leaf, names in controller.leaves().items() if node in names}
+        if silent:
+            reserved = _without_ledger(site, entry, nodes, _drained_by_us(nodes), racks)
+        else:
+            reserved = _reserved(site, entry, nodes, racks)
+    except SlurmError as err:
+        return _not_drained(f"could not query Slurm: {err}")
+    except StoreUnusable as err:
+        return _not_drained(f"could not use the breaker's ledger: {err}")
+    if reserved.tripped:
+        _send(site, node, EventKind.BREAKER, reserved.why_not, cause, now_s)
+    if reserved.why_not:
+        return _not_drained(f"{reserved.why_not}{'; ' if silent else ''}{silent}")
+    result = _perform(site, node, cause, reserved.today, controller, state, now_s)
+    if silent and result.status is DrainStatus.DRAINED:
+        return _stays_without_ledger(site, entry, cause, racks, controller, state, result)
+    if not silent and result.status in (DrainStatus.NOT_DRAINED, DrainStatus.ALREADY_OUT):
+        with contextlib.suppress(StoreUnusable):  # it goes on counting
+            shared.change_ledger(
+                site, lambda ledger: (breaker.take_back(ledger, node, now_s), None), type(None)
+            )
+    return result
+
+
+class _Reserved(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a drain may happen: not, if `why_not` says so. It is the `today`th of a day."""
+
+    why_not: str = ""
+    today: int = 0
+    tripped: bool = False
+
+
+def _known_refusal(site: Site, entry: DrainEntry) -> str:
+    """Return why the site or the ledger rules a drain out; empty when Slurm has to be asked.
+
+    When a whole cluster fails, this is all that most nodes do.
+    """
+    if not site.hooks.drain:
+        return "hooks.drain is false"
+    if not site.breaker.directory:
+        return "breaker.directory is not set, so the number of other drained nodes is unknown"
+
+    def look() -> str:
+        ledger = shared.read_ledger(site.breaker)
+        return breaker.refusal(ledger, entry, site.breaker, name_of=shared.user_name)
+
+    return shared.in_child(site, look, str)
+
+
+def _reserved(
+    site: Site,
+    entry: DrainEntry,
+    nodes: Mapping[str, Node],
+    racks: Mapping[str, Collection[str]],
+) -> _Reserved:
+    """Count a drain before it happens, if it may."""
+
+    def change(ledger: DrainLedger) -> tuple[DrainLedger, _Reserved]:
+        decided = breaker.reserve(
+            ledger,
+            entry,
+            limits=site.breaker,
+            members=_members(nodes, entry.partitions),
+            ours=_drained_by_us(nodes),
+            racks=racks,
+            name_of=shared.user_name,
+        )
+        if isinstance(decided, DrainAllowed):
+            return decided.ledger, _Reserved(today=decided.today)
+        tripped = decided.ledger.trips.keys() != ledger.trips.keys()
+        return decided.ledger, _Reserved(why_not=decided.why, tripped=tripped)
+
+    return shared.change_ledger(site, change, _Reserved)
+
+
+def _without_ledger(
+    site: Site,
+    entry: DrainEntry,
+    nodes: Mapping[str, Node],
+    ours: Mapping[str, Collection[str]],
+    racks: Mapping[str, Collection[str]],
+) -> _Reserved:
+    """Decide by Slurm's list alone, when the filesystem that has the ledger does not answer."""
+    alike = [
+        name
+        for name, checks in ours.items()
+        if name != entry.node and not set(checks).isdisjoint(entry.checks)
+    ]
+    if len(alike) >= _MOST_WITHOUT_LEDGER:
+        why = f"{counted(len(alike), 'other node')} are drained for {', '.join(entry.checks)}"
+        return _Reserved(why_not=f"{why}: a problem of the server, not of this node")
+    decided = breaker.reserve(
+        DrainLedger(),
+        entry,
+        limits=site.breaker,
+        members=_members(nodes, entry.partitions),
+        ours=ours,
+        racks=racks,
+    )
+    if isinstance(decided, DrainAllowed):
+        return _Reserved(today=1)
+    return _Reserved(why_not=decided.why)
+
+
+def _stays_without_ledger(
+    site: Site,
+    entry: DrainEntry,
+    cause: Cause,
+    racks: Mapping[str, Collection[str]],
+    controller: Client,
+    state: Path | None,
+    result: DrainResult,
+) -> DrainResult:
+    """Lift this node's own drain if those before it were as many as may be out.
+
+    Nodes that cannot count each other may drain in the same second. The later one gives way: by
+    time, then by name.
+    """
+    try:
+        nodes = controller.nodes()
+        before = _drained_by_us(
+            {
+                name: node
+                for name, node in nodes.items()
+                if (note := drain_note.parse(node.reason)) is not None
+                and (note.time_s, name) < (int(entry.time_s), entry.node)
+            }
+        )
+        reserved = _without_ledger(site, entry, nodes, before, racks)
+        if reserved.why_not:
+            problem = undrain(controller, nodes[entry.node])
+            if not problem and state is not None:
+                forget(state)
+            lifted = f"lifted again: {reserved.why_not}"
+            return _not_drained(f"could not be {lifted}: {problem}" if problem else lifted)
+    except SlurmError as err:
+        text = f"{result.text} (how many others are drained is not known: {err})"
+        return msgspec.structs.replace(result, text=text)
+    alike = [name for name, checks in before.items() if not set(checks).isdisjoint(entry.checks)]
+    if len(alike) == _MOST_WITHOUT_LEDGER - 1:
+        text = f"{', '.join([*alike, entry.node])}: {cause.text}: a problem of the server; no more"
+        _send(
+            site,
+            entry.node,
+            EventKind.BREAKER,
+            f"{text} nodes are drained for it",
+            cause,
+            entry.time_s,
+        )
+    return result
+
+
+def _perform(
+    site: Site,
+    node: str,
+    cause: Cause,
+    today: int,
+    controller: Client,
+    state: Path | None,
+    now_s: float,
+) -> DrainResult:
+    """Drain a node that may be, for the `today`th time within a day, and notify."""
+    many = today > site.recovery.per_day
+    record = DrainRecord(
+        node=node,
+        reason=_note(cause, now_s),
+        retest=() if many else cause.retest,
+        time_s=now_s,
+        expected=cause.expected,
+        found=cause.found,
+    )
+    try:
+        # Again: the ledger takes its time, and an administrator does not wait for it.
+        now = controller.node(node)
+    except SlurmError as err:
+        return _not_drained(f"Slurm refused, or did not answer: {err}")
+    done = _out_already(now, cause, state, now_s)
+    if done is not None:
+        return done
+    if now.reason and not drain_note.is_ours(now.reason):
+        text = f"it has a note already: {now.reason}"
+        return DrainResult(status=DrainStatus.FOREIGN_NOTE, text=text)
+    lost = _kept(state, record)
+    try:
+        controller.drain([node], record.reason)
+        after = controller.node(node)  # Slurm's return codes prove nothing
+    except SlurmError as err:
+        if not _may_happen_yet(err):
+            return _not_drained(f"Slurm refused, or did not answer: {err}")
+        # It goes on counting: a slurmctld that is late drains all that it was asked to, and a
+        # cluster that fails meanwhile would be drained whole, each node in the place of another.
+        text = f"Slurm has not said whether it did, and may do it yet: {err}"
+        return DrainResult(status=DrainStatus.UNCLEAR, text=text)
+    if not after.out_of_pool:
+        return _not_drained("Slurm accepted the request, but the node is still in the pool")
+    _kept(state, msgspec.structs.replace(record, confirmed=True))
+    _send(
+        site, node, EventKind.RELAPSE if today > 1 else EventKind.DRAINED, cause.text, cause, now_s
+    )
+    text = record.reason + lost
+    if many:
+        text += f" (drain {today} within a day: an administrator has to release it)"
+    return DrainResult(status=DrainStatus.DRAINED, text=text)
+
+
+def _out_already(now: Node, cause: Cause, state: Path | None, now_s: float) -> DrainResult | None:
+    """Return what became of a node that is out of the pool without this drain; None if it is not.
+
+    One that was drained for the same job before was so by a hook, or by the job's check, which
+    knew no test for it.
+    """
+    reason = now.reason or "(no reason)"
+    if not now.out_of_pool:
+        return None
+    if not now.drained:
+        return _not_drained(f"it is already {now.state}: {reason}")
+    note = drain_note.parse(now.reason)
+    if note is None or not cause.job or note.job != cause.job:
+        return DrainResult(status=DrainStatus.ALREADY_OUT, text=f"{now.state}: {reason}")
+    lost = ""
+    if note.checks == (cause.confirms,):
+        record = DrainRecord(
+            node=now.name,
+            reason=drain_note.unsigned(now.reason),
+            retest=cause.retest,
+            time_s=now_s,
+            expected=cause.expected,
+            found=cause.found,
+            confirmed=True,
+        )
+        lost = _kept(state, record)
+    return DrainResult(status=DrainStatus.DRAINED, text=reason + lost)
+
+
+def _kept(state: Path | None, record: DrainRecord) -> str:
+    """Keep a record on the node; return what the log says if that fails."""
+    if state is None or remember(state, record):
+        return ""
+    return f" (no record in {state}: it will not be released by itself)"
+
+
+def _may_happen_yet(err: SlurmError) -> bool:
+    """Return whether Slurm may have got, or still get, to what it was asked and did not answer."""
+    if isinstance(err, SlurmCommandError):
+        return _NO_ANSWER.search(err.stderr) is not None
+    return isinstance(err, SlurmTimeoutError)
+
+
+def _entry(node: str, cause: Cause, now_s: float) -> DrainEntry:
+    return DrainEntry(
+        node=node,
+        time_s=now_s,
+        job=cause.job,
+        uid=cause.uid,
+        checks=cause.checks,
+        text=cause.text[:_LEDGER_TEXT],
+        hook=cause.hook,
+        note=_note(cause, now_s),
+    )
+
+
+def _note(cause: Cause, now_s: float) -> str:
+    note = DrainNote(checks=cause.checks, job=cause.job, time_s=int(now_s), text=cause.text)
+    return drain_note.write(note)
+
+
+def _members(nodes: Mapping[str, Node], partitions: Collection[str]) -> dict[str, list[str]]:
+    if not partitions:
+        return {"the cluster": list(nodes)}
+    return {
+        partition: [node.name for node in nodes.values() if partition in node.partitions]
+        for partition in partitions
+    }
+
+
+def _is_ours(node: Node) -> bool:
+    return node.out_of_pool and drain_note.is_ours(node.reason)
+
+
+def _drained_by_us(nodes: Mapping[str, Node]) -> dict[str, tuple[str, ...]]:
+    """Return the nodes that are out with a note of ours, and the checks that it names."""
+    notes = {node.name: drain_note.parse(node.reason) for node in nodes.values() if _is_ours(node)}
+    return {name: note.checks if note else () for name, note in notes.items()}
+
+
+def _spread(node: str) -> float:
+    """Return where in a span of time a node's turn is, from 0 to 1: by its name."""
+    return zlib.crc32(node.encode()) / (1 << 32)
+
+
+def _send(site: Site, node: str, kind: EventKind, text: str, cause: Cause, now_s: float) -> None:
+    event = NodeEvent(
+        kind=kind, node=node, time_s=now_s, text=text, checks=cause.checks, job=cause.job
+    )
+    notify.send(site, event)
+
+
+def _not_drained(why: str) -> DrainResult:
+    return DrainResult(status=DrainStatus.NOT_DRAINED, text=why)
+
+
+# --- return --------------------------------------------------------------------------------------
+
+
+def release_own(site: Site, kept: DrainRecord, controller: Client) -> str:
+    """Return this node to service if it is as we drained it; return what became of it."""
+    try:
+        with alone(site.state, AGAIN_LIMIT_S):
+            current = recall(site.state)
+            if current is None or current.reason != kept.reason:
+                return "not released: it was drained again meanwhile"
+            now = controller.node(kept.node)
+            if not now.drained or drain_note.unsigned(now.reason) != kept.reason:
+                forget(site.state)
+                return f"the drain is no longer ours: {now.state}: {now.reason or '(no reason)'}"
+            if not now.releasable:
+                # Ask again after as many passes, not every time.
+                remember(site.state, msgspec.structs.replace(kept, passes=0))
+                return f"not released: it is {now.state}"
+            problem = undrain(controller, now)
+            if problem:
+                return f"not released: {problem}"
+            forget(site.state)
+    except (SlurmError, StoreUnusable) as err:
+        return f"not released: {err}"
+    after = ", ".join(kept.retest) or "the test of [repair]"
+    passes = f"{kept.passes} {'pass' if kept.passes == 1 else 'passes'} of "
+    text = f"released after {passes if kept.retest else ''}{after}"
+    released = NodeEvent(
+        kind=EventKind.RELEASED,
+        node=kept.node,
+        time_s=max(kept.passed_s, kept.time_s),
+        text=text,
+        checks=kept.retest,
+    )
+    notify.send(site, released)
+    return text
+
+
+def undrain(controller: Client, now: Node) -> str:
+    """Lift one drain and verify that it is lifted; return what went wrong, empty for nothing."""
+    try:
+        controller.undrain(now.name)
+        after = controller.node(now.name)
+    except SlurmError as err:
+        return str(err)
+    return f"it is still {after.state}" if after.drained else ""
+
+
+def count_return(site: Site, node: str) -> None:
+    """Count that an administrator has returned a node; if that fails, its drain still counts."""
+    if site.breaker.directory:
+        with contextlib.suppress(StoreUnusable):
+            shared.change_ledger(
+                site, lambda ledger: (breaker.with_return(ledger, node), None), type(None)
+            )

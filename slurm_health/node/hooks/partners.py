@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Has an accused node checked together with partners, by a job of the site's own user.
+
+The epilog of the user's job starts this as a process of its own and waits for nothing. It runs
+`slurm-health sweep --node` as the user of `[sweep]`; the epilog of that job acts on its verdict.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from slurm_health.node import marks, shared
+from slurm_health.node.hooks.log import Log
+from slurm_health.node.rules import accusations
+from slurm_health.node.shared import StoreUnusable
+from slurm_health.node.site_settings import Site, load
+from slurm_health.records.decoding import from_json
+from slurm_health.records.text import cut, one_line
+from slurm_health.system import SYSTEM_PATH, processes
+
+_LIMIT_S = 120.0
+_LAST_BYTES = 4096
+_SHOWN = 300
+_SITE_FILE = "SLURM_HEALTH_CONFIG"
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """Which node is to be checked, in which partition, and because of which job."""
+
+    node: str
+    partition: str
+    job: int
+    time_s: float
+
+
+def ask(site: Site, request: Request, environ: Mapping[str, str]) -> None:
+    """Start the process that has a node checked.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    order = msgspec.json.encode(request).decode()
+    argv = processes.own_module("slurm_health.node.hooks.partners", site.path, order)
+    processes.start_detached(argv, environ)
+
+
+def is_of_sweep(site: Site, uid: int) -> bool:
+    """Return whether a user is the one whose checks are the site's own."""
+    if not site.sweep.user:
+        return False
+    try:
+        return pwd.getpwnam(site.sweep.user).pw_uid == uid
+    except KeyError:
+        return False
+
+
+def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run the sweep for one node, and log what came of it."""
+    config, order = arguments
+    site, request = load(Path(config)), from_json(order, Request)
+    log = Log("epilog", request.node, str(request.job))
+    try:
+        avoid = shared.in_child(
+            site,
+            lambda: [node for node in _marked(site, request) if node != request.node],
+            list[str],
+        )
+    except StoreUnusable as err:
+        log.warning(f"not checked with partners: {err}")
+        return 1
+    given = {
+        "partition": request.partition,
+        "node": request.node,
+        "avoid": ",".join(avoid),
+        "check": site.sweep.check,
+        "python": site.sweep.python,
+        "journal": site.journal,
+    }
+    words = [f"--{name}={value}" for name, value in given.items() if value]
+    more = ("--", *site.sweep.sbatch) if site.sweep.sbatch else ()
+    path = f"{environ.get('PATH', SYSTEM_PATH)}:{SYSTEM_PATH}"
+    named = {name: environ[name] for name in ("SLURM_CONF",) if name in environ}
+    try:
+        home = pwd.getpwnam(site.sweep.user).pw_dir
+        ended = processes.run(
+            processes.own_command("sweep", *words, *more),
+            environ={"PATH": path, "LC_ALL": "C.UTF-8", "HOME": home, _SITE_FILE: config, **named},
+            deadline_s=_LIMIT_S,
+            directory=Path("/"),
+            last_bytes=_LAST_BYTES,
+            user=site.sweep.user if os.geteuid() == 0 else None,
+        )
+    except (OSError, TimeoutError, KeyError) as err:
+        log.warning(f"not checked with partners: {type(err).__name__}: {err}")
+        return 1
+    output = cut(one_line((ended.stdout + ended.stderr).decode(errors="replace")), _SHOWN)
+    if ended.returncode:
+        log.warning(f"not checked with partners: {output}")
+        return 1
+    log.info(f"checked with partners, as {site.sweep.user}: {output}")
+    return 0
+
+
+def _marked(site: Site, request: Request) -> list[str]:
+    """Return the other nodes whose marks still count: they are no partners."""
+    return [
+        node
+        for node in marks.marked_nodes(site.breaker)
+        if node != request.node
+        and accusations.alive(marks.of_node(site.breaker, node), request.time_s, site.marks)
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], os.environ))

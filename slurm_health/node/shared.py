@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all nodes keep together in `breaker.directory`: the breaker's ledger, above all.
+
+Hooks use it in a child with a time limit. When a file cannot be read, written or trusted, nothing
+is drained.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from slurm_health.node.rules.breaker import DrainLedger
+from slurm_health.node.rules.settings import Breaker
+from slurm_health.node.site_settings import Site
+from slurm_health.node.store import SharedStore, StoreDamaged, StoreForRoot, StoreUnusable
+from slurm_health.records.decoding import from_msgpack
+from slurm_health.system.killable import Answered, Broke, Hung, Stuck, run_guarded
+from slurm_health.system.site_file import others_can_write
+
+__all__ = ["StoreDamaged", "StoreForRoot", "StoreSilent", "StoreUnusable"]
+
+A = TypeVar("A")
+
+_LEDGER = "ledger"
+# What a child that asks for the shared directory is called. No check has a name with a space.
+STUCK = "shared directory"
+# What a change takes beside the wait for its lock.
+MARGIN_S = 3.0
+
+
+class StoreSilent(StoreUnusable):
+    """The filesystem of the shared directory does not answer this node."""
+
+
+def directory(settings: Breaker) -> Path:
+    """Return the shared directory.
+
+    Raises:
+        StoreUnusable: there is none, or others than its owner, root or this user, can write there.
+    """
+    if not settings.directory:
+        raise StoreUnusable("breaker.directory is not set")
+    path = Path(settings.directory)
+    try:
+        status = path.lstat()
+    except OSError as err:
+        raise StoreUnusable(f"{path}: {err.strerror}") from err
+    if not stat.S_ISDIR(status.st_mode):
+        raise StoreUnusable(f"{path} is not a directory")
+    if others_can_write(status):
+        raise StoreUnusable(f"{path} can be written by others than root")
+    return path
+
+
+def in_child(site: Site, work: Callable[[], A], kind: type[A]) -> A:
+    """Do what touches the shared directory, in a child; return its answer.
+
+    Raises:
+        StoreSilent: it did not answer in time.
+        StoreUnusable: it could not be done, and why.
+    """
+    limit_s = site.breaker.lock_limit_s + MARGIN_S
+    match run_guarded(site.state, STUCK, lambda: msgspec.msgpack.encode(work()), limit_s):
+        case Answered(data=data):
+            return from_msgpack(data, kind)
+        case Broke(reason=reason):
+            raise StoreUnusable(reason)
+        case Hung(limit_s=limit_s):
+            where = site.breaker.directory
+            raise StoreSilent(f"{where} did not answer within {limit_s:g} s")
+        case Stuck(pid=pid):
+            where = site.breaker.directory
+            raise StoreSilent(f"{where}: process {pid} of an earlier run waits in the kernel")
+
+
+def _ledger(settings: Breaker) -> SharedStore[DrainLedger]:
+    return SharedStore(directory(settings), _LEDGER, DrainLedger)
+
+
+def read_ledger(settings: Breaker) -> DrainLedger:
+    """Return the ledger, an empty one if there is none.
+
+    Raises:
+        StoreUnusable: it is there and cannot be read.
+    """
+    with _with_advice():
+        return _ledger(settings).load() or DrainLedger()
+
+
+@contextlib.contextmanager
+def _with_advice() -> Iterator[None]:
+    try:
+        yield
+    except StoreDamaged as err:
+        raise StoreDamaged(f"{err}; begin a new one: slurm-health nodes reset") from err
+
+
+def change_ledger(
+    site: Site, change: Callable[[DrainLedger], tuple[DrainLedger, A]], kind: type[A]
+) -> A:
+    """Change the ledger; return what `change` answers, a value of msgspec's of this kind.
+
+    Raises:
+        StoreUnusable: it could not be done, and why. The ledger may or may not have the change.
+    """
+
+    def work() -> A:
+        with _with_advice():
+            return _ledger(site.breaker).update(
+                lambda ledger: change(ledger or DrainLedger()),
+                lock_limit_s=site.breaker.lock_limit_s,
+            )
+
+    return in_child(site, work, kind)
+
+
+def clear_ledger(site: Site) -> None:
+    """Begin a new ledger, even if the old one is damaged.
+
+    Raises:
+        StoreUnusable: it could not be done, and why.
+    """
+
+    def work() -> None:
+        _ledger(site.breaker).update(
+            lambda _: (DrainLedger(), None), lock_limit_s=site.breaker.lock_limit_s, anew=True
+        )
+
+    in_child(site, work, type(None))
+
+
+def user_name(uid: int) -> str:
+    """Return a user's name, the number where this machine knows none.
+
+    Where names come from a server this may take long: hooks ask in a child.
+    """
+    import pwd
+
+    with contextlib.suppress(KeyError):
+        return pwd.getpwuid(uid).pw_name
+    return str(uid)

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A value that many change at once loses no change, whatever is stale, damaged or killed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from slurm_health.node.store import SharedStore, Store, StoreDamaged, StoreUnusable
+
+
+def shared(directory: Path) -> SharedStore[list[int]]:
+    return SharedStore(directory, "ledger", list[int])
+
+
+def add(store: SharedStore[list[int]], number: int) -> None:
+    store.update(lambda before: ([*(before or []), number], None), lock_limit_s=30)
+
+
+def test_processes_that_change_it_at_once_lose_no_change(tmp_path: Path) -> None:
+    pids = []
+    for process in range(4):
+        pid = os.fork()
+        if pid == 0:
+            for number in range(50):
+                add(shared(tmp_path), 50 * process + number)
+            os._exit(0)
+        pids.append(pid)
+    assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids] == [0] * 4
+    assert sorted(shared(tmp_path).load() or []) == list(range(200))
+    assert len(list(tmp_path.glob("ledger.*"))) == 3
+
+
+def test_a_change_of_an_old_value_is_made_again_on_the_new_one(tmp_path: Path) -> None:
+    """As when a cache served the old one, and the lock of a filesystem locks nothing."""
+    store, other = shared(tmp_path), shared(tmp_path)
+    add(store, 1)
+    values: list[list[int]] = []
+
+    def change(before: list[int] | None) -> tuple[list[int], str]:
+        values.append(before or [])
+        if len(values) == 1:
+            (tmp_path / "ledger.2").write_text("[1,2]")  # another node, in between
+        return [*(before or []), 3], "done"
+
+    assert other.update(change, lock_limit_s=0.1) == "done"
+    assert values == [[1], [1, 2]]
+    assert store.load() == [1, 2, 3]
+
+
+def test_a_lock_that_another_holds_for_too_long_delays_a_change_and_stops_none(
+    tmp_path: Path,
+) -> None:
+    from filelock import FileLock
+
+    with FileLock(tmp_path / "lock"):
+        add(shared(tmp_path), 1)
+    assert shared(tmp_path).load() == [1]
+
+
+def test_an_unchanged_value_writes_nothing(tmp_path: Path) -> None:
+    add(shared(tmp_path), 1)
+    answer = shared(tmp_path).update(
+        lambda before: (before or [], len(before or [])), lock_limit_s=1
+    )
+    assert answer == 1
+    assert [path.name for path in tmp_path.glob("ledger.*")] == ["ledger.1"]
+
+
+def test_a_damaged_value_is_an_error_until_it_is_begun_anew(tmp_path: Path) -> None:
+    (tmp_path / "ledger.7").write_text("[1, 2")
+    with pytest.raises(StoreDamaged, match=r"ledger\.7 is damaged"):
+        shared(tmp_path).load()
+    with pytest.raises(StoreDamaged):
+        add(shared(tmp_path), 1)
+    shared(tmp_path).update(lambda before: ([], before), lock_limit_s=1, anew=True)
+    assert shared(tmp_path).load() == []
+
+
+def test_what_a_process_that_was_killed_has_left_is_no_value(tmp_path: Path) -> None:
+    add(shared(tmp_path), 1)
+    (tmp_path / ".ledger.0123").write_text("[9]")
+    (tmp_path / "ledger.x").write_text("[9]")
+    (tmp_path / "ledger.2.tmp").write_text("[9]")
+    assert shared(tmp_path).load() == [1]
+
+
+def test_a_directory_that_is_gone_is_no_empty_value(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnusable, match="cannot be listed: No such file"):
+        shared(tmp_path / "gone").load()
+
+
+def test_a_file_of_this_node_is_replaced_whole_and_closed_to_others(tmp_path: Path) -> None:
+    store = Store(tmp_path / "state/node.json", list[int])
+    assert store.load() is None
+    store.save([1])
+    assert store.load() == [1]
+    assert store.path.stat().st_mode & 0o777 == 0o600
+    assert store.path.parent.stat().st_mode & 0o777 == 0o700
+    store.delete()
+    store.delete()
+    assert store.load() is None
