@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Callable
@@ -30,6 +31,7 @@ from slurm_health.node.rules.settings import (
 )
 from slurm_health.records.errors import ConfigError
 from slurm_health.system import site_file
+from slurm_health.system.private_files import publish
 from slurm_health.system.site_file import SiteFile
 
 _T = TypeVar("_T", bound=msgspec.Struct)
@@ -43,10 +45,19 @@ _REPLACEMENTS = {
 }
 
 
+# In root's directory on each node: the config file as it was when it could last be used.
+_LAST_GOOD = "config.toml"
+_STATE = re.compile(rb"""^\s*state\s*=\s*["'](/[^"']+)["']""", re.MULTILINE)
+
+
 class Site(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything the file says. `journal` may begin with `~`; empty: each user's default."""
+    """Everything the file says. `journal` may begin with `~`; empty: each user's default.
+
+    `trouble` says what is wrong with the file at `path`, if these are its last good settings.
+    """
 
     path: str
+    trouble: str = ""
     journal: str = ""
     hooks: Hooks = Hooks()
     breaker: Breaker = Breaker()
@@ -116,6 +127,50 @@ def load(path: Path, refuse: Callable[[SiteFile], object] | None = None) -> Site
         repair=_top(file, Repair, "repair"),
         checks=tuple(each for each in planned if each is not None),
     )
+
+
+def load_for_hook(path: Path) -> Site:
+    """Read the config file, or if that cannot be used, what this node kept of the last good one.
+
+    One wrong line must not leave every node of a cluster unchecked.
+
+    Raises:
+        ConfigError: neither can be used.
+    """
+    try:
+        return load(path)
+    except ConfigError as err:
+        kept = _last_good(path)
+        if kept is None:
+            raise
+        return msgspec.structs.replace(kept, path=str(path), trouble=str(err))
+
+
+def _last_good(path: Path) -> Site | None:
+    """Return the settings that this node has kept; None if there are none, or they are unusable."""
+    try:
+        named = _STATE.search(path.read_bytes())
+    except OSError:
+        named = None
+    places = [os.fsdecode(named[1])] if named else []
+    for place in (*places, Hooks().state):
+        try:
+            return load(Path(place) / _LAST_GOOD)
+        except ConfigError:
+            continue
+    return None
+
+
+def keep_last_good(site: Site) -> None:
+    """Keep a copy of a config file that could be used; what cannot be kept is lost."""
+    if site.trouble:
+        return
+    copy = site.state / _LAST_GOOD
+    with contextlib.suppress(OSError):
+        data = Path(site.path).read_bytes()
+        if not copy.exists() or copy.read_bytes() != data:
+            site.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+            publish(copy, data, mode=0o600)
 
 
 def _refuse_loose(file: SiteFile, state: str) -> None:

@@ -105,7 +105,7 @@ def test_when_each_node_was_last_checked_and_how_that_ended_is_told(rack: list[N
     ]
     assert call(rack[0], "nodes", "checked", "n[3-4]").output.endswith("exists\nn4: none\n")
     text = call(rack[0], "nodes").output
-    assert "0 min ago  scratch" in text
+    assert "n3      idle+drain  0 min  /broken exists  still faulty" in text
     assert "no health check for an hour: n2 (1 node)\n" in text
     assert "no health check yet: n10, n11, n12, n13, n14, ... (17 nodes)\n" in text
     told = json.loads(call(rack[0], "nodes", "--json").output)

@@ -37,12 +37,12 @@ def main(arguments: list[str]) -> int:
     if name not in {"prolog", "epilog", "healthcheck"} or len(config) > 1:
         print("usage: slurm_health.node.hooks prolog|epilog|healthcheck [FILE]", file=sys.stderr)
         return USAGE
-    from slurm_health.node.site_settings import load
+    from slurm_health.node.site_settings import load_for_hook
     from slurm_health.records.errors import ConfigError
     from slurm_health.system.site_file import SITE_FILE
 
     try:
-        site = load(Path(config[0] if config else SITE_FILE))
+        site = load_for_hook(Path(config[0] if config else SITE_FILE))
     except ConfigError as err:
         _log(name, f"nothing is checked: {err}")
         return UNUSABLE

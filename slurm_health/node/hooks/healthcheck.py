@@ -25,7 +25,7 @@ from slurm_health.node.checks.check import Planned
 from slurm_health.node.hooks.hook import Hook
 from slurm_health.node.rules.finding import CheckResult, Status, node_faults
 from slurm_health.node.rules.recovery import DrainRecord, after_test, is_due
-from slurm_health.node.site_settings import Site
+from slurm_health.node.site_settings import Site, keep_last_good
 from slurm_health.records.decoding import from_json
 from slurm_health.records.text import counted, cut
 from slurm_health.system.killable import run_guarded
@@ -89,6 +89,7 @@ def _run(hook: Hook) -> bool:
             hook.log.info(f"{hook.not_checked}: nothing is checked")
             return False
         repair.report_missing(hook)
+    keep_last_good(hook.site)
     hook.was_returned()
     results = hook.check()
     faults = node_faults(results)
@@ -101,7 +102,14 @@ def _run(hook: Hook) -> bool:
     elif faults:
         hook.drain(hook.cause(faults))
     ended = last_check_of(results, node=hook.node, now_s=hook.context.now_s)
-    keep_last_check(hook.site, ended)
+    record = state.recall(hook.site.state, hook.node)
+    if record is not None:
+        ended = msgspec.structs.replace(
+            ended,
+            passes=record.passes,
+            needs="" if record.retest else "an administrator has to release it",
+        )
+    keep_last_check(hook.site, msgspec.structs.replace(ended, trouble=hook.site.trouble))
     if hook.site.metrics.directory:
         from slurm_health.node.hooks import metrics  # which few sites have
 
@@ -216,13 +224,27 @@ def publish_health(site: Site, results: Sequence[CheckResult], *, node: str, now
 
 
 class LastCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """One health check. `faulty`: it found a proven fault of the node; `faults` says which."""
+    """One health check, and how far a drained node is on its way back.
+
+    Args:
+        node: the node.
+        time_s: when.
+        faulty: whether it measured a fault of the node.
+        text: how it ended.
+        faults: the faults.
+        passes: of the checks that the node was drained for, so far.
+        needs: what it waits for, if its passes are not enough.
+        trouble: what is wrong with its config file, if it uses the last good settings.
+    """
 
     node: str
     time_s: float
     faulty: bool
     text: str
     faults: str = ""
+    passes: int = 0
+    needs: str = ""
+    trouble: str = ""
 
     def said(self, now_s: float) -> str:
         """Return when it was and how it ended, for a person."""

@@ -24,7 +24,7 @@ from slurm_health.node.hooks.run_checks import (
     run_checks,
     running,
 )
-from slurm_health.node.rules.finding import CheckResult, Status, inconclusive
+from slurm_health.node.rules.finding import CheckResult, Status, inconclusive, warned
 from slurm_health.node.site_settings import Site
 from slurm_health.records.errors import SlurmError
 from slurm_health.records.text import whole_number
@@ -72,6 +72,9 @@ class Hook:
         kept = self.site.keeps_passes and self.name != "epilog"
         passed = self._pass_so_far() if kept else None
         self.found = run_checks(self._chosen(), self.context)
+        if self.site.trouble:
+            text = f"{self.site.trouble}; the last good settings are used"
+            self.found.append(CheckResult(name="config", finding=warned(text)))
         self.log.results(self.found)
         if self.site.metrics.syslog_json:
             self.log.verdicts(self.found)

@@ -36,7 +36,8 @@ _MOST_LEFT = 10
 class Drained(msgspec.Struct, frozen=True, kw_only=True):
     """One node with a note of ours. `checks` is empty for a note no hook wrote.
 
-    Where the note is `edited`, the drain is another's: nothing of ours lifts it.
+    If the note is `edited`, the drain is another's: nothing of ours lifts it. `time_s` is when it
+    was drained, 0 if the note does not say.
     """
 
     node: str
@@ -49,6 +50,21 @@ class Drained(msgspec.Struct, frozen=True, kw_only=True):
     hook: str = ""
     last_check: LastCheck | None = None
     edited: bool = False
+    time_s: int = 0
+
+    def now(self, needed: int) -> str:
+        """Return what its last health check says, and what it waits for."""
+        check = self.last_check
+        if self.edited:
+            return "note edited: only scontrol lifts it"
+        if check is None:
+            return "no health check"
+        if check.faulty:
+            same = check.faults.partition(": ")[2] == self.text
+            return "still faulty" if same else f"faulty: {check.faults}"
+        if check.needs:
+            return check.needs
+        return f"{check.passes} of {needed} passes"
 
 
 def drained(
@@ -80,6 +96,7 @@ def _drained(node: Node, known: DrainLedger, last_check: LastCheck | None) -> Dr
         hook=entry.hook if entry else "",
         last_check=last_check,
         edited=_is_edited(node, entry),
+        time_s=note.time_s if note else 0,
     )
 
 
@@ -108,6 +125,10 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
             for those that a step to repair them keeps from it.
         never_checked: those of them of which no health check is known.
         repairs: the steps of the last day, the oldest first of each node.
+        passes: how many a drained node needs to return to service.
+        marked: the nodes that users' jobs accuse, with what the last one says; None if only root
+            may see that.
+        troubles: what is wrong with config files, and the nodes that use their last good settings.
     """
 
     drained: list[Drained]
@@ -117,11 +138,14 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     silent: list[str]
     never_checked: list[str] = []
     repairs: list[RepairAttempt] = []
+    passes: int = 0
+    marked: dict[str, str] | None = {}
+    troubles: dict[str, list[str]] = {}
 
     @property
     def needs_a_person(self) -> bool:
         """Whether faulty nodes are not drained, or would not be."""
-        return bool(self.tripped or self.ledger_trouble or self.left_in_pool)
+        return bool(self.tripped or self.ledger_trouble or self.left_in_pool or self.troubles)
 
 
 def listing(site: Site | None, nodes: Mapping[str, Node], now_s: float) -> Listing:
@@ -144,6 +168,9 @@ def listing(site: Site | None, nodes: Mapping[str, Node], now_s: float) -> Listi
         silent=(silent := _silent(nodes, checked, site, repairs, now_s)),
         never_checked=[name for name in silent if name not in checked],
         repairs=repairs,
+        passes=site.recovery.passes if site else 0,
+        marked=_marked(site, now_s),
+        troubles=_troubles(nodes, checked),
     )
 
 
@@ -157,6 +184,32 @@ def _ledger(site: Site | None) -> tuple[DrainLedger | None, str]:
         return None, ""
     except StoreUnusable as err:
         return DrainLedger(), str(err)
+
+
+def _marked(site: Site | None, now_s: float) -> dict[str, str] | None:
+    """Return what is said against nodes by marks that have not expired."""
+    if site is None or not site.breaker.directory:
+        return {}
+    found = {}
+    try:
+        for node in marks.marked_nodes(site.breaker):
+            alive = accusations.alive(marks.of_node(site.breaker, node), now_s, site.marks)
+            if alive:
+                ago = _ago(now_s - alive[-1].time_s)
+                found[node] = f"{accusations.summary(alive)} ({ago})"
+    except shared.StoreForRoot:
+        return None
+    except StoreUnusable:
+        return {}  # which the ledger says
+    return found
+
+
+def _troubles(nodes: Mapping[str, Node], checked: Mapping[str, LastCheck]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name in sorted(nodes):
+        if name in checked and checked[name].trouble:
+            found.setdefault(checked[name].trouble, []).append(name)
+    return found
 
 
 def _alarms(found: Listing) -> list[str]:
@@ -174,8 +227,13 @@ def _alarms(found: Listing) -> list[str]:
 
 def text(found: Listing, now_s: float) -> str:
     """Return it for a person."""
-    told = table(found.drained, _alarms(found), now_s)
+    told = table(found.drained, _alarms(found), now_s, needed=found.passes)
     told += "".join(f"faulty, but still in the pool: {line}\n" for line in _left(found, now_s))
+    told += "".join(
+        f"last good settings in use on {fold(names)}: {trouble}\n"
+        for trouble, names in found.troubles.items()
+    )
+    told += "".join(f"marked: {node}: {said}\n" for node, said in (found.marked or {}).items())
     told += "".join(f"repair: {_step(attempt, now_s)}\n" for attempt in found.repairs)
     late = sorted({*found.silent} - {*found.never_checked})
     told += _without_check("no health check for an hour", late)
@@ -213,8 +271,11 @@ def _left(found: Listing, now_s: float) -> list[str]:
     return [*lines[:_MOST_LEFT], *([f"and on {more} more"] if more else [])]
 
 
-def table(found: Sequence[Drained], alarms: Sequence[str], now_s: float) -> str:
-    """Return the list for a person, with what to type next."""
+def table(found: Sequence[Drained], alarms: Sequence[str], now_s: float, *, needed: int) -> str:
+    """Return the list for an administrator, with what to type next.
+
+    `needed` is how many passes return a node to service.
+    """
     from tabulate import tabulate
 
     lines = [f"{each}\n" for each in alarms]
@@ -223,16 +284,15 @@ def table(found: Sequence[Drained], alarms: Sequence[str], now_s: float) -> str:
     rows = [
         (
             each.node,
-            each.state,
-            each.since,
-            each.last_check.age(now_s) if each.last_check else "",
-            ",".join(each.checks),
+            each.state.lower(),
+            _age(now_s - each.time_s) if each.time_s else each.since,
+            each.text,
+            each.now(needed),
             each.job or "",
-            f"{each.text} (note edited: only scontrol lifts it)" if each.edited else each.text,
         )
         for each in found
     ]
-    headers = ("NODE", "STATE", "SINCE", "CHECKED", "CHECKS", "JOB", "WHY")
+    headers = ("NODE", "STATE", "FOR", "DRAINED FOR", "NOW", "JOB")
     lines.append(tabulate(rows, headers=headers, tablefmt="plain", disable_numparse=True))
     lines.append("\nto return a node to service: slurm-health nodes release NODE")
     lines.append("to repeat its checks, on the node: slurm-health nodes retest")
@@ -369,7 +429,13 @@ def marks_text(site: Site, names: Sequence[str], now_s: float) -> str:
 
 
 def _ago(age_s: float) -> str:
-    return f"{age_s / 3600:.0f} h ago" if age_s >= 3600 else f"{max(0.0, age_s) / 60:.0f} min ago"
+    return f"{_age(age_s)} ago"
+
+
+def _age(age_s: float) -> str:
+    if age_s >= 2 * 86400:
+        return f"{age_s / 86400:.0f} d"
+    return f"{age_s / 3600:.0f} h" if age_s >= 3600 else f"{max(0.0, age_s) / 60:.0f} min"
 
 
 def reset(site: Site) -> str:

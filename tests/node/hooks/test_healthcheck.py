@@ -16,6 +16,7 @@ from slurm_health.node.hooks import healthcheck, nodes
 from slurm_health.system.killable import Answered, run_guarded
 from slurm_health.system.slurm.client import Client
 from slurm_health.system.slurm.parsing import Node as SlurmNode
+from tests.node.checks.conftest import MEMINFO
 from tests.support.hooked_node import Node
 from tests.support.hooked_slurm import HookedSlurm
 
@@ -218,7 +219,7 @@ def test_a_note_that_was_edited_is_anothers_for_hook_list_and_release(
     known = shared.read_ledger(drained.site.breaker)
     (listed,) = nodes.drained(_nodes(drained), known, {})
     assert listed.edited
-    assert "(note edited: only scontrol lifts it)" in nodes.table([listed], [], 0.0)
+    assert "note edited: only scontrol lifts it" in nodes.table([listed], [], 0.0, needed=3)
     controller = Client.for_hook(drained.environ(), limit_s=5)
     came = nodes.release(drained.site, ["n3"], controller, {})
     assert came == {
@@ -303,3 +304,79 @@ def test_a_garbled_record_is_as_good_as_none(drained: Node, text: str) -> None:
     (drained.site.state / STATE_FILE).write_text(text)
     pass_after_pass(drained, 5)
     assert drained.state == "IDLE+DRAIN"
+
+
+# --- a config file that cannot be used -----------------------------------------------------------
+
+
+def test_a_wrong_line_in_the_config_file_leaves_a_node_checked_by_its_last_good_settings(
+    node: Node,
+) -> None:
+    from slurm_health.node.site_settings import load_for_hook
+
+    node.healthcheck()
+    path = Path(node.site.path)
+    good = path.read_text()
+    for bad in (good.replace("[checks.memory]", "[checks.memry]"), f"{good}\n[broken"):
+        path.write_text(bad)
+        site = load_for_hook(path)
+        assert "config.toml" in site.trouble
+        assert site.checks == node.site.checks
+
+        node.break_it()
+        hook = node.hook("healthcheck", node.environ(), site)
+        assert healthcheck.run(hook)
+        assert node.state == "IDLE+DRAIN"
+        known = Client.for_hook(node.environ(), limit_s=30).nodes()
+        listing = nodes.listing(node.site, known, node.now_s)
+        assert "last good settings in use on n3: " in nodes.text(listing, node.now_s)
+        assert listing.needs_a_person
+        node.mend()
+        node.slurm.set({"n3": ("IDLE", "")})
+
+
+def test_a_config_file_that_was_never_good_is_an_error(tmp_path: Path) -> None:
+    from slurm_health.node.site_settings import load_for_hook
+    from slurm_health.records.errors import ConfigError
+
+    path = tmp_path / "config.toml"
+    path.write_text("[broken")
+    with pytest.raises(ConfigError, match="is not TOML"):
+        load_for_hook(path)
+
+
+# --- what is listed of a node on its way back ----------------------------------------------------
+
+
+def test_a_drained_node_is_listed_with_its_passes_and_with_what_it_waits_for(
+    node: Node, slurm: HookedSlurm
+) -> None:
+    def listed() -> str:
+        known = Client.for_hook(node.environ(), limit_s=30).nodes()
+        text = nodes.text(nodes.listing(node.site, known, node.now_s), node.now_s)
+        return next(line for line in text.splitlines() if line.startswith("n3"))
+
+    node.break_it()
+    node.healthcheck()
+    assert "/broken exists  still faulty" in listed()
+    (node.machine / "proc/meminfo").write_text("MemTotal: 1 kB\nMemAvailable: 1 kB\n")
+    node.now_s += 61
+    node.healthcheck()
+    assert "faulty: memory: " in listed()
+    node.mend()
+    (node.machine / "proc/meminfo").write_text(MEMINFO)
+    for passes in (1, 2):
+        node.now_s += 61
+        node.healthcheck()
+        assert f"{passes} of 3 passes" in listed()
+
+    node.more = "[recovery]\nper_day = 1\n"
+    slurm.set({"n3": ("IDLE", "")})
+    node.now_s += 61
+    node.healthcheck()
+    node.break_it()
+    node.healthcheck()
+    node.mend()
+    node.now_s += 61
+    node.healthcheck()
+    assert "an administrator has to release it" in listed()
