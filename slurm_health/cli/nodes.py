@@ -6,10 +6,12 @@ from __future__ import annotations
 import json
 import os
 import time
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import click
 
+from slurm_health.cli.clean import read_age, reading
 from slurm_health.cli.hooks import (
     check_context,
     config_option,
@@ -25,6 +27,16 @@ if TYPE_CHECKING:
 
 # A person waits longer than a hook may.
 _PATIENCE_S = 30.0
+
+
+def read_until(text: str) -> float:
+    """Return when `12h`, `2026-12-04`, `2026-12-04T12:00` or `now` is; ValueError for no time."""
+    if text == "now":
+        return time.time()
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return time.time() + read_age(text)
 
 
 @click.group(
@@ -74,6 +86,8 @@ def release(config: str | None, names: tuple[str, ...]) -> int:
     doubts = listing.doubts(site, wanted, checked, here, check_context("retest", site))
     came = listing.release(site, wanted, _slurm(), doubts)
     print_result("".join(f"{name}: {text}\n" for name, text in came.items()))
+    for name, text in came.items():
+        _log_act(f"nodes release: {name} by {_caller()}: {text}")
     failed = any(not text.startswith(listing.RELEASED) for text in came.values())
     return int(ExitCode.BAD_NODES if failed else ExitCode.HEALTHY)
 
@@ -98,6 +112,48 @@ def checked(config: str | None, names: tuple[str, ...]) -> int:
     found = read_last_checks(load_site(config))
     print_result(listing.checked_text(found, _expanded(names), time.time()))
     return int(ExitCode.HEALTHY)
+
+
+@nodes.command(short_help="Leave nodes in service for a while, whatever their checks say.")
+@click.argument("names", metavar="NODE...", nargs=-1, required=True)
+@click.option(
+    "--until",
+    "until_s",
+    metavar="WHEN",
+    required=True,
+    callback=reading(read_until),
+    help="An age (12h, 3d, 2w), a date (2026-12-04) or a date and time; now ends it.",
+)
+@click.option("--why", metavar="TEXT", default="", help="What others should know about it.")
+@click.pass_obj
+def ignore(config: str | None, names: tuple[str, ...], until_s: float, why: str) -> int:
+    """Leave nodes in service until then: their checks run, and drain them for nothing.
+
+    slurm-health nodes lists them, and who ignored them.
+    """
+    from slurm_health.node.hooks import nodes as listing
+    from slurm_health.node.shared import StoreUnusable
+
+    try:
+        listing.ignore(load_site(config), _expanded(names), until_s, by=_caller(), why=why)
+    except StoreUnusable as err:
+        raise click.ClickException(str(err)) from err
+    _log_act(f"nodes ignore: {','.join(names)} by {_caller()}, for {until_s - time.time():.0f} s")
+    return int(ExitCode.HEALTHY)
+
+
+def _caller() -> str:
+    """Return who runs this: behind sudo, the user who typed it."""
+    from slurm_health.node.shared import user_name
+
+    return os.environ.get("SUDO_USER") or user_name(os.getuid())
+
+
+def _log_act(text: str) -> None:
+    """Write what an administrator has done into the system's log."""
+    from slurm_health.system.telemetry import send_line
+
+    send_line("warning", f"slurm-health: {text}")
 
 
 @nodes.command(short_help="Repeat, on this node, the checks it was drained for.")

@@ -27,6 +27,7 @@ from slurm_health.node.notify import EventKind, NodeEvent
 from slurm_health.node.rules import drain_note, repair
 from slurm_health.node.rules.breaker import DrainLedger, tripped_for
 from slurm_health.node.rules.finding import CheckResult
+from slurm_health.node.rules.kernel_lines import address
 from slurm_health.node.rules.recovery import DrainRecord
 from slurm_health.node.rules.repair import Gate, NextStep, Outcome, RepairAttempt, RepairStep
 from slurm_health.node.shared import StoreUnusable
@@ -466,10 +467,10 @@ def _free_gpus(gpus: Gpus, wanted: Collection[str]) -> list[str]:
     """
     if gpus.broken:
         raise StepRefused(f"the GPUs cannot be asked: {gpus.broken}")
-    named = {_plain(bus) for bus in wanted}
-    chosen = [gpu for gpu in gpus.devices if not named or _plain(gpu.bus) in named]
+    named = {address(bus) for bus in wanted}
+    chosen = [gpu for gpu in gpus.devices if not named or address(gpu.bus) in named]
     if not chosen or (named and len(chosen) < len(named)):
-        missing = named - {_plain(gpu.bus) for gpu in chosen}
+        missing = named - {address(gpu.bus) for gpu in chosen}
         raise StepRefused(f"NVML shows no GPU at {', '.join(sorted(missing)) or 'all'}")
     for gpu in chosen:
         name = f"GPU {gpu.index}"
@@ -481,13 +482,6 @@ def _free_gpus(gpus: Gpus, wanted: Collection[str]) -> list[str]:
         if gpu.fabric_state == "in progress":
             raise StepRefused(f"{name} is still joining the NVLink fabric")
     return [gpu.bus or str(gpu.index) for gpu in chosen]
-
-
-def _plain(bus: str) -> str:
-    """Return an address as the kernel and NVML both have it: `0000:3b:00`."""
-    parts = bus.lower().partition(".")[0].split(":")
-    domain = parts[-3][-4:] if len(parts) > 2 else "0000"
-    return ":".join([domain.zfill(4), *parts[-2:]])
 
 
 def ask_nvml() -> Gpus:

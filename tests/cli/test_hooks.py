@@ -45,10 +45,11 @@ def test_explain_says_what_runs_here_and_why_the_rest_does_not(node: Node) -> No
         "[checks.alone]\ncheck='cpus'\nmin_online=4\nexclusive=true\n"
     )
     text = call(node, "healthcheck", "--explain").output
-    assert "local: path = /, mounted = True [at worst node_fault, 5 s, a hang is a fault;" in text
-    assert "alone: min_online = 4 [at worst node_fault, 5 s, retested on an idle node only;" in text
+    assert "local: prolog, healthcheck, retest\n    path = /, mounted = True [at worst" in text
+    assert "node_fault, 5 s, a hang is a fault; line" in text
+    assert "min_online = 4 [at worst node_fault, 5 s, retested on an idle node only;" in text
     assert "drains at most 20 % of a partition" in text
-    assert "scratch: path = /broken, exists = False [at worst node_fault" in text
+    assert "    path = /broken, exists = False [at worst node_fault" in text
     assert "elsewhere: not here (for nodes gpu[01-16], this is n3)" in text
     assert "part: not here (for partitions gpu, and there is no job here)" in text
     assert "in shadow: logged only" in text

@@ -32,6 +32,7 @@ from slurm_health.node.rules.kernel_lines import (
     SXID,
     WARNINGS,
     XID,
+    address,
     is_evidence,
 )
 from slurm_health.node.rules.xid import fatal_link, judge_sxid, judge_xid, remedy_of
@@ -43,6 +44,7 @@ _MOST_MESSAGES = 100_000
 _KEPT_MESSAGES = 200  # of each kind: what a child answers is limited, and a log may be flooded
 _LINE_CHARACTERS = 300
 _OURS = frozenset((*FAULTS, *WARNINGS))
+_BEGINS = re.compile(r"(?:\(\?[aimsx]+\))?\^")
 _ANY_XID, _XID, _SXID = re.compile(ANY_XID), re.compile(XID), re.compile(SXID)
 _LOST_GPU, _LOST_GPU_NAMED = re.compile(LOST_GPU), re.compile(LOST_GPU_NAMED)
 _LOST = 79  # the Xid of a GPU that has fallen off the bus
@@ -149,6 +151,13 @@ class KernelLog(Check, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         require_patterns(*self.fault, *self.warn)
+        for pattern in self.fault:
+            # Users choose words in the middle of the kernel's lines: names of processes and mounts.
+            if not _BEGINS.match(pattern):
+                raise ValueError(
+                    f"fault: {pattern!r} must begin with ^, or any user could have the kernel write"
+                    " a line that matches it"
+                )
 
     def collect(self, machine: CheckContext) -> list[KernelMessage]:
         """Read /dev/kmsg."""
@@ -164,9 +173,10 @@ class KernelLog(Check, frozen=True, kw_only=True):
             wanted = _compiled(patterns)
             found = [each for each in seen if any(one.search(each.text) for one in wanted)]
             if found:
-                text = f"kernel: {found[-1].text} ({found[-1].age_s:.0f} s ago"
-                more = f", {len(found)} such messages)" if len(found) > 1 else ")"
-                parts.append(judged(text + more, messages=len(found)))
+                more = f" ({len(found)} such messages)" if len(found) > 1 else ""
+                text = f"kernel: {found[-1].text}{more}"
+                age_s = found[-1].age_s
+                parts.append(judged(text, messages=len(found), age_s=age_s))
         return joined(parts or [passed("")], well="nothing relevant in the kernel log")
 
 
@@ -231,8 +241,7 @@ class Xid(Check, frozen=True, kw_only=True):
         for error in deciding:
             status, text = self._status(error)
             device = "GPU" if error.kind == "Xid" else "NVSwitch"
-            said = f"{device} {error.bus}: {error.kind} {error.number}"
-            said += f" {error.age_s:.0f} s ago ({text})"
+            said = f"{device} {error.bus}: {error.kind} {error.number} ({text})"
             if status is Status.NODE_FAULT:
                 found = node_fault(said, xid=error.number)
                 # A switch has all GPUs behind it.
@@ -250,7 +259,7 @@ class Xid(Check, frozen=True, kw_only=True):
         for place, message in enumerate(seen):
             if lost := _LOST_GPU.match(message.text):
                 places = (place,) if lost["bus"] else (*naming, place)
-                bus = lost["bus"] or named
+                bus = address(lost["bus"]) if lost["bus"] else named
                 error = _Error("Xid", bus, _LOST, "", "", message.age_s, places)
             elif found := _XID.match(message.text):
                 error = _error(found, "", message, place)
@@ -258,7 +267,7 @@ class Xid(Check, frozen=True, kw_only=True):
                 error = _error(found, found["word"] or "", message, place)
             else:
                 if several := _LOST_GPU_NAMED.match(message.text):
-                    named, naming = several["bus"], (place,)
+                    named, naming = address(several["bus"]), (place,)
                 continue
             key = error.kind, error.bus, error.number
             before = deciding.get(key)
@@ -293,4 +302,4 @@ class Xid(Check, frozen=True, kw_only=True):
 
 def _error(found: re.Match[str], word: str, message: KernelMessage, place: int) -> _Error:
     kind, bus, number, text = found.group("kind", "bus", "number", "text")
-    return _Error(kind, bus, int(number), word, text, message.age_s, (place,))
+    return _Error(kind, address(bus), int(number), word, text, message.age_s, (place,))

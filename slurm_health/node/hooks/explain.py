@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from slurm_health.node.checks.check import Check
+from slurm_health.node.checks.check import Check, Planned
 from slurm_health.node.hooks.run_checks import ChosenCheck
 from slurm_health.node.rules.finding import CheckResult
 from slurm_health.node.rules.settings import CONTEXTS
@@ -16,13 +16,17 @@ from slurm_health.records.text import counted, cut
 
 
 def explain(site: Site, choices: Mapping[str, Sequence[ChosenCheck]], node: str) -> str:
-    """Return the text: one block per hook, one line per check."""
-    lines = [f"{site.path} on {node}", *_consequences(site)]
+    """Return the text: of each check the hooks that run it here, and its settings."""
+    lines = [f"{site.path} on {node}", *_consequences(site), ""]
+    by_name: dict[str, list[tuple[str, ChosenCheck]]] = {}
     for context in CONTEXTS:
-        chosen = choices.get(context, ())
-        running = [each for each in chosen if not each.why_not]
-        lines += ["", f"{context}: {len(running)} of {len(chosen)} checks"]
-        lines += [f"  {_line(each)}" for each in chosen]
+        for choice in choices.get(context, ()):
+            by_name.setdefault(choice.planned.name, []).append((context, choice))
+    for chosen in by_name.values():
+        runs = [context for context, choice in chosen if not choice.why_not]
+        elsewhere = next((c.why_not for context, c in chosen if context in c.planned.contexts), "")
+        where = ", ".join(runs) if runs else f"not here ({elsewhere or 'in no hook'})"
+        lines += [f"{chosen[0][1].planned.name}: {where}", f"    {_line(chosen[0][1].planned)}"]
     return "\n".join(lines) + "\n"
 
 
@@ -42,15 +46,12 @@ def _consequences(site: Site) -> list[str]:
     ]
 
 
-def _line(choice: ChosenCheck) -> str:
-    planned = choice.planned
-    if choice.why_not:
-        return f"{planned.name}: not here ({choice.why_not})"
+def _line(planned: Planned) -> str:
     shadow = ", in shadow: logged only" if planned.shadow else ""
     hang = ", a hang is a fault" if planned.hang_is_fault else ""
     alone = ", retested on an idle node only" if planned.exclusive else ""
     text = f"at worst {planned.severity.value}, {planned.time_limit_s:g} s{hang}{alone}{shadow}"
-    return f"{planned.name}: {settings_text(planned.check)} [{text}; line {planned.line}]"
+    return f"{settings_text(planned.check)} [{text}; line {planned.line}]"
 
 
 def settings_text(check: Check) -> str:

@@ -14,7 +14,7 @@ from slurm_health.node.hooks import healthcheck
 from slurm_health.node.hooks.healthcheck import LastCheck
 from slurm_health.node.hooks.run_checks import after_drain, run_again
 from slurm_health.node.rules import accusations, drain_note, repair
-from slurm_health.node.rules.breaker import DrainEntry, DrainLedger, Trip
+from slurm_health.node.rules.breaker import DrainEntry, DrainLedger, Ignored, Trip
 from slurm_health.node.rules.finding import CheckResult
 from slurm_health.node.rules.recovery import DrainRecord
 from slurm_health.node.rules.repair import Outcome, RepairAttempt
@@ -128,6 +128,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
         passes: how many a drained node needs to return to service.
         marked: the nodes that users' jobs accuse, with what the last one says; None if only root
             may see that.
+        ignored: the nodes that are left in service for a while.
         troubles: what is wrong with config files, and the nodes that use their last good settings.
     """
 
@@ -141,6 +142,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     passes: int = 0
     marked: dict[str, str] | None = {}
     troubles: dict[str, list[str]] = {}
+    ignored: dict[str, Ignored] = {}
 
     @property
     def needs_a_person(self) -> bool:
@@ -170,6 +172,11 @@ def listing(site: Site | None, nodes: Mapping[str, Node], now_s: float) -> Listi
         repairs=repairs,
         passes=site.recovery.passes if site else 0,
         marked=_marked(site, now_s),
+        ignored={
+            name: ignored
+            for name, ignored in (known.ignored if known else {}).items()
+            if ignored.until_s > now_s
+        },
         troubles=_troubles(nodes, checked),
     )
 
@@ -232,6 +239,11 @@ def text(found: Listing, now_s: float) -> str:
     told += "".join(
         f"last good settings in use on {fold(names)}: {trouble}\n"
         for trouble, names in found.troubles.items()
+    )
+    told += "".join(
+        f"ignored: {node} for {_age(ignored.until_s - now_s)}, by {ignored.by}"
+        f"{f': {ignored.why}' if ignored.why else ''}\n"
+        for node, ignored in sorted(found.ignored.items())
     )
     told += "".join(f"marked: {node}: {said}\n" for node, said in (found.marked or {}).items())
     told += "".join(f"repair: {_step(attempt, now_s)}\n" for attempt in found.repairs)
@@ -436,6 +448,21 @@ def _age(age_s: float) -> str:
     if age_s >= 2 * 86400:
         return f"{age_s / 86400:.0f} d"
     return f"{age_s / 3600:.0f} h" if age_s >= 3600 else f"{max(0.0, age_s) / 60:.0f} min"
+
+
+def ignore(site: Site, names: Sequence[str], until_s: float, *, by: str, why: str) -> None:
+    """Have nodes left in service until then, whatever their checks say.
+
+    Raises:
+        StoreUnusable: the ledger cannot be changed.
+    """
+
+    def change(ledger: DrainLedger) -> tuple[DrainLedger, None]:
+        new = Ignored(until_s=until_s, by=by, why=why)
+        ignored = {**ledger.ignored, **dict.fromkeys(names, new)}
+        return msgspec.structs.replace(ledger, ignored=ignored), None
+
+    shared.change_ledger(site, change, type(None))
 
 
 def reset(site: Site) -> str:

@@ -59,8 +59,18 @@ class Trip(msgspec.Struct, frozen=True, kw_only=True):
     checks: tuple[str, ...] = ()
 
 
+class Ignored(msgspec.Struct, frozen=True, kw_only=True):
+    """A node that an administrator wants left in service until then, whatever its checks say."""
+
+    until_s: float
+    by: str
+    why: str = ""
+
+
 class DrainLedger(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The last drains, the breakers that have tripped, and the repairs that were tried.
+    """The last drains, the breakers that have tripped, the repairs that were tried.
+
+    `ignored` are nodes that are not drained for a while.
 
     `refused` are drains that the share ruled out and nothing tripped for: too many of one user's.
     They count only for whether the next one trips.
@@ -70,6 +80,7 @@ class DrainLedger(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     trips: dict[str, Trip] = {}
     refused: tuple[DrainEntry, ...] = ()
     repairs: tuple[RepairAttempt, ...] = ()
+    ignored: dict[str, Ignored] = {}
 
 
 class DrainRefused(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,6 +121,11 @@ def refusal(
 
     `name_of` tells how a user is called, and is asked only for what a refusal says.
     """
+    ignored = ledger.ignored.get(wanted.node)
+    if ignored is not None and wanted.time_s < ignored.until_s:
+        hours = (ignored.until_s - wanted.time_s) / _HOUR_S
+        why = f": {ignored.why}" if ignored.why else ""
+        return f"{ignored.by} has it ignored for another {hours:.0f} h{why}"
     partition = tripped_for(ledger, wanted.node, wanted.partitions, wanted.checks)
     if partition is not None:
         return (

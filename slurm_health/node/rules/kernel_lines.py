@@ -32,6 +32,17 @@ _PCI = r"(?:PCI:)?(?P<bus>(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?
 # message is taken apart: each form says all that stands before.
 _NEXT_LINE = r"\\x0a"
 
+
+def address(bus: str) -> str:
+    """Return a PCI address in the one form that the kernel and NVML can both be compared by.
+
+    The driver writes `0000:3b:00`, the kernel `0000:3b:00.0`, NVML `00000000:3B:00.0`.
+    """
+    parts = bus.lower().partition(".")[0].split(":")
+    domain = parts[-3][-4:] if len(parts) > 2 else "0000"
+    return ":".join([domain.zfill(4), *parts[-2:]])
+
+
 # NVRM: Xid (PCI:0000:3b:00): 79, pid=77, name=python, GPU has fallen off the bus.
 # NVRM: Xid (PCI:0000:01:00 GPU-I:05): 43, of an instance of a GPU (MIG).
 XID = rf"^NVRM: (?P<kind>Xid) \({_PCI}(?: GPU-I:\d{{1,3}})?\): (?P<number>\d{{1,5}})\b(?P<text>.*)"

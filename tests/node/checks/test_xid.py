@@ -27,7 +27,7 @@ def test_hardware_xids_are_seen(tmp_path: Path, number: int) -> None:
     found = check.judge(check.collect(xid(tmp_path, number)))
     assert found.status is judge_xid(number)[0]
     assert found.status in (Status.NODE_FAULT, Status.WARN)
-    assert f"Xid {number} 10 s ago" in found.text
+    assert f"Xid {number} (" in found.text
     assert "0000:3b:00" in found.text
 
 
@@ -142,15 +142,15 @@ def test_the_recovery_that_the_driver_wants_counts_until_it_wants_none(tmp_path:
 @pytest.mark.parametrize(
     ("lines", "bus"),
     [
-        (["NVRM: GPU 0000:29:00.0: GPU has fallen off the bus."], "0000:29:00.0"),
-        (["NVRM: GPU 18:00.0: GPU has fallen off the bus."], "18:00.0"),
+        (["NVRM: GPU 0000:29:00.0: GPU has fallen off the bus."], "0000:29:00"),
+        (["NVRM: GPU 18:00.0: GPU has fallen off the bus."], "0000:18:00"),
         (
             [
                 "NVRM: The NVIDIA GPU 0000:18:00.0",
                 "NVRM: (PCI ID: 10de:2901) installed in this system has",
                 "NVRM: fallen off the bus and is not responding to commands.",
             ],
-            "0000:18:00.0",
+            "0000:18:00",
         ),
         # The same as /dev/kmsg has it: one message of three lines.
         (
@@ -163,7 +163,7 @@ def test_the_recovery_that_the_driver_wants_counts_until_it_wants_none(tmp_path:
                     ]
                 )
             ],
-            "0000:18:00.0",
+            "0000:18:00",
         ),
     ],
 )
@@ -201,7 +201,7 @@ def test_a_fatal_error_of_an_nvswitch_is_a_fault_of_the_node(tmp_path: Path) -> 
     found = sxid(tmp_path, "Fatal, Link 28 LTSSM Fault Up")
 
     assert found.status is Status.NODE_FAULT
-    assert "NVSwitch 0000:c2:00.0: SXid 20034 10 s ago (Link 28 LTSSM Fault Up: " in found.text
+    assert "NVSwitch 0000:c2:00: SXid 20034 (Link 28 LTSSM Fault Up: " in found.text
     assert "reset all GPUs and NVSwitches" in found.text
 
 
@@ -238,7 +238,7 @@ def test_no_number_of_harmless_errors_makes_a_node_forget_a_fault(
         found = find_out(Xid(), context)
         assert found.status is Status.NODE_FAULT
         assert "GPU 0000:3b:00" in found.text
-        assert "Xid 79 800 s ago" in found.text
+        assert "Xid 79 (" in found.text
         assert found.figures["xids"] == 2
 
 
@@ -273,3 +273,12 @@ def test_the_same_xid_is_seen_again_the_next_time(tmp_path: Path) -> None:
     context = xid(tmp_path, 79)
     for _ in range(2):
         assert Xid().judge(Xid().collect(context)).status is Status.NODE_FAULT
+
+
+def test_one_lost_gpu_whose_address_is_written_in_two_ways_is_counted_once(tmp_path: Path) -> None:
+    lines = (
+        "NVRM: Xid (PCI:0000:21:00): 79, pid=77, name=python, GPU has fallen off the bus.",
+        "NVRM: GPU 0000:21:00.0: GPU has fallen off the bus.",
+    )
+    node = flooded(tmp_path, *lines, of_others=0)
+    assert find_out(Xid(), node).text.count("Xid 79") == 1

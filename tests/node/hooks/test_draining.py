@@ -10,7 +10,7 @@ import pytest
 
 from slurm_health.node import drain, shared, state
 from slurm_health.node.drain import Cause, DrainStatus, drain_node
-from slurm_health.node.hooks import prolog
+from slurm_health.node.hooks import nodes, prolog
 from slurm_health.node.notify import EventKind
 from slurm_health.node.rules import drain_note
 from slurm_health.node.rules.breaker import DrainLedger
@@ -309,7 +309,7 @@ def silent(node: Node) -> Node:
     ledger = node.shared / "ledger.1"
     if not ledger.exists():
         os.mkfifo(ledger)
-    node.limit_s = 1
+    node.text = node.text.replace("lock_limit_s = {limit_s}", "lock_limit_s = 0.1")
     return node
 
 
@@ -389,3 +389,16 @@ def test_a_breaker_that_tripped_for_one_fault_lets_another_be_drained(rack: list
     (other.machine / "worn").touch()
     other.healthcheck()
     assert [each.state for each in rack[1:5]] == ["IDLE+DRAIN", "IDLE", "IDLE", "IDLE+DRAIN"]
+
+
+def test_a_node_that_an_administrator_ignores_is_not_drained_until_then(node: Node) -> None:
+    until_s = node.now_s + 3600
+    nodes.ignore(node.site, ["n3"], until_s, by="ada", why="benchmark until Friday")
+    node.break_it()
+    assert not node.prolog()
+    assert "ada has it ignored for another 1 h: benchmark until Friday" in node.said
+    known = Client.for_hook(node.environ(), limit_s=5).nodes()
+    text = nodes.text(nodes.listing(node.site, known, node.now_s), node.now_s)
+    assert "ignored: n3 for 1 h, by ada: benchmark until Friday" in text
+    node.now_s = until_s + 1
+    assert node.prolog()
