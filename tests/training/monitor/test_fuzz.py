@@ -12,7 +12,7 @@ from hypothesis import given
 from msgspec import Struct
 
 from slurm_health.records.script_records import Diagnosed
-from slurm_health.report.post_mortem import lines_of
+from slurm_health.report.sentences import lines_of
 from slurm_health.training.diagnosis.collected import Collected, FlightRecords, ScriptEnd, SlurmView
 from slurm_health.training.diagnosis.diagnostician import Diagnostician, observe_failure
 from slurm_health.training.diagnosis.inference import InferenceChain

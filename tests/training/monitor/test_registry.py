@@ -14,7 +14,7 @@ import pytest
 
 from examples import failure_node, hang_chain
 from slurm_health.preflight.decide.after_failure import Next, ScriptFailure, plan
-from slurm_health.records.script_records import Diagnosed, HangFound
+from slurm_health.records.script_records import Diagnosed, TrainingEvent
 from slurm_health.training.diagnosis.collected import (
     FlightRecord,
     FlightRecords,
@@ -288,7 +288,8 @@ def test_a_collector_of_others_looks_at_a_hang_and_operators_of_others_locate_it
         f"[{registry.OPERATOR_POINTS}]\n{operators}\n"
     )
     install(tmp_path, monkeypatch, points, KERNEL_STACKS)
-    hangs: list[HangFound] = []
+    hangs: list[TrainingEvent] = []
+    cause: Diagnosed | None = None
     environ = {"NCCL_RAS_ENABLE": "0", "KERNELS": kernels}
     seen = standstill(rank(0, (), gpu_share=1.0, gpu_waits=True), rank(1, ()))
     flights = tuple(
@@ -298,17 +299,17 @@ def test_a_collector_of_others_looks_at_a_hang_and_operators_of_others_locate_it
     for _ in range(40):  # operators of others have seconds, which a busy machine may not have
         findings = WatchFindings(None, environ, io.StringIO(), lambda hang, _: hangs.append(hang))
         findings.hang(seen, FlightRecords(records=flights))
-        hang = hangs.pop()
-        if not any(
-            "no time was left" in said or "not answer" in said for said in hang.found.failed
-        ):
+        cause = hangs.pop().diagnosed
+        assert cause is not None
+        if not any("no time was left" in line or "not answer" in line for line in cause.failed):
             break
 
+    assert cause is not None
     first = ["KernelHang: kernels-hang"] if kernels == "yes" else []
-    assert hang.found.failed == []
-    assert hang.found.cause == "rank-holds-up"
-    assert (hang.found.ranks, hang.found.nodes, hang.found.accused) == ([1], ["n2"], [])
-    assert hang.found.chain == [
+    assert cause.failed == []
+    assert cause.cause == "rank-holds-up"
+    assert (cause.ranks, cause.nodes, cause.accused) == ([1], ["n2"], [])
+    assert cause.chain == [
         *first,
         "ChipHang: chips-hang",
         "Collective: collective-not-entered",
