@@ -16,11 +16,11 @@ from slurm_health.records.script_records import (
     HangFound,
     advice_afterwards,
 )
-from slurm_health.training.diagnosis.collected import Collected, MonitorSaw, TrainingLog
-from slurm_health.training.diagnosis.inference import Attribution, Inference, Sureness
+from slurm_health.training.diagnosis.collected import MonitorSaw, TrainingLog
+from slurm_health.training.framework import Attribution, DataManager, Inference, Sureness
 
 
-def hung_until_ended(_: Inference, data: Collected) -> Inference | None:
+def hung_until_ended(_: Inference, data: DataManager) -> Inference | None:
     """The training hung until slurm-health ended the script for it.
 
     How the processes ended then tells nothing.
@@ -32,7 +32,7 @@ def hung_until_ended(_: Inference, data: Collected) -> Inference | None:
     return hung_until("slurm-health ended the script, as --monitor asks", hang, (line_of(hang),))
 
 
-def hung_before_failure(inference: Inference, data: Collected) -> Inference | None:
+def hung_before_failure(inference: Inference, data: DataManager) -> Inference | None:
     """The training hung until it failed; as sure as the monitor was of where.
 
     The hang was not over, and no rank explains the failure by itself.
@@ -76,7 +76,7 @@ def hung_until(ended: str, hang: HangFound, evidence: Sequence[str]) -> Inferenc
     )
 
 
-def hang_at_the_end(data: Collected) -> HangFound | None:
+def hang_at_the_end(data: DataManager) -> HangFound | None:
     """Return the hang that was not over when the script ended, None where there was none."""
     saw = data.get(MonitorSaw)
     return saw.hang if saw else None
@@ -91,7 +91,7 @@ def line_of(hang: HangFound) -> str:
     )
 
 
-def slow_before(cause: Inference, data: Collected) -> list[str]:
+def slow_before(cause: Inference, data: DataManager) -> list[str]:
     """Return what was slow before, as lines of evidence: on the nodes of a cause, if it has any."""
     saw = data.get(MonitorSaw)
     found = saw.slow if saw else ()
