@@ -92,7 +92,7 @@ def _is_path(word: str) -> bool:
 def _explain_files(
     paths: Sequence[Path], nodes: str | None, exit_code: int | None, as_json: bool
 ) -> int:
-    from slurm_health.report.post_mortem import lines_of
+    from slurm_health.report.sentences import lines_of
     from slurm_health.training.monitor.explain import explain
 
     try:

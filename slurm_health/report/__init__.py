@@ -9,6 +9,7 @@ while the job runs.
     read      what is in one of them and what is missing; another user's in a child with limits
     build     the entries of a journal to a report
     rounds    the rounds and the parts of nodes, from those entries
+    sentences   what was seen of a training, and why, in the same words everywhere
     timeline  what happened and when, and as text
     model     the values that a report consists of
     summary   what was found, what was done, what to do next

@@ -15,19 +15,14 @@ from slurm_health.records.script_records import (
     REQUEUED,
     Attribution,
     Diagnosed,
-    HangFound,
-    HangOver,
-    LossFound,
+    EventKind,
     ScriptStarted,
-    SlowdownFound,
-    StragglerFound,
-    UnevenFound,
+    TrainingEvent,
 )
 from slurm_health.records.verdict import Level, LinkVerdict
 from slurm_health.report.model import (
     Act,
     Event,
-    Hang,
     JobReport,
     NodeReport,
     Progress,
@@ -113,11 +108,7 @@ def run_report(
         exit_code=finished.exit_code if finished else None,
         script=_script(entries, start),
         post_mortem=None if back else post_mortem,
-        hangs=tuple(_hangs(_since_start(entries.monitor, entries))),
-        stragglers=tuple(_all(entries.monitor, StragglerFound)),
-        slowdowns=tuple(_all(entries.monitor, SlowdownFound)),
-        unevenness=tuple(_all(entries.monitor, UnevenFound)),
-        losses=tuple(_all(entries.monitor, LossFound)),
+        events=tuple(_events(entries)),
         timeline=(*_start_events(entries, start, queued_s), *timeline(entries)),
         samples=samples,
         missing=entries.missing,
@@ -167,15 +158,12 @@ def _since_start(of_script: Sequence[Entry], entries: RunEntries) -> Sequence[En
     return [entry for entry in of_script if entry.time_s >= starts[-1]] if starts else of_script
 
 
-def _hangs(monitor: Sequence[Entry]) -> list[Hang]:
-    """Return the hangs, each with its end where there was one."""
-    hangs: list[Hang] = []
-    for entry in monitor:
-        if isinstance(entry.record, HangFound):
-            hangs.append(Hang(hang=entry.record))
-        elif isinstance(entry.record, HangOver) and hangs:
-            hangs[-1] = Hang(hang=hangs[-1].hang, over=entry.record)
-    return hangs
+def _events(entries: RunEntries) -> list[TrainingEvent]:
+    """Return what was seen of the training; hangs of its last start only."""
+    hangs = (EventKind.HANG, EventKind.HANG_OVER)
+    since = _all(_since_start(entries.monitor, entries), TrainingEvent)
+    before = [e for e in _all(entries.monitor, TrainingEvent) if e not in since]
+    return [*(event for event in before if event.event not in hangs), *since]
 
 
 def _all(entries: Sequence[Entry], kind: type[_R]) -> list[_R]:

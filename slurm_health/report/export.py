@@ -17,9 +17,9 @@ from types import MappingProxyType
 import msgspec
 
 from slurm_health.records.probe_catalog import ALLGATHER, MATMUL, unit_of
-from slurm_health.records.script_records import Diagnosed
+from slurm_health.records.script_records import TrainingEvent
 from slurm_health.report.latest import LatestJob
-from slurm_health.report.model import Event, Hang, JobReport, NodeReport, RunReport
+from slurm_health.report.model import Event, JobReport, NodeReport, RunReport
 from slurm_health.report.summary import summary_of
 
 SCHEMA = 1
@@ -116,22 +116,14 @@ def _run(run: RunReport) -> dict[str, object]:
         "paths": _whole(run.paths),
         "leaves": _whole(run.leaves),
         "post_mortem": _whole([run.post_mortem])[0] if run.post_mortem else None,
-        "hangs": [_hang(each) for each in run.hangs],
-        "stragglers": [_with_found(each, each.found) for each in run.stragglers],
-        "slowdowns": [_with_found(each, each.found) for each in run.slowdowns],
-        "unevenness": [_with_found(each, each.found) for each in run.unevenness],
-        "losses": [_with_found(each, each.found) for each in run.losses],
+        "events": [_event(event) for event in run.events],
         "timeline": [{**_fields(event), "action": event.action or None} for event in run.timeline],
     }
 
 
-def _hang(hang: Hang) -> dict[str, object]:
-    over_after_s = hang.over.stalled_s if hang.over else None
-    return {**_with_found(hang.hang, hang.hang.found), "over_after_s": over_after_s}
-
-
-def _with_found(record: msgspec.Struct, found: Diagnosed | None) -> dict[str, object]:
-    return {**_whole([record])[0], "found": _whole([found])[0] if found else None}
+def _event(event: TrainingEvent) -> dict[str, object]:
+    why = event.diagnosed
+    return {**_whole([event])[0], "diagnosed": _whole([why])[0] if why else None}
 
 
 def _whole(records: Sequence[msgspec.Struct]) -> list[dict[str, object]]:

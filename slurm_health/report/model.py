@@ -11,12 +11,8 @@ from slurm_health.records.record_codec import Entry
 from slurm_health.records.records import ActionDone, ActionIntended, RunStarted, Sampled, Unchecked
 from slurm_health.records.script_records import (
     Diagnosed,
-    HangFound,
-    HangOver,
-    LossFound,
-    SlowdownFound,
-    StragglerFound,
-    UnevenFound,
+    EventKind,
+    TrainingEvent,
 )
 from slurm_health.records.verdict import Level, LinkVerdict, NodeVerdict
 from slurm_health.report.rounds import Hardware, RoundReport
@@ -188,14 +184,6 @@ class ScriptOutcome:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hang:
-    """A hang while the script ran; `over` is None where it did not go on by itself."""
-
-    hang: HangFound
-    over: HangOver | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Event:
     """One thing that happened, `after_s` seconds after the start of the check.
 
@@ -218,9 +206,8 @@ class RunReport:
     `queued_s` is how long its attempt waited for its nodes, as far as clocks agree. `duration_s` is
     from the master's first record to its verdict. `nodes` are in the order of the run. `note` says
     how far an unfinished check got. `superseded`: a later check exists. `unchecked` says why its
-    nodes could not be checked, and what to do. `post_mortem` says why the script failed. `hangs`,
-    `stragglers`, `slowdowns`, `unevenness` and `losses` (that are no numbers) are what was seen
-    while it ran. `requeued` says how others than this check put its job back into the queue.
+    nodes could not be checked, and what to do. `post_mortem` says why the script failed, `events`
+    are what was seen while it ran. `requeued` says how others put its job back into the queue.
     `so_far` says how far a script without a heartbeat is that still runs. `missing` says what of
     its journal is not there or cannot be read. `measured` has the figures of each round and node,
     with any partner.
@@ -250,11 +237,7 @@ class RunReport:
     exit_code: int | None = None
     script: ScriptOutcome | None = None
     post_mortem: Diagnosed | None = None
-    hangs: tuple[Hang, ...] = ()
-    stragglers: tuple[StragglerFound, ...] = ()
-    slowdowns: tuple[SlowdownFound, ...] = ()
-    unevenness: tuple[UnevenFound, ...] = ()
-    losses: tuple[LossFound, ...] = ()
+    events: tuple[TrainingEvent, ...] = ()
     requeued: str = ""
     so_far: str = ""
     timeline: tuple[Event, ...] = ()
@@ -262,6 +245,17 @@ class RunReport:
     measured: Mapping[tuple[int, str], Mapping[str, float]] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
     each_round: tuple[RoundReport, ...] = ()
+
+    @property
+    def hang(self) -> TrainingEvent | None:
+        """Return the hang that is not over, None where there is none."""
+        last: TrainingEvent | None = None
+        for event in self.events:
+            if event.event is EventKind.HANG:
+                last = event
+            elif event.event is EventKind.HANG_OVER:
+                last = None
+        return last
 
     def named(self, level: Level) -> tuple[str, ...]:
         """Return the nodes at `level`, in the order of the run."""

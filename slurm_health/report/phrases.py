@@ -6,12 +6,11 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Collection, Iterable, Sequence
-from math import isfinite
 from typing import NamedTuple
 
 from slurm_health.preflight.decide import unchecked
 from slurm_health.records.nodeset import fold
-from slurm_health.records.text import counted
+from slurm_health.records.text import counted, duration_text
 from slurm_health.records.verdict import Level, LinkVerdict
 from slurm_health.report.layout import NOTHING
 from slurm_health.report.model import Act, JobReport, Progress, RunReport, ScriptOutcome, State
@@ -60,22 +59,6 @@ def verb_of(action: str) -> Verb:
 def act_text(words: str, action: str, nodes: Sequence[str]) -> str:
     """Return a verb with the nodes it is done to: `drained n3`, `held the job`."""
     return words if action in _ON_THE_JOB or not nodes else f"{words} {nodes_text(nodes)}"
-
-
-def duration_text(duration_s: float) -> str:
-    """Return a time span as a person would say it: 6.1 s, 41 s, 3 min 5 s, 2 h 10 min."""
-    if not isfinite(duration_s) or duration_s < 0:
-        return "an unknown time"
-    if duration_s < 9.95:
-        return f"{duration_s:.1f} s"
-    seconds = round(duration_s)
-    if seconds < 120:
-        return f"{seconds} s"
-    minutes, seconds = divmod(seconds, 60)
-    if minutes < 60:
-        return f"{minutes} min {seconds} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
 
 
 def moment_text(time_s: float | None) -> str:

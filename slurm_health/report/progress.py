@@ -9,15 +9,14 @@ from typing import NamedTuple, TypeVar
 from slurm_health.records import records
 from slurm_health.records.record_codec import Entry
 from slurm_health.records.script_records import (
-    HangFound,
-    HangOver,
+    EventKind,
     ProgressSeen,
     ScriptEnded,
     ScriptStarted,
+    TrainingEvent,
 )
-from slurm_health.records.text import cut
+from slurm_health.records.text import cut, duration_text
 from slurm_health.report.model import RunEntries
-from slurm_health.report.phrases import duration_text
 from slurm_health.system import journal
 
 R = TypeVar("R", bound=records.Record)
@@ -111,13 +110,14 @@ def so_far(run: RunEntries, now_s: float) -> str:
 
 def _stands(run: RunEntries, now_s: float) -> str:
     """Return for how long a script has stood still that hangs, as the monitor saw it last."""
-    last = next(
-        (e for e in reversed(run.monitor) if isinstance(e.record, HangFound | HangOver)), None
-    )
-    if last is None or not isinstance(last.record, HangFound):
-        return ""
-    stalled_s = last.record.stalled_s + now_s - last.time_s
-    return f"hangs, no step for {duration_text(stalled_s)}; it "
+    hangs = (EventKind.HANG, EventKind.HANG_OVER)
+    for last in reversed(run.monitor):
+        if isinstance(last.record, TrainingEvent) and last.record.event in hangs:
+            if last.record.event is EventKind.HANG_OVER:
+                return ""
+            stalled_s = last.record.stalled_s + now_s - last.time_s
+            return f"hangs, no step for {duration_text(stalled_s)}; it "
+    return ""
 
 
 def _step(run: RunEntries, start: records.RunStarted) -> str:

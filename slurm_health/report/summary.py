@@ -13,15 +13,17 @@ from slurm_health.records.script_records import (
     SCRIPT_FAILED,
     Attribution,
     Diagnosed,
+    EventKind,
+    TrainingEvent,
     advice_afterwards,
 )
-from slurm_health.records.text import cut, ranks_text
+from slurm_health.records.text import cut, duration_text, ranks_text
 from slurm_health.records.verdict import Level, NodeVerdict
 from slurm_health.report.layout import NOTHING
 from slurm_health.report.model import JobReport, NodeReport, Progress, RunReport, State
 from slurm_health.report.no_exchange import likelier, no_exchange
 from slurm_health.report.phrases import WORST_FIRST, found_text, nodes_text, outcome_texts
-from slurm_health.report.post_mortem import whose_text
+from slurm_health.report.sentences import event_text, whose_text
 
 _BY_NAME = re.compile(r"asks for (\S+) by name \(--nodelist\)")  # as the decision says it
 _ROWS = 3  # of what was found with the nodes: the rest is only named
@@ -29,6 +31,7 @@ _REASON = 160  # characters of one reason: the table below has all of it
 _NO_PART = "node"
 _FROM_OUTSIDE = Attribution.OUTSIDE.value
 _ALMOST_CERTAIN = 0.99
+_BY_CAUSE = (EventKind.UNEVEN, EventKind.LOSS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,23 +71,19 @@ def _latest(report: JobReport) -> RunReport:
         last,
         script=its.script,
         post_mortem=its.post_mortem,
-        hangs=its.hangs,
-        stragglers=its.stragglers,
-        slowdowns=its.slowdowns,
-        unevenness=its.unevenness,
-        losses=its.losses,
+        events=its.events,
         requeued=its.requeued,
     )
 
 
 def _has_script(run: RunReport) -> bool:
-    return bool(run.script or run.post_mortem or run.hangs)
+    return bool(run.script or run.post_mortem or run.events)
 
 
 def _found(report: JobReport) -> Iterator[str]:
     last = _latest(report)
     outside = last.post_mortem is not None and last.post_mortem.attribution == _FROM_OUTSIDE
-    if not outside or _hangs(last):
+    if not outside or last.hang:
         yield from _of_script(last)
     yield from _slow(last)
     apart = no_exchange(last)
@@ -102,12 +101,11 @@ def _found(report: JobReport) -> Iterator[str]:
     if not last.judged or not (unwell or report.paths or report.leaves):
         who = nodes_text(node.node for node in last.nodes)
         told = f"{who}: {found_text(last)}" if who else found_text(last)
-        slow = last.stragglers or last.slowdowns or _of_training(last)
-        seen = last.post_mortem or last.hangs or slow
+        seen = last.post_mortem or last.events
         yield f"before the script started, {told}" if seen else told
     if any(run.missing and not run.unchecked for run in report.runs):
         yield "parts of the journal are missing or cannot be read: see below"
-    if last.post_mortem and outside and not _hangs(last):
+    if last.post_mortem and outside and not last.hang:
         yield f"the script did not end by itself: {last.post_mortem.description}"
 
 
@@ -116,10 +114,8 @@ def why_in_short(report: JobReport) -> list[str]:
     last = _latest(report)
     if last.post_mortem and last.post_mortem.cause != SCRIPT_FAILED:
         return [f"{last.post_mortem.description} ({whose_text(last.post_mortem)})"]
-    if _hangs(last):
-        return [
-            f"{'hangs' if _still_runs(last) else 'hung'}: {last.hangs[-1].hang.found.description}"
-        ]
+    if last.hang:
+        return [f"{'hangs' if _still_runs(last) else 'hung'}: {last.hang.description}"]
     return []
 
 
@@ -128,31 +124,34 @@ def _of_script(run: RunReport) -> Iterator[str]:
     if run.post_mortem and run.post_mortem.attribution != _FROM_OUTSIDE:
         yield f"the script failed: {_diagnosis(run.post_mortem)}"
         return
-    for each in run.hangs[-1:]:
-        over = f"; it went on by itself after {each.over.stalled_s:.0f} s" if each.over else ""
-        hung = "hung for a while" if each.over else "hangs" if _still_runs(run) else "hung"
+    hangs = [event for event in run.events if event.event is EventKind.HANG]
+    overs = [event for event in run.events if event.event is EventKind.HANG_OVER]
+    for hang in hangs[-1:]:
+        over = "" if run.hang else f"; it went on after {duration_text(overs[-1].stalled_s)}"
+        hung = "hung for a while" if over else "hangs" if _still_runs(run) else "hung"
         end = f"; then {run.post_mortem.description}" if run.post_mortem else ""
-        found = _diagnosis(each.hang.found)
-        yield f"the script {hung} ({each.hang.stood_still}): {found}{over}{end}"
+        why = f": {_diagnosis(hang.diagnosed)}" if hang.diagnosed else ""
+        yield f"the script {hung} ({event_text(hang)}){why}{over}{end}"
 
 
 def _slow(run: RunReport) -> Iterator[str]:
-    """Return what was slow while the script ran, the latest of a kind."""
-    for slow in run.stragglers[-1:]:
-        times = f"{slow.own_ms:.0f} ms of its own per step, {slow.usual_ms:.0f} ms usual"
-        what = f"rank {slow.rank} on {slow.node} was slow"
-        yield f"while the script ran, {_diagnosis(slow.found) if slow.found else what}: {times}"
-    for longer in run.slowdowns[-1:]:
-        times = f"a step took {longer.step_ms:.0f} ms, {longer.usual_ms:.0f} ms before"
-        yield f"while the script ran, {_diagnosis(longer.found)}: {times}"
-    for seen in _of_training(run):
-        yield f"while the script ran, {_diagnosis(seen)}"
+    """Return what was slow or not a number while the script ran, the latest of a kind."""
+    for event in _latest_of_kind(run):
+        why = f": {_diagnosis(event.diagnosed)}" if event.diagnosed else ""
+        yield f"while the script ran, {event_text(event)}{why}"
 
 
-def _of_training(run: RunReport) -> list[Diagnosed]:
-    """Return what the training itself did, the latest of a kind: uneven stages or data, a loss."""
-    seen = [each.found for each in run.unevenness] + [each.found for each in run.losses]
-    return list({each.cause: each for each in seen}.values())
+def _latest_of_kind(run: RunReport) -> list[TrainingEvent]:
+    """Return the last of the events of a kind and cause, hangs aside."""
+    kinds = {
+        (
+            event.event,
+            event.diagnosed.cause if event.event in _BY_CAUSE and event.diagnosed else "",
+        ): event
+        for event in run.events
+        if event.event not in (EventKind.HANG, EventKind.HANG_OVER)
+    }
+    return list(kinds.values())
 
 
 def _diagnosis(found: Diagnosed) -> str:
@@ -274,7 +273,7 @@ def _asked_of_user(run: RunReport) -> str:
 
 def _next(report: JobReport, *, followed: bool) -> str:
     last = _latest(report)
-    if _still_runs(last) and not report.ended and not _hangs(last):
+    if _still_runs(last) and not report.ended and not last.hang:
         apart = no_exchange(last)
         steps = [apart.advice(report.job, runs=_has_begun(last))] if apart else []
         steps += [] if followed else [f"slurm-health report --follow {report.job} follows it"]
@@ -290,10 +289,10 @@ def _steps(report: JobReport, last: RunReport) -> Iterator[str]:
         yield last.unchecked.remedy
     if last.post_mortem:
         yield last.post_mortem.advice
-    if _hangs(last):
-        found = last.hangs[-1].hang.found
+    if last.hang:
         runs = _still_runs(last) and not report.ended
-        yield found.advice if runs else advice_afterwards(found)
+        why = last.hang.diagnosed
+        yield "" if why is None else why.advice if runs else advice_afterwards(why)
     elif report.ended:
         yield "what ended it may stand at the end of the job's output"
     elif failed and not last.post_mortem:
@@ -310,10 +309,9 @@ def _steps(report: JobReport, last: RunReport) -> Iterator[str]:
 
 
 def _about_slow(run: RunReport) -> Iterator[str]:
-    found = [each.found for each in run.stragglers[-1:]]
-    found += [each.found for each in run.slowdowns[-1:]]
-    found += _of_training(run)
-    yield from (each.advice for each in found if each and each.advice)
+    for event in _latest_of_kind(run):
+        if event.diagnosed and event.diagnosed.advice:
+            yield event.diagnosed.advice
 
 
 def _about_nodes(report: JobReport, last: RunReport) -> Iterator[str]:
@@ -360,10 +358,6 @@ def _if_there_are_nodes(run: RunReport) -> str:
     if "ask for fewer (" in run.reason:
         return " and fewer nodes (--nodes): its partition has no others"
     return ", which waits for other nodes" if "have to wait for" in run.reason else ""
-
-
-def _hangs(run: RunReport) -> bool:
-    return bool(run.hangs) and run.hangs[-1].over is None
 
 
 def _has_begun(run: RunReport) -> bool:

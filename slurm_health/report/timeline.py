@@ -13,20 +13,17 @@ from slurm_health.records.script_records import (
     REQUEUED,
     Diagnosed,
     FailurePlanned,
-    HangFound,
-    HangOver,
-    LossFound,
     ScriptEnded,
     ScriptStarted,
-    SlowdownFound,
-    StragglerFound,
-    UnevenFound,
+    TrainingEvent,
 )
+from slurm_health.records.text import duration_text
 from slurm_health.records.verdict import Level
 from slurm_health.report import details
 from slurm_health.report.layout import Page
 from slurm_health.report.model import Event, RunEntries, RunReport
-from slurm_health.report.phrases import act_text, duration_text, links_text, nodes_text, verb_of
+from slurm_health.report.phrases import act_text, links_text, nodes_text, verb_of
+from slurm_health.report.sentences import event_text
 
 _DISPOSITIONS = {
     "proceed": "the job continues",
@@ -88,15 +85,9 @@ def _event(entry: Entry, start_s: float) -> Event | None:
             return event(action=action, nodes=tuple(nodes), succeeded=succeeded, detail=detail)
         case records.RunFinished(disposition=disposition, nodes=nodes):
             return event(nodes=tuple(nodes), detail=disposition)
-        case (
-            HangFound()
-            | HangOver()
-            | SlowdownFound()
-            | StragglerFound()
-            | UnevenFound()
-            | LossFound() as record
-        ):
-            return _monitor_event(record, event)
+        case TrainingEvent(nodes=nodes, diagnosed=why) as seen:
+            detail = f"{event_text(seen)}: {why.description}" if why else event_text(seen)
+            return event(nodes=tuple(nodes), detail=detail)
         case ScriptStarted() | ScriptEnded() | FailurePlanned() | Diagnosed() as record:
             return _script_event(record, event)
         case _:
@@ -129,25 +120,6 @@ def _script_event(
             return event(detail=description)
         case FailurePlanned(plan=plan, reason=reason, nodes=nodes):
             return event(detail=f"{plan}: {reason}", nodes=tuple(nodes))
-
-
-def _monitor_event(
-    record: HangFound | HangOver | SlowdownFound | StragglerFound | UnevenFound | LossFound,
-    event: Callable[..., Event],
-) -> Event:
-    match record:
-        case HangFound(stalled_s=stalled_s, found=found):
-            return event(nodes=tuple(found.nodes), detail=f"{stalled_s:.0f} s: {found.description}")
-        case HangOver(stalled_s=stalled_s):
-            return event(detail=f"{stalled_s:.0f} s")
-        case SlowdownFound(found=found):
-            return event(nodes=tuple(found.nodes), detail=found.description)
-        case UnevenFound(found=found) | LossFound(found=found):
-            return event(detail=found.description)
-        case StragglerFound(node=node, found=Diagnosed(description=description)):
-            return event(nodes=(node,), detail=description)
-        case StragglerFound(node=node, rank=rank):
-            return event(nodes=(node,), detail=f"rank {rank} on {node} is slower than the others")
 
 
 def timeline_lines(runs: Sequence[RunReport], page: Page, *, verbose: bool) -> list[str]:
@@ -244,19 +216,7 @@ def _script_text(event: Event, run: RunReport) -> str:
             return f"{_PLANS.get(plan, plan)}: {reason}"
         case "script_ended":
             return f"the script ended, {event.detail}"
-        case _:
-            return _monitor_text(event)
-
-
-def _monitor_text(event: Event) -> str:
-    match event.what:
-        case "hang_found":
-            return f"monitor: no step for {event.detail}"
-        case "hang_over":
-            return f"monitor: the training goes on, after {event.detail} without a step"
-        case "slowdown_found":
-            return f"monitor: steps take longer: {event.detail}"
-        case "straggler_found" | "uneven_found" | "loss_found":
+        case "training_event":
             return f"monitor: {event.detail}"
         case _:
             return f"{event.what.replace('_', ' ')} {event.detail}".rstrip()

@@ -27,7 +27,8 @@ from slurm_health.report.phrases import (
     moment_text,
     nodes_text,
 )
-from slurm_health.report.post_mortem import lines_of, lines_while_training
+from slurm_health.report.post_mortem import lines_while_training
+from slurm_health.report.sentences import lines_of
 from slurm_health.report.summary import summary_of
 
 _CARDS = 48  # nodes that get a card each; the rest is named

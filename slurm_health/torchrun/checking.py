@@ -28,6 +28,7 @@ from slurm_health.preflight.options import localize_choices
 from slurm_health.preflight.session.deadlines import limits_of
 from slurm_health.records.errors import ExitCode, JournalError
 from slurm_health.records.records import RunStarted
+from slurm_health.records.text import duration_text
 from slurm_health.system import journal
 from slurm_health.torchrun import earlier_check, joint_check, unshared_check
 from slurm_health.torchrun.arguments import Arguments
@@ -260,7 +261,7 @@ def _is_to_tell(err: JournalError, place: TaskPlace) -> bool:
 def _say_adopted(earlier: EarlierCheck, outcome: JointOutcome) -> None:
     from slurm_health.report import read
     from slurm_health.report.build import run_report
-    from slurm_health.report.phrases import duration_text, found_text
+    from slurm_health.report.phrases import found_text
 
     found = found_text(run_report(read.read_run(earlier.directory)), names=True)
     ago = duration_text(max(0.0, time.time() - earlier.ended_s))

@@ -34,7 +34,7 @@ from slurm_health.preflight.decide.policy import OnHang
 from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import ExitCode, JournalError, SlurmHealthError
 from slurm_health.records.nodeset import fold
-from slurm_health.records.script_records import REQUEUED, SCRIPT_FAILED, Diagnosed, HangFound
+from slurm_health.records.script_records import REQUEUED, SCRIPT_FAILED, Diagnosed, TrainingEvent
 from slurm_health.system import journal
 from slurm_health.system.processes import die_with_parent
 from slurm_health.system.signals import leaving_on
@@ -112,8 +112,8 @@ class RestartQuestion(msgspec.Struct, frozen=True, kw_only=True):
     max_restarts: int = 0
     decision: RestartDecision | None = None
     ran_s: float = 0.0
-    hang: HangFound | None = None
-    hangs_before: tuple[HangFound, ...] = ()
+    hang: TrainingEvent | None = None
+    hangs_before: tuple[TrainingEvent, ...] = ()
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True):

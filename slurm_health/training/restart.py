@@ -38,9 +38,10 @@ from slurm_health.records.records import (
 )
 from slurm_health.records.script_records import (
     Diagnosed,
+    EventKind,
     FailurePlanned,
-    HangFound,
     ScriptStarted,
+    TrainingEvent,
 )
 from slurm_health.records.verdict import Level, NodeVerdict
 from slurm_health.system import journal
@@ -303,7 +304,7 @@ def _diagnosed_before(directory: Path, latest: Diagnosed | None) -> tuple[Diagno
     return tuple(found[:-1] if latest is not None else found)
 
 
-def _hangs(directory: Path) -> list[HangFound | None]:
+def _hangs(directory: Path) -> list[TrainingEvent | None]:
     """Return for each start of the script the hang for which it was ended; this one is the last.
 
     All was written on this node, by one clock.
@@ -312,13 +313,13 @@ def _hangs(directory: Path) -> list[HangFound | None]:
         journal.read_all(directory, each) for each in (journal.SUPERVISOR, journal.MONITOR)
     )
     entries = sorted(itertools.chain(*of_writers), key=lambda entry: entry.time_s)
-    hangs: list[HangFound | None] = [None]
-    latest: HangFound | None = None
+    hangs: list[TrainingEvent | None] = [None]
+    latest: TrainingEvent | None = None
     for entry in entries:
         match entry.record:
             case ScriptStarted(restart=restart) if restart:
                 hangs.append(None)
-            case HangFound() as latest:
+            case TrainingEvent(event=EventKind.HANG) as latest:
                 pass
             case ActionIntended(action=Action.END_SCRIPT):
                 hangs[-1] = latest

@@ -64,8 +64,8 @@ def output(site: Site, number: int) -> str:
 
 def hang(site: Site, number: int) -> dict[str, Any]:
     """Wait for what the monitor finds."""
-    record = site.wait_record(number, "hang_found", writer="monitor")
-    found: dict[str, Any] = record["found"]
+    record = site.wait_record(number, "training_event", writer="monitor")
+    found: dict[str, Any] = record["diagnosed"]
     text = output(site, number)
     assert "slurm-health: monitor: no step for" in text
     assert found["description"] in text
@@ -93,7 +93,7 @@ def test_a_rank_that_is_stopped_is_named_and_the_training_goes_on_when_it_may(
     tell(training, 1, "CONT")
     training.wait_record(number, "hang_over", writer="monitor")
     assert "the training goes on" in output(training, number)
-    assert "rank-stopped" in str(training.report(number)["runs"][0]["hangs"])
+    assert "rank-stopped" in str(training.report(number)["runs"][0]["events"])
     assert "kill -CONT" in training.table(number)
 
 

@@ -33,7 +33,7 @@ from slurm_health.records.errors import (
     SlurmHealthError,
 )
 from slurm_health.records.records import Unchecked, VerdictReached
-from slurm_health.records.script_records import Attribution, Diagnosed, HangFound
+from slurm_health.records.script_records import Attribution, Diagnosed, EventKind, TrainingEvent
 from slurm_health.records.verdict import Level, LinkVerdict, NodeVerdict
 
 _LEVELS = {
@@ -256,7 +256,7 @@ _DIAGNOSED["node fault of n2"] = Diagnosed(
 )
 
 
-def _hang(cause: str, *nodes: str, located: bool = True) -> HangFound:
+def _hang(cause: str, *nodes: str, located: bool = True) -> TrainingEvent:
     whose = Attribution.USER if cause == "mismatched-collective" else Attribution.UNDECIDED
     found = Diagnosed(
         cause=cause if located else "no-progress",
@@ -266,10 +266,18 @@ def _hang(cause: str, *nodes: str, located: bool = True) -> HangFound:
         nodes=list(nodes),
         ranks=[0],
     )
-    return HangFound(found=found, step=3, stalled_s=60.0, allowance_s=20.0)
+    return TrainingEvent(
+        event=EventKind.HANG,
+        diagnosed=found,
+        nodes=list(nodes),
+        ranks=[0],
+        step=3,
+        stalled_s=60.0,
+        usual_s=20.0,
+    )
 
 
-_HANGS: dict[str, tuple[HangFound | None, tuple[HangFound, ...]]] = {
+_HANGS: dict[str, tuple[TrainingEvent | None, tuple[TrainingEvent, ...]]] = {
     "no hang": (None, ()),
     "a hang on n2": (_hang("rank-stopped", "n2"), ()),
     "a hang on n1 and n2": (_hang("rank-stopped", "n1", "n2"), ()),

@@ -8,11 +8,11 @@ import pytest
 from slurm_health.records.records import WorkersFailed
 from slurm_health.records.script_records import (
     Diagnosed,
-    HangFound,
-    HangOver,
+    EventKind,
     ProgressSeen,
     ScriptEnded,
     ScriptStarted,
+    TrainingEvent,
 )
 from slurm_health.report.build import job_report
 from slurm_health.report.post_mortem import lines_while_training
@@ -147,10 +147,15 @@ def test_a_script_that_hangs_is_said_to_until_it_goes_on(tmp_path: Path) -> None
     stopped = Diagnosed(
         cause="stopped", description="it is stopped", attribution="undecided", sureness="certain"
     )
-    run.write(journal.MONITOR, HangFound(stalled_s=33.0, allowance_s=25.0, step=8, found=stopped))
+    run.write(
+        journal.MONITOR,
+        TrainingEvent(
+            event=EventKind.HANG, stalled_s=33.0, usual_s=25.0, step=8, diagnosed=stopped
+        ),
+    )
     hangs = seen(run, after_s=60)
     assert hangs.text.startswith("the script hangs, no step for 93 s; it has run for ")
     assert not hangs.over
 
-    run.write(journal.MONITOR, HangOver(stalled_s=60.0, step=9))
+    run.write(journal.MONITOR, TrainingEvent(event=EventKind.HANG_OVER, stalled_s=60.0, step=9))
     assert seen(run).text.startswith("the script has run for ")

@@ -10,12 +10,8 @@ import msgspec
 
 from slurm_health.records.script_records import (
     Diagnosed,
-    HangFound,
-    HangOver,
-    LossFound,
-    SlowdownFound,
-    StragglerFound,
-    UnevenFound,
+    EventKind,
+    TrainingEvent,
 )
 from slurm_health.records.verdict import Level, LinkVerdict, NodeVerdict
 from slurm_health.report.export import as_json
@@ -133,7 +129,9 @@ def test_a_node_that_was_lost_comes_before_what_the_check_had_found(tmp_path: Pa
 
 def test_a_hang_comes_before_the_end_that_a_person_made_of_it(tmp_path: Path) -> None:
     run = write_started_script(tmp_path)
-    hang = HangFound(stalled_s=37.0, allowance_s=30.0, step=35, found=STOPPED)
+    hang = TrainingEvent(
+        event=EventKind.HANG, stalled_s=37.0, usual_s=30.0, step=35, diagnosed=STOPPED
+    )
     run.write(journal.MONITOR, hang)
     hangs = summary(tmp_path)
     run.run_script(signal=15)
@@ -153,17 +151,28 @@ def test_a_hang_that_is_over_and_a_slow_rank_are_told(tmp_path: Path) -> None:
     run = write_started_script(tmp_path)
     run.write(
         journal.MONITOR,
-        HangFound(stalled_s=37.0, allowance_s=30.0, step=35, found=STOPPED),
-        HangOver(stalled_s=80.0, step=35),
-        StragglerFound(node="n4", rank=3, ratio=1.5, own_ms=150.0, usual_ms=100.0),
+        TrainingEvent(
+            event=EventKind.HANG, stalled_s=37.0, usual_s=30.0, step=35, diagnosed=STOPPED
+        ),
+        TrainingEvent(event=EventKind.HANG_OVER, stalled_s=80.0, step=35),
+        TrainingEvent(
+            event=EventKind.STRAGGLER,
+            nodes=["n4"],
+            ranks=[3],
+            ratio=1.5,
+            took_ms=150.0,
+            usual_ms=100.0,
+        ),
     )
     run.run_script()
 
     told = summary(tmp_path)
 
     assert "hung for a while" in told.found[0]
-    assert told.found[0].endswith("it went on by itself after 80 s")
-    assert told.found[1].startswith("while the script ran, rank 3 on n4 was slow: 150 ms")
+    assert told.found[0].endswith("it went on after 80 s")
+    assert told.found[1].startswith(
+        "while the script ran, rank 3 on n4 is slower than the others: 150 ms"
+    )
     assert told.next == ""
 
 
@@ -199,10 +208,16 @@ def test_what_was_slow_before_a_failure_is_told_with_what_to_do_about_it(tmp_pat
     run = write_started_script(tmp_path)
     run.write(
         journal.MONITOR,
-        StragglerFound(
-            node="n4", rank=3, ratio=1.5, own_ms=150.0, usual_ms=100.0, found=SLOW_LOADER
+        TrainingEvent(
+            event=EventKind.STRAGGLER,
+            nodes=["n4"],
+            ranks=[3],
+            ratio=1.5,
+            took_ms=150.0,
+            usual_ms=100.0,
+            diagnosed=SLOW_LOADER,
         ),
-        SlowdownFound(step_ms=900.0, usual_ms=400.0, found=SLOW_LINK),
+        TrainingEvent(event=EventKind.SLOWDOWN, took_ms=900.0, usual_ms=400.0, diagnosed=SLOW_LINK),
     )
     runs = summary(tmp_path)
     run.run_script(exit_code=1)
@@ -215,12 +230,13 @@ def test_what_was_slow_before_a_failure_is_told_with_what_to_do_about_it(tmp_pat
     )
     assert failed.found[0].startswith("the script failed: Slurm lost n2")
     assert failed.found[1] == (
-        "while the script ran, rank 3 on n4 is slow because it waits for its data loader"
-        " (likely; whose fault is undecided): 150 ms of its own per step, 100 ms usual"
+        "while the script ran, rank 3 on n4 is slower than the others: 150 ms of its own per step,"
+        " 100 ms usual: rank 3 on n4 is slow because it waits for its data loader"
+        " (likely; whose fault is undecided)"
     )
     assert failed.found[2] == (
-        "while the script ran, the network link of n2 is slow (likely; whose fault is undecided):"
-        " a step took 900 ms, 400 ms before"
+        "while the script ran, a step takes 900 ms instead of 400 ms: the network link of n2 is"
+        " slow (likely; whose fault is undecided)"
     )
     assert failed.next.startswith(f"{LOST.advice}; {SLOW_LOADER.advice}; {SLOW_LINK.advice}")
 
@@ -229,18 +245,19 @@ def test_uneven_stages_are_told_in_text_and_for_programs_and_accuse_no_node(tmp_
     run = write_started_script(tmp_path)
     run.write(
         journal.MONITOR,
-        *(UnevenFound(times=times, found=UNEVEN_STAGES) for times in (1.2, 1.3)),
+        *(
+            TrainingEvent(event=EventKind.UNEVEN, ratio=times, diagnosed=UNEVEN_STAGES)
+            for times in (1.2, 1.3)
+        ),
     )
     told = summary(tmp_path)
     (json_run,) = json.loads(as_json(load(tmp_path, "12")))["runs"]
 
-    assert (
-        told.found[0] == f"while the script ran, {UNEVEN_STAGES.description} (user error, likely)"
-    )
+    assert told.found[0].endswith(f": {UNEVEN_STAGES.description} (user error, likely)")
     assert UNEVEN_STAGES.advice in told.next
-    assert [each["times"] for each in json_run["unevenness"]] == [1.2, 1.3]
-    assert json_run["unevenness"][0]["found"]["cause"] == "uneven-stages"
-    assert json_run["unevenness"][0]["found"]["accused"] == []
+    assert [event["ratio"] for event in json_run["events"]] == [1.2, 1.3]
+    assert json_run["events"][0]["diagnosed"]["cause"] == "uneven-stages"
+    assert json_run["events"][0]["diagnosed"]["accused"] == []
 
 
 def test_a_script_that_ended_well_with_a_loss_that_is_no_number_is_told_so(tmp_path: Path) -> None:
@@ -253,13 +270,15 @@ def test_a_script_that_ended_well_with_a_loss_that_is_no_number_is_told_so(tmp_p
         advice="look at the data",
     )
     run = write_started_script(tmp_path)
-    run.write(journal.MONITOR, LossFound(line="step 8 loss nan", found=lost))
+    run.write(
+        journal.MONITOR, TrainingEvent(event=EventKind.LOSS, line="step 8 loss nan", diagnosed=lost)
+    )
     run.run_script(exit_code=0)
     told = summary(tmp_path)
     (json_run,) = json.loads(as_json(load(tmp_path, "12")))["runs"]
 
-    assert told.found[0] == f"while the script ran, {lost.description} (user error, likely)"
-    assert [each["line"] for each in json_run["losses"]] == ["step 8 loss nan"]
+    assert told.found[0].endswith(f": {lost.description} (user error, likely)")
+    assert [event["line"] for event in json_run["events"]] == ["step 8 loss nan"]
 
 
 def test_a_job_that_ended_for_a_node_says_once_how_to_submit_it(tmp_path: Path) -> None:

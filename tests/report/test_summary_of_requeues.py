@@ -9,8 +9,9 @@ from pathlib import Path
 from slurm_health.records.records import Action, ActionDone, ActionIntended
 from slurm_health.records.script_records import (
     Diagnosed,
-    HangFound,
+    EventKind,
     ScriptStarted,
+    TrainingEvent,
 )
 from slurm_health.records.verdict import Level, NodeVerdict
 from slurm_health.report.read import load
@@ -151,7 +152,12 @@ def test_a_hang_comes_first_though_the_script_has_run_a_check_of_its_own_since(
     run = write_started_script(tmp_path)
     own = RunJournal(tmp_path, label="0-2", clock=run.clock)
     own.pass_check()
-    run.write(journal.MONITOR, HangFound(stalled_s=37.0, allowance_s=30.0, step=35, found=STOPPED))
+    run.write(
+        journal.MONITOR,
+        TrainingEvent(
+            event=EventKind.HANG, stalled_s=37.0, usual_s=30.0, step=35, diagnosed=STOPPED
+        ),
+    )
     told = summary(tmp_path)
 
     assert told.found[0].startswith("the script hangs (no step for 37 s after step 35): rank 1")
@@ -160,18 +166,22 @@ def test_a_hang_comes_first_though_the_script_has_run_a_check_of_its_own_since(
 
 def test_a_hang_of_a_training_that_said_nothing_is_told_by_its_ranks(tmp_path: Path) -> None:
     run = write_started_script(tmp_path)
-    hang = HangFound(stalled_s=55.0, allowance_s=40.0, step=0, found=STOPPED, at_rest=True)
+    hang = TrainingEvent(
+        event=EventKind.HANG, stalled_s=55.0, usual_s=40.0, step=0, diagnosed=STOPPED, at_rest=True
+    )
     run.write(journal.MONITOR, hang)
 
     told = summary(tmp_path).found[0]
-    assert told.startswith("the script hangs (all ranks only waited for 55 s): rank 1")
+    assert told.startswith("the script hangs (all ranks have only waited for 55 s): rank 1")
 
 
 def test_a_script_that_was_started_again_has_left_its_hang_and_its_failure_behind(
     tmp_path: Path,
 ) -> None:
     run = write_started_script(tmp_path)
-    hang = HangFound(stalled_s=37.0, allowance_s=30.0, step=35, found=STOPPED)
+    hang = TrainingEvent(
+        event=EventKind.HANG, stalled_s=37.0, usual_s=30.0, step=35, diagnosed=STOPPED
+    )
     run.write(journal.MONITOR, hang, after_s=1.0)
     run.write(journal.POST_MORTEM, LOST, after_s=1.0)
     again = ScriptStarted(script="/home/ml/train.sh", pid=2, restart=1)

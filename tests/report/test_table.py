@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from slurm_health.records.records import Action, ActionDone, ActionIntended, VerdictReached
+from slurm_health.records.text import duration_text
 from slurm_health.records.verdict import Level, LinkVerdict, NodeVerdict
 from slurm_health.report.build import run_report
 from slurm_health.report.layout import number_text
-from slurm_health.report.phrases import duration_text
 from slurm_health.report.read import load, read_run
 from slurm_health.report.table import check_summary, headline, job_text, tasks_text
 from slurm_health.system import journal

@@ -15,7 +15,12 @@ from enum import StrEnum
 
 from slurm_health.records import probe_catalog
 from slurm_health.records.nodeset import fold
-from slurm_health.records.script_records import Attribution, Diagnosed, FailurePlanned, HangFound
+from slurm_health.records.script_records import (
+    Attribution,
+    Diagnosed,
+    FailurePlanned,
+    TrainingEvent,
+)
 from slurm_health.records.verdict import Level, NodeVerdict
 
 QUICK = "quick"
@@ -62,8 +67,8 @@ class ScriptFailure:
     lost: tuple[tuple[str, str], ...] = ()
     restarted_unchecked: bool = False
     least: int | None = None
-    hang: HangFound | None = None
-    hangs_before: tuple[HangFound, ...] = ()
+    hang: TrainingEvent | None = None
+    hangs_before: tuple[TrainingEvent, ...] = ()
     before: tuple[Diagnosed, ...] = ()
 
 
@@ -145,22 +150,22 @@ def _alike(earlier: Diagnosed, later: Diagnosed) -> bool:
     return earlier.cause == later.cause and words(earlier) == words(later)
 
 
-def _after_hang(hang: HangFound, failure: ScriptFailure, evidence: tuple[str, ...]) -> Plan:
+def _after_hang(hang: TrainingEvent, failure: ScriptFailure, evidence: tuple[str, ...]) -> Plan:
     """Check all nodes, and take those where it hung last: that they are at fault is not shown.
 
     A hang without a place restarts once, another kind as often as `_MOST_OF_A_KIND`.
     """
-    what = f"the training hung: {hang.found.description}"
+    what = f"the training hung: {hang.description}"
     if hang.is_of_script:
         reason = f"{what}; in the script's own code or data, the same again would hang again"
         return Plan(next=Next.STOP, reason=reason, evidence=evidence)
-    kind, most = ("without a place", 1) if not hang.located else (hang.found.cause, _MOST_OF_A_KIND)
+    kind, most = (_kind(hang), _MOST_OF_A_KIND) if hang.located else ("without a place", 1)
     before = sum(_kind(earlier) == _kind(hang) for earlier in failure.hangs_before)
     if before >= most:
         times = "once" if before == 1 else f"{before} times"
         reason = f"{what}; the script was already started again {times} after such a hang ({kind})"
         return Plan(next=Next.STOP, reason=reason, evidence=evidence)
-    there = tuple(hang.found.nodes) if hang.located else ()
+    there = tuple(hang.nodes) if hang.located else ()
     few = len(there) <= len(failure.nodes) / 2
     return Plan(
         next=Next.CHECK,
@@ -171,8 +176,8 @@ def _after_hang(hang: HangFound, failure: ScriptFailure, evidence: tuple[str, ..
     )
 
 
-def _kind(hang: HangFound) -> str:
-    return hang.found.cause if hang.located else ""
+def _kind(hang: TrainingEvent) -> str:
+    return hang.diagnosed.cause if hang.diagnosed and hang.located else ""
 
 
 def _at_fault(failure: ScriptFailure) -> tuple[NodeVerdict, ...]:

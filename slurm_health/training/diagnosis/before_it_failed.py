@@ -13,9 +13,10 @@ from slurm_health.records.script_records import (
     HUNG,
     RANK_FAILED,
     SCRIPT_FAILED,
-    HangFound,
+    TrainingEvent,
     advice_afterwards,
 )
+from slurm_health.report.sentences import event_text
 from slurm_health.training.diagnosis.collected import MonitorSaw, TrainingLog
 from slurm_health.training.framework import Attribution, DataManager, Inference, Sureness
 
@@ -27,7 +28,7 @@ def hung_until_ended(_: Inference, data: DataManager) -> Inference | None:
     """
     saw = data.get(MonitorSaw)
     hang = hang_at_the_end(data)
-    if saw is None or not saw.ends_script or hang is None:
+    if saw is None or not saw.ends_script or hang is None or hang.diagnosed is None:
         return None
     return hung_until("slurm-health ended the script, as --monitor asks", hang, (line_of(hang),))
 
@@ -38,7 +39,7 @@ def hung_before_failure(inference: Inference, data: DataManager) -> Inference | 
     The hang was not over, and no rank explains the failure by itself.
     """
     hang = hang_at_the_end(data)
-    if hang is None:
+    if hang is None or hang.diagnosed is None:
         return None
     log = data.get(TrainingLog)
     if inference.name == RANK_FAILED:
@@ -47,7 +48,7 @@ def hung_before_failure(inference: Inference, data: DataManager) -> Inference | 
             return None
     elif inference.name == SCRIPT_FAILED and log is not None and log.failures:
         return None
-    found = hang.found
+    found = hang.diagnosed
     return Inference(
         name=found.cause,
         description=f"the training hung before it failed: {found.description}",
@@ -60,9 +61,10 @@ def hung_before_failure(inference: Inference, data: DataManager) -> Inference | 
     )
 
 
-def hung_until(ended: str, hang: HangFound, evidence: Sequence[str]) -> Inference:
+def hung_until(ended: str, hang: TrainingEvent, evidence: Sequence[str]) -> Inference:
     """Return that the training hung until something ended it; where, as far as that is likely."""
-    found = hang.found
+    found = hang.diagnosed
+    assert found is not None
     sure = Sureness[found.sureness.upper()] >= Sureness.LIKELY
     return Inference(
         name=HUNG,
@@ -76,19 +78,15 @@ def hung_until(ended: str, hang: HangFound, evidence: Sequence[str]) -> Inferenc
     )
 
 
-def hang_at_the_end(data: DataManager) -> HangFound | None:
+def hang_at_the_end(data: DataManager) -> TrainingEvent | None:
     """Return the hang that was not over when the script ended, None where there was none."""
     saw = data.get(MonitorSaw)
     return saw.hang if saw else None
 
 
-def line_of(hang: HangFound) -> str:
+def line_of(hang: TrainingEvent) -> str:
     """Return when it hung, as a line of evidence."""
-    if hang.at_rest:
-        return f"monitor: {hang.stood_still} when it was reported"
-    return (
-        f"monitor: no step after step {hang.step}, for {hang.stalled_s:.0f} s when it was reported"
-    )
+    return f"monitor: {event_text(hang)} when it was reported"
 
 
 def slow_before(cause: Inference, data: DataManager) -> list[str]:

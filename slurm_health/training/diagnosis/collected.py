@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from slurm_health.records.script_records import Diagnosed, HangFound
+from slurm_health.records.script_records import Diagnosed, TrainingEvent
 from slurm_health.records.text import SIGKILL, SIGTERM, listed
 from slurm_health.training.diagnosis.flight_data import FlightRecord as FlightRecord
 from slurm_health.training.diagnosis.flight_data import Operation as Operation
@@ -101,7 +101,7 @@ class MonitorSaw(msgspec.Struct, frozen=True, kw_only=True):
     ended.
     """
 
-    hang: HangFound | None = None
+    hang: TrainingEvent | None = None
     cancels: bool = False
     ends_script: bool = False
     slow: tuple[Diagnosed, ...] = ()

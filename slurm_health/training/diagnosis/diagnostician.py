@@ -9,7 +9,7 @@ from typing import Any
 from slurm_health.records.script_records import NO_PROGRESS, SCRIPT_FAILED, SLOWER_STEPS, Diagnosed
 from slurm_health.records.text import listed, signal_text
 from slurm_health.training.diagnosis.before_it_failed import slow_before
-from slurm_health.training.diagnosis.collected import NodesTold, NodeTold, ScriptEnd
+from slurm_health.training.diagnosis.collected import NodesTold, NodeTold, ScriptEnd, TrainingLog
 from slurm_health.training.diagnosis.mistakes import quotes
 from slurm_health.training.diagnosis.seen import Standstill
 from slurm_health.training.diagnosis.slow_steps import Slowdown
@@ -111,11 +111,16 @@ def diagnosed(walk: Walk, data: DataManager) -> Diagnosed:
     before = slow_before(cause, data)[-_MOST_BEFORE:]
     if cause.blame is Attribution.UNDECIDED and data.get(ScriptEnd) is not None:
         evidence |= dict.fromkeys(quotes(data))
+    log = data.get(TrainingLog)
+    own = log.of_their_own if log and cause.ranks else ()
+    first = next((each for each in own if each.rank in cause.ranks), None)
     return Diagnosed(
         cause=cause.name,
         description=cause.description or cause.name,
         attribution=cause.blame.value,
         sureness=cause.sureness.name.lower(),
+        error=first.error if first else "",
+        place=first.place if first else "",
         first=_first_of(cause, way),
         nodes=_of_the_job(cause.nodes, data),
         ranks=list(cause.ranks),

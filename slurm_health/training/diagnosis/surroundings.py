@@ -108,14 +108,14 @@ def _hung(state: str, means: str, evidence: Sequence[str], data: DataManager) ->
     a job may have other reasons.
     """
     saw, hang = data.get(MonitorSaw), hang_at_the_end(data)
-    if saw is None or hang is None or state in _BACK_IN_THE_QUEUE:
+    if saw is None or hang is None or hang.diagnosed is None or state in _BACK_IN_THE_QUEUE:
         return None
     told = (*evidence, line_of(hang))
     own = state == "CANCELLED" and saw.cancels
     if not own and state != "TIMEOUT":
         means = f"{means} while the training hung"
-        advice = advice_afterwards(hang.found)
-        return _ended(state, means, advice, (*told, hang.found.description))
+        advice = advice_afterwards(hang.diagnosed)
+        return _ended(state, means, advice, (*told, hang.description))
     until = "slurm-health cancelled the job (--monitor=stop)" if own else means
     return hung_until(until, hang, told)
 

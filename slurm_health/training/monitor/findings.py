@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TextIO
@@ -23,14 +23,10 @@ from slurm_health.records.records import Action, ActionDone, ActionIntended, Rec
 from slurm_health.records.script_records import (
     SLOWER_STEPS,
     Diagnosed,
-    HangFound,
-    HangOver,
-    LossFound,
-    SlowdownFound,
-    StragglerFound,
-    UnevenFound,
+    EventKind,
+    TrainingEvent,
 )
-from slurm_health.report.post_mortem import lines_of
+from slurm_health.report.sentences import event_text, lines_of
 from slurm_health.system import journal
 from slurm_health.system.slurm.client import Client
 from slurm_health.training.diagnosis.by_output import LossIsNone, observe_losses
@@ -68,7 +64,7 @@ class WatchFindings:
         directory: Path | None,
         environ: Mapping[str, str],
         out: TextIO = sys.stderr,
-        on_hang: Callable[[HangFound, WatchFindings], None] = lambda *_: None,
+        on_hang: Callable[[TrainingEvent, WatchFindings], None] = lambda *_: None,
     ) -> None:
         self._directory = directory
         self._environ = environ
@@ -97,30 +93,24 @@ class WatchFindings:
         collectors = registry.while_it_hangs()
         live = collect(collectors, self._environ, seen, limit_s=COLLECT_LIVE_S)
         missing = {**standstill.not_seen, **live.missing}
-        found = _inferred(observe_hang, live.all, missing=missing, failed=live.failed)
-        if found is None:
+        cause = _inferred(observe_hang, live.all, missing=missing, failed=live.failed)
+        if cause is None:
             return
-        hang = HangFound(
-            stalled_s=round(standstill.stalled_s, 1),
-            allowance_s=round(standstill.allowance_s, 1),
+        hang = TrainingEvent(
+            event=EventKind.HANG,
             step=standstill.step,
+            nodes=cause.nodes,
+            ranks=cause.ranks,
+            stalled_s=round(standstill.stalled_s, 1),
+            usual_s=round(standstill.allowance_s, 1),
             line=line,
             at_rest=at_rest,
             beyond_script=any(
-                each.is_beyond_script for each in standstill.ranks if each.rank in found.ranks
+                rank.is_beyond_script for rank in standstill.ranks if rank.rank in cause.ranks
             ),
-            found=found,
+            diagnosed=cause,
         )
-        said = f"no step for {hang.stalled_s:.0f} s, the last was {hang.step}; the training hangs"
-        if line:
-            said = (
-                f"no line that counts steps for {hang.stalled_s:.0f} s, the last was {line!r}, and"
-                " no process of the job works; the training seems to hang"
-            )
-        if at_rest:
-            said = f"for {hang.stalled_s:.0f} s all ranks have only waited; the training hangs"
-        self.say(f"monitor: {said}", *_titled(found))
-        self.record(hang)
+        self._report(hang, "; the training seems to hang" if line else "; the training hangs")
         self._keep(standstill, flights)
         self._on_hang(hang, self)
 
@@ -136,56 +126,62 @@ class WatchFindings:
 
     def slowdown(self, seen: Slowdown) -> None:
         """Infer why steps take longer than before; say it and record it if links explain it."""
-        found = _inferred(observe_slowdown, [seen])
-        if found is None or found.cause == SLOWER_STEPS:
+        cause = _inferred(observe_slowdown, [seen])
+        if cause is None or cause.cause == SLOWER_STEPS:
             return  # longer batches, an evaluation: it may be as it should
-        self.say(
-            f"monitor: a step takes {seen.step_ms:.0f} ms instead of {seen.usual_ms:.0f}",
-            *_titled(found),
+        self._slow.append(cause)
+        self._report(
+            TrainingEvent(
+                event=EventKind.SLOWDOWN,
+                nodes=cause.nodes,
+                ranks=cause.ranks,
+                took_ms=seen.step_ms,
+                usual_ms=seen.usual_ms,
+                diagnosed=cause,
+            )
         )
-        self._slow.append(found)
-        self.record(SlowdownFound(step_ms=seen.step_ms, usual_ms=seen.usual_ms, found=found))
 
     def slow_rank(self, slow: SlowRank, ratio: float) -> None:
         """Infer why a rank is slower than the others; say it and record it."""
-        found = _inferred(observe_slow_rank, [slow])
-        self._slow += [found] if found else []
-        own_ms, usual_ms = slow.spent.own_ms, slow.usual.own_ms
-        self.say(
-            f"monitor: rank {slow.rank} on {slow.node} is slower than the others:"
-            f" {own_ms:.0f} ms of its own per step, {usual_ms:.0f} ms usual",
-            *(_titled(found) if found else ()),
-        )
-        self.record(
-            StragglerFound(
-                node=slow.node,
-                rank=slow.rank,
+        cause = _inferred(observe_slow_rank, [slow])
+        self._slow += [cause] if cause else []
+        self._report(
+            TrainingEvent(
+                event=EventKind.STRAGGLER,
+                nodes=[slow.node],
+                ranks=[slow.rank],
                 ratio=round(ratio, 3),
-                own_ms=round(own_ms, 1),
-                usual_ms=round(usual_ms, 1),
-                found=found,
+                took_ms=round(slow.spent.own_ms, 1),
+                usual_ms=round(slow.usual.own_ms, 1),
+                diagnosed=cause,
             )
         )
 
     def uneven(self, uneven: Uneven) -> None:
         """Say and record that stages or batches are uneven."""
-        found = _inferred(observe_uneven, [uneven])
-        if found is not None:
-            self.say(f"monitor: {found.cause.replace('-', ' ')}", *_titled(found))
-            self.record(UnevenFound(times=round(uneven.times, 3), found=found))
+        cause = _inferred(observe_uneven, [uneven])
+        if cause is not None:
+            ratio = round(uneven.times, 3)
+            self._report(TrainingEvent(event=EventKind.UNEVEN, ratio=ratio, diagnosed=cause))
 
     def loss(self, seen: LossIsNone) -> None:
         """Say and record that the loss of the training is no number any more."""
-        found = _inferred(observe_losses, [seen])
-        if found is not None:
-            self.say(f"monitor: the loss is NaN or infinite: {seen.line!r}", *_titled(found))
-            self.record(LossFound(line=seen.line, found=found))
+        cause = _inferred(observe_losses, [seen])
+        if cause is not None:
+            self._report(TrainingEvent(event=EventKind.LOSS, line=seen.line, diagnosed=cause))
 
     def hang_over(self, stalled_s: float, step: int) -> None:
         """Say and record that a training that hung goes on; the step is 0 where it is not known."""
-        at = f", at step {step}" if step else ""
-        self.say(f"monitor: the training goes on after {stalled_s:.0f} s{at}")
-        self.record(HangOver(stalled_s=round(stalled_s, 1), step=step))
+        self._report(
+            TrainingEvent(event=EventKind.HANG_OVER, stalled_s=round(stalled_s, 1), step=step)
+        )
+
+    def _report(self, event: TrainingEvent, conclusion: str = "") -> None:
+        """Say an event with its cause in the job's output, and record it."""
+        cause = lines_of(event.diagnosed) if event.diagnosed else []
+        lines = (f"  {title:{_TITLE_WIDTH}}  {text}" for title, text in cause)
+        self.say(f"monitor: {event_text(event)}{conclusion}", *lines)
+        self.record(event)
 
     def say(self, *lines: str) -> None:
         """Say lines in the job's output."""
@@ -219,26 +215,22 @@ def _inferred(
     return CauseDiagnostician(observe, operators).diagnose(data_manager=data).diagnosed
 
 
-def _titled(found: Diagnosed) -> Iterator[str]:
-    return (f"  {title:{_TITLE_WIDTH}}  {text}" for title, text in lines_of(found))
-
-
 class ScriptToEnd(Exception):
     """The training hangs, and who started the monitor is to end it and to see what follows."""
 
-    def __init__(self, hang: HangFound) -> None:
+    def __init__(self, hang: TrainingEvent) -> None:
         self.hang = hang
-        super().__init__(hang.found.cause)
+        super().__init__(hang.description)
 
 
-def acting(mode: str, environ: Mapping[str, str]) -> Callable[[HangFound, WatchFindings], None]:
+def acting(mode: str, environ: Mapping[str, str]) -> Callable[[TrainingEvent, WatchFindings], None]:
     """Return what does about a hang what the user has asked for.
 
     Outside Slurm a training is stopped by what started the monitor, as where it is to restart.
     """
     job = name_in_slurm(environ)
 
-    def act(hang: HangFound, findings: WatchFindings) -> None:
+    def act(hang: TrainingEvent, findings: WatchFindings) -> None:
         if not is_sure(hang):
             return
         if mode == OnHang.STOP.value and job:
@@ -249,7 +241,7 @@ def acting(mode: str, environ: Mapping[str, str]) -> Callable[[HangFound, WatchF
     return act
 
 
-def is_sure(hang: HangFound) -> bool:
+def is_sure(hang: TrainingEvent) -> bool:
     """Tell whether something may be done about a hang: never on what output alone guesses.
 
     A job may print nothing for good reasons; so where that is all, the place must be known.
@@ -267,7 +259,7 @@ def _cancel(job: str, environ: Mapping[str, str], findings: WatchFindings) -> No
         findings.record(ActionDone(action=Action.CANCEL, succeeded=False, detail=str(err)))
 
 
-def _end_script(hang: HangFound, findings: WatchFindings, mode: str) -> None:
+def _end_script(hang: TrainingEvent, findings: WatchFindings, mode: str) -> None:
     reason = f"it hangs (--monitor={mode})"
     findings.record(ActionIntended(action=Action.END_SCRIPT, reason=reason))
     findings.say(f"monitor: the script is ended because {reason}")

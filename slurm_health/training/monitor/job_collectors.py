@@ -17,10 +17,8 @@ from slurm_health.records.errors import JournalError, SlurmError
 from slurm_health.records.records import Action, ActionDone, ActionIntended
 from slurm_health.records.script_records import (
     Diagnosed,
-    HangFound,
-    HangOver,
-    SlowdownFound,
-    StragglerFound,
+    EventKind,
+    TrainingEvent,
 )
 from slurm_health.system import journal
 from slurm_health.system.slurm.client import Client
@@ -159,22 +157,26 @@ class MonitorFindings(DataCollector):
         if job.run_directory is None:
             raise NothingCollected("the job has no journal")
         began_s = job.ended_s - job.duration_s
-        hang: HangFound | None = None
+        hang: TrainingEvent | None = None
         slow: list[Diagnosed] = []
         ended_by: Action | None = None
         try:
             for entry in journal.read_all(job.run_directory, journal.MONITOR):
                 if entry.time_s < began_s:
                     continue
-                if isinstance(entry.record, HangFound):
-                    hang = entry.record
-                elif isinstance(entry.record, HangOver):
-                    hang = None
-                elif isinstance(entry.record, ActionIntended | ActionDone):
-                    intended = isinstance(entry.record, ActionIntended)
-                    ended_by = entry.record.action if intended else None
-                elif isinstance(entry.record, StragglerFound | SlowdownFound):
-                    slow += [entry.record.found] if entry.record.found else []
+                match entry.record:
+                    case TrainingEvent(event=EventKind.HANG) as hang:
+                        pass
+                    case TrainingEvent(event=EventKind.HANG_OVER):
+                        hang = None
+                    case TrainingEvent(
+                        event=EventKind.STRAGGLER | EventKind.SLOWDOWN, diagnosed=Diagnosed() as why
+                    ):
+                        slow.append(why)
+                    case ActionIntended(action=ended_by):
+                        pass
+                    case ActionDone():
+                        ended_by = None
         except JournalError as err:
             raise NothingCollected(str(err)) from err
         if hang is None and not slow:

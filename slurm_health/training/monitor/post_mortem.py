@@ -15,7 +15,7 @@ from slurm_health.records.script_records import (
     Attribution,
     Diagnosed,
 )
-from slurm_health.report.post_mortem import lines_of
+from slurm_health.report.sentences import lines_of
 from slurm_health.system import journal
 from slurm_health.training.diagnosis.diagnostician import CauseDiagnostician, observe_failure
 from slurm_health.training.diagnosis.operators import OPERATORS

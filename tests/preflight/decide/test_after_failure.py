@@ -16,7 +16,7 @@ from slurm_health.preflight.decide.after_failure import (
     check_again,
     plan,
 )
-from slurm_health.records.script_records import Attribution, Diagnosed, HangFound
+from slurm_health.records.script_records import Attribution, Diagnosed, EventKind, TrainingEvent
 
 FAILURE = ScriptFailure(diagnosed=None, batch_node="n1", nodes=("n1", "n2", "n3"))
 WITH_SPARE = replace(FAILURE, spares=("n4",), least=3)
@@ -107,7 +107,7 @@ def test_every_plan_says_why_and_checks_no_node_that_it_holds_at_fault(
 # --- hangs for which the monitor had the script ended ---------------------------------------------
 
 
-def hang(cause: str = "rank-stopped", sureness: str = "certain", node: str = "n2") -> HangFound:
+def hang(cause: str = "rank-stopped", sureness: str = "certain", node: str = "n2") -> TrainingEvent:
     where = Diagnosed(
         cause=cause,
         description="rank 1 keeps the others waiting",
@@ -116,7 +116,15 @@ def hang(cause: str = "rank-stopped", sureness: str = "certain", node: str = "n2
         nodes=[node] if node else [],
         ranks=[1] if node else [],
     )
-    return HangFound(stalled_s=40.0, allowance_s=25.0, step=7, found=where)
+    return TrainingEvent(
+        event=EventKind.HANG,
+        stalled_s=40.0,
+        usual_s=25.0,
+        step=7,
+        nodes=where.nodes,
+        ranks=where.ranks,
+        diagnosed=where,
+    )
 
 
 HUNG = replace(WITH_SPARE, diagnosed=found(Attribution.UNDECIDED), hang=hang())
@@ -140,7 +148,7 @@ def test_a_hang_that_ended_as_if_in_passing_is_checked_as_every_hang_is() -> Non
 
 def test_a_hang_on_half_of_the_nodes_makes_these_the_last_choice() -> None:
     half = hang()
-    half.found.nodes[:] = ["n1", "n2"]
+    half.nodes[:] = ["n1", "n2"]
 
     assert plan(replace(HUNG, nodes=("n1", "n2", "n3", "n4"), hang=half)).last_choice == (
         "n1",

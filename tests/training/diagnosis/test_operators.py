@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from slurm_health.records.script_records import Diagnosed
-from slurm_health.report.post_mortem import lines_of
+from slurm_health.report.sentences import lines_of
 from slurm_health.training.diagnosis.collected import NodesTold, NodeTold, ScriptEnd, SlurmView
 from slurm_health.training.diagnosis.diagnostician import CauseDiagnostician, observe_failure
 from slurm_health.training.diagnosis.operators import OPERATORS

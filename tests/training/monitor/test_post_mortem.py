@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.records.script_records import Diagnosed, HangFound, HangOver
+from slurm_health.records.script_records import Diagnosed, EventKind, TrainingEvent
 from slurm_health.system import journal
 from slurm_health.training.diagnosis.collected import ScriptEnd
 from slurm_health.training.framework import DataCollector
@@ -132,11 +132,12 @@ def test_a_script_that_ended_well_is_not_written_about(tmp_path: Path) -> None:
     assert out.getvalue() == ""
 
 
-HUNG = HangFound(
+HUNG = TrainingEvent(
+    event=EventKind.HANG,
     stalled_s=33.0,
-    allowance_s=25.0,
+    usual_s=25.0,
     step=45,
-    found=Diagnosed(
+    diagnosed=Diagnosed(
         cause="rank-stopped",
         description="rank 1 on n1 has been stopped",
         attribution="undecided",
@@ -164,7 +165,7 @@ def test_a_hang_that_was_over_explains_nothing(
     writer = journal.Writer(run_directory, journal.MONITOR, lambda: 1e9)
     writer.append(HUNG)
     if over == "it went on":
-        writer.append(HangOver(stalled_s=40.0, step=46))
+        writer.append(TrainingEvent(event=EventKind.HANG_OVER, stalled_s=40.0, step=46))
     duration_s = 2e9 if over == "it went on" else 100.0
     job = ended(tmp_path, run_directory=run_directory, duration_s=duration_s)
 

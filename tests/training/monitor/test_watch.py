@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.records.script_records import HangFound, HangOver, LossFound, ProgressSeen
+from slurm_health.records.script_records import EventKind, ProgressSeen, TrainingEvent
 from slurm_health.system import journal
 from slurm_health.system.processes import NOTHING, PIPE, own_module, start_tied
 from slurm_health.training.diagnosis.by_movement import Movement
@@ -149,9 +149,10 @@ def test_a_loss_that_is_no_number_any_more_is_told_once_and_the_training_goes_on
 
     assert bench.run is not None
     told = [entry.record for entry in journal.read_all(bench.run, journal.MONITOR)]
-    (found,) = [record for record in told if isinstance(record, LossFound)]
-    assert found.line == "step 1 loss nan"
-    assert (found.found.cause, found.found.accused) == ("not-a-number", [])
+    (found,) = [record for record in told if isinstance(record, TrainingEvent)]
+    assert found.diagnosed is not None
+    assert (found.event, found.line) == (EventKind.LOSS, "step 1 loss nan")
+    assert (found.diagnosed.cause, found.diagnosed.accused) == ("not-a-number", [])
     assert bench.looks == 0
 
 
@@ -191,13 +192,16 @@ def test_a_training_that_stands_still_is_said_and_recorded_and_goes_on(bench: Be
     bench.look_until(lambda: "seems to hang" in bench.said.getvalue())
     assert bench.run is not None
     (entry,) = journal.read_all(bench.run, journal.MONITOR)
-    assert isinstance(entry.record, HangFound)
+    assert isinstance(entry.record, TrainingEvent)
+    assert entry.record.diagnosed is not None
 
-    assert (entry.record.found.cause, entry.record.found.ranks) == ("rank-stopped", [1])
+    assert (entry.record.diagnosed.cause, entry.record.ranks) == ("rank-stopped", [1])
     assert entry.record.line.startswith("step ")
     bench.train("ends", steps=80, rank=2)
     bench.look_until(lambda: "goes on" in bench.said.getvalue())
-    assert isinstance(journal.read_all(bench.run, journal.MONITOR)[-1].record, HangOver)
+    over = journal.read_all(bench.run, journal.MONITOR)[-1].record
+    assert isinstance(over, TrainingEvent)
+    assert over.event is EventKind.HANG_OVER
 
 
 def move_until(bench: Bench, ranks: Ranks, holds: Callable[[], object]) -> None:
@@ -230,8 +234,9 @@ def test_a_rank_that_says_nothing_and_is_stopped_is_named_and_goes_on(bench: Ben
     move_until(bench, ranks, lambda: "the training hangs" in bench.said.getvalue())
     assert bench.run is not None
     (entry,) = journal.read_all(bench.run, journal.MONITOR)
-    assert isinstance(entry.record, HangFound)
-    assert (entry.record.found.cause, entry.record.found.ranks) == ("rank-stopped", [1])
+    assert isinstance(entry.record, TrainingEvent)
+    assert entry.record.diagnosed is not None
+    assert (entry.record.diagnosed.cause, entry.record.ranks) == ("rank-stopped", [1])
     assert entry.record.at_rest
     assert "all ranks have only waited" in bench.said.getvalue()
 
