@@ -21,8 +21,7 @@ from slurm_health.records.script_records import (
 )
 from slurm_health.records.text import listed, ranks_text
 from slurm_health.training.diagnosis.collected import FlightRecords, NodesTold
-from slurm_health.training.diagnosis.flight import Difference, first_difference
-from slurm_health.training.diagnosis.flight_data import is_over
+from slurm_health.training.diagnosis.collectives import CollectiveState, Difference
 from slurm_health.training.diagnosis.seen import (
     IN_KERNEL,
     STOPPED,
@@ -229,7 +228,7 @@ def node_silent(_: Inference, data: DataManager) -> Inference | None:
 
 def _difference(data: DataManager) -> Difference | None:
     flight = data.get(FlightRecords)
-    return first_difference(flight.records) if flight else None
+    return CollectiveState(flight.records).difference if flight else None
 
 
 def _someone_is_missing(data: DataManager) -> bool:
@@ -262,7 +261,7 @@ def _placed(data: DataManager) -> list[tuple[RankSeen, StackPlace]]:
     for seen in _ranks_of(data):
         place = place_of(seen.stack)
         pending = last.get(seen.rank)
-        if pending and not is_over(pending) and place.doing is Doing.OWN_CODE:
+        if pending and not pending.is_over and place.doing is Doing.OWN_CODE:
             place = StackPlace(doing=Doing.COLLECTIVE, what=pending.what, at=place.at)
         if seen.stack:
             placed.append((seen, place))

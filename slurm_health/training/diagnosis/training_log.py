@@ -15,7 +15,7 @@ import msgspec
 
 from slurm_health.records.nodeset import expand
 from slurm_health.records.text import one_line
-from slurm_health.training.diagnosis.flight_data import FlightRecord, Reached
+from slurm_health.training.diagnosis.collectives import FlightRecord, Reached
 from slurm_health.training.diagnosis.last_words import LastWords, WordsRead, is_consequence
 from slurm_health.training.diagnosis.rank_failures import (
     SIGNALS,

@@ -19,7 +19,7 @@ from slurm_health.records.script_records import (
 )
 from slurm_health.records.text import listed, ranks_text
 from slurm_health.training.diagnosis.collected import FlightRecords, TrainingLog
-from slurm_health.training.diagnosis.flight import Difference, first_difference
+from slurm_health.training.diagnosis.collectives import CollectiveState, Difference
 from slurm_health.training.diagnosis.rank_failures import RankFailure, failed_ranks
 from slurm_health.training.diagnosis.seen import (
     Doing,
@@ -75,7 +75,11 @@ def flight_differs(inference: Inference, data: DataManager) -> Inference | None:
     Who called something else, or who never entered what the others wait in.
     """
     flights = data.get(FlightRecords)
-    difference = first_difference(flights.records) if flights and len(flights.records) > 1 else None
+    difference = (
+        CollectiveState(flights.records).difference
+        if flights and len(flights.records) > 1
+        else None
+    )
     if difference is None:
         return None
     # Of a script that has ended, each symptom has its own.
@@ -116,7 +120,7 @@ def watchdog_tells(_: Inference, data: DataManager) -> Inference | None:
     log = data.get(TrainingLog)
     if log is None or len(log.progress) < 2 or data.get(FlightRecords) is not None:
         return None
-    difference = first_difference(log.progress)
+    difference = CollectiveState(log.progress).difference
     if difference is None:
         return None
     told = {each.rank: each.reached for each in log.progress}
@@ -308,7 +312,7 @@ def _parted(data: DataManager) -> Sureness | None:
     if any(frame.file.endswith(_JOIN) for stack in stacks for frame in stack):
         return None
     flight = data.get(FlightRecords)
-    difference = first_difference(flight.records) if flight else None
+    difference = CollectiveState(flight.records).difference if flight else None
     if difference is not None:
         return Sureness.CERTAIN if difference.mismatched else None
     places = list(map(place_of, stacks))

@@ -26,12 +26,12 @@ from slurm_health.training.diagnosis.collected import (
     ScriptEnd,
     TrainingLog,
 )
+from slurm_health.training.diagnosis.collectives import FlightRecord
 from slurm_health.training.diagnosis.diagnostician import (
     CauseDiagnostician,
     observe_failure,
     observe_hang,
 )
-from slurm_health.training.diagnosis.flight_data import FlightRecord
 from slurm_health.training.diagnosis.operators import OPERATORS
 from slurm_health.training.diagnosis.ras import RasStatus, read_report
 from slurm_health.training.diagnosis.seen import Standstill

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from slurm_health.records.script_records import Attribution
-from slurm_health.training.diagnosis.flight import first_difference
+from slurm_health.training.diagnosis.collectives import CollectiveState
 from slurm_health.training.diagnosis.known_errors import known
 from slurm_health.training.diagnosis.last_words import is_consequence
 from slurm_health.training.diagnosis.training_log import TrainingLog, read_log
@@ -161,7 +161,7 @@ def test_a_watchdogs_report_tells_how_far_ranks_came_that_wrote_nothing() -> Non
     assert log.watchdogs
     reached = {each.rank: each.reached["0"] for each in log.progress}
     assert {rank: each.entered for rank, each in reached.items()} == {0: 7, 1: 6, 2: 6, 3: 7}
-    difference = first_difference(log.progress)
+    difference = CollectiveState(log.progress).difference
     assert difference is not None
     assert difference.ranks == (1, 2)
 
