@@ -61,6 +61,12 @@ class FlightRecords(msgspec.Struct, frozen=True, kw_only=True):
     records: tuple[FlightRecord, ...] = ()
 
 
+class Listeners(msgspec.Struct, frozen=True, kw_only=True):
+    """Who listens on which TCP port of the batch host, in words."""
+
+    holders: dict[int, str] = {}
+
+
 class NodeTold(msgspec.Struct, frozen=True, kw_only=True):
     """What one node of the job tells after a failure, and while a hang is looked at.
 

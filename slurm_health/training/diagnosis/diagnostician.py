@@ -8,12 +8,12 @@ from typing import Any
 
 from slurm_health.records.script_records import NO_PROGRESS, SCRIPT_FAILED, SLOWER_STEPS, Diagnosed
 from slurm_health.records.text import listed, signal_text
-from slurm_health.training.diagnosis.before_it_failed import slow_before
 from slurm_health.training.diagnosis.collected import NodesTold, NodeTold, ScriptEnd, TrainingLog
-from slurm_health.training.diagnosis.mistakes import quotes
+from slurm_health.training.diagnosis.failed import quotes
 from slurm_health.training.diagnosis.seen import Standstill
 from slurm_health.training.diagnosis.slow_steps import Slowdown
 from slurm_health.training.diagnosis.stragglers import SlowRank
+from slurm_health.training.diagnosis.surroundings import slow_before
 from slurm_health.training.framework import (
     ASKS_FOR,
     Attribution,

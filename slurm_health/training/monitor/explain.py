@@ -174,7 +174,7 @@ def _explanation(diagnosed: Diagnosed, action: Next | str) -> Explanation:
 
 
 def _nodes_named(log: TrainingLog, inputs: _Inputs) -> tuple[str, ...]:
-    named = {failure.node for failure in log.failures} | {node for node, _ in log.adapters}
+    named = {failure.node for failure in log.failures} | {fact.node for fact in log.of("adapter")}
     return tuple(sorted((named | inputs.kernel.keys()) - {""}))
 
 

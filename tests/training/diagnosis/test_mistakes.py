@@ -11,7 +11,7 @@ import pytest
 
 from slurm_health.preflight.decide.after_failure import Next, ScriptFailure, plan
 from slurm_health.records.script_records import Diagnosed
-from slurm_health.training.diagnosis.mistakes import of_surroundings
+from slurm_health.training.diagnosis.failed import of_surroundings
 from tests.support.ended_jobs import diagnosed_by_output
 
 # As torchrun of two nodes wrote it, with lines of one in the traceback of the other.
