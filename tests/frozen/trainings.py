@@ -29,10 +29,10 @@ from slurm_health.training.diagnosis.collected import (
 )
 from slurm_health.training.diagnosis.diagnostician import (
     CauseDiagnostician,
-    observe_failure,
     observe_hang,
     observe_slowdown,
 )
+from slurm_health.training.diagnosis.failure import observe_failure
 from slurm_health.training.diagnosis.operators import OPERATORS
 from slurm_health.training.diagnosis.rank_now import RankNow
 from slurm_health.training.diagnosis.seen import Standstill

@@ -28,9 +28,9 @@ from slurm_health.training.diagnosis.by_output import OutputProgress
 from slurm_health.training.diagnosis.collected import NodesTold, NodeTold, ScriptEnd
 from slurm_health.training.diagnosis.diagnostician import (
     CauseDiagnostician,
-    observe_failure,
     observe_hang,
 )
+from slurm_health.training.diagnosis.failure import FailureDiagnostician
 from slurm_health.training.diagnosis.operators import OPERATORS
 from slurm_health.training.diagnosis.training_log import read_log
 from slurm_health.training.diagnosis.watched import WatchedPrograms
@@ -112,11 +112,7 @@ def post_mortem(recorded: Recording) -> Diagnosed | None:
         data.append(dumps.collect_data())
     if recorded.kernel:
         data.append(NodesTold(nodes=(NodeTold(node=NODES[-1], kernel=recorded.kernel),)))
-    return (
-        CauseDiagnostician(observe_failure, OPERATORS)
-        .diagnose(data_manager=DataManager(data))
-        .diagnosed
-    )
+    return FailureDiagnostician().diagnose(data_manager=DataManager(data)).diagnosed
 
 
 def monitor(recorded: Recording) -> Diagnosed | str | None:

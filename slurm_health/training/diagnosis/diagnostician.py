@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
-from slurm_health.records.script_records import NO_PROGRESS, SCRIPT_FAILED, SLOWER_STEPS, Diagnosed
-from slurm_health.records.text import listed, signal_text
+from slurm_health.records.script_records import NO_PROGRESS, SLOWER_STEPS, Diagnosed
+from slurm_health.records.text import listed
 from slurm_health.training.diagnosis.collected import NodesTold, NodeTold, ScriptEnd, TrainingLog
 from slurm_health.training.diagnosis.failed import quotes
 from slurm_health.training.diagnosis.seen import Standstill
@@ -56,23 +56,6 @@ class CauseDiagnostician(Diagnostician):
         assert problem.symptom is not None
         data: DataManager = kwargs["data_manager"]
         return EventAction(diagnosed=diagnosed(self.walk(problem.symptom, data), data))
-
-
-def observe_failure(data: DataManager) -> Inference | None:
-    """Return the symptom of a failed script, None where it ended well or its end is not known.
-
-    One that ended well when it was told to end has the same: its job may have been ended.
-    """
-    end = data.get(ScriptEnd)
-    if end is None or (end.well and not end.told_to_end):
-        return None
-    how = signal_text(end.signal) if end.signal else f"exit code {end.exit_code}"
-    return Inference(
-        name=SCRIPT_FAILED,
-        description=f"{end.script or 'the script'} ended with {how}; nothing that was collected"
-        " says why",
-        advice="look at the end of the job's output",
-    )
 
 
 def observe_hang(data: DataManager) -> Inference | None:

@@ -14,7 +14,6 @@ from pathlib import Path
 import msgspec
 
 from slurm_health.node.rules.kernel_lines import ANY_XID, KINDS, OUT_OF_MEMORY, without_stamp
-from slurm_health.preflight.decide.after_failure import Next, ScriptFailure, plan
 from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import UsageError
 from slurm_health.records.script_records import SCRIPT_FAILED, Attribution, Diagnosed
@@ -27,10 +26,11 @@ from slurm_health.training.diagnosis.collected import (
     TrainingLog,
 )
 from slurm_health.training.diagnosis.collectives import FlightRecord
-from slurm_health.training.diagnosis.diagnostician import (
-    CauseDiagnostician,
-    observe_failure,
-    observe_hang,
+from slurm_health.training.diagnosis.diagnostician import CauseDiagnostician, observe_hang
+from slurm_health.training.diagnosis.failure import (
+    FailureDiagnostician,
+    JobAtFailure,
+    what_follows,
 )
 from slurm_health.training.diagnosis.operators import OPERATORS
 from slurm_health.training.diagnosis.ras import RasStatus, read_report
@@ -133,32 +133,34 @@ def explain(
     if inputs.flights:
         records = tuple(record for _, record in sorted(inputs.flights.items()))
         data.append(FlightRecords(records=records))
-    observe = observe_failure
     if inputs.ras is not None:
         data.append(inputs.ras)
-        if not inputs.outputs:  # a training that hangs, as somebody looked at it
-            data.append(Standstill(stalled_s=1.0, allowance_s=0.0, step=0, nodes=known))
-            observe = observe_hang
-    manager = DataManager(data)
-    diagnosed = CauseDiagnostician(observe, OPERATORS).diagnose(data_manager=manager).diagnosed
-    if diagnosed is None:
-        diagnosed = Diagnosed(
+    if inputs.ras is not None and not inputs.outputs:  # a training that hangs, as somebody saw it
+        data.append(Standstill(stalled_s=1.0, allowance_s=0.0, step=0, nodes=known))
+        action = CauseDiagnostician(observe_hang, OPERATORS).diagnose(
+            data_manager=DataManager(data)
+        )
+        found = action.diagnosed
+        action = what_follows(found, JobAtFailure(batch_node="", nodes=known))
+    else:
+        data.append(JobAtFailure(batch_node=known[0] if known else "", nodes=known))
+        manager = DataManager(data)
+        action = FailureDiagnostician().diagnose(data_manager=manager)
+        found = manager.get(Diagnosed)
+    if found is None:
+        found = Diagnosed(
             cause="nothing-failed",
             description="the script ended with exit code 0",
             attribution=Attribution.UNDECIDED.value,
             sureness="certain",
         )
-        return diagnosed, _explanation(diagnosed, "none")
-    if exit_code is None and diagnosed.cause == SCRIPT_FAILED:
+    elif exit_code is None and found.cause == SCRIPT_FAILED:
         words = "nothing in these files says why the script failed"
-        diagnosed = msgspec.structs.replace(diagnosed, description=words)
-    batch_node = known[0] if known else ""
-    failure = ScriptFailure(diagnosed=diagnosed, batch_node=batch_node, nodes=known)
-    action = "none" if exit_code == 0 else plan(failure).next
-    return diagnosed, _explanation(diagnosed, action)
+        found = msgspec.structs.replace(found, description=words)
+    return found, _explanation(found, "none" if exit_code == 0 else action.kind)
 
 
-def _explanation(diagnosed: Diagnosed, action: Next | str) -> Explanation:
+def _explanation(diagnosed: Diagnosed, action: str) -> Explanation:
     return Explanation(
         cause=diagnosed.cause,
         blame=_BLAME[Attribution(diagnosed.attribution)],
@@ -169,7 +171,7 @@ def _explanation(diagnosed: Diagnosed, action: Next | str) -> Explanation:
         says=diagnosed.description,
         evidence=diagnosed.evidence,
         advice=diagnosed.advice,
-        action=str(action),
+        action=action,
     )
 
 
