@@ -38,6 +38,7 @@ OPERATORS: tuple[Rule, ...] = tuple(
     for name, leads_on_from, cause in (
         ("slurm-ended-it", (SCRIPT_FAILED,), surroundings.ended_from_outside),
         ("slurm-lost-a-node", (SCRIPT_FAILED,), surroundings.lost_node),
+        ("launcher-lost-a-node", (SCRIPT_FAILED,), surroundings.lost_daemon),
         ("slurm-tells-of-memory", (SCRIPT_FAILED,), surroundings.broken_memory),
         ("slurm-launch", (SCRIPT_FAILED,), waited.launch_failed),
         ("memory-events", (SCRIPT_FAILED, RANK_GONE), surroundings.killed_for_memory),

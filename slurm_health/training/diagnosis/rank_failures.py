@@ -36,6 +36,12 @@ _LAUNCHERS = tuple(
     for pattern in (
         # DeepSpeed: [launch.py:324:sigkill_handler] ['python', …] exits with return code = -9
         r"\[launch\.py:\d+:\w+\] .* exits with return code = (?P<code>-?\d{1,3})$",
+        # failed (exitcode: -9) local_rank: 0 (pid: 12) of binary: python
+        r"failed \(exitcode: (?P<code>-?\d{1,3})\) local_rank: \d{1,4} \(pid",
+        # Horovod: Process 1 exit with status code 137.
+        r"^Process (?P<rank>\d{1,6}) exit with status code (?P<code>\d{1,3})\.?$",
+        # MPI_ABORT was invoked on rank 2 in communicator MPI_COMM_WORLD
+        r"^MPI_ABORT was invoked on rank (?P<rank>\d{1,6}) in communicator MPI_COMM_WORLD",
         # mpirun noticed that process rank 3 with PID 77 on node n2 exited on signal 9 (Killed).
         r"rank (?P<rank>\d+) with PID \d+ on node (?P<node>\S+) exited on signal (?P<signal>\d+)",
         # MPICH: =   EXIT CODE: 139

@@ -52,6 +52,7 @@ _DUE_TO = {
 _BACK_IN_THE_QUEUE = frozenset({"REQUEUED", "PENDING"})
 _RESET_REQUIRED = re.compile(
     "|".join(kind.pattern for kind in KINDS if kind.name == "gpu-reset-required")
+    + r"|^NVRM: (?:GPU \S+: )?(?:RmInitAdapter|rm_init_adapter) failed"
 )
 _DOMAIN = 3  # nodes that report the same have one cause, which may be at none of them
 
@@ -199,6 +200,23 @@ def _is_srun(line: str) -> bool:
     return not line.startswith("Slurm: ")
 
 
+def lost_daemon(_: Inference, data: DataManager) -> Inference | None:
+    """The launcher of an MPI lost its daemon on a node: the node, or the network to it."""
+    lines = _by_node("daemon-lost", data)
+    if not lines:
+        return None
+    nodes = tuple(sorted(lines))
+    return Inference(
+        name="node-silent",
+        description=f"the launcher lost its daemon on {listed(nodes)}: the node, or the network to"
+        " it",
+        sureness=Sureness.LIKELY,
+        nodes=nodes,
+        evidence=tuple(lines.values()),
+        advice=f"check whether Slurm still reaches it: scontrol show node {nodes[0]}",
+    )
+
+
 def broken_memory(_: Inference, data: DataManager) -> Inference | None:
     """Slurm tells the job that a node's memory met an error that it could not correct."""
     lines = _by_node("memory-broken", data)
@@ -296,7 +314,7 @@ def gpu_errors(_: Inference, data: DataManager) -> Inference | None:
     refused = {n.node: [x for x in n.kernel if _RESET_REQUIRED.search(x)] for n in nodes}
     refused = {node: lines for node, lines in refused.items() if lines}
     if refused:
-        says = f"the driver of {next(iter(refused))} refuses to use a GPU until it is reset"
+        says = f"the driver of {next(iter(refused))} refuses to use a GPU, or cannot start it"
         return _gpu_broken(says, refused, Sureness.LIKELY, data, len(refused))
     lost = {n.node: [f"NVML: {words}" for words in n.lost_gpus] for n in nodes if n.lost_gpus}
     if not lost:

@@ -34,7 +34,13 @@ _KEPT = 500  # of each kind, the first ones: enough to tell all ranks from some
 _MOST_FACTS = 200
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+# What a collector of logs puts before each line, with one space: `2026-11-02T10:00:00.123Z `.
+_STAMP = re.compile(r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,:+Z-]{0,16} (?:std(?:err|out) [FP] )?")
+_FILE_LINE = re.compile(r'\s+File "(?:[^"]*/)?(?P<file>[^"/]+)", line (?P<line>\d+)$')
+_OF_SYNTAX = ("SyntaxError: ", "IndentationError: ", "TabError: ")
 _PREFIX = re.compile(
+    r"(?:\[\d{1,3},(?P<mpi>\d{1,6})\]<std(?:err|out)>: ?)?"  # mpirun --tag-output
+    r"(?:\([\w.-]{1,80}(?:\([^()]{0,80}\))? pid=\d{1,9}(?:, ip=[\w.:]{1,40})?\) )?"  # Ray
     r"(?:\s{0,6}(?P<task>\d{1,6}): ?)?"
     r"(?:\[(?!rank\d)[A-Za-z_](?:[\w.-]*:|[A-Za-z_]*)\d{1,6}\]:\s?)?"
     r"(?:\[rank(?P<rank>\d{1,6})\]:\s?)?"
@@ -108,8 +114,12 @@ _FACTS = {
         "memory-kill": r"Detected [1-9]\d* oom[_-]kill event"
         r"|srun: error: \S+: tasks? [\d,-]+: Out Of Memory|Exceeded job memory limit"
         r"|[Oo]ut of memory(?: \(\w+\))?: Kill(?:ed)? process \d"
-        r"|invoked oom-killer: |oom-kill:constraint=",
+        r"|invoked oom-killer: |oom-kill:constraint=|\bOOMKilled\b|\bOUT_OF_ME(?:MORY\b|\+)",
         "node-lost": r"Node failure on (?P<node>[\w.-]+)",
+        # ORTE has lost communication with a remote daemon: Remote daemon: [[3748,0],2] on node n3
+        "daemon-lost": r"Remote daemon: ?\[\[.{1,40}\] on node (?P<node>[\w.-]+)",
+        # JobState=PENDING Reason=launch_failed_requeued_held; squeue: (launch failed requeued held)
+        "held": r"launch[ _]failed[ _]requeued[ _]held",
         # slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-11-22T10:00:00 DUE TO NODE FAILURE,…
         "a-node-lost": r"\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+ DUE TO NODE FAILURE",
         # slurmstepd: error: *** JOB 12 ON n1 UNCORRECTABLE MEMORY ERROR AT 2026-11-22T10:00:00 ***
@@ -119,8 +129,8 @@ _FACTS = {
         "cancelled": r"\*\*\* (?:JOB (?P<value>\S+) ON \S+ CANCELLED AT"
         r"|STEP (?P<step>\d[\d_+]*)\.\S+ ON \S+ CANCELLED AT \S+ DUE TO TIME)",
         # srun: error: Task launch for 47.0 failed on node n-c122: Invalid job credential
-        "launch-failed": r"srun: error: Task launch for \S+ failed on node (?P<node>[\w.-]+):"
-        r" (?P<value>.+)",
+        "launch-failed": r"srun: error: (?:Task launch for \S+ failed on node (?P<node>[\w.-]+)"
+        r"|Application launch failed): (?P<value>.+)",
         "port-taken": r"server socket has failed to (?:bind to \S*?:|listen on .{1,80}port: )"
         r"(?P<value>\d{1,5})\b.{1,120}[Aa]ddress already in use",
         "connect": r"connect(?:ing)? to \(?(?P<value>[^\s,()]{1,253}), \d{1,5}\)",
@@ -136,6 +146,7 @@ _FACTS = {
 }
 _HINT = re.compile(
     r"oom|[Oo]ut [Oo]f [Mm]emory|memory limit|Node failure|\*\*\* |failed|onnect|NET/IB"
+    r"|Remote daemon|OOMKilled|OUT_OF_ME"
 )
 _CANCELLED_AT = re.compile(r"\*\*\* JOB \S+ ON \S+ CANCELLED AT (?P<time>[\dT:-]{19})")
 _FAILED_OR_TIMED_OUT = "NCCL operations have failed or timed out"
@@ -221,17 +232,24 @@ class _Reading:
         self._terminating = False
         self._snapshot: tuple[int, bool] | None = None
         self._latest_over = 1 << 60  # of the ranks that a watchdog names as behind
+        self._file_lines: dict[str, str] = {}
         self._items: dict[str, dict[str, str]] = {}
 
     def line(self, at: int, whole: str, file: str) -> None:
+        whole = _STAMP.sub("", whole, count=1)
         prefix = _PREFIX.match(whole)
         assert prefix is not None  # it may be empty
         text = whole[prefix.end() :]
         stream = prefix[0].strip()
-        rank = int(prefix["rank"]) if prefix["rank"] else None
+        number = prefix["rank"] or prefix["mpi"]
+        rank = int(number) if number else None
         task = int(prefix["task"]) if prefix["task"] else None
         if self._traceback(at, stream, text, rank, task):
             return
+        if where := _FILE_LINE.match(text):  # Python tells of syntax without a traceback
+            self._file_lines[stream] = f"{where['file']}:{where['line']}"
+        elif text.startswith(_OF_SYNTAX) and (place := self._file_lines.get(stream)):
+            text = f"{text} ({place})"
         if "ProcessGroupNCCL" in text or text.startswith("[Rank "):
             self._watchdog(at, text, rank)
         elif " collective" in text and (reported := _DESYNC.match(text)):
@@ -388,7 +406,9 @@ class _Reading:
             self._finish(stream)
         told = merged(self.done, self.ended, self.tasks, self.watchdogs, self.of_groups)
         of_their_own = any(not failure.consequence for failure in told)
-        return told if of_their_own or not self.launched else (*self.launched, *told)
+        # A launcher's bare exit code says nothing beside ranks that only waited.
+        launched = [each for each in self.launched if each.signal or not told]
+        return told if of_their_own else (*launched, *told)
 
 
 def read_log(

@@ -30,6 +30,18 @@ def launch_failed(_: Inference, data: DataManager) -> Inference | None:
     """
     log, end = data.get(TrainingLog), data.get(ScriptEnd)
     refused = log.of("launch-failed") if log else ()
+    if log and (held := log.of("held")):
+        return Inference(
+            name="launch-failed",
+            description="Slurm could not start the job's script on a node, has put the job back,"
+            " and holds it until it is released",
+            attribution=Attribution.NODE,
+            sureness=Sureness.LIKELY,
+            evidence=(held[0].text,),
+            advice="see which node it was (sacct --duplicates -o JobID,NodeList,State; sinfo -R)"
+            " and tell your administrator; then exclude it (scontrol update JobId=...,"
+            " ExcNodeList=...) and release the job (scontrol release)",
+        )
     job_nodes = end.nodes if end else ()
     ours = [fact for fact in refused if not job_nodes or fact.node in job_nodes]
     if not refused:

@@ -175,7 +175,7 @@ EXCEPTIONS: tuple[Row, ...] = (
         "the process could not use a GPU",
         "look at the GPUs that the job asked for (--gpus, --gres, CUDA_VISIBLE_DEVICES); if it has"
         " them on other nodes, have this node checked",
-        on=On.LAST_WORDS,
+        on=On.LAST_WORDS | On.SHARED,
     ),
     Row(
         "no-nccl",
@@ -196,7 +196,7 @@ EXCEPTIONS: tuple[Row, ...] = (
         " or the process found libraries of another version than the driver of its node",
         "compare the node's driver (nvidia-smi) with torch.version.cuda, and in a container"
         " what it brings of the driver's libraries; if one node alone says so, have it checked",
-        on=On.LAST_WORDS,
+        on=On.LAST_WORDS | On.SHARED,
     ),
     Row(
         "gpu-unknown-error",
@@ -322,8 +322,16 @@ EXCEPTIONS: tuple[Row, ...] = (
     ),
     Row(
         "disk-full",
-        r"No space left on device|Disk quota exceeded|\[Errno (28|122)\]",
-        "a filesystem that the script writes to is full, or its quota is used up",
+        r"Disk quota exceeded|\[Errno 122\]",
+        "the quota of a filesystem that the script writes to is used up",
+        "free space or ask for a larger quota; starting it again as it is fails again",
+        _USER,
+        Sureness.CERTAIN,
+    ),
+    Row(
+        "disk-full",
+        r"No space left on device|\[Errno 28\]",
+        "a filesystem that the script writes to is full",
         "free space or ask for more where the script writes; if that is the node's own"
         " disk, tell your administrator which node it is",
         sureness=Sureness.CERTAIN,
@@ -339,6 +347,13 @@ EXCEPTIONS: tuple[Row, ...] = (
         "look at the space where checkpoints go, on this node (df); if that is the node's own"
         " disk, tell your administrator which node it is",
         on=On.SHARED,
+    ),
+    Row(
+        "directory-missing",
+        r"Parent directory .{1,200} does not exist",
+        "the directory that a file was to be written to does not exist",
+        "create it before the ranks write there; starting it again as it is fails again",
+        _USER,
     ),
     Row(
         "filesystem-failed",
@@ -438,7 +453,7 @@ EXCEPTIONS: tuple[Row, ...] = (
         " GLOO_SOCKET_IFNAME names one that does not exist or is down, or there is none",
         "correct NCCL_SOCKET_IFNAME (GLOO_SOCKET_IFNAME), or leave it out; if one node alone says"
         " so, look at its interfaces (ip -br address)",
-        on=On.LAST_WORDS,
+        on=On.LAST_WORDS | On.SHARED,
     ),
     Row(
         "duplicate-gpu",

@@ -84,8 +84,11 @@ MISTAKES: tuple[Row, ...] = (
         "step-refused",
         r"^srun: error: Unable to create step for job \d+: (?:More processors requested"
         r"|Requested node configuration|Invalid generic resource|Memory required by task"
-        r"|Invalid (?:node|partition|account|qos))|^srun: (?:unrecognized|invalid) option",
-        "srun was asked for what the job does not have, or with an option that it does not know",
+        r"|Invalid (?:node|partition|account|qos))|^srun: (?:unrecognized|invalid) option"
+        r"|error: (?:Unable to allocate resources|Batch job submission failed): (?:Requested node"
+        r"|Requested partition|Invalid |Job violates|Memory specification|More processors)",
+        "Slurm was asked for what the job does not have or may not have, or with an option that it"
+        " does not know",
     ),
 )
 
@@ -115,6 +118,13 @@ REFUSALS: tuple[Row, ...] = (
         "{nodes} could not launch a step: its spool directory, disk, accounts or prolog",
         "{leave} and tell your administrator (SlurmdSpoolDir, slurmd's log there)",
         Attribution.NODE,
+    ),
+    Row(
+        "node-silent",
+        r"[Cc]onnection failure|[Cc]onnection refused|[Nn]o route|timed out|Zero Bytes",
+        "slurmd on {nodes} did not answer the launch of a step: the daemon, the node, or the"
+        " network to it",
+        "check whether Slurm still reaches it: scontrol show node {node}",
     ),
     Row(
         "launch-failed",
