@@ -54,6 +54,7 @@ _LAUNCHERS = tuple(
         r"exit codes of the workers are \{(?P<name>SIG[A-Z]+)\(-\d+\)",
     )
 )
+_OF_A_LAUNCHER = re.compile(r"exit|EXIT|signal|SIG|MPI_ABORT")
 _FRAME = re.compile(r'\s+File "(?P<file>[^"]*)", line (?P<line>\d+)(?:, in (?P<function>\S+))?')
 # Of a type: a line such as `usage: train.py` that came in between is none.
 _EXCEPTION = re.compile(
@@ -111,7 +112,9 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 def launcher_end(text: str, at: int) -> RankFailure | None:
     """Return the end of a process of which a line of a launcher or framework tells, else None."""
-    match = next((found for each in _LAUNCHERS if (found := each.search(text))), None)
+    if not _OF_A_LAUNCHER.search(text):
+        return None
+    match = next((match for pattern in _LAUNCHERS if (match := pattern.search(text))), None)
     if match is None:
         return None
     told = match.groupdict()

@@ -43,7 +43,7 @@ def launch_failed(_: Inference, data: DataManager) -> Inference | None:
             " ExcNodeList=...) and release the job (scontrol release)",
         )
     job_nodes = end.nodes if end else ()
-    ours = [fact for fact in refused if not job_nodes or fact.node in job_nodes]
+    ours = [fact for fact in refused if fact.node in (job_nodes or [fact.node]) and fact.node]
     if not refused:
         return None
     nodes = tuple(dict.fromkeys(fact.node for fact in ours))

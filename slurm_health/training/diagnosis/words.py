@@ -160,7 +160,7 @@ EXCEPTIONS: tuple[Row, ...] = (
     ),
     Row(
         "no-such-gpu",
-        r"invalid device ordinal|device >= 0 && device < num_gpus",
+        r"invalid device ordinal|You requested gpu: \[|device >= 0 && device < num_gpus",
         "the program asked for a GPU by a number that its process does not have",
         "take the GPU by LOCAL_RANK, and ask for as many GPUs as there are ranks on a node"
         " (--gpus-per-node); starting it again as it is fails again",
@@ -406,8 +406,8 @@ EXCEPTIONS: tuple[Row, ...] = (
     ),
     Row(
         "access-refused",
-        r"40[13] Client Error|(?:HTTP|Error) (?:code )?40[13]\b|GatedRepoError|Invalid user token"
-        r"|api_key not configured|AccessDenied",
+        r"40[13] Client Error|[Gg]ated repo|(?:HTTP|Error) (?:code )?40[13]\b|GatedRepoError"
+        r"|Invalid user token|api_key not configured|AccessDenied",
         "a service on the network refused the program's credentials, or asked for some",
         "give the job its token or login (HF_TOKEN, WANDB_API_KEY, ...); starting it again as it is"
         " fails again",

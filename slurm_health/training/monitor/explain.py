@@ -49,6 +49,8 @@ _KERNEL = re.compile("|".join((ANY_XID, OUT_OF_MEMORY, r"^NVRM: ", *(k.pattern f
 _HOST = re.compile(r"^\S{3,40}(?: {1,2}\d{1,2} [\d:]{8})? (?P<host>[A-Za-z0-9][\w.-]*) kernel: ")
 _SHARE_OF_KERNEL = 0.5  # of the lines that are read first: then a file is a kernel's log
 _HEAD_LINES = 200
+_HEAD_CHARACTERS = 4096
+_SHARE_OF_NO_TEXT = 0.3  # of these, which no text has
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +88,20 @@ _BLAME = {
     Attribution.OUTSIDE: "outside",
     Attribution.UNDECIDED: "undecided",
 }
+
+
+class _CallStack(msgspec.Struct):
+    py_callstack: str
+
+
+class _Message(msgspec.Struct):
+    extra: _CallStack = msgspec.field(name="extraInfo")
+
+
+class _ErrorFile(msgspec.Struct):
+    """What torchrun's `record` writes of an exception (`error.json`)."""
+
+    message: _Message
 
 
 class UnreadableInput(UsageError):
@@ -176,7 +192,7 @@ def _explanation(diagnosed: Diagnosed, action: str) -> Explanation:
 
 
 def _nodes_named(log: TrainingLog, inputs: _Inputs) -> tuple[str, ...]:
-    named = {failure.node for failure in log.failures} | {fact.node for fact in log.of("adapter")}
+    named = {failure.node for failure in log.failures} | {fact.node for fact in log.facts}
     return tuple(sorted((named | inputs.kernel.keys()) - {""}))
 
 
@@ -185,22 +201,29 @@ def _read(paths: Sequence[Path], nodes: Sequence[str]) -> _Inputs:
     for path in _files(paths):
         named = path in paths
         try:
-            with path.open("rb") as file:
-                head = file.read(2)
-            if head[:1] == b"\x80" or head == b'{"':
-                _read_flight(path, inputs, named=named)
-                continue
             text, was_cut = tail(path, JOB_TAIL_BYTES)
+            with path.open("rb") as file:  # a plain file, or `tail` had raised
+                may_be_dump = file.read(1) in {b"\x80", b"{"}
         except OSError as err:
-            raise UnreadableInput(f"{path} cannot be read: {err.strerror or err}") from err
+            if named:
+                raise UnreadableInput(f"{path} cannot be read: {err.strerror or err}") from err
+            continue
+        if may_be_dump and _read_flight(path, inputs):
+            continue
+        head = text[:_HEAD_CHARACTERS]
+        if head.count("\ufffd") + head.count("\0") > len(head) * _SHARE_OF_NO_TEXT:
+            if named:  # a directory may hold anything
+                raise UnreadableInput(f"{path} is no text, and no dump that can be read")
+            continue
+        text = _error_file(text) or text
         inputs.cut |= was_cut
         if _RAS.search(text[: 1 << 16]):
             inputs.ras = read_report(text)
-        elif _is_kernel_log(text):
-            for host, line in _kernel_lines(text):
-                node = host or _node_of(path, nodes)
-                inputs.kernel.setdefault(node, []).append(line)
-        elif text.strip():
+            continue
+        for host, line in _kernel_lines(text):  # an output may quote some
+            node = host or _node_of(path, nodes)
+            inputs.kernel.setdefault(node, []).append(line)
+        if text.strip() and not _is_kernel_log(text):
             inputs.outputs.append((str(path), text))
     if not (inputs.outputs or inputs.kernel or inputs.flights or inputs.ras):
         raise UnreadableInput("there is nothing to read in " + ", ".join(map(str, paths)))
@@ -220,7 +243,16 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
             yield file
 
 
-def _read_flight(path: Path, inputs: _Inputs, *, named: bool) -> None:
+def _error_file(text: str) -> str:
+    """Return the traceback in an error file of torchrun, empty where it is none."""
+    try:
+        return msgspec.json.decode(text, type=_ErrorFile).message.extra.py_callstack
+    except msgspec.MsgspecError:
+        return ""
+
+
+def _read_flight(path: Path, inputs: _Inputs) -> bool:
+    """Read a dump of the Flight Recorder; tell whether it was one."""
     number = _RANK_AT_THE_END.search(
         path.stem if path.suffix in {".json", ".pickle"} else path.name
     )
@@ -233,12 +265,9 @@ def _read_flight(path: Path, inputs: _Inputs, *, named: bool) -> None:
 
     answer = killable.run_one(work, 10.0)
     if not isinstance(answer, killable.Answered):
-        if not named:  # a directory may hold anything
-            return
-        raise UnreadableInput(
-            f"{path} looks like a dump of the Flight Recorder and cannot be read as one"
-        )
+        return False
     inputs.flights[rank] = from_json(answer.data, FlightRecord)
+    return True
 
 
 def _is_kernel_log(text: str) -> bool:
