@@ -45,7 +45,7 @@ def _named(directory: Path) -> set[int]:
         ended_s=max(path.stat().st_mtime for path in directory.iterdir()),
         duration_s=_YEARS_S,
     )
-    difference = first_difference(FlightDumps().collect_data(job).records)
+    difference = first_difference(FlightDumps(job).collect_data().records)
     return set(difference.ranks) if difference else set()
 
 

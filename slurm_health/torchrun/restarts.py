@@ -44,13 +44,14 @@ from slurm_health.torchrun.checking import checked, say
 from slurm_health.torchrun.earlier_check import measured_in
 from slurm_health.torchrun.node_choice import Bounds, others_text
 from slurm_health.torchrun.place import OUTSIDE_SLURM, TaskPlace
-from slurm_health.training.diagnosis.collected import Collected, ScriptEnd, TrainingLog
-from slurm_health.training.diagnosis.diagnostician import Diagnostician, observe_failure
-from slurm_health.training.diagnosis.inference import InferenceChain
+from slurm_health.training.diagnosis.collected import ScriptEnd, TrainingLog
+from slurm_health.training.diagnosis.diagnostician import CauseDiagnostician, observe_failure
+from slurm_health.training.diagnosis.operators import OPERATORS
 from slurm_health.training.diagnosis.training_log import read_log
+from slurm_health.training.framework import OperatorMaker
 from slurm_health.training.monitor import registry
 from slurm_health.training.monitor.collector import EndedJob
-from slurm_health.training.monitor.containment import collect, contained
+from slurm_health.training.monitor.containment import collect
 from slurm_health.training.monitor.every_node import with_dumps
 from slurm_health.training.monitor.post_mortem import text_of
 from slurm_health.training.restart import check_took_s
@@ -209,12 +210,11 @@ def _diagnosed(
         run_directory=_directory(question, environ),
     )
     # What torchrun's nodes report is the output.
-    collectors = [each for each in used.collectors if each.data is not TrainingLog]
-    told = collect(job, collectors)
-    data = with_dumps(Collected([log, *told.all], missing=told.missing, failed=told.failed))
-    known = Collected(data.all, missing=data.missing, failed={**used.failed, **data.failed})
-    chain = InferenceChain(used.operators, apply=contained())
-    return Diagnostician(observe_failure, chain).diagnose(known).diagnosed
+    built_in = [each for each in registry.after_failure(job) if each.data is not TrainingLog]
+    known = with_dumps(collect([*built_in, *used.collectors], environ, [end, log]))
+    known.failed.update(used.failed)
+    operators: tuple[OperatorMaker, ...] = (*OPERATORS, *used.operators)
+    return CauseDiagnostician(observe_failure, operators).diagnose(data_manager=known).diagnosed
 
 
 def _log_of(reports: Sequence[WorkersEnd]) -> TrainingLog:

@@ -19,7 +19,6 @@ from slurm_health.records.script_records import Diagnosed
 from slurm_health.system.nvml import Gpus
 from slurm_health.training.diagnosis.by_output import OutputProgress
 from slurm_health.training.diagnosis.collected import (
-    Collected,
     FlightRecords,
     MonitorSaw,
     NodesTold,
@@ -29,12 +28,11 @@ from slurm_health.training.diagnosis.collected import (
     TrainingLog,
 )
 from slurm_health.training.diagnosis.diagnostician import (
-    Diagnostician,
+    CauseDiagnostician,
     observe_failure,
     observe_hang,
     observe_slowdown,
 )
-from slurm_health.training.diagnosis.inference import InferenceChain
 from slurm_health.training.diagnosis.operators import OPERATORS
 from slurm_health.training.diagnosis.rank_now import RankNow
 from slurm_health.training.diagnosis.seen import Standstill
@@ -43,7 +41,8 @@ from slurm_health.training.diagnosis.stragglers import SlowRank, observe_slow_ra
 from slurm_health.training.diagnosis.training_log import read_log
 from slurm_health.training.diagnosis.uneven import Uneven, observe_uneven
 from slurm_health.training.diagnosis.watched import WatchedPrograms
-from slurm_health.training.monitor.collector import EndedJob, NothingCollected
+from slurm_health.training.framework import DataManager, NothingCollected
+from slurm_health.training.monitor.collector import EndedJob
 from slurm_health.training.monitor.flight_dumps import FlightDumps
 from slurm_health.training.monitor.messages import NodeLook, NodeMessage, NodeNow, looked_at
 
@@ -127,8 +126,8 @@ def _read(kind: str, told: Any) -> msgspec.Struct:
 
 
 def _inferred(observed: str, data: list[msgspec.Struct]) -> object:
-    diagnostician = Diagnostician(_OBSERVED[observed], InferenceChain(OPERATORS))
-    return _concluded(diagnostician.diagnose(Collected(data)).diagnosed)
+    diagnostician = CauseDiagnostician(_OBSERVED[observed], OPERATORS)
+    return _concluded(diagnostician.diagnose(data_manager=DataManager(data)).diagnosed)
 
 
 def _concluded(diagnosed: Diagnosed | None) -> object:
@@ -159,10 +158,10 @@ def _post_mortem(directory: Path, facts: Mapping[str, Any], output: str) -> obje
         ended_s=_LATER_S,
         duration_s=_LATER_S,
     )
-    dumps = FlightDumps()
-    if dumps.is_enabled(job):
+    dumps = FlightDumps(job)
+    if dumps.files():
         try:
-            data.append(dumps.collect_data(job))
+            data.append(dumps.collect_data())
         except NothingCollected:
             return "its dumps are not read"
     kernel = directory / "kernel.txt"

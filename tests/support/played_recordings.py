@@ -25,16 +25,16 @@ from slurm_health.records.gpu_load import DeviceSample
 from slurm_health.records.script_records import Diagnosed
 from slurm_health.system.nvml import Gpus
 from slurm_health.training.diagnosis.by_output import OutputProgress
-from slurm_health.training.diagnosis.collected import Collected, NodesTold, NodeTold, ScriptEnd
+from slurm_health.training.diagnosis.collected import NodesTold, NodeTold, ScriptEnd
 from slurm_health.training.diagnosis.diagnostician import (
-    Diagnostician,
+    CauseDiagnostician,
     observe_failure,
     observe_hang,
 )
-from slurm_health.training.diagnosis.inference import InferenceChain
 from slurm_health.training.diagnosis.operators import OPERATORS
 from slurm_health.training.diagnosis.training_log import read_log
 from slurm_health.training.diagnosis.watched import WatchedPrograms
+from slurm_health.training.framework import DataManager
 from slurm_health.training.monitor.closer_look import GpuActivity
 from slurm_health.training.monitor.collector import EndedJob
 from slurm_health.training.monitor.flight_dumps import FlightDumps
@@ -107,13 +107,16 @@ def post_mortem(recorded: Recording) -> Diagnosed | None:
         ended_s=_LATE_S,
         duration_s=_LATE_S,
     )
-    dumps = FlightDumps()
-    if dumps.is_enabled(job):
-        data.append(dumps.collect_data(job))
+    dumps = FlightDumps(job)
+    if dumps.files():
+        data.append(dumps.collect_data())
     if recorded.kernel:
         data.append(NodesTold(nodes=(NodeTold(node=NODES[-1], kernel=recorded.kernel),)))
-    chain = InferenceChain(OPERATORS)
-    return Diagnostician(observe_failure, chain).diagnose(Collected(data)).diagnosed
+    return (
+        CauseDiagnostician(observe_failure, OPERATORS)
+        .diagnose(data_manager=DataManager(data))
+        .diagnosed
+    )
 
 
 def monitor(recorded: Recording) -> Diagnosed | str | None:
@@ -140,8 +143,8 @@ def monitor(recorded: Recording) -> Diagnosed | str | None:
         if isinstance(judged, str):
             return judged
         standstill, flights = judged
-        data = Collected([standstill, *([flights] if flights.records else [])])
-        return Diagnostician(observe_hang, InferenceChain(OPERATORS)).diagnose(data).diagnosed
+        data = DataManager([standstill, *([flights] if flights.records else [])])
+        return CauseDiagnostician(observe_hang, OPERATORS).diagnose(data_manager=data).diagnosed
     return "no rank was seen"
 
 

@@ -6,16 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from slurm_health.records.script_records import Diagnosed
-from slurm_health.training.diagnosis.collected import (
-    Collected,
-    FlightRecord,
-    FlightRecords,
-    Operation,
-)
-from slurm_health.training.diagnosis.diagnostician import Diagnostician, observe_hang
-from slurm_health.training.diagnosis.inference import InferenceChain
+from slurm_health.training.diagnosis.collected import FlightRecord, FlightRecords, Operation
+from slurm_health.training.diagnosis.diagnostician import CauseDiagnostician, observe_hang
 from slurm_health.training.diagnosis.operators import OPERATORS
 from slurm_health.training.diagnosis.seen import Frame, RankSeen, Standstill
+from slurm_health.training.framework import DataManager
 
 TORCH = "/venv/lib/python3.11/site-packages/torch"
 TRAIN = Frame("/home/a/train.py", 70, "main")
@@ -52,8 +47,8 @@ def standstill(*ranks: RankSeen, **more: object) -> Standstill:
 
 
 def found(seen: Standstill, *records: FlightRecord) -> Diagnosed:
-    data = Collected([seen, FlightRecords(records=records)])
-    diagnosed = Diagnostician(observe_hang, InferenceChain(OPERATORS)).diagnose(data).diagnosed
+    data = DataManager([seen, FlightRecords(records=records)])
+    diagnosed = CauseDiagnostician(observe_hang, OPERATORS).diagnose(data_manager=data).diagnosed
     assert diagnosed is not None
     return diagnosed
 

@@ -17,11 +17,11 @@ from slurm_health.records.script_records import (
     advice_afterwards,
 )
 from slurm_health.report.sentences import event_text
-from slurm_health.training.diagnosis.collected import Collected, MonitorSaw, TrainingLog
-from slurm_health.training.diagnosis.inference import Attribution, Inference, Sureness
+from slurm_health.training.diagnosis.collected import MonitorSaw, TrainingLog
+from slurm_health.training.framework import Attribution, DataManager, Inference, Sureness
 
 
-def hung_until_ended(_: Inference, data: Collected) -> Inference | None:
+def hung_until_ended(_: Inference, data: DataManager) -> Inference | None:
     """The training hung until slurm-health ended the script for it.
 
     How the processes ended then tells nothing.
@@ -33,7 +33,7 @@ def hung_until_ended(_: Inference, data: Collected) -> Inference | None:
     return hung_until("slurm-health ended the script, as --monitor asks", hang, (line_of(hang),))
 
 
-def hung_before_failure(inference: Inference, data: Collected) -> Inference | None:
+def hung_before_failure(inference: Inference, data: DataManager) -> Inference | None:
     """The training hung until it failed; as sure as the monitor was of where.
 
     The hang was not over, and no rank explains the failure by itself.
@@ -78,7 +78,7 @@ def hung_until(ended: str, hang: TrainingEvent, evidence: Sequence[str]) -> Infe
     )
 
 
-def hang_at_the_end(data: Collected) -> TrainingEvent | None:
+def hang_at_the_end(data: DataManager) -> TrainingEvent | None:
     """Return the hang that was not over when the script ended, None where there was none."""
     saw = data.get(MonitorSaw)
     return saw.hang if saw else None
@@ -89,7 +89,7 @@ def line_of(hang: TrainingEvent) -> str:
     return f"monitor: {event_text(hang)} when it was reported"
 
 
-def slow_before(cause: Inference, data: Collected) -> list[str]:
+def slow_before(cause: Inference, data: DataManager) -> list[str]:
     """Return what was slow before, as lines of evidence: on the nodes of a cause, if it has any."""
     saw = data.get(MonitorSaw)
     found = saw.slow if saw else ()

@@ -23,10 +23,9 @@ from dataclasses import dataclass
 import msgspec
 
 from slurm_health.training.diagnosis.by_movement import Judged, judged
-from slurm_health.training.diagnosis.collected import Collected
-from slurm_health.training.diagnosis.inference import Attribution, Inference, Sureness
 from slurm_health.training.diagnosis.pace import HangPatience, NextLook, RankPace, allowance_s
 from slurm_health.training.diagnosis.watched import Looked, Pause, WatchedPrograms
+from slurm_health.training.framework import Attribution, DataManager, Inference, Sureness
 
 # Against the times between looks at which lines had counted.
 OUTPUT_PATIENCE = HangPatience(at_least_s=200.0, steps=10.0, pauses=2.0, young_s=1800.0)
@@ -315,7 +314,7 @@ def _step(line: str, end: int) -> tuple[str, ...]:
     return tuple(_NUMBER.findall(line, begin, end) or _NUMBER.findall(line, begin))
 
 
-def observe_losses(data: Collected) -> Inference | None:
+def observe_losses(data: DataManager) -> Inference | None:
     """Return that the loss is no number as an inference; no node is named for it."""
     seen = data.get(LossIsNone)
     if seen is None:

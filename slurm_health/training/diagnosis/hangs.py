@@ -20,10 +20,9 @@ from slurm_health.records.script_records import (
     RANK_GONE,
 )
 from slurm_health.records.text import listed, ranks_text
-from slurm_health.training.diagnosis.collected import Collected, FlightRecords, NodesTold
+from slurm_health.training.diagnosis.collected import FlightRecords, NodesTold
 from slurm_health.training.diagnosis.flight import Difference, first_difference
 from slurm_health.training.diagnosis.flight_data import is_over
-from slurm_health.training.diagnosis.inference import Attribution, Inference, Sureness
 from slurm_health.training.diagnosis.seen import (
     IN_KERNEL,
     STOPPED,
@@ -41,6 +40,7 @@ from slurm_health.training.diagnosis.seen import (
     where_line,
     who,
 )
+from slurm_health.training.framework import Attribution, DataManager, Inference, Sureness
 
 _ADVICE = {
     Doing.LOADING: "look at what the data loader reads there: its file, filesystem or pipe",
@@ -55,7 +55,7 @@ _FILES = re.compile(
 )
 
 
-def rank_gone(_: Inference, data: Collected) -> Inference | None:
+def rank_gone(_: Inference, data: DataManager) -> Inference | None:
     """The process of a rank that was seen before has ended, and others still wait for it."""
     gone = _gone(data)
     if not gone:
@@ -73,7 +73,7 @@ def rank_gone(_: Inference, data: Collected) -> Inference | None:
     )
 
 
-def rank_stopped(_: Inference, data: Collected) -> Inference | None:
+def rank_stopped(_: Inference, data: DataManager) -> Inference | None:
     """The process of a rank was stopped by a signal.
 
     Where all of them are stopped, the whole job was suspended.
@@ -98,7 +98,7 @@ def rank_stopped(_: Inference, data: Collected) -> Inference | None:
     )
 
 
-def rank_elsewhere(inference: Inference, data: Collected) -> Inference | None:
+def rank_elsewhere(inference: Inference, data: DataManager) -> Inference | None:
     """Ranks are where they do not get to a collective, whether others wait in it or not.
 
     By their stacks they wait for data, are at a checkpoint, or in code of their own.
@@ -138,7 +138,7 @@ def rank_elsewhere(inference: Inference, data: Collected) -> Inference | None:
     )
 
 
-def waits_differ(_: Inference, data: Collected) -> Inference | None:
+def waits_differ(_: Inference, data: DataManager) -> Inference | None:
     """All ranks are in collectives, and at least two of these differ by their names.
 
     Possible only: a rank that lags behind also waits elsewhere.
@@ -163,7 +163,7 @@ def waits_differ(_: Inference, data: Collected) -> Inference | None:
     )
 
 
-def no_rank_leaves(_: Inference, data: Collected) -> Inference | None:
+def no_rank_leaves(_: Inference, data: DataManager) -> Inference | None:
     """All ranks are alive in the same collective, and none leaves it: the network between them.
 
     It is the path that all broken connections share, where there is one.
@@ -192,7 +192,7 @@ def no_rank_leaves(_: Inference, data: Collected) -> Inference | None:
     )
 
 
-def node_silent(_: Inference, data: Collected) -> Inference | None:
+def node_silent(_: Inference, data: DataManager) -> Inference | None:
     """The monitor of a node does not answer any more, and those of others do.
 
     The node, or the way to it, only where a connection to it or another question to it says so:
@@ -227,30 +227,30 @@ def node_silent(_: Inference, data: Collected) -> Inference | None:
     )
 
 
-def _difference(data: Collected) -> Difference | None:
+def _difference(data: DataManager) -> Difference | None:
     flight = data.get(FlightRecords)
     return first_difference(flight.records) if flight else None
 
 
-def _someone_is_missing(data: Collected) -> bool:
+def _someone_is_missing(data: DataManager) -> bool:
     difference = _difference(data)
     return difference is not None and not difference.mismatched
 
 
-def _ranks_of(data: Collected) -> tuple[RankSeen, ...]:
+def _ranks_of(data: DataManager) -> tuple[RankSeen, ...]:
     standstill = data.get(Standstill)
     return standstill.ranks if standstill else ()
 
 
-def _gone(data: Collected) -> list[RankSeen]:
+def _gone(data: DataManager) -> list[RankSeen]:
     return [each for each in _ranks_of(data) if each.gone]
 
 
-def _stopped(data: Collected) -> list[RankSeen]:
+def _stopped(data: DataManager) -> list[RankSeen]:
     return [each for each in _ranks_of(data) if each.state == STOPPED and not each.gone]
 
 
-def _placed(data: Collected) -> list[tuple[RankSeen, StackPlace]]:
+def _placed(data: DataManager) -> list[tuple[RankSeen, StackPlace]]:
     """Return where ranks are: by their stacks, and in a collective where their device is in one."""
     flight = data.get(FlightRecords)
     last = (
@@ -269,11 +269,11 @@ def _placed(data: Collected) -> list[tuple[RankSeen, StackPlace]]:
     return placed
 
 
-def _inside(data: Collected) -> list[tuple[RankSeen, StackPlace]]:
+def _inside(data: DataManager) -> list[tuple[RankSeen, StackPlace]]:
     return [each for each in _placed(data) if each[1].doing is Doing.COLLECTIVE]
 
 
-def _elsewhere(data: Collected) -> list[tuple[RankSeen, StackPlace]]:
+def _elsewhere(data: DataManager) -> list[tuple[RankSeen, StackPlace]]:
     """Return the ranks that the others wait for.
 
     On a GPU the host does not stand in a collective, but wherever it next needs the device: in
@@ -305,15 +305,15 @@ def _waits_for_device(seen: RankSeen, place: StackPlace) -> bool:
     return place.doing is Doing.OWN_CODE and (seen.gpu_waits or synchronizes)
 
 
-def _for_what(data: Collected) -> str:
+def _for_what(data: DataManager) -> str:
     return "in a collective" if _inside(data) else "for what their devices do"
 
 
-def _outside(data: Collected) -> list[tuple[RankSeen, StackPlace]]:
+def _outside(data: DataManager) -> list[tuple[RankSeen, StackPlace]]:
     return [each for each in _placed(data) if each[1].doing is not Doing.COLLECTIVE]
 
 
-def file_awaited(_: Inference, data: Collected) -> Inference | None:
+def file_awaited(_: Inference, data: DataManager) -> Inference | None:
     """Some ranks wait in the kernel for a file, and the others do not.
 
     No rank says where it is, and none is gone or stopped, which says more.
@@ -339,7 +339,7 @@ def file_awaited(_: Inference, data: Collected) -> Inference | None:
     )
 
 
-def connections_unanswered(_: Inference, data: Collected) -> Inference | None:
+def connections_unanswered(_: Inference, data: DataManager) -> Inference | None:
     """Connections between nodes of the job are not answered, and no rank says where it is.
 
     It is the node that all of them share, where there is one.
@@ -361,7 +361,7 @@ def connections_unanswered(_: Inference, data: Collected) -> Inference | None:
     )
 
 
-def _silent(data: Collected) -> Standstill | None:
+def _silent(data: DataManager) -> Standstill | None:
     """Return what was seen, where no rank says where it is."""
     found = data.get(Standstill)
     if found is None or any(each.stack for each in found.ranks):
@@ -370,7 +370,7 @@ def _silent(data: Collected) -> Standstill | None:
     return None if told else found
 
 
-def _awaiting(data: Collected) -> list[RankSeen]:
+def _awaiting(data: DataManager) -> list[RankSeen]:
     """Return the ranks that wait for a file, unless all wait for the same."""
     found = _silent(data)
     ranks = found.ranks if found else ()

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from slurm_health.records.script_records import MOST_LINES, RANK_FAILED, SCRIPT_FAILED
 from slurm_health.records.text import listed, ranks_text
-from slurm_health.training.diagnosis.collected import Collected, ScriptEnd, TrainingLog
-from slurm_health.training.diagnosis.inference import Attribution, Inference, Sureness
+from slurm_health.training.diagnosis.collected import ScriptEnd, TrainingLog
 from slurm_health.training.diagnosis.known_errors import known
 from slurm_health.training.diagnosis.last_words import LastWords, is_consequence
 from slurm_health.training.diagnosis.rank_failures import RankFailure, failed_ranks, nodes_of
+from slurm_health.training.framework import Attribution, DataManager, Inference, Sureness
 
 _AGAIN = "started again as it is, it fails again"
 
@@ -118,7 +118,7 @@ _OF_SURROUNDINGS = re.compile(
 )
 
 
-def own_mistake(inference: Inference, data: Collected) -> Inference | None:
+def own_mistake(inference: Inference, data: DataManager) -> Inference | None:
     """The last words of what failed are those of a mistake in what was submitted.
 
     What one of several nodes alone may lack is not decided.
@@ -147,7 +147,7 @@ def own_mistake(inference: Inference, data: Collected) -> Inference | None:
     return _of_user(known_one.name, known_one.means, last, failures, Sureness.CERTAIN)
 
 
-def same_last_words(inference: Inference, data: Collected) -> Inference | None:
+def same_last_words(inference: Inference, data: DataManager) -> Inference | None:
     """All ranks that failed wrote the same last: what they share is to blame, and no node.
 
     Unless it tells of a peer, a device, a network or a filesystem.
@@ -166,7 +166,7 @@ def same_last_words(inference: Inference, data: Collected) -> Inference | None:
     return _of_user("same-last-words", means, last, failures, Sureness.LIKELY)
 
 
-def known_last_words(inference: Inference, data: Collected) -> Inference | None:
+def known_last_words(inference: Inference, data: DataManager) -> Inference | None:
     """No process told of an exception, and the first or last complaint names a known cause.
 
     It may have been dealt with, so that nothing is more than possible. Nor is it a rank's user, by
@@ -213,7 +213,7 @@ _BY_WORDS_ALONE = frozenset(
 )
 
 
-def quotes(data: Collected) -> list[str]:
+def quotes(data: DataManager) -> list[str]:
     """Return the first complaints of what failed as lines of evidence.
 
     Where there are none, and no exception either, its last line: that may be mere progress.
@@ -234,12 +234,12 @@ def _who(words: LastWords) -> str:
     return ranks_text(words.ranks) if words.ranks else "the job"
 
 
-def _own(data: Collected) -> tuple[RankFailure, ...]:
+def _own(data: DataManager) -> tuple[RankFailure, ...]:
     log = data.get(TrainingLog)
     return log.of_their_own if log else ()
 
 
-def _last(inference: Inference, data: Collected) -> LastWords | None:
+def _last(inference: Inference, data: DataManager) -> LastWords | None:
     """Return the last words of what failed, None where an exception or a signal tells more."""
     log, end = data.get(TrainingLog), data.get(ScriptEnd)
     if log is None or not log.words or end is None or end.by_a_signal:
@@ -252,7 +252,7 @@ def _last(inference: Inference, data: Collected) -> LastWords | None:
     return max(lasts, key=lambda each: (each.last, each.at), default=None)
 
 
-def _code(failures: Sequence[RankFailure], data: Collected) -> int:
+def _code(failures: Sequence[RankFailure], data: DataManager) -> int:
     end = data.get(ScriptEnd)
     return failures[0].exit_code if failures else end.exit_code if end else 0
 

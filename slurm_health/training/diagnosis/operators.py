@@ -32,11 +32,11 @@ from slurm_health.training.diagnosis import (
     surroundings,
     waits,
 )
-from slurm_health.training.diagnosis.inference import Operator
+from slurm_health.training.framework import Rule
 
 _ENDED = (SCRIPT_FAILED, RANK_FAILED)
-OPERATORS: tuple[Operator, ...] = tuple(
-    Operator(name, frozenset(leads_on_from), cause)
+OPERATORS: tuple[Rule, ...] = tuple(
+    Rule(name, leads_on_from, cause)
     for name, leads_on_from, cause in (
         ("slurm-ended-it", (SCRIPT_FAILED,), surroundings.ended_from_outside),
         ("slurm-lost-a-node", (SCRIPT_FAILED,), surroundings.lost_node),

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from slurm_health.records.script_records import MOST_LINES, RANK_FAILED, RANKS_WAITED
 from slurm_health.records.text import SIGKILL, counted, cut, listed, ranks_text, signal_text
-from slurm_health.training.diagnosis.collected import Collected, ScriptEnd, TrainingLog, leaving_out
-from slurm_health.training.diagnosis.inference import Attribution, Inference, Sureness
+from slurm_health.training.diagnosis.collected import ScriptEnd, TrainingLog, leaving_out
 from slurm_health.training.diagnosis.known_errors import KnownError, known
 from slurm_health.training.diagnosis.last_words import (
     OF_THE_PLACE,
@@ -23,11 +22,12 @@ from slurm_health.training.diagnosis.rank_failures import (
     nodes_of,
     signal_of,
 )
+from slurm_health.training.framework import Attribution, DataManager, Inference, Sureness
 
 _QUOTED = 120  # characters of an exception in a sentence; the evidence has more
 
 
-def first_failure(_: Inference, data: Collected) -> Inference | None:
+def first_failure(_: Inference, data: DataManager) -> Inference | None:
     """Which rank failed first, as opposed to those that only noticed.
 
     Where all failures are consequences, no rank failed by itself.
@@ -62,7 +62,7 @@ def first_failure(_: Inference, data: Collected) -> Inference | None:
     )
 
 
-def known_error(_: Inference, data: Collected) -> Inference | None:
+def known_error(_: Inference, data: DataManager) -> Inference | None:
     """The first failure's exception is one whose cause is known by its words.
 
     What all ranks meet is no node's fault.
@@ -104,7 +104,7 @@ def known_error(_: Inference, data: Collected) -> Inference | None:
     )
 
 
-def same_error_everywhere(_: Inference, data: Collected) -> Inference | None:
+def same_error_everywhere(_: Inference, data: DataManager) -> Inference | None:
     """Several ranks met the same exception by themselves: what they share is to blame.
 
     The script; but what all ranks of one node alone lack may be missing there.
@@ -131,7 +131,7 @@ def same_error_everywhere(_: Inference, data: Collected) -> Inference | None:
     )
 
 
-def program_error(_: Inference, data: Collected) -> Inference | None:
+def program_error(_: Inference, data: DataManager) -> Inference | None:
     """One rank raised what Python raises for mistakes of a program, or what the script raises.
 
     The script or its data are to blame; the node is not.
@@ -155,7 +155,7 @@ def program_error(_: Inference, data: Collected) -> Inference | None:
     )
 
 
-def not_there(_: Inference, data: Collected) -> Inference | None:
+def not_there(_: Inference, data: DataManager) -> Inference | None:
     """One process alone did not find a file or a module, or may not use it.
 
     Of a job on one node what was submitted is to blame; of several, one may lack it.
@@ -197,7 +197,7 @@ _NOT_THERE = {
 }
 
 
-def exception_cut_off(_: Inference, data: Collected) -> Inference | None:
+def exception_cut_off(_: Inference, data: DataManager) -> Inference | None:
     """The first failure is an exception whose words were lost: the step was ended meanwhile."""
     first = _first(data)
     if not first.cut:
@@ -215,7 +215,7 @@ def exception_cut_off(_: Inference, data: Collected) -> Inference | None:
     )
 
 
-def killed_or_crashed(_: Inference, data: Collected) -> Inference | None:
+def killed_or_crashed(_: Inference, data: DataManager) -> Inference | None:
     """The first failure is a signal: one from outside the process, or a crash of its own.
 
     Who sent one is not recorded; a crash may be the program's or the node's.
@@ -256,7 +256,7 @@ def killed_or_crashed(_: Inference, data: Collected) -> Inference | None:
     )
 
 
-def script_crashed(_: Inference, data: Collected) -> Inference | None:
+def script_crashed(_: Inference, data: DataManager) -> Inference | None:
     """The script, or what a shell ran last, was ended by a signal of its own making, or killed.
 
     No rank is known to have failed. The program or the node: a crash alone does not tell; nor
@@ -310,7 +310,7 @@ _CRASHES = {4: "an illegal instruction", 6: "it gave up", 7: "a bus error", 8: "
 _CRASHES[11] = "a segmentation fault"
 
 
-def _crash_of(data: Collected) -> int:
+def _crash_of(data: DataManager) -> int:
     """Return the signal of a crash or kill that ended a script, else 0; a shell says 128 + n."""
     end = data.get(ScriptEnd)
     number = (end.signal or signal_of(end.exit_code)) if end else 0
@@ -325,17 +325,17 @@ def _crashed(number: int) -> str:
     )
 
 
-def _after_a_kill(data: Collected) -> str:
+def _after_a_kill(data: DataManager) -> str:
     end = data.get(ScriptEnd)
     return _AFTER_A_KILL_IN_SLURM if end is None or end.in_slurm else _AFTER_A_KILL_OUTSIDE
 
 
-def _job_nodes(data: Collected) -> tuple[str, ...]:
+def _job_nodes(data: DataManager) -> tuple[str, ...]:
     end = data.get(ScriptEnd)
     return end.nodes if end else ()
 
 
-def _first(data: Collected) -> RankFailure:
+def _first(data: DataManager) -> RankFailure:
     log = data.get(TrainingLog)
     return log.of_their_own[0] if log and log.of_their_own else RankFailure()
 
@@ -344,7 +344,7 @@ def _known(first: RankFailure) -> KnownError | None:
     return known(first.error, loading=first.loading)
 
 
-def _same_as(first: RankFailure, data: Collected) -> list[RankFailure]:
+def _same_as(first: RankFailure, data: DataManager) -> list[RankFailure]:
     """Return the failures of ranks with this exception, the first one in front."""
     log = data.get(TrainingLog)
     if log is None or not first.error:
@@ -362,7 +362,7 @@ _OF_STORAGE = {"disk-full"}
 
 
 def _same_cause(
-    first: RankFailure, meant: KnownError, data: Collected
+    first: RankFailure, meant: KnownError, data: DataManager
 ) -> tuple[list[RankFailure], KnownError]:
     """Return the failures of the same known cause, whatever their words, and its surest words."""
     log = data.get(TrainingLog)

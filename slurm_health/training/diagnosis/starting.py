@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from slurm_health.records.script_records import MOST_LINES
 from slurm_health.records.text import listed
-from slurm_health.training.diagnosis.collected import Collected, ScriptEnd, TrainingLog, leaving_out
-from slurm_health.training.diagnosis.inference import Attribution, Inference, Sureness
+from slurm_health.training.diagnosis.collected import ScriptEnd, TrainingLog, leaving_out
 from slurm_health.training.diagnosis.rank_failures import nodes_of
+from slurm_health.training.framework import Attribution, DataManager, Inference, Sureness
 
 # srun: error: Task launch for 47.0 failed on node n-c122: Invalid job credential
 _LAUNCH = re.compile(
@@ -67,7 +67,7 @@ _REFUSALS = (
 )
 
 
-def launch_failed(_: Inference, data: Collected) -> Inference | None:
+def launch_failed(_: Inference, data: DataManager) -> Inference | None:
     """Slurm could not launch a step on some nodes, and says why: nothing of the script ran there.
 
     A node is likely at fault where it alone of several refused for a reason of its own.
@@ -104,7 +104,7 @@ def launch_failed(_: Inference, data: Collected) -> Inference | None:
     )
 
 
-def never_met(_: Inference, data: Collected) -> Inference | None:
+def never_met(_: Inference, data: DataManager) -> Inference | None:
     """The ranks never met: their port was in use, or they were sent to a host without the job.
 
     A rendezvous that never formed is no connection that broke: the same again fails again.

@@ -19,8 +19,7 @@ from statistics import median
 import msgspec
 
 from slurm_health.records.script_records import SLOWER_RANK
-from slurm_health.training.diagnosis.collected import Collected
-from slurm_health.training.diagnosis.inference import Inference, Sureness
+from slurm_health.training.framework import DataManager, Inference, Sureness
 
 # Three ranks at least: of two that differ either may be the slow one.
 FEWEST_RANKS = 3
@@ -229,7 +228,7 @@ class SlowRank(msgspec.Struct, frozen=True, kw_only=True):
         return self.over_ms > 0 and ms >= _MOST * self.over_ms
 
 
-def observe_slow_rank(data: Collected) -> Inference | None:
+def observe_slow_rank(data: DataManager) -> Inference | None:
     """Return the symptom of a rank that is slower than the others, None where none is."""
     slow = data.get(SlowRank)
     if slow is None:
@@ -248,7 +247,7 @@ def observe_slow_rank(data: Collected) -> Inference | None:
     )
 
 
-def no_processor(_: Inference, data: Collected) -> Inference | None:
+def no_processor(_: Inference, data: DataManager) -> Inference | None:
     """It is ready to run and has no processor: a limit holds it back, or others run on its own."""
     slow = data.get(SlowRank)
     if slow is None or not slow.lacks_processor:
@@ -272,7 +271,7 @@ def no_processor(_: Inference, data: Collected) -> Inference | None:
     )
 
 
-def slow_data(_: Inference, data: Collected) -> Inference | None:
+def slow_data(_: Inference, data: DataManager) -> Inference | None:
     """By its own word it waits for its data loader: a filesystem, or what is done to each batch."""
     slow = data.get(SlowRank)
     if slow is None or not slow.waits_for_data or slow.lacks_processor:
@@ -289,7 +288,7 @@ def slow_data(_: Inference, data: Collected) -> Inference | None:
     )
 
 
-def computes_longer(_: Inference, data: Collected) -> Inference | None:
+def computes_longer(_: Inference, data: DataManager) -> Inference | None:
     """It runs for longer than the others: a slower processor or device, or more to do."""
     slow = data.get(SlowRank)
     if slow is None or not slow.computes_longer or slow.lacks_processor or slow.waits_for_data:

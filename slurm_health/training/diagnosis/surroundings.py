@@ -20,7 +20,6 @@ from slurm_health.records.script_records import (
 from slurm_health.records.text import listed
 from slurm_health.training.diagnosis.before_it_failed import hang_at_the_end, hung_until, line_of
 from slurm_health.training.diagnosis.collected import (
-    Collected,
     MonitorSaw,
     NodesTold,
     NodeTold,
@@ -29,9 +28,9 @@ from slurm_health.training.diagnosis.collected import (
     TrainingLog,
     leaving_out,
 )
-from slurm_health.training.diagnosis.inference import Attribution, Inference, Sureness
 from slurm_health.training.diagnosis.seen import Standstill
 from slurm_health.training.diagnosis.training_log import KILLED_FOR_MEMORY
+from slurm_health.training.framework import Attribution, DataManager, Inference, Sureness
 
 # What ends a job from outside, by Slurm's names of job states.
 _OUTSIDE = {
@@ -68,7 +67,7 @@ _MEMORY_ERROR = re.compile(
 )
 
 
-def ended_from_outside(_: Inference, data: Collected) -> Inference | None:
+def ended_from_outside(_: Inference, data: DataManager) -> Inference | None:
     """Slurm, or the person that asked it to, ended the job: by the job's state, or the output."""
     view, log = data.get(SlurmView), data.get(TrainingLog)
     states = list(view.job_states) if view else []
@@ -102,7 +101,7 @@ def _ended(state: str, means: str, advice: str, evidence: Sequence[str]) -> Infe
     )
 
 
-def _hung(state: str, means: str, evidence: Sequence[str], data: Collected) -> Inference | None:
+def _hung(state: str, means: str, evidence: Sequence[str], data: DataManager) -> Inference | None:
     """Return that it hung until it was ended, None where it did not.
 
     A hang that ran into the time limit, or that our monitor ended, is the cause; others who end
@@ -121,7 +120,7 @@ def _hung(state: str, means: str, evidence: Sequence[str], data: Collected) -> I
     return hung_until(until, hang, told)
 
 
-def lost_node(_: Inference, data: Collected) -> Inference | None:
+def lost_node(_: Inference, data: DataManager) -> Inference | None:
     """Slurm has lost a node of the job: it is down or does not answer.
 
     srun's word counts where Slurm is silent.
@@ -162,7 +161,7 @@ def _lost_without_a_name(notes: Sequence[str]) -> Inference | None:
     )
 
 
-def broken_memory(_: Inference, data: Collected) -> Inference | None:
+def broken_memory(_: Inference, data: DataManager) -> Inference | None:
     """Slurm tells the job that a node's memory met an error that it could not correct."""
     told = _named(_MEMORY_ERROR, data)
     if not told:
@@ -180,7 +179,7 @@ def broken_memory(_: Inference, data: Collected) -> Inference | None:
     )
 
 
-def _named(pattern: re.Pattern[str], data: Collected) -> dict[str, str]:
+def _named(pattern: re.Pattern[str], data: DataManager) -> dict[str, str]:
     """Return the nodes of the job that such a line of Slurm's names, each with the last one."""
     log, end = data.get(TrainingLog), data.get(ScriptEnd)
     found = ((pattern.search(note), note) for note in (log.notes if log else ()))
@@ -188,7 +187,7 @@ def _named(pattern: re.Pattern[str], data: Collected) -> dict[str, str]:
     return {match["node"]: note for match, note in found if match and match["node"] in ours}
 
 
-def killed_for_memory(inference: Inference, data: Collected) -> Inference | None:
+def killed_for_memory(inference: Inference, data: DataManager) -> Inference | None:
     """The kernel ended processes because the job's memory was used up.
 
     By the kernel's count, or by lines of Slurm's. The kernel's own lines may be about any job of
@@ -223,7 +222,7 @@ def killed_for_memory(inference: Inference, data: Collected) -> Inference | None
     )
 
 
-def gpu_errors(_: Inference, data: Collected) -> Inference | None:
+def gpu_errors(_: Inference, data: DataManager) -> Inference | None:
     """The driver of a node reports an error of a GPU that a program cannot cause.
 
     Xids are judged by NVIDIA's catalogue, as the checks of nodes do; then what NVML says now.
@@ -254,7 +253,7 @@ def gpu_errors(_: Inference, data: Collected) -> Inference | None:
     return _gpu_broken(f"{first}: {words[0]}", texts, Sureness.LIKELY, data)
 
 
-def broken_hardware(_: Inference, data: Collected) -> Inference | None:
+def broken_hardware(_: Inference, data: DataManager) -> Inference | None:
     """The kernel of a node reports broken hardware; that it ended the script is possible only."""
     for told in nodes_told(data):
         for kind in KINDS:
@@ -275,7 +274,7 @@ def broken_hardware(_: Inference, data: Collected) -> Inference | None:
     return None
 
 
-def nodes_told(data: Collected) -> tuple[NodeTold, ...]:
+def nodes_told(data: DataManager) -> tuple[NodeTold, ...]:
     """Return what each node of the job told."""
     told = data.get(NodesTold)
     return told.nodes if told else ()
@@ -299,7 +298,7 @@ def _node_faults(lines: Sequence[str]) -> Iterator[_Xid]:
 
 
 def _gpu_broken(
-    description: str, texts: Mapping[str, Sequence[str]], sureness: Sureness, data: Collected
+    description: str, texts: Mapping[str, Sequence[str]], sureness: Sureness, data: DataManager
 ) -> Inference:
     nodes, log, stands = tuple(texts), data.get(TrainingLog), data.get(Standstill)
     failed = [each for each in (log.failures if log else ()) if each.node in nodes]
@@ -322,7 +321,7 @@ def _gpu_broken(
     )
 
 
-def _sureness_of_loss(lost: Mapping[str, str], data: Collected) -> Sureness:
+def _sureness_of_loss(lost: Mapping[str, str], data: DataManager) -> Sureness:
     """A node that is down ended the job; one that only does not answer need not have.
 
     Where all of several nodes are gone, the trouble is more likely Slurm's or the network's.

@@ -18,9 +18,8 @@ from slurm_health.records.script_records import (
     SCRIPT_FAILED,
 )
 from slurm_health.records.text import listed, ranks_text
-from slurm_health.training.diagnosis.collected import Collected, FlightRecords, TrainingLog
+from slurm_health.training.diagnosis.collected import FlightRecords, TrainingLog
 from slurm_health.training.diagnosis.flight import Difference, first_difference
-from slurm_health.training.diagnosis.inference import Attribution, Inference, Sureness
 from slurm_health.training.diagnosis.rank_failures import RankFailure, failed_ranks
 from slurm_health.training.diagnosis.seen import (
     Doing,
@@ -32,6 +31,7 @@ from slurm_health.training.diagnosis.seen import (
     who,
 )
 from slurm_health.training.diagnosis.starting import never_met
+from slurm_health.training.framework import Attribution, DataManager, Inference, Sureness
 
 # What NCCL's watchdog says of a work that took too long, and DDP of sizes that never came; an error
 # of NCCL, with which it ends ranks too, has other words.
@@ -46,7 +46,7 @@ _MORE_BATCHES = (
 )
 
 
-def collectives_differ(_: Inference, data: Collected) -> Inference | None:
+def collectives_differ(_: Inference, data: DataManager) -> Inference | None:
     """No rank failed by itself, and ranks waited for each other in different collectives.
 
     By their tracebacks. Possible only: a rank that lags behind also waits elsewhere.
@@ -69,7 +69,7 @@ def collectives_differ(_: Inference, data: Collected) -> Inference | None:
     )
 
 
-def flight_differs(inference: Inference, data: Collected) -> Inference | None:
+def flight_differs(inference: Inference, data: DataManager) -> Inference | None:
     """PyTorch's Flight Recorder shows where ranks parted.
 
     Who called something else, or who never entered what the others wait in.
@@ -108,7 +108,7 @@ def flight_differs(inference: Inference, data: Collected) -> Inference | None:
     )
 
 
-def watchdog_tells(_: Inference, data: Collected) -> Inference | None:
+def watchdog_tells(_: Inference, data: DataManager) -> Inference | None:
     """NCCL's watchdog on each rank wrote how far it came, and no dump was found that tells more.
 
     It is who had not called what the others timed out in; not those that wrote nothing.
@@ -139,7 +139,7 @@ def watchdog_tells(_: Inference, data: Collected) -> Inference | None:
     )
 
 
-def connections_broke(inference: Inference, data: Collected) -> Inference | None:
+def connections_broke(inference: Inference, data: DataManager) -> Inference | None:
     """No rank failed by itself, and nothing else was found: they waited in the same place.
 
     Possible only: what broke the connections is not told. No node is held at fault.
@@ -213,7 +213,7 @@ def _adapters(inference: Inference, told: Sequence[tuple[str, str]]) -> Inferenc
     )
 
 
-def _waits(data: Collected) -> dict[str, list[RankFailure]]:
+def _waits(data: DataManager) -> dict[str, list[RankFailure]]:
     """Return the ranks by the collective that they waited in, where that is known."""
     log = data.get(TrainingLog)
     waits: dict[str, list[RankFailure]] = {}
@@ -223,7 +223,7 @@ def _waits(data: Collected) -> dict[str, list[RankFailure]]:
     return waits
 
 
-def _nodes_of(ranks: Sequence[int], data: Collected) -> tuple[str, ...]:
+def _nodes_of(ranks: Sequence[int], data: DataManager) -> tuple[str, ...]:
     """Return where ranks run, as far as that was seen, or told at their end."""
     seen, log = data.get(Standstill), data.get(TrainingLog)
     told = {each.rank: each.node for each in (log.failures if log else ())}
@@ -231,7 +231,7 @@ def _nodes_of(ranks: Sequence[int], data: Collected) -> tuple[str, ...]:
     return tuple(sorted({node for rank, node in told.items() if rank in ranks and node}))
 
 
-def data_ended_before(_: Inference, data: Collected) -> Inference | None:
+def data_ended_before(_: Inference, data: DataManager) -> Inference | None:
     """The data of some ranks has ended, and that of the others has given more.
 
     They tell of their data, and wait in different collectives. It is the fewer: those whose data
@@ -280,12 +280,12 @@ def out_of_step(difference: Difference, nodes: Sequence[str]) -> Inference:
     )
 
 
-def _ranks(data: Collected) -> tuple[RankSeen, ...]:
+def _ranks(data: DataManager) -> tuple[RankSeen, ...]:
     seen = data.get(Standstill)
     return seen.ranks if seen else ()
 
 
-def _ended(data: Collected) -> list[RankSeen]:
+def _ended(data: DataManager) -> list[RankSeen]:
     """Return the ranks whose data ended before that of all others, where all tell of it."""
     ranks = _ranks(data)
     ended = [each for each in ranks if each.data_ended and not each.gone]
@@ -298,7 +298,7 @@ def _ended(data: Collected) -> list[RankSeen]:
     return ended if alike and all(each.batches > last for each in others) else []
 
 
-def _parted(data: Collected) -> Sureness | None:
+def _parted(data: DataManager) -> Sureness | None:
     """Return how sure it is that ranks are in different collectives, None where they may not be.
 
     A rank that is in none may have to do more than the others, as one that evaluates. Below `Join`,

@@ -30,13 +30,13 @@ from slurm_health.system.processes import (
 )
 from slurm_health.system.slurm.command import clean_environ, step_argv
 from slurm_health.training.diagnosis.collected import (
-    Collected,
     FlightRecords,
     NodesTold,
     NodeTold,
     TrainingLog,
 )
-from slurm_health.training.monitor.collector import Enabled, EndedJob, NothingCollected
+from slurm_health.training.framework import DataCollector, DataManager, NothingCollected
+from slurm_health.training.monitor.collector import EndedJob
 from slurm_health.training.monitor.messages import MessageReader
 from slurm_health.training.monitor.node_state import tell
 
@@ -67,18 +67,23 @@ class _Question:
     ended: bool
 
 
-class EveryNode:
+class EveryNode(DataCollector):
     """After a failure."""
 
-    name = "nodes"
+    kind = "nodes"
     data = NodesTold
 
-    def is_enabled(self, job: EndedJob) -> Enabled:
-        """It is about nodes, and so of a job."""
-        return _is_enabled(job.environ)
+    def __init__(self, job: EndedJob) -> None:
+        self._job = job
 
-    def collect_data(self, job: EndedJob) -> NodesTold:
-        """Ask all nodes at once."""
+    def collect_data(self) -> NodesTold:
+        """Ask all nodes at once.
+
+        Raises:
+            NothingCollected: this is no job of Slurm's.
+        """
+        job = self._job
+        _need_a_job(job.environ)
         question = _Question(
             job=job.environ["SLURM_JOB_ID"],
             here=job.node,
@@ -90,22 +95,23 @@ class EveryNode:
         return _asked(question, job.environ, ANSWER_S)
 
 
-class EveryNodeNow:
+class EveryNodeNow(DataCollector):
     """The same while a training hangs; where its ranks are the monitors tell."""
 
-    name = "nodes"
+    kind = "nodes"
     data = NodesTold
 
-    def is_enabled(self, environ: Mapping[str, str]) -> Enabled:
-        """It is about nodes, and so of a job."""
-        return _is_enabled(environ)
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
 
-    def collect_data(self, environ: Mapping[str, str], limit_s: float) -> NodesTold:
+    def collect_data(self) -> NodesTold:
         """Ask all nodes at once.
 
         Raises:
             NothingCollected: the environment does not say which nodes the job has.
         """
+        environ = self.environ
+        _need_a_job(environ)
         try:
             nodes = from_environ(environ).nodes
         except AllocationError as err:
@@ -119,10 +125,10 @@ class EveryNodeNow:
             directory=Path.cwd(),
             ended=False,
         )
-        return _asked(question, environ, limit_s)
+        return _asked(question, environ, self._limit_s)
 
 
-def with_dumps(data: Collected) -> Collected:
+def with_dumps(data: DataManager) -> DataManager:
     """Return the same, with the Flight Recorder dumps that other nodes have read.
 
     Without those at torch's own path, where all trainings of the user leave theirs, if no watchdog
@@ -138,16 +144,17 @@ def with_dumps(data: Collected) -> Collected:
     log = data.get(TrainingLog)
     if log is None or not log.watchdogs:
         if all(each.unclaimed for each in found.values()):
-            return Collected(
+            return DataManager(
                 others, missing={**missing, _FLIGHT_RECORDER: _OF_ANY}, failed=data.failed
             )
         found = {rank: each for rank, each in found.items() if not each.unclaimed}
     records = FlightRecords(records=tuple(found[rank] for rank in sorted(found)))
-    return Collected([*others, records], missing=missing, failed=data.failed)
+    return DataManager([*others, records], missing=missing, failed=data.failed)
 
 
-def _is_enabled(environ: Mapping[str, str]) -> Enabled:
-    return Enabled() if environ.get("SLURM_JOB_ID") else Enabled("this is no job of Slurm's")
+def _need_a_job(environ: Mapping[str, str]) -> None:
+    if not environ.get("SLURM_JOB_ID"):
+        raise NothingCollected("this is no job of Slurm's")
 
 
 def _others(nodes: Sequence[str], here: str, environ: Mapping[str, str]) -> tuple[str, ...]:

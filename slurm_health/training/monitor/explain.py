@@ -20,7 +20,6 @@ from slurm_health.records.errors import UsageError
 from slurm_health.records.script_records import SCRIPT_FAILED, Attribution, Diagnosed
 from slurm_health.system import killable
 from slurm_health.training.diagnosis.collected import (
-    Collected,
     FlightRecords,
     NodesTold,
     NodeTold,
@@ -28,16 +27,16 @@ from slurm_health.training.diagnosis.collected import (
     TrainingLog,
 )
 from slurm_health.training.diagnosis.diagnostician import (
-    Diagnostician,
+    CauseDiagnostician,
     observe_failure,
     observe_hang,
 )
 from slurm_health.training.diagnosis.flight_data import FlightRecord
-from slurm_health.training.diagnosis.inference import InferenceChain
 from slurm_health.training.diagnosis.operators import OPERATORS
 from slurm_health.training.diagnosis.ras import RasStatus, read_report
 from slurm_health.training.diagnosis.seen import Standstill
 from slurm_health.training.diagnosis.training_log import read_log
+from slurm_health.training.framework import DataManager
 from slurm_health.training.monitor.flight_dumps import latest, read_dump
 from slurm_health.training.monitor.job_collectors import JOB_TAIL_BYTES, tail
 
@@ -140,8 +139,8 @@ def explain(
         if not inputs.outputs:  # a training that hangs, as somebody looked at it
             data.append(Standstill(stalled_s=1.0, allowance_s=0.0, step=0, nodes=known))
             observe = observe_hang
-    chain = InferenceChain(OPERATORS)
-    diagnosed = Diagnostician(observe, chain).diagnose(Collected(data)).diagnosed
+    manager = DataManager(data)
+    diagnosed = CauseDiagnostician(observe, OPERATORS).diagnose(data_manager=manager).diagnosed
     if diagnosed is None:
         diagnosed = Diagnosed(
             cause="nothing-failed",

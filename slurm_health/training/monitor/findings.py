@@ -30,19 +30,20 @@ from slurm_health.report.sentences import event_text, lines_of
 from slurm_health.system import journal
 from slurm_health.system.slurm.client import Client
 from slurm_health.training.diagnosis.by_output import LossIsNone, observe_losses
-from slurm_health.training.diagnosis.collected import Collected, FlightRecords, MonitorSaw
+from slurm_health.training.diagnosis.collected import FlightRecords, MonitorSaw
 from slurm_health.training.diagnosis.diagnostician import (
-    Diagnostician,
+    CauseDiagnostician,
     observe_hang,
     observe_slowdown,
 )
-from slurm_health.training.diagnosis.inference import Inference, InferenceChain
+from slurm_health.training.diagnosis.operators import OPERATORS
 from slurm_health.training.diagnosis.seen import Standstill
 from slurm_health.training.diagnosis.slow_steps import Slowdown
 from slurm_health.training.diagnosis.stragglers import SlowRank, observe_slow_rank
 from slurm_health.training.diagnosis.uneven import Uneven, observe_uneven
+from slurm_health.training.framework import DataManager, Inference, OperatorMaker
 from slurm_health.training.monitor import registry
-from slurm_health.training.monitor.containment import collect_live, contained
+from slurm_health.training.monitor.containment import COLLECT_LIVE_S, collect
 
 _TITLE_WIDTH = 8
 _KEPT, _MOST_KEPT = "hang-", 16  # files of stacks and records of collectives
@@ -89,7 +90,8 @@ class WatchFindings:
             ScriptToEnd: the script is to be ended.
         """
         seen = [standstill, flights, MonitorSaw(slow=tuple(self._slow))]
-        live = collect_live(self._environ, registry.registered().live, seen)
+        collectors = registry.while_it_hangs()
+        live = collect(collectors, self._environ, seen, limit_s=COLLECT_LIVE_S)
         missing = {**standstill.not_seen, **live.missing}
         cause = _inferred(observe_hang, live.all, missing=missing, failed=live.failed)
         if cause is None:
@@ -201,16 +203,16 @@ class WatchFindings:
 
 
 def _inferred(
-    observe: Callable[[Collected], Inference | None],
+    observe: Callable[[DataManager], Inference | None],
     seen: Iterable[msgspec.Struct],
     *,
     missing: Mapping[str, str] = MappingProxyType({}),
     failed: Mapping[str, str] = MappingProxyType({}),
 ) -> Diagnosed | None:
     used = registry.registered()
-    chain = InferenceChain(used.operators, apply=contained())
-    data = Collected(seen, missing=missing, failed={**used.failed, **failed})
-    return Diagnostician(observe, chain).diagnose(data).diagnosed
+    data = DataManager(seen, missing=missing, failed={**used.failed, **failed})
+    operators: tuple[OperatorMaker, ...] = (*OPERATORS, *used.operators)
+    return CauseDiagnostician(observe, operators).diagnose(data_manager=data).diagnosed
 
 
 class ScriptToEnd(Exception):

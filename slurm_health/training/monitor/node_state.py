@@ -42,8 +42,9 @@ from slurm_health.system.proc import mount_of, mounted
 from slurm_health.training.diagnosis.collected import NodeTold, ScriptEnd
 from slurm_health.training.diagnosis.flight_data import FlightRecord
 from slurm_health.training.diagnosis.seen import Frame
+from slurm_health.training.framework import NothingCollected
 from slurm_health.training.monitor.closer_look import look_closer
-from slurm_health.training.monitor.collector import EndedJob, NothingCollected
+from slurm_health.training.monitor.collector import EndedJob
 from slurm_health.training.monitor.flight_dumps import FlightDumps
 from slurm_health.training.monitor.messages import lines_of
 from slurm_health.training.monitor.ranks import Ranks
@@ -319,11 +320,11 @@ def _dumps(node: str, began_s: float, directory: Path) -> tuple[FlightRecord, ..
         duration_s=time.time() - began_s + _CLOCKS_S,
     )
     mounts = mounted()
-    reader = FlightDumps(reads=lambda path: mount_of(mounts, str(path)).kind in _OF_THE_NODE)
-    if not reader.is_enabled(job):
+    reader = FlightDumps(job, reads=lambda path: mount_of(mounts, str(path)).kind in _OF_THE_NODE)
+    if not reader.files():
         return ()
     try:
-        return reader.collect_data(job).records
+        return reader.collect_data().records
     except NothingCollected as err:
         raise Unmeasured(str(err)) from err
 

@@ -6,9 +6,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_health.records.script_records import Diagnosed
-from slurm_health.training.diagnosis.collected import Collected
-from slurm_health.training.diagnosis.diagnostician import Diagnostician
-from slurm_health.training.diagnosis.inference import InferenceChain
+from slurm_health.training.diagnosis.diagnostician import CauseDiagnostician
 from slurm_health.training.diagnosis.operators import OPERATORS
 from slurm_health.training.diagnosis.stragglers import (
     OwnTime,
@@ -17,14 +15,18 @@ from slurm_health.training.diagnosis.stragglers import (
     Stragglers,
     observe_slow_rank,
 )
+from slurm_health.training.framework import DataManager
 
 USUAL = Spent(own_ms=500.0, loading_ms=5.0, ran_ms=200.0, unserved_ms=20.0)
 
 
 def found(spent: Spent, usual: Spent = USUAL, *, tells_loading: bool = True) -> Diagnosed:
     slow = SlowRank(rank=1, node="n2", spent=spent, usual=usual, tells_loading=tells_loading)
-    chain = InferenceChain(OPERATORS)
-    diagnosed = Diagnostician(observe_slow_rank, chain).diagnose(Collected([slow])).diagnosed
+    diagnosed = (
+        CauseDiagnostician(observe_slow_rank, OPERATORS)
+        .diagnose(data_manager=DataManager([slow]))
+        .diagnosed
+    )
     assert diagnosed is not None
     return diagnosed
 

@@ -13,7 +13,8 @@ import pytest
 from slurm_health.records.script_records import Diagnosed
 from slurm_health.training.diagnosis.flight import first_difference
 from slurm_health.training.diagnosis.flight_data import FlightRecord
-from slurm_health.training.monitor.collector import EndedJob, NothingCollected
+from slurm_health.training.framework import NothingCollected
+from slurm_health.training.monitor.collector import EndedJob
 from slurm_health.training.monitor.flight_dumps import FlightDumps
 from tests.support.ended_jobs import diagnosed_by_output, job
 
@@ -60,7 +61,7 @@ def ended(directory: Path) -> EndedJob:
 
 
 def collected(directory: Path) -> tuple[FlightRecord, ...]:
-    return FlightDumps().collect_data(ended(directory)).records
+    return FlightDumps(ended(directory)).collect_data().records
 
 
 def told(text: str) -> Diagnosed:
@@ -84,7 +85,8 @@ def test_dumps_of_an_earlier_job_in_the_same_place_name_nobody(tmp_path: Path) -
     for rank in (0, 1, 2):
         laid(tmp_path, rank, entered(5 if rank == 1 else 6), age_s=3600)
 
-    assert "no dump was found" in FlightDumps().is_enabled(ended(tmp_path)).why_not
+    with pytest.raises(NothingCollected, match="no dump was found"):
+        FlightDumps(ended(tmp_path)).collect_data()
 
 
 def test_a_rank_whose_only_dump_is_of_an_earlier_job_has_left_none(tmp_path: Path) -> None:

@@ -8,13 +8,12 @@ from collections.abc import Callable
 import pytest
 
 from slurm_health.heartbeat import UNKNOWN_REPLICA, place_in
-from slurm_health.training.diagnosis.collected import Collected
-from slurm_health.training.diagnosis.diagnostician import Diagnostician
-from slurm_health.training.diagnosis.inference import InferenceChain
+from slurm_health.training.diagnosis.diagnostician import CauseDiagnostician
 from slurm_health.training.diagnosis.operators import OPERATORS
 from slurm_health.training.diagnosis.rank_now import RankNow
 from slurm_health.training.diagnosis.uneven import DATA, STAGES, Uneven, observe_uneven
 from slurm_health.training.diagnosis.watched import WatchedPrograms
+from slurm_health.training.framework import DataManager
 
 STEPS = 10  # in a window
 STAGE_COUNT, REPLICAS = 2, 4
@@ -170,8 +169,8 @@ def test_a_rank_with_fewer_tokens_that_takes_the_usual_time_is_not_slow() -> Non
 def test_what_is_uneven_is_named_and_accuses_no_rank_and_no_node(
     uneven: Uneven, words: str, sureness: str
 ) -> None:
-    diagnostician = Diagnostician(observe_uneven, InferenceChain(OPERATORS))
-    diagnosed = diagnostician.diagnose(Collected([uneven])).diagnosed
+    diagnostician = CauseDiagnostician(observe_uneven, OPERATORS)
+    diagnosed = diagnostician.diagnose(data_manager=DataManager([uneven])).diagnosed
 
     assert diagnosed is not None
     assert words in diagnosed.description

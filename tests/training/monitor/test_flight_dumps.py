@@ -13,7 +13,7 @@ import pytest
 from slurm_health.training.diagnosis.collected import FlightRecords
 from slurm_health.training.diagnosis.flight import culprits, first_difference
 from slurm_health.training.diagnosis.flight_data import FlightRecord, Reached, Transfer
-from slurm_health.training.monitor.collector import NothingCollected
+from slurm_health.training.framework import NothingCollected
 from slurm_health.training.monitor.flight_dumps import FlightDumps, record_of
 from tests.support.ended_jobs import job
 
@@ -39,7 +39,7 @@ def dump(*whats: str) -> dict[str, Any]:
 def collected(directory: Path) -> FlightRecords:
     """Return what is collected of the dumps that lie in a directory."""
     environ = {"TORCH_FR_DUMP_TEMP_FILE": str(directory / "flight_")}
-    return FlightDumps().collect_data(job(directory, environ=environ))
+    return FlightDumps(job(directory, environ=environ)).collect_data()
 
 
 @pytest.mark.parametrize(("first", "whole"), [(0, True), (500, False)])
@@ -78,10 +78,10 @@ def test_what_began_before_the_script_is_another_trainings(tmp_path: Path) -> No
     environ = {"TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "flight_")}
     script = job(tmp_path, environ=environ, ended_s=1000.0, duration_s=100.0)
 
-    assert [each.rank for each in FlightDumps().collect_data(script).records] == [1]
+    assert [each.rank for each in FlightDumps(script).collect_data().records] == [1]
     (tmp_path / "flight_1").unlink()
     with pytest.raises(NothingCollected, match="is of a training that began before this one"):
-        FlightDumps().collect_data(script)
+        FlightDumps(script).collect_data()
 
 
 def test_the_dumps_of_ranks_are_read(tmp_path: Path) -> None:
@@ -306,13 +306,13 @@ def test_a_dump_that_would_run_something_is_refused(tmp_path: Path) -> None:
 READS_A_DUMP = """
 import resource, sys
 from pathlib import Path
-from slurm_health.training.monitor.collector import NothingCollected
+from slurm_health.training.framework import NothingCollected
 from slurm_health.training.monitor.flight_dumps import FlightDumps, record_of
 from tests.support.ended_jobs import job
 told = {"TORCH_FR_DUMP_TEMP_FILE": sys.argv[1] + "/flight_"}
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
-    FlightDumps().collect_data(job(Path(sys.argv[1]), environ=told))
+    FlightDumps(job(Path(sys.argv[1]), environ=told)).collect_data()
 except NothingCollected as err:
     print("MemoryError" in str(err))
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
@@ -331,9 +331,8 @@ def test_a_damaged_dump_takes_no_gigabytes(tmp_path: Path) -> None:
 def test_without_dumps_the_flight_recorder_says_how_to_get_them(tmp_path: Path) -> None:
     environ = {"HOME": str(tmp_path), "TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "flight_")}
 
-    assert (
-        "--flight-recorder=on" in FlightDumps().is_enabled(job(tmp_path, environ=environ)).why_not
-    )
+    with pytest.raises(NothingCollected, match="--flight-recorder=on"):
+        FlightDumps(job(tmp_path, environ=environ)).collect_data()
 
 
 def test_dumps_that_are_named_by_host_and_rank_are_found_on_all_hosts(tmp_path: Path) -> None:
@@ -342,4 +341,4 @@ def test_dumps_that_are_named_by_host_and_rank_are_found_on_all_hosts(tmp_path: 
     environ = {"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/trace_node01_"}
     script = job(tmp_path, environ=environ, node="node01")
 
-    assert [record.rank for record in FlightDumps().collect_data(script).records] == [0, 5]
+    assert [record.rank for record in FlightDumps(script).collect_data().records] == [0, 5]
