@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
-from slurm_health.records.script_records import NO_PROGRESS, SCRIPT_FAILED, SLOWER_STEPS, Diagnosed
+from slurm_health.records.script_records import SCRIPT_FAILED, SLOWER_STEPS, Diagnosed
 from slurm_health.records.text import listed, signal_text
 from slurm_health.training.diagnosis.before_it_failed import slow_before
 from slurm_health.training.diagnosis.collected import NodesTold, NodeTold, ScriptEnd
 from slurm_health.training.diagnosis.mistakes import quotes
-from slurm_health.training.diagnosis.seen import Standstill
+from slurm_health.training.diagnosis.samples import Standstill
 from slurm_health.training.diagnosis.slow_steps import Slowdown
 from slurm_health.training.diagnosis.stragglers import SlowRank
 from slurm_health.training.framework import (
@@ -72,20 +72,6 @@ def observe_failure(data: DataManager) -> Inference | None:
         description=f"{end.script or 'the script'} ended with {how}; nothing that was collected"
         " says why",
         advice="look at the end of the job's output",
-    )
-
-
-def observe_hang(data: DataManager) -> Inference | None:
-    """Return the symptom of a training that hangs, None where nothing stands still."""
-    standstill = data.get(Standstill)
-    if standstill is None or standstill.stalled_s < standstill.allowance_s:
-        return None
-    return Inference(
-        name=NO_PROGRESS,
-        description=f"no step for {standstill.stalled_s:.0f} s, and nothing that was collected says"
-        " where it hangs",
-        evidence=(f"a pause of {standstill.allowance_s:.0f} s would be usual for this training",),
-        advice="look at the stacks of its ranks (py-spy dump --pid PID)",
     )
 
 

@@ -28,7 +28,7 @@ from slurm_health.training.diagnosis.collected import (
     TrainingLog,
     leaving_out,
 )
-from slurm_health.training.diagnosis.seen import Standstill
+from slurm_health.training.diagnosis.samples import Standstill
 from slurm_health.training.diagnosis.training_log import KILLED_FOR_MEMORY
 from slurm_health.training.framework import Attribution, DataManager, Inference, Sureness
 

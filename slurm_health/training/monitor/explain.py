@@ -26,17 +26,14 @@ from slurm_health.training.diagnosis.collected import (
     ScriptEnd,
     TrainingLog,
 )
-from slurm_health.training.diagnosis.diagnostician import (
-    CauseDiagnostician,
-    observe_failure,
-    observe_hang,
-)
+from slurm_health.training.diagnosis.diagnostician import CauseDiagnostician, observe_failure
 from slurm_health.training.diagnosis.flight_data import FlightRecord
+from slurm_health.training.diagnosis.hang import HangDiagnostician
 from slurm_health.training.diagnosis.operators import OPERATORS
 from slurm_health.training.diagnosis.ras import RasStatus, read_report
-from slurm_health.training.diagnosis.seen import Standstill
+from slurm_health.training.diagnosis.samples import Standstill
 from slurm_health.training.diagnosis.training_log import read_log
-from slurm_health.training.framework import DataManager
+from slurm_health.training.framework import DataManager, Diagnostician
 from slurm_health.training.monitor.flight_dumps import latest, read_dump
 from slurm_health.training.monitor.job_collectors import JOB_TAIL_BYTES, tail
 
@@ -133,14 +130,14 @@ def explain(
     if inputs.flights:
         records = tuple(record for _, record in sorted(inputs.flights.items()))
         data.append(FlightRecords(records=records))
-    observe = observe_failure
+    diagnostician: Diagnostician = CauseDiagnostician(observe_failure, OPERATORS)
     if inputs.ras is not None:
         data.append(inputs.ras)
         if not inputs.outputs:  # a training that hangs, as somebody looked at it
             data.append(Standstill(stalled_s=1.0, allowance_s=0.0, step=0, nodes=known))
-            observe = observe_hang
+            diagnostician = HangDiagnostician()
     manager = DataManager(data)
-    diagnosed = CauseDiagnostician(observe, OPERATORS).diagnose(data_manager=manager).diagnosed
+    diagnosed = diagnostician.diagnose(data_manager=manager).diagnosed
     if diagnosed is None:
         diagnosed = Diagnosed(
             cause="nothing-failed",
