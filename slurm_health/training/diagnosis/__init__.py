@@ -13,16 +13,11 @@ An inference leads to others until nothing leads on; what is sure enough of them
                    and ranks that only waited
     waits          rules about ranks that wait for each other in different collectives
     collectives    how far each rank came, by all sources, and who holds the others up
-    hangs          operators about a training that hangs
-    seen           what the monitor sees of ranks, whether that is a standstill, what is said of it
-    rank_now       what a node tells of one rank and of its GPU, and whether they rest
-    watched        all ranks of a job as its monitors tell them, and whether they stand still
-    by_output      what lines of output tell: whether a training without a heartbeat hangs, and
-                   whether its loss is a number
-    by_movement    the same of one that prints nothing, by the main threads of its ranks; what both
-                   decide of what is then seen on all nodes
-    pace           how long a training may stand still, by its own steps, and the next look at it
-    start_up       the same before it has steps of its own, by whether anything moves
+    samples        what agents send of ranks; a training that stands still
+    pulse          the one clock: when a training is due for an inspection, and whether it hangs
+    output_lines   lines of output that count steps, and losses that are no numbers
+    hang           HangDiagnostician: operators about where a training hangs
+    comparison     ranks compared with each other and with before, window by window
     stragglers     ranks that are slower than the others, window by window; operators about why
     uneven         stages and batches with more to compute than others, which make no rank slow
     slow_steps     steps that take longer than before; connections over which ranks then wait

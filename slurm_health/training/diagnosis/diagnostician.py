@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
-from slurm_health.records.script_records import NO_PROGRESS, SLOWER_STEPS, Diagnosed
+from slurm_health.records.script_records import SLOWER_STEPS, Diagnosed
 from slurm_health.records.text import listed
 from slurm_health.training.diagnosis.collected import NodesTold, NodeTold, ScriptEnd, TrainingLog
 from slurm_health.training.diagnosis.failed import quotes
-from slurm_health.training.diagnosis.seen import Standstill
+from slurm_health.training.diagnosis.samples import Standstill
 from slurm_health.training.diagnosis.slow_steps import Slowdown
 from slurm_health.training.diagnosis.stragglers import SlowRank
 from slurm_health.training.diagnosis.surroundings import slow_before
@@ -56,20 +56,6 @@ class CauseDiagnostician(Diagnostician):
         assert problem.symptom is not None
         data: DataManager = kwargs["data_manager"]
         return EventAction(diagnosed=diagnosed(self.walk(problem.symptom, data), data))
-
-
-def observe_hang(data: DataManager) -> Inference | None:
-    """Return the symptom of a training that hangs, None where nothing stands still."""
-    standstill = data.get(Standstill)
-    if standstill is None or standstill.stalled_s < standstill.allowance_s:
-        return None
-    return Inference(
-        name=NO_PROGRESS,
-        description=f"no step for {standstill.stalled_s:.0f} s, and nothing that was collected says"
-        " where it hangs",
-        evidence=(f"a pause of {standstill.allowance_s:.0f} s would be usual for this training",),
-        advice="look at the stacks of its ranks (py-spy dump --pid PID)",
-    )
 
 
 def observe_slowdown(data: DataManager) -> Inference | None:

@@ -13,7 +13,7 @@ from slurm_health.records.script_records import MOST_LINES, NEVER_ENTERED
 from slurm_health.records.text import listed, ranks_text
 from slurm_health.training.diagnosis.collected import FlightRecords
 from slurm_health.training.diagnosis.collectives import CollectiveState
-from slurm_health.training.diagnosis.seen import RankSeen, Standstill
+from slurm_health.training.diagnosis.samples import RankSample, Standstill
 from slurm_health.training.framework import DataManager, Inference, Sureness
 
 _MOST_RANKS = 65_536
@@ -229,7 +229,7 @@ def _nodes(ranks: Sequence[int], data: DataManager) -> tuple[str, ...]:
     return tuple(sorted({each.node for each in _seen(data) if each.rank in ranks and each.node}))
 
 
-def _seen(data: DataManager) -> tuple[RankSeen, ...]:
+def _seen(data: DataManager) -> tuple[RankSample, ...]:
     found = data.get(Standstill)
     return found.ranks if found else ()
 

@@ -32,7 +32,7 @@ from slurm_health.training.diagnosis.collected import (
     TrainingLog,
     leaving_out,
 )
-from slurm_health.training.diagnosis.seen import Standstill
+from slurm_health.training.diagnosis.samples import Standstill
 from slurm_health.training.framework import Attribution, DataManager, Inference, Sureness
 
 # What ends a job from outside, by Slurm's names of job states, and by its words where it has some.

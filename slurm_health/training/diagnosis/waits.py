@@ -19,9 +19,9 @@ from slurm_health.records.script_records import (
 from slurm_health.records.text import ranks_text
 from slurm_health.training.diagnosis.collected import FlightRecords, TrainingLog
 from slurm_health.training.diagnosis.collectives import CollectiveState, Difference
-from slurm_health.training.diagnosis.seen import (
+from slurm_health.training.diagnosis.samples import (
     Doing,
-    RankSeen,
+    RankSample,
     Standstill,
     nodes_of,
     place_of,
@@ -137,12 +137,12 @@ def out_of_step(difference: Difference, nodes: Sequence[str]) -> Inference:
     )
 
 
-def _ranks(data: DataManager) -> tuple[RankSeen, ...]:
+def _ranks(data: DataManager) -> tuple[RankSample, ...]:
     seen = data.get(Standstill)
     return seen.ranks if seen else ()
 
 
-def _ended(data: DataManager) -> list[RankSeen]:
+def _ended(data: DataManager) -> list[RankSample]:
     """Return the ranks whose data ended before that of all others, where all tell of it."""
     ranks = _ranks(data)
     ended = [each for each in ranks if each.data_ended and not each.gone]
@@ -173,6 +173,6 @@ def _parted(data: DataManager) -> Sureness | None:
     return Sureness.LIKELY if inside and len({each.what for each in places}) > 1 else None
 
 
-def _line(seen: RankSeen) -> str:
+def _line(seen: RankSample) -> str:
     ended = ", and then ended" if seen.data_ended else ""
     return f"rank {seen.rank} on {seen.node}: its data gave {seen.batches} batches{ended}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectors: what every node of the job tells, after a failure and while a training hangs.
+"""Collector: how every node of the job is after a failure.
 
 Each node looks at itself (`node_state`), started by one srun beside the steps that there are. The
 batch host looks without it: it tells what it sees even where srun cannot start anything any more.
@@ -14,11 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurm_health.records.allocation import from_environ
 from slurm_health.records.decoding import JsonDecoder
-from slurm_health.records.errors import AllocationError
 from slurm_health.records.text import LineBuffer, cut, one_line
-from slurm_health.system import proc
 from slurm_health.system.processes import (
     NOTHING,
     PIPE,
@@ -38,7 +35,7 @@ from slurm_health.training.diagnosis.collected import (
 from slurm_health.training.framework import DataCollector, DataManager, NothingCollected
 from slurm_health.training.monitor.collector import EndedJob
 from slurm_health.training.monitor.messages import MessageReader
-from slurm_health.training.monitor.node_state import tell
+from slurm_health.training.monitor.node_state import node_state
 
 # Says who is asked: `nodes`, or the `batch-host` alone. Set by the supervisor, for `--collect`.
 VARIABLE, BATCH_HOST = "SLURM_HEALTH_COLLECT", "batch-host"
@@ -95,39 +92,6 @@ class EveryNode(DataCollector):
         return _asked(question, job.environ, ANSWER_S)
 
 
-class EveryNodeNow(DataCollector):
-    """The same while a training hangs; where its ranks are the monitors tell."""
-
-    kind = "nodes"
-    data = NodesTold
-
-    def __init__(self, limit_s: float) -> None:
-        self._limit_s = limit_s
-
-    def collect_data(self) -> NodesTold:
-        """Ask all nodes at once.
-
-        Raises:
-            NothingCollected: the environment does not say which nodes the job has.
-        """
-        environ = self.environ
-        _need_a_job(environ)
-        try:
-            nodes = from_environ(environ).nodes
-        except AllocationError as err:
-            raise NothingCollected(str(err)) from err
-        here = environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
-        question = _Question(
-            job=environ["SLURM_JOB_ID"],
-            here=here,
-            others=_others(nodes, here, environ),
-            began_s=time.time() - _age_of_parent_s(),
-            directory=Path.cwd(),
-            ended=False,
-        )
-        return _asked(question, environ, self._limit_s)
-
-
 def with_dumps(data: DataManager) -> DataManager:
     """Return the same, with the Flight Recorder dumps that other nodes have read.
 
@@ -163,17 +127,10 @@ def _others(nodes: Sequence[str], here: str, environ: Mapping[str, str]) -> tupl
     return tuple(node for node in nodes if node != here)
 
 
-def _age_of_parent_s() -> float:
-    """Return how long ago the monitor was started, which is when the script was."""
-    uptime_s = float(Path("/proc/uptime").read_text().split()[0])
-    began_ticks = proc.stat(Path(f"/proc/{os.getppid()}")).start_ticks
-    return uptime_s - began_ticks / os.sysconf("SC_CLK_TCK")
-
-
 def _asked(question: _Question, environ: Mapping[str, str], limit_s: float) -> NodesTold:
     until_s = time.monotonic() + limit_s
     asked = _Asked(question, environ) if question.others else None
-    own = tell(
+    own = node_state(
         job=question.job,
         node=question.here,
         began_s=question.began_s,

@@ -26,15 +26,14 @@ from slurm_health.training.diagnosis.collected import (
     TrainingLog,
 )
 from slurm_health.training.diagnosis.collectives import FlightRecord
-from slurm_health.training.diagnosis.diagnostician import CauseDiagnostician, observe_hang
 from slurm_health.training.diagnosis.failure import (
     FailureDiagnostician,
     JobAtFailure,
     what_follows,
 )
-from slurm_health.training.diagnosis.operators import OPERATORS
+from slurm_health.training.diagnosis.hang import HangDiagnostician
 from slurm_health.training.diagnosis.ras import RasStatus, read_report
-from slurm_health.training.diagnosis.seen import Standstill
+from slurm_health.training.diagnosis.samples import Standstill
 from slurm_health.training.diagnosis.training_log import read_log
 from slurm_health.training.framework import DataManager
 from slurm_health.training.monitor.flight_dumps import latest, read_dump
@@ -153,10 +152,7 @@ def explain(
         data.append(inputs.ras)
     if inputs.ras is not None and not inputs.outputs:  # a training that hangs, as somebody saw it
         data.append(Standstill(stalled_s=1.0, allowance_s=0.0, step=0, nodes=known))
-        action = CauseDiagnostician(observe_hang, OPERATORS).diagnose(
-            data_manager=DataManager(data)
-        )
-        found = action.diagnosed
+        found = HangDiagnostician().diagnose(data_manager=DataManager(data)).diagnosed
         action = what_follows(found, JobAtFailure(batch_node="", nodes=known))
     else:
         data.append(JobAtFailure(batch_node=known[0] if known else "", nodes=known))

@@ -27,7 +27,7 @@ from slurm_health.training.monitor.containment import (
     AskedDiagnostician,
     InChild,
 )
-from slurm_health.training.monitor.every_node import EveryNode, EveryNodeNow
+from slurm_health.training.monitor.every_node import EveryNode
 from slurm_health.training.monitor.flight_dumps import FlightDumps
 from slurm_health.training.monitor.job_collectors import (
     JobOutput,
@@ -59,10 +59,10 @@ def after_failure(job: EndedJob) -> tuple[DataCollector, ...]:
 def while_it_hangs() -> tuple[DataCollector, ...]:
     """Return the collectors on the batch host while a training hangs, with a site's.
 
-    Ranks and connections are the business of the monitor on each node.
+    The agent on each node answers for its ranks, its connections and its state.
     """
     limit_s = COLLECT_LIVE_S - _ROOM_S
-    return (NcclRas(limit_s), EveryNodeNow(limit_s), *registered().collectors)
+    return (NcclRas(limit_s), *registered().collectors)
 
 
 _BUILT_IN = (JobOutput, SlurmWord, EveryNode, FlightDumps, MonitorFindings, PortHolders, NcclRas)

@@ -8,8 +8,8 @@ import pytest
 from slurm_health.records.script_records import Diagnosed
 from slurm_health.training.diagnosis.diagnostician import CauseDiagnostician
 from slurm_health.training.diagnosis.operators import OPERATORS
+from slurm_health.training.diagnosis.samples import RankSample
 from slurm_health.training.diagnosis.stragglers import (
-    OwnTime,
     SlowRank,
     Spent,
     Stragglers,
@@ -75,9 +75,10 @@ def test_a_rank_is_compared_by_how_it_spends_each_step() -> None:
     for window in range(7):
         steps = 10 * window
         own = {
-            rank: OwnTime(
-                seconds=steps * (0.8 if rank == 2 else 0.5),
-                steps=steps,
+            rank: RankSample(
+                rank=rank,
+                own_s=steps * (0.8 if rank == 2 else 0.5),
+                own_steps=steps,
                 loading_s=steps * (0.3 if rank == 2 else 0.01),
                 unserved_s=steps * 0.02,
             )
@@ -99,7 +100,9 @@ def test_a_rank_is_slower_from_a_tenth_more_time_on(times: float, named: list[in
     for window in range(7):
         steps = 10 * window
         own = {
-            rank: OwnTime(seconds=steps * (0.5 * times if rank == 2 else 0.5), steps=steps)
+            rank: RankSample(
+                rank=rank, own_s=steps * (0.5 * times if rank == 2 else 0.5), own_steps=steps
+            )
             for rank in range(4)
         }
         slower += stragglers.window(own)

@@ -8,11 +8,12 @@ from collections.abc import Callable
 import pytest
 
 from slurm_health.heartbeat import UNKNOWN_REPLICA, place_in
+from slurm_health.training.diagnosis.comparison import Comparison
 from slurm_health.training.diagnosis.diagnostician import CauseDiagnostician
 from slurm_health.training.diagnosis.operators import OPERATORS
-from slurm_health.training.diagnosis.rank_now import RankNow
+from slurm_health.training.diagnosis.pulse import Pulse
+from slurm_health.training.diagnosis.samples import NodeReport, RankSample
 from slurm_health.training.diagnosis.uneven import DATA, STAGES, Uneven, observe_uneven
-from slurm_health.training.diagnosis.watched import WatchedPrograms
 from slurm_health.training.framework import DataManager
 
 STEPS = 10  # in a window
@@ -26,7 +27,7 @@ def watch(
     own_s: OwnS, *, roles: bool = True, tokens: OwnS = lambda *_: 0.0, nodes: int = 4
 ) -> tuple[set[int], dict[str, Uneven]]:
     """Return the ranks held slow and what is held uneven, of a pipeline that ran for a while."""
-    watched = WatchedPrograms([f"n{node}" for node in range(nodes)])
+    pulse, comparison = Pulse([f"n{node}" for node in range(nodes)]), Comparison()
     slow: set[int] = set()
     uneven: dict[str, Uneven] = {}
     had_s = dict.fromkeys(range(STAGE_COUNT * REPLICAS), 0.0)
@@ -38,14 +39,12 @@ def watch(
                 had_s[rank] += STEPS * own_s(stage, replica, window)
                 had_tokens[rank] += STEPS * tokens(stage, replica, window)
         for node in range(nodes):
-            told = [
-                RankNow(
+            ranks = tuple(
+                RankSample(
                     program="0",
                     rank=rank,
+                    node=f"n{node}",
                     pid=1,
-                    state="R",
-                    cpu_s=0.0,
-                    io_bytes=0,
                     steps=STEPS * window,
                     own_s=had_s[rank],
                     own_steps=STEPS * window,
@@ -55,10 +54,10 @@ def watch(
                 )
                 for rank in had_s
                 if rank % nodes == node
-            ]
-            watched.hear(f"n{node}", told, float(window))
-        slow |= {each.rank for each, _ in watched.window()}
-        uneven |= {each.name: each for each in watched.uneven()}
+            )
+            pulse.observe(NodeReport(node=f"n{node}", ranks=ranks), float(window))
+        slow |= {rank.rank for rank, _ in comparison.window(pulse.programs.values())}
+        uneven |= {work.name: work for work in comparison.uneven(pulse.programs.values())}
     return slow, uneven
 
 

@@ -14,10 +14,9 @@ import pytest
 
 from slurm_health.records.script_records import Diagnosed
 from slurm_health.system.killable import Answered, run_one
-from slurm_health.training.diagnosis.diagnostician import CauseDiagnostician, observe_hang
-from slurm_health.training.diagnosis.operators import OPERATORS
+from slurm_health.training.diagnosis.hang import HangDiagnostician
 from slurm_health.training.diagnosis.ras import RasStatus
-from slurm_health.training.diagnosis.seen import RankSeen, Standstill
+from slurm_health.training.diagnosis.samples import RankSample, Standstill
 from slurm_health.training.framework import DataManager, NothingCollected
 from slurm_health.training.monitor.containment import collect
 from slurm_health.training.monitor.nccl_ras import NcclRas
@@ -114,7 +113,8 @@ def standstill() -> Standstill:
         step=7,
         nodes=tuple(f"n{rank}" for rank in range(RANKS)),
         ranks=tuple(
-            RankSeen(rank=rank, node=f"n{rank}", pid=100 + rank, state="S") for rank in range(RANKS)
+            RankSample(rank=rank, node=f"n{rank}", pid=100 + rank, state="S")
+            for rank in range(RANKS)
         ),
     )
 
@@ -127,7 +127,7 @@ def asked(environ: dict[str, str], limit_s: float) -> NcclRas:
 
 def found(environ: dict[str, str]) -> Diagnosed:
     data = collect([NcclRas(LIMIT_S)], environ, [standstill()], limit_s=LIMIT_S)
-    diagnosed = CauseDiagnostician(observe_hang, OPERATORS).diagnose(data_manager=data).diagnosed
+    diagnosed = HangDiagnostician().diagnose(data_manager=data).diagnosed
     assert diagnosed is not None
     return diagnosed
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from slurm_health.training.diagnosis.seen import BrokenPath, Frame, RankSeen
+from slurm_health.training.diagnosis.samples import BrokenPath, Frame, RankSample
 from tests.support.standstills import (
     IN_BACKWARD,
     IN_CHECKPOINT,
@@ -57,7 +57,10 @@ def test_what_never_entered_by_the_flight_recorder_leads_on_to_where_it_is() -> 
     diagnosed = found(standstill(rank(0, IN_BACKWARD), rank(1, IN_LOADER)), *records)
 
     assert diagnosed.cause == "data-loader-stuck"
-    assert diagnosed.chain == ["flight-recorder: never-entered", "stacks: data-loader-stuck"]
+    assert diagnosed.chain == [
+        "CollectiveHangChecker: never-entered",
+        "HostHangChecker: data-loader-stuck",
+    ]
 
 
 def test_where_nobody_leaves_the_node_to_which_all_broken_connections_lead_is_named() -> None:
@@ -134,5 +137,5 @@ def test_the_rank_that_is_elsewhere_is_named_and_not_those_that_wait_for_their_d
     assert f"while ranks 0-1,3 wait {where}" in diagnosed.description
 
 
-def silent(number: int, kernel: str = "futex_wait_queue", **more: object) -> RankSeen:
+def silent(number: int, kernel: str = "futex_wait_queue", **more: object) -> RankSample:
     return rank(number, (), kernel=kernel, **more)
