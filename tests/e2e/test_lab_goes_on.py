@@ -57,7 +57,7 @@ BEATING = f"""\
 srun --no-kill --kill-on-bad-exit=0 --wait=0 {sys.executable} beats.py
 exit 0
 """
-MONITOR = "slurm_health.training.monitor.node"
+MONITOR = "slurm_health.training.monitor.agent"
 KEPT = ("-N3", "--ntasks-per-node=1", "--spares=1", "--keep-spares", "-x", "n5")
 
 

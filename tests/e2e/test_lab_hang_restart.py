@@ -43,7 +43,7 @@ TRAINS = "--step-s=1 --steps=100000"
 SILENT = {"TRAINS": f"{TRAINS} --silent --at=70"}
 BEATING = {"TRAINS": f"{TRAINS} --heartbeat --at=45"}
 ENDED_S = 800.0
-MONITOR = "slurm_health.training.monitor.node"
+MONITOR = "slurm_health.training.monitor.agent"
 OPTIMIZER = {"SLURM_HEALTH_HEARTBEAT": "auto"}
 BY_OPTIMIZER = {"TRAINS": f"{TRAINS} --silent --at=45", **OPTIMIZER}
 IN_ITS_START = {"TRAINS": "--step-s=12 --steps=100000 --silent --at=3", **OPTIMIZER}
