@@ -19,6 +19,7 @@ BENCHMARKS = {
     "check": ("check", "how long a check takes, and DLRover's: --dlrover VENV"),
     "diagnosis": ("diagnosis", "fifteen faults of a running training: are they named (hours)"),
     "gpu": ("gpu", "everything that one GPU can show; --device=cpu without one"),
+    "hangs": ("hangs", "how soon hangs are reported, and whether healthy jobs are called hung"),
     "history": ("history", "how fast journals are indexed, and the history answers"),
     "hooks": ("hooks", "what the prolog and the health check cost on this node"),
     "localize": ("localize", "how often the localisation is right, beside DLRover's rule"),

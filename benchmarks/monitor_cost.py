@@ -38,8 +38,8 @@ export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 exec srun {python} steady_training.py "$@"
 """
 _PARTS = {
-    "slurm_health.training.monitor.beside": "watch",
-    "slurm_health.training.monitor.node": "monitor",
+    "slurm_health.training.monitor.watch": "watch",
+    "slurm_health.training.monitor.agent": "monitor",
     "--job-name=slurm-health": "srun",
 }
 
@@ -165,7 +165,7 @@ def _submit(site: Site, seconds: float, nodes: str, mode: str) -> int:
 def _measured(site: Site, seconds: float) -> list[Used]:
     """Wait for the monitors, let them work, and return what their processes used."""
     site.lab.wait_until(
-        lambda: site.processes_with("slurm_health.training.monitor.node"),
+        lambda: site.processes_with("slurm_health.training.monitor.agent"),
         lambda found: len(found) >= 3,
         "three monitors",
         400,

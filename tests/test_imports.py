@@ -35,7 +35,7 @@ LIGHT = {
     "the command of a check": Light("slurm_health.cli.check", (*HEAVY, *SELDOM)),
     "the command of an agent": Light("slurm_health.cli.agent", (*HEAVY, *SELDOM)),
     "the report": Light(
-        "slurm_health.report.read, slurm_health.report.table, slurm_health.report.export"
+        "slurm_health.report.read, slurm_health.report.text, slurm_health.report.export"
     ),
     "the agent": Light(
         "slurm_health.preflight.agent.agent, slurm_health.preflight.agent.worker_process"
@@ -46,8 +46,8 @@ LIGHT = {
     "the check before its first round": Light(
         "slurm_health.cli.check, slurm_health.preflight.master.run_check"
     ),
-    "the monitor of a node": Light("slurm_health.training.monitor.node"),
-    "the watch before there is a heartbeat": Light("slurm_health.training.monitor.beside"),
+    "the monitor of a node": Light("slurm_health.training.monitor.agent"),
+    "the watch before it starts agents": Light("slurm_health.training.monitor.watch"),
     "the heartbeat": Light("slurm_health.heartbeat"),
     "the requeue helper": Light("slurm_health.preflight.acting.release_elsewhere"),
 }

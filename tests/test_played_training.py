@@ -8,11 +8,10 @@ import re
 import pytest
 
 from slurm_health.records.script_records import Diagnosed
-from slurm_health.training.diagnosis.collected import Collected, ScriptEnd
-from slurm_health.training.diagnosis.diagnostician import Diagnostician, observe_failure
-from slurm_health.training.diagnosis.inference import InferenceChain
-from slurm_health.training.diagnosis.operators import OPERATORS
+from slurm_health.training.diagnosis.collected import ScriptEnd
+from slurm_health.training.diagnosis.failure import FailureDiagnostician
 from slurm_health.training.diagnosis.training_log import TrainingLog, read_log
+from slurm_health.training.framework import DataManager
 from tests.support.played_recordings import (
     DATA,
     RECORDED,
@@ -84,8 +83,8 @@ def unlabelled(text: str) -> str:
 
 def diagnosed(exit_code: int, text: str) -> Diagnosed:
     end = ScriptEnd(exit_code=exit_code, nodes=("n1", "n2"))
-    diagnostician = Diagnostician(observe_failure, InferenceChain(OPERATORS))
-    diagnosis = diagnostician.diagnose(Collected([end, log_of(text)])).diagnosed
+    diagnostician = FailureDiagnostician()
+    diagnosis = diagnostician.diagnose(data_manager=DataManager([end, log_of(text)])).diagnosed
     assert diagnosis is not None
     return diagnosis
 

@@ -108,21 +108,17 @@ def findings_of(report: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield what a report names of the job's script."""
     for run in report["runs"]:
         at_s = {what: list(_times(run, what)) for what in _KINDS}
-        for hang, time_s in zip(run["hangs"], at_s["hang_found"], strict=False):
-            found = hang["found"]
-            yield Finding(cause=found["cause"], nodes=tuple(found["nodes"]), at_s=time_s)
-        for longer, time_s in zip(run["slowdowns"], at_s["slowdown_found"], strict=False):
-            found = longer["found"]
-            yield Finding(cause=found["cause"], nodes=tuple(found["nodes"]), at_s=time_s)
-        for slow, time_s in zip(run["stragglers"], at_s["straggler_found"], strict=False):
-            yield Finding(cause=slow["found"]["cause"], nodes=(slow["node"],), at_s=time_s)
+        for event, time_s in zip(run["events"], at_s["training_event"], strict=False):
+            if event["event"] in {"hang", "slowdown", "straggler"}:
+                cause = event["diagnosed"]["cause"]
+                yield Finding(cause=cause, nodes=tuple(event["nodes"]), at_s=time_s)
         if run["post_mortem"]:
             found = run["post_mortem"]
             nodes = tuple(found["nodes"])
             yield Finding(cause=found["cause"], nodes=nodes, at_s=at_s["diagnosed"][-1])
 
 
-_KINDS = ("hang_found", "slowdown_found", "straggler_found", "diagnosed")
+_KINDS = ("training_event", "diagnosed")
 
 
 def _times(run: Mapping[str, Any], what: str) -> Iterator[float]:
@@ -147,7 +143,7 @@ def _accused(plan: Plan, report: Mapping[str, Any], drained: Mapping[str, str]) 
     guilty = {plan.node} if plan.cause.of_the_node else set()
     held = set(drained)
     for run in report["runs"]:
-        found = [hang["found"] for hang in run["hangs"]]
+        found = [event["diagnosed"] for event in run["events"] if event["event"] == "hang"]
         found += [run["post_mortem"]] if run["post_mortem"] else []
         held |= {node for each in found for node in each.get("accused", ())}
         held |= {each["node"] for each in run["nodes"] if each["level"] in _BAD_LEVELS}
@@ -158,14 +154,15 @@ def _accused(plan: Plan, report: Mapping[str, Any], drained: Mapping[str, str]) 
             for node in event["nodes"]
         }
         # A rank that is called slow puts its node in doubt, rightly where it is slow.
-        slow = {each["node"] for each in run["stragglers"]}
+        straggler = (event for event in run["events"] if event["event"] == "straggler")
+        slow = {node for event in straggler for node in event["nodes"]}
         held |= slow - ({plan.node} if plan.cause.ends is Ends.SLOWS else set())
     yield from held - guilty
 
 
 def _what_followed(plan: Plan, report: Mapping[str, Any], again_s: float | None) -> Iterator[str]:
     planned = [
-        event["detail"]
+        event["action"]
         for run in report["runs"]
         for event in run["timeline"]
         if event["event"] == "failure_planned"

@@ -173,7 +173,8 @@ class Run:
 
     def _said(self) -> bool:
         return any(
-            record["kind"] in {"hang_found", "straggler_found", "slowdown_found"}
+            record["kind"] == "training_event"
+            and record["event"] in {"hang", "straggler", "slowdown"}
             for record in self._site.records(self._job, writer="monitor")
         )
 

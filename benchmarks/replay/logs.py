@@ -11,12 +11,12 @@ import json
 from pathlib import Path
 
 from benchmarks.replay.source import Score, Source
-from slurm_health.training.diagnosis.by_output import NOT_A_NUMBER, Losses
-from slurm_health.training.diagnosis.collected import Collected, ScriptEnd
-from slurm_health.training.diagnosis.diagnostician import Diagnostician, observe_failure
-from slurm_health.training.diagnosis.inference import InferenceChain
-from slurm_health.training.diagnosis.operators import OPERATORS
+from slurm_health.training.diagnosis.collected import ScriptEnd
+from slurm_health.training.diagnosis.failure import FailureDiagnostician
+from slurm_health.training.diagnosis.output_lines import Losses
 from slurm_health.training.diagnosis.training_log import read_log
+from slurm_health.training.framework import DataManager
+from slurm_health.training.monitor.events import NOT_A_NUMBER
 
 _RIGHT = {
     "assertion": {"program-error", "same-error-everywhere"},
@@ -41,7 +41,7 @@ _OPEN = {None, "script-failed", "rank-failed"}
 def score(labels: Path) -> Score:
     """Read each log as a job's output, and compare the cause with its class."""
     score = Score()
-    diagnostician = Diagnostician(observe_failure, InferenceChain(OPERATORS))
+    diagnostician = FailureDiagnostician()
     for line in labels.read_text().splitlines():
         label = json.loads(line)
         text = (labels.parents[1] / label["log_path"]).read_text(errors="replace")
@@ -52,7 +52,7 @@ def score(labels: Path) -> Score:
             nodes=("n1",),
         )
         log = read_log([("output", text)])
-        diagnosed = diagnostician.diagnose(Collected([end, log])).diagnosed
+        diagnosed = diagnostician.diagnose(data_manager=DataManager([end, log])).diagnosed
         cause = diagnosed.cause if diagnosed else _seen_while_it_ran(text)
         score.innocent += bool(diagnosed and diagnosed.accused)
         if cause in _RIGHT[label["mode"]]:

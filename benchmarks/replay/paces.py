@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.replay.source import CannotRead, Score, Source
-from slurm_health.training.diagnosis.rank_now import RankNow
+from slurm_health.training.diagnosis.comparison import Comparison
+from slurm_health.training.diagnosis.pulse import Pulse
+from slurm_health.training.diagnosis.samples import NodeReport, RankSample
 from slurm_health.training.diagnosis.uneven import DATA, STAGES
-from slurm_health.training.diagnosis.watched import WatchedPrograms
 
 _TRUTH: Mapping[str, frozenset[str]] = {
     "AR": frozenset({"rank 0"}),
@@ -53,34 +54,29 @@ def _named(path: Path) -> frozenset[str]:
         parts[rank] = (stage, replica)
         if str(kind).endswith("-compute"):
             own_s[step, rank] += took_s
-    watched, named = WatchedPrograms([]), set()
+    pulse, comparison = Pulse([]), Comparison()
+    named: set[str] = set()
     so_far_s: dict[int, float] = defaultdict(float)
     for count, step in enumerate(sorted({step for step, _ in own_s}), start=1):
-        told = []
+        samples = []
         for rank, (stage, replica) in parts.items():
             so_far_s[rank] += own_s[step, rank]
-            told.append(_told(rank, count, so_far_s[rank], f"stage {stage}", replica))
-        watched.hear("", told, float(count))
+            samples.append(
+                RankSample(
+                    rank=rank,
+                    steps=count,
+                    own_s=so_far_s[rank],
+                    own_steps=count,
+                    role=f"stage {stage}",
+                    replica=replica,
+                )
+            )
+        pulse.observe(NodeReport(node="", ranks=tuple(samples)), float(count))
         if count % _STEPS == 0:
-            named |= {f"rank {slow.rank}" for slow, _ in watched.window()}
-            named |= {uneven.name for uneven in watched.uneven()}
+            programs = pulse.programs.values()
+            named |= {f"rank {slow.rank}" for slow, _ in comparison.window(programs)}
+            named |= {uneven.name for uneven in comparison.uneven(programs)}
     return frozenset(named)
-
-
-def _told(rank: int, steps: int, own_s: float, role: str, replica: int) -> RankNow:
-    return RankNow(
-        program="0",
-        rank=rank,
-        pid=0,
-        state="R",
-        cpu_s=0.0,
-        io_bytes=0,
-        steps=steps,
-        own_s=own_s,
-        own_steps=steps,
-        role=role,
-        replica=replica,
-    )
 
 
 def _columns(path: Path) -> Mapping[str, Any]:

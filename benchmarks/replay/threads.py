@@ -14,11 +14,10 @@ from pathlib import Path
 
 from benchmarks.replay.source import Score, Source
 from slurm_health.records.script_records import Attribution
-from slurm_health.training.diagnosis.collected import Collected, ScriptEnd
-from slurm_health.training.diagnosis.diagnostician import Diagnostician, observe_failure
-from slurm_health.training.diagnosis.inference import InferenceChain
-from slurm_health.training.diagnosis.operators import OPERATORS
+from slurm_health.training.diagnosis.collected import ScriptEnd
+from slurm_health.training.diagnosis.failure import FailureDiagnostician
 from slurm_health.training.diagnosis.training_log import read_log
+from slurm_health.training.framework import DataManager
 
 _BLOCK = re.compile(r"```[^\n]*\n(.*?)```", re.DOTALL)
 _LOST = re.compile(r"srun: error: Node failure on (\S+)")  # a node of the job, as Slurm says it
@@ -130,10 +129,12 @@ def score(directory: Path) -> Score:
 def score_logs(cases: Iterable[tuple[str, str, Truth]]) -> Score:
     """Read logs as jobs' outputs, each with its name, and compare the causes with what is true."""
     score = Score()
-    diagnostician = Diagnostician(observe_failure, InferenceChain(OPERATORS))
+    diagnostician = FailureDiagnostician()
     for name, log, (causes, of_node, status) in cases:
         end = ScriptEnd(exit_code=status, nodes=("n1", *_LOST.findall(log)))
-        diagnosed = diagnostician.diagnose(Collected([end, read_log([("out", log)])])).diagnosed
+        diagnosed = diagnostician.diagnose(
+            data_manager=DataManager([end, read_log([("out", log)])])
+        ).diagnosed
         cause = diagnosed.cause if diagnosed else None
         score.innocent += bool(diagnosed and diagnosed.accused and not of_node)
         score.right += cause in causes

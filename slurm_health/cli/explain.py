@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from slurm_health.cli.output import print_result
+from slurm_health.cli.output import page_here, print_result
 from slurm_health.node.rules.finding import Status
 from slurm_health.records.errors import ExitCode, UsageError
 from slurm_health.records.nodeset import expand
@@ -92,7 +93,7 @@ def _is_path(word: str) -> bool:
 def _explain_files(
     paths: Sequence[Path], nodes: str | None, exit_code: int | None, as_json: bool
 ) -> int:
-    from slurm_health.report.post_mortem import lines_of
+    from slurm_health.report.sentences import lines_of
     from slurm_health.training.monitor.explain import explain
 
     try:
@@ -104,8 +105,14 @@ def _explain_files(
         print_result(msgspec.json.format(msgspec.json.encode(explanation)).decode() + "\n")
     else:
         rows = [*lines_of(diagnosed), ("next", _FOLLOWS[explanation.action])]
-        width = max(len(title) for title, _ in rows)
-        print_result("".join(f"{title:<{width}}  {text}\n" for title, text in rows))
+        width = max(len(title) for title, _ in rows) + 2
+        columns = page_here().width
+        for title, text in rows:
+            indent = " " * width
+            wrapped = textwrap.fill(
+                text, max(40, columns or 1 << 16), initial_indent=indent, subsequent_indent=indent
+            )
+            print_result(f"{title:<{width}}{wrapped[width:]}\n")
     if explanation.accused:
         return int(ExitCode.BAD_NODES)
     undecided = explanation.blame == "undecided" and explanation.action != "none"

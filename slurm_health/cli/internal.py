@@ -60,6 +60,9 @@ def supervise(
         options = list(found.options or ("--monitor=off",))
     options, given = _apart(options)
     monitor = given["--monitor"] or OnHang.REPORT.value
+    # Nobody has asked for a check by default, and nothing reads a heartbeat without a monitor.
+    asked = by_default is None and monitor != OnHang.OFF.value
+    heartbeat = given["--heartbeat"] or (Heartbeat.AUTO if asked else Heartbeat.OFF).value
     # One name for the run, at however many starts of its check.
     own_words = ("--act", "--for-supervisor", os.urandom(4).hex(), f"--script-name={script_name}")
     verbose = ("--verbose",) if given["--verbose"] else ()
@@ -82,7 +85,7 @@ def supervise(
             survives="--keep-spares=yes" in options,
         ),
         monitor=monitor,
-        heartbeat=given["--heartbeat"] == Heartbeat.AUTO.value,
+        heartbeat=heartbeat == Heartbeat.AUTO.value,
         collect=given["--collect"],
         flight_recorder=given["--flight-recorder"] == FlightRecorder.ON.value,
         unchecked_runs=not {"--on-unchecked=stop", "--on-unchecked=hold"} & set(options),

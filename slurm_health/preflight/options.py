@@ -286,7 +286,7 @@ OPTIONS = (
         _SUBMITTED | Door.RUN,
         "Take the steps of PyTorch's optimizers as the heartbeat of a script that sends none of its"
         " own: sets PYTHONPATH in the script's environment.",
-        otherwise=f"{policy.Heartbeat.OFF.value}; with run, {policy.Heartbeat.AUTO.value}",
+        otherwise=policy.Heartbeat.AUTO.value,
     ),
     SharedOption(
         "collect",

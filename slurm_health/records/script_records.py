@@ -91,6 +91,8 @@ class FailurePlanned(Record, frozen=True, kw_only=True, tag="failure_planned"):
 class Diagnosed(Record, frozen=True, kw_only=True, tag="diagnosed"):
     """Why the script failed, as far as what was collected after its end says it.
 
+    `error` is the exception of the ranks at which it failed, as their program wrote it, and `place`
+    the line of the script that raised it, `ddp.py:28`; both are empty where there is none.
     `first` is what happened first, where that is not the cause itself. `nodes` and `ranks` are
     where the cause showed; only `accused` are held at fault. `told` is what nodes of the job said
     of themselves that may matter, which did not answer, and what diagnosticians of others asked for
@@ -103,6 +105,8 @@ class Diagnosed(Record, frozen=True, kw_only=True, tag="diagnosed"):
     description: str
     attribution: str
     sureness: str
+    error: str = ""
+    place: str = ""
     first: str = ""
     nodes: list[str] = field(default_factory=list)
     ranks: list[int] = field(default_factory=list)
@@ -132,88 +136,64 @@ class ProgressSeen(Record, frozen=True, kw_only=True, tag="progress_seen"):
     beating: bool = False
 
 
-class HangFound(Record, frozen=True, kw_only=True, tag="hang_found"):
-    """The script still runs and makes no progress: since when, where it hangs, as far as is known.
+class EventKind(StrEnum):
+    """What the monitor can see in a training while its script runs."""
 
-    `step` is the last one; `allowance_s` is how long a pause would have been usual. `line` is the
-    last line of the job's output that counted steps, where output alone told of the standstill;
-    `at_rest`: the ranks' main threads told of it, and no step is known. `beyond_script`: a rank
-    there waits in the kernel, for storage, or its GPU never comes to an end.
+    HANG = "hang"
+    HANG_OVER = "hang over"  # the training goes on by itself
+    STRAGGLER = "straggler"  # a rank takes longer for its own part of a step, for minutes
+    SLOWDOWN = "slowdown"  # steps take longer than before on all ranks, for minutes
+    UNEVEN = "uneven work"  # stages or batches have more to compute than others; no rank is slow
+    LOSS = "loss"  # it is NaN or infinite, and the script goes on
+
+
+class TrainingEvent(Record, frozen=True, kw_only=True, tag="training_event"):
+    """What the monitor saw in a training that runs, where, and why as far as it can infer that.
+
+    `step` is the last one (0: not known), `line` the line of the job's output that shows it. The
+    figures that an event has depend on its kind; the others are 0.
+
+    HANG: no progress for `stalled_s`, where pauses of `usual_s` are usual. `line` counts steps, if
+    output alone shows the standstill; `at_rest`: the ranks' main threads show it, no step is known.
+    `beyond_script`: a rank there waits in the kernel, for storage, or its GPU never finishes.
+    HANG_OVER: it went on after `stalled_s`.
+    STRAGGLER: its own part of a step takes `took_ms`, that of the others `usual_ms`; `ratio` is one
+    by the other. SLOWDOWN: a step takes `took_ms`, and took `usual_ms` before.
+    UNEVEN: the heaviest takes `ratio` times as long as the others.
     """
 
-    stalled_s: float
-    allowance_s: float
-    step: int
-    found: Diagnosed
+    event: EventKind
+    step: Count = 0
+    nodes: list[str] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+    stalled_s: float = 0.0
+    usual_s: float = 0.0
+    took_ms: float = 0.0
+    usual_ms: float = 0.0
+    ratio: float = 0.0
     line: str = ""
     at_rest: bool = False
     beyond_script: bool = False
+    diagnosed: Diagnosed | None = None
 
     @property
     def located(self) -> bool:
-        """Whether it is likely, at least, where the training hangs."""
-        found = self.found
-        sure = Sureness[found.sureness.upper()] >= Sureness.LIKELY
-        return sure and found.cause != NO_PROGRESS and bool(found.ranks or found.nodes)
+        """Whether it is likely, at least, where a training hangs."""
+        cause = self.diagnosed
+        if cause is None or cause.cause == NO_PROGRESS or not (cause.ranks or cause.nodes):
+            return False
+        return Sureness[cause.sureness.upper()] >= Sureness.LIKELY
 
     @property
     def is_of_script(self) -> bool:
         """Whether it hangs in the script's own code or data: the same again would hang again."""
-        return self.found.cause in _OF_THE_SCRIPT and self.located and not self.beyond_script
+        in_script = self.diagnosed is not None and self.diagnosed.cause in _OF_THE_SCRIPT
+        return in_script and self.located and not self.beyond_script
 
     @property
-    def stood_still(self) -> str:
-        """By what it was told, and for how long by then."""
-        if self.at_rest:
-            return f"all ranks only waited for {self.stalled_s:.0f} s"
-        what = "line that counts steps" if self.line else "step"
-        return f"no {what} for {self.stalled_s:.0f} s after step {self.step}"
-
-
-class HangOver(Record, frozen=True, kw_only=True, tag="hang_over"):
-    """The training goes on by itself, after it had stood still for so long."""
-
-    stalled_s: float
-    step: int
-
-
-class StragglerFound(Record, frozen=True, kw_only=True, tag="straggler_found"):
-    """A rank takes longer for its own part of a step than the others do, in minutes on end.
-
-    `found` says why; None if that is unknown.
-    """
-
-    node: str
-    rank: int
-    ratio: float
-    own_ms: float
-    usual_ms: float
-    found: Diagnosed | None = None
-
-
-class SlowdownFound(Record, frozen=True, kw_only=True, tag="slowdown_found"):
-    """Steps take longer than before on all ranks, in minutes on end, and where that comes from."""
-
-    step_ms: float
-    usual_ms: float
-    found: Diagnosed
-
-
-class UnevenFound(Record, frozen=True, kw_only=True, tag="uneven_found"):
-    """Stages of a pipeline, or batches, have more to compute than others; no rank is slow for it.
-
-    `times`: so many times as long as the others the heaviest of them takes.
-    """
-
-    times: float
-    found: Diagnosed
-
-
-class LossFound(Record, frozen=True, kw_only=True, tag="loss_found"):
-    """The loss of a training is no number any more, and its script goes on; `line` tells it."""
-
-    line: str
-    found: Diagnosed
+    def description(self) -> str:
+        """What was inferred, empty where nothing was."""
+        return self.diagnosed.description if self.diagnosed else ""
 
 
 # All of this page, in the order in which they stand here.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from math import isfinite
 
 from slurm_health.records.nodeset import fold
 
@@ -17,6 +18,7 @@ REASON_PREFIX = "slurm-health:"
 REASON_LENGTH = 200
 _NODE = re.compile(r"[\w.-]+", re.ASCII)
 _MOST_DIGITS = 18  # of what fits into 64 bits; Python refuses some thousands
+NOTHING = "\N{EN DASH}"  # stands for a figure or a verdict that is not there
 SIGKILL, SIGTERM = 9, 15
 # Times that differ by a tenth of a second; of more, the slowest few and what was usual.
 _MOST_TIMES = 8
@@ -125,3 +127,21 @@ def ranks_text(ranks: Sequence[int]) -> str:
             runs.append([rank])
     text = ",".join("-".join(map(str, run)) for run in runs)
     return f"rank {text}" if len(set(ranks)) == 1 else f"ranks {text}"
+
+
+def duration_text(duration_s: float) -> str:
+    """Return a time span as a person would say it: 6.1 s, 41 s, 3 min 5 s, 2 h 10 min."""
+    if not isfinite(duration_s) or duration_s < 0:
+        return "an unknown time"
+    if duration_s < 9.95:
+        return f"{duration_s:.1f} s"
+    seconds = round(duration_s)
+    if seconds < 120:
+        return f"{seconds} s"
+    minutes, seconds = divmod(seconds, 60)
+    if minutes < 60:
+        return f"{minutes} min {seconds} s" if seconds else f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+    return f"{hours // 24} d {hours % 24} h" if hours % 24 else f"{hours // 24} d"

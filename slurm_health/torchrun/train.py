@@ -43,7 +43,7 @@ from slurm_health.torchrun.node_choice import Bounds, bounds
 from slurm_health.torchrun.place import TaskPlace, find, single, speaks_for_step
 from slurm_health.torchrun.restarts import Context
 from slurm_health.torchrun.starting import Starting, all_of, may_be_joined, place_among, team_of
-from slurm_health.training.monitor.node import TRAINING
+from slurm_health.training.monitor.agent import TRAINING
 
 _TORCHRUN = ("-m", "torch.distributed.run")
 # The same, watched, with nodes looked at before workers are started again, and what it is told.

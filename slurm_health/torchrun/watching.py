@@ -8,6 +8,7 @@ script slurm-health started, that script's monitor and its post-mortem see all.
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from slurm_health.torchrun.arguments import Arguments
 from slurm_health.torchrun.checking import say
 from slurm_health.torchrun.place import TaskPlace
 from slurm_health.torchrun.starting import Starting
-from slurm_health.training.monitor.node import INTERVAL_S, TRAINING
+from slurm_health.training.monitor.agent import TRAINING
 
 _READ_S = 10.0  # for the journal of a job, which takes milliseconds where its filesystem is well
 _WATCHED = b"watched"
@@ -53,7 +54,7 @@ def monitor(
         return ()
     training, step = environ.get(TRAINING), environ.get("SLURM_STEP_ID")
     return own_module(
-        "slurm_health.training.monitor.beside",
+        "slurm_health.training.monitor.watch",
         f"--directory={starting.directory or ''}",
         f"--on-hang={mode(arguments)}",
         f"--after-s={AFTER_S:g}",
@@ -68,8 +69,13 @@ def node_monitor(place: TaskPlace, environ: Mapping[str, str]) -> Sequence[str]:
     training = environ.get(TRAINING)
     if not training:
         return ()
-    words = (training, place.node, f"{INTERVAL_S:g}", TRAINING)
-    return own_module("slurm_health.training.monitor.node", *words)
+    return own_module(
+        "slurm_health.training.monitor.agent",
+        f"--job={training}",
+        f"--variable={TRAINING}",
+        f"--node={place.node}",
+        f"--began-s={time.time():.3f}",
+    )
 
 
 def mode(arguments: Arguments) -> str:

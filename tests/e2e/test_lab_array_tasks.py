@@ -20,15 +20,15 @@ pytestmark = pytest.mark.lab
 ACTS = """
 import os, signal
 from slurm_health.preflight.supervisor.script_process import end_steps
-from slurm_health.records.script_records import Diagnosed, HangFound
-from slurm_health.training.monitor.findings import WatchFindings, acting
+from slurm_health.records.script_records import Diagnosed, EventKind, TrainingEvent
+from slurm_health.training.monitor.events import Events, acting
 
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
 end_steps(dict(os.environb), mask=())
 where = {"nodes": ["n1"], "ranks": [0], "attribution": "unknown", "description": "it is gone"}
 found = Diagnosed(sureness="certain", cause="rank-gone", **where)
-hang = HangFound(stalled_s=60, allowance_s=30, step=1, found=found)
-acting("stop", os.environ)(hang, WatchFindings(None, os.environ))
+hang = TrainingEvent(event=EventKind.HANG, stalled_s=60, usual_s=30, step=1, diagnosed=found)
+acting("stop", os.environ)(hang, Events(None, os.environ))
 """
 TASK = f"""#!/bin/bash
 cd

@@ -43,7 +43,7 @@ TRAINS = "--step-s=1 --steps=100000"
 SILENT = {"TRAINS": f"{TRAINS} --silent --at=70"}
 BEATING = {"TRAINS": f"{TRAINS} --heartbeat --at=45"}
 ENDED_S = 800.0
-MONITOR = "slurm_health.training.monitor.node"
+MONITOR = "slurm_health.training.monitor.agent"
 OPTIMIZER = {"SLURM_HEALTH_HEARTBEAT": "auto"}
 BY_OPTIMIZER = {"TRAINS": f"{TRAINS} --silent --at=45", **OPTIMIZER}
 IN_ITS_START = {"TRAINS": "--step-s=12 --steps=100000 --silent --at=3", **OPTIMIZER}
@@ -112,9 +112,9 @@ def test_a_rank_that_keeps_the_others_waiting_is_replaced_with_its_node_by_the_s
     assert record["JobState"] == "COMPLETED", said
     assert "start 1 on n[1,3-4]" in said
     assert "behind the step 0" not in said
-    hang = training.wait_record(job, "hang_found", writer="monitor")
+    hang = training.wait_record(job, "training_event", writer="monitor")
     print(f"{found}: {hang['stalled_s']} s after the last step")
-    assert (hang["found"]["cause"], hang["found"]["nodes"]) == (found, ["n2"])
+    assert (hang["diagnosed"]["cause"], hang["diagnosed"]["nodes"]) == (found, ["n2"])
     assert bool(hang.get("at_rest")) == (env is SILENT)
     assert plans(training, job) == ["check"]
     # Nothing is held against the node, and it stays in the job as its spare.
@@ -149,9 +149,9 @@ def test_a_node_whose_packets_are_dropped_is_left(training: Site, env: Mapping[s
     assert ended(training, job)["JobState"] == "COMPLETED", output(training, job)
     assert "start 1 on n[1,3-4]" in output(training, job)
     assert "n2 faulty" in training.table(job).replace("  ", " ")
-    hang = training.wait_record(job, "hang_found", writer="monitor")
-    print(f"{hang['found']['cause']}: {hang['stalled_s']} s after the last step")
-    assert "n2" in hang["found"]["nodes"]
+    hang = training.wait_record(job, "training_event", writer="monitor")
+    print(f"{hang['diagnosed']['cause']}: {hang['stalled_s']} s after the last step")
+    assert "n2" in hang["diagnosed"]["nodes"]
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ export OMP_NUM_THREADS=1 MASTER_PORT=$((20000 + SLURM_JOB_ID))
 export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 exec srun {sys.executable} training.py --step-s=1 --steps=100000 $TRAINS "$@"
 """
-MONITOR = "slurm_health.training.monitor.node"
+MONITOR = "slurm_health.training.monitor.agent"
 AT_45 = "--heartbeat --at=45"
 LIMIT_S = 60.0
 
@@ -64,8 +64,8 @@ def output(site: Site, number: int) -> str:
 
 def hang(site: Site, number: int) -> dict[str, Any]:
     """Wait for what the monitor finds."""
-    record = site.wait_record(number, "hang_found", writer="monitor")
-    found: dict[str, Any] = record["found"]
+    record = site.wait_record(number, "training_event", writer="monitor")
+    found: dict[str, Any] = record["diagnosed"]
     text = output(site, number)
     assert "slurm-health: monitor: no step for" in text
     assert found["description"] in text
@@ -93,7 +93,7 @@ def test_a_rank_that_is_stopped_is_named_and_the_training_goes_on_when_it_may(
     tell(training, 1, "CONT")
     training.wait_record(number, "hang_over", writer="monitor")
     assert "the training goes on" in output(training, number)
-    assert "rank-stopped" in str(training.report(number)["runs"][0]["hangs"])
+    assert "rank-stopped" in str(training.report(number)["runs"][0]["events"])
     assert "kill -CONT" in training.table(number)
 
 
@@ -133,7 +133,7 @@ def test_without_a_heartbeat_no_step_is_started_beside_the_script(training: Site
     script = "sleep 45; squeue -hs -j $SLURM_JOB_ID -o 'step %i'; srun -N3 hostname"
     number = submit(training, "-N3", "--output=out-%j.txt", script=script)
     eventually(
-        training, lambda: training.processes_with("slurm_health.training.monitor.beside"), "it", 100
+        training, lambda: training.processes_with("slurm_health.training.monitor.watch"), "it", 100
     )
     assert training.ended(number)["JobState"] == "COMPLETED"
 

@@ -173,7 +173,7 @@ def test_an_xid_on_a_node_tells_why_a_training_hangs(site: Site) -> None:
     )
     eventually(site, lambda: site.run_directory(number).joinpath("monitor.jsonl").exists(), "it")
     site.lab.fault.gpu_vanish("n2", 0)
-    found = site.wait_record(number, "hang_found", writer="monitor")["found"]
+    found = site.wait_record(number, "training_event", writer="monitor")["diagnosed"]
 
     assert (found["cause"], found["accused"]) == ("gpu-broken", ["n2"]), found
     assert found["ranks"] == [1]

@@ -13,7 +13,7 @@ import pytest
 import slurm_health
 from tests.lab.installed_site import Site
 from tests.lab.played_nodes import FAKE_WORKER, play
-from tests.training.monitor.test_registry import EXAMPLE, PAGE, points_of
+from tests.training.test_framework import EXAMPLE, PAGE, points_of
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(200)]
 

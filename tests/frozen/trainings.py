@@ -17,9 +17,7 @@ from slurm_health.node.checks.gpu import Gpu, GpusSeen
 from slurm_health.node.rules.finding import Status
 from slurm_health.records.script_records import Diagnosed
 from slurm_health.system.nvml import Gpus
-from slurm_health.training.diagnosis.by_output import OutputProgress
 from slurm_health.training.diagnosis.collected import (
-    Collected,
     FlightRecords,
     MonitorSaw,
     NodesTold,
@@ -29,34 +27,30 @@ from slurm_health.training.diagnosis.collected import (
     TrainingLog,
 )
 from slurm_health.training.diagnosis.diagnostician import (
-    Diagnostician,
-    observe_failure,
-    observe_hang,
+    CauseDiagnostician,
     observe_slowdown,
 )
-from slurm_health.training.diagnosis.inference import InferenceChain
+from slurm_health.training.diagnosis.failure import observe_failure
+from slurm_health.training.diagnosis.hang import HangDiagnostician
 from slurm_health.training.diagnosis.operators import OPERATORS
-from slurm_health.training.diagnosis.rank_now import RankNow
-from slurm_health.training.diagnosis.seen import Standstill
+from slurm_health.training.diagnosis.pulse import Pulse
+from slurm_health.training.diagnosis.samples import NodeReport, Standstill
 from slurm_health.training.diagnosis.slow_steps import Slowdown
 from slurm_health.training.diagnosis.stragglers import SlowRank, observe_slow_rank
-from slurm_health.training.diagnosis.training_log import read_log
+from slurm_health.training.diagnosis.training_log import facts_of, read_log
 from slurm_health.training.diagnosis.uneven import Uneven, observe_uneven
-from slurm_health.training.diagnosis.watched import WatchedPrograms
-from slurm_health.training.monitor.collector import EndedJob, NothingCollected
+from slurm_health.training.framework import DataManager, Diagnostician, NothingCollected
+from slurm_health.training.monitor.collector import EndedJob
 from slurm_health.training.monitor.flight_dumps import FlightDumps
-from slurm_health.training.monitor.messages import NodeLook, NodeMessage, NodeNow, looked_at
 
 DATA = Path(__file__).parents[1] / "data"
 DIAGNOSES = Path(__file__).parent / "inputs" / "diagnoses.jsonl"
 NODES = ("n1", "n2")
 # Long after the last step: recordings are made with less patience than the monitor has.
 _STALLED_S = 600.0
-_WINDOW_S = 4.0
 _LATER_S = 100 * 365 * 86400.0
 _OBSERVED = {
     "failure": observe_failure,
-    "hang": observe_hang,
     "slowdown": observe_slowdown,
     "slow rank": observe_slow_rank,
     "uneven": observe_uneven,
@@ -76,7 +70,7 @@ _KINDS: dict[str, type[msgspec.Struct]] = {
         Uneven,
     )
 }
-_MESSAGE: msgspec.json.Decoder[NodeMessage] = msgspec.json.Decoder(NodeNow | NodeLook)
+_REPORT = msgspec.json.Decoder(NodeReport)
 
 
 class _GpusThen(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,9 +87,9 @@ def recordings() -> Iterator[tuple[str, object]]:
         output = (directory / "output.txt").read_text()
         yield f"{directory.name}: post-mortem", _post_mortem(directory, facts, output)
         lines = (directory / "monitor.jsonl").read_text().splitlines()
-        messages = [_MESSAGE.decode(line) for line in lines]
-        if messages:
-            yield f"{directory.name}: monitor", _monitor(messages, output)
+        reports = [_REPORT.decode(line) for line in lines]
+        if reports:
+            yield f"{directory.name}: monitor", _monitor(reports, output)
         yield f"{directory.name}: check of GPUs", _check_of_gpus(directory / "nvml.jsonl")
 
 
@@ -123,12 +117,17 @@ def _diagnoses(observed: set[str]) -> Iterator[tuple[str, object]]:
 def _read(kind: str, told: Any) -> msgspec.Struct:
     if kind == "log":
         return read_log([(name, text) for name, text in told])
+    if kind == "TrainingLog":  # its lines of the system, as they stood in the output
+        lines = enumerate(told.get("notes", []))
+        told["facts"] = [fact for order, line in lines for fact in facts_of(line, order)]
     return msgspec.convert(told, _KINDS[kind])
 
 
 def _inferred(observed: str, data: list[msgspec.Struct]) -> object:
-    diagnostician = Diagnostician(_OBSERVED[observed], InferenceChain(OPERATORS))
-    return _concluded(diagnostician.diagnose(Collected(data)).diagnosed)
+    diagnostician: Diagnostician = HangDiagnostician()
+    if observed != "hang":
+        diagnostician = CauseDiagnostician(_OBSERVED[observed], OPERATORS)
+    return _concluded(diagnostician.diagnose(data_manager=DataManager(data)).diagnosed)
 
 
 def _concluded(diagnosed: Diagnosed | None) -> object:
@@ -159,10 +158,10 @@ def _post_mortem(directory: Path, facts: Mapping[str, Any], output: str) -> obje
         ended_s=_LATER_S,
         duration_s=_LATER_S,
     )
-    dumps = FlightDumps()
-    if dumps.is_enabled(job):
+    dumps = FlightDumps(job)
+    if dumps.files():
         try:
-            data.append(dumps.collect_data(job))
+            data.append(dumps.collect_data())
         except NothingCollected:
             return "its dumps are not read"
     kernel = directory / "kernel.txt"
@@ -172,34 +171,22 @@ def _post_mortem(directory: Path, facts: Mapping[str, Any], output: str) -> obje
     return _inferred("failure", data)
 
 
-def _monitor(messages: list[NodeMessage], output: str) -> object:
-    watched = WatchedPrograms(NODES)
-    looks: dict[str, NodeLook] = {}
-    for message in messages:
-        watched.hear(message.node, _ranks_of(message), 0.0)
-        if isinstance(message, NodeLook):
-            looks[message.node] = message
-    looked = looked_at(looks, silent=())
+def _monitor(reports: list[NodeReport], output: str) -> object:
+    pulse = Pulse(NODES)
+    for report in reports:
+        pulse.observe(report, 0.0)
+    for number, line in enumerate(output.splitlines()):
+        pulse.read("output.txt", f"{line}\n", float(number) / 10)
     concluded: list[object] = []
-    for program in watched.programs.values():
-        if program.step:
-            judged = watched.judge(program, looked, window_s=_WINDOW_S, now_s=_STALLED_S)
-        else:  # no heartbeat: its output stands still
-            progress = OutputProgress()
-            for number, line in enumerate(output.splitlines()):
-                progress.take("output.txt", f"{line}\n", float(number) / 10)
-            judged = progress.judge(watched, looked, NODES, window_s=_WINDOW_S, now_s=_STALLED_S)
-        if isinstance(judged, str):
+    for program in pulse.programs.values():
+        standstill = pulse.judge(program, {r.node: r for r in reports}, _STALLED_S)
+        if standstill.why_not:
             concluded.append("no hang so far")
             continue
-        standstill, flights = judged
-        seen = [standstill, *([flights] if flights.records else [])]
-        concluded.append(_inferred("hang", seen))
+        records = tuple(rank.flight for rank in standstill.ranks if rank.flight)
+        flights = [FlightRecords(records=records)] if records else []
+        concluded.append(_inferred("hang", [standstill, *flights]))
     return concluded
-
-
-def _ranks_of(message: NodeMessage) -> tuple[RankNow, ...]:
-    return message.now if isinstance(message, NodeLook) else message.ranks
 
 
 def _check_of_gpus(path: Path) -> object:

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from slurm_health.records.script_records import Diagnosed
-from slurm_health.training.diagnosis.collected import Collected, ScriptEnd
-from slurm_health.training.diagnosis.diagnostician import Diagnostician, observe_failure
-from slurm_health.training.diagnosis.inference import InferenceChain
-from slurm_health.training.diagnosis.operators import OPERATORS
+from slurm_health.training.diagnosis.collected import ScriptEnd
+from slurm_health.training.diagnosis.failure import FailureDiagnostician
 from slurm_health.training.diagnosis.training_log import read_log
+from slurm_health.training.framework import DataManager
 from slurm_health.training.monitor.collector import EndedJob
 
 
@@ -34,7 +33,7 @@ def diagnosed_by_output(output: str, status: int, nodes: tuple[str, ...]) -> Dia
     """
     code, signal = (status, 0) if status >= 0 else (128 - status, -status)
     end = ScriptEnd(exit_code=code, signal=signal, nodes=nodes)
-    data = Collected([end, read_log([("out", output)])])
-    found = Diagnostician(observe_failure, InferenceChain(OPERATORS)).diagnose(data).diagnosed
+    data = DataManager([end, read_log([("out", output)])])
+    found = FailureDiagnostician().diagnose(data_manager=data).diagnosed
     assert found is not None, output
     return found

@@ -24,28 +24,22 @@ from slurm_health.node.rules.finding import Status
 from slurm_health.records.gpu_load import DeviceSample
 from slurm_health.records.script_records import Diagnosed
 from slurm_health.system.nvml import Gpus
-from slurm_health.training.diagnosis.by_output import OutputProgress
-from slurm_health.training.diagnosis.collected import Collected, NodesTold, NodeTold, ScriptEnd
-from slurm_health.training.diagnosis.diagnostician import (
-    Diagnostician,
-    observe_failure,
-    observe_hang,
-)
-from slurm_health.training.diagnosis.inference import InferenceChain
-from slurm_health.training.diagnosis.operators import OPERATORS
+from slurm_health.training.diagnosis.collected import FlightRecords, NodesTold, NodeTold, ScriptEnd
+from slurm_health.training.diagnosis.failure import FailureDiagnostician
+from slurm_health.training.diagnosis.hang import HangDiagnostician
+from slurm_health.training.diagnosis.pulse import Pulse
+from slurm_health.training.diagnosis.samples import NodeReport
 from slurm_health.training.diagnosis.training_log import read_log
-from slurm_health.training.diagnosis.watched import WatchedPrograms
-from slurm_health.training.monitor.closer_look import GpuActivity
+from slurm_health.training.framework import DataManager
 from slurm_health.training.monitor.collector import EndedJob
 from slurm_health.training.monitor.flight_dumps import FlightDumps
-from slurm_health.training.monitor.messages import NodeLook, NodeMessage, NodeNow, looked_at
+from slurm_health.training.monitor.gpu_activity import GpuActivity
 
 DATA = Path(__file__).parents[1] / "data" / "played_training"
 RECORDED = sorted(directory.name for directory in DATA.iterdir() if directory.is_dir())
 NODES = ("n1", "n2")  # two ranks each
 _DUMPS = "fr/rank_"
 _STALLED_S = 600.0  # well past the monitor's limit, which is longer than a recording
-_WINDOW_S = 4.0
 _LATE_S = 100 * 365 * 86400.0  # after every dump, so that none counts as another job's
 
 
@@ -60,7 +54,7 @@ class GpusNow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _GPUS = msgspec.json.Decoder(GpusNow)
-_MESSAGE: msgspec.json.Decoder[NodeMessage] = msgspec.json.Decoder(NodeNow | NodeLook)
+_REPORT = msgspec.json.Decoder(NodeReport)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +65,7 @@ class Recording:
     output: str
     kernel: tuple[str, ...]
     ends: Mapping[int, int]
-    messages: tuple[NodeMessage, ...]
+    messages: tuple[NodeReport, ...]
     gpus: tuple[GpusNow, ...]
 
 
@@ -85,7 +79,7 @@ def recording(name: str) -> Recording:
         output=(directory / "output.txt").read_text(),
         kernel=tuple(kernel.read_text().splitlines()) if kernel.exists() else (),
         ends={int(rank): code for rank, code in ends.items()},
-        messages=tuple(map(_MESSAGE.decode, _lines(directory / "monitor.jsonl"))),
+        messages=tuple(map(_REPORT.decode, _lines(directory / "monitor.jsonl"))),
         gpus=tuple(map(_GPUS.decode, _lines(directory / "nvml.jsonl"))),
     )
 
@@ -107,41 +101,32 @@ def post_mortem(recorded: Recording) -> Diagnosed | None:
         ended_s=_LATE_S,
         duration_s=_LATE_S,
     )
-    dumps = FlightDumps()
-    if dumps.is_enabled(job):
-        data.append(dumps.collect_data(job))
+    dumps = FlightDumps(job)
+    if dumps.files():
+        data.append(dumps.collect_data())
     if recorded.kernel:
         data.append(NodesTold(nodes=(NodeTold(node=NODES[-1], kernel=recorded.kernel),)))
-    chain = InferenceChain(OPERATORS)
-    return Diagnostician(observe_failure, chain).diagnose(Collected(data)).diagnosed
+    return FailureDiagnostician().diagnose(data_manager=DataManager(data)).diagnosed
 
 
 def monitor(recorded: Recording) -> Diagnosed | str | None:
     """Diagnose the hang as the monitor does; a reason why it sees none, None without messages."""
     if not recorded.messages:
         return None
-    watched = WatchedPrograms(NODES)
-    looks: dict[str, NodeLook] = {}
-    for message in recorded.messages:
-        if isinstance(message, NodeLook):
-            looks[message.node] = message
-            watched.hear(message.node, message.now, 0.0)
-        else:
-            watched.hear(message.node, message.ranks, 0.0)
-    looked = looked_at(looks, silent=())
-    for program in watched.programs.values():
-        if program.step:
-            judged = watched.judge(program, looked, window_s=_WINDOW_S, now_s=_STALLED_S)
-        else:  # no heartbeat: its output stands still
-            output = OutputProgress()
-            for number, line in enumerate(recorded.output.splitlines()):
-                output.take("output.txt", f"{line}\n", float(number) / 10)
-            judged = output.judge(watched, looked, NODES, window_s=_WINDOW_S, now_s=_STALLED_S)
-        if isinstance(judged, str):
-            return judged
-        standstill, flights = judged
-        data = Collected([standstill, *([flights] if flights.records else [])])
-        return Diagnostician(observe_hang, InferenceChain(OPERATORS)).diagnose(data).diagnosed
+    pulse = Pulse(NODES)
+    for report in recorded.messages:
+        pulse.observe(report, 0.0)
+    for number, line in enumerate(recorded.output.splitlines()):
+        pulse.read("output.txt", f"{line}\n", float(number) / 10)
+    reports = {report.node: report for report in recorded.messages}
+    for program in pulse.programs.values():
+        standstill = pulse.judge(program, reports, _STALLED_S)
+        if standstill.why_not:
+            return standstill.why_not
+        records = tuple(rank.flight for rank in standstill.ranks if rank.flight)
+        flights = [FlightRecords(records=records)] if records else []
+        data = DataManager([standstill, *flights])
+        return HangDiagnostician().diagnose(data_manager=data).diagnosed
     return "no rank was seen"
 
 

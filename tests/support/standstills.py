@@ -6,16 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from slurm_health.records.script_records import Diagnosed
-from slurm_health.training.diagnosis.collected import (
-    Collected,
-    FlightRecord,
-    FlightRecords,
-    Operation,
-)
-from slurm_health.training.diagnosis.diagnostician import Diagnostician, observe_hang
-from slurm_health.training.diagnosis.inference import InferenceChain
-from slurm_health.training.diagnosis.operators import OPERATORS
-from slurm_health.training.diagnosis.seen import Frame, RankSeen, Standstill
+from slurm_health.training.diagnosis.collected import FlightRecord, FlightRecords, Operation
+from slurm_health.training.diagnosis.hang import HangDiagnostician
+from slurm_health.training.diagnosis.samples import Frame, RankSample, Standstill
+from slurm_health.training.framework import DataManager
 
 TORCH = "/venv/lib/python3.11/site-packages/torch"
 TRAIN = Frame("/home/a/train.py", 70, "main")
@@ -27,8 +21,8 @@ IN_CHECKPOINT = (TRAIN, Frame(f"{TORCH}/serialization.py", 900, "save"))
 IN_OWN_CODE = (TRAIN, Frame("/home/a/augment.py", 12, "read"))
 
 
-def rank(number: int, stack: Iterable[Frame] = IN_COLLECTIVE, **more: object) -> RankSeen:
-    seen = RankSeen(
+def rank(number: int, stack: Iterable[Frame] = IN_COLLECTIVE, **more: object) -> RankSample:
+    seen = RankSample(
         rank=number,
         node=f"n{number + 1}",
         pid=100 + number,
@@ -37,10 +31,10 @@ def rank(number: int, stack: Iterable[Frame] = IN_COLLECTIVE, **more: object) ->
         answered=bool(stack),
         stack=tuple(stack),
     )
-    return RankSeen(**{**{f: getattr(seen, f) for f in seen.__struct_fields__}, **more})
+    return RankSample(**{**{f: getattr(seen, f) for f in seen.__struct_fields__}, **more})
 
 
-def standstill(*ranks: RankSeen, **more: object) -> Standstill:
+def standstill(*ranks: RankSample, **more: object) -> Standstill:
     told = {
         "stalled_s": 40.0,
         "allowance_s": 25.0,
@@ -52,8 +46,8 @@ def standstill(*ranks: RankSeen, **more: object) -> Standstill:
 
 
 def found(seen: Standstill, *records: FlightRecord) -> Diagnosed:
-    data = Collected([seen, FlightRecords(records=records)])
-    diagnosed = Diagnostician(observe_hang, InferenceChain(OPERATORS)).diagnose(data).diagnosed
+    data = DataManager([seen, FlightRecords(records=records)])
+    diagnosed = HangDiagnostician().diagnose(data_manager=data).diagnosed
     assert diagnosed is not None
     return diagnosed
 

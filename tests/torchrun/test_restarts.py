@@ -11,7 +11,7 @@ import pytest
 
 from slurm_health.preflight.option_kinds import Value
 from slurm_health.records.records import RunStarted, VerdictReached
-from slurm_health.records.script_records import Diagnosed, FailurePlanned, HangFound
+from slurm_health.records.script_records import Diagnosed, EventKind, FailurePlanned, TrainingEvent
 from slurm_health.system import journal
 from slurm_health.torchrun.arguments import Arguments, NodeZeroAddress
 from slurm_health.torchrun.joint_check import directory_of
@@ -60,7 +60,7 @@ STARTED = RunStarted(
 )
 
 
-def hang(cause: str, *ranks: int) -> HangFound:
+def hang(cause: str, *ranks: int) -> TrainingEvent:
     found = Diagnosed(
         cause=cause,
         description="it hangs",
@@ -69,7 +69,15 @@ def hang(cause: str, *ranks: int) -> HangFound:
         ranks=list(ranks),
         nodes=[f"n{rank + 1}" for rank in ranks],
     )
-    return HangFound(stalled_s=40.0, allowance_s=25.0, step=7, found=found)
+    return TrainingEvent(
+        event=EventKind.HANG,
+        stalled_s=40.0,
+        usual_s=25.0,
+        step=7,
+        nodes=found.nodes,
+        ranks=found.ranks,
+        diagnosed=found,
+    )
 
 
 def place(meeting: NodeZeroAddress | None = None) -> TaskPlace:

@@ -12,18 +12,20 @@ from typing import Any
 import pytest
 
 from slurm_health.preflight.probes.torchrun_monitors import Carrier
-from slurm_health.training.monitor.messages import LOOK, NodeLook
-from slurm_health.training.monitor.monitors import Monitors, MonitorsEnded, carried
+from slurm_health.training.monitor.agents import Agents, AgentsEnded, carried
+from slurm_health.training.monitor.messages import INSPECT
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 
-# A monitor that answers a look with the message of a node that saw nothing, and what it was told.
+# An agent that answers each word with the report of a node on which nothing is, and the word.
 MONITOR = """
 import os, sys
-from slurm_health.training.monitor.messages import NodeLook, lines_of
+from slurm_health.training.diagnosis.samples import NodeReport
+from slurm_health.training.monitor.messages import lines_of
 for number, word in enumerate(sys.stdin):
     seen = {"word": word.strip(), "process": str(os.getpid())}
-    for line in lines_of(NodeLook(sys.argv[1], not_seen=seen), number):
+    report = NodeReport(node=sys.argv[1], inspected=True, not_seen=seen)
+    for line in lines_of(report, number):
         os.write(1, line)
 """
 NODES = ["node0", "node1", "node2"]
@@ -47,8 +49,16 @@ class Nodes:
         for each in self.carriers:
             each.begin()
 
-    def start(self, number: int) -> Monitors:
-        return carried(self.reading, self.writing, number, NODES, self.control)
+    def agents(self) -> Agents:
+        numbers = iter(range(1, 9))
+        agents = Agents(
+            lambda _: carried(self.reading, self.writing, next(numbers), self.control),
+            lambda _: None,
+            self.control,
+            alone=False,
+        )
+        agents.begin(NODES)
+        return agents
 
     def end(self) -> None:
         for each in self.carriers:
@@ -62,26 +72,25 @@ def nodes() -> Iterator[Nodes]:
     found.end()
 
 
-def looked(monitors: Monitors) -> dict[str, dict[str, str]]:
-    """Return what each node saw when all were asked to look, again where a busy one is late."""
-    seen: dict[str, dict[str, str]] = {}
-    while seen.keys() != set(NODES):
-        said = [each for each in monitors.ask(LOOK) if isinstance(each, NodeLook)]
-        seen |= {each.node: each.not_seen for each in said if each.not_seen["word"] == "look"}
-    return seen
+def inspected(agents: Agents) -> dict[str, dict[str, str]]:
+    """Return what each node answers when all are asked, again if a busy one is late."""
+    answers: dict[str, dict[str, str]] = {}
+    while answers.keys() != set(NODES):
+        reports = agents.ask(INSPECT)
+        answers |= {n: r.not_seen for n, r in reports.items() if r.not_seen["word"] == "inspect"}
+    return answers
 
 
-def test_all_nodes_hear_the_watch_and_it_hears_them(nodes: Nodes) -> None:
-    assert looked(nodes.start(1)).keys() == set(NODES)
+def test_all_nodes_get_the_words_of_the_watch_and_it_their_answers(nodes: Nodes) -> None:
+    assert inspected(nodes.agents()).keys() == set(NODES)
 
 
 @pytest.mark.heavy
-def test_what_was_said_before_a_start_is_no_answer_to_what_is_asked_after_it(nodes: Nodes) -> None:
-    before = nodes.start(1)
-    processes = {each["process"] for each in looked(before).values()}
-    before.tell(LOOK)  # and nobody waits for the answers
-    before.end()
-    after = {each["process"] for each in looked(nodes.start(2)).values()}
+def test_what_was_sent_before_agents_were_replaced_is_no_answer_after_it(nodes: Nodes) -> None:
+    agents = nodes.agents()
+    processes = {answer["process"] for answer in inspected(agents).values()}
+    agents.replace(NODES[:1])
+    after = {answer["process"] for answer in inspected(agents).values()}
 
     assert len(after) == len(NODES)
     assert not after & processes
@@ -101,9 +110,9 @@ def test_names_come_in_the_order_of_ranks_however_late_a_node_is(nodes: Nodes) -
     assert heard == [["a", "b", "c"]] * 3
 
 
-def test_a_watch_whose_torchrun_has_ended_is_told_so(nodes: Nodes) -> None:
-    monitors = nodes.start(1)
+def test_a_watch_whose_torchrun_has_ended_knows_it(nodes: Nodes) -> None:
+    agents = nodes.agents()
     nodes.end()
 
-    with pytest.raises(MonitorsEnded):
-        list(monitors.hear(60.0))
+    with pytest.raises(AgentsEnded):
+        agents.receive(60.0)

@@ -36,7 +36,7 @@ def monitor(
 
 
 def test_the_first_node_that_trains_has_a_monitor_that_does_as_it_is_told(tmp_path: Path) -> None:
-    assert "monitor.beside" in monitor(tmp_path)
+    assert "monitor.watch" in monitor(tmp_path)
     assert "--on-hang=report" in monitor(tmp_path)
     assert "--on-hang=restart" in monitor(tmp_path, mode="restart")
 
@@ -62,7 +62,7 @@ def test_outside_slurm_each_node_has_its_own_and_knows_its_processes_by_a_mark(
     (mark,) = marked.values()
 
     assert f"--training={mark}" in monitor(tmp_path, environ=marked)
-    assert {mark, "n2"} < set(watching.node_monitor(place("n2"), marked))
+    assert {f"--job={mark}", "--node=n2"} < set(watching.node_monitor(place("n2"), marked))
     assert watching.marked({}) != marked
 
 

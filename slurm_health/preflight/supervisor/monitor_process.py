@@ -14,9 +14,9 @@ from slurm_health.system import processes
 OFF = "off"
 # With this code a monitor ends that has found a hang and leaves the rest to the supervisor.
 SCRIPT_HANGS = 75
-# A script that ends sooner has no monitor: nothing can be known of its pace, and an array of
-# thousands of short jobs must not cost a step each.
-AFTER_S = 30.0
+# A script that ends sooner has no agents: an array of thousands of short jobs must not cost a step
+# each.
+AFTER_S = 10.0
 _LEAVE_S = 3.0  # what it needs to end the monitors of all nodes
 _UNKILLABLE_S = 1.0
 
@@ -62,7 +62,7 @@ def beside(
         yield Monitoring(None)
         return
     argv = processes.own_module(
-        "slurm_health.training.monitor.beside",
+        "slurm_health.training.monitor.watch",
         f"--directory={directory}",
         f"--on-hang={mode}",
         f"--after-s={after_s:g}",

@@ -1,20 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What collectors have gathered of a failure, by kind; a collector of others may add kinds."""
+"""What the built-in collectors gather of a failure, by kind."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 import msgspec
 
-from slurm_health.records.script_records import Diagnosed, HangFound
+from slurm_health.records.script_records import Diagnosed, TrainingEvent
 from slurm_health.records.text import SIGKILL, SIGTERM, listed
-from slurm_health.training.diagnosis.flight_data import FlightRecord as FlightRecord
-from slurm_health.training.diagnosis.flight_data import Operation as Operation
+from slurm_health.training.diagnosis.collectives import FlightRecord as FlightRecord
+from slurm_health.training.diagnosis.collectives import Operation as Operation
 from slurm_health.training.diagnosis.training_log import TrainingLog as TrainingLog
-
-T = TypeVar("T", bound=msgspec.Struct)
+from slurm_health.training.framework import DataManager
 
 
 class ScriptEnd(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +61,12 @@ class FlightRecords(msgspec.Struct, frozen=True, kw_only=True):
     records: tuple[FlightRecord, ...] = ()
 
 
+class Listeners(msgspec.Struct, frozen=True, kw_only=True):
+    """Who listens on which TCP port of the batch host, in words."""
+
+    holders: dict[int, str] = {}
+
+
 class NodeTold(msgspec.Struct, frozen=True, kw_only=True):
     """What one node of the job tells after a failure, and while a hang is looked at.
 
@@ -103,42 +107,13 @@ class MonitorSaw(msgspec.Struct, frozen=True, kw_only=True):
     ended.
     """
 
-    hang: HangFound | None = None
+    hang: TrainingEvent | None = None
     cancels: bool = False
     ends_script: bool = False
     slow: tuple[Diagnosed, ...] = ()
 
 
-class Collected:
-    """All that was gathered.
-
-    `missing` says of each collector without data why it is off or had nothing to collect, `failed`
-    what happened to those that raised or hung.
-    """
-
-    def __init__(
-        self,
-        data: Iterable[msgspec.Struct] = (),
-        *,
-        missing: Mapping[str, str] | None = None,
-        failed: Mapping[str, str] | None = None,
-    ) -> None:
-        self._data = {type(each): each for each in data}
-        self.missing = dict(missing or {})
-        self.failed = dict(failed or {})
-
-    @property
-    def all(self) -> tuple[msgspec.Struct, ...]:
-        """Return everything, one of a kind."""
-        return tuple(self._data.values())
-
-    def get(self, kind: type[T]) -> T | None:
-        """Return the data of one kind, None where there is none."""
-        found = self._data.get(kind)
-        return found if isinstance(found, kind) else None
-
-
-def leaving_out(nodes: Sequence[str], data: Collected) -> str:
+def leaving_out(nodes: Sequence[str], data: DataManager) -> str:
     """Return how sbatch is told to do without nodes: it refuses one both asked for and excluded."""
     view = data.get(SlurmView)
     asked = [node for node in nodes if view and node in view.required]

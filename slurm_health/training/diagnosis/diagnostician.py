@@ -4,25 +4,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from enum import Enum
+from typing import Any
 
-from slurm_health.records.script_records import NO_PROGRESS, SCRIPT_FAILED, SLOWER_STEPS, Diagnosed
-from slurm_health.records.text import listed, signal_text
-from slurm_health.training.diagnosis.before_it_failed import slow_before
-from slurm_health.training.diagnosis.collected import Collected, NodesTold, NodeTold, ScriptEnd
-from slurm_health.training.diagnosis.inference import (
+from slurm_health.records.script_records import SLOWER_STEPS, Diagnosed
+from slurm_health.records.text import listed
+from slurm_health.training.diagnosis.collected import NodesTold, NodeTold, ScriptEnd, TrainingLog
+from slurm_health.training.diagnosis.failed import quotes
+from slurm_health.training.diagnosis.samples import Standstill
+from slurm_health.training.diagnosis.slow_steps import Slowdown
+from slurm_health.training.diagnosis.stragglers import SlowRank
+from slurm_health.training.diagnosis.surroundings import slow_before
+from slurm_health.training.framework import (
     ASKS_FOR,
     Attribution,
     ChainStep,
+    DataManager,
+    DiagnosisAction,
+    DiagnosisObservation,
+    Diagnostician,
+    EventAction,
     Inference,
-    InferenceChain,
+    OperatorMaker,
     Walk,
 )
-from slurm_health.training.diagnosis.mistakes import quotes
-from slurm_health.training.diagnosis.seen import Standstill
-from slurm_health.training.diagnosis.slow_steps import Slowdown
-from slurm_health.training.diagnosis.stragglers import SlowRank
 
 _MOST_EVIDENCE = 6
 _MOST_BEFORE = 2  # of these: what had been slow before
@@ -31,79 +35,30 @@ _MOST_OF_NODE = 5
 _REASONS = 3  # of what one kind of thing was not seen for
 
 
-class ActionKind(Enum):
-    """What a diagnosis leads to."""
-
-    NOTHING = "nothing"  # nothing failed
-    EVENT = "event"  # it is recorded and reported; nothing is done to nodes or job
-    # What diagnosticians of others ask for; ours name a cause, and what follows it is decided then.
-    RESTART_RANKS = "restart-ranks"
-    LEAVE_NODE = "leave-node"
-    STOP_JOB = "stop-job"
-
-
-@dataclass(frozen=True, kw_only=True)
-class DiagnosisAction:
-    """What a diagnostician asks for; an event carries what was found."""
-
-    kind: ActionKind
-    diagnosed: Diagnosed | None = None
-
-
-class Diagnostician:
-    """Finds what is behind a problem that `observe` sees in what was collected, if it sees one."""
+class CauseDiagnostician(Diagnostician):
+    """Leads from a symptom to its cause, and asks for that to be recorded."""
 
     def __init__(
-        self, observe: Callable[[Collected], Inference | None], chain: InferenceChain
+        self,
+        symptom: Callable[[DataManager], Inference | None],
+        operators: Sequence[OperatorMaker],
     ) -> None:
-        self.observe = observe
-        self._chain = chain
+        super().__init__(operators)
+        self._symptom = symptom
 
-    def resolve(self, symptom: Inference, data: Collected) -> DiagnosisAction:
+    def observe(self, **kwargs: Any) -> DiagnosisObservation | None:
+        """Return the symptom in what was collected, None where there is none."""
+        symptom = self._symptom(kwargs["data_manager"])
+        return None if symptom is None else DiagnosisObservation(symptom.name, symptom=symptom)
+
+    def resolve(self, problem: DiagnosisObservation, **kwargs: Any) -> DiagnosisAction:
         """Walk from the symptom to a cause, and put it into words."""
-        walk = self._chain.infer(symptom, data)
-        return DiagnosisAction(kind=ActionKind.EVENT, diagnosed=diagnosed(walk, data))
-
-    def diagnose(self, data: Collected) -> DiagnosisAction:
-        """Observe, and resolve what was observed."""
-        symptom = self.observe(data)
-        if symptom is None:
-            return DiagnosisAction(kind=ActionKind.NOTHING)
-        return self.resolve(symptom, data)
+        assert problem.symptom is not None
+        data: DataManager = kwargs["data_manager"]
+        return EventAction(diagnosed=diagnosed(self.walk(problem.symptom, data), data))
 
 
-def observe_failure(data: Collected) -> Inference | None:
-    """Return the symptom of a failed script, None where it ended well or its end is not known.
-
-    One that ended well when it was told to end has the same: its job may have been ended.
-    """
-    end = data.get(ScriptEnd)
-    if end is None or (end.well and not end.told_to_end):
-        return None
-    how = signal_text(end.signal) if end.signal else f"exit code {end.exit_code}"
-    return Inference(
-        name=SCRIPT_FAILED,
-        description=f"{end.script or 'the script'} ended with {how}; nothing that was collected"
-        " says why",
-        advice="look at the end of the job's output",
-    )
-
-
-def observe_hang(data: Collected) -> Inference | None:
-    """Return the symptom of a training that hangs, None where nothing stands still."""
-    standstill = data.get(Standstill)
-    if standstill is None or standstill.stalled_s < standstill.allowance_s:
-        return None
-    return Inference(
-        name=NO_PROGRESS,
-        description=f"no step for {standstill.stalled_s:.0f} s, and nothing that was collected says"
-        " where it hangs",
-        evidence=(f"a pause of {standstill.allowance_s:.0f} s would be usual for this training",),
-        advice="look at the stacks of its ranks (py-spy dump --pid PID)",
-    )
-
-
-def observe_slowdown(data: Collected) -> Inference | None:
+def observe_slowdown(data: DataManager) -> Inference | None:
     """Return the symptom of steps that take longer than before, None where they do not."""
     slowdown = data.get(Slowdown)
     if slowdown is None or slowdown.step_ms <= slowdown.usual_ms:
@@ -115,7 +70,7 @@ def observe_slowdown(data: Collected) -> Inference | None:
     )
 
 
-def diagnosed(walk: Walk, data: Collected) -> Diagnosed:
+def diagnosed(walk: Walk, data: DataManager) -> Diagnosed:
     """Return the record of where a chain led."""
     cause = walk.conclusion
     way = walk.way_to(cause)
@@ -123,13 +78,18 @@ def diagnosed(walk: Walk, data: Collected) -> Diagnosed:
         line for inference in (cause, *(step.after for step in way)) for line in inference.evidence
     )
     before = slow_before(cause, data)[-_MOST_BEFORE:]
-    if cause.attribution is Attribution.UNDECIDED and data.get(ScriptEnd):
+    if cause.blame is Attribution.UNDECIDED and data.get(ScriptEnd) is not None:
         evidence |= dict.fromkeys(quotes(data))
+    log = data.get(TrainingLog)
+    own = log.of_their_own if log and cause.ranks else ()
+    first = next((each for each in own if each.rank in cause.ranks), None)
     return Diagnosed(
         cause=cause.name,
         description=cause.description or cause.name,
-        attribution=cause.attribution.value,
+        attribution=cause.blame.value,
         sureness=cause.sureness.name.lower(),
+        error=first.error if first else "",
+        place=first.place if first else "",
         first=_first_of(cause, way),
         nodes=_of_the_job(cause.nodes, data),
         ranks=list(cause.ranks),
@@ -137,21 +97,21 @@ def diagnosed(walk: Walk, data: Collected) -> Diagnosed:
         evidence=[*list(evidence)[: _MOST_EVIDENCE - len(before)], *before],
         told=[
             *_not_followed(walk),
-            *_lines_told(data, cause.nodes, ended=cause.attribution is Attribution.OUTSIDE),
+            *_lines_told(data, cause.nodes, ended=cause.blame is Attribution.OUTSIDE),
         ],
         advice=cause.advice,
         chain=[f"{step.operator}: {step.after.name}" for step in way],
         not_collected=[f"{name}: {why}" for name, why in _not_seen(data).items()],
         failed=[
             *(f"collector {name}: {what}" for name, what in data.failed.items()),
-            *(f"operator {failure}" for failure in walk.failed),
+            *(f"operator {name}: {what}" for name, what in walk.failed.items()),
         ],
     )
 
 
 def _first_of(cause: Inference, way: Sequence[ChainStep]) -> str:
     """Return what happened first: no step of its own where it is the cause, or all ranks met it."""
-    if len(way) < 2 or (cause.attribution is Attribution.USER and len(cause.ranks) > 1):
+    if len(way) < 2 or (cause.blame is Attribution.USER and len(cause.ranks) > 1):
         return ""
     return way[-2].after.description
 
@@ -163,7 +123,7 @@ def _not_followed(walk: Walk) -> Iterator[str]:
             yield f"{end.name} asks for {end.configs[ASKS_FOR]}: {end.description}"
 
 
-def _of_the_job(nodes: Iterable[str], data: Collected) -> list[str]:
+def _of_the_job(nodes: Iterable[str], data: DataManager) -> list[str]:
     """Return those that are nodes of the job: what a job prints may name any."""
     sources: list[ScriptEnd | Standstill | Slowdown | None]
     sources = [data.get(ScriptEnd), data.get(Standstill), data.get(Slowdown)]
@@ -173,7 +133,7 @@ def _of_the_job(nodes: Iterable[str], data: Collected) -> list[str]:
     return [node for node in nodes if node in of_the_job]
 
 
-def _lines_told(data: Collected, concerned: Collection[str], *, ended: bool) -> Iterator[str]:
+def _lines_told(data: DataManager, concerned: Collection[str], *, ended: bool) -> Iterator[str]:
     """Yield what nodes told that may matter, at most so many lines; `concerned` nodes first.
 
     What every node tells of its state is how these nodes are, and says nothing of one of them. Nor
@@ -193,7 +153,7 @@ def _lines_told(data: Collected, concerned: Collection[str], *, ended: bool) -> 
     yield from lines[:_MOST_LINES]
 
 
-def _not_seen(data: Collected) -> dict[str, str]:
+def _not_seen(data: DataManager) -> dict[str, str]:
     """Return what was not collected, and why, with what nodes could not look at."""
     told = data.get(NodesTold)
     reasons: dict[str, dict[str, list[str]]] = {}

@@ -11,10 +11,10 @@ import msgspec
 
 from slurm_health.records.script_records import MOST_LINES, NEVER_ENTERED
 from slurm_health.records.text import listed, ranks_text
-from slurm_health.training.diagnosis.collected import Collected, FlightRecords
-from slurm_health.training.diagnosis.flight import first_difference
-from slurm_health.training.diagnosis.inference import Inference, Sureness
-from slurm_health.training.diagnosis.seen import RankSeen, Standstill
+from slurm_health.training.diagnosis.collected import FlightRecords
+from slurm_health.training.diagnosis.collectives import CollectiveState
+from slurm_health.training.diagnosis.samples import RankSample, Standstill
+from slurm_health.training.framework import DataManager, Inference, Sureness
 
 _MOST_RANKS = 65_536
 
@@ -119,13 +119,13 @@ def read_report(text: str) -> RasStatus:
     return RasStatus(communicators=tuple(communicators))
 
 
-def ras_behind(_: Inference, data: Collected) -> Inference | None:
+def ras_behind(_: Inference, data: DataManager) -> Inference | None:
     """Some ranks of a communicator have launched fewer collectives, or do not answer NCCL.
 
     The Flight Recorder knows more.
     """
     status, flight = data.get(RasStatus), data.get(FlightRecords)
-    told = flight is not None and first_difference(flight.records) is not None
+    told = flight is not None and CollectiveState(flight.records).difference is not None
     if status is None or told:
         return None
     by_size = sorted(status.communicators, key=lambda one: -one.size)
@@ -135,7 +135,7 @@ def ras_behind(_: Inference, data: Collected) -> Inference | None:
     return _behind(by_size, data)
 
 
-def _unanswering(communicator: Communicator, data: Collected) -> Inference | None:
+def _unanswering(communicator: Communicator, data: DataManager) -> Inference | None:
     missing = [
         each
         for each in communicator.missing_ranks
@@ -160,7 +160,7 @@ def _unanswering(communicator: Communicator, data: Collected) -> Inference | Non
     )
 
 
-def _behind(communicators: Sequence[Communicator], data: Collected) -> Inference | None:
+def _behind(communicators: Sequence[Communicator], data: DataManager) -> Inference | None:
     """Tell who is behind in any of the communicators and waits in none of them.
 
     Who is ahead in one of them waits there, though it be behind in another. Where several are left,
@@ -213,7 +213,7 @@ def _most(communicator: Communicator) -> int:
 
 
 def _ranks(
-    told: Sequence[RasRank | MissingRank], communicator: Communicator, data: Collected
+    told: Sequence[RasRank | MissingRank], communicator: Communicator, data: DataManager
 ) -> tuple[int, ...]:
     """Return the training's numbers of ranks: by their processes, or where all are in it."""
     seen = _seen(data)
@@ -225,11 +225,11 @@ def _ranks(
     return tuple(sorted(each.rank for each in told)) if whole else ()
 
 
-def _nodes(ranks: Sequence[int], data: Collected) -> tuple[str, ...]:
+def _nodes(ranks: Sequence[int], data: DataManager) -> tuple[str, ...]:
     return tuple(sorted({each.node for each in _seen(data) if each.rank in ranks and each.node}))
 
 
-def _seen(data: Collected) -> tuple[RankSeen, ...]:
+def _seen(data: DataManager) -> tuple[RankSample, ...]:
     found = data.get(Standstill)
     return found.ranks if found else ()
 

@@ -17,8 +17,7 @@ import msgspec
 
 from slurm_health.records.script_records import MOST_LINES
 from slurm_health.records.text import listed
-from slurm_health.training.diagnosis.collected import Collected
-from slurm_health.training.diagnosis.inference import Inference, Sureness
+from slurm_health.training.framework import DataManager, Inference, Sureness
 
 USUAL_WINDOWS = 3  # at least so many, before it is known what is usual
 SLOW_WINDOWS = 3  # in a row; a checkpoint or an evaluation is over by then
@@ -156,7 +155,7 @@ class Slowdown(msgspec.Struct, frozen=True, kw_only=True):
     speeds: tuple[PathSpeed, ...] = ()
 
 
-def slow_paths(_: Inference, data: Collected) -> Inference | None:
+def slow_paths(_: Inference, data: DataManager) -> Inference | None:
     """Some connections are many times slower than others, and lead to one node.
 
     It is the node where all slow connections meet, and no fast one.

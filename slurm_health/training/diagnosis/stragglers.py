@@ -19,8 +19,8 @@ from statistics import median
 import msgspec
 
 from slurm_health.records.script_records import SLOWER_RANK
-from slurm_health.training.diagnosis.collected import Collected
-from slurm_health.training.diagnosis.inference import Inference, Sureness
+from slurm_health.training.diagnosis.samples import RankSample
+from slurm_health.training.framework import DataManager, Inference, Sureness
 
 # Three ranks at least: of two that differ either may be the slow one.
 FEWEST_RANKS = 3
@@ -33,29 +33,8 @@ FEWEST_STEPS = 3  # in a window
 _MOST = 0.5
 
 
-@dataclass(frozen=True, kw_only=True)
-class OwnTime:
-    """What a rank's steps took by themselves so far, in seconds, and how many steps that were.
-
-    Of it and beside it, so far: how long the rank waited for its data, how long its main thread ran
-    and was ready to without a processor, how long its cgroup was held back by a CPU limit. Of its
-    work: `tokens` so far, its role, and the replica of the model that it is of; 0, "" and -1 where
-    that is not known.
-    """
-
-    seconds: float
-    steps: int
-    loading_s: float = 0.0
-    ran_s: float = 0.0
-    unserved_s: float = 0.0
-    throttled_s: float = 0.0
-    tokens: float = 0.0
-    role: str = ""
-    replica: int = -1
-
-
 class Spent(msgspec.Struct, frozen=True, kw_only=True):
-    """How a rank spends a step, in ms: by itself, and of it and beside it as `OwnTime` has it.
+    """How a rank spends a step, in ms: by itself, and of it and beside it as a `RankSample` has it.
 
     `tokens` are those of a step.
     """
@@ -109,12 +88,12 @@ class Stragglers:
     """Compares ranks window by window; says once who is slower, and once when that is over."""
 
     def __init__(self) -> None:
-        self._before: Mapping[int, OwnTime] = {}
+        self._before: Mapping[int, RankSample] = {}
         self.windows: deque[RankWindow] = deque(maxlen=WINDOWS)
         self.crowd: tuple[Slower, ...] = ()  # slower, and too many to be held slow
         self._named: set[int] = set()
 
-    def window(self, now: Mapping[int, OwnTime]) -> list[Slower]:
+    def window(self, now: Mapping[int, RankSample]) -> list[Slower]:
         """Close a window with what the ranks have by now; return who is newly known as slower."""
         if any(self._too_few(rank, time) for rank, time in now.items()):
             return []  # too short a window for these steps: it goes on
@@ -132,24 +111,24 @@ class Stragglers:
         self._named = {each.rank for each in slower}
         return new
 
-    def _too_few(self, rank: int, time: OwnTime) -> bool:
+    def _too_few(self, rank: int, time: RankSample) -> bool:
         before = self._before.get(rank)
-        if before is None or not time.steps:
+        if before is None or not time.own_steps:
             return False
-        return 0 <= time.steps - before.steps < FEWEST_STEPS
+        return 0 <= time.own_steps - before.own_steps < FEWEST_STEPS
 
-    def _spent(self, rank: int, time: OwnTime) -> Spent | None:
+    def _spent(self, rank: int, time: RankSample) -> Spent | None:
         before = self._before.get(rank)
-        if before is None or time.steps <= before.steps or time.seconds <= before.seconds:
+        if before is None or time.own_steps <= before.own_steps or time.own_s <= before.own_s:
             return None
-        ms = 1e3 / (time.steps - before.steps)
+        ms = 1e3 / (time.own_steps - before.own_steps)
         return Spent(
-            own_ms=ms * (time.seconds - before.seconds),
+            own_ms=ms * (time.own_s - before.own_s),
             loading_ms=ms * (time.loading_s - before.loading_s),
             ran_ms=ms * (time.ran_s - before.ran_s),
             unserved_ms=ms * (time.unserved_s - before.unserved_s),
             throttled_ms=ms * (time.throttled_s - before.throttled_s),
-            tokens=(time.tokens - before.tokens) / (time.steps - before.steps),
+            tokens=(time.tokens - before.tokens) / (time.own_steps - before.own_steps),
         )
 
     def _slower(self, rank: int) -> Slower | None:
@@ -168,7 +147,7 @@ class Stragglers:
         )
 
 
-def _window(spent: Mapping[int, Spent], now: Mapping[int, OwnTime]) -> RankWindow:
+def _window(spent: Mapping[int, Spent], now: Mapping[int, RankSample]) -> RankWindow:
     by_role: dict[str, list[Spent]] = {}
     for rank, each in spent.items():
         by_role.setdefault(now[rank].role, []).append(each)
@@ -229,7 +208,7 @@ class SlowRank(msgspec.Struct, frozen=True, kw_only=True):
         return self.over_ms > 0 and ms >= _MOST * self.over_ms
 
 
-def observe_slow_rank(data: Collected) -> Inference | None:
+def observe_slow_rank(data: DataManager) -> Inference | None:
     """Return the symptom of a rank that is slower than the others, None where none is."""
     slow = data.get(SlowRank)
     if slow is None:
@@ -248,7 +227,7 @@ def observe_slow_rank(data: Collected) -> Inference | None:
     )
 
 
-def no_processor(_: Inference, data: Collected) -> Inference | None:
+def no_processor(_: Inference, data: DataManager) -> Inference | None:
     """It is ready to run and has no processor: a limit holds it back, or others run on its own."""
     slow = data.get(SlowRank)
     if slow is None or not slow.lacks_processor:
@@ -272,7 +251,7 @@ def no_processor(_: Inference, data: Collected) -> Inference | None:
     )
 
 
-def slow_data(_: Inference, data: Collected) -> Inference | None:
+def slow_data(_: Inference, data: DataManager) -> Inference | None:
     """By its own word it waits for its data loader: a filesystem, or what is done to each batch."""
     slow = data.get(SlowRank)
     if slow is None or not slow.waits_for_data or slow.lacks_processor:
@@ -289,7 +268,7 @@ def slow_data(_: Inference, data: Collected) -> Inference | None:
     )
 
 
-def computes_longer(_: Inference, data: Collected) -> Inference | None:
+def computes_longer(_: Inference, data: DataManager) -> Inference | None:
     """It runs for longer than the others: a slower processor or device, or more to do."""
     slow = data.get(SlowRank)
     if slow is None or not slow.computes_longer or slow.lacks_processor or slow.waits_for_data:

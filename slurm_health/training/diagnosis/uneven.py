@@ -14,9 +14,8 @@ from statistics import fmean, median, median_low
 
 import msgspec
 
-from slurm_health.training.diagnosis.collected import Collected
-from slurm_health.training.diagnosis.inference import Attribution, Inference, Sureness
 from slurm_health.training.diagnosis.stragglers import SLOWER, WINDOWS, RankWindow, Slower
+from slurm_health.training.framework import Attribution, DataManager, Inference, Sureness
 
 STAGES, DATA = "uneven-stages", "uneven-data"
 _FEWEST_REPLICAS = 3
@@ -176,7 +175,7 @@ def _squares(numbers: Iterable[float]) -> float:
     return sum(each * each for each in numbers)
 
 
-def observe_uneven(data: Collected) -> Inference | None:
+def observe_uneven(data: DataManager) -> Inference | None:
     """Return what is uneven as an inference that is nobody's fault and no node's."""
     uneven = data.get(Uneven)
     if uneven is None:

@@ -1,157 +1,212 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectors and operators, run so that one that raises or hangs costs no more than its data."""
+"""Collectors and a site's operators, run so that one that raises or hangs costs only its data."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from functools import partial
 
 import msgspec
 
 from slurm_health.records.decoding import from_json
+from slurm_health.records.script_records import NO_PROGRESS, SCRIPT_FAILED
 from slurm_health.records.text import cut, one_line
 from slurm_health.system import killable
-from slurm_health.training.diagnosis.collected import Collected
-from slurm_health.training.diagnosis.inference import (
-    Apply,
+from slurm_health.training.framework import (
+    ASKS_FOR,
+    Attribution,
+    DataCollector,
+    DataManager,
+    Diagnostician,
+    EventAction,
     Inference,
     InferenceOperator,
-    OperatorFailed,
-    apply,
-)
-from slurm_health.training.diagnosis.operators import OPERATORS
-from slurm_health.training.monitor.collector import (
-    DataCollector,
-    Enabled,
-    EndedJob,
-    LiveCollector,
+    LeaveNode,
+    NoAction,
     NothingCollected,
+    OperatorFailed,
+    OperatorMaker,
+    RestartRanks,
+    StopJob,
+    Sureness,
 )
-
-T = TypeVar("T")
 
 # What a person who looks at a failed job waits for without thinking of it; all together take what
-# the supervisor gives (POST_MORTEM_S) with room to say what was found.
+# the supervisor gives (POST_MORTEM_S) with room to say what the cause is.
 COLLECT_S = 13.0
-COLLECT_LIVE_S = 8.0  # while a training hangs, which is to be told soon
-_ANSWER_BYTES = 16 << 20  # how far 4,096 ranks came in their groups takes 4 MB
-_ROOM_S = 1.0  # of these, to come to an end by itself
+COLLECT_LIVE_S = 8.0  # while a training hangs, which is to be reported soon
 OPERATOR_S = 2.0
 OPERATORS_S = 5.0
+_ANSWER_BYTES = 16 << 20  # how far 4,096 ranks came in their groups takes 4 MB
 _LEAST_S = 0.1  # with less than that left, none is begun
 _REASON_CHARACTERS = 200
 _COLLECTED, _NOTHING = b"+", b"-"
+# Whose doing a failure is decides what is done about it, so an action says whose it must be, and as
+# surely as that takes. What is surer prevails; what is as sure and blames another decides nothing.
+_MEANS = {
+    EventAction: (Attribution.UNDECIDED, Sureness.POSSIBLE),
+    RestartRanks: (Attribution.TRANSIENT, Sureness.LIKELY),
+    LeaveNode: (Attribution.NODE, Sureness.LIKELY),
+    StopJob: (Attribution.USER, Sureness.LIKELY),
+}
 
 
 def collect(
-    job: EndedJob, collectors: Sequence[DataCollector], *, limit_s: float = COLLECT_S
-) -> Collected:
-    """Run all collectors at once, each in a child; return what they collected in time."""
-    work = [(each, _work(each.is_enabled, each.collect_data, job)) for each in collectors]
-    return _collected(work, [job.end], limit_s)
-
-
-def collect_live(
+    collectors: Sequence[DataCollector],
     environ: Mapping[str, str],
-    collectors: Sequence[LiveCollector],
-    known: Sequence[msgspec.Struct],
+    known: Sequence[object] = (),
     *,
-    limit_s: float = COLLECT_LIVE_S,
-) -> Collected:
-    """Run all live collectors at once, each in a child; return their data beside what is known."""
+    limit_s: float = COLLECT_S,
+) -> DataManager:
+    """Run all collectors at once, each in a child; return what they collected in time.
 
-    def until(collector: LiveCollector) -> Callable[[Mapping[str, str]], msgspec.Struct]:
-        return lambda told: collector.collect_data(told, limit_s - _ROOM_S)
-
-    work = [(each, _work(each.is_enabled, until(each), environ)) for each in collectors]
-    return _collected(work, known, limit_s)
-
-
-def _collected(
-    work: Sequence[tuple[DataCollector | LiveCollector, killable.Work]],
-    known: Sequence[msgspec.Struct],
-    limit_s: float,
-) -> Collected:
-    answers = killable.run_all(
-        {each.name: (does, limit_s) for each, does in work}, most_bytes=_ANSWER_BYTES
-    )
-    data = list(known)
-    missing: dict[str, str] = {}
-    failed: dict[str, str] = {}
-    for collector, _ in work:
-        answer = answers[collector.name]
+    Args:
+        collectors: of different kinds.
+        environ: of the job.
+        known: what need not be collected.
+        limit_s: for each of them.
+    """
+    works = {each.kind: (partial(_work, each, environ), limit_s) for each in collectors}
+    answers = killable.run_all(works, most_bytes=_ANSWER_BYTES)
+    manager = DataManager(known)
+    for collector in collectors:
+        kind, answer = collector.kind, answers[collector.kind]
         if isinstance(answer, killable.Hung):
-            failed[collector.name] = f"did not answer within {answer.limit_s:g} s"
+            manager.failed[kind] = f"did not answer within {answer.limit_s:g} s"
         elif isinstance(answer, killable.Broke):
-            failed[collector.name] = _reason(answer.reason)
+            manager.failed[kind] = _reason(answer.reason)
         elif answer.data[:1] == _NOTHING:
-            missing[collector.name] = _reason(answer.data[1:].decode(errors="replace"))
+            why = answer.data[1:].decode(errors="replace")
+            manager.missing[kind] = _reason(why or "there is nothing")
+        elif collector.data is None:
+            manager.store(from_json(answer.data[1:], object), kind)
         else:
             try:
-                data.append(from_json(answer.data[1:], collector.data))
+                manager.store(from_json(answer.data[1:], collector.data))
             except (msgspec.MsgspecError, TypeError) as err:
-                failed[collector.name] = _reason(f"answered with something else: {err}")
-    return Collected(data, missing=missing, failed=failed)
+                manager.failed[kind] = _reason(f"answered with something else: {err}")
+    return manager
 
 
-def _work(
-    is_enabled: Callable[[T], Enabled], collect_data: Callable[[T], msgspec.Struct], told: T
-) -> killable.Work:
-    def work() -> bytes:
-        enabled = is_enabled(told)
-        if not enabled:
-            return _NOTHING + enabled.why_not.encode(errors="replace")
-        try:
-            return _COLLECTED + msgspec.json.encode(collect_data(told))
-        except NothingCollected as nothing:
-            return _NOTHING + str(nothing).encode(errors="replace")
-
-    return work
+def _work(collector: DataCollector, environ: Mapping[str, str]) -> bytes:
+    collector.environ = environ
+    if not collector.is_enabled():
+        return _NOTHING + b"it is not enabled here"
+    try:
+        data = collector.collect_data()
+    except NothingCollected as nothing:
+        return _NOTHING + str(nothing).encode(errors="replace")
+    return _NOTHING if data is None else _COLLECTED + msgspec.json.encode(data)
 
 
-def contained(
-    *,
-    limit_s: float = OPERATOR_S,
-    total_s: float = OPERATORS_S,
-    monotonic: Callable[[], float] = time.monotonic,
-) -> Apply:
-    """Return what applies operators: those of others each time in a child, with a time limit.
+class Allowance:
+    """What a site's operators may take together in one diagnosis, and one of them each time."""
 
-    All of them together get `total_s`.
-    """
-    until_s = monotonic() + total_s
+    def __init__(
+        self,
+        limit_s: float = OPERATOR_S,
+        total_s: float = OPERATORS_S,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._limit_s = limit_s
+        self._monotonic = monotonic
+        self._until_s = monotonic() + total_s
 
-    def call(
-        operator: InferenceOperator, inference: Inference, data: Collected
-    ) -> Sequence[Inference]:
-        if operator in OPERATORS:
-            try:
-                return apply(operator, inference, data)
-            except Exception as err:  # a boundary: what others find must still be said
-                raise OperatorFailed(_reason(f"{type(err).__name__}: {err}")) from err
-        left_s = min(limit_s, until_s - monotonic())
+    def next_s(self) -> float:
+        """Return what the next call may take, in seconds.
+
+        Raises:
+            OperatorFailed: nothing is left.
+        """
+        left_s = min(self._limit_s, self._until_s - self._monotonic())
         if left_s < _LEAST_S:
             raise OperatorFailed("no time was left for it")
-        return _in_child(operator, inference, data, left_s)
-
-    return call
+        return left_s
 
 
-def _in_child(
-    operator: InferenceOperator, inference: Inference, data: Collected, limit_s: float
-) -> Sequence[Inference]:
-    answer = killable.run_one(
-        lambda: msgspec.json.encode(list(apply(operator, inference, data))), limit_s
-    )
-    if isinstance(answer, killable.Hung):
-        raise OperatorFailed(f"did not answer within {limit_s:.1f} s")
-    if isinstance(answer, killable.Broke):
-        raise OperatorFailed(_reason(answer.reason))
-    try:
-        return from_json(answer.data, list[Inference])
-    except msgspec.MsgspecError as err:
-        raise OperatorFailed(_reason(f"answered with something else: {err}")) from err
+class InChild(InferenceOperator):
+    """A site's operator, made and asked in a child process with a time limit, each time anew."""
+
+    def __init__(
+        self, data_manager: DataManager, made: OperatorMaker, name: str, allowance: Allowance
+    ) -> None:
+        super().__init__(data_manager)
+        self.name = name
+        self._made = made
+        self._allowance = allowance
+
+    def is_compatible(self, _inference: Inference) -> bool:
+        """Leave it to the child."""
+        return True
+
+    def infer(self, inferences: list[Inference]) -> list[Inference]:
+        """Return what the operator infers.
+
+        Raises:
+            OperatorFailed: it raised, hung, or answered something else.
+        """
+
+        def work() -> bytes:
+            operator = self._made(self._data_manager)
+            led = [each for each in inferences if operator.is_compatible(each)]
+            inferred = [after for each in led for after in operator.infer([each])]
+            if not all(isinstance(after, Inference) and after.name for after in inferred):
+                raise TypeError("it must return inferences that have names")
+            return msgspec.json.encode(inferred)
+
+        limit_s = self._allowance.next_s()
+        answer = killable.run_one(work, limit_s)
+        if isinstance(answer, killable.Hung):
+            raise OperatorFailed(f"did not answer within {limit_s:.1f} s")
+        if isinstance(answer, killable.Broke):
+            raise OperatorFailed(_reason(answer.reason))
+        try:
+            return from_json(answer.data, list[Inference])
+        except msgspec.MsgspecError as err:
+            raise OperatorFailed(_reason(f"answered with something else: {err}")) from err
+
+
+class AskedDiagnostician(InferenceOperator):
+    """A site's diagnostician as a step of a chain: its action is one voice among others."""
+
+    def __init__(self, data_manager: DataManager, diagnostician: Diagnostician) -> None:
+        super().__init__(data_manager)
+        self.name = type(diagnostician).__name__
+        self._diagnostician = diagnostician
+
+    def is_compatible(self, inference: Inference) -> bool:
+        """It is asked when a script has failed, and when a training hangs."""
+        return inference.name in {SCRIPT_FAILED, NO_PROGRESS}
+
+    def infer(self, inferences: list[Inference]) -> list[Inference]:
+        """Return what its action says; what follows is decided with all that is known.
+
+        Raises:
+            OperatorFailed: it failed, or answered something else.
+        """
+        action = self._diagnostician.diagnose(
+            data_manager=self._data_manager, inference=inferences[0]
+        )
+        if isinstance(action, NoAction):
+            if action.failed:
+                raise OperatorFailed(action.failed)
+            return []
+        if type(action) not in _MEANS:
+            answer = type(action).__name__
+            raise OperatorFailed(f"it answered with {answer} instead of an action")
+        attribution, sureness = _MEANS[type(action)]
+        return [
+            Inference(
+                name=self.name,
+                description=action.reason or f"{self.name} asks for {action.kind}",
+                attribution=attribution,
+                sureness=sureness,
+                nodes=action.nodes,
+                evidence=action.evidence,
+                configs={ASKS_FOR: action.kind},
+            )
+        ]
 
 
 def _reason(text: str) -> str:

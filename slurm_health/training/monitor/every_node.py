@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectors: what every node of the job tells, after a failure and while a training hangs.
+"""Collector: how every node of the job is after a failure.
 
 Each node looks at itself (`node_state`), started by one srun beside the steps that there are. The
 batch host looks without it: it tells what it sees even where srun cannot start anything any more.
@@ -14,11 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurm_health.records.allocation import from_environ
 from slurm_health.records.decoding import JsonDecoder
-from slurm_health.records.errors import AllocationError
 from slurm_health.records.text import LineBuffer, cut, one_line
-from slurm_health.system import proc
 from slurm_health.system.processes import (
     NOTHING,
     PIPE,
@@ -30,15 +27,15 @@ from slurm_health.system.processes import (
 )
 from slurm_health.system.slurm.command import clean_environ, step_argv
 from slurm_health.training.diagnosis.collected import (
-    Collected,
     FlightRecords,
     NodesTold,
     NodeTold,
     TrainingLog,
 )
-from slurm_health.training.monitor.collector import Enabled, EndedJob, NothingCollected
+from slurm_health.training.framework import DataCollector, DataManager, NothingCollected
+from slurm_health.training.monitor.collector import EndedJob
 from slurm_health.training.monitor.messages import MessageReader
-from slurm_health.training.monitor.node_state import tell
+from slurm_health.training.monitor.node_state import node_state
 
 # Says who is asked: `nodes`, or the `batch-host` alone. Set by the supervisor, for `--collect`.
 VARIABLE, BATCH_HOST = "SLURM_HEALTH_COLLECT", "batch-host"
@@ -67,18 +64,23 @@ class _Question:
     ended: bool
 
 
-class EveryNode:
+class EveryNode(DataCollector):
     """After a failure."""
 
-    name = "nodes"
+    kind = "nodes"
     data = NodesTold
 
-    def is_enabled(self, job: EndedJob) -> Enabled:
-        """It is about nodes, and so of a job."""
-        return _is_enabled(job.environ)
+    def __init__(self, job: EndedJob) -> None:
+        self._job = job
 
-    def collect_data(self, job: EndedJob) -> NodesTold:
-        """Ask all nodes at once."""
+    def collect_data(self) -> NodesTold:
+        """Ask all nodes at once.
+
+        Raises:
+            NothingCollected: this is no job of Slurm's.
+        """
+        job = self._job
+        _need_a_job(job.environ)
         question = _Question(
             job=job.environ["SLURM_JOB_ID"],
             here=job.node,
@@ -90,39 +92,7 @@ class EveryNode:
         return _asked(question, job.environ, ANSWER_S)
 
 
-class EveryNodeNow:
-    """The same while a training hangs; where its ranks are the monitors tell."""
-
-    name = "nodes"
-    data = NodesTold
-
-    def is_enabled(self, environ: Mapping[str, str]) -> Enabled:
-        """It is about nodes, and so of a job."""
-        return _is_enabled(environ)
-
-    def collect_data(self, environ: Mapping[str, str], limit_s: float) -> NodesTold:
-        """Ask all nodes at once.
-
-        Raises:
-            NothingCollected: the environment does not say which nodes the job has.
-        """
-        try:
-            nodes = from_environ(environ).nodes
-        except AllocationError as err:
-            raise NothingCollected(str(err)) from err
-        here = environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
-        question = _Question(
-            job=environ["SLURM_JOB_ID"],
-            here=here,
-            others=_others(nodes, here, environ),
-            began_s=time.time() - _age_of_parent_s(),
-            directory=Path.cwd(),
-            ended=False,
-        )
-        return _asked(question, environ, limit_s)
-
-
-def with_dumps(data: Collected) -> Collected:
+def with_dumps(data: DataManager) -> DataManager:
     """Return the same, with the Flight Recorder dumps that other nodes have read.
 
     Without those at torch's own path, where all trainings of the user leave theirs, if no watchdog
@@ -138,16 +108,17 @@ def with_dumps(data: Collected) -> Collected:
     log = data.get(TrainingLog)
     if log is None or not log.watchdogs:
         if all(each.unclaimed for each in found.values()):
-            return Collected(
+            return DataManager(
                 others, missing={**missing, _FLIGHT_RECORDER: _OF_ANY}, failed=data.failed
             )
         found = {rank: each for rank, each in found.items() if not each.unclaimed}
     records = FlightRecords(records=tuple(found[rank] for rank in sorted(found)))
-    return Collected([*others, records], missing=missing, failed=data.failed)
+    return DataManager([*others, records], missing=missing, failed=data.failed)
 
 
-def _is_enabled(environ: Mapping[str, str]) -> Enabled:
-    return Enabled() if environ.get("SLURM_JOB_ID") else Enabled("this is no job of Slurm's")
+def _need_a_job(environ: Mapping[str, str]) -> None:
+    if not environ.get("SLURM_JOB_ID"):
+        raise NothingCollected("this is no job of Slurm's")
 
 
 def _others(nodes: Sequence[str], here: str, environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -156,17 +127,10 @@ def _others(nodes: Sequence[str], here: str, environ: Mapping[str, str]) -> tupl
     return tuple(node for node in nodes if node != here)
 
 
-def _age_of_parent_s() -> float:
-    """Return how long ago the monitor was started, which is when the script was."""
-    uptime_s = float(Path("/proc/uptime").read_text().split()[0])
-    began_ticks = proc.stat(Path(f"/proc/{os.getppid()}")).start_ticks
-    return uptime_s - began_ticks / os.sysconf("SC_CLK_TCK")
-
-
 def _asked(question: _Question, environ: Mapping[str, str], limit_s: float) -> NodesTold:
     until_s = time.monotonic() + limit_s
     asked = _Asked(question, environ) if question.others else None
-    own = tell(
+    own = node_state(
         job=question.job,
         node=question.here,
         began_s=question.began_s,

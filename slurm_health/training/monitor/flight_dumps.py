@@ -22,14 +22,15 @@ from slurm_health.records.decoding import from_json
 from slurm_health.records.text import cut, one_line
 from slurm_health.system.proc import own_memory_bytes
 from slurm_health.training.diagnosis.collected import FlightRecords
-from slurm_health.training.diagnosis.flight_data import (
+from slurm_health.training.diagnosis.collectives import (
     NO_PURPOSE,
     FlightRecord,
     Operation,
     Transfer,
     reached_of,
 )
-from slurm_health.training.monitor.collector import Enabled, EndedJob, NothingCollected
+from slurm_health.training.framework import DataCollector, NothingCollected
+from slurm_health.training.monitor.collector import EndedJob
 
 Kept = Callable[[tuple[Operation, ...]], tuple[Operation, ...]]
 
@@ -64,28 +65,30 @@ class AnotherTraining(ValueError):
     """A dump has collectives of before this script began, as one at torch's own path may."""
 
 
-class FlightDumps:
+class FlightDumps(DataCollector):
     """The latest collectives of every rank that left a dump since the script began."""
 
-    name = "flight-recorder"
+    kind = "flight-recorder"
     data = FlightRecords
 
-    def __init__(self, reads: Callable[[Path], bool] = lambda _: True) -> None:
+    def __init__(self, job: EndedJob, reads: Callable[[Path], bool] = lambda _: True) -> None:
+        self._job = job
         self._reads = reads  # whether to read a file that was found
 
-    def is_enabled(self, job: EndedJob) -> Enabled:
-        """There must be files of this job."""
-        if any(self._reads(path) for _, path in _files(job)):
-            return Enabled()
-        return Enabled("no dump was found (--flight-recorder=on has NCCL leave them)")
+    def files(self) -> dict[int, Path]:
+        """Return the files of this job, by rank."""
+        return {rank: path for rank, path in _files(self._job) if self._reads(path)}
 
-    def collect_data(self, job: EndedJob) -> FlightRecords:
+    def collect_data(self) -> FlightRecords:
         """Read them.
 
         Raises:
-            NothingCollected: none of them is a dump.
+            NothingCollected: there is no file, or none of them is a dump.
         """
-        files = {rank: path for rank, path in _files(job) if self._reads(path)}
+        job = self._job
+        files = self.files()
+        if not files:
+            raise NothingCollected("no dump was found (--flight-recorder=on has NCCL leave them)")
         most = max(2, _MOST_OPERATIONS // max(1, len(files)))
         since_s = job.ended_s - job.duration_s
         unclaimed = not any(job.environ.get(name) for name in _VARIABLES)

@@ -7,7 +7,9 @@ the last that should hear of it: it is asked once, where it can know more than t
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pwd
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,17 +19,18 @@ from slurm_health.records.errors import JournalError, SlurmError
 from slurm_health.records.records import Action, ActionDone, ActionIntended
 from slurm_health.records.script_records import (
     Diagnosed,
-    HangFound,
-    HangOver,
-    SlowdownFound,
-    StragglerFound,
+    EventKind,
+    TrainingEvent,
 )
+from slurm_health.records.text import cut
 from slurm_health.system import journal
 from slurm_health.system.slurm.client import Client
-from slurm_health.training.diagnosis.collected import MonitorSaw, SlurmView, TrainingLog
+from slurm_health.training.diagnosis.collected import Listeners, MonitorSaw, SlurmView, TrainingLog
 from slurm_health.training.diagnosis.training_log import read_log
-from slurm_health.training.monitor.collector import Enabled, EndedJob, NothingCollected
-from slurm_health.training.monitor.output_files import patterns_in, srun_files
+from slurm_health.training.framework import DataCollector, NothingCollected
+from slurm_health.training.monitor import connections
+from slurm_health.training.monitor.collector import EndedJob
+from slurm_health.training.monitor.output_files import srun_files
 
 # Of the job's own output: what a thousand ranks write when their connections break is 4 MB.
 JOB_TAIL_BYTES = 16 << 20
@@ -38,24 +41,22 @@ _SLACK_S = 120.0  # clocks of a file server and a node differ by less, or the fi
 _SLURM_S = 5.0
 
 
-class JobOutput:
+class JobOutput(DataCollector):
     """What the job's standard output and error say, and the files that its sruns wrote."""
 
-    name = "job-output"
+    kind = "job-output"
     data = TrainingLog
 
-    def is_enabled(self, job: EndedJob) -> Enabled:
-        """There must be a file."""
-        if job.outputs or any(patterns_in(job.script_text)):
-            return Enabled()
-        return Enabled("standard output and error are no files")
+    def __init__(self, job: EndedJob) -> None:
+        self._job = job
 
-    def collect_data(self, job: EndedJob) -> TrainingLog:
+    def collect_data(self) -> TrainingLog:
         """Read the ends of the files, and what they say.
 
         Raises:
             NothingCollected: none of them can be read.
         """
+        job = self._job
         texts = []
         problems = []
         cut = False
@@ -68,7 +69,7 @@ class JobOutput:
             texts.append((str(path), text))
             cut |= was_cut
         if not texts:
-            raise NothingCollected("; ".join(problems) or "there is no output file")
+            raise NothingCollected("; ".join(problems) or "standard output and error are no files")
         began = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(job.ended_s - job.duration_s))
         shared = sum(name in set(map(str, job.outputs)) for name, _ in texts)
         return read_log(texts, cut=cut, began=began, shared=shared)
@@ -108,26 +109,26 @@ def _files(job: EndedJob) -> Iterator[tuple[Path, int]]:
     yield from ((path, TASK_TAIL_BYTES) for path in sorted(newest[:MOST_TASK_FILES]))
 
 
-class SlurmWord:
+class SlurmWord(DataCollector):
     """The states of the job and of its nodes."""
 
-    name = "slurm"
+    kind = "slurm"
     data = SlurmView
 
-    def is_enabled(self, job: EndedJob) -> Enabled:
-        """It must be a job that has lost a node without being lost itself, or was ended."""
-        if not name_in_slurm(job.environ) or not job.end.nodes:
-            return Enabled("this is no job of Slurm's")
-        if len(job.end.nodes) == 1 and not job.end.by_a_signal:
-            return Enabled("not asked: the job has one node, and no signal ended it")
-        return Enabled()
+    def __init__(self, job: EndedJob) -> None:
+        self._job = job
 
-    def collect_data(self, job: EndedJob) -> SlurmView:
+    def collect_data(self) -> SlurmView:
         """Ask for all nodes at once, and for the job: its state counts where a signal ended it.
 
         Raises:
-            NothingCollected: Slurm does not answer.
+            NothingCollected: Slurm does not answer, or can know no more than the script.
         """
+        job = self._job
+        if not name_in_slurm(job.environ) or not job.end.nodes:
+            raise NothingCollected("this is no job of Slurm's")
+        if len(job.end.nodes) == 1 and not job.end.by_a_signal:
+            raise NothingCollected("not asked: the job has one node, and no signal ended it")
         client = Client.for_hook(job.environ, limit_s=_SLURM_S)
         try:
             nodes = client.nodes(job.end.nodes)
@@ -141,40 +142,79 @@ class SlurmWord:
         )
 
 
-class MonitorFindings:
+class PortHolders(DataCollector):
+    """Who listens on which port of the batch host, where ranks most often are to meet."""
+
+    kind = "ports"
+    data = Listeners
+
+    def __init__(self, proc: Path = Path("/proc")) -> None:
+        self._proc = proc
+
+    def collect_data(self) -> Listeners:
+        """Name the owner of each port, and the process where it is this user's."""
+        holders: dict[int, str] = {}
+        inodes: dict[str, int] = {}
+        for port, uid, inode in connections.listening(self._proc):
+            inodes[inode] = port
+            holders[port] = f"a process of {_user(uid)}"
+        for directory in self._proc.glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it is another user's, or gone
+                for link in (directory / "fd").iterdir():
+                    target = str(link.readlink())
+                    if target.startswith("socket:[") and (taken := inodes.get(target[8:-1])):
+                        command = (directory / "cmdline").read_bytes().replace(b"\0", b" ")
+                        words = cut(command.decode(errors="replace").strip(), 80)
+                        holders[taken] = f"process {directory.name} ({words})"
+        return Listeners(holders=holders)
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
+
+
+class MonitorFindings(DataCollector):
     """A hang that was not over when the script ended, and what was slow before."""
 
-    name = "monitor"
+    kind = "monitor"
     data = MonitorSaw
 
-    def is_enabled(self, job: EndedJob) -> Enabled:
-        """The job must have a journal."""
-        return Enabled() if job.run_directory else Enabled("the job has no journal")
+    def __init__(self, job: EndedJob) -> None:
+        self._job = job
 
-    def collect_data(self, job: EndedJob) -> MonitorSaw:
+    def collect_data(self) -> MonitorSaw:
         """Read what was recorded since the script began: by this node's clock, as its end is.
 
         Raises:
             NothingCollected: the monitor recorded nothing, or that cannot be read.
         """
-        assert job.run_directory is not None
+        job = self._job
+        if job.run_directory is None:
+            raise NothingCollected("the job has no journal")
         began_s = job.ended_s - job.duration_s
-        hang: HangFound | None = None
+        hang: TrainingEvent | None = None
         slow: list[Diagnosed] = []
         ended_by: Action | None = None
         try:
             for entry in journal.read_all(job.run_directory, journal.MONITOR):
                 if entry.time_s < began_s:
                     continue
-                if isinstance(entry.record, HangFound):
-                    hang = entry.record
-                elif isinstance(entry.record, HangOver):
-                    hang = None
-                elif isinstance(entry.record, ActionIntended | ActionDone):
-                    intended = isinstance(entry.record, ActionIntended)
-                    ended_by = entry.record.action if intended else None
-                elif isinstance(entry.record, StragglerFound | SlowdownFound):
-                    slow += [entry.record.found] if entry.record.found else []
+                match entry.record:
+                    case TrainingEvent(event=EventKind.HANG) as hang:
+                        pass
+                    case TrainingEvent(event=EventKind.HANG_OVER):
+                        hang = None
+                    case TrainingEvent(
+                        event=EventKind.STRAGGLER | EventKind.SLOWDOWN, diagnosed=Diagnosed() as why
+                    ):
+                        slow.append(why)
+                    case ActionIntended(action=ended_by):
+                        pass
+                    case ActionDone():
+                        ended_by = None
         except JournalError as err:
             raise NothingCollected(str(err)) from err
         if hang is None and not slow:

@@ -10,14 +10,13 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Mapping
 
 import msgspec
 
 from slurm_health.records.decoding import from_json
 from slurm_health.records.text import cut, one_line
 from slurm_health.training.diagnosis.ras import Communicator, RasStatus
-from slurm_health.training.monitor.collector import Enabled, NothingCollected
+from slurm_health.training.framework import DataCollector, NothingCollected
 from slurm_health.training.monitor.connections import listeners
 
 _ADDRESS = "localhost:28028"
@@ -31,27 +30,26 @@ class _Answer(msgspec.Struct):
     communicators: tuple[Communicator, ...] = ()
 
 
-class NcclRas:
+class NcclRas(DataCollector):
     """What NCCL's RAS says of all communicators of the job."""
 
-    name = "nccl-ras"
+    kind = "nccl-ras"
     data = RasStatus
 
-    def is_enabled(self, environ: Mapping[str, str]) -> Enabled:
-        """It must not have been switched off."""
-        if environ.get("NCCL_RAS_ENABLE") == "0":
-            return Enabled("NCCL_RAS_ENABLE is 0")
-        return Enabled()
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
 
-    def collect_data(self, environ: Mapping[str, str], limit_s: float) -> RasStatus:
+    def collect_data(self) -> RasStatus:
         """Ask the NCCL of a rank on this node.
 
         Raises:
-            NothingCollected: there is no answer, or not as JSON.
+            NothingCollected: there is no answer, or not as JSON, or it was switched off.
         """
-        address = environ.get("NCCL_RAS_ADDR") or _ADDRESS
+        if self.environ.get("NCCL_RAS_ENABLE") == "0":
+            raise NothingCollected("NCCL_RAS_ENABLE is 0")
+        address = self.environ.get("NCCL_RAS_ADDR") or _ADDRESS
         try:
-            return RasStatus(communicators=_status(address, time.monotonic() + limit_s))
+            return RasStatus(communicators=_status(address, time.monotonic() + self._limit_s))
         except OSError as err:
             why = err.strerror or "no answer in time"
             raise NothingCollected(f"{address}: {why} (NCCL answers there since 2.24)") from err

@@ -40,10 +40,10 @@ from slurm_health.records.text import cut, one_line, whole_number
 from slurm_health.system import killable
 from slurm_health.system.proc import mount_of, mounted
 from slurm_health.training.diagnosis.collected import NodeTold, ScriptEnd
-from slurm_health.training.diagnosis.flight_data import FlightRecord
-from slurm_health.training.diagnosis.seen import Frame
-from slurm_health.training.monitor.closer_look import look_closer
-from slurm_health.training.monitor.collector import EndedJob, NothingCollected
+from slurm_health.training.diagnosis.collectives import FlightRecord
+from slurm_health.training.diagnosis.samples import Frame
+from slurm_health.training.framework import NothingCollected
+from slurm_health.training.monitor.collector import EndedJob
 from slurm_health.training.monitor.flight_dumps import FlightDumps
 from slurm_health.training.monitor.messages import lines_of
 from slurm_health.training.monitor.ranks import Ranks
@@ -84,7 +84,7 @@ class _Kills(msgspec.Struct, frozen=True, kw_only=True):
     limit_bytes: int | None = None
 
 
-def tell(
+def node_state(
     *,
     job: str,
     node: str,
@@ -297,10 +297,10 @@ def judged(seen: GpusSeen) -> _Gpus:
 def _left(ranks: Ranks) -> tuple[str, ...]:
     """Return where the ranks are that have not ended with the script."""
     ranks.find()
-    if not ranks.now():
+    if not ranks.sample():
         return ()
-    looks, _ = look_closer(ranks)
-    return tuple(sorted(_where(look.rank, look.kernel, look.stack) for look in looks))
+    samples, _ = ranks.inspect(again=False)
+    return tuple(sorted(_where(rank.rank, rank.kernel, rank.stack) for rank in samples))
 
 
 def _where(rank: int, kernel: str, stack: Sequence[Frame]) -> str:
@@ -319,11 +319,11 @@ def _dumps(node: str, began_s: float, directory: Path) -> tuple[FlightRecord, ..
         duration_s=time.time() - began_s + _CLOCKS_S,
     )
     mounts = mounted()
-    reader = FlightDumps(reads=lambda path: mount_of(mounts, str(path)).kind in _OF_THE_NODE)
-    if not reader.is_enabled(job):
+    reader = FlightDumps(job, reads=lambda path: mount_of(mounts, str(path)).kind in _OF_THE_NODE)
+    if not reader.files():
         return ()
     try:
-        return reader.collect_data(job).records
+        return reader.collect_data().records
     except NothingCollected as err:
         raise Unmeasured(str(err)) from err
 
@@ -358,7 +358,7 @@ def main() -> int:
     parser.add_argument("--ended", action="store_true")
     parser.add_argument("--most-bytes", type=int, required=True)
     options = parser.parse_args()
-    told = tell(
+    state = node_state(
         job=options.job,
         node=os.environ["SLURMD_NODENAME"],
         began_s=options.began_s,
@@ -367,7 +367,7 @@ def main() -> int:
         own_step=os.environ.get("SLURM_STEP_ID", ""),
         with_dumps=options.ended,
     )
-    for line in within(told, options.most_bytes):
+    for line in within(state, options.most_bytes):
         os.write(1, line)
     return 0
 

@@ -67,6 +67,7 @@ class Tails:
         self._own = own
         self._monotonic = monotonic
         self._read: dict[tuple[int, int], int] = {}
+        self._by_name: dict[str, Path] = {}
         self._look_again_s = -_FIND_S
         self._theirs: list[Path] = []
         for path in self._paths():  # what stands there is of an earlier start
@@ -78,6 +79,17 @@ class Tails:
             written = self._take(path)
             if written is not None:
                 yield written
+
+    def backwards(self, file: str) -> Iterator[str]:
+        """Yield the lines of a file, the latest first, as far back as is read."""
+        torn = b""
+        with contextlib.suppress(OSError), self._by_name[file].open("rb") as text:
+            at = text.seek(0, os.SEEK_END)
+            while at > 0 and (size := min(at, _MOST_BYTES)):
+                at -= size
+                torn, *lines = re.split(rb"[\r\n]+", os.pread(text.fileno(), size, at) + torn)
+                yield from (line.decode(errors="replace") for line in reversed(lines))
+        yield torn.decode(errors="replace")
 
     def _paths(self) -> Iterator[Path]:
         now_s = self._monotonic()
@@ -100,6 +112,7 @@ class Tails:
             known = (found.st_dev, found.st_ino)
             begin = found.st_size if from_end else self._read.get(known, 0)
             self._read[known] = found.st_size
+            self._by_name[f"{known}"] = path
             if not stat.S_ISREG(found.st_mode) or found.st_size == begin:
                 return None
             if found.st_size < begin:  # it was cut since

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -15,24 +15,19 @@ from slurm_health.records.script_records import (
     Attribution,
     Diagnosed,
 )
-from slurm_health.report.post_mortem import lines_of
+from slurm_health.report.sentences import lines_of
 from slurm_health.system import journal
-from slurm_health.training.diagnosis.collected import Collected
-from slurm_health.training.diagnosis.diagnostician import Diagnostician, observe_failure
-from slurm_health.training.diagnosis.inference import Apply, InferenceChain
+from slurm_health.training.diagnosis.diagnostician import CauseDiagnostician
+from slurm_health.training.diagnosis.failure import FailureDiagnostician, observe_failure
 from slurm_health.training.diagnosis.operators import OPERATORS
+from slurm_health.training.framework import DataCollector, Diagnostician
 from slurm_health.training.monitor import registry
 from slurm_health.training.monitor.collector import EndedJob
-from slurm_health.training.monitor.containment import COLLECT_S, collect, contained
+from slurm_health.training.monitor.containment import COLLECT_S, collect
 from slurm_health.training.monitor.every_node import with_dumps
 from slurm_health.training.monitor.job_collectors import JobOutput, MonitorFindings, SlurmWord
+from slurm_health.training.monitor.registry import Registered
 
-# A script that did its work has not failed: nothing is asked but whether its job was ended.
-_OF_ITS_END = registry.Registered(
-    (JobOutput(), SlurmWord(), MonitorFindings()),
-    tuple(each for each in OPERATORS if each.name == "slurm-ended-it"),
-    {},
-)
 _TITLE_WIDTH = 8  # of the longest title, `evidence`
 
 
@@ -41,9 +36,9 @@ def hold(
     directory: Path | None,
     *,
     clock: Callable[[], float],
-    used: registry.Registered | None = None,
+    used: Registered | None = None,
+    collectors: Sequence[DataCollector] = (),
     limit_s: float = COLLECT_S,
-    apply: Apply | None = None,
     out: TextIO = sys.stderr,
 ) -> Diagnosed | None:
     """Find out why a script failed; say it, and then record it.
@@ -52,9 +47,9 @@ def hold(
         job: what has ended.
         directory: of the run in the journal, None where there is none.
         clock: seconds since the epoch.
-        used: collectors and operators; all that are registered unless told otherwise.
+        used: a site's collectors and operators; all that are registered if None.
+        collectors: the built-in ones, all of them if empty.
         limit_s: how long the collectors may take.
-        apply: what applies operators; within their usual time limits unless told otherwise.
         out: where it is said: before it is recorded, because the journal may hang.
 
     Returns:
@@ -63,11 +58,18 @@ def hold(
         itself says, and Slurm, is better.
     """
     well = job.end.well
-    used = used or (_OF_ITS_END if well else registry.registered())
-    data = with_dumps(collect(job, used.collectors, limit_s=limit_s))
-    known = Collected(data.all, missing=data.missing, failed={**used.failed, **data.failed})
-    chain = InferenceChain(used.operators, apply=apply or contained())
-    found = Diagnostician(observe_failure, chain).diagnose(known).diagnosed
+    if well:  # nothing failed: it is only asked whether the job was ended
+        used = Registered()
+        asked = [rule for rule in OPERATORS if rule.name == "slurm-ended-it"]
+        diagnostician: Diagnostician = CauseDiagnostician(observe_failure, asked)
+        collectors = (JobOutput(job), SlurmWord(job), MonitorFindings(job))
+    else:
+        used = used or registry.registered()
+        diagnostician = FailureDiagnostician(used.operators)
+        collectors = (*(collectors or registry.after_failure(job)), *used.collectors)
+    known = with_dumps(collect(collectors, job.environ, [job.end], limit_s=limit_s))
+    known.failed.update(used.failed)
+    found = diagnostician.diagnose(data_manager=known).diagnosed
     if found is None or (well and found.cause == SCRIPT_FAILED):
         return None
     known_anyway = found.attribution == Attribution.OUTSIDE if well else found.cause == REQUEUED

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ranks of a job on this node: their heartbeats, and what the kernel says of them."""
+"""The ranks of one job on one node: found among its processes, sampled, asked where they are."""
 
 from __future__ import annotations
 
@@ -19,178 +19,313 @@ from slurm_health.records.decoding import from_json
 from slurm_health.records.text import one_line
 from slurm_health.system import proc
 from slurm_health.training.diagnosis.collected import FlightRecord
-from slurm_health.training.diagnosis.flight_data import Operation
-from slurm_health.training.diagnosis.rank_now import RankLook, RankNow
-from slurm_health.training.diagnosis.seen import Frame
+from slurm_health.training.diagnosis.collectives import Operation
+from slurm_health.training.diagnosis.samples import Frame, RankSample
 from slurm_health.training.monitor.flight_dumps import latest, record_of
+from slurm_health.training.monitor.gpu_activity import GpuActivity, activity, combined
 from slurm_health.training.monitor.silent_ranks import (
     SCRIPT,
     AskedRecorder,
     Process,
     ask_recorder,
     dumps_of,
-    outlived,
     silent_ranks,
 )
+from slurm_health.training.monitor.stacks import Stacks, read_stacks
 
 _MARK = f"/memfd:{heartbeat.NAME} "  # how /proc shows it; the kernel adds "(deleted)"
 _MOST_FRAMES = 40
 _MOST_OPERATIONS = 64  # of a group: some steps, by which a step's own are known
 _MOST_ANSWER_BYTES = 16 << 20
+_ANSWER_S, _STACKS_S = 2.5, 3.0  # for heartbeats to answer, and for py-spy
 _POLL_S = 0.05
 _NO_BEAT = -1
 _NO_WORK = (0.0, heartbeat.UNKNOWN_REPLICA, b"")
 _ASK, _ANSWER = 13, 14  # where a heartbeat has the open files by which to ask and to be answered
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+_SETTLED_S = 60.0  # after its start: a process hardly executes another program by then
+_NEW = Process(0, 0, 0, "", None, None)
+_SHORTEST_S = 0.5  # between two samples: less shows too little
 
 
 @dataclass(kw_only=True)
 class Rank:
-    """One rank, and the children that it had when it was looked for."""
+    """One rank, the children that it had when it was last looked for, and how it has rested."""
 
     pid: int
     program: str
-    rank: int  # as its environment tells it; its heartbeat may know better
+    rank: int  # by its environment; its heartbeat may know better
     world: int = 0
     beat: int = _NO_BEAT  # the number of its open file
     children: tuple[int, ...] = ()
-    asked: int = field(default=0)
+    asked: int = 0
+    latest: RankSample | None = None
+    sampled_s: float = 0.0
+    ran_s: float = 0.0  # when its main thread ran, and when anything of it moved
+    moved_s: float = 0.0
+    moves: int = 0
+    longest_rest_s: float = 0.0
+    gpu_waits: bool = field(default=False)
 
 
 class Ranks:
-    """Finds the ranks of one job on one node.
+    """Finds and samples the ranks of one job on one node.
 
-    Those of `only_step` where that is named, else of all steps but `own_step`.
+    Args:
+        job: the value of `variable` in the environment of all its processes.
+        node: the name of this node.
+        own_step: whose processes are no ranks.
+        only_step: if named, its ranks alone.
+        monotonic: seconds.
+        root: of /proc.
     """
 
     def __init__(
         self,
         job: str,
         node: str,
-        own_step: str,
-        monotonic: Callable[[], float] = time.monotonic,
-        root: Path = Path("/proc"),
+        own_step: str = "",
         *,
         variable: str = "SLURM_JOB_ID",
         only_step: str = "",
+        monotonic: Callable[[], float] = time.monotonic,
+        root: Path = Path("/proc"),
     ) -> None:
         self._job, self._node, self._own_step = job, node, own_step
         self._only_step = only_step
-        self._variable = variable  # which is the job, in the environment of all its processes
+        self._variable = variable
         self._monotonic = monotonic
         self._root = root
         self._limits = proc.CpuLimits()
         self._ranks: list[Rank] = []
         self._beaten: set[tuple[str, int]] = set()
-        self.outlived = False  # a rank has ended here and left something behind
+        # By process and its start: what it belongs to does not change.
+        self._known: dict[tuple[int, int], Process | None] = {}
 
     def find(self) -> None:
-        """Look at all processes of this user's; takes some ms on a full node."""
-        found: dict[tuple[int, int], Rank] = {}
+        """Look at all processes of this user; takes some ms on a full node."""
+        beating: dict[tuple[int, int], Rank] = {}
         processes: dict[int, Process] = {}
         children: dict[int, list[int]] = {}
+        known: dict[tuple[int, int], Process | None] = {}
+        up_s = time.clock_gettime(time.CLOCK_BOOTTIME)
         for pid in sorted(self._pids()):
             with contextlib.suppress(OSError, ValueError):  # it has ended meanwhile
-                seen = proc.stat(self._root / str(pid))
-                children.setdefault(seen.parent, []).append(pid)
-                process = self._process(pid, seen.parent, seen.group)
+                now = proc.stat(self._root / str(pid))
+                children.setdefault(now.parent, []).append(pid)
+                key = pid, now.start_ticks
+                process = self._known.get(key, _NEW)
+                if process is _NEW:
+                    process = self._process(pid, now.parent, now.group)
+                # A program that is executed keeps both, and may have another environment.
+                if up_s - now.start_ticks * _TICK_S > _SETTLED_S:
+                    known[key] = process
                 if process is None:
                     continue
-                processes[pid] = process
+                processes[pid] = process._replace(parent=now.parent, group=now.group)
                 for number, file in self._beats(pid):
                     # A forked child has its parent's file too, and a later start.
-                    found.setdefault(file, _beating(process, number))
-        self._beaten |= {(each.program, each.rank) for each in found.values()}
-        self.outlived = outlived(processes)
-        known = {(each.pid, each.beat): each for each in self._ranks}
-        ranks = [*found.values(), *self._silent(processes, [each.pid for each in found.values()])]
-        self._ranks = [known.get((each.pid, each.beat), each) for each in ranks]
-        for each in self._ranks:
-            each.children = tuple(_below(each.pid, children))
+                    beating.setdefault(file, _beating(process, number))
+        self._known = known
+        self._beaten |= {(rank.program, rank.rank) for rank in beating.values()}
+        before = {(rank.pid, rank.beat): rank for rank in self._ranks}
+        ranks = [
+            *beating.values(),
+            *self._silent(processes, [rank.pid for rank in beating.values()]),
+        ]
+        self._ranks = [before.get((rank.pid, rank.beat), rank) for rank in ranks]
+        for rank in self._ranks:
+            rank.children = tuple(_below(rank.pid, children))
 
-    def _silent(self, processes: Mapping[int, Process], beating: Collection[int]) -> list[Rank]:
-        try:
-            found = silent_ranks(
-                processes,
-                beating,
-                arguments=lambda pid: self._text(pid, "cmdline").split("\0"),
-                name=lambda pid: self._text(pid, "comm"),
-                cpu_s=lambda pid: proc.stat(self._root / str(pid)).cpu_s,
-            )
-            # Children that outlive a rank with a heartbeat are not that rank.
-            return [
-                Rank(pid=each.pid, program=each.program, rank=each.rank, world=each.world)
-                for each in found
-                if (each.program, each.rank) not in self._beaten
-            ]
-        except (OSError, ValueError):  # one has ended meanwhile: the next look comes
-            return []
-
-    def _text(self, pid: int, name: str) -> str:
-        return (self._root / str(pid) / name).read_text(errors="replace")
-
-    def now(self, not_before_s: float = 0.0) -> list[RankNow]:
+    def sample(self, not_before_s: float = 0.0) -> list[RankSample]:
         """Return the ranks as they are; those that have ended are no longer among them.
 
-        One without a heartbeat has no step, none so far, and no age.
         No age is older than what began at `not_before_s`: before that we did not run ourselves.
         """
-        seen = []
-        for each in list(self._ranks):
+        samples = []
+        for rank in list(self._ranks):
             try:
-                seen.append(self._rank_now(each, not_before_s))
+                sample = self._read(rank, not_before_s)
+                samples.append(self._compared(rank, sample, not_before_s))
             except (OSError, ValueError):
-                self._ranks.remove(each)
-        return seen
+                self._ranks.remove(rank)
+        return samples
 
-    def alone(self) -> list[RankNow]:
-        """Return how ranks are without their children, of which a node may have hundreds.
+    def inspect(self, *, again: bool) -> tuple[list[RankSample], dict[str, str]]:
+        """Return samples with where the ranks are; with all else that can be seen if `again`.
 
-        Of a rank with a heartbeat it is not read.
+        Ranks that answer read and write. So the first look samples them after their answers, and
+        the second before: what is between the two is their own.
+
+        Returns:
+            also why some of it cannot be seen.
         """
-        seen = []
-        for each in self._ranks:
-            with contextlib.suppress(OSError, ValueError):
-                seen.append(self._alone(each))
-        return seen
-
-    def look(self, wait_s: float) -> list[RankLook]:
-        """Ask all ranks where they are; return their answers in time, and the kernel's word."""
-        beating = [each for each in self._ranks if each.beat != _NO_BEAT]
-        for each in beating:
-            self._ask(each)
-        recorders = dict(self._recorders())
-        until_s = self._monotonic() + wait_s
+        samples = self._by_pid() if again else {}
+        beating = [rank for rank in self._ranks if rank.beat != _NO_BEAT]
+        for rank in beating:
+            self._ask(rank)
+        recorders = dict(self._recorders()) if again else {}
+        until_s = self._monotonic() + _ANSWER_S
         answers: dict[int, dict[str, Any]] = {}
-        # A rank tells its stack at once, and its flight record as soon as it has that.
+        # A rank answers with its stack at once, and with its flight record as soon as it has that.
         waited_for = beating
         while waited_for and self._monotonic() < until_s:
-            for each in waited_for:
-                if (answer := self._answer(each)) is not None:
-                    answers[each.pid] = answer
-            waited_for = [each for each in beating if "flight" not in answers.get(each.pid, {})]
+            for rank in waited_for:
+                if (answer := self._answer(rank)) is not None:
+                    answers[rank.pid] = answer
+            waited_for = [rank for rank in beating if "flight" not in answers.get(rank.pid, {})]
             time.sleep(_POLL_S)
         dumped = dumps_of(recorders, until_s, _kept, self._monotonic)
-        looks = []
-        for each in self._ranks:
+        silent = [rank.pid for rank in self._ranks if rank.pid not in answers]
+        stacks = read_stacks(silent, wait_s=_STACKS_S) if silent else Stacks()
+        gpus = activity() if again else GpuActivity()
+        for rank in self._ranks:
             with contextlib.suppress(OSError, ValueError):
-                look = self._rank_look(each, answers.get(each.pid))
-                flight = dumped.get(each.pid, look.flight)
-                looks.append(msgspec.structs.replace(look, flight=flight))
-        return looks
+                rank.latest, rank.sampled_s = self._read(rank, 0.0), self._monotonic()
+        samples = samples or self._by_pid()
+        for rank in self._ranks:
+            if (sample := samples.get(rank.pid)) is None:
+                continue
+            answer = answers.get(rank.pid)
+            pids = (rank.pid, *rank.children)
+            use = combined(gpus.by_pid[pid] for pid in pids if pid in gpus.by_pid)
+            rank.gpu_waits = use.waits
+            samples[rank.pid] = msgspec.structs.replace(
+                sample,
+                answered=answer is not None,
+                stack=_stack(answer) or stacks.by_pid.get(rank.pid, ()),
+                kernel=proc.kernel_waits(self._root, rank.pid, rank.children),
+                flight=dumped.get(rank.pid) or _flight(answer, sample.rank),
+                gpu_share=use.share,
+                gpu_waits=use.waits,
+            )
+        reasons = {"stacks": stacks.why_not, "gpu-activity": gpus.why_not}
+        return list(samples.values()), {what: why for what, why in reasons.items() if why}
+
+    def _by_pid(self) -> dict[int, RankSample]:
+        return {sample.pid: sample for sample in self.sample()}
+
+    def _read(self, rank: Rank, not_before_s: float) -> RankSample:
+        """Return how a rank is now.
+
+        Raises:
+            OSError: it has ended.
+            ValueError: it has ended, or its heartbeat cannot be read.
+        """
+        process = self._root / str(rank.pid)
+        now = proc.stat(process)
+        if now.state in "ZX":
+            raise ValueError("it has ended")
+        ran_s, unserved_s = proc.scheduled(process)
+        cpu_s, moved_bytes = now.cpu_s, proc.io_bytes(process)
+        for child in rank.children:
+            with contextlib.suppress(OSError, ValueError):
+                cpu_s += proc.stat(self._root / str(child)).cpu_s
+                moved_bytes += proc.io_bytes(self._root / str(child))
+        sample = RankSample(
+            program=rank.program,
+            rank=rank.rank,
+            node=self._node,
+            pid=rank.pid,
+            world=rank.world,
+            state=now.state,
+            cpu_s=round(cpu_s, 2),
+            io_bytes=moved_bytes,
+            ran_s=round(ran_s, 3),
+            unserved_s=round(unserved_s, 3),
+            throttled_s=round(self._limits.throttled_s(process), 3),
+            wakes=proc.voluntary_switches(process),
+        )
+        return sample if rank.beat == _NO_BEAT else self._with_beat(sample, rank, not_before_s)
+
+    def _compared(self, rank: Rank, sample: RankSample, not_before_s: float) -> RankSample:
+        """Return a sample with for how long its rank has rested, and been still."""
+        now_s, before = self._monotonic(), rank.latest
+        window_s = now_s - rank.sampled_s
+        if before is None or before.steps > sample.steps or rank.sampled_s < not_before_s:
+            rank.ran_s = rank.moved_s = now_s
+        elif window_s < _SHORTEST_S:
+            sample = msgspec.structs.replace(
+                sample, rests=before.rests, polls=before.polls, cpu_share=before.cpu_share
+            )
+            return self._timed(rank, sample, now_s)
+        else:
+            sample = sample.since(before, window_s)
+            if not sample.rests:
+                rank.moves += 1
+                rank.longest_rest_s = max(rank.longest_rest_s, rank.sampled_s - rank.ran_s)
+                rank.ran_s = now_s
+            # Where its GPU is known to wait, NCCL's threads spin beside its main one.
+            if not sample.is_still(before, window_s) and not (sample.rests and rank.gpu_waits):
+                rank.moved_s = now_s
+        rank.latest, rank.sampled_s = sample, now_s
+        return self._timed(rank, sample, now_s)
+
+    @staticmethod
+    def _timed(rank: Rank, sample: RankSample, now_s: float) -> RankSample:
+        return msgspec.structs.replace(
+            sample,
+            rest_s=round(now_s - rank.ran_s, 1),
+            still_s=round(now_s - rank.moved_s, 1),
+            moves=rank.moves,
+            longest_rest_s=round(rank.longest_rest_s, 1),
+        )
+
+    def _with_beat(self, sample: RankSample, rank: Rank, not_before_s: float) -> RankSample:
+        beat = self._beat(rank)
+        number, step, steps, first_s, last_s, longest_s, own_s, own_steps = beat[2:10]
+        loading_s, batches, data_ended = beat[10:13]
+        tokens, replica, role = beat[-3:]
+        timed = max(1, steps - heartbeat.WARM_UP_STEPS - 1)
+        return msgspec.structs.replace(
+            sample,
+            rank=number if number != heartbeat.UNKNOWN_RANK else rank.rank,
+            step=step,
+            steps=steps,
+            age_s=round(max(0.0, self._monotonic() - max(last_s, not_before_s)), 1),
+            typical_s=round((last_s - first_s) / timed, 4),
+            longest_s=round(longest_s, 2),
+            # What a rank waits for its data is its own, too.
+            own_s=round(own_s + (loading_s if own_steps else 0.0), 4),
+            own_steps=own_steps,
+            loading_s=round(loading_s, 4),
+            batches=batches,
+            data_ended=data_ended,
+            tokens=tokens,
+            role=one_line(role.rstrip(b"\0").decode(errors="replace")),
+            replica=replica,
+        )
+
+    def _silent(self, processes: Mapping[int, Process], beating: Collection[int]) -> list[Rank]:
+        """Return the ranks without a heartbeat; children that outlive one with are not that."""
+
+        def text(pid: int, name: str) -> str:
+            return (self._root / str(pid) / name).read_text(errors="replace")
+
+        try:
+            return [
+                Rank(pid=rank.pid, program=rank.program, rank=rank.rank, world=rank.world)
+                for rank in silent_ranks(
+                    processes,
+                    beating,
+                    arguments=lambda pid: text(pid, "cmdline").split("\0"),
+                    name=lambda pid: text(pid, "comm"),
+                    cpu_s=lambda pid: proc.stat(self._root / str(pid)).cpu_s,
+                )
+                if (rank.program, rank.rank) not in self._beaten
+            ]
+        except (OSError, ValueError):  # one has ended meanwhile: the next search comes
+            return [rank for rank in self._ranks if rank.beat == _NO_BEAT]
 
     def _recorders(self) -> Iterator[tuple[int, AskedRecorder]]:
-        """Ask the Flight Recorder of each rank without a heartbeat, and yield whom it was asked."""
-        for each in self._ranks:
+        """Ask the Flight Recorder of each rank without a heartbeat, and yield those asked."""
+        for rank in self._ranks:
             with contextlib.suppress(OSError, ValueError):
-                process = self._root / str(each.pid)
-                if each.beat == _NO_BEAT:
+                process = self._root / str(rank.pid)
+                if rank.beat == _NO_BEAT:
                     environ, directory = proc.environ_of(process), (process / "cwd").readlink()
-                    if recorder := ask_recorder(each.rank, environ, directory):
-                        yield each.pid, recorder
-
-    def processes(self) -> dict[tuple[str, int], tuple[int, ...]]:
-        """Return the process of each rank, by program and number, and its children behind it."""
-        return {(r.program, self._number(r)): (r.pid, *r.children) for r in self._ranks}
+                    if recorder := ask_recorder(rank.rank, environ, directory):
+                        yield rank.pid, recorder
 
     def _pids(self) -> Iterator[int]:
         """Yield those of this user."""
@@ -208,18 +343,17 @@ class Ranks:
         step = environ.get("SLURM_STEP_ID", environ.get("SLURM_STEPID", ""))
         ours = environ.get(self._variable) == self._job
         here = environ.get("SLURMD_NODENAME", self._node) == self._node
-        if not (ours and here and self._is_watched(step)):
+        watched = step == self._only_step if self._only_step else not step or step != self._own_step
+        if not (ours and here and watched):
             return None
         rank, task = _whole(environ.get("RANK")), _whole(environ.get("SLURM_PROCID"))
         # Of the batch script, SLURM_NTASKS says what its steps may have.
         tasks = environ.get("SLURM_STEP_NUM_TASKS", environ.get("SLURM_NTASKS")) if step else None
-        world = _whole(tasks if rank is None else environ.get("WORLD_SIZE")) or 0
-        return Process(pid, parent, group, step or SCRIPT, rank, task, world)
-
-    def _is_watched(self, step: str) -> bool:
-        if self._only_step:
-            return step == self._only_step
-        return not step or step != self._own_step
+        # Whoever has no torchrun above it has as many peers as srun has tasks, whatever a script
+        # says: a rendezvous for more never forms.
+        by_torchrun = "TORCHELASTIC_RUN_ID" in environ or tasks is None
+        world = environ.get("WORLD_SIZE") if rank is not None and by_torchrun else tasks
+        return Process(pid, parent, group, step or SCRIPT, rank, task, _whole(world) or 0)
 
     def _beats(self, pid: int) -> Iterator[tuple[int, tuple[int, int]]]:
         """Yield the heartbeats among a process's open files, and what makes each of them unique."""
@@ -247,70 +381,10 @@ class Ranks:
                 beat = layout.unpack(data[: layout.size])
                 whole = beat[0] == heartbeat.MAGIC and beat[1] == beat[-1]
                 if whole and len(data) < layout.size + work.size:
-                    return *beat, *_NO_WORK  # a copy of the file that does not tell it yet
-                if whole and (told := work.unpack(data[layout.size :]))[-1] == beat[1]:
-                    return *beat, *told[:-1]
+                    return *beat, *_NO_WORK  # a copy of the file that does not have it yet
+                if whole and (behind := work.unpack(data[layout.size :]))[-1] == beat[1]:
+                    return *beat, *behind[:-1]
         raise ValueError("no heartbeat")
-
-    def _alone(self, rank: Rank) -> RankNow:
-        process = self._root / str(rank.pid)
-        seen = proc.stat(process)
-        if seen.state in "ZX":
-            raise ValueError("it has ended")
-        ran_s, unserved_s = proc.scheduled(process)
-        return RankNow(
-            program=rank.program,
-            rank=rank.rank,
-            pid=rank.pid,
-            state=seen.state,
-            cpu_s=round(seen.cpu_s, 2),
-            io_bytes=proc.io_bytes(process),
-            world=rank.world,
-            ran_s=round(ran_s, 3),
-            unserved_s=round(unserved_s, 3),
-            wakes=proc.voluntary_switches(process),
-        )
-
-    def _rank_now(self, rank: Rank, not_before_s: float) -> RankNow:
-        alone = self._alone(rank)
-        cpu_s, moved_bytes = alone.cpu_s, alone.io_bytes
-        for child in rank.children:
-            with contextlib.suppress(OSError, ValueError):
-                cpu_s += proc.stat(self._root / str(child)).cpu_s
-                moved_bytes += proc.io_bytes(self._root / str(child))
-        now = msgspec.structs.replace(
-            alone,
-            cpu_s=round(cpu_s, 2),
-            io_bytes=moved_bytes,
-            throttled_s=round(self._limits.throttled_s(self._root / str(rank.pid)), 3),
-        )
-        # One without a heartbeat tells no more.
-        return now if rank.beat == _NO_BEAT else self._with_beat(now, rank, not_before_s)
-
-    def _with_beat(self, now: RankNow, rank: Rank, not_before_s: float) -> RankNow:
-        beat = self._beat(rank)
-        number, step, steps, first_s, last_s, longest_s, own_s, own_steps = beat[2:10]
-        loading_s, batches, data_ended = beat[10:13]
-        tokens, replica, role = beat[-3:]
-        timed = max(1, steps - heartbeat.WARM_UP_STEPS - 1)
-        return msgspec.structs.replace(
-            now,
-            rank=number,
-            step=step,
-            steps=steps,
-            age_s=round(max(0.0, self._monotonic() - max(last_s, not_before_s)), 1),
-            typical_s=round((last_s - first_s) / timed, 4),
-            longest_s=round(longest_s, 2),
-            # What a rank waits for its data is its own, too.
-            own_s=round(own_s + (loading_s if own_steps else 0.0), 4),
-            own_steps=own_steps,
-            loading_s=round(loading_s, 4),
-            batches=batches,
-            data_ended=data_ended,
-            tokens=tokens,
-            role=one_line(role.rstrip(b"\0").decode(errors="replace")),
-            replica=replica,
-        )
 
     def _ask(self, rank: Rank) -> None:
         with contextlib.suppress(OSError, ValueError):
@@ -338,24 +412,6 @@ class Ranks:
                 return answer
         return None
 
-    def _number(self, rank: Rank) -> int:
-        """Return a rank's number; where no heartbeat tells it, as its environment does."""
-        with contextlib.suppress(OSError, ValueError):
-            if rank.beat != _NO_BEAT:
-                return int(self._beat(rank)[2])
-        return rank.rank
-
-    def _rank_look(self, rank: Rank, answer: dict[str, Any] | None) -> RankLook:
-        number = rank.rank if rank.beat == _NO_BEAT else self._beat(rank)[2]
-        return RankLook(
-            program=rank.program,
-            rank=number,
-            answered=answer is not None,
-            kernel=proc.kernel_waits(self._root, rank.pid, rank.children),
-            stack=_stack(answer),
-            flight=_flight(answer, number),
-        )
-
 
 def _stack(answer: dict[str, Any] | None) -> tuple[Frame, ...]:
     with contextlib.suppress(TypeError, ValueError, KeyError):
@@ -369,13 +425,12 @@ def _stack(answer: dict[str, Any] | None) -> tuple[Frame, ...]:
 
 def _flight(answer: dict[str, Any] | None, rank: int) -> FlightRecord | None:
     with contextlib.suppress(Exception):  # what another version of torch records may be anything
-        flight = (answer or {}).get("flight") or {}
-        return record_of(flight, rank, _kept)
+        return record_of((answer or {}).get("flight") or {}, rank, _kept)
     return None
 
 
-def _kept(found: Sequence[Operation]) -> tuple[Operation, ...]:
-    return latest(found, _MOST_OPERATIONS)
+def _kept(operations: Sequence[Operation]) -> tuple[Operation, ...]:
+    return latest(operations, _MOST_OPERATIONS)
 
 
 def _whole(text: str | None) -> int | None:

@@ -98,14 +98,6 @@ def _is_torchrun(words: list[str]) -> bool:
     return any(word.rpartition("/")[2] in _TORCHRUN for word in words[1:4])
 
 
-def outlived(processes: Mapping[int, Process]) -> bool:
-    """Tell whether a step has left something behind here: a rank that was never seen has ended."""
-    return any(
-        each.program != SCRIPT and each.task is not None and _is_orphan(each, processes)
-        for each in processes.values()
-    )
-
-
 def _is_orphan(process: Process, processes: Mapping[int, Process]) -> bool:
     """Tell whether a process has outlived its rank, as a data loader's worker may.
 

@@ -1,295 +1,422 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The watch on the batch host, which says where a training hangs.
+"""Beside the user's script: `python -m slurm_health.training.monitor.watch`, until the script ends.
 
-It hears the monitors of all nodes. Of a training without a heartbeat it follows the output, and how
-the ranks here move: then nothing is started beside the job until lines that counted steps have
-stayed away for far longer than they did before, or the main threads of all ranks of this node have.
-Then monitors look at the processes of all nodes for some seconds.
+The supervisor starts it beside its script, and the torchrun that leads (`torchrun_nodes.Monitor`)
+beside its workers; outside Slurm torchrun names the nodes, and carries what agents send. It waits
+some seconds, because most scripts that fail do so soon, and then starts an agent on each node. What
+they send, and the job's output, goes to the `Pulse`; of what is due all agents are asked, and what
+hangs is reported. It ends when its standard input does, and all that it started with it. A script
+whose watch cannot be started, or dies, runs on as it would.
 """
 
 from __future__ import annotations
 
+import argparse
+import itertools
+import os
+import select
+import signal
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+import msgspec
+
+from slurm_health.preflight.supervisor.monitor_process import SCRIPT_HANGS
+from slurm_health.records.allocation import from_environ
+from slurm_health.records.errors import AllocationError, SlurmError
+from slurm_health.records.nodeset import expand, fold
 from slurm_health.records.script_records import ProgressSeen
-from slurm_health.training.diagnosis.by_movement import Movement
-from slurm_health.training.diagnosis.by_output import OutputProgress
-from slurm_health.training.diagnosis.pace import PATIENCE, HangPatience
-from slurm_health.training.diagnosis.rank_now import RankNow
-from slurm_health.training.diagnosis.seen import STOPPED
+from slurm_health.system.processes import NOTHING, PIPE, Process, own_module, start_tied
+from slurm_health.system.slurm.client import Client
+from slurm_health.system.slurm.command import clean_environ, step_argv
+from slurm_health.training.diagnosis.collected import NodesTold, SlurmView
+from slurm_health.training.diagnosis.comparison import Comparison
+from slurm_health.training.diagnosis.output_lines import first_without_number
+from slurm_health.training.diagnosis.pulse import LIMITS, Program, Pulse
+from slurm_health.training.diagnosis.samples import STOPPED, NodeReport, Standstill
 from slurm_health.training.diagnosis.slow_steps import Longer, Slowdown, speeds_of
-from slurm_health.training.diagnosis.watched import Program, WatchedPrograms
-from slurm_health.training.monitor.findings import WatchFindings
-from slurm_health.training.monitor.messages import HERE, LOOK, NOW, NodeLook, NodeMessage, looked_at
-from slurm_health.training.monitor.monitors import Monitors, MonitorsEnded
-from slurm_health.training.monitor.output_files import Tails
+from slurm_health.training.monitor.agents import (
+    Agents,
+    AgentsEnded,
+    Carried,
+    ScriptOver,
+    Start,
+    carried,
+)
+from slurm_health.training.monitor.every_node import BATCH_HOST, VARIABLE
+from slurm_health.training.monitor.messages import INSPECT, STATE
+from slurm_health.training.monitor.output_files import Tails, script_text
 
-_TICK_S = 5.0
-_HERE_S = 10.0
+if TYPE_CHECKING:
+    from slurm_health.training.monitor.events import Events
+
+_TICK_S = 2.0
+_OUTPUT_S = 10.0  # from one reading of the output to the next
 _WINDOW_S = 20.0  # of the comparison of ranks with each other, and of steps with earlier ones
 _PATHS_S = 15.0  # some steps of which each takes seconds
-# Between two looks, in which a process that works is seen to: with a heartbeat, and without one.
-_BETWEEN_S = 4.0
-_SILENT_BETWEEN_S = 10.0
 _RECORD_S = 60.0  # from one record of the progress to the next: 250 kB a day
+_TELL_S = 60.0  # after which it is said what the job does not show
 _MOST_STOPPED = 64  # that are named
+_SLURM_S = 5.0  # to say which nodes the job has
+_END_OF_STEPS_S = 5.0  # between the end of a job's steps and that of its script
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchedJob:
+    """What is watched.
+
+    `start` starts the agents of some nodes, `alone` if without the others. `left_of` returns which
+    nodes the job still has, and `states` how Slurm sees them.
+    """
+
+    here: str
+    nodes: Sequence[str]
+    start: Start
+    alone: bool
+    left_of: Callable[[Sequence[str]], Sequence[str]]
+    states: Callable[[Sequence[str]], Mapping[str, str]]
 
 
 class Watch:
-    """Hears the monitors, and looks closer at a training that stands still.
+    """Follows one job until its script ends.
 
     Args:
-        monitors: of all nodes.
-        nodes: those of the job.
-        findings: says and records what is found.
-        patience: what a standstill is measured against.
+        job: what is watched.
+        tails: its output.
+        events: reports what is seen.
+        environ: of the job.
+        control: a file that ends when the script does.
+        scale: of all times, for a rehearsal in which time is compressed.
     """
 
     def __init__(
         self,
-        monitors: Monitors,
-        nodes: Sequence[str],
-        findings: WatchFindings,
-        *,
-        patience: HangPatience = PATIENCE,
+        job: WatchedJob,
+        tails: Tails,
+        events: Events,
+        environ: Mapping[str, str],
+        control: int = 0,
+        scale: float = 1.0,
     ) -> None:
-        self._monitors = monitors
-        self._nodes = tuple(nodes)
-        self._findings = findings
-        self._watched = WatchedPrograms(nodes, patience)
-        self._here_s = self._window_s = time.monotonic()
+        self._job = job
+        self._tails = tails
+        self._events = events
+        self._environ = environ
+        self._control = control
+        self._scale = scale
+        self._pulse = Pulse(job.nodes, LIMITS.scaled(scale))
+        self._comparison = Comparison()
+        self._agents = Agents(job.start, self._observe, control, alone=job.alone)
+        self._began_s = self._window_s = time.monotonic()
+        self._output_s = self._recorded_s = float("-inf")
+        self._recorded: ProgressSeen | None = None
+        self._said_what_is_missing = False
 
     def run(self) -> None:
         """Watch.
 
         Raises:
-            Ended: the script has ended.
-            MonitorsEnded: nothing can be watched any more.
+            ScriptOver: the script has ended.
+            AgentsEnded: nothing can be watched any more.
             ScriptToEnd: the script hangs, and is to be ended.
+            OSError: the agents cannot be started.
         """
-        while True:
-            self._hear(_TICK_S)
-            now_s = time.monotonic()
-            if now_s - self._here_s >= _HERE_S:
-                self._here_s = now_s
-                self._monitors.tell(HERE)
-            if now_s - self._window_s >= _WINDOW_S:
-                self._window_s = now_s
-                for slow, ratio in self._watched.window():
-                    self._findings.slow_rank(slow, ratio)
-                for uneven in self._watched.uneven():
-                    self._findings.uneven(uneven)
-                for _, longer in self._watched.slower():
-                    self._look_at_paths(longer)
-            suspect = self._watched.suspect(now_s)
-            if suspect is not None:
-                self._look_at(suspect)
+        try:
+            self._agents.begin(self._job.nodes)
+            while self._agents.nodes:
+                self._agents.receive(self._scale * _TICK_S)
+                self._replace_agents()
+                self._read_output()
+                now_s = time.monotonic()
+                for resumed in self._pulse.resumed(now_s):
+                    self._events.resumed(resumed)
+                if now_s - self._window_s >= _WINDOW_S:
+                    self._window_s = now_s
+                    self._compare()
+                self._record_progress(now_s)
+                program = self._pulse.due(now_s)
+                if program is not None:
+                    self._inspect(program)
+        finally:
+            self._agents.end()
 
-    def _hear(self, wait_s: float) -> None:
-        for message in self._monitors.hear(wait_s):
-            self._take(message)
+    def _observe(self, report: NodeReport) -> None:
+        if report.state is None:
+            self._pulse.observe(report, time.monotonic())
 
-    def _take(self, message: NodeMessage) -> None:
-        now = message.now if isinstance(message, NodeLook) else message.ranks
-        now_s = time.monotonic()
-        for program in self._watched.hear(message.node, now, now_s):
-            self._name_end(program, now_s)
-
-    def _look_at(self, program: Program) -> None:
-        """See what the ranks of a program do, twice; say where it hangs, if it does."""
-        looked = self._look()
-        began_s = time.monotonic()
-        self._hear(_BETWEEN_S)
-        heard = set()
-        for message in self._monitors.ask(NOW):
-            self._take(message)
-            heard.add(message.node)
-        now_s = time.monotonic()
-        judged = self._watched.judge(
-            program,
-            looked_at(looked, silent=[n for n in self._nodes if n not in {*looked, *heard}]),
-            window_s=now_s - began_s,
-            now_s=now_s,
-        )
-        if isinstance(judged, str):
+    def _replace_agents(self) -> None:
+        """Start agents again that are gone, except on nodes that the job has lost."""
+        silent = self._agents.nodes_without_report()
+        if not self._agents.is_time_to_replace(silent):
             return
-        self._findings.hang(*judged)
+        # At a job's end its steps may end before its script does: that is no news.
+        if _ends_within(self._control, _END_OF_STEPS_S):
+            raise ScriptOver
+        left = self._job.left_of(silent)
+        lost = [node for node in silent if node not in left]
+        if lost:
+            self._agents.drop(lost)
+            self._pulse.nodes = self._agents.nodes
+            if self._agents.nodes:
+                self._events.say(f"Slurm took {fold(lost)} out of the job; it watches the rest")
+        if left:
+            self._events.say(f"the monitor on {fold(left)} ended; it is started again")
+            try:
+                self._agents.replace(left)
+            except OSError as err:
+                self._events.say(f"it cannot be started: {err}")
 
-    def _look(self) -> dict[str, NodeLook]:
-        """Return what each node sees that answers in time."""
-        looked: dict[str, NodeLook] = {}
-        for message in self._monitors.ask(LOOK):
-            self._take(message)
-            if isinstance(message, NodeLook):
-                looked[message.node] = message
-        return looked
+    def _read_output(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._output_s < self._scale * _OUTPUT_S:
+            return
+        self._output_s = now_s
+        for written in self._tails.written():
+            loss = self._pulse.read(written.file, written.text, now_s, torn=written.torn)
+            if loss is not None:
+                first = first_without_number(self._tails.backwards(written.file)) or loss.first
+                self._events.loss(msgspec.structs.replace(loss, first=first))
+
+    def _inspect(self, program: Program) -> None:
+        """Have all agents look, twice; report where a program hangs, if it does."""
+        reports = self._agents.ask(INSPECT)
+        silent = [node for node in self._agents.nodes if node not in reports]
+        if silent and reports:  # their agents may have ended, or be busy
+            try:
+                self._agents.replace(silent)
+                self._agents.ask(INSPECT, silent)
+            except OSError:
+                pass
+            reports |= self._agents.ask(INSPECT, silent)
+            silent = [node for node in silent if node not in reports]
+        self._output_s = float("-inf")
+        self._read_output()
+        now_s = time.monotonic()
+        if not reports or program.name not in self._pulse.programs:
+            self._pulse.put_off(program, now_s)
+            return
+        standstill = self._pulse.judge(program, reports, now_s, silent)
+        if not standstill.why_not:
+            self._report(standstill)
+
+    def _report(self, standstill: Standstill) -> None:
+        """Ask how the nodes are, and Slurm about those that are silent; report the hang."""
+        data: list[msgspec.Struct] = []
+        wanted = [node for node in self._agents.nodes if node not in standstill.silent]
+        if self._environ.get(VARIABLE) == BATCH_HOST:
+            wanted = [self._job.here]
+        states = self._agents.ask(STATE, wanted)
+        told = tuple(states[n].state for n in wanted if n in states)
+        data.append(NodesTold(nodes=tuple(state for state in told if state is not None)))
+        if standstill.silent:
+            data.append(SlurmView(node_states=dict(self._job.states(standstill.silent))))
+        self._events.hang(standstill, data)
+
+    def _compare(self) -> None:
+        """Close a window of time: report what is newly slow or uneven."""
+        for slow, ratio in self._comparison.window(self._pulse.programs.values()):
+            self._events.slow_rank(slow, ratio)
+        for uneven in self._comparison.uneven(self._pulse.programs.values()):
+            self._events.uneven(uneven)
+        for longer in self._comparison.longer(self._pulse.programs.values()):
+            self._look_at_paths(longer)
 
     def _look_at_paths(self, longer: Longer) -> None:
-        """See how fast connections are, for a while; say which are slow, if that explains it."""
-        before = self._look()
-        self._hear(_PATHS_S)
-        after = self._look()
-        addresses = {address: node for node, each in after.items() for address in each.addresses}
-        self._findings.slowdown(
+        """See how fast connections are, for a while; report which are slow, if any."""
+        before = self._agents.ask(INSPECT)
+        self._agents.receive(_PATHS_S)
+        after = self._agents.ask(INSPECT)
+        addresses = {
+            address: node for node, report in after.items() for address in report.addresses
+        }
+        self._events.slowdown(
             Slowdown(
                 step_ms=round(longer.now.step_ms, 1),
                 usual_ms=round(longer.usual.step_ms, 1),
                 own_ms=round(longer.now.own_ms, 1),
-                nodes=self._nodes,
-                speeds=speeds_of(_sent(before), _sent(after), addresses, self._nodes),
+                nodes=self._agents.nodes,
+                speeds=speeds_of(
+                    {node: report.sent for node, report in before.items()},
+                    {node: report.sent for node, report in after.items()},
+                    addresses,
+                    self._agents.nodes,
+                ),
             )
         )
 
-    def _name_end(self, program: Program, now_s: float) -> None:
-        assert program.hung_s is not None
-        stalled_s = now_s - program.stalled_s(now_s) - program.hung_s
-        program.hung_s = None
-        self._findings.hang_over(stalled_s, program.step)
-
-
-def _sent(looked: Mapping[str, NodeLook]) -> dict[str, dict[str, tuple[int, float]]]:
-    return {node: each.sent for node, each in looked.items()}
-
-
-class OutputWatch:
-    """Follows the output; looks at the processes where it stands still.
-
-    Args:
-        tails: what was written.
-        progress: what that says.
-        movement: of the ranks on this node.
-        start: starts the monitors of all nodes.
-        nodes: those of the job.
-        findings: says and records what is found.
-        between_s: two looks at the processes.
-    """
-
-    def __init__(
-        self,
-        tails: Tails,
-        progress: OutputProgress,
-        movement: Movement,
-        start: Callable[[], Monitors],
-        nodes: Sequence[str],
-        findings: WatchFindings,
-        between_s: float = _SILENT_BETWEEN_S,
-    ) -> None:
-        self._tails = tails
-        self._progress = progress
-        self._movement = movement
-        self._start = start
-        self._nodes = tuple(nodes)
-        self._findings = findings
-        self._between_s = between_s
-        self._recorded: ProgressSeen | None = None
-        self._recorded_s = float("-inf")
-
-    def look(self) -> None:
-        """Read what was written; look at the processes where that is due.
-
-        Raises:
-            Ended: the script has ended.
-        """
-        self._read()
-        now_s = time.monotonic()
-        stalled_s = self._progress.goes_on(now_s)
-        if stalled_s is not None and self._progress.latest is not None:
-            self._findings.hang_over(stalled_s, self._progress.latest.step)
-        if self._progress.suspect(now_s) and self._movement.hung_s is None:
-            self._look_at_processes(self._progress)
-
-    def move(self, ranks: Sequence[RankNow], now_s: float) -> None:
-        """See whether the ranks here move; look at the processes of all nodes where that is due.
-
-        Raises:
-            Ended: the script has ended.
-        """
-        self._movement.take(ranks, now_s)
-        stalled_s = self._movement.goes_on(now_s)
-        if stalled_s is not None:
-            latest = self._progress.latest
-            self._findings.hang_over(stalled_s, latest.step if latest else 0)
-        if self._movement.suspect(now_s) and self._progress.hung_s is None:
-            self._look_at_processes(self._movement)
-
-    def record(self, ranks: Sequence[RankNow], *, now_s: float, beating: bool = False) -> None:
-        """Record how far the training is: seldom, or at once where a rank is stopped or goes on.
-
-        Args:
-            ranks: those on the first node of the job, where we are.
-            now_s: the time.
-            beating: whether a rank has a heartbeat, so that this is the last such record.
-        """
-        latest = self._progress.latest
-        stopped = sorted({each.rank for each in ranks if each.state == STOPPED})[:_MOST_STOPPED]
-        known = self._recorded
-        news = known is None or known.stopped != stopped or known.beating != beating
+    def _record_progress(self, now_s: float) -> None:
+        """Record how far the training is: seldom, or at once if a rank is stopped or goes on."""
+        samples = [s for program in self._pulse.programs.values() for s in program.samples]
+        alive = [sample for sample in samples if not sample.gone]
+        stopped = sorted({sample.rank for sample in alive if sample.state == STOPPED})
+        beats = any(sample.steps for sample in alive)
+        known, line = self._recorded, self._pulse.line
+        if alive and not self._said_what_is_missing and now_s - self._began_s > _TELL_S:
+            self._said_what_is_missing = True
+            self._say_what_is_missing(beats=beats)
+        stopped = stopped[:_MOST_STOPPED]
+        news = known is None or known.stopped != stopped or known.beating != beats
         if not news and now_s - self._recorded_s < _RECORD_S:
             return
+        age_s = now_s - line.last_s if line else 0.0
+        if beats:
+            age_s = min(sample.age_s for sample in alive if sample.steps)
         self._recorded = ProgressSeen(
-            node=self._nodes[0],
-            ranks=len(ranks),
+            node=self._job.here,
+            ranks=len(alive),
             stopped=stopped,
-            step=latest.step if latest else 0,
-            line=latest.line if latest else "",
-            age_s=round(latest.age_s(now_s), 1) if latest else 0.0,
-            beating=beating,
+            step=self._pulse.step,
+            line=line.line if line else "",
+            age_s=round(age_s, 1),
+            beating=beats,
         )
         self._recorded_s = now_s
-        self._findings.record(self._recorded, lossy=True)
+        self._events.record(self._recorded, lossy=True)
 
-    def _read(self) -> None:
-        now_s = time.monotonic()
-        for written in self._tails.written():
-            lost = self._progress.take(written.file, written.text, now_s, torn=written.torn)
-            if lost is not None:
-                self._findings.loss(lost)
+    def _say_what_is_missing(self, *, beats: bool) -> None:
+        """Say once what the job cannot show: a hang is found later then, or without its place."""
+        from slurm_health.training.monitor.stacks import find_py_spy
 
-    def _look_at_processes(self, told_by: OutputProgress | Movement) -> None:
-        try:
-            monitors = self._start()
-        except OSError:
-            told_by.not_now(time.monotonic())
-            return
-        try:
-            self._judge(monitors, told_by)
-        except MonitorsEnded:  # as where Slurm starts no step: nothing is known
-            told_by.not_now(time.monotonic())
-        finally:
-            monitors.end()
+        if not beats and find_py_spy() is None:
+            self._events.say(
+                "the ranks have no heartbeat, and there is no py-spy: a hang may be found without"
+                " its place (--heartbeat=auto, pip install 'slurm-health[diagnosis]')"
+            )
 
-    def _judge(self, monitors: Monitors, told_by: OutputProgress | Movement) -> None:
-        watched = WatchedPrograms(self._nodes)
-        first = self._looks(monitors, watched)
-        began_s = time.monotonic()
-        for _ in monitors.hear(self._between_s):
-            pass
-        second = self._looks(monitors, watched)
-        self._read()
-        now_s = time.monotonic()
-        silent = [node for node in self._nodes if node not in second]
-        looked = looked_at(second, silent=silent)
-        judged = told_by.judge(
-            watched,
-            looked_at(first, silent=silent).then(looked),
-            self._nodes,
-            window_s=now_s - began_s,
-            now_s=now_s,
+
+def _ends_within(control: int, wait_s: float) -> bool:
+    return bool(select.select([control], [], [], wait_s)[0])
+
+
+def main() -> int:
+    """Watch until the script has ended; 0 unless it is to be ended because it hangs."""
+    parser = argparse.ArgumentParser(prog="slurm_health.training.monitor.watch")
+    parser.add_argument("--directory", default="")
+    parser.add_argument("--on-hang", default="report")
+    parser.add_argument("--after-s", type=float, required=True)
+    parser.add_argument("--script-source", type=Path)
+    parser.add_argument("--step", default="")  # which alone is watched, on its nodes
+    parser.add_argument("--tell", action="store_true")  # the hang, on standard output
+    parser.add_argument("--scale", type=float, default=1.0)
+    # A training that is no job: what marks its processes, where agents are read and written to.
+    parser.add_argument("--training", default="")
+    parser.add_argument("--node", default="")
+    parser.add_argument("--nodes", default="")
+    parser.add_argument("--reading", type=int, default=-1)
+    parser.add_argument("--writing", type=int, default=-1)
+    options = parser.parse_args()
+    # What Slurm sends to every process of the job is for the script; we end when it does.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    began_s = time.time()
+    if _ends_within(0, options.after_s):
+        return 0
+    # Not before: a script of seconds has no use for it.
+    from slurm_health.training.monitor.events import Events, ScriptToEnd, acting
+
+    environ = dict(os.environ)
+    if options.training:  # not the whole of a job, if it is in one
+        ours = "SLURM_HEALTH_"
+        environ = {n: v for n, v in environ.items() if n.startswith(ours) or n[:5] != "SLURM"}
+    directory = Path(options.directory) if options.directory else None
+    events = Events(directory, environ, on_hang=acting(options.on_hang, environ))
+    try:
+        job = _carried(options) if options.training else _of_slurm(environ, options, began_s)
+    except (AllocationError, ValueError) as err:
+        events.say(f"not running: {err}")
+        return 0
+    try:
+        tails = Tails(script_text(options.script_source), Path.cwd(), environ)
+        Watch(job, tails, events, environ, scale=options.scale).run()
+    except (ScriptOver, AgentsEnded):
+        pass
+    except ScriptToEnd as ends:
+        if options.tell:
+            os.write(1, msgspec.json.encode(ends.hang))
+        return SCRIPT_HANGS
+    except Exception as err:  # a boundary: a traceback in the job's output is taken for its own
+        why = err.strerror if isinstance(err, OSError) else f"{type(err).__name__}: {err}"
+        events.say(f"not running any more: {why}")
+    return 0
+
+
+def _of_slurm(
+    environ: Mapping[str, str], options: argparse.Namespace, began_s: float
+) -> WatchedJob:
+    """Return the job that this environment is of, or its step.
+
+    Raises:
+        AllocationError: it cannot be read,
+        ValueError: or not which nodes the step has.
+    """
+    allocation = from_environ(environ)
+    of_step = environ.get("SLURM_STEP_NODELIST") if options.step else None
+    nodes = expand(of_step) if of_step else allocation.nodes
+    here = environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
+    job = allocation.array or str(allocation.job_id)
+
+    def start(some: Sequence[str]) -> Process:
+        command = own_module(
+            "slurm_health.training.monitor.agent",
+            f"--job={allocation.job_id}",
+            f"--node={here}",
+            f"--step={options.step}",
+            f"--began-s={began_s:.3f}",
+            f"--scale={options.scale:g}",
         )
-        latest = self._progress.latest
-        if isinstance(judged, str):
-            return
-        if told_by is self._movement:
-            self._findings.hang(*judged, at_rest=True)
-        elif latest is not None:
-            self._findings.hang(*judged, line=latest.line)
+        # What runs on this node needs no step.
+        own = list(some) == [here]
+        argv = list(command) if own else step_argv(allocation.job_id, some, [], command)
+        return start_tied(
+            argv,
+            environ=environ if own else clean_environ(environ),
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=NOTHING,
+            signal_mask=(),
+        )
 
-    @staticmethod
-    def _looks(monitors: Monitors, watched: WatchedPrograms) -> dict[str, NodeLook]:
-        looks = {}
-        for message in monitors.ask(LOOK):
-            if isinstance(message, NodeLook):
-                looks[message.node] = message
-                watched.hear(message.node, message.now, time.monotonic())
-        return looks
+    def left_of(some: Sequence[str]) -> Sequence[str]:
+        """Return those that the job still has, none if it has ended, all if Slurm is silent."""
+        try:
+            shown = Client.for_hook(environ, limit_s=_SLURM_S).job(job)
+        except (SlurmError, ValueError):  # no answer, or one that cannot be read
+            return some
+        running = shown.states == {"RUNNING"}
+        return [node for node in some if running and node in shown.nodes]
+
+    def states(some: Sequence[str]) -> Mapping[str, str]:
+        try:
+            shown = Client.for_hook(environ, limit_s=_SLURM_S).nodes(some)
+        except (SlurmError, ValueError):
+            return {}
+        return {name: node.state for name, node in shown.items()}
+
+    return WatchedJob(
+        here=here, nodes=nodes, start=start, alone=True, left_of=left_of, states=states
+    )
+
+
+def _carried(options: argparse.Namespace) -> WatchedJob:
+    """Return the training whose torchrun has started us, and carries what agents send."""
+    numbers: Iterator[int] = itertools.count(1)
+
+    def start(_: Sequence[str]) -> Carried:
+        return carried(options.reading, options.writing, next(numbers), 0)
+
+    return WatchedJob(
+        here=options.node,
+        nodes=options.nodes.split(","),
+        start=start,
+        alone=False,
+        left_of=lambda some: some,
+        states=lambda _: {},
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

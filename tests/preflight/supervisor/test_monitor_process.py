@@ -30,7 +30,7 @@ wait $!
 exit 5
 """
 WAITS = "#!/bin/bash\nuntil [ -e end ]; do sleep 0.05; done\nexit 5\n"
-BESIDE, NODE = "slurm_health.training.monitor.beside", "slurm_health.training.monitor.node"
+WATCH, AGENT = "slurm_health.training.monitor.watch", "slurm_health.training.monitor.agent"
 
 
 NEW = {
@@ -65,25 +65,14 @@ def running(bench: Bench, module: str) -> list[int]:
     return found
 
 
-def test_a_training_has_a_monitor_until_its_script_ends(bench: Bench) -> None:
+def test_a_training_has_an_agent_until_its_script_ends(bench: Bench) -> None:
     process = start(bench, TRAINS)
-    eventually(lambda: running(bench, NODE), "a monitor of the node")
+    eventually(lambda: running(bench, AGENT), "an agent")
     (bench.directory / "end").touch()
     code, _, said = bench.finish(process)
 
     assert (code, b"monitor" in said) == (5, False)
-    assert running(bench, BESIDE) == running(bench, NODE) == []
-
-
-def test_a_script_without_a_heartbeat_has_no_monitor_of_its_node(bench: Bench) -> None:
-    process = start(bench, WAITS)
-    eventually(lambda: running(bench, BESIDE), "the watch")
-    (bench.directory / "end").touch()
-    code, _, said = bench.finish(process)
-
-    assert code == 5
-    assert b"monitor" not in said
-    assert running(bench, BESIDE) == []
+    assert running(bench, WATCH) == running(bench, AGENT) == []
 
 
 def test_a_script_of_seconds_is_not_held_up(bench: Bench) -> None:
@@ -91,51 +80,65 @@ def test_a_script_of_seconds_is_not_held_up(bench: Bench) -> None:
     code, _, said = bench.finish(start(bench, WAITS, after_s="600"))
 
     assert code == 5
-    assert running(bench, BESIDE) == []
+    assert running(bench, WATCH) == []
     assert b"monitor" not in said
 
 
-@pytest.mark.parametrize("victim", [BESIDE, NODE])
-def test_a_script_whose_monitor_is_killed_runs_on(bench: Bench, victim: str) -> None:
+def test_a_script_whose_watch_is_killed_runs_on(bench: Bench) -> None:
     process = start(bench, TRAINS)
-    eventually(lambda: running(bench, NODE), "a monitor of the node")
-    for pid in running(bench, victim):
+    eventually(lambda: running(bench, AGENT), "an agent")
+    for pid in running(bench, WATCH):
         os.kill(pid, signal.SIGKILL)
-    eventually(lambda: not running(bench, NODE), "the end of the monitor")
+    eventually(lambda: not running(bench, AGENT), "the end of the agent")
     assert process.poll() is None
     (bench.directory / "end").touch()
 
     assert bench.finish(process)[0] == 5
 
 
+def test_an_agent_that_is_killed_is_started_again_and_its_node_is_not_blamed(bench: Bench) -> None:
+    process = start(bench, TRAINS)
+    eventually(lambda: running(bench, AGENT), "an agent")
+    killed = running(bench, AGENT)
+    for pid in killed:
+        os.kill(pid, signal.SIGKILL)
+    eventually(lambda: set(running(bench, AGENT)) - set(killed), "another agent")
+    (bench.directory / "end").touch()
+    code, _, said = bench.finish(process)
+
+    assert code == 5
+    assert said.count(b"the monitor on n1 ended; it is started again") == 1
+    assert said.count(b"monitor") == 2
+
+
 def test_a_supervisor_that_is_killed_leaves_no_monitor(bench: Bench) -> None:
     process = start(bench, TRAINS)
-    eventually(lambda: running(bench, NODE), "a monitor of the node")
+    eventually(lambda: running(bench, AGENT), "an agent")
     process.kill()
     process.wait()
 
-    eventually(lambda: not running(bench, BESIDE), "the end of the watch")
-    eventually(lambda: not running(bench, NODE), "the end of the monitor")
+    eventually(lambda: not running(bench, WATCH), "the end of the watch")
+    eventually(lambda: not running(bench, AGENT), "the end of the agent")
 
 
 def test_signals_for_the_script_do_not_end_its_monitor(bench: Bench) -> None:
     process = start(bench, TRAINS)
-    eventually(lambda: running(bench, NODE), "a monitor of the node")
+    eventually(lambda: running(bench, AGENT), "an agent")
     for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
-        for pid in (*running(bench, BESIDE), *running(bench, NODE)):
+        for pid in (*running(bench, WATCH), *running(bench, AGENT)):
             os.kill(pid, number)
-    (watch,) = running(bench, BESIDE)
+    (watch,) = running(bench, WATCH)
     os.kill(watch, signal.SIGTERM)
     (bench.directory / "end").touch()
 
     assert bench.finish(process)[0] == 5
-    assert running(bench, NODE) == []
+    assert running(bench, AGENT) == []
 
 
 def test_off_starts_nothing(bench: Bench) -> None:
     process = start(bench, TRAINS, mode="off")
     eventually(lambda: running(bench, "heartbeat"), "the training")
-    assert running(bench, BESIDE) == []
+    assert running(bench, WATCH) == []
     (bench.directory / "end").touch()
 
     assert bench.finish(process)[0] == 5

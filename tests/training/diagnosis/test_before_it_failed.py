@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_health.records.script_records import Diagnosed, HangFound
+from slurm_health.records.script_records import Diagnosed, EventKind, TrainingEvent
 from slurm_health.training.diagnosis.collected import (
     MonitorSaw,
     SlurmView,
@@ -24,7 +24,17 @@ STUCK = Diagnosed(
     evidence=["rank 1 on n2 at train.py:39: waits for its data loader"],
     advice="look at what the data loader reads there",
 )
-SAW = MonitorSaw(hang=HangFound(stalled_s=33.0, allowance_s=25.0, step=45, found=STUCK))
+SAW = MonitorSaw(
+    hang=TrainingEvent(
+        event=EventKind.HANG,
+        stalled_s=33.0,
+        usual_s=25.0,
+        step=45,
+        nodes=STUCK.nodes,
+        ranks=STUCK.ranks,
+        diagnosed=STUCK,
+    )
+)
 TIMED_OUT = RankFailure(
     rank=0,
     error="RuntimeError: Timed out waiting 1800000ms for recv operation to complete",
@@ -39,7 +49,7 @@ def test_ranks_that_waited_until_a_timeout_are_explained_by_the_hang_before_it()
     assert (found.cause, found.sureness) == ("data-loader-stuck", "likely")
     assert (found.nodes, found.ranks, found.accused) == (["n2"], [1], [])
     assert found.description.startswith("the training hung before it failed: rank 1 on n2")
-    assert "monitor: no step after step 45, for 33 s when it was reported" in found.evidence
+    assert "monitor: no step for 33 s after step 45 when it was reported" in found.evidence
 
 
 def test_a_job_that_was_cancelled_while_it_hung_is_told_where_it_hung() -> None:

@@ -10,19 +10,12 @@ import msgspec
 import pytest
 
 from slurm_health.records.script_records import Diagnosed
-from slurm_health.report.post_mortem import lines_of
-from slurm_health.training.diagnosis.collected import (
-    Collected,
-    NodesTold,
-    NodeTold,
-    ScriptEnd,
-    SlurmView,
-)
-from slurm_health.training.diagnosis.diagnostician import Diagnostician, observe_failure
-from slurm_health.training.diagnosis.inference import InferenceChain
-from slurm_health.training.diagnosis.operators import OPERATORS
+from slurm_health.report.sentences import lines_of
+from slurm_health.training.diagnosis.collected import NodesTold, NodeTold, ScriptEnd, SlurmView
+from slurm_health.training.diagnosis.failure import FailureDiagnostician
 from slurm_health.training.diagnosis.rank_failures import RankFailure
 from slurm_health.training.diagnosis.training_log import TrainingLog, read_log
+from slurm_health.training.framework import DataManager
 
 DATA = Path(__file__).parents[2] / "data" / "diagnosis"
 END = ScriptEnd(exit_code=1, nodes=("n1", "n2", "n3"), script="train.sh")
@@ -30,8 +23,7 @@ TIMED_OUT = "RuntimeError: Timed out waiting 20000ms for recv operation to compl
 
 
 def diagnose(*data: msgspec.Struct, end: ScriptEnd = END) -> Diagnosed:
-    chain = InferenceChain(OPERATORS)
-    action = Diagnostician(observe_failure, chain).diagnose(Collected([end, *data]))
+    action = FailureDiagnostician().diagnose(data_manager=DataManager([end, *data]))
     assert action.diagnosed is not None
     return action.diagnosed
 
@@ -211,11 +203,10 @@ def test_an_exception_of_cpp_is_told_by_its_name_without_its_namespace() -> None
 
 def test_what_was_not_looked_at_is_told_only_where_it_may_have_decided() -> None:
     missing = {"kernel-log": "/dev/kmsg: Permission denied"}
-    chain = InferenceChain(OPERATORS)
 
     def titles(log: TrainingLog) -> set[str]:
-        data = Collected([END, log], missing=missing)
-        found = Diagnostician(observe_failure, chain).diagnose(data).diagnosed
+        data = DataManager([END, log], missing=missing)
+        found = FailureDiagnostician().diagnose(data_manager=data).diagnosed
         assert found is not None
         return {title for title, _ in lines_of(found)}
 

@@ -4,12 +4,10 @@
 from __future__ import annotations
 
 from slurm_health.records.script_records import Diagnosed
-from slurm_health.training.diagnosis.collected import Collected
 from slurm_health.training.diagnosis.diagnostician import (
-    Diagnostician,
+    CauseDiagnostician,
     observe_slowdown,
 )
-from slurm_health.training.diagnosis.inference import InferenceChain
 from slurm_health.training.diagnosis.operators import OPERATORS
 from slurm_health.training.diagnosis.slow_steps import (
     Longer,
@@ -19,6 +17,7 @@ from slurm_health.training.diagnosis.slow_steps import (
     SlowSteps,
     speeds_of,
 )
+from slurm_health.training.framework import DataManager
 
 WINDOW_S = 20.0
 NODES = ("n1", "n2", "n3")
@@ -82,8 +81,8 @@ def diagnose(*speeds: tuple[str, str, float]) -> Diagnosed:
         nodes=NODES,
         speeds=tuple(PathSpeed(node=n, peer=peer, mb_per_s=speed) for n, peer, speed in speeds),
     )
-    diagnostician = Diagnostician(observe_slowdown, InferenceChain(OPERATORS))
-    found = diagnostician.diagnose(Collected([slowdown])).diagnosed
+    diagnostician = CauseDiagnostician(observe_slowdown, OPERATORS)
+    found = diagnostician.diagnose(data_manager=DataManager([slowdown])).diagnosed
     assert found is not None
     assert found.accused == []
     return found

@@ -6,25 +6,27 @@ from __future__ import annotations
 import pytest
 
 from slurm_health.records.script_records import Diagnosed
-from slurm_health.training.diagnosis.collected import Collected
-from slurm_health.training.diagnosis.diagnostician import Diagnostician
-from slurm_health.training.diagnosis.inference import InferenceChain
+from slurm_health.training.diagnosis.diagnostician import CauseDiagnostician
 from slurm_health.training.diagnosis.operators import OPERATORS
+from slurm_health.training.diagnosis.samples import RankSample
 from slurm_health.training.diagnosis.stragglers import (
-    OwnTime,
     SlowRank,
     Spent,
     Stragglers,
     observe_slow_rank,
 )
+from slurm_health.training.framework import DataManager
 
 USUAL = Spent(own_ms=500.0, loading_ms=5.0, ran_ms=200.0, unserved_ms=20.0)
 
 
 def found(spent: Spent, usual: Spent = USUAL, *, tells_loading: bool = True) -> Diagnosed:
     slow = SlowRank(rank=1, node="n2", spent=spent, usual=usual, tells_loading=tells_loading)
-    chain = InferenceChain(OPERATORS)
-    diagnosed = Diagnostician(observe_slow_rank, chain).diagnose(Collected([slow])).diagnosed
+    diagnosed = (
+        CauseDiagnostician(observe_slow_rank, OPERATORS)
+        .diagnose(data_manager=DataManager([slow]))
+        .diagnosed
+    )
     assert diagnosed is not None
     return diagnosed
 
@@ -73,9 +75,10 @@ def test_a_rank_is_compared_by_how_it_spends_each_step() -> None:
     for window in range(7):
         steps = 10 * window
         own = {
-            rank: OwnTime(
-                seconds=steps * (0.8 if rank == 2 else 0.5),
-                steps=steps,
+            rank: RankSample(
+                rank=rank,
+                own_s=steps * (0.8 if rank == 2 else 0.5),
+                own_steps=steps,
                 loading_s=steps * (0.3 if rank == 2 else 0.01),
                 unserved_s=steps * 0.02,
             )
@@ -97,7 +100,9 @@ def test_a_rank_is_slower_from_a_tenth_more_time_on(times: float, named: list[in
     for window in range(7):
         steps = 10 * window
         own = {
-            rank: OwnTime(seconds=steps * (0.5 * times if rank == 2 else 0.5), steps=steps)
+            rank: RankSample(
+                rank=rank, own_s=steps * (0.5 * times if rank == 2 else 0.5), own_steps=steps
+            )
             for rank in range(4)
         }
         slower += stragglers.window(own)

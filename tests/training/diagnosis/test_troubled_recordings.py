@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from slurm_health.records.script_records import Diagnosed
-from slurm_health.training.diagnosis.flight import first_difference
-from slurm_health.training.diagnosis.flight_data import FlightRecord
-from slurm_health.training.monitor.collector import EndedJob, NothingCollected
+from slurm_health.training.diagnosis.collectives import CollectiveState, FlightRecord
+from slurm_health.training.framework import NothingCollected
+from slurm_health.training.monitor.collector import EndedJob
 from slurm_health.training.monitor.flight_dumps import FlightDumps
 from tests.support.ended_jobs import diagnosed_by_output, job
 
@@ -60,7 +60,7 @@ def ended(directory: Path) -> EndedJob:
 
 
 def collected(directory: Path) -> tuple[FlightRecord, ...]:
-    return FlightDumps().collect_data(ended(directory)).records
+    return FlightDumps(ended(directory)).collect_data().records
 
 
 def told(text: str) -> Diagnosed:
@@ -84,7 +84,8 @@ def test_dumps_of_an_earlier_job_in_the_same_place_name_nobody(tmp_path: Path) -
     for rank in (0, 1, 2):
         laid(tmp_path, rank, entered(5 if rank == 1 else 6), age_s=3600)
 
-    assert "no dump was found" in FlightDumps().is_enabled(ended(tmp_path)).why_not
+    with pytest.raises(NothingCollected, match="no dump was found"):
+        FlightDumps(ended(tmp_path)).collect_data()
 
 
 def test_a_rank_whose_only_dump_is_of_an_earlier_job_has_left_none(tmp_path: Path) -> None:
@@ -104,7 +105,7 @@ def test_a_dump_of_ranks_that_were_numbered_anew_is_read_under_the_number_that_t
     laid(tmp_path, 1, stopped(5, pg_config={"0": two}))
     laid(tmp_path, 2, stopped(3), age_s=30)
 
-    found = first_difference(collected(tmp_path))
+    found = CollectiveState(collected(tmp_path)).difference
 
     assert found is not None
     assert found.ranks == (1,)
@@ -128,7 +129,7 @@ def test_a_dump_of_another_version_is_one_of_which_nothing_is_known(
     records = collected(tmp_path)
 
     assert [each.whole for each in records] == [True, False, True]
-    assert first_difference(records) is None
+    assert CollectiveState(records).difference is None
 
 
 def test_dumps_that_are_all_of_another_version_say_that_they_are_none(tmp_path: Path) -> None:
@@ -143,7 +144,7 @@ def test_two_ranks_that_stay_away_are_both_named(tmp_path: Path) -> None:
     laid(tmp_path, 1, stopped(5))
     laid(tmp_path, 2, stopped(5))
 
-    found = first_difference(collected(tmp_path))
+    found = CollectiveState(collected(tmp_path)).difference
 
     assert found is not None
     assert found.ranks == (1, 2)

@@ -8,13 +8,13 @@ from collections.abc import Callable
 import pytest
 
 from slurm_health.heartbeat import UNKNOWN_REPLICA, place_in
-from slurm_health.training.diagnosis.collected import Collected
-from slurm_health.training.diagnosis.diagnostician import Diagnostician
-from slurm_health.training.diagnosis.inference import InferenceChain
+from slurm_health.training.diagnosis.comparison import Comparison
+from slurm_health.training.diagnosis.diagnostician import CauseDiagnostician
 from slurm_health.training.diagnosis.operators import OPERATORS
-from slurm_health.training.diagnosis.rank_now import RankNow
+from slurm_health.training.diagnosis.pulse import Pulse
+from slurm_health.training.diagnosis.samples import NodeReport, RankSample
 from slurm_health.training.diagnosis.uneven import DATA, STAGES, Uneven, observe_uneven
-from slurm_health.training.diagnosis.watched import WatchedPrograms
+from slurm_health.training.framework import DataManager
 
 STEPS = 10  # in a window
 STAGE_COUNT, REPLICAS = 2, 4
@@ -27,7 +27,7 @@ def watch(
     own_s: OwnS, *, roles: bool = True, tokens: OwnS = lambda *_: 0.0, nodes: int = 4
 ) -> tuple[set[int], dict[str, Uneven]]:
     """Return the ranks held slow and what is held uneven, of a pipeline that ran for a while."""
-    watched = WatchedPrograms([f"n{node}" for node in range(nodes)])
+    pulse, comparison = Pulse([f"n{node}" for node in range(nodes)]), Comparison()
     slow: set[int] = set()
     uneven: dict[str, Uneven] = {}
     had_s = dict.fromkeys(range(STAGE_COUNT * REPLICAS), 0.0)
@@ -39,14 +39,12 @@ def watch(
                 had_s[rank] += STEPS * own_s(stage, replica, window)
                 had_tokens[rank] += STEPS * tokens(stage, replica, window)
         for node in range(nodes):
-            told = [
-                RankNow(
+            ranks = tuple(
+                RankSample(
                     program="0",
                     rank=rank,
+                    node=f"n{node}",
                     pid=1,
-                    state="R",
-                    cpu_s=0.0,
-                    io_bytes=0,
                     steps=STEPS * window,
                     own_s=had_s[rank],
                     own_steps=STEPS * window,
@@ -56,10 +54,10 @@ def watch(
                 )
                 for rank in had_s
                 if rank % nodes == node
-            ]
-            watched.hear(f"n{node}", told, float(window))
-        slow |= {each.rank for each, _ in watched.window()}
-        uneven |= {each.name: each for each in watched.uneven()}
+            )
+            pulse.observe(NodeReport(node=f"n{node}", ranks=ranks), float(window))
+        slow |= {rank.rank for rank, _ in comparison.window(pulse.programs.values())}
+        uneven |= {work.name: work for work in comparison.uneven(pulse.programs.values())}
     return slow, uneven
 
 
@@ -170,8 +168,8 @@ def test_a_rank_with_fewer_tokens_that_takes_the_usual_time_is_not_slow() -> Non
 def test_what_is_uneven_is_named_and_accuses_no_rank_and_no_node(
     uneven: Uneven, words: str, sureness: str
 ) -> None:
-    diagnostician = Diagnostician(observe_uneven, InferenceChain(OPERATORS))
-    diagnosed = diagnostician.diagnose(Collected([uneven])).diagnosed
+    diagnostician = CauseDiagnostician(observe_uneven, OPERATORS)
+    diagnosed = diagnostician.diagnose(data_manager=DataManager([uneven])).diagnosed
 
     assert diagnosed is not None
     assert words in diagnosed.description

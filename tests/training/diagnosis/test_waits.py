@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from slurm_health.training.diagnosis.collected import FlightRecord, Operation
-from slurm_health.training.diagnosis.seen import Frame, RankSeen
+from slurm_health.training.diagnosis.samples import Frame, RankSample
 from tests.support.standstills import (
     IN_BACKWARD,
     IN_OTHER,
@@ -61,7 +61,7 @@ def test_what_each_epoch_has_is_no_steps_own() -> None:
     assert diagnosed.cause == "mismatched-collective"
 
 
-def told(number: int, stack: tuple[Frame, ...], batches: int, *, ended: bool = False) -> RankSeen:
+def told(number: int, stack: tuple[Frame, ...], batches: int, *, ended: bool = False) -> RankSample:
     return rank(number, stack, batches=batches, data_ended=ended)
 
 

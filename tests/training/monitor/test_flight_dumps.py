@@ -11,9 +11,13 @@ from typing import Any
 import pytest
 
 from slurm_health.training.diagnosis.collected import FlightRecords
-from slurm_health.training.diagnosis.flight import culprits, first_difference
-from slurm_health.training.diagnosis.flight_data import FlightRecord, Reached, Transfer
-from slurm_health.training.monitor.collector import NothingCollected
+from slurm_health.training.diagnosis.collectives import (
+    CollectiveState,
+    FlightRecord,
+    Reached,
+    Transfer,
+)
+from slurm_health.training.framework import NothingCollected
 from slurm_health.training.monitor.flight_dumps import FlightDumps, record_of
 from tests.support.ended_jobs import job
 
@@ -39,7 +43,7 @@ def dump(*whats: str) -> dict[str, Any]:
 def collected(directory: Path) -> FlightRecords:
     """Return what is collected of the dumps that lie in a directory."""
     environ = {"TORCH_FR_DUMP_TEMP_FILE": str(directory / "flight_")}
-    return FlightDumps().collect_data(job(directory, environ=environ))
+    return FlightDumps(job(directory, environ=environ)).collect_data()
 
 
 @pytest.mark.parametrize(("first", "whole"), [(0, True), (500, False)])
@@ -78,10 +82,10 @@ def test_what_began_before_the_script_is_another_trainings(tmp_path: Path) -> No
     environ = {"TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "flight_")}
     script = job(tmp_path, environ=environ, ended_s=1000.0, duration_s=100.0)
 
-    assert [each.rank for each in FlightDumps().collect_data(script).records] == [1]
+    assert [each.rank for each in FlightDumps(script).collect_data().records] == [1]
     (tmp_path / "flight_1").unlink()
     with pytest.raises(NothingCollected, match="is of a training that began before this one"):
-        FlightDumps().collect_data(script)
+        FlightDumps(script).collect_data()
 
 
 def test_the_dumps_of_ranks_are_read(tmp_path: Path) -> None:
@@ -121,7 +125,7 @@ def test_ranks_that_reduce_other_numbers_or_into_another_size_called_something_e
         (tmp_path / f"flight_{rank}").write_bytes(pickle.dumps({"entries": entries}))
     found = collected(tmp_path)
 
-    difference = first_difference(found.records)
+    difference = CollectiveState(found.records).difference
     if words is None:
         assert difference is None
     else:
@@ -188,7 +192,7 @@ def test_a_stage_that_stopped_between_two_batches_of_transfers_is_named(p2p: boo
     records = [record(rank, of_rank, [0, 1, 2]) for rank, of_rank in entries.items()]
 
     assert records[1].transfers == ()
-    difference = first_difference(records)
+    difference = CollectiveState(records).difference
     assert difference is not None
     assert difference.ranks == (1,)
     assert difference.description == (
@@ -205,7 +209,7 @@ def test_a_batch_whose_end_is_not_recorded_neither_waits_nor_shows_who_stayed_aw
         Transfer(peer=0, sends=False, certain=False),
         Transfer(peer=0, sends=True, certain=False),
     )
-    assert culprits([captured, waits]) == ()
+    assert CollectiveState([captured, waits]).culprits == ()
 
 
 def test_a_transfer_that_is_in_no_batch_has_its_own_state() -> None:
@@ -237,7 +241,7 @@ def test_a_peer_whose_buffer_goes_back_to_no_transfer_is_not_said_to_have_begun_
     ]
 
     assert not records[1].whole
-    assert [each.rank for each in culprits(records)] == named
+    assert [each.rank for each in CollectiveState(records).culprits] == named
 
 
 def test_what_a_group_did_before_its_numbers_began_anew_is_left_out() -> None:
@@ -252,7 +256,7 @@ def test_what_a_group_did_before_its_numbers_began_anew_is_left_out() -> None:
         entries = [*before, *unended, *now, *waits]
         records.append(record(rank, entries, [0, 1, 2], group=world))
 
-    difference = first_difference(records)
+    difference = CollectiveState(records).difference
     assert difference is not None
     assert difference.description == (
         "rank 2 never entered collective 6 of group 0 (nccl) (all_reduce [[4]]), in which"
@@ -306,13 +310,13 @@ def test_a_dump_that_would_run_something_is_refused(tmp_path: Path) -> None:
 READS_A_DUMP = """
 import resource, sys
 from pathlib import Path
-from slurm_health.training.monitor.collector import NothingCollected
+from slurm_health.training.framework import NothingCollected
 from slurm_health.training.monitor.flight_dumps import FlightDumps, record_of
 from tests.support.ended_jobs import job
 told = {"TORCH_FR_DUMP_TEMP_FILE": sys.argv[1] + "/flight_"}
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
-    FlightDumps().collect_data(job(Path(sys.argv[1]), environ=told))
+    FlightDumps(job(Path(sys.argv[1]), environ=told)).collect_data()
 except NothingCollected as err:
     print("MemoryError" in str(err))
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
@@ -331,9 +335,8 @@ def test_a_damaged_dump_takes_no_gigabytes(tmp_path: Path) -> None:
 def test_without_dumps_the_flight_recorder_says_how_to_get_them(tmp_path: Path) -> None:
     environ = {"HOME": str(tmp_path), "TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "flight_")}
 
-    assert (
-        "--flight-recorder=on" in FlightDumps().is_enabled(job(tmp_path, environ=environ)).why_not
-    )
+    with pytest.raises(NothingCollected, match="--flight-recorder=on"):
+        FlightDumps(job(tmp_path, environ=environ)).collect_data()
 
 
 def test_dumps_that_are_named_by_host_and_rank_are_found_on_all_hosts(tmp_path: Path) -> None:
@@ -342,4 +345,4 @@ def test_dumps_that_are_named_by_host_and_rank_are_found_on_all_hosts(tmp_path: 
     environ = {"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/trace_node01_"}
     script = job(tmp_path, environ=environ, node="node01")
 
-    assert [record.rank for record in FlightDumps().collect_data(script).records] == [0, 5]
+    assert [record.rank for record in FlightDumps(script).collect_data().records] == [0, 5]

@@ -12,13 +12,11 @@ from hypothesis import given
 from msgspec import Struct
 
 from slurm_health.records.script_records import Diagnosed
-from slurm_health.report.post_mortem import lines_of
-from slurm_health.training.diagnosis.collected import Collected, FlightRecords, ScriptEnd, SlurmView
-from slurm_health.training.diagnosis.diagnostician import Diagnostician, observe_failure
-from slurm_health.training.diagnosis.inference import InferenceChain
-from slurm_health.training.diagnosis.operators import OPERATORS
+from slurm_health.report.sentences import lines_of
+from slurm_health.training.diagnosis.collected import FlightRecords, ScriptEnd, SlurmView
+from slurm_health.training.diagnosis.failure import FailureDiagnostician
 from slurm_health.training.diagnosis.training_log import read_log
-from slurm_health.training.monitor.collector import NothingCollected
+from slurm_health.training.framework import DataManager, NothingCollected
 from slurm_health.training.monitor.flight_dumps import FlightDumps
 from slurm_health.training.monitor.job_collectors import JobOutput
 from tests.support.ended_jobs import job
@@ -40,8 +38,8 @@ HEALTHY = SlurmView(node_states=dict.fromkeys(("n1", "n2"), "ALLOCATED"))
 
 def diagnosed(*data: Struct) -> Diagnosed:
     end = ScriptEnd(exit_code=1, nodes=("n1", "n2"), script="train.sh")
-    collected = Collected([end, *data])
-    found = Diagnostician(observe_failure, InferenceChain(OPERATORS)).diagnose(collected)
+    collected = DataManager([end, *data])
+    found = FailureDiagnostician().diagnose(data_manager=collected)
     assert found.diagnosed is not None
     return found.diagnosed
 
@@ -61,7 +59,7 @@ def test_any_script_is_searched_for_files_of_srun(text: str) -> None:
         directory = Path(name)
         (directory / "a-0.txt").write_text("KeyError: 1\n")
         with suppress(NothingCollected):
-            found = JobOutput().collect_data(job(directory, script_text=text))
+            found = JobOutput(job(directory, script_text=text)).collect_data()
             assert diagnosed(found, HEALTHY).accused == []
 
 
@@ -73,6 +71,6 @@ def test_any_dump_is_read_or_refused(data: bytes) -> None:
         (directory / "flight_1").write_bytes(DUMPS[0])
         environ = {"TORCH_FR_DUMP_TEMP_FILE": str(directory / "flight_")}
         with suppress(NothingCollected):
-            found = FlightDumps().collect_data(job(directory, environ=environ))
+            found = FlightDumps(job(directory, environ=environ)).collect_data()
             assert isinstance(found, FlightRecords)
             assert diagnosed(found, HEALTHY).accused == []

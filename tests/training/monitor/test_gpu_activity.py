@@ -12,9 +12,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from slurm_health.training.diagnosis.rank_now import GpuUse
-from slurm_health.training.diagnosis.seen import Frame, RankSeen
-from slurm_health.training.monitor.closer_look import GpuActivity, activity
+from slurm_health.training.diagnosis.samples import Frame, RankSample
+from slurm_health.training.monitor.gpu_activity import (
+    GpuActivity,
+    GpuSample,
+    GpuUse,
+    SampledGpu,
+    activity,
+    by_process,
+    combined,
+)
 from tests.played_gpu import description, nvml_library
 from tests.played_gpu.description import VARIABLE, Fault, Machine, with_faults, write
 
@@ -22,7 +29,7 @@ ASKS = """
 import ctypes, sys
 from pathlib import Path
 import msgspec
-from slurm_health.training.monitor.closer_look import activity
+from slurm_health.training.monitor.gpu_activity import activity
 ctypes.CDLL(sys.argv[1])  # from now on the library of that name
 print(msgspec.json.encode(activity(driver=Path("/dev/null"))).decode())
 """
@@ -123,19 +130,66 @@ def test_a_node_without_a_gpu_is_not_asked(tmp_path: Path) -> None:
     def read() -> bytes:
         raise AssertionError
 
-    assert activity(driver=tmp_path / "none", read=read).why_not == "no NVIDIA GPU on this node"
+    assert activity(driver=tmp_path / "none", read=read) == GpuActivity()
 
 
 def test_a_rank_whose_gpu_computes_works() -> None:
     """One that waits for its GPU may sleep meanwhile."""
-    assert RankSeen(rank=0, node="n1", gpu_share=0.9).works
-    assert not RankSeen(rank=0, node="n1").works
+    assert RankSample(rank=0, node="n1", gpu_share=0.9).works
+    assert not RankSample(rank=0, node="n1").works
 
 
 def test_a_rank_whose_gpu_waits_may_spin_but_neither_read_nor_compile() -> None:
-    waits = RankSeen(rank=0, node="n1", gpu_share=1.0, gpu_waits=True, cpu_share=2.0)
+    waits = RankSample(rank=0, node="n1", gpu_share=1.0, gpu_waits=True, cpu_share=2.0)
     compiles = (Frame("train.py", 3, "main"), Frame("/x/torch/_inductor/compile_fx.py", 9, "run"))
 
     assert not waits.works
-    assert msgspec.structs.replace(waits, io_bytes=1 << 20).works
+    assert msgspec.structs.replace(waits, moved_bytes=1 << 20).works
     assert msgspec.structs.replace(waits, stack=compiles).works
+
+
+GIB = 1 << 30
+WAITING = (GpuSample(1.0, 0.0, 130.0),) * 5
+IDLE = (GpuSample(0.0, 0.0, 75.0),) * 5
+WORKING = (GpuSample(1.0, 0.4, 690.0),) * 5
+
+
+def gpu(processes: dict[int, int | None], samples: tuple[GpuSample, ...]) -> SampledGpu:
+    return SampledGpu(processes=processes, samples=samples, limit_w=700.0)
+
+
+def test_what_a_watchdog_has_opened_beside_a_ranks_own_gpu_does_not_count() -> None:
+    first = gpu({10: 60 * GIB, 11: GIB // 2}, WAITING)
+    second = gpu({11: 60 * GIB}, IDLE)
+
+    assert by_process([first, second]) == {10: GpuUse(1.0, waits=True), 11: GpuUse(0.0)}
+
+
+def test_where_bytes_are_not_told_a_ranks_own_gpu_is_the_one_that_fewest_have_opened() -> None:
+    first = gpu({10: None, 11: None}, WAITING)
+    second = gpu({11: None}, IDLE)
+
+    assert by_process([first, second])[11] == GpuUse(0.0)
+
+
+def test_a_process_that_trains_on_two_gpus_works_where_one_of_them_does() -> None:
+    two = [gpu({10: 60 * GIB}, WAITING), gpu({10: 50 * GIB}, WORKING)]
+
+    assert by_process(two) == {10: GpuUse(1.0, waits=False)}
+
+
+def test_a_gpu_that_paused_or_moved_data_in_one_sample_does_not_wait() -> None:
+    paused = (*WAITING[:4], GpuSample(0.3, 0.0, 120.0))
+    moved = (*WAITING[:4], GpuSample(1.0, 0.05, 130.0))
+
+    assert not gpu({}, paused).waits
+    assert not gpu({}, moved).waits
+
+
+def test_too_few_samples_show_no_waiting() -> None:
+    assert not gpu({}, WAITING[:2]).waits
+
+
+def test_a_rank_whose_children_use_no_gpu_is_as_its_own() -> None:
+    assert combined([GpuUse(1.0, waits=True), GpuUse(0.0)]) == GpuUse(1.0, waits=True)
+    assert combined([]) == GpuUse(0.0)

@@ -2,14 +2,21 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from slurm_health.training.diagnosis.collected import ScriptEnd
-from slurm_health.training.monitor.collector import NothingCollected
-from slurm_health.training.monitor.job_collectors import JOB_TAIL_BYTES, JobOutput, SlurmWord, tail
+from slurm_health.training.framework import NothingCollected
+from slurm_health.training.monitor.job_collectors import (
+    JOB_TAIL_BYTES,
+    JobOutput,
+    PortHolders,
+    SlurmWord,
+    tail,
+)
 from tests.support.ended_jobs import job
 from tests.support.fake_slurm import FakeSlurm
 
@@ -22,7 +29,7 @@ def test_the_end_of_a_file_of_gigabytes_is_read_and_no_more(tmp_path: Path) -> N
         file.truncate(5 << 30)  # sparse
         file.seek(0, os.SEEK_END)
         file.write(b"\n" + TRACEBACK.encode())
-    log = JobOutput().collect_data(job(tmp_path, outputs=(path,)))
+    log = JobOutput(job(tmp_path, outputs=(path,))).collect_data()
 
     assert log.cut
     assert [each.error for each in log.failures] == ["KeyError: 'lr'"]
@@ -33,14 +40,14 @@ def test_output_that_is_not_text_is_read_as_far_as_it_is(tmp_path: Path) -> None
     path = tmp_path / "out"
     path.write_bytes(b"\xff\xfe\0" * 100 + b"\n" + TRACEBACK.encode())
 
-    assert JobOutput().collect_data(job(tmp_path, outputs=(path,))).failures
+    assert JobOutput(job(tmp_path, outputs=(path,))).collect_data().failures
 
 
 def test_a_fifo_in_place_of_a_file_is_passed_over(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "out")
 
     with pytest.raises(NothingCollected, match="no plain file"):
-        JobOutput().collect_data(job(tmp_path, outputs=(tmp_path / "out",)))
+        JobOutput(job(tmp_path, outputs=(tmp_path / "out",))).collect_data()
 
 
 @pytest.mark.root
@@ -58,21 +65,21 @@ def test_what_another_lays_under_a_name_of_an_sruns_output_is_passed_over(
     os.chown(laid, 1, 1, follow_symlinks=False)
     ended = job(tmp_path, script_text="srun -o task-%t.txt x")
 
-    with pytest.raises(NothingCollected, match="no output file"):
-        JobOutput().collect_data(ended)
+    with pytest.raises(NothingCollected, match="no files"):
+        JobOutput(ended).collect_data()
 
     os.chown(laid, 0, 0, follow_symlinks=False)
-    assert JobOutput().collect_data(ended).failures
+    assert JobOutput(ended).collect_data().failures
 
 
 def test_output_that_was_removed_is_said_to_be_missing(tmp_path: Path) -> None:
     with pytest.raises(NothingCollected, match="No such file"):
-        JobOutput().collect_data(job(tmp_path, outputs=(tmp_path / "gone",)))
+        JobOutput(job(tmp_path, outputs=(tmp_path / "gone",))).collect_data()
 
 
 def test_a_job_without_files_has_no_output_to_read(tmp_path: Path) -> None:
-    assert not JobOutput().is_enabled(job(tmp_path))
-    assert "no files" in JobOutput().is_enabled(job(tmp_path)).why_not
+    with pytest.raises(NothingCollected, match="no files"):
+        JobOutput(job(tmp_path)).collect_data()
 
 
 def test_the_files_that_srun_wrote_for_each_task_are_read(tmp_path: Path) -> None:
@@ -82,7 +89,7 @@ def test_the_files_that_srun_wrote_for_each_task_are_read(tmp_path: Path) -> Non
         (logs / f"12-{task}.txt").write_text(TRACEBACK if task == 2 else "well\n")
     (logs / "11-0.txt").write_text(TRACEBACK)
     script = "#!/bin/bash\nsrun --output='logs [1]/%j-%t.txt' python train.py\n"
-    log = JobOutput().collect_data(job(tmp_path, script_text=script))
+    log = JobOutput(job(tmp_path, script_text=script)).collect_data()
 
     assert [Path(source).name for source in log.sources] == ["12-0.txt", "12-1.txt", "12-2.txt"]
     assert len(log.failures) == 1
@@ -94,21 +101,44 @@ def test_a_file_of_an_earlier_job_is_not_read(tmp_path: Path) -> None:
     late = job(tmp_path, script_text="srun -o task-%t.txt x", duration_s=60.0)
 
     with pytest.raises(NothingCollected):
-        JobOutput().collect_data(late)
+        JobOutput(late).collect_data()
 
 
 def test_outside_a_job_slurm_is_not_asked(tmp_path: Path) -> None:
-    assert not SlurmWord().is_enabled(job(tmp_path, environ={}))
+    with pytest.raises(NothingCollected, match="no job of Slurm"):
+        SlurmWord(job(tmp_path, environ={})).collect_data()
 
 
-def test_slurm_is_not_asked_where_it_cannot_know_more_than_the_script(tmp_path: Path) -> None:
-    def asked(**end: Any) -> bool:
-        return bool(SlurmWord().is_enabled(job(tmp_path, end=ScriptEnd(**end))))
+@pytest.mark.parametrize(
+    ("end", "asked"),
+    [
+        ({"exit_code": 1, "nodes": ("n1",)}, False),
+        ({"exit_code": 143, "nodes": ("n1",)}, True),
+        ({"exit_code": 137, "signal": 9, "nodes": ("n1",)}, True),
+        ({"exit_code": 1, "nodes": ("n1", "n2")}, True),
+    ],
+)
+def test_slurm_is_not_asked_where_it_cannot_know_more_than_the_script(
+    tmp_path: Path, end: dict[str, Any], asked: bool
+) -> None:
+    slurm = FakeSlurm(tmp_path / "slurm")
+    slurm.run_job(12, list(end["nodes"]))
+    environ = {**slurm.environ(), "SLURM_JOB_ID": "12"}
+    collector = SlurmWord(job(tmp_path, environ=environ, end=ScriptEnd(**end)))
+    try:
+        states = dict(collector.collect_data().node_states)
+    except NothingCollected:
+        states = {}
 
-    assert not asked(exit_code=1, nodes=("n1",))
-    assert asked(exit_code=143, nodes=("n1",))
-    assert asked(exit_code=137, signal=9, nodes=("n1",))
-    assert asked(exit_code=1, nodes=("n1", "n2"))
+    assert bool(states) is asked
+
+
+def test_the_process_that_listens_on_a_port_is_named() -> None:
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+        holders = PortHolders().collect_data().holders
+
+    assert holders[port].startswith(f"process {os.getpid()} (")
 
 
 def test_slurm_says_which_nodes_the_job_asks_for_by_name(tmp_path: Path) -> None:
@@ -116,7 +146,7 @@ def test_slurm_says_which_nodes_the_job_asks_for_by_name(tmp_path: Path) -> None
     slurm.run_job(12, ["n1", "n2"], ReqNodeList="n2")
     environ = {**slurm.environ(), "SLURM_JOB_ID": "12"}
     end = ScriptEnd(exit_code=1, nodes=("n1", "n2"))
-    found = SlurmWord().collect_data(job(tmp_path, environ=environ, end=end))
+    found = SlurmWord(job(tmp_path, environ=environ, end=end)).collect_data()
 
     assert set(found.node_states) == {"n1", "n2"}
     assert found.required == ("n2",)

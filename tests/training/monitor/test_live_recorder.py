@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from slurm_health.preflight.supervisor.monitor_process import flight_environ
-from slurm_health.training.diagnosis.rank_now import RankLook
+from slurm_health.training.diagnosis.samples import RankSample
 from slurm_health.training.monitor import silent_ranks
 from slurm_health.training.monitor.ranks import Ranks
 from tests.played_gpu.description import machine, write
@@ -59,17 +59,18 @@ def rank(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def looks(wait_s: float) -> list[RankLook]:
+def inspected() -> RankSample:
     ranks = Ranks(JOB, "n1", "9")
     ranks.find()
-    return ranks.look(wait_s)
+    (sample,), _ = ranks.inspect(again=True)
+    return sample
 
 
 def test_a_silent_rank_is_asked_and_its_whole_dump_is_read(
     rank: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
     (tmp_path / "flight-rank-3").write_bytes(b"{}")  # of an earlier attempt
-    (look,) = looks(WAIT_S)
+    look = inspected()
 
     assert look.flight is not None
     (operation,) = look.flight.operations
@@ -83,7 +84,7 @@ def test_a_rank_that_reads_no_pipe_is_not_waited_for_and_nothing_is_written(
     pipe = tmp_path / "flight-rank-3.pipe"
     pipe.unlink()
     pipe.write_text("")
-    (look,) = looks(WAIT_S)
+    look = inspected()
 
     assert look.flight is None
     assert pipe.read_text() == ""

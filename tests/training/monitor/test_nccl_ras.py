@@ -14,14 +14,11 @@ import pytest
 
 from slurm_health.records.script_records import Diagnosed
 from slurm_health.system.killable import Answered, run_one
-from slurm_health.training.diagnosis.collected import Collected
-from slurm_health.training.diagnosis.diagnostician import Diagnostician, observe_hang
-from slurm_health.training.diagnosis.inference import InferenceChain
-from slurm_health.training.diagnosis.operators import OPERATORS
+from slurm_health.training.diagnosis.hang import HangDiagnostician
 from slurm_health.training.diagnosis.ras import RasStatus
-from slurm_health.training.diagnosis.seen import RankSeen, Standstill
-from slurm_health.training.monitor.collector import NothingCollected
-from slurm_health.training.monitor.containment import collect_live
+from slurm_health.training.diagnosis.samples import RankSample, Standstill
+from slurm_health.training.framework import DataManager, NothingCollected
+from slurm_health.training.monitor.containment import collect
 from slurm_health.training.monitor.nccl_ras import NcclRas
 
 LIMIT_S = 20.0
@@ -116,14 +113,21 @@ def standstill() -> Standstill:
         step=7,
         nodes=tuple(f"n{rank}" for rank in range(RANKS)),
         ranks=tuple(
-            RankSeen(rank=rank, node=f"n{rank}", pid=100 + rank, state="S") for rank in range(RANKS)
+            RankSample(rank=rank, node=f"n{rank}", pid=100 + rank, state="S")
+            for rank in range(RANKS)
         ),
     )
 
 
+def asked(environ: dict[str, str], limit_s: float) -> NcclRas:
+    collector = NcclRas(limit_s)
+    collector.environ = environ
+    return collector
+
+
 def found(environ: dict[str, str]) -> Diagnosed:
-    data = collect_live(environ, [NcclRas()], [standstill()], limit_s=LIMIT_S)
-    diagnosed = Diagnostician(observe_hang, InferenceChain(OPERATORS)).diagnose(data).diagnosed
+    data = collect([NcclRas(LIMIT_S)], environ, [standstill()], limit_s=LIMIT_S)
+    diagnosed = HangDiagnostician().diagnose(data_manager=data).diagnosed
     assert diagnosed is not None
     return diagnosed
 
@@ -198,20 +202,20 @@ def test_what_does_not_answer_as_nccl_does_says_why(
     serve: Serve, answer: bytes, how: dict[str, bool], why: str
 ) -> None:
     with pytest.raises(NothingCollected, match=why):
-        NcclRas().collect_data(serve(answer, **how), 1.0)
+        asked(serve(answer, **how), 1.0).collect_data()
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "nowhere", "[::1]:x"])
 def test_where_nobody_listens_it_is_off_and_why(address: str) -> None:
     environ = {"NCCL_RAS_ADDR": address}
-    data: Collected = collect_live(environ, [NcclRas()], [standstill()], limit_s=LIMIT_S)
+    data: DataManager = collect([NcclRas(LIMIT_S)], environ, [standstill()], limit_s=LIMIT_S)
 
     assert data.get(RasStatus) is None
     assert address in data.missing["nccl-ras"]
 
 
 def test_where_it_was_switched_off_nobody_is_asked() -> None:
-    data = collect_live({"NCCL_RAS_ENABLE": "0"}, [NcclRas()], [], limit_s=LIMIT_S)
+    data = collect([NcclRas(LIMIT_S)], {"NCCL_RAS_ENABLE": "0"}, limit_s=LIMIT_S)
 
     assert data.missing == {"nccl-ras": "NCCL_RAS_ENABLE is 0"}
 
@@ -223,7 +227,7 @@ def test_another_user_who_listens_on_the_port_is_not_believed(serve: Serve) -> N
     def ask() -> bytes:
         os.setresuid(65534, 65534, 65534)
         try:
-            NcclRas().collect_data(environ, LIMIT_S)
+            asked(environ, LIMIT_S).collect_data()
         except NothingCollected as err:
             return str(err).encode()
         return b"believed"

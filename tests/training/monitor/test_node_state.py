@@ -22,8 +22,8 @@ from slurm_health.training.monitor.node_state import (
     kernel_lines,
     links,
     memory_kills,
+    node_state,
     of_the_job,
-    tell,
     within,
 )
 
@@ -231,7 +231,9 @@ def test_links_that_are_down_are_told_and_those_that_nobody_uses_are_not(tmp_pat
 
 
 def test_a_node_tells_what_it_can_see_and_why_not_the_rest(tmp_path: Path) -> None:
-    told = tell(job="12", node="n1", began_s=time.time(), directory=tmp_path / "gone", ended=True)
+    told = node_state(
+        job="12", node="n1", began_s=time.time(), directory=tmp_path / "gone", ended=True
+    )
 
     assert told.node == "n1"
     assert f"{tmp_path}/gone: No such file or directory" in told.state

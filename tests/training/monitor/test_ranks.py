@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from slurm_health.training.diagnosis.seen import Doing, place_of
+from slurm_health.training.diagnosis.samples import Doing, RankSample, place_of
 from slurm_health.training.monitor.ranks import Ranks
 
 JOB = str(os.getpid())  # other processes that run these tests have jobs of their own
@@ -79,9 +79,14 @@ def found(own_step: str = "9") -> Ranks:
     return ranks
 
 
+def inspected(ranks: Ranks) -> RankSample:
+    (sample,), _ = ranks.inspect(again=True)
+    return sample
+
+
 def test_a_rank_is_found_by_its_heartbeat_with_its_step_and_pace(start: Any) -> None:
     process = start(RANK="7")
-    (now,) = found().now()
+    (now,) = found().sample()
 
     assert (now.program, now.rank, now.pid) == ("3", 7, process.pid)
     assert (now.step, now.steps, now.own_steps) == (4, 5, 5)
@@ -93,7 +98,7 @@ def test_a_rank_is_found_by_its_heartbeat_with_its_step_and_pace(start: Any) -> 
 def test_without_torchrun_the_rank_is_that_of_sruns_task(start: Any) -> None:
     start(SLURM_PROCID="2")
 
-    assert [now.rank for now in found().now()] == [2]
+    assert [now.rank for now in found().sample()] == [2]
 
 
 def test_outside_slurm_a_rank_is_known_by_the_mark_of_its_training(start: Any) -> None:
@@ -102,7 +107,7 @@ def test_outside_slurm_a_rank_is_known_by_the_mark_of_its_training(start: Any) -
     ranks = Ranks(JOB, "node0", "", variable="SLURM_HEALTH_TRAINING")
     ranks.find()
 
-    assert [(now.pid, now.rank) for now in ranks.now()] == [(mine.pid, 1)]
+    assert [(now.pid, now.rank) for now in ranks.sample()] == [(mine.pid, 1)]
 
 
 LOADING = """
@@ -128,7 +133,7 @@ def test_a_rank_tells_how_long_it_waited_for_its_data_and_whether_that_ended(
     start: Any, how: str, ended: bool
 ) -> None:
     start(how=how, script=LOADING, RANK="0")
-    (now,) = found().now()
+    (now,) = found().sample()
 
     assert (now.step, now.batches, now.data_ended) == (4, 5, ended)
     assert now.loading_s >= 0.1
@@ -147,25 +152,22 @@ os.wait()
 """
 
 
-def test_a_rank_alone_is_seen_without_what_its_children_write_and_its_waits_are_counted(
-    start: Any,
-) -> None:
+def test_what_children_write_is_the_ranks_and_its_own_waits_are_counted(start: Any) -> None:
     process = start(script=WITH_A_CHILD, SLURM_PROCID="2")
     ranks = found()
-    (alone,) = ranks.alone()
-    (whole,) = ranks.now()
+    (sample,) = ranks.sample()
 
-    assert (alone.rank, alone.pid) == (2, process.pid)
-    assert whole.io_bytes - alone.io_bytes >= 1 << 20
-    assert alone.wakes > 0
+    assert (sample.rank, sample.pid) == (2, process.pid)
+    assert sample.io_bytes >= 1 << 20
+    assert sample.wakes > 0
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    assert ranks.alone() == []
+    assert ranks.sample() == []
 
 
 def test_the_kernel_counts_how_long_a_rank_ran(start: Any) -> None:
     start(RANK="0")
-    (now,) = found().now()
+    (now,) = found().sample()
 
     if not Path("/proc/self/schedstat").exists():
         pytest.skip("this kernel does not count it")
@@ -183,7 +185,7 @@ def test_what_is_not_of_this_job_and_node_is_passed_over(
 ) -> None:
     start(**environ)
 
-    assert found().now() == []
+    assert found().sample() == []
 
 
 def test_of_a_job_with_several_trainings_one_step_alone_is_watched(start: Any) -> None:
@@ -193,18 +195,18 @@ def test_of_a_job_with_several_trainings_one_step_alone_is_watched(start: Any) -
     ranks = Ranks(JOB, "n1", "3", only_step="3")
     ranks.find()
 
-    assert [now.pid for now in ranks.now()] == [mine.pid]
+    assert [now.pid for now in ranks.sample()] == [mine.pid]
 
 
 def test_a_process_outside_any_step_is_the_scripts_own(start: Any) -> None:
     start(SLURM_STEP_ID="")
 
-    assert [now.program for now in found().now()] == ["script"]
+    assert [now.program for now in found().sample()] == ["script"]
 
 
 def test_a_rank_tells_where_its_main_thread_is(start: Any) -> None:
     start(RANK="0")
-    (look,) = found().look(DEADLINE_S)
+    look = inspected(found())
 
     assert look.answered
     assert [frame.function for frame in look.stack] == ["<module>", "wait_for_data"]
@@ -215,11 +217,10 @@ def test_a_stopped_rank_does_not_answer_and_is_seen_to_be_stopped(start: Any) ->
     process = start(RANK="0")
     ranks = found()
     os.kill(process.pid, signal.SIGSTOP)
-    eventually(lambda: ranks.now()[0].state == "T")
-    (look,) = ranks.look(0.5)
+    eventually(lambda: ranks.sample()[0].state == "T")
+    look = inspected(ranks)
 
     assert not look.answered
-    assert look.stack == ()
 
 
 def test_a_rank_that_has_ended_is_no_longer_there(start: Any) -> None:
@@ -228,20 +229,20 @@ def test_a_rank_that_has_ended_is_no_longer_there(start: Any) -> None:
     process.kill()
     process.wait()
 
-    assert ranks.now() == []
-    assert ranks.look(0.5) == []
+    assert ranks.sample() == []
+    assert ranks.inspect(again=True) == ([], {})
 
 
 def test_a_forked_child_is_no_rank_and_dies_unnoticed_with_none(start: Any) -> None:
     """A data loader's worker may outlive its rank: that rank is gone all the same."""
     process = start(how="fork", RANK="0")
     ranks = found()
-    assert [now.pid for now in ranks.now()] == [process.pid]
+    assert [now.pid for now in ranks.sample()] == [process.pid]
     process.kill()
     process.wait()
     ranks.find()
 
-    assert ranks.now() == []
+    assert ranks.sample() == []
 
 
 def test_what_was_before_the_monitor_ran_again_is_no_standstill(start: Any) -> None:
@@ -249,7 +250,7 @@ def test_what_was_before_the_monitor_ran_again_is_no_standstill(start: Any) -> N
     ranks = found()
     woke_s = time.monotonic()
 
-    assert ranks.now(woke_s)[0].age_s <= time.monotonic() - woke_s + 0.1
+    assert ranks.sample(woke_s)[0].age_s <= time.monotonic() - woke_s + 0.1
 
 
 # A torch built with NCCL has two Flight Recorders: NCCL's, and that of every other library.
@@ -281,7 +282,7 @@ time.sleep(600)
 
 def test_what_nccl_recorded_is_told_beside_what_others_did(start: Any) -> None:
     start(RANK="0", script=TORCH_WITH_NCCL)
-    (look,) = found().look(DEADLINE_S)
+    look = inspected(found())
 
     assert look.flight is not None
     latest = {each.group: each for each in look.flight.operations}
@@ -294,10 +295,10 @@ def test_what_nccl_recorded_is_told_beside_what_others_did(start: Any) -> None:
 def test_a_rank_whose_driver_hangs_tells_where_it_is_all_the_same(start: Any) -> None:
     start(how="hangs", RANK="0", script=TORCH_WITH_NCCL)
     ranks = found()
-    eventually(lambda: ranks.look(0.5)[0].answered)
+    eventually(lambda: inspected(ranks).answered)
     # However often: the thread that asks the driver is left behind.
-    eventually(lambda: ranks.look(0.5)[0].answered)
-    (look,) = ranks.look(0.5)
+    eventually(lambda: inspected(ranks).answered)
+    look = inspected(ranks)
 
     assert look.flight is None
 
@@ -323,7 +324,7 @@ def wait_for_data():""",
     )
     start(script=spoilt, RANK="0", KEPT=str(kept))
     eventually(lambda: any(tmp_path.glob("*/spoilt")))
-    (look,) = found().look(0.5)
+    look = inspected(found())
 
     assert not look.answered
     assert kept.read_text() == "weights"

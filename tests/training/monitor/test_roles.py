@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from slurm_health.training.diagnosis.rank_now import RankNow
+from slurm_health.training.diagnosis.samples import RankSample
 from slurm_health.training.monitor.ranks import Ranks
 
 JOB = f"roles-{os.getpid()}"
@@ -35,7 +35,7 @@ for step in range(4):
 
 
 @contextmanager
-def training(script: str) -> Iterator[RankNow]:
+def training(script: str) -> Iterator[RankSample]:
     """Run a training until its node's monitor has seen it after its steps."""
     whole = f"from slurm_health import heartbeat\n{script}\nprint('there', flush=True)\ninput()"
     told = {"SLURM_JOB_ID": JOB, "SLURMD_NODENAME": "n1", "SLURM_STEP_ID": "3", "RANK": "2"}
@@ -49,7 +49,7 @@ def training(script: str) -> Iterator[RankNow]:
         assert process.stdout.readline() == b"there\n"
         ranks = Ranks(JOB, "n1", "9")
         ranks.find()
-        (now,) = ranks.now()
+        (now,) = ranks.sample()
         yield now
         process.communicate(b"\n")
 

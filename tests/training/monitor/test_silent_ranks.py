@@ -14,12 +14,10 @@ from typing import Any
 
 import pytest
 
-from slurm_health.training.diagnosis.rank_now import RankLook
-from slurm_health.training.monitor import closer_look
-from slurm_health.training.monitor.closer_look import with_stacks
+from slurm_health.training.monitor import stacks
 from slurm_health.training.monitor.silent_ranks import SCRIPT, Process, silent_ranks
 from tests.training.monitor import test_ranks
-from tests.training.monitor.test_ranks import DEADLINE_S, JOB, eventually, found
+from tests.training.monitor.test_ranks import JOB, eventually, found
 
 start = test_ranks.start  # a fixture
 
@@ -65,9 +63,8 @@ def test_a_rank_without_a_heartbeat_is_what_the_shell_of_its_task_runs(
     silent: Any, how: str
 ) -> None:
     shell = silent(how, SLURM_PROCID="2")
-    (now,) = found().now()
+    (now,) = found().sample()
 
-    assert not found().outlived
     assert (now.program, now.rank, now.steps, now.age_s) == ("3", 2, 0, 0.0)
     assert now.pid != shell.pid
 
@@ -75,9 +72,9 @@ def test_a_rank_without_a_heartbeat_is_what_the_shell_of_its_task_runs(
 def test_torchruns_workers_are_ranks_and_torchrun_itself_is_none(silent: Any) -> None:
     workers = 'export SLURM_PROCID=0; RANK=4 python "$@" & RANK=5 python "$@" & wait'
     silent(wrapper=workers, WORLD_SIZE="8")
-    eventually(lambda: len(found().now()) == 2)
+    eventually(lambda: len(found().sample()) == 2)
 
-    assert sorted((now.rank, now.world) for now in found().now()) == [(4, 8), (5, 8)]
+    assert sorted((now.rank, now.world) for now in found().sample()) == [(4, 8), (5, 8)]
 
 
 def test_a_torchrun_whose_workers_have_ended_is_no_rank_either(silent: Any, tmp_path: Path) -> None:
@@ -85,24 +82,23 @@ def test_a_torchrun_whose_workers_have_ended_is_no_rank_either(silent: Any, tmp_
     torchrun.write_text(SILENT)
     silent(wrapper=f'python {torchrun} "$3" "$4"; :', SLURM_PROCID="2")
 
-    assert found().now() == []
+    assert found().sample() == []
 
 
 def test_what_outlives_a_rank_is_none_when_nobody_saw_the_rank(silent: Any) -> None:
     shell = silent("fork", SLURM_PROCID="2")
-    (rank,) = found().now()
+    (rank,) = found().sample()
     os.kill(shell.pid, signal.SIGKILL)
     os.kill(rank.pid, signal.SIGKILL)
-    eventually(lambda: not any(now.pid == rank.pid for now in found().now()))
+    eventually(lambda: not any(now.pid == rank.pid for now in found().sample()))
 
-    assert found().now() == []
-    assert found().outlived
+    assert found().sample() == []
 
 
 def test_the_one_training_of_a_script_is_its_rank(silent: Any) -> None:
     silent(SLURM_STEP_ID="", SLURM_PROCID="0")
 
-    assert [(now.program, now.rank) for now in found().now()] == [("script", 0)]
+    assert [(now.program, now.rank) for now in found().sample()] == [("script", 0)]
 
 
 @pytest.mark.parametrize(
@@ -126,30 +122,27 @@ def test_ranks_with_and_without_a_heartbeat_are_seen_beside_each_other(
     start(RANK="0")
     silent(RANK="1")
 
-    assert sorted((now.rank, now.steps) for now in found().now()) == [(0, 5), (1, 0)]
+    assert sorted((now.rank, now.steps) for now in found().sample()) == [(0, 5), (1, 0)]
 
 
 def test_a_rank_without_a_heartbeat_says_nothing_and_its_state_is_seen(silent: Any) -> None:
     silent(SLURM_PROCID="0")
     ranks = found()
-    (now,) = ranks.now()
+    (now,) = ranks.sample()
     os.kill(now.pid, signal.SIGSTOP)
-    eventually(lambda: ranks.now()[0].state == "T")
-    (look,) = ranks.look(0.5)
+    eventually(lambda: ranks.sample()[0].state == "T")
+    (sample,), _ = ranks.inspect(again=False)
 
-    assert (look.rank, look.answered) == (0, False)
+    assert (sample.rank, sample.answered, sample.state) == (0, False, "T")
 
 
-@pytest.mark.skipif(closer_look.find_py_spy() is None, reason="py-spy is not installed")
+@pytest.mark.skipif(stacks.find_py_spy() is None, reason="py-spy is not installed")
 def test_a_rank_without_a_heartbeat_is_seen_where_it_is_by_py_spy(silent: Any) -> None:
     silent(SLURM_PROCID="0")
     ranks = found()
-    seen: list[RankLook] = []
 
-    def look() -> bool:
-        looks, _ = with_stacks(ranks.look(0.5), ranks.processes(), DEADLINE_S)
-        seen[:] = looks
-        return bool(looks[0].stack)
+    def stack() -> list[str]:
+        (sample,), _ = ranks.inspect(again=False)
+        return [frame.function for frame in sample.stack]
 
-    eventually(look)
-    assert [frame.function for frame in seen[0].stack] == ["<module>"]
+    eventually(lambda: stack() == ["<module>"])

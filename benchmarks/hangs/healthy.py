@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A healthy job of one kind, which pauses as such jobs do: `healthy.py KIND`, a task each by srun.
+
+Pauses are those of a real job in a fifth of the time; the monitor's limits are a fifth as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import http.server
+import io
+import multiprocessing
+import os
+import sys
+import threading
+import time
+import urllib.request
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+KIND = sys.argv[1]
+RANK, WORLD = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
+PAUSE_S = 15.0  # 75 s of a real job
+PTRACE_ATTACH, PTRACE_DETACH = 16, 17
+
+
+def work(for_s: float) -> None:
+    """Use a processor."""
+    until_s = time.monotonic() + for_s
+    while time.monotonic() < until_s:
+        sum(range(10_000))
+
+
+def train(steps: int, step_s: float = 0.1, *, counts: bool = True) -> None:
+    """Train some steps with the other ranks."""
+    weights = torch.nn.Parameter(torch.ones(64))
+    optimizer = torch.optim.SGD([weights], lr=0.01)
+    for step in range(steps):
+        work(step_s)
+        weights.grad = torch.ones(64)
+        dist.all_reduce(weights.grad)
+        optimizer.step()
+        if RANK == 0 and counts:
+            print(f"step {step} loss {float(weights.sum()):.3f}", flush=True)
+
+
+class SlowStorage(io.BytesIO):
+    """A file of a filesystem that takes little at a time."""
+
+    def write(self, data: Any, /) -> int:
+        """Take some time."""
+        time.sleep(0.4)
+        return len(memoryview(data))
+
+
+def save_slowly() -> None:
+    """Write a checkpoint."""
+    until_s = time.monotonic() + PAUSE_S
+    while time.monotonic() < until_s:
+        torch.save({"weights": torch.ones(256)}, SlowStorage())
+
+
+def be_debugged() -> None:
+    """Have a debugger hold this process for a while."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    traced = os.getpid()
+    if os.fork() == 0:
+        libc.ptrace(PTRACE_ATTACH, traced, 0, 0)
+        time.sleep(PAUSE_S)
+        libc.ptrace(PTRACE_DETACH, traced, 0, 0)
+        os._exit(0)
+
+
+def serve() -> None:
+    """Answer requests, and count them; then none comes for a while."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        count = 0
+
+        def do_GET(self) -> None:
+            Handler.count += 1
+            print(f"request {Handler.count}", flush=True)
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    for _ in range(40):
+        urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/").close()
+        time.sleep(0.2)
+    time.sleep(2 * PAUSE_S)
+
+
+def prepare_data() -> None:
+    """Work in a pool of processes; ranks end one after another."""
+    with multiprocessing.Pool(1) as pool:
+        pool.map(work, [PAUSE_S / 3] * (1 + 2 * RANK))
+
+
+def pause() -> None:
+    """Do what this kind does between steps."""
+    if KIND == "compile":
+        if RANK == 0:
+            child = multiprocessing.get_context("fork").Process(target=work, args=(PAUSE_S,))
+            child.start()
+            child.join()
+    elif KIND == "checkpoint" and RANK == 0:
+        save_slowly()
+    elif KIND == "evaluation" and RANK == 0:
+        work(PAUSE_S)
+    elif KIND == "debugger" and RANK == 0:
+        be_debugged()
+
+
+def main() -> None:
+    """Be a job of this kind."""
+    if KIND == "service":
+        serve()
+    elif KIND == "notebook":
+        asyncio.run(asyncio.sleep(3 * PAUSE_S))
+    elif KIND == "idle":
+        time.sleep(3 * PAUSE_S)
+    elif KIND == "data":
+        prepare_data()
+    else:
+        os.environ |= {"RANK": str(RANK), "WORLD_SIZE": str(WORLD)}
+        dist.init_process_group("gloo", timeout=timedelta(minutes=5))
+        if KIND == "accumulating":
+            train(6, step_s=PAUSE_S / 3, counts=False)
+        else:
+            train(2 if KIND == "compile" else 60)
+            pause()
+            dist.barrier()
+            train(20)
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,599 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a training hangs: a chain from no progress to what the others wait for.
+
+    no-progress -- KernelHangChecker -- ChipHangChecker -+- SendRecvHangChecker
+                                                         +- CollectiveHangChecker -- HostHangChecker
+                                                         +- HostHangChecker
+                                                         +- NetworkHangChecker
+
+Without stacks of kernels the chain begins at the chips' metrics, without chips at the ranks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import msgspec
+
+from slurm_health.records.script_records import (
+    DATA_LOADER_STUCK,
+    MOST_LINES,
+    NEVER_ENTERED,
+    NO_PROGRESS,
+    RANK_ELSEWHERE,
+    RANK_GONE,
+)
+from slurm_health.records.text import listed, ranks_text
+from slurm_health.training.diagnosis import surroundings, waits
+from slurm_health.training.diagnosis.collected import FlightRecords, NodesTold, SlurmView
+from slurm_health.training.diagnosis.collectives import CollectiveState, Difference, Why
+from slurm_health.training.diagnosis.diagnostician import diagnosed
+from slurm_health.training.diagnosis.ras import ras_behind
+from slurm_health.training.diagnosis.samples import (
+    IN_KERNEL,
+    BrokenPath,
+    Doing,
+    RankSample,
+    StackPlace,
+    Standstill,
+    nodes_of,
+    ranks_of,
+    shared_end,
+    who,
+)
+from slurm_health.training.framework import (
+    Attribution,
+    DataManager,
+    DiagnosisAction,
+    DiagnosisObservation,
+    Diagnostician,
+    EventAction,
+    Inference,
+    InferenceOperator,
+    OperatorMaker,
+    Sureness,
+)
+
+KERNELS, CHIPS = "kernels-hang", "chips-wait"
+KERNEL_STACKS = "KernelStacks"  # of a site's collector: by rank the kernel on its device, or ""
+_NETWORK = (
+    "check these nodes' connections before the next start (slurm-health check --network-check)"
+)
+_ADVICE = {
+    Doing.LOADING: "look at what the data loader reads there: its file, filesystem or pipe",
+    Doing.CHECKPOINT: "look at the filesystem that the checkpoint goes to, as this node sees it",
+    Doing.OWN_CODE: "look at this line of the script, and at what it waits for on this node",
+}
+_NAMES = {Doing.LOADING: DATA_LOADER_STUCK, Doing.CHECKPOINT: "checkpoint-stuck"}
+_LOST_STATES = ("DOWN", "NOT_RESPONDING", "*")  # of a node, as Slurm writes them
+Rule = Callable[[Inference, DataManager], Inference | None]
+
+
+class HangOperator(InferenceOperator):
+    """A step of the chain: rules that lead on from the inferences `behind`."""
+
+    behind: ClassVar[tuple[str, ...]] = (NO_PROGRESS, CHIPS)
+    rules: ClassVar[tuple[Rule, ...]] = ()
+
+    def is_compatible(self, inference: Inference) -> bool:
+        """Whether the chain has come to it: kernels before chips, and chips before the rest."""
+        if inference.name == NO_PROGRESS and self.behind[-1] == CHIPS:
+            return not _waiting_chips(self._data_manager) and not _kernels(self._data_manager)
+        return inference.name in self.behind
+
+    def infer(self, inferences: list[Inference]) -> list[Inference]:
+        """Return what its rules see behind an inference."""
+        inferred = (
+            rule(behind, self._data_manager) for behind in inferences for rule in self.rules
+        )
+        return [inference for inference in inferred if inference is not None]
+
+
+def _kernels(data: DataManager) -> dict[str, str]:
+    """Return the kernel on the device of each rank, nothing unless all are in one."""
+    kernels: dict[str, str] = data.get(KERNEL_STACKS) or {}
+    return kernels if all(kernels.values()) else {}
+
+
+def _waiting_chips(data: DataManager) -> list[RankSample]:
+    return [rank for rank in _ranks(data) if rank.gpu_waits]
+
+
+def kernels_hang(_: Inference, data: DataManager) -> Inference | None:
+    """Every device is in a kernel."""
+    kernels = _kernels(data)
+    if not kernels:
+        return None
+    lines = tuple(f"rank {rank} is in {kernel}" for rank, kernel in kernels.items())
+    return Inference(
+        name=KERNELS, description="all devices are in kernels", evidence=lines[:MOST_LINES]
+    )
+
+
+class KernelHangChecker(HangOperator):
+    """Kernels on the devices, from a collector such as a timer: XPUTimerHangChecker."""
+
+    behind = (NO_PROGRESS,)
+    rules = (kernels_hang,)
+
+
+def chips_wait(_: Inference, data: DataManager) -> Inference | None:
+    """Chips are in use and do next to nothing: their ranks wait for each other."""
+    ranks = _waiting_chips(data)
+    if not ranks and not _kernels(data):
+        return None
+    return _about(
+        ranks,
+        name=CHIPS,
+        description=f"the GPUs of {who(ranks)} wait for their peers" if ranks else "chips wait",
+    )
+
+
+class ChipHangChecker(HangOperator):
+    """What chips do, and what their driver logged: AntMonitorHangChecker."""
+
+    behind = (NO_PROGRESS, KERNELS)
+    rules = (surroundings.gpu_errors, chips_wait)
+
+    def is_compatible(self, inference: Inference) -> bool:
+        """Behind the stacks of kernels, if there are any."""
+        if inference.name == NO_PROGRESS:
+            return not _kernels(self._data_manager)
+        return inference.name in self.behind
+
+
+def transfer_differs(inference: Inference, data: DataManager) -> Inference | None:
+    """A rank sends or receives, and its peer has not begun the other half."""
+    return waits.flight_differs(_as_symptom(inference), data) if _is_transfer(data) else None
+
+
+class SendRecvHangChecker(HangOperator):
+    """A send without its receive, or the other way: SendRecvHangChecker."""
+
+    rules = (transfer_differs,)
+
+
+def data_ended_before(inference: Inference, data: DataManager) -> Inference | None:
+    """The data of some ranks has ended, and that of the others has given more."""
+    return waits.data_ended_before(_as_symptom(inference), data)
+
+
+def collective_differs(inference: Inference, data: DataManager) -> Inference | None:
+    """By the ranks' records they parted in a collective."""
+    return None if _is_transfer(data) else waits.flight_differs(_as_symptom(inference), data)
+
+
+def waits_differ(_: Inference, data: DataManager) -> Inference | None:
+    """All ranks are in collectives, and at least two of these differ by their names.
+
+    Possible only: a rank that lags behind also waits elsewhere.
+    """
+    inside, outside = _inside(data), _outside(data)
+    by_name: dict[str, list[RankSample]] = {}
+    for rank, place in inside:
+        by_name.setdefault(place.what, []).append(rank)
+    if len(by_name.keys() - {"backward"}) < 2 or outside:
+        return None
+    fewest = min(by_name.values(), key=len)
+    places = "; ".join(f"{ranks_text(ranks_of(r))} in {what}" for what, r in by_name.items())
+    return _about(
+        fewest,
+        name="collectives-differ",
+        description=f"ranks wait for each other in different collectives ({places})",
+        attribution=Attribution.USER,
+        sureness=Sureness.POSSIBLE,
+        evidence=tuple(where_line(*at) for at in inside[:MOST_LINES]),
+        advice="check whether every rank calls the same collectives in the same order",
+    )
+
+
+def never_met(_: Inference, data: DataManager) -> Inference | None:
+    """No rank comes out of the rendezvous, and no connection between nodes is broken."""
+    standstill = data.get(Standstill)
+    inside = _inside(data)
+    if standstill is None or standstill.paths or _outside(data) or len(inside) < 2:
+        return None
+    if not all(place.meets for _, place in inside) or len(inside) < len(standstill.ranks):
+        return None
+    ranks = [rank for rank, _ in inside]
+    return _about(
+        ranks,
+        name="rendezvous-never-formed",
+        description=f"{ranks_text(ranks_of(ranks))} wait in the rendezvous for others that do not"
+        " come",
+        attribution=Attribution.USER,
+        sureness=Sureness.LIKELY,
+        evidence=tuple(where_line(*at) for at in inside[:MOST_LINES]),
+        advice="check that all ranks have the same MASTER_ADDR and MASTER_PORT, and that as many"
+        " start as WORLD_SIZE says",
+    )
+
+
+class CollectiveHangChecker(HangOperator):
+    """Who has not come to a collective that others are in: XCCLHangChecker."""
+
+    rules = (data_ended_before, collective_differs, ras_behind, never_met, waits_differ)
+
+
+def rank_gone(_: Inference, data: DataManager) -> Inference | None:
+    """The process of a rank that was there has ended, and others still wait for it."""
+    gone = [rank for rank in _ranks(data) if rank.gone]
+    if not gone:
+        return None
+    lines = [
+        f"process {rank.pid} of rank {rank.rank} on {rank.node} is gone; its last step was"
+        f" {rank.step}"
+        if rank.pid
+        else f"rank {rank.rank} has no process, and had none when the monitor began"
+        for rank in gone[:MOST_LINES]
+    ]
+    return _about(
+        gone,
+        name=RANK_GONE,
+        description=f"{who(gone)} {_have(gone)} ended, and the others still wait",
+        # One that was never there may be hidden, as in a container, or have done its part.
+        sureness=Sureness.CERTAIN if all(rank.pid for rank in gone) else Sureness.POSSIBLE,
+        evidence=tuple(lines),
+        advice="look at what this rank wrote last, and at memory used up on its node; have"
+        " srun end the others with it (--kill-on-bad-exit=1)",
+    )
+
+
+def rank_stopped(_: Inference, data: DataManager) -> Inference | None:
+    """A signal stopped a rank; if all of them are stopped, the whole job was suspended."""
+    standstill = data.get(Standstill)
+    stopped = standstill.stopped if standstill else ()
+    if not 0 < len(stopped) < len(_ranks(data)):
+        return None
+    return _about(
+        stopped,
+        name="rank-stopped",
+        description=f"{who(stopped)} {_have(stopped)} been stopped by a signal (SIGSTOP, a"
+        " debugger)",
+        sureness=Sureness.CERTAIN,
+        evidence=tuple(
+            f"process {rank.pid} of rank {rank.rank} on {rank.node} is in state {rank.state}"
+            " (stopped)"
+            for rank in stopped[:MOST_LINES]
+        ),
+        advice=f"let it go on: kill -CONT {stopped[0].pid} on {stopped[0].node}",
+    )
+
+
+def rank_elsewhere(inference: Inference, data: DataManager) -> Inference | None:
+    """Ranks do not get to a collective, whether others wait in it or not.
+
+    By their stacks they wait for data, are at a checkpoint, or in code of their own.
+    """
+    difference = _difference(data)
+    # A Flight Recorder that shows who is missing leads here.
+    missing = difference is not None and not difference.mismatched
+    outside = _holding_up(data)
+    if (inference.name == NEVER_ENTERED) != missing or not outside:
+        return None
+    away = {rank.rank for rank, _ in outside}
+    inside = [rank.rank for rank, _ in _placed(data) if rank.rank not in away]
+    # One that loads or is at a checkpoint does not wait there for others, as code of its own may.
+    known = (place.doing for _, place in outside if place.doing is not Doing.OWN_CODE)
+    doing = next(known, Doing.OWN_CODE)
+    same = [(rank, place) for rank, place in outside if place.doing is doing]
+    ranks = [rank for rank, _ in same]
+    one = len(ranks) == 1
+    does = {
+        Doing.LOADING: f"{'waits' if one else 'wait'} for the data loader",
+        Doing.CHECKPOINT: f"{'is' if one else 'are'} at a checkpoint",
+    }.get(doing, f"{'is' if one else 'are'} in code of {'its' if one else 'their'} own")
+    at = f" ({same[0][1].at})" if same[0][1].at else ""
+    others = ""
+    if inside:
+        what = "in a collective" if _inside(data) else "for what their devices do"
+        wait = "waits" if len(inside) == 1 else "wait"
+        others = f", while {ranks_text(inside)} {wait} {what}"
+    kernel = any(rank.state == IN_KERNEL for rank in ranks)
+    return _about(
+        ranks,
+        name=_NAMES.get(doing, RANK_ELSEWHERE),
+        description=f"{who(ranks)} {does}{at}{others}",
+        sureness=Sureness.LIKELY,
+        evidence=tuple(where_line(*place) for place in same[:MOST_LINES]),
+        advice=_ADVICE[doing] + (" (it waits in the kernel)" if kernel else ""),
+    )
+
+
+def file_awaited(_: Inference, data: DataManager) -> Inference | None:
+    """Some ranks wait in the kernel for a file, and the others do not.
+
+    No rank says where it is, and none is gone or stopped, which says more.
+    """
+    ranks = _awaiting_files(data)
+    if not ranks:
+        return None
+    return _about(
+        ranks,
+        name="file-awaited",
+        description=f"{who(ranks)} {'waits' if len(ranks) == 1 else 'wait'} for a file, a pipe or"
+        " a filesystem, and no other rank does",
+        sureness=Sureness.LIKELY,
+        evidence=tuple(
+            f"rank {rank.rank} on {rank.node}: process {rank.pid}, state {rank.state}, waits in"
+            f" the kernel: {rank.kernel}"
+            for rank in ranks[:MOST_LINES]
+        ),
+        advice="look at the files that it has open there (ls -l /proc/PID/fd), and whether"
+        " their filesystems answer on this node",
+    )
+
+
+def killed_for_memory(inference: Inference, data: DataManager) -> Inference | None:
+    """The kernel killed a rank that is gone, for memory."""
+    is_gone = inference.name == RANK_GONE
+    return surroundings.killed_for_memory(inference, data) if is_gone else None
+
+
+class HostHangChecker(HangOperator):
+    """What ranks do on their hosts that others wait for: the rest of AntMonitorHangChecker."""
+
+    behind = (NO_PROGRESS, RANK_GONE, NEVER_ENTERED, CHIPS)
+
+    def infer(self, inferences: list[Inference]) -> list[Inference]:
+        """Lead on from a rank that is gone or missing, else from the standstill."""
+        if inferences[0].name == RANK_GONE:
+            rules: tuple[Rule, ...] = (killed_for_memory,)
+        elif inferences[0].name == NEVER_ENTERED:
+            rules = (rank_elsewhere,)
+        else:
+            rules = (rank_gone, rank_stopped, rank_elsewhere, file_awaited)
+        inferred = (rule(inferences[0], self._data_manager) for rule in rules)
+        return [inference for inference in inferred if inference is not None]
+
+
+def no_rank_leaves(_: Inference, data: DataManager) -> Inference | None:
+    """All ranks are alive in the same collective, and none leaves it: the network between them.
+
+    It is the path that all broken connections share, if there is one.
+    """
+    standstill = data.get(Standstill)
+    if standstill is None or len(standstill.ranks) < 2 or _difference(data) is not None:
+        return None
+    inside = _inside(data)
+    if len(inside) != len(standstill.ranks):
+        return None
+    culprit, means = shared_end(standstill.paths)
+    nodes = culprit or nodes_of([rank for rank, _ in inside])
+    return Inference(
+        name="network-of-group",
+        description=f"all ranks are in a collective ({inside[0][1].what}) and none leaves it: the"
+        f" network between {listed(nodes)}{f'; {means}' if means else ''}",
+        # Connections that break show which way; without them it is what is left.
+        sureness=Sureness.LIKELY if standstill.paths else Sureness.POSSIBLE,
+        nodes=nodes,
+        ranks=ranks_of([rank for rank, _ in inside if rank.node in nodes]),
+        evidence=(*map(_broken_line, standstill.paths[:MOST_LINES]), where_line(*inside[0])),
+        advice=_NETWORK,
+    )
+
+
+def node_silent(_: Inference, data: DataManager) -> Inference | None:
+    """The monitor of a node does not answer, and those of others do.
+
+    It is the node, or the way to it, only if Slurm or a connection says so too: else its monitor
+    has ended, which says nothing of the node.
+    """
+    standstill, nodes_told, slurm = data.get(Standstill), data.get(NodesTold), data.get(SlurmView)
+    if standstill is None or not 0 < len(standstill.silent) < len(standstill.nodes):
+        return None
+    silent = standstill.silent
+    one = len(silent) == 1
+    unreached = {end for path in standstill.paths for end in (path.node, path.peer)}
+    unreached |= set(nodes_told.silent if nodes_told else ())
+    states = slurm.node_states if slurm else {}
+    unreached |= {n for n, s in states.items() if any(mark in s.upper() for mark in _LOST_STATES)}
+    if not unreached & set(silent):
+        return Inference(
+            name="monitor-ended",
+            description=f"the monitor{'' if one else 's'} on {listed(silent)} ended, and nothing"
+            " that was collected says where the training hangs",
+            sureness=Sureness.POSSIBLE,
+            evidence=(f"no answer from the monitor on {listed(silent)}",),
+            advice=f"look at the ranks on {silent[0]} (py-spy dump --pid PID)",
+        )
+    return Inference(
+        name="node-silent",
+        description=f"{listed(silent)} {'does' if one else 'do'} not answer any more: the node, or"
+        " the network to it",
+        sureness=Sureness.LIKELY,
+        nodes=silent,
+        ranks=ranks_of([rank for rank in standstill.ranks if rank.node in silent]),
+        evidence=(f"no answer from the monitor on {listed(silent)}",),
+        advice=f"check whether Slurm still reaches it: scontrol show node {silent[0]}",
+    )
+
+
+def connections_unanswered(_: Inference, data: DataManager) -> Inference | None:
+    """Connections between nodes of the job are not answered, and no rank says where it is.
+
+    It is the node that all of them share, if there is one.
+    """
+    standstill = data.get(Standstill)
+    if standstill is None or not standstill.paths or not _silent_ranks(data):
+        return None
+    if _awaiting_files(data):
+        return None
+    nodes, means = shared_end(standstill.paths)
+    return Inference(
+        name="network-of-group",
+        description=f"data between nodes of the job is not answered: the network between"
+        f" {listed(nodes)}; {means}",
+        sureness=Sureness.LIKELY,
+        nodes=nodes,
+        ranks=ranks_of([rank for rank in standstill.ranks if rank.node in nodes]),
+        evidence=tuple(map(_broken_line, standstill.paths[:MOST_LINES])),
+        advice=_NETWORK,
+    )
+
+
+class NetworkHangChecker(HangOperator):
+    """What is between the nodes: no operator of the document's, which ends at the collective."""
+
+    rules = (no_rank_leaves, node_silent, connections_unanswered)
+
+
+class HangDiagnostician(Diagnostician):
+    """Says where a training hangs; `pulse` says when it does."""
+
+    operators: ClassVar[Sequence[OperatorMaker]] = (
+        KernelHangChecker,
+        ChipHangChecker,
+        SendRecvHangChecker,
+        CollectiveHangChecker,
+        HostHangChecker,
+        NetworkHangChecker,
+    )
+
+    def observe(self, **kwargs: Any) -> DiagnosisObservation | None:
+        """Return that there is no progress, None if the training goes on or may do so."""
+        standstill = kwargs["data_manager"].get(Standstill)
+        if standstill is None or standstill.why_not:
+            return None
+        if standstill.stalled_s < standstill.allowance_s:
+            return None
+        symptom = Inference(
+            name=NO_PROGRESS,
+            description=f"no step for {standstill.stalled_s:.0f} s, and nothing that was collected"
+            " says where it hangs",
+            evidence=(
+                f"a pause of {standstill.allowance_s:.0f} s would be usual for this training",
+            ),
+            advice="look at the stacks of its ranks (py-spy dump --pid PID)",
+        )
+        return DiagnosisObservation(NO_PROGRESS, symptom=symptom)
+
+    def resolve(self, problem: DiagnosisObservation, **kwargs: Any) -> DiagnosisAction:
+        """Walk from the standstill to what the others wait for."""
+        assert problem.symptom is not None
+        data: DataManager = kwargs["data_manager"]
+        walk = self.walk(problem.symptom, data)
+        cause = diagnosed(walk, data)
+        way = walk.way_to(walk.conclusion)
+        if len(way) > 1 and way[-2].after.name in {KERNELS, CHIPS}:
+            cause = msgspec.structs.replace(cause, first="")  # that ranks wait is no cause
+        return EventAction(diagnosed=cause)
+
+
+def _about(ranks: Sequence[RankSample], **more: Any) -> Inference:
+    return Inference(nodes=nodes_of(ranks), ranks=ranks_of(ranks), **more)
+
+
+def _as_symptom(inference: Inference) -> Inference:
+    """Return an inference of the chain as the rules shared with failures know it."""
+    return Inference(name=NO_PROGRESS) if inference.name == CHIPS else inference
+
+
+def _difference(data: DataManager) -> Difference | None:
+    flight = data.get(FlightRecords)
+    return CollectiveState(flight.records).difference if flight else None
+
+
+def _is_transfer(data: DataManager) -> bool:
+    flight = data.get(FlightRecords)
+    missing = CollectiveState(flight.records).culprits if flight else ()
+    return bool(missing) and all(culprit.why is Why.NO_TRANSFER for culprit in missing)
+
+
+def _ranks(data: DataManager) -> tuple[RankSample, ...]:
+    standstill = data.get(Standstill)
+    return standstill.ranks if standstill else ()
+
+
+_Placed = list[tuple[RankSample, StackPlace]]
+
+
+def _placed(data: DataManager) -> _Placed:
+    """Return where ranks are: by their stacks, and in a collective if their device is in one."""
+    flight = data.get(FlightRecords)
+    records = flight.records if flight else ()
+    last = {record.rank: record.operations[-1] for record in records if record.operations}
+    placed = []
+    for rank in _ranks(data):
+        place = rank.place
+        pending = last.get(rank.rank)
+        if pending and not pending.is_over and place.doing is Doing.OWN_CODE:
+            place = StackPlace(doing=Doing.COLLECTIVE, what=pending.what, at=place.at)
+        if rank.stack:
+            placed.append((rank, place))
+    return placed
+
+
+def _inside(data: DataManager) -> _Placed:
+    return [at for at in _placed(data) if at[1].doing is Doing.COLLECTIVE]
+
+
+def _outside(data: DataManager) -> _Placed:
+    return [at for at in _placed(data) if at[1].doing is not Doing.COLLECTIVE]
+
+
+def _holding_up(data: DataManager) -> _Placed:
+    """Return the ranks that the others wait for.
+
+    On a GPU the host does not stand in a collective, but wherever it next needs the device: in
+    `loss.item()`, `synchronize`, `clip_grad_norm_`. Those are told from a rank that is elsewhere by
+    the Flight Recorder; else by what their GPU does, by the call, and if none is in a collective
+    by their number: most stand at one line and use no processor.
+    """
+
+    def may_wait(rank: RankSample, place: StackPlace) -> bool:
+        return place.doing is Doing.OWN_CODE and rank.state != IN_KERNEL
+
+    def waits_for_device(rank: RankSample, place: StackPlace) -> bool:
+        last = rank.stack[-1]
+        synchronizes = "torch/cuda/" in last.file and last.function == "synchronize"
+        return place.doing is Doing.OWN_CODE and (rank.gpu_waits or synchronizes)
+
+    outside = _outside(data)
+    difference = _difference(data)
+    if difference is not None and not difference.mismatched:
+        return [at for at in outside if at[0].rank in difference.ranks]
+    if not _inside(data):
+        lines = Counter(place.at for rank, place in outside if may_wait(rank, place))
+        line, most = lines.most_common(1)[0] if lines else ("", 0)
+        few = [at for at in outside if at[1].at != line or not may_wait(*at)]
+        outside = few if few and most > len(_ranks(data)) / 2 else outside
+    return [at for at in outside if not waits_for_device(*at)] or outside
+
+
+def _silent_ranks(data: DataManager) -> tuple[RankSample, ...]:
+    """Return all ranks if none says where it is, or is gone or stopped."""
+    ranks = _ranks(data)
+    known = any(rank.stack or rank.gone or rank.state == "T" for rank in ranks)
+    return () if known else ranks
+
+
+def _awaiting_files(data: DataManager) -> list[RankSample]:
+    """Return the ranks that wait for a file, unless all wait for the same."""
+    ranks = _silent_ranks(data)
+    # What all have in common is how the program waits: a data loader's workers read from pipes.
+    common = frozenset.intersection(*(rank.file_waits for rank in ranks)) if ranks else frozenset()
+    awaiting = [rank for rank in ranks if rank.file_waits - common]
+    return awaiting if len(awaiting) < len(ranks) else []
+
+
+def _broken_line(path: BrokenPath) -> str:
+    return (
+        f"{path.node} gets no answer from {path.peer}: {path.connections} connections, up to"
+        f" {path.retransmits} retransmissions"
+    )
+
+
+def where_line(rank: RankSample, place: StackPlace) -> str:
+    """Return where a rank is: its line, what it does, its process's state."""
+    what = f" {place.what}" if place.what else ""
+    at = f" at {place.at}" if place.at else ""
+    state = f", state {rank.state}" if rank.state else ""
+    kernel = f", {rank.kernel}" if rank.kernel else ""
+    return f"rank {rank.rank} on {rank.node}{at}: {place.doing.value}{what}{state}{kernel}"
+
+
+def _have(ranks: Sequence[RankSample]) -> str:
+    return "has" if len(ranks) == 1 else "have"

@@ -1,0 +1,475 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one clock of a job's trainings: when one is due for an inspection, and whether it hangs then.
+
+A training shows that it goes on by the steps of its heartbeats; without these by lines of output
+that count, and by main threads that run. `Pulse.due` compares the time since the latest of them
+with the pace so far. That alone decides nothing: all agents then inspect their ranks, and `judge`
+says why the training may still go on, or that it hangs. Pure: callers pass the time, in seconds.
+
+A start takes as long as it takes: compilation uses processors, a checkpoint is read, data comes
+over the network. While any rank does such a thing the start gets on, and a stillness that it has
+ended by itself is usual for it. Where nothing moves at all, no rank is busy with it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import msgspec
+
+from slurm_health.training.diagnosis.output_lines import LossIsNone, StepLines
+from slurm_health.training.diagnosis.samples import (
+    IDLE_BYTES_PER_S,
+    IN_KERNEL,
+    Doing,
+    NodeReport,
+    RankSample,
+    Standstill,
+    missing_ranks,
+    paths_between,
+)
+
+_FEW = 8  # steps, lines or moves: fewer make no pace
+_LOADED_S = 1.0  # that a main thread runs before it trains: to load its libraries alone
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 10.0, 600.0  # from one inspection that shows no hang to the next
+_SUSPENDED_S = 60.0  # without a report from any node: all report every ten
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What a standstill is measured against, in seconds unless said otherwise.
+
+    Args:
+        at_least_s: a shorter one is never looked at: an evaluation, a pause of the filesystem.
+        runs_s: the same of main threads that run, once there is a pace,
+        lines_s: and of lines of output, which may be buffered.
+        times: a training may pause for so many of its usual steps,
+        pauses: or for so many times its longest pause.
+        quiet_s: before it has a pace, where nothing moves on any node and all ranks are known to
+            wait for each other,
+        loading_s: or where a rank waits for its data loader, and nothing is read,
+        unseen_s: or where what their GPUs do is not known, or one is at a checkpoint,
+        alone_s: or where one waits for what is not seen, as by polling.
+        first_s: where a rank may still be to come.
+        storage_s: where a rank waits for storage in the kernel, which may be slow and well,
+        reading_s: and where its data loader does: nothing that is read takes so long.
+        working_s: where others wait for a rank that still computes, reads or writes.
+    """
+
+    at_least_s: float = 25.0
+    runs_s: float = 40.0
+    lines_s: float = 60.0
+    times: float = 10.0
+    pauses: float = 1.5
+    quiet_s: float = 20.0
+    loading_s: float = 60.0
+    unseen_s: float = 120.0
+    alone_s: float = 900.0
+    first_s: float = 1800.0
+    storage_s: float = 120.0
+    reading_s: float = 40.0
+    working_s: float = 1800.0
+
+    def scaled(self, factor: float) -> Limits:
+        """Return all times multiplied by a factor, for a rehearsal in which time is compressed."""
+        times = {
+            name: factor * getattr(self, name)
+            for name in self.__struct_fields__
+            if name.endswith("_s")
+        }
+        return msgspec.structs.replace(self, **times)
+
+
+LIMITS = Limits()
+
+
+class Sign(StrEnum):
+    """What shows that a training goes on."""
+
+    STEP = "a step of its heartbeats"
+    LINE = "a line of output that counts"
+    RUN = "a main thread that runs"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """How steps, lines or runs come: how many so far, how far apart, the longest pause."""
+
+    count: int
+    typical_s: float
+    longest_s: float
+
+    @property
+    def is_young(self) -> bool:
+        """Whether there are too few to compare with."""
+        return self.count < _FEW
+
+    def allowance_s(self, sign: Sign, limits: Limits) -> float:
+        """Return how long a pause would be usual."""
+        pauses_s = limits.pauses * self.longest_s
+        if self.is_young:
+            # What is seen then decides; lines that did not count for long are no training's.
+            return limits.first_s if sign is Sign.LINE else max(limits.at_least_s, pauses_s)
+        least_s = {Sign.LINE: limits.lines_s, Sign.RUN: limits.runs_s, Sign.STEP: limits.at_least_s}
+        return max(least_s[sign], limits.times * self.typical_s, pauses_s + self.typical_s)
+
+
+@dataclass(kw_only=True)
+class Last:
+    """The latest sample of a rank, and when it came."""
+
+    sample: RankSample
+    at_s: float
+    gone: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resumed:
+    """A training that hung goes on by itself, after it stood still for so long."""
+
+    stalled_s: float
+    step: int
+
+
+@dataclass(kw_only=True)
+class Program:
+    """The ranks of one step of the job, or of its script itself, and when they last went on."""
+
+    name: str
+    ranks: dict[int, Last] = field(default_factory=dict)
+    stepped_s: float = -math.inf  # when any rank came to another step
+    ran_s: float = -math.inf  # when any main thread ran
+    moved_s: float = -math.inf  # when anything moved, in any rank
+    longest_still_s: float = 0.0  # of those that ended by themselves
+    runs: int = 0  # reports in a row that show a main thread at work
+    hung_by: Sign | None = None
+    hung_s: float = 0.0  # since when
+    not_before_s: float = -math.inf  # of the next inspection
+    pause_s: float = 0.0
+
+    @property
+    def samples(self) -> list[RankSample]:
+        """The latest sample of each rank, in order."""
+        return [
+            msgspec.structs.replace(last.sample, gone=last.gone)
+            for _, last in sorted(self.ranks.items())
+        ]
+
+    @property
+    def step(self) -> int:
+        """The latest step of any rank."""
+        return max((last.sample.step for last in self.ranks.values()), default=0)
+
+    @property
+    def beats(self) -> bool:
+        """Whether any rank has a heartbeat with steps."""
+        return self.stepped_s > -math.inf
+
+    def move(self, at_s: float) -> None:
+        """Note that something moved or worked then."""
+        if at_s > self.moved_s > -math.inf:
+            self.longest_still_s = max(self.longest_still_s, at_s - self.moved_s)
+        self.moved_s = max(self.moved_s, at_s)
+
+
+class Pulse:
+    """All trainings of a job: reports and output go in, what is due comes out.
+
+    Args:
+        nodes: those of the job.
+        limits: what a standstill is measured against.
+    """
+
+    def __init__(self, nodes: Sequence[str], limits: Limits = LIMITS) -> None:
+        self.nodes = tuple(nodes)
+        self.programs: dict[str, Program] = {}
+        self._limits = limits
+        self._files: dict[str, StepLines] = {}
+        self._reported_s = math.inf
+
+    @property
+    def line(self) -> StepLines | None:
+        """The output file that counted last, None where none does."""
+        counting = [lines for lines in self._files.values() if lines.line]
+        return max(counting, key=lambda lines: lines.last_s, default=None)
+
+    @property
+    def step(self) -> int:
+        """The latest step that heartbeats or output show, 0 where neither does."""
+        steps = [program.step for program in self.programs.values()]
+        return max(steps, default=0) or (self.line.step if self.line else 0)
+
+    def read(self, file: str, text: str, now_s: float, *, torn: bool = False) -> LossIsNone | None:
+        """Take in what was written to a file since the last time; `torn`: not all of it.
+
+        Returns:
+            that its losses are no numbers any more, if that is new.
+        """
+        lines = self._files.setdefault(file, StepLines())
+        if torn:
+            lines.skip()
+        return lines.take(text, now_s)
+
+    def observe(self, report: NodeReport, now_s: float) -> None:
+        """Take in a report: ranks of its node that it does not have any more have ended."""
+        suspended = now_s - self._reported_s > _SUSPENDED_S
+        self._reported_s = now_s
+        present = {(sample.program, sample.rank) for sample in report.ranks}
+        ran: set[str] = set()
+        for sample in report.ranks:
+            program = self.programs.setdefault(sample.program, Program(name=sample.program))
+            is_new = sample.rank not in program.ranks
+            program.ranks[sample.rank] = Last(sample=sample, at_s=now_s)
+            if sample.steps:
+                program.stepped_s = max(program.stepped_s, now_s - sample.age_s)
+            program.ran_s = max(program.ran_s, now_s - sample.rest_s)
+            if not sample.rest_s:
+                ran.add(program.name)
+            program.move(now_s if is_new or suspended else now_s - sample.still_s)
+        for program in list(self.programs.values()):
+            for rank, last in program.ranks.items():
+                if last.sample.node == report.node and (program.name, rank) not in present:
+                    last.gone = True
+            if all(last.gone for last in program.ranks.values()):
+                del self.programs[program.name]
+        for name in {program for program, _ in present} & self.programs.keys():
+            program = self.programs[name]
+            program.runs = program.runs + 1 if name in ran else 0
+
+    def due(self, now_s: float) -> Program | None:
+        """Return a training that stands still for longer than is usual for it, if there is one.
+
+        After one that showed no hang the next inspection comes later and later. A training that
+        hangs is not due before it goes on.
+        """
+        lines_s = now_s - self.line.last_s if self.line else 0.0
+        for program in self.programs.values():
+            latest_s = program.stepped_s if program.beats else program.ran_s
+            may_be_late = now_s - latest_s >= self._limits.at_least_s
+            if not may_be_late and (program.beats or lines_s < self._limits.lines_s):
+                program.pause_s = 0.0
+                continue
+            sign, stalled_s, pace = self._standing(program, now_s)
+            late = stalled_s >= pace.allowance_s(sign, self._limits)
+            if sign is not Sign.STEP and pace.is_young and not self._has_begun(program):
+                late = False  # it has not begun, or is no training: nothing looks at it
+            if not late:
+                program.pause_s = 0.0
+            elif now_s >= program.not_before_s and program.hung_by is None:
+                return program
+        return None
+
+    def put_off(self, program: Program, now_s: float, at_most_s: float = math.inf) -> None:
+        """Have a program be due again after a pause, or `at_most_s` from now."""
+        scale = self._limits.at_least_s / LIMITS.at_least_s
+        pause_s = max(scale * _FIRST_PAUSE_S, 2 * program.pause_s)
+        program.pause_s = min(pause_s, scale * _LONGEST_PAUSE_S)
+        program.not_before_s = now_s + min(program.pause_s, at_most_s)
+
+    def resumed(self, now_s: float) -> list[Resumed]:
+        """Return the trainings that hung, and go on by what had shown the hang; once each."""
+        resumed = []
+        for program in self.programs.values():
+            match program.hung_by:
+                case Sign.STEP:
+                    again_s = program.stepped_s
+                case Sign.LINE if self.line:
+                    again_s = self.line.last_s
+                case Sign.RUN if program.runs > 1:
+                    again_s = now_s
+                case Sign.RUN:
+                    again_s = program.stepped_s
+                case _:
+                    continue
+            # A report may be late, and make an age younger than it is.
+            late_s = self._limits.at_least_s / 5
+            if again_s > program.hung_s + late_s and now_s - again_s < self._limits.at_least_s:
+                stalled_s = again_s - program.hung_s
+                program.hung_by = None
+                resumed.append(Resumed(stalled_s=stalled_s, step=program.step or self.step))
+        return resumed
+
+    def judge(
+        self,
+        program: Program,
+        reports: Mapping[str, NodeReport],
+        now_s: float,
+        silent: Collection[str] = (),
+    ) -> Standstill:
+        """Return what an inspection showed of a program; `why_not` says why it is no hang so far.
+
+        Args:
+            program: what was due.
+            reports: the inspections of the nodes that answered, which were observed, too.
+            now_s: the time.
+            silent: the nodes that did not answer.
+        """
+        sign, stalled_s, pace = self._standing(program, now_s)
+        # A report that names no rank of this program takes nothing back that is known of it.
+        looked = {
+            sample.rank: sample
+            for report in reports.values()
+            for sample in report.ranks
+            if sample.program == program.name
+        }
+        known = [
+            looked[sample.rank] if sample.rank in looked and not sample.gone else sample
+            for sample in program.samples
+        ]
+        standstill = Standstill(
+            stalled_s=round(stalled_s, 1),
+            allowance_s=round(pace.allowance_s(sign, self._limits), 1),
+            step=program.step or (self.step if sign is not Sign.STEP else 0),
+            line=self.line.line if sign is Sign.LINE and self.line else "",
+            at_rest=sign is Sign.RUN,
+            nodes=self.nodes,
+            ranks=(*known, *([] if silent else missing_ranks(known, self.nodes))),
+            paths=paths_between(reports),
+            silent=tuple(silent),
+            not_seen={
+                what: f"{why} ({node})"
+                for node, report in reports.items()
+                for what, why in report.not_seen.items()
+            },
+        )
+        for report in reports.values():
+            if report.came_bytes > IDLE_BYTES_PER_S * max(1.0, report.window_s):
+                program.move(now_s)
+        why, again_s = why_not_hung(
+            standstill,
+            sign,
+            self._limits,
+            still_s=now_s - program.moved_s,
+            longest_still_s=program.longest_still_s,
+            is_young=pace.is_young,
+        )
+        if why:
+            self.put_off(program, now_s, again_s)
+            return msgspec.structs.replace(standstill, why_not=why)
+        program.hung_by, program.hung_s, program.runs = sign, now_s - stalled_s, 0
+        return standstill
+
+    def _standing(self, program: Program, now_s: float) -> tuple[Sign, float, Pace]:
+        """Return by what a program stands still, for how long, and how that came before."""
+        samples = [last.sample for last in program.ranks.values()]
+        if program.beats:
+            paces = [
+                Pace(count=s.steps, typical_s=s.typical_s, longest_s=s.longest_s)
+                for s in samples
+                if s.steps
+            ]
+            slowest = max(paces, key=lambda pace: pace.allowance_s(Sign.STEP, self._limits))
+            return Sign.STEP, now_s - program.stepped_s, slowest
+        # All come to rest together: the one that rested least before shows what is usual.
+        moves = max((sample.moves for sample in samples), default=0)
+        since_s = max((sample.longest_rest_s for sample in samples), default=0.0)
+        rests = [sample.longest_rest_s for sample in samples if sample.moves]
+        runs = Pace(count=moves, typical_s=0.0, longest_s=min(rests, default=since_s))
+        rested_s = now_s - program.ran_s
+        lines = self.line
+        largest = max(self.programs.values(), key=lambda other: len(other.ranks))
+        if lines is not None and largest is program:
+            written = Pace(
+                count=lines.intervals, typical_s=lines.typical_s, longest_s=lines.longest_s
+            )
+            silent_s = now_s - lines.last_s
+            late = silent_s >= written.allowance_s(Sign.LINE, self._limits)
+            if late and rested_s < runs.allowance_s(Sign.RUN, self._limits):
+                return Sign.LINE, silent_s, written
+        return Sign.RUN, rested_s, runs
+
+    @staticmethod
+    def _has_begun(program: Program) -> bool:
+        return all(last.sample.ran_s >= _LOADED_S for last in program.ranks.values())
+
+
+def why_not_hung(
+    standstill: Standstill,
+    sign: Sign,
+    limits: Limits,
+    *,
+    still_s: float,
+    longest_still_s: float = 0.0,
+    is_young: bool = False,
+) -> tuple[str, float]:
+    """Return why a training that stands still may go on, and when to look again at the latest.
+
+    Args:
+        standstill: what was seen of it.
+        sign: what does not show any more that it goes on.
+        limits: what it is measured against.
+        still_s: since when nothing has moved on any node.
+        longest_still_s: the longest such time that ended by itself.
+        is_young: it has no pace yet.
+
+    Returns:
+        an empty reason where it hangs.
+    """
+    why, again_s = _who_gets_on(standstill, limits)
+    if why or standstill.cannot_be_well:
+        return why, again_s
+    alive = [rank for rank in standstill.ranks if not rank.gone]
+    gone = [rank for rank in standstill.ranks if rank.gone]
+    waits = bool(standstill.waiting) or any(
+        rank.gpu_waits or rank.place.doing is Doing.LOADING for rank in alive
+    )
+    # One that does not wait for others may wait for what is not seen, as for another job's file.
+    apart = [r for r in alive if r.rank not in standstill.waiting and not r.gpu_waits]
+    if sign is not Sign.STEP:
+        runs = [rank for rank in alive if not rank.rests and not rank.gpu_waits]
+        if runs and sign is Sign.RUN:
+            return f"rank {runs[0].rank} on {runs[0].node} still runs", math.inf
+        files = sign is Sign.LINE and any(rank.file_waits for rank in alive)
+        if not waits and not files:
+            return "no rank is known to wait for another", math.inf
+    polls = sign is not Sign.STEP and any(rank.polls for rank in apart)
+    if any(rank.pid for rank in gone) or not (is_young or polls):
+        return "", 0.0
+    places = {rank.place.doing for rank in apart}
+    limit_s = limits.quiet_s
+    if places == {Doing.LOADING}:
+        limit_s = limits.loading_s
+    elif places and places <= {Doing.LOADING, Doing.CHECKPOINT}:
+        limit_s = limits.unseen_s
+    elif places:
+        limit_s = limits.alone_s
+    elif "gpu-activity" in standstill.not_seen:
+        limit_s = limits.unseen_s
+    left_s = max(limit_s, limits.pauses * longest_still_s) - still_s
+    to_come = gone or standstill.silent or not any(rank.world for rank in alive)
+    if is_young and to_come:
+        left_s = limits.first_s - standstill.stalled_s
+    if left_s <= 0:
+        return "", 0.0
+    start = "nothing is seen that its start does not explain"
+    return (start if is_young else "a rank polls for what is not seen"), left_s
+
+
+def _who_gets_on(standstill: Standstill, limits: Limits) -> tuple[str, float]:
+    """Return which rank still works, or waits for what may come, and for how long at most."""
+    stalled_s, waiting = standstill.stalled_s, standstill.waiting
+    if stalled_s < standstill.allowance_s:
+        return "it goes on", math.inf
+    alive = [rank for rank in standstill.ranks if not rank.gone]
+    for rank in alive:
+        if rank.is_debugged:
+            return f"rank {rank.rank} on {rank.node} is held by a debugger", math.inf
+    patient = stalled_s < max(limits.working_s, 10 * standstill.allowance_s)
+    for rank in alive:
+        if rank.works and rank.rank not in waiting and (patient or not waiting):
+            lacks = rank.lacks_processor
+            does = "is ready to run, and has no processor" if lacks else "still works"
+            return f"rank {rank.rank} on {rank.node} {does}", math.inf
+    if len(alive) < len(standstill.ranks) and not waiting:
+        return "some ranks have ended, and no other is known to wait for them", math.inf
+    for rank in alive:
+        place = rank.place
+        limit_s = limits.reading_s if place.doing is Doing.LOADING else limits.storage_s
+        limit_s = max(limit_s, standstill.allowance_s)
+        slow = rank.state == IN_KERNEL or place.doing is Doing.CHECKPOINT
+        if slow and stalled_s < limit_s:
+            why = f"rank {rank.rank} on {rank.node} waits for storage or a device"
+            return why, limit_s - stalled_s
+    return "", math.inf

@@ -1,0 +1,437 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What agents send of the ranks on their nodes, and what one training that stands still is like.
+
+A `RankSample` is one rank at one moment: its heartbeat, its processes as /proc has them, and after
+an inspection also where it is. Every agent inspects twice, some seconds apart; `merge` compares the
+two. A main thread that only waits comes back seldom and runs for next to nothing; one that spins
+runs all the time; one that polls comes back often and runs for little. None of this is progress.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import msgspec
+
+from slurm_health.records.text import listed, ranks_text
+from slurm_health.training.diagnosis.collected import FlightRecord, NodeTold
+
+STOPPED, IN_KERNEL, TRACED = "T", "D", "t"  # states of processes, as proc(5) names them
+# What a process that only waits may use: threads that look after connections and logs.
+IDLE_SHARE = 0.05
+IDLE_BYTES_PER_S = 16 << 10  # that a rank and its children read and write
+_WAKES_PER_S = 0.5  # of a wait with a time limit
+# A main thread at rest; on a starved node it may be ready to run for longer. A poll may run for
+# more, and one that spins does not wait in the kernel.
+_RESTS_SHARE, _READY_SHARE, _POLLS_SHARE, _SPINS_SHARE = 0.002, 0.05, 0.03, 0.9
+_BUSY_SHARE = 0.5
+_LIBRARIES = ("site-packages/", "dist-packages/", "/lib/python", "<frozen", "<string>")
+_COLLECTIVES = "torch/distributed/distributed_c10d.py"
+_NO_COLLECTIVES = frozenset({"wrapper", "_wait", "wait"})
+_MEETS = frozenset({"init_process_group", "_store_based_barrier", "new_group", "split_group"})
+_RENDEZVOUS = "torch/distributed/rendezvous.py"
+_BACKWARD = "_engine_run_backward"
+_LOADERS = "torch/utils/data/"
+_COMPILERS = ("torch/_dynamo/", "torch/_inductor/", "torch/_functorch/", "triton/")
+_CHECKPOINTS = ("torch/serialization.py", "torch/distributed/checkpoint/", "safetensors/")
+# Where a checkpoint that is written waits for its device, and so for the collectives queued there.
+_FROM_DEVICE = (("torch/storage.py", "cpu"), ("torch/cuda/streams.py", "synchronize"))
+# Where Python's debuggers wait for a person: pdb, and pydevd below the debuggers of editors.
+_AT_A_PROMPT = frozenset({"interaction", "do_wait_suspend", "_do_wait_suspend"})
+_DEBUGGERS = ("/pdb.py", "pydevd")
+# Functions of the kernel in which a process waits for a file, a pipe or a filesystem. Ranks that
+# wait for each other are in futexes, polls and sockets.
+_FILES = re.compile(
+    r"wait_for_partner|pipe_(?:read|wait)|fuse|request_wait_answer|nfs|rpc_wait|lustre|cl_(?:io|sync)"
+    r"|ldlm|ceph|cxi|gpfs|beegfs|folio_wait|wait_on_page|io_schedule|flock|locks?_"
+)
+
+
+class Frame(msgspec.Struct, frozen=True, array_like=True):
+    """One call in a stack."""
+
+    file: str
+    line: int
+    function: str
+
+
+class Doing(Enum):
+    """What a rank does, in words."""
+
+    COLLECTIVE = "in a collective"
+    LOADING = "waits for its data loader"
+    CHECKPOINT = "writes or reads a checkpoint"
+    OWN_CODE = "is in code of its own"
+    NOT_KNOWN = "does not say where it is"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackPlace:
+    """Where a rank is: `what` is the collective's name, `at` the deepest line of the user's."""
+
+    doing: Doing
+    what: str = ""
+    at: str = ""
+
+    @property
+    def meets(self) -> bool:
+        """Whether it waits for the other ranks to come to a rendezvous."""
+        return self.what in _MEETS
+
+
+def place_of(stack: Sequence[Frame]) -> StackPlace:
+    """Return where a stack is, outermost call first."""
+    if not stack:
+        return StackPlace(doing=Doing.NOT_KNOWN)
+    own = [frame for frame in stack if not any(mark in frame.file for mark in _LIBRARIES)]
+    at = f"{own[-1].file.rpartition('/')[2]}:{own[-1].line}" if own else ""
+    for frame in stack:
+        if frame.file.endswith(_COLLECTIVES) and frame.function not in _NO_COLLECTIVES:
+            return StackPlace(doing=Doing.COLLECTIVE, what=frame.function, at=at)
+        if frame.function == _BACKWARD:
+            return StackPlace(doing=Doing.COLLECTIVE, what="backward", at=at)
+        if frame.file.endswith(_RENDEZVOUS):
+            return StackPlace(doing=Doing.COLLECTIVE, what="init_process_group", at=at)
+    if any(mark in frame.file for frame in stack for mark in _CHECKPOINTS):
+        of_device = any(
+            frame.file.endswith(file) and frame.function == function
+            for frame in stack
+            for file, function in _FROM_DEVICE
+        )
+        return StackPlace(doing=Doing.OWN_CODE if of_device else Doing.CHECKPOINT, at=at)
+    if any(_LOADERS in frame.file for frame in stack):
+        return StackPlace(doing=Doing.LOADING, at=at)
+    return StackPlace(doing=Doing.OWN_CODE, at=at)
+
+
+class RankSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One rank at one moment; what is not known is 0, empty, or -1 for `replica`.
+
+    Args:
+        rank: its number; `world` is how many ranks there are.
+        node: where it runs.
+        program: the step of the job that it belongs to, or the job's script itself.
+        pid: its process there, 0 of a rank that ended before it was ever sampled.
+        gone: its process has ended.
+        step: at which it is, by its heartbeat; `steps` is how many so far, the latest `age_s` ago.
+        typical_s: what a step takes; `longest_s` is the longest pause between two.
+        own_s: seconds of its own in `own_steps` steps, `loading_s` of them for its data, which has
+            given so many `batches`, and may have ended.
+        tokens: that it has computed; ranks with the same `role` do the same part of the model, and
+            those of one `replica` have the same data.
+        state: of its main thread, one letter of proc(5), which ran for `ran_s`, was ready to for
+            `unserved_s` without a processor, and went to wait `wakes` times.
+        cpu_s: of the process and its children, which read and wrote `io_bytes`.
+        throttled_s: how long a CPU limit held its cgroup back.
+        rest_s: since when its main thread has only waited, polled or spun; `moves` counts the
+            samples at which it had run, and `longest_rest_s` the time between two of them.
+        still_s: since when nothing of it has moved: no step, thread, child, file.
+        answered: it said where it is. The following are of an inspection.
+        stack: where its main thread is, outermost call first.
+        kernel: where in the kernel it waits, and its children.
+        flight: which collectives it has recorded.
+        gpu_share: of time in which its GPUs were used; with `gpu_waits` they did next to nothing
+            in it, as in a collective that waits for its peers.
+        cpu_share: of one core, between two samples; `unserved_share` of that time its main thread
+            lacked a processor, and `moved_bytes` were read and written.
+        rests: its main thread did not run between the two; `polls`: it came back for little.
+    """
+
+    rank: int
+    node: str = ""
+    program: str = ""
+    pid: int = 0
+    world: int = 0
+    gone: bool = False
+    step: int = 0
+    steps: int = 0
+    age_s: float = 0.0
+    typical_s: float = 0.0
+    longest_s: float = 0.0
+    own_s: float = 0.0
+    own_steps: int = 0
+    loading_s: float = 0.0
+    batches: int = 0
+    data_ended: bool = False
+    tokens: float = 0.0
+    role: str = ""
+    replica: int = -1
+    state: str = ""
+    ran_s: float = 0.0
+    unserved_s: float = 0.0
+    wakes: int = 0
+    cpu_s: float = 0.0
+    io_bytes: int = 0
+    throttled_s: float = 0.0
+    rest_s: float = 0.0
+    moves: int = 0
+    longest_rest_s: float = 0.0
+    still_s: float = 0.0
+    answered: bool = False
+    stack: tuple[Frame, ...] = ()
+    kernel: str = ""
+    flight: FlightRecord | None = None
+    gpu_share: float = 0.0
+    gpu_waits: bool = False
+    cpu_share: float = 0.0
+    unserved_share: float = 0.0
+    moved_bytes: int = 0
+    rests: bool = False
+    polls: bool = False
+
+    def since(self, before: RankSample, window_s: float) -> RankSample:
+        """Return this sample with what the rank did in the `window_s` since an earlier one."""
+        if window_s <= 0 or before.pid != self.pid:
+            return self
+        ran = (self.ran_s - before.ran_s) / window_s
+        ready = (self.unserved_s - before.unserved_s) / window_s
+        # A child that has ended takes its figures along.
+        moved_bytes = abs(self.io_bytes - before.io_bytes)
+        seldom = self.wakes - before.wakes <= _WAKES_PER_S * window_s
+        spins = seldom and ran + ready >= _SPINS_SHARE
+        waits = ready <= _READY_SHARE and ran <= (_RESTS_SHARE if seldom else _POLLS_SHARE)
+        idle = self.steps == before.steps and moved_bytes <= IDLE_BYTES_PER_S * window_s
+        return msgspec.structs.replace(
+            self,
+            cpu_share=round(abs(self.cpu_s - before.cpu_s) / window_s, 3),
+            unserved_share=round(ready, 3),
+            moved_bytes=moved_bytes,
+            rests=idle and (spins or waits),
+            polls=idle and waits and not seldom,
+        )
+
+    def is_still(self, before: RankSample, window_s: float) -> bool:
+        """Whether neither its main thread nor anything beside it worked since an earlier sample."""
+        beside_s = self.cpu_s - before.cpu_s - (self.ran_s - before.ran_s)
+        return self.rests and abs(beside_s) <= IDLE_SHARE * window_s
+
+    @property
+    def works(self) -> bool:
+        """Whether it computes, reads or writes, or would if it had a processor."""
+        if self.moved_bytes > 4 * IDLE_BYTES_PER_S:
+            return True
+        if self.gpu_waits and not self.compiles:
+            # A rank that waits for its GPU spins, and so do NCCL's threads that serve the network.
+            return False
+        return max(self.cpu_share, self.gpu_share) > IDLE_SHARE or self.lacks_processor
+
+    @property
+    def lacks_processor(self) -> bool:
+        """Whether others have the processors that it needs, or a limit keeps it from them."""
+        return self.unserved_share >= _BUSY_SHARE
+
+    @property
+    def compiles(self) -> bool:
+        """Whether it compiles kernels: that takes minutes, and a GPU may wait for it meanwhile."""
+        return any(mark in frame.file for frame in self.stack for mark in _COMPILERS)
+
+    @property
+    def is_beyond_script(self) -> bool:
+        """Whether it waits in the kernel, as for storage, or for a GPU that is busy."""
+        return self.state == IN_KERNEL or self.gpu_share >= _BUSY_SHARE
+
+    @property
+    def is_debugged(self) -> bool:
+        """Whether a person looks at it with a debugger, and holds it meanwhile."""
+        return self.state == TRACED or any(
+            frame.function in _AT_A_PROMPT and any(mark in frame.file for mark in _DEBUGGERS)
+            for frame in self.stack
+        )
+
+    @property
+    def file_waits(self) -> frozenset[str]:
+        """Where in the kernel it and its children wait for a file, a pipe or a filesystem."""
+        return frozenset(wait for wait in self.kernel.split(", ") if _FILES.search(wait))
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether its Flight Recorder shows a collective that is not over."""
+        operations = self.flight.operations if self.flight else ()
+        return bool(operations) and not operations[-1].is_over
+
+    @property
+    def place(self) -> StackPlace:
+        """Where it is, by its stack."""
+        return place_of(self.stack)
+
+
+class NodeReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What an agent sends: the ranks on its node, and if asked, how these and the node are.
+
+    Args:
+        node: its name.
+        ranks: samples of all of them.
+        inspected: this is an inspection; the following come with one.
+        addresses: this node's own.
+        broken: of each connection with unanswered data the address at its other end, and how often
+            was sent again.
+        sent: by address, the bytes that were sent to it so far, and the seconds that this took.
+        received: the bytes that came so far.
+        window_s: the time between the two looks of an inspection, in which `came_bytes` came.
+        not_seen: what could not be looked at, and why.
+        state: how the node is, if that was asked.
+    """
+
+    node: str
+    ranks: tuple[RankSample, ...] = ()
+    inspected: bool = False
+    addresses: tuple[str, ...] = ()
+    broken: tuple[tuple[str, int], ...] = ()
+    sent: dict[str, tuple[int, float]] = {}
+    received: int = 0
+    window_s: float = 0.0
+    came_bytes: int = 0
+    not_seen: dict[str, str] = {}
+    state: NodeTold | None = None
+
+
+def merge(first: NodeReport, second: NodeReport, window_s: float) -> NodeReport:
+    """Return the second look of an inspection, with what happened since the first.
+
+    A rank whose stack is another one by then keeps it; it only rests if it was in one place.
+    """
+    before = {(sample.program, sample.rank): sample for sample in first.ranks}
+    ranks = []
+    for later in second.ranks:
+        earlier = before.get((later.program, later.rank), later)
+        compared = later.since(earlier, window_s)
+        if earlier.stack and later.stack and earlier.place != later.place:
+            compared = msgspec.structs.replace(compared, rests=False, polls=False)
+        ranks.append(compared)
+    return msgspec.structs.replace(
+        second,
+        ranks=tuple(ranks),
+        inspected=True,
+        window_s=round(window_s, 2),
+        came_bytes=abs(second.received - first.received),
+    )
+
+
+def ranks_of(ranks: Iterable[RankSample]) -> tuple[int, ...]:
+    """Return their numbers, in order."""
+    return tuple(sorted(rank.rank for rank in ranks))
+
+
+def nodes_of(ranks: Iterable[RankSample]) -> tuple[str, ...]:
+    """Return their nodes that are known, in order."""
+    return tuple(sorted({rank.node for rank in ranks if rank.node}))
+
+
+def who(ranks: Sequence[RankSample]) -> str:
+    """Return ranks and nodes."""
+    nodes = nodes_of(ranks)
+    return ranks_text(ranks_of(ranks)) + (f" on {listed(nodes)}" if nodes else "")
+
+
+class BrokenPath(msgspec.Struct, frozen=True, kw_only=True):
+    """TCP connections of the job between two nodes on which `node` retransmits and gets no answer.
+
+    `peer` is a node, or an address that no node of the job has.
+    """
+
+    node: str
+    peer: str
+    connections: int = 1
+    retransmits: int = 0
+
+
+class Standstill(msgspec.Struct, frozen=True, kw_only=True):
+    """A training that makes no progress: all of its ranks, since when, and at which step.
+
+    Args:
+        stalled_s: for how long; a pause of `allowance_s` would be usual.
+        step: the last one, 0 where none is known.
+        line: the last line of output that counted steps, if output alone shows the standstill.
+        at_rest: the ranks' main threads show it.
+        nodes: those of the job.
+        ranks: all of them.
+        paths: connections that do not get through.
+        silent: nodes whose monitor does not answer.
+        not_seen: what could not be looked at, and why.
+        why_not: why this is no hang as far as is known, empty if it is one.
+    """
+
+    stalled_s: float
+    allowance_s: float
+    step: int = 0
+    line: str = ""
+    at_rest: bool = False
+    nodes: tuple[str, ...] = ()
+    ranks: tuple[RankSample, ...] = ()
+    paths: tuple[BrokenPath, ...] = ()
+    silent: tuple[str, ...] = ()
+    not_seen: dict[str, str] = {}
+    why_not: str = ""
+
+    @property
+    def stopped(self) -> tuple[RankSample, ...]:
+        """The ranks that a signal has stopped."""
+        return tuple(rank for rank in self.ranks if rank.state == STOPPED and not rank.gone)
+
+    @property
+    def waiting(self) -> frozenset[int]:
+        """The ranks known to wait in a collective, by stack or by Flight Recorder."""
+        return frozenset(
+            rank.rank
+            for rank in self.ranks
+            if rank.place.doing is Doing.COLLECTIVE or rank.in_flight
+        )
+
+    @property
+    def cannot_be_well(self) -> bool:
+        """Whether something is seen that no start or pause explains: not only that ranks wait.
+
+        That is a rank that is stopped, and not all of them; data between nodes of the job that is
+        not answered; a node that is silent, while connections are broken.
+        """
+        # What is not answered from outside the job is a user's that has left, not a rank's.
+        within = any(path.peer in self.nodes for path in self.paths)
+        silent = bool(self.paths and self.silent)
+        return 0 < len(self.stopped) < len(self.ranks) or within or silent
+
+
+def paths_between(reports: Mapping[str, NodeReport]) -> tuple[BrokenPath, ...]:
+    """Return the broken paths that nodes report, with the names of both ends."""
+    owners = {address: node for node, report in reports.items() for address in report.addresses}
+    paths: dict[tuple[str, str], list[int]] = {}
+    for node, report in reports.items():
+        for address, retransmits in report.broken:
+            paths.setdefault((node, owners.get(address, address)), []).append(retransmits)
+    return tuple(
+        BrokenPath(node=node, peer=peer, connections=len(times), retransmits=max(times))
+        for (node, peer), times in sorted(paths.items())
+    )
+
+
+def shared_end(paths: Sequence[BrokenPath]) -> tuple[tuple[str, ...], str]:
+    """Return the nodes of broken paths, and what they mean: one node, if all lead to it."""
+    ends = [{path.node, path.peer} for path in paths]
+    if not ends:
+        return (), ""
+    shared = set.intersection(*ends)
+    nodes = tuple(sorted(set.union(*ends)))
+    if len(shared) == 1 and len(nodes) > 2:
+        (node,) = shared
+        return (node,), f"every broken connection leads to {node}"
+    return nodes, "connections retransmit and get no answer"
+
+
+def missing_ranks(ranks: Iterable[RankSample], nodes: Sequence[str]) -> list[RankSample]:
+    """Return the ranks of a program that ended before they were ever sampled.
+
+    Which node they were on is known where a single one has fewer ranks than the others.
+    """
+    samples = list(ranks)
+    known = {sample.rank for sample in samples}
+    world = max((sample.world for sample in samples), default=0)
+    counts = Counter(dict.fromkeys(nodes, 0))
+    counts.update(sample.node for sample in samples)
+    fewer = [node for node, count in counts.items() if count < max(counts.values(), default=0)]
+    node = fewer[0] if len(fewer) == 1 else ""
+    return [
+        RankSample(rank=rank, node=node, gone=True) for rank in range(world) if rank not in known
+    ]

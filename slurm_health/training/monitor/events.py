@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the watch does about what it sees in a training: infers why, reports, records, acts.
+
+About a hang nothing is done, the job is cancelled or the script ended, as its user has asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TextIO
+
+import msgspec
+
+from slurm_health.preflight.decide.policy import OnHang
+from slurm_health.records.allocation import name_in_slurm
+from slurm_health.records.errors import JournalError, SlurmError
+from slurm_health.records.records import Action, ActionDone, ActionIntended, Record
+from slurm_health.records.script_records import (
+    SLOWER_STEPS,
+    Attribution,
+    Diagnosed,
+    EventKind,
+    Sureness,
+    TrainingEvent,
+)
+from slurm_health.report.sentences import event_text, lines_of
+from slurm_health.system import journal
+from slurm_health.system.slurm.client import Client
+from slurm_health.training.diagnosis.collected import FlightRecords, MonitorSaw
+from slurm_health.training.diagnosis.diagnostician import CauseDiagnostician, observe_slowdown
+from slurm_health.training.diagnosis.hang import HangDiagnostician
+from slurm_health.training.diagnosis.operators import OPERATORS
+from slurm_health.training.diagnosis.output_lines import LossIsNone
+from slurm_health.training.diagnosis.pulse import Resumed
+from slurm_health.training.diagnosis.samples import Standstill
+from slurm_health.training.diagnosis.slow_steps import Slowdown
+from slurm_health.training.diagnosis.stragglers import SlowRank, observe_slow_rank
+from slurm_health.training.diagnosis.uneven import Uneven, observe_uneven
+from slurm_health.training.framework import DataManager, Inference, OperatorMaker
+from slurm_health.training.monitor import registry
+from slurm_health.training.monitor.containment import COLLECT_LIVE_S, collect
+
+NOT_A_NUMBER = "not-a-number"
+_TITLE_WIDTH = 8
+_KEPT, _MOST_KEPT = "hang-", 16  # files of stacks and records of collectives
+
+
+class ScriptToEnd(Exception):
+    """The training hangs, and who started the watch is to end it and to see what follows."""
+
+    def __init__(self, hang: TrainingEvent) -> None:
+        self.hang = hang
+        super().__init__(hang.description)
+
+
+class Events:
+    """Reports, records and acts.
+
+    Args:
+        directory: of the run in the journal, None if there is none.
+        environ: of the job.
+        out: where it is reported.
+        on_hang: what is done about a hang that was reported and recorded; raises ScriptToEnd.
+    """
+
+    def __init__(
+        self,
+        directory: Path | None,
+        environ: Mapping[str, str],
+        out: TextIO = sys.stderr,
+        on_hang: Callable[[TrainingEvent, Events], None] = lambda *_: None,
+    ) -> None:
+        self._directory = directory
+        self._environ = environ
+        self._out = out
+        self._on_hang = on_hang
+        self._slow: list[Diagnosed] = []
+        self._kept = 0
+
+    def hang(self, standstill: Standstill, data: Iterable[msgspec.Struct] = ()) -> None:
+        """Infer where a training hangs, with other data that was collected of it.
+
+        Raises:
+            ScriptToEnd: the script is to be ended.
+        """
+        records = tuple(rank.flight for rank in standstill.ranks if rank.flight is not None)
+        flights = FlightRecords(records=records)
+        known = [standstill, flights, MonitorSaw(slow=tuple(self._slow)), *data]
+        live = collect(registry.while_it_hangs(), self._environ, known, limit_s=COLLECT_LIVE_S)
+        live.missing.update(standstill.not_seen)
+        site = registry.registered()
+        live.failed.update(site.failed)
+        cause = HangDiagnostician(site.operators).diagnose(data_manager=live).diagnosed
+        if cause is None:
+            return
+        at_fault = [rank for rank in standstill.ranks if rank.rank in cause.ranks]
+        hang = TrainingEvent(
+            event=EventKind.HANG,
+            step=standstill.step,
+            nodes=cause.nodes,
+            ranks=cause.ranks,
+            stalled_s=standstill.stalled_s,
+            usual_s=standstill.allowance_s,
+            line=standstill.line,
+            at_rest=standstill.at_rest,
+            beyond_script=any(rank.is_beyond_script for rank in at_fault),
+            diagnosed=cause,
+        )
+        seems = "; the training seems to hang" if hang.line else "; the training hangs"
+        self._report(hang, seems)
+        self._keep(standstill, flights)
+        self._on_hang(hang, self)
+
+    def _keep(self, standstill: Standstill, flights: FlightRecords) -> None:
+        """Write all that was seen of the ranks beside the journal: they may be ended next."""
+        if self._directory is None or self._kept >= _MOST_KEPT:
+            return
+        self._kept += 1
+        file = self._directory / f"{_KEPT}{time.time_ns() // 10**9}.json"
+        data = msgspec.json.encode({"standstill": standstill, "flights": flights})
+        with contextlib.suppress(OSError), file.open("xb") as kept:
+            kept.write(data)
+
+    def slowdown(self, slowdown: Slowdown) -> None:
+        """Infer why steps take longer than before; report it if links explain it."""
+        cause = _inferred(observe_slowdown, slowdown)
+        if cause is None or cause.cause == SLOWER_STEPS:
+            return  # longer batches, an evaluation: it may be as it should
+        self._slow.append(cause)
+        self._report(
+            TrainingEvent(
+                event=EventKind.SLOWDOWN,
+                nodes=cause.nodes,
+                ranks=cause.ranks,
+                took_ms=slowdown.step_ms,
+                usual_ms=slowdown.usual_ms,
+                diagnosed=cause,
+            )
+        )
+
+    def slow_rank(self, slow: SlowRank, ratio: float) -> None:
+        """Infer why a rank is slower than the others."""
+        cause = _inferred(observe_slow_rank, slow)
+        self._slow += [cause] if cause else []
+        self._report(
+            TrainingEvent(
+                event=EventKind.STRAGGLER,
+                nodes=[slow.node],
+                ranks=[slow.rank],
+                ratio=round(ratio, 3),
+                took_ms=round(slow.spent.own_ms, 1),
+                usual_ms=round(slow.usual.own_ms, 1),
+                diagnosed=cause,
+            )
+        )
+
+    def uneven(self, uneven: Uneven) -> None:
+        """Report that stages or batches are uneven."""
+        cause = _inferred(observe_uneven, uneven)
+        if cause is not None:
+            ratio = round(uneven.times, 3)
+            self._report(TrainingEvent(event=EventKind.UNEVEN, ratio=ratio, diagnosed=cause))
+
+    def loss(self, loss: LossIsNone) -> None:
+        """Report that the loss of the training is no number any more."""
+        before = f"step {loss.step}" if loss.step else "the first of these lines"
+        cause = Diagnosed(
+            cause=NOT_A_NUMBER,
+            description="the loss is NaN or infinite at one step after another"
+            + (f", since step {loss.step}" if loss.step else ""),
+            attribution=Attribution.USER.value,
+            sureness=Sureness.LIKELY.name.lower(),
+            evidence=[loss.first, loss.line],
+            advice="look at the data, the learning rate and the loss scale, and go on from a"
+            f" checkpoint before {before}",
+        )
+        self._report(
+            TrainingEvent(event=EventKind.LOSS, step=loss.step, line=loss.first, diagnosed=cause)
+        )
+
+    def resumed(self, resumed: Resumed) -> None:
+        """Report that a training that hung goes on."""
+        self._report(
+            TrainingEvent(
+                event=EventKind.HANG_OVER,
+                stalled_s=round(resumed.stalled_s, 1),
+                step=resumed.step,
+            )
+        )
+
+    def _report(self, event: TrainingEvent, conclusion: str = "") -> None:
+        """Write an event with its cause to the job's output, and record it."""
+        cause = lines_of(event.diagnosed) if event.diagnosed else []
+        lines = (f"  {title:{_TITLE_WIDTH}}  {text}" for title, text in cause)
+        self.say(f"{event_text(event)}{conclusion}", *lines)
+        self.record(event)
+
+    def say(self, text: str, *lines: str) -> None:
+        """Write to the job's output."""
+        with contextlib.suppress(OSError):
+            print(
+                *(f"slurm-health: {line}" for line in (f"monitor: {text}", *lines)),
+                sep="\n",
+                file=self._out,
+                flush=True,
+            )
+
+    def record(self, record: Record, *, lossy: bool = False) -> None:
+        """Write to the journal; if that cannot be, say so, unless it may be `lossy`."""
+        if self._directory is None:
+            return
+        try:
+            journal.Writer(self._directory, journal.MONITOR, time.time).append(record)
+        except JournalError as err:
+            if not lossy:
+                self.say(f"this is not recorded: {err}")
+
+
+def _inferred(
+    observe: Callable[[DataManager], Inference | None], data: msgspec.Struct
+) -> Diagnosed | None:
+    site = registry.registered()
+    manager = DataManager([data], failed=site.failed)
+    operators: tuple[OperatorMaker, ...] = (*OPERATORS, *site.operators)
+    return CauseDiagnostician(observe, operators).diagnose(data_manager=manager).diagnosed
+
+
+def acting(mode: str, environ: Mapping[str, str]) -> Callable[[TrainingEvent, Events], None]:
+    """Return what does about a hang what the user has asked for.
+
+    Never on what output alone guesses: a job may print nothing for good reasons, so the place must
+    be known. Outside Slurm a training is stopped by what started the watch, as if it restarts.
+    """
+    job = name_in_slurm(environ)
+
+    def act(hang: TrainingEvent, events: Events) -> None:
+        if mode not in {OnHang.STOP.value, OnHang.RESTART.value}:
+            return
+        if hang.line and not hang.located:
+            return
+        reason = f"it hangs (--monitor={mode})"
+        if mode != OnHang.STOP.value or not job:
+            events.record(ActionIntended(action=Action.END_SCRIPT, reason=reason))
+            events.say(f"the script is ended because {reason}")
+            raise ScriptToEnd(hang)
+        events.record(ActionIntended(action=Action.CANCEL, reason=reason))
+        events.say(f"the job is cancelled because {reason}")
+        try:
+            Client(environ).cancel(job)
+        except SlurmError as err:
+            events.say(f"it could not be cancelled: {err}")
+            events.record(ActionDone(action=Action.CANCEL, succeeded=False, detail=str(err)))
+
+    return act

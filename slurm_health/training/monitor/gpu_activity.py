@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which GPU a rank trains on, and whether that works or only waits, by NVML.
+
+A rank that waits for its own GPU may use no processor. A collective that waits for its peers runs a
+kernel that asks for them again and again. NVML shows that GPU as used all the time, as it shows one
+that works; but next to nothing moves through its memory, and it draws little power. All of this
+together, in every sample, is taken for waiting. If one of them is not known, a GPU that is used
+works.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from slurm_health.records.decoding import from_json
+
+_DRIVER_S = 3.0
+_DRIVER = Path("/dev/nvidiactl")
+_SAMPLES, _BETWEEN_S = 5, 0.25  # the driver makes a new one up to six times a second
+# Of a GPU that waits: used for so much of the time at least, its memory for so much at most, and
+# power at most so much of what it may draw. The driver's sample of one that works may miss one sign
+# of these for a moment, so all samples count.
+_WAITS_USED, _WAITS_MEMORY, _WAITS_POWER = 0.9, 0.01, 0.4
+_FEWEST_SAMPLES = 3
+# What a process holds for its context alone is less than this share of what it trains with.
+_CONTEXT_SHARE = 0.25
+
+
+class GpuSample(msgspec.Struct, frozen=True, array_like=True):
+    """One moment of a GPU: shares of time in which kernels ran and its memory was used; watts."""
+
+    used: float
+    memory_used: float | None = None
+    power_w: float | None = None
+
+
+class SampledGpu(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU for a second or two: which processes opened it, with how many bytes; what it did.
+
+    Bytes are None if NVML does not know them, as inside some containers. `limit_w` is the power
+    that it may draw, None if that is not known.
+    """
+
+    processes: dict[int, int | None] = {}
+    samples: tuple[GpuSample, ...] = ()
+    limit_w: float | None = None
+
+    @property
+    def share(self) -> float:
+        """Of time in which it was used; the highest sample counts."""
+        return max((sample.used for sample in self.samples), default=0.0)
+
+    @property
+    def waits(self) -> bool:
+        """Whether it was used all the time, for next to nothing."""
+        return len(self.samples) >= _FEWEST_SAMPLES and all(map(self._waits_in, self.samples))
+
+    def _waits_in(self, sample: GpuSample) -> bool:
+        if sample.memory_used is None or sample.power_w is None or self.limit_w is None:
+            return False
+        little = sample.power_w <= _WAITS_POWER * self.limit_w
+        return sample.used >= _WAITS_USED and sample.memory_used <= _WAITS_MEMORY and little
+
+
+class GpuUse(msgspec.Struct, frozen=True, array_like=True):
+    """What a process's GPUs do: the share of time they are used, and whether they only wait."""
+
+    share: float = 0.0
+    waits: bool = False
+
+
+class GpuActivity(msgspec.Struct, frozen=True):
+    """What the GPUs of processes did of late, by process; why nothing is known of some."""
+
+    by_pid: dict[int, GpuUse] = {}
+    why_not: str = ""
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    gpus: tuple[SampledGpu, ...] = ()
+    why_not: str = ""
+
+
+def combined(uses: Iterable[GpuUse]) -> GpuUse:
+    """Return what the GPUs of several processes do, as those of a rank and its children."""
+    busy = [use for use in uses if use.share]
+    return GpuUse(
+        share=max((use.share for use in busy), default=0.0),
+        waits=bool(busy) and all(use.waits for use in busy),
+    )
+
+
+def by_process(gpus: Sequence[SampledGpu]) -> dict[int, GpuUse]:
+    """Return what each process's own GPUs do.
+
+    PyTorch's NCCL watchdog opens the first GPU of its node in every process, beside the one that
+    the process trains on. That one has the most of its memory, or else the fewest processes.
+    """
+
+    def held(gpu: SampledGpu, pid: int) -> int:
+        return gpu.processes[pid] or 0
+
+    uses = {}
+    for pid in dict.fromkeys(pid for gpu in gpus for pid in gpu.processes):
+        opened = [gpu for gpu in gpus if pid in gpu.processes]
+        fullest = max((held(gpu, pid), -len(gpu.processes)) for gpu in opened)
+        own = [
+            gpu
+            for gpu in opened
+            if held(gpu, pid) >= _CONTEXT_SHARE * fullest[0] and len(gpu.processes) <= -fullest[1]
+        ]
+        uses[pid] = combined(GpuUse(gpu.share, gpu.waits) for gpu in own)
+    return uses
+
+
+def activity(*, driver: Path = _DRIVER, read: Callable[[], bytes] | None = None) -> GpuActivity:
+    """Return what processes' GPUs do. The driver may hang, so a child asks it."""
+    if not driver.exists():
+        return GpuActivity()
+    # Not before there is a GPU: it takes a megabyte.
+    from slurm_health.system import killable
+
+    answer = killable.run_one(read or _read, _DRIVER_S)
+    if isinstance(answer, killable.Hung):
+        return GpuActivity(why_not=f"the driver did not answer within {answer.limit_s:g} s")
+    if isinstance(answer, killable.Broke):
+        return GpuActivity(why_not=answer.reason)
+    sampled = from_json(answer.data, _Answer)
+    uses = by_process(sampled.gpus)
+    none = "" if uses else "NVML shows this step no process on a GPU"
+    return GpuActivity(uses, sampled.why_not or none)
+
+
+def _read() -> bytes:
+    """Be the child: sample every GPU that this process may see."""
+    from slurm_health.records.errors import Unmeasured
+    from slurm_health.system import nvml as driver
+
+    try:
+        nvml = driver.start()
+    except (Unmeasured, driver.DriverBroken) as err:
+        return msgspec.json.encode(_Answer(why_not=str(err)))
+    devices: list[_Device] = []
+    problems: dict[str, None] = {}
+    try:
+        devices = [_Device(nvml, index) for index in range(int(nvml.nvmlDeviceGetCount()))]
+        for moment in range(_SAMPLES):
+            time.sleep(_BETWEEN_S if moment else 0.0)
+            for device in devices:
+                device.sample()
+    except nvml.NVMLError as err:
+        devices = []
+        problems[f"NVML: {err}"] = None
+    problems |= {device.why_not: None for device in devices if device.why_not}
+    gpus = tuple(device.sampled() for device in devices if not device.lost)
+    return msgspec.json.encode(_Answer(gpus, "; ".join(problems)))
+
+
+class _Device:
+    """One GPU that is asked again and again, until it is lost."""
+
+    def __init__(self, nvml: Any, index: int) -> None:
+        from slurm_health.system import nvml as driver
+
+        self._nvml, self._index = nvml, index
+        self._lost_error = driver.Lost
+        self._questions = driver.Questions(nvml)
+        self._handle: Any = None
+        self._samples: list[GpuSample] = []
+        self._processes: Mapping[int, int | None] = {}
+        self._limit_w: float | None = None
+        self.lost = ""
+        try:
+            self._handle = self._questions.handle(index)
+            if self._handle is not None:
+                ask = self._questions.told
+                running = ask(nvml.nvmlDeviceGetComputeRunningProcesses, self._handle) or []
+                self._processes = {int(process.pid): process.usedGpuMemory for process in running}
+                self._limit_w = _watts(ask(nvml.nvmlDeviceGetEnforcedPowerLimit, self._handle))
+        except self._lost_error as err:
+            self.lost = str(err)
+
+    @property
+    def why_not(self) -> str:
+        """Why not all of it is known."""
+        if self.lost:
+            return f"GPU {self._index} is lost: {self.lost}"
+        unanswered = self._questions.unanswered
+        return f"GPU {self._index} cannot be asked: {unanswered}" if unanswered else ""
+
+    def sample(self) -> None:
+        """Ask what it does now."""
+        if self._handle is None or self.lost:
+            return
+        nvml, ask = self._nvml, self._questions.told
+        try:
+            used = ask(nvml.nvmlDeviceGetUtilizationRates, self._handle)
+            if used is not None:
+                power_w = _watts(ask(nvml.nvmlDeviceGetPowerUsage, self._handle))
+                self._samples.append(
+                    GpuSample(int(used.gpu) / 100, int(used.memory) / 100, power_w)
+                )
+        except self._lost_error as err:
+            self.lost = str(err)
+
+    def sampled(self) -> SampledGpu:
+        """Return all that it answered."""
+        processes = dict(self._processes) if self._samples else {}
+        return SampledGpu(processes=processes, samples=tuple(self._samples), limit_w=self._limit_w)
+
+
+def _watts(milliwatts: int | None) -> float | None:
+    return None if milliwatts is None else milliwatts / 1e3

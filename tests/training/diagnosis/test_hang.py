@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which rank does not come to what the others wait in, and whose doing that is."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from slurm_health.training.diagnosis.samples import BrokenPath, Frame, RankSample
+from tests.support.standstills import (
+    IN_BACKWARD,
+    IN_CHECKPOINT,
+    IN_COLLECTIVE,
+    IN_LOADER,
+    IN_OTHER,
+    IN_OWN_CODE,
+    TRAIN,
+    flight,
+    found,
+    rank,
+    standstill,
+)
+
+
+def test_a_stopped_rank_is_named_with_its_process() -> None:
+    diagnosed = found(standstill(rank(0), rank(1, (), state="T"), rank(2)))
+
+    assert (diagnosed.cause, diagnosed.sureness) == ("rank-stopped", "certain")
+    assert (diagnosed.ranks, diagnosed.nodes, diagnosed.accused) == ([1], ["n2"], [])
+    assert "kill -CONT 101 on n2" in diagnosed.advice
+
+
+@pytest.mark.parametrize(
+    ("stack", "cause", "words"),
+    [
+        (IN_LOADER, "data-loader-stuck", "waits for the data loader"),
+        (IN_CHECKPOINT, "checkpoint-stuck", "is at a checkpoint"),
+        (IN_OWN_CODE, "rank-elsewhere", "is in code of its own (augment.py:12)"),
+    ],
+)
+def test_a_rank_outside_any_collective_points_to_its_own_host(
+    stack: tuple[Frame, ...], cause: str, words: str
+) -> None:
+    diagnosed = found(standstill(rank(0, IN_BACKWARD), rank(1, stack), rank(2)))
+
+    assert (diagnosed.cause, diagnosed.ranks, diagnosed.nodes) == (cause, [1], ["n2"])
+    assert words in diagnosed.description
+    assert "ranks 0,2 wait in a collective" in diagnosed.description
+
+
+def test_what_never_entered_by_the_flight_recorder_leads_on_to_where_it_is() -> None:
+    records = (
+        flight(0, (6, "all_reduce", "retired"), (7, "all_reduce", "scheduled")),
+        flight(1, (6, "all_reduce", "retired")),
+    )
+    diagnosed = found(standstill(rank(0, IN_BACKWARD), rank(1, IN_LOADER)), *records)
+
+    assert diagnosed.cause == "data-loader-stuck"
+    assert diagnosed.chain == [
+        "CollectiveHangChecker: never-entered",
+        "HostHangChecker: data-loader-stuck",
+    ]
+
+
+def test_where_nobody_leaves_the_node_to_which_all_broken_connections_lead_is_named() -> None:
+    paths = (
+        BrokenPath(node="n1", peer="n2", retransmits=6),
+        BrokenPath(node="n2", peer="n3", retransmits=5),
+    )
+    seen = standstill(rank(0), rank(1), rank(2), paths=paths)
+    diagnosed = found(seen)
+
+    assert (diagnosed.cause, diagnosed.nodes, diagnosed.accused) == (
+        "network-of-group",
+        ["n2"],
+        [],
+    )
+    assert "every broken connection leads to n2" in diagnosed.description
+
+
+def test_a_node_to_which_a_connection_is_broken_too_is_silent_and_not_accused() -> None:
+    path = BrokenPath(node="n1", peer="n2", retransmits=6)
+    diagnosed = found(standstill(rank(0), rank(1, ()), rank(2), paths=(path,), silent=("n2",)))
+
+    assert (diagnosed.cause, diagnosed.nodes, diagnosed.accused) == ("node-silent", ["n2"], [])
+
+
+def test_a_monitor_that_ended_says_nothing_of_its_node() -> None:
+    diagnosed = found(standstill(rank(0), rank(1, ()), rank(2), silent=("n2",)))
+
+    assert (diagnosed.cause, diagnosed.sureness, diagnosed.nodes) == (
+        "monitor-ended",
+        "possible",
+        [],
+    )
+
+
+def test_a_monitor_that_ended_hides_no_rank_that_is_elsewhere() -> None:
+    diagnosed = found(standstill(rank(0), rank(1, ()), rank(2, IN_LOADER), silent=("n2",)))
+
+    assert (diagnosed.cause, diagnosed.ranks) == ("data-loader-stuck", [2])
+
+
+def test_no_order_of_what_was_seen_names_a_node_twice_or_accuses_one() -> None:
+    dice = random.Random(5)
+    stacks = [(), IN_COLLECTIVE, IN_OTHER, IN_BACKWARD, IN_LOADER, IN_CHECKPOINT, IN_OWN_CODE]
+    for _ in range(500):
+        ranks = [
+            rank(n, dice.choice(stacks), state=dice.choice("SRDT"), gone=dice.random() < 0.1)
+            for n in range(dice.randint(1, 6))
+        ]
+        diagnosed = found(standstill(*ranks))
+        assert diagnosed.accused == []
+        assert len(set(diagnosed.nodes)) == len(diagnosed.nodes)
+        assert diagnosed.advice
+
+
+IN_ITEM = (TRAIN,)
+
+
+@pytest.mark.parametrize(
+    ("stack", "cause"), [(IN_LOADER, "data-loader-stuck"), (IN_OWN_CODE, "rank-elsewhere")]
+)
+@pytest.mark.parametrize("recorded", [True, False])
+def test_the_rank_that_is_elsewhere_is_named_and_not_those_that_wait_for_their_devices(
+    stack: tuple[Frame, ...], cause: str, recorded: bool
+) -> None:
+    ranks = [rank(0, IN_ITEM), rank(1, IN_ITEM), rank(2, stack), rank(3, IN_ITEM)]
+    waiting = (7, "all_reduce", "scheduled")
+    records = [flight(each, (6, "all_reduce", "completed"), waiting) for each in (0, 1, 3)]
+    records.append(flight(2, (6, "all_reduce", "completed")))
+    diagnosed = found(standstill(*ranks), *(records if recorded else ()))
+
+    assert (diagnosed.cause, diagnosed.ranks, diagnosed.nodes) == (cause, [2], ["n3"])
+    where = "in a collective" if recorded else "for what their devices do"
+    assert f"while ranks 0-1,3 wait {where}" in diagnosed.description
+
+
+def silent(number: int, kernel: str = "futex_wait_queue", **more: object) -> RankSample:
+    return rank(number, (), kernel=kernel, **more)

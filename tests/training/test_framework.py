@@ -1,0 +1,379 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The classes of the diagnosis: chains, what a site adds to them, and what its faults cost."""
+
+from __future__ import annotations
+
+import io
+import re
+import runpy
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from slurm_health.records.script_records import Diagnosed
+from slurm_health.training.diagnosis.collected import ScriptEnd
+from slurm_health.training.diagnosis.operators import OPERATORS
+from slurm_health.training.framework import (
+    ASKS_FOR,
+    Attribution,
+    DataCollector,
+    DataManager,
+    Diagnostician,
+    EventAction,
+    Inference,
+    InferenceChain,
+    InferenceOperator,
+    LeaveNode,
+    NoAction,
+    Rule,
+    Sureness,
+    Walk,
+)
+from slurm_health.training.monitor import post_mortem, registry
+from slurm_health.training.monitor.collector import EndedJob
+from slurm_health.training.monitor.containment import Allowance
+from slurm_health.training.monitor.registry import registered
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "plugins.md"
+EXAMPLE = re.compile(r"<!-- example: run by .*? -->\n```python\n(.*?)```", re.S)
+SHOWN_POINTS = re.compile(r"```toml\n(.*?)```", re.S)
+
+# --- chains -----------------------------------------------------------------------------------
+
+
+class Leads(InferenceOperator):
+    """Leads from one inference to others."""
+
+    def __init__(self, before: str, *after: Inference) -> None:
+        super().__init__(DataManager())
+        self.name = f"from-{before}"
+        self._before = before
+        self._after = after
+
+    def is_compatible(self, inference: Inference) -> bool:
+        return inference.name == self._before
+
+    def infer(self, _: list[Inference]) -> list[Inference]:
+        return list(self._after)
+
+
+class Endless(InferenceOperator):
+    """Leads from anything to something new."""
+
+    def is_compatible(self, _: Inference) -> bool:
+        return True
+
+    def infer(self, inferences: list[Inference]) -> list[Inference]:
+        return [named(inferences[0].name + end) for end in "ab"]
+
+
+class Raises(Endless):
+    def infer(self, _: list[Inference]) -> list[Inference]:
+        raise RuntimeError("no crystal ball")
+
+
+def named(
+    name: str,
+    sureness: Sureness = Sureness.POSSIBLE,
+    attribution: Attribution = Attribution.UNDECIDED,
+) -> Inference:
+    return Inference(name, attribution, name, sureness=sureness)
+
+
+def walk(*operators: InferenceOperator) -> Walk:
+    return InferenceChain(operators).walk(named("a"))
+
+
+def test_the_surest_cause_is_the_conclusion() -> None:
+    sure = named("sure", Sureness.CERTAIN, Attribution.NODE)
+    guess = named("guess", Sureness.POSSIBLE, Attribution.USER)
+
+    assert walk(Leads("a", guess, sure)).conclusion == sure
+
+
+def test_causes_that_are_as_sure_and_blame_others_leave_it_undecided() -> None:
+    ends = [
+        named("theirs", Sureness.CERTAIN, Attribution.USER),
+        named("its", Sureness.CERTAIN, Attribution.NODE),
+    ]
+    conclusion = walk(Leads("a", *ends)).conclusion
+
+    assert (conclusion.blame, conclusion.accused) == (Attribution.UNDECIDED, ())
+    assert "theirs (user error); or its (node fault)" in conclusion.description
+
+
+def test_operators_that_lead_on_for_ever_or_in_a_circle_come_to_an_end() -> None:
+    circle = walk(Leads("a", named("b")), Leads("b", named("a")))
+
+    assert len(walk(Endless(DataManager())).steps) == 64
+    assert circle.conclusion == named("b")
+
+
+def test_an_operator_that_raises_is_named_and_leads_nowhere() -> None:
+    steps = walk(Raises(DataManager()), Leads("a", named("b")))
+
+    assert steps.failed == {"Raises": "RuntimeError: no crystal ball"}
+    assert steps.conclusion == named("b")
+
+
+def test_inferences_in_words_of_a_site_are_told_apart_by_them() -> None:
+    hang = Inference("training", "is", "hang")
+    of_a_host = Inference("training", "is", "hang of a host")
+
+    assert InferenceChain([Leads("training", of_a_host)]).infer([hang]) == [of_a_host]
+    assert of_a_host.blame is Attribution.UNDECIDED
+
+
+def test_only_a_likely_fault_of_a_node_accuses_it() -> None:
+    def accused(sureness: Sureness, attribution: Attribution) -> tuple[str, ...]:
+        return Inference("x", attribution, sureness=sureness, nodes=("n1",)).accused
+
+    assert accused(Sureness.LIKELY, Attribution.NODE) == ("n1",)
+    assert accused(Sureness.POSSIBLE, Attribution.NODE) == ()
+    assert accused(Sureness.CERTAIN, Attribution.USER) == ()
+
+
+def test_what_diagnosticians_ask_for_hides_nothing_that_is_as_sure() -> None:
+    asked = Inference("event", description="it is odd", configs={ASKS_FOR: "event"})
+
+    assert walk(Leads("a", asked, named("b")), Leads("b", named("c"))).conclusion == named("c")
+    assert walk(Leads("a", asked)).conclusion == asked
+
+
+def test_a_rule_is_an_operator_that_leads_on_from_its_names() -> None:
+    rule = Rule("r", ("a",), lambda _, data: named(data.get("x")) if data.get("x") else None)
+    data = DataManager()
+    data.store("b", "x")
+
+    assert walk(rule(data)).conclusion == named("b")
+    assert walk(rule(DataManager())).conclusion == named("a")
+    assert not rule(data).is_compatible(named("b"))
+
+
+def test_data_is_kept_by_kind_and_forgotten_after_its_time() -> None:
+    now_s = 0.0
+    data = DataManager([ScriptEnd(exit_code=1)], clock=lambda: now_s, keep_s=10.0, most=2)
+    for number in range(3):
+        data.store(number, "count", time_s=float(number))
+
+    assert data.get(ScriptEnd) == data.get("ScriptEnd") == ScriptEnd(exit_code=1)
+    assert [kept.data for kept in data.history("count")] == [1, 2]
+    now_s = 11.5
+    assert [kept.data for kept in data.history("count")] == [2]
+    assert data.get(ScriptEnd) is None
+
+
+def test_a_diagnosis_that_fails_is_no_action_and_says_why() -> None:
+    class Broken(Diagnostician):
+        def observe(self, **_: object) -> None:
+            raise OSError("no sensor")
+
+    class Calm(Diagnostician):
+        def observe(self, **_: object) -> None:
+            return None
+
+    assert Broken().diagnose() == NoAction(failed="OSError: no sensor")
+    assert Calm().diagnose() == NoAction()
+    assert Diagnostician().diagnose() == EventAction(reason="unknown")
+
+
+def test_no_node_is_left_without_evidence_against_it() -> None:
+    with pytest.raises(ValueError, match="needs nodes, and evidence"):
+        LeaveNode(nodes=("n1",))
+
+
+# --- what a site adds -------------------------------------------------------------------------
+
+
+def install(directory: Path, monkeypatch: pytest.MonkeyPatch, points: str, module: str) -> None:
+    """Install a distribution with these entry points, and one module."""
+    (directory / "plugs-1.dist-info").mkdir(parents=True)
+    (directory / "plugs-1.dist-info" / "METADATA").write_text("Name: plugs\nVersion: 1\n")
+    (directory / "plugs-1.dist-info" / "entry_points.txt").write_text(textwrap.dedent(points))
+    (directory / "hot_room.py").write_text(textwrap.dedent(module))
+    monkeypatch.delitem(sys.modules, "hot_room", raising=False)
+    monkeypatch.syspath_prepend(directory)
+
+
+def points_of(page: str) -> str:
+    """Return the entry points that a page shows, as an installed distribution has them."""
+    shown = SHOWN_POINTS.search(page)
+    assert shown is not None
+    return re.sub(r'\[project\.entry-points\."(.*?)"\]', r"[\1]", shown[1]).replace('"', "")
+
+
+def install_from_page(directory: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Install the module that the page shows; return the test that it shows beside it."""
+    page = PAGE.read_text()
+    module, tried = EXAMPLE.findall(page)
+    install(directory, monkeypatch, points_of(page), module)
+    return str(tried)
+
+
+class Known(DataCollector):
+    """Stands for the built-in collectors."""
+
+    data = ScriptEnd
+
+    def collect_data(self) -> ScriptEnd:
+        return END
+
+
+END = ScriptEnd(exit_code=1, nodes=("n1", "n2"), script="train.sh")
+
+
+def held(
+    directory: Path, environ: dict[str, str] | None = None, *, limit_s: float = 60.0
+) -> tuple[Diagnosed, str]:
+    """Hold a post-mortem of a failed script with what is installed."""
+    job = EndedJob(end=END, environ=environ or {}, node="n1", directory=directory)
+    out = io.StringIO()
+    found = post_mortem.hold(
+        job,
+        None,
+        clock=lambda: 2e9,
+        used=registered(lambda: Allowance(limit_s, 60.0)),
+        collectors=[Known()],
+        limit_s=limit_s,
+        out=out,
+    )
+    assert found is not None
+    return found, out.getvalue()
+
+
+def test_the_collector_and_the_operator_that_the_page_shows_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_from_page(tmp_path, monkeypatch)
+    sensor = tmp_path / "sensor"
+    sensor.write_text("45.0\n")
+    found, text = held(tmp_path, {"ROOM_SENSOR": str(sensor)})
+
+    assert (found.cause, found.failed, found.evidence) == ("hot-room", [], ["45 degrees"])
+    assert "the room is too hot (transient, possible)" in text
+
+
+def test_what_the_page_tries_without_a_job_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = install_from_page(tmp_path, monkeypatch)
+    (tmp_path / "test_hot_room.py").write_text(tried)
+    runpy.run_path(str(tmp_path / "test_hot_room.py"))["test_a_hot_room_is_named"]()
+
+
+def test_a_collector_that_is_not_enabled_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_from_page(tmp_path, monkeypatch)
+
+    assert "RoomTemperature: it is not enabled here" in held(tmp_path)[0].not_collected
+
+
+SOME = """
+import socket, time
+from slurm_health.training.framework import *
+
+class Some({base}):
+    {method}
+        {does}
+"""
+COLLECTS = ("collectors", "DataCollector", "def collect_data(self):")
+INFERS = (
+    "operators",
+    "InferenceOperator",
+    "def is_compatible(self, inference): return True\n    def infer(self, inferences):",
+)
+RESOLVES = ("diagnosticians", "Diagnostician", "def resolve(self, problem, **kwargs):")
+
+
+@pytest.mark.parametrize(
+    ("of", "does", "reported", "limit_s"),
+    [
+        (COLLECTS, "raise OSError('no sensor')", "collector Some: no sensor", 60.0),
+        (COLLECTS, "return socket", "collector Some: Encoding objects of type module", 60.0),
+        (COLLECTS, "return None", "Some: there is nothing", 60.0),
+        (COLLECTS, "time.sleep(600)", "collector Some: did not answer within 1 s", 1.0),
+        (INFERS, "raise OSError('no sensor')", "operator Some: no sensor", 60.0),
+        (INFERS, "return ['a sunny day']", "operator Some: it must return inferences", 60.0),
+        (INFERS, "time.sleep(600)", "operator Some: did not answer within 1.0 s", 1.0),
+        (RESOLVES, "return LeaveNode(nodes=('n1',))", "evidence against them", 60.0),
+        (RESOLVES, "return 7", "operator Some: it answered with int instead", 60.0),
+    ],
+)
+def test_what_a_site_adds_and_fails_is_named_and_decides_nothing(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    of: tuple[str, str, str],
+    does: str,
+    reported: str,
+    limit_s: float,
+) -> None:
+    group, base, method = of
+    points = f"[slurm_health.{group}]\nsome = hot_room:Some\n"
+    install(tmp_path, monkeypatch, points, SOME.format(base=base, method=method, does=does))
+    found, _ = held(tmp_path, limit_s=limit_s)
+
+    assert (found.cause, found.accused) == ("script-failed", [])
+    assert [line for line in (*found.failed, *found.not_collected) if reported in line]
+
+
+@pytest.mark.parametrize(
+    ("action", "attribution", "accused"),
+    [
+        ("RestartRanks(reason='it passes')", "transient", []),
+        ("LeaveNode(nodes=('n1',), evidence=('it smokes',))", "node fault", ["n1"]),
+        ("LeaveNode(nodes=('elsewhere',), evidence=('it smokes',))", "node fault", []),
+        ("StopJob(reason='no licence')", "user error", []),
+        ("EventAction(reason='odd')", "undecided", []),
+    ],
+)
+def test_an_action_that_a_site_asks_for_says_whose_failure_it_is(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    action: str,
+    attribution: str,
+    accused: list[str],
+) -> None:
+    group, base, method = RESOLVES
+    points = f"[slurm_health.{group}]\nsome = hot_room:Some\n"
+    module = SOME.format(base=base, method=method, does=f"return {action}")
+    install(tmp_path, monkeypatch, points, module)
+    found, _ = held(tmp_path)
+
+    assert found.failed == []
+    assert (found.attribution, found.accused) == (attribution, accused)
+
+
+TAKES_A_NAME = """
+from slurm_health.training.framework import InferenceOperator
+
+class Some(InferenceOperator):
+    name = "xid"
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "reported"),
+    [
+        ("raise RuntimeError('no licence')", "no licence"),
+        ("while True: pass", "not within 3 s"),
+        ("", "has no attribute 'Some'"),
+        ("class Some: name = 'x'", "it is no InferenceOperator"),
+        (TAKES_A_NAME, "the name xid is taken"),
+    ],
+)
+def test_an_operator_that_cannot_be_loaded_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, reported: str
+) -> None:
+    points = f"[{registry.OPERATOR_POINTS}]\nsome = hot_room:Some\n"
+    install(tmp_path, monkeypatch, points, module)
+    used = registered()
+
+    assert used.operators == ()
+    assert reported in used.failed["some"]
+
+
+def test_built_in_operators_have_names_of_their_own() -> None:
+    assert len({rule.name for rule in OPERATORS}) == len(OPERATORS)
