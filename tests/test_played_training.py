@@ -9,8 +9,7 @@ import pytest
 
 from slurm_health.records.script_records import Diagnosed
 from slurm_health.training.diagnosis.collected import ScriptEnd
-from slurm_health.training.diagnosis.diagnostician import CauseDiagnostician, observe_failure
-from slurm_health.training.diagnosis.operators import OPERATORS
+from slurm_health.training.diagnosis.failure import FailureDiagnostician
 from slurm_health.training.diagnosis.training_log import TrainingLog, read_log
 from slurm_health.training.framework import DataManager
 from tests.support.played_recordings import (
@@ -84,7 +83,7 @@ def unlabelled(text: str) -> str:
 
 def diagnosed(exit_code: int, text: str) -> Diagnosed:
     end = ScriptEnd(exit_code=exit_code, nodes=("n1", "n2"))
-    diagnostician = CauseDiagnostician(observe_failure, OPERATORS)
+    diagnostician = FailureDiagnostician()
     diagnosis = diagnostician.diagnose(data_manager=DataManager([end, log_of(text)])).diagnosed
     assert diagnosis is not None
     return diagnosis

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.replay.source import Score, Source
 from slurm_health.training.diagnosis.collected import ScriptEnd
-from slurm_health.training.diagnosis.flight import first_difference
+from slurm_health.training.diagnosis.collectives import CollectiveState
 from slurm_health.training.monitor.collector import EndedJob
 from slurm_health.training.monitor.flight_dumps import FlightDumps
 
@@ -45,7 +45,7 @@ def _named(directory: Path) -> set[int]:
         ended_s=max(path.stat().st_mtime for path in directory.iterdir()),
         duration_s=_YEARS_S,
     )
-    difference = first_difference(FlightDumps(job).collect_data().records)
+    difference = CollectiveState(FlightDumps(job).collect_data().records).difference
     return set(difference.ranks) if difference else set()
 
 

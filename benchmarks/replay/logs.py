@@ -12,8 +12,7 @@ from pathlib import Path
 
 from benchmarks.replay.source import Score, Source
 from slurm_health.training.diagnosis.collected import ScriptEnd
-from slurm_health.training.diagnosis.diagnostician import CauseDiagnostician, observe_failure
-from slurm_health.training.diagnosis.operators import OPERATORS
+from slurm_health.training.diagnosis.failure import FailureDiagnostician
 from slurm_health.training.diagnosis.output_lines import Losses
 from slurm_health.training.diagnosis.training_log import read_log
 from slurm_health.training.framework import DataManager
@@ -42,7 +41,7 @@ _OPEN = {None, "script-failed", "rank-failed"}
 def score(labels: Path) -> Score:
     """Read each log as a job's output, and compare the cause with its class."""
     score = Score()
-    diagnostician = CauseDiagnostician(observe_failure, OPERATORS)
+    diagnostician = FailureDiagnostician()
     for line in labels.read_text().splitlines():
         label = json.loads(line)
         text = (labels.parents[1] / label["log_path"]).read_text(errors="replace")

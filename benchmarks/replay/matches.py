@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.replay.contested import why_contested
 from benchmarks.replay.source import Score, Source
-from slurm_health.training.diagnosis.flight import first_difference
+from slurm_health.training.diagnosis.collectives import CollectiveState
 from slurm_health.training.monitor.flight_dumps import record_of
 
 _TEST = "test_match_one_event"
@@ -27,7 +27,7 @@ def score(path: Path) -> Score:
     score = Score()
     for name, pair, verdict in _cases(ast.parse(path.read_text())):
         records = [record_of(_dump(entry), rank, tuple) for rank, entry in enumerate(pair)]
-        difference = first_difference(records)
+        difference = CollectiveState(records).difference
         if (difference is None) is (verdict in _MATCHED):
             score.right += 1
             continue

@@ -15,8 +15,7 @@ from pathlib import Path
 from benchmarks.replay.source import Score, Source
 from slurm_health.records.script_records import Attribution
 from slurm_health.training.diagnosis.collected import ScriptEnd
-from slurm_health.training.diagnosis.diagnostician import CauseDiagnostician, observe_failure
-from slurm_health.training.diagnosis.operators import OPERATORS
+from slurm_health.training.diagnosis.failure import FailureDiagnostician
 from slurm_health.training.diagnosis.training_log import read_log
 from slurm_health.training.framework import DataManager
 
@@ -130,7 +129,7 @@ def score(directory: Path) -> Score:
 def score_logs(cases: Iterable[tuple[str, str, Truth]]) -> Score:
     """Read logs as jobs' outputs, each with its name, and compare the causes with what is true."""
     score = Score()
-    diagnostician = CauseDiagnostician(observe_failure, OPERATORS)
+    diagnostician = FailureDiagnostician()
     for name, log, (causes, of_node, status) in cases:
         end = ScriptEnd(exit_code=status, nodes=("n1", *_LOST.findall(log)))
         diagnosed = diagnostician.diagnose(

@@ -133,7 +133,7 @@ def _after_failure(
 
     Where that cannot be decided the job ends as the script did: it says so, and does nothing.
     """
-    from slurm_health.preflight.decide.after_failure import check_again
+    from slurm_health.preflight.decide.check_again import check_again
     from slurm_health.training.restart import FailedScript, after_failure, check_took_s
 
     failed = from_json(options["after_failure"], FailedScript, dec_hook=_path)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from slurm_health.cli.output import print_result
+from slurm_health.cli.output import print_result, terminal
 from slurm_health.node.rules.finding import Status
 from slurm_health.records.errors import ExitCode, UsageError
 from slurm_health.records.nodeset import expand
@@ -104,8 +105,14 @@ def _explain_files(
         print_result(msgspec.json.format(msgspec.json.encode(explanation)).decode() + "\n")
     else:
         rows = [*lines_of(diagnosed), ("next", _FOLLOWS[explanation.action])]
-        width = max(len(title) for title, _ in rows)
-        print_result("".join(f"{title:<{width}}  {text}\n" for title, text in rows))
+        width = max(len(title) for title, _ in rows) + 2
+        columns, _ = terminal()
+        for title, text in rows:
+            indent = " " * width
+            wrapped = textwrap.fill(
+                text, max(40, columns or 1 << 16), initial_indent=indent, subsequent_indent=indent
+            )
+            print_result(f"{title:<{width}}{wrapped[width:]}\n")
     if explanation.accused:
         return int(ExitCode.BAD_NODES)
     undecided = explanation.blame == "undecided" and explanation.action != "none"

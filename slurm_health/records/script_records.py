@@ -91,6 +91,8 @@ class FailurePlanned(Record, frozen=True, kw_only=True, tag="failure_planned"):
 class Diagnosed(Record, frozen=True, kw_only=True, tag="diagnosed"):
     """Why the script failed, as far as what was collected after its end says it.
 
+    `error` is the exception of the ranks at which it failed, as their program wrote it, and `place`
+    the line of the script that raised it, `ddp.py:28`; both are empty where there is none.
     `first` is what happened first, where that is not the cause itself. `nodes` and `ranks` are
     where the cause showed; only `accused` are held at fault. `told` is what nodes of the job said
     of themselves that may matter, which did not answer, and what diagnosticians of others asked for
@@ -103,6 +105,8 @@ class Diagnosed(Record, frozen=True, kw_only=True, tag="diagnosed"):
     description: str
     attribution: str
     sureness: str
+    error: str = ""
+    place: str = ""
     first: str = ""
     nodes: list[str] = field(default_factory=list)
     ranks: list[int] = field(default_factory=list)

@@ -22,14 +22,7 @@ from pathlib import Path
 import msgspec
 
 from slurm_health.preflight import config
-from slurm_health.preflight.decide.after_failure import (
-    CheckAgain,
-    Next,
-    Plan,
-    ScriptFailure,
-    check_again,
-    plan,
-)
+from slurm_health.preflight.decide.check_again import CheckAgain, check_again
 from slurm_health.preflight.decide.policy import OnHang
 from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import ExitCode, JournalError, SlurmHealthError
@@ -45,10 +38,20 @@ from slurm_health.torchrun.earlier_check import measured_in
 from slurm_health.torchrun.node_choice import Bounds, others_text
 from slurm_health.torchrun.place import OUTSIDE_SLURM, TaskPlace
 from slurm_health.training.diagnosis.collected import ScriptEnd, TrainingLog
-from slurm_health.training.diagnosis.diagnostician import CauseDiagnostician, observe_failure
-from slurm_health.training.diagnosis.operators import OPERATORS
+from slurm_health.training.diagnosis.failure import (
+    FailureDiagnostician,
+    JobAtFailure,
+    planned,
+    what_follows,
+)
 from slurm_health.training.diagnosis.training_log import read_log
-from slurm_health.training.framework import OperatorMaker
+from slurm_health.training.framework import (
+    CheckNodes,
+    DiagnosisAction,
+    LeaveNode,
+    RestartRanks,
+    StopJob,
+)
 from slurm_health.training.monitor import registry
 from slurm_health.training.monitor.collector import EndedJob
 from slurm_health.training.monitor.containment import collect
@@ -137,20 +140,20 @@ def decide(
     if found is not None and (found.cause not in (SCRIPT_FAILED, REQUEUED) or found.failed):
         say(text_of(found, context.arguments.program[0]).removeprefix("slurm-health: "))
     times = f"restart {question.restart} of {question.max_restarts}"
-    match chosen.next:
-        case Next.STOP if question.max_restarts == 0 and question.hang is None:
+    match chosen:
+        case StopJob() if question.max_restarts == 0 and question.hang is None:
             pass  # torchrun says it
-        case Next.STOP | Next.LEAVE:
+        case StopJob() | LeaveNode():
             say(f"the training ends: {chosen.reason}")
-        case Next.RESTART:
+        case RestartRanks():
             say(f"{chosen.reason}; starting the workers again ({times})")
-        case Next.CHECK:
+        case CheckNodes():
             say(
-                f"{chosen.reason}; checking {fold(chosen.check)} before the workers start ({times})"
+                f"{chosen.reason}; checking {fold(chosen.nodes)} before the workers start ({times})"
             )
     _record(question, found, chosen, clock_s, environ)
-    if chosen.next is not Next.CHECK:
-        return RestartDecision(next="restart" if chosen.next is Next.RESTART else "stop")
+    if not isinstance(chosen, CheckNodes):
+        return RestartDecision(next="restart" if isinstance(chosen, RestartRanks) else "stop")
     here = replace(place, start=f"{place.start}.{question.restart}")
     if here.meeting is not None:
         # torchrun's own store is at the port where the training meets.
@@ -159,7 +162,7 @@ def decide(
     if again.less:
         say(f"that check is quick: {again.less}")
     return RestartDecision(
-        next="check", nodes=list(chosen.check), place=here, checks=tuple(again.check.split(","))
+        next="check", nodes=list(chosen.nodes), place=here, checks=tuple(again.check.split(","))
     )
 
 
@@ -213,8 +216,7 @@ def _diagnosed(
     built_in = [each for each in registry.after_failure(job) if each.data is not TrainingLog]
     known = with_dumps(collect([*built_in, *used.collectors], environ, [end, log]))
     known.failed.update(used.failed)
-    operators: tuple[OperatorMaker, ...] = (*OPERATORS, *used.operators)
-    return CauseDiagnostician(observe_failure, operators).diagnose(data_manager=known).diagnosed
+    return FailureDiagnostician(used.operators).diagnose(data_manager=known).diagnosed
 
 
 def _log_of(reports: Sequence[WorkersEnd]) -> TrainingLog:
@@ -245,18 +247,18 @@ def _log_of(reports: Sequence[WorkersEnd]) -> TrainingLog:
     return msgspec.structs.replace(log, failures=tuple(named))
 
 
-def _plan(question: RestartQuestion, found: Diagnosed | None, names: tuple[str, ...]) -> Plan:
+def _plan(
+    question: RestartQuestion, found: Diagnosed | None, names: tuple[str, ...]
+) -> DiagnosisAction:
     """Return what is to be done: as for a failed script, and within what torchrun may."""
     least = question.context.least
-    silent = f"{question.silent} of {len(names) + question.silent} nodes do not answer any more"
     mode = watching.mode(question.context.arguments)
     if question.hang is not None and mode == OnHang.STOP.value:
-        return Plan(next=Next.STOP, reason="it hangs (--monitor=stop)")
+        return StopJob(reason="it hangs (--monitor=stop)")
     if question.restart > question.max_restarts:
-        reason = f"its workers were started again {question.max_restarts} times (--max-restarts)"
-        return Plan(next=Next.STOP, reason=reason)
-    failure = ScriptFailure(
-        diagnosed=found,
+        times = question.max_restarts
+        return StopJob(reason=f"its workers were started again {times} times (--max-restarts)")
+    job = JobAtFailure(
         batch_node=question.context.place.node,
         nodes=names,
         restarted_unchecked=question.restart > 1,
@@ -264,15 +266,16 @@ def _plan(question: RestartQuestion, found: Diagnosed | None, names: tuple[str, 
         hang=question.hang,
         hangs_before=question.hangs_before,
     )
-    chosen = plan(failure)
-    if chosen.next is Next.STOP or not question.silent:
-        return chosen
+    action = what_follows(found, job)
+    if isinstance(action, StopJob) or not question.silent:
+        return action
+    silent = f"{question.silent} of {len(names) + question.silent} nodes do not answer any more"
     if len(names) < least:
         reason = f"{silent}, and --nnodes asks for at least {least}"
-        return Plan(next=Next.STOP, reason=reason, evidence=chosen.evidence)
-    if chosen.next is Next.RESTART:
-        chosen = replace(chosen, next=Next.CHECK, check=names)
-    return replace(chosen, reason=f"{silent}; {chosen.reason}")
+        return StopJob(reason=reason, evidence=action.evidence)
+    if isinstance(action, RestartRanks):
+        action = CheckNodes(reason=action.reason, nodes=names, evidence=action.evidence)
+    return replace(action, reason=f"{silent}; {action.reason}")
 
 
 def _check_again(question: RestartQuestion, environ: Mapping[str, str]) -> CheckAgain:
@@ -291,7 +294,7 @@ def _check_again(question: RestartQuestion, environ: Mapping[str, str]) -> Check
 def _record(
     question: RestartQuestion,
     found: Diagnosed | None,
-    chosen: Plan,
+    chosen: DiagnosisAction,
     clock_s: float,
     environ: Mapping[str, str],
 ) -> None:
@@ -302,7 +305,7 @@ def _record(
         if found is not None:
             journal.Writer(directory, journal.POST_MORTEM, lambda: clock_s).append(found)
         journal.Writer(directory, journal.RESTART, lambda: clock_s).append(
-            chosen.recorded(restart=question.restart, max_restarts=question.max_restarts)
+            planned(chosen, restart=question.restart, max_restarts=question.max_restarts)
         )
     except JournalError as err:
         say(f"the failure is not recorded: {err}")

@@ -2,7 +2,7 @@
 """After a script has failed: it is started again here, on a spare, or elsewhere, or the job ends.
 
 The supervisor starts this as a process, as it starts the check, and hears the same kind of answer.
-What is done is decided in `preflight.decide.after_failure`; here Slurm and the journal are asked
+What is done is decided in `diagnosis.failure`; here Slurm and the journal are asked
 what that rests on, and it is recorded and carried out: by a check, or by acting on what is known
 already.
 """
@@ -20,7 +20,6 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_health.preflight.decide.after_failure import Next, Plan, ScriptFailure, plan
 from slurm_health.preflight.decide.policy import Policy
 from slurm_health.preflight.master.check_settings import CheckSettings
 from slurm_health.preflight.master.run_check import check_allocation, run_started
@@ -47,6 +46,8 @@ from slurm_health.records.verdict import Level, NodeVerdict
 from slurm_health.system import journal
 from slurm_health.system.slurm.client import Client
 from slurm_health.system.slurm.parsing import Node
+from slurm_health.training.diagnosis.failure import JobAtFailure, planned, what_follows
+from slurm_health.training.framework import CheckNodes, LeaveNode, RestartRanks
 
 _PATIENCE_S = 30.0  # for a slurmctld that is being restarted
 _RUNS = frozenset({"RUNNING"})
@@ -75,55 +76,55 @@ def after_failure(
         failed = replace(failed, nodes=allocation.nodes)
     job = allocation.array or str(allocation.job_id)
     client = Client(environ, patience_s=_PATIENCE_S)
-    failure = failure_of(failed, job, client, settings.policy)
+    cause, failure = failure_of(failed, job, client, settings.policy)
     # What the script itself has given back is the job's no longer, whatever follows.
     failed = replace(failed, nodes=failure.nodes, spares=failure.spares)
-    chosen = plan(failure)
+    action = what_follows(cause, failure)
     journal.Writer(failed.directory, journal.RESTART, time.time).append(
-        chosen.recorded(restart=failed.restart, max_restarts=failed.max_restarts)
+        planned(action, restart=failed.restart, max_restarts=failed.max_restarts)
     )
-    match chosen.next:
-        case Next.STOP:
-            finished = RunFinished(
-                disposition=Disposition.STOP, exit_code=ExitCode.BAD_NODES, reason=chosen.reason
-            )
-            settings.tell(finished, failed.directory)
-        case Next.RESTART:
+    match action:
+        case RestartRanks():
             finished = RunFinished(
                 disposition=Disposition.PROCEED,
                 exit_code=ExitCode.HEALTHY,
-                reason=chosen.reason,
+                reason=action.reason,
                 nodes=list(failed.nodes),
                 spares=list(failed.spares),
             )
             settings.tell(finished, failed.directory)
-        case Next.CHECK:
-            finished = _checked(chosen, allocation, settings, environ, less_checked)
-        case Next.LEAVE:
-            finished = _left(failed, chosen, allocation, settings, environ)
+        case CheckNodes():
+            finished = _checked(action, allocation, settings, environ, less_checked)
+        case LeaveNode():
+            finished = _left(failed, action, allocation, settings, environ)
+        case _:
+            finished = RunFinished(
+                disposition=Disposition.STOP, exit_code=ExitCode.BAD_NODES, reason=action.reason
+            )
+            settings.tell(finished, failed.directory)
     return finished
 
 
 def _checked(
-    chosen: Plan,
+    chosen: CheckNodes,
     allocation: Allocation,
     settings: CheckSettings,
     environ: Mapping[str, str],
     less_checked: str,
 ) -> RunFinished:
     """Check nodes, and act on the verdict and on what is known already."""
-    _say(f"{chosen.reason}; checking {fold(chosen.check)} before the script is started again")
+    _say(f"{chosen.reason}; checking {fold(chosen.nodes)} before the script is started again")
     if less_checked:
         _say(f"that check is quick: {less_checked}")
     tell = settings.tell
 
     def tell_nodes(finished: RunFinished, directory: Path) -> None:
         if not finished.nodes:  # all that were checked, which may be fewer than Slurm once gave
-            finished = msgspec.structs.replace(finished, nodes=list(chosen.check))
+            finished = msgspec.structs.replace(finished, nodes=list(chosen.nodes))
         tell(finished, directory)
 
     return check_allocation(
-        replace(allocation, nodes=chosen.check),
+        replace(allocation, nodes=chosen.nodes),
         replace(
             settings,
             at_fault=chosen.at_fault,
@@ -137,7 +138,7 @@ def _checked(
 
 def _left(
     failed: FailedScript,
-    chosen: Plan,
+    chosen: LeaveNode,
     allocation: Allocation,
     settings: CheckSettings,
     environ: Mapping[str, str],
@@ -202,8 +203,10 @@ class FailedScript:
     spares: tuple[str, ...] = ()
 
 
-def failure_of(failed: FailedScript, job: str, client: Client, policy: Policy) -> ScriptFailure:
-    """Return all that a decision about a failed script rests on.
+def failure_of(
+    failed: FailedScript, job: str, client: Client, policy: Policy
+) -> tuple[Diagnosed | None, JobAtFailure]:
+    """Return why a script failed, if a post-mortem concluded it, and the job as it is now.
 
     Nodes that the job no longer has are left out where nothing is against them: the script, or a
     person, gave them back.
@@ -224,8 +227,7 @@ def failure_of(failed: FailedScript, job: str, client: Client, policy: Policy) -
     diagnosed = _diagnosed(failed.directory)
     accused = diagnosed.accused if diagnosed else ()
     given_back = frozenset(gone) - {node for node, _ in lost} - {*accused}
-    return ScriptFailure(
-        diagnosed=diagnosed,
+    return diagnosed, JobAtFailure(
         job_over=over,
         batch_node=failed.batch_node or failed.nodes[0],
         nodes=tuple(node for node in failed.nodes if node not in given_back),
@@ -328,6 +330,6 @@ def _hangs(directory: Path) -> list[TrainingEvent | None]:
 
 def _restarted_unchecked(directory: Path) -> bool:
     return any(
-        isinstance(entry.record, FailurePlanned) and entry.record.plan == Next.RESTART
+        isinstance(entry.record, FailurePlanned) and entry.record.plan == RestartRanks.kind
         for entry in journal.read_all(directory, journal.RESTART)
     )

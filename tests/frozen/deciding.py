@@ -8,7 +8,9 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
-from slurm_health.preflight.decide import after_failure as after
+from msgspec import structs
+
+from slurm_health.preflight.decide import check_again as again
 from slurm_health.preflight.decide import unchecked as not_checked
 from slurm_health.preflight.decide.decide import Case, decide_unasked, exit_code, question, unwanted
 from slurm_health.preflight.decide.decide import decide as decided_for
@@ -35,6 +37,8 @@ from slurm_health.records.errors import (
 from slurm_health.records.records import Unchecked, VerdictReached
 from slurm_health.records.script_records import Attribution, Diagnosed, EventKind, TrainingEvent
 from slurm_health.records.verdict import Level, LinkVerdict, NodeVerdict
+from slurm_health.training.diagnosis.failure import JobAtFailure, what_follows
+from slurm_health.training.framework import CheckNodes, LeaveNode
 
 _LEVELS = {
     "h": Level.HEALTHY,
@@ -297,9 +301,8 @@ _HANGS: dict[str, tuple[TrainingEvent | None, tuple[TrainingEvent, ...]]] = {
 
 def after_failure() -> Iterator[tuple[str, object]]:
     """Yield what follows a failed script, by why it failed and what was known before."""
-    base = after.ScriptFailure(
-        diagnosed=None, batch_node="n1", nodes=("n1", "n2", "n3", "n4"), spares=("n5",)
-    )
+    base = JobAtFailure(batch_node="n1", nodes=("n1", "n2", "n3", "n4"), spares=("n5",))
+    replace = structs.replace
     situations = {
         "first time": base,
         "restarted before": replace(base, restarted_unchecked=True),
@@ -312,15 +315,18 @@ def after_failure() -> Iterator[tuple[str, object]]:
     for (why, diagnosed), (known, failure), (hung, (hang, before)) in product(
         _DIAGNOSED.items(), situations.items(), _HANGS.items()
     ):
-        plan = after.plan(replace(failure, diagnosed=diagnosed, hang=hang, hangs_before=before))
+        action = what_follows(diagnosed, replace(failure, hang=hang, hangs_before=before))
+        checks = action.nodes if isinstance(action, CheckNodes) else ()
+        at_fault = action.at_fault if isinstance(action, CheckNodes | LeaveNode) else ()
+        last = action.last_choice if isinstance(action, CheckNodes) else ()
         yield (
             f"{why}, {known}, {hung}",
             " ".join(
                 [
-                    plan.next.value,
-                    f"check {','.join(plan.check) or '-'}",
-                    f"at fault {','.join(each.node for each in plan.at_fault) or '-'}",
-                    f"last {','.join(plan.last_choice) or '-'}",
+                    action.kind,
+                    f"check {','.join(checks) or '-'}",
+                    f"at fault {','.join(each.node for each in at_fault) or '-'}",
+                    f"last {','.join(last) or '-'}",
                 ]
             ),
         )
@@ -332,7 +338,7 @@ def check_again() -> Iterator[tuple[str, object]]:
         (None, "auto", "off", "quick", "thorough", "light", "gpt", "matmul,allgather"),
         (None, 10.0, 119.0, 120.0, 121.0, 200.0, 241.0),
     ):
-        found = after.check_again(asked, took_s)
+        found = again.check_again(asked, took_s)
         yield f"{asked}, took {took_s}", [found.check, bool(found.less)]
 
 

@@ -28,16 +28,16 @@ from slurm_health.training.diagnosis.collected import (
 )
 from slurm_health.training.diagnosis.diagnostician import (
     CauseDiagnostician,
-    observe_failure,
     observe_slowdown,
 )
+from slurm_health.training.diagnosis.failure import observe_failure
 from slurm_health.training.diagnosis.hang import HangDiagnostician
 from slurm_health.training.diagnosis.operators import OPERATORS
 from slurm_health.training.diagnosis.pulse import Pulse
 from slurm_health.training.diagnosis.samples import NodeReport, Standstill
 from slurm_health.training.diagnosis.slow_steps import Slowdown
 from slurm_health.training.diagnosis.stragglers import SlowRank, observe_slow_rank
-from slurm_health.training.diagnosis.training_log import read_log
+from slurm_health.training.diagnosis.training_log import facts_of, read_log
 from slurm_health.training.diagnosis.uneven import Uneven, observe_uneven
 from slurm_health.training.framework import DataManager, Diagnostician, NothingCollected
 from slurm_health.training.monitor.collector import EndedJob
@@ -117,6 +117,9 @@ def _diagnoses(observed: set[str]) -> Iterator[tuple[str, object]]:
 def _read(kind: str, told: Any) -> msgspec.Struct:
     if kind == "log":
         return read_log([(name, text) for name, text in told])
+    if kind == "TrainingLog":  # its lines of the system, as they stood in the output
+        lines = enumerate(told.get("notes", []))
+        told["facts"] = [fact for order, line in lines for fact in facts_of(line, order)]
     return msgspec.convert(told, _KINDS[kind])
 
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from slurm_health.records.script_records import Diagnosed
 from slurm_health.training.diagnosis.collected import ScriptEnd
-from slurm_health.training.diagnosis.diagnostician import CauseDiagnostician, observe_failure
-from slurm_health.training.diagnosis.operators import OPERATORS
+from slurm_health.training.diagnosis.failure import FailureDiagnostician
 from slurm_health.training.diagnosis.training_log import read_log
 from slurm_health.training.framework import DataManager
 from slurm_health.training.monitor.collector import EndedJob
@@ -35,6 +34,6 @@ def diagnosed_by_output(output: str, status: int, nodes: tuple[str, ...]) -> Dia
     code, signal = (status, 0) if status >= 0 else (128 - status, -status)
     end = ScriptEnd(exit_code=code, signal=signal, nodes=nodes)
     data = DataManager([end, read_log([("out", output)])])
-    found = CauseDiagnostician(observe_failure, OPERATORS).diagnose(data_manager=data).diagnosed
+    found = FailureDiagnostician().diagnose(data_manager=data).diagnosed
     assert found is not None, output
     return found

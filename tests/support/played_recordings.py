@@ -25,12 +25,8 @@ from slurm_health.records.gpu_load import DeviceSample
 from slurm_health.records.script_records import Diagnosed
 from slurm_health.system.nvml import Gpus
 from slurm_health.training.diagnosis.collected import FlightRecords, NodesTold, NodeTold, ScriptEnd
-from slurm_health.training.diagnosis.diagnostician import (
-    CauseDiagnostician,
-    observe_failure,
-)
+from slurm_health.training.diagnosis.failure import FailureDiagnostician
 from slurm_health.training.diagnosis.hang import HangDiagnostician
-from slurm_health.training.diagnosis.operators import OPERATORS
 from slurm_health.training.diagnosis.pulse import Pulse
 from slurm_health.training.diagnosis.samples import NodeReport
 from slurm_health.training.diagnosis.training_log import read_log
@@ -110,11 +106,7 @@ def post_mortem(recorded: Recording) -> Diagnosed | None:
         data.append(dumps.collect_data())
     if recorded.kernel:
         data.append(NodesTold(nodes=(NodeTold(node=NODES[-1], kernel=recorded.kernel),)))
-    return (
-        CauseDiagnostician(observe_failure, OPERATORS)
-        .diagnose(data_manager=DataManager(data))
-        .diagnosed
-    )
+    return FailureDiagnostician().diagnose(data_manager=DataManager(data)).diagnosed
 
 
 def monitor(recorded: Recording) -> Diagnosed | str | None:

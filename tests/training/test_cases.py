@@ -8,6 +8,8 @@ does too.
 
 from __future__ import annotations
 
+import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -177,6 +179,193 @@ def test_an_exception_whose_words_were_cut_off_is_still_one(tmp_path: Path, writ
 
     assert (found.cause, found.nodes, found.ranks) == ("exception-cut-off", ["n2"], [1])
     assert not found.accused
+
+
+NODE, USER, UNDECIDED = "node", "user", "undecided"
+TRACEBACK = (
+    'Traceback (most recent call last):\n  File "/home/a/train.py", line 9, in main\n    f()\n'
+)
+BOTH = "".join(f"srun: error: n{n + 1}: task {n}: Exited with exit code 1\n" for n in (0, 1))
+
+
+def behind(prefix: str, error: str = "KeyError: 1") -> str:
+    """Return an exception whose lines all have a prefix."""
+    return "".join(f"{prefix}{line}\n" for line in (TRACEBACK + error).splitlines())
+
+
+def of_both(error: str) -> str:
+    """Return what two ranks wrote that met the same."""
+    return behind("[rank0]: ", error) + behind("[rank1]: ", error) + BOTH
+
+
+# What a job of n1 to n4 wrote: the cause, whose it is, the nodes at fault, what would follow.
+SITUATIONS: list[tuple[str, str, str, list[str], str]] = [
+    # -- a collector of logs, mpirun or Ray stands before each line
+    (behind("2024-05-01T10:00:00.12Z stderr F "), "program-error", USER, [], "stop"),
+    (behind("[1,3]<stderr>:"), "program-error", USER, [], "stop"),
+    (behind("(Trainer pid=7, ip=10.0.0.3) "), "program-error", USER, [], "stop"),
+    # -- launchers
+    (
+        "E1 api: [ERROR] failed (exitcode: -9) local_rank: 2 (pid: 12) of binary: python",
+        *("killed", UNDECIDED, [], "check"),
+    ),
+    (
+        "HNP daemon: [[3,0],0] on node n1\n  Remote daemon: [[3,0],2] on node n3",
+        *("node-silent", UNDECIDED, [], "check"),
+    ),
+    ("Process 1 exit with status code 137.", "killed", UNDECIDED, [], "check"),
+    (
+        behind("", "KeyError: 1\n")
+        + behind("", "subprocess.CalledProcessError: Command '[]' failed"),
+        *("program-error", USER, [], "stop"),
+    ),
+    # -- before a line of the script ran
+    (
+        "srun: error: Task launch for StepId=8.0 failed on node n3: Job prolog failed",
+        *("launch-failed", NODE, ["n3"], "leave"),
+    ),
+    (
+        "srun: error: Task launch for 8.0 failed on node n3: Communication connection failure",
+        *("node-silent", UNDECIDED, [], "check"),
+    ),
+    (
+        "   JobState=PENDING Reason=launch_failed_requeued_held Dependency=(null)",
+        *("launch-failed", NODE, [], "check"),
+    ),
+    (
+        "srun: error: Unable to allocate resources: Invalid account or account/partition",
+        *("step-refused", USER, [], "stop"),
+    ),
+    (
+        "srun: error: Unable to allocate resources: Unable to contact slurm controller",
+        *("script-failed", UNDECIDED, [], "check"),
+    ),
+    # -- what all nodes lack is the script's environment; what one lacks may be that node's
+    (of_both("RuntimeError: No CUDA GPUs are available"), "no-gpu", USER, [], "stop"),
+    (
+        "0: " + f"{TRACEBACK}RuntimeError: No CUDA GPUs are available".replace("\n", "\n0: ") + "\n"
+        "srun: error: n1: task 0: Exited with exit code 1",
+        *("no-gpu", UNDECIDED, [], "check"),
+    ),
+    (
+        of_both("RuntimeError: ifa != nullptr. Unable to find address for: ibp1"),
+        *("network-interface-missing", USER, [], "stop"),
+    ),
+    (
+        of_both("RuntimeError: Distributed package doesn't have NCCL built in"),
+        *("no-nccl", USER, [], "stop"),
+    ),
+    (
+        f"{TRACEBACK}RuntimeError: CUDA error: invalid device ordinal",
+        *("no-such-gpu", USER, [], "stop"),
+    ),
+    # -- hopeless restarts
+    (
+        f"{TRACEBACK}OSError: [Errno 122] Disk quota exceeded: '/home/a/x'",
+        *("disk-full", USER, [], "stop"),
+    ),
+    (
+        f"{TRACEBACK}OSError: [Errno 28] No space left on device: '/tmp/x'",
+        *("disk-full", UNDECIDED, [], "check"),
+    ),
+    (
+        f"{TRACEBACK}RuntimeError: Parent directory /scratch/a does not exist.",
+        *("directory-missing", USER, [], "stop"),
+    ),
+    (
+        f"{TRACEBACK}requests.HTTPError: 401 Client Error: Unauthorized for url",
+        *("access-refused", USER, [], "stop"),
+    ),
+    # -- words with an owner elsewhere
+    (
+        f"{TRACEBACK}requests.HTTPError: 503 Server Error: Service Unavailable",
+        *("service-failed", UNDECIDED, [], "check"),
+    ),
+    (
+        f"{TRACEBACK}ssl.SSLError: CERTIFICATE_VERIFY_FAILED: certificate is not yet valid",
+        *("clock-wrong", UNDECIDED, [], "check"),
+    ),
+    ("812  train  gpu  abc  16 OUT_OF_ME+  0:125", "killed-for-memory", USER, [], "stop"),
+    # -- drivers' words without a number
+    (
+        "[Mon Nov  2 10:00:00 2026] NVRM: GPU 0000:c1:00.0: RmInitAdapter failed! (0x62:0x40:2351)",
+        *("gpu-broken", NODE, [], "check"),
+    ),
+    (
+        "Nov  2 10:00:00 n2 kernel: NVRM: GPU 0000:c1:00.0: RmInitAdapter failed! (0x62:0x40:2351)",
+        *("gpu-broken", NODE, ["n2"], "leave"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "cause", "blame", "accused", "action"), SITUATIONS)
+def test_a_situation_is_explained(
+    tmp_path: Path, text: str, cause: str, blame: str, accused: list[str], action: str
+) -> None:
+    output = tmp_path / "slurm-9.out"
+    output.write_text(f"step 10 loss 2.0\n{text}\n" if "NVRM" not in text else text)
+
+    _, found = explain([output], nodes=("n1", "n2", "n3", "n4"))
+
+    assert (found.cause, found.blame) == (cause, blame), found
+    assert (found.accused, found.action) == (accused, action), found
+
+
+def kernel_of(directory: Path, node: str, *numbers: int) -> None:
+    texts = {48: "DBE (double bit error)", 79: "GPU has fallen off the bus.", 155: "NVLINK: SW"}
+    lines = (
+        f"Nov  2 10:00:00 {node} kernel: NVRM: Xid (PCI:0000:3b:00): {n}, pid=1, {texts[n]}\n"
+        for n in numbers
+    )
+    (directory / f"kernel.{node}").write_text("".join(lines))
+
+
+def test_of_nodes_that_report_alike_none_counts_beside_another_one(tmp_path: Path) -> None:
+    for node in ("n1", "n2", "n3"):
+        kernel_of(tmp_path, node, 155)
+    domain = explain([tmp_path], nodes=("n1", "n2", "n3", "n4"))[1]
+    kernel_of(tmp_path, "n4", 79)
+    one = explain([tmp_path], nodes=("n1", "n2", "n3", "n4"))[1]
+
+    assert (domain.cause, domain.blame, domain.accused) == ("gpu-broken", "undecided", [])
+    assert "n[1-3] report such errors alike" in domain.says
+    assert (one.blame, one.accused) == ("node", ["n4"])
+
+
+def test_words_that_differ_only_by_a_name_keep_their_place(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    syntax = "SyntaxError: '(' was never closed"
+    output.write_text(f'  File "/home/a/train.py", line 12\n    foo(\n       ^\n{syntax}\n')
+    says = explain([output])[1].says
+    output.write_text(
+        "[c10d] The server socket has failed to listen on any local network address. port: 29500,"
+        f" name: EADDRINUSE, message: address already in use\n{TRACEBACK}torch.distributed."
+        "DistNetworkError: The server socket has failed to listen on any local network address."
+        " port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use"
+    )
+
+    assert says.endswith("SyntaxError: '(' was never closed (train.py:12)")
+    assert explain([output])[1].says.startswith("port 29500, where the ranks were to meet")
+
+
+def test_what_torchrun_records_of_an_exception_is_read(tmp_path: Path) -> None:
+    stack = {"py_callstack": f"{TRACEBACK}KeyError: 'lr'\n", "timestamp": "1"}
+    record = {"message": {"message": "KeyError: 'lr'", "extraInfo": stack}}
+    (tmp_path / "error.json").write_text(json.dumps(record))
+
+    assert explain([tmp_path])[1].says == "KeyError: 'lr' (a process, train.py:9)"
+
+
+def test_a_file_that_is_no_text_is_named_and_passed_over_in_a_directory(tmp_path: Path) -> None:
+    (tmp_path / "core").write_bytes(b"\x7fELF" + bytes(4096))
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "out").write_text(f"{TRACEBACK}KeyError: 1\n")
+
+    assert explain([tmp_path])[1].cause == "program-error"
+    with pytest.raises(UsageError, match="is no text"):
+        explain([tmp_path / "core"])
+    with pytest.raises(UsageError, match="cannot be read"):
+        explain([tmp_path / "pipe"])
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.preflight.decide.after_failure import Next, ScriptFailure, plan
 from slurm_health.preflight.decide.policy import Policy
 from slurm_health.preflight.master.check_settings import CheckSettings
 from slurm_health.preflight.session.deadlines import TimeLimits
@@ -22,6 +21,8 @@ from slurm_health.records.script_records import (
 )
 from slurm_health.system import journal
 from slurm_health.system.slurm.client import Client
+from slurm_health.training.diagnosis.failure import JobAtFailure, what_follows
+from slurm_health.training.framework import CheckNodes
 from slurm_health.training.restart import FailedScript, after_failure, check_took_s, failure_of
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.journals import run_started
@@ -70,9 +71,9 @@ class Scene:
             spares=tuple(spares),
         )
 
-    def failure(self, *nodes: str, spares: Sequence[str] = ()) -> ScriptFailure:
+    def failure(self, *nodes: str, spares: Sequence[str] = ()) -> JobAtFailure:
         client = Client(self.slurm.environ(), patience_s=0.0)
-        return failure_of(self.failed(*nodes, spares=spares), str(JOB), client, Policy())
+        return failure_of(self.failed(*nodes, spares=spares), str(JOB), client, Policy())[1]
 
     def outcome(
         self, policy: Policy | None = None, failed: FailedScript | None = None
@@ -167,8 +168,9 @@ def test_a_node_that_the_script_gave_back_itself_is_not_lost(scene: Scene, state
     failure = scene.failure(*NODES, "n4")
 
     assert (failure.nodes, failure.lost) == (NODES, ())
-    decided = plan(failure)
-    assert (decided.next, decided.check, decided.at_fault) == (Next.CHECK, NODES, ())
+    action = what_follows(None, failure)
+    assert isinstance(action, CheckNodes)
+    assert (action.nodes, action.at_fault) == (NODES, ())
 
 
 @pytest.mark.parametrize(
@@ -191,7 +193,7 @@ def test_a_node_that_is_down_or_does_not_answer_is_lost(scene: Scene, state: str
 
     assert failure.nodes == (*NODES, "n4")
     assert failure.lost == (("n4", f"Slurm took n4 out of the job; it is {state}"),)
-    assert [each.node for each in plan(failure).at_fault] == ["n4"]
+    assert what_follows(None, failure).nodes == ("n4",)
 
 
 def test_a_node_of_which_slurm_cannot_tell_is_not_lost(scene: Scene) -> None:
@@ -217,7 +219,10 @@ def test_a_spare_that_was_given_back_is_no_spare(scene: Scene) -> None:
 def test_what_is_said_against_a_node_that_is_gone_counts_though_it_is_back(scene: Scene) -> None:
     scene.diagnosed(Attribution.NODE, 3.0, "n4")
 
-    assert [each.node for each in plan(scene.failure(*NODES, "n4")).at_fault] == ["n4"]
+    client = Client(scene.slurm.environ(), patience_s=0.0)
+    cause, job = failure_of(scene.failed(*NODES, "n4"), str(JOB), client, Policy())
+
+    assert what_follows(cause, job).nodes == ("n4",)
 
 
 def test_a_script_is_started_again_on_the_nodes_that_it_has_not_given_back(scene: Scene) -> None:

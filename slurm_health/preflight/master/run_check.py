@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import getpass
 import os
 import socket
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,7 +35,14 @@ from slurm_health.preflight.master.launcher import (
 from slurm_health.preflight.master.master import SILENCE_S, Master, MasterSettings, poll_interval_s
 from slurm_health.preflight.session.phase_runner import RoundPlanner
 from slurm_health.records.allocation import Allocation
-from slurm_health.records.records import RunFinished, RunStarted, VerdictReached
+from slurm_health.records.errors import JournalError
+from slurm_health.records.records import (
+    Action,
+    ActionDone,
+    RunFinished,
+    RunStarted,
+    VerdictReached,
+)
 from slurm_health.system import journal
 from slurm_health.system.processes import own_command
 
@@ -75,6 +84,10 @@ def check_allocation(
     directory, started = journal.directory_of_check(root, wanted)
     if started.array:
         journal.link_array_task(root, started)
+    if allocation.attempt:  # Slurm has emptied the output of the attempts before
+        left = _nodes_left(directory.parent, allocation.attempt)
+        moved = f"moved away from {', '.join(left)}" if left else "requeued"
+        sys.stderr.write(f"slurm-health: attempt {allocation.attempt + 1}: {moved}\n")
     launcher = SlurmLauncher(
         allocation.job_id,
         _agent_command(directory, started, settings),
@@ -112,6 +125,25 @@ def run_started(
         slurm_health=__version__,
         settings=settings,
     )
+
+
+def _nodes_left(job: Path, attempt: int) -> list[str]:
+    """Return the nodes that a job has left in earlier attempts, by its journals."""
+    left: dict[str, None] = {}
+    with contextlib.suppress(OSError, JournalError):  # what cannot be read is not said
+        for directory in sorted(job.iterdir()):
+            label = journal.attempt_and_check(directory.name)
+            if label is None or label[0] >= attempt:
+                continue
+            for entry in journal.read_all(directory, journal.MASTER):
+                done = entry.record
+                if (
+                    isinstance(done, ActionDone)
+                    and done.action is Action.EXCLUDE
+                    and done.succeeded
+                ):
+                    left |= dict.fromkeys(done.nodes)
+    return list(left)
 
 
 def _prior(root: Path, run: RunStarted, environ: Mapping[str, str]) -> dict[str, float]:

@@ -9,8 +9,8 @@ import msgspec
 
 from slurm_health.records.script_records import Diagnosed, TrainingEvent
 from slurm_health.records.text import SIGKILL, SIGTERM, listed
-from slurm_health.training.diagnosis.flight_data import FlightRecord as FlightRecord
-from slurm_health.training.diagnosis.flight_data import Operation as Operation
+from slurm_health.training.diagnosis.collectives import FlightRecord as FlightRecord
+from slurm_health.training.diagnosis.collectives import Operation as Operation
 from slurm_health.training.diagnosis.training_log import TrainingLog as TrainingLog
 from slurm_health.training.framework import DataManager
 
@@ -59,6 +59,12 @@ class FlightRecords(msgspec.Struct, frozen=True, kw_only=True):
     """The Flight Recorder dumps that were found."""
 
     records: tuple[FlightRecord, ...] = ()
+
+
+class Listeners(msgspec.Struct, frozen=True, kw_only=True):
+    """Who listens on which TCP port of the batch host, in words."""
+
+    holders: dict[int, str] = {}
 
 
 class NodeTold(msgspec.Struct, frozen=True, kw_only=True):

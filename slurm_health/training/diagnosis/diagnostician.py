@@ -6,14 +6,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
-from slurm_health.records.script_records import SCRIPT_FAILED, SLOWER_STEPS, Diagnosed
-from slurm_health.records.text import listed, signal_text
-from slurm_health.training.diagnosis.before_it_failed import slow_before
-from slurm_health.training.diagnosis.collected import NodesTold, NodeTold, ScriptEnd
-from slurm_health.training.diagnosis.mistakes import quotes
+from slurm_health.records.script_records import SLOWER_STEPS, Diagnosed
+from slurm_health.records.text import listed
+from slurm_health.training.diagnosis.collected import NodesTold, NodeTold, ScriptEnd, TrainingLog
+from slurm_health.training.diagnosis.failed import quotes
 from slurm_health.training.diagnosis.samples import Standstill
 from slurm_health.training.diagnosis.slow_steps import Slowdown
 from slurm_health.training.diagnosis.stragglers import SlowRank
+from slurm_health.training.diagnosis.surroundings import slow_before
 from slurm_health.training.framework import (
     ASKS_FOR,
     Attribution,
@@ -58,23 +58,6 @@ class CauseDiagnostician(Diagnostician):
         return EventAction(diagnosed=diagnosed(self.walk(problem.symptom, data), data))
 
 
-def observe_failure(data: DataManager) -> Inference | None:
-    """Return the symptom of a failed script, None where it ended well or its end is not known.
-
-    One that ended well when it was told to end has the same: its job may have been ended.
-    """
-    end = data.get(ScriptEnd)
-    if end is None or (end.well and not end.told_to_end):
-        return None
-    how = signal_text(end.signal) if end.signal else f"exit code {end.exit_code}"
-    return Inference(
-        name=SCRIPT_FAILED,
-        description=f"{end.script or 'the script'} ended with {how}; nothing that was collected"
-        " says why",
-        advice="look at the end of the job's output",
-    )
-
-
 def observe_slowdown(data: DataManager) -> Inference | None:
     """Return the symptom of steps that take longer than before, None where they do not."""
     slowdown = data.get(Slowdown)
@@ -97,11 +80,16 @@ def diagnosed(walk: Walk, data: DataManager) -> Diagnosed:
     before = slow_before(cause, data)[-_MOST_BEFORE:]
     if cause.blame is Attribution.UNDECIDED and data.get(ScriptEnd) is not None:
         evidence |= dict.fromkeys(quotes(data))
+    log = data.get(TrainingLog)
+    own = log.of_their_own if log and cause.ranks else ()
+    first = next((each for each in own if each.rank in cause.ranks), None)
     return Diagnosed(
         cause=cause.name,
         description=cause.description or cause.name,
         attribution=cause.blame.value,
         sureness=cause.sureness.name.lower(),
+        error=first.error if first else "",
+        place=first.place if first else "",
         first=_first_of(cause, way),
         nodes=_of_the_job(cause.nodes, data),
         ranks=list(cause.ranks),

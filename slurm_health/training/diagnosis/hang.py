@@ -28,9 +28,8 @@ from slurm_health.records.script_records import (
 from slurm_health.records.text import listed, ranks_text
 from slurm_health.training.diagnosis import surroundings, waits
 from slurm_health.training.diagnosis.collected import FlightRecords, NodesTold, SlurmView
+from slurm_health.training.diagnosis.collectives import CollectiveState, Difference, Why
 from slurm_health.training.diagnosis.diagnostician import diagnosed
-from slurm_health.training.diagnosis.flight import Difference, Why, culprits, first_difference
-from slurm_health.training.diagnosis.flight_data import is_over
 from slurm_health.training.diagnosis.ras import ras_behind
 from slurm_health.training.diagnosis.samples import (
     IN_KERNEL,
@@ -494,12 +493,12 @@ def _as_symptom(inference: Inference) -> Inference:
 
 def _difference(data: DataManager) -> Difference | None:
     flight = data.get(FlightRecords)
-    return first_difference(flight.records) if flight else None
+    return CollectiveState(flight.records).difference if flight else None
 
 
 def _is_transfer(data: DataManager) -> bool:
     flight = data.get(FlightRecords)
-    missing = culprits(flight.records) if flight else ()
+    missing = CollectiveState(flight.records).culprits if flight else ()
     return bool(missing) and all(culprit.why is Why.NO_TRANSFER for culprit in missing)
 
 
@@ -520,7 +519,7 @@ def _placed(data: DataManager) -> _Placed:
     for rank in _ranks(data):
         place = rank.place
         pending = last.get(rank.rank)
-        if pending and not is_over(pending) and place.doing is Doing.OWN_CODE:
+        if pending and not pending.is_over and place.doing is Doing.OWN_CODE:
             place = StackPlace(doing=Doing.COLLECTIVE, what=pending.what, at=place.at)
         if rank.stack:
             placed.append((rank, place))

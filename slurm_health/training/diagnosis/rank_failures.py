@@ -36,6 +36,12 @@ _LAUNCHERS = tuple(
     for pattern in (
         # DeepSpeed: [launch.py:324:sigkill_handler] ['python', …] exits with return code = -9
         r"\[launch\.py:\d+:\w+\] .* exits with return code = (?P<code>-?\d{1,3})$",
+        # failed (exitcode: -9) local_rank: 0 (pid: 12) of binary: python
+        r"failed \(exitcode: (?P<code>-?\d{1,3})\) local_rank: \d{1,4} \(pid",
+        # Horovod: Process 1 exit with status code 137.
+        r"^Process (?P<rank>\d{1,6}) exit with status code (?P<code>\d{1,3})\.?$",
+        # MPI_ABORT was invoked on rank 2 in communicator MPI_COMM_WORLD
+        r"^MPI_ABORT was invoked on rank (?P<rank>\d{1,6}) in communicator MPI_COMM_WORLD",
         # mpirun noticed that process rank 3 with PID 77 on node n2 exited on signal 9 (Killed).
         r"rank (?P<rank>\d+) with PID \d+ on node (?P<node>\S+) exited on signal (?P<signal>\d+)",
         # MPICH: =   EXIT CODE: 139
@@ -48,6 +54,7 @@ _LAUNCHERS = tuple(
         r"exit codes of the workers are \{(?P<name>SIG[A-Z]+)\(-\d+\)",
     )
 )
+_OF_A_LAUNCHER = re.compile(r"exit|EXIT|signal|SIG|MPI_ABORT")
 _FRAME = re.compile(r'\s+File "(?P<file>[^"]*)", line (?P<line>\d+)(?:, in (?P<function>\S+))?')
 # Of a type: a line such as `usage: train.py` that came in between is none.
 _EXCEPTION = re.compile(
@@ -105,7 +112,9 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 def launcher_end(text: str, at: int) -> RankFailure | None:
     """Return the end of a process of which a line of a launcher or framework tells, else None."""
-    match = next((found for each in _LAUNCHERS if (found := each.search(text))), None)
+    if not _OF_A_LAUNCHER.search(text):
+        return None
+    match = next((match for pattern in _LAUNCHERS if (match := pattern.search(text))), None)
     if match is None:
         return None
     told = match.groupdict()

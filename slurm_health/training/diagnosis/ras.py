@@ -12,7 +12,7 @@ import msgspec
 from slurm_health.records.script_records import MOST_LINES, NEVER_ENTERED
 from slurm_health.records.text import listed, ranks_text
 from slurm_health.training.diagnosis.collected import FlightRecords
-from slurm_health.training.diagnosis.flight import first_difference
+from slurm_health.training.diagnosis.collectives import CollectiveState
 from slurm_health.training.diagnosis.samples import RankSample, Standstill
 from slurm_health.training.framework import DataManager, Inference, Sureness
 
@@ -125,7 +125,7 @@ def ras_behind(_: Inference, data: DataManager) -> Inference | None:
     The Flight Recorder knows more.
     """
     status, flight = data.get(RasStatus), data.get(FlightRecords)
-    told = flight is not None and first_difference(flight.records) is not None
+    told = flight is not None and CollectiveState(flight.records).difference is not None
     if status is None or told:
         return None
     by_size = sorted(status.communicators, key=lambda one: -one.size)

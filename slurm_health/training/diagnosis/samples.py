@@ -19,7 +19,6 @@ import msgspec
 
 from slurm_health.records.text import listed, ranks_text
 from slurm_health.training.diagnosis.collected import FlightRecord, NodeTold
-from slurm_health.training.diagnosis.flight_data import is_over
 
 STOPPED, IN_KERNEL, TRACED = "T", "D", "t"  # states of processes, as proc(5) names them
 # What a process that only waits may use: threads that look after connections and logs.
@@ -252,7 +251,7 @@ class RankSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def in_flight(self) -> bool:
         """Whether its Flight Recorder shows a collective that is not over."""
         operations = self.flight.operations if self.flight else ()
-        return bool(operations) and not is_over(operations[-1])
+        return bool(operations) and not operations[-1].is_over
 
     @property
     def place(self) -> StackPlace:

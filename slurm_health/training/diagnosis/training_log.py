@@ -15,7 +15,7 @@ import msgspec
 
 from slurm_health.records.nodeset import expand
 from slurm_health.records.text import one_line
-from slurm_health.training.diagnosis.flight_data import FlightRecord, Reached
+from slurm_health.training.diagnosis.collectives import FlightRecord, Reached
 from slurm_health.training.diagnosis.last_words import LastWords, WordsRead, is_consequence
 from slurm_health.training.diagnosis.rank_failures import (
     SIGNALS,
@@ -31,10 +31,16 @@ from slurm_health.training.diagnosis.rank_failures import (
 _LINE_CHARACTERS = 2000  # of a line; an exception may hold a whole tensor
 _MOST_FAILURES = 16_384  # that are read; a job of that many ranks is not known to us
 _KEPT = 500  # of each kind, the first ones: enough to tell all ranks from some
-_MOST_NOTES = 200
+_MOST_FACTS = 200
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+# What a collector of logs puts before each line, with one space: `2026-11-02T10:00:00.123Z `.
+_STAMP = re.compile(r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,:+Z-]{0,16} (?:std(?:err|out) [FP] )?")
+_FILE_LINE = re.compile(r'\s+File "(?:[^"]*/)?(?P<file>[^"/]+)", line (?P<line>\d+)$')
+_OF_SYNTAX = ("SyntaxError: ", "IndentationError: ", "TabError: ")
 _PREFIX = re.compile(
+    r"(?:\[\d{1,3},(?P<mpi>\d{1,6})\]<std(?:err|out)>: ?)?"  # mpirun --tag-output
+    r"(?:\([\w.-]{1,80}(?:\([^()]{0,80}\))? pid=\d{1,9}(?:, ip=[\w.:]{1,40})?\) )?"  # Ray
     r"(?:\s{0,6}(?P<task>\d{1,6}): ?)?"
     r"(?:\[(?!rank\d)[A-Za-z_](?:[\w.-]*:|[A-Za-z_]*)\d{1,6}\]:\s?)?"
     r"(?:\[rank(?P<rank>\d{1,6})\]:\s?)?"
@@ -89,18 +95,6 @@ _DESYNC = re.compile(
     r"|joined but didn't finish collective #(?P<inside>\d{1,15})"
     r"|finished collective #(?P<over>\d{1,15}), but didn't join)"
 )
-# n2:5776:5902 [0] transport/net_ib.cc:94 NCCL WARN NET/IB : mlx5_2:1 Got async event : port error
-# What a peer's end causes has the same words as what a cable does, and both name the adapter.
-_ADAPTER = re.compile(
-    r"(?P<node>[\w.-]{1,255}):\d+:\d+ \[\d+\] (?:\S+:\d+ )?NCCL WARN NET/IB ?: ?"
-    r"(?P<what>(?:\S{1,40}:\d+ )?Got (?:async (?:\w+ )?event|completion from peer) ?.{1,200})"
-)
-_MOST_ADAPTERS = 20
-# A subnet manager that restarts, or reads its network anew, has every port tell so; nothing failed.
-_HARMLESS_EVENTS = re.compile(
-    r"client reregistration|SM change|LID change|P_?Key change|GID (?:table )?change|port active",
-    re.I,
-)
 # Below it, `Snapshot of ranks' latest states:`
 #   #315 started ranks:
 #     [0, 1, 2] started ALLREDUCE
@@ -110,44 +104,100 @@ _IN_SNAPSHOT = re.compile(
 )
 _OF_A_SUBGROUP = re.compile(r"\[PG ID [1-9].{1,300}Watchdog caught")
 _EXITED = re.compile(r"Exited with exit code (\d+)")
-# That the kernel killed for memory, in whole phrases of Slurm's and of the kernel's: a script may
-# print the counters of its cgroup (`oom_kill 0`).
-# slurmstepd: error: Detected 1 oom_kill event in StepId=12.0. Some of the step tasks …
-# srun: error: n3: task 2: Out Of Memory
-KILLED_FOR_MEMORY = (
-    r"Detected [1-9]\d* oom[_-]kill event|srun: error: \S+: tasks? [\d,-]+: Out Of Memory"
-    r"|Exceeded job memory limit|[Oo]ut of memory(?: \(\w+\))?: Kill(?:ed)? process \d"
-    r"|invoked oom-killer: |oom-kill:constraint="
-)
-# What Slurm, the kernel and the driver say of a job in a line of their own.
-_NOTE = re.compile(
-    rf"({KILLED_FOR_MEMORY}|Node failure on|CANCELLED AT|UNCORRECTABLE MEMORY ERROR AT"
-    r"|NVRM: Xid|SXid|srun: error: Task launch for \S+ failed on node"
-    r"|server socket has failed to bind to .{1,80}Address already in use"
-    r"|(?:connect to|connecting to) \(?\S{1,253}, \d{1,5}\)"
-    r"|Node \S+ has failed|Communication connection failure)"
+# What Slurm, the kernel, the driver and NCCL say of a job in a line of their own, by kind.
+_FACTS = {
+    kind: re.compile(pattern)
+    for kind, pattern in {
+        # In whole phrases: a script may print the counters of its cgroup (`oom_kill 0`).
+        # slurmstepd: error: Detected 1 oom_kill event in StepId=12.0. Some of the step tasks …
+        # srun: error: n3: task 2: Out Of Memory
+        "memory-kill": r"Detected [1-9]\d* oom[_-]kill event"
+        r"|srun: error: \S+: tasks? [\d,-]+: Out Of Memory|Exceeded job memory limit"
+        r"|[Oo]ut of memory(?: \(\w+\))?: Kill(?:ed)? process \d"
+        r"|invoked oom-killer: |oom-kill:constraint=|\bOOMKilled\b|\bOUT_OF_ME(?:MORY\b|\+)",
+        "node-lost": r"Node failure on (?P<node>[\w.-]+)",
+        # ORTE has lost communication with a remote daemon: Remote daemon: [[3748,0],2] on node n3
+        "daemon-lost": r"Remote daemon: ?\[\[.{1,40}\] on node (?P<node>[\w.-]+)",
+        # JobState=PENDING Reason=launch_failed_requeued_held; squeue: (launch failed requeued held)
+        "held": r"launch[ _]failed[ _]requeued[ _]held",
+        # slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-11-22T10:00:00 DUE TO NODE FAILURE,…
+        "a-node-lost": r"\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+ DUE TO NODE FAILURE",
+        # slurmstepd: error: *** JOB 12 ON n1 UNCORRECTABLE MEMORY ERROR AT 2026-11-22T10:00:00 ***
+        "memory-broken": r"\*\*\* (?:JOB|STEP) \S+ ON (?P<node>[\w.-]+) UNCORRECTABLE MEMORY"
+        r" ERROR AT",
+        # slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-11-22T10:00:00 DUE TO TIME LIMIT ***
+        "cancelled": r"\*\*\* (?:JOB (?P<value>\S+) ON \S+ CANCELLED AT"
+        r"|STEP (?P<step>\d[\d_+]*)\.\S+ ON \S+ CANCELLED AT \S+ DUE TO TIME)",
+        # srun: error: Task launch for 47.0 failed on node n-c122: Invalid job credential
+        "launch-failed": r"srun: error: (?:Task launch for \S+ failed on node (?P<node>[\w.-]+)"
+        r"|Application launch failed): (?P<value>.+)",
+        "port-taken": r"server socket has failed to (?:bind to \S*?:|listen on .{1,80}port: )"
+        r"(?P<value>\d{1,5})\b.{1,120}[Aa]ddress already in use",
+        "connect": r"connect(?:ing)? to \(?(?P<value>[^\s,()]{1,253}), \d{1,5}\)",
+        # n2:5776:5902 [0] transport/net_ib.cc:94 NCCL WARN NET/IB : mlx5_2:1 Got async event : port
+        # error. What a peer's end causes has the same words as what a cable does, and both name the
+        # adapter. But a subnet manager that restarts, or reads its network anew, has every port
+        # tell so; nothing failed.
+        "adapter": r"(?P<node>[\w.-]{1,255}):\d+:\d+ \[\d+\] (?:\S+:\d+ )?NCCL WARN NET/IB ?: ?"
+        r"(?P<value>(?:\S{1,40}:\d+ )?Got (?:async (?:\w+ )?event|completion from peer)"
+        r"(?!.{0,200}(?i:client reregistration|SM change|LID change|P_?Key change"
+        r"|GID (?:table )?change|port active)) ?.{1,200})",
+    }.items()
+}
+_HINT = re.compile(
+    r"oom|[Oo]ut [Oo]f [Mm]emory|memory limit|Node failure|\*\*\* |failed|onnect|NET/IB"
+    r"|Remote daemon|OOMKilled|OUT_OF_ME"
 )
 _CANCELLED_AT = re.compile(r"\*\*\* JOB \S+ ON \S+ CANCELLED AT (?P<time>[\dT:-]{19})")
 _FAILED_OR_TIMED_OUT = "NCCL operations have failed or timed out"
 
 
+class Fact(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that a line says beside the ends of ranks: its kind, and what it is about.
+
+    `order` is its place in the output, `text` the line.
+    """
+
+    kind: str
+    value: str = ""
+    node: str = ""
+    rank: int | None = None
+    order: int = 0
+    text: str = ""
+
+
+def facts_of(text: str, order: int = 0) -> Iterator[Fact]:
+    """Yield what a line says."""
+    if not _HINT.search(text):
+        return
+    for kind, pattern in _FACTS.items():
+        if match := pattern.search(text):
+            named = match.groupdict("")
+            node = named.get("node", "")
+            yield Fact(
+                kind=kind,
+                value=one_line(named.get("value") or named.get("step", ""))[:200].strip(),
+                node=node.partition(".")[0] if kind == "adapter" else node,
+                order=order,
+                text=one_line(text)[:300],
+            )
+
+
 class TrainingLog(msgspec.Struct, frozen=True, kw_only=True):
-    """What the output says: failures in the order in which they came, and lines of the system.
+    """What the output says: failures in the order in which they came, and facts of the system.
 
     Of very many failures the first are kept; `failed` counts all. `words` are what processes wrote
     at their end beside tracebacks, `progress` how far each rank came by NCCL's own watchdog, where
-    all work is in the group of all ranks, `watchdogs` whether one wrote at all, `adapters` what
-    NCCL wrote of errors of InfiniBand adapters, each with its node. `sources` names the files;
-    `cut` is set where only the end of one was read.
+    all work is in the group of all ranks, `watchdogs` whether one wrote at all. `sources` names the
+    files; `cut` is set where only the end of one was read.
     """
 
     failures: tuple[RankFailure, ...] = ()
     failed: int = 0
-    notes: tuple[str, ...] = ()
+    facts: tuple[Fact, ...] = ()
     words: tuple[LastWords, ...] = ()
     progress: tuple[FlightRecord, ...] = ()
     watchdogs: bool = False
-    adapters: tuple[tuple[str, str], ...] = ()
     sources: tuple[str, ...] = ()
     cut: bool = False
 
@@ -155,6 +205,10 @@ class TrainingLog(msgspec.Struct, frozen=True, kw_only=True):
     def of_their_own(self) -> tuple[RankFailure, ...]:
         """The failures that are no consequence of another one."""
         return tuple(each for each in self.failures if not each.consequence)
+
+    def of(self, kind: str) -> tuple[Fact, ...]:
+        """Return the facts of a kind, in their order."""
+        return tuple(fact for fact in self.facts if fact.kind == kind)
 
 
 class _Reading:
@@ -170,8 +224,7 @@ class _Reading:
         self.launched: list[
             RankFailure
         ] = []  # what a launcher said that is neither torchrun nor srun
-        self.notes: list[str] = []
-        self.adapters: dict[tuple[str, str], None] = {}
+        self.facts: dict[tuple[str, str, str, str], Fact] = {}
         self.words = WordsRead()
         self.progress: dict[int, Reached] = {}
         self.reported: dict[int, Reached] = {}  # by the watchdogs of others
@@ -179,21 +232,26 @@ class _Reading:
         self._terminating = False
         self._snapshot: tuple[int, bool] | None = None
         self._latest_over = 1 << 60  # of the ranks that a watchdog names as behind
+        self._file_lines: dict[str, str] = {}
         self._items: dict[str, dict[str, str]] = {}
 
     def line(self, at: int, whole: str, file: str) -> None:
+        whole = _STAMP.sub("", whole, count=1)
         prefix = _PREFIX.match(whole)
         assert prefix is not None  # it may be empty
         text = whole[prefix.end() :]
         stream = prefix[0].strip()
-        rank = int(prefix["rank"]) if prefix["rank"] else None
+        number = prefix["rank"] or prefix["mpi"]
+        rank = int(number) if number else None
         task = int(prefix["task"]) if prefix["task"] else None
         if self._traceback(at, stream, text, rank, task):
             return
+        if where := _FILE_LINE.match(text):  # Python tells of syntax without a traceback
+            self._file_lines[stream] = f"{where['file']}:{where['line']}"
+        elif text.startswith(_OF_SYNTAX) and (place := self._file_lines.get(stream)):
+            text = f"{text} ({place})"
         if "ProcessGroupNCCL" in text or text.startswith("[Rank "):
             self._watchdog(at, text, rank)
-        elif "NCCL WARN NET/IB" in text:
-            self._adapter(text)
         elif " collective" in text and (reported := _DESYNC.match(text)):
             self._desync(reported)
         elif snapshot := _SNAPSHOT.match(text):
@@ -213,8 +271,7 @@ class _Reading:
             self._task(at, text)
         elif self.tasks and text.startswith(("srun: ", "slurmstepd: ")):
             self._terminating |= _TERMINATING.match(text) is not None
-        if _NOTE.search(text) and len(self.notes) < _MOST_NOTES:
-            self.notes.append(one_line(text)[:300])
+        self.take_facts(text, at)
         self.words.line(at, (file, stream), task if rank is None else rank, text)
 
     def _traceback(
@@ -273,13 +330,12 @@ class _Reading:
             inside = (over + 1, entered) if entered > over else None
             self.progress[rank] = Reached(entered, over, inside)
 
-    def _adapter(self, text: str) -> None:
-        match = _ADAPTER.search(text)
-        if match and _HARMLESS_EVENTS.search(match["what"]):
-            return
-        if match and len(self.adapters) < _MOST_ADAPTERS:
-            said = match["node"].partition(".")[0], one_line(match["what"])[:200].strip()
-            self.adapters.setdefault(said)
+    def take_facts(self, text: str, at: int) -> None:
+        """Read what a line says of the job; the same is kept once."""
+        for fact in facts_of(text, at):
+            if len(self.facts) < _MOST_FACTS:
+                line = "" if fact.kind == "adapter" else fact.text
+                self.facts.setdefault((fact.kind, fact.node, fact.value, line), fact)
 
     def _desync(self, reported: re.Match[str]) -> None:
         """Read who is where by the report of a watchdog, which numbers works in its own way."""
@@ -350,7 +406,9 @@ class _Reading:
             self._finish(stream)
         told = merged(self.done, self.ended, self.tasks, self.watchdogs, self.of_groups)
         of_their_own = any(not failure.consequence for failure in told)
-        return told if of_their_own or not self.launched else (*self.launched, *told)
+        # A launcher's bare exit code says nothing beside ranks that only waited.
+        launched = [each for each in self.launched if each.signal or not told]
+        return told if of_their_own else (*launched, *told)
 
 
 def read_log(
@@ -381,12 +439,14 @@ def read_log(
             reading.line(at, line, file)
     words = reading.words.words()
     failures = reading.failures() or tuple(_without_traceback(words))
+    for failure in failures:
+        reading.take_facts(failure.error, failure.at)
     first = [each for each in failures if not each.consequence][:_KEPT]
     followed = [each for each in failures if each.consequence][:_KEPT]
     return TrainingLog(
         failures=tuple(sorted((*first, *followed), key=lambda each: each.at)),
         failed=len(failures),
-        notes=tuple(dict.fromkeys(reading.notes)),
+        facts=tuple(reading.facts.values()),
         words=words,
         progress=tuple(
             FlightRecord(rank=rank, reached={"0": reached}, whole=False)
@@ -395,7 +455,6 @@ def read_log(
             if not reading.has_subgroups
         ),
         watchdogs=bool(reading.watchdogs),
-        adapters=tuple(reading.adapters),
         sources=tuple(sources),
         cut=cut,
     )

@@ -67,6 +67,13 @@ def listeners(address: str, port: int, root: Path = Path("/proc")) -> set[int]:
     return found
 
 
+def listening(root: Path = Path("/proc")) -> Iterator[tuple[int, int, str]]:
+    """Yield port, owner and inode of each TCP socket of this node that listens."""
+    for fields in _sockets(root, listening=True):
+        if fields[3] == _LISTENS:
+            yield int(fields[1].rpartition(":")[2], 16), int(fields[7]), fields[9]
+
+
 def _sockets(root: Path, *, listening: bool = False) -> Iterator[list[str]]:
     """Yield the fields of /proc/net/tcp and tcp6, of connections or of sockets that listen.
 

@@ -14,7 +14,6 @@ from pathlib import Path
 import msgspec
 
 from slurm_health.node.rules.kernel_lines import ANY_XID, KINDS, OUT_OF_MEMORY, without_stamp
-from slurm_health.preflight.decide.after_failure import Next, ScriptFailure, plan
 from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import UsageError
 from slurm_health.records.script_records import SCRIPT_FAILED, Attribution, Diagnosed
@@ -26,14 +25,17 @@ from slurm_health.training.diagnosis.collected import (
     ScriptEnd,
     TrainingLog,
 )
-from slurm_health.training.diagnosis.diagnostician import CauseDiagnostician, observe_failure
-from slurm_health.training.diagnosis.flight_data import FlightRecord
+from slurm_health.training.diagnosis.collectives import FlightRecord
+from slurm_health.training.diagnosis.failure import (
+    FailureDiagnostician,
+    JobAtFailure,
+    what_follows,
+)
 from slurm_health.training.diagnosis.hang import HangDiagnostician
-from slurm_health.training.diagnosis.operators import OPERATORS
 from slurm_health.training.diagnosis.ras import RasStatus, read_report
 from slurm_health.training.diagnosis.samples import Standstill
 from slurm_health.training.diagnosis.training_log import read_log
-from slurm_health.training.framework import DataManager, Diagnostician
+from slurm_health.training.framework import DataManager
 from slurm_health.training.monitor.flight_dumps import latest, read_dump
 from slurm_health.training.monitor.job_collectors import JOB_TAIL_BYTES, tail
 
@@ -46,6 +48,8 @@ _KERNEL = re.compile("|".join((ANY_XID, OUT_OF_MEMORY, r"^NVRM: ", *(k.pattern f
 _HOST = re.compile(r"^\S{3,40}(?: {1,2}\d{1,2} [\d:]{8})? (?P<host>[A-Za-z0-9][\w.-]*) kernel: ")
 _SHARE_OF_KERNEL = 0.5  # of the lines that are read first: then a file is a kernel's log
 _HEAD_LINES = 200
+_HEAD_CHARACTERS = 4096
+_SHARE_OF_NO_TEXT = 0.3  # of these, which no text has
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +87,20 @@ _BLAME = {
     Attribution.OUTSIDE: "outside",
     Attribution.UNDECIDED: "undecided",
 }
+
+
+class _CallStack(msgspec.Struct):
+    py_callstack: str
+
+
+class _Message(msgspec.Struct):
+    extra: _CallStack = msgspec.field(name="extraInfo")
+
+
+class _ErrorFile(msgspec.Struct):
+    """What torchrun's `record` writes of an exception (`error.json`)."""
+
+    message: _Message
 
 
 class UnreadableInput(UsageError):
@@ -130,32 +148,32 @@ def explain(
     if inputs.flights:
         records = tuple(record for _, record in sorted(inputs.flights.items()))
         data.append(FlightRecords(records=records))
-    diagnostician: Diagnostician = CauseDiagnostician(observe_failure, OPERATORS)
     if inputs.ras is not None:
         data.append(inputs.ras)
-        if not inputs.outputs:  # a training that hangs, as somebody looked at it
-            data.append(Standstill(stalled_s=1.0, allowance_s=0.0, step=0, nodes=known))
-            diagnostician = HangDiagnostician()
-    manager = DataManager(data)
-    diagnosed = diagnostician.diagnose(data_manager=manager).diagnosed
-    if diagnosed is None:
-        diagnosed = Diagnosed(
+    if inputs.ras is not None and not inputs.outputs:  # a training that hangs, as somebody saw it
+        data.append(Standstill(stalled_s=1.0, allowance_s=0.0, step=0, nodes=known))
+        action = HangDiagnostician().diagnose(data_manager=DataManager(data))
+        found = action.diagnosed
+        action = what_follows(found, JobAtFailure(batch_node="", nodes=known))
+    else:
+        data.append(JobAtFailure(batch_node=known[0] if known else "", nodes=known))
+        manager = DataManager(data)
+        action = FailureDiagnostician().diagnose(data_manager=manager)
+        found = manager.get(Diagnosed)
+    if found is None:
+        found = Diagnosed(
             cause="nothing-failed",
             description="the script ended with exit code 0",
             attribution=Attribution.UNDECIDED.value,
             sureness="certain",
         )
-        return diagnosed, _explanation(diagnosed, "none")
-    if exit_code is None and diagnosed.cause == SCRIPT_FAILED:
+    elif exit_code is None and found.cause == SCRIPT_FAILED:
         words = "nothing in these files says why the script failed"
-        diagnosed = msgspec.structs.replace(diagnosed, description=words)
-    batch_node = known[0] if known else ""
-    failure = ScriptFailure(diagnosed=diagnosed, batch_node=batch_node, nodes=known)
-    action = "none" if exit_code == 0 else plan(failure).next
-    return diagnosed, _explanation(diagnosed, action)
+        found = msgspec.structs.replace(found, description=words)
+    return found, _explanation(found, "none" if exit_code == 0 else action.kind)
 
 
-def _explanation(diagnosed: Diagnosed, action: Next | str) -> Explanation:
+def _explanation(diagnosed: Diagnosed, action: str) -> Explanation:
     return Explanation(
         cause=diagnosed.cause,
         blame=_BLAME[Attribution(diagnosed.attribution)],
@@ -166,12 +184,12 @@ def _explanation(diagnosed: Diagnosed, action: Next | str) -> Explanation:
         says=diagnosed.description,
         evidence=diagnosed.evidence,
         advice=diagnosed.advice,
-        action=str(action),
+        action=action,
     )
 
 
 def _nodes_named(log: TrainingLog, inputs: _Inputs) -> tuple[str, ...]:
-    named = {failure.node for failure in log.failures} | {node for node, _ in log.adapters}
+    named = {failure.node for failure in log.failures} | {fact.node for fact in log.facts}
     return tuple(sorted((named | inputs.kernel.keys()) - {""}))
 
 
@@ -180,22 +198,29 @@ def _read(paths: Sequence[Path], nodes: Sequence[str]) -> _Inputs:
     for path in _files(paths):
         named = path in paths
         try:
-            with path.open("rb") as file:
-                head = file.read(2)
-            if head[:1] == b"\x80" or head == b'{"':
-                _read_flight(path, inputs, named=named)
-                continue
             text, was_cut = tail(path, JOB_TAIL_BYTES)
+            with path.open("rb") as file:  # a plain file, or `tail` had raised
+                may_be_dump = file.read(1) in {b"\x80", b"{"}
         except OSError as err:
-            raise UnreadableInput(f"{path} cannot be read: {err.strerror or err}") from err
+            if named:
+                raise UnreadableInput(f"{path} cannot be read: {err.strerror or err}") from err
+            continue
+        if may_be_dump and _read_flight(path, inputs):
+            continue
+        head = text[:_HEAD_CHARACTERS]
+        if head.count("\ufffd") + head.count("\0") > len(head) * _SHARE_OF_NO_TEXT:
+            if named:  # a directory may hold anything
+                raise UnreadableInput(f"{path} is no text, and no dump that can be read")
+            continue
+        text = _error_file(text) or text
         inputs.cut |= was_cut
         if _RAS.search(text[: 1 << 16]):
             inputs.ras = read_report(text)
-        elif _is_kernel_log(text):
-            for host, line in _kernel_lines(text):
-                node = host or _node_of(path, nodes)
-                inputs.kernel.setdefault(node, []).append(line)
-        elif text.strip():
+            continue
+        for host, line in _kernel_lines(text):  # an output may quote some
+            node = host or _node_of(path, nodes)
+            inputs.kernel.setdefault(node, []).append(line)
+        if text.strip() and not _is_kernel_log(text):
             inputs.outputs.append((str(path), text))
     if not (inputs.outputs or inputs.kernel or inputs.flights or inputs.ras):
         raise UnreadableInput("there is nothing to read in " + ", ".join(map(str, paths)))
@@ -215,7 +240,16 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
             yield file
 
 
-def _read_flight(path: Path, inputs: _Inputs, *, named: bool) -> None:
+def _error_file(text: str) -> str:
+    """Return the traceback in an error file of torchrun, empty where it is none."""
+    try:
+        return msgspec.json.decode(text, type=_ErrorFile).message.extra.py_callstack
+    except msgspec.MsgspecError:
+        return ""
+
+
+def _read_flight(path: Path, inputs: _Inputs) -> bool:
+    """Read a dump of the Flight Recorder; tell whether it was one."""
     number = _RANK_AT_THE_END.search(
         path.stem if path.suffix in {".json", ".pickle"} else path.name
     )
@@ -228,12 +262,9 @@ def _read_flight(path: Path, inputs: _Inputs, *, named: bool) -> None:
 
     answer = killable.run_one(work, 10.0)
     if not isinstance(answer, killable.Answered):
-        if not named:  # a directory may hold anything
-            return
-        raise UnreadableInput(
-            f"{path} looks like a dump of the Flight Recorder and cannot be read as one"
-        )
+        return False
     inputs.flights[rank] = from_json(answer.data, FlightRecord)
+    return True
 
 
 def _is_kernel_log(text: str) -> bool:

@@ -22,7 +22,7 @@ from slurm_health.records.decoding import from_json
 from slurm_health.records.text import cut, one_line
 from slurm_health.system.proc import own_memory_bytes
 from slurm_health.training.diagnosis.collected import FlightRecords
-from slurm_health.training.diagnosis.flight_data import (
+from slurm_health.training.diagnosis.collectives import (
     NO_PURPOSE,
     FlightRecord,
     Operation,

@@ -7,7 +7,9 @@ the last that should hear of it: it is asked once, where it can know more than t
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pwd
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,11 +22,13 @@ from slurm_health.records.script_records import (
     EventKind,
     TrainingEvent,
 )
+from slurm_health.records.text import cut
 from slurm_health.system import journal
 from slurm_health.system.slurm.client import Client
-from slurm_health.training.diagnosis.collected import MonitorSaw, SlurmView, TrainingLog
+from slurm_health.training.diagnosis.collected import Listeners, MonitorSaw, SlurmView, TrainingLog
 from slurm_health.training.diagnosis.training_log import read_log
 from slurm_health.training.framework import DataCollector, NothingCollected
+from slurm_health.training.monitor import connections
 from slurm_health.training.monitor.collector import EndedJob
 from slurm_health.training.monitor.output_files import srun_files
 
@@ -136,6 +140,40 @@ class SlurmWord(DataCollector):
             node_states={name: node.state for name, node in nodes.items()},
             required=asked.required,
         )
+
+
+class PortHolders(DataCollector):
+    """Who listens on which port of the batch host, where ranks most often are to meet."""
+
+    kind = "ports"
+    data = Listeners
+
+    def __init__(self, proc: Path = Path("/proc")) -> None:
+        self._proc = proc
+
+    def collect_data(self) -> Listeners:
+        """Name the owner of each port, and the process where it is this user's."""
+        holders: dict[int, str] = {}
+        inodes: dict[str, int] = {}
+        for port, uid, inode in connections.listening(self._proc):
+            inodes[inode] = port
+            holders[port] = f"a process of {_user(uid)}"
+        for directory in self._proc.glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it is another user's, or gone
+                for link in (directory / "fd").iterdir():
+                    target = str(link.readlink())
+                    if target.startswith("socket:[") and (taken := inodes.get(target[8:-1])):
+                        command = (directory / "cmdline").read_bytes().replace(b"\0", b" ")
+                        words = cut(command.decode(errors="replace").strip(), 80)
+                        holders[taken] = f"process {directory.name} ({words})"
+        return Listeners(holders=holders)
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
 
 
 class MonitorFindings(DataCollector):

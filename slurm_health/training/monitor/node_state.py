@@ -40,7 +40,7 @@ from slurm_health.records.text import cut, one_line, whole_number
 from slurm_health.system import killable
 from slurm_health.system.proc import mount_of, mounted
 from slurm_health.training.diagnosis.collected import NodeTold, ScriptEnd
-from slurm_health.training.diagnosis.flight_data import FlightRecord
+from slurm_health.training.diagnosis.collectives import FlightRecord
 from slurm_health.training.diagnosis.samples import Frame
 from slurm_health.training.framework import NothingCollected
 from slurm_health.training.monitor.collector import EndedJob

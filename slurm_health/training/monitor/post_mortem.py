@@ -17,9 +17,10 @@ from slurm_health.records.script_records import (
 )
 from slurm_health.report.sentences import lines_of
 from slurm_health.system import journal
-from slurm_health.training.diagnosis.diagnostician import CauseDiagnostician, observe_failure
+from slurm_health.training.diagnosis.diagnostician import CauseDiagnostician
+from slurm_health.training.diagnosis.failure import FailureDiagnostician, observe_failure
 from slurm_health.training.diagnosis.operators import OPERATORS
-from slurm_health.training.framework import DataCollector, OperatorMaker
+from slurm_health.training.framework import DataCollector, Diagnostician
 from slurm_health.training.monitor import registry
 from slurm_health.training.monitor.collector import EndedJob
 from slurm_health.training.monitor.containment import COLLECT_S, collect
@@ -57,18 +58,18 @@ def hold(
         itself says, and Slurm, is better.
     """
     well = job.end.well
-    operators: Sequence[OperatorMaker]
     if well:  # nothing failed: it is only asked whether the job was ended
         used = Registered()
-        operators = [rule for rule in OPERATORS if rule.name == "slurm-ended-it"]
+        asked = [rule for rule in OPERATORS if rule.name == "slurm-ended-it"]
+        diagnostician: Diagnostician = CauseDiagnostician(observe_failure, asked)
         collectors = (JobOutput(job), SlurmWord(job), MonitorFindings(job))
     else:
         used = used or registry.registered()
-        operators = (*OPERATORS, *used.operators)
+        diagnostician = FailureDiagnostician(used.operators)
         collectors = (*(collectors or registry.after_failure(job)), *used.collectors)
     known = with_dumps(collect(collectors, job.environ, [job.end], limit_s=limit_s))
     known.failed.update(used.failed)
-    found = CauseDiagnostician(observe_failure, operators).diagnose(data_manager=known).diagnosed
+    found = diagnostician.diagnose(data_manager=known).diagnosed
     if found is None or (well and found.cause == SCRIPT_FAILED):
         return None
     known_anyway = found.attribution == Attribution.OUTSIDE if well else found.cause == REQUEUED

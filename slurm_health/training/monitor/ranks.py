@@ -19,7 +19,7 @@ from slurm_health.records.decoding import from_json
 from slurm_health.records.text import one_line
 from slurm_health.system import proc
 from slurm_health.training.diagnosis.collected import FlightRecord
-from slurm_health.training.diagnosis.flight_data import Operation
+from slurm_health.training.diagnosis.collectives import Operation
 from slurm_health.training.diagnosis.samples import Frame, RankSample
 from slurm_health.training.monitor.flight_dumps import latest, record_of
 from slurm_health.training.monitor.gpu_activity import GpuActivity, activity, combined

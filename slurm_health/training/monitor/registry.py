@@ -29,7 +29,12 @@ from slurm_health.training.monitor.containment import (
 )
 from slurm_health.training.monitor.every_node import EveryNode
 from slurm_health.training.monitor.flight_dumps import FlightDumps
-from slurm_health.training.monitor.job_collectors import JobOutput, MonitorFindings, SlurmWord
+from slurm_health.training.monitor.job_collectors import (
+    JobOutput,
+    MonitorFindings,
+    PortHolders,
+    SlurmWord,
+)
 from slurm_health.training.monitor.nccl_ras import NcclRas
 
 COLLECTOR_POINTS = "slurm_health.collectors"
@@ -41,7 +46,14 @@ _LOAD_S = 3.0  # for all of them; a module that takes longer is given up
 
 def after_failure(job: EndedJob) -> tuple[DataCollector, ...]:
     """Return the built-in collectors of a job whose script has failed."""
-    return (JobOutput(job), SlurmWord(job), EveryNode(job), FlightDumps(job), MonitorFindings(job))
+    return (
+        JobOutput(job),
+        SlurmWord(job),
+        EveryNode(job),
+        FlightDumps(job),
+        MonitorFindings(job),
+        PortHolders(),
+    )
 
 
 def while_it_hangs() -> tuple[DataCollector, ...]:
@@ -53,7 +65,7 @@ def while_it_hangs() -> tuple[DataCollector, ...]:
     return (NcclRas(limit_s), *registered().collectors)
 
 
-_BUILT_IN = (JobOutput, SlurmWord, EveryNode, FlightDumps, MonitorFindings, NcclRas)
+_BUILT_IN = (JobOutput, SlurmWord, EveryNode, FlightDumps, MonitorFindings, PortHolders, NcclRas)
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_health.training.diagnosis.flight import Why, culprits, first_difference
-from slurm_health.training.diagnosis.flight_data import (
+from slurm_health.training.diagnosis.collectives import (
+    CollectiveState,
     FlightRecord,
     Operation,
     Reached,
     Transfer,
+    Why,
     reached_of,
 )
 
@@ -164,7 +165,7 @@ def test_of_any_training_none_but_those_that_stopped_are_named(
         st.dictionaries(st.integers(0, world - 1), st.integers(0, 20), min_size=1, max_size=2)
     )
     records, _ = simulated(shape, bad, seed, silent=silent)
-    named = {each.rank for each in culprits(records)}
+    named = {each.rank for each in CollectiveState(records).culprits}
     assert named <= bad.keys()
 
 
@@ -179,14 +180,14 @@ def test_a_rank_that_stopped_is_found_from_group_to_group(
         bad = random.Random(seed).randrange(world)
         records, ranks = simulated(shape, {bad: 7}, seed, silent=silent)
         assert any(each.device < len(each.calls) for each in ranks)
-        found += {each.rank for each in culprits(records)} == {bad}
+        found += {each.rank for each in CollectiveState(records).culprits} == {bad}
     # What it had enqueued when its host stopped may still wait for others: then none is named.
     assert found >= 30
 
 
 def test_a_training_that_goes_well_has_no_culprit() -> None:
     for shape, seed in product(SHAPES, range(10)):
-        assert culprits(simulated(shape, {}, seed)[0]) == ()
+        assert CollectiveState(simulated(shape, {}, seed)[0]).culprits == ()
 
 
 def test_a_device_whose_works_others_left_long_ago_is_behind_though_its_host_went_on() -> None:
@@ -194,9 +195,9 @@ def test_a_device_whose_works_others_left_long_ago_is_behind_though_its_host_wen
         FlightRecord(rank=0, reached={"0": Reached(9, 3, (4, 9))}),
         FlightRecord(rank=1, reached={"0": Reached(9, 7, (8, 9))}),
     ]
-    (culprit,) = culprits(records)
+    (culprit,) = CollectiveState(records).culprits
     assert (culprit.rank, culprit.why) == (0, Why.DEVICE_BEHIND)
-    difference = first_difference(records)
+    difference = CollectiveState(records).difference
     assert difference is not None
     assert difference.description == (
         "on rank 0, collective 4 of group 0 is not over, and rank 1 left it collectives ago"
@@ -208,7 +209,7 @@ def test_one_work_behind_is_a_path_that_loses_data_and_no_rank() -> None:
         FlightRecord(rank=0, reached={"0": Reached(7, 6, (7, 7))}),
         FlightRecord(rank=1, reached={"0": Reached(8, 7, (8, 8))}),
     ]
-    assert culprits(records) == ()
+    assert CollectiveState(records).culprits == ()
 
 
 def test_where_ranks_wait_for_each_other_in_a_circle_none_is_named() -> None:
@@ -217,16 +218,16 @@ def test_where_ranks_wait_for_each_other_in_a_circle_none_is_named() -> None:
         FlightRecord(rank=0, members=members, reached={"a": Reached(1, 0, (1, 1))}),
         FlightRecord(rank=1, members=members, reached={"b": Reached(1, 0, (1, 1))}),
     ]
-    assert culprits(records) == ()
+    assert CollectiveState(records).culprits == ()
 
 
 def test_where_most_ranks_left_no_record_none_of_them_is_named() -> None:
     members = {"0": tuple(range(8))}
     waiting = {"0": Reached(5, 4, (5, 5))}
     records = [FlightRecord(rank=rank, members=members, reached=waiting) for rank in range(4)]
-    assert culprits(records) == ()
+    assert CollectiveState(records).culprits == ()
     records += [FlightRecord(rank=rank, members=members, reached=waiting) for rank in range(4, 7)]
-    assert [each.rank for each in culprits(records)] == [7]
+    assert [each.rank for each in CollectiveState(records).culprits] == [7]
 
 
 def test_a_full_buffer_without_a_word_of_a_group_does_not_show_that_the_group_was_not_used() -> (
@@ -237,18 +238,18 @@ def test_a_full_buffer_without_a_word_of_a_group_does_not_show_that_the_group_wa
     used = FlightRecord(
         rank=1, members=members, reached={"b": Reached(900, 900, None)}, whole=False
     )
-    assert culprits([waits, used]) == ()
+    assert CollectiveState([waits, used]).culprits == ()
 
 
 def test_several_ranks_that_began_no_transfer_are_told_in_the_plural() -> None:
     waits = tuple(Transfer(peer=peer, sends=True) for peer in (1, 2))
     other = {"x": Reached(4, 4, None)}
-    difference = first_difference(
+    difference = CollectiveState(
         [
             FlightRecord(rank=0, transfers=waits),
             *(FlightRecord(rank=rank, reached=other) for rank in (1, 2)),
         ]
-    )
+    ).difference
     assert difference is not None
     assert difference.description == (
         "ranks 1-2 never began their sides of a transfer that rank 0 waits for"
@@ -262,8 +263,8 @@ def test_a_dump_that_could_not_be_read_does_not_show_that_its_rank_stayed_away()
         FlightRecord(rank=rank, members={**members}, reached=waiting, transfers=transfers)
         for rank, transfers in ((0, ()), (1, (Transfer(peer=2, sends=True),)))
     ]
-    assert [each.rank for each in culprits(records)] == [2]
-    assert culprits([*records, FlightRecord(rank=2, whole=False)]) == ()
+    assert [each.rank for each in CollectiveState(records).culprits] == [2]
+    assert CollectiveState([*records, FlightRecord(rank=2, whole=False)]).culprits == ()
 
 
 def test_a_stage_that_waits_to_receive_leads_to_the_stage_before_it() -> None:
@@ -274,9 +275,9 @@ def test_a_stage_that_waits_to_receive_leads_to_the_stage_before_it() -> None:
         FlightRecord(rank=1, members=members, transfers=(Transfer(peer=0, sends=False),)),
         FlightRecord(rank=3, members=members, reached={"d": Reached(2, 1, (2, 2))}),
     ]
-    (culprit,) = culprits(records)
+    (culprit,) = CollectiveState(records).culprits
     assert (culprit.rank, culprit.why, culprit.waiting) == (0, Why.NO_TRANSFER, (1,))
-    difference = first_difference(records)
+    difference = CollectiveState(records).difference
     assert difference is not None
     assert difference.description == (
         "rank 0 never began its side of a transfer that rank 1 waits for"
@@ -302,7 +303,7 @@ def test_groups_that_torch_calls_alike_are_told_apart_by_their_ranks(told_once: 
             members = {}
         records.append(FlightRecord(rank=rank, operations=operations, members=members))
 
-    difference = first_difference(records)
+    difference = CollectiveState(records).difference
     assert difference is not None
     assert not difference.mismatched
     assert difference.description == (
@@ -318,6 +319,6 @@ def test_who_is_behind_in_one_of_two_groups_of_the_same_name_is_not_measured_by_
         for pair, reached in zip(pairs, (Reached(3, 2, (3, 3)), Reached(9, 9)), strict=True)
         for rank in pair
     ]
-    assert culprits(records) == ()
+    assert CollectiveState(records).culprits == ()
     late = FlightRecord(rank=1, members={"1": (0, 1)}, reached={"1 (nccl)": Reached(2, 2)})
-    assert [each.rank for each in culprits([records[0], late, *records[2:]])] == [1]
+    assert [each.rank for each in CollectiveState([records[0], late, *records[2:]]).culprits] == [1]

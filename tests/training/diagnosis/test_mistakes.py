@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.preflight.decide.after_failure import Next, ScriptFailure, plan
 from slurm_health.records.script_records import Diagnosed
-from slurm_health.training.diagnosis.mistakes import of_surroundings
+from slurm_health.training.diagnosis.failed import of_surroundings
+from slurm_health.training.diagnosis.failure import JobAtFailure, what_follows
 from tests.support.ended_jobs import diagnosed_by_output
 
 # As torchrun of two nodes wrote it, with lines of one in the traceback of the other.
@@ -27,9 +27,8 @@ def diagnose(text: str, code: int = 1, nodes: int = 2) -> Diagnosed:
     return diagnosed_by_output(text, code, ("n1", "n2")[:nodes])
 
 
-def what_follows(found: Diagnosed) -> Next:
-    failure = ScriptFailure(diagnosed=found, batch_node="n1", nodes=("n1", "n2"), least=1)
-    return plan(failure).next
+def next_of(found: Diagnosed) -> str:
+    return what_follows(found, JobAtFailure(batch_node="n1", nodes=("n1", "n2"), least=1)).kind
 
 
 @pytest.mark.parametrize(
@@ -56,7 +55,7 @@ def test_the_same_mistake_of_all_ranks_is_quoted_and_names_no_node(
     assert found.attribution == "user error"
     assert quoted in found.description
     assert (found.first, found.nodes, found.accused) == ("", [], [])
-    assert what_follows(found) is Next.STOP
+    assert next_of(found) == "stop"
 
 
 @pytest.mark.parametrize(
@@ -110,7 +109,7 @@ def test_a_file_that_one_node_alone_lacks_is_not_decided_and_that_node_is_named(
 
     assert (found.attribution, found.nodes, found.accused) == ("undecided", ["n2"], [])
     assert "check whether n2 has" in found.advice
-    assert what_follows(found) is Next.CHECK
+    assert next_of(found) == "check"
 
 
 def test_different_last_words_are_not_decided_and_those_of_each_failed_rank_are_quoted() -> None:

@@ -12,8 +12,7 @@ import pytest
 from slurm_health.records.script_records import Diagnosed
 from slurm_health.report.sentences import lines_of
 from slurm_health.training.diagnosis.collected import NodesTold, NodeTold, ScriptEnd, SlurmView
-from slurm_health.training.diagnosis.diagnostician import CauseDiagnostician, observe_failure
-from slurm_health.training.diagnosis.operators import OPERATORS
+from slurm_health.training.diagnosis.failure import FailureDiagnostician
 from slurm_health.training.diagnosis.rank_failures import RankFailure
 from slurm_health.training.diagnosis.training_log import TrainingLog, read_log
 from slurm_health.training.framework import DataManager
@@ -24,9 +23,7 @@ TIMED_OUT = "RuntimeError: Timed out waiting 20000ms for recv operation to compl
 
 
 def diagnose(*data: msgspec.Struct, end: ScriptEnd = END) -> Diagnosed:
-    action = CauseDiagnostician(observe_failure, OPERATORS).diagnose(
-        data_manager=DataManager([end, *data])
-    )
+    action = FailureDiagnostician().diagnose(data_manager=DataManager([end, *data]))
     assert action.diagnosed is not None
     return action.diagnosed
 
@@ -209,7 +206,7 @@ def test_what_was_not_looked_at_is_told_only_where_it_may_have_decided() -> None
 
     def titles(log: TrainingLog) -> set[str]:
         data = DataManager([END, log], missing=missing)
-        found = CauseDiagnostician(observe_failure, OPERATORS).diagnose(data_manager=data).diagnosed
+        found = FailureDiagnostician().diagnose(data_manager=data).diagnosed
         assert found is not None
         return {title for title, _ in lines_of(found)}
 

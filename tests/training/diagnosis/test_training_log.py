@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from slurm_health.records.script_records import Attribution
-from slurm_health.training.diagnosis.flight import first_difference
-from slurm_health.training.diagnosis.known_errors import known
+from slurm_health.training.diagnosis.collectives import CollectiveState
 from slurm_health.training.diagnosis.last_words import is_consequence
 from slurm_health.training.diagnosis.training_log import TrainingLog, read_log
+from slurm_health.training.diagnosis.words import known
 
 DATA = Path(__file__).parents[2] / "data"
 TRACEBACK = """\
@@ -161,7 +161,7 @@ def test_a_watchdogs_report_tells_how_far_ranks_came_that_wrote_nothing() -> Non
     assert log.watchdogs
     reached = {each.rank: each.reached["0"] for each in log.progress}
     assert {rank: each.entered for rank, each in reached.items()} == {0: 7, 1: 6, 2: 6, 3: 7}
-    difference = first_difference(log.progress)
+    difference = CollectiveState(log.progress).difference
     assert difference is not None
     assert difference.ranks == (1, 2)
 
@@ -202,7 +202,7 @@ def test_of_what_ranks_say_and_a_report_that_counts_otherwise_the_more_complete_
     ],
 )
 def test_whole_phrases_of_slurm_and_the_kernel_tell_of_a_kill_for_memory(line: str) -> None:
-    assert read(line).notes == (line,)
+    assert [fact.text for fact in read(line).facts] == [line]
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_whole_phrases_of_slurm_and_the_kernel_tell_of_a_kill_for_memory(line: s
     ],
 )
 def test_words_about_memory_that_nobody_was_killed_for_are_no_note(line: str) -> None:
-    assert read(line).notes == ()
+    assert read(line).facts == ()
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_an_exception_is_known_by_its_words(
     found = known(error)
 
     assert found is not None
-    assert (found.name, found.attribution) == (name, attribution)
+    assert (found.name, found.blame) == (name, attribution)
 
 
 @pytest.mark.parametrize(

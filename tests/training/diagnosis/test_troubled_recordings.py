@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from slurm_health.records.script_records import Diagnosed
-from slurm_health.training.diagnosis.flight import first_difference
-from slurm_health.training.diagnosis.flight_data import FlightRecord
+from slurm_health.training.diagnosis.collectives import CollectiveState, FlightRecord
 from slurm_health.training.framework import NothingCollected
 from slurm_health.training.monitor.collector import EndedJob
 from slurm_health.training.monitor.flight_dumps import FlightDumps
@@ -106,7 +105,7 @@ def test_a_dump_of_ranks_that_were_numbered_anew_is_read_under_the_number_that_t
     laid(tmp_path, 1, stopped(5, pg_config={"0": two}))
     laid(tmp_path, 2, stopped(3), age_s=30)
 
-    found = first_difference(collected(tmp_path))
+    found = CollectiveState(collected(tmp_path)).difference
 
     assert found is not None
     assert found.ranks == (1,)
@@ -130,7 +129,7 @@ def test_a_dump_of_another_version_is_one_of_which_nothing_is_known(
     records = collected(tmp_path)
 
     assert [each.whole for each in records] == [True, False, True]
-    assert first_difference(records) is None
+    assert CollectiveState(records).difference is None
 
 
 def test_dumps_that_are_all_of_another_version_say_that_they_are_none(tmp_path: Path) -> None:
@@ -145,7 +144,7 @@ def test_two_ranks_that_stay_away_are_both_named(tmp_path: Path) -> None:
     laid(tmp_path, 1, stopped(5))
     laid(tmp_path, 2, stopped(5))
 
-    found = first_difference(collected(tmp_path))
+    found = CollectiveState(collected(tmp_path)).difference
 
     assert found is not None
     assert found.ranks == (1, 2)

@@ -11,8 +11,12 @@ from typing import Any
 import pytest
 
 from slurm_health.training.diagnosis.collected import FlightRecords
-from slurm_health.training.diagnosis.flight import culprits, first_difference
-from slurm_health.training.diagnosis.flight_data import FlightRecord, Reached, Transfer
+from slurm_health.training.diagnosis.collectives import (
+    CollectiveState,
+    FlightRecord,
+    Reached,
+    Transfer,
+)
 from slurm_health.training.framework import NothingCollected
 from slurm_health.training.monitor.flight_dumps import FlightDumps, record_of
 from tests.support.ended_jobs import job
@@ -121,7 +125,7 @@ def test_ranks_that_reduce_other_numbers_or_into_another_size_called_something_e
         (tmp_path / f"flight_{rank}").write_bytes(pickle.dumps({"entries": entries}))
     found = collected(tmp_path)
 
-    difference = first_difference(found.records)
+    difference = CollectiveState(found.records).difference
     if words is None:
         assert difference is None
     else:
@@ -188,7 +192,7 @@ def test_a_stage_that_stopped_between_two_batches_of_transfers_is_named(p2p: boo
     records = [record(rank, of_rank, [0, 1, 2]) for rank, of_rank in entries.items()]
 
     assert records[1].transfers == ()
-    difference = first_difference(records)
+    difference = CollectiveState(records).difference
     assert difference is not None
     assert difference.ranks == (1,)
     assert difference.description == (
@@ -205,7 +209,7 @@ def test_a_batch_whose_end_is_not_recorded_neither_waits_nor_shows_who_stayed_aw
         Transfer(peer=0, sends=False, certain=False),
         Transfer(peer=0, sends=True, certain=False),
     )
-    assert culprits([captured, waits]) == ()
+    assert CollectiveState([captured, waits]).culprits == ()
 
 
 def test_a_transfer_that_is_in_no_batch_has_its_own_state() -> None:
@@ -237,7 +241,7 @@ def test_a_peer_whose_buffer_goes_back_to_no_transfer_is_not_said_to_have_begun_
     ]
 
     assert not records[1].whole
-    assert [each.rank for each in culprits(records)] == named
+    assert [each.rank for each in CollectiveState(records).culprits] == named
 
 
 def test_what_a_group_did_before_its_numbers_began_anew_is_left_out() -> None:
@@ -252,7 +256,7 @@ def test_what_a_group_did_before_its_numbers_began_anew_is_left_out() -> None:
         entries = [*before, *unended, *now, *waits]
         records.append(record(rank, entries, [0, 1, 2], group=world))
 
-    difference = first_difference(records)
+    difference = CollectiveState(records).difference
     assert difference is not None
     assert difference.description == (
         "rank 2 never entered collective 6 of group 0 (nccl) (all_reduce [[4]]), in which"

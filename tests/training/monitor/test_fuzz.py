@@ -14,8 +14,7 @@ from msgspec import Struct
 from slurm_health.records.script_records import Diagnosed
 from slurm_health.report.sentences import lines_of
 from slurm_health.training.diagnosis.collected import FlightRecords, ScriptEnd, SlurmView
-from slurm_health.training.diagnosis.diagnostician import CauseDiagnostician, observe_failure
-from slurm_health.training.diagnosis.operators import OPERATORS
+from slurm_health.training.diagnosis.failure import FailureDiagnostician
 from slurm_health.training.diagnosis.training_log import read_log
 from slurm_health.training.framework import DataManager, NothingCollected
 from slurm_health.training.monitor.flight_dumps import FlightDumps
@@ -40,7 +39,7 @@ HEALTHY = SlurmView(node_states=dict.fromkeys(("n1", "n2"), "ALLOCATED"))
 def diagnosed(*data: Struct) -> Diagnosed:
     end = ScriptEnd(exit_code=1, nodes=("n1", "n2"), script="train.sh")
     collected = DataManager([end, *data])
-    found = CauseDiagnostician(observe_failure, OPERATORS).diagnose(data_manager=collected)
+    found = FailureDiagnostician().diagnose(data_manager=collected)
     assert found.diagnosed is not None
     return found.diagnosed
 

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,13 @@ import pytest
 
 from slurm_health.training.diagnosis.collected import ScriptEnd
 from slurm_health.training.framework import NothingCollected
-from slurm_health.training.monitor.job_collectors import JOB_TAIL_BYTES, JobOutput, SlurmWord, tail
+from slurm_health.training.monitor.job_collectors import (
+    JOB_TAIL_BYTES,
+    JobOutput,
+    PortHolders,
+    SlurmWord,
+    tail,
+)
 from tests.support.ended_jobs import job
 from tests.support.fake_slurm import FakeSlurm
 
@@ -124,6 +131,14 @@ def test_slurm_is_not_asked_where_it_cannot_know_more_than_the_script(
         states = {}
 
     assert bool(states) is asked
+
+
+def test_the_process_that_listens_on_a_port_is_named() -> None:
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+        holders = PortHolders().collect_data().holders
+
+    assert holders[port].startswith(f"process {os.getpid()} (")
 
 
 def test_slurm_says_which_nodes_the_job_asks_for_by_name(tmp_path: Path) -> None:

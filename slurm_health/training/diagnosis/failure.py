@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What follows a failed script: it starts again, stops, leaves a node, or its nodes are checked.
+
+Only nodes that evidence names are held at fault here. Where evidence decides nothing, the check of
+the nodes does, and what follows its verdict is decided in `preflight.decide`. What a person or a
+limit ended stays ended; a user's error is never retried and accuses no node.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from slurm_health.records.nodeset import fold
+from slurm_health.records.script_records import (
+    SCRIPT_FAILED,
+    Attribution,
+    Diagnosed,
+    FailurePlanned,
+    TrainingEvent,
+)
+from slurm_health.records.text import signal_text
+from slurm_health.records.verdict import Level, NodeVerdict
+from slurm_health.training.diagnosis.collected import ScriptEnd
+from slurm_health.training.diagnosis.diagnostician import diagnosed
+from slurm_health.training.diagnosis.operators import OPERATORS
+from slurm_health.training.framework import (
+    CheckNodes,
+    DataManager,
+    DiagnosisAction,
+    DiagnosisObservation,
+    Diagnostician,
+    EventAction,
+    Inference,
+    LeaveNode,
+    NoAction,
+    RestartRanks,
+    StopJob,
+)
+
+# A verdict wants a figure; an inference has none that anybody counted. `likely` must not be read as
+# the 99 % that measured rounds can reach.
+_PROBABILITY = {"possible": 0.5, "likely": 0.9, "certain": 0.99}
+_MOST_OF_A_KIND = 2  # restarts after hangs of one cause, nodes that are at fault aside
+
+
+class JobAtFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """A job whose script has failed, and what is known of it and its nodes.
+
+    Args:
+        batch_node: the node that the job cannot be without.
+        nodes: the nodes that the script ran on.
+        job_over: what Slurm calls the job where that no longer runs, else empty.
+        spares: nodes that the job keeps beside these.
+        lost: nodes of both that Slurm has lost and taken out of the job, with what it says of them.
+        restarted_unchecked: this start of the job has restarted the script before without a check.
+        least: with how few nodes the job goes on; None if it has to be requeued without one.
+        hang: the hang for which this start of the script was ended, None where it ended otherwise.
+        hangs_before: those for which earlier starts of it in this attempt of the job were ended.
+        before: what the post-mortems of earlier starts in this job concluded, oldest first.
+    """
+
+    batch_node: str
+    nodes: tuple[str, ...]
+    job_over: str = ""
+    spares: tuple[str, ...] = ()
+    lost: tuple[tuple[str, str], ...] = ()
+    restarted_unchecked: bool = False
+    least: int | None = None
+    hang: TrainingEvent | None = None
+    hangs_before: tuple[TrainingEvent, ...] = ()
+    before: tuple[Diagnosed, ...] = ()
+
+
+class FailureNodeDiagnostician(Diagnostician):
+    """Leaves a machine that broke: one that Slurm lost, or that the post-mortem accuses."""
+
+    def observe(self, **kwargs: Any) -> DiagnosisObservation | None:
+        """Return the nodes that evidence is against, None where there are none."""
+        verdicts = _at_fault(kwargs["data_manager"])
+        if not verdicts:
+            return None
+        return DiagnosisObservation("node-failed", {each.node: each.reason for each in verdicts})
+
+    def resolve(self, problem: DiagnosisObservation, **kwargs: Any) -> DiagnosisAction:
+        """Return how the job goes on without them, or that it stops: it takes its failure along."""
+        data: DataManager = kwargs["data_manager"]
+        job, cause, verdicts = data.get(JobAtFailure), data.get(Diagnosed), _at_fault(data)
+        assert job is not None
+        alike = [each for each in job.before if cause and _alike(each, cause)]
+        left = sorted({node for each in alike for node in each.accused})
+        if cause and left and not job.lost and not set(left) & set(cause.accused):
+            return StopJob(
+                reason=f"{cause.description}: the same as on {fold(left)}, which the job left for"
+                " it; it follows the job, not a node",
+                evidence=tuple(cause.evidence),
+            )
+        stay = tuple(node for node in (*job.nodes, *job.spares) if node not in problem.details)
+        reason = "; ".join(f"{node}: {why}" for node, why in problem.details.items())
+        evidence = tuple(dict.fromkeys(line for each in verdicts for line in each.evidence))
+        without = tuple(problem.details)
+        if job.batch_node in without or job.least is None or len(stay) < job.least:
+            return LeaveNode(reason=reason, nodes=without, evidence=evidence, at_fault=verdicts)
+        return CheckNodes(
+            reason=f"{reason}; the script is to go on without {fold(sorted(without))}",
+            nodes=stay,
+            evidence=evidence,
+            at_fault=verdicts,
+        )
+
+
+class FailureDiagnostician(Diagnostician):
+    """Concludes why a script failed, unless that was concluded; and what follows in its job."""
+
+    operators = OPERATORS
+
+    def observe(self, **kwargs: Any) -> DiagnosisObservation | None:
+        """Return that a script failed, None where it ended well or its end is not known.
+
+        One that ended well when it was told to end is a problem: its job may have been ended.
+        """
+        data: DataManager = kwargs["data_manager"]
+        if data.get(Diagnosed) is not None or data.get(ScriptEnd) is None:
+            return DiagnosisObservation(SCRIPT_FAILED) if data.get(JobAtFailure) else None
+        symptom = observe_failure(data)
+        return None if symptom is None else DiagnosisObservation(SCRIPT_FAILED, symptom=symptom)
+
+    def resolve(self, problem: DiagnosisObservation, **kwargs: Any) -> DiagnosisAction:
+        """Return what to record; with a `JobAtFailure`, what the job does."""
+        data: DataManager = kwargs["data_manager"]
+        cause, job = data.get(Diagnosed), data.get(JobAtFailure)
+        if problem.symptom is not None:
+            cause = diagnosed(self.walk(problem.symptom, data), data)
+            data.store(cause)
+        if job is None:
+            return EventAction(diagnosed=cause)
+        evidence = tuple(cause.evidence) if cause else ()
+        what = cause.description if cause else "no post-mortem says why"
+        if job.job_over:
+            return StopJob(reason=f"Slurm calls the job {job.job_over}", diagnosed=cause)
+        if cause and cause.attribution == Attribution.OUTSIDE:
+            return StopJob(reason=what, evidence=evidence, diagnosed=cause)
+        of_node = FailureNodeDiagnostician().diagnose(data_manager=data)
+        if not isinstance(of_node, NoAction) or of_node.failed:
+            return of_node
+        if cause and cause.attribution == Attribution.USER:
+            reason = f"{what} ({Attribution.USER}): the same again would fail again"
+            return StopJob(reason=reason, evidence=evidence, diagnosed=cause)
+        if job.hang is not None:
+            return _after_hang(job.hang, job, evidence)
+        undecided = cause is not None and cause.attribution == Attribution.UNDECIDED
+        if cause and undecided and evidence and any(_alike(each, cause) for each in job.before):
+            reason = f"{what}; it failed in these words before, and its nodes have been checked"
+            return StopJob(reason=f"{reason} since", evidence=evidence, diagnosed=cause)
+        if cause and cause.attribution == Attribution.TRANSIENT:
+            if not job.restarted_unchecked:
+                reason = f"{what} ({Attribution.TRANSIENT})"
+                return RestartRanks(reason=reason, evidence=evidence, diagnosed=cause)
+            what += "; it is not the first time"
+        nodes = (*job.nodes, *job.spares)
+        return CheckNodes(reason=what, nodes=nodes, evidence=evidence, diagnosed=cause)
+
+
+def observe_failure(data: DataManager) -> Inference | None:
+    """Return the symptom of a failed script, None where it ended well without being told to."""
+    end = data.get(ScriptEnd)
+    if end is None or (end.well and not end.told_to_end):
+        return None
+    how = signal_text(end.signal) if end.signal else f"exit code {end.exit_code}"
+    return Inference(
+        name=SCRIPT_FAILED,
+        description=f"{end.script or 'the script'} ended with {how}; nothing that was collected"
+        " says why",
+        advice="look at the end of the job's output",
+    )
+
+
+def what_follows(cause: Diagnosed | None, job: JobAtFailure) -> DiagnosisAction:
+    """Return what a job does about a failure whose cause was concluded, None if it was not."""
+    data = DataManager([job] if cause is None else [job, cause])
+    action = FailureDiagnostician().diagnose(data_manager=data)
+    return StopJob(reason=f"nothing follows: {action.failed}") if action.failed else action
+
+
+def planned(action: DiagnosisAction, *, restart: int, max_restarts: int) -> FailurePlanned:
+    """Return an action as the journal has it, with the number of this restart of at most these."""
+    at_fault = action.at_fault if isinstance(action, CheckNodes | LeaveNode) else ()
+    return FailurePlanned(
+        plan=action.kind,
+        reason=action.reason,
+        restart=restart,
+        max_restarts=max_restarts,
+        evidence=list(action.evidence),
+        nodes=[verdict.node for verdict in at_fault],
+    )
+
+
+def _at_fault(data: DataManager) -> tuple[NodeVerdict, ...]:
+    """Return the nodes that evidence is against: those that Slurm lost, and those accused."""
+    job, cause = data.get(JobAtFailure), data.get(Diagnosed)
+    verdicts = {
+        node: NodeVerdict(
+            node=node,
+            level=Level.FAULTY,
+            reason="Slurm lost it while the job ran",
+            evidence=(state,),
+        )
+        for node, state in (job.lost if job else ())
+    }
+    for node in cause.accused if cause else ():
+        assert cause is not None
+        verdict = NodeVerdict(
+            node=node,
+            level=Level.FAULTY,
+            probability=_PROBABILITY[cause.sureness],
+            reason=cause.description,
+            evidence=tuple(cause.evidence) or ("the post-mortem",),
+        )
+        verdicts.setdefault(node, verdict)
+    return tuple(verdicts.values())
+
+
+def _alike(earlier: Diagnosed, later: Diagnosed) -> bool:
+    """Tell whether two failures have one cause in the same words, whatever the rank or address."""
+
+    def words(cause: Diagnosed) -> str:
+        first = cause.evidence[0] if cause.evidence else ""
+        for node in cause.nodes:
+            first = first.replace(node, "")
+        return re.sub(r"0x[0-9a-fA-F]+|\d+", "#", first)
+
+    return earlier.cause == later.cause and words(earlier) == words(later)
+
+
+def _after_hang(
+    hang: TrainingEvent, job: JobAtFailure, evidence: tuple[str, ...]
+) -> DiagnosisAction:
+    """Check all nodes, and take those where it hung last: that they are at fault is not shown.
+
+    A hang without a place restarts once, another kind as often as `_MOST_OF_A_KIND`.
+    """
+    what = f"the training hung: {hang.description}"
+    if hang.is_of_script:
+        reason = f"{what}; in the script's own code or data, the same again would hang again"
+        return StopJob(reason=reason, evidence=evidence)
+
+    def kind(of: TrainingEvent) -> str:
+        return of.diagnosed.cause if of.located and of.diagnosed else ""
+
+    most = _MOST_OF_A_KIND if hang.located else 1
+    before = sum(kind(earlier) == kind(hang) for earlier in job.hangs_before)
+    if before >= most:
+        times = "once" if before == 1 else f"{before} times"
+        reason = f"{what}; the script was already started again {times} after such a hang"
+        return StopJob(reason=f"{reason} ({kind(hang) or 'without a place'})", evidence=evidence)
+    there = tuple(hang.nodes) if hang.located else ()
+    return CheckNodes(
+        reason=what,
+        nodes=(*job.nodes, *job.spares),
+        evidence=evidence,
+        last_choice=there if len(there) <= len(job.nodes) / 2 else (),
+    )

@@ -1,0 +1,498 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From words to causes: the rows of the table, and those of exceptions.
+
+The first row that fits counts. Sources are the texts of PyTorch, CUDA and NCCL, and NVIDIA's guide
+of Xid errors for what a lost GPU and an uncorrectable memory error mean.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Flag, auto
+
+from slurm_health.records.script_records import Attribution, Sureness
+from slurm_health.training.diagnosis.last_words import OF_THE_PLACE, kind_of
+
+_USER, _NODE, _UNDECIDED = Attribution.USER, Attribution.NODE, Attribution.UNDECIDED
+_FIX = "correct the script; starting it again as it is fails again"
+_LEAVE = (
+    "leave the node out (sbatch --exclude, or --nodelist without it) and tell your administrator"
+)
+_BLOCKING = (
+    "run it once with CUDA_LAUNCH_BLOCKING=1; if it fails on one node only, have that node checked"
+)
+
+
+class On(Flag):
+    """What a row is also good for, beside the exception of a rank."""
+
+    EXCEPTION = 0
+    LAST_WORDS = auto()  # nothing else has these words: they count without an exception
+    LOADING = auto()  # only where `torch.load` raised
+    SHARED = auto()  # of what nodes share: where several meet it, it is no node's own
+    ONE_NODE = auto()  # one of several nodes may lack what the others have
+
+
+@dataclass(frozen=True)
+class Row:
+    """Words, and what they mean.
+
+    Args:
+        name: of the cause.
+        pattern: of the words.
+        says: the cause, the end of a sentence.
+        advice: what helps.
+        blame: whose doing it is.
+        sureness: how sure the words make that.
+        unless: where the words are another row's, or nobody's.
+        on: what it is also good for.
+        codes: exit codes of a process that wrote it, empty where it always ends by it.
+    """
+
+    name: str
+    pattern: str
+    says: str
+    advice: str
+    blame: Attribution = _UNDECIDED
+    sureness: Sureness = Sureness.LIKELY
+    unless: Callable[[str], bool] = lambda _: False
+    on: On = On.EXCEPTION
+    codes: frozenset[int] = frozenset()
+
+    def fits(self, text: str) -> bool:
+        """Tell whether a text has the words."""
+        return re.search(self.pattern, text) is not None and not self.unless(text)
+
+
+# Process 1395 has 24.49 GiB memory in use. Including non-PyTorch memory, this process has 7.20 GiB
+_IN_USE = re.compile(
+    r"(?P<who>Process \d+|this process) has (?P<size>[\d.]+) (?P<unit>[KMG]iB) memory in use"
+)
+_UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+def _this_process_has_most(error: str) -> bool:
+    """Tell whether no other process has more of the GPU's memory, as far as PyTorch names them."""
+    own = others = 0.0
+    for match in _IN_USE.finditer(error):
+        size = float(match["size"]) * _UNITS[match["unit"]]
+        if match["who"] == "this process":
+            own = size
+        else:
+            others += size
+    return others <= own
+
+
+def _of_the_place(error: str) -> bool:
+    """Tell whether an exception is about a file or a module: figures do not cause it."""
+    return kind_of(error) in OF_THE_PLACE
+
+
+_OUT_OF_GPU_MEMORY = "use a smaller batch or model part per GPU, or activation checkpointing"
+
+EXCEPTIONS: tuple[Row, ...] = (
+    Row(
+        "checkpoint-broken",
+        # What torch.load says where a file was cut before what its beginning promises.
+        r"\[Errno 22\]|^(?:[\w.]+\.)?EOFError",
+        "a file that was to be loaded cannot be decoded: it was not written to its end, is"
+        " something else, or holds what is not loaded unless one asks for it (weights_only)",
+        "go on from an earlier checkpoint; " + _FIX,
+        _USER,
+        on=On.LOADING,
+    ),
+    Row(
+        "gpu-broken",
+        r"uncorrectable ECC|uncorrectable NVLink|GPU is lost|fallen off the bus",
+        "a GPU of the node failed",
+        _LEAVE,
+        _NODE,
+        on=On.LAST_WORDS,
+    ),
+    Row(
+        "gpu-occupied",
+        r"CUDA out of memory|OutOfMemoryError",
+        "the GPU's memory was used up, most of it by another process: one that an earlier job"
+        " left there, another user's, or another rank on the same GPU",
+        "see whose process that is (nvidia-smi on the node); if it is none of this job, try"
+        " another node and tell your administrator",
+        unless=_this_process_has_most,
+    ),
+    Row(
+        "gpu-out-of-memory",
+        r"CUDA out of memory|OutOfMemoryError: (?!.*node running low)",
+        "the GPU's memory was used up",
+        _OUT_OF_GPU_MEMORY,
+        _USER,
+    ),
+    Row(
+        "gpu-out-of-memory",
+        # What PyTorch asked for itself is told otherwise, with its size.
+        r"CUDA (?:driver )?error: out of memory|CUDA_ERROR_OUT_OF_MEMORY"
+        r"|[Cc]uda failure (?:\d+ )?'out of memory'|Failed to CUDA c\w*alloc",
+        "CUDA found no memory on the GPU for work of its own: this program has used it up,"
+        " another one on the same GPU has, or the GPU is broken",
+        "look at what else uses the GPU (nvidia-smi); if it fails on one node only, have that"
+        " node checked",
+    ),
+    Row(
+        "device-assert",
+        r"device-side assert",
+        "a check in a GPU kernel failed, most often an index out of range",
+        "run it once with CUDA_LAUNCH_BLOCKING=1 to see the operation; " + _FIX,
+        _USER,
+    ),
+    Row(
+        "illegal-access",
+        r"illegal memory access|misaligned address|illegal instruction|hardware stack error"
+        r"|invalid program counter|invalid address space",
+        "a GPU kernel used memory that is not its own, or overran its stack: most often an"
+        " error of the kernel",
+        _BLOCKING,
+    ),
+    Row(
+        "launch-failure",
+        r"unspecified launch failure|CUDA_ERROR_LAUNCH_FAILED",
+        "a kernel failed on the GPU: it used memory of others, or the GPU is broken",
+        _BLOCKING,
+    ),
+    Row(
+        "no-such-gpu",
+        r"invalid device ordinal|You requested gpu: \[|device >= 0 && device < num_gpus",
+        "the program asked for a GPU by a number that its process does not have",
+        "take the GPU by LOCAL_RANK, and ask for as many GPUs as there are ranks on a node"
+        " (--gpus-per-node); starting it again as it is fails again",
+        _USER,
+    ),
+    Row(
+        "no-gpu",
+        r"No CUDA GPUs are available|no CUDA-capable device|CUDA unknown error"
+        r"|CUDA-capable devices?(?:\(s\))? (?:is/)?are busy or unavailable"
+        r"|Found no NVIDIA driver|device handle for GPU|no GPUs found!"
+        r"|CUDA is not available|AcceleratorError: .*no device",
+        "the process could not use a GPU",
+        "look at the GPUs that the job asked for (--gpus, --gres, CUDA_VISIBLE_DEVICES); if it has"
+        " them on other nodes, have this node checked",
+        on=On.LAST_WORDS | On.SHARED,
+    ),
+    Row(
+        "no-nccl",
+        r"Distributed package doesn't have NCCL built in|NCCL (?:backend )?(?:is )?not (?:built in"
+        r"|available)|libnccl\.so[\w.]*: cannot open shared object",
+        "this PyTorch has no NCCL, or does not find it",
+        "install one that was built with NCCL, or use gloo; starting it again as it is fails again",
+        _USER,
+        on=On.LAST_WORDS,
+    ),
+    Row(
+        "driver-mismatch",
+        r"NVIDIA driver on your system is too old|driver (?:version )?is insufficient"
+        r"|forward compatibility was attempted on non supported HW"
+        r"|unsupported display driver / cuda driver combination"
+        r"|[Dd]river/library version mismatch",
+        "the driver does not fit: this PyTorch was built for a newer CUDA than it supports,"
+        " or the process found libraries of another version than the driver of its node",
+        "compare the node's driver (nvidia-smi) with torch.version.cuda, and in a container"
+        " what it brings of the driver's libraries; if one node alone says so, have it checked",
+        on=On.LAST_WORDS | On.SHARED,
+    ),
+    Row(
+        "gpu-unknown-error",
+        r"CUDA (?:driver )?error: unknown error|CUDA_ERROR_UNKNOWN",
+        "CUDA met an error that it has no name for: a GPU or its driver has failed, or the"
+        " program has broken its own context",
+        "look for Xids of that time in the kernel's log of the node; if it fails on one node"
+        " only, have that node checked",
+    ),
+    Row(
+        "gpu-not-supported",
+        r"no kernel image is available|capability sm_\d+\w? is not compatible"
+        r"|compiled with an unsupported toolchain|not compiled with CUDA enabled",
+        "this PyTorch, or an extension of it, was built without support for the node's GPUs",
+        "install one that was built for them (torch.cuda.get_arch_list()), or ask for GPUs"
+        " that it supports (--gres, --constraint)",
+        _USER,
+        on=On.LAST_WORDS,
+    ),
+    Row(
+        "gpu-fabric",
+        r"CUDA error\W{1,3}802\b|SystemNotReady|system not yet initialized",
+        "the driver had not set up the GPUs of the node: on machines with NVSwitch its fabric"
+        " manager does that, and most likely it does not run",
+        _LEAVE,
+        _NODE,
+        on=On.LAST_WORDS,
+    ),
+    Row(
+        "peer-access",
+        r"peer access (?:is )?(?:not supported|not enabled)|peer mapping",
+        "a GPU cannot reach the memory of another one of its node",
+        "look at how the node's GPUs are connected (nvidia-smi topo -p2p n), and have it checked",
+    ),
+    Row(
+        "gpu-out-of-memory",
+        r"CU(?:BLAS|DNN)_STATUS_ALLOC_FAILED",
+        "the GPU's memory was used up, as a library of it says",
+        _OUT_OF_GPU_MEMORY,
+        _USER,
+    ),
+    Row(
+        "gpu-library-failed",
+        r"CU(?:BLAS|DNN|FFT|SOLVER)_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR"
+        r"|INVALID_VALUE)",
+        "a kernel of a GPU library failed: what it was given is wrong, libraries of several"
+        " releases of CUDA are mixed, or the GPU is broken",
+        _BLOCKING,
+    ),
+    Row(
+        "device-mismatch",
+        r"Expected all tensors to be on the same device"
+        r"|Tensor on device \S{1,20} is not on the expected device",
+        "tensors of one operation are on different devices",
+        "move them to one device (.to(device)); " + _FIX,
+        _USER,
+    ),
+    Row(
+        "checkpoint-broken",
+        r"PytorchStreamReader failed|failed finding central directory|pickle data was truncated"
+        r"|[Ii]nvalid magic number; corrupt|unpickling stack underflow|SafetensorError"
+        r"|InvalidHeaderDeserialization|Ran out of input|\bUnpicklingError"
+        r"|mmap can only be used with files saved with|No data left in file",
+        "a file that was to be loaded cannot be decoded: it was not written to its end, is"
+        " something else, or holds what is not loaded unless one asks for it (weights_only)",
+        "go on from an earlier checkpoint; " + _FIX,
+        _USER,
+    ),
+    Row(
+        "mismatched-collective",
+        r"[Dd]etected mismatch between collectives|[Mm]ismatch between collective"
+        r"|[Cc]ollectives? .{0,40}mismatch|op\.preamble\.length",
+        "ranks called different collectives, or the same one with different sizes",
+        "have all ranks call the same collectives in the same order; " + _FIX,
+        _USER,
+        Sureness.CERTAIN,
+    ),
+    Row(
+        "wrong-type",
+        r"\b(?:to|must) have (?:the )?same dtype|expected scalar type \w+ but found"
+        r"|Input type \(.{1,60}\) and (?:weight|bias) type",
+        "tensors of one operation have different types of numbers",
+        "bring them to one type (.to(dtype), torch.autocast); " + _FIX,
+        _USER,
+    ),
+    Row(
+        "wrong-shape",
+        r"shapes cannot be multiplied|size mismatch|must match the size of tensor"
+        r"|mat1 and mat2|Expected [^/]{0,60}(size|shape|dimension)|shape '.*' is invalid"
+        r"|Sizes of tensors must match|stack expects each tensor|inconsistent tensor size"
+        r"|resize storage that is not resizable",
+        "a tensor has the wrong shape",
+        "look at the batch that this rank got, and at the model's sizes; " + _FIX,
+        _USER,
+        unless=_of_the_place,
+    ),
+    Row(
+        "missing-key",
+        r"Error\(s\) in loading state_dict",
+        "a checkpoint does not fit the model",
+        "load a checkpoint of this model; " + _FIX,
+        _USER,
+    ),
+    Row(
+        "shared-memory-full",  # of NCCL's, whose reason is that a disk is full
+        r"shared memory segment .{0,160}No space left on device"
+        # Older ones tell no reason of this; of memory there is hardly another.
+        r"|failed to extend /dev/shm/\S{1,80} to \d+ bytes(?!, error: (?!No space))",
+        "the shared memory of the node has no room for what its ranks exchange: in a"
+        " container it often has 64 MB; elsewhere files that were left there may fill it",
+        "give the container more (docker --shm-size or --ipc=host), or look at what lies in"
+        " it (df, ls); starting it again as it is fails again",
+        _USER,
+        on=On.LAST_WORDS,
+    ),
+    Row(
+        "shared-memory-removed",
+        r"unlink shared memory /dev/shm/nccl-.{1,80}No such file",
+        "a file of NCCL's was removed from the node's shared memory: systemd does so"
+        " when a user's last session ends, unless logind.conf says RemoveIPC=no",
+        "tell your administrator which node it is (RemoveIPC in logind.conf)",
+        on=On.LAST_WORDS,
+    ),
+    Row(
+        "disk-full",
+        r"Disk quota exceeded|\[Errno 122\]",
+        "the quota of a filesystem that the script writes to is used up",
+        "free space or ask for a larger quota; starting it again as it is fails again",
+        _USER,
+        Sureness.CERTAIN,
+    ),
+    Row(
+        "disk-full",
+        r"No space left on device|\[Errno 28\]",
+        "a filesystem that the script writes to is full",
+        "free space or ask for more where the script writes; if that is the node's own"
+        " disk, tell your administrator which node it is",
+        sureness=Sureness.CERTAIN,
+        on=On.SHARED,
+    ),
+    Row(
+        "disk-full",
+        # What torch.save says where the kernel said ENOSPC: the reason itself is lost in it.
+        r"basic_ios::clear: iostream error|PytorchStreamWriter failed writing"
+        r"|inline_container\.cc.*unexpected pos",
+        "torch could not write a file to its end: most likely its filesystem is full, or a"
+        " quota is used up",
+        "look at the space where checkpoints go, on this node (df); if that is the node's own"
+        " disk, tell your administrator which node it is",
+        on=On.SHARED,
+    ),
+    Row(
+        "directory-missing",
+        r"Parent directory .{1,200} does not exist",
+        "the directory that a file was to be written to does not exist",
+        "create it before the ranks write there; starting it again as it is fails again",
+        _USER,
+    ),
+    Row(
+        "filesystem-failed",
+        r"Input/output error|Stale file handle|Transport endpoint is not connected"
+        r"|Read-only file system|\[Errno (5|30|107|116)\]",
+        "a filesystem failed while the script used it",
+        "check whether the path can be read on other nodes, and have the node checked",
+    ),
+    Row(
+        "shared-memory-full",
+        r"insufficient shared memory|DataLoader worker.*Bus error",
+        "the shared memory of the node is too small for the data loader",
+        "use fewer data loader workers, or have /dev/shm enlarged",
+        _USER,
+        on=On.LAST_WORDS,
+    ),
+    Row(
+        "locked-memory-limit",  # whose reason is that there is no memory
+        r"Call to ibv_(?:reg_\w+|create_\w+) failed.{0,80}Cannot allocate memory",
+        "an adapter of InfiniBand or RoCE could not lock memory: most often the limit of the"
+        " job's processes is low (ulimit -l)",
+        "look at `ulimit -l` in a step on that node: it should say unlimited, which slurmd's"
+        " own limit and PropagateResourceLimitsExcept=MEMLOCK decide",
+        on=On.LAST_WORDS,
+    ),
+    Row(
+        "host-out-of-memory",
+        r"DataLoader worker .*is killed by signal: Killed",
+        "a process of the data loader was killed from outside, most often because the job's"
+        " memory on this node was used up",
+        "ask for more memory (--mem), or use fewer data loader workers",
+        _USER,
+        Sureness.POSSIBLE,
+    ),
+    Row(
+        "host-out-of-memory",
+        r"^(?:[\w.]*\._?\w*)?MemoryError|[Cc]annot allocate memory|bad_alloc|\[Errno 12\]"
+        r"|due to the node running low on memory",
+        "the process got no more memory from its node",
+        "ask for more memory (--mem), or use less of it per node",
+        _USER,
+    ),
+    Row(
+        "port-in-use",
+        r"[Aa]ddress already in use|EADDRINUSE",
+        "the port where ranks were to meet was in use",
+        "start again; choose MASTER_PORT by the job's id",
+        Attribution.TRANSIENT,
+        on=On.LAST_WORDS,
+    ),
+    Row(
+        "access-refused",
+        r"40[13] Client Error|[Gg]ated repo|(?:HTTP|Error) (?:code )?40[13]\b|GatedRepoError"
+        r"|Invalid user token|api_key not configured|AccessDenied",
+        "a service on the network refused the program's credentials, or asked for some",
+        "give the job its token or login (HF_TOKEN, WANDB_API_KEY, ...); starting it again as it is"
+        " fails again",
+        _USER,
+    ),
+    Row(
+        "service-failed",
+        r"(?:50[0234]|429) (?:Client|Server) Error|Max retries exceeded with url"
+        r"|Temporary failure in name resolution|HfHubHTTPError|SlowDown\b|EndpointConnectionError",
+        "a service on the network, or the way to it, did not answer the program",
+        "look whether the service answers from a node; keep what the script downloads in a local"
+        " cache (HF_HUB_OFFLINE=1)",
+    ),
+    Row(
+        "clock-wrong",
+        r"CERTIFICATE_VERIFY_FAILED.{0,80}(?:not yet valid|has expired)",
+        "a certificate is out of date: it has expired, or the clock of the node is wrong",
+        "compare the clock of the node with others (chronyc tracking), then the certificate",
+    ),
+    Row(
+        "network-plugin-missing",
+        r"(?:(?<!\w)Error: |WARN )network .{1,60} not found\.?",
+        "NCCL was told to use a network (NCCL_NET) that no plugin that it found provides",
+        "load the plugin's module or container hook, or correct NCCL_NET and"
+        " NCCL_NET_PLUGIN; NCCL_DEBUG=INFO says which it looked for",
+        _USER,
+        on=On.LAST_WORDS,
+    ),
+    Row(
+        "network-plugin-missing",  # or, since 2.27, the adapters of a plugin that is built in
+        r"Failed to initialize any NET plugin",
+        "NCCL cannot use the network that it was told to (NCCL_NET): no plugin that it found"
+        " has that name, or the node has no adapter for it",
+        "load the plugin's module or container hook, or correct NCCL_NET and"
+        " NCCL_NET_PLUGIN; if one node alone says so, have its adapters checked",
+        on=On.LAST_WORDS,
+    ),
+    Row(
+        "network-interface-missing",
+        r"no socket interface found|with family \d+ is neither AF_INET"
+        r"|Unable to find address for: |Unable to find interface for: ",
+        "NCCL or gloo found no network interface for its ranks to meet by: NCCL_SOCKET_IFNAME or"
+        " GLOO_SOCKET_IFNAME names one that does not exist or is down, or there is none",
+        "correct NCCL_SOCKET_IFNAME (GLOO_SOCKET_IFNAME), or leave it out; if one node alone says"
+        " so, look at its interfaces (ip -br address)",
+        on=On.LAST_WORDS | On.SHARED,
+    ),
+    Row(
+        "duplicate-gpu",
+        r"Duplicate GPU detected|ncclInvalidUsage|invalid usage",
+        "ranks were given the same GPU, or NCCL was called wrongly",
+        "give each rank a GPU of its own (torch.cuda.set_device(LOCAL_RANK)); " + _FIX,
+        _USER,
+        on=On.LAST_WORDS,
+    ),
+    Row(
+        "container-not-started",
+        r"pyxis: (?:container start failed|couldn't start container|failed to import)"
+        r"|spank_pyxis\.so: task_init\(\) failed|FATAL: .{0,40}container creation failed",
+        "the container of the job could not be started: its image does not fit the site's"
+        " hooks, or the node lacks something, such as the user's account",
+        "read what the container's own log says after it; if other nodes start it, tell"
+        " your administrator which node does not",
+        on=On.LAST_WORDS,
+    ),
+    Row(
+        "not-a-number",
+        # No part of a path or of a host's name, unlike `NaN/Inf`, `-inf` and the end of a sentence.
+        r"(?<![/\w.-])[-+]?(?:NaN|nan|Inf|inf)(?:/(?:NaN|nan|Inf|inf))?(?![/\w-]|\.\w|:\d)"
+        r"|\bNaN-[a-z]|\b(?:non-finite|not finite)\b",
+        "the training computed NaN or infinity, and the script noticed",
+        "look at the data, the learning rate and the loss scale; go on from a checkpoint before it",
+        _USER,
+        unless=_of_the_place,
+    ),
+)
+
+# The file that Python names behind an error of the system: people call theirs as they like.
+_FILE = re.compile(r"""(\[Errno \d+\] [^:'"]+): (?:'[^']*'|"[^"]*")""")
+
+
+def known(error: str, *, loading: bool = False) -> Row | None:
+    """Return what is known of an exception, by its words; `loading`: `torch.load` raised it."""
+    text = _FILE.sub(r"\1", error)
+    return next(
+        (row for row in EXCEPTIONS if row.fits(text) and (loading or On.LOADING not in row.on)),
+        None,
+    )

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From words to causes: the rows of what shells, Slurm and ranks that only waited write.
+
+Sources are the texts of CPython, argparse, click, absl, bash, dash, Slurm (`slurm_errno.h`), and of
+PyTorch for peers that do not answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from slurm_health.records.script_records import Attribution, Sureness
+from slurm_health.training.diagnosis.words import On, Row
+
+# The last words of what failed without an exception. Other errors of a file, such as a stale handle
+# or one of input and output, are none of a person's.
+_GONE = r"No such file or directory|Permission denied|Is a directory|Not a directory"
+_CORRECT = "correct what was submitted; started again as it is, it fails again"
+
+
+def _mistake(
+    name: str, pattern: str, says: str, on: On = On.EXCEPTION, codes: Iterable[int] = ()
+) -> Row:
+    """Return a row for words of a mistake in what was submitted."""
+    return Row(
+        name,
+        pattern,
+        says,
+        _CORRECT,
+        Attribution.USER,
+        Sureness.CERTAIN,
+        on=on,
+        codes=frozenset(codes),
+    )
+
+
+MISTAKES: tuple[Row, ...] = (
+    _mistake(
+        "script-not-found",
+        r"can't open file '.+': \[Errno (?:2|13|20|21)\]",
+        "the file that Python was told to run cannot be opened",
+        On.ONE_NODE,
+    ),
+    _mistake(
+        "wrong-arguments",
+        r"^\S.*: error: (?:unrecognized arguments|the following arguments are required"
+        r"|argument \S+.*: |ambiguous option|one of the arguments )"
+        r"|^Error: (?:No such option|Missing (?:option|argument|parameter)|Invalid value"
+        r"|Got unexpected extra argument)|FATAL Flags parsing error",
+        "the program does not take the arguments that it was given",
+    ),
+    _mistake(
+        "command-not-found",
+        # Of the batch script itself it may be that the node has lost slurmd's copy.
+        rf"error: execve\(\): (?!\S*/slurm_script:).+: (?:{_GONE}|Exec format error)$",
+        "srun was told to start a program that cannot be started",
+        On.ONE_NODE,
+    ),
+    _mistake(
+        "shell-syntax",
+        r": line \d+: (?:syntax error|unexpected EOF while looking for matching)"
+        r"|: \d+: Syntax error: ",
+        "the shell cannot read the script",
+    ),
+    _mistake(
+        "python-syntax",
+        r"^(?:SyntaxError|IndentationError|TabError): ",
+        "Python cannot read the program",
+    ),
+    _mistake(
+        "command-not-found",
+        rf": command not found$|: \d+: \S+: not found$|: line \d+: .+: (?:{_GONE})$",
+        "a command of the script does not exist, or may not be run",
+        On.ONE_NODE,
+        (126, 127),
+    ),
+    _mistake(
+        "module-not-found",
+        r"^\S*python[\d.]*: (?:No module named |Error while finding module)",
+        "Python was told to run a module that it cannot find",
+        On.ONE_NODE,
+    ),
+    _mistake(
+        "step-refused",
+        r"^srun: error: Unable to create step for job \d+: (?:More processors requested"
+        r"|Requested node configuration|Invalid generic resource|Memory required by task"
+        r"|Invalid (?:node|partition|account|qos))|^srun: (?:unrecognized|invalid) option"
+        r"|error: (?:Unable to allocate resources|Batch job submission failed): (?:Requested node"
+        r"|Requested partition|Invalid |Job violates|Memory specification|More processors)",
+        "Slurm was asked for what the job does not have or may not have, or with an option that it"
+        " does not know",
+    ),
+)
+
+# Why Slurm did not launch a step. `{nodes}` are those that refused, `{node}` the first of them,
+# `{leave}` how to start without them.
+REFUSALS: tuple[Row, ...] = (
+    Row(
+        "clocks-differ",
+        r"[Jj]ob credential expired",
+        "the credential of a step had expired when {nodes} read it: the clocks of the"
+        " nodes and of slurmctld's host differ, or the launch took minutes",
+        "tell your administrator: compare the clocks (chronyc tracking) of these nodes and"
+        " of the host of slurmctld; the node that is named need not be the wrong one",
+    ),
+    Row(
+        "launch-refused",
+        r"[Ii]nvalid job credential|authentication|[Mm]unge|MUNGE",
+        "{nodes} did not accept the credential of a step: munge there, its key or its"
+        " daemon, does not agree with the others",
+        "{leave} and tell your administrator: munge -n | ssh {node} unmunge",
+        Attribution.NODE,
+    ),
+    Row(
+        "launch-failed",
+        r"could not create|No space left|[Rr]ead-only|User not found|could not set up"
+        r"|[Ii]nvalid user|slurmd internal error|[Pp]rolog",
+        "{nodes} could not launch a step: its spool directory, disk, accounts or prolog",
+        "{leave} and tell your administrator (SlurmdSpoolDir, slurmd's log there)",
+        Attribution.NODE,
+    ),
+    Row(
+        "node-silent",
+        r"[Cc]onnection failure|[Cc]onnection refused|[Nn]o route|timed out|Zero Bytes",
+        "slurmd on {nodes} did not answer the launch of a step: the daemon, the node, or the"
+        " network to it",
+        "check whether Slurm still reaches it: scontrol show node {node}",
+    ),
+    Row(
+        "launch-failed",
+        r"",
+        "Slurm could not launch a step: {why}",
+        "read what slurmd says there; check the nodes before the next start",
+    ),
+)
+
+# What ranks raise that only waited for others, where all of them say so. The way from connections
+# that broke to a cause is not in their words.
+_AGAIN_WITH_RECORDER = "start again with --flight-recorder=on"
+WAITS: tuple[Row, ...] = (
+    Row(
+        "rendezvous-never-formed",
+        r"RendezvousConnectionError|RendezvousTimeoutError|RendezvousClosedError"
+        r"|client socket has (?:timed out|failed to connect)|while trying to connect to",
+        "the ranks never met{where}: a rank did not start, listened elsewhere, or the way there is"
+        " closed",
+        "check that every node starts its ranks with one address and port; the check before"
+        " the script tests the connections of the nodes",
+    ),
+    Row(
+        "watchdog-stuck",
+        r"watchdog (?:got stuck|hang)",
+        "PyTorch ended ranks because NCCL's watchdog got nowhere: a call of CUDA or NCCL did not"
+        " come back, or a thread of the program kept Python's lock (the GIL)",
+        f"{_AGAIN_WITH_RECORDER}; if it happens again, look at the stacks of all threads before"
+        " the ranks end (py-spy dump --native)",
+        sureness=Sureness.POSSIBLE,
+    ),
+    Row(
+        "collective-timed-out",
+        # NCCL's watchdog of a work that took too long, and DDP of sizes that never came.
+        r"collective operation timeout|NCCL operations have failed or timed out"
+        r"|inconsistent 0 params",
+        "ranks waited in a collective until NCCL's watchdog ended them; which rank did not come to"
+        " it, or which connection carried nothing, is not in what was collected",
+        f"{_AGAIN_WITH_RECORDER}, which tells it of the next hang; the check before the script"
+        " tests these nodes' connections",
+        sureness=Sureness.POSSIBLE,
+    ),
+    Row(
+        "connections-broke",
+        r"",
+        "connections between ranks broke or timed out; which node was the cause is not in what was"
+        " collected",
+        "start again; the check before the script tests these nodes' connections",
+        Attribution.TRANSIENT,
+        Sureness.POSSIBLE,
+    ),
+)
+
+
+def mistake(text: str, code: int) -> Row | None:
+    """Return the mistake that the last words of a process with this exit code name."""
+    fitting = (row for row in MISTAKES if row.fits(text))
+    return next((row for row in fitting if not row.codes or code in row.codes), None)
+
+
+def common(rows: Iterable[Row], texts: Iterable[str]) -> Row:
+    """Return the first row that fits all texts; the last one fits any."""
+    every = list(texts)
+    return next(row for row in rows if all(map(row.fits, every)))

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What follows a failed script: by evidence, and by a check where that decides nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+
+from slurm_health.records.script_records import Attribution, Diagnosed, EventKind, TrainingEvent
+from slurm_health.training.diagnosis.failure import JobAtFailure, planned, what_follows
+from slurm_health.training.framework import (
+    CheckNodes,
+    DiagnosisAction,
+    LeaveNode,
+    RestartRanks,
+    StopJob,
+)
+
+LOST = (("n2", "Slurm took n2 out of the job; it is DOWN*"),)
+WITH_SPARE: dict[str, Any] = {"spares": ("n4",), "least": 3}
+
+
+def follows(cause: Diagnosed | None = None, **known: Any) -> DiagnosisAction:
+    job = {"batch_node": "n1", "nodes": ("n1", "n2", "n3"), **known}
+    return what_follows(cause, JobAtFailure(**job))
+
+
+def cause(
+    attribution: Attribution,
+    *accused: str,
+    sureness: str = "likely",
+    name: str = "a-cause",
+    line: str = "a line",
+) -> Diagnosed:
+    return Diagnosed(
+        cause=name,
+        description="something broke",
+        attribution=attribution.value,
+        sureness=sureness,
+        nodes=list(accused),
+        accused=list(accused),
+        evidence=[line],
+    )
+
+
+@pytest.mark.parametrize("sureness", ["possible", "likely", "certain"])
+def test_a_users_error_stops_the_job_and_accuses_no_node(sureness: str) -> None:
+    action = follows(cause(Attribution.USER, sureness=sureness))
+
+    assert isinstance(action, StopJob)
+    assert "something broke (user error)" in action.reason
+    assert action.evidence == ("a line",)
+
+
+def test_a_lost_node_is_left_for_a_spare_that_is_checked_first() -> None:
+    action = follows(lost=LOST, **WITH_SPARE)
+
+    assert isinstance(action, CheckNodes)
+    assert action.nodes == ("n1", "n3", "n4")
+    assert [verdict.node for verdict in action.at_fault] == ["n2"]
+    assert LOST[0][1] in action.evidence
+    assert planned(action, restart=1, max_restarts=3).nodes == ["n2"]
+
+
+@pytest.mark.parametrize(
+    ("found", "known"),
+    [
+        (None, {"lost": LOST}),  # no spare was asked for
+        (None, {"lost": (*LOST, ("n3", "it is DOWN")), **WITH_SPARE}),  # there are fewer spares
+        (cause(Attribution.NODE, "n1"), WITH_SPARE),  # the batch host
+    ],
+)
+def test_a_job_that_cannot_go_on_without_a_node_leaves_it(
+    found: Diagnosed | None, known: dict[str, Any]
+) -> None:
+    action = follows(found, **known)
+
+    assert isinstance(action, LeaveNode)
+    assert action.at_fault
+
+
+def test_what_passes_restarts_once_and_is_checked_the_second_time() -> None:
+    passing = cause(Attribution.TRANSIENT)
+
+    assert isinstance(follows(passing), RestartRanks)
+    assert isinstance(follows(passing, restarted_unchecked=True), CheckNodes)
+
+
+@given(
+    st.none()
+    | st.builds(
+        cause,
+        st.sampled_from(Attribution),
+        st.sampled_from(["n1", "n2", "n4"]),
+        sureness=st.sampled_from(["possible", "likely"]),
+    ),
+    st.builds(
+        JobAtFailure,
+        job_over=st.sampled_from(["", "TIMEOUT"]),
+        batch_node=st.just("n1"),
+        nodes=st.just(("n1", "n2", "n3")),
+        spares=st.sampled_from([(), ("n4",)]),
+        lost=st.sampled_from([(), LOST]),
+        restarted_unchecked=st.booleans(),
+        least=st.none() | st.integers(1, 4),
+    ),
+)
+def test_every_action_says_why_and_checks_no_node_that_it_holds_at_fault(
+    found: Diagnosed | None, job: JobAtFailure
+) -> None:
+    action = what_follows(found, job)
+    verdicts = action.at_fault if isinstance(action, CheckNodes | LeaveNode) else ()
+    guilty = {verdict.node for verdict in verdicts}
+
+    assert action.reason
+    assert all(verdict.evidence for verdict in verdicts)
+    assert guilty <= {*(found.accused if found else ()), *(node for node, _ in job.lost)}
+    assert isinstance(action, StopJob) or not job.job_over
+    if isinstance(action, CheckNodes):
+        assert guilty.isdisjoint(action.nodes)
+        assert "n1" in action.nodes
+
+
+def test_the_same_words_undecided_twice_are_not_started_a_third_time() -> None:
+    def crashed(node: str, rank: int, name: str = "crashed") -> Diagnosed:
+        line = f"srun: error: {node}: task {rank}: Segmentation fault"
+        return structs.replace(cause(Attribution.UNDECIDED, name=name, line=line), nodes=[node])
+
+    assert isinstance(follows(crashed("n3", 3)), CheckNodes)
+    assert isinstance(follows(crashed("n3", 3), before=(crashed("n2", 1),)), StopJob)
+    assert isinstance(follows(crashed("n3", 3), before=(crashed("n2", 1, "killed"),)), CheckNodes)
+
+
+def test_what_follows_the_job_to_a_second_node_is_no_nodes_fault() -> None:
+    def lost_gpu(node: str) -> Diagnosed:
+        return cause(Attribution.NODE, node, line=f"{node}: GPU 1 is lost")
+
+    second = follows(lost_gpu("n3"), nodes=("n1", "n3"), before=(lost_gpu("n2"),))
+
+    assert isinstance(follows(lost_gpu("n2"), nodes=("n1", "n2")), LeaveNode)
+    assert isinstance(second, StopJob)
+    assert "the same as on n2, which the job left" in second.reason
+
+
+@pytest.mark.parametrize(("sureness", "most"), [("possible", 0.5), ("likely", 0.9)])
+def test_a_verdict_of_a_post_mortem_is_no_surer_than_it(sureness: str, most: float) -> None:
+    action = follows(cause(Attribution.NODE, "n2", sureness=sureness))
+
+    assert isinstance(action, LeaveNode)
+    assert [verdict.probability for verdict in action.at_fault] == [most]
+
+
+# --- hangs for which the monitor had the script ended ---------------------------------------------
+
+
+def hang(
+    name: str = "rank-stopped", sureness: str = "certain", nodes: tuple[str, ...] = ("n2",)
+) -> TrainingEvent:
+    where = Diagnosed(
+        cause=name,
+        description="rank 1 keeps the others waiting",
+        attribution="undecided",
+        sureness=sureness,
+        nodes=list(nodes),
+        ranks=[1],
+    )
+    return TrainingEvent(
+        event=EventKind.HANG,
+        stalled_s=40.0,
+        usual_s=25.0,
+        step=7,
+        nodes=where.nodes,
+        ranks=where.ranks,
+        diagnosed=where,
+    )
+
+
+def after_hang(
+    event: TrainingEvent, *before: TrainingEvent, passing: bool = False, **known: Any
+) -> DiagnosisAction:
+    found = cause(Attribution.TRANSIENT if passing else Attribution.UNDECIDED)
+    return follows(found, hang=event, hangs_before=before, **{**WITH_SPARE, **known})
+
+
+@pytest.mark.parametrize("passing", [False, True])
+def test_after_a_hang_all_nodes_are_checked_and_its_place_is_the_last_choice(
+    passing: bool,
+) -> None:
+    action = after_hang(hang(), passing=passing)
+
+    assert isinstance(action, CheckNodes)
+    assert (action.nodes, action.at_fault) == (("n1", "n2", "n3", "n4"), ())
+    assert action.last_choice == ("n2",)
+    assert "rank 1 keeps the others waiting" in action.reason
+
+
+def test_a_hang_on_half_of_the_nodes_makes_these_the_last_choice() -> None:
+    action = after_hang(hang(nodes=("n1", "n2")), nodes=("n1", "n2", "n3", "n4"))
+
+    assert isinstance(action, CheckNodes)
+    assert action.last_choice == ("n1", "n2")
+
+
+def test_one_kind_of_hang_is_restarted_twice() -> None:
+    third = after_hang(hang(), hang(), hang(nodes=("n3",)))
+
+    assert isinstance(after_hang(hang(), hang()), CheckNodes)
+    assert isinstance(third, StopJob)
+    assert "2 times after such a hang (rank-stopped)" in third.reason
+    assert isinstance(after_hang(hang(), hang("rank-gone"), hang("checkpoint-stuck")), CheckNodes)
+
+
+@pytest.mark.parametrize("name", ["rank-elsewhere", "data-loader-stuck", "rank-out-of-step"])
+def test_a_hang_in_the_scripts_own_code_or_data_is_not_restarted(name: str) -> None:
+    inside = hang(name, "likely")
+
+    assert isinstance(after_hang(inside), StopJob)
+    assert isinstance(after_hang(structs.replace(inside, beyond_script=True)), CheckNodes)
