@@ -137,7 +137,7 @@ _FACTS = {
         # r1:4865:4866 [1] include/socket.h:403 NCCL WARN Connect to 10.1.3.2<56821> failed :
         # Connection refused
         "peer-gone": r"NCCL WARN .{0,40}[Cc]onn.{1,120}"
-        r"(?:refused|reset|closed by remote|timed out)",
+        r"(?:refused|reset|closed by remote|timed out)|Transport retry count exceeded on",
         # n2:5776:5902 [0] transport/net_ib.cc:94 NCCL WARN NET/IB : mlx5_2:1 Got async event : port
         # error. What a peer's end causes has the same words as what a cable does, and both name the
         # adapter. But a subnet manager that restarts, or reads its network anew, has every port
