@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from slurm_health.cli.output import print_result, terminal
+from slurm_health.cli.output import page_here, print_result
 from slurm_health.node.rules.finding import Status
 from slurm_health.records.errors import ExitCode, UsageError
 from slurm_health.records.nodeset import expand
@@ -109,7 +109,7 @@ def _explain_files(
             ("next", _FOLLOWS[_ENDED if explanation.blame == _ENDED else explanation.action]),
         ]
         width = max(len(title) for title, _ in rows) + 2
-        columns, _ = terminal()
+        columns = page_here().width
         for title, text in rows:
             indent = " " * width
             wrapped = textwrap.fill(
