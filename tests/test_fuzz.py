@@ -41,11 +41,11 @@ from slurm_health.preflight.session.session import Session
 from slurm_health.records.errors import SlurmHealthError
 from slurm_health.records.record_codec import Entry, decode, encode
 from slurm_health.records.records import Record
-from slurm_health.report.build import job_report
-from slurm_health.report.export import as_json
+from slurm_health.report.build import story_of
+from slurm_health.report.export import as_json, job_document
 from slurm_health.report.layout import Page
-from slurm_health.report.model import RunEntries
-from slurm_health.report.table import job_text
+from slurm_health.report.story import RunEntries
+from slurm_health.report.text import job_text
 from tests.strategies import random_record
 from tests.support import accusing
 from tests.support.sites import write_site
@@ -159,9 +159,9 @@ def test_any_records_in_any_order_are_reported(written: list[Record]) -> None:
 
 def assert_reported(entries: RunEntries) -> None:
     with suppress(SlurmHealthError):
-        report = job_report([entries], now_s=1.0)
-        assert job_text(report)
-        assert as_json(report)
+        story = story_of([entries], now_s=1.0)
+        assert job_text(story, Page(), verbose=True)
+        assert as_json(job_document(story))
 
 
 # Most of what an index takes is the making, opening and locking of it: ten jobs share one.

@@ -35,7 +35,7 @@ LIGHT = {
     "the command of a check": Light("slurm_health.cli.check", (*HEAVY, *SELDOM)),
     "the command of an agent": Light("slurm_health.cli.agent", (*HEAVY, *SELDOM)),
     "the report": Light(
-        "slurm_health.report.read, slurm_health.report.table, slurm_health.report.export"
+        "slurm_health.report.read, slurm_health.report.text, slurm_health.report.export"
     ),
     "the agent": Light(
         "slurm_health.preflight.agent.agent, slurm_health.preflight.agent.worker_process"

@@ -162,7 +162,7 @@ def _accused(plan: Plan, report: Mapping[str, Any], drained: Mapping[str, str]) 
 
 def _what_followed(plan: Plan, report: Mapping[str, Any], again_s: float | None) -> Iterator[str]:
     planned = [
-        event["detail"]
+        event["action"]
         for run in report["runs"]
         for event in run["timeline"]
         if event["event"] == "failure_planned"

@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from slurm_health.cli.output import ProgressLine, print_result, terminal
+from slurm_health.cli.output import ProgressLine, page_here, print_result
 from slurm_health.cli.shared_options import shared_options
 from slurm_health.preflight import config, option_kinds
 from slurm_health.preflight.decide.policy import (
@@ -277,12 +277,11 @@ def _progress_line() -> Iterator[Callable[[str], None] | None]:
 
 
 def _print(result: FinishedCheck, *, as_json: bool) -> None:
-    from slurm_health.report import export, read, table
-    from slurm_health.report.build import run_report
+    from slurm_health.report import export, read, text
+    from slurm_health.report.build import run_of
 
-    run = run_report(read.read_run(result.directory))
+    run = run_of(read.read_run(result.directory))
     if as_json:
-        print_result(export.run_as_json(run))
-        return
-    width, unicode = terminal()
-    print_result(table.check_summary(run, width=width, unicode=unicode).rstrip("\n") + "\n")
+        print_result(export.as_json(export.check_document(run)) + "\n")
+    else:
+        print_result(text.check_text(run, page_here()) + "\n")

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from slurm_health.cli.output import print_result, terminal
+from slurm_health.cli.output import page_here, print_result
 from slurm_health.cli.shared_options import as_settings, shared_options
 from slurm_health.preflight import config
 from slurm_health.preflight.options import Door
 from slurm_health.records.errors import ExitCode
 from slurm_health.records.text import counted
+from slurm_health.report.layout import Page
 
 if TYPE_CHECKING:
     from slurm_health.fleet.retention.rules import Cleaning, JobJournal
@@ -99,10 +100,10 @@ def clean(asked: _Asked) -> int:
         now_s=time.time(),
         older_than_s=asked.older_than_s,
     )
-    width, _ = terminal()
-    _explain(chosen, alive.why_not, width)
+    page = page_here()
+    _explain(chosen, alive.why_not, page)
     if asked.dry_run:
-        print_result(_list_text(chosen.remove, width))
+        print_result(_list_text(chosen.remove, page))
     there = f"{counted(len(journals), 'journal')}, "
     all_bytes = retention.size_text(retention.total_bytes(journals))
     going_bytes = retention.size_text(retention.total_bytes(chosen.remove))
@@ -141,11 +142,9 @@ def _remove(root: Path, journals: Sequence[JobJournal], uid: int) -> int:
     return int(ExitCode.UNAVAILABLE if failed else ExitCode.HEALTHY)
 
 
-def _explain(chosen: Cleaning, why_not_asked: str, width: int | None) -> None:
+def _explain(chosen: Cleaning, why_not_asked: str, page: Page) -> None:
     """Say on standard error what is left though it is older."""
-    from slurm_health.report.layout import Page
-
-    page, lines = Page(width=width), []
+    lines = []
     if why_not_asked and chosen.left:
         lines += page.paragraph(f"slurm-health: {why_not_asked}")
     for why, journals in chosen.left.items():
@@ -155,9 +154,8 @@ def _explain(chosen: Cleaning, why_not_asked: str, width: int | None) -> None:
     click.echo("".join(f"{line}\n" for line in lines), err=True, nl=False)
 
 
-def _list_text(journals: Sequence[JobJournal], width: int | None) -> str:
+def _list_text(journals: Sequence[JobJournal], page: Page) -> str:
     from slurm_health.fleet.retention.rules import size_text
-    from slurm_health.report.layout import Page
 
     if not journals:
         return ""
@@ -165,5 +163,5 @@ def _list_text(journals: Sequence[JobJournal], width: int | None) -> str:
     for journal in journals:
         written = time.strftime("%Y-%m-%d %H:%M", time.localtime(journal.written_s))
         rows.append((journal.job, size_text(journal.size_bytes), written, journal.cluster))
-    lines = Page(width=width).table(rows, align=("right", "right", "left"))
+    lines = page.table(rows, align=("right", "right", "left"))
     return "".join(f"{line}\n" for line in lines)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from slurm_health.cli.output import print_result, terminal
+from slurm_health.cli.output import page_here, print_result
 from slurm_health.node.rules.finding import Status
 from slurm_health.records.errors import ExitCode, UsageError
 from slurm_health.records.nodeset import expand
@@ -104,9 +104,12 @@ def _explain_files(
     if as_json:
         print_result(msgspec.json.format(msgspec.json.encode(explanation)).decode() + "\n")
     else:
-        rows = [*lines_of(diagnosed), ("next", _FOLLOWS[explanation.action])]
+        rows = [
+            *lines_of(diagnosed),
+            ("next", _FOLLOWS[_ENDED if explanation.blame == _ENDED else explanation.action]),
+        ]
         width = max(len(title) for title, _ in rows) + 2
-        columns, _ = terminal()
+        columns = page_here().width
         for title, text in rows:
             indent = " " * width
             wrapped = textwrap.fill(
@@ -119,7 +122,9 @@ def _explain_files(
     return int(ExitCode.INCONCLUSIVE if undecided else ExitCode.HEALTHY)
 
 
+_ENDED = "outside"
 _FOLLOWS = {
+    _ENDED: "nothing would be started again: what ended the job decides that",
     "restart": "with --max-restarts the script would be started again on the same nodes",
     "check": "with --max-restarts the nodes would be checked before the script is started again",
     "leave": "with --max-restarts the script would be started again without these nodes",

@@ -8,22 +8,20 @@ import logging
 import os
 import shutil
 import sys
-import textwrap
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import click
+import msgspec
 
-from slurm_health.cli.output import print_result, takes_colour, terminal
+from slurm_health.cli.output import page_here, print_result
 from slurm_health.records.errors import RunNotFound
-from slurm_health.report import find, layout, read, slurm_now, table
-from slurm_health.report.build import job_report
-from slurm_health.report.model import JobReport
-from slurm_health.report.progress import JobActivity, followed, progress
-from slurm_health.report.read import jobs_in
+from slurm_health.records.text import duration_text
+from slurm_health.report import find, read, slurm_now, text
+from slurm_health.report.layout import Page
+from slurm_health.report.story import Script, State, Story
 
 # Each refresh reads the journal's files once; a person sees no more than one change in a second.
 _REFRESH_S = 1.0
@@ -37,7 +35,9 @@ _ASK_IF_ENDED_S = 30.0
 _NO_ANSWER = "no journal of it yet, and Slurm cannot be asked about it here"
 # The terminal's other screen, without a cursor; what was there before comes back.
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
-_CLEAR, _BOLD, _PLAIN = "\x1b[H\x1b[2J", "\x1b[1m", "\x1b[0m"
+_CLEAR = "\x1b[H\x1b[2J"
+_BAR = 24  # characters
+_SCRIPT_S = 10.0
 
 
 def follow(root: Path, job: str, cluster: str | None) -> None:
@@ -60,24 +60,20 @@ def follow(root: Path, job: str, cluster: str | None) -> None:
     logging.disable(logging.WARNING)  # every refresh would log the same, across the screen
     try:
         view.refresh(time.time())  # what is wrong is printed before the screen is taken
-        if view.report is None and view.state.over:
-            raise RunNotFound(job, root, reason=view.state.text)
+        if view.story is None and view.over:
+            raise RunNotFound(job, root, reason=view.word)
         with _screen():
             _draw(view)
-            while not view.state.over:
+            while not view.over:
                 began_s = time.monotonic()
                 view.refresh(time.time())
                 _draw(view)
-                if not view.state.over:
+                if not view.over:
                     time.sleep(pause_s(time.monotonic() - began_s))
     finally:
         logging.disable(logging.NOTSET)
-    width, unicode = terminal()
-    if view.report is None:
-        print_result(f"{view.state.text}\n")
-    else:
-        text = table.job_text(view.report, width=width, unicode=unicode).rstrip("\n") + "\n"
-        print_result(layout.coloured(text) if takes_colour(os.environ) else text)
+    shown = view.word if view.story is None else text.job_text(view.story, page_here())
+    print_result(f"{shown}\n")
 
 
 def pause_s(refresh_s: float) -> float:
@@ -95,98 +91,95 @@ def _screen() -> Iterator[None]:
 
 
 def _draw(view: _JobView) -> None:
-    """Fill the screen: the state, and the report as far as it fits."""
+    """Fill the screen: how far the script is, and the report as far as it fits."""
     width, height = shutil.get_terminal_size()
-    _, unicode = terminal()
-    heads = textwrap.wrap(view.state.text, max(1, width - 1))[: max(1, height - 1)]
-    lines = []
-    if view.report is not None:
-        text = table.job_text(view.report, width=width - 1, unicode=unicode, followed=True)
-        lines = text.splitlines()
-    room = max(0, height - len(heads) - 3)
+    page = replace(page_here(), width=width - 1)
+    if view.story is None:
+        lines = page.paragraph(view.word)
+    else:
+        lines = [*_bar(view.story.training.script, page), ""]
+        lines += text.job_text(view.story, page, followed=True).splitlines()
+    room = max(1, height - 3)
     if len(lines) > room:
         rest = f"{len(lines) - room + 1} more lines; make the terminal taller"
-        lines = [*lines[: max(0, room - 1)], rest]
-    text = "\n".join(lines)
-    if takes_colour(os.environ):
-        text = layout.coloured(text)
+        lines = [*lines[: room - 1], rest]
     foot = "Ctrl-C ends this; the job is not touched"
-    print_result("".join([_CLEAR, _BOLD, "\n".join(heads), _PLAIN, "\n\n", text, "\n", foot]))
+    print_result("".join([_CLEAR, "\n".join(lines), "\n\n", foot]))
 
 
-class _Seen(NamedTuple):
-    """What a job's journal says at one moment."""
-
-    report: JobReport
-    state: JobActivity
-
-
-def _seen(paths: Sequence[Path], now_s: float) -> _Seen:
-    runs = jobs_in([read.read_run(path) for path in paths])[-1]
-    return _Seen(job_report(runs, now_s=now_s), progress(followed(runs), now_s))
+def _bar(script: Script | None, page: Page) -> list[str]:
+    """Return how many of its steps a script has made, as a bar; nothing if that is not known."""
+    if script is None or script.exit_code is not None or script.seen is None or not script.steps:
+        return []
+    done = min(1.0, script.seen.step / script.steps)
+    left_s = (script.steps - script.seen.step) * script.step_ms / 1000
+    still = f", {duration_text(left_s)} to go" if script.step_ms else ""
+    rate = f", {1000 / script.step_ms:.2g} steps/s" if script.step_ms else ""
+    filled = round(done * _BAR)
+    bar = (
+        ("█" * filled + "·" * (_BAR - filled))
+        if page.unicode
+        else "#" * filled + "." * (_BAR - filled)
+    )
+    return [f"[{bar}] {100 * done:.0f} %, step {script.seen.step} of {script.steps}{rate}{still}"]
 
 
 class _JobView:
-    """What is known of a job, as it was read last."""
+    """What is known of a job, as it was read last; `word` is Slurm's on one without a journal."""
 
     def __init__(self, root: Path, job: str, cluster: str | None) -> None:
         self._root, self._job, self._cluster = root, job, cluster
-        self._asked_s = float("-inf")
-        self._waits = ""
-        self._runs_on = False
-        self._ended = ""
-        self._ask_if_ended_s = float("-inf")
-        self.report: JobReport | None = None
-        self.state = JobActivity("looking")
+        self._ask_s = float("-inf")
+        self._slurm: Story | None = None
+        self.story: Story | None = None
+        self.word = "looking"
+        self.over = False
 
     def refresh(self, now_s: float) -> None:
-        """Read the journal; ask Slurm where there is none yet."""
+        """Read the journal; ask Slurm if there is none yet, and seldom how its job stands."""
         try:
-            paths = find.runs_of_job(self._root, self._job, self._cluster)
+            story = read.load(self._root, self._job, cluster=self._cluster, now_s=now_s)
         except RunNotFound as err:
             if not slurm_now.may_know(err, self._cluster, os.environ):
                 raise
-            if now_s - self._asked_s >= _ASK_SLURM_S:
-                self._asked_s = now_s
+            if now_s >= self._ask_s:
+                self._ask_s = now_s + _ASK_SLURM_S
                 said = slurm_now.word(self._job, os.environ)
-                self.state = JobActivity(said.text or _NO_ANSWER, over=said.final)
+                self.word, self.over = said.text or _NO_ANSWER, said.final
             return
-        seen = read.guarded(paths[0].parent, lambda: _seen(paths, now_s), _Seen)
-        self.report, self.state = seen.report, seen.state
-        if not self.state.over:
-            self._waits = ""
-            self._look_if_ended(self.report, now_s)
-            return
-        if now_s - self._asked_s >= _ASK_SLURM_S:
-            self._asked_s = now_s
-            self._waits = self._waits_again(self.report, now_s)
-            self._runs_on = not self._waits and slurm_now.runs_on(
-                self.report, now_s=now_s, environ=os.environ
+        runs = story.training.script_runs or story.last.state is State.RUNNING
+        known = self._slurm
+        if now_s >= self._ask_s or not (runs or known):
+            asked = slurm_now.asked(story, now_s=now_s, environ=os.environ)
+            # What the job wrote last may come later than Slurm's word: that is believed the
+            # second time.
+            first = bool(asked.ended) and runs and not (known and known.ended)
+            self._ask_s = now_s + (_ASK_IF_ENDED_S if runs and not asked.ended else _ASK_SLURM_S)
+            self._slurm, self.story = asked, story if first else asked
+        elif known is not None and not (known.ended and runs):
+            self.story = msgspec.structs.replace(
+                story,
+                slurm_state=known.slurm_state,
+                over_in_slurm=known.over_in_slurm,
+                waits="" if runs else known.waits,
+                out_of_use=known.out_of_use,
             )
-        if self._runs_on:  # what ended the script is looked into; it may be started again
-            self.state = JobActivity(f"{self.state.text}; the job is running")
-        if self._waits:
-            self.report = replace(self.report, waits=self._waits)
-            self.state = JobActivity(f"{self.state.text}; the job is {self._waits}")
+        else:
+            self.story = story
+        self.over = _is_over(self.story, now_s)
 
-    def _look_if_ended(self, report: JobReport, now_s: float) -> None:
-        """Ask Slurm whether the job of what runs has ended; believe it the second time.
 
-        What the job wrote last may come later than Slurm's word.
-        """
-        if now_s < self._ask_if_ended_s:
-            return
-        told = slurm_now.with_unseen_end(report, now_s=now_s, environ=os.environ)
-        if told.ended and self._ended:
-            self.report, self.state = told, JobActivity(told.ended, over=True)
-        self._ended = told.ended
-        self._ask_if_ended_s = now_s + (_ASK_SLURM_S if told.ended else _ASK_IF_ENDED_S)
-
-    def _waits_again(self, report: JobReport, now_s: float) -> str:
-        """Return what Slurm says of a job that was requeued, empty where it has ended."""
-        waits = slurm_now.waiting_again(report, now_s=now_s, environ=os.environ).waits
-        if waits or not self._waits:
-            return waits
-        # It waited before: its next attempt may have begun, and written nothing yet.
-        ended = slurm_now.word(self._job, os.environ).final
-        return "" if ended else "about to start again"
+def _is_over(story: Story, now_s: float) -> bool:
+    """Say whether nothing more will come of a job."""
+    run, last = story.training, story.last
+    if story.ended or last.disposition == "stop":
+        return True
+    if run.script_runs or last.state is State.RUNNING or story.over_in_slurm is False:
+        return False
+    if last.disposition in ("requeue", "hold"):
+        return story.over_in_slurm is True
+    if run.script is not None:
+        return True
+    # The script of a job begins soon after its check; a check by hand has none.
+    ended_s = max((phase.end_s for phase in last.life), default=0.0)
+    return last.state is not State.NOT_STARTED and now_s - ended_s > _SCRIPT_S

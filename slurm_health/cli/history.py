@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from slurm_health.cli.output import ProgressLine, print_result, replace_file, terminal
+from slurm_health.cli.output import ProgressLine, page_here, print_result, replace_file
 from slurm_health.cli.shared_options import as_settings, shared_options
 from slurm_health.preflight import config
 from slurm_health.preflight.options import Door
@@ -95,7 +95,6 @@ def history(asked: _History) -> int:
     your own, and with a shared root those that others let you read. Root may read all.
     """
     from slurm_health.fleet.history import answer, presentation
-    from slurm_health.report.layout import Page
 
     with opened_index(asked.journal, asked.index, rebuild=asked.rebuild) as found:
         told = answer.histories(
@@ -110,8 +109,7 @@ def history(asked: _History) -> int:
     if asked.as_json:
         print_result(presentation.histories_json(told, unread))
         return int(ExitCode.HEALTHY)
-    width, unicode = terminal()
-    page = Page(width=width, unicode=unicode)
+    page = page_here()
     print_result(
         "\n".join(presentation.history_text(each, page, most=asked.limit) for each in told)
     )
@@ -146,7 +144,6 @@ def lemons(asked: _Lemons) -> int:
     from slurm_health.fleet.history import answer, presentation
     from slurm_health.fleet.standing.standing import published
     from slurm_health.records.standings import Reliability
-    from slurm_health.report.layout import Page
 
     path = _to_publish(asked.cluster) if asked.publish else None
     with opened_index(asked.journal, asked.index, rebuild=asked.rebuild) as found:
@@ -164,8 +161,7 @@ def lemons(asked: _Lemons) -> int:
     if asked.as_json:
         print_result(presentation.lemons_json(told, unread))
     else:
-        width, unicode = terminal()
-        page = Page(width=width, unicode=unicode)
+        page = page_here()
         print_result(presentation.lemons_text(told, page))
         click.echo(presentation.unread_text(unread, page), err=True, nl=False)
     bad = any(each.level is Reliability.LEMON for cluster_ in told for each in cluster_.standings)

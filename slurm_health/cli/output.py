@@ -8,32 +8,29 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
 import click
 
 from slurm_health.records.errors import NotWritten
+from slurm_health.report.layout import Page
 
 
-def terminal() -> tuple[int | None, bool]:
-    """Return the width to fit, None where standard output is no terminal, and if it is Unicode.
+def page_here() -> Page:
+    """Return how standard output shows text: no width and no colour if it is no terminal.
 
-    LC_ALL=C says that it is not, whatever Python makes of that.
+    LC_ALL=C says that it is not Unicode, whatever Python makes of that. NO_COLOR as no-color.org
+    has it: set, to anything but the empty text, it declines colours.
     """
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    shown, kind = sys.stdout.isatty(), os.environ.get("TERM", "")
     plain = os.environ.get("LC_ALL") in {"C", "POSIX"}
-    return width, "utf" in (sys.stdout.encoding or "").lower() and not plain
-
-
-def takes_colour(environ: Mapping[str, str]) -> bool:
-    """Tell whether standard output is a terminal that shows colours, and they were not declined.
-
-    NO_COLOR as no-color.org has it: set, to anything but the empty text.
-    """
-    dumb = environ.get("TERM", "") in {"", "dumb"}
-    return sys.stdout.isatty() and not dumb and not environ.get("NO_COLOR")
+    return Page(
+        width=shutil.get_terminal_size().columns if shown else None,
+        unicode="utf" in (sys.stdout.encoding or "").lower() and not plain,
+        colour=shown and kind not in {"", "dumb"} and not os.environ.get("NO_COLOR"),
+    )
 
 
 def print_result(text: str) -> None:

@@ -7,13 +7,12 @@ import gc
 import logging
 import os
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
-from slurm_health.cli.output import print_result, takes_colour, terminal
+from slurm_health.cli.output import page_here, print_result
 from slurm_health.cli.shared_options import as_settings, shared_options
 from slurm_health.preflight import config
 from slurm_health.preflight.options import Door
@@ -23,9 +22,8 @@ from slurm_health.records.errors import (
     PackageMissing,
     RunNotFound,
 )
-from slurm_health.report import export, find, latest, layout, read, slurm_now, table
-from slurm_health.report.layout import Page
-from slurm_health.report.model import JobReport
+from slurm_health.report import export, find, jobs, read, slurm_now, text
+from slurm_health.report.story import Story
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +32,7 @@ _log = logging.getLogger(__name__)
 class _Asked:
     """Which jobs are to be shown, how, and where their journals are."""
 
-    jobs: tuple[str, ...]
+    job_ids: tuple[str, ...]
     journal: str | None
     cluster: str | None
     as_json: bool
@@ -54,11 +52,13 @@ class _Asked:
 
 
 @click.command(short_help="Print what was measured, concluded and done for a job.")
-@click.argument("jobs", metavar="[JOBID]...", nargs=-1)
+@click.argument("job_ids", metavar="[JOBID]...", nargs=-1)
 @shared_options(Door.CHECK, "journal")
 @click.option("--cluster", metavar="NAME", help="The cluster, where several share the journal.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-@click.option("--verbose", is_flag=True, help="Print all evidence, every group and every sample.")
+@click.option(
+    "--verbose", is_flag=True, help="Print all evidence, every round, and what could not be seen."
+)
 @click.option("--html", "as_html", is_flag=True, help="Print the report as one page of HTML.")
 @click.option(
     "--follow", is_flag=True, help="Draw the report anew while the job runs, until it has ended."
@@ -71,7 +71,7 @@ class _Asked:
     show_default=True,
     help="Without JOBID: how many jobs to list.",
 )
-@click.option("--name", "-n", metavar="NAME", help="Without JOBID: only jobs of this name.")
+@click.option("--name", "-n", metavar="NAME", help="Without JOBID: jobs or scripts of this name.")
 @as_settings(_Asked)
 def report(asked: _Asked) -> int:
     """Print what was measured, concluded and done for a job, or for several.
@@ -84,12 +84,12 @@ def report(asked: _Asked) -> int:
     if asked.follow:
         from slurm_health.cli.follow import follow
 
-        follow(asked.root, asked.jobs[0], asked.cluster)
+        follow(asked.root, asked.job_ids[0], asked.cluster)
         return int(ExitCode.HEALTHY)
     gc.disable()  # nothing here is garbage before the end, and looking takes half of the time
-    if not asked.jobs:
+    if not asked.job_ids:
         _list(asked)
-    for number, job in enumerate(asked.jobs):
+    for number, job in enumerate(asked.job_ids):
         if number:
             print_result("\n")
         _show(job, asked)
@@ -97,11 +97,11 @@ def report(asked: _Asked) -> int:
 
 
 def _refuse_what_does_not_go_together(asked: _Asked) -> None:
-    if asked.name is not None and asked.jobs:
+    if asked.name is not None and asked.job_ids:
         raise click.UsageError("--name lists jobs, and goes with no JOBID")
-    if len(asked.jobs) > 1 and (asked.for_programs or asked.follow):
+    if len(asked.job_ids) > 1 and (asked.for_programs or asked.follow):
         raise click.UsageError("--json, --html and --follow are about one job: name one JOBID")
-    if not asked.jobs and (asked.verbose or asked.as_html or asked.follow):
+    if not asked.job_ids and (asked.verbose or asked.as_html or asked.follow):
         raise click.UsageError("--html, --follow and --verbose need a job: name its JOBID")
     if sum((asked.as_json, asked.as_html, asked.follow, asked.verbose)) > 1:
         raise click.UsageError("--json, --html, --follow and --verbose: choose one")
@@ -110,7 +110,7 @@ def _refuse_what_does_not_go_together(asked: _Asked) -> None:
 def _list(asked: _Asked) -> None:
     """Print the caller's latest jobs, of one name where one is given."""
     name = asked.name or ""
-    listed = latest.latest_jobs(
+    latest = jobs.latest_jobs(
         asked.root,
         asked.last,
         cluster=asked.cluster,
@@ -118,19 +118,31 @@ def _list(asked: _Asked) -> None:
         environ=os.environ,
         name=name,
     )
-    if listed.unasked and (listed.jobs or asked.as_json):  # else the text says it
-        _log.warning("jobs that are pending may be missing: %s", listed.unasked)
-    if asked.as_json:
-        print_result(export.latest_as_json(listed.jobs))
+    called = f" called {name}" if name else ""
+    pending = "Slurm lists none that are pending"
+    if latest.unasked:
+        pending = f"Slurm cannot be asked which are pending: {latest.unasked}"
+    if latest.unasked and (latest.jobs or asked.as_json):  # else the text says it
+        _log.warning("jobs that are pending may be missing: %s", latest.unasked)
+    if asked.as_json or latest.jobs:
+        _print_list(latest.jobs, asked, "slurm-health report JOB shows one.")
     else:
-        width, unicode = terminal()
-        _print(latest.latest_text(listed, asked.root, name=name, width=width, unicode=unicode))
+        _print(f"no jobs of yours{called} under {asked.root}, and {pending}")
+
+
+def _print_list(listed: list[export.LatestJob], asked: _Asked, foot: str) -> None:
+    if asked.as_json:
+        print_result(export.as_json(export.ListDocument(jobs=listed)) + "\n")
+    else:
+        page = page_here()
+        _print("\n".join([jobs.list_text(listed, page), "", *page.paragraph(foot)]))
 
 
 def _show(job: str, asked: _Asked) -> None:
     """Print one job, or the tasks of an array."""
+    now_s = time.time()
     try:
-        tasks, found, unread = _load(asked.root, job, asked.cluster)
+        tasks, stories, unread = _load(asked.root, job, asked.cluster)
     except RunNotFound as err:
         asks = find.JOB.fullmatch(job) and slurm_now.may_know(err, asked.cluster, os.environ)
         word = slurm_now.word(job, os.environ) if asks else None
@@ -139,52 +151,30 @@ def _show(job: str, asked: _Asked) -> None:
         _print(f"Job {job}: {word.text}")
         return
     if tasks:
-        _show_tasks(job, asked, tasks, found, unread)
+        if asked.as_html:
+            raise click.UsageError(f"--html is about one job: {', '.join(tasks[:5])}")
+        others = {**unread, **_without_journal(job, tasks)}
+        listed = [jobs.in_short(story) for story in stories]
+        listed += [
+            export.LatestJob(job=j, state="no journal", found=why) for j, why in others.items()
+        ]
+        foot = f"slurm-health report {stories[0].job} shows one task in full."
+        _print_list(listed, asked, foot)
         return
-    report = slurm_now.waiting_again(found[0], now_s=time.time(), environ=os.environ)
-    report = slurm_now.with_unseen_end(report, now_s=time.time(), environ=os.environ)
-    report = slurm_now.with_who_cancelled(report, environ=os.environ)
+    story = slurm_now.asked(stories[0], now_s=now_s, environ=os.environ)
     if asked.as_html:
-        print_result(_page(report))
+        print_result(_page(story))
     elif asked.as_json:
-        print_result(export.as_json(report))
+        print_result(export.as_json(export.job_document(story)) + "\n")
     else:
-        width, unicode = terminal()
-        _print_job(report, width, unicode=unicode, verbose=asked.verbose)
+        _print(text.job_text(story, page_here(), verbose=asked.verbose))
 
 
-def _show_tasks(
-    job: str,
-    asked: _Asked,
-    tasks: list[str],
-    found: list[JobReport],
-    unread: Mapping[str, str],
-) -> None:
-    """Print the tasks of an array; `unread` are those whose journals tell nothing, and why."""
-    if asked.as_html:
-        raise click.UsageError(f"--html is about one job: {', '.join(tasks[:5])}")
-    others = {**unread, **_without_journal(job, tasks)}
-    if asked.as_json:
-        print_result(export.tasks_as_json(found, others=others))
-    else:
-        width, unicode = terminal()
-        _print(table.tasks_text(found, others=others, width=width, unicode=unicode))
+def _print(shown: str) -> None:
+    print_result(shown.rstrip("\n") + "\n")
 
 
-def _print_job(job: JobReport, width: int | None, *, unicode: bool, verbose: bool) -> None:
-    text = table.job_text(job, width=width, unicode=unicode, verbose=verbose)
-    out = slurm_now.out_of_use(job, now_s=time.time(), environ=os.environ)
-    block = slurm_now.nodes_now(out, Page(width=width, unicode=unicode))
-    _print("\n".join([text, *(["", *block] if block else [])]))
-
-
-def _print(text: str) -> None:
-    """Print a table, in colour where standard output takes it."""
-    text = text.rstrip("\n") + "\n"
-    print_result(layout.coloured(text) if takes_colour(os.environ) else text)
-
-
-def _page(report: JobReport) -> str:
+def _page(story: Story) -> str:
     """Return the page of a job.
 
     Raises:
@@ -194,39 +184,36 @@ def _page(report: JobReport) -> str:
         from slurm_health.report.web_page import as_html
     except ModuleNotFoundError as err:
         raise PackageMissing("--html", str(err.name), "html") from err
-    return as_html(report, made_at=time.strftime("%Y-%m-%d %H:%M %Z"))
+    return as_html(story, made_at=time.strftime("%Y-%m-%d %H:%M %Z"))
 
 
 def _load(
     root: Path, job: str, cluster: str | None
-) -> tuple[list[str], list[JobReport], dict[str, str]]:
-    """Return the tasks that an array's id stands for, none for one job, and the reports.
+) -> tuple[list[str], list[Story], dict[str, str]]:
+    """Return the tasks that an array's id stands for, none for one job, and the stories.
 
-    Of an array also why what some tasks left cannot be read, where that of others can.
+    Of an array also why the journals of some tasks cannot be read, if those of others can.
     """
-    found: list[JobReport] = []
+    stories: list[Story] = []
     failed: dict[str, JournalError | RunNotFound] = {}
     try:
         tasks = find.tasks_of(root, job, cluster)
-        for each in tasks or [job]:
+        for task in tasks or [job]:
             try:
-                found.append(read.load(root, each, cluster=cluster, now_s=time.time()))
+                stories.append(read.load(root, task, cluster=cluster, now_s=time.time()))
             except (JournalError, RunNotFound) as err:
-                failed[each] = err
-        if not found:
+                failed[task] = err
+        if not stories:
             raise next(iter(failed.values()))
-        return (
-            tasks,
-            found,
-            {
-                task: slurm_now.UNKNOWN if isinstance(err, RunNotFound) else str(err)
-                for task, err in failed.items()
-            },
-        )
     except RunNotFound as err:
         if not slurm_now.may_know(err, cluster, os.environ):
             raise
         raise err.with_reason(find.elsewhere_text(root, job) or _why_no_journal(job)) from None
+    unread = {
+        task: slurm_now.UNKNOWN if isinstance(err, RunNotFound) else str(err)
+        for task, err in failed.items()
+    }
+    return tasks, stories, unread
 
 
 def _without_journal(job: str, tasks: list[str]) -> dict[str, str]:

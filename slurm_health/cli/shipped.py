@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from slurm_health.cli.output import print_result, terminal
+from slurm_health.cli.output import page_here, print_result
 from slurm_health.records.errors import ExitCode
 from slurm_health.system import templates as shelf
 from slurm_health.system.templates import TemplateKind
@@ -89,7 +89,7 @@ def _said() -> dict[str, str]:
 def _list_text() -> str:
     known = shelf.every().values()
     indent = max(len(template.name) for template in known) + 4
-    width = min(terminal()[0] or _WIDEST, _WIDEST)
+    width = min(page_here().width or _WIDEST, _WIDEST)
     parts = []
     for kind, title in _TITLES.items():
         lines = [

@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from slurm_health.cli.hooks import config_option, load_site, site_if_any
-from slurm_health.cli.output import print_result, terminal
+from slurm_health.cli.output import page_here, print_result
 from slurm_health.node.doctor import cluster, machine, site_actions, slurm_conf
 from slurm_health.node.doctor.advice import Advice, DoctorReport, Urgency, change, look
 from slurm_health.node.doctor.slurm_conf import read_config
@@ -71,7 +71,7 @@ def doctor(config: str | None, python: str, as_json: bool) -> int:
         advice += installing.advise(place, said, site.default, lua(site))
     advice += [machine.byte_code_advice(), _torch(python)]
     report = DoctorReport(advice=tuple(advice))
-    print_result(report.json() if as_json else report.text(terminal()[0]))
+    print_result(report.json() if as_json else report.text(page_here().width))
     return int(ExitCode.BAD_NODES if report.count(Urgency.CHANGE) else ExitCode.HEALTHY)
 
 

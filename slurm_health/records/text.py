@@ -18,6 +18,7 @@ REASON_PREFIX = "slurm-health:"
 REASON_LENGTH = 200
 _NODE = re.compile(r"[\w.-]+", re.ASCII)
 _MOST_DIGITS = 18  # of what fits into 64 bits; Python refuses some thousands
+NOTHING = "\N{EN DASH}"  # stands for a figure or a verdict that is not there
 SIGKILL, SIGTERM = 9, 15
 # Times that differ by a tenth of a second; of more, the slowest few and what was usual.
 _MOST_TIMES = 8
@@ -139,6 +140,8 @@ def duration_text(duration_s: float) -> str:
         return f"{seconds} s"
     minutes, seconds = divmod(seconds, 60)
     if minutes < 60:
-        return f"{minutes} min {seconds} s"
+        return f"{minutes} min {seconds} s" if seconds else f"{minutes} min"
     hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+    if hours < 48:
+        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+    return f"{hours // 24} d {hours % 24} h" if hours % 24 else f"{hours // 24} d"

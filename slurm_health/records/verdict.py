@@ -40,6 +40,16 @@ class Level(Enum):
     INCONCLUSIVE = "inconclusive"
 
 
+class Severity(StrEnum):
+    """How bad a fact is for the job; a page colours it so."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    UNDECIDED = "undecided"
+    OK = "ok"
+    INFO = "info"
+
+
 class Round(msgspec.Struct, frozen=True, kw_only=True):
     """Groups that are measured at the same time. A node is in at most one of them.
 

@@ -1,41 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one check did and found, from the entries of its journal alone. Pure: no file, no clock."""
+"""The story of a job, from the entries of its journals alone. Pure: no file, no clock."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from slurm_health.preflight.session.measurement import figures_of
-from slurm_health.records import records
+from slurm_health.records import records, script_records
+from slurm_health.records.gpu_load import words
+from slurm_health.records.probe_catalog import ALLGATHER
 from slurm_health.records.record_codec import Entry
 from slurm_health.records.script_records import (
     REQUEUED,
     Attribution,
     Diagnosed,
     EventKind,
+    ProgressSeen,
+    ScriptEnded,
     ScriptStarted,
     TrainingEvent,
 )
-from slurm_health.records.verdict import Level, LinkVerdict
-from slurm_health.report.model import (
+from slurm_health.records.text import duration_text
+from slurm_health.records.verdict import Level, LinkVerdict, Outcome
+from slurm_health.report import sentences
+from slurm_health.report.story import (
     Act,
+    Device,
     Event,
-    JobReport,
-    NodeReport,
+    Group,
+    Hardware,
+    Node,
+    Phase,
     Progress,
+    Round,
+    Run,
     RunEntries,
-    RunReport,
-    ScriptOutcome,
+    Script,
     State,
-    acts_of,
+    Story,
 )
-from slurm_health.report.phrases import MASTER_STOPPED, unfinished_text
-from slurm_health.report.progress import script_end, so_far
-from slurm_health.report.rounds import hardware_of, rounds_of
-from slurm_health.report.timeline import timeline, written
 from slurm_health.system import journal
 
 # How long a master may be silent before it is taken for dead: one that waits says so every ten
@@ -44,13 +52,66 @@ _SILENCE_S = 120.0
 _ACTING_S = 900.0
 # Slurm tells whole seconds, and clocks of two machines differ by as much and more.
 _CLOCK_S = 5.0
+# What is said of a group of which members say different things: the first of these.
+_PACED = 6  # records of progress from which the pace of a training comes
+_WORST_FIRST = (Outcome.FAILED, Outcome.TIMED_OUT, Outcome.NOT_RUN, Outcome.MEASURED)
 
-_OUTSIDE = Attribution.OUTSIDE.value
-
-_R = TypeVar("_R", bound=records.Record)
+R = TypeVar("R", bound=records.Record)
 
 
-def run_report(
+def story_of(runs: Sequence[RunEntries], *, now_s: float | None = None) -> Story:
+    """Return the story of one job.
+
+    Args:
+        runs: what was read of its checks, at least one, oldest first.
+        now_s: the time, to tell a check that runs from one whose master died; without it an
+            unfinished check is taken to run.
+    """
+    attempts = [(journal.attempt_and_check(run.label) or (0, 1))[0] for run in runs]
+    # What a check puts back into the queue may be the script that an earlier one let start.
+    ours = {
+        attempt
+        for run, attempt in zip(runs, attempts, strict=True)
+        if _requeues(acts_of([*run.master, *run.requeue]))
+    }
+    told = tuple(
+        run_of(
+            run,
+            now_s=now_s,
+            superseded=index + 1 < len(runs),
+            requeued=max(attempts) > attempts[index],
+            ours=attempts[index] in ours,
+            queued_from_s=_queued_from_s(runs, attempts, index),
+        )
+        for index, run in enumerate(runs)
+    )
+    start = next((run.started for run in reversed(told) if run.started), None)
+    nodes: dict[str, Node] = {}
+    paths: dict[frozenset[str], LinkVerdict] = {}
+    for run in told:
+        nodes |= {n.node: n for n in run.nodes if _replaces(n, nodes.get(n.node))}
+        if run.judged:  # a path stands until a later verdict on both of its ends
+            judged = {node.node for node in run.nodes if node.level}
+            paths = {ends: path for ends, path in paths.items() if not ends <= judged}
+        paths |= {frozenset(path.ends): path for path in run.paths}
+    name = next((run.script.name for run in reversed(told) if run.script), "")
+    return Story(
+        # Where it lies is as Slurm said; what its records say of that is their owner's word.
+        job=runs[-1].task or journal.job_of(runs[0].job),
+        cluster=runs[0].cluster,
+        partition=start.partition if start else "",
+        name=start.job_name if start else "",
+        script=name or _script_name(start),
+        user=start.user if start else "",
+        now_s=now_s,
+        runs=told,
+        nodes=tuple(nodes.values()),
+        paths=tuple(paths.values()),
+        leaves=tuple({leaf.ends: leaf for run in told for leaf in run.leaves}.values()),
+    )
+
+
+def run_of(
     entries: RunEntries,
     *,
     now_s: float | None = None,
@@ -58,128 +119,87 @@ def run_report(
     requeued: bool = False,
     ours: bool = False,
     queued_from_s: float | None = None,
-) -> RunReport:
-    """Return what one check did and found.
+) -> Run:
+    """Return the part of one check in its job's story.
 
     Args:
         entries: what was read of it.
-        now_s: the time, to tell a check that runs from one whose master died; without it an
-            unfinished check is taken to run.
+        now_s: see `story_of`.
         superseded: a later check of the job exists, so this one is over.
         requeued: a later attempt of the job exists, so a requeue that was begun took effect.
         ours: a check of its attempt put the job back into the queue.
         queued_from_s: when its attempt was put into the queue, None for a further check in one.
     """
+    master = entries.master
     attempt, check = journal.attempt_and_check(entries.label) or (0, 1)
-    start = _first(entries.master, records.RunStarted)
-    verdict = _last(entries.master, records.VerdictReached)
-    finished = _last(entries.master, records.RunFinished)
+    start, verdict = _first(master, records.RunStarted), _last(master, records.VerdictReached)
+    finished = _last(master, records.RunFinished) or records.RunFinished(
+        disposition=records.Disposition(""), exit_code=0
+    )
     state, note = _state(entries, superseded=superseded, now_s=now_s)
-    queued_s = _queued_s(entries.master, start, queued_from_s)
-    acts = acts_of([*entries.master, *entries.requeue])
-    post_mortem = _last(_since_start(entries.post_mortem, entries), Diagnosed)
-    back = post_mortem is not None and post_mortem.cause == REQUEUED
-    void = _void_rounds(entries.master)
-    samples = _samples(entries, void)
+    queued_s = None
+    if start is not None and queued_from_s is not None:
+        # Until Slurm started it or, if Slurm did not tell (before 23.02), until its check began.
+        waited_s = (start.start_time_s or master[0].time_s) - queued_from_s
+        queued_s = round(max(0.0, waited_s), 1) if waited_s > -_CLOCK_S else None
+    judged_s = [e.time_s for e in master if isinstance(e.record, records.VerdictReached)]
+    took_s = judged_s[-1] - master[0].time_s if judged_s else -1.0
+    since_s = max(_times(entries.supervisor, ScriptStarted), default=0.0)
+    post_mortem = _last([e for e in entries.post_mortem if e.time_s >= since_s], Diagnosed)
+    void = _void_rounds(master)
+    of_nodes = (entry.record for node in entries.nodes.values() for entry in node)
+    samples = [s for s in of_nodes if isinstance(s, records.Sampled) and s.round not in void]
     figures = figures_of(samples, verdict)
-    return RunReport(
-        label=entries.label,
+    acts = acts_of([*master, *entries.requeue])
+    script = _script(entries, start)
+    return Run(
+        run=entries.label,
         attempt=attempt,
         check=check,
         state=state,
         note=note,
         superseded=superseded,
         started=start,
-        started_s=entries.master[0].time_s if entries.master else None,
+        started_s=master[0].time_s if master else None,
         queued_s=queued_s,
-        rounds=len(_rounds(entries.master) - void),
-        duration_s=_duration_s(entries.master),
+        duration_s=round(took_s, 4) if took_s >= 0.0 else None,  # a clock may go back
         judged=verdict is not None,
-        nodes=_node_reports(entries, start, verdict, figures.by_node),
-        measured=figures.by_round,
+        nodes=_nodes(entries, start, verdict, figures.by_node),
         paths=tuple(verdict.paths) if verdict else (),
         leaves=tuple(verdict.leaves) if verdict else (),
         floors=verdict.floors if verdict else {},
         unseen=verdict.unseen if verdict else "",
-        acts=tuple(map(_took_effect, acts)) if requeued else acts,
-        disposition=finished.disposition if finished else "",
-        reason=finished.reason if finished else "",
-        unchecked=_last(entries.master, records.Unchecked),
-        exit_code=finished.exit_code if finished else None,
-        script=_script(entries, start),
-        post_mortem=None if back else post_mortem,
-        events=tuple(_events(entries)),
-        timeline=(*_start_events(entries, start, queued_s), *timeline(entries)),
-        samples=samples,
-        missing=entries.missing,
-        so_far="" if superseded or now_s is None else so_far(entries, now_s),
+        actions=tuple(map(_took_effect, acts) if requeued else acts),
+        disposition=finished.disposition,
+        reason=finished.reason,
+        exit_code=finished.exit_code if finished.disposition else None,
+        unchecked=_last(master, records.Unchecked),
+        script=script,
+        post_mortem=None if post_mortem and post_mortem.cause == REQUEUED else post_mortem,
+        events=tuple(_all(entries.monitor, TrainingEvent)),
+        since_start=sum(time_s < since_s for time_s in _times(entries.monitor, TrainingEvent)),
         requeued="" if ours or _requeues(acts) else _requeued(post_mortem, later=requeued),
-        each_round=rounds_of(entries.master, entries.nodes, void=frozenset(void)),
+        timeline=tuple(_timeline(entries, start, queued_s)),
+        rounds=tuple(_rounds(entries, void, figures.by_round)),
+        life=tuple(_life(entries, start, queued_s, None if superseded else now_s)),
+        missing=entries.missing,
     )
 
 
-def _requeued(post_mortem: Diagnosed | None, *, later: bool) -> str:
-    """Return how others put the job back into the queue, empty where they did not."""
-    if post_mortem and post_mortem.cause == REQUEUED:
-        return post_mortem.description.removeprefix("the job was ")
-    if not later:
-        return ""
-    why = post_mortem.description if post_mortem and post_mortem.attribution == _OUTSIDE else ""
-    return f"requeued ({why})" if why else "requeued by Slurm or by a person"
-
-
-def _queued_s(
-    master: Sequence[Entry], start: records.RunStarted | None, queued_from_s: float | None
-) -> float | None:
-    """Return how long an attempt waited in the queue, None where clocks disagree on it.
-
-    Until Slurm started it or, where Slurm did not tell (before 23.02), until its check began.
-    """
-    if start is None or queued_from_s is None:
-        return None
-    waited_s = (start.start_time_s or master[0].time_s) - queued_from_s
-    return round(max(0.0, waited_s), 1) if waited_s > -_CLOCK_S else None
-
-
-def _start_events(
-    entries: RunEntries, start: records.RunStarted | None, queued_s: float | None
-) -> list[Event]:
-    """Return the start of an attempt by Slurm, before the check began."""
-    if start is None or queued_s is None:
-        return []
-    began_s = entries.master[0].time_s
-    after_s = round((start.start_time_s or began_s) - began_s, 3)
-    return [Event(after_s=min(0.0, after_s), what="job_started", detail=f"{queued_s}")]
-
-
-def _since_start(of_script: Sequence[Entry], entries: RunEntries) -> Sequence[Entry]:
-    """Return what was written since the script was started last: on one node, by one clock."""
-    starts = [e.time_s for e in entries.supervisor if isinstance(e.record, ScriptStarted)]
-    return [entry for entry in of_script if entry.time_s >= starts[-1]] if starts else of_script
-
-
-def _events(entries: RunEntries) -> list[TrainingEvent]:
-    """Return what was seen of the training; hangs of its last start only."""
-    hangs = (EventKind.HANG, EventKind.HANG_OVER)
-    since = _all(_since_start(entries.monitor, entries), TrainingEvent)
-    before = [e for e in _all(entries.monitor, TrainingEvent) if e not in since]
-    return [*(event for event in before if event.event not in hangs), *since]
-
-
-def _all(entries: Sequence[Entry], kind: type[_R]) -> list[_R]:
+def _all(entries: Iterable[Entry], kind: type[R]) -> list[R]:
     return [entry.record for entry in entries if isinstance(entry.record, kind)]
 
 
-def _first(entries: Sequence[Entry], kind: type[_R]) -> _R | None:
+def _first(entries: Iterable[Entry], kind: type[R]) -> R | None:
     return next(iter(_all(entries, kind)), None)
 
 
-def _last(entries: Sequence[Entry], kind: type[_R]) -> _R | None:
+def _last(entries: Iterable[Entry], kind: type[R]) -> R | None:
     return next(reversed(_all(entries, kind)), None)
 
 
-def _rounds(master: Sequence[Entry]) -> set[int]:
-    return {record.round for record in _all(master, records.RoundStarted)}
+def _times(entries: Iterable[Entry], kind: type[records.Record]) -> list[float]:
+    return [entry.time_s for entry in entries if isinstance(entry.record, kind)]
 
 
 def _void_rounds(master: Sequence[Entry]) -> set[int]:
@@ -193,42 +213,38 @@ def _void_rounds(master: Sequence[Entry]) -> set[int]:
     return void
 
 
-def _samples(entries: RunEntries, void: set[int]) -> tuple[records.Sampled, ...]:
-    """Return what was measured, but for void rounds."""
-    return tuple(
-        sample
-        for node in entries.nodes.values()
-        for sample in _all(node, records.Sampled)
-        if sample.round not in void
-    )
+# --- how far it got ------------------------------------------------------------------------------
 
 
-def _duration_s(master: Sequence[Entry]) -> float | None:
-    """Return the time to the verdict; none where there is no verdict or the clock went back."""
-    ends = [entry.time_s for entry in master if isinstance(entry.record, records.VerdictReached)]
-    if not ends or ends[-1] < master[0].time_s:
-        return None
-    return round(ends[-1] - master[0].time_s, 4)  # as precise as the journal's clock
+def _state(entries: RunEntries, *, superseded: bool, now_s: float | None) -> tuple[State, str]:
+    """Return how far a check got, and that in words if it has not finished."""
+    master = entries.master
+    start = _first(master, records.RunStarted)
+    if start is None:
+        return State.NOT_STARTED, "no start of a check is recorded"
+    if _first(master, records.RunFinished) is not None:
+        adopted = start.settings.get("as_checked_in")
+        place = journal.attempt_and_check(str(adopted)) if adopted else None
+        return State.FINISHED, sentences.adopted_text(*place) if place else ""
+    judged = _first(master, records.VerdictReached) is not None
+    rounds = [record.round for record in _all(master, records.RoundStarted)]
+    ends = [
+        entry.record
+        for entry in master
+        if isinstance(entry.record, records.MasterStopped | records.MasterResumed)
+    ]
+    stopped = ends[-1] if ends and isinstance(ends[-1], records.MasterStopped) else None
+    # A living master has written again by then.
+    by_s = max(entry.time_s for entry in master) + (_ACTING_S if judged else _SILENCE_S)
+    silent = now_s is not None and now_s > by_s
+    gone = superseded or bool(entries.supervisor) or silent or stopped is not None
+    note = sentences.unfinished_text(stopped, gone=gone, judged=judged, rounds=rounds)
+    return State.STOPPED if gone else State.RUNNING, note
 
 
-def _node_reports(
-    entries: RunEntries,
-    start: records.RunStarted | None,
-    verdict: records.VerdictReached | None,
-    figures: Mapping[str, Mapping[str, tuple[float, ...]]],
-) -> tuple[NodeReport, ...]:
-    judged = {of_node.node: of_node for of_node in (verdict.nodes if verdict else [])}
-    names = dict.fromkeys([*(start.nodes if start else []), *judged])
-    return tuple(
-        NodeReport(
-            node=node,
-            label=entries.label,
-            verdict=judged.get(node),
-            figures=figures.get(node, {}),
-            hardware=hardware_of(entries.nodes.get(node, ())),
-        )
-        for node in names
-    )
+def _requeues(acts: Sequence[Act]) -> bool:
+    """Say whether a check put its job back into the queue, as far as it is known to."""
+    return any(act.action == "requeue" and act.progress is not Progress.FAILED for act in acts)
 
 
 def _took_effect(act: Act) -> Act:
@@ -236,135 +252,140 @@ def _took_effect(act: Act) -> Act:
     return replace(act, progress=Progress.DONE) if begun else act
 
 
-def _script(entries: RunEntries, start: records.RunStarted | None) -> ScriptOutcome | None:
-    began = _last(entries.supervisor, ScriptStarted)
-    ended = script_end(entries.supervisor)
-    if began is None and ended is None:
-        return None
-    name = _script_name(start) or PurePath(began.script if began else "").name
-    if ended is None:
-        return ScriptOutcome(name=name)
-    return ScriptOutcome(
-        name=name,
-        exit_code=ended.exit_code,
-        signal=ended.signal,
-        duration_s=ended.duration_s,
-    )
-
-
-def _script_name(start: records.RunStarted | None) -> str:
-    """Return what the user calls the script: the job's name, where a program hid the file."""
-    name = PurePath(start.script).name if start else ""
-    return start.job_name if start and start.job_name and name.startswith(".") else name
-
-
-def _state(entries: RunEntries, *, superseded: bool, now_s: float | None) -> tuple[State, str]:
-    if _first(entries.master, records.RunStarted) is None:
-        return State.NOT_STARTED, "no start of a check is recorded"
-    if _first(entries.master, records.RunFinished) is not None:
-        return State.FINISHED, ""
-    script_began = any(entry.record for entry in entries.supervisor)
-    silent = now_s is not None and now_s > _expected_by_s(entries.master)
-    ended = _ended_by(entries.master)
-    gone = superseded or script_began or silent or ended is not None
-    note = unfinished_text(
-        (_words_of(ended) if ended else MASTER_STOPPED) if gone else "",
-        judged=_first(entries.master, records.VerdictReached) is not None,
-        rounds=_rounds(entries.master),
-    )
-    return State.STOPPED if gone else State.RUNNING, note
-
-
-def _words_of(ended: records.MasterStopped) -> str:
-    by_hand = "interrupted (Ctrl-C, SIGINT)" if ended.reason == "SIGINT" else ""
-    return ended.job or by_hand or f"stopped by {ended.reason}"
-
-
-def _ended_by(master: Sequence[Entry]) -> records.MasterStopped | None:
-    """Return what ended the last master, None where nothing is known to have."""
-    kinds = records.MasterStopped | records.MasterResumed
-    ends = [e.record for e in master if isinstance(e.record, kinds)]
-    return ends[-1] if ends and isinstance(ends[-1], records.MasterStopped) else None
-
-
-def _expected_by_s(master: Sequence[Entry]) -> float:
-    """Return when a living master has written again at the latest."""
-    acting = _first(master, records.VerdictReached) is not None
-    return max(entry.time_s for entry in master) + (_ACTING_S if acting else _SILENCE_S)
-
-
-def job_report(runs: Sequence[RunEntries], *, now_s: float | None = None) -> JobReport:
-    """Return what all checks of one job did and found.
-
-    Args:
-        runs: at least one, oldest first.
-        now_s: see `run_report`.
-    """
-    places = [journal.attempt_and_check(run.label) or (0, 1) for run in runs]
-    attempts = [attempt for attempt, _ in places]
-    # What a check puts back into the queue may be the script that an earlier one let start.
-    ours = {
-        attempt
-        for run, attempt in zip(runs, attempts, strict=True)
-        if _requeues(acts_of([*run.master, *run.requeue]))
-    }
-    reports = tuple(
-        run_report(
-            run,
-            now_s=now_s,
-            superseded=index + 1 < len(runs),
-            requeued=max(attempts) > attempts[index],
-            ours=attempts[index] in ours,
-            queued_from_s=_queued_from_s(runs, attempts, index),
-        )
-        for index, run in enumerate(runs)
-    )
-    known = [report.started for report in reports if report.started]
-    start = known[-1] if known else None
-    return JobReport(
-        # Where it lies is as Slurm said; what its records say of that is their owner's word.
-        job=runs[-1].task or journal.job_of(runs[0].job),
-        cluster=runs[0].cluster,
-        partition=start.partition if start else "",
-        script=next((report.script.name for report in reversed(reports) if report.script), "")
-        or _script_name(start),
-        runs=reports,
-        nodes=_decisive(reports),
-        paths=_standing_paths(reports),
-        leaves=tuple({leaf.ends: leaf for run in reports for leaf in run.leaves}.values()),
-    )
-
-
-def _requeues(acts: Sequence[Act]) -> bool:
-    """Tell whether a check put its job back into the queue, as far as it is known to."""
-    return any(act.action == "requeue" and act.progress is not Progress.FAILED for act in acts)
+def _requeued(post_mortem: Diagnosed | None, *, later: bool) -> str:
+    """Return how others put the job back into the queue, empty if they did not."""
+    outside = post_mortem is not None and post_mortem.attribution == Attribution.OUTSIDE
+    if post_mortem and (post_mortem.cause == REQUEUED or (later and outside)):
+        return post_mortem.description
+    return "the job was requeued by Slurm or by a person" if later else ""
 
 
 def _queued_from_s(runs: Sequence[RunEntries], attempts: Sequence[int], index: int) -> float | None:
     """Return when the attempt was put into the queue that this run is the first check of."""
     if index == 0:
         start = _first(runs[0].master, records.RunStarted)
-        first = start is not None and attempts[0] == 0 and start.submit_time_s is not None
-        return start.submit_time_s if start and first else None
+        return start.submit_time_s if start and attempts[0] == 0 else None
     if attempts[index] != attempts[index - 1] + 1:
         return None
-    return max((entry.time_s for entry in written(runs[index - 1])), default=None)
+    return max((entry.time_s for entry in runs[index - 1].written), default=None)
 
 
-def _decisive(runs: Sequence[RunReport]) -> tuple[NodeReport, ...]:
-    chosen: dict[str, NodeReport] = {}
-    for run in runs:
-        for node in run.nodes:
-            if _replaces(node, chosen.get(node.node)):
-                chosen[node.node] = node
-    return tuple(chosen.values())
+def acts_of(entries: Iterable[Entry]) -> list[Act]:
+    """Return the acts in the order they were intended, those of a master before its helper's.
+
+    An intent written again by a master that took over counts once.
+    """
+    intents: list[tuple[records.ActionIntended, list[records.ActionDone]]] = []
+    for entry in entries:
+        match entry.record:
+            case records.ActionIntended() as intent:
+                same = (intent.action, intent.nodes)
+                intents = [i for i in intents if i[1] or (i[0].action, i[0].nodes) != same]
+                intents.append((intent, []))
+            case records.ActionDone() as done:
+                fitting = [
+                    results
+                    for intent, results in intents
+                    if intent.action == done.action and {*done.nodes} <= {*intent.nodes}
+                ]
+                if not fitting:
+                    made_up = records.ActionIntended(action=done.action, nodes=done.nodes)
+                    fitting = [[]]
+                    intents.append((made_up, fitting[0]))
+                waiting = [results for results in fitting if not results]
+                (waiting or fitting)[-1].append(done)
+    return [act for intent, results in intents for act in _acts(intent, results)]
 
 
-def _replaces(later: NodeReport, earlier: NodeReport | None) -> bool:
-    """Tell whether a later word on a node stands for it.
+def _acts(intent: records.ActionIntended, results: Sequence[records.ActionDone]) -> Iterator[Act]:
+    """Yield the acts that an intent came to: some nodes may have failed."""
 
-    A node that was well may be lost since. What was found at fault is not cleared by a check that
-    could not decide.
+    def act(progress: Progress, nodes: Iterable[str], detail: str = "") -> Act:
+        return Act(
+            action=intent.action,
+            progress=progress,
+            nodes=tuple(nodes),
+            reason=intent.reason,
+            detail=detail,
+        )
+
+    if not results:
+        yield act(Progress.INTENDED, intent.nodes)
+        return
+    rest = list(intent.nodes)
+    for done in results:
+        rest = [node for node in rest if node not in done.nodes]
+        # An act that failed as a whole gives a cause; one that reached only some names those.
+        reached_some = set() < {*done.nodes} < {*intent.nodes}
+        if done.succeeded or (reached_some and not done.detail):
+            if done.nodes or not intent.nodes:
+                yield act(Progress.DONE, done.nodes, done.detail)
+        else:
+            yield act(Progress.FAILED, done.nodes or rest, done.detail)
+            rest = rest if done.nodes else []
+    if rest:
+        yield act(Progress.FAILED, rest, results[-1].detail)
+
+
+# --- its nodes and rounds ------------------------------------------------------------------------
+
+
+def _nodes(
+    entries: RunEntries,
+    start: records.RunStarted | None,
+    verdict: records.VerdictReached | None,
+    figures: Mapping[str, Mapping[str, tuple[float, ...]]],
+) -> tuple[Node, ...]:
+    judged = {of_node.node: of_node for of_node in (verdict.nodes if verdict else [])}
+    nodes = []
+    for name in dict.fromkeys([*(start.nodes if start else []), *judged]):
+        of_node = judged.get(name)
+        nodes.append(
+            Node(
+                node=name,
+                run=entries.label,
+                level=of_node.level if of_node else None,
+                reason=of_node.reason if of_node else "",
+                component=of_node.component if of_node else "",
+                slowdown=of_node.slowdown if of_node else None,
+                probability=of_node.probability if of_node else None,
+                evidence=of_node.evidence if of_node else (),
+                hardware=_hardware(entries.nodes.get(name, ())),
+                figures={
+                    sentences.figure_key(probe): tuple(float(f"{value:.6g}") for value in values)
+                    for probe, values in figures.get(name, {}).items()
+                },
+            )
+        )
+    return tuple(nodes)
+
+
+def _hardware(entries: Sequence[Entry]) -> Hardware | None:
+    """Return a node's parts, None if its workers were never ready."""
+    ready = _last(entries, records.WorkersReady)
+    if ready is None:
+        return None
+    burns = [burn for watched in _all(entries, records.DevicesWatched) for burn in watched.devices]
+    devices = {burn.index: burn for burn in burns}
+    return Hardware(
+        model=ready.model,
+        interface=ready.interface,
+        devices=tuple(
+            Device(
+                index=index,
+                uuid=burn.uuid,
+                pci_address=burn.bus,
+                said=tuple(dict.fromkeys(w for b in burns if b.index == index for w in words(b))),
+            )
+            for index, burn in sorted(devices.items())
+        ),
+    )
+
+
+def _replaces(later: Node, earlier: Node | None) -> bool:
+    """Say whether a later word on a node stands for it.
+
+    A node that was well may be lost since. A fault is not cleared by a check that could not decide.
     """
     if earlier is None or earlier.level is None:
         return True
@@ -372,12 +393,209 @@ def _replaces(later: NodeReport, earlier: NodeReport | None) -> bool:
     return later.level is not None and not undecided
 
 
-def _standing_paths(runs: Sequence[RunReport]) -> tuple[LinkVerdict, ...]:
-    """Return the bad paths that no later verdict on both of their ends has cleared."""
-    standing: dict[frozenset[str], LinkVerdict] = {}
-    for run in runs:
-        if run.judged:
-            judged = {node.node for node in run.nodes if node.verdict}
-            standing = {ends: path for ends, path in standing.items() if not ends <= judged}
-        standing |= {frozenset(path.ends): path for path in run.paths}
-    return tuple(standing.values())
+def _rounds(
+    entries: RunEntries, void: set[int], measured: Mapping[tuple[int, str], Mapping[str, float]]
+) -> Iterator[Round]:
+    """Yield the rounds in their order, but for void ones; one begun again counts once."""
+    began: dict[int, tuple[float, records.RoundStarted]] = {}
+    ended: dict[int, tuple[float, records.RoundEnded]] = {}
+    aborted: dict[tuple[int, tuple[str, ...]], records.GroupAborted] = {}
+    for entry in entries.master:
+        match entry.record:
+            case records.RoundStarted(round=number) as record:
+                began[number] = entry.time_s, record
+                ended.pop(number, None)
+            case records.RoundEnded(round=number) as record:
+                ended[number] = entry.time_s, record
+            case records.GroupAborted(round=number, group=group) as record:
+                aborted[number, tuple(group)] = record
+    reports = {
+        (report.round, report.node): report
+        for node in entries.nodes.values()
+        for report in _all(node, records.NodeReported)
+    }
+    start_s = min(_times(entries.master, records.RunStarted), default=None)
+    for number, (time_s, record) in sorted(began.items()):
+        if number in void:
+            continue
+        end_s, end = ended.get(number, (None, None))
+        silent = {*record.absent, *(end.silent if end else ())}
+        yield Round(
+            round=number,
+            phase=record.phase,
+            probes=tuple(probe.name for probe in record.probes),
+            after_s=round(time_s - (time_s if start_s is None else start_s), 3),
+            duration_s=round(end_s - time_s, 3) if end_s is not None else None,
+            groups=tuple(
+                _group(
+                    tuple(group),
+                    {n: reports[number, n] for n in group if (number, n) in reports},
+                    aborted.get((number, tuple(group))),
+                    silent,
+                    measured.get((number, group[0] if group else ""), {}).get(ALLGATHER),
+                )
+                for group in record.groups
+            ),
+        )
+
+
+def _group(
+    nodes: tuple[str, ...],
+    reports: Mapping[str, records.NodeReported],
+    aborted: records.GroupAborted | None,
+    silent: set[str],
+    allgather_gb_per_s: float | None,
+) -> Group:
+    outcomes = {report.outcome for report in reports.values()}
+    if aborted is not None and aborted.timed_out:
+        outcomes.add(Outcome.TIMED_OUT)
+    if silent & {*nodes}:
+        outcomes.add(Outcome.NOT_RUN)
+    details = [f"{node}: {report.detail}" for node, report in reports.items() if report.detail]
+    took = [reports[node].elapsed_ms if node in reports else None for node in nodes]
+    return Group(
+        nodes=nodes,
+        outcome=next((outcome for outcome in _WORST_FIRST if outcome in outcomes), None),
+        elapsed_s=tuple(None if ms is None else round(ms / 1000, 4) for ms in took),
+        details=(*details, *([aborted.reason] if aborted is not None else [])),
+        silent=tuple(node for node in nodes if node in silent),
+        allgather_gb_per_s=allgather_gb_per_s,
+    )
+
+
+# --- its script ----------------------------------------------------------------------------------
+
+
+def _script_name(start: records.RunStarted | None) -> str:
+    """Return what the user calls the script: the job's name, if a program hid the file."""
+    name = PurePath(start.script).name if start else ""
+    return start.job_name if start and start.job_name and name.startswith(".") else name
+
+
+def _script(entries: RunEntries, start: records.RunStarted | None) -> Script | None:
+    last = _last(entries.supervisor, ScriptStarted)
+    of_script = [e for e in entries.supervisor if isinstance(e.record, ScriptStarted | ScriptEnded)]
+    ended = of_script[-1].record if of_script else None
+    if ended is None:
+        return None
+    began_s = _times(entries.supervisor, ScriptStarted)
+    since_s = began_s[-1] if began_s else None
+    seen = [
+        (e.time_s, e.record)
+        for e in entries.monitor
+        if isinstance(e.record, ProgressSeen) and (since_s is None or e.time_s >= since_s)
+    ]
+    seen_s, latest = seen[-1] if seen else (0.0, None)
+    total = re.search(rf"(?<!\d){latest.step}\s?/\s?(\d+)", latest.line) if latest else None
+    paced = [(at_s - record.age_s, record.step) for at_s, record in seen if record.step]
+    first, newest = (paced[-_PACED:][0], paced[-1]) if paced else ((0.0, 0), (0.0, 0))
+    made = newest[1] - first[1]
+    before = [e.record for e in entries.post_mortem if since_s is None or e.time_s < since_s]
+    script = Script(
+        name=_script_name(start) or PurePath(last.script if last else "").name,
+        started_s=since_s,
+        nodes=tuple(last.nodes) if last else (),
+        restarts=last.restart if last else 0,
+        restarted_after=tuple(record for record in before if isinstance(record, Diagnosed)),
+        seen=latest,
+        seen_s=seen_s,
+        steps=int(total[1]) if total else 0,
+        step_ms=round(1000 * (newest[0] - first[0]) / made, 1) if made > 0 else 0.0,
+    )
+    if not isinstance(ended, ScriptEnded):
+        return script
+    return replace(
+        script, exit_code=ended.exit_code, signal=ended.signal, duration_s=ended.duration_s
+    )
+
+
+# --- what happened when --------------------------------------------------------------------------
+
+
+def _timeline(
+    entries: RunEntries, start: records.RunStarted | None, queued_s: float | None
+) -> Iterator[Event]:
+    """Yield what happened, by the clocks of those who wrote it; nothing without a start.
+
+    The master, the supervisor and the requeue helper may run on different nodes, so events of two
+    writers are only as well ordered as their nodes' clocks agree.
+    """
+    if start is None:
+        return
+    start_s = _times(entries.master, records.RunStarted)[0]
+    if queued_s is not None:
+        began_s = entries.master[0].time_s
+        after_s = min(0.0, round((start.start_time_s or began_s) - began_s, 3))
+        text = f"started by Slurm after {duration_text(queued_s)} in the queue"
+        yield Event(after_s=after_s, event="job_started", text=text)
+    name = _script_name(start) or "the script"
+    for entry in entries.written:
+        text = sentences.record_text(entry.record, name) if entry.record else ""
+        if not text:
+            continue
+        match entry.record:
+            case records.VerdictReached(nodes=judged):
+                nodes = [node.node for node in judged if node.level is not Level.HEALTHY]
+            case records.RunStarted() | script_records.Diagnosed():
+                nodes = []
+            case record:
+                nodes = getattr(record, "nodes", [])
+        yield Event(
+            after_s=round(entry.time_s - start_s, 3),
+            event=entry.kind,
+            text=text,
+            action=_action_of(entry.record),
+            nodes=tuple(nodes),
+            succeeded=getattr(entry.record, "succeeded", None),
+        )
+
+
+def _action_of(record: records.Record | None) -> str:
+    """Return what is done by a record: an act, what becomes of the job, or of a failed script."""
+    match record:
+        case records.ActionIntended() | records.ActionDone():
+            return record.action
+        case records.RunFinished():
+            return record.disposition
+        case script_records.FailurePlanned():
+            return record.plan
+        case _:
+            return ""
+
+
+def _life(
+    entries: RunEntries,
+    start: records.RunStarted | None,
+    queued_s: float | None,
+    now_s: float | None,
+) -> Iterator[Phase]:
+    """Yield the parts of the job's life that this journal covers: queue, check, training, hangs."""
+    if start is None:
+        return
+    began_s = entries.master[0].time_s
+    started_s = min(began_s, float(start.start_time_s or began_s))
+    if queued_s:
+        yield Phase(phase="queue", begin_s=started_s - queued_s, end_s=started_s)
+    finished = _times(entries.master, records.RunFinished)
+    check_s = finished[-1] if finished else entries.master[-1].time_s
+    yield Phase(phase="check", begin_s=began_s, end_s=check_s)
+    last_s = max(now_s or 0.0, entries.written[-1].time_s)
+    turns = [e for e in entries.supervisor if isinstance(e.record, ScriptStarted | ScriptEnded)]
+    ends_s = [*(entry.time_s for entry in turns[1:]), last_s]
+    for entry, end_s in zip(turns, ends_s, strict=False):
+        if isinstance(entry.record, ScriptStarted):
+            yield Phase(phase="training", begin_s=entry.time_s, end_s=end_s)
+    over_s = turns[-1].time_s if turns and isinstance(turns[-1].record, ScriptEnded) else last_s
+    hang: tuple[float, float] | None = None
+    for entry in entries.monitor:
+        match entry.record:
+            case TrainingEvent(event=EventKind.HANG, stalled_s=stalled_s):
+                hang = entry.time_s - stalled_s, over_s
+            case TrainingEvent(event=EventKind.HANG_OVER) if hang:
+                yield Phase(phase="hang", begin_s=hang[0], end_s=entry.time_s)
+                hang = None
+            case _:
+                pass
+    if hang:
+        ends = [entry.time_s for entry in turns if entry.time_s > hang[0]]
+        yield Phase(phase="hang", begin_s=hang[0], end_s=min(ends, default=hang[1]))

@@ -1,150 +1,110 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report for programs: one JSON object, as docs/reference/report.md says.
+"""The report for programs: one JSON object, whose schema is docs/reference/report.schema.json.
 
-docs/reference/report.schema.json says the same. Every number has its unit in its name; a number
-that is not known is null, a list of figures that were not measured is empty. Keys are added within
-a schema version, never changed.
+Every number has its unit in its name; a number that is not known is null. Keys are added within a
+schema version, never changed.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from typing import Any, Literal
 
 import msgspec
 
-from slurm_health.records.probe_catalog import ALLGATHER, MATMUL, unit_of
-from slurm_health.records.script_records import TrainingEvent
-from slurm_health.report.latest import LatestJob
-from slurm_health.report.model import Event, JobReport, NodeReport, RunReport
-from slurm_health.report.summary import summary_of
-
-SCHEMA = 1
-
-
-def figure_key(probe: str) -> str:
-    """Return a figure's name with its unit: `allgather_gb_per_s`."""
-    unit = unit_of(probe).lower().replace("/", "_per_")
-    return f"{probe.replace(' ', '_')}_{unit}"
-
+from slurm_health.report.story import Run, Story
+from slurm_health.report.summary import Summary, summary_of
 
 # JSON has line ends between values, and what is not ASCII in texts only.
 _UNLIKE_ASCII = re.compile(r"[^\x20-\x7e\n]")
-_ALWAYS = (ALLGATHER, MATMUL)
-_UNJUDGED = {
-    "level": None,
-    "reason": "",
-    "component": None,
-    "slowdown": None,
-    "probability": None,
-    "evidence": (),
-}
-# Fields of the model by the names they have here; all others keep theirs.
-RENAMED = {"label": "run", "acts": "actions", "what": "event"}
-# What the text of a report is made from, and programs are told in other fields.
-LEFT_OUT = {"started", "superseded", "judged", "samples", "measured"}
+Schema = Literal[2]
 
 
-def as_json(report: JobReport) -> str:
-    """Return a job's report as lines of JSON."""
-    return _text(_job(report))
+class LatestJob(msgspec.Struct, frozen=True, kw_only=True):
+    """One job in a list: how it stands, by its journal and by Slurm.
 
-
-def tasks_as_json(
-    reports: Sequence[JobReport],
-    *,
-    others: Mapping[str, str] = MappingProxyType({}),
-) -> str:
-    """Return the reports of an array's tasks as lines of JSON.
-
-    `others` are tasks without a journal, and why they have none.
+    `state` is Slurm's word, or the report's where Slurm does not know the job or does not answer;
+    `found` the outcome in a sentence. `started_s` is None if no check has begun, `age_s` how long
+    ago it began or was submitted; `nodes` counts those of the last check.
     """
-    tasks = [_job(report) for report in reports]
-    return _text({"tasks": tasks, "without_journal": dict(others)})
+
+    job: str
+    state: str
+    found: str
+    severity: str = "info"
+    cluster: str = ""
+    name: str = ""
+    script: str = ""
+    started_s: float | None = None
+    age_s: float | None = None
+    nodes: int = 0
+    attempts: int = 0
 
 
-def latest_as_json(jobs: Sequence[LatestJob]) -> str:
-    """Return the latest jobs as lines of JSON."""
-    return _text({"jobs": list(jobs)})
+class JobDocument(Story, frozen=True, kw_only=True):
+    """What `report JOBID --json` prints."""
+
+    schema: Schema = 2
+    summary: Summary | None = None
 
 
-def run_as_json(run: RunReport) -> str:
-    """Return one check as lines of JSON: an element of `runs`, with the schema's version."""
-    return _text(_run(run))
+class CheckDocument(Run, frozen=True, kw_only=True):
+    """What `check --json` prints."""
+
+    schema: Schema = 2
 
 
-def _job(report: JobReport) -> dict[str, object]:
-    job_ids = [run.started.job_id for run in report.runs if run.started]
-    return {
-        "job": report.job,
-        "job_id": job_ids[-1] if job_ids else None,
-        "summary": summary_of(report),
-        **_fields(report),
-        "runs": [_run(run) for run in report.runs],
-        "nodes": [_node(node) for node in report.nodes],
-        "paths": _whole(report.paths),
-        "leaves": _whole(report.leaves),
-    }
+class ListDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """What `report --json` prints: jobs, or the tasks of an array."""
+
+    jobs: list[LatestJob]
+    schema: Schema = 2
 
 
-def _text(report: dict[str, object]) -> str:
-    encoded = msgspec.json.encode({"schema": SCHEMA, **report})
-    return shown(msgspec.json.format(encoded, indent=2).decode()) + "\n"
+Document = JobDocument | CheckDocument | ListDocument
 
 
-def shown(document: str) -> str:
-    """Return the same JSON, of which nothing acts on a terminal that it is printed on."""
+def job_document(story: Story) -> JobDocument:
+    """Return the report of a job for programs."""
+    return JobDocument(**msgspec.structs.asdict(story), summary=summary_of(story))
+
+
+def check_document(run: Run) -> CheckDocument:
+    """Return the report of one check for programs."""
+    return CheckDocument(**msgspec.structs.asdict(run))
+
+
+def as_json(document: Document) -> str:
+    """Return a document as lines of JSON, of which nothing acts on a terminal."""
+    text = msgspec.json.format(msgspec.json.encode(_whole(document)), indent=2).decode()
     return _UNLIKE_ASCII.sub(
-        lambda found: found[0] if found[0].isprintable() else json.dumps(found[0])[1:-1], document
+        lambda match: match[0] if match[0].isprintable() else json.dumps(match[0])[1:-1], text
     )
 
 
-def _fields(value: JobReport | RunReport | Event) -> dict[str, object]:
-    """Return the fields of a value by their names here. msgspec encodes what they hold."""
-    names = [each.name for each in dataclasses.fields(value)]
-    return {RENAMED.get(name, name): getattr(value, name) for name in names if name not in LEFT_OUT}
-
-
-def _run(run: RunReport) -> dict[str, object]:
+def schema() -> dict[str, Any]:
+    """Return the JSON Schema. It allows further keys, because a later version may add some."""
+    documents = (JobDocument, CheckDocument, ListDocument)
+    references, parts = msgspec.json.schema_components(documents, ref_template="#/$defs/{name}")
     return {
-        **_fields(run),
-        "disposition": run.disposition or None,
-        "nodes": [_node(node) for node in run.nodes],
-        "paths": _whole(run.paths),
-        "leaves": _whole(run.leaves),
-        "post_mortem": _whole([run.post_mortem])[0] if run.post_mortem else None,
-        "events": [_event(event) for event in run.events],
-        "timeline": [{**_fields(event), "action": event.action or None} for event in run.timeline],
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "What slurm-health report --json prints",
+        "anyOf": list(references),
+        "$defs": parts,
     }
 
 
-def _event(event: TrainingEvent) -> dict[str, object]:
-    why = event.diagnosed
-    return {**_whole([event])[0], "diagnosed": _whole([why])[0] if why else None}
-
-
-def _whole(records: Sequence[msgspec.Struct]) -> list[dict[str, object]]:
-    """Return records with all their fields: in the journal those at their default are left out."""
-    return [msgspec.structs.asdict(record) for record in records]
-
-
-def _node(node: NodeReport) -> dict[str, object]:
-    judged = msgspec.structs.asdict(node.verdict) if node.verdict else _UNJUDGED
-    return {
-        "node": node.node,
-        "run": node.label,
-        **judged,
-        "hardware": node.hardware,
-        **_figures(node.figures),
-    }
-
-
-def _figures(figures: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
-    measured = {
-        probe: [float(f"{value:.6g}") for value in values] for probe, values in figures.items()
-    }
-    missing: dict[str, list[float]] = {probe: [] for probe in _ALWAYS}
-    return {figure_key(probe): values for probe, values in (missing | measured).items()}
+def _whole(value: object) -> object:
+    """Return a value with all its fields: a journal leaves out those at their default."""
+    match value:
+        case msgspec.Struct():
+            config = value.__struct_config__
+            tag = {config.tag_field: config.tag} if config.tag_field else {}
+            return {**tag, **{k: _whole(v) for k, v in msgspec.structs.asdict(value).items()}}
+        case dict():
+            return {key: _whole(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_whole(item) for item in value]
+        case _:
+            return value

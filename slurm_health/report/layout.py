@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A report's text and numbers, fitted to where they are shown, and coloured where it has colour.
+"""Text and numbers, fitted to where they are shown, and coloured where that has colours.
 
 `tabulate` and `textwrap` do the work.
 """
@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 import textwrap
+import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
-from slurm_health.records.text import one_line
-
-NOTHING = "\N{EN DASH}"  # stands for a figure or a verdict that is not there
+from slurm_health.records.text import NOTHING, one_line
+from slurm_health.records.verdict import Severity
 
 _GAP = 2  # columns between cells, as tabulate's "plain" has them
 _INDENT = "    "
@@ -26,16 +27,29 @@ _BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:s|ms|min|h|d|%|GB/s|times)\b|%)")
 _ASCII = str.maketrans({"–": "-", "—": "-", "…": "...", "×": "x", "≥": ">=", "≤": "<="})  # noqa: RUF001
 _RESET = "\x1b[0m"
 _BOLD = "\x1b[1m"
-_OF_LEVEL = {
-    "faulty": "\x1b[1;31m",
-    "slow": "\x1b[33m",
-    "inconclusive": "\x1b[35m",
-    "healthy": "\x1b[32m",
+_COLOURS = {
+    Severity.ERROR: "\x1b[1;31m",
+    Severity.WARNING: "\x1b[33m",
+    Severity.UNDECIDED: "\x1b[35m",
+    Severity.OK: "\x1b[32m",
+    Severity.INFO: _BOLD,
 }
-_LEVELS = "|".join(_OF_LEVEL)
-# A cell of a table, a count of nodes, or the level at the end of what is said of a path or leaf.
-_VERDICT = re.compile(rf"(?<=  )({_LEVELS})(?=  |$)|\b(?:\d+|all) ({_LEVELS})\b|\b({_LEVELS})(?=:)")
-_HEAD = re.compile(r"(?:[A-Z][A-Z-]+)(?: {2,}|$)")
+
+
+class Tinted(NamedTuple):
+    """A cell of a table of which the first `head` characters have the colour of a severity."""
+
+    text: str
+    severity: Severity
+    head: int
+
+
+def moment_text(time_s: float | None) -> str:
+    """Return a time as the clock on the wall here shows it."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(time_s)) if time_s else NOTHING
+    except (OSError, OverflowError, ValueError):  # beyond all calendars
+        return NOTHING
 
 
 def number_text(value: float) -> str:
@@ -56,7 +70,7 @@ def range_text(values: Collection[float]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """Where a text is shown: columns to fit, None to break no line, and whether beyond ASCII.
+    """Where a text is shown: columns to fit (None: break no line), if beyond ASCII, if in colours.
 
     Journals hold what programs said, so all that is shown is made harmless first. What cannot be
     broken stands out on the right; nothing is left away, and no line ends in blanks.
@@ -64,6 +78,7 @@ class Page:
 
     width: int | None = None
     unicode: bool = True
+    colour: bool = False
 
     def paragraph(self, text: str) -> list[str]:
         """Return the lines of a text; all but the first are indented."""
@@ -80,13 +95,13 @@ class Page:
         lines = _wrapped("   ".join(kept), self.width, _INDENT)
         return [line.replace(_KEPT_BLANK, " ") for line in lines]
 
-    def table(self, rows: Sequence[Sequence[str]], align: Sequence[str] = ()) -> list[str]:
+    def table(self, rows: Sequence[Sequence[str | Tinted]], align: Sequence[str] = ()) -> list[str]:
         """Return the lines of a table: first the heads, in the last column prose.
 
         Where the prose has too little room, each word of a head takes a line of its own; where
         that does not help, the prose stands below its row.
         """
-        shown = [[self._shown(cell) for cell in row] for row in rows]
+        shown = [[self._cell(cell) for cell in row] for row in rows]
         first = None if self.width is None else max(_FIRST_COLUMN, self.width // 3)
         prose = [row.pop() for row in shown]
         cells = [["\n".join(_wrapped(row[0], first)), *row[1:]] for row in shown]
@@ -96,13 +111,33 @@ class Page:
             left = self._room_beside(_columns([head, *cells[1:]], align))
             if left is None or left >= needed:
                 column = ["\n".join(_wrapped(text, left)) for text in prose if needed]
-                return _columns([head, *cells[1:]], align, column)
-        return list(self._with_prose_below([tall_head, *cells[1:]], prose, align))
+                wrapped = [[*row, *column[n : n + 1]] for n, row in enumerate([head, *cells[1:]])]
+                return _columns(self._tinted(wrapped, rows), align)
+        return list(self._with_prose_below([tall_head, *cells[1:]], prose, rows, align))
 
-    def titled(self, rows: Sequence[tuple[str, str]]) -> list[str]:
+    def titled(self, rows: Sequence[Sequence[str | Tinted]]) -> list[str]:
         """Return the lines of a table without heads: a word in front, prose behind it."""
-        lines = self.table([("", ""), *rows])
+        lines = self.table([["", ""], *rows])
         return lines if lines[0] else lines[1:]
+
+    def _cell(self, cell: str | Tinted) -> str:
+        return self._shown(cell.text if isinstance(cell, Tinted) else cell)
+
+    def _tinted(
+        self, wrapped: Sequence[Sequence[str]], rows: Sequence[Sequence[str | Tinted]]
+    ) -> list[list[str]]:
+        """Return the cells of a table with their colours, the heads in bold."""
+        if not self.colour:
+            return [list(row) for row in wrapped]
+        tinted = [[_tint(text, Severity.INFO, len(text)) for text in wrapped[0]]]
+        for row, cells in zip(wrapped[1:], rows[1:], strict=True):
+            tinted.append(
+                [
+                    _tint(text, cell.severity, cell.head) if isinstance(cell, Tinted) else text
+                    for text, cell in zip(row, cells, strict=False)
+                ]
+            )
+        return tinted
 
     def _shown(self, text: str) -> str:
         line = one_line(text)
@@ -114,23 +149,33 @@ class Page:
         return None if self.width is None else self.width - max(map(len, lines)) - _GAP
 
     def _with_prose_below(
-        self, cells: Sequence[Sequence[str]], prose: Sequence[str], align: Sequence[str]
+        self,
+        cells: Sequence[Sequence[str]],
+        prose: Sequence[str],
+        rows: Sequence[Sequence[str | Tinted]],
+        align: Sequence[str],
     ) -> Iterator[str]:
-        lines = iter(_columns(cells, align))
+        lines = iter(_columns(self._tinted(cells, rows), align))
         room = None if self.width is None else self.width - len(_INDENT)
         for row, text in zip(cells, ["", *prose[1:]], strict=True):
             yield from islice(lines, 1 + max(cell.count("\n") for cell in row))
             yield from (_INDENT + line for line in _wrapped(text, room) if text)
 
 
-def _columns(
-    cells: Sequence[Sequence[str]], align: Sequence[str], last: Sequence[str] = ()
-) -> list[str]:
+def _tint(text: str, severity: Severity, head: int) -> str:
+    """Return text whose beginning has a colour, as far as it is on the first line."""
+    first, line_end, rest = text.partition("\n")
+    coloured, plain = first[:head], first[head:]
+    if not coloured:
+        return text
+    return f"{_COLOURS[severity]}{coloured}{_RESET}{plain}{line_end}{rest}"
+
+
+def _columns(cells: Sequence[Sequence[str]], align: Sequence[str]) -> list[str]:
     from tabulate import tabulate  # reads its own metadata when it is imported
 
-    rows = [[*row, end] for row, end in zip(cells, last, strict=True)] if last else cells
     # Heads are a row like others: tabulate would widen the columns for them.
-    text = tabulate(rows, tablefmt="plain", disable_numparse=True, colalign=align)
+    text = tabulate(cells, tablefmt="plain", disable_numparse=True, colalign=align)
     return text.split("\n")
 
 
@@ -157,16 +202,3 @@ def _wrapped(text: str, width: int | None, indent: str = "") -> list[str]:
         break_on_hyphens=False,
     ).wrap(text)
     return [line.replace(_KEPT_WITH_UNIT, " ") for line in lines]
-
-
-def coloured(text: str) -> str:
-    """Return a report's text with colours; its characters and their places stay as they are."""
-    return "\n".join(map(_line, text.split("\n")))
-
-
-def _line(line: str) -> str:
-    if _HEAD.match(line):
-        return f"{_BOLD}{line}{_RESET}"
-    return _VERDICT.sub(
-        lambda found: f"{_OF_LEVEL[found[found.lastindex or 0]]}{found[0]}{_RESET}", line
-    )

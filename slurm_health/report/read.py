@@ -26,10 +26,10 @@ from slurm_health.records.nodeset import fold
 from slurm_health.records.record_codec import VERSION, Entry, NewerVersion, decode
 from slurm_health.records.records import RunStarted
 from slurm_health.records.text import cut, one_line
-from slurm_health.report.build import job_report
+from slurm_health.report.build import story_of
 from slurm_health.report.find import owner_of, runs_of_job
-from slurm_health.report.model import JobReport, RunEntries
-from slurm_health.report.phrases import moment_text
+from slurm_health.report.layout import moment_text
+from slurm_health.report.story import RunEntries, Story
 from slurm_health.system import journal, private_files
 from slurm_health.system.killable import Answered, Broke, Hung, limit_memory, run_one
 
@@ -54,7 +54,7 @@ def load(
     *,
     cluster: str | None = None,
     now_s: float | None = None,
-) -> JobReport:
+) -> Story:
     """Return what is known of a job.
 
     Args:
@@ -84,7 +84,7 @@ class _Loaded(msgspec.Struct, frozen=True, kw_only=True):
 
     earlier: bool
     before_s: float | None
-    report: JobReport
+    report: Story
 
 
 def _loaded(runs: Sequence[Path], now_s: float | None) -> _Loaded:
@@ -92,7 +92,7 @@ def _loaded(runs: Sequence[Path], now_s: float | None) -> _Loaded:
     return _Loaded(
         earlier=len(jobs) > 1,
         before_s=began_s(jobs[-2][0]) if len(jobs) > 1 else None,
-        report=job_report(jobs[-1], now_s=now_s),
+        report=story_of(jobs[-1], now_s=now_s),
     )
 
 

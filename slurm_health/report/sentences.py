@@ -6,16 +6,133 @@ They are made from decoded facts, here and nowhere else; no code reads them back
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from slurm_health.preflight.decide import unchecked
+from slurm_health.records import records, script_records
+from slurm_health.records.probe_catalog import unit_of
 from slurm_health.records.script_records import (
+    REQUEUED,
     Attribution,
     Diagnosed,
     EventKind,
     TrainingEvent,
 )
-from slurm_health.records.text import cut, duration_text, one_line
+from slurm_health.records.text import (
+    NOTHING,
+    counted,
+    cut,
+    duration_text,
+    elapsed_text,
+    listed,
+    one_line,
+    ranks_text,
+    signal_text,
+)
+from slurm_health.records.verdict import Level, LinkVerdict, Outcome, Severity
+from slurm_health.report.story import (
+    Group,
+    Round,
+    Run,
+    Script,
+)
 
 _EVIDENCE_CHARACTERS = 240
+_NODES_CHARACTERS = 60
 _TOLD = 6  # lines of what nodes told of themselves
+_RANKS = 3  # that are named; of more their number is
+SEVERITIES = {
+    Level.FAULTY: Severity.ERROR,
+    Level.SLOW: Severity.WARNING,
+    Level.INCONCLUSIVE: Severity.UNDECIDED,
+    Level.HEALTHY: Severity.OK,
+    None: Severity.INFO,
+}
+
+
+# --- words for parts -----------------------------------------------------------------------------
+
+
+def figure_key(probe: str) -> str:
+    """Return a figure's name with its unit: `allgather_gb_per_s`."""
+    unit = unit_of(probe).lower().replace("/", "_per_")
+    return f"{probe.replace(' ', '_')}_{unit}"
+
+
+def attempt_text(attempt: int, check: int) -> str:
+    """Return `attempt 1`, or `attempt 1, check 2` for a later check in it; people count from 1."""
+    return f"attempt {attempt + 1}" + (f", check {check}" if check > 1 else "")
+
+
+def adopted_text(attempt: int, check: int) -> str:
+    """Return that nodes are as an earlier check found them."""
+    return f"as in {attempt_text(attempt, check)}, not checked again"
+
+
+def nodes_text(nodes: Sequence[str]) -> str:
+    """Return a list of nodes; of one that is long, how many they are and the first of them."""
+    text = listed(nodes)
+    if len(text) <= _NODES_CHARACTERS:
+        return text
+    return f"{len(nodes)} nodes ({', '.join(nodes[:2])}, ...)"
+
+
+def times_text(count: int) -> str:
+    """Return `once`, `twice`, or `3 times`."""
+    return {1: "once", 2: "twice"}.get(count, f"{count} times")
+
+
+def links_text(paths: Iterable[LinkVerdict], leaves: Iterable[LinkVerdict]) -> list[str]:
+    """Return each path and leaf switch that is not well: `path n1–n2 faulty`."""  # noqa: RUF002
+    kinds = (("path", paths), ("leaf", leaves))
+    return [f"{k} {NOTHING.join(link.ends)} {link.level.value}" for k, ls in kinds for link in ls]
+
+
+def levels_text(run: Run) -> str:
+    """Return the verdicts of a check: `all healthy`, `n3 faulty, n[5-6] slow`."""
+    if not run.judged:
+        return _unjudged_text(run)
+    bad = (Level.FAULTY, Level.SLOW, Level.INCONCLUSIVE)
+    parts = [f"{nodes_text(run.named(level))} {WORDS[level]}" for level in bad if run.named(level)]
+    return ", ".join([*(parts or ["all healthy"]), *links_text(run.paths, run.leaves)])
+
+
+WORDS = {Level.FAULTY: "faulty", Level.SLOW: "slow", Level.INCONCLUSIVE: "undecided"}
+
+
+def _unjudged_text(run: Run) -> str:
+    if run.unchecked:
+        return unchecked.text(run.unchecked)
+    return run.note or (f"no verdict: {run.reason}" if run.reason else "no verdict")
+
+
+def effort_text(run: Run) -> str:
+    """Return how long the check took: `3 rounds, 6.1 s`, empty before its first round."""
+    took = "" if run.duration_s is None else f", {duration_text(run.duration_s)}"
+    return f"{counted(len(run.rounds), 'round')}{took}" if run.rounds else ""
+
+
+def unfinished_text(
+    stopped: records.MasterStopped | None, *, gone: bool, judged: bool, rounds: Sequence[int]
+) -> str:
+    """Return how far a check got that has not ended; `gone`: it does not run any more.
+
+    `rounds` are those that have begun, by their numbers, as everywhere else.
+    """
+    by = "the master stopped"  # no record says by what
+    if stopped is not None:
+        by_hand = "interrupted (Ctrl-C, SIGINT)" if stopped.reason == "SIGINT" else ""
+        by = stopped.job or by_hand or f"stopped by {stopped.reason}"
+    if judged:
+        return f"{by} while acting on the verdict" if gone else "still acting on the verdict"
+    if not rounds:
+        return f"{by} before the first round" if gone else "still running: waiting for the agents"
+    where = f"round {max(rounds)}"
+    return f"{by} before a verdict, in {where}" if gone else f"still running: {where}"
+
+
+# --- the script: why it failed, what was seen of it ----------------------------------------------
 
 
 def event_text(event: TrainingEvent) -> str:
@@ -36,7 +153,7 @@ def event_text(event: TrainingEvent) -> str:
             return f"the training goes on after {stalled}{at}"
         case EventKind.STRAGGLER:
             return (
-                f"rank {event.ranks[0]} on {event.nodes[0]} is slower than the others:"
+                f"{ranks_text(event.ranks)} on {listed(event.nodes)} is slower than the others:"
                 f" {event.took_ms:.0f} ms of its own per step, {event.usual_ms:.0f} ms usual"
             )
         case EventKind.SLOWDOWN:
@@ -47,36 +164,194 @@ def event_text(event: TrainingEvent) -> str:
             return f"the loss is NaN or infinite: {event.line!r}"
 
 
-def lines_of(found: Diagnosed) -> list[tuple[str, str]]:
+def cause_text(cause: Diagnosed) -> str:
+    """Return why in one sentence: the exception itself, if there is one, with its rank and place.
+
+    `ValueError: bad label 17 in batch (rank 1 on n1, ddp.py:28)`.
+    """
+    if not cause.error:
+        return cause.description
+    many = len(cause.ranks) > _RANKS
+    ranks = f"{len(cause.ranks)} ranks" if many else ranks_text(cause.ranks) if cause.ranks else ""
+    who = " on ".join(filter(None, (ranks, listed(cause.nodes))))
+    where = ", ".join(filter(None, (who, cause.place)))
+    error = cut(one_line(cause.error), _EVIDENCE_CHARACTERS)
+    return f"{error} ({where})" if where else error
+
+
+def whose_text(cause: Diagnosed) -> str:
+    """Return whose doing it is, and how sure the cause is: one that is need not tell whose."""
+    if cause.attribution == Attribution.UNDECIDED:
+        return f"{cause.sureness}; whose fault is undecided"
+    return f"{cause.attribution}, {cause.sureness}"
+
+
+def lines_of(cause: Diagnosed, *, verbose: bool = False) -> list[tuple[str, str]]:
     """Return titles and sentences, in the order in which a person needs them.
 
-    What was not looked at, or failed, is told only where it may have decided otherwise.
+    `verbose`: also what could not be looked at, and all that nodes reported of themselves.
     """
-    undecided = is_undecided(found)
-    lines = [("first", found.first)] if found.first else []
-    lines.append(("cause", f"{found.description} ({whose_text(found)})"))
-    lines += [("evidence", cut(line, _EVIDENCE_CHARACTERS)) for line in found.evidence]
-    lines += [("told", cut(line, _EVIDENCE_CHARACTERS)) for line in found.told[:_TOLD]]
-    if len(found.told) > _TOLD:
-        lines.append(("told", f"{len(found.told) - _TOLD} more lines: slurm-health report --json"))
-    if found.accused:
-        lines.append(("at fault", ", ".join(found.accused)))
-    if found.advice:
-        lines.append(("advice", found.advice))
-    certain = found.sureness == "certain"
-    lines += [("failed", cut(text, _EVIDENCE_CHARACTERS)) for text in found.failed if not certain]
-    if undecided and found.not_collected and not certain:
-        lines.append(("not seen", "; ".join(found.not_collected)))
+    lines = [("first", cause.first)] if cause.first else []
+    lines.append(("cause", f"{cause.description} ({whose_text(cause)})"))
+    lines += [("evidence", cut(line, _EVIDENCE_CHARACTERS)) for line in cause.evidence]
+    most = None if verbose else _TOLD
+    lines += [("told", cut(line, _EVIDENCE_CHARACTERS)) for line in cause.told[:most]]
+    if cause.told[len(cause.told) if most is None else most :]:
+        lines.append(("told", f"{len(cause.told) - _TOLD} more lines: --verbose shows all"))
+    if cause.accused:
+        lines.append(("at fault", ", ".join(cause.accused)))
+    if cause.advice:
+        lines.append(("advice", cause.advice))
+    if cause.sureness != "certain" or verbose:
+        lines += [("failed", cut(text, _EVIDENCE_CHARACTERS)) for text in cause.failed]
+    if verbose:
+        lines += [("not seen", text) for text in cause.not_collected]
     return [(title, one_line(text)) for title, text in lines]
 
 
-def whose_text(found: Diagnosed) -> str:
-    """Return whose doing it is, and how sure the cause is: one that is need not tell whose."""
-    if is_undecided(found):
-        return f"{found.sureness}; whose fault is undecided"
-    return f"{found.attribution}, {found.sureness}"
+# --- what happened -------------------------------------------------------------------------------
 
 
-def is_undecided(found: Diagnosed) -> bool:
-    """Tell whether nothing says whose doing it is."""
-    return found.attribution == Attribution.UNDECIDED.value
+class _Verb(NamedTuple):
+    """What an act is called: before it is done, done, and if it failed."""
+
+    plain: str
+    done: str
+    failed: str
+
+
+_VERBS = {
+    "drain": _Verb("drain", "drained", "did not drain"),
+    "exclude": _Verb("exclude", "excluded", "did not exclude"),
+    "drop": _Verb("give back", "gave back", "could not give back"),
+    "requeue": _Verb("requeue the job", "requeued", "did not requeue the job"),
+    "hold": _Verb("hold the job", "held the job", "did not hold the job"),
+    "cancel": _Verb("cancel the job", "cancelled the job", "did not cancel the job"),
+    "end_script": _Verb("end the script", "ended the script", "did not end the script"),
+    "proceed": _Verb("continue with", "continued with", "did not continue with"),
+}
+_ON_THE_JOB = {"requeue", "hold", "cancel", "end_script"}
+_DISPOSITIONS = {
+    "proceed": "the job continues",
+    "requeue": "the job will be requeued",
+    "hold": "the job will be held",
+    "stop": "the job ends",
+}
+_PLANS = {
+    "stop": "the script is not started again",
+    "restart": "the script is to be started again",
+    "check": "nodes are to be checked before the script is started again",
+    "leave": "the job is to leave nodes behind",
+}
+
+
+def act_text(form: str, action: str, nodes: Sequence[str]) -> str:
+    """Return a verb with the nodes it is done to: `drained n3`, `held the job`."""
+    verb = _VERBS.get(action) or _Verb(action, action, f"no {action}")
+    words = {"plain": verb.plain, "done": verb.done, "failed": verb.failed}[form]
+    return words if action in _ON_THE_JOB or not nodes else f"{words} {nodes_text(nodes)}"
+
+
+def record_text(record: records.Record, script: str) -> str:
+    """Return what a record says happened, empty if it is of no interest in a list of events."""
+    match record:
+        case records.RunStarted(nodes=nodes):
+            return f"began to check {nodes_text(nodes)}"
+        case records.MasterStopped(reason=reason, job=job):
+            return f"the check was stopped by {reason}{f': {job}' if job else ''}"
+        case records.MasterResumed():
+            return "a new master took over"
+        case records.VerdictReached(nodes=nodes, paths=paths, leaves=leaves):
+            bad = [
+                f"{nodes_text(names)} {word}"
+                for level, word in WORDS.items()
+                if (names := [node.node for node in nodes if node.level is level])
+            ]
+            return f"verdict: {', '.join([*(bad or ['all healthy']), *links_text(paths, leaves)])}"
+        case records.ActionIntended(action=action, nodes=nodes):
+            return f"going to {act_text('plain', action, nodes)}"
+        case records.ActionDone(action=action, nodes=nodes, succeeded=well, detail=detail):
+            text = act_text("done" if well else "failed", action, nodes)
+            return f"{text} ({detail})" if detail else text
+        case records.RunFinished(disposition=disposition, nodes=nodes):
+            on = f" with {listed(nodes)}" if nodes else ""
+            return f"{_DISPOSITIONS.get(disposition, disposition)}{on}"
+        case script_records.ScriptStarted(restart=restart, nodes=nodes):
+            on = f" on {listed(nodes)}" if restart and nodes else ""
+            return f"{script} started{' again' if restart else ''}{on}"
+        case script_records.ScriptEnded(exit_code=code, signal=number):
+            return f"{script} {_end_text(code, number)}"
+        case script_records.FailurePlanned(plan=plan, reason=reason):
+            return f"{_PLANS.get(plan, plan)}: {reason}"
+        case Diagnosed(cause=cause, description=description):
+            return description if cause == REQUEUED else f"post-mortem: {cause_text(record)}"
+        case TrainingEvent(diagnosed=cause):
+            return f"monitor: {event_text(record)}{f': {cause.description}' if cause else ''}"
+        case _:
+            return ""
+
+
+def script_text(script: Script) -> str:
+    """Return how a script ended, and after how long: `train.sh exited with code 3 after 41 s`."""
+    name = script.name or "the script"
+    if script.exit_code is None:
+        return f"{name} started, end not recorded"
+    took = f" after {duration_text(script.duration_s)}" if script.duration_s else ""
+    return f"{name} {_end_text(script.exit_code, script.signal)}{took}"
+
+
+def _end_text(exit_code: int, number: int) -> str:
+    if number:
+        return f"was killed by {signal_text(number)}"
+    return f"exited with code {exit_code}" if exit_code else "finished"
+
+
+_OUTCOMES = {
+    Outcome.MEASURED: "measured",
+    Outcome.FAILED: "failed",
+    Outcome.TIMED_OUT: "timed out",
+    Outcome.NOT_RUN: "not run",
+    None: "no word yet",
+}
+
+
+def round_text(run: Run, told: Round, *, verbose: bool) -> str:
+    """Return one round: who was measured with whom, how that ended, and how long each node took.
+
+    Groups in which all went well share one phrase, unless `verbose`; the others are named.
+    """
+    bad = {node.node for node in run.nodes if node.is_bad}
+    named = [
+        group
+        for group in told.groups
+        if verbose or group.outcome is not Outcome.MEASURED or bad & {*group.nodes}
+    ]
+    shown = named if verbose else named[:_TOLD]
+    texts = [_group_text(group) for group in shown]
+    if len(named) > len(shown):
+        texts.append(f"{len(named) - len(shown)} more like these")
+    others = [group for group in told.groups if group not in named]
+    if others:
+        sizes = {len(group.nodes) for group in others}
+        what = "node" if sizes == {1} else "pair" if sizes == {2} else "group"
+        alone = " alone" if sizes == {1} else ""
+        count = counted(len(others), f"{'other ' if named else ''}{what}")
+        texts.append(f"{count} measured{alone}")
+    elapsed_s = {
+        node: seconds
+        for group in told.groups
+        for node, seconds in zip(group.nodes, group.elapsed_s, strict=True)
+        if seconds is not None
+    }
+    texts += [elapsed_text(elapsed_s)] if elapsed_s else []
+    took = "" if told.duration_s is None else f", {told.duration_s:.1f} s"
+    phase = f", {told.phase}" if told.phase else ""
+    return f"round {told.round}{phase}{took}: {'; '.join(texts)}"
+
+
+def _group_text(group: Group) -> str:
+    """Return one group: `n3+n4 timed out (no answer from n4)`."""
+    silent = f" (no answer from {listed(group.silent)})" if group.silent else ""
+    alone = len(group.nodes) == 1 and group.outcome is Outcome.MEASURED
+    what = f" {_OUTCOMES[group.outcome]}" if not alone else " alone"
+    return f"{'+'.join(group.nodes)}{what}{silent}"

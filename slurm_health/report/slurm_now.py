@@ -7,29 +7,27 @@ The journal ends with the job, and an epilog drains after it: only Slurm's notes
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import re
 import signal
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from slurm_health.preflight.decide import unchecked
 from slurm_health.records.errors import RunNotFound, SlurmError, UnknownJob
+from slurm_health.records.script_records import Attribution
 from slurm_health.report.find import user_name
-from slurm_health.report.layout import Page
-from slurm_health.report.model import JobReport, State
-from slurm_health.report.phrases import MASTER_STOPPED, unfinished_text
+from slurm_health.report.sentences import unfinished_text
+from slurm_health.report.story import NodeNow, State, Story
 from slurm_health.system.signals import signal_name
 from slurm_health.system.slurm import last_word
 from slurm_health.system.slurm.client import Client
-from slurm_health.system.slurm.parsing import Job, JobId, Node
+from slurm_health.system.slurm.parsing import Job, JobId
 
 UNKNOWN = "no journal"
 _WAITS, _STARTS = "it is pending", "it is starting"
-_CANCELLED = "the job was cancelled"
-_REQUEUED = "the job was requeued"
 _OF_ENDED_JOBS = frozenset({signal.SIGTERM, signal.SIGKILL})
 _PATIENCE_S = 3.0
 _RECENT_S = 7 * 86400.0  # what the nodes of an older job do today is of no use
@@ -205,38 +203,54 @@ def _why_pending(job: Job) -> str:
     return f" ({job.reason})" if job.reason not in {"", "None"} else ""
 
 
-def waiting_again(report: JobReport, *, now_s: float, environ: Mapping[str, str]) -> JobReport:
-    """Return the report with what Slurm says of a job that waits for its next attempt.
+def asked(
+    story: Story, *, now_s: float, environ: Mapping[str, str], patience_s: float = _PATIENCE_S
+) -> Story:
+    """Return a story with Slurm's word on its job and nodes now, as it is if Slurm is silent.
 
-    As it is where the journal shows that it runs, where it is old, or where Slurm is silent.
+    Whoever kills the batch script, or its node, ends what would have recorded that; a job that its
+    check put back into the queue may be cancelled there. Slurm is asked about a recent job, and
+    about one whose end nothing recorded.
     """
-    last = report.runs[-1]
-    over = last.script is not None and last.script.exit_code is not None
-    if not (over or last.requeued or last.state is State.STOPPED):
-        return report
+    last, run = story.last, story.training
+    script = run.script
+    killed = script is not None and script.signal in _OF_ENDED_JOBS
+    runs = run.script_runs or last.state is State.RUNNING
+    explained = bool(last.requeued) or run.post_mortem is not None
+    open_end = not explained and (runs or killed or last.disposition in _LEFT)
+    began_s = last.started_s
+    recent = began_s is not None and 0 <= now_s - began_s < _RECENT_S
+    if began_s is None or not (recent or open_end):
+        return story
+    client = Client(environ, patience_s=0, deadline_s=patience_s)
     try:
-        client = _client_of(report, now_s=now_s, environ=environ)
-        job = client.job(report.job) if client else None
-    except SlurmError:
-        return report
-    how = _how_it_waits(job.states) if job else ""
-    return replace(report, waits=f"{how}{_why_pending(job)}") if job and how else report
-
-
-def runs_on(report: JobReport, *, now_s: float, environ: Mapping[str, str]) -> bool:
-    """Tell whether Slurm says that a job runs whose script has failed."""
-    here = [run for run in report.runs if run.attempt == report.runs[-1].attempt]
-    if not any(run.script and run.script.exit_code for run in here):
-        return False
-    try:
-        client = _client_of(report, now_s=now_s, environ=environ)
-        return client is not None and client.job(report.job).states == {"RUNNING"}
-    except SlurmError:
-        return False
+        if client.cluster_name() != story.cluster:
+            return story
+        try:
+            job = client.job(story.job)
+        except UnknownJob:
+            if open_end and not killed:
+                story = with_end(story, "the job has ended: Slurm no longer knows it")
+            return _with_nodes(story, client) if recent else story
+        state = "+".join(sorted(job.states)).lower()
+        story = replace(story, slurm_state=state, over_in_slurm=job.ended)
+        if job.ended and open_end:
+            how = ", ".join(filter(None, (state, _killed(job))))
+            said = f"Slurm says that the job has ended ({how})"
+            story = with_end(story, last_word.of_states(job.states) if killed else said)
+        elif not (job.ended or runs) and (how := _how_it_waits(job.states)):
+            story = replace(story, waits=f"{how}{_why_pending(job)}")
+        outside = run.post_mortem and run.post_mortem.attribution == Attribution.OUTSIDE
+        if job.ended and (outside or explained or story.ended or last.state is State.STOPPED):
+            uid = client.cancelled_by(story.job)
+            story = replace(story, cancelled_by="" if uid is None else user_name(uid))
+        return _with_nodes(story, client) if recent else story
+    except (SlurmError, ValueError):  # names that no node list can hold
+        return story
 
 
 def _how_it_waits(states: Collection[str]) -> str:
-    """Return how a job waits for its next attempt, empty where it does not."""
+    """Return how a job waits for its next attempt, empty if it does not."""
     if _HELD.intersection(states):
         return "held"
     if _REQUEUING.union({"PENDING"}).intersection(states):
@@ -244,126 +258,30 @@ def _how_it_waits(states: Collection[str]) -> str:
     return "about to start again" if "CONFIGURING" in states else ""
 
 
-def with_unseen_end(
-    report: JobReport,
-    *,
-    now_s: float,
-    environ: Mapping[str, str],
-    patience_s: float = _PATIENCE_S,
-) -> JobReport:
-    """Return the report with how Slurm says that a job ended whose end nothing of ours recorded.
-
-    Whoever kills the batch script, or its node, ends what would have recorded it, a check that runs
-    too; and so may Slurm, while it is looked into what ended a script that was killed. A job that
-    its check put back into the queue may be cancelled there.
-    """
-    last = report.runs[-1]
-    over = last.superseded or last.requeued or last.post_mortem is not None
-    open_end = last.script is not None or last.state is State.RUNNING
-    if over or not (open_end or last.disposition in _LEFT):
-        return report
-    killed = last.script is not None and last.script.signal in _OF_ENDED_JOBS
-    if last.script is not None and last.script.exit_code is not None and not killed:
-        return report
-    try:
-        client = _client_of(
-            report, now_s=now_s, environ=environ, patience_s=patience_s, most_s=math.inf
-        )
-        job = client.job(report.job) if client else None
-    except UnknownJob:
-        return _ended(report, "the job has ended: Slurm no longer knows it")
-    except SlurmError:
-        return report
-    if job is None or not job.ended:
-        return report
-    if killed:
-        return replace(report, ended=last_word.of_states(job.states))
-    how = ", ".join(filter(None, ("+".join(sorted(job.states)).lower(), _killed(job))))
-    return _ended(report, f"Slurm says that the job has ended ({how})")
-
-
-def _ended(report: JobReport, how: str) -> JobReport:
-    """Return the report of a job that has ended, and with it a check that had not."""
-    last = report.runs[-1]
+def with_end(story: Story, how: str) -> Story:
+    """Return the story of a job that has ended, and with it a check that had not."""
+    last = story.last
     if last.state is State.RUNNING:
-        begun = [each.round for each in last.each_round]
-        note = unfinished_text(MASTER_STOPPED, judged=last.judged, rounds=begun)
+        begun = [each.round for each in last.rounds]
+        note = unfinished_text(None, gone=True, judged=last.judged, rounds=begun)
         last = replace(last, state=State.STOPPED, note=note)
-    return replace(report, runs=(*report.runs[:-1], last), ended=how)
+    return replace(story, runs=(*story.runs[:-1], last), ended=how)
 
 
 def _killed(job: Job) -> str:
-    """Say which signal ended the batch script; nothing where none did."""
+    """Return which signal ended the batch script, empty if none did."""
     number = job.value("ExitCode").partition(":")[2]
     killed = number.isdecimal() and int(number)
     return f"killed by {signal_name(int(number))}" if killed else ""
 
 
-def with_who_cancelled(
-    report: JobReport, *, environ: Mapping[str, str], patience_s: float = _PATIENCE_S
-) -> JobReport:
-    """Return the report of a job that was cancelled with by whom, where Slurm's accounts say so.
-
-    One that was requeued may have been cancelled while it waited: nothing of it was there to see.
-    """
-    last = report.runs[-1]
-    cause = last.post_mortem.description if last.post_mortem else ""
-    again = bool(last.requeued) or last.note.startswith(_REQUEUED)
-    told = (last.note, cause, report.ended)
-    if not (again or any(text.startswith(_CANCELLED) for text in told)) or report.waits:
-        return report
-    client = Client(environ, patience_s=0, deadline_s=patience_s)
-    try:
-        known = client.cluster_name() == report.cluster
-        uid = client.cancelled_by(report.job) if known else None
-    except SlurmError:
-        return report
-    if uid is None:
-        return report
-    ended = "" if report.ended == _CANCELLED else report.ended  # by whom says that too
-    return replace(report, cancelled_by=user_name(uid), ended=ended)
-
-
-def out_of_use(
-    report: JobReport,
-    *,
-    now_s: float,
-    environ: Mapping[str, str],
-    patience_s: float = _PATIENCE_S,
-) -> list[Node]:
-    """Return the nodes of a recent job that Slurm has out of use; none where it does not answer."""
-    if not report.nodes:
-        return []
-    try:
-        client = _client_of(report, now_s=now_s, environ=environ, patience_s=patience_s)
-        found = client.nodes([node.node for node in report.nodes]) if client else {}
-    except (SlurmError, ValueError):  # names that no node list can hold
-        return []
-    return [node for node in found.values() if node.out_of_pool]
-
-
-def _client_of(
-    report: JobReport,
-    *,
-    now_s: float,
-    environ: Mapping[str, str],
-    patience_s: float = _PATIENCE_S,
-    most_s: float = _RECENT_S,
-) -> Client | None:
-    """Return whom to ask about a job, None where it is older than that or of another cluster.
-
-    Raises:
-        SlurmError: Slurm does not answer.
-    """
-    started_s = report.runs[-1].started_s
-    if started_s is None or not 0 <= now_s - started_s < most_s:
-        return None
-    client = Client(environ, patience_s=0, deadline_s=patience_s)
-    return client if client.cluster_name() == report.cluster else None
-
-
-def nodes_now(nodes: list[Node], page: Page) -> list[str]:
-    """Return the lines of a block about nodes that are out of use, nothing where there are none."""
-    rows = [["NOW", "STATE", "WHY, BY WHOM AND SINCE WHEN"]]
-    rows += [[node.name, node.state.lower(), node.reason or "no reason given"] for node in nodes]
-    return page.table(rows) if len(rows) > 1 else []
+def _with_nodes(story: Story, client: Client) -> Story:
+    """Return a story with the nodes of its job that Slurm has out of use now."""
+    found = client.nodes([node.node for node in story.nodes]) if story.nodes else {}
+    out = [node for node in found.values() if node.out_of_pool]
+    return replace(
+        story,
+        out_of_use=tuple(
+            NodeNow(node=node.name, state=node.state.lower(), reason=node.reason) for node in out
+        ),
+    )

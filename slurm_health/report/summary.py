@@ -1,371 +1,450 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a person who was not there needs first: what was found, what was done, what to do next."""
+"""What a reader of a report needs first: the outcome, what was found and done, what to do next."""
 
 from __future__ import annotations
 
-import contextlib
-import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from slurm_health.records.nodeset import expand
+import msgspec
+
 from slurm_health.records.script_records import (
-    SCRIPT_FAILED,
     Attribution,
-    Diagnosed,
     EventKind,
     TrainingEvent,
     advice_afterwards,
 )
-from slurm_health.records.text import cut, duration_text, ranks_text
-from slurm_health.records.verdict import Level, NodeVerdict
-from slurm_health.report.layout import NOTHING
-from slurm_health.report.model import JobReport, NodeReport, Progress, RunReport, State
-from slurm_health.report.no_exchange import likelier, no_exchange
-from slurm_health.report.phrases import WORST_FIRST, found_text, nodes_text, outcome_texts
-from slurm_health.report.sentences import event_text, whose_text
+from slurm_health.records.text import NOTHING, counted, cut, duration_text, listed, ranks_text
+from slurm_health.records.verdict import Level, Outcome, Severity
+from slurm_health.report.sentences import (
+    SEVERITIES,
+    WORDS,
+    act_text,
+    cause_text,
+    event_text,
+    levels_text,
+    nodes_text,
+    script_text,
+    times_text,
+    whose_text,
+)
+from slurm_health.report.story import (
+    WORST_FIRST,
+    Act,
+    Node,
+    Progress,
+    Run,
+    Script,
+    State,
+    Story,
+)
 
-_BY_NAME = re.compile(r"asks for (\S+) by name \(--nodelist\)")  # as the decision says it
-_ROWS = 3  # of what was found with the nodes: the rest is only named
 _REASON = 160  # characters of one reason: the table below has all of it
-_NO_PART = "node"
-_FROM_OUTSIDE = Attribution.OUTSIDE.value
+_ROWS = 3  # findings of a kind: the rest is only named
 _ALMOST_CERTAIN = 0.99
-_BY_CAUSE = (EventKind.UNEVEN, EventKind.LOSS)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Summary:
-    """What was found, a sentence each, what was done, and what to do next; empty where nothing."""
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One finding: how bad it is, what it is, and why."""
 
-    found: tuple[str, ...]
-    done: str
-    next: str
+    severity: Severity
+    what: str
+    why: str = ""
 
-    def rows(self) -> list[tuple[str, str]]:
-        """Return titles and sentences, in the order in which they are read."""
-        rows = [("found" if not number else "", text) for number, text in enumerate(self.found)]
-        rows += [("done", self.done)] if self.done else []
-        return [*rows, *([("next", self.next)] if self.next else [])]
+    @property
+    def text(self) -> str:
+        """The whole sentence."""
+        return f"{self.what}: {self.why}" if self.why else self.what
 
 
-def summary_of(report: JobReport, *, followed: bool = False) -> Summary:
-    """Return a job's report in a few sentences; `followed`: the reader sees it go on."""
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """What a reader needs first: the outcome, what was found and done, and what to do next."""
+
+    outcome: str
+    headline: Finding
+    found: tuple[Finding, ...]
+    done: tuple[str, ...]
+    next: tuple[str, ...]
+
+
+def summary_of(story: Story, *, followed: bool = False) -> Summary:
+    """Return a job's story in a few sentences; `followed`: its reader sees it go on."""
+    outcome, headline = _headline(story)
+    if headline.severity is not Severity.INFO or story.last.attempt:
+        headline = msgspec.structs.replace(headline, what=_way_text(story) + headline.what)
     return Summary(
-        found=tuple(_found(report)),
-        done=_done(report),
-        next=_next(report, followed=followed),
+        outcome=outcome,
+        headline=headline,
+        found=tuple(_found(story)),
+        done=tuple(filter(None, acts_texts(story))),
+        next=tuple(dict.fromkeys(filter(None, _next(story, followed=followed)))),
     )
 
 
-def _latest(report: JobReport) -> RunReport:
-    """Return the last check with what became of the script of its attempt.
-
-    A script that is started again, or that runs a check itself, is told of in the journal of the
-    check that it was started after.
-    """
-    last = report.runs[-1]
-    here = [run for run in report.runs if run.attempt == last.attempt]
-    its = next((run for run in reversed(here) if _has_script(run)), last)
-    return replace(
-        last,
-        script=its.script,
-        post_mortem=its.post_mortem,
-        events=its.events,
-        requeued=its.requeued,
-    )
-
-
-def _has_script(run: RunReport) -> bool:
-    return bool(run.script or run.post_mortem or run.events)
+def _way_text(story: Story) -> str:
+    """Return how the job came to where it is: from attempt to attempt, from start to start."""
+    last, script = story.last, story.training.script
+    parts = []
+    if last.attempt:
+        here = {node.node for node in last.nodes}
+        left = [node for node in story.left if node.node not in here]
+        away = f"moved away from {listed([n.node for n in left])}" if left else "requeued"
+        parts.append(f"attempt {last.attempt + 1}: {away}")
+    if script is not None and script.restarts:
+        whys = Counter(cut(cause_text(cause), _REASON) for cause in script.restarted_after)
+        for why, count in whys.most_common(_ROWS):
+            parts.append(f"{why} ({times_text(count)})" if count > 1 else why)
+        on = f" on {nodes_text(script.nodes)}" if script.nodes else ""
+        times = f" {times_text(script.restarts)}" if script.restarts > 1 else ""
+        parts.append(f"restarted{times}{on}")
+    return "".join(f"{part}; " for part in parts)
 
 
-def _found(report: JobReport) -> Iterator[str]:
-    last = _latest(report)
-    outside = last.post_mortem is not None and last.post_mortem.attribution == _FROM_OUTSIDE
-    if not outside or last.hang:
-        yield from _of_script(last)
-    yield from _slow(last)
-    apart = no_exchange(last)
+def _headline(story: Story) -> tuple[str, Finding]:
+    """Return in one word and one sentence how the job stands."""
+    run = story.training
+    cause, hang, script = run.post_mortem, run.hang, run.script
+    if run.script_runs and not story.ended:
+        if hang is not None:
+            why = (
+                f"{cause_text(hang.diagnosed)} ({whose_text(hang.diagnosed)})"
+                if hang.diagnosed
+                else ""
+            )
+            return "hangs", Finding(severity=Severity.ERROR, what=event_text(hang), why=why)
+        assert script is not None
+        return "running", Finding(severity=Severity.OK, what=progress_text(script, story.now_s))
+    if story.waits:
+        why = run.requeued or (script_text(script) if script else "")
+        return "waiting", Finding(severity=Severity.INFO, what=f"the job is {story.waits}", why=why)
+    if story.ended:
+        return "ended", Finding(severity=Severity.UNDECIDED, what=story.ended)
+    if cause is not None and cause.attribution == Attribution.OUTSIDE:
+        by = f" by {story.cancelled_by}" if story.cancelled_by else ""
+        what = f"{cause.description}{by}{' while it hung' if hang else ''}"
+        return "ended", Finding(severity=Severity.UNDECIDED, what=what)
+    if cause is not None:
+        return "failed", Finding(severity=Severity.ERROR, what=cause_text(cause))
+    if run.requeued:
+        return "requeued", Finding(severity=Severity.INFO, what=run.requeued)
+    if script is not None and script.exit_code is not None:
+        well = script.exit_code == 0 and not script.signal
+        what = script_text(script)
+        severity = Severity.OK if well else Severity.ERROR
+        return "finished" if well else "failed", Finding(severity=severity, what=what)
+    if script is not None:
+        return "unknown", Finding(severity=Severity.INFO, what=script_text(script))
+    return _check_headline(story.last)
+
+
+def _check_headline(run: Run) -> tuple[str, Finding]:
+    """Return how a job stands that has no script, or none yet."""
+    nodes = f"{nodes_text([node.node for node in run.nodes])}: " if run.nodes else ""
+    if run.unchecked:
+        return "unchecked", Finding(severity=Severity.UNDECIDED, what=run.unchecked.reason)
+    if run.state is State.NOT_STARTED:
+        return "unknown", Finding(severity=Severity.INFO, what=run.note)
+    if run.state is State.RUNNING:
+        return "checking", Finding(severity=Severity.INFO, what=f"{nodes}{_check_progress(run)}")
+    if run.state is State.STOPPED:
+        return "stopped", Finding(severity=Severity.UNDECIDED, what=f"{nodes}{run.note}")
+    held = any(a.action == "hold" and a.progress is not Progress.FAILED for a in run.actions)
+    ending = "hold" if held else run.disposition
+    word, what, severity = _DISPOSITIONS.get(ending, ("checked", "", Severity.OK))
+    if what:
+        why = (
+            next((a.reason for a in run.actions if a.action == "hold"), "") if held else run.reason
+        )
+        return word, Finding(severity=severity, what=what, why=why)
+    levels = {node.level for node in run.nodes}
+    bad = [SEVERITIES[level] for level in WORST_FIRST if level in levels] if run.judged else []
+    took = "" if run.duration_s is None else f" in {duration_text(run.duration_s)}"
+    checked = f"{nodes_text([node.node for node in run.nodes])} checked{took}"
+    return word, Finding(severity=bad[0] if bad else Severity.UNDECIDED, what=checked)
+
+
+_DISPOSITIONS = {
+    "requeue": ("requeued", "the job waits for its next attempt", Severity.WARNING),
+    "hold": ("held", "the job is held", Severity.WARNING),
+    "stop": ("stopped", "the job ended before its script began", Severity.ERROR),
+}
+
+
+def progress_text(script: Script, now_s: float | None) -> str:
+    """Return `running for 2 min 10 s, step 595 of 1000`."""
+    ran_s = now_s - script.started_s if now_s and script.started_s else None
+    parts = [f"running for {duration_text(ran_s)}" if ran_s is not None else "running"]
+    seen = script.seen
+    if seen is not None and seen.step:
+        of = f" of {script.steps}" if script.steps else ""
+        pace = f", {duration_text(script.step_ms / 1000)} a step" if script.step_ms else ""
+        age_s = seen.age_s + (now_s - script.seen_s if now_s else 0.0)
+        ago = f" ({duration_text(age_s)} ago)" if age_s >= 60.0 else ""
+        parts.append(f"step {seen.step}{of}{ago}{pace}")
+    if seen is not None and seen.stopped:
+        are = "is" if len(seen.stopped) == 1 else "are"
+        parts.append(f"{ranks_text(seen.stopped)} on {seen.node} {are} stopped")
+    return ", ".join(parts)
+
+
+def _check_progress(run: Run) -> str:
+    """Return how far a check has got that runs."""
+    if run.judged:
+        return "acting on the verdict"
+    if not run.rounds:
+        ready = sum(node.hardware is not None for node in run.nodes)
+        return f"loading, {ready} of {len(run.nodes)} nodes ready"
+    last = run.rounds[-1]
+    if last.duration_s is not None:
+        return f"round {last.round} has ended"
+    done = sum(None not in group.elapsed_s for group in last.groups)
+    what = "nodes" if all(len(group.nodes) == 1 for group in last.groups) else "pairs"
+    return f"round {last.round}: {done} of {len(last.groups)} {what} done"
+
+
+def _found(story: Story) -> Iterator[Finding]:
+    last, run = story.last, story.training
+    if run.post_mortem and run.post_mortem.attribution != Attribution.OUTSIDE:
+        fault = listed(run.post_mortem.accused)
+        why = f"{fault} {'is' if len(run.post_mortem.accused) == 1 else 'are'} at fault"
+        what = whose_text(run.post_mortem)
+        yield Finding(severity=Severity.ERROR, what=what, why=why if fault else "")
+    yield from _events(run, hang=not run.script_runs)
+    apart = no_connectivity(last)
     if apart:
-        yield apart.found
+        yield Finding(severity=Severity.UNDECIDED, what=apart.what, why=apart.why)
     else:
-        pairs = likelier(report)
-        yield from _of_nodes([node for node in report.nodes if node.node not in pairs])
-        yield from (f"{node} {why}" for node, why in pairs.items())
-    for kind, links in (("path", report.paths), ("leaf", report.leaves)):
-        for link in links[:_ROWS]:
-            name = f"{kind} {NOTHING.join(link.ends)} {link.level.value}"
-            yield f"{name} ({_sure(link.probability)}): {cut(link.reason, _REASON)}"
-    unwell = any(_is_unwell(node) for node in report.nodes)
-    if not last.judged or not (unwell or report.paths or report.leaves):
-        who = nodes_text(node.node for node in last.nodes)
-        told = f"{who}: {found_text(last)}" if who else found_text(last)
-        seen = last.post_mortem or last.events
-        yield f"before the script started, {told}" if seen else told
-    if any(run.missing and not run.unchecked for run in report.runs):
-        yield "parts of the journal are missing or cannot be read: see below"
-    if last.post_mortem and outside and not last.hang:
-        yield f"the script did not end by itself: {last.post_mortem.description}"
+        suspects = _prime_suspects(story)
+        yield from _bad_nodes([node for node in story.nodes if node.node not in suspects])
+        yield from suspects.values()
+    links = [*(("path", path) for path in story.paths), *(("leaf", leaf) for leaf in story.leaves)]
+    for kind, link in links[: 2 * _ROWS]:
+        what = f"{kind} {NOTHING.join(link.ends)} {link.level.value} ({_sure(link.probability)})"
+        why = cut(link.reason, _REASON)
+        yield Finding(severity=SEVERITIES[link.level], what=what, why=why)
+    if last.nodes and not (last.judged and (any(node.is_bad for node in story.nodes) or links)):
+        who = nodes_text([node.node for node in last.nodes])
+        severity = Severity.OK if last.judged else Severity.INFO
+        text = levels_text(last)
+        if run.script or (last.judged and last.state is not State.RUNNING):
+            yield Finding(
+                severity=severity, what=f"before the script, {who}" if run.script else who, why=text
+            )
+    if any(run.missing and not run.unchecked for run in story.runs):
+        text = "parts of the journal are missing or cannot be read: see below"
+        yield Finding(severity=Severity.INFO, what=text)
 
 
-def why_in_short(report: JobReport) -> list[str]:
-    """Return why the script failed, or that it hangs, for a list; nothing where it is well."""
-    last = _latest(report)
-    if last.post_mortem and last.post_mortem.cause != SCRIPT_FAILED:
-        return [f"{last.post_mortem.description} ({whose_text(last.post_mortem)})"]
-    if last.hang:
-        return [f"{'hangs' if _still_runs(last) else 'hung'}: {last.hang.description}"]
-    return []
+def _events(run: Run, *, hang: bool) -> Iterator[Finding]:
+    """Yield what was seen of the training, the latest of a kind and cause; hangs if `hang`."""
+    latest: dict[tuple[EventKind, str], tuple[TrainingEvent, str]] = {}
+    for event in run.events[run.since_start :]:
+        key = event.event, event.diagnosed.cause if event.diagnosed else ""
+        if event.event is EventKind.HANG_OVER:
+            hung = [found for found in latest if found[0] is EventKind.HANG]
+            if hung:
+                over = f"; it went on after {duration_text(event.stalled_s)}"
+                latest[hung[-1]] = latest[hung[-1]][0], over
+        elif hang or event.event is not EventKind.HANG:
+            latest[key] = event, ""
+    for event, over in latest.values():
+        cause = event.diagnosed
+        why = f"{cause.description} ({whose_text(cause)})" if cause else ""
+        yield Finding(severity=Severity.WARNING, what=event_text(event), why=f"{why}{over}")
 
 
-def _of_script(run: RunReport) -> Iterator[str]:
-    """Return why the script failed, or what was seen while it ran."""
-    if run.post_mortem and run.post_mortem.attribution != _FROM_OUTSIDE:
-        yield f"the script failed: {_diagnosis(run.post_mortem)}"
-        return
-    hangs = [event for event in run.events if event.event is EventKind.HANG]
-    overs = [event for event in run.events if event.event is EventKind.HANG_OVER]
-    for hang in hangs[-1:]:
-        over = "" if run.hang else f"; it went on after {duration_text(overs[-1].stalled_s)}"
-        hung = "hung for a while" if over else "hangs" if _still_runs(run) else "hung"
-        end = f"; then {run.post_mortem.description}" if run.post_mortem else ""
-        why = f": {_diagnosis(hang.diagnosed)}" if hang.diagnosed else ""
-        yield f"the script {hung} ({event_text(hang)}){why}{over}{end}"
-
-
-def _slow(run: RunReport) -> Iterator[str]:
-    """Return what was slow or not a number while the script ran, the latest of a kind."""
-    for event in _latest_of_kind(run):
-        why = f": {_diagnosis(event.diagnosed)}" if event.diagnosed else ""
-        yield f"while the script ran, {event_text(event)}{why}"
-
-
-def _latest_of_kind(run: RunReport) -> list[TrainingEvent]:
-    """Return the last of the events of a kind and cause, hangs aside."""
-    kinds = {
-        (
-            event.event,
-            event.diagnosed.cause if event.event in _BY_CAUSE and event.diagnosed else "",
-        ): event
-        for event in run.events
-        if event.event not in (EventKind.HANG, EventKind.HANG_OVER)
-    }
-    return list(kinds.values())
-
-
-def _diagnosis(found: Diagnosed) -> str:
-    named = all(re.search(rf"\b{re.escape(node)}\b", found.description) for node in found.nodes)
-    where = "" if named else f" on {nodes_text(found.nodes)}"
-    ranks = ranks_text(found.ranks) if found.ranks else ""
-    tell = 0 < len(found.ranks) <= _ROWS and ranks not in found.description
-    whom = f", {ranks}" if tell else ""
-    return f"{found.description}{where}{whom} ({whose_text(found)})"
-
-
-def _of_nodes(nodes: Sequence[NodeReport]) -> Iterator[str]:
-    """Return the nodes that are not well, worst first; those that say the same share a sentence."""
-    same: dict[str, list[str]] = {}
+def _bad_nodes(nodes: Sequence[Node]) -> Iterator[Finding]:
+    """Yield the nodes that are not well, worst first; those that say the same share a finding."""
+    same: dict[tuple[Level | None, str, str], list[str]] = {}
     for level in WORST_FIRST:
         for node in nodes:
-            if node.verdict and node.level is level and _is_unwell(node):
-                same.setdefault(_said(node.verdict), []).append(node.node)
-    rows = [f"{nodes_text(names)} {said}" for said, names in same.items()]
-    yield from rows[:_ROWS]
+            if node.level is level and node.is_bad:
+                part = node.component if node.component != "node" else ""
+                sure = _sure(node.probability) if level is not Level.INCONCLUSIVE else ""
+                known = ", ".join(filter(None, (part, sure)))
+                same.setdefault((level, known, cut(node.reason, _REASON)), []).append(node.node)
+    findings = [
+        Finding(
+            severity=SEVERITIES[level],
+            what=f"{nodes_text(names)} {WORDS[level]}{f' ({known})' if known else ''}",
+            why=reason,
+        )
+        for (level, known, reason), names in same.items()
+        if level
+    ]
+    yield from findings[:_ROWS]
     rest = [name for names in list(same.values())[_ROWS:] for name in names]
     if rest:
-        yield f"and {nodes_text(rest)}: see below"
+        what = f"and {counted(len(rest), 'more node')}, see below"
+        yield Finding(severity=findings[_ROWS].severity, what=what)
 
 
-def _is_unwell(node: NodeReport) -> bool:
-    return node.level not in (Level.HEALTHY, None)
-
-
-def _said(verdict: NodeVerdict) -> str:
-    reason = cut(verdict.reason, _REASON)
-    if verdict.level is Level.INCONCLUSIVE:
-        return f"could not be decided: {reason.removeprefix('could not be measured: ')}"
-    part = verdict.component if verdict.component != _NO_PART else ""
-    known = ", ".join(text for text in (part, _sure(verdict.probability)) if text)
-    return f"{verdict.level.value} ({known}): {reason}"
-
-
-def _sure(probability: float) -> str:
-    if probability >= _ALMOST_CERTAIN:
+def _sure(probability: float | None) -> str:
+    if probability is None or probability >= _ALMOST_CERTAIN:
         return "over 99 % sure"
     return f"{100 * probability:.0f} % sure"
 
 
-def _done(report: JobReport) -> str:
-    """Return what became of the job: which nodes it left, then what its last check led to."""
-    last = report.runs[-1]
-    left = [run for run in report.runs if run.attempt < last.attempt]
-    onto = f" onto {nodes_text(_going_on(last))}" if last.nodes else ""
-    moved = f"{_moves(left)}{onto}" if left else ""
-    here = [run for run in report.runs if run.attempt == last.attempt]
-    after = ", ".join(dict.fromkeys(text for run in reversed(here) for text in _outcome(run)))
-    by = f"cancelled by {report.cancelled_by}" if report.cancelled_by else ""
-    if report.ended:
-        after = after.removesuffix(" yet")
-    texts = (moved, _starts(here), after, report.ended, by, report.waits)
-    return "; ".join(text for text in texts if text)
+class NoConnectivity(NamedTuple):
+    """The nodes of which no two exchanged data, and that in words."""
+
+    nodes: tuple[str, ...]
+    what: str
+    why: str
 
 
-def _outcome(run: RunReport) -> list[str]:
-    return [_without_reasons(text, run) for text in outcome_texts(run)]
+def no_connectivity(run: Run) -> NoConnectivity | None:
+    """Return what stands behind nodes that are all undecided, None if it is something else."""
+    met = [group for told in run.rounds for group in told.groups if len(group.nodes) > 1]
+    failed = all(group.outcome in (Outcome.FAILED, Outcome.TIMED_OUT) for group in met)
+    undecided = all(node.level is Level.INCONCLUSIVE for node in run.nodes)
+    nodes = tuple(node.node for node in run.nodes)
+    if not (run.judged and met and failed and undecided and len(nodes) > 1):
+        return None
+    if {node for group in met for node in group.nodes} != {*nodes}:
+        return None
+    used = dict.fromkeys(node.hardware.interface for node in run.nodes if node.hardware)
+    over = f" over {', '.join(filter(None, used))}" if any(used) else ""
+    said = Counter(
+        text.removeprefix(f"{node}: ")
+        for group in met
+        for node in group.nodes
+        for text in group.details
+        if text.startswith(f"{node}: ")
+    )
+    why = said.most_common(1)[0][0] if said else ""
+    if len(nodes) == 2:
+        why = "; ".join(filter(None, (why, "nothing shows which of them is at fault")))
+        return NoConnectivity(nodes, f"{' and '.join(nodes)} cannot exchange data{over}", why)
+    return NoConnectivity(nodes, f"no two of {listed(nodes)} can exchange data{over}", why)
 
 
-def _starts(checks: Sequence[RunReport]) -> str:
-    """Return how often the script was started again in an attempt, and where last."""
-    events = [event for run in checks for event in run.timeline]
-    again = [event for event in events if event.what == "script_started" and event.action]
-    if not again:
-        return ""
-    times = f" {len(again)} times" if len(again) > 1 else ""
-    on = f" on {nodes_text(again[-1].nodes)}" if again[-1].nodes else ""
-    return f"the script was started again{times}{on}"
+def _prime_suspects(story: Story) -> dict[str, Finding]:
+    """Return, of two nodes that could not exchange data, the one that is likelier to be why.
+
+    A later check of the same job found the other one healthy, with another partner, and has not
+    judged this one.
+    """
+    suspects = {}
+    for place, run in enumerate(story.runs):
+        apart = no_connectivity(run)
+        later = [n for after in story.runs[place + 1 :] if after.judged for n in after.nodes]
+        levels = {node.node: node.level for node in later}
+        known = [node for node in apart.nodes if node in levels] if apart else []
+        if apart and len(apart.nodes) == 2 and [levels[n] for n in known] == [Level.HEALTHY]:
+            (other,) = {*apart.nodes} - {*known}
+            what = f"{other} cannot exchange data with {known[0]}, which can with other nodes"
+            why = "it is the likelier of the two to be at fault, but that is not proven"
+            suspects[other] = Finding(severity=Severity.UNDECIDED, what=what, why=why)
+    return suspects
 
 
-def _moves(left: Sequence[RunReport]) -> str:
-    """Return how a job came to its last attempt: each may have had several checks."""
-    steps: dict[int, list[str]] = {}
-    for run in left:
-        steps.setdefault(run.attempt, []).extend(_outcome(run))
-    if len(steps) == 1:
-        (only,) = steps.values()
-        return ", ".join(only if only and "requeued" in only[-1] else [*only, "requeued"])
-    if any(run.requeued for run in left):
-        return "; ".join(", ".join(each) for each in steps.values())
-    drained, excluded = (nodes_text(_nodes_of(left, act)) for act in ("drain", "exclude"))
-    texts = [f"drained {drained}"] if drained else []
-    without = f" without {excluded}" if excluded else ""
-    return ", ".join([*texts, f"requeued {len(steps)} times{without}"])
+def acts_texts(story: Story) -> Iterator[str]:
+    """Yield what was done to nodes and the job, that of all attempts together."""
+    same: dict[tuple[str, Progress, str], list[Act]] = {}
+    for run in story.runs:
+        for act in run.actions:
+            # The end of a hold is the end of the process that would record it.
+            held = act.action == "hold" and run.disposition == "hold"
+            done = held and act.progress is Progress.INTENDED
+            why = act.reason if act.action == "hold" else act.detail
+            key = act.action, Progress.DONE if done else act.progress, why
+            same.setdefault(key, []).append(act)
+    excluded = listed(list(dict.fromkeys(n for run in story.runs for n in run.acted_on("exclude"))))
+    requeued = any(a == "requeue" and p is Progress.DONE for a, p, _ in same)
+    for (action, progress, why), acts in same.items():
+        nodes = list(dict.fromkeys(node for act in acts for node in act.nodes))
+        if action == "proceed" and progress is not Progress.FAILED:
+            continue
+        if progress is Progress.INTENDED:
+            yield f"began to {act_text('plain', action, nodes)}, result not recorded"
+        elif progress is Progress.FAILED:
+            yield f"{act_text('failed', action, nodes)} ({why or 'cause not recorded'})"
+        elif action == "requeue":
+            times = f" {times_text(len(acts))}" if len(acts) > 1 else ""
+            yield f"requeued{times}{f' without {excluded}' if excluded else ''}"
+        elif action != "exclude" or not requeued:
+            because = f" ({why})" if action == "hold" and why else ""
+            yield f"{act_text('done', action, nodes)}{because}"
+    yield from _ending(story.last)
+    if story.over_in_slurm is False and story.training.script and not story.training.script_runs:
+        yield "the job itself still runs" if not story.waits else ""
+    if story.cancelled_by and not (story.training.post_mortem):
+        yield f"cancelled by {story.cancelled_by}"
 
 
-def _going_on(run: RunReport) -> list[str]:
-    """Return the nodes that the script got: those of the check without those given back."""
-    back = _nodes_of([run], "drop")
-    return [node.node for node in run.nodes if node.node not in back]
+def _ending(run: Run) -> Iterator[str]:
+    """Yield what the check let become of the job, if its acts do not show it."""
+    acted = {act.action for act in run.actions}
+    reason = run.reason
+    for node in run.nodes:  # what is said of nodes stands above
+        reason = reason.replace(f"{node.node}: {node.reason}; ", "") if node.reason else reason
+    if run.disposition == "requeue" and not acted & {"requeue", "hold"}:
+        yield "will be requeued"
+    elif run.disposition == "proceed" and any(
+        node.level is not Level.HEALTHY for node in run.nodes
+    ):
+        fewer = [a.nodes for a in run.actions if a.action == "proceed" and a.nodes]
+        if fewer:
+            yield f"continued with {listed(fewer[-1])}"
+        yield reason if run.judged else ""
 
 
-def _nodes_of(runs: Sequence[RunReport], action: str) -> list[str]:
-    """Return the nodes on which an act took effect."""
-    acts = (act for run in runs for act in run.acts)
-    done = (act for act in acts if act.action == action and act.progress is Progress.DONE)
-    return list(dict.fromkeys(node for act in done for node in act.nodes))
-
-
-def _without_reasons(text: str, run: RunReport) -> str:
-    """Return a text without the reasons of nodes, which stand where it says what was found."""
-    text = text.removesuffix(_asked_of_user(run)).rstrip("; ")
-    for node in run.nodes:
-        if node.verdict and node.verdict.reason:
-            said = f"{node.node}: {node.verdict.reason}"
-            text = text.replace(f"{said}; ", "").removesuffix(said).rstrip(": ")
-    return text
-
-
-def _asked_of_user(run: RunReport) -> str:
-    """Return what a job that ended asks of its user, by its last words: `submit the job again`."""
-    words = run.reason.rpartition("; ")[2]
-    return words if run.disposition == "stop" and words.startswith("submit ") else ""
-
-
-def _next(report: JobReport, *, followed: bool) -> str:
-    last = _latest(report)
-    if _still_runs(last) and not report.ended and not last.hang:
-        apart = no_exchange(last)
-        steps = [apart.advice(report.job, runs=_has_begun(last))] if apart else []
-        steps += [] if followed else [f"slurm-health report --follow {report.job} follows it"]
-        return "; ".join(dict.fromkeys([*steps, *_about_slow(last)]))
-    return "; ".join(dict.fromkeys(text for text in _steps(report, last) if text))
-
-
-def _steps(report: JobReport, last: RunReport) -> Iterator[str]:
-    """Return what there is to do, the job first."""
-    ended = last.script is not None and last.script.exit_code not in (0, None)
-    failed = ended and not last.requeued
+def _next(story: Story, *, followed: bool) -> Iterator[str]:
+    """Yield what there is to do, the job first."""
+    last, run = story.last, story.training
+    runs = (run.script_runs or last.state is State.RUNNING) and not story.ended
+    hang = run.hang
+    if runs and hang is None and not followed:
+        yield f"slurm-health report --follow {story.job} follows it"
     if last.unchecked:
         yield last.unchecked.remedy
-    if last.post_mortem:
-        yield last.post_mortem.advice
-    if last.hang:
-        runs = _still_runs(last) and not report.ended
-        why = last.hang.diagnosed
-        yield "" if why is None else why.advice if runs else advice_afterwards(why)
-    elif report.ended:
+    if run.post_mortem:
+        yield run.post_mortem.advice
+    if hang is not None and hang.diagnosed:
+        yield hang.diagnosed.advice if runs else advice_afterwards(hang.diagnosed)
+    elif story.ended:
         yield "what ended it may stand at the end of the job's output"
-    elif failed and not last.post_mortem:
+    elif run.script and run.script.exit_code and not (run.post_mortem or run.requeued):
         yield "the job's output says why the script failed"
-    yield from _about_slow(last)
-    apart = no_exchange(last)
-    if apart:
-        yield apart.advice(report.job, runs=_has_begun(last) and _still_runs(last))
-    held = any(act.action == "hold" and act.progress is not Progress.FAILED for act in last.acts)
-    if held and not report.ended:
-        yield f"to run it anyway: scontrol release {report.job}"
-    yield _asked_of_user(last)
-    yield from _about_nodes(report, last)
-
-
-def _about_slow(run: RunReport) -> Iterator[str]:
-    for event in _latest_of_kind(run):
-        if event.diagnosed and event.diagnosed.advice:
+    for event in run.events[run.since_start :]:
+        if event.diagnosed and event.event is not EventKind.HANG:
             yield event.diagnosed.advice
+    apart = no_connectivity(last)
+    if apart:
+        names = "NCCL_SOCKET_IFNAME, without GPUs GLOO_SOCKET_IFNAME, names another"
+        yield f"look at the interface ({names}) and at firewalls between the nodes"
+        if run.script_runs:
+            yield f"a script that needs them together will hang: scancel {story.job} ends it"
+        if len(apart.nodes) == 2:
+            yield "with --spares=1 a third node shows which of two is at fault"
+    if any(a.action == "hold" and a.progress is not Progress.FAILED for a in last.actions):
+        yield "" if story.ended else f"to run it anyway: scontrol release {story.job}"
+    yield from _about_nodes(story)
 
 
-def _about_nodes(report: JobReport, last: RunReport) -> Iterator[str]:
-    bad = [node.node for node in report.nodes if node.level in (Level.FAULTY, Level.SLOW)]
-    drained = [node for node in _nodes_of(report.runs, "drain") if node in bad]
-    kept = [node for node in _going_on(last) if node in bad and last.disposition == "proceed"]
-    told = [node for node in bad if node not in drained] + [*likelier(report)]
+def _about_nodes(story: Story) -> Iterator[str]:
+    bad = [node.node for node in story.nodes if node.level in (Level.FAULTY, Level.SLOW)]
+    left = {node.node for node in story.left}
+    drained = {node for run in story.runs for node in run.acted_on("drain")}
+    kept = [node for node in bad if node not in left and story.last.disposition == "proceed"]
     if kept:
-        option = f"submit again {_leaving_out(kept, last)}"
-        yield f"to run without {nodes_text(kept)}: {option}{_if_there_are_nodes(last)}"
-    names = nodes_text(told)
-    about = [f"{names} (slurm-health history {names} has all that is known)"] if told else []
-    about += [f"the network between {' and '.join(path.ends)}" for path in report.paths]
-    for path in [path for path in report.paths if len(path.ends) > 1][:_ROWS]:
-        slow = "be slowed down" if path.level is Level.SLOW else "hang"
-        both = " and ".join(path.ends)
-        yield f"a job on both {both} may {slow}: to avoid that, --exclude={path.ends[-1]}"
-    about += [f"the network of {' and '.join(leaf.ends)}" for leaf in report.leaves]
+        names = listed(kept)
+        yield f"to run without {names}: submit with --exclude={names}, and without it in --nodelist"
+    suspects = _prime_suspects(story)
+    told = listed([node for node in [*bad, *suspects] if node not in drained])
+    about = [f"{told} (slurm-health history NODE shows what is known)"] if told else []
+    for path in [path for path in story.paths if len(path.ends) > 1][:_ROWS]:
+        may, both = (
+            "be slowed down" if path.level is Level.SLOW else "hang",
+            " and ".join(path.ends),
+        )
+        yield f"a job on both {both} may {may}: to avoid that, --exclude={path.ends[-1]}"
+    links = [*story.paths, *story.leaves]
+    about += [f"the network between {' and '.join(link.ends)}" for link in links[:_ROWS]]
     if about:
-        yield f"tell your administrators about {', and about '.join(about[:_ROWS])}"
-    if drained:
-        stay = "stays drained until it is" if len(drained) == 1 else "stay drained until they are"
-        yield f"{nodes_text(drained)} {stay} repaired"
-
-
-def _leaving_out(nodes: Sequence[str], run: RunReport) -> str:
-    """Name the options: sbatch refuses a node that is both asked for and excluded."""
-    said = _BY_NAME.search(run.reason)
-    asked = {name for name in nodes if said and name in _expanded(said[1])}
-    how = [f"without {nodes_text(sorted(asked))} in --nodelist"] if asked else []
-    others = [name for name in nodes if name not in asked]
-    how += [f"with --exclude={nodes_text(others)}"] if others else []
-    return " and ".join(how)
-
-
-def _expanded(names: str) -> set[str]:
-    with contextlib.suppress(ValueError):
-        return set(expand(names))
-    return set()
-
-
-def _if_there_are_nodes(run: RunReport) -> str:
-    """Return what else it takes to run without nodes, where Slurm has no others at once."""
-    if "ask for fewer (" in run.reason:
-        return " and fewer nodes (--nodes): its partition has no others"
-    return ", which waits for other nodes" if "have to wait for" in run.reason else ""
-
-
-def _has_begun(run: RunReport) -> bool:
-    return run.script is not None
-
-
-def _still_runs(run: RunReport) -> bool:
-    """Tell whether the check or the script has not ended, as far as the journal tells."""
-    script = run.script is not None and run.script.exit_code is None
-    ended = run.superseded or run.post_mortem is not None or bool(run.requeued)
-    return run.state is State.RUNNING or (script and not ended)
+        yield f"tell your administrators about {', and about '.join(about)}"
+    if repairs := [node for node in bad if node in drained]:
+        stay = "stays drained until it is" if len(repairs) == 1 else "stay drained until they are"
+        yield f"{listed(repairs)} {stay} repaired"

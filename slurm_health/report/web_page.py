@@ -6,71 +6,66 @@ jinja2 fills `page.html` and makes every name and message harmless: they come fr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+from statistics import median
+from typing import NamedTuple
 
 import jinja2
 
 from slurm_health import __version__
-from slurm_health.records.probe_catalog import ALLGATHER, MATMUL
-from slurm_health.records.text import one_line
-from slurm_health.records.verdict import Level
-from slurm_health.report import details, table, timeline
-from slurm_health.report.charts import Matrix, matrix_of
-from slurm_health.report.layout import NOTHING, range_text
-from slurm_health.report.model import JobReport, NodeReport, RunReport
-from slurm_health.report.phrases import (
-    WORST_FIRST,
-    attempt_text,
-    effort_text,
-    moment_text,
-    nodes_text,
-)
-from slurm_health.report.post_mortem import lines_while_training
-from slurm_health.report.sentences import lines_of
-from slurm_health.report.summary import summary_of
+from slurm_health.records.text import duration_text, one_line
+from slurm_health.records.verdict import Outcome
+from slurm_health.report import sentences, tables
+from slurm_health.report.layout import Tinted, number_text
+from slurm_health.report.story import Phase, Run, Story
+from slurm_health.report.summary import Summary, summary_of
 
-_CARDS = 48  # nodes that get a card each; the rest is named
-_EVIDENCE = 40  # lines on a card
-_PICTURED = 3  # checks: the last one, and the last of those that found something
+_LIFE = 1000.0  # units of the picture of a life; each part has at least:
+_LEAST_PART = 14.0
+_LABELLED = 70.0  # units that a label within its part needs
+_MATRIX = 640.0  # pixels that a matrix takes, as long as its cells are no larger or smaller than:
+_LEAST_CELL, _LARGEST_CELL = 1.5, 48.0
+_SEEN = 6.0  # pixels of a cell that is to be found among thousands
+_LABELS = 32  # of an axis
+_LINE = 12.0  # pixels that a label needs
+# Shares of the middle, below which a pair's bandwidth has the next darker colour.
+_BINS = (0.5, 0.7, 0.85, 0.95)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Card:
-    """One node, path or leaf that is not well."""
+class Part(NamedTuple):
+    """A part of the picture of a life: where it is, in units, and what it is."""
+
+    x: float
+    width: float
+    phase: str
+    label: str
+    title: str
+
+
+class Mark(NamedTuple):
+    """A cell of a matrix: where it is and how large, in pixels, its style, and what it says."""
+
+    x: float
+    y: float
+    size: float
+    style: str
+    title: str
+
+
+class Matrix(NamedTuple):
+    """Every pair that was measured together, the bandwidth of its last round as a colour."""
 
     name: str
-    level: str
-    reason: str
-    part: str
-    limits: tuple[str, ...]
-    evidence: tuple[str, ...]
-    more: int
+    nodes: int
+    size: float
+    cell: float
+    marks: list[Mark]
+    labels: list[tuple[float, str, str]]
+    margin: float
+    legend: list[tuple[str, str]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Check:
-    """One check: its line, its picture, what happened in it."""
-
-    name: str
-    facts: tuple[str, ...]
-    missing: tuple[str, ...]
-    matrix: Matrix | None
-    events: tuple[tuple[str, str], ...]
-    pictured: bool
-    opened: bool
-    monitor: tuple[tuple[str, str], ...]
-    post_mortem: tuple[tuple[str, str], ...]
-
-
-def as_html(report: JobReport, *, made_at: str) -> str:
-    """Return the page.
-
-    Args:
-        report: what to show.
-        made_at: when that was, for the page's last line.
-    """
+def as_html(story: Story, *, made_at: str) -> str:
+    """Return the page of a job; `made_at` is its last line's."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("slurm_health.report", "."),
         autoescape=True,
@@ -78,111 +73,117 @@ def as_html(report: JobReport, *, made_at: str) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["line"] = one_line
-    bad = [
-        node
-        for level in WORST_FIRST
-        for node in report.nodes
-        if node.level is level and level not in (Level.HEALTHY, None)
-    ]
-    last = report.runs[-1:]
-    unwell = [run for run in report.runs if _is_unwell(run)]
-    worth = sorted(report.runs, key=lambda run: run in last or run in unwell)
-    pictured = {run.label for run in worth[-_PICTURED:]}
-    opened = {run.label for run in unwell[-1:] or last}
+    environment.filters |= {"line": one_line, "parts": _parts}
+    summary = summary_of(story)
+    matrices = [(run, matrix) for run in story.runs if (matrix := matrix_of(run))]
+    bad = [m for run, m in matrices if run.paths or any(node.is_bad for node in run.nodes)]
     return environment.get_template("page.html").render(
-        report=report,
-        place="/".join(part for part in (report.cluster, report.partition) if part),
-        when=_when(report.runs),
-        summary=summary_of(report).rows(),
-        counts=_counts(report.nodes),
-        cards=[*map(partial(_card, report), bad[:_CARDS]), *_links(report)],
-        others=nodes_text(node.node for node in bad[_CARDS:]),
-        checks=[
-            _check(run, pictured=run.label in pictured, opened=run.label in opened)
-            for run in report.runs
-        ],
-        nodes=[_row(node) for node in report.nodes],
-        probes=[ALLGATHER, MATMUL],
+        title=tables.title_of(story),
+        severity=summary.headline.severity.value,
+        summary=tables.summary_rows(story),
+        unseen=story.last.unseen,
+        missing=[lack for run in story.runs for lack in run.missing],
+        life=life_of(story, summary),
+        matrix=next(reversed(bad or [matrix for _, matrix in matrices]), None),
+        tables=[t for t in tables.tables_of(story, verbose=True) if len(t.rows) > 1],
         version=__version__,
         made_at=made_at,
     )
 
 
-def _counts(nodes: Sequence[NodeReport]) -> list[tuple[str, int]]:
-    counts = [
-        (level.value if level else "unjudged", sum(node.level is level for node in nodes))
-        for level in WORST_FIRST
-    ]
-    return [(level, count) for level, count in counts if count]
+def _parts(cell: str | Tinted) -> tuple[str, str, str]:
+    """Return the severity of a cell, its coloured head, and the rest of it."""
+    if isinstance(cell, Tinted):
+        return cell.severity.value, cell.text[: cell.head], cell.text[cell.head :]
+    return "", "", cell
 
 
-def _when(runs: Sequence[RunReport]) -> list[str]:
-    """Return when a job was checked first, and where and how long it was if only once."""
-    began = [moment_text(runs[0].started_s)] if runs and runs[0].started_s else []
-    if len(runs) != 1:
-        return began
-    (run,) = runs
-    return [*began, *filter(None, (nodes_text(n.node for n in run.nodes), effort_text(run)))]
+def life_of(story: Story, summary: Summary) -> list[Part]:
+    """Return the picture of a job's life, from the queue to its end.
+
+    Each part has a least width, and a share of the rest by its time, so that a check of seconds is
+    seen beside a training of days; its label has the time.
+    """
+    phases: list[tuple[int, Phase]] = []
+    for run in story.runs:
+        for phase in run.life:
+            if phases and phase.phase != "hang" and phase.begin_s - phases[-1][1].end_s > 1.0:
+                gap = Phase(phase="pause", begin_s=phases[-1][1].end_s, end_s=phase.begin_s)
+                phases.append((run.attempt, gap))
+            phases.append((run.attempt, phase))
+    spans = [phase for _, phase in phases if phase.phase != "hang"]
+    total_s = sum(max(0.0, phase.end_s - phase.begin_s) for phase in spans) or 1.0
+    room = max(0.0, _LIFE - _LEAST_PART * len(spans))
+    parts: list[Part] = []
+    x = 0.0
+    for attempt, phase in phases:
+        took_s = max(0.0, phase.end_s - phase.begin_s)
+        took = duration_text(took_s)
+        title = f"attempt {attempt + 1}: {phase.phase}, {took}"
+        if phase.phase == "hang" and parts:
+            before = next(p for p in reversed(parts) if p.phase != "hang")
+            of = next(p for _, p in phases if p.phase == "training" and p.end_s >= phase.begin_s)
+            per_s = before.width / max(1e-9, of.end_s - of.begin_s)
+            left = before.x + max(0.0, phase.begin_s - of.begin_s) * per_s
+            wide = max(_LEAST_PART / 2, min(took_s * per_s, before.x + before.width - left))
+            left = min(left, before.x + before.width - wide)
+            parts.append(Part(left, wide, "hang", "hang" if wide > _LABELLED else "", title))
+            continue
+        width = _LEAST_PART + room * took_s / total_s
+        label = f"{phase.phase} {took}" if width > _LABELLED else ""
+        parts.append(Part(round(x, 1), round(width, 1), phase.phase, label, title))
+        x += width
+    end = f"{summary.outcome}: {summary.headline.text}"
+    return [*parts, Part(_LIFE, _LEAST_PART, summary.headline.severity, "", end)] if parts else []
 
 
-def _card(report: JobReport, node: NodeReport) -> _Card:
-    assert node.verdict is not None
-    evidence = node.verdict.evidence
-    devices = node.hardware.devices if node.hardware else ()
-    said = tuple(text for device in devices for text in device.said)
-    return _Card(
-        name=node.node,
-        level=node.verdict.level.value,
-        reason=node.verdict.reason,
-        part=details.part_text(node),
-        limits=tuple(details.limits(node, _run_of(report, node))),
-        evidence=(*said, *evidence[-_EVIDENCE:]),
-        more=max(0, len(evidence) - _EVIDENCE),
+def matrix_of(run: Run) -> Matrix | None:
+    """Return the pairs of a check, None if none was tried."""
+    place = {node.node: number for number, node in enumerate(run.nodes)}
+    pairs = {
+        tuple(sorted(group.nodes, key=place.__getitem__)): (told.round, group)
+        for told in run.rounds
+        for group in told.groups
+        if len(group.nodes) == 2 and {*group.nodes} <= place.keys()
+    }
+    if not pairs:
+        return None
+    cell = min(_LARGEST_CELL, max(_LEAST_CELL, _MATRIX / len(place)))
+    values = [g.allgather_gb_per_s for _, g in pairs.values() if g.allgather_gb_per_s is not None]
+    middle = median(values) if values else 0.0
+    marks: list[Mark] = []
+    for (first, second), (number, group) in pairs.items():
+        value, outcome = group.allgather_gb_per_s, group.outcome
+        style = f"b{sum(value < share * middle for share in _BINS)}" if value is not None else "a"
+        said = f"{number_text(value)} GB/s" if value is not None else "not measured"
+        if outcome in (Outcome.FAILED, Outcome.TIMED_OUT):
+            style, said = "c", outcome.value.replace("_", " ")
+        # What is not well is drawn larger, or it would not be seen among hundreds of nodes.
+        size = max(cell, _SEEN) if style > "b2" else max(cell, _LEAST_CELL)
+        less = (size - cell) / 2
+        title = f"{first} and {second}, round {number}: {said}"
+        for row, column in ((first, second), (second, first)):
+            x, y = place[column] * cell - less, place[row] * cell - less
+            marks.append(Mark(round(x, 1), round(y, 1), round(size, 1), style, title))
+    ends = {end for path in run.paths for end in path.ends}
+    bad = [n for n, node in enumerate(run.nodes) if node.is_bad or node.node in ends]
+    chosen: dict[int, float] = {}
+    for number in (*bad, *range(0, len(place), max(1, -(-len(place) // _LABELS)))):
+        at = round((number + 0.5) * cell, 1)
+        if all(abs(at - other) >= _LINE for other in chosen.values()):
+            chosen[number] = at
+    shares = list(zip(range(5), [*_BINS[::-1], 0.0], strict=True))
+    legend = [(f"b{n}", f"from {number_text(s * middle)} GB/s" if s else "less") for n, s in shares]
+    return Matrix(
+        name=sentences.attempt_text(run.attempt, run.check),
+        nodes=len(place),
+        size=round(cell * len(place), 1),
+        cell=round(cell, 3),
+        marks=sorted(marks, key=lambda mark: mark.style),
+        labels=[
+            (at, run.nodes[n].node, sentences.SEVERITIES[run.nodes[n].level] if n in bad else "")
+            for n, at in sorted(chosen.items())
+        ],
+        margin=20.0 + 7 * min(18, max(len(node.node) for node in run.nodes)),
+        legend=[*legend, ("c", "failed or timed out"), ("a", "not measured")],
     )
-
-
-def _run_of(report: JobReport, node: NodeReport) -> RunReport:
-    return next(run for run in report.runs if run.label == node.label)
-
-
-def _links(report: JobReport) -> list[_Card]:
-    return [
-        _Card(
-            name=f"{kind} {NOTHING.join(link.ends)}",
-            level=link.level.value,
-            reason=link.reason,
-            part="the nodes at its ends are not at fault",
-            limits=(),
-            evidence=link.evidence[-_EVIDENCE:],
-            more=max(0, len(link.evidence) - _EVIDENCE),
-        )
-        for kind, links in (("path", report.paths), ("leaf", report.leaves))
-        for link in links
-    ]
-
-
-def _is_unwell(run: RunReport) -> bool:
-    links = any(link.level is not Level.HEALTHY for link in (*run.paths, *run.leaves))
-    return links or any(node.level not in (Level.HEALTHY, None) for node in run.nodes)
-
-
-def _check(run: RunReport, *, pictured: bool, opened: bool) -> _Check:
-    return _Check(
-        name=attempt_text(run),
-        facts=tuple(table.facts_of(run)),
-        missing=run.missing,
-        matrix=matrix_of(run) if pictured else None,
-        events=tuple((f"{after_s:.1f}", text) for after_s, text in timeline.events_of(run)),
-        pictured=pictured,
-        opened=opened,
-        monitor=tuple(lines_while_training(run)),
-        post_mortem=tuple(lines_of(run.post_mortem)) if run.post_mortem else (),
-    )
-
-
-def _row(node: NodeReport) -> tuple[str, str, list[str], str]:
-    """Return a node's name, level, figures and reason."""
-    shown = [range_text(node.figures.get(probe, ())) for probe in (ALLGATHER, MATMUL)]
-    reason = node.verdict.reason if node.verdict else ""
-    return node.node, node.level.value if node.level else "unjudged", shown, reason

@@ -242,12 +242,12 @@ def _started(place: TaskPlace, arguments: Arguments, nnodes: str, python: str) -
 
 
 def _summarize(directory: Path, outcome: JointOutcome) -> None:
-    from slurm_health.report import read, table
-    from slurm_health.report.build import run_report
+    from slurm_health.report import read, text
+    from slurm_health.report.build import run_of
+    from slurm_health.report.layout import Page
 
-    report = run_report(read.read_run(directory))
-    text = table.check_summary(report) if outcome.choice.reason else table.headline(report)
-    say(text)
+    run = run_of(read.read_run(directory))
+    say(text.check_text(run, Page()) if outcome.choice.reason else text.headline(run))
 
 
 def _is_to_tell(err: JournalError, place: TaskPlace) -> bool:
@@ -260,10 +260,10 @@ def _is_to_tell(err: JournalError, place: TaskPlace) -> bool:
 
 def _say_adopted(earlier: EarlierCheck, outcome: JointOutcome) -> None:
     from slurm_health.report import read
-    from slurm_health.report.build import run_report
-    from slurm_health.report.phrases import found_text
+    from slurm_health.report.build import run_of
+    from slurm_health.report.sentences import levels_text
 
-    found = found_text(run_report(read.read_run(earlier.directory)), names=True)
+    found = levels_text(run_of(read.read_run(earlier.directory)))
     ago = duration_text(max(0.0, time.time() - earlier.ended_s))
     why = f"; {outcome.choice.reason}" if outcome.choice.nodes and outcome.choice.reason else ""
     say(f"the job's nodes were checked {ago} ago: {found}; not checked again (--check-again){why}")

@@ -20,32 +20,10 @@ from dataclasses import KW_ONLY, dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar, overload
 
-from slurm_health.records.script_records import Attribution, Diagnosed, Sureness
+from slurm_health.records.script_records import Attribution as Attribution
+from slurm_health.records.script_records import Diagnosed
+from slurm_health.records.script_records import Sureness as Sureness
 from slurm_health.records.verdict import NodeVerdict
-
-__all__ = [
-    "Attribution",
-    "ChainStep",
-    "CheckNodes",
-    "DataCollector",
-    "DataManager",
-    "DiagnosisAction",
-    "DiagnosisObservation",
-    "Diagnostician",
-    "EventAction",
-    "Inference",
-    "InferenceChain",
-    "InferenceOperator",
-    "LeaveNode",
-    "NoAction",
-    "NothingCollected",
-    "OperatorFailed",
-    "RestartRanks",
-    "Rule",
-    "StopJob",
-    "Sureness",
-    "Walk",
-]
 
 T = TypeVar("T")
 KEEP_S = 600.0

@@ -99,7 +99,7 @@ def test_a_check_takes_as_many_rounds_as_it_is_told(
     )
 
     assert done.code == 0
-    assert json.loads(done.stdout)["rounds"] == pairs
+    assert len(json.loads(done.stdout)["rounds"]) == pairs
 
 
 def test_nodes_that_are_all_slow_are_found_by_what_hardware_should_take_above_the_floor(

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from slurm_health.cli import follow
-from slurm_health.records.script_records import ScriptEnded, ScriptStarted
+from slurm_health.records.script_records import ProgressSeen, ScriptEnded, ScriptStarted
 from slurm_health.system import journal
 from tests.support.command_line import COMMAND, slurm_health
 from tests.support.fake_slurm import FakeSlurm
@@ -92,7 +92,7 @@ def test_a_check_is_followed_and_its_report_is_left_on_the_terminal(tmp_path: Pa
         drawn = terminal.read_until("")
         assert terminal.process.wait(DEADLINE_S) == 0
     left = drawn.rpartition("Ctrl-C ends this")[2]
-    assert "train.sh ran 41 s, exit 0" in left
+    assert "train.sh finished after 41 s" in left
     assert "n[1-2]" in left
 
 
@@ -101,11 +101,25 @@ def test_a_large_journal_is_looked_at_less_often(look_s: float, pause_s: float) 
     assert follow.pause_s(look_s) == pause_s
 
 
+def test_the_steps_of_a_script_are_a_bar_with_its_pace(tmp_path: Path) -> None:
+    clock = Clock(time.time() - 100)
+    run = RunJournal(tmp_path, nodes=["n1"], clock=clock)
+    run.pass_check()
+    run.write(journal.SUPERVISOR, ScriptStarted(script="train.sh", pid=1))
+    for step in (500, 600):
+        seen = ProgressSeen(node="n1", ranks=1, step=step, line=f"step {step}/1000")
+        run.write(journal.MONITOR, seen, after_s=20.0)
+    with following(tmp_path, slurm={"PATH": "/nonexistent"}) as terminal:
+        drawn = terminal.read_until("to go")
+        terminal.interrupt()
+    assert "60 %, step 600 of 1000, 5 steps/s, 80 s to go" in drawn
+
+
 def test_it_does_not_advise_to_follow_what_is_followed(tmp_path: Path) -> None:
     run = RunJournal(tmp_path, nodes=["n1", "n2"], clock=Clock(time.time()))
     run.start()
     with following(tmp_path) as terminal:
-        drawn = terminal.read_until("still running")
+        drawn = terminal.read_until("nodes ready")
         terminal.interrupt()
     assert "follows it" not in drawn
 
@@ -174,7 +188,7 @@ def test_a_job_that_was_requeued_is_followed_to_its_next_attempt(tmp_path: Path)
     clock = Clock(time.time() - 60)
     write_healthy_run(tmp_path / "journal", nodes=["n1", "n2"], clock=clock)
     with following(tmp_path / "journal", slurm=slurm.environ()) as terminal:
-        terminal.read_until("exit 0; the job is pending again (BeginTime)")
+        terminal.read_until("the job is pending again (BeginTime): train.sh finished")
         slurm.change_job(12, state="RUNNING", nodes=["n1", "n2"])  # nothing of it is written yet
         asked = len(slurm.calls("scontrol"))
         eventually(lambda: len(slurm.calls("scontrol")) > asked + 6, "Slurm is asked twice")
@@ -194,15 +208,15 @@ def test_a_script_that_failed_is_followed_to_its_next_start(tmp_path: Path) -> N
     run.pass_check()
     run.run_script(exit_code=1, duration_s=5)
     with following(tmp_path / "journal", slurm=slurm.environ()) as terminal:
-        terminal.read_until("exit 1; the job is running")
+        terminal.read_until("the job itself still runs")
         again = ScriptStarted(script="train.sh", pid=2, restart=1)
         run.write(journal.SUPERVISOR, again, after_s=5)
-        terminal.read_until("has run for")
+        terminal.read_until("running for")
         slurm.change_job(12, state="FAILED")
         run.write(journal.SUPERVISOR, ScriptEnded(exit_code=3, signal=0, duration_s=9), after_s=9)
         drawn = terminal.read_until("")
         assert terminal.process.wait(DEADLINE_S) == 0
-    assert "train.sh ran 9.0 s, exit 3" in drawn.rpartition("Ctrl-C ends this")[2]
+    assert "train.sh exited with code 3 after 9.0 s" in drawn.rpartition("Ctrl-C ends this")[2]
 
 
 @pytest.mark.timeout(180)
@@ -214,10 +228,10 @@ def test_a_job_whose_batch_script_was_killed_is_followed_to_its_end(tmp_path: Pa
     run.write(journal.SUPERVISOR, ScriptStarted(script="train.sh", pid=1))
     slurm.change_job(12, state="NODE_FAIL")
     with following(tmp_path / "journal", slurm=slurm.environ()) as terminal:
-        terminal.read_until("the script has run for")
+        terminal.read_until("running for")
         drawn = terminal.read_until("")
         assert terminal.process.wait(DEADLINE_S) == 0
-    assert "end not recorded; Slurm says that the job has ended (node_fail)" in drawn
+    assert "Slurm says that the job has ended (node_fail)" in drawn
 
 
 @pytest.mark.parametrize("kind", ["", "dumb"])

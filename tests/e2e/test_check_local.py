@@ -38,7 +38,10 @@ def test_a_machine_that_is_well_is_checked_and_reported(tmp_path: Path) -> None:
     nodes = {node["node"]: node for node in report["nodes"]}
     assert set(nodes) == set(NODES)
     assert "faulty" not in {node["level"] for node in nodes.values()}, nodes
-    assert all(node["allgather_gb_per_s"] and node["matmul_gflop_per_s"] for node in nodes.values())
+    assert all(
+        node["figures"]["allgather_gb_per_s"] and node["figures"]["matmul_gflop_per_s"]
+        for node in nodes.values()
+    )
     assert [run["exit_code"] for run in report["runs"]] == [done.code]
     table = slurm_health("report", job, f"--journal={tmp_path}")
     for line in _table(done.stdout):

@@ -141,4 +141,4 @@ def test_a_job_that_a_person_ends_is_told_as_that(
     assert site.ended(job)["JobState"] == "CANCELLED"
     told = f"cancelled by {by}"
     eventually(site, lambda: told in site.table(job), "who cancelled it", DEADLINE_S)
-    assert "the script did not end by itself: the job was cancelled" in site.table(job)
+    assert f"ENDED  the job was {told}" in site.table(job)

@@ -119,7 +119,9 @@ def test_a_node_with_a_slow_link_is_found(site: Site) -> None:
 
 def share_of_peers(run: Report, node: str, figure: str) -> float:
     """Return a node's typical figure in parts of what the others reach."""
-    figures: dict[str, list[float]] = {each["node"]: each[figure] for each in run["nodes"]}
+    figures: dict[str, list[float]] = {
+        node["node"]: node["figures"][figure] for node in run["nodes"]
+    }
     others = [value for name, values in figures.items() if name != node for value in values]
     return median(figures[node]) / median(others)
 

@@ -163,7 +163,7 @@ def test_a_lost_node_is_replaced_by_the_spare_without_a_requeue(training: Site, 
     assert "nodes.sh started again on n[1-2,4]" in table
     # In doubt, where Slurm gives it up only once its agent cannot be started.
     # Its row then stays as the first check decided it.
-    in_doubt = r"^(n3 +(faulty|inconclusive)|FOUND .*inconclusive)"
+    in_doubt = r"^(n3 +(faulty|undecided)|FOUND .*undecided)"
     assert re.search(in_doubt, table, re.MULTILINE), table
 
 

@@ -34,8 +34,8 @@ def test_well_nodes_are_healthy_and_the_report_says_what_was_not_seen(site: Site
     assert set(levels(checked.run).values()) == {"healthy"}, checked
     assert checked.code == 0
     assert checked.run["unseen"] == f"light probes (--check=light): {UNSEEN}"
-    assert all(node["allgather_gb_per_s"] for node in checked.run["nodes"])
-    assert all(node["matmul_gflop_per_s"] for node in checked.run["nodes"])
+    assert all(node["figures"]["allgather_gb_per_s"] for node in checked.run["nodes"])
+    assert all(node["figures"]["matmul_gflop_per_s"] for node in checked.run["nodes"])
 
 
 def test_data_goes_over_the_network_of_the_job(site: Site) -> None:
@@ -97,4 +97,4 @@ def test_where_one_node_lacks_torch_light_probes_measure_all_and_nobody_is_blame
     # On a machine that is busy enough, what one of them has measured may be doubted.
     assert_named(checked, {})
     assert checked.run["unseen"].startswith("light probes (n3: ")
-    assert all(node["allgather_gb_per_s"] for node in checked.run["nodes"])
+    assert all(node["figures"]["allgather_gb_per_s"] for node in checked.run["nodes"])

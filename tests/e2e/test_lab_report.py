@@ -7,9 +7,9 @@ import json
 
 import pytest
 
+from slurm_health.report.export import schema
 from tests.lab.installed_site import Site
 from tests.lab.played_nodes import FAULTY, play, submit
-from tests.report.json_schema import schema
 
 pytestmark = [
     pytest.mark.lab,
@@ -45,7 +45,7 @@ def test_ones_jobs_are_listed_with_what_slurm_says_of_them(site: Site) -> None:
     assert str(found[str(waits)]["state"]).startswith("pending (JobHeldUser)")
     assert next(iter(found)) == str(waits)
     text = site.health("report").stdout
-    assert text.splitlines()[0].split()[:2] == ["JOB", "SCRIPT"]
+    assert text.splitlines()[0].split()[:2] == ["JOB", "NAME"]
     site.lab.run(["scancel", str(waits)])
 
 

@@ -150,7 +150,7 @@ def test_each_task_of_an_array_of_submitit_is_checked(wrapped: Site) -> None:
     assert [each.split()[-1] for each in said] == ["one", "two", "three"]
     for task in tasks:
         assert_checked(wrapped, task, nodes=1)
-    assert wrapped.table(f"{array}_[0-2]").count("exit 0") == 3
+    assert wrapped.table(f"{array}_[0-2]").count("finished") == 3
 
 
 @pytest.mark.heavy

@@ -5,7 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from slurm_health.records.record_codec import Entry
 from slurm_health.records.records import (
+    Action,
+    ActionDone,
+    ActionIntended,
     MasterResumed,
     MasterStopped,
     MasterWaits,
@@ -15,9 +19,10 @@ from slurm_health.records.records import (
     VerdictReached,
 )
 from slurm_health.records.verdict import Level, LinkVerdict, NodeVerdict
-from slurm_health.report.build import run_report
-from slurm_health.report.model import JobReport, NodeReport, RunReport, State
+from slurm_health.report.build import acts_of, run_of
 from slurm_health.report.read import load, read_run
+from slurm_health.report.sentences import figure_key
+from slurm_health.report.story import Act, Node, Progress, Run, State, Story
 from tests.support.journals import (
     Clock,
     RunJournal,
@@ -26,19 +31,19 @@ from tests.support.journals import (
 )
 
 
-def report_of(run: RunJournal, *, now_s: float | None = None) -> RunReport:
-    return run_report(read_run(run.directory), now_s=now_s)
+def report_of(run: RunJournal, *, now_s: float | None = None) -> Run:
+    return run_of(read_run(run.directory), now_s=now_s)
 
 
-def node_of(report: RunReport | JobReport, name: str) -> NodeReport:
+def node_of(report: Run | Story, name: str) -> Node:
     return next(node for node in report.nodes if node.node == name)
 
 
-def values(report: RunReport | JobReport, node: str, probe: str) -> list[float]:
-    return [round(value, 3) for value in node_of(report, node).figures.get(probe, ())]
+def values(report: Run | Story, node: str, probe: str) -> list[float]:
+    return [round(value, 3) for value in node_of(report, node).figures.get(figure_key(probe), ())]
 
 
-def run_with_a_round(tmp_path: Path, *samples: Sampled, bad: str = "") -> RunReport:
+def run_with_a_round(tmp_path: Path, *samples: Sampled, bad: str = "") -> Run:
     run = RunJournal(tmp_path, nodes=["n1", "n2", "n3"])
     run.start()
     run.begin_round(0, [["n1", "n2"]])
@@ -143,7 +148,7 @@ def test_a_void_round_neither_counts_nor_has_figures(tmp_path: Path) -> None:
 
     report = report_of(run)
 
-    assert report.rounds == 1
+    assert len(report.rounds) == 1
     assert values(report, "n1", "allgather") == [0.4]
 
 
@@ -292,3 +297,107 @@ def test_a_bad_path_stands_until_both_its_ends_are_judged_again(
         run.master(verdict)
 
     assert len(load(tmp_path, "12").paths) == shown
+
+
+# --- acts ----------------------------------------------------------------------------------------
+
+
+def intended(action: str, *nodes: str) -> ActionIntended:
+    return ActionIntended(action=Action(action), nodes=list(nodes))
+
+
+def done(action: str, *nodes: str, succeeded: bool = True, detail: str = "") -> ActionDone:
+    return ActionDone(action=Action(action), succeeded=succeeded, nodes=list(nodes), detail=detail)
+
+
+def in_short(acts: list[Act]) -> list[tuple[str, str, str]]:
+    return [(act.action, ",".join(act.nodes), act.progress.value) for act in acts]
+
+
+@pytest.mark.parametrize(
+    ("records", "expected"),
+    [
+        pytest.param(
+            [intended("drain", "n3"), done("drain", "n3")], [("drain", "n3", "done")], id="done"
+        ),
+        pytest.param([intended("drain", "n3")], [("drain", "n3", "intended")], id="no end"),
+        pytest.param(
+            [intended("drain", "n3"), done("drain", succeeded=False)],
+            [("drain", "n3", "failed")],
+            id="failed without naming the nodes",
+        ),
+        pytest.param(
+            [intended("drain", "n3", "n5"), done("drain", "n3")],
+            [("drain", "n3", "done"), ("drain", "n5", "failed")],
+            id="took effect on some",
+        ),
+        pytest.param(
+            [intended("drain", "n3", "n5"), done("drain", "n3", succeeded=False)],
+            [("drain", "n3", "done"), ("drain", "n5", "failed")],
+            id="failed for all but one",
+        ),
+        pytest.param(
+            [intended("drain", "n3"), done("drain", "n3", succeeded=False, detail="refused")],
+            [("drain", "n3", "failed")],
+            id="failed, naming the nodes it was meant for",
+        ),
+        pytest.param(
+            [done("drain", "n3", succeeded=False, detail="left alone")],
+            [("drain", "n3", "failed")],
+            id="never tried",
+        ),
+        pytest.param(
+            [intended("drain", "n3"), done("drain")],
+            [("drain", "n3", "failed")],
+            id="took effect on none",
+        ),
+        pytest.param(
+            [
+                intended("drain", "n3", "n5"),
+                done("drain", "n3"),
+                done("drain", "n5", succeeded=False, detail="no such node"),
+            ],
+            [("drain", "n3", "done"), ("drain", "n5", "failed")],
+            id="one result per node",
+        ),
+        pytest.param(
+            [intended("drain", "n3"), intended("drain", "n5"), done("drain", "n3")],
+            [("drain", "n3", "done"), ("drain", "n5", "intended")],
+            id="two intents",
+        ),
+        pytest.param(
+            [
+                intended("requeue"),
+                done("requeue", succeeded=False),
+                intended("requeue"),
+                done("requeue"),
+            ],
+            [("requeue", "", "failed"), ("requeue", "", "done")],
+            id="a second try",
+        ),
+        pytest.param(
+            [intended("requeue"), intended("requeue"), done("requeue")],
+            [("requeue", "", "done")],
+            id="intended again by a master that took over",
+        ),
+        pytest.param([done("requeue")], [("requeue", "", "done")], id="a result alone"),
+    ],
+)
+def test_intents_and_results_become_acts(
+    records: list[Record], expected: list[tuple[str, str, str]]
+) -> None:
+    entries = [
+        Entry(id=f"master:{index}", time_s=0.0, kind="", record=record)
+        for index, record in enumerate(records)
+    ]
+
+    assert in_short(acts_of(entries)) == expected
+
+
+def test_an_act_that_failed_keeps_its_cause() -> None:
+    records = [intended("drain", "n3", "n5"), done("drain", "n3", detail="n5: drained by admin")]
+    entries = [Entry(id="m", time_s=0.0, kind="", record=record) for record in records]
+
+    failed = [act for act in acts_of(entries) if act.progress is Progress.FAILED]
+
+    assert [(act.nodes, act.detail) for act in failed] == [(("n5",), "n5: drained by admin")]

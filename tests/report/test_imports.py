@@ -6,7 +6,7 @@ import sys
 
 CODE = """
 import sys
-import slurm_health.report.export, slurm_health.report.read, slurm_health.report.table
+import slurm_health.report.export, slurm_health.report.read, slurm_health.report.text
 print(*sorted({name.partition(".")[0] for name in sys.modules} & {"torch", "numpy", "click"}))
 """
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 
 import os
 import resource
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from slurm_health.records.errors import JournalError, RecordTooNew
 from slurm_health.records.records import AgentsLaunched
 from slurm_health.report import read
-from slurm_health.report.latest import latest_jobs
+from slurm_health.report.jobs import latest_jobs
+from slurm_health.report.layout import Page
 from slurm_health.report.read import load, read_run
-from slurm_health.report.table import job_text
+from slurm_health.report.text import job_text
 from slurm_health.system import journal
 from tests.support.journals import (
     STARTED_S,
@@ -48,7 +49,7 @@ def test_a_job_with_an_id_that_was_given_again_stands_by_itself(
     begun(tmp_path, "0", submitted=submitted)
     begun(tmp_path, "0-2", after_s=DAY_S, submitted=submitted)
 
-    assert [run.label for run in load(tmp_path, "12").runs] == ["0-2"]
+    assert [run.run for run in load(tmp_path, "12").runs] == ["0-2"]
     assert "an earlier job had the id 12 too, on 2023-11-14 22:13" in caplog.text
 
 
@@ -57,7 +58,7 @@ def test_attempts_of_an_older_job_are_not_those_of_a_newer_one(tmp_path: Path) -
     begun(tmp_path, "1", after_s=60, submitted=False)
     begun(tmp_path, "0-2", after_s=DAY_S, submitted=False)
 
-    assert [run.label for run in load(tmp_path, "12").runs] == ["0-2"]
+    assert [run.run for run in load(tmp_path, "12").runs] == ["0-2"]
 
 
 def test_several_checks_of_one_start_are_one_job(tmp_path: Path) -> None:
@@ -65,7 +66,7 @@ def test_several_checks_of_one_start_are_one_job(tmp_path: Path) -> None:
         run = RunJournal(tmp_path, label=label, clock=Clock(STARTED_S + after_s))
         run.start(start_time_s=BEGUN_S)
 
-    assert [run.label for run in load(tmp_path, "12").runs] == ["0", "0-2"]
+    assert [run.run for run in load(tmp_path, "12").runs] == ["0", "0-2"]
 
 
 def test_the_list_of_jobs_has_the_last_one_of_an_id(tmp_path: Path) -> None:
@@ -105,7 +106,7 @@ def test_the_time_in_the_queue_is_told_for_each_attempt(tmp_path: Path) -> None:
     second.judge()
 
     report = load(tmp_path, "12")
-    text = job_text(report)
+    text = job_text(report, Page(), verbose=True)
 
     assert [run.queued_s for run in report.runs] == [40.0, pytest.approx(10.0, abs=1.0)]
     assert "-2.0  started by Slurm after 40 s in the queue" in text
@@ -126,7 +127,9 @@ def test_a_node_that_never_wrote_is_still_reported(tmp_path: Path) -> None:
     assert [node.node for node in report.nodes] == ["n1", "n2", "n4", "n5", "n6"]
     assert report.nodes[1].figures == {}
     assert report.runs[0].missing == ("n2: no file",)
-    assert "missing in the journal of attempt 0: n2: no file" in job_text(report)
+    assert "missing in the journal of attempt 1: n2: no file" in job_text(
+        report, Page(), verbose=True
+    )
 
 
 def test_lines_of_others_are_skipped(tmp_path: Path) -> None:
@@ -225,7 +228,7 @@ def test_of_another_users_journal_root_is_told_the_same_and_reads_nothing_itself
     grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib
 
     assert (theirs.job, theirs.nodes, theirs.script) == (own.job, own.nodes, own.script)
-    assert [run.acts for run in theirs.runs] == [run.acts for run in own.runs]
+    assert [run.actions for run in theirs.runs] == [run.actions for run in own.runs]
     assert grown_kib < 64 << 10
 
 

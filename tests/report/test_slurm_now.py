@@ -3,26 +3,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from slurm_health.records.records import MasterStopped
+from slurm_health.records.script_records import Diagnosed
 from slurm_health.records.verdict import Level, NodeVerdict
-from slurm_health.report.layout import Page
-from slurm_health.report.model import JobReport, State
 from slurm_health.report.read import load
-from slurm_health.report.slurm_now import (
-    explain,
-    nodes_now,
-    out_of_use,
-    waiting_again,
-    with_unseen_end,
-    with_who_cancelled,
-    word,
-)
+from slurm_health.report.slurm_now import asked, explain, word
+from slurm_health.report.story import State, Story
 from slurm_health.report.summary import summary_of
+from slurm_health.system import journal
 from slurm_health.system.slurm.parsing import Job
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.journals import STARTED_S, RunJournal, write_healthy_run, write_started_script
@@ -142,6 +134,13 @@ def test_root_who_may_read_every_journal_is_told_what_its_owner_is(script: str) 
 NODES = ["n1", "n2", "n4", "n5", "n6"]
 NOTE = "shealth: gpu 3 lost"
 PATIENCE_S = 60.0  # each answer is a process, on a machine that may be busy
+DAY_S = 86400.0
+CANCELLED = Diagnosed(
+    cause="ended-from-outside",
+    description="the job was cancelled",
+    attribution="ended from outside",
+    sureness="certain",
+)
 
 
 @pytest.fixture
@@ -152,82 +151,72 @@ def slurm(tmp_path: Path) -> FakeSlurm:
     return slurm
 
 
-def lines(
-    root: Path, slurm: FakeSlurm, *, cluster: str = "lab", later_s: float = 60.0
-) -> list[str]:
-    write_healthy_run(root, cluster=cluster)
-    out = out_of_use(
-        load(root, "12"), now_s=STARTED_S + later_s, environ=slurm.environ(), patience_s=PATIENCE_S
-    )
-    return nodes_now(out, Page())
+def told(root: Path, slurm: FakeSlurm, later_s: float = 60.0) -> Story:
+    """Return the story of the job with Slurm's word on it."""
+    now_s = STARTED_S + later_s
+    story = load(root, "12", now_s=now_s)
+    return asked(story, now_s=now_s, environ=slurm.environ(), patience_s=PATIENCE_S)
 
 
-def test_a_node_of_the_job_that_was_drained_since_is_told_with_why(
+def test_a_node_of_the_job_that_was_drained_since_is_shown_with_why(
     tmp_path: Path, slurm: FakeSlurm
 ) -> None:
-    head, line = lines(tmp_path / "journal", slurm)
+    write_healthy_run(tmp_path)
+    slurm.run_job(12, NODES, state="COMPLETED")
 
-    assert head.split()[:2] == ["NOW", "STATE"]
-    assert line.split(maxsplit=2)[:2] == ["n4", "idle+drain"]
-    assert f"{NOTE} [root@" in line
+    (node,) = told(tmp_path, slurm).out_of_use
+
+    assert (node.node, node.state) == ("n4", "idle+drain")
+    assert f"{NOTE} [root@" in node.reason
 
 
-def test_nothing_is_told_of_the_nodes_of_an_old_job_or_of_another_cluster(
+def test_slurm_is_not_asked_about_an_old_job_and_says_nothing_of_another_clusters(
     tmp_path: Path, slurm: FakeSlurm
 ) -> None:
-    assert lines(tmp_path / "old", slurm, later_s=8 * 86400.0) == []
+    write_healthy_run(tmp_path / "old")
+    assert told(tmp_path / "old", slurm, 8 * DAY_S).out_of_use == ()
     assert slurm.calls("scontrol") == []
-    assert lines(tmp_path / "other", slurm, cluster="east") == []
+
+    write_healthy_run(tmp_path / "other", cluster="east")
+    assert told(tmp_path / "other", slurm).out_of_use == ()
 
 
-def test_nothing_is_told_where_slurm_does_not_answer(tmp_path: Path, slurm: FakeSlurm) -> None:
-    slurm.set(refuse={"node": "slurm_load_node: Unable to contact slurm controller"})
+def test_a_story_stays_as_it_is_if_slurm_does_not_answer(tmp_path: Path, slurm: FakeSlurm) -> None:
+    slurm.set(refuse={"job": "Unable to contact slurm controller", "node": "the same"})
+    write_started_script(tmp_path)
 
-    assert lines(tmp_path / "journal", slurm) == []
-
-
-STARTED = "train.sh started, end not recorded"
+    assert told(tmp_path, slurm) == load(tmp_path, "12", now_s=STARTED_S + 60)
 
 
-def seen(root: Path, slurm: FakeSlurm, now_s: float) -> JobReport:
-    """Return the report of the job with what Slurm says of an end that nothing recorded."""
-    report = load(root, "12", now_s=now_s)
-    return with_unseen_end(report, now_s=now_s, environ=slurm.environ(), patience_s=PATIENCE_S)
+LOOK = "what ended it may stand at the end of the job's output"
 
 
 @pytest.mark.parametrize(
-    ("state", "done", "following"),
+    ("state", "outcome", "headline"),
     [
-        (
-            "FAILED",
-            f"{STARTED}; Slurm says that the job has ended (failed, killed by SIGKILL)",
-            "what ended it may stand at the end of the job's output",
-        ),
-        (
-            "",
-            f"{STARTED}; the job has ended: Slurm no longer knows it",
-            "what ended it may stand at the end of the job's output",
-        ),
+        ("FAILED", "ended", "Slurm says that the job has ended (failed, killed by SIGKILL)"),
+        ("", "ended", "the job has ended: Slurm no longer knows it"),
         *(
-            (state, f"{STARTED} yet", "slurm-health report --follow 12 follows it")
+            (state, "running", "running for ")
             for state in ("RUNNING", "COMPLETING", "CONFIGURING", "REQUEUE_HOLD", "RESIZING")
         ),
     ],
 )
-def test_a_job_whose_end_nothing_recorded_is_told_as_slurm_says_that_it_ended(
-    tmp_path: Path, slurm: FakeSlurm, state: str, done: str, following: str
+def test_a_job_whose_end_nothing_recorded_has_ended_if_slurm_says_so(
+    tmp_path: Path, slurm: FakeSlurm, state: str, outcome: str, headline: str
 ) -> None:
     write_started_script(tmp_path, script="train.sh")
     if state:
         slurm.run_job(12, NODES, state=state, ExitCode="0:9")
 
-    told = summary_of(seen(tmp_path, slurm, STARTED_S + 60))
+    summary = summary_of(told(tmp_path, slurm))
 
-    assert told.done == done
-    assert told.next.startswith(following)
+    assert summary.outcome == outcome
+    assert summary.headline.what.startswith(headline)
+    assert (LOOK in summary.next) == (outcome == "ended")
 
 
-@pytest.mark.parametrize("later_s", [60, 8 * 86400])
+@pytest.mark.parametrize("later_s", [60, 8 * DAY_S])
 @pytest.mark.parametrize("disposition", ["requeue", "hold"])
 def test_a_job_that_was_cancelled_while_it_waited_after_its_check_has_ended(
     tmp_path: Path, slurm: FakeSlurm, disposition: str, later_s: float
@@ -237,14 +226,14 @@ def test_a_job_that_was_cancelled_while_it_waited_after_its_check_has_ended(
     run.judge(NodeVerdict(node="n3", level=Level.FAULTY, reason="lost"))
     run.act(disposition)
     run.finish(disposition)
-    now_s = run.clock.now_s + later_s
-    told = []
+    stories = []
     for state in ("PENDING", "CANCELLED"):
         slurm.run_job(12, [], state=state)
-        told.append(seen(tmp_path, slurm, now_s))
+        stories.append(told(tmp_path, slurm, later_s))
 
-    assert [each.ended for each in told] == ["", "Slurm says that the job has ended (cancelled)"]
-    held = ["to run it anyway" in summary_of(each).next for each in told]
+    ends = [story.ended for story in stories]
+    assert ends == ["", "Slurm says that the job has ended (cancelled)"]
+    held = ["to run it anyway" in str(summary_of(story).next) for story in stories]
     assert held == [disposition == "hold", False]
 
 
@@ -258,25 +247,12 @@ def test_a_check_whose_job_has_ended_does_not_run_any_more(
     if state:
         slurm.run_job(12, NODES, state=state, ExitCode="0:9")
 
-    told = seen(tmp_path, slurm, STARTED_S + 10)
+    story = told(tmp_path, slurm, 10)
 
-    alone = load(tmp_path, "12", now_s=STARTED_S + 10)
-    assert alone.runs[-1].note == "still running: round 0"
-    assert told.runs[-1].note == "the master stopped before a verdict, in round 0"
-    assert told.runs[-1].state is State.STOPPED
-    assert "the job has ended" in summary_of(told).done
-    assert summary_of(told).next.startswith("what ended it may stand at the end of")
-
-
-@pytest.mark.parametrize("state", ["RUNNING", "COMPLETING"])
-def test_a_check_whose_job_has_not_ended_runs_as_far_as_it_says(
-    tmp_path: Path, slurm: FakeSlurm, state: str
-) -> None:
-    RunJournal(tmp_path).start()
-    slurm.run_job(12, NODES, state=state)
-    now_s = STARTED_S + 10
-
-    assert seen(tmp_path, slurm, now_s) == load(tmp_path, "12", now_s=now_s)
+    assert load(tmp_path, "12", now_s=STARTED_S + 10).last.note == "still running: round 0"
+    assert story.last.note == "the master stopped before a verdict, in round 0"
+    assert story.last.state is State.STOPPED
+    assert "the job has ended" in summary_of(story).headline.what
 
 
 @pytest.mark.parametrize(
@@ -289,7 +265,7 @@ def test_a_check_whose_job_has_not_ended_runs_as_far_as_it_says(
         ("COMPLETED", ""),
     ],
 )
-def test_a_job_whose_next_attempt_is_to_come_is_told_how_it_waits(
+def test_a_job_whose_next_attempt_is_to_come_waits_as_slurm_says(
     tmp_path: Path, slurm: FakeSlurm, state: str, waits: str
 ) -> None:
     run = RunJournal(tmp_path)
@@ -297,70 +273,53 @@ def test_a_job_whose_next_attempt_is_to_come_is_told_how_it_waits(
     run.master(MasterStopped(reason="SIGTERM", job="the job was requeued"))
     slurm.run_job(12, [], state=state, Reason="BeginTime")
 
-    told = waiting_again(load(tmp_path, "12"), now_s=STARTED_S + 60, environ=slurm.environ())
-
-    assert told.waits == waits
-
-
-def test_what_ended_a_script_that_was_killed_is_asked_where_no_post_mortem_could_say(
-    tmp_path: Path, slurm: FakeSlurm
-) -> None:
-    slurm.set(accounting="accounting_storage/slurmdbd", accounts={"12": "CANCELLED by 0"})
-    slurm.run_job(12, ["n1", "n2"], state="CANCELLED")
-    run = write_healthy_run(tmp_path)
-    run.run_script(signal=15, duration_s=2.8)
-
-    told = seen(tmp_path, slurm, STARTED_S + 60)
-    told = with_who_cancelled(told, environ=slurm.environ(), patience_s=PATIENCE_S)
-
-    killed = "train.sh ran 2.8 s, killed by SIGTERM"
-    assert summary_of(told).done == f"{killed}; cancelled by root"
+    assert told(tmp_path, slurm).waits == waits
 
 
 @pytest.mark.parametrize(
-    ("settings", "done"),
+    ("settings", "who"),
     [
-        ({"accounting": "accounting_storage/slurmdbd"}, "cancelled by root"),
+        ({"accounting": "accounting_storage/slurmdbd"}, "root"),
         ({"accounting": "accounting_storage/none"}, ""),
         ({"accounting": "accounting_storage/slurmdbd", "accounts": {"12": "FAILED"}}, ""),
     ],
 )
-def test_who_cancelled_a_job_is_told_where_accounts_say_it(
-    tmp_path: Path, slurm: FakeSlurm, settings: dict[str, object], done: str
+def test_who_cancelled_a_job_is_shown_if_accounts_say_it(
+    tmp_path: Path, slurm: FakeSlurm, settings: dict[str, object], who: str
 ) -> None:
     slurm.set(**{"accounts": {"12": "CANCELLED by 0"}, **settings})
-    run = RunJournal(tmp_path)
-    run.start()
-    run.begin_round(0, [["n1", "n2"]])
-    run.master(MasterStopped(reason="SIGTERM", job="the job was cancelled"))
+    slurm.run_job(12, ["n1", "n2"], state="CANCELLED")
+    run = write_started_script(tmp_path)
+    run.write(journal.POST_MORTEM, CANCELLED)
 
-    told = with_who_cancelled(load(tmp_path, "12"), environ=slurm.environ(), patience_s=PATIENCE_S)
+    story = told(tmp_path, slurm)
 
-    assert summary_of(told).done == done
+    by = f" by {who}" if who else ""
+    assert story.cancelled_by == who
+    assert summary_of(story).headline.what == f"the job was cancelled{by}"
 
 
-def test_a_job_that_was_cancelled_while_it_waited_after_a_requeue_is_told_so(
+def test_what_ended_a_script_that_was_killed_is_asked_if_no_post_mortem_could_say(
     tmp_path: Path, slurm: FakeSlurm
 ) -> None:
     slurm.set(accounting="accounting_storage/slurmdbd", accounts={"12": "CANCELLED by 0"})
+    slurm.run_job(12, ["n1", "n2"], state="CANCELLED")
     run = RunJournal(tmp_path)
-    run.start()
-    run.master(MasterStopped(reason="SIGTERM", job="the job was requeued"))
-    report = load(tmp_path, "12")
+    run.pass_check()
+    run.run_script(signal=15, duration_s=2.8)
 
-    told = with_who_cancelled(report, environ=slurm.environ(), patience_s=PATIENCE_S)
-    waiting = with_who_cancelled(
-        replace(report, waits="pending"), environ=slurm.environ(), patience_s=PATIENCE_S
-    )
+    summary = summary_of(told(tmp_path, slurm))
 
-    assert (told.cancelled_by, waiting.cancelled_by) == ("root", "")
+    assert (summary.outcome, summary.headline.what) == ("ended", "the job was cancelled")
+    assert summary.done == ("cancelled by root",)
 
 
-def test_accounts_are_not_asked_about_a_job_that_nobody_cancelled(
+def test_accounts_are_not_asked_about_a_job_that_ended_by_itself(
     tmp_path: Path, slurm: FakeSlurm
 ) -> None:
     write_healthy_run(tmp_path)
+    slurm.run_job(12, NODES, state="COMPLETED")
 
-    with_who_cancelled(load(tmp_path, "12"), environ=slurm.environ(), patience_s=PATIENCE_S)
+    told(tmp_path, slurm)
 
-    assert slurm.calls("sacct") == slurm.calls("scontrol") == []
+    assert slurm.calls("sacct") == []

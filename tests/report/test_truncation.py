@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from slurm_health.records.errors import RecordTooNew
 from slurm_health.records.records import NodeReported
 from slurm_health.records.verdict import Level, NodeVerdict, Outcome
-from slurm_health.report.export import as_json
-from slurm_health.report.model import JobReport
+from slurm_health.report.export import as_json, job_document
+from slurm_health.report.layout import Page
 from slurm_health.report.read import load
-from slurm_health.report.table import check_summary, headline, job_text
+from slurm_health.report.story import Story
+from slurm_health.report.text import check_text, headline, job_text
 from slurm_health.system import journal
 from tests.support.journals import RunJournal, write_requeued_job
 
@@ -34,14 +35,15 @@ def root() -> Iterator[Path]:
         yield Path(directory)
 
 
-def rendered(report: JobReport) -> list[str]:
-    texts = [job_text(report, width=80), job_text(report, unicode=False), as_json(report)]
+def rendered(report: Story) -> list[str]:
+    texts = [job_text(report, Page(width=80, colour=True)), as_json(job_document(report))]
+    texts.append(job_text(report, Page(unicode=False), verbose=True))
     for run in report.runs:
-        texts += [check_summary(run), headline(run)]
+        texts += [check_text(run, Page()), headline(run)]
     return texts
 
 
-def faulty(report: JobReport) -> set[str]:
+def faulty(report: Story) -> set[str]:
     return {node for run in report.runs for node in run.named(Level.FAULTY)} | {
         node.node for node in report.nodes if node.level is Level.FAULTY
     }
@@ -83,7 +85,7 @@ def test_a_master_file_cut_in_and_behind_every_record_is_reported(root: Path) ->
         for cut in sorted(cuts):
             path.write_bytes(content[:cut])
             report = load(root, "12")
-            assert job_text(report)
+            assert job_text(report, Page())
             assert faulty(report) <= complete
     finally:
         path.write_bytes(content)
@@ -131,5 +133,5 @@ def test_any_order_of_acts_has_a_text(
         report = load(Path(directory), "12")
 
     assert all(rendered(report))
-    done = [act for act in report.runs[0].acts if act.progress.value == "done"]
+    done = [act for act in report.runs[0].actions if act.progress.value == "done"]
     assert len(done) == len(acts)

@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
-from slurm_health.records.records import VerdictReached
-from slurm_health.records.script_records import Diagnosed
-from slurm_health.records.verdict import Level, LinkVerdict, NodeVerdict, Outcome
+from slurm_health.records.verdict import Level, NodeVerdict, Outcome
+from slurm_health.report.layout import Page
 from slurm_health.report.read import load
-from slurm_health.report.web_page import as_html
-from tests.report.test_table import CASES
+from slurm_health.report.summary import summary_of
+from slurm_health.report.text import job_text
+from slurm_health.report.web_page import as_html, life_of
+from tests.report.stories import STORIES
 from tests.support.command_line import slurm_health
 from tests.support.journals import RunJournal, write_healthy_run, write_requeued_job
 
@@ -28,7 +29,6 @@ BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
 BROWSER_S = 280
 pytestmark = pytest.mark.timeout(BROWSER_S + 20)
 DARK, LIGHT = 0, 1
-MARKUP = '<img src=x onerror="document.title=1"></style><script>document.title=2</script>&amp;'
 # Put into a copy of the page, whose policy forbids scripts: what the browser made of it.
 ASK = """<script>addEventListener("load", () => {
 const of = (query) => [...document.querySelectorAll(query)];
@@ -37,11 +37,11 @@ parent.document.title = JSON.stringify({
   width: innerWidth, needed: document.documentElement.scrollWidth,
   background: style.backgroundColor, colour: style.color,
   images: document.images.length, scripts: document.scripts.length,
-  cards: of(".card").map(card => card.querySelector("h3").textContent.trim()),
+  boxes: of(".summary").map(box => box.querySelector("dt").textContent.trim()),
   cells: of("svg.matrix rect").length,
   slow: of("svg.matrix rect.b4").length,
   unseen: of("svg.matrix rect.b4").filter(cell => cell.getBoundingClientRect().width < 5).length,
-  wide: of("body > section > *, .card").filter(
+  wide: of("body > section > *, .summary").filter(
     part => part.getBoundingClientRect().right > innerWidth + 1).length,
   cut: of("figure, figure *").filter(part => part.scrollWidth > part.clientWidth + 1
     && getComputedStyle(part).overflowX === "auto" || part.localName !== "title"
@@ -49,7 +49,7 @@ parent.document.title = JSON.stringify({
   matrix: of("svg.matrix rect.frame").map(part => part.getBoundingClientRect().width),
   unmeasured: of("svg.matrix").map(matrix => {
     const frame = matrix.querySelector("rect.frame").getBoundingClientRect();
-    const nodes = matrix.querySelectorAll("text").length, cell = frame.width / nodes;
+    const nodes = matrix.querySelectorAll("text").length / 2, cell = frame.width / nodes;
     const shown = [];
     for (let row = 0; row < nodes; row++) for (let column = 0; column < nodes; column++) {
       const at = [frame.left + (column + .5) * cell, frame.top + (row + .5) * cell];
@@ -121,70 +121,59 @@ def large(root: Path, count: int) -> None:
     run.judge(slow)
 
 
-def hostile(root: Path) -> None:
-    """Write a journal in which every text is markup."""
-    run = RunJournal(root, nodes=["n1", "n2"])
-    run.start(script=f"/home/ml/{MARKUP}", array=MARKUP)
-    run.begin_round(0, [["n1", "n2"]])
-    run.end_round(0)
-    bad = NodeVerdict(
-        node="n1", level=Level.FAULTY, component=MARKUP, reason=MARKUP, evidence=(MARKUP,)
-    )
-    path = LinkVerdict(ends=(MARKUP, "n2"), level=Level.SLOW, reason=MARKUP, evidence=(MARKUP,))
-    run.master(
-        VerdictReached(nodes=[bad, NodeVerdict(node=MARKUP, level=Level.SLOW)], paths=[path])
-    )
-    run.finish("stop", exit_code=1, reason=MARKUP)
-    run.write(
-        "post-mortem",
-        Diagnosed(
-            cause="x",
-            description=MARKUP,
-            attribution="user error",
-            sureness="likely",
-            evidence=[MARKUP],
-            advice=MARKUP,
-        ),
-    )
-
-
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", sorted(set(STORIES) - {"large"}))
 def test_every_report_is_a_page_that_needs_nothing_else(tmp_path: Path, name: str) -> None:
-    CASES[name](tmp_path)
+    STORIES[name](tmp_path)
 
     page = page_of(tmp_path)
 
     assert page.startswith("<!doctype html>")
-    assert re.findall(r"https?:|\bsrc=|\bhref=|url\(|@import|<script|<link", page) == []
+    assert re.findall(r"https?:|\bsrc=x>|\bhref=|url\(|@import|<script|<link|<img", page) == []
+    assert page.count("</style>") == 1
     assert "default-src 'none'" in page
 
 
-def test_the_page_tells_what_the_table_tells(tmp_path: Path) -> None:
-    write_requeued_job(tmp_path)
+@pytest.mark.parametrize("name", ["requeued", "hangs", "failed", "trouble"])
+def test_the_page_has_every_word_of_the_text(tmp_path: Path, name: str) -> None:
+    now_s = STORIES[name](tmp_path)
+    story = load(tmp_path, "12", now_s=now_s)
+    page = unescape(re.sub(r"<[^>]*>", " ", as_html(story, made_at="now"))).lower()
 
-    text = unescape(re.sub(r"<[^>]*>", " ", page_of(tmp_path)))
+    text = job_text(story, Page(), verbose=True).lower()
 
-    for said in (
-        "1 faulty",
-        "5 healthy",
-        "no allgather with n4, n1 (timed out)",
-        "round 1 with n1: timed_out",
-        "drained n3",
-        "train.sh ran 41 s, exit 0",
-        "n3 and n4, round 0: timed out",
-    ):
-        assert said in text, said
+    assert {word for word in text.split() if word.rstrip(":") not in page} == set()
 
 
-def test_markup_in_a_journal_is_only_text(tmp_path: Path) -> None:
-    hostile(tmp_path)
+@pytest.mark.parametrize(
+    ("name", "colour"),
+    [("requeued", "ok"), ("hangs", "error"), ("failed", "error"), ("stopped", "undecided")],
+)
+def test_the_box_has_the_colour_of_the_outcome(tmp_path: Path, name: str, colour: str) -> None:
+    now_s = STORIES[name](tmp_path)
+    page = as_html(load(tmp_path, "12", now_s=now_s), made_at="now")
 
-    page = page_of(tmp_path)
+    assert f'<div class="summary {colour}">' in page
 
-    assert "<img" not in page
-    assert "<script" not in page
-    assert page.count("</style>") == 1
-    assert "&lt;img src=x" in page
+
+def test_the_picture_has_the_whole_life_of_a_job(tmp_path: Path) -> None:
+    now_s = STORIES["hangs"](tmp_path / "hangs")
+    hangs = load(tmp_path / "hangs", "12", now_s=now_s)
+    write_requeued_job(tmp_path / "moved")
+    moved = load(tmp_path / "moved", "12")
+
+    of_hangs = [part.phase for part in life_of(hangs, summary_of(hangs))]
+    of_moved = [part.phase for part in life_of(moved, summary_of(moved))]
+
+    assert of_hangs == ["check", "training", "hang", "error"]
+    assert of_moved == ["check", "queue", "check", "training", "ok"]
+
+
+def test_the_matrix_is_of_the_check_that_found_something(tmp_path: Path) -> None:
+    _, last = write_requeued_job(tmp_path)
+    for label in ("2", "3"):
+        last = write_healthy_run(tmp_path, label=label, clock=last.clock)
+
+    assert re.findall(r"last round, (attempt \d)", page_of(tmp_path)) == ["attempt 1"]
 
 
 def test_a_check_of_512_nodes_is_a_page_below_2_mb(tmp_path: Path) -> None:
@@ -219,34 +208,8 @@ def test_a_browser_shows_the_page_in_its_width_and_colours(
     assert found["needed"] <= found["width"] == width
     assert found["wide"] == 0
     assert (lightness(found["background"]) > lightness(found["colour"])) == (scheme == LIGHT)
-    assert [card.split() for card in found["cards"]] == [["n3", "faulty"]]
+    assert found["boxes"] == ["finished"]
     assert found["styled"] != "rgb(0, 0, 0)"
-
-
-def opened(page: str) -> list[bool]:
-    timelines = re.findall(r"<details( open)?>\s*<summary>Everything", page)
-    return [bool(each) for each in timelines]
-
-
-def test_what_happened_is_open_where_something_was_found(tmp_path: Path) -> None:
-    write_requeued_job(tmp_path / "found")
-    write_healthy_run(tmp_path / "well")
-    write_healthy_run(tmp_path / "well", label="1")
-
-    assert opened(page_of(tmp_path / "found")) == [True, False]
-    assert opened(page_of(tmp_path / "well")) == [False, True]
-
-
-def test_the_check_that_found_something_is_pictured_however_many_came_after_it(
-    tmp_path: Path,
-) -> None:
-    _, last = write_requeued_job(tmp_path)
-    for label in ("2", "3", "4"):
-        last = write_healthy_run(tmp_path, label=label, clock=last.clock)
-
-    pictured = re.findall(r"attempt (\d): what was measured", page_of(tmp_path))
-
-    assert pictured == ["0", "3", "4"]
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no browser: chromium is not installed")
@@ -279,12 +242,11 @@ def test_the_picture_is_not_cut_off(tmp_path: Path, width: int, count: int) -> N
 
 @pytest.mark.skipif(BROWSER is None, reason="no browser: chromium is not installed")
 def test_a_browser_runs_nothing_that_a_journal_holds(tmp_path: Path) -> None:
-    hostile(tmp_path)
+    STORIES["hostile"](tmp_path)
 
     found = shown(page_of(tmp_path), tmp_path)
 
     assert (found["images"], found["scripts"]) == (0, 1)  # the script is this test's
-    assert len(found["cards"]) == 3
 
 
 @pytest.mark.heavy

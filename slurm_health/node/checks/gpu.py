@@ -37,17 +37,20 @@ _WANTS_REBOOT = 2
 _SLOWED = {0x8: "hardware slowdown", 0x40: "hardware thermal", 0x80: "power brake"}
 _WARM = 0x20
 _IDLE = 0x1
+_LINKS_TRAIN_S = 600.0  # after a boot; whole racks report links that are down until then
 
 
 class GpusSeen(Seen, frozen=True, kw_only=True):
     """What NVML says, and which GPUs Slurm gives the job (empty where there is no job).
 
-    `retest` is set where a node that was drained is to show that it is well.
+    `retest` is set where a node that was drained is to show that it is well. `uptime_s` is
+    since the node was booted, None where that is not known.
     """
 
     gpus: Gpus
     allotted: tuple[int, ...] = ()
     retest: bool = False
+    uptime_s: float | None = None
 
 
 class Gpu(Check, frozen=True, kw_only=True):
@@ -72,8 +75,13 @@ class Gpu(Check, frozen=True, kw_only=True):
 
     def collect(self, machine: CheckContext) -> GpusSeen:
         """Ask NVML."""
-        retest = machine.context == "retest"
-        return GpusSeen(gpus=read_gpus(), allotted=allotted(machine), retest=retest)
+        booted = machine.boot_time()
+        return GpusSeen(
+            gpus=read_gpus(),
+            allotted=allotted(machine),
+            retest=machine.context == "retest",
+            uptime_s=booted.uptime_s if booted else None,
+        )
 
     def judge(self, seen: GpusSeen) -> Finding:
         """Judge the whole, then each GPU."""
@@ -95,12 +103,12 @@ class Gpu(Check, frozen=True, kw_only=True):
         parts += _without_answers(gpus.devices)
         for device in gpus.devices:
             if not device.lost:
-                parts += self._device(device)
+                parts += self._device(device, seen)
         return joined(
             parts, well=f"{counted(len(gpus.devices), 'GPU')} healthy, driver {gpus.driver}"
         )
 
-    def _device(self, device: GpuDevice) -> list[Finding]:
+    def _device(self, device: GpuDevice, seen: GpusSeen) -> list[Finding]:
         name = _name(device)
         faults = [*self._memory(device), *self._links(device)]
         if device.recovery_action:
@@ -110,7 +118,17 @@ class Gpu(Check, frozen=True, kw_only=True):
         found = [
             mended_by(node_fault(f"{name} {text}"), remedy, device.bus) for text, remedy in faults
         ]
-        return [*found, *self._throttling(name, device)]
+        return [*found, *self._nvlinks(name, device, seen), *self._throttling(name, device)]
+
+    def _nvlinks(self, name: str, device: GpuDevice, seen: GpusSeen) -> list[Finding]:
+        """Judge the links between GPUs, which are down for a moment after a boot: they train."""
+        if not self.nvlinks or device.links_active is None or device.links_active >= self.nvlinks:
+            return []
+        down = ", ".join(map(str, device.links_down))
+        text = f"{name} has {device.links_active} of {self.nvlinks} NVLinks (down: {down})"
+        if seen.uptime_s is not None and seen.uptime_s < _LINKS_TRAIN_S:
+            return [warned(f"{text}, {seen.uptime_s:.0f} s after the boot: they may still train")]
+        return [mended_by(node_fault(text), Remedy.RESET, device.bus)]
 
     def _memory(self, device: GpuDevice) -> list[tuple[str, Remedy | None]]:
         found: list[tuple[str, Remedy | None]] = []
@@ -126,10 +144,6 @@ class Gpu(Check, frozen=True, kw_only=True):
 
     def _links(self, device: GpuDevice) -> list[tuple[str, Remedy | None]]:
         found: list[tuple[str, Remedy | None]] = []
-        if self.nvlinks and device.links_active is not None and device.links_active < self.nvlinks:
-            down = ", ".join(map(str, device.links_down))
-            text = f"has {device.links_active} of {self.nvlinks} NVLinks (down: {down})"
-            found.append((text, Remedy.RESET))
         width, most = device.pcie_width, self.min_pcie_width or device.pcie_max_width
         if width is not None and most is not None and 0 < width < most:
             found.append((f"runs on {width} PCIe lanes, limit {most}", Remedy.REBOOT))

@@ -30,7 +30,6 @@ class On(Flag):
 
     EXCEPTION = 0
     LAST_WORDS = auto()  # nothing else has these words: they count without an exception
-    LOADING = auto()  # only where `torch.load` raised
     SHARED = auto()  # of what nodes share: where several meet it, it is no node's own
     ONE_NODE = auto()  # one of several nodes may lack what the others have
 
@@ -94,16 +93,6 @@ _OUT_OF_GPU_MEMORY = "use a smaller batch or model part per GPU, or activation c
 
 EXCEPTIONS: tuple[Row, ...] = (
     Row(
-        "checkpoint-broken",
-        # What torch.load says where a file was cut before what its beginning promises.
-        r"\[Errno 22\]|^(?:[\w.]+\.)?EOFError",
-        "a file that was to be loaded cannot be decoded: it was not written to its end, is"
-        " something else, or holds what is not loaded unless one asks for it (weights_only)",
-        "go on from an earlier checkpoint; " + _FIX,
-        _USER,
-        on=On.LOADING,
-    ),
-    Row(
         "gpu-broken",
         r"uncorrectable ECC|uncorrectable NVLink|GPU is lost|fallen off the bus",
         "a GPU of the node failed",
@@ -122,7 +111,8 @@ EXCEPTIONS: tuple[Row, ...] = (
     ),
     Row(
         "gpu-out-of-memory",
-        r"CUDA out of memory|OutOfMemoryError: (?!.*node running low)",
+        r"CUDA out of memory|OutOfMemoryError: (?!.*node running low)"
+        r"|CU(?:BLAS|DNN)_STATUS_ALLOC_FAILED",
         "the GPU's memory was used up",
         _OUT_OF_GPU_MEMORY,
         _USER,
@@ -232,13 +222,6 @@ EXCEPTIONS: tuple[Row, ...] = (
         "look at how the node's GPUs are connected (nvidia-smi topo -p2p n), and have it checked",
     ),
     Row(
-        "gpu-out-of-memory",
-        r"CU(?:BLAS|DNN)_STATUS_ALLOC_FAILED",
-        "the GPU's memory was used up, as a library of it says",
-        _OUT_OF_GPU_MEMORY,
-        _USER,
-    ),
-    Row(
         "gpu-library-failed",
         r"CU(?:BLAS|DNN|FFT|SOLVER)_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR"
         r"|INVALID_VALUE)",
@@ -256,7 +239,9 @@ EXCEPTIONS: tuple[Row, ...] = (
     ),
     Row(
         "checkpoint-broken",
-        r"PytorchStreamReader failed|failed finding central directory|pickle data was truncated"
+        # The first: what torch.load says where a file was cut before what its beginning promises.
+        r"^torch\.load: .*(?:\[Errno 22\]|EOFError)|PytorchStreamReader failed"
+        r"|failed finding central directory|pickle data was truncated"
         r"|[Ii]nvalid magic number; corrupt|unpickling stack underflow|SafetensorError"
         r"|InvalidHeaderDeserialization|Ran out of input|\bUnpicklingError"
         r"|mmap can only be used with files saved with|No data left in file",
@@ -390,8 +375,8 @@ EXCEPTIONS: tuple[Row, ...] = (
     ),
     Row(
         "host-out-of-memory",
-        r"^(?:[\w.]*\._?\w*)?MemoryError|[Cc]annot allocate memory|bad_alloc|\[Errno 12\]"
-        r"|due to the node running low on memory",
+        r"^(?:torch\.load: )?(?:[\w.]*\._?\w*)?MemoryError|[Cc]annot allocate memory"
+        r"|bad_alloc|\[Errno 12\]|due to the node running low on memory",
         "the process got no more memory from its node",
         "ask for more memory (--mem), or use less of it per node",
         _USER,
@@ -401,6 +386,14 @@ EXCEPTIONS: tuple[Row, ...] = (
         r"[Aa]ddress already in use|EADDRINUSE",
         "the port where ranks were to meet was in use",
         "start again; choose MASTER_PORT by the job's id",
+        Attribution.TRANSIENT,
+        on=On.LAST_WORDS,
+    ),
+    Row(
+        "slurm-silent",
+        r"Unable to contact slurm controller|Socket timed out on send/recv",
+        "Slurm's controller did not answer a command of the script",
+        "start again when it answers (scontrol ping)",
         Attribution.TRANSIENT,
         on=On.LAST_WORDS,
     ),
@@ -491,8 +484,5 @@ _FILE = re.compile(r"""(\[Errno \d+\] [^:'"]+): (?:'[^']*'|"[^"]*")""")
 
 def known(error: str, *, loading: bool = False) -> Row | None:
     """Return what is known of an exception, by its words; `loading`: `torch.load` raised it."""
-    text = _FILE.sub(r"\1", error)
-    return next(
-        (row for row in EXCEPTIONS if row.fits(text) and (loading or On.LOADING not in row.on)),
-        None,
-    )
+    text = ("torch.load: " if loading else "") + _FILE.sub(r"\1", error)
+    return next((row for row in EXCEPTIONS if row.fits(text)), None)

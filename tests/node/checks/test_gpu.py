@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from slurm_health.node.checks.check import Check, CheckContext, Planned
-from slurm_health.node.checks.gpu import Gpu, GpuProcesses
+from slurm_health.node.checks.gpu import Gpu, GpuProcesses, GpusSeen
 from slurm_health.node.hooks.run_checks import run_checks
 from slurm_health.node.rules.finding import CheckResult, Status
+from slurm_health.system.nvml import GpuDevice, Gpus
 from tests.played_gpu import nvml_library
 from tests.played_gpu.description import VARIABLE, Fault, Machine, machine, with_faults, write
 
@@ -104,7 +105,6 @@ FAULTS = [
     ((fault(0, "sticky_error", 214),), "has 1 uncorrected ECC errors, limit 0"),
     ((fault(0, "remap_pending"),), "has a pending row remap"),
     ((fault(0, "remap_failed"),), "failed to remap"),
-    ((fault(5, "nvlinks_down", 2),), "has 16 of 18 NVLinks (down: 0, 1)"),
     ((fault(1, "pcie_width", 8),), "runs on 8 PCIe lanes, limit 16"),
     (
         (fault(1, "clock_reasons", 4), fault(1, "pcie_generation", 3)),
@@ -123,6 +123,22 @@ def test_a_broken_gpu_is_named_with_its_fault(
     assert text in result.finding.text
     named = {int(number) for number in re.findall(r"GPU (\d+)\b", result.finding.text)}
     assert named == {each.device for each in faults}, "an innocent one, or a broken one left out"
+
+
+@pytest.mark.parametrize(
+    ("uptime_s", "status"),
+    [(90.0, Status.WARN), (3600.0, Status.NODE_FAULT)],
+)
+def test_links_that_are_down_soon_after_a_boot_may_still_train(
+    uptime_s: float, status: Status
+) -> None:
+    device = GpuDevice(index=0, bus="00000000:18:00.0", links_active=16, links_down=(0, 1))
+    seen = GpusSeen(gpus=Gpus(driver="1", devices=(device,)), uptime_s=uptime_s)
+
+    finding = Gpu(nvlinks=18).judge(seen)
+
+    assert finding.status is status
+    assert "has 16 of 18 NVLinks (down: 0, 1)" in finding.text
 
 
 def test_a_gpu_too_few_is_a_fault(bench: Bench) -> None:

@@ -36,7 +36,7 @@ from slurm_health.node.rules.finding import Status
 from slurm_health.node.rules.mending import MendStep, Tried
 from slurm_health.node.rules.settings import Mend
 from slurm_health.node.site_settings import Site
-from slurm_health.report import latest
+from slurm_health.report import jobs
 from tests.support.sites import load_site
 
 _CLONE_NEWNS, _MS_REC, _MS_PRIVATE = 0x20000, 0x4000, 1 << 18
@@ -152,7 +152,7 @@ def trick(directory: Path, state: Path) -> list[object]:
 def owners(directory: Path, state: Path) -> list[object]:
     """Have root list all jobs, and index them, where a user mounted over one of them."""
     root = directory.parents[1]
-    listed = latest.latest_jobs(root, 9, cluster=None, now_s=_NOW_S, environ={"PATH": "/"}).jobs
+    listed = jobs.latest_jobs(root, 9, cluster=None, now_s=_NOW_S, environ={"PATH": "/"}).jobs
     with refresh.opened(IndexPlace(path=None), root, now_s=_NOW_S) as index:
         return [[each.job for each in listed], index.troubles()]
 

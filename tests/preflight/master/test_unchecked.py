@@ -12,7 +12,8 @@ import pytest
 from slurm_health.preflight.decide.policy import OnUnchecked
 from slurm_health.preflight.master.unchecked import conclude
 from slurm_health.records.records import Disposition, Record, RunFinished, RunStarted, Unchecked
-from slurm_health.report import read, table
+from slurm_health.report import read, text
+from slurm_health.report.layout import Page
 from slurm_health.system import journal
 from tests.support.fake_slurm import FakeSlurm
 
@@ -73,9 +74,10 @@ def test_a_check_that_never_began_leaves_a_journal_that_report_reads(scene: Scen
     assert (found, ended) == (FOUND, finished)
     assert scene.told == [(finished, str(scene.root / "lab" / "12" / "0"))]
     assert scene.slurm.calls() == []
-    text = table.job_text(read.load(scene.root, "12"))
-    assert "FOUND  n[1-2]: UNCHECKED: no torch; name an interpreter" in text
-    assert "no verdict" not in text
+    shown = text.job_text(read.load(scene.root, "12"), Page())
+    assert "UNCHECKED  no torch" in shown
+    assert "NEXT       name an interpreter" in shown
+    assert "no verdict" not in shown
 
 
 def test_a_check_that_died_is_recorded_in_the_journal_it_began(scene: Scene) -> None:
@@ -121,4 +123,5 @@ def test_a_held_job_is_told_of_before_slurm_ends_it(scene: Scene) -> None:
     assert finished.disposition is Disposition.HOLD
     assert scene.told[0][0] == finished
     assert scene.slurm.calls("scontrol")[-1] == ["scontrol", "requeuehold", "12"]
-    assert "held the job (--on-unchecked=hold)" in table.job_text(read.load(scene.root, "12"))
+    shown = text.job_text(read.load(scene.root, "12"), Page())
+    assert "held the job (--on-unchecked=hold)" in shown

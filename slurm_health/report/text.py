@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report as text: the summary first, then its tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from slurm_health.records.text import listed
+from slurm_health.records.verdict import Level
+from slurm_health.report import sentences, tables
+from slurm_health.report.layout import Page
+from slurm_health.report.story import Node, Run, Story
+from slurm_health.report.summary import acts_texts
+
+_SLOWER = " slower"  # in the reason of a node that is worth a word; processors' shares are not
+_NOTED = 3  # healthy nodes that are slower than most, before the rest is only named
+
+
+def job_text(story: Story, page: Page, *, verbose: bool = False, followed: bool = False) -> str:
+    """Return the report of a job, without a newline at its end.
+
+    `verbose`: with all evidence, every round and what could not be seen; `followed`: it is drawn
+    anew while the job runs.
+    """
+    unseen = dict.fromkeys(run.unseen for run in story.runs[-1:] if run.unseen)
+    missing = []
+    for run in story.runs:
+        which = sentences.attempt_text(run.attempt, run.check)
+        if run.missing:
+            missing.append(f"missing in the journal of {which}: {'; '.join(run.missing)}")
+    summary = page.titled(tables.summary_rows(story, followed=followed))
+    blocks = [
+        _paragraphs(unseen, page),
+        [*page.phrases(tables.title_of(story)), *summary],
+        _paragraphs(missing, page),
+    ]
+    for table in tables.tables_of(story, verbose=verbose):
+        blocks.append(page.table(table.rows, table.align) if len(table.rows) > 1 else [])
+        if table.name == "nodes":
+            blocks.append(_paragraphs(_slower_but_healthy(story.nodes), page))
+    return _joined(blocks)
+
+
+def check_text(run: Run, page: Page) -> str:
+    """Return the report of one check, as `slurm-health check` prints it at its end."""
+    alone = Story(job="", cluster="", runs=(run,), nodes=run.nodes)
+    first = "; ".join([headline(run), *acts_texts(alone)])
+    kinds = sentences.links_text(run.paths, run.leaves)
+    links = [f"{k}: {v.reason}" for k, v in zip(kinds, (*run.paths, *run.leaves), strict=True)]
+    table = tables.nodes_table(run.nodes)
+    return _joined(
+        [
+            _paragraphs([run.unseen] if run.unseen else [], page),
+            page.paragraph(first),
+            page.table(table.rows) if run.nodes else [],
+            _paragraphs([*links, *_slower_but_healthy(run.nodes)], page),
+        ]
+    )
+
+
+def headline(run: Run) -> str:
+    """Return one check in one line: `n[1-5]: 3 rounds, 6.1 s: n3 faulty`."""
+    nodes = sentences.nodes_text([node.node for node in run.nodes])
+    parts = (nodes, sentences.effort_text(run), sentences.levels_text(run))
+    return ": ".join(filter(None, parts))
+
+
+def _joined(blocks: Sequence[Sequence[str]]) -> str:
+    return "\n\n".join("\n".join(block) for block in blocks if block)
+
+
+def _paragraphs(texts: Iterable[str], page: Page) -> list[str]:
+    return [line for text in texts for line in page.paragraph(text)]
+
+
+def _slower_but_healthy(nodes: Sequence[Node]) -> list[str]:
+    """Return what a job will wait for although nothing is wrong with it, the slowest first."""
+    slower = sorted(
+        (
+            node
+            for node in nodes
+            if node.level is Level.HEALTHY and (node.slowdown or 0) > 1 and _SLOWER in node.reason
+        ),
+        key=lambda node: -(node.slowdown or 0),
+    )
+    lines = [f"healthy {node.node}: {node.reason}" for node in slower[:_NOTED]]
+    if slower[_NOTED:]:
+        rest = listed(sorted(node.node for node in slower[_NOTED:]))
+        lines.append(f"healthy {rest}: slower than most, but less so than these")
+    return lines

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pages of a report are as they are kept, and hold what every page of it must hold."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_health.records.verdict import Level
+from slurm_health.report import export
+from slurm_health.report.jobs import in_short
+from slurm_health.report.layout import Page
+from slurm_health.report.read import load
+from slurm_health.report.story import Story
+from slurm_health.report.text import job_text
+from tests import golden
+from tests.report.stories import STORIES
+
+SMALL = sorted(set(STORIES) - {"large"})
+LINES_OF_A_SCREEN = 50
+WEARS_MARKUP = {"hostile"}  # a word of it is longer than a line
+
+
+def story_of(root: Path, name: str) -> Story:
+    now_s = STORIES[name](root)
+    return load(root, "12", now_s=now_s)
+
+
+def test_the_pages_are_as_they_are_kept() -> None:
+    found = list(golden.differences())
+
+    assert found == [], "\n".join([*found, "", "to accept it: python -m tests.golden --accept"])
+
+
+@pytest.mark.parametrize("width", [60, 80])
+@pytest.mark.parametrize("name", sorted(set(SMALL) - WEARS_MARKUP))
+def test_a_report_fits_its_terminal(tmp_path: Path, name: str, width: int) -> None:
+    for verbose in (False, True):
+        text = job_text(story_of(tmp_path / str(verbose), name), Page(width=width), verbose=verbose)
+
+        assert max(map(len, text.split("\n"))) <= width
+        assert all(line == line.rstrip() for line in text.split("\n"))
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_nothing_in_a_report_acts_on_a_terminal(tmp_path: Path, name: str) -> None:
+    story = story_of(tmp_path, name)
+    texts = [job_text(story, Page(), verbose=True), export.as_json(export.job_document(story))]
+
+    assert all(line.isprintable() for text in texts for line in text.split("\n"))
+    assert job_text(story, Page(unicode=False), verbose=True).isascii()
+
+
+def test_the_report_of_4096_nodes_is_one_screen(tmp_path: Path) -> None:
+    story = story_of(tmp_path, "large")
+
+    assert len(job_text(story, Page(width=80)).splitlines()) <= LINES_OF_A_SCREEN
+    shown = job_text(story, Page(width=80), verbose=True)
+    assert all(node.reason in " ".join(shown.split()) for node in story.nodes)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_what_programs_get_keeps_to_the_schema(tmp_path: Path, name: str) -> None:
+    import jsonschema
+
+    story = story_of(tmp_path, name)
+    documents = (
+        export.job_document(story),
+        export.check_document(story.runs[0]),
+        export.ListDocument(jobs=[in_short(story)]),
+    )
+    for document in documents:
+        made = json.loads(export.as_json(document))
+        jsonschema.Draft202012Validator(export.schema()).validate(made)
+
+
+def keys(value: object) -> Iterator[str]:
+    """Yield every key that occurs anywhere in an object."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield name
+            yield from keys(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from keys(inner)
+
+
+def test_a_number_has_its_unit_in_its_name(tmp_path: Path) -> None:
+    made: dict[str, Any] = json.loads(
+        export.as_json(export.job_document(story_of(tmp_path, "running")))
+    )
+    plain = re.compile(
+        r"(_s|_ms|_gb_per_s|_gflop_per_s|attempt|check|round|step|steps|rank|ranks|restart|restarts"
+        r"|exit_code|signal|slowdown|probability|ratio|job_id|schema|pid|index|since_start|launch"
+        r"|max_restarts)$"
+    )
+
+    def numbers(value: object, name: str) -> Iterator[str]:
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                yield from numbers(inner, key)
+        elif isinstance(value, list):
+            for inner in value:
+                yield from numbers(inner, name)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield name
+
+    assert {name for name in numbers(made, "") if not plain.search(name)} == set()
+
+
+def test_every_key_of_the_object_is_described(tmp_path: Path) -> None:
+    page = golden.REPOSITORY / "docs" / "reference" / "report.md"
+    described = set(re.findall(r"`(\w+)`", page.read_text(encoding="utf-8")))
+    found: set[str] = set()
+    for name in ("requeued", "hangs", "failed"):
+        made = json.loads(export.as_json(export.job_document(story_of(tmp_path / name, name))))
+        for run in made["runs"]:  # the journal's own records are described there
+            run["started"] = None
+            run["script"] = run["script"] and {**run["script"], "seen": None}
+        found |= set(keys(made))
+
+    figures = {key for key in found if key.endswith(("gb_per_s", "gflop_per_s"))}
+    assert found - figures - described == {"kind"}
+
+
+def test_every_level_is_described() -> None:
+    page = golden.GUIDE.read_text(encoding="utf-8")
+
+    assert [level.value for level in Level if f"| `{level.value}` |" not in page] == []
