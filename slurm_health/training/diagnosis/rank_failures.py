@@ -60,6 +60,7 @@ _FRAME = re.compile(r'\s+File "(?P<file>[^"]*)", line (?P<line>\d+)(?:, in (?P<f
 _EXCEPTION = re.compile(
     r"(?:[A-Za-z_]\w*\.)*(?:_*[A-Z]\w*|(?<=\.)(?:error|timeout|gaierror|herror))(?::\s.*|:)?$"
 )
+_NATIVE = re.compile(r"(?:\w+::)+\w+")
 _CHAINED = re.compile(r"(During handling of the above|The above exception was the direct cause)")
 _WHAT = re.compile(r"\s+what\(\):\s*(?P<text>.*)")
 _NCCL_RESULT = re.compile(r"nccl[A-Z]\w+: ")  # the name of the result, in a line of its own
@@ -285,7 +286,11 @@ def _of_unnamed(
     A program may print tracebacks of what it got over, so an exception counts once.
     """
     errors = {each.error: each for each in reversed(unnamed)}
-    alike = [rank for rank, end in known.items() if end.exit_code and not end.signal]
+    # An exception of C++ that nothing catches aborts its process.
+    ends = {0, SIGNALS["Aborted"]} if all(_NATIVE.match(error) for error in errors) else {0}
+    alike = [
+        rank for rank, end in known.items() if end.signal in ends and (end.exit_code or end.signal)
+    ]
     if len(errors) == 1 and alike:
         for rank in alike:
             end = known[rank]

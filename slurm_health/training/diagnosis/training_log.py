@@ -16,7 +16,12 @@ import msgspec
 from slurm_health.records.nodeset import expand
 from slurm_health.records.text import one_line
 from slurm_health.training.diagnosis.collectives import FlightRecord, Reached
-from slurm_health.training.diagnosis.last_words import LastWords, WordsRead, is_consequence
+from slurm_health.training.diagnosis.last_words import (
+    LastWords,
+    WordsRead,
+    alike,
+    is_consequence,
+)
 from slurm_health.training.diagnosis.rank_failures import (
     SIGNALS,
     RankFailure,
@@ -192,8 +197,9 @@ class TrainingLog(msgspec.Struct, frozen=True, kw_only=True):
 
     Of very many failures the first are kept; `failed` counts all. `words` are what processes wrote
     at their end beside tracebacks, `progress` how far each rank came by NCCL's own watchdog, where
-    all work is in the group of all ranks, `watchdogs` whether one wrote at all. `sources` names the
-    files; `cut` is set where only the end of one was read.
+    all work is in the group of all ranks, `watchdogs` whether one wrote at all, and `subgroups`
+    whether one named a group of some ranks only. `sources` names the files; `cut` is set where only
+    the end of one was read.
     """
 
     failures: tuple[RankFailure, ...] = ()
@@ -202,6 +208,7 @@ class TrainingLog(msgspec.Struct, frozen=True, kw_only=True):
     words: tuple[LastWords, ...] = ()
     progress: tuple[FlightRecord, ...] = ()
     watchdogs: bool = False
+    subgroups: bool = False
     sources: tuple[str, ...] = ()
     cut: bool = False
 
@@ -443,6 +450,7 @@ def read_log(
             reading.line(at, line, file)
     words = reading.words.words()
     failures = reading.failures() or tuple(_without_traceback(words))
+    failures = tuple(_with_exception(failure, failures, words) for failure in failures)
     for failure in failures:
         reading.take_facts(failure.error, failure.at)
     first = [each for each in failures if not each.consequence][:_KEPT]
@@ -459,8 +467,38 @@ def read_log(
             if not reading.has_subgroups
         ),
         watchdogs=bool(reading.watchdogs),
+        subgroups=reading.has_subgroups,
         sources=tuple(sources),
         cut=cut,
+    )
+
+
+def _with_exception(
+    failure: RankFailure, failures: Sequence[RankFailure], words: Sequence[LastWords]
+) -> RankFailure:
+    """Return the end of a process with the exception that it wrote last, if no traceback tells it.
+
+    What people quote of an output, and what is left of one, often begins behind the traceback. Only
+    a last complaint counts: a program may go on after an exception that it reports. Without the
+    rank in front of it, it is that of all processes that ended so.
+    """
+    if failure.error or failure.signal or failure.cut or not failure.exit_code:
+        return failure
+    own = [word for word in words if failure.rank in word.ranks]
+    if not own and not any(other.error for other in failures):
+        own = [word for word in words if not word.ranks]
+    raised = [word for word in own if word.complains and _RAISED.match(word.text)]
+    if not any(word.last for word in raised) or len({alike(word.text) for word in raised}) > 2:
+        return failure
+    # NCCL's own words stand in the line behind the exception.
+    error = one_line(" ".join(dict.fromkeys(word.text for word in raised)))[:500]
+    who = f"rank {failure.rank}: " if failure.rank is not None else ""
+    return msgspec.structs.replace(
+        failure,
+        error=error,
+        at=min(word.at for word in raised),
+        line=f"{who}{error}",
+        consequence=is_consequence(error),
     )
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -23,6 +24,9 @@ from slurm_health.training.diagnosis.waits import nodes_of_ranks
 from slurm_health.training.diagnosis.words import Row
 from slurm_health.training.diagnosis.words_of_launchers import REFUSALS, WAITS, common
 from slurm_health.training.framework import Attribution, DataManager, Inference, Sureness
+
+# WorkNCCL(SeqNum=1042, OpType=ALLREDUCE, NumelIn=...
+_TIMED_OUT = re.compile(r"SeqNum=(?P<number>\d{1,15}), OpType=(?P<what>\w{1,40})")
 
 
 def launch_failed(_: Inference, data: DataManager) -> Inference | None:
@@ -93,7 +97,43 @@ def why_ranks_waited(inference: Inference, data: DataManager) -> Inference | Non
             advice="check whether every rank calls the same collectives in the same order; to"
             " know, start again with TORCH_DISTRIBUTED_DEBUG=DETAIL",
         )
+    if behind := _behind(failures, data):
+        return behind
     return _of_connections(row, inference, data)
+
+
+def _behind(failures: Sequence[RankFailure], data: DataManager) -> Inference | None:
+    """Some ranks timed out in another collective than the others, as NCCL's watchdogs number them.
+
+    Numbers count within a group, so they are compared only if all lines are of the group of all
+    ranks.
+    """
+    log = data.get(TrainingLog)
+    if log is None or log.subgroups:
+        return None
+    where: dict[tuple[int, str], list[RankFailure]] = {}
+    for failure in failures:
+        match = _TIMED_OUT.search(failure.error)
+        if match and failure.rank is not None:
+            where.setdefault((int(match["number"]), match["what"]), []).append(failure)
+    if len(where) != 2:
+        return None
+    (few, of_few), (rest, of_rest) = sorted(where.items(), key=lambda item: len(item[1]))
+    if len(of_few) == len(of_rest):
+        return None
+    ranks = failed_ranks(of_few)
+    others = ranks_text(failed_ranks(of_rest))
+    return Inference(
+        name="collective-timed-out",
+        description=f"{ranks_text(ranks)} waited in {few[1].lower()} (number {few[0]}) while"
+        f" {others} waited in {rest[1].lower()} (number {rest[0]}): they called different"
+        " collectives, some lag behind, or a connection carried nothing",
+        sureness=Sureness.POSSIBLE,
+        ranks=ranks,
+        evidence=(of_few[0].line, of_rest[0].line),
+        advice=f"look at what {ranks_text(ranks)} did before; check whether every rank calls the"
+        " same collectives in the same order",
+    )
 
 
 def warned_of_connections(inference: Inference, data: DataManager) -> Inference | None:

@@ -133,6 +133,7 @@ EXCEPTIONS: tuple[Row, ...] = (
         "a check in a GPU kernel failed, most often an index out of range",
         "run it once with CUDA_LAUNCH_BLOCKING=1 to see the operation; " + _FIX,
         _USER,
+        on=On.LAST_WORDS,
     ),
     Row(
         "illegal-access",
@@ -372,6 +373,23 @@ EXCEPTIONS: tuple[Row, ...] = (
         "ask for more memory (--mem), or use fewer data loader workers",
         _USER,
         Sureness.POSSIBLE,
+    ),
+    Row(
+        "loader-worker-ended",
+        r"DataLoader worker .*exited unexpectedly",
+        "a process of the data loader ended: killed, most often for memory, or by a crash of its"
+        " own",
+        "see how much memory the job used on the node (sacct --format=JobID,MaxRSS,State), and run"
+        " once with num_workers=0, where the exception of the loader is shown",
+    ),
+    Row(
+        "adapter-not-connected",
+        r"Call to ibv_modify_qp failed",
+        "an adapter of InfiniBand or RoCE could not connect to that of a peer: a port, a cable or a"
+        " switch failed, the ports are of different networks, or NCCL_IB_GID_INDEX is wrong",
+        "look at the state of the adapters on both nodes (ibstat, show_gids); the check before the"
+        " script tests the connections of the nodes",
+        on=On.LAST_WORDS,
     ),
     Row(
         "host-out-of-memory",
