@@ -87,6 +87,31 @@ EXCERPTS = {
         ended("n1", 0, "Aborted (core dumped)"),
         ("collective-timed-out", "undecided", "possible"),
     ),
+    "an exception without words": Excerpt(
+        "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError",
+        ended("n1", 0),
+        ("rendezvous-never-formed", "undecided", "likely"),
+    ),
+    "the last error of NCCL": Excerpt(
+        "[rank7]: torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:275, unhandled"
+        " cuda error, NCCL version 2.19.3\n"
+        "[rank7]: ncclUnhandledCudaError: Call to CUDA function failed.\n"
+        "[rank7]: Last error:\n"
+        "[rank7]: Cuda failure 'an illegal memory access was encountered'",
+        ended("n4", 7),
+        ("illegal-access", "undecided", "likely"),
+    ),
+    "a model that is not there": Excerpt(
+        "[rank0]: OSError: /data/models/llama does not appear to have a file named config.json.",
+        ended("n1", 0),
+        ("model-files-missing", "user", "likely"),
+    ),
+    "a crash whose library says why": Excerpt(
+        "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient"
+        " shared memory (shm).",
+        ended("n2", 1, "Bus error (core dumped)"),
+        ("shared-memory-full", "undecided", "possible"),
+    ),
     "an exception that the program got over": Excerpt(
         "ValueError: no config for this host, taking the default\nloaded 4 shards\n"
         "FATAL: cannot open the license server",

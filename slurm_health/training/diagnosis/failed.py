@@ -129,7 +129,9 @@ def why_rank_failed(inference: Inference, data: DataManager) -> Inference | None
     if first.error:
         return _of_exception(first, data)
     if first.signal:
-        return _of_signal(first, data)
+        # A library that says why it crashes knows more than the signal.
+        words = _of_last_words(inference, data, sure=False) if first.signal in _CRASHES else None
+        return words if words and words.name == "shared-memory-full" else _of_signal(first, data)
     if words := _of_last_words(inference, data, sure=True):
         return words
     if first.cut:
@@ -371,7 +373,7 @@ def _of_last_words(inference: Inference, data: DataManager, *, sure: bool) -> In
     if log is None or end is None or end.by_a_signal:
         return None
     failures = log.of_their_own
-    if any(each.error or each.signal for each in failures):
+    if any(each.error or (each.signal and each.signal not in _CRASHES) for each in failures):
         return None
     if inference.name == SCRIPT_FAILED and log.failures:
         return None

@@ -82,8 +82,8 @@ _OF_OTHERS = re.compile(
     r"|[=*-]{5,}|Fatal Python error: Segm|\S+Warning: |\S+:\d+: \w*Warning: |Exception ignored in"
 )
 _COMPLAINT = re.compile(
-    r"\berror\b|\w*Error: |\bfatal\b|fail(?:ed|ure)\b|invalid|can(?:no|')t\b|could not|unable to"
-    r"|not found|no such|unrecogni[sz]ed|unknown|unexpected|missing|required|permission denied"
+    r"\berror\b|\w*Error(?:: |$)|\bfatal\b|fail(?:ed|ure)\b|invalid|can(?:no|')t\b|could not"
+    r"|unable to|not found|no such|unrecogni[sz]ed|unknown|unexpected|missing|required|permission denied"
     r"|not allowed|not supported|unsupported|\bmust\b|No module named|refus|abort",
     re.I,
 )

@@ -488,9 +488,11 @@ def _with_exception(
     if not own and not any(other.error for other in failures):
         own = [word for word in words if not word.ranks]
     raised = [word for word in own if word.complains and _RAISED.match(word.text)]
-    if not any(word.last for word in raised) or len({alike(word.text) for word in raised}) > 2:
+    # NCCL's own words, and the last error that it met, stand in the lines behind its exception.
+    if any("NCCL error" in word.text or word.text.startswith("nccl") for word in raised):
+        raised += [word for word in own if word.last and word not in raised]
+    if not any(word.last for word in raised) or len({alike(word.text) for word in raised}) > 3:
         return failure
-    # NCCL's own words stand in the line behind the exception.
     error = one_line(" ".join(dict.fromkeys(word.text for word in raised)))[:500]
     who = f"rank {failure.rank}: " if failure.rank is not None else ""
     return msgspec.structs.replace(

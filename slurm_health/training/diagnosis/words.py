@@ -375,6 +375,15 @@ EXCEPTIONS: tuple[Row, ...] = (
         Sureness.POSSIBLE,
     ),
     Row(
+        "model-files-missing",
+        r"does not appear to have a file named|is not a valid model identifier"
+        r"|Can't load (?:the )?(?:tokenizer|model|configuration|image processor) for",
+        "what was to be loaded by its name has no such files: the path is wrong, or nothing was"
+        " downloaded there",
+        "correct the path or the name; starting it again as it is fails again",
+        _USER,
+    ),
+    Row(
         "loader-worker-ended",
         r"DataLoader worker .*exited unexpectedly",
         "a process of the data loader ended: killed, most often for memory, or by a crash of its"
