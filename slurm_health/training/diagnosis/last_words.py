@@ -83,8 +83,9 @@ _OF_OTHERS = re.compile(
 )
 _COMPLAINT = re.compile(
     r"\berror\b|\w*Error(?:: |$)|\bfatal\b|fail(?:ed|ure)\b|invalid|can(?:no|')t\b|could not"
-    r"|unable to|not found|no such|unrecogni[sz]ed|unknown|unexpected|missing|required|permission denied"
-    r"|not allowed|not supported|unsupported|\bmust\b|No module named|refus|abort",
+    r"|unable to|not found|no such|unrecogni[sz]ed|unknown|unexpected|missing|required"
+    r"|permission denied|not allowed|not supported|unsupported|\bmust\b|No module named|refus"
+    r"|abort",
     re.I,
 )
 _STEPD = re.compile(r"^slurmstepd-[\w.-]+: ")
