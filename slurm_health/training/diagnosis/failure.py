@@ -151,7 +151,10 @@ class FailureDiagnostician(Diagnostician):
         if job.hang is not None:
             return _after_hang(job.hang, job, evidence)
         undecided = cause is not None and cause.attribution == Attribution.UNDECIDED
-        if cause and undecided and evidence and any(_alike(each, cause) for each in job.before):
+        # A failure whose node the job has left since was explained by the check of that node.
+        there = {*job.nodes, *job.spares}
+        before = [each for each in job.before if there.issuperset(each.nodes)]
+        if cause and undecided and evidence and any(_alike(each, cause) for each in before):
             reason = f"{what}; it failed in these words before, and its nodes have been checked"
             return StopJob(reason=f"{reason} since", evidence=evidence, diagnosed=cause)
         if cause and cause.attribution == Attribution.TRANSIENT:
