@@ -4,12 +4,10 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,11 +17,7 @@ import pytest
 from slurm_health.records.records import Record
 from slurm_health.records.script_records import EventKind, ProgressSeen, TrainingEvent
 from slurm_health.system import journal
-from slurm_health.system.processes import NOTHING, PIPE, Process, own_module, start_tied
-from slurm_health.training.monitor.agents import AgentsEnded, ScriptOver
-from slurm_health.training.monitor.events import Events
-from slurm_health.training.monitor.output_files import Tails
-from slurm_health.training.monitor.watch import Watch, WatchedJob
+from slurm_health.system.processes import own_module
 from tests.support.full_filesystem import full_filesystem
 
 DEADLINE_S = 90.0
@@ -47,48 +41,32 @@ class Bench:
 
     def __init__(self, directory: Path, run: Path) -> None:
         self.run = run
-        self.said = io.StringIO()
-        self.output = directory / "out"
+        self.output, self._errors = directory / "out", directory / "err"
         self.output.touch()
         self.job = str(os.getpid())
-        self.ended: list[type[BaseException]] = []
+        self.watch: subprocess.Popen[bytes] | None = None
         self._processes: list[subprocess.Popen[bytes]] = []
         self._pipes = [os.pipe() for _ in range(2)]
-        control, self._alive = os.pipe()
-        job = WatchedJob(
-            here="n1",
-            nodes=["n1"],
-            start=self._agent,
-            alone=True,
-            left_of=lambda some: some,
-            states=lambda _: {},
-        )
-        environ = {"NCCL_RAS_ENABLE": "0"}
-        tails = Tails("", directory, {}, (self.output,))
-        events = Events(run, environ, self.said)
-        self._watch = Watch(job, tails, events, environ, control, SCALE)
-        self._thread = threading.Thread(target=self._watched)
-
-    def _agent(self, _: object) -> Process:
-        words = (f"--job={self.job}", "--node=n1", "--began-s=0", f"--scale={SCALE}")
-        command = own_module("slurm_health.training.monitor.agent", *words)
-        return start_tied(
-            command,
-            environ=dict(os.environ),
-            stdin=PIPE,
-            stdout=PIPE,
-            stderr=NOTHING,
-            signal_mask=(),
-        )
-
-    def _watched(self) -> None:
-        try:
-            self._watch.run()
-        except (ScriptOver, AgentsEnded) as end:
-            self.ended.append(type(end))
 
     def begin(self) -> None:
-        self._thread.start()
+        """Start the watch as the supervisor does."""
+        words = (f"--directory={self.run}", "--after-s=0", f"--scale={SCALE}")
+        told = {"SLURM_JOB_ID": self.job, "SLURM_JOB_NODELIST": "n1", "SLURMD_NODENAME": "n1"}
+        told |= {"NCCL_RAS_ENABLE": "0"}
+        with self.output.open("ab") as output, self._errors.open("ab") as errors:
+            self.watch = subprocess.Popen(
+                own_module("slurm_health.training.monitor.watch", *words),
+                env={**os.environ, **told},
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=errors,
+                cwd=self.output.parent,
+            )
+
+    @property
+    def said(self) -> str:
+        """What the watch has written to the job's output."""
+        return self._errors.read_text() if self._errors.exists() else ""
 
     def train(self) -> list[subprocess.Popen[bytes]]:
         """Start the ranks, which work from now on."""
@@ -119,15 +97,14 @@ class Bench:
     def await_(self, holds: Callable[[], object]) -> None:
         until_s = time.monotonic() + DEADLINE_S
         while not holds():
-            assert time.monotonic() < until_s, self.said.getvalue()
+            assert time.monotonic() < until_s, self.said
             time.sleep(0.1)
 
     def end(self) -> None:
         """End the script and what is left of it."""
-        with contextlib.suppress(OSError):
-            os.close(self._alive)
-        if self._thread.ident is not None:
-            self._thread.join(DEADLINE_S)
+        if self.watch is not None and self.watch.stdin is not None:
+            self.watch.stdin.close()
+            assert self.watch.wait(DEADLINE_S) == 0
         for process in self._processes:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -153,7 +130,7 @@ def test_a_rank_that_is_stopped_is_named_once_and_the_training_goes_on(bench: Be
     (hang,) = bench.events(EventKind.HANG)
     assert hang.diagnosed is not None
     assert (hang.diagnosed.cause, hang.ranks, hang.nodes) == ("rank-stopped", [1], ["n1"])
-    assert "the training hangs" in bench.said.getvalue()
+    assert "the training hangs" in bench.said
     assert list(bench.run.glob("hang-*.json"))
     stopped_records = [r.stopped for r in bench.records() if isinstance(r, ProgressSeen)]
     assert stopped_records[-1] == [1]
@@ -168,6 +145,7 @@ def test_a_loss_that_is_no_number_is_said_once_with_its_first_line(bench: Bench)
     with bench.output.open("a") as output:
         output.write("".join(f"step {step} loss nan\n" for step in range(20, 40)))
     bench.begin()
+    bench.await_(lambda: any(isinstance(record, ProgressSeen) for record in bench.records()))
     with bench.output.open("a") as output:
         output.write("step 40 loss nan\nstep 41 loss nan\nstep 42 loss nan\n")
     bench.await_(lambda: bench.events(EventKind.LOSS))
@@ -185,8 +163,7 @@ def test_a_script_that_ends_ends_the_watch_and_its_agent(bench: Bench) -> None:
     bench.await_(lambda: any(isinstance(record, ProgressSeen) for record in bench.records()))
     bench.end()
 
-    assert bench.ended == [ScriptOver]
-    assert bench.said.getvalue() == ""
+    assert bench.said == ""
 
 
 @pytest.mark.heavy
@@ -199,6 +176,6 @@ def test_a_full_journal_costs_the_record_alone(tmp_path: Path) -> None:
             bench.begin()
             bench.await_(lambda: bench.output.stat().st_size > 10_000)
             os.kill(stopped.pid, signal.SIGSTOP)
-            bench.await_(lambda: "this is not recorded" in bench.said.getvalue())
+            bench.await_(lambda: "this is not recorded" in bench.said)
         finally:
             bench.end()
