@@ -104,7 +104,10 @@ def _explain_files(
     if as_json:
         print_result(msgspec.json.format(msgspec.json.encode(explanation)).decode() + "\n")
     else:
-        rows = [*lines_of(diagnosed), ("next", _FOLLOWS[explanation.action])]
+        rows = [
+            *lines_of(diagnosed),
+            ("next", _FOLLOWS[_ENDED if explanation.blame == _ENDED else explanation.action]),
+        ]
         width = max(len(title) for title, _ in rows) + 2
         columns = page_here().width
         for title, text in rows:
@@ -119,7 +122,9 @@ def _explain_files(
     return int(ExitCode.INCONCLUSIVE if undecided else ExitCode.HEALTHY)
 
 
+_ENDED = "outside"
 _FOLLOWS = {
+    _ENDED: "nothing would be started again: what ended the job decides that",
     "restart": "with --max-restarts the script would be started again on the same nodes",
     "check": "with --max-restarts the nodes would be checked before the script is started again",
     "leave": "with --max-restarts the script would be started again without these nodes",

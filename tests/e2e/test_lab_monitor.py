@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.lab import processes
 from tests.lab.installed_site import Site, eventually
 from tests.lab.played_nodes import play, submit
 
@@ -50,8 +53,11 @@ def began(site: Site, *words: str, trains: str = "--heartbeat") -> int:
 
 
 def watched(site: Site) -> None:
-    """Wait until each node has its monitor."""
-    eventually(site, lambda: len(monitors(site)) >= 3, "three monitors", 150)
+    """Wait until each node has its agent, and the training has stepped for a while."""
+    eventually(site, lambda: len(monitors(site)) >= 3, "three agents", 150)
+    outputs = site.lab.home("alice").glob("out-*.txt")
+    newest = max(outputs, key=lambda path: path.stat().st_mtime)
+    eventually(site, lambda: "step 20 " in newest.read_text(), "steps", 150)
 
 
 def monitors(site: Site) -> list[int]:
@@ -129,19 +135,34 @@ def test_a_job_that_is_to_be_stopped_when_it_hangs_is_cancelled(training: Site) 
     training.assert_nothing_left()
 
 
-def test_without_a_heartbeat_no_step_is_started_beside_the_script(training: Site) -> None:
-    script = "sleep 45; squeue -hs -j $SLURM_JOB_ID -o 'step %i'; srun -N3 hostname"
+def test_a_job_that_is_no_training_has_agents_which_say_nothing_and_leave_with_it(
+    training: Site,
+) -> None:
+    script = "sleep 45; squeue -hs -j $SLURM_JOB_ID -o 'step %j'; srun -N3 hostname"
     number = submit(training, "-N3", "--output=out-%j.txt", script=script)
-    eventually(
-        training, lambda: training.processes_with("slurm_health.training.monitor.watch"), "it", 100
-    )
+    watch = "slurm_health.training.monitor.watch"
+    eventually(training, lambda: training.processes_with(watch), "the watch", 100)
     assert training.ended(number)["JobState"] == "COMPLETED"
 
     said = output(training, number)
     assert "monitor" not in said
-    assert [line for line in said.splitlines() if line.startswith("step ")] == [
-        f"step {number}.batch"
-    ]
+    assert {"n1", "n2", "n3"} <= set(said.split())
     kinds = {record["kind"] for record in training.records(number, writer="monitor")}
     assert kinds <= {"progress_seen"}  # of the output
     training.assert_nothing_left()
+
+
+def test_an_agent_that_dies_is_started_again_and_the_node_is_never_blamed(training: Site) -> None:
+    number = began(training)
+    watched(training)
+    killed = monitors(training)
+    for process in processes.on_node(training.lab.pid("n2")):
+        if MONITOR in process.argv:
+            os.kill(process.pid, signal.SIGKILL)
+    eventually(training, lambda: "the monitor on n2 ended" in output(training, number), "it", 120)
+    eventually(training, lambda: len(set(monitors(training)) - set(killed)) >= 1, "a new one", 60)
+    tell(training, 1, "STOP")
+    found = hang(training, number)
+
+    assert (found["cause"], found["ranks"]) == ("rank-stopped", [1])
+    assert "does not answer" not in output(training, number)

@@ -213,6 +213,18 @@ SITUATIONS: list[tuple[str, str, str, list[str], str]] = [
         "HNP daemon: [[3,0],0] on node n1\n  Remote daemon: [[3,0],2] on node n3",
         *("node-silent", UNDECIDED, [], "check"),
     ),
+    (
+        "/var/spool/slurmd/job00812/slurm_script: line 14: torchrun: command not found",
+        *("command-not-found", USER, [], "stop"),
+    ),
+    (
+        "n3:4:5 [1] socket.h:403 NCCL WARN Connect to 10.1.3.2<56821> failed : Connection refused",
+        *("connections-broke", "transient", [], "restart"),
+    ),
+    (
+        f"{TRACEBACK}RuntimeError: Timed out initializing process group in store based barrier",
+        *("rendezvous-never-formed", UNDECIDED, [], "check"),
+    ),
     ("Process 1 exit with status code 137.", "killed", UNDECIDED, [], "check"),
     (
         behind("", "KeyError: 1\n")
@@ -238,7 +250,7 @@ SITUATIONS: list[tuple[str, str, str, list[str], str]] = [
     ),
     (
         "srun: error: Unable to allocate resources: Unable to contact slurm controller",
-        *("script-failed", UNDECIDED, [], "check"),
+        *("slurm-silent", "transient", [], "restart"),
     ),
     # -- what all nodes lack is the script's environment; what one lacks may be that node's
     (of_both("RuntimeError: No CUDA GPUs are available"), "no-gpu", USER, [], "stop"),

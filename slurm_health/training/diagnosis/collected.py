@@ -14,6 +14,8 @@ from slurm_health.training.diagnosis.collectives import Operation as Operation
 from slurm_health.training.diagnosis.training_log import TrainingLog as TrainingLog
 from slurm_health.training.framework import DataManager
 
+UNKNOWN_CODE = -1  # of a script that failed, and no exit code of it is known
+
 
 class ScriptEnd(msgspec.Struct, frozen=True, kw_only=True):
     """How the job's script ended, with `exit_code` or by `signal` (0: none), and where it ran.

@@ -410,9 +410,13 @@ def _mistake(last: LastWords, failures: Sequence[RankFailure], end: ScriptEnd) -
     text, where = _OF_THE_COPY.sub(r"line \1", last.text), nodes_of(failures)
     ranks = failed_ranks(failures)
     if row is None:
-        if not last.complains or last.last < max(2, len(failures)) or is_consequence(last.text):
+        if not failures or not last.complains or last.last < max(2, len(failures)):
             return None
-        if of_surroundings(last.text) or len({each.exit_code for each in failures}) > 1:
+        if (
+            is_consequence(last.text)
+            or of_surroundings(last.text)
+            or len({each.exit_code for each in failures}) > 1
+        ):
             return None
         meant = known(last.text)
         if meant and meant.blame is not Attribution.USER:

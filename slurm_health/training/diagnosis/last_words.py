@@ -50,7 +50,8 @@ OF_THE_PLACE = frozenset(
 # The words of gloo, NCCL, torch's stores and rendezvous for a peer that does not answer any more.
 _OF_A_PEER = re.compile(
     r"[Cc]onnection (reset|closed|refused|was closed)|Broken pipe|Socket ?[Cc]losed"
-    r"|Timed out waiting|Socket Timeout|wait timeout|timeout after|timed out after"
+    r"|Timed out (?:waiting|initializing process group)|Socket Timeout|wait timeout"
+    r"|timeout after|timed out after"
     r"|collective operation timeout|failed to recv, got 0 bytes|Failed to recv"
     r"|ncclRemoteError|remote process exited|ncclSystemError|unhandled system error"
     r"|communicator was aborted|ProcessGroupNCCL.*(watchdog|[Hh]eartbeat)"

@@ -46,6 +46,7 @@ OPERATORS: tuple[Rule, ...] = tuple(
         ("words", (RANK_FAILED,), failed.why_rank_failed),
         ("last-words", (SCRIPT_FAILED,), failed.last_words),
         ("script-crashed", (SCRIPT_FAILED,), failed.script_crashed),
+        ("nccl-warnings", (SCRIPT_FAILED,), waited.warned_of_connections),
         ("nccl-watchdog", (RANKS_WAITED,), waited.watchdog_counts),
         ("words-of-waiting", (RANKS_WAITED,), waited.why_ranks_waited),
         ("connection-speeds", (SLOWER_STEPS,), slow_steps.slow_paths),

@@ -167,6 +167,26 @@ class Program:
         """Whether any rank has a heartbeat with steps."""
         return self.stepped_s > -math.inf
 
+    def take(self, sample: RankSample, now_s: float, *, suspended: bool) -> None:
+        """Take in a sample of a rank."""
+        before = self.ranks.get(sample.rank)
+        is_new = before is None or before.sample.pid != sample.pid
+        if before is None or is_new or sample.moves >= before.sample.moves:
+            self.ran_s = max(self.ran_s, now_s - sample.rest_s)
+            known = sample
+        else:  # of another agent than before, which does not know since when the rank rests
+            if sample.moves:
+                self.ran_s = max(self.ran_s, now_s - sample.rest_s)
+            known = msgspec.structs.replace(
+                sample,
+                moves=before.sample.moves,
+                longest_rest_s=max(sample.longest_rest_s, before.sample.longest_rest_s),
+            )
+        self.ranks[sample.rank] = Last(sample=known, at_s=now_s)
+        if sample.steps:
+            self.stepped_s = max(self.stepped_s, now_s - sample.age_s)
+        self.move(now_s if is_new or suspended else now_s - sample.still_s)
+
     def move(self, at_s: float) -> None:
         """Note that something moved or worked then."""
         if at_s > self.moved_s > -math.inf:
@@ -220,14 +240,9 @@ class Pulse:
         ran: set[str] = set()
         for sample in report.ranks:
             program = self.programs.setdefault(sample.program, Program(name=sample.program))
-            is_new = sample.rank not in program.ranks
-            program.ranks[sample.rank] = Last(sample=sample, at_s=now_s)
-            if sample.steps:
-                program.stepped_s = max(program.stepped_s, now_s - sample.age_s)
-            program.ran_s = max(program.ran_s, now_s - sample.rest_s)
+            program.take(sample, now_s, suspended=suspended)
             if not sample.rest_s:
                 ran.add(program.name)
-            program.move(now_s if is_new or suspended else now_s - sample.still_s)
         for program in list(self.programs.values()):
             for rank, last in program.ranks.items():
                 if last.sample.node == report.node and (program.name, rank) not in present:

@@ -134,6 +134,10 @@ _FACTS = {
         "port-taken": r"server socket has failed to (?:bind to \S*?:|listen on .{1,80}port: )"
         r"(?P<value>\d{1,5})\b.{1,120}[Aa]ddress already in use",
         "connect": r"connect(?:ing)? to \(?(?P<value>[^\s,()]{1,253}), \d{1,5}\)",
+        # r1:4865:4866 [1] include/socket.h:403 NCCL WARN Connect to 10.1.3.2<56821> failed :
+        # Connection refused
+        "peer-gone": r"NCCL WARN .{0,40}[Cc]onn.{1,120}"
+        r"(?:refused|reset|closed by remote|timed out)|Transport retry count exceeded on",
         # n2:5776:5902 [0] transport/net_ib.cc:94 NCCL WARN NET/IB : mlx5_2:1 Got async event : port
         # error. What a peer's end causes has the same words as what a cable does, and both name the
         # adapter. But a subnet manager that restarts, or reads its network anew, has every port

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Sequence
+from dataclasses import replace
 
 from slurm_health.records.script_records import MOST_LINES, NEVER_ENTERED
 from slurm_health.records.text import listed, ranks_text
@@ -19,6 +20,7 @@ from slurm_health.training.diagnosis.collected import (
 from slurm_health.training.diagnosis.collectives import CollectiveState
 from slurm_health.training.diagnosis.rank_failures import RankFailure, failed_ranks, nodes_of
 from slurm_health.training.diagnosis.waits import nodes_of_ranks
+from slurm_health.training.diagnosis.words import Row
 from slurm_health.training.diagnosis.words_of_launchers import REFUSALS, WAITS, common
 from slurm_health.training.framework import Attribution, DataManager, Inference, Sureness
 
@@ -91,7 +93,21 @@ def why_ranks_waited(inference: Inference, data: DataManager) -> Inference | Non
             advice="check whether every rank calls the same collectives in the same order; to"
             " know, start again with TORCH_DISTRIBUTED_DEBUG=DETAIL",
         )
-    told = data.get(NodesTold)
+    return _of_connections(row, inference, data)
+
+
+def warned_of_connections(inference: Inference, data: DataManager) -> Inference | None:
+    """NCCL warned of its connections, and no process told of a failure."""
+    log = data.get(TrainingLog)
+    if log is None or log.failures or not (log.of("adapter") or log.of("peer-gone")):
+        return None
+    lines = tuple(fact.text for fact in log.of("peer-gone")[:MOST_LINES])
+    return _of_connections(WAITS[-1], replace(inference, evidence=lines), data)
+
+
+def _of_connections(row: Row, inference: Inference, data: DataManager) -> Inference:
+    """Ranks waited in vain: a node that does not answer, an adapter, or what the words mean."""
+    log, told = data.get(TrainingLog), data.get(NodesTold)
     if told and told.silent and told.nodes:
         return Inference(
             name="node-silent",

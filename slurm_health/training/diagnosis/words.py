@@ -390,6 +390,14 @@ EXCEPTIONS: tuple[Row, ...] = (
         on=On.LAST_WORDS,
     ),
     Row(
+        "slurm-silent",
+        r"Unable to contact slurm controller|Socket timed out on send/recv",
+        "Slurm's controller did not answer a command of the script",
+        "start again when it answers (scontrol ping)",
+        Attribution.TRANSIENT,
+        on=On.LAST_WORDS,
+    ),
+    Row(
         "access-refused",
         r"40[13] Client Error|[Gg]ated repo|(?:HTTP|Error) (?:code )?40[13]\b|GatedRepoError"
         r"|Invalid user token|api_key not configured|AccessDenied",

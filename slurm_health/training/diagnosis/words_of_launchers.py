@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from slurm_health.records.script_records import Attribution, Sureness
+from slurm_health.training.diagnosis.collected import UNKNOWN_CODE
 from slurm_health.training.diagnosis.words import On, Row
 
 # The last words of what failed without an exception. Other errors of a file, such as a stale handle
@@ -140,7 +141,7 @@ _AGAIN_WITH_RECORDER = "start again with --flight-recorder=on"
 WAITS: tuple[Row, ...] = (
     Row(
         "rendezvous-never-formed",
-        r"RendezvousConnectionError|RendezvousTimeoutError|RendezvousClosedError"
+        r"Timed out initializing process group|Rendezvous(?:Connection|Timeout|Closed)Error"
         r"|client socket has (?:timed out|failed to connect)|while trying to connect to",
         "the ranks never met{where}: a rank did not start, listened elsewhere, or the way there is"
         " closed",
@@ -182,7 +183,9 @@ WAITS: tuple[Row, ...] = (
 def mistake(text: str, code: int) -> Row | None:
     """Return the mistake that the last words of a process with this exit code name."""
     fitting = (row for row in MISTAKES if row.fits(text))
-    return next((row for row in fitting if not row.codes or code in row.codes), None)
+    return next(
+        (row for row in fitting if not row.codes or code in {*row.codes, UNKNOWN_CODE}), None
+    )
 
 
 def common(rows: Iterable[Row], texts: Iterable[str]) -> Row:

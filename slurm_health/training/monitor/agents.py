@@ -22,8 +22,9 @@ from slurm_health.training.diagnosis.samples import NodeReport
 from slurm_health.training.monitor.messages import HERE, INSPECT, REPORTS, MessageReader
 
 HERE_S = 10.0  # from one word that the watch is there to the next
-# For all nodes to answer: an inspection takes two looks, and a state what a child may take.
-_INSPECT_S, _STATE_S = 16.0, 8.0
+# For all nodes to answer: an inspection takes two looks, and a state what a child may take; a busy
+# node takes longer.
+_INSPECT_S, _STATE_S = 25.0, 8.0
 _MOST_LINE_BYTES = 1 << 20
 _LEAVE_S, _GRACE_S = 1.0, 0.5
 _SILENT_S = 30.0  # six samples without a report
@@ -170,11 +171,12 @@ class Agents:
     def ask(self, word: bytes, nodes: Sequence[str] = ()) -> dict[str, NodeReport]:
         """Ask all agents to inspect their ranks, or how their nodes are; return who answers.
 
-        Until all nodes, or the given ones, have answered, or the time is over; raises as `receive`.
+        Until all nodes, or the given ones, have answered whose agents are there, or the time is
+        over; raises as `receive`.
         """
         self._write(word)
         answers: dict[str, NodeReport] = {}
-        wanted = set(nodes or self.nodes)
+        wanted = set(nodes or self.nodes) - set(self.nodes_without_report())
         until_s = time.monotonic() + (_INSPECT_S if word == INSPECT else _STATE_S)
         while not wanted <= answers.keys() and (left_s := until_s - time.monotonic()) > 0:
             for report in self.receive(min(0.2, left_s)):

@@ -19,6 +19,7 @@ from slurm_health.records.errors import UsageError
 from slurm_health.records.script_records import SCRIPT_FAILED, Attribution, Diagnosed
 from slurm_health.system import killable
 from slurm_health.training.diagnosis.collected import (
+    UNKNOWN_CODE,
     FlightRecords,
     NodesTold,
     NodeTold,
@@ -135,7 +136,7 @@ def explain(
     log = read_log(inputs.outputs, cut=inputs.cut, shared=len(inputs.outputs))
     known = tuple(nodes) or _nodes_named(log, inputs)
     data: list[msgspec.Struct] = [
-        ScriptEnd(exit_code=1 if exit_code is None else exit_code, nodes=known)
+        ScriptEnd(exit_code=UNKNOWN_CODE if exit_code is None else exit_code, nodes=known)
     ]
     if inputs.outputs:
         data.append(log)

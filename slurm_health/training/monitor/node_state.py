@@ -41,12 +41,13 @@ from slurm_health.system import killable
 from slurm_health.system.proc import mount_of, mounted
 from slurm_health.training.diagnosis.collected import NodeTold, ScriptEnd
 from slurm_health.training.diagnosis.collectives import FlightRecord
-from slurm_health.training.diagnosis.samples import Frame
+from slurm_health.training.diagnosis.samples import RankSample
 from slurm_health.training.framework import NothingCollected
 from slurm_health.training.monitor.collector import EndedJob
 from slurm_health.training.monitor.flight_dumps import FlightDumps
 from slurm_health.training.monitor.messages import lines_of
 from slurm_health.training.monitor.ranks import Ranks
+from slurm_health.training.monitor.silent_ranks import SCRIPT
 
 LIMIT_S = 4.0  # for all that a node looks at, which it does at once
 # What the operators look for, and what a person wants to see beside it.
@@ -300,13 +301,17 @@ def _left(ranks: Ranks) -> tuple[str, ...]:
     if not ranks.sample():
         return ()
     samples, _ = ranks.inspect(again=False)
-    return tuple(sorted(_where(rank.rank, rank.kernel, rank.stack) for rank in samples))
+    return tuple(sorted(_where(sample) for sample in samples))
 
 
-def _where(rank: int, kernel: str, stack: Sequence[Frame]) -> str:
+def _where(sample: RankSample) -> str:
+    # What a script starts without srun inherits the number of its batch step, and is no rank.
+    of_script = sample.program == SCRIPT
+    who = f"process {sample.pid} of the script" if of_script else f"rank {sample.rank}"
+    kernel, stack = sample.kernel, sample.stack
     at = f" in {stack[-1].function} ({Path(stack[-1].file).name}:{stack[-1].line})" if stack else ""
     waits = f", {kernel}" if kernel else ""
-    return cut(one_line(f"rank {rank} still runs{at}{waits}"), _LINE_CHARACTERS)
+    return cut(one_line(f"{who} still runs{at}{waits}"), _LINE_CHARACTERS)
 
 
 def _dumps(node: str, began_s: float, directory: Path) -> tuple[FlightRecord, ...]:

@@ -61,6 +61,7 @@ _PATHS_S = 15.0  # some steps of which each takes seconds
 _RECORD_S = 60.0  # from one record of the progress to the next: 250 kB a day
 _TELL_S = 60.0  # after which it is said what the job does not show
 _MOST_STOPPED = 64  # that are named
+_AGAIN_S = 5.0  # until agents are asked again of which some were late
 _SLURM_S = 5.0  # to say which nodes the job has
 _END_OF_STEPS_S = 5.0  # between the end of a job's steps and that of its script
 
@@ -184,20 +185,16 @@ class Watch:
     def _inspect(self, program: Program) -> None:
         """Have all agents look, twice; report where a program hangs, if it does."""
         reports = self._agents.ask(INSPECT)
-        silent = [node for node in self._agents.nodes if node not in reports]
-        if silent and reports:  # their agents may have ended, or be busy
-            try:
-                self._agents.replace(silent)
-                self._agents.ask(INSPECT, silent)
-            except OSError:
-                pass
-            reports |= self._agents.ask(INSPECT, silent)
-            silent = [node for node in silent if node not in reports]
+        silent = self._agents.nodes_without_report()
+        late = [node for node in self._agents.nodes if node not in reports and node not in silent]
         self._output_s = float("-inf")
         self._read_output()
         now_s = time.monotonic()
         if not reports or program.name not in self._pulse.programs:
             self._pulse.put_off(program, now_s)
+            return
+        if late:  # a busy agent sends nothing while it inspects, and is silent after a while
+            self._pulse.put_off(program, now_s, self._scale * _AGAIN_S)
             return
         standstill = self._pulse.judge(program, reports, now_s, silent)
         if not standstill.why_not:

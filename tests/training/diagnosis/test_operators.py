@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from slurm_health.records.script_records import Diagnosed
-from slurm_health.report.sentences import lines_of
 from slurm_health.training.diagnosis.collected import NodesTold, NodeTold, ScriptEnd, SlurmView
 from slurm_health.training.diagnosis.failure import FailureDiagnostician
 from slurm_health.training.diagnosis.rank_failures import RankFailure
@@ -199,19 +198,6 @@ def test_an_exception_of_cpp_is_told_by_its_name_without_its_namespace() -> None
     found = diagnose(TrainingLog(failures=(failed(2, error, "n2"),)))
 
     assert found.first == "rank 2 on n2 raised AcceleratorError first"
-
-
-def test_what_was_not_looked_at_is_told_only_where_it_may_have_decided() -> None:
-    missing = {"kernel-log": "/dev/kmsg: Permission denied"}
-
-    def titles(log: TrainingLog) -> set[str]:
-        data = DataManager([END, log], missing=missing)
-        found = FailureDiagnostician().diagnose(data_manager=data).diagnosed
-        assert found is not None
-        return {title for title, _ in lines_of(found)}
-
-    assert "not seen" in titles(TrainingLog(failures=(failed(2, signal=9),)))
-    assert "not seen" not in titles(TrainingLog(failures=(failed(2, "KeyError: 1"),)))
 
 
 def test_a_lost_node_that_the_job_asks_for_by_name_is_to_leave_its_nodelist() -> None:

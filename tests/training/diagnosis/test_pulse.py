@@ -196,6 +196,19 @@ def test_a_service_that_is_quiet_for_days_is_looked_at_less_and_less_often() -> 
     assert len(verdicts) < 160
 
 
+def test_an_agent_that_was_started_again_changes_nothing_about_a_rest() -> None:
+    training, pulse = Training(LONG, beats=False), Pulse(NODES)
+    for now_s in range(int(BEGAN_S), int(LONG) + 30, 5):
+        for report in training.reports(float(now_s)).values():
+            pulse.observe(report, float(now_s))
+    training.then = {"stack": COLLECTIVE, "moves": 0, "rest_s": 0.0, "still_s": 0.0}
+    for report in training.reports(LONG + 30, inspected=True).values():
+        pulse.observe(report, LONG + 30)
+
+    assert pulse.due(LONG + 39) is None
+    assert pulse.due(LONG + 41) is not None
+
+
 def test_a_pause_as_long_as_one_before_is_usual() -> None:
     shown = {"stack": COLLECTIVE, "longest_s": 300.0}
     training = Training(LONG, then=shown)
