@@ -7,6 +7,7 @@ neither torch nor numpy, so it works on any login node, at any time, even while 
     find        where a job's journals are
     read        what is in one of them and what is missing; another user's in a child with limits
     story       what a report consists of: values
+    acts        what was done to nodes and the job, and how far that got
     build       the entries of a journal to a story
     slurm_now   what Slurm says now: why there is no journal, how a job stands, its nodes
     sentences   the words for parts of a story, the same in a job's output and in its report

@@ -28,6 +28,7 @@ from slurm_health.records.script_records import (
 from slurm_health.records.text import duration_text
 from slurm_health.records.verdict import Level, LinkVerdict, Outcome
 from slurm_health.report import sentences
+from slurm_health.report.acts import acts_of
 from slurm_health.report.story import (
     Act,
     Device,
@@ -151,7 +152,14 @@ def run_of(
     samples = [s for s in of_nodes if isinstance(s, records.Sampled) and s.round not in void]
     figures = figures_of(samples, verdict)
     acts = acts_of([*master, *entries.requeue])
-    script = _script(entries, start)
+    ours |= _requeues(acts)
+    if requeued:  # a requeue that was begun took effect
+        acts = [
+            replace(act, progress=Progress.DONE)
+            if act.action == "requeue" and act.progress is Progress.INTENDED
+            else act
+            for act in acts
+        ]
     return Run(
         run=entries.label,
         attempt=attempt,
@@ -169,16 +177,16 @@ def run_of(
         leaves=tuple(verdict.leaves) if verdict else (),
         floors=verdict.floors if verdict else {},
         unseen=verdict.unseen if verdict else "",
-        actions=tuple(map(_took_effect, acts) if requeued else acts),
+        actions=tuple(acts),
         disposition=finished.disposition,
         reason=finished.reason,
         exit_code=finished.exit_code if finished.disposition else None,
         unchecked=_last(master, records.Unchecked),
-        script=script,
+        script=_script(entries, start),
         post_mortem=None if post_mortem and post_mortem.cause == REQUEUED else post_mortem,
         events=tuple(_all(entries.monitor, TrainingEvent)),
         since_start=sum(time_s < since_s for time_s in _times(entries.monitor, TrainingEvent)),
-        requeued="" if ours or _requeues(acts) else _requeued(post_mortem, later=requeued),
+        requeued="" if ours else _requeued(post_mortem, later=requeued),
         timeline=tuple(_timeline(entries, start, queued_s)),
         rounds=tuple(_rounds(entries, void, figures.by_round)),
         life=tuple(_life(entries, start, queued_s, None if superseded else now_s)),
@@ -247,11 +255,6 @@ def _requeues(acts: Sequence[Act]) -> bool:
     return any(act.action == "requeue" and act.progress is not Progress.FAILED for act in acts)
 
 
-def _took_effect(act: Act) -> Act:
-    begun = act.action == "requeue" and act.progress is Progress.INTENDED
-    return replace(act, progress=Progress.DONE) if begun else act
-
-
 def _requeued(post_mortem: Diagnosed | None, *, later: bool) -> str:
     """Return how others put the job back into the queue, empty if they did not."""
     outside = post_mortem is not None and post_mortem.attribution == Attribution.OUTSIDE
@@ -268,63 +271,6 @@ def _queued_from_s(runs: Sequence[RunEntries], attempts: Sequence[int], index: i
     if attempts[index] != attempts[index - 1] + 1:
         return None
     return max((entry.time_s for entry in runs[index - 1].written), default=None)
-
-
-def acts_of(entries: Iterable[Entry]) -> list[Act]:
-    """Return the acts in the order they were intended, those of a master before its helper's.
-
-    An intent written again by a master that took over counts once.
-    """
-    intents: list[tuple[records.ActionIntended, list[records.ActionDone]]] = []
-    for entry in entries:
-        match entry.record:
-            case records.ActionIntended() as intent:
-                same = (intent.action, intent.nodes)
-                intents = [i for i in intents if i[1] or (i[0].action, i[0].nodes) != same]
-                intents.append((intent, []))
-            case records.ActionDone() as done:
-                fitting = [
-                    results
-                    for intent, results in intents
-                    if intent.action == done.action and {*done.nodes} <= {*intent.nodes}
-                ]
-                if not fitting:
-                    made_up = records.ActionIntended(action=done.action, nodes=done.nodes)
-                    fitting = [[]]
-                    intents.append((made_up, fitting[0]))
-                waiting = [results for results in fitting if not results]
-                (waiting or fitting)[-1].append(done)
-    return [act for intent, results in intents for act in _acts(intent, results)]
-
-
-def _acts(intent: records.ActionIntended, results: Sequence[records.ActionDone]) -> Iterator[Act]:
-    """Yield the acts that an intent came to: some nodes may have failed."""
-
-    def act(progress: Progress, nodes: Iterable[str], detail: str = "") -> Act:
-        return Act(
-            action=intent.action,
-            progress=progress,
-            nodes=tuple(nodes),
-            reason=intent.reason,
-            detail=detail,
-        )
-
-    if not results:
-        yield act(Progress.INTENDED, intent.nodes)
-        return
-    rest = list(intent.nodes)
-    for done in results:
-        rest = [node for node in rest if node not in done.nodes]
-        # An act that failed as a whole gives a cause; one that reached only some names those.
-        reached_some = set() < {*done.nodes} < {*intent.nodes}
-        if done.succeeded or (reached_some and not done.detail):
-            if done.nodes or not intent.nodes:
-                yield act(Progress.DONE, done.nodes, done.detail)
-        else:
-            yield act(Progress.FAILED, done.nodes or rest, done.detail)
-            rest = rest if done.nodes else []
-    if rest:
-        yield act(Progress.FAILED, rest, results[-1].detail)
 
 
 # --- its nodes and rounds ------------------------------------------------------------------------

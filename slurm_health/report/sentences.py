@@ -32,7 +32,6 @@ from slurm_health.records.text import (
 )
 from slurm_health.records.verdict import Level, LinkVerdict, Outcome, Severity
 from slurm_health.report.story import (
-    Group,
     Round,
     Run,
     Script,
@@ -315,43 +314,19 @@ _OUTCOMES = {
 }
 
 
-def round_text(run: Run, told: Round, *, verbose: bool) -> str:
+def round_text(told: Round) -> str:
     """Return one round: who was measured with whom, how that ended, and how long each node took.
 
-    Groups in which all went well share one phrase, unless `verbose`; the others are named.
+    `n3+n4 timed out (no answer from n4)`.
     """
-    bad = {node.node for node in run.nodes if node.is_bad}
-    named = [
-        group
-        for group in told.groups
-        if verbose or group.outcome is not Outcome.MEASURED or bad & {*group.nodes}
-    ]
-    shown = named if verbose else named[:_TOLD]
-    texts = [_group_text(group) for group in shown]
-    if len(named) > len(shown):
-        texts.append(f"{len(named) - len(shown)} more like these")
-    others = [group for group in told.groups if group not in named]
-    if others:
-        sizes = {len(group.nodes) for group in others}
-        what = "node" if sizes == {1} else "pair" if sizes == {2} else "group"
-        alone = " alone" if sizes == {1} else ""
-        count = counted(len(others), f"{'other ' if named else ''}{what}")
-        texts.append(f"{count} measured{alone}")
-    elapsed_s = {
-        node: seconds
-        for group in told.groups
-        for node, seconds in zip(group.nodes, group.elapsed_s, strict=True)
-        if seconds is not None
-    }
+    texts = []
+    elapsed_s: dict[str, float] = {}
+    for group in told.groups:
+        silent = f" (no answer from {listed(group.silent)})" if group.silent else ""
+        texts.append(f"{'+'.join(group.nodes)} {_OUTCOMES[group.outcome]}{silent}")
+        took = zip(group.nodes, group.elapsed_s, strict=True)
+        elapsed_s |= {node: seconds for node, seconds in took if seconds is not None}
     texts += [elapsed_text(elapsed_s)] if elapsed_s else []
-    took = "" if told.duration_s is None else f", {told.duration_s:.1f} s"
+    took_s = "" if told.duration_s is None else f", {told.duration_s:.1f} s"
     phase = f", {told.phase}" if told.phase else ""
-    return f"round {told.round}{phase}{took}: {'; '.join(texts)}"
-
-
-def _group_text(group: Group) -> str:
-    """Return one group: `n3+n4 timed out (no answer from n4)`."""
-    silent = f" (no answer from {listed(group.silent)})" if group.silent else ""
-    alone = len(group.nodes) == 1 and group.outcome is Outcome.MEASURED
-    what = f" {_OUTCOMES[group.outcome]}" if not alone else " alone"
-    return f"{'+'.join(group.nodes)}{what}{silent}"
+    return f"round {told.round}{phase}{took_s}: {'; '.join(texts)}"

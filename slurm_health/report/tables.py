@@ -9,16 +9,17 @@ from typing import NamedTuple
 
 from slurm_health.records.probe_catalog import ALLGATHER, MATMUL, unit_of
 from slurm_health.records.text import NOTHING, listed
-from slurm_health.records.verdict import Level, Severity
+from slurm_health.records.verdict import Level
 from slurm_health.report import sentences, summary
 from slurm_health.report.layout import Tinted, moment_text, range_text
-from slurm_health.report.story import WORST_FIRST, Node, Run, State, Story
+from slurm_health.report.story import WORST_FIRST, Node, Run, Story
 
 _ALWAYS_SHOWN = (ALLGATHER, MATMUL)
 _PER_TFLOP = 1000.0
 _NODES = 3  # that are not well and whose evidence is shown
 _LINES = 3  # of evidence for each, the latest
 _ROWS = 10  # of nodes, before those of a level share one
+_SLOWER = 1.05  # times slower than its peers a healthy node is worth a row
 _EVENTS = 30  # of a timeline, the latest
 _DEVICE = re.compile(r"\b(?:device|rail) (\d+)")
 
@@ -94,21 +95,22 @@ def attempts_table(story: Story) -> Table:
 def nodes_table(nodes: Sequence[Node], *, verbose: bool = False) -> Table:
     """Return the nodes, worst first; those of which the same is to be said share a row.
 
-    The healthy share one, and a reason only if all have it. Unless `verbose`, so do those of a
-    level that has too many.
+    The healthy share one, but for those that are slower than most. Unless `verbose`, so do those
+    of a level that has too many.
     """
     groups: list[tuple[Level | None, str, list[Node]]] = []
     for level in WORST_FIRST:
         by_reason: dict[str, list[Node]] = {}
         for node in nodes:
             if node.level is level:
-                by_reason.setdefault(node.reason, []).append(node)
-        most = 1 if level in (Level.HEALTHY, None) else len(by_reason) if verbose else _ROWS
-        if len(by_reason) > most:
-            rows = list(by_reason.items())[: most - 1]
-            named = {reason for reason, _ in rows}
-            rest = [n for n in nodes if n.level is level and n.reason not in named]
-            by_reason = {**dict(rows), "" if most == 1 else "--verbose shows why": rest}
+                # Of the healthy a job waits for those that are slower, which is worth a row.
+                alike = level in (Level.HEALTHY, None) and (node.slowdown or 0) < _SLOWER
+                reason = "" if alike and not verbose else node.reason
+                by_reason.setdefault(reason, []).append(node)
+        if len(by_reason) > _ROWS and not verbose:
+            rows = list(by_reason.items())
+            rest = [node for _, same in rows[_ROWS - 1 :] for node in same]
+            by_reason = {**dict(rows[: _ROWS - 1]), "--verbose shows why": rest}
         groups += [(level, reason, same) for reason, same in by_reason.items()]
     reasons = " ".join(reason for level, reason, _ in groups if level not in (Level.HEALTHY, None))
     keys = {sentences.figure_key(probe): probe for probe in _ALWAYS_SHOWN}
@@ -155,8 +157,11 @@ def _evidence(story: Story, *, verbose: bool) -> Table:
         which = sentences.attempt_text(run.attempt, run.check) if len(story.runs) > 1 else "script"
         if run.post_mortem:
             lines = sentences.lines_of(run.post_mortem, verbose=verbose)
+            headline = sentences.cause_text(run.post_mortem)
             # What stands in the summary is not repeated.
-            above = {"advice"} if verbose or run.post_mortem.error else {"advice", "cause"}
+            above = {"advice"} if verbose else {"advice", "first"}
+            if headline == run.post_mortem.description and not verbose:
+                above |= {"cause"}
             add(which, [line for line in lines if line[0] not in above])
         for event in run.events:
             lines = sentences.lines_of(event.diagnosed, verbose=verbose) if event.diagnosed else []
@@ -238,14 +243,4 @@ def events_of(run: Run, *, verbose: bool) -> Iterator[tuple[float, str]]:
             continue
         yield event.after_s, event.text
     for told in run.rounds if verbose else ():
-        yield told.after_s, sentences.round_text(run, told, verbose=verbose)
-
-
-def is_running(story: Story) -> bool:
-    """Say whether the check or the script runs, as far as the journal and Slurm show."""
-    return (story.training.script_runs or story.last.state is State.RUNNING) and not story.ended
-
-
-def severity_of(story: Story) -> Severity:
-    """Return the colour of a job's outcome."""
-    return summary.summary_of(story).headline.severity
+        yield told.after_s, sentences.round_text(told)

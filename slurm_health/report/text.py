@@ -5,15 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from slurm_health.records.text import listed
-from slurm_health.records.verdict import Level
 from slurm_health.report import sentences, tables
 from slurm_health.report.layout import Page
-from slurm_health.report.story import Node, Run, Story
+from slurm_health.report.story import Run, Story
 from slurm_health.report.summary import acts_texts
-
-_SLOWER = " slower"  # in the reason of a node that is worth a word; processors' shares are not
-_NOTED = 3  # healthy nodes that are slower than most, before the rest is only named
 
 
 def job_text(story: Story, page: Page, *, verbose: bool = False, followed: bool = False) -> str:
@@ -34,11 +29,8 @@ def job_text(story: Story, page: Page, *, verbose: bool = False, followed: bool 
         [*page.phrases(tables.title_of(story)), *summary],
         _paragraphs(missing, page),
     ]
-    for table in tables.tables_of(story, verbose=verbose):
-        blocks.append(page.table(table.rows, table.align) if len(table.rows) > 1 else [])
-        if table.name == "nodes":
-            blocks.append(_paragraphs(_slower_but_healthy(story.nodes), page))
-    return _joined(blocks)
+    below = (t for t in tables.tables_of(story, verbose=verbose) if len(t.rows) > 1)
+    return _joined([*blocks, *(page.table(table.rows, table.align) for table in below)])
 
 
 def check_text(run: Run, page: Page) -> str:
@@ -53,7 +45,7 @@ def check_text(run: Run, page: Page) -> str:
             _paragraphs([run.unseen] if run.unseen else [], page),
             page.paragraph(first),
             page.table(table.rows) if run.nodes else [],
-            _paragraphs([*links, *_slower_but_healthy(run.nodes)], page),
+            _paragraphs(links, page),
         ]
     )
 
@@ -71,20 +63,3 @@ def _joined(blocks: Sequence[Sequence[str]]) -> str:
 
 def _paragraphs(texts: Iterable[str], page: Page) -> list[str]:
     return [line for text in texts for line in page.paragraph(text)]
-
-
-def _slower_but_healthy(nodes: Sequence[Node]) -> list[str]:
-    """Return what a job will wait for although nothing is wrong with it, the slowest first."""
-    slower = sorted(
-        (
-            node
-            for node in nodes
-            if node.level is Level.HEALTHY and (node.slowdown or 0) > 1 and _SLOWER in node.reason
-        ),
-        key=lambda node: -(node.slowdown or 0),
-    )
-    lines = [f"healthy {node.node}: {node.reason}" for node in slower[:_NOTED]]
-    if slower[_NOTED:]:
-        rest = listed(sorted(node.node for node in slower[_NOTED:]))
-        lines.append(f"healthy {rest}: slower than most, but less so than these")
-    return lines

@@ -201,4 +201,3 @@ def test_a_check_in_which_all_is_well_ends_after_as_few_rounds_of_pairs_as_its_s
     assert begun == ["solo", *["pair"] * pair_rounds]
     (attempt,) = site.report(job)["runs"]
     assert {node["reason"] for node in attempt["nodes"]} == {left_open}
-    assert left_open in site.table(job)

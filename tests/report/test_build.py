@@ -19,7 +19,8 @@ from slurm_health.records.records import (
     VerdictReached,
 )
 from slurm_health.records.verdict import Level, LinkVerdict, NodeVerdict
-from slurm_health.report.build import acts_of, run_of
+from slurm_health.report.acts import acts_of
+from slurm_health.report.build import run_of
 from slurm_health.report.read import load, read_run
 from slurm_health.report.sentences import figure_key
 from slurm_health.report.story import Act, Node, Progress, Run, State, Story

@@ -6,7 +6,10 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import struct
 import subprocess
+import zlib
+from collections import Counter
 from html import escape, unescape
 from pathlib import Path
 from typing import Any
@@ -100,6 +103,36 @@ def shown(page: str, directory: Path, *, width: int = 1280, scheme: int = LIGHT)
     assert found is not None
     answer: dict[str, Any] = json.loads(unescape(found[1]))
     return answer
+
+
+def colours(page: str, directory: Path, width: int = 900, height: int = 700) -> Counter[str]:
+    """Return how many pixels of a screenshot of a page have which colour, `#b3261e`."""
+    assert BROWSER is not None
+    file, picture = directory / "shown.html", directory / "shown.png"
+    file.write_text(page, encoding="utf-8")
+    window = [f"--window-size={width},{height}", f"--screenshot={picture}"]
+    options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+    more = ["--hide-scrollbars", "--force-color-profile=srgb", f"--user-data-dir={directory / 'p'}"]
+    argv = [BROWSER, *options, *more, *window, file.as_uri()]
+    subprocess.run(argv, capture_output=True, timeout=BROWSER_S, check=True)
+    data = picture.read_bytes()
+    chunks, at, channels = b"", 8, {2: 3, 6: 4}[data[25]]
+    while at < len(data):
+        size, kind = struct.unpack(">I4s", data[at : at + 8])
+        chunks += data[at + 8 : at + 8 + size] if kind == b"IDAT" else b""
+        at += size + 12
+    raw, before = zlib.decompress(chunks), bytearray(width * channels)
+    found: Counter[str] = Counter()
+    for start in range(0, len(raw), width * channels + 1):
+        how, line = raw[start], bytearray(raw[start + 1 : start + 1 + width * channels])
+        for n in range(len(line)):  # the filters of PNG
+            left = line[n - channels] if n >= channels else 0
+            above, corner = before[n], before[n - channels] if n >= channels else 0
+            near = sorted((left, above, corner), key=lambda v: abs(left + above - corner - v))[0]
+            line[n] = line[n] + (0, left, above, (left + above) // 2, near)[how] & 255
+        found.update(line[n : n + 3].hex() for n in range(0, len(line), channels))
+        before = line
+    return Counter({f"#{colour}": count for colour, count in found.items()})
 
 
 def lightness(colour: str) -> int:
@@ -238,6 +271,24 @@ def test_the_picture_is_not_cut_off(tmp_path: Path, width: int, count: int) -> N
     write_requeued_job(tmp_path) if count == 5 else large(tmp_path, count)
 
     assert shown(page_of(tmp_path), tmp_path, width=width)["cut"] == 0
+
+
+@pytest.mark.heavy
+@pytest.mark.skipif(BROWSER is None, reason="no browser: chromium is not installed")
+@pytest.mark.parametrize(
+    ("name", "box", "others"),
+    [("requeued", "#1a6b37", {"#6fbf8b", "#d93a2b"}), ("hangs", "#b3261e", {"#6fbf8b", "#d93a2b"})],
+)
+def test_a_screenshot_has_the_box_of_its_outcome_and_the_parts_of_its_life(
+    tmp_path: Path, name: str, box: str, others: set[str]
+) -> None:
+    now_s = STORIES[name](tmp_path)
+    page = as_html(load(tmp_path, "12", now_s=now_s), made_at="now")
+
+    found = colours(page, tmp_path)
+
+    assert found[box] > 8 * 100  # the edge of the box, from top to bottom
+    assert {colour for colour in others if found[colour] > 1000} == others
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no browser: chromium is not installed")

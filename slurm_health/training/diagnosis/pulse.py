@@ -207,6 +207,7 @@ class Pulse:
         self.programs: dict[str, Program] = {}
         self._limits = limits
         self._files: dict[str, StepLines] = {}
+        self._on_node: dict[str, set[tuple[str, int]]] = {}  # programs and ranks, as reported last
         self._reported_s = math.inf
 
     @property
@@ -243,12 +244,13 @@ class Pulse:
             program.take(sample, now_s, suspended=suspended)
             if not sample.rest_s:
                 ran.add(program.name)
-        for program in list(self.programs.values()):
-            for rank, last in program.ranks.items():
-                if last.sample.node == report.node and (program.name, rank) not in present:
-                    last.gone = True
-            if all(last.gone for last in program.ranks.values()):
-                del self.programs[program.name]
+        for name, rank in self._on_node.get(report.node, set()) - present:
+            if name in self.programs and self.programs[name].ranks[rank].sample.node == report.node:
+                self.programs[name].ranks[rank].gone = True
+        for name in {name for name, _ in self._on_node.get(report.node, set()) - present}:
+            if name in self.programs and all(r.gone for r in self.programs[name].ranks.values()):
+                del self.programs[name]
+        self._on_node[report.node] = present
         for name in {program for program, _ in present} & self.programs.keys():
             program = self.programs[name]
             program.runs = program.runs + 1 if name in ran else 0

@@ -25,9 +25,9 @@ STOPPED, IN_KERNEL, TRACED = "T", "D", "t"  # states of processes, as proc(5) na
 IDLE_SHARE = 0.05
 IDLE_BYTES_PER_S = 16 << 10  # that a rank and its children read and write
 _WAKES_PER_S = 0.5  # of a wait with a time limit
-# A main thread at rest; on a starved node it may be ready to run for longer. A poll may run for
-# more, and one that spins does not wait in the kernel.
-_RESTS_SHARE, _READY_SHARE, _POLLS_SHARE, _SPINS_SHARE = 0.002, 0.05, 0.03, 0.9
+# Of the time in which a main thread at rest runs, and on a starved node is ready to. One that polls
+# does both for longer, and one that spins does not wait in the kernel.
+_RESTS, _POLLS, _SPINS = (0.002, 0.05), (0.05, 0.3), 0.9
 _BUSY_SHARE = 0.5
 _LIBRARIES = ("site-packages/", "dist-packages/", "/lib/python", "<frozen", "<string>")
 _COLLECTIVES = "torch/distributed/distributed_c10d.py"
@@ -192,8 +192,9 @@ class RankSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         # A child that has ended takes its figures along.
         moved_bytes = abs(self.io_bytes - before.io_bytes)
         seldom = self.wakes - before.wakes <= _WAKES_PER_S * window_s
-        spins = seldom and ran + ready >= _SPINS_SHARE
-        waits = ready <= _READY_SHARE and ran <= (_RESTS_SHARE if seldom else _POLLS_SHARE)
+        spins = seldom and ran + ready >= _SPINS
+        most_ran, most_ready = _RESTS if seldom else _POLLS
+        waits = ran <= most_ran and ready <= most_ready
         idle = self.steps == before.steps and moved_bytes <= IDLE_BYTES_PER_S * window_s
         return msgspec.structs.replace(
             self,
