@@ -29,7 +29,7 @@ from tests.lab.installed_site import Site
 from tests.lab.played_nodes import play, submit
 
 _SIDES = ("n[1-3]", "n[4-6]")
-_SKIP_S = 75.0  # until the monitors run: half a minute after the script began, and a look or two
+_SKIP_S = 45.0  # until the agents run, and have searched for processes a time or two
 _MOST_CPU, _MOST_MB = 0.003, 40.0
 _TRAINING = Path(__file__).with_name("steady_training.py")
 _SCRIPT = """#!/bin/bash
@@ -39,7 +39,7 @@ exec srun {python} steady_training.py "$@"
 """
 _PARTS = {
     "slurm_health.training.monitor.watch": "watch",
-    "slurm_health.training.monitor.agent": "monitor",
+    "slurm_health.training.monitor.agent": "agent",
     "--job-name=slurm-health": "srun",
 }
 
@@ -118,7 +118,7 @@ def _within(used: list[Used]) -> bool:
     for each in used:
         by_node.setdefault(each.node, []).append(each)
     for node, parts in by_node.items():
-        runs = max(1, sum(each.part == "monitor" for each in parts))
+        runs = max(1, sum(each.part == "agent" for each in parts))
         pss_mb = sum(each.pss_mb for each in parts) / runs
         share = sum(each.cpu_share for each in parts) / runs
         print(f"{node}: {pss_mb:.1f} MB (PSS), {share:.3%} of a core")
@@ -163,11 +163,11 @@ def _submit(site: Site, seconds: float, nodes: str, mode: str) -> int:
 
 
 def _measured(site: Site, seconds: float) -> list[Used]:
-    """Wait for the monitors, let them work, and return what their processes used."""
+    """Wait for the agents, let them work, and return what their processes used."""
     site.lab.wait_until(
         lambda: site.processes_with("slurm_health.training.monitor.agent"),
         lambda found: len(found) >= 3,
-        "three monitors",
+        "three agents",
         400,
     )
     before = _ours(site)
@@ -192,7 +192,7 @@ def _ours(site: Site) -> dict[tuple[str, str, int], float]:
     for node in site.lab.nodes:
         for process in processes.on_node(site.lab.pid(node)):
             for word, part in _PARTS.items():
-                # The monitors' srun has the monitor's words behind its own.
+                # The srun of the agents has their words behind its own.
                 name = Path(process.argv[0]).name if process.argv else ""
                 if word in process.argv and (part == "srun") == (name == "srun"):
                     fields = (

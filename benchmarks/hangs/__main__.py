@@ -45,6 +45,7 @@ HEALTHY = (
     *("compile", "checkpoint", "evaluation", "notebook", "service"),
     *("idle", "accumulating", "debugger", "data", "elastic"),
 )
+CONTROL = "control"  # one whose rank is stopped for a while: the same monitor must report it
 LIMIT_S = {"auto": 60.0, "off": 120.0}
 SCALE = 0.2  # of all times of healthy jobs, and of the limits that they are measured against
 RANKS = 3
@@ -201,7 +202,7 @@ def _scripts(site: Site) -> None:
     for how in HANGS:
         runs = _RUNS.format(python=python, script="training.py", how=how)
         site.script(f"hang-{how}.sh", _PROLOGUE + runs)
-    for kind in HEALTHY:
+    for kind in (*HEALTHY, CONTROL):
         runs = _ELASTIC if kind == "elastic" else _RUNS
         watched = _WATCHED.format(python=python, scale=SCALE)
         runs = runs.format(python=python, script="healthy.py", how=kind)
@@ -223,7 +224,7 @@ def table(runs: Sequence[dict[str, Any]]) -> str:
     headers = ["hang", "--heartbeat", "in time", "reported after, s", "as"]
     parts = [tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True)]
     rows = []
-    for kind in HEALTHY:
+    for kind in (*HEALTHY, CONTROL):
         own = [run for run in runs if run["kind"] == kind and not run["heartbeat"]]
         if own:
             false = sum(any("hang" in line for line in run["said"]) for run in own)
@@ -240,7 +241,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.hangs", description=__doc__)
     parser.add_argument("--runs", type=int, default=5, metavar="N", help="of each hang [5]")
     parser.add_argument("--healthy", type=int, default=10, metavar="N", help="of each kind [10]")
-    parser.add_argument("--only", action="append", choices=[*HANGS, *HEALTHY], metavar="KIND")
+    parser.add_argument(
+        "--only", action="append", choices=[*HANGS, *HEALTHY, CONTROL], metavar="KIND"
+    )
     parser.add_argument("--heartbeat", choices=list(LIMIT_S), help="[both]")
     parser.add_argument("--at-once", type=count, default=4, metavar="K", help="jobs [4]")
     parser.add_argument("--results", type=Path, metavar="FILE", help="keep each run here")
@@ -256,7 +259,7 @@ def main() -> int:
     plans += [
         Plan(kind=kind, heartbeat="", number=number)
         for number in range(options.healthy)
-        for kind in HEALTHY
+        for kind in (*HEALTHY, *([CONTROL] if number == 0 else []))
     ]
     plans = [plan for plan in plans if not options.only or plan.kind in options.only]
     done = kept(options.results)
@@ -281,7 +284,11 @@ def main() -> int:
         if run["heartbeat"]
         and (run["found_s"] is None or run["found_s"] > LIMIT_S[run["heartbeat"]])
     ]
-    false = [run for run in runs if any("hang" in line for line in run.get("said", ()))]
+    false = [
+        run
+        for run in runs
+        if "said" in run and any("hang" in line for line in run["said"]) != (run["kind"] == CONTROL)
+    ]
     return 1 if late or false else 3 if bench.failures else 0
 
 

@@ -12,6 +12,7 @@ import http.server
 import io
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 import time
@@ -75,6 +76,16 @@ def be_debugged() -> None:
         os._exit(0)
 
 
+def be_stopped() -> None:
+    """Be stopped, and continued after a while: no healthy job."""
+    stopped = os.getpid()
+    if os.fork() == 0:
+        os.kill(stopped, signal.SIGSTOP)
+        time.sleep(2 * PAUSE_S)
+        os.kill(stopped, signal.SIGCONT)
+        os._exit(0)
+
+
 def serve() -> None:
     """Answer requests, and count them; then none comes for a while."""
 
@@ -117,6 +128,8 @@ def pause() -> None:
         work(PAUSE_S)
     elif KIND == "debugger" and RANK == 0:
         be_debugged()
+    elif KIND == "control" and RANK == 0:
+        be_stopped()
 
 
 def main() -> None:

@@ -157,8 +157,11 @@ def _evidence(story: Story, *, verbose: bool) -> Table:
         which = sentences.attempt_text(run.attempt, run.check) if len(story.runs) > 1 else "script"
         if run.post_mortem:
             lines = sentences.lines_of(run.post_mortem, verbose=verbose)
+            headline = sentences.cause_text(run.post_mortem)
             # What stands in the summary is not repeated.
-            above = {"advice"} if verbose or run.post_mortem.error else {"advice", "cause"}
+            above = {"advice"} if verbose else {"advice", "first"}
+            if headline == run.post_mortem.description and not verbose:
+                above |= {"cause"}
             add(which, [line for line in lines if line[0] not in above])
         for event in run.events:
             lines = sentences.lines_of(event.diagnosed, verbose=verbose) if event.diagnosed else []

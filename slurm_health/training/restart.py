@@ -14,7 +14,7 @@ import itertools
 import secrets
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -238,6 +238,7 @@ def failure_of(
         hang=hangs[-1],
         hangs_before=tuple(filter(None, hangs[:-1])),
         before=_diagnosed_before(failed.directory, diagnosed),
+        here=_diagnosed_here(failed.directory, {*failed.nodes, *failed.spares} - given_back),
     )
 
 
@@ -304,6 +305,24 @@ def _diagnosed_before(directory: Path, latest: Diagnosed | None) -> tuple[Diagno
             records += [entry.record for entry in journal.read_all(attempt, journal.POST_MORTEM)]
     found = [record for record in records if isinstance(record, Diagnosed)]
     return tuple(found[:-1] if latest is not None else found)
+
+
+def _diagnosed_here(directory: Path, nodes: Collection[str]) -> tuple[Diagnosed, ...]:
+    """Return what post-mortems found of starts in this attempt on none but these nodes.
+
+    The last start is not among them. All was written on this node, by one clock.
+    """
+    writers = (journal.SUPERVISOR, journal.POST_MORTEM)
+    entries = itertools.chain(*(journal.read_all(directory, writer) for writer in writers))
+    found: list[Diagnosed | None] = []
+    ran_on: list[str] = []
+    for entry in sorted(entries, key=lambda entry: entry.time_s):
+        match entry.record:
+            case ScriptStarted(nodes=ran_on):
+                found.append(None)
+            case Diagnosed() as cause if found and set(ran_on) <= set(nodes):
+                found[-1] = cause
+    return tuple(filter(None, found[:-1]))
 
 
 def _hangs(directory: Path) -> list[TrainingEvent | None]:

@@ -100,7 +100,7 @@ def test_a_rank_that_is_stopped_is_named_and_the_training_goes_on_when_it_may(
     eventually(training, lambda: "the training goes on" in output(training, number), "it", 150)
     assert "the training goes on" in output(training, number)
     assert "rank-stopped" in str(training.report(number)["runs"][0]["events"])
-    assert "kill -CONT" in training.table(number)
+    assert "kill -CONT" in output(training, number)
 
 
 def test_a_node_whose_packets_are_dropped_is_named(training: Site) -> None:

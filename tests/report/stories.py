@@ -42,14 +42,15 @@ MARKUP = '<img src=x onerror="document.title=1"></style><script>document.title=2
 ESCAPES = "\x1b[2J\x1b]0;title\x07line two\r"
 BAD_LABEL = Diagnosed(
     cause="program-error",
-    description="rank 1 raised ValueError: bad label 17 in batch, at ddp.py:28",
+    description="ValueError: bad label 17 in batch (rank 1 on n1, ddp.py:28)",
     attribution="user error",
     sureness="likely",
     error="ValueError: bad label 17 in batch",
     place="ddp.py:28",
     nodes=["n1"],
     ranks=[1],
-    evidence=["rank 1: ValueError: bad label 17 in batch"],
+    first="rank 1 on n1 raised ValueError first",
+    evidence=["rank 1: ValueError: bad label 17 in batch (ddp.py:28)"],
     advice="look at this place in the script and at the data of this rank",
     not_collected=["flight-recorder: the script's PyTorch does not record"],
 )

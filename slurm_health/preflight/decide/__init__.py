@@ -8,6 +8,6 @@ Called by the process that acts on a verdict; `acting` performs what is decided 
     decision          the values that say what is decided, each with its reason
     decide            one decision: drains, a smaller job, how it ends
     paths             which nodes it leaves because of a bad path between two of them
-    after_failure     what follows a failed script: by evidence, or by a check; and by which one
+    check_again       which check precedes a restart of a failed script
     unchecked         what becomes of a job whose nodes could not be checked
 """

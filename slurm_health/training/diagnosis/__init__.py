@@ -9,8 +9,9 @@ An inference leads to others until nothing leads on; what is sure enough of them
     failed         rules about the first rank that failed, or the last words of a script
     waited         rules about steps that Slurm could not launch, and ranks that waited
     surroundings   rules about what Slurm, kernels, drivers and the monitor say
-    words          from the words of exceptions to causes; words_of_launchers: of shells, Slurm
-                   and ranks that only waited
+    failure        FailureDiagnostician and FailureNodeDiagnostician: what follows a failed script
+    words          from the words of exceptions to causes
+    words_of_launchers  the same of shells, Slurm and ranks that only waited
     waits          rules about ranks that wait for each other in different collectives
     collectives    how far each rank came, by all sources, and who holds the others up
     samples        what agents send of ranks; a training that stands still

@@ -60,6 +60,8 @@ class JobAtFailure(msgspec.Struct, frozen=True, kw_only=True):
         hang: the hang for which this start of the script was ended, None where it ended otherwise.
         hangs_before: those for which earlier starts of it in this attempt of the job were ended.
         before: what the post-mortems of earlier starts in this job concluded, oldest first.
+        here: those of them since which the job has left no node. A check that found a node at fault
+            explains a failure before it.
     """
 
     batch_node: str
@@ -72,6 +74,7 @@ class JobAtFailure(msgspec.Struct, frozen=True, kw_only=True):
     hang: TrainingEvent | None = None
     hangs_before: tuple[TrainingEvent, ...] = ()
     before: tuple[Diagnosed, ...] = ()
+    here: tuple[Diagnosed, ...] = ()
 
 
 class FailureNodeDiagnostician(Diagnostician):
@@ -151,7 +154,7 @@ class FailureDiagnostician(Diagnostician):
         if job.hang is not None:
             return _after_hang(job.hang, job, evidence)
         undecided = cause is not None and cause.attribution == Attribution.UNDECIDED
-        if cause and undecided and evidence and any(_alike(each, cause) for each in job.before):
+        if cause and undecided and evidence and any(_alike(each, cause) for each in job.here):
             reason = f"{what}; it failed in these words before, and its nodes have been checked"
             return StopJob(reason=f"{reason} since", evidence=evidence, diagnosed=cause)
         if cause and cause.attribution == Attribution.TRANSIENT:

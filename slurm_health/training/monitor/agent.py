@@ -34,7 +34,7 @@ _FIND_S = 15.0
 # that is suspended stands still as a whole.
 _LOST_SAMPLES = 24
 _BETWEEN_S = 4.0  # the two looks of an inspection
-_OLD_S = 300.0  # after that processes are searched for less often
+_OLD_S = 60.0  # after that processes are searched for half as often
 
 
 class ReaderGone(Exception):
@@ -104,7 +104,7 @@ class Agent:
         now_s = time.monotonic()
         if now_s >= self._find_again_s:
             is_old = now_s - self._begun_s > _OLD_S
-            self._find_again_s = now_s + (4 if is_old else 1) * self._scale * _FIND_S
+            self._find_again_s = now_s + (2 if is_old else 1) * self._scale * _FIND_S
             self._ranks.find()
 
     def _answer(self, word: bytes) -> None:

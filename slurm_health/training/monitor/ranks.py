@@ -8,7 +8,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ _ASK, _ANSWER = 13, 14  # where a heartbeat has the open files by which to ask a
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _SETTLED_S = 60.0  # after its start: a process hardly executes another program by then
 _NEW = Process(0, 0, 0, "", None, None)
+_LIMITS_S = 18.0  # from one reading of a rank's CPU limits to the next
 _SHORTEST_S = 0.5  # between two samples: less shows too little
 
 
@@ -65,7 +66,9 @@ class Rank:
     moved_s: float = 0.0
     moves: int = 0
     longest_rest_s: float = 0.0
-    gpu_waits: bool = field(default=False)
+    gpu_waits: bool = False
+    throttled_s: float = 0.0
+    limits_again_s: float = 0.0
 
 
 class Ranks:
@@ -233,7 +236,7 @@ class Ranks:
             io_bytes=moved_bytes,
             ran_s=round(ran_s, 3),
             unserved_s=round(unserved_s, 3),
-            throttled_s=round(self._limits.throttled_s(process), 3),
+            throttled_s=self._throttled_s(rank, process),
             wakes=proc.voluntary_switches(process),
         )
         return sample if rank.beat == _NO_BEAT else self._with_beat(sample, rank, not_before_s)
@@ -270,6 +273,13 @@ class Ranks:
             moves=rank.moves,
             longest_rest_s=round(rank.longest_rest_s, 1),
         )
+
+    def _throttled_s(self, rank: Rank, process: Path) -> float:
+        """Return what CPU limits have cost a rank; read seldom, as windows of steps are long."""
+        if self._monotonic() >= rank.limits_again_s:
+            rank.limits_again_s = self._monotonic() + _LIMITS_S
+            rank.throttled_s = round(self._limits.throttled_s(process), 3)
+        return rank.throttled_s
 
     def _with_beat(self, sample: RankSample, rank: Rank, not_before_s: float) -> RankSample:
         beat = self._beat(rank)

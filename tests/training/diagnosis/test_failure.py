@@ -131,8 +131,10 @@ def test_the_same_words_undecided_twice_are_not_started_a_third_time() -> None:
         return structs.replace(cause(Attribution.UNDECIDED, name=name, line=line), nodes=[node])
 
     assert isinstance(follows(crashed("n3", 3)), CheckNodes)
-    assert isinstance(follows(crashed("n3", 3), before=(crashed("n2", 1),)), StopJob)
-    assert isinstance(follows(crashed("n3", 3), before=(crashed("n2", 1, "killed"),)), CheckNodes)
+    # A check found a node at fault since.
+    assert isinstance(follows(crashed("n3", 3), before=(crashed("n2", 1),)), CheckNodes)
+    assert isinstance(follows(crashed("n3", 3), here=(crashed("n2", 1),)), StopJob)
+    assert isinstance(follows(crashed("n3", 3), here=(crashed("n2", 1, "killed"),)), CheckNodes)
 
 
 def test_what_follows_the_job_to_a_second_node_is_no_nodes_fault() -> None:
