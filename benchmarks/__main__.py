@@ -24,11 +24,8 @@ BENCHMARKS = {
     "hooks": ("hooks", "what the prolog and the health check cost on this node"),
     "localize": ("localize", "how often the localisation is right, beside DLRover's rule"),
     "monitor": ("monitor_cost", "what the monitor costs on each node, and per step of a training"),
-    "monitor-scale": ("monitor_scale", "what the watch costs with 4,096 nodes; simulated"),
-    "probes": ("probes", "how much repeated runs of each probe differ on this machine"),
     "replay": ("replay", "what is said of recordings of real clusters: ARGS=DIR"),
     "scale": ("scale", "what a check of up to 16,384 simulated nodes costs"),
-    "submissions": ("submissions", "what checks by default cost slurmctld on each submission"),
 }
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from benchmarks import probes
+from benchmarks.gpu import worker_bench
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.probe_spread import workers
 from benchmarks.gpu.step import Amount, Figure, NotMeasured, Section, Step
@@ -92,21 +92,23 @@ def _without_memory(machine: Machine) -> list[Figure]:
     ]
 
 
-def _overfill(bench: probes.Bench, model: GptModel) -> tuple[str, str]:
+def _overfill(bench: worker_bench.Bench, model: GptModel) -> tuple[str, str]:
     """Return what the probe says, and what is wrong with that."""
     try:
         bench.run(_PROBES["gpt"], to_options(model))
-    except probes.Failed as err:
+    except worker_bench.Failed as err:
         return str(err), "taken for a fault of the node"
-    except probes.NotMeasured as err:
+    except worker_bench.NotMeasured as err:
         said = str(err)
         return said, "" if "out of memory" in said else "it does not say that memory ran out"
     return "measured", f"{model.batch} sequences cannot fit"
 
 
-def _run(bench: probes.Bench, probe: str, options: Mapping[str, object]) -> list[dict[str, Any]]:
+def _run(
+    bench: worker_bench.Bench, probe: str, options: Mapping[str, object]
+) -> list[dict[str, Any]]:
     """Return the samples of the first worker."""
     try:
         return bench.run(_PROBES[probe], options)[0]
-    except probes.NotMeasured as err:
+    except worker_bench.NotMeasured as err:
         raise NotMeasured(str(err)) from err

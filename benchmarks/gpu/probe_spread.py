@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from benchmarks import probes
+from benchmarks.gpu import worker_bench
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.step import Amount, Figure, NotMeasured, Section, Step
 from slurm_health.records.probe_catalog import BUILT_IN
@@ -42,15 +42,15 @@ def _step(
 
 
 @contextmanager
-def workers(machine: Machine) -> Iterator[probes.Bench]:
+def workers(machine: Machine) -> Iterator[worker_bench.Bench]:
     """Provide a worker for each device, one on CPUs.
 
     Raises:
         NotMeasured: a worker does not start.
     """
     try:
-        bench = probes.Bench(machine.python, 1 if machine.on_cpus else None, machine.environ)
-    except probes.NotMeasured as err:
+        bench = worker_bench.Bench(machine.python, 1 if machine.on_cpus else None, machine.environ)
+    except worker_bench.NotMeasured as err:
         raise NotMeasured(str(err)) from err
     try:
         yield bench
@@ -63,16 +63,16 @@ def _measured(
 ) -> list[Figure]:
     with workers(machine) as bench:
         try:
-            shape = probes.model_options(bench) if probe.startswith("gpt") else {}
-            rows = probes.rows_of(bench, _PROBES[probe], {**options, **shape}, runs)
-        except probes.Failed as err:
+            shape = worker_bench.model_options(bench) if probe.startswith("gpt") else {}
+            rows = worker_bench.rows_of(bench, _PROBES[probe], {**options, **shape}, runs)
+        except worker_bench.Failed as err:
             return [Figure(name=name, value="failed", wrong=f"on a healthy device: {err}")]
-        except probes.NotMeasured as err:
+        except worker_bench.NotMeasured as err:
             raise NotMeasured(str(err)) from err
     return [figure for row in rows for figure in _figures(machine, name, row)]
 
 
-def _figures(machine: Machine, name: str, row: probes.Row) -> Iterator[Figure]:
+def _figures(machine: Machine, name: str, row: worker_bench.Row) -> Iterator[Figure]:
     for key, value in row.figures.items():
         yield Figure(name=f"{name}: {key}", value=value if isinstance(value, int) else str(value))
     if not row.times_ms:

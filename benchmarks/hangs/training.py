@@ -11,13 +11,13 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 HOW = sys.argv[1]
 RANK, WORLD = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
@@ -32,17 +32,19 @@ def mark() -> None:
     Path(f"hung-{JOB}.new").replace(f"hung-{JOB}")
 
 
-class Batches(IterableDataset[torch.Tensor]):
+class Batches:
     """Batches without end; of a loader that is stuck, from a pipe that nobody writes to."""
 
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        for step in range(1 << 30):
-            if HOW == "loader" and HANGS and step == AT:
-                pipe = Path(f"pipe-{JOB}")
-                os.mkfifo(pipe)
-                mark()
-                pipe.read_bytes()
-            yield torch.ones(8, 256)
+    def __len__(self) -> int:
+        return 1 << 30
+
+    def __getitem__(self, step: int) -> torch.Tensor:
+        if HOW == "loader" and HANGS and step == AT:
+            pipe = Path(f"pipe-{JOB}")
+            os.mkfifo(pipe)
+            mark()
+            pipe.read_bytes()
+        return torch.ones(8, 256)
 
 
 def main() -> None:
@@ -55,7 +57,8 @@ def main() -> None:
     model = DistributedDataParallel(torch.nn.Linear(256, 256))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     seen = torch.zeros(1)
-    for step, batch in enumerate(DataLoader(Batches(), batch_size=None, num_workers=1)):
+    batches: Any = Batches()  # a data set of torch's by what it can do
+    for step, batch in enumerate(DataLoader(batches, batch_size=None, num_workers=1)):
         time.sleep(STEP_S)
         if HANGS and (HOW, step) in {("first", 0), ("step", AT)}:
             mark()

@@ -1,33 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much repeated runs of each probe differ on this machine's devices, when nothing else runs.
+"""Runs of probes in the agent's own workers, one per device, reduced as in a check.
 
-    python -m benchmarks.probes                          every probe, 10 runs
-    python -m benchmarks.probes --only matmul --runs 30
-    python -m benchmarks.probes --python VENV/bin/python with another torch
-
-The probes run in the agent's own workers, one per device (two on a machine without accelerators),
-one probe after another. A run is reduced as in a check: for the slowest worker, the median of the
-windows of a device's own work, or the lower quartile of a collective. Spread is the standard
-deviation divided by the mean. Exits 0 if every probe was measured, 3 if one was not.
+A run is reduced for the slowest worker: to the median of the windows of a device's own work, or the
+lower quartile of a collective. Spread is the standard deviation divided by the mean.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
-import platform
 import selectors
 import statistics
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-from tabulate import tabulate
 
-from benchmarks.command import count
 from slurm_health.preflight.agent import node_facts
 from slurm_health.preflight.agent.worker_process import Worker, end_together
 from slurm_health.preflight.session.gpt_sizing import (
@@ -39,7 +27,7 @@ from slurm_health.preflight.session.gpt_sizing import (
 )
 from slurm_health.preflight.session.measurement import reduced_ms
 from slurm_health.preflight.session.work_sizing import work_for
-from slurm_health.records.probe_catalog import BUILT_IN, Probe, Scope
+from slurm_health.records.probe_catalog import Probe, Scope
 from slurm_health.records.records import Sampled, WorkersReady
 
 START_LIMIT_S = 120.0
@@ -150,46 +138,6 @@ class Bench:
         return said
 
 
-def main() -> int:
-    """Measure, print the table, return the exit code."""
-    options = _parser().parse_args()
-    probes = [each for each in present() if not options.only or each.name in options.only]
-    try:
-        bench = Bench(options.python, options.workers, os.environ)
-    except NotMeasured as err:
-        print(f"benchmarks.probes: no worker: {err}", file=sys.stderr)
-        return 3
-    print(_machine(bench), end="\n\n", flush=True)
-    try:
-        rows, missing = measure(bench, probes, options.runs)
-    finally:
-        bench.close()
-    print(table(rows))
-    for line in missing:
-        print(f"not measured: {line}")
-    return 3 if missing else 0
-
-
-def present() -> list[Probe]:
-    """Return the probes whose file is there."""
-    return list(BUILT_IN)
-
-
-def measure(bench: Bench, probes: Sequence[Probe], runs: int) -> tuple[list[Row], list[str]]:
-    """Return a row for each quantity, and a line for each probe that gave none."""
-    rows: list[Row] = []
-    missing: list[str] = []
-    options: dict[str, object] = {"burn_s": BURN_S}
-    for probe in probes:
-        try:
-            if probe.name.startswith("gpt"):
-                options |= model_options(bench)
-            rows += rows_of(bench, probe, options, runs)
-        except NotMeasured as err:
-            missing.append(f"{probe.name}: {err}")
-    return rows, missing
-
-
 def _as_node(ready: Mapping[str, Any]) -> WorkersReady:
     return WorkersReady(
         node="",
@@ -260,71 +208,3 @@ def _sampled(events: Sequence[Mapping[str, Any]]) -> Sampled:
         flop=first["flop"],
         figures=first["figures"],
     )
-
-
-def table(rows: Sequence[Row]) -> str:
-    """Return the table."""
-    headers = [
-        "probe",
-        "runs",
-        "median ms",
-        "min … max ms",
-        "spread",
-        "TFLOP/s",
-        "GB/s moved",
-        "figures",
-    ]
-    return tabulate(
-        [_line(row) for row in rows], headers=headers, tablefmt="github", disable_numparse=True
-    )
-
-
-def _line(row: Row) -> list[str]:
-    figures = ", ".join(f"{name} {value}" for name, value in row.figures.items())
-    if not row.times_ms:
-        return [row.name, "", "", "", "", "", "", figures]
-    middle = statistics.median(row.times_ms)
-    return [
-        row.name,
-        str(len(row.times_ms)),
-        f"{middle:.3f}",
-        f"{min(row.times_ms):.3f} … {max(row.times_ms):.3f}",
-        f"{row.spread:.2%}",
-        f"{row.flop / middle / 1e9:.3g}" if row.flop else "",
-        f"{row.total_bytes / middle / 1e6:.4g}" if row.total_bytes else "",
-        figures,
-    ]
-
-
-def _machine(bench: Bench) -> str:
-    first = bench.ready[0]
-    return (
-        f"{time.strftime('%Y-%m-%d')}, {len(bench.workers)} x {first['model']},"
-        f" torch {first['torch']}, {first['collective_library']},"
-        f" {len(os.sched_getaffinity(0))} cores, load average {os.getloadavg()[0]:.2f} at the"
-        f" start, Linux {platform.release()}"
-    )
-
-
-def _parser() -> argparse.ArgumentParser:
-    names = [each.name for each in present()]
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.probes",
-        description="How far the runs of each probe lie apart on this machine's devices.",
-        epilog=f"probes: {', '.join(names)}",
-    )
-    parser.add_argument("--runs", type=count, default=10, metavar="K", help="of each probe [10]")
-    parser.add_argument(
-        "--only", action="append", choices=names, metavar="PROBE", help="this probe; repeatable"
-    )
-    parser.add_argument(
-        "--workers", type=count, metavar="N", help="[one per accelerator, two without any]"
-    )
-    parser.add_argument(
-        "--python", default=sys.executable, metavar="PATH", help="that has torch [this one]"
-    )
-    return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())
