@@ -34,7 +34,7 @@ def test_a_fault_that_the_driver_notices_is_told_of_its_device(
     node = tree(tmp_path, {"/dev/kmsg": log, "/proc/uptime": "10000.0 1\n"})
     finding = Xid().judge(Xid().collect(node))
     assert finding.status is status, finding
-    assert f"GPU 0000:21:00: Xid {number} 10 s ago" in finding.text
+    assert f"GPU 0000:21:00: Xid {number} (" in finding.text
     assert [line.split(",")[1] for line in log.splitlines()] == [
         str(7 + count) for count in range(len(messages))
     ]

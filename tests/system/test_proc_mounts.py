@@ -62,7 +62,7 @@ def test_what_a_user_mounts_over_a_journal_costs_no_command_and_no_check(
     lemons, cleaned, listed, job, task, directory = json.loads(ran.stdout)
     assert '"cluster": "lab"' in lemons, lemons
     assert "1 journal," in cleaned, cleaned
-    assert "all healthy" in listed, listed
+    assert "train.sh finished after" in listed, listed
     assert "a user has mounted something there" in job, job
     assert "hangs" not in task, task
     assert directory.startswith("lab/7.")

@@ -112,6 +112,18 @@ EXCERPTS = {
         ended("n2", 1, "Bus error (core dumped)"),
         ("shared-memory-full", "undecided", "possible"),
     ),
+    "a library of the node that is too old": Excerpt(
+        "RuntimeError: Failed to import transformers.models.llama because of the following error:"
+        " /lib/x86_64-linux-gnu/libstdc++.so.6: version `GLIBCXX_3.4.30' not found",
+        ended("n7", 8),
+        ("library-too-old", "undecided", "likely"),
+    ),
+    "an exception among lines of its rank": Excerpt(
+        "[rank0]:[W] Loss is odd at step 1204\n"
+        "FloatingPointError: Minimum loss scale reached (0.0001). Your loss is probably exploding.",
+        ended("n1", 0),
+        ("not-a-number", "user", "likely"),
+    ),
     "an exception that the program got over": Excerpt(
         "ValueError: no config for this host, taking the default\nloaded 4 shards\n"
         "FATAL: cannot open the license server",

@@ -465,7 +465,12 @@ def quotes(data: DataManager) -> list[str]:
     failed = set(failed_ranks(log.of_their_own))
     first = [each for each in log.words if each.first and each.times]
     of_failed = [each for each in first if failed.intersection(each.ranks)] or first
-    complaints = [each for each in of_failed if each.complains]
+    told = [failure.error for failure in log.failures]
+    complaints = [
+        word
+        for word in of_failed
+        if word.complains and not any(word.text in error for error in told)
+    ]
     if not complaints and not any(each.error for each in log.of_their_own):
         complaints = of_failed[-1:]
     return [

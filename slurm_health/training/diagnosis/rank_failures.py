@@ -286,11 +286,10 @@ def _of_unnamed(
     A program may print tracebacks of what it got over, so an exception counts once.
     """
     errors = {each.error: each for each in reversed(unnamed)}
-    # An exception of C++ that nothing catches aborts its process.
-    ends = {0, SIGNALS["Aborted"]} if all(_NATIVE.match(error) for error in errors) else {0}
-    alike = [
-        rank for rank, end in known.items() if end.signal in ends and (end.exit_code or end.signal)
-    ]
+    alike = [rank for rank, end in known.items() if end.exit_code and not end.signal]
+    if len(errors) == 1 and _NATIVE.match(next(iter(errors))):
+        # An exception of C++ that nothing catches aborts its process.
+        alike += [rank for rank, end in known.items() if end.signal == SIGNALS["Aborted"]]
     if len(errors) == 1 and alike:
         for rank in alike:
             end = known[rank]

@@ -485,9 +485,10 @@ def _with_exception(
     if failure.error or failure.signal or failure.cut or not failure.exit_code:
         return failure
     own = [word for word in words if failure.rank in word.ranks]
-    if not own and not any(other.error for other in failures):
-        own = [word for word in words if not word.ranks]
     raised = [word for word in own if word.complains and _RAISED.match(word.text)]
+    if not raised and not any(other.error for other in failures):
+        own = [word for word in words if not word.ranks]
+        raised = [word for word in own if word.complains and _RAISED.match(word.text)]
     # NCCL's own words, and the last error that it met, stand in the lines behind its exception.
     if any("NCCL error" in word.text or word.text.startswith("nccl") for word in raised):
         raised += [word for word in own if word.last and word not in raised]

@@ -225,7 +225,7 @@ EXCEPTIONS: tuple[Row, ...] = (
     Row(
         "gpu-library-failed",
         r"CU(?:BLAS|DNN|FFT|SOLVER)_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR"
-        r"|INVALID_VALUE)",
+        r"|INVALID_VALUE|NOT_INITIALIZED)",
         "a kernel of a GPU library failed: what it was given is wrong, libraries of several"
         " releases of CUDA are mixed, or the GPU is broken",
         _BLOCKING,
@@ -375,6 +375,15 @@ EXCEPTIONS: tuple[Row, ...] = (
         Sureness.POSSIBLE,
     ),
     Row(
+        "library-too-old",
+        r"version [`'\"]GLIBC(?:XX)?_[\d.]+['\"]? not found",
+        "a library of the node is older than the one that the program, or an extension of it, was"
+        " built with",
+        "use an environment or a container that brings its own libraries; if one node alone says"
+        " so, tell your administrator which",
+        on=On.LAST_WORDS | On.SHARED,
+    ),
+    Row(
         "model-files-missing",
         r"does not appear to have a file named|is not a valid model identifier"
         r"|Can't load (?:the )?(?:tokenizer|model|configuration|image processor) for",
@@ -497,7 +506,7 @@ EXCEPTIONS: tuple[Row, ...] = (
         "not-a-number",
         # No part of a path or of a host's name, unlike `NaN/Inf`, `-inf` and the end of a sentence.
         r"(?<![/\w.-])[-+]?(?:NaN|nan|Inf|inf)(?:/(?:NaN|nan|Inf|inf))?(?![/\w-]|\.\w|:\d)"
-        r"|\bNaN-[a-z]|\b(?:non-finite|not finite)\b",
+        r"|\bNaN-[a-z]|\b(?:non-finite|not finite)\b|Minimum loss scale reached",
         "the training computed NaN or infinity, and the script noticed",
         "look at the data, the learning rate and the loss scale; go on from a checkpoint before it",
         _USER,

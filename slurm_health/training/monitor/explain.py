@@ -243,7 +243,7 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
 def _error_file(text: str) -> str:
     """Return the traceback in an error file of torchrun, empty where it is none."""
     try:
-        return msgspec.json.decode(text, type=_ErrorFile).message.extra.py_callstack
+        return from_json(text, _ErrorFile).message.extra.py_callstack
     except msgspec.MsgspecError:
         return ""
 

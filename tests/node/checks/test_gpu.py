@@ -125,6 +125,13 @@ def test_a_broken_gpu_is_named_with_its_fault(
     assert named == {each.device for each in faults}, "an innocent one, or a broken one left out"
 
 
+def test_a_gpu_that_has_lost_nvlinks_is_named_with_them(bench: Bench) -> None:
+    result = bench.play(Gpu(count=8, nvlinks=18), fault(5, "nvlinks_down", 2))
+    assert result.status in {Status.NODE_FAULT, Status.WARN}, "a warning soon after a boot"
+    assert "GPU 5" in result.finding.text
+    assert "has 16 of 18 NVLinks (down: 0, 1)" in result.finding.text
+
+
 @pytest.mark.parametrize(
     ("uptime_s", "status"),
     [(90.0, Status.WARN), (3600.0, Status.NODE_FAULT)],
