@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_health.node.rules import accusations, breaker, drain_note, recovery
+from slurm_health.node.rules import accusations, breaker, drain_note, finding, recovery
 from slurm_health.node.rules.accusations import NodeMark
 from slurm_health.node.rules.breaker import DrainAllowed, DrainEntry, DrainLedger, DrainRefused
 from slurm_health.node.rules.drain_note import DrainNote
@@ -352,3 +352,9 @@ def test_a_monitor_of_drain_reasons_reads_ours_by_the_expression_that_the_docume
 
     assert read is not None
     assert read.groupdict() == {"what": "nvme0: it is gone", "check": "nvme,gpu"}
+
+
+def test_a_finding_of_several_parts_names_the_worst_and_no_other() -> None:
+    parts = [finding.warned("a cable"), finding.node_fault("a fan"), finding.passed("a disk")]
+    whole = finding.joined(parts, well="all")
+    assert (whole.status, whole.text) == (finding.Status.NODE_FAULT, "a fan")
