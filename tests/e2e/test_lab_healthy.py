@@ -101,7 +101,7 @@ def test_the_report_says_that_all_nodes_are_healthy_and_how_the_script_ended(see
     assert attempt["script"]["exit_code"] == 3
     table = seen.site.table(seen.job["JobId"])
     assert "all healthy" in table
-    assert "exit 3" in table
+    assert "train.sh ended with exit code 3" in table
 
 
 def test_nothing_is_done_to_the_cluster(seen: Seen) -> None:

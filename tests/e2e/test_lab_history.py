@@ -30,7 +30,7 @@ def test_history_names_the_planted_bad_node_and_clean_spares_the_job_that_runs(s
     running = submit(site, "--nodes=2", f"--exclude={bad}", script="sleep 600")
     eventually(
         site,
-        lambda: site.health("report", str(running)).stdout.count("started") > 0,
+        lambda: site.health("report", str(running)).stdout.count("running for") > 0,
         "the script of a job that runs",
     )
 

@@ -125,6 +125,8 @@ def test_a_script_finds_the_same_world_as_with_sbatch(site: Site, options: Seque
     ]
     plain, ours = submit_both(site, *words, env=ODD)
     expected, actual = world(site, plain), world(site, ours)
+    # What `--heartbeat=auto`, the default, adds to find PyTorch's optimizers.
+    assert actual["environ"].pop("PYTHONPATH").endswith("slurm_health/training/in_ranks")
     assert expected["arguments"] == ["--epochs", "2", "", "a b", "$HOME"]
     assert expected["cwd"] == elsewhere
     assert_same_world(expected, actual)
