@@ -147,18 +147,16 @@ def load_for_hook(path: Path) -> Site:
 
 
 def _last_good(path: Path) -> Site | None:
-    """Return the settings that this node has kept; None if there are none, or they are unusable."""
+    """Return the settings that this node has kept, None if there are none that can be used.
+
+    A file that was removed is no wrong file: nothing is to be checked then.
+    """
     try:
         named = _STATE.search(path.read_bytes())
-    except OSError:
-        named = None
-    places = [os.fsdecode(named[1])] if named else []
-    for place in (*places, Hooks().state):
-        try:
-            return load(Path(place) / _LAST_GOOD)
-        except ConfigError:
-            continue
-    return None
+        state = os.fsdecode(named[1]) if named else Hooks().state
+        return load(Path(state) / _LAST_GOOD)
+    except (OSError, ConfigError):
+        return None
 
 
 def keep_last_good(site: Site) -> None:

@@ -340,8 +340,19 @@ def test_a_config_file_that_was_never_good_is_an_error(tmp_path: Path) -> None:
     from slurm_health.records.errors import ConfigError
 
     path = tmp_path / "config.toml"
-    path.write_text("[broken")
+    path.write_text(f"[hooks]\nstate = '{tmp_path}/state'\n[broken")
     with pytest.raises(ConfigError, match="is not TOML"):
+        load_for_hook(path)
+
+
+def test_a_config_file_that_was_removed_leaves_nothing_to_check(node: Node) -> None:
+    from slurm_health.node.site_settings import load_for_hook
+    from slurm_health.records.errors import ConfigError
+
+    node.healthcheck()
+    path = Path(node.site.path)
+    path.unlink()
+    with pytest.raises(ConfigError, match="cannot be read"):
         load_for_hook(path)
 
 
