@@ -36,7 +36,12 @@ def read_until(text: str) -> float:
     try:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:
+        pass
+    try:
         return time.time() + read_age(text)
+    except ValueError:
+        problem = "expected an age as 12h or 3d, a date as 2026-12-04, or now"
+        raise ValueError(f"{problem}, found {text!r}") from None
 
 
 @click.group(

@@ -205,7 +205,7 @@ class SharedStore(Generic[T]):
         return True
 
     def _remove_before(self, number: int) -> None:
-        """Remove older values, and what a process that was killed has left."""
+        """Remove values that no reader can want any more."""
         with contextlib.suppress(OSError):
             for name in os.listdir(self.directory):  # noqa: PTH208 - as above
                 match = self._numbered.fullmatch(name)

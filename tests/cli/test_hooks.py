@@ -354,3 +354,15 @@ def test_an_unusable_file_is_an_error_with_its_line(tmp_path: Path) -> None:
     result = CliRunner().invoke(hooks.healthcheck, ["--config", str(path)], standalone_mode=False)
     assert isinstance(result.exception, ConfigError)
     assert ":3: min_total: unknown setting; did you mean min_total_gib?" in str(result.exception)
+
+
+def test_until_when_a_node_is_ignored_is_an_age_a_date_or_now() -> None:
+    import time
+
+    from slurm_health.cli.nodes import read_until
+
+    assert read_until("now") <= time.time()
+    assert abs(read_until("2h") - time.time() - 7200) < 60
+    assert read_until("2100-01-01") > read_until("52w")
+    with pytest.raises(ValueError, match="an age as 12h or 3d, a date as 2026-12-04, or now"):
+        read_until("friday")
