@@ -31,7 +31,7 @@ from slurm_health.node import site_settings
 from slurm_health.node.rules.accusations import from_journal
 from slurm_health.preflight import config
 from slurm_health.preflight.master.run_check import make_localizer
-from slurm_health.preflight.sbatch import own_options
+from slurm_health.preflight.options import FOR_JOB, MAGIC, given_in, given_in_script, job_spec
 from slurm_health.preflight.sbatch.arguments import listed_options, parse
 from slurm_health.preflight.sbatch.node_counts import node_counts, options_asked, require_room
 from slurm_health.preflight.sbatch.script import header, read_template, refusal, render
@@ -245,8 +245,9 @@ def stamped(written: Sequence[Record]) -> list[Entry]:
 
 SCRIPTS = [b"#!/bin/sh\n#SBATCH -N4 --exclusive\n#HEALTH --spares=1\n#PBS -l nodes=2\necho\n",
            *read(DATA / "batch_script", "*.sbatch")]  # fmt: skip
+OWN = {option.name: option.kind is not None for option in FOR_JOB}
 OPTIONS = [
-    *(f"--{name}".encode() for name in own_options.TAKES_VALUE),
+    *(f"--{name}".encode() for name in OWN),
     *(b"-N", b"--nodes=3-4", b"-w", b"n1", b"--", b"-", b":", b"--wrap", b"--ex", b"--gpus=4"),
     *(b"#SBATCH ", b"#HEALTH ", b"#HEALTH\t--spares ", b"#SBATCH hetjob\n", b"# ", b"4", b"=off "),
 ]
@@ -258,10 +259,10 @@ def test_any_script_is_refused_or_submitted_unchanged(script: bytes) -> None:
     if refusal(script) is not None:
         return
     with suppress(SlurmHealthError):
-        settings = own_options.from_script(header(script), "train.sh")
+        spec = job_spec(given_in_script(header(script), "train.sh"))
         line = parse([], own={}, read_help=str)
         asked = options_asked(line, header(script), {}, str)
-        counts = node_counts(asked, settings)
+        counts = node_counts(asked, spec.spares)
         if counts is not None:
             require_room(counts, asked, {})
         text = render(
@@ -269,7 +270,7 @@ def test_any_script_is_refused_or_submitted_unchanged(script: bytes) -> None:
             template=TEMPLATE,
             python="python3",
             flags=["-P"],
-            settings=own_options.for_check(settings),
+            spec=spec,
             name="train.sh",
         )
         assert text.endswith(script)
@@ -278,7 +279,7 @@ def test_any_script_is_refused_or_submitted_unchanged(script: bytes) -> None:
 @given(st.lists(odd_words(ODD + OPTIONS).map(b" ".join), max_size=4))
 def test_any_health_lines_are_settings_or_an_error_with_their_line(lines: list[bytes]) -> None:
     with suppress(SlurmHealthError):
-        own_options.from_script([own_options.MAGIC + b" " + line for line in lines], "train.sh")
+        given_in_script([MAGIC + b" " + line for line in lines], "train.sh")
 
 
 @given(
@@ -290,10 +291,10 @@ def test_any_health_lines_are_settings_or_an_error_with_their_line(lines: list[b
 def test_any_command_line_is_taken_apart_or_refused(given: list[bytes], help_text: str) -> None:
     words = [word.decode(errors="replace") for word in given]
     with suppress(SlurmHealthError):
-        line = parse(words, own=own_options.TAKES_VALUE, read_help=lambda: help_text)
+        line = parse(words, own=OWN, read_help=lambda: help_text)
         assert len(line.plain) <= len(words)
-        own_options.from_words(line.own)
-        node_counts(options_asked(line, [], {}, lambda: help_text), {"spares": 1})
+        given_in([f"--{name}={text or ''}" for name, text in line.own], "command line")
+        node_counts(options_asked(line, [], {}, lambda: help_text), 1)
     listed_options(help_text)
 
 

@@ -128,7 +128,7 @@ class Run:
             options.append(f"--gres=gpu:{self._trained.gpus}")
         ends = self._plan.cause.ends
         if ends is Ends.GOES_ON:
-            options += ["--spares=1", "--keep-spares"]
+            options.append("--spares=1")
         if ends in {Ends.GOES_ON, Ends.STOPS}:
             options.append("--max-restarts=1")
         return options

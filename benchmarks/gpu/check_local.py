@@ -59,7 +59,6 @@ def check_local(
     nodes: int,
     fault: Fault,
     *,
-    round_limit_s: float,
     environ: Mapping[str, str] | None = None,
 ) -> Course:
     """Check this machine as so many nodes, and break the victim in each round that has a partner.
@@ -85,7 +84,6 @@ def check_local(
             f"--check={probes}",
             f"--journal={directory / 'journal'}",
             f"--python={machine.python}",
-            f"--round-deadline={round_limit_s}",
         ]
         begun_s = time.time()
         with (directory / "errors").open("wb") as errors:

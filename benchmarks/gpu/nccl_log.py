@@ -20,7 +20,7 @@ _TRANSPORT = re.compile(r" via ([A-Z][\w/]*)")
 _VERSION = re.compile(r"NCCL version (\S+)")
 
 
-def steps(amount: Amount) -> list[Step]:
+def steps(_: Amount) -> list[Step]:
     """Return a step for a process group, and one for each kind of check."""
     group = Step(
         name="process group",
@@ -33,7 +33,7 @@ def steps(amount: Amount) -> list[Step]:
             name=f"check, {fault.value}",
             does=f"check this machine as {_NODES} nodes with NCCL's log, {fault.value}",
             takes_s=90.0,
-            measure=partial(_check, fault, amount.round_limit_s),
+            measure=partial(_check, fault),
         )
         for fault in (Fault.NONE, Fault.KILLED)
     ]
@@ -59,8 +59,8 @@ def in_log(log: str) -> list[Figure]:
     ]
 
 
-def _check(fault: Fault, round_limit_s: float, machine: Machine) -> list[Figure]:
-    course = check_local(machine, _NODES, fault, round_limit_s=round_limit_s, environ=NOISE)
+def _check(fault: Fault, machine: Machine) -> list[Figure]:
+    course = check_local(machine, _NODES, fault, environ=NOISE)
     shared = machine.shares_devices(_NODES)
     return [*partner_death.figures(course, fault, shared=shared), _words(course)]
 

@@ -29,7 +29,7 @@ def steps(amount: Amount) -> list[Step]:
             name=f"{nodes} nodes, {fault.value}",
             does=f"check this machine as {nodes} nodes over NCCL; {_DOES[fault]}",
             takes_s=90.0,
-            measure=partial(_measured, nodes, fault, amount.round_limit_s),
+            measure=partial(_measured, nodes, fault),
         )
         for nodes, fault in product(amount.nodes, Fault)
     ]
@@ -38,8 +38,8 @@ def steps(amount: Amount) -> list[Step]:
 SECTION = Section(number=2, title="death of a partner", steps=steps)
 
 
-def _measured(nodes: int, fault: Fault, round_limit_s: float, machine: Machine) -> list[Figure]:
-    course = check_local(machine, nodes, fault, round_limit_s=round_limit_s)
+def _measured(nodes: int, fault: Fault, machine: Machine) -> list[Figure]:
+    course = check_local(machine, nodes, fault)
     if fault is not Fault.NONE and not course.strikes:
         raise NotMeasured("the fault struck nobody: no worker came through a first collective")
     return figures(course, fault, shared=machine.shares_devices(nodes))

@@ -32,7 +32,6 @@ class Amount:
     `nodes` are the numbers of nodes that checks are played on, `cycles` how often a process group
     is formed, `held_bytes` what killed workers hold together, `gpt_sizes` how many rows of the
     table of GPTs are trained. With `cold`, torch's files are also read from their disk.
-    `round_limit_s` is what a round of a check may take.
     """
 
     runs: int = 30
@@ -41,7 +40,6 @@ class Amount:
     held_bytes: tuple[int, ...] = (2_000_000_000, 20_000_000_000, 100_000_000_000)
     gpt_sizes: int = len(TABLE)
     cold: bool = True
-    round_limit_s: float = 30.0
 
 
 # To see that everything runs, in minutes even on CPUs.
@@ -52,7 +50,6 @@ SMALL = Amount(
     held_bytes=(50_000_000,),
     gpt_sizes=1,
     cold=False,
-    round_limit_s=10.0,
 )
 
 

@@ -71,7 +71,6 @@ def settings_of(words: Sequence[str]) -> AgentSettings:
             python=given.pop("python"),
             poll_s=float(given.pop("poll-s")),
             silence_s=float(given.pop("silence-s")),
-            cpu_workers=int(given.pop("cpu-workers", "1")),
             gpus=int(given.pop("gpus", "0")),
         )
     except KeyError as err:

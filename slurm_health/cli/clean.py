@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from slurm_health.cli.output import page_here, print_result
-from slurm_health.cli.shared_options import as_settings, shared_options
+from slurm_health.cli.shared_options import as_settings
 from slurm_health.preflight import config
-from slurm_health.preflight.options import Door
+from slurm_health.preflight.options import JOURNAL, with_options
 from slurm_health.records.errors import ExitCode
 from slurm_health.records.text import counted
 from slurm_health.report.layout import Page
@@ -70,7 +70,7 @@ class _Asked:
 )
 @click.option("--dry-run", is_flag=True, help="List what would be removed, and remove nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask. Needed where there is no terminal.")
-@shared_options(Door.CHECK, "journal")
+@with_options(JOURNAL)
 @as_settings(_Asked)
 def clean(asked: _Asked) -> int:
     """Remove your old journals.

@@ -10,7 +10,7 @@ import time
 import click
 from click.shell_completion import CompletionItem
 
-from slurm_health.preflight.options import Door, options_of
+from slurm_health.preflight.options import DRY_RUN, FOR_JOB, FOR_RUN, JobOption
 
 _FILLED = (
     ("--nnodes", "the number of nodes of the step"),
@@ -24,11 +24,11 @@ _FILLED = (
 class PassesOn(click.Command):
     """A command whose words are another program's too: a shell completes our options."""
 
-    door: Door
+    job_options: tuple[JobOption, ...]
 
     def shell_complete(self, _: click.Context, incomplete: str) -> list[CompletionItem]:
         """Return what a word that begins like an option may become."""
-        names = (f"--{each.name}" for each in options_of(self.door).values())
+        names = (f"--{each.name}" for each in self.job_options)
         return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
@@ -40,13 +40,12 @@ def files(_: click.Context, __: click.Parameter, incomplete: str) -> list[Comple
 class _RunCommand(PassesOn):
     """Describes our options, which torchrun's parser reads, beside what is filled in."""
 
-    door = Door.RUN
+    job_options = FOR_RUN
 
     def format_options(self, _: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Options"):
             ours = [
-                (f"--{each.name} {each.kind.metavar}".strip(), each.described)
-                for each in options_of(Door.RUN).values()
+                (f"--{option.name} {option.metavar}".strip(), option.help) for option in FOR_RUN
             ]
             formatter.write_dl([*ours, ("-h, --help", "Show this text.")])
         with formatter.section("Filled in from Slurm where you do not give it"):
@@ -95,7 +94,7 @@ def run(arguments: tuple[str, ...]) -> int:
 
 
 class _SbatchCommand(PassesOn):
-    door = Door.SBATCH
+    job_options = (*FOR_JOB, DRY_RUN)
 
 
 @click.command(

@@ -176,7 +176,7 @@ def _is_over(story: Story, now_s: float) -> bool:
         return True
     if run.script_runs or last.state is State.RUNNING or story.over_in_slurm is False:
         return False
-    if last.disposition in ("requeue", "hold"):
+    if last.disposition == "requeue":
         return story.over_in_slurm is True
     if run.script is not None:
         return True

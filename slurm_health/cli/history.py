@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from slurm_health.cli.output import ProgressLine, page_here, print_result, replace_file
-from slurm_health.cli.shared_options import as_settings, shared_options
+from slurm_health.cli.shared_options import as_settings
 from slurm_health.preflight import config
-from slurm_health.preflight.options import Door
+from slurm_health.preflight.options import JOURNAL, with_options
 from slurm_health.records.errors import ExitCode, JournalError, SlurmError
 from slurm_health.system import templates
 
@@ -45,7 +45,7 @@ def index_options(command: _F) -> _F:
     """Give a command the options of `FromIndex`."""
     for option in reversed(
         [
-            shared_options(Door.CHECK, "journal"),
+            with_options(JOURNAL),
             click.option("--cluster", metavar="NAME", help="Only of this cluster."),
             click.option(
                 "--days",

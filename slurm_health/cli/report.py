@@ -13,9 +13,9 @@ from pathlib import Path
 import click
 
 from slurm_health.cli.output import page_here, print_result
-from slurm_health.cli.shared_options import as_settings, shared_options
+from slurm_health.cli.shared_options import as_settings
 from slurm_health.preflight import config
-from slurm_health.preflight.options import Door
+from slurm_health.preflight.options import JOURNAL, with_options
 from slurm_health.records.errors import (
     ExitCode,
     JournalError,
@@ -53,7 +53,7 @@ class _Asked:
 
 @click.command(short_help="Print what was measured, concluded and done for a job.")
 @click.argument("job_ids", metavar="[JOBID]...", nargs=-1)
-@shared_options(Door.CHECK, "journal")
+@with_options(JOURNAL)
 @click.option("--cluster", metavar="NAME", help="The cluster, where several share the journal.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option(

@@ -16,10 +16,10 @@ import click
 from slurm_health.cli.clean import read_age, reading
 from slurm_health.cli.history import opened_index
 from slurm_health.cli.output import print_result
-from slurm_health.cli.shared_options import as_settings, shared_options
+from slurm_health.cli.shared_options import as_settings
 from slurm_health.fleet.sweep.choice import FEWEST
 from slurm_health.preflight import config
-from slurm_health.preflight.options import Door, options_of
+from slurm_health.preflight.options import CHECK, JOURNAL, PYTHON, given_in_environ, with_options
 from slurm_health.records.errors import ExitCode, SlurmError, UsageError
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class _Asked:
     show_default=True,
     help="The time limit of each check.",
 )
-@shared_options(Door.CHECK, "check", "python", "journal")
+@with_options(CHECK, PYTHON, JOURNAL)
 @click.option("--index", metavar="FILE|URL", help="The index of the journals, as for history.")
 @click.option(
     "--node",
@@ -207,16 +207,15 @@ def _interpreter(chosen: str | None) -> str | None:
     """
     from slurm_health.preflight.sbatch.foresight import may_have_torch
 
-    option = options_of(Door.SCRIPT)["python"]
-    if chosen is None and (text := os.environ.get(option.variable)):
-        chosen = str(option.parsed(text, "environment", option.variable))
+    if chosen is None:
+        chosen = given_in_environ(os.environ, PYTHON).get("python")
     names = [chosen] if chosen else ["python3", sys.executable]
     tried = [path for name in names if (path := shutil.which(name))]
     if tried and not any(may_have_torch(path, os.environ) for path in tried):
         _say(
             f"no torch found by {' or '.join(dict.fromkeys(tried))}: where the nodes have none"
             f" either, light probes check them, which see no GPU and no NCCL; for more, name the"
-            f" interpreter that jobs train with: --python=PATH, or {option.variable}"
+            f" interpreter that jobs train with: --python=PATH, or {PYTHON.variable}"
         )
     return chosen
 

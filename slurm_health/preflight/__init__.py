@@ -9,8 +9,9 @@ What is pure decides; what stands beside it performs.
     expectations    what a healthy device of a known model reaches. Pure
     order_lines     the lines by which the master tells its agents what to do. Pure
     orders          the file of those lines, each agent reads its own part; the doorbell
-    options         what several commands take: names, help, defaults
-    option_kinds    how the values of these are written; which probes `--check` asks for
+    job_spec        all that was asked for a job, from submission to check and journal
+    options         the options that ask for it: on command lines, in variables, in scripts
+    chosen_probes   which probes `--check` asks for
     config          the settings that users' commands read
     sbatch          `slurm-health sbatch`: a job's text, options and submission
     by_default      jobs whose site has them checked, though their users typed plain `sbatch`

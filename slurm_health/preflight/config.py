@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from slurm_health.preflight.expectations import Expectation, expectations_from
-from slurm_health.preflight.localize.settings import OPTIONS, DeviceKind, settings_from
+from slurm_health.preflight.localize.settings import CHOICES, DeviceKind, settings_from
 from slurm_health.records.errors import ConfigError
 from slurm_health.system.site_file import SITE_FILE, SiteFile, read
 
@@ -111,7 +111,7 @@ def localize_choices(file: SiteFile) -> dict[str, object]:
     Raises:
         ConfigError: it is no table, or holds a key or a value that it must not.
     """
-    where, valid = ("localize",), tuple(option.name for option in OPTIONS)
+    where, valid = ("localize",), CHOICES
     chosen = file.table(*where)
     for key, value in chosen.items():
         if key not in valid:

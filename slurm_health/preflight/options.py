@@ -1,332 +1,381 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every option that can be given in more than one place, spelled once.
+"""Every option that a job can be given, for all commands, variables and `#HEALTH` lines.
 
-`slurm-health check`, `sbatch` and `run`, the variables `SLURM_HEALTH_*` and the `#HEALTH` lines of
-a batch script all read the table `OPTIONS`. What only one command takes stands with that command.
+The commands `check`, `sbatch` and `run`, the variables `SLURM_HEALTH_*` and the `#HEALTH` lines of
+a batch script are read by the same click options. The command line wins over the environment, the
+environment over the script, the script over the site.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass
-from enum import Flag, auto
+import os
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeVar
 
-from slurm_health.preflight import option_kinds
+import click
+import msgspec
+from click.core import ParameterSource
+
+from slurm_health.preflight.chosen_probes import OFF, spelled_out, what_to_check
 from slurm_health.preflight.decide import policy
-from slurm_health.preflight.decide.policy import OnUnchecked
-from slurm_health.preflight.localize import settings as localize
-from slurm_health.preflight.option_kinds import (
-    COUNT,
-    DIRECTORY,
-    FILE,
-    FLAG,
-    INTERPRETER,
-    NODES,
-    PROBES,
-    ROUND_DEADLINE,
-    SPARES,
-    Value,
-    ValueKind,
-    of_localize,
-    one_of,
-)
-from slurm_health.records import probe_catalog
+from slurm_health.preflight.job_spec import JobSpec
 from slurm_health.records.errors import ConfigError, ExitCode
 
+MAGIC = b"#HEALTH"
 PREFIX = "SLURM_HEALTH_"
-
-
-class Door(Flag):
-    """Where an option can be given."""
-
-    CHECK = auto()  # slurm-health check
-    SBATCH = auto()  # the command line of slurm-health sbatch
-    SCRIPT = auto()  # a #HEALTH line, or a variable of the environment that sbatch is called in
-    RUN = auto()  # slurm-health run
-
-
-_SUBMITTED = Door.SBATCH | Door.SCRIPT
-_EVERYWHERE = Door.CHECK | _SUBMITTED | Door.RUN
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
-class SharedOption:
-    """One option; not given, it has the value `default`, or what holds is `otherwise`, in words.
+class Kind:
+    """How a value is written: `metavar` for a usage line; `read` raises ValueError."""
 
-    `acting` is set for what only matters where the check acts on what it finds.
-    """
+    metavar: str
+    read: Callable[[str], str | int]
 
-    name: str
-    kind: ValueKind
-    doors: Door
-    help: str
-    _: KW_ONLY
-    default: Value | None = None
-    otherwise: str = ""
-    acting: bool = False
 
-    @property
-    def key(self) -> str:
-        """Its name as that of a Python variable."""
-        return self.name.replace("-", "_")
+def _read_probes(text: str) -> str:
+    try:
+        return text if text == OFF else spelled_out(text, "--check")
+    except ConfigError as err:
+        raise ValueError(str(err).removeprefix("--check: ")) from None
+
+
+def _path_of(what: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if not text:
+            raise ValueError(f"expected {what}, not an empty text")
+        if not text.isascii() and os.fsencode(text).decode(errors="ignore") != text:
+            raise ValueError(f"{text!a} is not UTF-8, which {what} has to be here")
+        return os.path.abspath(os.path.expanduser(text))  # noqa: PTH100, PTH111 - text in, text out
+
+    return read
+
+
+def _read_interpreter(text: str) -> str:
+    # A bare name is looked up on the job's PATH, which may differ from this one.
+    return text if text and "/" not in text else _path_of("a Python interpreter")(text)
+
+
+def _read_count(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError(f"expected a whole number, 0 or more, not {text!r}")
+    return int(text)
+
+
+def _read_spares(text: str) -> int:
+    try:
+        return _read_count(text)
+    except ValueError as err:
+        raise ValueError(f"{err}; slurm-health lemons shows how often nodes fail here") from None
+
+
+def _choice(choices: type[Enum]) -> Kind:
+    values = [choice.value for choice in choices]
+
+    def read(text: str) -> str:
+        if text not in values:
+            raise ValueError(f"{text!r} is not one of {', '.join(values)}")
+        return text
+
+    return Kind("|".join(values), read)
+
+
+_COUNT = Kind("N", _read_count)
+_FILE = Kind("FILE", _path_of("a file"))
+
+
+class JobOption:
+    """One option; `default` says in words what holds if it is not given."""
+
+    def __init__(self, name: str, kind: Kind | None, text: str, *, default: object = None) -> None:
+        self.name = name
+        self.kind = kind  # None for a flag
+        shown = default.value if isinstance(default, Enum) else default
+        self.help = text if shown is None else f"{text.removesuffix('.')} [default: {shown}]."
 
     @property
     def variable(self) -> str:
-        """The environment variable that sets it for `slurm-health sbatch`."""
-        return PREFIX + self.key.upper()
+        """The environment variable that sets it."""
+        return PREFIX + self.name.replace("-", "_").upper()
 
     @property
-    def described(self) -> str:
-        """What it does, and its default."""
-        default = self.otherwise if self.default is None else self.default
-        return f"{self.help.removesuffix('.')} [default: {default}]." if default else self.help
+    def metavar(self) -> str:
+        """How its value is written in a usage line, empty for a flag."""
+        return "" if self.kind is None else self.kind.metavar
 
-    def parsed(self, text: str, source: str, key: str) -> Value:
-        """Return the value of a text that was found at `source` under the name `key`.
+    def of_click(self) -> click.Option:
+        """Return it for a command of click."""
+        return click.Option([f"--{self.name}"], **self._attributes())
 
-        Raises:
-            ConfigError: the text is no value of this option.
-        """
+    def decorate(self, command: _F) -> _F:
+        """Give it to a command of click."""
+        return click.option(f"--{self.name}", **self._attributes())(command)
+
+    def _attributes(self) -> dict[str, Any]:
+        if self.kind is None:
+            return {"is_flag": True, "help": self.help}
+        return {"metavar": self.metavar, "callback": self._callback, "help": self.help}
+
+    def _callback(
+        self, context: click.Context, parameter: click.Parameter, text: str | None
+    ) -> str | int | None:
+        assert self.kind is not None
         try:
-            return self.kind.read(text)
-        except ConfigError as err:  # about an item of the value
-            raise ConfigError(source, key, str(err).removeprefix(f"{err.source}: ")) from None
+            return None if text is None else self.kind.read(text)
         except ValueError as err:
-            raise ConfigError(source, key, str(err)) from None
+            raise click.BadParameter(str(err), ctx=context, param=parameter) from None
 
 
-_POLICY = policy.Policy()
-_JOB = Door.CHECK | _SUBMITTED
-OPTIONS = (
-    SharedOption(
-        "check",
-        PROBES,
-        _JOB,
-        "What to measure: auto, which is standard, with light probes where there is no torch;"
-        " quick, standard or thorough; light, without torch; probes by name; a program of your own"
-        " by its path; with sbatch also off.",
-        otherwise=probe_catalog.DEFAULT,
+_DEFAULT = JobSpec()
+CHECK = JobOption(
+    "check",
+    Kind("WHAT[,WHAT...]", _read_probes),
+    "What to measure: auto, which is standard, with light probes if there is no torch; quick,"
+    " standard or thorough; light, without torch; probes by name; a program of your own by its"
+    " path; with sbatch also off.",
+    default=_DEFAULT.check,
+)
+JOURNAL = JobOption(
+    "journal",
+    Kind("DIR", _path_of("a directory")),
+    "Where the journal goes; in Slurm, on a filesystem that all nodes share.",
+    default="SLURM_HEALTH_JOURNAL, else the site's choice, else ~/.slurm-health/journal",
+)
+PYTHON = JobOption(
+    "python",
+    Kind("PATH", _read_interpreter),
+    "The interpreter that runs the probes: the one that the job trains with.",
+    default="python3 on PATH if it has torch, else slurm-health's own",
+)
+_SETUP = JobOption(
+    "setup",
+    _FILE,
+    "A file that bash sources before the check starts its probes, so that they run with what the"
+    " job exports, loads or activates.",
+    default="the environment as it is",
+)
+_NETWORK_CHECK = JobOption(
+    "network-check",
+    None,
+    "Measure the network in pairs of nodes; alone or in addition to --check.",
+)
+_STRAGGLER_DETECTION = JobOption(
+    "straggler-detection",
+    None,
+    "Train a GPT that fits the device, in pairs of nodes; alone or in addition to --check.",
+)
+_ON_STRAGGLER = JobOption(
+    "on-straggler",
+    _choice(policy.OnStraggler),
+    "Leave a slow node if that costs seconds, or only report it.",
+    default=_DEFAULT.on_straggler,
+)
+_MAX_REQUEUES = JobOption(
+    "max-requeues",
+    _COUNT,
+    "How often the job may be requeued because of bad nodes; then it stops.",
+    default=_DEFAULT.max_requeues,
+)
+_HEARTBEAT = JobOption(
+    "heartbeat",
+    _choice(policy.Heartbeat),
+    "Take the steps of PyTorch's optimizers as the heartbeat of a script that sends none of its"
+    " own: sets PYTHONPATH in the script's environment.",
+    default=_DEFAULT.heartbeat,
+)
+FOR_CHECK = (
+    CHECK,
+    _NETWORK_CHECK,
+    _STRAGGLER_DETECTION,
+    JOURNAL,
+    PYTHON,
+    _SETUP,
+    _ON_STRAGGLER,
+    _MAX_REQUEUES,
+)
+FOR_JOB = (
+    *FOR_CHECK,
+    JobOption(
+        "on-unchecked",
+        _choice(policy.OnUnchecked),
+        "What a job does if its nodes could not be checked: run all the same, or stop with exit"
+        f" code {ExitCode.UNAVAILABLE}.",
+        default=_DEFAULT.on_unchecked,
     ),
-    SharedOption(
-        "network-check",
-        FLAG,
-        _JOB,
-        "Measure the network in pairs of nodes; alone or in addition to --check.",
+    JobOption(
+        "spares",
+        Kind("K", _read_spares),
+        "Allocate this many nodes more than --nodes, and run the script on the best. The others"
+        " are given back at the start, or kept in the job for --max-restarts.",
     ),
-    SharedOption(
+    JobOption(
+        "max-restarts",
+        _COUNT,
+        "How often the script may be started again in its job after it has failed, unless that is"
+        " its own fault; nodes at fault are left first.",
+        default=_DEFAULT.max_restarts,
+    ),
+    JobOption(
+        "monitor",
+        _choice(policy.OnHang),
+        "Watch the script while it trains: report where it hangs and which rank is slow; cancel a"
+        " job that hangs, too, or end its script and start it again as after a failure"
+        " (--max-restarts); or watch nothing.",
+        default=_DEFAULT.monitor,
+    ),
+    _HEARTBEAT,
+    JobOption(
+        "flight-recorder",
+        _choice(policy.FlightRecorder),
+        "Have PyTorch record the script's collectives, and leave them in the journal when they time"
+        " out, so that a post-mortem can name the rank that never came: sets variables in the"
+        " script's environment that it has not set itself.",
+        default=_DEFAULT.flight_recorder,
+    ),
+)
+DRY_RUN = JobOption("dry-run", None, "Print the batch script without submitting it.")
+FOR_RUN = (
+    JobOption(
         "network-check",
-        FLAG,
-        Door.RUN,
+        None,
         "Check the nodes before training: all multiply matrices and exchange data with changing"
         " partners until each is decided. Training starts without the faulty ones if --nnodes"
         " allows it, and not at all otherwise.",
     ),
-    SharedOption(
+    JobOption(
         "straggler-detection",
-        FLAG,
-        _JOB,
-        "Train a GPT that fits the device, in pairs of nodes; alone or in addition to --check.",
-    ),
-    SharedOption(
-        "straggler-detection",
-        FLAG,
-        Door.RUN,
+        None,
         "Check the nodes before training with training steps: pairs of them train a GPT that fits"
         " the device, and each node's computation is separated from the communication. Alone, or"
         " after --network-check on the nodes that passed.",
     ),
-    SharedOption(
+    JobOption(
         "exclude-straggler",
-        FLAG,
-        Door.RUN,
+        None,
         "Check, and treat a slow node like a faulty one. Without this it is named and trains.",
     ),
-    SharedOption(
-        "check-again",
-        FLAG,
-        Door.RUN,
-        "Check also where this attempt of the job was checked before, as by slurm-health sbatch.",
-    ),
-    SharedOption(
-        "journal",
-        DIRECTORY,
-        _EVERYWHERE,
-        "Where the journal goes; in Slurm, on a filesystem that all nodes share.",
-        otherwise="SLURM_HEALTH_JOURNAL, else the site's choice, else ~/.slurm-health/journal",
-    ),
-    SharedOption(
+    JOURNAL,
+    JobOption(
         "secret-file",
-        FILE,
-        Door.RUN,
+        _FILE,
         "Without Slurm: a file with a secret that all nodes of this run share.",
-        otherwise="SLURM_HEALTH_SECRET, else none",
+        default="SLURM_HEALTH_SECRET, else none",
     ),
-    SharedOption(
-        "python",
-        INTERPRETER,
-        _EVERYWHERE,
-        "The interpreter that runs the probes: the one that the job trains with.",
-        otherwise="python3 on PATH if it has torch, else slurm-health's own",
-    ),
-    SharedOption(
-        "setup",
-        FILE,
-        _EVERYWHERE,
-        "A file that bash sources before the check starts its probes, so that they run with what"
-        " the job exports, loads or activates.",
-        otherwise="the environment as it is",
-    ),
-    SharedOption(
-        "on-straggler",
-        one_of(policy.OnStraggler),
-        _JOB,
-        "Leave a slow node where that costs seconds, only report it, leave it even if the job then"
-        " waits for as many others, or do so and drain it too.",
-        default=_POLICY.on_straggler.value,
-        acting=True,
-    ),
-    SharedOption(
-        "on-inconclusive",
-        one_of(policy.OnInconclusive),
-        _JOB,
-        "Run on nodes that could not be decided, hold the job for a person to look at them, or"
-        " leave them out like bad ones.",
-        default=_POLICY.on_inconclusive.value,
-        acting=True,
-    ),
-    SharedOption(
-        "max-requeues",
-        COUNT,
-        _JOB,
-        "How often the job may be requeued because of bad nodes.",
-        default=_POLICY.max_requeues,
-        acting=True,
-    ),
-    SharedOption(
-        "at-requeue-limit",
-        one_of(policy.AtRequeueLimit),
-        _JOB,
-        "What a job on bad nodes does once it has been requeued that often.",
-        default=_POLICY.at_requeue_limit.value,
-        acting=True,
-    ),
-    SharedOption(
-        "on-unchecked",
-        one_of(OnUnchecked),
-        _SUBMITTED,
-        "What a job does whose nodes could not be checked: run all the same, stop with exit code"
-        f" {ExitCode.UNAVAILABLE}, or be held for a person to look at it.",
-        otherwise=OnUnchecked.PROCEED.value,
-    ),
-    *(
-        SharedOption(
-            each.name.replace("_", "-"),
-            of_localize(each),
-            _EVERYWHERE,
-            each.help,
-            otherwise="the site's choice, else slurm-health's own",
-        )
-        for each in localize.OPTIONS
-    ),
-    SharedOption(
-        "round-deadline",
-        ROUND_DEADLINE,
-        _JOB | Door.RUN,
-        "The time limit of a round of short probes until it is known how long one takes; half of it"
-        " where torch loads quickly. Burns and training are given more.",
-        otherwise="60",
-    ),
-    SharedOption(
-        "spares",
-        SPARES,
-        _SUBMITTED,
-        "Allocate this many nodes more than --nodes, and run the script on the best.",
-    ),
-    SharedOption(
-        "keep-spares",
-        FLAG,
-        _SUBMITTED,
-        "Keep the spare nodes of --spares in the job, for the restarts of --max-restarts.",
-    ),
-    SharedOption(
-        "max-restarts",
-        COUNT,
-        _SUBMITTED,
-        "How often the script may be started again in its job after it has failed, unless that is"
-        " its own fault; nodes at fault are left first.",
-        otherwise="0; with --keep-spares, as often as there are spares",
-    ),
-    SharedOption(
-        "min-nodes",
-        NODES,
-        _SUBMITTED,
-        "Continue on as few nodes as this instead of being requeued.",
-    ),
-    SharedOption(
+    PYTHON,
+    _SETUP,
+    JobOption(
         "monitor",
-        one_of(policy.OnHang),
-        _SUBMITTED,
-        "Watch the script while it trains: say where it hangs and which rank is slow; cancel a job"
-        " that hangs, too, or end its script and start it again as after a failure"
-        " (--max-restarts); or watch nothing. Sees most with a heartbeat in the training loop.",
-        otherwise=policy.OnHang.REPORT.value,
+        _choice(policy.OnHang),
+        "Watch the training: report why it failed, where it hangs and which rank is slow; end one"
+        " that hangs, too (in Slurm its job is cancelled), or end its workers and start them again"
+        " as after a failure (--max-restarts); or watch nothing.",
+        default=_DEFAULT.monitor,
     ),
-    SharedOption(
-        "monitor",
-        one_of(policy.OnHang),
-        Door.RUN,
-        "Watch the training: say why it failed, where it hangs and which rank is slow; end one that"
-        " hangs, too (in Slurm its job is cancelled), or end its workers and start them again as"
-        " after a failure (--max-restarts); or watch nothing.",
-        otherwise=policy.OnHang.REPORT.value,
-    ),
-    SharedOption(
-        "heartbeat",
-        one_of(policy.Heartbeat),
-        _SUBMITTED | Door.RUN,
-        "Take the steps of PyTorch's optimizers as the heartbeat of a script that sends none of its"
-        " own: sets PYTHONPATH in the script's environment.",
-        otherwise=policy.Heartbeat.AUTO.value,
-    ),
-    SharedOption(
-        "collect",
-        one_of(policy.Collect),
-        _SUBMITTED,
-        "Which nodes report their state after a failure and in a hang: all, or the batch host.",
-        otherwise=policy.Collect.NODES.value,
-    ),
-    SharedOption(
-        "flight-recorder",
-        one_of(policy.FlightRecorder),
-        _SUBMITTED,
-        "Have PyTorch record the script's collectives, and leave them in the journal when they time"
-        " out, so that a post-mortem can tell which rank never came: sets variables in the script's"
-        " environment that it has not set itself.",
-        otherwise=policy.FlightRecorder.OFF.value,
-    ),
-    SharedOption("dry-run", FLAG, Door.SBATCH, "Print the batch script without submitting it."),
+    _HEARTBEAT,
 )
 
 
-def options_of(door: Door) -> dict[str, SharedOption]:
-    """Return what can be given at one door, by name."""
-    return {option.name: option for option in OPTIONS if door in option.doors}
+def given_in(
+    words: Sequence[str], source: str, options: Iterable[JobOption] = FOR_JOB
+) -> dict[str, Any]:
+    """Return what some words say, by the names of Python variables.
 
+    `words` are options as on a command line; `source` is where they stand, for errors.
 
-def what_to_check(settings: Mapping[str, object]) -> str:
-    """Return all that is to be checked, from `check` and the flags beside it."""
-    named = settings.get("check")
-    if named == option_kinds.OFF:
-        return option_kinds.OFF
-    flags = [name for name in ("network-check", "straggler-detection") if settings.get(name)]
-    return ",".join([*([str(named)] if named else []), *flags]) or probe_catalog.DEFAULT
-
-
-def localize_choices(settings: Mapping[str, object]) -> dict[str, object]:
-    """Return what was chosen about localisation, by the names of `localize.OPTIONS`.
-
-    `settings` are by names of options or of Python variables; what was not given is None.
+    Raises:
+        ConfigError: one is unknown, or its value is missing or impossible.
     """
-    given = {name.replace("-", "_"): value for name, value in settings.items()}
-    names = [each.name for each in localize.OPTIONS]
-    return {name: given[name] for name in names if given.get(name) is not None}
+    known = {f"--{option.name}": option for option in options}
+    command = click.Command(
+        "", params=[option.of_click() for option in known.values()], add_help_option=False
+    )
+    try:
+        with command.make_context("", list(words)) as context:
+            return {
+                name: value
+                for name, value in context.params.items()
+                if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+            }
+    except click.NoSuchOption as err:
+        raise ConfigError(source, err.option_name, "unknown option", valid=known) from None
+    except click.BadOptionUsage as err:
+        metavar = known[err.option_name].metavar
+        problem = f"needs a value: {err.option_name}={metavar}" if metavar else "takes no value"
+        raise ConfigError(source, err.option_name, problem) from None
+    except click.BadParameter as err:
+        name = err.param.opts[0] if err.param is not None else ""
+        raise ConfigError(source, name, err.message) from None
+    except click.UsageError as err:
+        word = next((word for word in words if not word.startswith("--")), words[0])
+        name = word.partition("=")[0]
+        raise ConfigError(source, name, "unknown option", valid=known) from err
+
+
+def given_in_script(lines: Sequence[bytes], title: str) -> dict[str, Any]:
+    """Return what the `#HEALTH` lines among the first lines of a script say.
+
+    `lines` begin with the script's first line; `title` is what the user calls the script.
+
+    Raises:
+        ConfigError: an option is unknown, or a value is missing or impossible.
+    """
+    given: dict[str, Any] = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.startswith(MAGIC) or line[len(MAGIC) :][:1].strip():
+            continue
+        where = f"{title}, line {number}"
+        try:
+            words = shlex.split(os.fsdecode(line[len(MAGIC) :]), comments=True)
+        except ValueError as err:
+            raise ConfigError(where, "#HEALTH", f"cannot be read: {err}".lower()) from None
+        given |= given_in(words, where)
+    return given
+
+
+def given_in_environ(environ: Mapping[str, str], *options: JobOption) -> dict[str, Any]:
+    """Return what the variables of an environment say about these options, or about all.
+
+    An empty variable is one that is not set.
+
+    Raises:
+        ConfigError: a value is impossible.
+    """
+    given: dict[str, Any] = {}
+    for option in options or FOR_JOB:
+        text = environ.get(option.variable, "")
+        if not text:
+            continue
+        try:
+            if option.kind is not None:
+                given |= given_in([f"--{option.name}={text}"], "environment")
+            elif click.BOOL.convert(text, None, None):
+                given |= given_in([f"--{option.name}"], "environment")
+        except ConfigError as err:
+            problem = str(err).partition(f"--{option.name}: ")[2]
+            raise ConfigError("environment", option.variable, problem) from None
+        except click.BadParameter:
+            problem = f"expected yes or no, not {text!r}"
+            raise ConfigError("environment", option.variable, problem) from None
+    return given
+
+
+def job_spec(given: Mapping[str, Any]) -> JobSpec:
+    """Return what was asked for, from what was given, by the names of Python variables."""
+    fields = {field for field in JobSpec.__struct_fields__ if given.get(field) is not None}
+    chosen = {name: given[name] for name in fields} | {"check": what_to_check(given)}
+    return msgspec.convert(chosen, JobSpec)
+
+
+def with_options(*options: JobOption) -> Callable[[_F], _F]:
+    """Give a command of click some options."""
+
+    def add(command: _F) -> _F:
+        for option in reversed(options):
+            command = option.decorate(command)
+        return command
+
+    return add

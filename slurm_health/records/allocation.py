@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Slurm gave a job, by the variables it set there, and what it says it would give one."""
+"""What Slurm gave a job, by the variables it set there."""
 
 from __future__ import annotations
 
@@ -28,21 +28,6 @@ class Allocation:
     nodes: tuple[str, ...]
     array: str = ""
     start_time_s: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Estimate:
-    """What Slurm answers about a job that is not submitted.
-
-    Args:
-        start_s: when it would start, in seconds since the epoch.
-        nodes: where.
-        preempts: whether other jobs would be ended for it.
-    """
-
-    start_s: float
-    nodes: tuple[str, ...]
-    preempts: bool = False
 
 
 def from_environ(environ: Mapping[str, str]) -> Allocation:

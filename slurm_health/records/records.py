@@ -215,15 +215,22 @@ class ActionDone(Record, frozen=True, kw_only=True, tag="action_done"):
 class RunFinished(Record, frozen=True, kw_only=True, tag="run_finished"):
     """The check is over, and what becomes of the job.
 
-    `nodes` are those the job goes on with, where they are not all that it was to have; `spares`
-    those that it keeps beside them.
+    `nodes` are those the job goes on with, if they are not all that it was to have; `spares` those
+    that it keeps beside them. `directory` is where the journal lies, for the supervisor of the job;
+    the journal itself leaves it empty.
     """
 
     disposition: Disposition
-    exit_code: int
+    exit_code: int = 0
     reason: str = ""
     nodes: list[str] = []
     spares: list[str] = []
+    directory: str = ""
+
+    @property
+    def leaves(self) -> bool:
+        """Whether the job leaves its nodes: Slurm ends this attempt of it."""
+        return self.disposition is Disposition.REQUEUE
 
 
 class Unchecked(Record, frozen=True, kw_only=True, tag="unchecked"):

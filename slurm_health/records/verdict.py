@@ -153,7 +153,6 @@ class Action(_Name):
     DROP = "drop"  # the job goes on with fewer nodes
     EXCLUDE = "exclude"  # the job's next attempt is to run on other nodes
     REQUEUE = "requeue"
-    HOLD = "hold"
     PROCEED = "proceed"
     CANCEL = "cancel"  # by the monitor, where a training hangs and its user wants that
     END_SCRIPT = "end_script"  # the same, so that the script can be started again
@@ -164,10 +163,4 @@ class Disposition(_Name):
 
     PROCEED = "proceed"
     REQUEUE = "requeue"
-    HOLD = "hold"
     STOP = "stop"
-
-    @property
-    def leaves(self) -> bool:
-        """Whether the job leaves its nodes: Slurm ends this attempt of it."""
-        return self in {Disposition.REQUEUE, Disposition.HOLD}

@@ -224,16 +224,14 @@ _VERBS = {
     "exclude": _Verb("exclude", "excluded", "did not exclude"),
     "drop": _Verb("give back", "gave back", "could not give back"),
     "requeue": _Verb("requeue the job", "requeued", "did not requeue the job"),
-    "hold": _Verb("hold the job", "held the job", "did not hold the job"),
     "cancel": _Verb("cancel the job", "cancelled the job", "did not cancel the job"),
     "end_script": _Verb("end the script", "ended the script", "did not end the script"),
     "proceed": _Verb("continue with", "continued with", "did not continue with"),
 }
-_ON_THE_JOB = {"requeue", "hold", "cancel", "end_script"}
+_ON_THE_JOB = {"requeue", "cancel", "end_script"}
 _DISPOSITIONS = {
     "proceed": "the job continues",
     "requeue": "the job will be requeued",
-    "hold": "the job will be held",
     "stop": "the job ends",
 }
 _PLANS = {
@@ -245,7 +243,7 @@ _PLANS = {
 
 
 def act_text(form: str, action: str, nodes: Sequence[str]) -> str:
-    """Return a verb with the nodes it is done to: `drained n3`, `held the job`."""
+    """Return a verb with the nodes it is done to: `drained n3`, `requeued`."""
     verb = _VERBS.get(action) or _Verb(action, action, f"no {action}")
     words = {"plain": verb.plain, "done": verb.done, "failed": verb.failed}[form]
     return words if action in _ON_THE_JOB or not nodes else f"{words} {nodes_text(nodes)}"

@@ -57,7 +57,6 @@ _CANNOT_START = {
 _SUSPENDED = frozenset({"SUSPENDED", "STOPPED"})
 _HELD = frozenset({"REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
 _REQUEUING = frozenset({"REQUEUED", "REQUEUE_FED"})
-_LEFT = frozenset({"requeue", "hold"})  # how a check leaves a job that is to start again
 _ENDING = frozenset({"COMPLETING", "STAGE_OUT"})
 
 
@@ -217,7 +216,7 @@ def asked(
     killed = script is not None and script.signal in _OF_ENDED_JOBS
     runs = run.script_runs or last.state is State.RUNNING
     explained = bool(last.requeued) or run.post_mortem is not None
-    open_end = not explained and (runs or killed or last.disposition in _LEFT)
+    open_end = not explained and (runs or killed or last.disposition == "requeue")
     began_s = last.started_s
     recent = began_s is not None and 0 <= now_s - began_s < _RECENT_S
     if began_s is None or not (recent or open_end):

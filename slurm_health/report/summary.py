@@ -149,14 +149,9 @@ def _check_headline(run: Run) -> tuple[str, Finding]:
         return "checking", Finding(severity=Severity.INFO, what=f"{nodes}{_check_progress(run)}")
     if run.state is State.STOPPED:
         return "stopped", Finding(severity=Severity.UNDECIDED, what=f"{nodes}{run.note}")
-    held = any(a.action == "hold" and a.progress is not Progress.FAILED for a in run.actions)
-    ending = "hold" if held else run.disposition
-    word, what, severity = _DISPOSITIONS.get(ending, ("checked", "", Severity.OK))
+    word, what, severity = _DISPOSITIONS.get(run.disposition, ("checked", "", Severity.OK))
     if what:
-        why = (
-            next((a.reason for a in run.actions if a.action == "hold"), "") if held else run.reason
-        )
-        return word, Finding(severity=severity, what=what, why=why)
+        return word, Finding(severity=severity, what=what, why=run.reason)
     levels = {node.level for node in run.nodes}
     bad = [SEVERITIES[level] for level in WORST_FIRST if level in levels] if run.judged else []
     took = "" if run.duration_s is None else f" in {duration_text(run.duration_s)}"
@@ -166,7 +161,6 @@ def _check_headline(run: Run) -> tuple[str, Finding]:
 
 _DISPOSITIONS = {
     "requeue": ("requeued", "the job waits for its next attempt", Severity.WARNING),
-    "hold": ("held", "the job is held", Severity.WARNING),
     "stop": ("stopped", "the job ended before its script began", Severity.ERROR),
 }
 
@@ -345,12 +339,7 @@ def acts_texts(story: Story) -> Iterator[str]:
     same: dict[tuple[str, Progress, str], list[Act]] = {}
     for run in story.runs:
         for act in run.actions:
-            # The end of a hold is the end of the process that would record it.
-            held = act.action == "hold" and run.disposition == "hold"
-            done = held and act.progress is Progress.INTENDED
-            why = act.reason if act.action == "hold" else act.detail
-            key = act.action, Progress.DONE if done else act.progress, why
-            same.setdefault(key, []).append(act)
+            same.setdefault((act.action, act.progress, act.detail), []).append(act)
     excluded = listed(list(dict.fromkeys(n for run in story.runs for n in run.acted_on("exclude"))))
     requeued = any(a == "requeue" and p is Progress.DONE for a, p, _ in same)
     for (action, progress, why), acts in same.items():
@@ -365,8 +354,7 @@ def acts_texts(story: Story) -> Iterator[str]:
             times = f" {times_text(len(acts))}" if len(acts) > 1 else ""
             yield f"requeued{times}{f' without {excluded}' if excluded else ''}"
         elif action != "exclude" or not requeued:
-            because = f" ({why})" if action == "hold" and why else ""
-            yield f"{act_text('done', action, nodes)}{because}"
+            yield act_text("done", action, nodes)
     yield from _ending(story.last)
     if story.over_in_slurm is False and story.training.script and not story.training.script_runs:
         yield "the job itself still runs" if not story.waits else ""
@@ -380,7 +368,7 @@ def _ending(run: Run) -> Iterator[str]:
     reason = run.reason
     for node in run.nodes:  # what is said of nodes stands above
         reason = reason.replace(f"{node.node}: {node.reason}; ", "") if node.reason else reason
-    if run.disposition == "requeue" and not acted & {"requeue", "hold"}:
+    if run.disposition == "requeue" and "requeue" not in acted:
         yield "will be requeued"
     elif run.disposition == "proceed" and any(
         node.level is not Level.HEALTHY for node in run.nodes
@@ -419,8 +407,6 @@ def _next(story: Story, *, followed: bool) -> Iterator[str]:
             yield f"a script that needs them together will hang: scancel {story.job} ends it"
         if len(apart.nodes) == 2:
             yield "with --spares=1 a third node shows which of two is at fault"
-    if any(a.action == "hold" and a.progress is not Progress.FAILED for a in last.actions):
-        yield "" if story.ended else f"to run it anyway: scontrol release {story.job}"
     yield from _about_nodes(story)
 
 

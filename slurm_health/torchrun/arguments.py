@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from slurm_health.preflight.option_kinds import Value
-from slurm_health.preflight.options import what_to_check
+from slurm_health.preflight.chosen_probes import what_to_check
 from slurm_health.records.errors import UsageError
 from slurm_health.records.text import whole_number
 
@@ -116,7 +115,7 @@ class Arguments(msgspec.Struct, frozen=True, kw_only=True):
     program: list[str]
     given: dict[str, str]
     standalone: bool = False
-    own: dict[str, Value] = {}
+    own: dict[str, str | int | bool] = {}
 
     def text(self, name: str) -> str | None:
         """Return what was given for one of our options, None if nothing was."""
@@ -134,11 +133,6 @@ class Arguments(msgspec.Struct, frozen=True, kw_only=True):
         return not self.own.keys().isdisjoint(_CHECKING)
 
     @property
-    def checks_again(self) -> bool:
-        """Whether they are checked although this attempt of the job was."""
-        return "check-again" in self.own
-
-    @property
     def restarts(self) -> bool:
         """Whether torchrun may start workers again that have failed."""
         return self.given.get("max_restarts", "0") != "0"
@@ -147,7 +141,7 @@ class Arguments(msgspec.Struct, frozen=True, kw_only=True):
     def check(self) -> str:
         """What is checked, as `--check` of the other commands would say it."""
         if "straggler-detection" in self.own:
-            return what_to_check(self.own)
+            return what_to_check({name.replace("-", "_"): True for name in self.own})
         return "network-check"
 
 

@@ -18,14 +18,13 @@ import msgspec
 
 from slurm_health import __version__
 from slurm_health.preflight import config
+from slurm_health.preflight.chosen_probes import chosen_phases, why_light
 from slurm_health.preflight.master import priors
 from slurm_health.preflight.master.job_environment import environ_after
 from slurm_health.preflight.master.launcher import AgentCommand, Launcher
 from slurm_health.preflight.master.master import MasterSettings
 from slurm_health.preflight.master.run_check import agent_command, make_localizer
-from slurm_health.preflight.option_kinds import chosen_phases, why_light
-from slurm_health.preflight.options import localize_choices
-from slurm_health.preflight.session.deadlines import limits_of
+from slurm_health.preflight.session.deadlines import TimeLimits
 from slurm_health.records.errors import ExitCode, JournalError
 from slurm_health.records.records import RunStarted
 from slurm_health.records.text import duration_text
@@ -128,23 +127,21 @@ def _check(
 
 
 def _earlier(directory: Path, place: TaskPlace, arguments: Arguments) -> EarlierCheck | None:
-    """Return the check that need not be repeated; None where there is none, or it is to be."""
-    if arguments.checks_again:
-        return None
+    """Return the check that need not be repeated; None if there is none."""
     phases = chosen_phases(arguments.check)
     probes = {probe.name for phase in phases for probe in phase.probes}
-    return earlier_check.find(directory, place, probes, localize_choices(arguments.own))
+    return earlier_check.find(directory, place, probes)
 
 
 def _settings(
     arguments: Arguments, environ: Mapping[str, str], prior: dict[str, float]
 ) -> MasterSettings:
     return MasterSettings(
-        limits=limits_of(arguments.text("round-deadline")),
+        limits=TimeLimits(),
         phases=chosen_phases(arguments.check),
         make_localizer=functools.partial(make_localizer, prior=prior),
         expectations=config.expectations(environ),
-        localize=config.localize(environ) | localize_choices(arguments.own),
+        localize=config.localize(environ),
         light=why_light(arguments.check),
     )
 
@@ -236,7 +233,6 @@ def _started(place: TaskPlace, arguments: Arguments, nnodes: str, python: str) -
             **({"setup": str(arguments.own["setup"])} if "setup" in arguments.own else {}),
             "nnodes": nnodes,
             "exclude_straggler": arguments.exclude_straggler,
-            **{name: str(value) for name, value in localize_choices(arguments.own).items()},
         },
     )
 
@@ -266,7 +262,7 @@ def _say_adopted(earlier: EarlierCheck, outcome: JointOutcome) -> None:
     found = levels_text(run_of(read.read_run(earlier.directory)))
     ago = duration_text(max(0.0, time.time() - earlier.ended_s))
     why = f"; {outcome.choice.reason}" if outcome.choice.nodes and outcome.choice.reason else ""
-    say(f"the job's nodes were checked {ago} ago: {found}; not checked again (--check-again){why}")
+    say(f"the job's nodes were checked {ago} ago: {found}{why}")
 
 
 def _stay_out(place: TaskPlace, outcome: JointOutcome, within: Bounds) -> int:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,16 +28,13 @@ class EarlierCheck:
     ended_s: float
 
 
-def find(
-    own: Path, place: TaskPlace, probes: Collection[str], localize: Mapping[str, object]
-) -> EarlierCheck | None:
+def find(own: Path, place: TaskPlace, probes: Collection[str]) -> EarlierCheck | None:
     """Return the check to adopt; None where the nodes are to be checked.
 
     `own` is the directory of this start's journal, which stands beside the others of the job.
 
     It must be the newest of this attempt, and not one before a training: a second start of a
-    training is a reason to look again. It must have measured all of `probes`, on all nodes, with
-    these choices about localisation.
+    training is a reason to look again. It must have measured all of `probes`, on all nodes.
 
     Raises:
         JournalError: it cannot be read.
@@ -56,13 +53,11 @@ def find(
     started, verdict, ended_s = _told(entries)
     if started is None or verdict is None or ended_s is None:
         return None
-    known = {**started.settings, **{name: str(value) for name, value in localize.items()}}
     fits = (
         _BY_RUN not in started.settings
         and started.start_time_s == place.start_time_s
         and set(place.nodes) <= {node.node for node in verdict.nodes}
         and set(probes) <= set(str(started.settings.get("check", "")).split(","))
-        and known == started.settings
     )
     return EarlierCheck(directory=directory, verdict=verdict, ended_s=ended_s) if fits else None
 

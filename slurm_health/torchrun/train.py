@@ -24,7 +24,7 @@ import msgspec
 
 from slurm_health.preflight.decide.policy import Heartbeat
 from slurm_health.preflight.master.job_environment import find_python
-from slurm_health.preflight.options import Door, options_of
+from slurm_health.preflight.options import FOR_RUN, given_in
 from slurm_health.preflight.supervisor.monitor_process import heartbeat_environ
 from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import ConfigError, ExitCode, UsageError
@@ -50,7 +50,6 @@ _TORCHRUN = ("-m", "torch.distributed.run")
 _CHECKING_TORCHRUN = Path(__file__).parents[1] / "preflight" / "probes" / "torchrun_restarts.py"
 _RESTARTS = "SLURM_HEALTH_RESTARTS"
 _MOST_CONTEXT_BYTES = 127 * 1024  # MAX_ARG_STRLEN of Linux, less the variable's name: execve(2)
-_OPTIONS = options_of(Door.RUN)
 _READER = Path(__file__).parents[1] / "preflight" / "probes" / "torchrun_arguments.py"
 # Loading torch from a cold network filesystem can take minutes.
 _DEADLINE_S = 600.0
@@ -256,11 +255,12 @@ def read(
     if found.text("python") != guess:
         python = find_python(found.text("python"), environ)
         found = _ask(python, argv, environ, speaks=speaks)
+    words = [
+        f"--{name}" if value is True else f"--{name}={value}" for name, value in found.own.items()
+    ]
     own = {
-        name: _OPTIONS[name].parsed(
-            "" if value is True else str(value), "command line", f"--{name}"
-        )
-        for name, value in found.own.items()
+        name.replace("_", "-"): value
+        for name, value in given_in(words, "command line", FOR_RUN).items()
     }
     return python, msgspec.structs.replace(found, own=own)
 
@@ -278,7 +278,7 @@ def _perhaps_named(argv: Sequence[str]) -> str | None:
 def _ask(
     python: str, argv: Sequence[str], environ: Mapping[str, str], *, speaks: bool
 ) -> Arguments:
-    options = [(each.name, each.kind.metavar, each.described) for each in _OPTIONS.values()]
+    options = [(each.name, each.metavar, each.help) for each in FOR_RUN]
     with tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as said:
         os.set_inheritable(answer.fileno(), True)
         words = [str(answer.fileno()), json.dumps(options), *argv]

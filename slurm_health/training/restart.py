@@ -151,8 +151,8 @@ def _left(
         replace(allocation, nodes=all_nodes),
         environ,
         run_id=secrets.token_hex(4),
-        script=settings.script,
-        submit_time_s=settings.submit_time_s,
+        script=settings.spec.script,
+        submit_time_s=settings.spec.submit_time_s,
         settings={"check": "none: the failure of the script shows it"},
     )
     directory, started = journal.directory_of_check(settings.journal_root, wanted)
@@ -173,7 +173,7 @@ def _left(
     judged = msgspec.structs.replace(verdict, nodes=[*verdict.nodes, *well])
     acting = Acting.as_owner(started, directory, settings.policy, environ, append)
     finished = act(judged, acting)
-    if not finished.disposition.leaves:  # else it is recorded before it is done
+    if not finished.leaves:  # else it is recorded before it is done
         append(finished)
     return finished
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from slurm_health.preflight.job_spec import JobSpec
 from slurm_health.preflight.supervisor.check_process import BEAT_S, SILENCE_S
 from tests.support.command_line import COMMAND, finish, one_line, slurm_health, start
 from tests.support.supervised import descendants, eventually
@@ -82,20 +83,22 @@ def test_json_of_a_check_is_json_and_its_logs_go_elsewhere(tmp_path: Path, worke
     assert done.stderr != ""
 
 
-@pytest.mark.parametrize(
-    ("words", "site", "pairs"),
-    [([], "", 1), (["--min-rounds=4"], "", 4), ([], "3", 3), (["--min-rounds=4"], "3", 4)],
-    ids=["nobody", "option", "site", "option before site"],
-)
-def test_a_check_takes_as_many_rounds_as_it_is_told(
-    tmp_path: Path, workers: Path, words: list[str], site: str, pairs: int
-) -> None:
+def localize(tmp_path: Path, text: str) -> dict[str, str]:
+    """Return the environment of a site that has chosen something about localisation."""
     file = tmp_path / "config.toml"
-    file.write_text(f"[localize]\nmin_rounds = {site}\n" if site else "")
+    file.write_text(f"[localize]\n{text}\n" if text else "")
+    return {"SLURM_HEALTH_CONFIG": str(file)}
 
+
+@pytest.mark.parametrize(
+    ("site", "pairs"), [("", 1), ("min_rounds = 3", 3)], ids=["default", "site"]
+)
+def test_a_check_takes_as_many_rounds_as_the_site_wants(
+    tmp_path: Path, workers: Path, site: str, pairs: int
+) -> None:
     done = slurm_health(
-        *local(tmp_path, "--local=2", "--check=allgather", "--json", *words),
-        environ={"SLURM_HEALTH_CONFIG": str(file)},
+        *local(tmp_path, "--local=2", "--check=allgather", "--json"),
+        environ=localize(tmp_path, site),
     )
 
     assert done.code == 0
@@ -105,9 +108,10 @@ def test_a_check_takes_as_many_rounds_as_it_is_told(
 def test_nodes_that_are_all_slow_are_found_by_what_hardware_should_take_above_the_floor(
     tmp_path: Path, workers: Path
 ) -> None:
-    known = local(tmp_path, "--local=2", "--check=quick", "--expected-ms=matmul=1", "--json")
+    words = local(tmp_path, "--local=2", "--check=quick", "--json")
+    sites = [f"expected_ms = {{ matmul = 1 }}\ncompute_floor = {floor}" for floor in ("0.1", "3.0")]
 
-    found = [slurm_health(*known, f"--compute-floor={floor}") for floor in ("0.1", "3")]
+    found = [slurm_health(*words, environ=localize(tmp_path, site)) for site in sites]
 
     levels = [{node["level"] for node in json.loads(done.stdout)["nodes"]} for done in found]
     assert levels == [{"slow"}, {"healthy"}]
@@ -203,7 +207,8 @@ def test_a_second_signal_does_not_stop_a_check_from_ending_its_agents(
 
 
 def test_for_the_supervisor_everything_ends_in_one_line_of_json(tmp_path: Path) -> None:
-    done = slurm_health("check", "--for-supervisor", "r", f"--journal={tmp_path}")
+    spec = JobSpec(journal=str(tmp_path)).encoded()
+    done = slurm_health("check", "--for-supervisor=r", f"--spec={spec}")
 
     answer: Mapping[str, object] = json.loads(one_line(done.stdout))
     assert answer["disposition"] == "proceed"
@@ -214,9 +219,10 @@ def test_for_the_supervisor_everything_ends_in_one_line_of_json(tmp_path: Path) 
 @pytest.mark.heavy
 def test_a_check_that_takes_long_lets_its_supervisor_know_that_it_gets_on(tmp_path: Path) -> None:
     (tmp_path / "local0").write_text("never-ready")
-    words = ("check", "--local=1", "--for-supervisor=r", f"--journal={tmp_path}/j")
+    spec = JobSpec(journal=f"{tmp_path}/j", python=FAKE_WORKER).encoded()
+    words = ("check", "--local=1", "--for-supervisor=r", f"--spec={spec}")
     environ = {"FAKE_WORKER_DIR": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
-    process = start(*words, f"--python={FAKE_WORKER}", environ=environ)
+    process = start(*words, environ=environ)
     assert process.stdout is not None
     began_s = time.monotonic()
     said = process.stdout.readline()

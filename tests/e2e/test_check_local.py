@@ -50,7 +50,7 @@ def test_a_machine_that_is_well_is_checked_and_reported(tmp_path: Path) -> None:
 
 @pytest.mark.heavy
 def test_a_master_that_is_killed_takes_everything_with_it(tmp_path: Path) -> None:
-    words = (f"--journal={tmp_path}", f"--python={sys.executable}", "--round-deadline=10")
+    words = (f"--journal={tmp_path}", f"--python={sys.executable}")
     check = start("check", "--local=4", *words, environ={"CUDA_VISIBLE_DEVICES": ""})
 
     def has_begun() -> bool:

@@ -58,7 +58,7 @@ srun --no-kill --kill-on-bad-exit=0 --wait=0 {sys.executable} beats.py
 exit 0
 """
 MONITOR = "slurm_health.training.monitor.agent"
-KEPT = ("-N3", "--ntasks-per-node=1", "--spares=1", "--keep-spares", "-x", "n5")
+KEPT = ("-N3", "--ntasks-per-node=1", "--spares=1", "--max-restarts=1", "-x", "n5")
 
 
 @pytest.fixture(scope="module")
@@ -254,7 +254,7 @@ def fail_on(site: Site, job: int, node: str, start: int = 0, **bad: str) -> None
 
 @pytest.mark.slow
 def test_two_failures_use_two_spares(training: Site) -> None:
-    options = ("-N3", "--ntasks-per-node=1", "--spares=2", "--keep-spares")
+    options = ("-N3", "--ntasks-per-node=1", "--spares=2", "--max-restarts=2")
     job = submit(training, *options, "nodes.sh", script="", env=TWICE)
     fail_on(training, job, "n2")
     fail_on(training, job, "n3", start=1, n2=UNREACHABLE)

@@ -46,7 +46,7 @@ ENDED_S = 800.0
 OPTIMIZER = {"SLURM_HEALTH_HEARTBEAT": "auto"}
 BY_OPTIMIZER = {"TRAINS": f"{TRAINS} --silent --at=45", **OPTIMIZER}
 IN_ITS_START = {"TRAINS": "--step-s=12 --steps=100000 --silent --at=3", **OPTIMIZER}
-SPARE = ("-N3", "--ntasks-per-node=1", "--spares=1", "--keep-spares", "-x", "n5")
+SPARE = ("-N3", "--ntasks-per-node=1", "--spares=1", "--max-restarts=1", "-x", "n5")
 
 
 @pytest.fixture(scope="module")

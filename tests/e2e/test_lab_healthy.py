@@ -179,23 +179,22 @@ def first_pairs_s(records: list[Record]) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("nodes", "options", "pair_rounds", "left_open"),
+    ("nodes", "pair_rounds", "left_open"),
     [
-        (4, (), 1, "passed with 1 partner; not excluded: an equally slow node in either pair"),
-        (6, (), 1, "passed with 1 partner"),
-        (4, ("--min-rounds=2",), 2, "passed with 2 partners"),
+        (4, 1, "passed with 1 partner; not excluded: an equally slow node in either pair"),
+        (6, 1, "passed with 1 partner"),
     ],
 )
-def test_a_check_in_which_all_is_well_ends_after_as_few_rounds_of_pairs_as_its_settings_allow(
-    module_site: Site, nodes: int, options: tuple[str, ...], pair_rounds: int, left_open: str
+def test_a_check_in_which_all_is_well_ends_after_as_few_rounds_of_pairs_as_it_can(
+    module_site: Site, nodes: int, pair_rounds: int, left_open: str
 ) -> None:
     site = module_site
     played_nodes.play(site)
-    job = played_nodes.submit(site, f"-N{nodes}", *options)
+    job = played_nodes.submit(site, f"-N{nodes}")
 
     assert site.ended(job)["JobState"] == "COMPLETED"
     begun = [each["phase"] for each in site.records(job) if each["kind"] == "round_started"]
-    if not options and first_pairs_s(site.records(job)) < CHEAP_S:
+    if first_pairs_s(site.records(job)) < CHEAP_S:
         pair_rounds = 2
         left_open = "passed with 2 partners; a second round was cheap: the first took less than 2 s"
     assert begun == ["solo", *["pair"] * pair_rounds]

@@ -134,17 +134,6 @@ def test_a_node_that_does_not_answer_is_named_and_the_others_tell(site: Site) ->
     assert found["accused"] == ["n2"]
 
 
-@pytest.mark.slow
-def test_the_batch_host_alone_tells_where_its_user_wants_that(site: Site) -> None:
-    def breaks() -> None:
-        site.lab.fault.gpu_vanish("n2", 0)
-
-    _, found = fails_after(site, breaks, options=["--collect=batch-host"])
-
-    assert found["told"] == []
-    assert found["cause"] != "gpu-broken"
-
-
 @pytest.mark.heavy
 def test_dumps_that_only_another_node_has_are_read_there(site: Site) -> None:
     site.script("dump", json.dumps(dump("all_reduce")))

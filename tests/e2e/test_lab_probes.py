@@ -90,13 +90,3 @@ def test_training_steps_are_taken_by_pairs_of_the_nodes_that_are_left(site: Site
     # On a busy machine a healthy node may be in doubt; it trains all the same.
     assert trained <= {"n1", "n2", "n4"}, run
     assert len(trained) >= 2, run
-
-
-@pytest.mark.heavy
-def test_several_workers_of_a_node_are_measured_rail_by_rail(site: Site) -> None:
-    run = checked(site, 2, "--workers-per-node=2", "--check=standard")
-    for each in run["nodes"]:
-        evidence = "\n".join(each["evidence"])
-        for metric in ("matmul:device 1", "node_allgather", "rail_allgather:rail 1", "allgather"):
-            assert f"{metric} " in evidence, run
-    assert not BAD & set(levels(run).values()), run

@@ -113,22 +113,22 @@ def test_a_job_that_moved_has_its_own_comment_and_no_other(site: Site, user: str
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("user", USERS)
-def test_a_helper_that_cannot_be_submitted_leaves_a_held_job_that_says_what_to_type(
+def test_a_job_whose_helper_cannot_be_submitted_stops_and_says_how_to_submit_it_again(
     site: Site, user: str
 ) -> None:
     site.script("refusing/sbatch", REFUSING, user)
     path = f"{site.lab.home(user) / 'refusing'}:/usr/bin:/bin:/usr/sbin:/sbin"
     job = submit(site, user=user, env={"PATH": path})
-    await_held(site, job)
+    record = site.ended(job)
 
-    assert "Job violates accounting/QOS policy" in comment(site, job)
-    assert acts(site.records(job, user=user))[-3:] == [
+    assert (record["JobState"], record["ExitCode"]) == ("FAILED", "1:0")
+    output = site.lab.job_output(job)
+    assert "Job violates accounting/QOS policy" in output
+    assert f"submit the job again with --exclude={BAD}" in output
+    assert acts(site.records(job, user=user))[-2:] == [
         ("action_intended", "exclude"),
         ("action_done", "exclude"),
-        ("action_intended", "hold"),
     ]
-    type_what_the_comment_says(site, job, user)
-    assert_ran_elsewhere(site, job, user)
 
 
 @pytest.mark.slow

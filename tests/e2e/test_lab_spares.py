@@ -68,7 +68,7 @@ def test_a_bad_batch_host_cannot_be_given_back_so_the_job_is_requeued(site: Site
 def test_a_job_that_makes_do_with_fewer_nodes_goes_on_smaller(site: Site) -> None:
     script = site.script("train.sh", SCRIPT)
     play(site, n2=UNREACHABLE)
-    job = submit(site, "--nodes=4", "--min-nodes=3", "-x", "n[5-6]", script, script="")
+    job = submit(site, "--nodes=3-4", "-x", "n[5-6]", script, script="")
     record = site.ended(job)
     assert record["JobState"] == "COMPLETED", site.read(f"slurm-{job}.out")
     assert record["NodeList"] == "n[1,3-4]"

@@ -92,28 +92,6 @@ def test_spares_of_an_array_are_given_back_by_each_of_its_tasks(site: Site) -> N
         assert site.read(f"w-{task}").splitlines()[-1].split() == list(expand(ended["NodeList"]))
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize("drained", [True, False], ids=["drained", "excluded"])
-def test_a_requeued_job_goes_on_smaller_where_too_few_nodes_are_left(
-    site: Site, drained: bool
-) -> None:
-    # The batch host cannot be given back, so a requeue it is.
-    played_nodes.play(site, n1=FAULTY)
-    if drained:
-        site.lab.run(["scontrol", "update", "NodeName=n[5-6]", "State=DRAIN", "Reason=mine"])
-    others = () if drained else ("--exclude=n[5-6]",)
-    script = "echo $SLURM_JOB_NODELIST $SLURM_NTASKS $SLURM_TASKS_PER_NODE; srun hostname | sort"
-    number = played_nodes.submit(
-        site, "-N4", "--min-nodes=3", "--ntasks-per-node=2", *others, script=script
-    )
-    job = site.ended(number)
-    assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "1"), site.lab.job_output(number)
-    assert job["NodeList"] == "n[2-4]"
-    seen = site.lab.job_output(number).splitlines()
-    assert seen[seen.index("n[2-4] 6 2(x3)") + 1 :] == ["n2", "n2", "n3", "n3", "n4", "n4"]
-    site.assert_nothing_left()
-
-
 @pytest.mark.slow
 def test_one_task_of_an_array_moves_and_the_others_run_on(site: Site) -> None:
     # The last task has the array's own number, which for Slurm's commands means all of them.

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from tests.lab.installed_site import Gate, Site, kinds
-from tests.lab.played_nodes import NEVER_READY, play, release, submit
+from tests.lab.played_nodes import NEVER_READY, play, submit
 
 pytestmark = [
     pytest.mark.lab,
@@ -64,32 +64,7 @@ def test_where_the_journal_fails_the_comment_says_so_beside_the_jobs_own(site: S
     assert "mine" not in report.stderr
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize("trouble", [NO_PYTHON, NO_JOURNAL])
-def test_hold_keeps_a_job_that_cannot_be_checked_until_it_is_released(
-    site: Site, trouble: str
-) -> None:
-    script = site.script("held.sh", f"#!/bin/sh\n#HEALTH --on-unchecked=hold {trouble}\necho ran\n")
-    job = site.submit("-N2", "--comment=mine", "--open-mode=append", script)
-    await_requeued(site, job)
-    said = comment(site, job)
-    assert said.startswith("slurm-health: held (UNCHECKED: ")
-    assert f"scontrol release {job} | own comment: mine" in said
-    if trouble == NO_PYTHON:
-        assert site.report(job)["runs"][0]["disposition"] == "hold"
-    release(site, job)
-    ended = site.ended(job)
-    output = site.lab.job_output(job)
-    assert ended["JobState"] == "COMPLETED", output
-    assert output.splitlines().count("ran") == 1
-    assert "it was held for that and released" in output
-    assert comment(site, job).endswith("mine")
-    assert "held" not in comment(site, job)
-
-
-@pytest.mark.parametrize(
-    ("choice", "state"), [("proceed", "COMPLETED"), ("stop", "FAILED"), ("hold", "PENDING")]
-)
+@pytest.mark.parametrize(("choice", "state"), [("proceed", "COMPLETED"), ("stop", "FAILED")])
 def test_where_slurm_health_is_not_installed_the_comment_says_so(
     site: Site, choice: str, state: str
 ) -> None:
@@ -97,8 +72,6 @@ def test_where_slurm_health_is_not_installed_the_comment_says_so(
     shown = site.health("sbatch", "--dry-run", *words)
     elsewhere = shown.stdout.replace(sys.executable, "/not/here/python")
     job = site.lab.sbatch(elsewhere, "--comment=mine", user="alice")
-    if state == "PENDING":
-        await_requeued(site, job)
     assert site.lab.wait_job(job, {state}, 60)["JobState"] == state
     said = comment(site, job)
     assert "UNCHECKED: slurm-health cannot run on n1: " in said

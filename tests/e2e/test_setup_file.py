@@ -27,7 +27,6 @@ def check(directory: Path, setup: str, *words: str) -> Done:
         "--local=4",
         f"--journal={directory}/journal",
         f"--setup={directory}/env.sh",
-        "--round-deadline=5",
         "--json",
         *words,
         environ={"FAKE_WORKER_DIR": str(directory)},

@@ -12,19 +12,11 @@ from msgspec import structs
 
 from slurm_health.preflight.decide import check_again as again
 from slurm_health.preflight.decide import unchecked as not_checked
-from slurm_health.preflight.decide.decide import Case, decide_unasked, exit_code, question, unwanted
 from slurm_health.preflight.decide.decide import decide as decided_for
-from slurm_health.preflight.decide.decision import Decision, Drain, Ending
-from slurm_health.preflight.decide.decision import drains as drained
+from slurm_health.preflight.decide.decide import decide_unasked, exit_code, unwanted
 from slurm_health.preflight.decide.facts import JobFacts
 from slurm_health.preflight.decide.paths import ends_to_leave, one_of_a_lone_pair
-from slurm_health.preflight.decide.policy import (
-    AtRequeueLimit,
-    OnInconclusive,
-    OnStraggler,
-    OnUnchecked,
-    Policy,
-)
+from slurm_health.preflight.decide.policy import OnStraggler, OnUnchecked, Policy
 from slurm_health.records.errors import (
     AllocationError,
     ConfigError,
@@ -34,7 +26,7 @@ from slurm_health.records.errors import (
     SlurmError,
     SlurmHealthError,
 )
-from slurm_health.records.records import Unchecked, VerdictReached
+from slurm_health.records.records import Disposition, RunFinished, VerdictReached
 from slurm_health.records.script_records import Attribution, Diagnosed, EventKind, TrainingEvent
 from slurm_health.records.verdict import Level, LinkVerdict, NodeVerdict
 from slurm_health.training.diagnosis.failure import JobAtFailure, what_follows
@@ -88,41 +80,27 @@ def verdict_of(levels: str, *links: tuple[str, str, Level, float]) -> VerdictRea
     return VerdictReached(nodes=nodes, paths=paths)
 
 
-USUAL = JobFacts(job_id=12, batch_node="n1", wait="")
+USUAL = JobFacts(job_id=12, batch_node="n1", free=1000, needed=4)
 FACTS = {
     "others at once": USUAL,
-    "must wait": replace(USUAL, wait="it would have to wait"),
+    "must wait": replace(USUAL, free=0),
     "batch host n2": replace(USUAL, batch_node="n2"),
     "2 requeues": replace(USUAL, requeues=2),
     "at its limit": replace(USUAL, requeues=3),
-    "not to be requeued": replace(USUAL, hold_obstacle="it cannot be requeued"),
+    "not to be requeued": replace(USUAL, no_requeue="it cannot be requeued"),
     "n2 by name": replace(USUAL, named=frozenset({"n2"})),
-    "4 nodes of 5": replace(USUAL, candidates=frozenset({"n1", "n2", "n3", "n4", "n5"}), asked=4),
-    "gives nothing back": replace(USUAL, give_back_obstacle="Slurm refuses it"),
-    "held for n2 before": replace(USUAL, held_for=frozenset({"n2"}), requeues=3),
+    "4 nodes of 5": replace(USUAL, candidates=frozenset({"n1", "n2", "n3", "n4", "n5"})),
+    "gives nothing back": replace(USUAL, cannot_drop="Slurm refuses it"),
     "may drain": replace(USUAL, may_drain=True),
     "has drained n2": replace(USUAL, may_drain=True, drained=frozenset({"n2"})),
 }
 POLICIES = {
     "usual": Policy(),
     "report": Policy(on_straggler=OnStraggler.REPORT),
-    "requeue slow": Policy(on_straggler=OnStraggler.REQUEUE),
-    "drain slow": Policy(on_straggler=OnStraggler.DRAIN),
-    "requeue doubt": Policy(on_inconclusive=OnInconclusive.REQUEUE),
-    "hold doubt": Policy(on_inconclusive=OnInconclusive.HOLD),
-    "hold at limit": Policy(at_requeue_limit=AtRequeueLimit.HOLD),
-    "start at limit": Policy(at_requeue_limit=AtRequeueLimit.START),
     "3 wanted": Policy(nodes_wanted=3),
     "3 wanted, 2 needed": Policy(nodes_wanted=3, nodes_needed=2),
     "2 wanted, spares kept": Policy(nodes_wanted=2, nodes_needed=2, keep_spares=True),
     "2 wanted, n1 and n3 last": Policy(nodes_wanted=2, nodes_needed=1, last_choice=("n1", "n3")),
-    "2 wanted, requeue slow": Policy(
-        nodes_wanted=2, nodes_needed=1, on_straggler=OnStraggler.REQUEUE
-    ),
-    "2 wanted, start at limit": Policy(
-        nodes_wanted=2, nodes_needed=1, at_requeue_limit=AtRequeueLimit.START, last_choice=("n2",)
-    ),
-    "2 wanted, hold doubt": Policy(nodes_wanted=2, on_inconclusive=OnInconclusive.HOLD),
 }
 
 
@@ -132,73 +110,48 @@ def decide() -> Iterator[tuple[str, object]]:
         verdict = verdict_of(levels)
         yield f"{levels}, {asked}: exit code", int(exit_code(verdict))
         for known, facts in FACTS.items():
-            case = Case.of(verdict, policy, facts)
-            yield f"{levels}, {asked}: {known}", _decided(case)
-    for asked, requeues in product(("usual", "hold doubt", "report"), range(4)):
-        case = Case.of(verdict_of("ii"), POLICIES[asked], replace(USUAL, requeues=requeues))
-        yield f"a pair in doubt, {asked}: {requeues} requeues", _decided(case)
+            yield f"{levels}, {asked}: {known}", _decided(verdict, policy, facts)
+    for asked, requeues in product(("usual", "report"), range(4)):
+        facts = replace(USUAL, requeues=requeues)
+        key = f"a pair in doubt, {asked}: {requeues} requeues"
+        yield key, _decided(verdict_of("ii"), POLICIES[asked], facts)
     for (name, links), asked in product(LINKS.items(), ("usual", "report", "3 wanted")):
-        case = Case.of(verdict_of("hhhh", *links), POLICIES[asked], USUAL)
-        yield f"{name}, {asked}", _decided(case)
+        yield f"{name}, {asked}", _decided(verdict_of("hhhh", *links), POLICIES[asked], USUAL)
     for levels, (asked, policy) in product(SCENES, POLICIES.items()):
         verdict = verdict_of(levels)
-        left = unwanted(verdict, policy, batch_node="n1")
-        ending = decide_unasked(verdict, left, policy, "no answer")
-        yield f"{levels}, {asked}: Slurm does not answer", _ended(ending)
+        avoid = unwanted(verdict, policy, batch_node="n1")
+        outcome = decide_unasked(verdict, avoid, "no answer")
+        yield f"{levels}, {asked}: Slurm does not answer", _ended(outcome)
 
 
-def _decided(case: Case) -> str:
+def _decided(verdict: VerdictReached, policy: Policy, facts: JobFacts) -> str:
     """Return a decision as words: what is drained, who stays, who goes, how it ends."""
-    decision = decided_for(case)
-    words = _drains(decision)
-    if decision.shrink is not None:
-        shrink = decision.shrink
-        words += [f"keep {','.join(shrink.keep)}", f"drop {','.join(shrink.drop) or '-'}"]
-        words += [f"spares {','.join(shrink.spares)}"] if shrink.spares else []
-    asked = question(case)
-    if asked is not None:
-        words.append(f"ask without {','.join(asked.leave)} for {asked.more}")
-    return "; ".join([*words, _ended(decision.ending)])
+    decision = decided_for(verdict, policy, facts)
+    words = [f"drain {drain.node} {drain.component}" for drain in decision.drain]
+    if decision.left_alone[0]:
+        words.append(f"leave alone {','.join(decision.left_alone[0])}")
+    outcome, drop = decision.outcome, decision.drop[0]
+    if drop or outcome.spares:
+        words += [f"keep {','.join(outcome.nodes)}", f"drop {','.join(drop) or '-'}"]
+        words += [f"spares {','.join(outcome.spares)}"] if outcome.spares else []
+    return "; ".join([*words, _ended(outcome, *decision.leave, may_stay=decision.may_stay)])
 
 
-def _drains(decision: Decision) -> list[str]:
-    return [
-        f"drain {each.node} {each.component}"
-        if isinstance(each, Drain)
-        else f"leave alone {','.join(each.nodes)}"
-        for each in decision.drains
-    ]
-
-
-def _ended(ending: Ending) -> str:
-    words = [ending.disposition.value, *ending.nodes, f"code {int(ending.exit_code)}"]
-    words += ["may stay"] if ending.may_stay else []
-    words += ["keeps its size"] if ending.keep_size else []
-    return " ".join(words)
+def _ended(outcome: RunFinished, *leave: str, may_stay: bool = False) -> str:
+    words = [outcome.disposition.value, *leave, f"code {int(outcome.exit_code)}"]
+    moves = outcome.disposition is Disposition.REQUEUE
+    return " ".join([*words, *(["may stay"] if moves and may_stay else [])])
 
 
 def drains() -> Iterator[tuple[str, object]]:
-    """Yield who is drained, by how sure slowness is and how many are bad at once."""
-    for probability, lines, drain_slow in product(
-        (0.98, 0.989, 0.99, 1.0), (0, 1, 2), (False, True)
-    ):
-        slow = NodeVerdict(
-            node="n1",
-            level=Level.SLOW,
-            probability=probability,
-            component="network",
-            evidence=tuple(f"round {number}" for number in range(lines)),
-        )
-        found = drained([slow], total=8, drain_slow=drain_slow, max_bad_share=0.5)
-        asked = "drain slow" if drain_slow else "usual"
-        key = f"slow at {probability:g} in {lines} tests, {asked}"
-        yield key, [type(each).__name__ for each in found]
+    """Yield how many faulty nodes are drained at most, by how many are bad at once."""
+    facts = replace(USUAL, may_drain=True)
     for total, share in product((1, 2, 3, 4, 8, 64), (0.1, 0.25, 0.5)):
         most = 0
         for bad in range(1, total + 1):
-            nodes = [NodeVerdict(node=f"n{each}", level=Level.FAULTY) for each in range(bad)]
-            found = drained(nodes, total=total, drain_slow=False, max_bad_share=share)
-            most = bad if all(isinstance(each, Drain) for each in found) else most
+            verdict = verdict_of("f" * bad + "h" * (total - bad))
+            decision = decided_for(verdict, Policy(max_bad_share=share), facts)
+            most = bad if not decision.left_alone[0] else most
         yield f"{total} nodes, share {share:g}: most at once", most
 
 
@@ -357,12 +310,6 @@ _ERRORS: dict[str, SlurmHealthError] = {
 
 def unchecked() -> Iterator[tuple[str, object]]:
     """Yield what becomes of a job whose nodes could not be checked."""
-    for (name, err), choice, released in product(_ERRORS.items(), OnUnchecked, (False, True)):
-        found = not_checked.unchecked_by(err)
-        ending = not_checked.end(found, choice, released=released)
-        key = f"{name}, {choice.value}{', released' if released else ''}"
-        yield key, _ended(ending)
-    found = Unchecked(reason="x", remedy="y")
-    yield "it cannot be held", _ended(not_checked.not_held(found, "no"))
-    yield "held by its comment", not_checked.was_held(not_checked.holding_note(found, "12"))
-    yield "not held by its comment", not_checked.was_held(not_checked.note(found))
+    for (name, err), choice in product(_ERRORS.items(), OnUnchecked):
+        outcome = not_checked.outcome(not_checked.unchecked_by(err), choice)
+        yield f"{name}, {choice.value}", _ended(outcome)

@@ -134,7 +134,7 @@ def test_an_error_of_a_device_is_told_with_its_place_and_address(
 def test_the_device_that_hangs_while_nccl_connects_a_node_is_named(
     played_python: Path, tmp_path: Path, kind: str
 ) -> None:
-    words = ("--check=node_allgather", "--round-deadline=20")
+    words = ("--check=node_allgather",)
 
     found = check(played_python, tmp_path, 3, 6, Fault(device=3, kind=kind), words=words)
 

@@ -66,6 +66,7 @@ def check(
     nodes: int,
     devices: int = 0,
     without_variable: Sequence[str] = (),
+    site: Path | None = None,
 ) -> tuple[int, dict[str, dict[str, Any]], str]:
     """Return the exit code of a check, what is concluded of each node, and all words.
 
@@ -74,6 +75,7 @@ def check(
     """
     numbers = ",".join(str(number) for number in range(devices or nodes))
     chosen = {} if without_variable else {"CUDA_VISIBLE_DEVICES": numbers}
+    chosen |= {"SLURM_HEALTH_CONFIG": str(site)} if site else {}
     process = start(
         "check",
         f"--local={nodes}",
@@ -111,8 +113,9 @@ def levels(nodes: dict[str, dict[str, Any]]) -> dict[str, str]:
 )
 def test_nodes_that_are_well_pass(played_python: Path, gpus: Path, checks: str) -> None:
     # How fast memory is copied to a played device is the machine's, which others use.
-    words = [f"--check={checks}", "--compute-floor=1"]
-    code, nodes, said = check(played_python, gpus, *words, nodes=2)
+    site = gpus.parent / "site.toml"
+    site.write_text("[localize]\ncompute_floor = 1.0\n")
+    code, nodes, said = check(played_python, gpus, f"--check={checks}", nodes=2, site=site)
     assert levels(nodes) == {"local0": "healthy", "local1": "healthy"}, said
     assert code == HEALTHY
     (run,) = (gpus.parent / "journal").glob("local/*/0")
@@ -179,9 +182,7 @@ def test_devices_that_are_broken_each_in_its_own_way_are_named_and_no_other(
         Fault(device=5, kind="sticky_error", value=214, after=3),
         Fault(device=7, kind="off_bus", after=3),
     )
-    code, nodes, said = check(
-        played_python, gpus, "--check=standard", "--round-deadline=60", nodes=8
-    )
+    code, nodes, said = check(played_python, gpus, "--check=standard", nodes=8)
     well = dict.fromkeys(("local0", "local3", "local6"), "healthy")
     faulty = dict.fromkeys(("local2", "local4", "local5", "local7"), "faulty")
     assert levels(nodes) == {**well, **faulty, "local1": "slow"}, said
@@ -209,9 +210,7 @@ def test_a_device_that_breaks_its_groups_is_named_and_no_other(
     played_python: Path, gpus: Path, fault: Fault, level: str
 ) -> None:
     strike(gpus, fault)
-    code, nodes, said = check(
-        played_python, gpus, "--check=standard", "--round-deadline=60", nodes=4
-    )
+    code, nodes, said = check(played_python, gpus, "--check=standard", nodes=4)
     assert nodes["local2"]["level"] == level, said
     assert {name for name, node in nodes.items() if node["level"] in {"faulty", "slow"}} == {
         "local2"

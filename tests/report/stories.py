@@ -395,10 +395,10 @@ def trouble(root: Path) -> float:
             nodes=["gpu12"],
             detail='left alone: drained by an administrator: "bad fan"',
         ),
-        ActionIntended(action=Action.HOLD, reason="2 requeues so far, the most allowed"),
-        ActionDone(action=Action.HOLD, succeeded=True),
     )
-    run.finish("stop", exit_code=1, reason="the job is held")
+    run.finish(
+        "stop", exit_code=1, reason="already requeued 2 times because of bad nodes, the limit is 2"
+    )
     return run.clock.now_s
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import io
 import os
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from slurm_health.preflight.job_spec import JobSpec
 from slurm_health.preflight.sbatch.submit import submit
+from slurm_health.records.decoding import from_json
 
 SCRIPT = b"#!/bin/bash\n#SBATCH -N 2\necho d\xe9j\xe0 vu"
 MARKER = b"# The script as it was submitted:\n"
@@ -85,6 +88,13 @@ def inside(text: bytes) -> bytes:
     return text.split(MARKER, 1)[1]
 
 
-def launcher_options(text: bytes) -> list[str]:
-    words = text.split(b"supervise", 1)[1].split(b" -- ", 1)[0].split()
-    return [os.fsdecode(word) for word in words if word.startswith(b"--")]
+def launcher_words(text: bytes) -> list[str]:
+    """Return the words with which a launcher calls the supervisor."""
+    words = text.split(b"supervise", 1)[1].split(b" -- ", 1)[0].replace(b"\\\n", b" ")
+    return [word for word in shlex.split(os.fsdecode(words)) if word.startswith("--")]
+
+
+def launcher_spec(text: bytes) -> JobSpec:
+    """Return what a launcher asks for."""
+    (spec,) = (word for word in launcher_words(text) if word.startswith("--spec="))
+    return from_json(spec.removeprefix("--spec="), JobSpec)

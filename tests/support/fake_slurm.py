@@ -25,7 +25,7 @@ class FakeSlurm:
         self._write("nodes", {node: {"state": "IDLE", "reason": ""} for node in nodes})
         self._write("jobs", {})
         settings = {"admin": False, "accounting": "accounting_storage/none"}
-        self._write("settings", {**settings, "now_s": 1_000_000, "waiting": {}})
+        self._write("settings", settings)
         (directory / "calls").touch()
 
     def environ(self) -> dict[str, str]:

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
-from slurm_health.preflight.decide.decide import Case, decide, question
-from slurm_health.preflight.decide.decision import Decision, StartQuestion
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from slurm_health.preflight.decide.facts import JobFacts
-from slurm_health.preflight.decide.policy import Policy
-from slurm_health.records.records import VerdictReached
+
+MANY = 1000
+NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 def job_facts(
@@ -15,13 +17,13 @@ def job_facts(
     requeues: int = 0,
     named: frozenset[str] = frozenset(),
     candidates: frozenset[str] | None = None,
-    asked: int = 0,
-    wait: str = "",
+    needed: int = 4,
+    free: int | None = MANY,
+    unusable: Mapping[str, str] = NOTHING,
     may_drain: bool = True,
-    hold_obstacle: str = "",
-    held_for: frozenset[str] = frozenset(),
+    no_requeue: str = "",
 ) -> JobFacts:
-    """Return what is known of a job whose batch host is n1."""
+    """Return what is known of a job whose batch host is n1, by default with other nodes free."""
     return JobFacts(
         job_id=12,
         batch_node="n1",
@@ -29,19 +31,9 @@ def job_facts(
         named=named,
         candidates=candidates,
         partition="main",
-        asked=asked,
-        wait=wait,
+        needed=needed,
+        free=free,
+        unusable=unusable,
         may_drain=may_drain,
-        hold_obstacle=hold_obstacle,
-        held_for=held_for,
+        no_requeue=no_requeue,
     )
-
-
-def decided(verdict: VerdictReached, policy: Policy, facts: JobFacts) -> Decision:
-    """Return what is decided about a verdict, with the unwanted nodes that the policy makes."""
-    return decide(Case.of(verdict, policy, facts))
-
-
-def asked_about(verdict: VerdictReached, policy: Policy, facts: JobFacts) -> StartQuestion | None:
-    """Return what Slurm is to be asked before that is decided."""
-    return question(Case.of(verdict, policy, facts))

@@ -8,6 +8,7 @@ import math
 import sys
 from pathlib import Path
 
+from slurm_health.preflight.job_spec import JobSpec
 from slurm_health.preflight.supervisor.script_runs import Restarts
 from slurm_health.preflight.supervisor.supervisor import (
     Supervised,
@@ -15,13 +16,14 @@ from slurm_health.preflight.supervisor.supervisor import (
     original_environ,
     supervise,
 )
+from slurm_health.records.decoding import from_json
 
 
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("command", choices=["supervise"])
-    parser.add_argument("--check")
-    parser.add_argument("--python", required=True)
+    parser.add_argument("--spec", default="{}")
+    parser.add_argument("--python")
     parser.add_argument("--script-line", type=int, required=True)
     parser.add_argument("--script-name", required=True)
     parser.add_argument("--environ-fd", type=int)
@@ -40,13 +42,13 @@ def main() -> int:
     parser.add_argument("source", type=Path)
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     options = parser.parse_args()
+    options.python = options.python or from_json(options.spec, JobSpec).python
     told = Supervised(
         source=options.source,
         line=options.script_line,
         name=options.script_name,
         arguments=options.arguments,
         check_argv=[options.python],
-        record_argv=[options.python],
         environ=original_environ(options.environ_fd),
         restarts=Restarts(most=options.max_restarts, argv=[f"{options.python}-after"]),
         monitor=options.monitor,

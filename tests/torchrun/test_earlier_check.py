@@ -69,8 +69,8 @@ def own(root: Path) -> Path:
     return journal.job_directory(root, "lab", 7) / "0-3"
 
 
-def found(root: Path, here: TaskPlace | None = None, **choices: object) -> EarlierCheck | None:
-    return find(own(root), here or place(), PROBES, choices)
+def found(root: Path, here: TaskPlace | None = None) -> EarlierCheck | None:
+    return find(own(root), here or place(), PROBES)
 
 
 def test_the_check_before_the_script_stands_for_that_of_its_training(tmp_path: Path) -> None:
@@ -116,16 +116,6 @@ def test_a_check_of_another_attempt_or_before_an_earlier_training_stands_for_non
     assert found(tmp_path, place(chosen_start=True)) is None
     lay(tmp_path, BY_RUN, VERDICT, GOES_ON, label="0-2")
     assert found(tmp_path) is None
-
-
-def test_other_limits_are_measured_against_anew(tmp_path: Path) -> None:
-    lay(tmp_path, *WHOLE)
-    assert found(tmp_path, network_floor="0.2") is None
-    settings = {**STARTED.settings, "network_floor": "0.2"}
-    lay(
-        tmp_path, msgspec.structs.replace(STARTED, settings=settings), VERDICT, GOES_ON, label="0-2"
-    )
-    assert found(tmp_path, network_floor="0.2") is not None
 
 
 def test_all_tasks_hear_whom_the_earlier_verdict_lets_train(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from slurm_health.preflight.option_kinds import Value
 from slurm_health.records.records import RunStarted, VerdictReached
 from slurm_health.records.script_records import Diagnosed, EventKind, FailurePlanned, TrainingEvent
 from slurm_health.system import journal
@@ -261,7 +260,7 @@ def test_where_no_restarts_were_asked_for_only_the_post_mortem_is_said(
     ],
 )
 def test_the_check_that_was_asked_for_precedes_a_restart_where_it_takes_no_minutes(
-    tmp_path: Path, own: dict[str, Value], took_s: float | None, checks: list[str]
+    tmp_path: Path, own: dict[str, str | int | bool], took_s: float | None, checks: list[str]
 ) -> None:
     asked = question(tmp_path, BROKE, KILLED, BROKE)
     arguments = msgspec.structs.replace(

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from slurm_health.preflight.options import Door, localize_choices, options_of
+from slurm_health.preflight.options import FOR_RUN
 from slurm_health.preflight.probes import torchrun_arguments
 from slurm_health.preflight.probes.torchrun_arguments import (
     Option,
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.torch
 def parsed(*argv: str) -> dict[str, Any]:
     from torch.distributed.run import get_args_parser
 
-    ours = [Option(e.name, e.kind.metavar, e.described) for e in options_of(Door.RUN).values()]
+    ours = [Option(e.name, e.metavar, e.help) for e in FOR_RUN]
     return read(list(argv), get_args_parser(), ours)
 
 
@@ -152,13 +152,13 @@ def test_the_interpreter_is_the_one_that_is_named() -> None:
     assert python == sys.executable == found.text("python")
 
 
-def test_what_localisation_is_told_is_read_and_checked(tmp_path: Path) -> None:
+def test_our_options_are_read_and_checked(tmp_path: Path) -> None:
     python = f"--python={played_python(tmp_path, trains=False)}"
-    argv = [python, "--min-rounds", "4", "--expected_ms=matmul=3.1", "--network-check", __file__]
+    argv = [python, "--secret_file=key", "--network-check", __file__]
     _, found = read_with_interpreter(argv, os.environ)
-    assert localize_choices(found.own) == {"min_rounds": "4", "expected_ms": "matmul=3.1"}
-    with pytest.raises(ConfigError, match="--min-rounds: expected a whole number"):
-        read_with_interpreter([python, "--min-rounds=few", __file__], os.environ)
+    assert found.own["secret-file"] == str(Path("key").absolute())
+    with pytest.raises(ConfigError, match="--monitor: 'kill' is not one of report"):
+        read_with_interpreter([python, "--monitor=kill", __file__], os.environ)
 
 
 def test_an_interpreter_that_is_not_there_is_refused() -> None:
@@ -200,7 +200,7 @@ def test_ctrl_c_while_torch_is_loaded_shows_none_of_our_code(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("argv", [f"--nnodes=2:3 -t 3 --journal=/j {__file__} -x", "--stand -m x"])
 def test_read_without_torch_a_command_line_says_the_same(argv: str) -> None:
-    ours = [(e.name, e.kind.metavar, e.described) for e in options_of(Door.RUN).values()]
+    ours = [(e.name, e.metavar, e.help) for e in FOR_RUN]
     reader = [str(TORCHRUN_READING), torchrun_arguments.__file__, "1", json.dumps(ours)]
     done = subprocess.run(
         [sys.executable, *reader, *argv.split()], capture_output=True, check=True, timeout=60

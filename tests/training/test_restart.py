@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from slurm_health.preflight.decide.policy import Policy
+from slurm_health.preflight.job_spec import JobSpec
 from slurm_health.preflight.master.check_settings import CheckSettings
 from slurm_health.preflight.session.deadlines import TimeLimits
 from slurm_health.records.allocation import Allocation
@@ -83,6 +84,7 @@ class Scene:
             failed or self.failed(),
             Allocation(job_id=JOB, attempt=0, cluster="lab", partition="main", nodes=NODES),
             CheckSettings(
+                spec=JobSpec(),
                 journal_root=self.root,
                 python="/no/such/python",
                 policy=policy or Policy(),

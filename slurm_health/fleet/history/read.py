@@ -232,7 +232,7 @@ def _open_s(
     A script that ended well because it was told to has a post-mortem.
     """
     finished = [each for each in master if isinstance(each, RunFinished)]
-    if not finished or finished[-1].disposition.leaves:
+    if not finished or finished[-1].leaves:
         return _ABANDONED_S
     match [each for each in script if isinstance(each, ScriptStarted | ScriptEnded)][-1:]:
         case [ScriptStarted()]:

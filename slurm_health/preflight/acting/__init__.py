@@ -5,8 +5,7 @@ Runs in the process of the master, as the job's user, and in the helper job that
 requeued job. It changes Slurm through `slurm`, drains through `draining`, and writes the journal.
 
     job_facts           what the job and its owner can do, from Slurm and the journals
-    usable_nodes        on which nodes the job may run, by its partition, features, reservation
-    perform             records the intent, acts, records the result; requeues or holds last
+    perform             records the intent, acts, records the result; requeues last
     unchecked           ends a check that could not measure; says so on the job if need be
     requeue_helper      submits the helper job that will release the requeued job
     release_elsewhere   runs in the helper job: excludes the bad nodes, releases the job

@@ -1,39 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a job and its owner can do about a verdict, as Slurm and the journals of the job tell."""
+"""What a job and its owner can do about a verdict, as Slurm and the journals of the job say."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+import re
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
 
-from slurm_health.preflight.acting.usable_nodes import usable_nodes
-from slurm_health.preflight.decide.decide import Case, decide_unasked, question
-from slurm_health.preflight.decide.decision import Ending, StartQuestion
-from slurm_health.preflight.decide.facts import (
-    JobFacts,
-    obstacle_to_asking,
-    request,
-    wait_behind_jobs,
-    wait_for_nodes,
-)
+from slurm_health.preflight.decide.facts import JobFacts
 from slurm_health.preflight.decide.policy import Policy
-from slurm_health.records.allocation import Estimate, is_of_another_job
+from slurm_health.records.allocation import is_of_another_job
 from slurm_health.records.errors import JournalError, SlurmCommandError, SlurmError
-from slurm_health.records.nodeset import fold
 from slurm_health.records.records import (
     Action,
     ActionDone,
     ActionIntended,
-    Record,
     RunStarted,
     VerdictReached,
 )
 from slurm_health.records.verdict import Level
 from slurm_health.system import journal
 from slurm_health.system.slurm.client import Client
-from slurm_health.system.slurm.parsing import Job
+from slurm_health.system.slurm.parsing import Job, ListedNode, nodes_of
 
 log = logging.getLogger(__name__)
 
@@ -44,42 +34,12 @@ _PLACEMENT = {
     "qos": "QOS",
     "reservation": "Reservation",
 }
-# Of an idle node: a waiting job is to have it, or a reservation has it.
-_TAKEN = frozenset({"PLANNED", "RESERVED"})
-# What each run of the job before this one set out to do; None for one that cannot be read.
-Earlier = Sequence[Sequence[ActionIntended] | None]
+# Features of which a node must have all. What else a constraint may be is left to Slurm:
+# `a|b`, `[rack1|rack2]`, `fast*2`, `(a&b)|c`.
+_ALL_OF = re.compile(r"[\w.=+-]+(?:[&,][\w.=+-]+)*")
 
-
-def read_case(
-    verdict: VerdictReached,
-    policy: Policy,
-    *,
-    started: RunStarted,
-    directory: Path,
-    client: Client,
-    uid: int,
-    clock: Callable[[], float],
-) -> Case | Ending:
-    """Return all that is to be decided by, read once; how the run ends if Slurm does not answer.
-
-    Raises:
-        JournalError: what this run has done so far cannot be read.
-    """
-    facts = JobFacts(job_id=started.job_id, batch_node=started.master_node)
-    case = Case.of(verdict, policy, facts)
-    if not case.unwanted:  # where all is well there is nothing to ask Slurm about
-        return case
-    try:
-        facts = read_facts(policy, started=started, directory=directory, client=client, uid=uid)
-    except SlurmError as err:
-        return decide_unasked(verdict, case.unwanted, policy, str(err))
-    case = replace(case, facts=facts)
-    asked = question(case)
-    if asked is None:
-        return case
-    return case.waiting(
-        _wait(asked, job=started.slurm_name, facts=facts, client=client, now_s=clock())
-    )
+# A job that is requeued ends that much later than it would have: its check, and the requeue.
+_MOVE = timedelta(minutes=10)
 
 
 def read_facts(
@@ -97,39 +57,132 @@ def read_facts(
         JournalError: what this run has done so far cannot be read.
     """
     job = client.job(started.slurm_name)
-    partitions = client.partitions()
-    usable = usable_nodes(job, partitions, client)
-    names = usable.partition_nodes
-    earlier = earlier_runs(directory, started)
-    behind = left_behind(directory, started, job.nodes)
+    listed = client.listed_nodes(job.value("Partition")) if job.value("Partition") else []
+    requeues, behind = past(directory, started, job.nodes)
     excluded = {*job.excluded, *behind}
+    reservations: Mapping[str, Mapping[str, str]] = {}
+    free_unknown = _about_all_nodes(job)
+    try:
+        reservations = client.reservations()
+    except SlurmError as err:
+        free_unknown = f"which nodes are reserved is unknown: {err}"
+    usable, narrowed_by = _usable(job, listed, reservations)
+    elsewhere = [n for n in listed if n.name not in excluded and n.name not in job.nodes]
     return JobFacts(
         job_id=started.job_id,
         batch_node=started.master_node,
-        requeues=requeues(earlier),
-        hold_obstacle=hold_obstacle(job),
+        requeues=requeues,
+        no_requeue=_no_requeue(job),
         named=frozenset(job.required),
         partition=job.value("Partition"),
-        neighbours=tuple(name for name, each in partitions.items() if names & {*each.names}),
-        candidates=usable.nodes - excluded if names else None,
-        narrowed_by=usable.narrowed_by,
-        room=names - excluded,
-        asked=len(job.nodes) if policy.nodes_needed is None else policy.nodes_needed,
-        held_for=held_for(earlier),
+        candidates=frozenset(usable - excluded) if listed else None,
+        narrowed_by=narrowed_by,
+        needed=len(job.nodes) if policy.nodes_needed is None else policy.nodes_needed,
+        free=None if free_unknown else _free(job, listed, usable - excluded, reservations),
+        free_unknown=free_unknown,
+        unusable={n.name: n.state for n in listed if n.name in job.nodes and n.out_of_pool},
         may_drain=client.may_drain(uid),
         drained=drained(directory),
         excluded=job.excluded,
         left_behind=behind,
         placement=placement(job),
-        least_there=max(
-            (each.min_nodes for name, each in partitions.items() if name == job.value("Partition")),
-            default=1,
-        ),
+        idle=frozenset(n.name for n in elsewhere if n.state == "idle"),
+        least_there=max((node.least for node in listed), default=1),
     )
 
 
-def hold_obstacle(job: Job) -> str:
-    """Say why a job cannot be put back into the queue, empty if it can."""
+def _usable(
+    job: Job, listed: Sequence[ListedNode], reservations: Mapping[str, Mapping[str, str]]
+) -> tuple[set[str], tuple[str, ...]]:
+    """Return the nodes on which a job may run, and sbatch's options that rule others out.
+
+    What is not understood rules no node out; nor does what a job asks for if it runs on other
+    nodes.
+    """
+    usable = {node.name for node in listed}
+    constraint, reservation = job.value("Features"), job.value("Reservation")
+    wishes: list[tuple[str, set[str]]] = []
+    if constraint and _ALL_OF.fullmatch(constraint):
+        wanted = set(re.split("[&,]", constraint))
+        with_features = {node.name for node in listed if wanted <= {*node.features}}
+        wishes.append((f"--constraint={constraint}", with_features))
+    if reservation:
+        own = [reservations.get(name, {}) for name in reservation.split(",")]
+        if all(map(_keeps_its_nodes, own)):
+            nodes = {node for fields in own for node in nodes_of(fields.get("Nodes", ""))}
+            wishes.append((f"--reservation={reservation}", nodes))
+    narrowed_by: list[str] = []
+    for option, nodes in wishes:
+        if usable & nodes < usable and nodes.issuperset(job.nodes):
+            usable &= nodes
+            narrowed_by.append(option)
+    return usable, tuple(narrowed_by)
+
+
+def _keeps_its_nodes(reservation: Mapping[str, str]) -> bool:
+    """Tell whether a reservation has these nodes only, and no others for those that are drained.
+
+    Slurm replaces nodes that it has chosen itself, and with FLEX a job may run on others too.
+    """
+    flags = reservation.get("Flags", "").split(",")
+    replaced = any(flag.startswith("REPLACE") for flag in flags)
+    return "FLEX" not in flags and ("STATIC" in flags or ("SPEC_NODES" in flags and not replaced))
+
+
+def _about_all_nodes(job: Job) -> str:
+    """Say which wish of a job concerns all of its nodes together, empty if none does.
+
+    Whether some of them can be exchanged for free ones is then unknown.
+    """
+    unknown = "whether it would have to wait for nodes is unknown"
+    features = job.value("Features")
+    if re.search(r"[\[*|(]", features):
+        return f"{unknown}: --constraint={features} is about all of its nodes together"
+    if job.value("Contiguous") == "1":
+        return f"{unknown}: its nodes are to be next to each other (--contiguous)"
+    if job.value("ReqSwitch"):
+        return f"{unknown}: its nodes are to share switches (--switches)"
+    return ""
+
+
+def _free(
+    job: Job,
+    listed: Sequence[ListedNode],
+    usable: Collection[str],
+    reservations: Mapping[str, Mapping[str, str]],
+) -> int:
+    """Count the nodes, with hardware that one of the job's nodes has, that it could have at once.
+
+    A node that a pending job is to get is `planned`; one of a reservation is free for its jobs. One
+    that others have reserved from a time before the job's end is not free.
+    """
+    own = job.value("Reservation").split(",")
+    end = _read_time(job.value("EndTime"))
+    taken = {
+        node
+        for name, fields in reservations.items()
+        if name not in own and _read_time(fields.get("StartTime", "")) <= end + _MOVE
+        for node in nodes_of(fields.get("Nodes", ""))
+    }
+    states = {"idle", "reserved"} if job.value("Reservation") else {"idle"}
+    hardware = {node.hardware for node in listed if node.name in job.nodes}
+    return sum(
+        node.state in states and node.hardware in hardware
+        for node in listed
+        if node.name in usable and node.name not in {*job.nodes, *taken}
+    )
+
+
+def _read_time(text: str) -> datetime:
+    """Return a time as scontrol prints it, the end of time if it prints none: `Unknown`."""
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        return datetime.max - 2 * _MOVE
+
+
+def _no_requeue(job: Job) -> str:
+    """Say why a job cannot be requeued, empty if it can."""
     # 1, and one more each time Slurm itself has put the job back.
     if job.fields.get("BatchFlag", "0") == "0":
         return "it is not a batch job, so it cannot be requeued"
@@ -144,68 +197,40 @@ def placement(job: Job) -> dict[str, str]:
     return {option: value for option, value in found.items() if value}
 
 
-def kept_off(
-    name: str, client: Client, room: Collection[str], *, nodes: int = 1
-) -> tuple[str, ...]:
-    """Return nodes of a job that its helper, which needs so many, must not run on: all, or none.
+def past(own: Path, started: RunStarted, held: Collection[str]) -> tuple[int, tuple[str, ...]]:
+    """Return what the other checks of a job did, which have directories beside `own`.
 
-    The job starts where the helper ends. Where nodes forget an ended attempt late
-    (`Client.forgets_late`), those that had one are left to the job, if the helper can start on
-    others at once. In a reservation it is not known to be able to.
-
-    Raises:
-        SlurmError: Slurm does not answer.
+    That is how often they requeued it, and the nodes that those of this attempt found faulty and it
+    no longer holds. An older job that had the same id is passed over. A journal that cannot be read
+    counts as a requeue: a job that moves once too few does less harm than one that moves for ever.
     """
-    if not client.forgets_late():
-        return ()
-    job = client.job(name)
-    others = sorted(set(room) - set(job.nodes))
-    if not others or job.value("Reservation"):
-        return ()
-    states = client.nodes(others).values()
-    free = sum(node.idle and not node.out_of_pool and not node.states & _TAKEN for node in states)
-    return tuple(job.nodes) if free >= nodes else ()
-
-
-def earlier_runs(own: Path, started: RunStarted) -> Earlier:
-    """Return what each other run of the job set out to do; a run has its own directory.
-
-    An older job that had the same id is passed over.
-    """
-    if not own.parent.is_dir():
-        return []
-    runs = [run for run in own.parent.iterdir() if run.is_dir() and run != own]
-    told = [_records(run) for run in runs]
-    return [_intents(records) for records in told if not _of_another_job(records, started)]
-
-
-def left_behind(own: Path, started: RunStarted, held: Collection[str]) -> tuple[str, ...]:
-    """Return the nodes that earlier checks of this attempt found faulty, and it no longer holds."""
-    faulty = {
-        node.node
-        for run in (own.parent.iterdir() if own.parent.is_dir() else ())
-        if run != own and (journal.attempt_and_check(run.name) or (-1,))[0] == started.attempt
-        for record in _of_this_job(_records(run), started)
-        if isinstance(record, VerdictReached)
-        for node in record.nodes
-        if node.level is Level.FAULTY
-    }
-    return tuple(sorted(faulty - {*held}))
-
-
-def requeues(earlier: Earlier) -> int:
-    """Count the runs that ended in a requeue.
-
-    A journal that cannot be read counts: a job that moves once too few does less harm than one
-    that moves for ever.
-    """
-    return sum(run is None or any(act.action is Action.REQUEUE for act in run) for run in earlier)
-
-
-def held_for(earlier: Earlier) -> frozenset[str]:
-    """Return the nodes for which the job was held."""
-    acts = [act for run in earlier for act in run or ()]
-    return frozenset(node for act in acts if act.action is Action.HOLD for node in act.nodes)
+    requeues, faulty = 0, set[str]()
+    for run in own.parent.iterdir() if own.parent.is_dir() else ():
+        if run == own or not run.is_dir():
+            continue
+        try:
+            records = [entry.record for entry in journal.read_all(run, journal.MASTER)]
+        except JournalError as err:
+            log.warning("%s; counted as a requeue", err)
+            requeues += 1
+            continue
+        begun = next((record for record in records if isinstance(record, RunStarted)), None)
+        if begun is not None and is_of_another_job(begun, started):
+            continue
+        requeues += any(
+            isinstance(record, ActionIntended) and record.action is Action.REQUEUE
+            for record in records
+        )
+        label = journal.attempt_and_check(run.name)
+        if label is not None and label[0] == started.attempt:
+            faulty |= {
+                node.node
+                for record in records
+                if isinstance(record, VerdictReached)
+                for node in record.nodes
+                if node.level is Level.FAULTY
+            }
+    return requeues, tuple(sorted(faulty - {*held}))
 
 
 def drained(run: Path) -> frozenset[str]:
@@ -219,72 +244,8 @@ def drained(run: Path) -> frozenset[str]:
     )
 
 
-def _records(run: Path) -> list[Record | None] | None:
-    """Return what a run has recorded, None for what is of an unknown kind."""
-    try:
-        return [entry.record for entry in journal.read_all(run, journal.MASTER)]
-    except JournalError as err:
-        log.warning("%s; counted as a requeue", err)
-        return None
-
-
-def _of_another_job(records: Sequence[Record | None] | None, started: RunStarted) -> bool:
-    """Tell whether a run is known to be of a job that had this one's id before it."""
-    begun = next((each for each in records or () if isinstance(each, RunStarted)), None)
-    return begun is not None and is_of_another_job(begun, started)
-
-
-def _of_this_job(
-    records: Sequence[Record | None] | None, started: RunStarted
-) -> Sequence[Record | None]:
-    return () if _of_another_job(records, started) else records or ()
-
-
-def _intents(records: Sequence[Record | None] | None) -> list[ActionIntended] | None:
-    if records is None:
-        return None
-    return [record for record in records if isinstance(record, ActionIntended)]
-
-
 def cause(err: SlurmError) -> str:
     """Return what Slurm said, without the command line, which fills a line or a comment."""
     if not isinstance(err, SlurmCommandError):
         return str(err)
     return " / ".join(line.strip() for line in err.stderr.splitlines() if line.strip()) or str(err)
-
-
-def _wait(
-    question: StartQuestion, *, job: str, facts: JobFacts, client: Client, now_s: float
-) -> str:
-    """Say why the job would have to wait, empty if it could start at once.
-
-    What Slurm does not tell, or will not promise, is a wait. `job` is what Slurm calls the job.
-    """
-    try:
-        if not facts.may_drain and client.hides_jobs():
-            return "Slurm does not show which jobs of others wait for nodes (PrivateData=jobs)"
-        waiting = client.waiting(facts.neighbours or (facts.partition,))
-        return wait_behind_jobs(job, facts.partition, waiting) or _wait_for_free_nodes(
-            question, job=job, facts=facts, client=client, now_s=now_s
-        )
-    except SlurmError as err:
-        return f"Slurm promises it no other nodes: {cause(err)}"
-
-
-def _wait_for_free_nodes(
-    question: StartQuestion, *, job: str, facts: JobFacts, client: Client, now_s: float
-) -> str:
-    estimate: Estimate | None = None
-    if question.more:
-        fields, has = client.in_full(job, question.leave[0])
-        obstacle = obstacle_to_asking(fields)
-        if obstacle:
-            return f"whether it would have to wait for nodes is unknown: {obstacle}"
-        options = request(fields, has, facts.placement, more=question.more)
-        # Its own nodes are no further ones: Slurm would count them in for when the job ends.
-        avoid = fold([*facts.excluded, *question.leave, *question.keep])
-        estimate = client.estimate([*options, f"--exclude={avoid}"])
-    names = (*question.keep, *(estimate.nodes if estimate else ()))
-    states = client.nodes(sorted(set(names)))
-    unusable = {name: node.state for name, node in states.items() if node.out_of_pool}
-    return wait_for_nodes(question.more, estimate, unusable, now_s=now_s)

@@ -11,13 +11,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from slurm_health.preflight.acting.requeue_helper import Move
-from slurm_health.preflight.acting.usable_nodes import usable_nodes
 from slurm_health.preflight.decide.facts import leaving_note, with_own_comment
 from slurm_health.records.errors import JournalError, SlurmError, UnknownJob
 from slurm_health.records.nodeset import fold
@@ -25,7 +23,7 @@ from slurm_health.records.records import Action, ActionDone
 from slurm_health.records.text import whole_number
 from slurm_health.system import journal
 from slurm_health.system.slurm.client import Client
-from slurm_health.system.slurm.parsing import Job, Node, Size
+from slurm_health.system.slurm.parsing import Job
 
 log = logging.getLogger(__name__)
 
@@ -43,15 +41,6 @@ REVOKED_S = 1.1
 FORGETS_S = 2.1
 QUICK_POLLS = 100
 TRIES = 20
-# Idle nodes that are not to be had: for a pending job of a higher priority, or for a reservation.
-_PLANNED, _RESERVED = frozenset({"PLANNED"}), frozenset({"RESERVED"})
-
-
-class Here(NamedTuple):
-    """The helper job itself, and its node."""
-
-    job: int
-    node: str
 
 
 class NotNeeded(Exception):
@@ -63,7 +52,6 @@ def release_elsewhere(
     *,
     directory: Path,
     client: Client,
-    here: Here | None = None,
     clock: Callable[[], float] = time.time,
     sleep: Callable[[float], None] = time.sleep,
 ) -> bool:
@@ -71,14 +59,12 @@ def release_elsewhere(
 
     The job is released only after Slurm has been seen to have taken the list, and only if it is
     still waiting for that: not when it has ended, or was released and requeued by others since. A
-    job that cannot be released stays held, and its comment says why. One that makes do with fewer
-    nodes asks for no more than are free, or, where it keeps its size, than there are.
+    job that cannot be released stays held, and its comment says why.
     """
-    release = _Release(move=move, client=client, here=here, clock=clock, sleep=sleep)
+    release = _Release(move=move, client=client, clock=clock, sleep=sleep)
     try:
         release.await_pending()
         sleep(release.pause_s())
-        smaller = release.ask_for_fewer()
         problem = release.try_to_release()
     except NotNeeded as reason:
         _record(directory, clock, succeeded=False, detail=str(reason))
@@ -88,7 +74,7 @@ def release_elsewhere(
         _record(directory, clock, succeeded=False, detail=f"left held: {problem}")
         return False
     release.comment(move.comment)
-    _record(directory, clock, succeeded=True, detail=f"without {fold(move.exclude)}{smaller}")
+    _record(directory, clock, succeeded=True, detail=f"without {fold(move.exclude)}")
     return True
 
 
@@ -98,7 +84,6 @@ class _Release:
 
     move: Move
     client: Client
-    here: Here | None
     clock: Callable[[], float]
     sleep: Callable[[float], None]
 
@@ -129,68 +114,23 @@ class _Release:
         except SlurmError:
             return FORGETS_S
 
-    def ask_for_fewer(self) -> str:
-        """Fit the job to the nodes there are; return what is to be said of it.
-
-        Slurm lets a job wait without end for nodes that are drained or in use by others, and holds
-        it as `BadConstraints` where it excludes too many. One that cannot be made smaller is
-        released as it is: it waits, as it would have.
-        """
-        if self.move.least is None:
-            return ""
-        try:
-            count = self._count_to_ask(self.move.least)
-        except SlurmError as err:
-            log.warning("could not reduce the node count of job %s: %s", self.move.job, err)
-            return ", with its node count, which could not be reduced"
-        return f", with a node count of {count}, as no more nodes are available" if count else ""
-
-    def _count_to_ask(self, least: int) -> int:
-        """Let the job ask for fewer nodes if too few are there; return how many, 0 for as is."""
-        job = self._waiting()
-        if not job.pending:
-            return 0
-        size = self._size_that_fits(job)
-        if size.nodes <= least:
-            return 0
-        nodes = usable_nodes(job, self.client.partitions(), self.client).nodes
-        usable = sorted(nodes - {*job.excluded, *self.move.exclude})
-        states = self.client.nodes(usable) if usable else {}
-        taken = _PLANNED if job.value("Reservation") else _PLANNED | _RESERVED
-        count = max(least, self._available(states, taken))
-        if not states or count >= size.nodes:
-            return 0
-        self.client.update_job(self.move.job, **_fewer(size, count))
-        return count
-
-    def _size_that_fits(self, job: Job) -> Size:
-        """Return the size of the job, with no more tasks than its nodes may have.
+    def _fit_tasks(self, job: Job) -> None:
+        """Let a job ask for no more tasks than its nodes may have.
 
         One that was made smaller while it ran keeps the tasks and processors of its former nodes
         when it is requeued (Slurm 22.05), and then fits on no such number of nodes.
         """
-        size = self.client.size(self.move.job)
         per_node = whole_number(job.value("NtasksPerN:B:S:C").partition(":")[0]) or 0
+        if not per_node:
+            return
+        size = self.client.size(self.move.job)
         most = per_node * size.nodes
-        if not per_node or size.tasks <= most:
-            return size
-        cpus = -(-size.cpus * most // size.tasks)
-        fitting = Size(nodes=size.nodes, tasks=most, cpus=cpus)
-        # Its node count is told again: until then Slurm asks for memory on its former nodes.
-        self.client.update_job(self.move.job, **_fields(fitting), NumNodes=str(size.nodes))
-        return fitting
-
-    def _available(self, states: Mapping[str, Node], taken: frozenset[str]) -> int:
-        """Count the nodes that the job can wait for, or start on at once if it is to do that."""
-        pool = [node for node in states.values() if not node.out_of_pool]
-        if self.move.keep_size:
-            return len(pool)
-        free = [node for node in pool if not node.states & taken]
-        return sum(node.idle or self._has_only_this_helper(node.name) for node in free)
-
-    def _has_only_this_helper(self, node: str) -> bool:
-        here = self.here
-        return here is not None and node == here.node and self.client.jobs_on(node) == [here.job]
+        if size.tasks > most:
+            cpus = -(-size.cpus * most // size.tasks)
+            # Its node count is set again: until then Slurm asks for memory on its former nodes.
+            self.client.update_job(
+                self.move.job, NumTasks=str(most), NumCPUs=str(cpus), NumNodes=str(size.nodes)
+            )
 
     def try_to_release(self) -> str:
         """Release the job; return what stands in the way after many tries, empty for nothing.
@@ -223,6 +163,7 @@ class _Release:
         client.update_job(name, ExcNodeList=fold(wanted))
         if not set(wanted) <= set(client.job(name).excluded):
             return "Slurm did not keep the list of nodes to exclude"
+        self._fit_tasks(job)
         client.update_job(name, StartTime="now")
         client.release(name)
         after = client.job(name)
@@ -261,21 +202,6 @@ class _Release:
             self.client.update_job(self.move.job, Comment=text)
         except SlurmError as err:
             log.warning("could not set the comment of job %s to %r: %s", self.move.job, text, err)
-
-
-def _fewer(size: Size, nodes: int) -> dict[str, str]:
-    """Return the fields of a job of `size` once it asks for fewer nodes, each with as much.
-
-    Slurm takes the nodes down by itself, but not the tasks and processors that follow from them:
-    the job would then ask for more of each node than it has.
-    """
-    tasks, cpus = -(-size.tasks * nodes // size.nodes), -(-size.cpus * nodes // size.nodes)
-    smaller = Size(nodes=nodes, tasks=tasks, cpus=cpus)
-    return {**_fields(smaller), "NumNodes": f"{nodes}-{size.nodes}"}
-
-
-def _fields(size: Size) -> dict[str, str]:
-    return {"NumTasks": str(size.tasks), "NumCPUs": str(size.cpus)}
 
 
 def _record(directory: Path, clock: Callable[[], float], *, succeeded: bool, detail: str) -> None:

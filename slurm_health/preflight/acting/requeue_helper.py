@@ -37,16 +37,12 @@ class Move(msgspec.Struct, frozen=True, kw_only=True):
         attempt: the attempt of the job that ends.
         exclude: nodes that it must not come back to.
         comment: the job's own, which it gets back in the end.
-        least: with how few nodes it makes do, None if it needs all that it asks for.
-        keep_size: it waits for all that it asks for unless there are no longer that many.
     """
 
     job: str
     attempt: int
     exclude: tuple[str, ...]
     comment: str = ""
-    least: int | None = None
-    keep_size: bool = False
 
 
 def helper_name(job_id: int, attempt: int) -> str:

@@ -54,7 +54,6 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     python: str
     poll_s: float
     silence_s: float
-    cpu_workers: int = 1
     gpus: int = 0
 
 
@@ -94,7 +93,6 @@ class Agent:
         self._address = node_facts.own_address(environ, self._hostname)
         self._workers = make_workers(
             python=settings.python,
-            on_cpus=settings.cpu_workers,
             gpus=settings.gpus,
             address=self._address,
             environ=environ,

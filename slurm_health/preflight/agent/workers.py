@@ -42,7 +42,7 @@ class Workers:
         self,
         *,
         python: str,
-        on_cpus: int,
+        on_cpus: int = 1,
         address: str,
         environ: Mapping[str, str],
         monotonic: Callable[[], float],

@@ -12,15 +12,15 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from slurm_health.node import passes
 from slurm_health.node.checks.check import CheckContext
-from slurm_health.preflight.decide.policy import OnHang
-from slurm_health.preflight.option_kinds import OFF
-from slurm_health.preflight.options import what_to_check
-from slurm_health.preflight.sbatch import own_options
+from slurm_health.preflight.chosen_probes import OFF
+from slurm_health.preflight.job_spec import JobSpec
+from slurm_health.preflight.options import given_in_environ, given_in_script, job_spec
 from slurm_health.preflight.sbatch.script import header
 from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import ConfigError
@@ -42,12 +42,12 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """Options of the check, None for a job that is not checked; what there is to log.
+    """What is asked for, None for a job that is not checked; what there is to log.
 
     A check that takes longer than `limit_s` is given up.
     """
 
-    options: tuple[str, ...] | None
+    spec: JobSpec | None
     limit_s: float = math.inf
     said: str = ""
 
@@ -61,24 +61,19 @@ def choose(told: str, script: bytes, environ: Mapping[bytes, bytes]) -> Choice:
     try:
         rules = from_json(told, Rules)
     except msgspec.MsgspecError as err:
-        return Choice(options=None, said=f"the site's rules cannot be read: {err}")
+        return Choice(spec=None, said=f"the site's rules cannot be read: {err}")
     text = {os.fsdecode(name): os.fsdecode(value) for name, value in environ.items()}
     if not _named(rules, text) or _passed_alone(rules, text):
-        return Choice(options=None)
+        return Choice(spec=None)
     wishes, said = _wishes(script, text)
-    settings = {
-        **({"check": rules.check} if rules.check else {}),
-        # The script and its output stay as they are, unless the user wants more.
-        "monitor": OnHang.OFF.value,
-        **wishes,
-    }
-    settings["check"] = what_to_check(settings)
-    if settings["check"] == OFF:
+    # The script and its output stay as they are, unless the user wants more.
+    of_site = {"check": rules.check or None, "monitor": "off", "heartbeat": "off"}
+    spec = job_spec(of_site | wishes)
+    if spec.check == OFF:
         if rules.may_opt_out:
-            return Choice(options=None, said="its user opted out")
-        settings["check"] = rules.check or what_to_check({})
-    words = (f"--{name}={value}" for name, value in own_options.for_check(settings).items())
-    return Choice(options=tuple(words), limit_s=rules.limit_s or math.inf, said=said)
+            return Choice(spec=None, said="its user opted out")
+        spec = job_spec(of_site | wishes | {"check": of_site["check"]})
+    return Choice(spec=spec, limit_s=rules.limit_s or math.inf, said=said)
 
 
 def _named(rules: Rules, environ: Mapping[str, str]) -> bool:
@@ -106,17 +101,17 @@ def _passed_alone(rules: Rules, environ: Mapping[str, str]) -> bool:
     return bool(passes.lately(Path(rules.passes), now, 60 * rules.passed_min))
 
 
-def _wishes(script: bytes, environ: Mapping[str, str]) -> tuple[own_options.Settings, str]:
+def _wishes(script: bytes, environ: Mapping[str, str]) -> tuple[dict[str, Any], str]:
     """Return what the job's user has asked for, and what of it cannot be understood."""
-    wishes: own_options.Settings = {}
+    wishes: dict[str, Any] = {}
     said = ""
-    readers: tuple[Callable[[], own_options.Settings], ...] = (
-        lambda: own_options.from_script(header(script), "the script"),
-        lambda: own_options.from_environ(environ),  # which wins over the script
+    readers: tuple[Callable[[], dict[str, Any]], ...] = (
+        lambda: given_in_script(header(script), "the script"),
+        lambda: given_in_environ(environ),  # which wins over the script
     )
     for read in readers:
         try:
-            wishes = {**wishes, **read()}
+            wishes |= read()
         except ConfigError as err:
             said = f"the options of its user are not used: {err}"
     return wishes, said

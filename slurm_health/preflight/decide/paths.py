@@ -98,9 +98,9 @@ def is_of_lone_pair(node: NodeVerdict) -> bool:
     return isinstance(node, PathEnd) and node.level is Level.INCONCLUSIVE
 
 
-def in_vain(left: Iterable[NodeVerdict], requeues: int) -> str:
+def no_new_partner_helps(leave: Iterable[NodeVerdict], requeues: int) -> str:
     """Say that another partner would tell nothing new, empty if it would or is not sought."""
-    if requeues < _PARTNERS or not any(map(is_of_lone_pair, left)):
+    if requeues < _PARTNERS or not any(map(is_of_lone_pair, leave)):
         return ""
     return (
         f"already requeued {requeues} times because of bad nodes: where one pair after another"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a site or a job may choose about localisation, and what a wrong choice answers."""
+"""What a site may choose about localisation, and what a wrong choice answers."""
 
 from __future__ import annotations
 
@@ -108,56 +108,19 @@ class LocalizeSettings:
         return max(self.min_rounds, _MOST_ROUNDS_OF_FEW if nodes < SMALL_RUN else _MOST_ROUNDS)
 
 
-class Kind(Enum):
-    """How the value of an option is written; the text stands for it in a usage line."""
-
-    FRACTION = "FRACTION"
-    COUNT = "N"
-    TIMES = "METRIC=MS,..."
-
-
-@dataclass(frozen=True)
-class SettingOption:
-    """A setting that users may choose: for a job, on a command line, or for a site."""
-
-    name: str
-    kind: Kind
-    help: str
-
-
-OPTIONS = (
-    SettingOption(
-        "network_floor",
-        Kind.FRACTION,
-        "The smallest slowdown of the network that makes a node slow: 0.08 is 8 %.",
-    ),
-    SettingOption(
-        "compute_floor",
-        Kind.FRACTION,
-        "The smallest slowdown of a device that makes a node slow: 0.12 is 12 %. It is raised where"
-        " healthy devices differ by more.",
-    ),
-    SettingOption("min_rounds", Kind.COUNT, "How many rounds of pairs even a healthy run takes."),
-    SettingOption(
-        "expected_ms",
-        Kind.TIMES,
-        "What metrics take on good hardware, for when all nodes are slow: matmul=3.1,allgather=50.",
-    ),
-)
+# What a site may choose.
+CHOICES = ("network_floor", "compute_floor", "min_rounds", "expected_ms")
 
 
 def settings_from(chosen: Mapping[str, object], *, kind: DeviceKind) -> LocalizeSettings:
-    """Return the settings for this kind of device, with what was chosen by names of `OPTIONS`.
-
-    A value is the text of a command line, or the number or table of a file.
+    """Return the settings for this kind of device, with what a site chose of `CHOICES`.
 
     Raises:
         ValueError: a name is that of no option, or its value is not allowed; it says which.
     """
-    names = [option.name for option in OPTIONS]
     for name in chosen:
-        if name not in names:
-            raise ValueError(f"{name}: no such setting, there are {', '.join(names)}")
+        if name not in CHOICES:
+            raise ValueError(f"{name}: no such setting, there are {', '.join(CHOICES)}")
     usual = USUAL[kind]
     given = {
         "network_floor": usual.network_floor,
@@ -192,22 +155,16 @@ def _count(name: str, value: object) -> int:
 
 
 def _times_ms(name: str, value: object) -> dict[str, float]:
-    table: object = value
-    if isinstance(value, str):
-        table = dict(item.rpartition("=")[::2] for item in value.split(",") if item.strip())
-    if isinstance(table, Mapping):
-        times_ms = {str(metric).strip(): _number(ms) for metric, ms in table.items()}
+    if isinstance(value, Mapping):
+        times_ms = {str(metric).strip(): _number(ms) for metric, ms in value.items()}
         if all(metric and 0 < ms < math.inf for metric, ms in times_ms.items()):
             return times_ms
-    allowed = "milliseconds above 0 by metric, matmul=3.1,allgather=50"
+    allowed = "milliseconds above 0 by metric, {matmul = 3.1, allgather = 50}"
     raise ValueError(f"{name}: expected {allowed}, found {value!r}")
 
 
 def _number(value: object) -> float:
-    """Return the number that a value is or spells, NaN if it is none: no range allows that."""
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
+    """Return a number, NaN for anything else: no range allows that."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return math.nan
-    try:
-        return float(value)
-    except ValueError:
-        return math.nan
+    return float(value)

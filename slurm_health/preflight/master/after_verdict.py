@@ -39,7 +39,7 @@ def conclude(
         JournalError: an intent or a result cannot be recorded; nothing is done unrecorded.
     """
     before = master.session.state.finished
-    if before is not None and not before.disposition.leaves:
+    if before is not None and before.disposition is not records.Disposition.REQUEUE:
         return before  # acted on to the end, and only not heard: the job is as it says
 
     def append(record: records.Record) -> None:
@@ -77,7 +77,7 @@ def _cut_short(
 
     return end_unchecked(
         _not_shared(directory, blind),
-        settings.on_unchecked,
+        settings.spec.on_unchecked,
         job=started.slurm_name if settings.act else "",
         client=Client(environ, patience_s=0.0),
         append=append,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a check is told, and what of it the journal keeps."""
+"""What a check is to do, and what of it the journal keeps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slurm_health.preflight.decide.policy import OnUnchecked, Policy
+from slurm_health.preflight.decide.policy import Policy
+from slurm_health.preflight.job_spec import JobSpec
 from slurm_health.preflight.session.deadlines import TimeLimits
 from slurm_health.preflight.session.phases import Phase
 from slurm_health.records.records import RunFinished
@@ -16,51 +17,49 @@ from slurm_health.records.verdict import NodeVerdict
 
 @dataclass(frozen=True, kw_only=True)
 class CheckSettings:
-    """What a check is told by its command line, its environment and the batch script.
+    """What a check is to do, as far as it is known where the check runs.
 
-    `localize` holds what was chosen of `localize.settings.OPTIONS`. `tell` is told how the
-    run ends: when it has, and before a requeue is asked for that ends this process with the job.
-    `alive` is called as the check gets on. `run_id` is set by whoever starts a check that was
-    killed again, to hear of one run only.
-    `at_fault` are nodes that are not checked: what is known already is acted on with the verdict.
-    `probe_environ` is what the agents and their workers get, the check's own environment where it
-    is None; `setup` is the file that made it. `light` says why light probes are to measure, which
-    `python` does not run.
+    Args:
+        spec: what was asked for.
+        policy: what it allows to be done about a verdict.
+        journal_root: the directory of all journals.
+        python: the interpreter that runs the probes.
+        phases: what is measured.
+        localize: what the site has chosen about localisation.
+        limits: how long the session waits.
+        light: why light probes are to measure, which `python` does not run; empty for others.
+        probe_environ: what agents and their workers get; None: the check's own environment.
+        act: whether the verdict is acted on.
+        run_id: set when a check that was killed begins again, so that it reads one run only.
+        at_fault: nodes that are not checked: what is known already is acted on with the verdict.
+        progress: receives what the check waits for.
+        tell: receives the outcome: at the end, and before a requeue ends this process.
+        alive: called as the check gets on.
     """
 
+    spec: JobSpec
+    policy: Policy
     journal_root: Path
     python: str
-    policy: Policy
-    limits: TimeLimits
     phases: tuple[Phase, ...]
     localize: Mapping[str, object] = field(default_factory=dict)
-    cpu_workers: int = 1
-    progress: Callable[[str], None] | None = None
+    limits: TimeLimits = field(default_factory=TimeLimits)
+    light: str = ""
+    probe_environ: Mapping[str, str] | None = None
     act: bool = False
-    on_unchecked: OnUnchecked = OnUnchecked.PROCEED
-    script: str = ""
-    submit_time_s: int | None = None
+    run_id: str = ""
+    at_fault: tuple[NodeVerdict, ...] = ()
+    progress: Callable[[str], None] | None = None
     tell: Callable[[RunFinished, Path], None] = lambda *_: None
     alive: Callable[[], None] = lambda: None
-    run_id: str = ""
-    setup: str = ""
-    probe_environ: Mapping[str, str] | None = None
-    at_fault: tuple[NodeVerdict, ...] = ()
-    light: str = ""
 
     def recorded(self) -> dict[str, str | int | float | bool]:
         """Return the settings in force, so that a report explains itself."""
         return {
+            **self.spec.recorded(),
             "python": self.python,
             "check": ",".join(probe.name for phase in self.phases for probe in phase.probes),
             **({"light": self.light} if self.light else {}),
-            **({"setup": self.setup} if self.setup else {}),
             "act": self.act,
-            "max_requeues": self.policy.max_requeues,
-            "on_straggler": self.policy.on_straggler.value,
-            "on_inconclusive": self.policy.on_inconclusive.value,
-            "at_requeue_limit": self.policy.at_requeue_limit.value,
-            "on_unchecked": self.on_unchecked.value,
-            "round_deadline_s": self.limits.round_deadline_s,
             **{name: str(value) for name, value in self.localize.items()},
         }

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurm_health.preflight.option_kinds import FIND_TORCH
+from slurm_health.preflight.chosen_probes import FIND_TORCH
 from slurm_health.records.errors import ConfigError
 from slurm_health.system.processes import ask_python, run
 from slurm_health.system.signals import exit_text

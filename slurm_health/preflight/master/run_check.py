@@ -76,8 +76,8 @@ def check_allocation(
         allocation,
         environ,
         run_id=_run_id(settings),
-        script=settings.script,
-        submit_time_s=settings.submit_time_s,
+        script=settings.spec.script,
+        submit_time_s=settings.spec.submit_time_s,
         settings=settings.recorded(),
     )
     wanted = msgspec.structs.replace(wanted, prior=_prior(root, wanted, environ))
@@ -272,9 +272,7 @@ def make_localizer(
     return Localizer(nodes=list(nodes), topology=topology, prior=prior, settings=settings)
 
 
-def agent_command(
-    directory: Path, *, run_id: str, nodes: int, python: str, cpu_workers: int = 1
-) -> AgentCommand:
+def agent_command(directory: Path, *, run_id: str, nodes: int, python: str) -> AgentCommand:
     """Return how the agents of a run on so many nodes are started."""
 
     def command(launch: int, node: str | None) -> list[str]:
@@ -285,7 +283,6 @@ def agent_command(
             f"--python={python}",
             f"--poll-s={poll_interval_s(nodes):g}",
             f"--silence-s={SILENCE_S:g}",
-            f"--cpu-workers={cpu_workers}",
         ]
         if node is not None:
             arguments.append(f"--node={node}")
@@ -300,7 +297,6 @@ def _agent_command(directory: Path, started: RunStarted, settings: CheckSettings
         run_id=started.run_id,
         nodes=len(started.nodes),
         python=settings.python,
-        cpu_workers=settings.cpu_workers,
     )
 
 

@@ -5,7 +5,6 @@ Runs where the user submits. It reads the script, the arguments and the environm
 sbatch.
 
     submit        the command
-    own_options   the options of slurm-health: on the command line, in variables, in the script
     arguments     finds the script among sbatch's arguments, as sbatch does
     node_counts   how many nodes to allocate, and how many to run on
     foresight     what would let the job run unchecked, as far as it can be seen here

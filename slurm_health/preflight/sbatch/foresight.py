@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slurm_health.preflight import config
-from slurm_health.preflight.option_kinds import FIND_TORCH, asks_for_light
-from slurm_health.preflight.sbatch.own_options import MAGIC, Settings
+from slurm_health.preflight.chosen_probes import FIND_TORCH, asks_for_light
+from slurm_health.preflight.job_spec import JobSpec
+from slurm_health.preflight.options import MAGIC
 from slurm_health.preflight.sbatch.script import header
 from slurm_health.records.errors import ConfigError
 from slurm_health.system.killable import Answered, Hung, run_one
@@ -42,7 +43,7 @@ _ACTIVATES = re.compile(
 
 
 def warnings(
-    settings: Settings,
+    spec: JobSpec,
     script: bytes,
     title: str,
     *,
@@ -53,29 +54,29 @@ def warnings(
     """Return what is to be said of a job that is submitted with these settings.
 
     Args:
-        settings: our options.
+        spec: what is asked for.
         script: the job's script.
         title: what the user calls it.
         asked: sbatch's options.
         environ: the environment of the submission.
         python: the interpreter that runs slurm-health, and the probes where the job's has no torch.
     """
-    found = [*_about_journal(settings, environ), *_about_setup(settings), *_ignored(script, title)]
+    found = [*_about_journal(spec, environ), *_about_setup(spec), *_ignored(script, title)]
     # In an image, or with another PATH, another interpreter has the name.
     if not asked.keys() & {"container", "container-image"}:
         inherits = asked.get("export", "ALL").split(",")[0] == "ALL"
         trains = bool(asked.keys() & _GPUS)
         found += _about_torch(
-            settings, script, title, environ, python, inherits=inherits, trains=trains
+            spec, script, title, environ, python, inherits=inherits, trains=trains
         )
     return found
 
 
-def _about_setup(settings: Settings) -> list[str]:
-    setup = settings.get("setup")
-    if setup is None or os.access(str(setup), os.R_OK):
+def _about_setup(spec: JobSpec) -> list[str]:
+    setup = spec.setup
+    if setup is None or os.access(setup, os.R_OK):
         return []
-    why = "cannot be read here" if os.access(str(setup), os.F_OK) else "no such file here"
+    why = "cannot be read here" if os.access(setup, os.F_OK) else "no such file here"
     return [f"--setup={setup}: {why}; if the nodes find the same, the job runs UNCHECKED"]
 
 
@@ -93,10 +94,9 @@ def _ignored(script: bytes, title: str) -> list[str]:
     return [f"{where}: #HEALTH after the first command is ignored, as #SBATCH is; move it up"]
 
 
-def _about_journal(settings: Settings, environ: Mapping[str, str]) -> list[str]:
-    chosen = settings.get("journal")
+def _about_journal(spec: JobSpec, environ: Mapping[str, str]) -> list[str]:
     try:
-        root = config.journal_root(None if chosen is None else str(chosen), environ)
+        root = config.journal_root(spec.journal, environ)
     except ConfigError as err:
         return [f"{err}; where that is so on the nodes, the job runs UNCHECKED"]
 
@@ -132,7 +132,7 @@ def _trouble_with(root: Path) -> str:
 
 
 def _about_torch(
-    settings: Settings,
+    spec: JobSpec,
     script: bytes,
     title: str,
     environ: Mapping[str, str],
@@ -142,12 +142,12 @@ def _about_torch(
     trains: bool,
 ) -> list[str]:
     """Say that torch is missing where something tells that the job wants it."""
-    chosen, setup = settings.get("python"), settings.get("setup")
-    if asks_for_light(str(settings.get("check", ""))):
+    chosen, setup = spec.python, spec.setup
+    if asks_for_light(spec.check):
         return []
     if chosen is not None:
-        known = "/" in str(chosen) or (inherits and setup is None)
-        path = shutil.which(str(chosen), path=environ.get("PATH"))
+        known = "/" in chosen or (inherits and setup is None)
+        path = shutil.which(chosen, path=environ.get("PATH"))
         if path is None:
             lacks = f"--python={chosen}: no such executable here; if the nodes lack it too"
             return [f"{lacks}, the job runs UNCHECKED"] if known else []

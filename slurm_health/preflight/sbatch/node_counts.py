@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from slurm_health.preflight.sbatch.arguments import CommandLine, parse
-from slurm_health.preflight.sbatch.own_options import Settings
 from slurm_health.records.errors import UsageError
 from slurm_health.system.slurm.parsing import Partition
 
@@ -58,45 +57,39 @@ class NodeCounts:
         return [f"--nodes={self.request}", f"--ntasks={total}", per_node]
 
 
-def node_counts(asked: Mapping[str, str], settings: Settings) -> NodeCounts | None:
-    """Return what `--spares`, `--min-nodes` and a range of `--nodes` come to, None without any.
+def node_counts(asked: Mapping[str, str], spares: int) -> NodeCounts | None:
+    """Return what `--spares` and a range of `--nodes` come to, None without either.
 
     Raises:
         UsageError: they do not go together with what else the job asks for.
     """
-    spares = int(settings.get("spares", 0))
-    least = settings.get("min-nodes")
     text = asked.get("nodes", "")
     found = _NODES.fullmatch(text)
     is_range = found is not None and found[2] is not None
-    if not spares and least is None and not is_range:
+    if not spares and not is_range:
         return None
-    option = "--spares" if spares else "--min-nodes" if least else "--nodes"
     if found is None:
         raise UsageError(
-            f"{option}: needs the number of nodes, as in --nodes=4 or --nodes=3-4"
+            "--spares: needs the number of nodes, as in --nodes=4 or --nodes=3-4"
             + (f", found --nodes={text}" if text else "")
         )
     per_node = 0
-    if spares and least is None and not is_range:
+    if not is_range:
         per_node = _tasks_per_node(asked, int(found[1]))
     unsuited = next((n for n in _UNFIT if n in asked and (n != "ntasks" or not per_node)), None)
     if unsuited is not None:
-        if not spares and least is None:
+        if not spares:
             return None  # a plain range with totals is for Slurm alone to fit
         why, instead = _UNFIT[unsuited]
         if unsuited == "ntasks" and (per_node := _tasks_per_node(asked, int(found[1]))):
             instead = f"--ntasks-per-node={per_node}"
         raise UsageError(
-            f"{option}: cannot be combined with --{unsuited}, which {why}; use {instead}"
+            f"--spares: cannot be combined with --{unsuited}, which {why}; use {instead}"
         )
     low, high = int(found[1]), int(found[2] or found[1])
-    needed = low if least is None else int(least)
-    if needed > high:
-        raise UsageError(f"--min-nodes: {needed} is more than --nodes={text}")
     request = f"{low}-{high + spares}" if is_range else str(high + spares)
     return NodeCounts(
-        request=request, wanted=high, needed=needed, spares=spares, tasks_per_node=per_node
+        request=request, wanted=high, needed=low, spares=spares, tasks_per_node=per_node
     )
 
 

@@ -17,8 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
 
-from slurm_health.preflight.decide.policy import OnUnchecked
-from slurm_health.preflight.sbatch.own_options import Settings
+from slurm_health.preflight.job_spec import JobSpec
 
 _TEMPLATE, _ASKED_FOR, _BY_DEFAULT = (
     Path(__file__).with_name(f"{name}.sbatch")
@@ -98,24 +97,24 @@ def render(
     template: str,
     python: str,
     flags: Sequence[str],
-    settings: Settings,
+    spec: JobSpec,
     name: str,
     is_wrap: bool = False,
 ) -> bytes:
     """Return the text to submit in place of `script`.
 
-    `python` with `flags` runs slurm-health on the batch host, with `settings` as its options;
+    `python` with `flags` runs slurm-health on the batch host, which does what `spec` asks for;
     `name` is what the user calls the script. `is_wrap` names the job as sbatch names one made
     with --wrap; environment, script and command line still rename it.
     """
     top, padding = _top(script)
     values = {
-        "options": b" ".join(_quoted(f"--{key}={value}") for key, value in settings.items()),
+        "options": b"--spec=" + _quoted(spec.encoded()),
         "name": _quoted(name),
         "origin": SUBMITTED.encode(),
         "header": (_WRAP_NAME if is_wrap else b"") + top,
         "padding": padding,
-        "on_unchecked": _quoted(str(settings.get("on-unchecked", OnUnchecked.PROCEED.value))),
+        "on_unchecked": _quoted(spec.on_unchecked.value),
     }
     return _launcher(template, python, flags, values) + script
 

@@ -13,12 +13,23 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
+import click
+import msgspec
+
+from slurm_health.preflight.chosen_probes import OFF
 from slurm_health.preflight.decide.policy import OnHang
-from slurm_health.preflight.option_kinds import OFF
-from slurm_health.preflight.options import what_to_check
-from slurm_health.preflight.sbatch import foresight, own_options
+from slurm_health.preflight.job_spec import JobSpec
+from slurm_health.preflight.options import (
+    DRY_RUN,
+    FOR_JOB,
+    given_in,
+    given_in_environ,
+    given_in_script,
+    job_spec,
+)
+from slurm_health.preflight.sbatch import foresight
 from slurm_health.preflight.sbatch.arguments import CommandLine, parse
 from slurm_health.preflight.sbatch.node_counts import (
     NodeCounts,
@@ -41,6 +52,7 @@ from slurm_health.system.slurm import command
 from slurm_health.system.slurm.client import Client
 from slurm_health.system.slurm.command import Sbatch
 
+_OPTIONS = (*FOR_JOB, DRY_RUN)
 _HELP_DEADLINE_S = 10.0
 # Options that make sbatch print something, or submit a job without a script of ours.
 _NOT_OURS = frozenset({"usage", "version", "autocomplete", "test-only", "external"})
@@ -81,14 +93,16 @@ def submit(
     sbatch = command.find_sbatch(environ)
     if sbatch.led_back:
         return _call(sbatch, arguments)
-    line = parse(arguments, own=own_options.TAKES_VALUE, read_help=lambda: _sbatch_help(sbatch))
+    own = {option.name: option.kind is not None for option in _OPTIONS}
+    line = parse(arguments, own=own, read_help=lambda: _sbatch_help(sbatch))
     if "help" in line.seen:
-        sys.stdout.write(own_options.help_text())
+        sys.stdout.write(help_text())
         return 0
     dry_run = ("dry-run", None) in line.own
     if sbatch.path is None and not dry_run:
         raise SlurmCommandMissing("sbatch")
-    given = own_options.from_environ(environ) | own_options.from_words(line.own)
+    words = [f"--{name}" if text is None else f"--{name}={text}" for name, text in line.own]
+    given = given_in_environ(environ) | given_in(words, "command line", _OPTIONS)
     off = given.get("check") == OFF
     if line.components and not off:
         raise UsageError(_COMPONENTS)
@@ -123,7 +137,7 @@ class _Prepared:
 
     script: bytes
     text: bytes
-    settings: own_options.Settings = field(default_factory=dict)
+    spec: JobSpec = field(default_factory=JobSpec)
     counts: NodeCounts | None = None
     asked: Mapping[str, str] = field(default_factory=dict)
 
@@ -140,7 +154,7 @@ class _Job:
     """
 
     line: CommandLine
-    given: own_options.Settings
+    given: Mapping[str, Any]
     environ: Mapping[str, str]
     stdin: BinaryIO
     sbatch: Sbatch
@@ -171,7 +185,7 @@ class _Job:
         self._require_room(job.counts, job.asked)
         # The last of several wins, and the command line over the script.
         more = job.counts.options
-        if job.settings.get("keep-spares"):
+        if job.spec.keeps_spares:
             more.append("--no-kill")  # Slurm leaves the job alive when it loses a node
         code = self._feed(job.text, more)
         if code == 0:
@@ -186,7 +200,7 @@ class _Job:
     def _warned(self, job: _Prepared, python: str) -> int:
         """Say what may leave a job unchecked that was submitted; return the code for that."""
         for text in foresight.warnings(
-            job.settings,
+            job.spec,
             job.script,
             self._title(),
             asked=job.asked,
@@ -238,53 +252,45 @@ class _Job:
 
         Raises:
             _Refused: sbatch would not take it, or the words that name it.
-            UsageError: it is a heterogeneous job, or its node counts do not fit our options.
+            UsageError: it is a heterogeneous job, or what is asked for does not go together.
             ConfigError: one of its `#HEALTH` lines cannot be used.
         """
         script = self._read()
         lines = header(script)
-        settings = own_options.from_script(lines, self._title()) | dict(self.given)
-        settings["check"] = what_to_check(settings)
-        if settings["check"] == OFF:
+        spec = job_spec(given_in_script(lines, self._title()) | dict(self.given))
+        if spec.check == OFF:
             return _Prepared(script=script, text=script)
         if has_components(script):
             raise UsageError(f"{self._title()}: {_COMPONENTS}")
         asked = options_asked(self.line, lines, self.environ, lambda: _sbatch_help(self.sbatch))
-        counts = node_counts(asked, settings)
+        counts = node_counts(asked, spec.spares)
+        spec = self._completed(spec, counts)
         text = render(
             script,
             template=read_template(),
             python=python,
             flags=python_flags(self.environ),
-            settings=self._for_check(settings, counts),
+            spec=spec,
             name=self._name(),
             is_wrap=self.line.wrap is not None,
         )
-        return _Prepared(script=script, text=text, settings=settings, counts=counts, asked=asked)
+        return _Prepared(script=script, text=text, spec=spec, counts=counts, asked=asked)
 
-    def _for_check(
-        self, settings: own_options.Settings, counts: NodeCounts | None
-    ) -> own_options.Settings:
-        """Return what the check in the job is told.
+    def _completed(self, spec: JobSpec, counts: NodeCounts | None) -> JobSpec:
+        """Return what is asked for, with what only the submission knows.
 
         Raises:
-            UsageError: no spares are to be kept, or no restarts of what hangs.
+            UsageError: a script that hangs is to be restarted, and no restarts are allowed.
         """
-        told = own_options.for_check(settings)
-        if self.now_s is not None:
-            told |= {"submit-time": int(self.now_s)}
-        if self.verbose:
-            told |= {"verbose": "yes"}
-        if settings.get("keep-spares"):
-            if counts is None or not counts.spares:
-                raise UsageError("--keep-spares: there are none to keep; add --spares=K")
-            told |= {"keep-spares": "yes"}
-            told.setdefault("max-restarts", counts.spares)
-        if settings.get("monitor") == OnHang.RESTART.value and not told.get("max-restarts"):
+        if spec.monitor is OnHang.RESTART and not spec.max_restarts:
             raise UsageError(_NO_RESTARTS)
-        if counts is not None:
-            told |= {"nodes-wanted": counts.wanted, "nodes-needed": counts.needed}
-        return told
+        return msgspec.structs.replace(
+            spec,
+            submit_time_s=None if self.now_s is None else int(self.now_s),
+            verbose=self.verbose,
+            nodes_wanted=counts and counts.wanted,
+            nodes_needed=counts and counts.needed,
+        )
 
     def _read(self) -> bytes:
         """Return the script.
@@ -347,15 +353,46 @@ class _Job:
 
 
 def _nearest(words: Sequence[str]) -> str:
-    """Return the option of ours that sbatch was given misspelt, empty where there is none."""
+    """Return the option of ours that sbatch was given misspelt, empty if there is none."""
     import difflib  # not free, and few options are mistaken
 
-    ours = [f"--{name}" for name in own_options.TAKES_VALUE]
+    ours = [f"--{option.name}" for option in _OPTIONS]
     for word in words:
         near = difflib.get_close_matches(word.partition("=")[0], ours, n=1, cutoff=_ALIKE)
         if word.startswith("--") and near:
             return near[0]
     return ""
+
+
+def help_text() -> str:
+    """Return what `slurm-health sbatch --help` prints."""
+    formatter = click.HelpFormatter(width=_WIDTH)
+    rows = []
+    for option in _OPTIONS:
+        variable = "" if option is DRY_RUN else f" Variable: {option.variable}."
+        usage = f"--{option.name}" + (f"={option.metavar}" if option.metavar else "")
+        rows.append((usage, option.help + variable))
+    formatter.write_dl(rows, col_max=28)
+    return _HELP.format(options=formatter.getvalue().rstrip())
+
+
+_WIDTH = 79  # of a terminal with 80 columns
+_HELP = """\
+Usage: slurm-health sbatch [options] [script [arguments]]
+
+Submit a batch job as sbatch does; before the script starts, its nodes are
+checked.
+
+Options of slurm-health, anywhere before the script:
+{options}
+
+Options with a variable can also stand in the script, among its #SBATCH lines:
+  #HEALTH --max-requeues=2
+The command line wins over the environment, the environment over the script.
+
+Every option of sbatch is passed on as it is; see: sbatch --help
+Standard output, standard error and exit code are those of sbatch.
+"""
 
 
 def _call(sbatch: Sbatch, words: Sequence[str], stdin: bytes | None = None) -> int:

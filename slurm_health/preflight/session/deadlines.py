@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from slurm_health.preflight.session.phases import Phase
-from slurm_health.preflight.session.round_state import RoundState, on_cpus
+from slurm_health.preflight.session.round_state import RoundState
 from slurm_health.preflight.session.run_state import RunState
 from slurm_health.records.records import WorkersReady
 
@@ -49,13 +49,6 @@ class TimeLimits:
     failed_starts_per_node: int = 2
 
 
-def limits_of(round_deadline_s: str | None) -> TimeLimits:
-    """Return the limits with the one that a user may give, as `--round-deadline` reads it."""
-    return (
-        TimeLimits(round_deadline_s=float(round_deadline_s)) if round_deadline_s else TimeLimits()
-    )
-
-
 class Deadlines:
     """The deadlines of one run; `state` is what is known of it."""
 
@@ -80,7 +73,7 @@ class Deadlines:
     def at_most_s(self, phase: Phase, nodes: Sequence[str]) -> float:
         """Return how long a round may take while nothing is known of how long it takes here."""
         ready = self._state.ready(nodes)
-        extra_s = 0.0 if on_cpus(ready) else phase.extra_s()
+        extra_s = phase.extra_s()
         limits = self._limits
         allowed_s = limits.adaptive_factor * _start_s(ready) + self._margin_s(ready)
         short_s = limits.patience * allowed_s

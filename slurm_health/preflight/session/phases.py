@@ -58,7 +58,7 @@ class Phase:
         ]
 
     def extra_s(self) -> float:
-        """Return how much longer a round of accelerators takes than one of short probes."""
+        """Return how much longer a round takes than one of short probes."""
         names = {probe.name for probe in self.probes}
         burn_s = float(self.options.get("burn_s", 0.0)) if "matmul" in names else 0.0
         warm_up_s = _BURN_WARM_UP_S if burn_s > _BURN_WARM_UP_S else 0.0

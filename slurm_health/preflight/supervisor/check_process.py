@@ -11,14 +11,13 @@ import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
 from slurm_health.preflight.supervisor.signal_witness import ALL_SIGNALS
 from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import ExitCode
-from slurm_health.records.records import Disposition, RunFinished
+from slurm_health.records.records import RunFinished
 from slurm_health.system import processes
 from slurm_health.system.signals import FOR_SCRIPT, exit_text
 
@@ -50,26 +49,10 @@ _UNKILLABLE_S = 5.0  # how long to wait for a killed process that hangs in the k
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What becomes of the job, as the check says in a line of its own; its last line counts."""
-
-    disposition: Literal["proceed", "requeue", "hold", "stop"]
-    exit_code: int = 0
-    reason: str = ""
-    run_directory: str = ""
-    nodes: tuple[str, ...] = ()
-    spares: tuple[str, ...] = ()
-
-    @property
-    def leaves(self) -> bool:
-        """Whether the job leaves its nodes: Slurm ends this attempt of it."""
-        return Disposition(self.disposition).leaves
-
-
-def tell(finished: RunFinished, run_directory: Path | str = "") -> None:
-    """Say, in the process of the check, how it ends."""
-    said = {**msgspec.to_builtins(finished), "run_directory": str(run_directory)}
-    print(msgspec.json.encode(msgspec.convert(said, Answer)).decode(), flush=True)
+def tell(outcome: RunFinished, directory: Path | str = "") -> None:
+    """Print, in the process of the check, what becomes of the job; its last such line counts."""
+    outcome = msgspec.structs.replace(outcome, directory=str(directory))
+    print(msgspec.json.encode(outcome).decode(), flush=True)
 
 
 def heartbeat(monotonic: Callable[[], float] = time.monotonic) -> Callable[[], None]:
@@ -95,7 +78,7 @@ class Interrupted(Exception):
     `answer` is what the check had said by then.
     """
 
-    def __init__(self, number: int, answer: Answer | None = None) -> None:
+    def __init__(self, number: int, answer: RunFinished | None = None) -> None:
         self.number = number
         self.answer = answer
         super().__init__(f"signal {number}")
@@ -104,7 +87,7 @@ class Interrupted(Exception):
 class NoAnswer(Exception):
     """The check ended without saying what becomes of the job, or died over what it `said`."""
 
-    def __init__(self, text: str, said: Answer | None = None) -> None:
+    def __init__(self, text: str, said: RunFinished | None = None) -> None:
         self.said = said
         super().__init__(text)
 
@@ -122,7 +105,7 @@ def ask(
     silence_s: float,
     interrupted: Callable[[Interrupted], None],
     limit_s: float = math.inf,
-) -> Answer:
+) -> RunFinished:
     """Run the check to its end; nothing that it started is left when this returns or raises.
 
     Every signal must be blocked; the check gets `mask`, and what is `FOR_SCRIPT` blocked beside it.
@@ -151,7 +134,7 @@ def ask(
             processes.close_pipes(check)
 
 
-def _listen(check: processes.Process, silence_s: float, limit_s: float) -> Answer:
+def _listen(check: processes.Process, silence_s: float, limit_s: float) -> RunFinished:
     """Return what the check says, once it has ended.
 
     Raises:
@@ -196,10 +179,10 @@ def _adopting_orphans() -> Iterator[None]:
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
-def _answer(output: bytes) -> Answer | None:
+def _answer(output: bytes) -> RunFinished | None:
     lines = [line for line in output.splitlines() if line.strip()]
     with contextlib.suppress(msgspec.MsgspecError):
-        return from_json(lines[-1], Answer) if lines else None
+        return from_json(lines[-1], RunFinished) if lines else None
     return None
 
 

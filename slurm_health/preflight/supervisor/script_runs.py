@@ -17,19 +17,17 @@ from typing import Protocol
 import msgspec
 
 from slurm_health.preflight.supervisor import post_mortem
-from slurm_health.preflight.supervisor.check_process import HARMLESS, Answer
+from slurm_health.preflight.supervisor.check_process import HARMLESS
 from slurm_health.preflight.supervisor.monitor_process import Monitoring
 from slurm_health.preflight.supervisor.recorder import ScriptRecorder, say
 from slurm_health.preflight.supervisor.script_process import ScriptProcess, end_script, end_steps
 from slurm_health.preflight.supervisor.signal_witness import ALL_SIGNALS
-from slurm_health.records.records import Action, ActionDone
+from slurm_health.records.records import Action, ActionDone, Disposition, RunFinished
 from slurm_health.records.script_records import ScriptEnded, ScriptStarted
 from slurm_health.system.signals import FOR_SCRIPT, signal_name
 
 # How often this attempt of the job has started the script again.
 RESTART_COUNT = b"SLURM_HEALTH_RESTART_COUNT"
-# Tells the monitor and the post-mortem which nodes to ask; the script is not told.
-COLLECT = b"SLURM_HEALTH_COLLECT"
 # With these a person, a limit or Slurm ends a job: what they have ended is not started again.
 _ENDING = ALL_SIGNALS - FOR_SCRIPT - HARMLESS
 _SOON_S = 0.5  # within this of the script's end, the signal that ended its steps is here too
@@ -78,7 +76,6 @@ class ScriptRuns:
         restarts: how often it may be started again.
         ask: asks what follows a failure; raises Interrupted.
         watched: has a run of the script, in its environment, watched while active.
-        collect: which nodes tell how they are, empty for all.
         trap_wait_s: see `ScriptProcess`.
         post_mortem_s: how long a post-mortem may take; 0: there is none.
     """
@@ -90,14 +87,13 @@ class ScriptRuns:
     directory: str
     recorder: ScriptRecorder
     restarts: Restarts
-    ask: Callable[[Sequence[str]], Answer | None]
+    ask: Callable[[Sequence[str]], RunFinished | None]
     watched: Watching
-    collect: str
     trap_wait_s: float
     post_mortem_s: float
     _told: set[int] = field(default_factory=set)
 
-    def run(self, argv: list[bytes], answer: Answer) -> Over:
+    def run(self, argv: list[bytes], answer: RunFinished) -> Over:
         """Run the script to its last end, on the nodes of an answer.
 
         Raises:
@@ -107,18 +103,17 @@ class ScriptRuns:
         restart = 0
         while True:
             environ = self._environ_of(answer, restart)
-            looking = {**environ, COLLECT: self.collect.encode()} if self.collect else environ
             with (
                 self._spares_kept(answer.spares),
                 self._batch_node_watched((*answer.nodes, *answer.spares)),
-                self.watched(environ=looking) as monitoring,
+                self.watched(environ=environ) as monitoring,
             ):
                 status, command = self._run_once(argv, environ, answer, restart, monitoring)
             if status == 0 and not self._told_to_end():
                 return Over(status=status)
             if status and self.restarts.most:
                 self._told.update(_heard_within(_SOON_S))
-            said, signalled = self._post_mortem(status, command, looking)
+            said, signalled = self._post_mortem(status, command, environ)
             if status == 0:
                 return Over(status=status)
             if said:
@@ -127,7 +122,7 @@ class ScriptRuns:
                 return Over(status=status)
             restart += 1
             following = self._asked(answer, restart)
-            if following is None or following.disposition == "stop":
+            if following is None or following.disposition is Disposition.STOP:
                 return Over(status=status)
             if following.leaves:
                 return Over(status=status, leaves=True)
@@ -167,7 +162,7 @@ class ScriptRuns:
         self,
         argv: list[bytes],
         environ: Mapping[bytes, bytes],
-        answer: Answer,
+        answer: RunFinished,
         restart: int,
         monitoring: Monitoring,
     ) -> tuple[int, tuple[str, ...]]:
@@ -276,7 +271,7 @@ class ScriptRuns:
             say(f"{self.name} is not started again: {why}")
         return bool(why)
 
-    def _asked(self, answer: Answer, restart: int) -> Answer | None:
+    def _asked(self, answer: RunFinished, restart: int) -> RunFinished | None:
         """Ask what follows the failure."""
         failed = {
             "directory": self.directory,
@@ -290,11 +285,11 @@ class ScriptRuns:
         following = self.ask([*self.restarts.argv, told])
         if following is None:
             say(f"{self.name} is not started again: whether to could not be decided")
-        elif following.disposition == "stop":
+        elif following.disposition is Disposition.STOP:
             say(f"{self.name} is not started again: {following.reason}")
         return following
 
-    def _environ_of(self, answer: Answer, restart: int) -> Mapping[bytes, bytes]:
+    def _environ_of(self, answer: RunFinished, restart: int) -> Mapping[bytes, bytes]:
         """Return the environment of a start of the script on the nodes of an answer."""
         environ = dict(self.environ)
         if self.restarts.most:

@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_health.preflight.supervisor import check_process, monitor_process, post_mortem
-from slurm_health.preflight.supervisor.check_process import Answer
 from slurm_health.preflight.supervisor.flight_recorder import recording
 from slurm_health.preflight.supervisor.recorder import Clock, ScriptRecorder, say, to_machine_log
 from slurm_health.preflight.supervisor.script_process import TRAP_WAIT_S, command_line
 from slurm_health.preflight.supervisor.script_runs import Restarts, ScriptRuns
 from slurm_health.preflight.supervisor.signal_witness import ALL_SIGNALS
 from slurm_health.records.errors import ExitCode
+from slurm_health.records.records import Disposition, RunFinished
 from slurm_health.system import private_files
 from slurm_health.system.signals import FOR_SCRIPT, signal_name
 
@@ -74,13 +74,12 @@ class Supervised:
 
     `source` holds the script, which begins on line `line`; the user calls it `name`; it gets
     `arguments` and `environ`. The last line that `check_argv` prints says what becomes of the job.
-    Where it never does, `record_argv` with `--unchecked=HOW` behind it records that and how, and
-    says it instead. `unchecked_runs` says whether the script runs where not even that could be
-    done; without `checked` it runs at once, and after `limit_s` without an answer. With `quiet`
-    nothing is added to the script's output: what there is to say goes to the machine's log.
-    `monitor` is what is done about a script that hangs; `collect` which nodes tell how they are
-    when it fails or hangs; `flight_recorder` whether its PyTorch is told to record collectives;
-    `heartbeat` whether its ranks are given one. One that fails may be started again (`restarts`).
+    If it never does, the same with `--unchecked=HOW` behind it records that and how, and says it
+    instead. `unchecked_runs` says whether the script runs if not even that could be done; without
+    `checked` it runs at once, and after `limit_s` without an answer. With `quiet` nothing is added
+    to the script's output: what there is to say goes to the machine's log. `monitor` is what is
+    done about a script that hangs; `flight_recorder` whether its PyTorch records collectives;
+    `heartbeat` whether its ranks get one. One that fails may be started again (`restarts`).
     """
 
     source: Path
@@ -88,7 +87,6 @@ class Supervised:
     name: str
     arguments: Sequence[str]
     check_argv: Sequence[str]
-    record_argv: Sequence[str]
     environ: Mapping[bytes, bytes]
     unchecked_runs: bool = True
     checked: bool = True
@@ -96,7 +94,6 @@ class Supervised:
     limit_s: float = math.inf
     restarts: Restarts = NO_RESTARTS
     monitor: str = monitor_process.OFF
-    collect: str = ""
     flight_recorder: bool = False
     heartbeat: bool = False
 
@@ -114,15 +111,15 @@ def supervise(
         check = _Check(told.environ, mask, patience, clock, told.limit_s)
         with to_machine_log() if told.quiet else contextlib.nullcontext():
             answer = _answered(told, check)
-        if answer.disposition == "stop":
+        if answer.disposition is Disposition.STOP:
             say(f"the job stops: {answer.reason}")
             return answer.exit_code or ExitCode.BAD_NODES
         if answer.leaves:
             return _await_requeue(patience.requeue_wait_s)
     except check_process.Interrupted as interrupted:
         return _die_by(interrupted.number)
-    recorder = ScriptRecorder(answer.run_directory, clock, patience.journal_wait_s)
-    runs = _script_runs(told, answer.run_directory, recorder, check, mask, patience)
+    recorder = ScriptRecorder(answer.directory, clock, patience.journal_wait_s)
+    runs = _script_runs(told, answer.directory, recorder, check, mask, patience)
     try:
         script = unpacked(told.source, told.line)
         with private_files.temporary("slurm_script", script, mode=0o700) as path:
@@ -167,19 +164,18 @@ def _script_runs(
             mask=mask,
             after_s=patience.monitor_after_s,
         ),
-        collect=told.collect,
         trap_wait_s=patience.trap_wait_s,
         post_mortem_s=0.0 if told.quiet else patience.post_mortem_s,
     )
 
 
-def _answered(told: Supervised, check: _Check) -> Answer:
+def _answered(told: Supervised, check: _Check) -> RunFinished:
     """Return what becomes of the job, once it is checked."""
     if not told.checked:
-        return Answer(disposition="proceed")
+        return RunFinished(disposition=Disposition.PROCEED, exit_code=ExitCode.HEALTHY)
     return (
         check.answer(told.check_argv)
-        or check.answer_to_death(told.record_argv)
+        or check.answer_to_death(told.check_argv)
         or _without_answer(told.unchecked_runs)
     )
 
@@ -200,11 +196,11 @@ class _Check:
         self._mask = mask
         self._patience = patience
         self._clock = clock
-        self._said: Answer | None = None
+        self._said: RunFinished | None = None
         self._failure = ""
         self._out_of_time = False
 
-    def answer(self, argv: Sequence[str]) -> Answer | None:
+    def answer(self, argv: Sequence[str]) -> RunFinished | None:
         """Return what the check says; None where it never does.
 
         One that dies or hangs is started again: it goes on from its journal.
@@ -217,7 +213,7 @@ class _Check:
             say(f"{starts}: {self._failure}")
         return None
 
-    def answer_to_death(self, argv: Sequence[str]) -> Answer | None:
+    def answer_to_death(self, argv: Sequence[str]) -> RunFinished | None:
         """Have it recorded that the check died; return what becomes of the job, None if unsaid."""
         how = f"the check was started {self._patience.master_starts} times, and {self._failure}"
         if self._out_of_time:
@@ -228,7 +224,7 @@ class _Check:
             say(f"that could not be recorded: {self._failure}")
         return answer
 
-    def after_failure(self, argv: Sequence[str]) -> Answer | None:
+    def after_failure(self, argv: Sequence[str]) -> RunFinished | None:
         """Ask what becomes of a job whose script has failed; None where that is not said."""
         self._said, self._end_s = None, math.inf
         answer = self._ask(argv, again=True)
@@ -236,7 +232,7 @@ class _Check:
             say(f"after the failure: {self._failure}")
         return answer
 
-    def _ask(self, argv: Sequence[str], *, again: bool = False) -> Answer | None:
+    def _ask(self, argv: Sequence[str], *, again: bool = False) -> RunFinished | None:
         try:
             answer = check_process.ask(
                 argv,
@@ -261,27 +257,27 @@ class _Check:
             self._out_of_time = isinstance(failure, check_process.OutOfTime)
             self._failure = str(failure)
             return None
-        if answer.disposition == "proceed" and answer.exit_code and not again:
+        if answer.disposition is Disposition.PROCEED and answer.exit_code and not again:
             # With nodes, it goes on without the bad ones.
             anyway = "" if answer.nodes else " anyway"
             say(f"running the script{anyway}: {answer.reason}")
         return answer
 
 
-def _without_answer(unchecked_runs: bool) -> Answer:
+def _without_answer(unchecked_runs: bool) -> RunFinished:
     """Return what becomes of a job whose check cannot even say that it failed."""
     reason = "the check never answered; the lines above say more"
     if unchecked_runs:
         say(f"running the script anyway: UNCHECKED: {reason}")
-        return Answer(disposition="proceed")
+        return RunFinished(disposition=Disposition.PROCEED, exit_code=ExitCode.HEALTHY)
     reason = f"UNCHECKED: {reason} (--on-unchecked)"
-    return Answer(disposition="stop", exit_code=ExitCode.UNAVAILABLE, reason=reason)
+    return RunFinished(disposition=Disposition.STOP, exit_code=ExitCode.UNAVAILABLE, reason=reason)
 
 
 def _say_why_interrupted(
     interrupted: check_process.Interrupted,
     *,
-    said: Answer | None,
+    said: RunFinished | None,
     after: str,
     environ: Mapping[bytes, bytes],
     clock: Clock,

@@ -164,7 +164,7 @@ def directory_of_check(root: Path, started: RunStarted) -> tuple[Path, RunStarte
 
     def is_ours(begun: RunStarted, records: Sequence[Record]) -> bool:
         finished = [record for record in records if isinstance(record, RunFinished)]
-        over = finished and not finished[-1].disposition.leaves
+        over = finished and not finished[-1].leaves
         return begun.run_id == started.run_id or (not over and _same_start(begun, started))
 
     try:

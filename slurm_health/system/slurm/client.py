@@ -12,14 +12,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Self
 
-from slurm_health.records.allocation import Estimate
 from slurm_health.records.errors import LocalizeError, SlurmCommandError, SlurmError, UnknownJob
 from slurm_health.records.nodeset import fold
 from slurm_health.records.text import whole_number
 from slurm_health.system import SYSTEM_PATH
 from slurm_health.system.slurm import command, parsing
-from slurm_health.system.slurm.command import PRINT_EPOCH, estimate_of
-from slurm_health.system.slurm.job_gres import NodeGres, gres_of, options_on
+from slurm_health.system.slurm.command import PRINT_EPOCH
+from slurm_health.system.slurm.job_gres import NodeGres, gres_of
 from slurm_health.system.slurm.parsing import parse_topology
 from slurm_health.system.slurm.reads import Reads, choose
 
@@ -114,12 +113,22 @@ class Client:
         ]
         return {partition.name: partition for partition in found}
 
-    def reservation(self, name: str) -> dict[str, str]:
-        """Return the fields of a reservation, none where Slurm shows none of that name."""
+    def listed_nodes(self, partition: str) -> list[parsing.ListedNode]:
+        """List the nodes of a partition, hidden or not, in one call."""
+        text = self._run(
+            *("sinfo", "--all", "--noheader", "--Node", f"--partition={partition}"),
+            f"--format={parsing.LISTED_NODE}",
+        )
+        return [node for line in text.splitlines() if (node := parsing.listed_node_of(line))]
+
+    def reservations(self) -> dict[str, dict[str, str]]:
+        """Return the fields of each reservation that Slurm shows, by name."""
         # All of them: asked for one that is not there, scontrol fails without a word.
         lines = self._run("scontrol", "show", "reservation", "-o").splitlines()
-        shown = (parsing.parse_pairs(line) for line in lines)
-        return next((each for each in shown if each.get("ReservationName") == name), {})
+        shown = [parsing.parse_pairs(line) for line in lines]
+        return {
+            fields["ReservationName"]: fields for fields in shown if "ReservationName" in fields
+        }
 
     def leaves(self) -> dict[str, tuple[str, ...]]:
         """Return the nodes below each leaf switch; none where Slurm has no topology to tell."""
@@ -164,42 +173,6 @@ class Client:
             return gres_of(text)
         except ValueError as err:
             raise SlurmError(f"scontrol show job {job_id} names nodes strangely: {err}") from err
-
-    def in_full(self, job_id: parsing.JobId, node: str) -> tuple[dict[str, str], list[str]]:
-        """Return all fields of a running job, and sbatch's options for what it has on a node."""
-        text = self._run("scontrol", "show", "job", "-d", "-o", str(job_id))
-        try:
-            return parsing.job_fields(job_id, text), options_on(node, text)
-        except ValueError as err:
-            raise SlurmError(f"scontrol show job {job_id} shows no node {node}: {err}") from err
-
-    def waiting(self, partitions: Sequence[str]) -> dict[str, str]:
-        """Return the pending jobs that may run in some partitions, and what each waits for."""
-        where = ",".join(partitions)
-        text = self._squeue("--states=PENDING", f"--partition={where}", "--format=%i %r")
-        words = (line.split(maxsplit=1) for line in text.splitlines() if line.strip())
-        return {name: (why or [""])[0] for name, *why in words}
-
-    def hides_jobs(self) -> bool:
-        """Tell whether users see no jobs but their own."""
-        found = re.search(r"^PrivateData\s*=\s*(\S+)", self._config, re.MULTILINE)
-        return found is not None and "jobs" in found[1].split(",")
-
-    def estimate(self, arguments: Sequence[str]) -> Estimate:
-        """Return when and where a job would start that is not submitted.
-
-        Slurm counts in all it knows: features, memory, reservations, jobs that run and wait.
-        """
-        sbatch = command.find_sbatch(self._environ)
-        text = self._run(
-            sbatch.path or "sbatch",
-            "--test-only",
-            *arguments,
-            "--wrap=true",
-            environ={**sbatch.environ, **PRINT_EPOCH},
-            with_stderr=True,
-        )
-        return estimate_of(text)
 
     def jobs_named(self, name: str, uid: int) -> list[int]:
         """Return the ids of a user's jobs of that name that have not ended."""
@@ -247,11 +220,6 @@ class Client:
             return False
         before = (int(release[1]), int(release[2])) < _FORGETS_AT_ONCE
         return before and "alloc" in flags[1].lower().split(",")
-
-    def jobs_on(self, node: str) -> list[int]:
-        """Return the ids of the jobs that run on a node."""
-        text = self._squeue(f"--nodelist={node}", "--format=%A")
-        return [int(word) for word in text.split() if word.isdigit()]
 
     def cancelled_by(self, job_id: parsing.JobId) -> int | None:
         """Return the uid of who cancelled a job; None where Slurm's accounts do not say so.
@@ -376,7 +344,6 @@ class Client:
         environ: Mapping[str, str] | None = None,
         stdin: bytes = b"",
         directory: Path | None = None,
-        with_stderr: bool = False,
     ) -> str:
         patient_until_s = self._monotonic() + self._patience_s
         while True:
@@ -390,7 +357,6 @@ class Client:
                     stdin=stdin,
                     deadline_s=min(self._deadline_s, left_s),
                     directory=directory,
-                    with_stderr=with_stderr,
                 )
             except SlurmCommandError as err:
                 if not _UNREACHABLE.search(err.stderr) or self._monotonic() >= patient_until_s:

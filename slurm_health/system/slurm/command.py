@@ -12,20 +12,17 @@ descends from calls the next one.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurm_health.records.allocation import Estimate
 from slurm_health.records.errors import (
     SlurmCommandError,
     SlurmCommandMissing,
-    SlurmError,
     SlurmTimeoutError,
 )
-from slurm_health.records.nodeset import expand, fold
+from slurm_health.records.nodeset import fold
 from slurm_health.system import proc, processes
 
 DEADLINE_S = 30.0
@@ -42,9 +39,6 @@ CALLED = "SLURM_HEALTH_SBATCH_CALLED"
 _PROGRAM = b"\x7fELF"  # a compiled one: Slurm's
 # The environment in which Slurm's commands print a time as seconds since the epoch.
 PRINT_EPOCH = {"SLURM_TIME_FORMAT": "%s"}
-# 26.05.5 says `at 1795383392 a using 1 processors`.
-_START = re.compile(r"to start at (\d{1,18})(?: a)? using \d+ processors on nodes (\S+)")
-_PREEMPTS = re.compile(r"Preempts: ")
 
 
 def clean_environ(environ: Mapping[str, str]) -> dict[str, str]:
@@ -63,9 +57,8 @@ def run(
     stdin: bytes = b"",
     deadline_s: float = DEADLINE_S,
     directory: Path | None = None,
-    with_stderr: bool = False,
 ) -> str:
-    """Run a command to its end and return its standard output, errors too where wanted.
+    """Run a command to its end and return its standard output.
 
     Raises:
         SlurmCommandMissing: it is not on the PATH.
@@ -82,8 +75,7 @@ def run(
         raise SlurmTimeoutError(argv, deadline_s) from None
     if ended.returncode != 0:
         raise SlurmCommandError(argv, ended.returncode, ended.stderr.decode(errors="replace"))
-    said = ended.stdout + (ended.stderr if with_stderr else b"")
-    return said.decode(errors="replace")
+    return ended.stdout.decode(errors="replace")
 
 
 def step_argv(
@@ -165,22 +157,3 @@ def _is_compiled(path: str) -> bool:
             return program.read(len(_PROGRAM)) == _PROGRAM
     except OSError:
         return False
-
-
-def estimate_of(text: str) -> Estimate:
-    """Read the answer that was printed with `PRINT_EPOCH`.
-
-    Raises:
-        SlurmError: it is none.
-    """
-    found = _START.search(text)
-    try:
-        nodes = expand(found[2]) if found else ()
-    except ValueError:
-        nodes = ()
-    if found is None or not nodes:
-        said = " / ".join(text.split("\n")).strip(" /")[:200]
-        raise SlurmError(f"sbatch --test-only answered {said!r}, expected a start time")
-    return Estimate(
-        start_s=float(found[1]), nodes=nodes, preempts=_PREEMPTS.search(text) is not None
-    )

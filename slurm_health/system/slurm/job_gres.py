@@ -17,7 +17,6 @@ from slurm_health.records.nodeset import expand
 
 # One group of nodes in `scontrol show job --details`.
 _NODES = re.compile(r" Nodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)")
-_SHARE = re.compile(r" Nodes=(\S+) CPU_IDs=(\S*) Mem=(\d*)")
 # `gpu:a100:2(IDX:0-1)`, `nic(CNT:2)`: the name, its type, the number, and what is behind it.
 _ITEM = re.compile(r"([^,:()]+)(?::([^,:()]*[^\d,:()][^,:()]*))?(?::(\d+))?(?:\(([^)]*)\))?")
 _COUNTED = re.compile(r"CNT:(\d+)")
@@ -70,22 +69,6 @@ def gres_of(shown: str) -> dict[str, NodeGres]:
         for node in expand(nodelist):
             found.setdefault(node, gres)
     return found
-
-
-def options_on(node: str, shown: str) -> list[str]:
-    """Return sbatch's options for what a job has on one of its nodes, from the same output.
-
-    Raises:
-        ValueError: it has nothing there, or a list of nodes or processors cannot be read.
-    """
-    for nodelist, cpus, memory_mb in _SHARE.findall(shown):
-        if node in expand(nodelist):
-            has = gres_of(shown).get(node, NodeGres())
-            gres = [f"gpu:{typed}" for typed in has.request.split(",") if typed] + [*has.others]
-            options = [f"--cpus-per-task={len(expand(f'[{cpus}]'))}"]
-            options += [f"--mem={memory_mb}M"] if memory_mb not in {"", "0"} else []
-            return options + ([f"--gres={','.join(gres)}"] if gres else [])
-    raise ValueError(f"no share of {node}")
 
 
 def may_have_gpus(environ: Mapping[str, str]) -> bool:

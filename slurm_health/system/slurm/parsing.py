@@ -19,6 +19,8 @@ _PAIR = re.compile(r"(?:^|\s)([A-Z][\w:/]*)=")
 # and a name, which stands in front, words that look like the fields behind it.
 _JOB = re.compile(r"^(?=JobId=\d+ (?:ArrayJobId|HetJobId|JobName)=)", re.MULTILINE)
 _JOB_NAME = re.compile(r"(?<= )JobName=.*?(?= UserId=\S+\(\d+\) GroupId=)", re.DOTALL)
+# As sinfo writes them; a mark behind the word says the same of a coming reboot or power-down.
+_LISTED_OUT = ("drain", "down", "fail", "maint", "reboot", "power", "inval", "future")
 _OUT = ("DRAIN", "DOWN", "FAIL", "MAINT", "REBOOT", "POWER", "INVAL", "FUTURE")
 # Next to DRAIN these say that the node waits for something a passed check does not bring.
 _UNRELEASABLE = ("DOWN", "FAIL", "MAINT", "REBOOT", "POWER", "INVAL", "FUTURE", "NOT_RESP")
@@ -218,6 +220,44 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
             and not silent
             and not any(word.startswith(_UNRELEASABLE) for word in self.states)
         )
+
+
+class ListedNode(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of a partition's nodes.
+
+    `hardware` is what the node has: processors, memory and generic resources. On fewer nodes than
+    `least` no job starts in the partition.
+    """
+
+    name: str
+    state: str
+    hardware: tuple[str, ...]
+    features: tuple[str, ...]
+    least: int
+
+    @property
+    def out_of_pool(self) -> bool:
+        """Whether it starts no job now: drained, down, rebooting, powered down."""
+        return not self.state.isalpha() or self.state.startswith(_LISTED_OUT)
+
+
+# Name, state, processors, memory, generic resources, job sizes of the partition, features.
+LISTED_NODE = "%N %T %c %m %G %s %f"
+
+
+def listed_node_of(line: str) -> ListedNode | None:
+    """Read one line of sinfo in the format `LISTED_NODE`; None for one that is none."""
+    words = line.split()
+    if len(words) < 7:
+        return None
+    name, state, cpus, memory_mb, gres, size, *features = words
+    return ListedNode(
+        name=name,
+        state=state,
+        hardware=(cpus, memory_mb, gres),
+        features=_words("".join(features)),
+        least=whole_number(size.partition("-")[0]) or 1,
+    )
 
 
 def job_of(job_id: JobId, fields: Mapping[str, str]) -> Job:

@@ -123,7 +123,7 @@ def _starts(plan: Plan, seen: Seen) -> Iterator[str]:
 def _left_by_its_check(attempt: int, seen: Seen) -> bool:
     """Tell whether an attempt in which the script ran was left by the check before a restart."""
     checks = [each.finished for each in seen.checks if each.attempt == attempt]
-    return any(finished is not None and finished.disposition.leaves for finished in checks)
+    return any(finished is not None and finished.leaves for finished in checks)
 
 
 def _of_lost_batch_node(start: Start, seen: Seen) -> bool:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from slurm_health.preflight.chosen_probes import chosen_phases
 from slurm_health.preflight.expectations import expectations_from
 from slurm_health.preflight.master.run_check import make_localizer
-from slurm_health.preflight.option_kinds import chosen_phases
 from slurm_health.preflight.session.deadlines import TimeLimits
 from slurm_health.preflight.session.session import Append, Session
 from slurm_health.records.errors import SlurmHealthError

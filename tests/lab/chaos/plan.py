@@ -92,9 +92,7 @@ _TELLING = 3
 
 _CHOICES = {
     "--max-requeues": ("0", "1", "2"),
-    "--at-requeue-limit": ("start", "hold", "stop"),
-    "--on-straggler": ("report", "requeue", "drain"),
-    "--on-inconclusive": ("hold", "requeue"),
+    "--on-straggler": ("report", "exclude"),
     "--comment": ("mine",),
     "--ntasks-per-node": ("2",),
 }
@@ -158,8 +156,8 @@ class Plan:
     def words(self) -> tuple[str, ...]:
         """What the job is submitted with."""
         spares = (f"--spares={self.spares}",) if self.spares else ()
-        least = (f"--min-nodes={self.least}",) if self.least < self.nodes else ()
-        return (f"--nodes={self.nodes}", *spares, *least, *self.options)
+        nodes = f"{self.least}-{self.nodes}" if self.least < self.nodes else str(self.nodes)
+        return (f"--nodes={nodes}", *spares, *self.options)
 
     def __str__(self) -> str:
         bad = [f"{node} {how}" for node, how in self.played.items()]
@@ -191,8 +189,6 @@ def plan_of(seed: int) -> Plan:
     faulty = [node for node, how in played.items() if how in FAULTS]
     well = [node for node in near if node not in played]
     going_on = [f"--max-restarts={restarts}"] if restarts else []
-    if restarts and spares and training.random() < 0.8:
-        going_on.append("--keep-spares")
     plan = Plan(
         seed=seed,
         user="root" if random.random() < 0.25 else "alice",

@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 
-from slurm_health.preflight.acting.job_facts import (
-    earlier_runs,
-    hold_obstacle,
-    left_behind,
-    requeues,
-)
+from slurm_health.preflight.acting.job_facts import past, read_facts
+from slurm_health.preflight.decide.facts import JobFacts
+from slurm_health.preflight.decide.policy import Policy
 from slurm_health.records.records import Action, ActionIntended, RunStarted
 from slurm_health.records.verdict import Level, NodeVerdict
-from slurm_health.system.slurm.parsing import Job
+from slurm_health.system.slurm.client import Client
+from tests.support.fake_slurm import FakeSlurm
 from tests.support.journals import RunJournal, run_started, write_requeued_job
 
 JOB = 12
@@ -30,9 +28,9 @@ def test_requeues_are_counted_from_the_earlier_attempts(tmp_path: Path) -> None:
     first, second = write_requeued_job(tmp_path, job=JOB)
     (first.directory.parent / "2").mkdir()
 
-    assert requeues(earlier_runs(second.directory, started(1))) == 1
-    assert requeues(earlier_runs(first.directory, started(0))) == 0
-    assert requeues(earlier_runs(tmp_path / "nowhere" / "0", started(0))) == 0
+    assert past(second.directory, started(1), [])[0] == 1
+    assert past(first.directory, started(0), [])[0] == 0
+    assert past(tmp_path / "nowhere" / "0", started(0), [])[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -48,8 +46,8 @@ def test_requeues_of_an_older_job_with_the_same_id_do_not_count(
     run.start(**older)
     run.master(intended)
 
-    assert requeues(earlier_runs(run.directory.parent / "0-2", newer)) == 0
-    assert requeues(earlier_runs(run.directory.parent / "2", started(2))) == 1
+    assert past(run.directory.parent / "0-2", newer, [])[0] == 0
+    assert past(run.directory.parent / "2", started(2), [])[0] == 1
 
 
 def test_a_faulty_node_that_was_given_back_in_this_attempt_is_left_behind(tmp_path: Path) -> None:
@@ -60,9 +58,9 @@ def test_a_faulty_node_that_was_given_back_in_this_attempt_is_left_behind(tmp_pa
         run.judge(NodeVerdict(node="n5", level=Level.SLOW, reason="slow"))
     own = run.directory.parent / "1-3"
 
-    assert left_behind(own, started(1), held=["n1"]) == ("n3", "n4")
-    assert left_behind(own, started(1), held=["n1", "n4"]) == ("n3",)
-    assert left_behind(own, started(2), held=["n1"]) == ()
+    assert past(own, started(1), ["n1"])[1] == ("n3", "n4")
+    assert past(own, started(1), ["n1", "n4"])[1] == ("n3",)
+    assert past(own, started(2), ["n1"])[1] == ()
 
 
 def test_an_attempt_whose_journal_cannot_be_read_counts_as_a_requeue(tmp_path: Path) -> None:
@@ -70,12 +68,110 @@ def test_an_attempt_whose_journal_cannot_be_read_counts_as_a_requeue(tmp_path: P
     newer.mkdir(parents=True)
     (newer / "master.jsonl").write_text('{"v":99,"id":"master:0","time_s":0,"kind":"x"}\n')
 
-    assert requeues(earlier_runs(tmp_path / "job" / "1", started(1))) == 1
+    assert past(tmp_path / "job" / "1", started(1), [])[0] == 1
 
 
-@pytest.mark.parametrize("flag", ["1", "2"])
-def test_a_job_that_slurm_has_requeued_itself_is_still_a_batch_job(flag: str) -> None:
-    fields = {"BatchFlag": flag, "Requeue": "1", "ReqNodeList": "(null)"}
-    job = Job(job_id=1, states=frozenset(), reason="", fields=fields)
+# --- where it may run ----------------------------------------------------------------------------
 
-    assert hold_obstacle(job) == ""
+PARTITION = frozenset({"n1", "n2", "n3", "n4"})
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> FakeSlurm:
+    """Return a cluster of four nodes and a job on two, all of different features."""
+    slurm = FakeSlurm(tmp_path / "slurm")
+    slurm.set(partition_nodes="n[1-4]", reservations={"mine": ["n[1-3]", "SPEC_NODES"]})
+    slurm.run_job(JOB, ["n1", "n2"])
+    for node, features in {"n1": "h100,ib", "n2": "ib,h100", "n3": "h100", "n4": "ib"}.items():
+        slurm.change_node(node, features=features)
+    return slurm
+
+
+def facts(slurm: FakeSlurm, **changes: object) -> JobFacts:
+    slurm.change_job(JOB, **changes)
+    return read_facts(
+        Policy(),
+        started=started(0, job_id=JOB),
+        directory=slurm.directory / "run",
+        client=Client(slurm.environ()),
+        uid=65534,
+    )
+
+
+@pytest.mark.parametrize(
+    ("constraint", "nodes", "free"),
+    [
+        ("(null)", PARTITION, 2),
+        ("h100", {"n1", "n2", "n3"}, 1),
+        ("h100&ib", {"n1", "n2"}, 0),
+        ("ib,h100", {"n1", "n2"}, 0),
+        ("h100|ib", PARTITION, None),
+        ("[h100|ib]", PARTITION, None),
+        ("h100*2&ib*2", PARTITION, None),
+        ("(h100&ib)|a100", PARTITION, None),
+        ("a100", PARTITION, 2),  # it runs where that is not: what is shown is not what rules
+    ],
+)
+def test_a_job_may_run_on_the_nodes_that_have_all_features_it_asks_for(
+    slurm: FakeSlurm, constraint: str, nodes: set[str], free: int | None
+) -> None:
+    slurm.set(reservations={})
+
+    known = facts(slurm, Features=constraint)
+
+    narrowed = (f"--constraint={constraint}",) if nodes != PARTITION else ()
+    assert known.candidates == frozenset(nodes)
+    assert (known.narrowed_by, known.free) == (narrowed, free)
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "nodes"),
+    [
+        ("mine", "SPEC_NODES", {"n1", "n2", "n3"}),
+        ("mine", "IGNORE_JOBS,SPEC_NODES", {"n1", "n2", "n3"}),
+        ("mine", "STATIC", {"n1", "n2", "n3"}),
+        ("mine", "", PARTITION),  # Slurm chose them, and puts others in their place
+        ("mine", "SPEC_NODES,REPLACE_DOWN", PARTITION),
+        ("mine", "SPEC_NODES,FLEX", PARTITION),
+        ("gone", "SPEC_NODES", PARTITION),
+    ],
+)
+def test_a_job_may_run_on_the_nodes_of_its_reservation_if_these_stay_the_same(
+    slurm: FakeSlurm, name: str, flags: str, nodes: set[str]
+) -> None:
+    slurm.set(reservations={"mine": ["n[1-3]", flags], "other": ["n4", "SPEC_NODES"]})
+
+    known = facts(slurm, Reservation=name)
+
+    narrowed = ("--reservation=mine",) if nodes != PARTITION else ()
+    assert known.candidates == frozenset(nodes)
+    assert known.narrowed_by == narrowed
+
+
+def test_a_reservation_that_slurm_does_not_show_rules_no_node_out(slurm: FakeSlurm) -> None:
+    slurm.set(refuse={"reservation": "Access denied"})
+
+    known = facts(slurm, Features="ib", Reservation="mine")
+
+    assert known.narrowed_by == ("--constraint=ib",)
+    assert known.free is None
+    assert "Access denied" in known.free_unknown
+
+
+@pytest.mark.parametrize(
+    ("start", "free"),
+    [("2026-01-01T11:00:00", 1), ("2026-01-01T12:05:00", 1), ("2026-01-01T13:00:00", 2)],
+)
+def test_a_node_that_others_have_reserved_from_before_the_jobs_end_is_not_free(
+    slurm: FakeSlurm, start: str, free: int
+) -> None:
+    slurm.set(reservations={"theirs": ["n4", "SPEC_NODES", start]})
+
+    assert facts(slurm, EndTime="2026-01-01T12:00:00").free == free
+
+
+@pytest.mark.parametrize("flag", [1, 2])
+def test_a_job_that_slurm_has_requeued_itself_is_still_a_batch_job(
+    slurm: FakeSlurm, flag: int
+) -> None:
+    assert facts(slurm, BatchFlag=flag).no_requeue == ""

@@ -9,10 +9,9 @@ import pytest
 
 from slurm_health.preflight.acting import requeue_helper
 from slurm_health.preflight.acting.perform import Acting, RecordAppender, act
-from slurm_health.preflight.decide.policy import OnInconclusive, Policy
+from slurm_health.preflight.decide.policy import Policy
 from slurm_health.records.errors import ExitCode
 from slurm_health.records.records import (
-    Action,
     ActionDone,
     ActionIntended,
     Record,
@@ -27,8 +26,6 @@ from tests.support.journals import RunJournal, run_started
 from tests.support.sites import write_site
 
 JOB = 12
-ELSEWHERE = Policy(on_inconclusive=OnInconclusive.REQUEUE)
-HOLD = Policy(on_inconclusive=OnInconclusive.HOLD)
 
 
 class Scene:
@@ -139,23 +136,25 @@ def test_a_slow_node_is_left_for_an_idle_one(scene: Scene) -> None:
     finished = scene.act(n3=Level.SLOW)
 
     assert finished.disposition == "requeue"
-    (asked,) = scene.slurm.calls("sbatch", "--test-only")
-    assert {"--nodes=1", "--exclude=n[1-3]", "--partition=main", "--cpus-per-task=2"} <= set(asked)
+    assert len(scene.slurm.calls("sinfo")) == 1
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("nodes", "said"),
     [
-        ({"waiting": {"15": "Priority"}}, "job 15 waits for nodes of partition main"),
-        ({"private": "accounts,jobs"}, "(PrivateData=jobs)"),
-        ({"refuse": {"--test-only": "allocation failure: not now"}}, "allocation failure: not now"),
-        ({"refuse": {"--states=PENDING": "Socket timed out"}}, "no other nodes: Socket timed out"),
+        ({"n4": {"state": "IDLE+DRAIN"}}, "for 1 other node: none is free"),
+        ({"n4": {"state": "IDLE+PLANNED"}}, "for 1 other node: none is free"),  # a job is to get it
+        ({"n4": {"state": "IDLE+RESERVED"}}, "for 1 other node: none is free"),
+        ({"n4": {"state": "IDLE~"}}, "for 1 other node: none is free"),  # it is powered down
+        ({"n4": {"hardware": "64 256000 (null)"}}, "for 1 other node: none is free"),
+        ({"n1": {"state": "MIXED+DRAIN"}}, "it would have to wait for nodes: n1 is draining"),
     ],
 )
-def test_a_slow_node_is_not_left_where_slurm_does_not_promise_another_at_once(
-    scene: Scene, changes: dict[str, object], said: str
+def test_a_slow_node_is_not_left_if_no_node_like_it_is_free(
+    scene: Scene, nodes: dict[str, dict[str, str]], said: str
 ) -> None:
-    scene.slurm.set(**changes)
+    for name, changes in nodes.items():
+        scene.slurm.change_node(name, **changes)
 
     finished = scene.act(n3=Level.SLOW)
 
@@ -165,32 +164,15 @@ def test_a_slow_node_is_not_left_where_slurm_does_not_promise_another_at_once(
     assert scene.slurm.calls("scontrol", "requeuehold") == []
 
 
-@pytest.mark.parametrize(
-    ("node", "state", "said"),
-    [
-        ("n4", "IDLE+DRAIN", "no other nodes: allocation failure: Requested node configuration"),
-        ("n1", "MIXED+DRAIN", "it would have to wait for nodes: n1 is MIXED+DRAIN"),
-    ],
-)
-def test_a_node_that_takes_no_jobs_is_no_place_to_go_to(
-    scene: Scene, node: str, state: str, said: str
-) -> None:
-    scene.slurm.change_node(node, state=state)
+@pytest.mark.parametrize("refused", ["config", "--Node"])
+def test_a_slow_node_is_not_left_if_slurm_does_not_answer(scene: Scene, refused: str) -> None:
+    scene.slurm.set(refuse={refused: "Socket timed out"})
 
     finished = scene.act(n3=Level.SLOW)
 
     assert finished.disposition == "proceed"
-    assert said in finished.reason
-
-
-def test_a_job_whose_requeue_is_refused_stays_on_its_slow_node(scene: Scene) -> None:
-    scene.slurm.set(refuse={"requeuehold": "disabled"})
-
-    finished = scene.act(n3=Level.SLOW)
-
-    assert finished.disposition == "proceed"
-    assert "could not move the job off n3" in finished.reason
-    assert scene.slurm.calls("scancel") == [["scancel", "13"]]
+    assert "could not query Slurm" in finished.reason
+    assert "Socket timed out" in finished.reason
 
 
 def test_several_slow_nodes_are_left_together_or_not_at_all(scene: Scene) -> None:
@@ -199,7 +181,7 @@ def test_several_slow_nodes_are_left_together_or_not_at_all(scene: Scene) -> Non
     finished = scene.act(n2=Level.SLOW, n3=Level.SLOW)
 
     assert finished.disposition == "proceed"
-    assert "it would have to wait for 2 other nodes for up to 60 min" in finished.reason
+    assert "it would have to wait for 2 other nodes: only 1 free" in finished.reason
     assert "continuing with n[2-3] anyway" in finished.reason
 
 
@@ -215,72 +197,66 @@ def test_a_helper_has_as_many_nodes_as_its_partition_wants(
     assert {f"--nodes={nodes}", f"--ntasks={nodes}"} <= set(asked)
 
 
-def test_a_job_that_was_released_after_a_hold_is_not_held_for_the_same_node_again(
-    scene: Scene,
-) -> None:
-    earlier = RunJournal(scene.run.directory.parents[2], job=JOB, label="7")
-    earlier.write(
-        journal.MASTER, ActionIntended(action=Action.HOLD, nodes=["n3"], reason="n3: no allgather")
-    )
-
-    assert scene.act(policy=HOLD, n3=Level.INCONCLUSIVE).disposition == "proceed"
-    assert scene.act(policy=HOLD, n2=Level.INCONCLUSIVE, n3=Level.HEALTHY).disposition == "hold"
-
-
+@pytest.mark.parametrize("refused", ["no_submissions", "requeuehold"])
 @pytest.mark.parametrize(
-    ("held_for", "expected"), [([], "hold"), (["n2"], "hold"), (["n3"], "proceed")]
+    ("level", "disposition"), [(Level.FAULTY, "stop"), (Level.SLOW, "proceed")]
 )
-def test_a_job_that_was_held_for_want_of_a_helper_runs_once_a_person_has_released_it(
-    scene: Scene, held_for: list[str], expected: str
+def test_a_job_that_cannot_be_requeued_stops_for_a_faulty_node_and_stays_on_a_slow_one(
+    scene: Scene, refused: str, level: Level, disposition: str
 ) -> None:
-    earlier = RunJournal(scene.run.directory.parents[2], job=JOB, label="7")
-    earlier.write(
-        journal.MASTER, ActionIntended(action=Action.HOLD, nodes=held_for, reason="no allgather")
-    )
-    scene.slurm.set(no_submissions=True)
-
-    finished = scene.act(n3=Level.FAULTY)
-
-    assert finished.disposition == expected
-    assert ("a person released it" in finished.reason) is (expected == "proceed")
-
-
-@pytest.mark.parametrize(
-    "refusal", [{"no_submissions": True}, {"refuse": {"requeuehold": "disabled"}}]
-)
-def test_a_job_that_cannot_leave_nodes_in_doubt_stays_on_them(
-    scene: Scene, refusal: dict[str, object]
-) -> None:
-    scene.slurm.set(**refusal)
-
-    finished = scene.act(policy=ELSEWHERE, n3=Level.INCONCLUSIVE)
-
-    assert (finished.disposition, finished.exit_code) == ("proceed", ExitCode.INCONCLUSIVE)
-    assert "could not move the job off n3" in finished.reason
-    assert scene.slurm.job(JOB)["state"] == "RUNNING"
-    assert scene.slurm.job(JOB)["Comment"] == ""
-
-
-def test_a_hold_that_is_refused_stops_the_job_and_gives_its_comment_back(scene: Scene) -> None:
     scene.slurm.change_job(JOB, Comment="mine")
-    scene.slurm.set(refuse={"requeuehold": "Requested operation is presently disabled"})
+    no_submissions = refused == "no_submissions"
+    scene.slurm.set(
+        **({"no_submissions": True} if no_submissions else {"refuse": {"requeuehold": "disabled"}})
+    )
 
-    finished = scene.act(policy=HOLD, n3=Level.INCONCLUSIVE)
+    finished = scene.act(n3=level)
 
-    assert (finished.disposition, finished.exit_code) == ("stop", ExitCode.INCONCLUSIVE)
+    assert finished.disposition == disposition
+    assert ("policy" if no_submissions else "disabled") in finished.reason
+    assert ("--exclude=n3" in finished.reason) is (disposition == "stop")
     assert scene.slurm.job(JOB)["Comment"] == "mine"
+    assert scene.slurm.job(JOB)["state"] == "RUNNING"
+    assert scene.slurm.calls("scancel") == ([] if no_submissions else [["scancel", "13"]])
 
 
-def test_a_requeue_that_is_refused_withdraws_the_helper_and_stops(scene: Scene) -> None:
-    scene.slurm.set(refuse={"requeuehold": "Requested operation is presently disabled"})
+@pytest.mark.parametrize(
+    ("flags", "state", "kept_off"),
+    [
+        ("Alloc", "IDLE", True),
+        ("(null)", "IDLE", False),
+        ("Alloc", "DOWN", False),
+        ("Alloc", "IDLE+PLANNED", False),
+    ],
+)
+def test_a_helper_leaves_the_jobs_nodes_to_it_if_they_forget_late_and_another_is_free(
+    scene: Scene, flags: str, state: str, kept_off: bool
+) -> None:
+    scene.slurm.set(prolog_flags=flags)
+    scene.slurm.change_node("n4", state=state)
+
+    scene.act(n3=Level.FAULTY)
+
+    (asked,) = scene.slurm.calls("sbatch")
+    assert (f"--exclude={'n[1-3]' if kept_off else 'n3'}") in asked
+
+
+@pytest.mark.parametrize("changes", [{"Features": "h100"}, {"Reservation": "mine"}])
+def test_a_faulty_node_does_not_have_a_job_wait_for_nodes_that_it_may_not_use(
+    scene: Scene, changes: dict[str, str]
+) -> None:
+    scene.slurm.set(reservations={"mine": ["n[1-3]", "SPEC_NODES"]}, partition_nodes="n[1-4]")
+    for node in ("n1", "n2", "n3"):
+        scene.slurm.change_node(node, features="h100")
+    scene.slurm.change_job(JOB, **changes)
 
     finished = scene.act(n3=Level.FAULTY)
 
     assert finished.disposition == "stop"
-    assert "presently disabled" in finished.reason
-    assert scene.slurm.calls("scancel") == [["scancel", "13"]]
-    assert scene.slurm.job(13)["state"] == "CANCELLED"
-    assert ("done", "requeue", False) in scene.told()
+    option = f"--{'constraint=h100' if 'Features' in changes else 'reservation=mine'}"
+    assert f"partition main has 2 nodes for {option} without n3" in finished.reason
+    assert "the job needs 3: ask for fewer" in finished.reason
+    assert "(--nodes=2)" in finished.reason
 
 
 def test_where_slurm_does_not_answer_the_job_stops_rather_than_run_on_a_bad_node(

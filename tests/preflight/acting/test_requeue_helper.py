@@ -10,11 +10,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from slurm_health.preflight.acting.job_facts import kept_off, placement
+from slurm_health.preflight.acting.job_facts import placement
 from slurm_health.preflight.acting.release_elsewhere import (
     PENDING_S,
     TRIES,
-    Here,
     release_elsewhere,
 )
 from slurm_health.preflight.acting.requeue_helper import Helper, Move, helper_name
@@ -25,13 +24,12 @@ from slurm_health.system.slurm.parsing import Job
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.journals import Clock
 
-JOB, HELPER = 12, 13
+JOB = 12
 OWN = "it's mine; a=b"
 
 
-def move(*exclude: str, least: int | None = None, keep_size: bool = False) -> Move:
-    told = Move(job=str(JOB), attempt=0, exclude=exclude, comment=OWN, least=least)
-    return msgspec.structs.replace(told, keep_size=keep_size)
+def move(*exclude: str) -> Move:
+    return Move(job=str(JOB), attempt=0, exclude=exclude, comment=OWN)
 
 
 class Scene:
@@ -50,12 +48,11 @@ class Scene:
         self.clock.now_s += seconds
         self.on_sleep(seconds)
 
-    def release(self, *exclude: str, least: int | None = None, keep_size: bool = False) -> bool:
+    def release(self, *exclude: str) -> bool:
         return release_elsewhere(
-            move(*exclude, least=least, keep_size=keep_size),
+            move(*exclude),
             directory=self.directory,
             client=self.client,
-            here=Here(HELPER, "n1"),
             clock=self.clock,
             sleep=self.sleep,
         )
@@ -227,37 +224,16 @@ def test_a_job_stays_held_until_its_nodes_have_forgotten_the_attempt_that_ended(
     assert scene.slept[-1] == held_s
 
 
-@pytest.mark.parametrize(
-    ("flags", "state", "kept"),
-    [
-        ("Alloc", "IDLE", ("n1", "n2")),
-        ("(null)", "IDLE", ()),
-        ("Alloc", "DOWN", ()),
-        ("Alloc", "IDLE+DRAIN", ()),
-        ("Alloc", "IDLE+PLANNED", ()),
-        ("Alloc", "IDLE+RESERVED", ()),
-    ],
-)
-def test_a_helper_leaves_the_jobs_nodes_to_it_where_they_forget_late_and_another_is_free(
-    scene: Scene, flags: str, state: str, kept: tuple[str, ...]
+def test_a_job_that_was_made_smaller_asks_for_no_more_tasks_than_its_nodes_may_have(
+    scene: Scene,
 ) -> None:
-    scene.slurm.set(prolog_flags=flags)
-    scene.slurm.change_node("n3", state=state)
+    scene.slurm.change_job(JOB, size=[2, 12, 6], tasks_per_node=2)  # of three nodes (Slurm 22.05)
+    scene.client.requeue_held(JOB)
 
-    assert kept_off(str(JOB), scene.client, {"n1", "n2", "n3"}) == kept
-    assert kept_off(str(JOB), scene.client, {"n1", "n2", "n3"}, nodes=2) == ()
+    assert scene.release("n2")
 
-
-@pytest.mark.parametrize("reservation", ["", "mine"])
-def test_a_helper_runs_anywhere_where_no_other_node_is_known_to_take_it(
-    scene: Scene, reservation: str
-) -> None:
-    scene.slurm.set(prolog_flags="Alloc")
-    others = {"n3"} if reservation else set()
-    if reservation:
-        scene.slurm.change_job(JOB, Reservation=reservation)
-
-    assert kept_off(str(JOB), scene.client, {"n1", "n2", *others}) == ()
+    job = scene.slurm.job(JOB)
+    assert (job["NumNodes"], job["NumTasks"], job["NumCPUs"]) == ("2", "4", "8")
 
 
 def test_account_qos_and_reservation_of_the_job_are_the_helpers_too(scene: Scene) -> None:

@@ -11,6 +11,8 @@ from slurm_health.node import passes
 from slurm_health.node.checks.check import CheckContext
 from slurm_health.node.passes import Pass
 from slurm_health.preflight.by_default.at_start import Rules, choose
+from slurm_health.preflight.decide.policy import Heartbeat, OnHang
+from slurm_health.preflight.job_spec import JobSpec
 
 SCRIPT = b"#!/bin/sh\necho ran\n"
 NODES = {b"SLURM_JOB_NUM_NODES": b"4"}
@@ -23,8 +25,8 @@ def told(**rules: object) -> str:
 def test_a_job_that_the_rules_name_is_checked_without_a_monitor() -> None:
     choice = choose(told(min_nodes=4), SCRIPT, NODES)
 
-    assert choice.options is not None
-    assert set(choice.options) == {"--check=auto", "--monitor=off"}
+    assert choice.spec is not None
+    assert choice.spec == JobSpec(monitor=OnHang.OFF, heartbeat=Heartbeat.OFF)
     assert choice.said == ""
 
 
@@ -39,46 +41,46 @@ def test_a_job_that_the_rules_name_is_checked_without_a_monitor() -> None:
 def test_what_the_job_was_given_decides(
     rules: dict[str, object], environ: dict[bytes, bytes]
 ) -> None:
-    assert choose(told(**rules), SCRIPT, NODES | environ).options is None
+    assert choose(told(**rules), SCRIPT, NODES | environ).spec is None
 
 
 def test_what_slurm_does_not_tell_excepts_no_job() -> None:
     rules = told(min_nodes=2, partitions=["gpu"], accounts=["a"])
 
-    assert choose(rules, SCRIPT, {}).options is not None
+    assert choose(rules, SCRIPT, {}).spec is not None
 
 
 def test_the_wishes_of_the_user_count() -> None:
     script = b"#!/bin/sh\n#HEALTH --check=thorough --monitor=report\n"
     choice = choose(told(check="quick"), script, NODES | {b"SLURM_HEALTH_MAX_REQUEUES": b"5"})
 
-    assert choice.options is not None
-    wanted = {"--check=thorough", "--monitor=report", "--max-requeues=5"}
-    assert wanted <= set(choice.options)
+    assert choice.spec is not None
+    spec = choice.spec
+    assert (spec.check, spec.monitor, spec.max_requeues) == ("thorough", OnHang.REPORT, 5)
 
 
 def test_only_where_the_site_lets_them_do_users_leave_the_check_out() -> None:
     script = b"#!/bin/sh\n#HEALTH --check=off\n"
 
-    assert choose(told(may_opt_out=True), script, NODES).options is None
-    kept = choose(told(check="quick"), script, NODES).options
+    assert choose(told(may_opt_out=True), script, NODES).spec is None
+    kept = choose(told(check="quick"), script, NODES).spec
     assert kept is not None
-    assert "--check=quick" in kept
+    assert kept.check == "quick"
 
 
 def test_wishes_that_cannot_be_understood_are_told_and_the_job_is_checked() -> None:
     environ = NODES | {b"SLURM_HEALTH_CHECK": b"quick"}
     choice = choose(told(), b"#!/bin/sh\n#HEALTH --no-such\n", environ)
 
-    assert choice.options is not None
-    assert "--check=quick" in choice.options
+    assert choice.spec is not None
+    assert choice.spec.check == "quick"
     assert "--no-such" in choice.said
 
 
 def test_rules_that_cannot_be_read_leave_the_job_unchecked() -> None:
     choice = choose("{", SCRIPT, NODES)
 
-    assert choice.options is None
+    assert choice.spec is None
     assert "cannot be read" in choice.said
 
 
@@ -89,7 +91,7 @@ def test_a_job_on_one_node_that_has_passed_its_checks_is_not_checked(tmp_path: P
     alone = {b"SLURM_JOB_NUM_NODES": b"1"}
 
     def checked(environ: dict[bytes, bytes], **rules: object) -> bool:
-        return choose(told(passes=str(place), **rules), SCRIPT, environ).options is not None
+        return choose(told(passes=str(place), **rules), SCRIPT, environ).spec is not None
 
     assert checked(alone, passed_min=5)
     passes.add(place, Pass(hook="prolog", checks=frozenset({"memory"}), began=now, by="1"))

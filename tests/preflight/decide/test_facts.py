@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_health.preflight.decide.facts import (
     leaving_note,
     own_comment,
-    waiting_note,
     with_own_comment,
 )
 from slurm_health.system.slurm.parsing import parse_pairs
@@ -27,10 +25,8 @@ def test_a_jobs_own_comment_comes_back_from_behind_our_note(own: str, reason: st
     )
 
 
-@pytest.mark.parametrize("note", [leaving_note, waiting_note])
-def test_a_note_holds_no_word_that_scontrol_prints_as_a_field(note: object) -> None:
-    assert callable(note)
-    text = note("12_3", ["n3"], ["n1"], "n3: JobState=RUNNING in its log")
+def test_a_note_holds_no_word_that_scontrol_prints_as_a_field() -> None:
+    text = leaving_note("12_3", ["n3"], ["n1"], "n3: JobState=RUNNING in its log")
 
     fields = parse_pairs(f"JobState=PENDING Comment={text} Power=")
 
@@ -39,10 +35,9 @@ def test_a_note_holds_no_word_that_scontrol_prints_as_a_field(note: object) -> N
 
 
 def test_a_note_says_why_and_the_very_commands_to_type() -> None:
-    assert waiting_note("12", ["n3"], ["n1"], "n3: undecided") == (
-        "slurm-health: held (n3: undecided). To run it without n3: scontrol update jobid=12"
-        " excnodelist=n[1,3] starttime=now; scontrol release 12. To run it anyway:"
-        " scontrol release 12"
+    assert leaving_note("12", ["n3"], ["n1"], "n3: no allgather") == (
+        "slurm-health: requeued without n3 (n3: no allgather). If the job stays held, release it by"
+        " hand: scontrol update jobid=12 excnodelist=n[1,3] starttime=now; scontrol release 12"
     )
 
 

@@ -4,16 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 
+from slurm_health.preflight.decide.decide import decide
 from slurm_health.preflight.decide.paths import ends_to_leave
-from slurm_health.preflight.decide.policy import AtRequeueLimit, OnInconclusive, OnStraggler, Policy
+from slurm_health.preflight.decide.policy import OnStraggler, Policy
 from slurm_health.records.errors import ExitCode
 from slurm_health.records.records import Disposition, VerdictReached
 from slurm_health.records.verdict import Level, LinkVerdict, NodeVerdict
-from tests.support.situations import asked_about, decided, job_facts
+from tests.support.situations import job_facts
 
 SPARE = Policy(nodes_wanted=3)  # of the four nodes
 WHY = "its tests failed"
@@ -81,47 +81,35 @@ SLOW = verdict_of(slow("n2", "n4"))
 @pytest.mark.parametrize("verdict", [CUT, SLOW], ids=["cut", "slow"])
 @pytest.mark.parametrize("policy", [SPARE, Policy(nodes_wanted=4, nodes_needed=3)])
 def test_a_job_that_can_do_without_drops_one_end(verdict: VerdictReached, policy: Policy) -> None:
-    decision = decided(verdict, policy, job_facts())
-    assert decision.shrink is not None
-    assert decision.shrink.drop == ("n4",)
-    assert f"the path to n2 {'fails' if verdict is CUT else 'is slow'}" in decision.shrink.reason
-    assert decision.ending.disposition is Disposition.PROCEED
-    assert decision.ending.exit_code is ExitCode.BAD_NODES
-    assert decision.ending.may_stay
-    assert decision.drains == ()
+    decision = decide(verdict, policy, job_facts())
+    nodes, why = decision.drop
+    assert nodes == ("n4",)
+    assert f"the path to n2 {'fails' if verdict is CUT else 'is slow'}" in why
+    assert decision.outcome.disposition is Disposition.PROCEED
+    assert decision.outcome.exit_code is ExitCode.BAD_NODES
+    assert decision.drain == ()
 
 
-def test_for_a_slow_path_nobody_waits_and_for_one_that_fails_everybody_does() -> None:
-    waits = job_facts(wait="it would have to wait for 1 other node")
-    stayed = decided(SLOW, Policy(), waits).ending
+def test_a_job_waits_for_others_because_of_a_broken_path_and_not_because_of_a_slow_one() -> None:
+    waits = job_facts(free=0)
+    stayed = decide(SLOW, Policy(), waits).outcome
     assert stayed.disposition is Disposition.PROCEED
     assert "continuing with n4 anyway: each step may take up to 3.0 times as long" in stayed.reason
-    assert decided(CUT, Policy(), waits).ending.disposition is Disposition.REQUEUE
-    asked = [asked_about(each, Policy(), waits) for each in (SLOW, CUT)]
-    assert asked[1] is None
-    assert asked[0] is not None
-    assert (asked[0].leave, asked[0].keep, asked[0].more) == (("n4",), ("n1", "n2", "n3"), 1)
+    assert decide(CUT, Policy(), waits).outcome.disposition is Disposition.REQUEUE
 
 
-def test_a_slow_path_drains_nobody_although_slow_nodes_are_to_be_drained() -> None:
-    assert decided(SLOW, Policy(on_straggler=OnStraggler.DRAIN), job_facts()).drains == ()
-
-
-@pytest.mark.parametrize("doubt", OnInconclusive)
-@pytest.mark.parametrize("policy", [Policy(), Policy(at_requeue_limit=AtRequeueLimit.START)])
-def test_a_job_that_cannot_leave_runs_and_says_so(policy: Policy, doubt: OnInconclusive) -> None:
-    spent = job_facts(requeues=policy.max_requeues)
-    ending = decided(CUT, replace(policy, on_inconclusive=doubt), spent).ending
-    assert ending.disposition is Disposition.PROCEED
-    assert "n4: the path to n2 fails, a job on both may hang" in ending.reason
+def test_a_job_that_cannot_leave_runs_and_says_so() -> None:
+    outcome = decide(CUT, Policy(), job_facts(requeues=3)).outcome
+    assert outcome.disposition is Disposition.PROCEED
+    assert "n4: the path to n2 fails, a job on both may hang" in outcome.reason
 
 
 def test_a_faulty_node_is_left_with_the_end_of_a_path_and_alone_is_drained() -> None:
     found = verdict_of(path("n2", "n4"), n3=Level.FAULTY)
-    decision = decided(found, Policy(), job_facts())
-    assert set(decision.ending.nodes) == {"n3", "n4"}
-    assert not decision.ending.may_stay
-    assert [getattr(drain, "node", "") for drain in decision.drains] == ["n3"]
+    decision = decide(found, Policy(), job_facts())
+    assert set(decision.leave) == {"n3", "n4"}
+    assert not decision.may_stay
+    assert [drain.node for drain in decision.drain] == ["n3"]
 
 
 # --- two nodes that cannot exchange data ---------------------------------------------------------
@@ -144,24 +132,21 @@ def lone_pair(*, component: str = "network", n1: float = 0.36, n2: float = 0.36)
 def test_without_another_partner_at_once_the_job_runs_and_says_why_and_what_may_happen(
     straggler: OnStraggler,
 ) -> None:
-    policy = Policy(on_straggler=straggler)
-    decision = decided(lone_pair(), policy, job_facts(wait="no other node is free"))
+    decision = decide(lone_pair(), Policy(on_straggler=straggler), job_facts(needed=2, free=0))
 
-    assert decision.ending.disposition is Disposition.PROCEED
-    assert "no other node is free" in decision.ending.reason
-    assert "a job on both may hang" in decision.ending.reason
+    assert decision.outcome.disposition is Disposition.PROCEED
+    assert "none is free" in decision.outcome.reason
+    assert "a job on both may hang" in decision.outcome.reason
 
 
-def test_after_two_partners_in_vain_it_is_no_longer_taken_for_a_node() -> None:
-    facts = job_facts(requeues=2)
-    decision = decided(lone_pair(), Policy(), facts)
+def test_after_two_partners_without_a_result_it_is_no_longer_taken_for_a_node() -> None:
+    outcome = decide(lone_pair(), Policy(), job_facts(needed=2, requeues=2)).outcome
 
-    assert decision.ending.disposition is Disposition.PROCEED
-    assert "the interface or a firewall" in decision.ending.reason
-    assert asked_about(lone_pair(), Policy(), facts) is None
+    assert outcome.disposition is Disposition.PROCEED
+    assert "the interface or a firewall" in outcome.reason
 
 
 def test_two_nodes_that_could_not_be_measured_are_not_left_for_that() -> None:
-    decision = decided(lone_pair(component="node"), Policy(), job_facts())
+    outcome = decide(lone_pair(component="node"), Policy(), job_facts(needed=2)).outcome
 
-    assert decision.ending.disposition is Disposition.PROCEED
+    assert outcome.disposition is Disposition.PROCEED

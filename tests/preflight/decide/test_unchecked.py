@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slurm_health.preflight.decide import unchecked
-from slurm_health.preflight.decide.facts import own_comment, waiting_note, with_own_comment
+from slurm_health.preflight.decide.facts import leaving_note, own_comment, with_own_comment
 from slurm_health.records.errors import (
     AllocationError,
     ConfigError,
@@ -29,24 +29,19 @@ ODD = Unchecked(reason='a="b" | own comment: c\nd', remedy="do")
 def test_what_a_comment_says_is_found_again_and_the_jobs_own_is_kept(
     found: Unchecked, own: str
 ) -> None:
-    for note, held in (
-        (unchecked.note(found), False),
-        (unchecked.holding_note(found, "12_3"), True),
-    ):
-        comment = with_own_comment(note, own)
-        assert own_comment(comment) == own
-        assert unchecked.was_held(comment) is held
-        said = unchecked.said_in(comment)
-        assert f"slurm-health: {said}" == note
-        assert "UNCHECKED: " in said
-        assert not {"=", '"', "\n"} & set(said)
+    note = unchecked.note(found)
+    comment = with_own_comment(note, own)
+    assert own_comment(comment) == own
+    said = unchecked.said_in(comment)
+    assert f"slurm-health: {said}" == note
+    assert "UNCHECKED: " in said
+    assert not {"=", '"', "\n"} & set(said)
 
 
 def test_other_comments_say_nothing_of_it() -> None:
-    waiting = waiting_note("12", ["n3"], [], "undecided")
-    for comment in ("", "mine", "it ran UNCHECKED", waiting, f"{waiting} | own comment: UNCHECKED"):
+    leaving = leaving_note("12", ["n3"], [], "no allgather")
+    for comment in ("", "mine", "it ran UNCHECKED", leaving, f"{leaving} | own comment: UNCHECKED"):
         assert unchecked.said_in(comment) == ""
-        assert not unchecked.was_held(comment)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from dataclasses import fields
 import pytest
 
 from slurm_health.preflight.localize.settings import (
-    OPTIONS,
+    CHOICES,
     USUAL,
     DeviceKind,
     LocalizeSettings,
@@ -37,15 +37,14 @@ def test_settings_that_no_run_can_honour_are_refused(wrong: Callable[[], object]
         wrong()
 
 
-def test_every_option_is_a_setting_and_says_what_it_is_for() -> None:
-    assert {option.name for option in OPTIONS} <= {field.name for field in fields(LocalizeSettings)}
-    assert all(option.help.endswith(".") and "\n" not in option.help for option in OPTIONS)
+def test_every_choice_is_a_setting() -> None:
+    assert {*CHOICES} <= {field.name for field in fields(LocalizeSettings)}
 
 
 @pytest.mark.parametrize("kind", list(DeviceKind))
 def test_the_floors_are_those_of_the_device_unless_they_are_chosen(kind: DeviceKind) -> None:
     usual = settings_from({}, kind=kind)
-    chosen = settings_from({"network_floor": "0.2"}, kind=kind)
+    chosen = settings_from({"network_floor": 0.2}, kind=kind)
 
     known = USUAL[kind]
     assert (usual.network_floor, usual.compute_floor) == (known.network_floor, known.compute_floor)
@@ -57,14 +56,9 @@ def test_what_nobody_chose_for_accelerators_is_the_default() -> None:
     assert settings_from({}, kind=DeviceKind.ACCELERATOR) == LocalizeSettings()
 
 
-@pytest.mark.parametrize(
-    "chosen",
-    [
-        {"min_rounds": "6", "expected_ms": "matmul=3.1, gpt compute = 50"},
-        {"min_rounds": 6, "expected_ms": {"matmul": 3.1, "gpt compute": 50}},
-    ],
-)
-def test_text_and_numbers_say_the_same(chosen: dict[str, object]) -> None:
+def test_a_table_of_times_is_read() -> None:
+    chosen = {"min_rounds": 6, "expected_ms": {"matmul": 3.1, "gpt compute": 50}}
+
     made = settings_from(chosen, kind=DeviceKind.ACCELERATOR)
 
     assert made.min_rounds == 6
@@ -76,14 +70,13 @@ def test_text_and_numbers_say_the_same(chosen: dict[str, object]) -> None:
     [
         ("network_floor", "8%", "a number from 0.01 to 3"),
         ("network_floor", 8, "a number from 0.01 to 3, 0.08 for 8 %"),
-        ("network_floor", "nan", "a number from 0.01 to 3"),
+        ("network_floor", math.nan, "a number from 0.01 to 3"),
         ("compute_floor", 0.001, "a number from 0.01 to 3"),
         ("compute_floor", True, "a number from 0.01 to 3"),
-        ("min_rounds", "2.5", "a whole number"),
+        ("min_rounds", 2.5, "a whole number"),
         ("min_rounds", 0, "a whole number"),
-        ("min_rounds", "inf", "a whole number"),
+        ("min_rounds", math.inf, "a whole number"),
         ("expected_ms", "matmul", "milliseconds above 0 by metric"),
-        ("expected_ms", "=3", "milliseconds above 0 by metric"),
         ("expected_ms", {"matmul": -1}, "milliseconds above 0 by metric"),
         ("expected_ms", 3, "milliseconds above 0 by metric"),
         ("floor", "1", "no such setting, there are network_floor, "),

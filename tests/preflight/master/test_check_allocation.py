@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from slurm_health.preflight.job_spec import JobSpec
 from slurm_health.preflight.master.after_verdict import job_ended
 from slurm_health.records.records import Action, ActionDone, RunStarted, VerdictReached
 from slurm_health.records.verdict import Level, NodeVerdict
@@ -53,16 +54,9 @@ class Shrinking:
         journal.Writer(self.run, journal.MASTER, Clock()).append(STARTED, VERDICT)
 
     def check(self, run_id: str) -> Done:
-        return slurm_health(
-            "check",
-            "--act",
-            "--nodes-wanted=2",
-            "--for-supervisor",
-            run_id,
-            f"--python={sys.executable}",
-            f"--journal={self.root}",
-            environ=self.environ,
-        )
+        spec = JobSpec(journal=str(self.root), python=sys.executable, nodes_wanted=2)
+        words = (f"--for-supervisor={run_id}", f"--spec={spec.encoded()}")
+        return slurm_health("check", *words, environ=self.environ)
 
 
 def write_srun(directory: Path, text: str) -> None:
@@ -73,13 +67,13 @@ def write_srun(directory: Path, text: str) -> None:
 
 def supervise(directory: Path) -> Done:
     """Check and run the script that a directory has, with the srun there."""
+    spec = JobSpec(python=sys.executable, journal=f"{directory}/journal")
     return slurm_health(
         "supervise",
+        f"--spec={spec.encoded()}",
         "--script-line=1",
         "--script-name=script",
         "--",
-        f"--python={sys.executable}",
-        f"--journal={directory}/journal",
         f"{directory}/script",
         environ=IN_JOB | {"PATH": f"{directory}:{os.environ['PATH']}"},
     )
@@ -127,7 +121,7 @@ def test_a_batch_jobs_check_bears_one_name_however_often_it_is_started(tmp_path:
     directory = journal.job_directory(tmp_path / "journal", "lab", 12) / "0"
     started = journal.read_all(directory, journal.MASTER)[0].record
     assert isinstance(started, RunStarted)
-    assert started.run_id in starts[0].split()
+    assert f"--for-supervisor={started.run_id}" in starts[0].split()
 
 
 def test_a_requeued_job_says_first_which_nodes_it_has_left(tmp_path: Path) -> None:

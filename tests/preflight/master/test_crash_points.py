@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from slurm_health.preflight.decide.policy import Policy
+from slurm_health.preflight.job_spec import JobSpec
 from slurm_health.preflight.master.check_settings import CheckSettings
 from slurm_health.preflight.master.run_check import _check
 from slurm_health.preflight.session.deadlines import TimeLimits
@@ -87,6 +88,7 @@ class Judged:
 
     def _check(self) -> None:
         settings = CheckSettings(
+            spec=JobSpec(),
             journal_root=self.root,
             python=sys.executable,
             policy=Policy(),

@@ -111,17 +111,8 @@ def test_a_journal_that_fails_leaves_it_to_the_comment(
 def test_outside_of_a_job_nothing_is_asked_of_slurm(scene: Scene) -> None:
     for choice, disposition in (
         (OnUnchecked.PROCEED, Disposition.PROCEED),
-        (OnUnchecked.HOLD, Disposition.STOP),
+        (OnUnchecked.STOP, Disposition.STOP),
     ):
         finished = scene.conclude(root=scene.root, choice=choice, variables={"SLURM_JOB_ID": ""})
         assert finished.disposition is disposition
     assert scene.slurm.calls() == []
-
-
-def test_a_held_job_is_told_of_before_slurm_ends_it(scene: Scene) -> None:
-    finished = scene.conclude(root=scene.root, choice=OnUnchecked.HOLD)
-    assert finished.disposition is Disposition.HOLD
-    assert scene.told[0][0] == finished
-    assert scene.slurm.calls("scontrol")[-1] == ["scontrol", "requeuehold", "12"]
-    shown = text.job_text(read.load(scene.root, "12"), Page())
-    assert "held the job (--on-unchecked=hold)" in shown

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from slurm_health.preflight.config import SITE_FILE_VARIABLE
+from slurm_health.preflight.job_spec import JobSpec
 from slurm_health.preflight.sbatch.foresight import warnings
-from slurm_health.preflight.sbatch.own_options import Settings
 from slurm_health.system.proc import mount_of, mounted
 from tests.support.supervised import write_executable
 
@@ -41,13 +41,13 @@ class Desk:
 
     def said(
         self,
-        settings: Settings | None = None,
+        spec: JobSpec | None = None,
         script: bytes = SCRIPT,
         asked: Mapping[str, str] | None = None,
         **variables: str,
     ) -> list[str]:
         return warnings(
-            settings or {},
+            spec or JobSpec(),
             script,
             "train.sh",
             asked=asked or {},
@@ -76,29 +76,29 @@ def test_where_no_interpreter_has_torch_both_are_named_with_what_to_do(desk: Des
         " probes check them, which see no GPU and no NCCL; if the job trains with torch, name the"
         " interpreter it trains with: #HEALTH --python=PATH"
     )
-    (said,) = desk.said({"python": str(desk.job)})
+    (said,) = desk.said(JobSpec(python=str(desk.job)))
     assert f"no torch found by {desk.job}: " in said
 
 
 def test_nothing_is_said_of_a_job_that_shows_no_wish_for_torch(desk: Desk) -> None:
     assert desk.said() == []
-    assert desk.said({"check": "light"}, asked={"gpus": "8"}) == []
+    assert desk.said(JobSpec(check="light"), asked={"gpus": "8"}) == []
 
 
 def test_torch_of_the_job_or_of_slurm_health_is_enough(desk: Desk, tmp_path: Path) -> None:
     desk.install_torch(desk.ours.parents[1])
     assert desk.said() == []
-    assert desk.said({"python": str(desk.job)})
+    assert desk.said(JobSpec(python=str(desk.job)))
     desk.install_torch(desk.job.parents[1])
-    assert desk.said({"python": str(desk.job)}) == []
+    assert desk.said(JobSpec(python=str(desk.job))) == []
     venv = tmp_path / "venv" / "bin" / "python"
     venv.parent.mkdir(parents=True)
     venv.symlink_to(desk.job)  # one that sees what its base has
-    assert desk.said({"python": str(venv)}) == []
+    assert desk.said(JobSpec(python=str(venv))) == []
 
 
 def test_an_interpreter_whose_torch_lies_elsewhere_is_asked(desk: Desk, tmp_path: Path) -> None:
-    assert desk.said({"python": str(program(tmp_path / "elsewhere", "true"))}) == []
+    assert desk.said(JobSpec(python=str(program(tmp_path / "elsewhere", "true")))) == []
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_nothing_is_said_of_an_interpreter_that_is_a_script(
     desk: Desk, tmp_path: Path, text: str
 ) -> None:
     wrapper = write_executable(tmp_path / "python", text + "touch $HERE/called\n")
-    assert desk.said({"python": str(wrapper)}, HERE=str(tmp_path)) == []
+    assert desk.said(JobSpec(python=str(wrapper)), HERE=str(tmp_path)) == []
     assert not (tmp_path / "called").exists()
 
 
@@ -124,18 +124,18 @@ def test_nothing_is_said_where_the_job_has_another_image_or_path(
 def test_nothing_is_said_where_a_setup_decides(desk: Desk, tmp_path: Path) -> None:
     setup = tmp_path / "env.sh"
     setup.touch()
-    assert desk.said({"setup": str(setup)}) == []
-    assert desk.said({"setup": str(setup), "python": "python3.99"}) == []
+    assert desk.said(JobSpec(setup=str(setup))) == []
+    assert desk.said(JobSpec(setup=str(setup), python="python3.99")) == []
 
 
 def test_an_interpreter_that_is_not_here_is_named(desk: Desk) -> None:
     for given in ("/no/such/python", "python3.99"):
-        (said,) = desk.said({"python": given})
+        (said,) = desk.said(JobSpec(python=given))
         assert f"--python={given}: no such executable here; if the nodes lack it too" in said
-    there = {"python": "/no/such/python", "setup": "/dev/null"}
+    there = JobSpec(python="/no/such/python", setup="/dev/null")
     (said,) = desk.said(there, asked={"export": "NONE"})
     assert "no such executable here" in said
-    assert desk.said({"python": "python3.99"}, asked={"export": "NONE,A=1"}) == []
+    assert desk.said(JobSpec(python="python3.99"), asked={"export": "NONE,A=1"}) == []
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def equipped(desk: Desk) -> Desk:
 def test_a_journal_in_memory_is_named(equipped: Desk) -> None:
     if mount_of(mounted(), "/dev/shm").kind != "tmpfs":
         pytest.skip("/dev/shm is no tmpfs")
-    (said,) = equipped.said({"journal": "/dev/shm/no/such/journal"})
+    (said,) = equipped.said(JobSpec(journal="/dev/shm/no/such/journal"))
     assert said.startswith(
         "the journal /dev/shm/no/such/journal lies on this machine alone (tmpfs): nodes cannot"
         " share it, so a job of several nodes runs UNCHECKED"
@@ -206,7 +206,7 @@ def test_a_journal_that_cannot_be_written_is_named(equipped: Desk, tmp_path: Pat
         pytest.skip("mounting needs root")
     try:
         subprocess.run(["mount", "-o", "remount,bind,ro", place], check=True)
-        (said,) = equipped.said({"journal": str(place / "journal")})
+        (said,) = equipped.said(JobSpec(journal=str(place / "journal")))
         assert f"cannot be made, as {place} cannot be written here: the job runs UNCHEC" in said
     finally:
         subprocess.run(["umount", place], check=True)
@@ -220,8 +220,8 @@ def test_a_journal_that_nobody_can_name_is_said(equipped: Desk, tmp_path: Path) 
 
 
 def test_nothing_is_said_of_a_journal_on_a_disk_that_may_be_shared(equipped: Desk) -> None:
-    assert equipped.said({"journal": str(Path("~/journal").expanduser())}) == []
-    assert equipped.said({"journal": "/srv/none/journal"}) == []
+    assert equipped.said(JobSpec(journal=str(Path("~/journal").expanduser()))) == []
+    assert equipped.said(JobSpec(journal="/srv/none/journal")) == []
 
 
 def test_a_setup_that_does_not_exist_and_lines_that_are_not_read_are_named(tmp_path: Path) -> None:
@@ -231,8 +231,8 @@ def test_a_setup_that_does_not_exist_and_lines_that_are_not_read_are_named(tmp_p
     there.touch()
     late = b"#!/bin/sh\n#HEALTH --spares=1\ntrue\n#HEALTH --max-restarts=2\n"
 
-    assert desk.said({"setup": str(there)}) == desk.said()
-    (missing,) = set(desk.said({"setup": "/nowhere/nope.sh"})) - set(desk.said())
+    assert desk.said(JobSpec(setup=str(there))) == desk.said()
+    (missing,) = set(desk.said(JobSpec(setup="/nowhere/nope.sh"))) - set(desk.said())
     assert missing.startswith("--setup=/nowhere/nope.sh: no such file here")
     (ignored,) = set(desk.said(script=late)) - set(desk.said())
     assert ignored.startswith("line 4 of train.sh: #HEALTH after the first command is ignored")

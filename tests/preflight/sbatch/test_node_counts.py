@@ -27,37 +27,36 @@ def asked(
 
 
 @pytest.mark.parametrize(
-    ("words", "header", "settings", "counts"),
+    ("words", "header", "spares", "counts"),
     [
-        (["-N4"], [], {}, None),
+        (["-N4"], [], 0, None),
         (
             ["-N", "4"],
             [b"#SBATCH --nodes=9"],
-            {"spares": "2"},
+            2,
             NodeCounts(request="6", wanted=4, needed=4, spares=2),
         ),
         (
             [],
             [b"#!/bin/sh", b"#SBATCH --time=1 -N 4 # four", b"#HEALTH --spares=1"],
-            {"spares": "1"},
+            1,
             NodeCounts(request="5", wanted=4, needed=4, spares=1),
         ),
         # A range makes do with its lower end, and grows at its upper one.
-        (["--nodes=3-4"], [], {}, NodeCounts(request="3-4", wanted=4, needed=3)),
+        (["--nodes=3-4"], [], 0, NodeCounts(request="3-4", wanted=4, needed=3)),
         (
             ["--nodes=3-4"],
             [],
-            {"spares": "1"},
+            1,
             NodeCounts(request="3-5", wanted=4, needed=3, spares=1),
         ),
-        (["-N4"], [], {"min-nodes": "3"}, NodeCounts(request="4", wanted=4, needed=3)),
-        (["-N3-4", "-n8"], [], {}, None),  # Slurm decides what a total means on fewer nodes
+        (["-N3-4", "-n8"], [], 0, None),  # Slurm decides what a total means on fewer nodes
     ],
 )
-def test_a_job_asks_for_its_nodes_and_spares_and_makes_do_with_its_minimum(
-    words: list[str], header: list[bytes], settings: dict[str, str], counts: NodeCounts | None
+def test_a_job_asks_for_its_nodes_and_spares_and_makes_do_with_the_lower_end_of_a_range(
+    words: list[str], header: list[bytes], spares: int, counts: NodeCounts | None
 ) -> None:
-    assert node_counts(asked(*words, header=header), settings) == counts
+    assert node_counts(asked(*words, header=header), spares) == counts
 
 
 PLUGIN = [
@@ -92,31 +91,21 @@ def test_options_of_a_plugin_in_the_script_are_looked_up_in_sbatchs_help_once() 
 
 
 def test_a_total_of_tasks_is_shared_out_among_nodes_and_spares() -> None:
-    counts = node_counts(asked("-N4", "-n8"), {"spares": "1"})
+    counts = node_counts(asked("-N4", "-n8"), 1)
     assert counts is not None
     assert counts.options == ["--nodes=5", "--ntasks=10", "--ntasks-per-node=2"]
-
-
-def test_a_total_that_would_change_with_the_nodes_is_refused_with_what_to_write() -> None:
-    with pytest.raises(UsageError, match=r"--min-nodes: cannot .* use --ntasks-per-node=2"):
-        node_counts(asked("-N4", "-n8"), {"min-nodes": "3"})
 
 
 @pytest.mark.parametrize("total", ["--ntasks=9", "-n3", "--gpus=8", "--nodelist=n[1-5]", "-wn1"])
 def test_spares_are_refused_beside_counts_that_would_no_longer_fit(total: str) -> None:
     with pytest.raises(UsageError, match=r"--spares: cannot be combined with --.*use --"):
-        node_counts(asked("-N4", total), {"spares": "1"})
+        node_counts(asked("-N4", total), 1)
 
 
 @pytest.mark.parametrize("words", [(), ("--nodes=4k",), ("--nodes=1,3",)])
 def test_spares_need_a_number_of_nodes(words: tuple[str, ...]) -> None:
     with pytest.raises(UsageError, match="needs the number of nodes"):
-        node_counts(asked(*words), {"spares": "1"})
-
-
-def test_a_minimum_above_the_nodes_asked_for_is_refused() -> None:
-    with pytest.raises(UsageError, match="--min-nodes: 5 is more than --nodes=4"):
-        node_counts(asked("-N4"), {"min-nodes": "5"})
+        node_counts(asked(*words), 1)
 
 
 PARTITIONS = {
@@ -131,11 +120,11 @@ PARTITIONS = {
 
 def refuse(
     words: Sequence[str],
-    settings: Mapping[str, str],
+    spares: int,
     environ: Mapping[str, str] | None = None,
 ) -> None:
     options = asked(*words, environ=environ)
-    counts = node_counts(options, settings)
+    counts = node_counts(options, spares)
     assert counts is not None
     require_room(counts, options, PARTITIONS)
 
@@ -154,28 +143,26 @@ def test_spares_that_no_partition_of_the_job_has_are_refused(
     words: Sequence[str], spares: int, environ: Mapping[str, str], told: str
 ) -> None:
     with pytest.raises(UsageError, match=rf"^--spares: .*{told}"):
-        refuse(words, {"spares": str(spares)}, environ)
+        refuse(words, spares, environ)
 
 
 @pytest.mark.parametrize(
-    ("words", "settings"),
+    ("words", "spares"),
     [
-        (["-N5"], {"spares": "1"}),
-        (["-N3", "-psmall,main"], {"spares": "1"}),
-        (["-N3-6"], {"spares": "1"}),  # the spare one is taken where there is one
-        (["-N9"], {"min-nodes": "8"}),  # for Slurm to refuse: it is what the user asked for
-        (["-N9", "-pmisspelt"], {"spares": "1"}),
+        (["-N5"], 1),
+        (["-N3", "-psmall,main"], 1),
+        (["-N3-6"], 1),  # the spare one is taken where there is one
+        (["-N8-9"], 0),  # for Slurm to refuse: it is what the user asked for
+        (["-N9", "-pmisspelt"], 1),
     ],
 )
-def test_spares_that_a_partition_has_are_not_refused(
-    words: Sequence[str], settings: Mapping[str, str]
-) -> None:
-    refuse(words, settings)
+def test_spares_that_a_partition_has_are_not_refused(words: Sequence[str], spares: int) -> None:
+    refuse(words, spares)
 
 
 def test_gpus_of_all_nodes_together_are_refused_wherever_they_are_asked_for() -> None:
     with pytest.raises(UsageError, match="--spares: cannot be combined with --gpus"):
-        node_counts(asked("-N4", environ={"SBATCH_GPUS": "8"}), {"spares": "1"})
+        node_counts(asked("-N4", environ={"SBATCH_GPUS": "8"}), 1)
 
 
 @pytest.mark.parametrize(

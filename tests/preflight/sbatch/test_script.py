@@ -6,12 +6,14 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from difflib import unified_diff
 from pathlib import Path
 
 import pytest
 
+from slurm_health.preflight.decide.policy import OnUnchecked
+from slurm_health.preflight.job_spec import JobSpec
 from slurm_health.preflight.sbatch import script as batch_script
 from tests.support.full_filesystem import full_filesystem, noexec_filesystem
 from tests.support.supervised import MAIN, Bench, eventually, write_executable
@@ -40,7 +42,7 @@ def render(
     script: bytes,
     *,
     python: str = "/opt/slurm-health/bin/python",
-    settings: Mapping[str, str] | None = None,
+    spec: JobSpec | None = None,
     name: str = "train.sh",
     is_wrap: bool = False,
 ) -> bytes:
@@ -49,7 +51,7 @@ def render(
         template=batch_script.read_template(),
         python=python,
         flags=["-E", "-P"],
-        settings=settings or {"check": "standard"},
+        spec=spec or JobSpec(check="standard"),
         name=name,
         is_wrap=is_wrap,
     )
@@ -62,13 +64,13 @@ def render(
     ("name", "text"),
     [
         ("plain", render(PLAIN)),
-        ("foreign-lines", render(FOREIGN, settings={"check": "standard", "max-requeues": "2"})),
+        ("foreign-lines", render(FOREIGN, spec=JobSpec(check="standard", max_requeues=2))),
         (
             "settings",
             render(
                 PLAIN,
                 python="/opt/my env/bin/python",
-                settings={"check": "standard", "journal": "/scratch/it's", "python": "python3"},
+                spec=JobSpec(check="standard", journal="/scratch/it's", python="python3"),
                 name="my train.sh",
             ),
         ),
@@ -207,12 +209,12 @@ def test_supervisor_is_started_with_these_words(bench: Bench, shell: str, hostil
     write_executable(
         python, '#!/bin/sh\n[ "$3" = -c ] && exit 0\nfor word; do printf "%s\\0" "$word"; done\n'
     )
-    settings = {"check": "standard", "journal": f"/j/{hostile}"}
-    text = render(PLAIN, python=str(python), settings=settings, name=hostile)
+    spec = JobSpec(journal=f"/j/{hostile}")
+    text = render(PLAIN, python=str(python), spec=spec, name=hostile)
     path = submitted(bench, text)
     code, out, err = bench.finish(bench.start([*shell.split(), str(path), "", hostile, "--x"]))
     words = [os.fsdecode(word) for word in out.split(b"\0")[:-1]]
-    line = int(words[7].removeprefix("--script-line="))
+    line = int(words[6].removeprefix("--script-line="))
     assert (code, err) == (0, b"")
     assert words == [
         "-E",
@@ -220,8 +222,7 @@ def test_supervisor_is_started_with_these_words(bench: Bench, shell: str, hostil
         "-m",
         "slurm_health",
         "supervise",
-        "--check=standard",
-        f"--journal=/j/{hostile}",
+        f"--spec={spec.encoded()}",
         f"--script-line={line}",
         f"--script-name={hostile}",
         "--environ-fd=9",
@@ -287,18 +288,6 @@ echo >>"$LOG"
         ("proceed", "mine: a=1 | 2", 0, "UNCHECKED: {why} | own comment: mine: a=1 | 2"),
         ("proceed", "slurm-health: x | own comment: y", 0, "UNCHECKED: {why} | own comment: y"),
         ("stop", "slurm-health: x", 4, "UNCHECKED: {why}"),
-        (
-            "hold",
-            "mine",
-            4,
-            "held (UNCHECKED: {why}). To start it anyway: scontrol release 7_2 | own comment: mine",
-        ),
-        (
-            "hold",
-            "slurm-health: held (UNCHECKED: x). | own comment: mine",
-            0,
-            "UNCHECKED: {why} | own comment: mine",
-        ),
     ],
 )
 def test_where_we_are_not_the_comment_says_so_and_keeps_the_jobs_own(
@@ -308,12 +297,11 @@ def test_where_we_are_not_the_comment_says_so_and_keeps_the_jobs_own(
     tools.mkdir()
     for name in ("squeue", "scontrol"):
         write_executable(tools / name, SLURM)
-    write_executable(tools / "sleep", "#!/bin/sh\n")
     write_executable(bench.directory / "broken", "#!/bin/sh\necho 'No module \"x=y\"'\nexit 1\n")
-    settings = {"on-unchecked": choice}
+    spec = JobSpec(on_unchecked=OnUnchecked(choice))
     script = b"#!/bin/sh\necho ran for $SQUEUE_USERS\n"
     broken = str(bench.directory / "broken")
-    path = submitted(bench, render(script, python=broken, settings=settings))
+    path = submitted(bench, render(script, python=broken, spec=spec))
     environ = {
         **bench.environ(),
         "PATH": f"{tools}:{os.environ['PATH']}",
@@ -329,10 +317,9 @@ def test_where_we_are_not_the_comment_says_so_and_keeps_the_jobs_own(
     here = os.uname().nodename
     why = f"slurm-health cannot run on {here}: No module 'x y'"
     why += "; install it at the same path on every node"
-    asked, set_to, *held = bench.log.read_text().splitlines()
+    asked, set_to = bench.log.read_text().splitlines()
     assert asked == "squeue|--all|--noheader|--states=all|--jobs=7_2|--format=%k|"
     assert set_to == f"scontrol|update|JobId=7_2|Comment=slurm-health: {note.format(why=why)}|"
-    assert held == (["scontrol|requeuehold|7_2|"] if code and choice == "hold" else [])
     assert (f"(--on-unchecked={choice})".encode() in ended[2]) is (code != 0)
 
 
@@ -380,8 +367,8 @@ def test_script_gets_its_own_environment_through_any_shell(bench: Bench, shell: 
         f'#!/bin/sh\n[ "$3" = -c ] && exit 0\nshift 4\nexec {sys.executable} -P {MAIN} "$@"\n',
     )
     dump = f"#!{sys.executable} -S\nprint(open('/proc/self/environ', 'rb').read())\n".encode()
-    settings = {"check": "standard", "python": str(bench.directory / "master")}
-    path = submitted(bench, render(dump, python=str(python), settings=settings))
+    spec = JobSpec(python=str(bench.directory / "master"))
+    path = submitted(bench, render(dump, python=str(python), spec=spec))
     environ = bench.environ() | {"BASH_FUNC_module%%": "() {  :\n}", "x.y": "1", "B": "\udcff"}
     alone = bench.finish(bench.alone(dump, environ=environ))
     ours = bench.finish(bench.start([*shell.split(), str(path)], environ=environ))

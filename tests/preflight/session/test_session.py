@@ -194,7 +194,7 @@ def test_the_localizer_is_told_what_is_usual_for_the_devices_and_what_was_chosen
         made.append(chosen)
         return make_localizer(nodes, leaves, chosen)
 
-    chosen = {"min_rounds": "3", "expected_ms": "allgather=50"}
+    chosen = {"min_rounds": 3, "expected_ms": {"allgather": 50}}
     session = Session(NODES, make, LIMITS, phases(["allgather"]), localize_options=chosen)
     records: list[Record] = [AgentsLaunched(launch=0, nodes=list(NODES))]
     for node in NODES:

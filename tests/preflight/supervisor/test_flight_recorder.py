@@ -17,7 +17,7 @@ SHOWS = "#!/bin/sh\nenv | grep ^TORCH_ | sort\necho ran\n"
 
 def test_the_flight_recorder_is_switched_on_where_that_was_asked_for(bench: Bench) -> None:
     own = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "7"}
-    bench.answer("proceed", run_directory=str(bench.directory / "journal"))
+    bench.answer("proceed", directory=str(bench.directory / "journal"))
     _, out, err = bench.finish(
         bench.supervised(SHOWS, options=ON, environ={**bench.environ(), **own})
     )
@@ -59,7 +59,7 @@ def test_a_script_runs_without_the_flight_recorder_where_a_file_of_the_journal_c
 ) -> None:
     run = bench.directory / "run"
     (run / "n1.jsonl").mkdir(parents=True)  # to read it is an error, for root too
-    bench.answer("proceed", run_directory=str(run))
+    bench.answer("proceed", directory=str(run))
 
     code, out, err = bench.finish(bench.supervised(SHOWS, options=(*ON, *quiet)))
 
@@ -73,7 +73,7 @@ def test_a_script_runs_without_the_flight_recorder_where_a_file_of_the_journal_c
 @pytest.mark.root
 def test_a_script_runs_without_the_flight_recorder_where_the_journal_hangs(bench: Bench) -> None:
     with hung_filesystem(bench) as (run, wrapper, environ):
-        bench.answer("proceed", run_directory=str(run))
+        bench.answer("proceed", directory=str(run))
         process = bench.supervised(
             SHOWS,
             options=(*ON, "--journal-wait-s", "0.2"),

@@ -56,7 +56,7 @@ def recorded(bench: Bench) -> Path:
     """Have the check answer with a directory of the journal."""
     run = bench.directory / "journal" / "lab" / "12" / "0"
     journal.create(run, [journal.SUPERVISOR])
-    bench.answer("proceed", run_directory=str(run))
+    bench.answer("proceed", directory=str(run))
     return run
 
 

@@ -16,7 +16,7 @@ from tests.support.supervised import Bench, hung_filesystem
 def test_start_and_end_of_the_script_are_recorded(bench: Bench) -> None:
     run = bench.directory / "run"
     run.mkdir()
-    bench.answer("proceed", run_directory=str(run))
+    bench.answer("proceed", directory=str(run))
     assert bench.finish(bench.supervised("#!/bin/sh\necho $$\nexit 4\n"))[0] == 4
     started, ended = (entry.record for entry in journal.read_all(run, journal.SUPERVISOR))
     assert isinstance(started, ScriptStarted)
@@ -29,7 +29,7 @@ def test_start_and_end_of_the_script_are_recorded(bench: Bench) -> None:
 def test_death_by_a_signal_is_recorded(bench: Bench) -> None:
     run = bench.directory / "run"
     run.mkdir()
-    bench.answer("proceed", run_directory=str(run))
+    bench.answer("proceed", directory=str(run))
     bench.finish(bench.supervised("#!/bin/sh\nkill -KILL $$\n"))
     ended = journal.read_all(run, journal.SUPERVISOR)[-1].record
     assert isinstance(ended, ScriptEnded)
@@ -37,7 +37,7 @@ def test_death_by_a_signal_is_recorded(bench: Bench) -> None:
 
 
 def test_journal_that_cannot_be_written_is_a_line_and_no_more(bench: Bench) -> None:
-    bench.answer("proceed", run_directory="/no/such/run")
+    bench.answer("proceed", directory="/no/such/run")
     code, out, err = bench.finish(bench.supervised("#!/bin/sh\necho ran\n"))
     assert (code, out) == (0, b"ran\n")
     assert b"slurm-health: journal /no/such/run" in err
@@ -48,7 +48,7 @@ def test_journal_that_cannot_be_written_is_a_line_and_no_more(bench: Bench) -> N
 @pytest.mark.root
 def test_journal_that_hangs_holds_up_neither_signals_nor_the_end(bench: Bench) -> None:
     with hung_filesystem(bench) as (run, wrapper, environ):
-        bench.answer("proceed", run_directory=str(run))
+        bench.answer("proceed", directory=str(run))
         process = bench.supervised(
             "#!/bin/bash\ntrap 'exit 6' USR1\necho ready >>$LOG\nwhile :; do sleep 0.02; done\n",
             options=["--journal-wait-s", "0.2"],
@@ -66,7 +66,7 @@ def test_what_lies_in_the_place_of_the_journal_holds_up_nothing(bench: Bench) ->
     run = bench.directory / "run"
     run.mkdir()
     os.mkfifo(journal.path_of(run, journal.SUPERVISOR))
-    bench.answer("proceed", run_directory=str(run))
+    bench.answer("proceed", directory=str(run))
     code, out, err = bench.finish(bench.supervised("#!/bin/sh\necho ran\n"))
     assert (code, out) == (0, b"ran\n")
     assert b"supervisor.jsonl is not a plain file" in err

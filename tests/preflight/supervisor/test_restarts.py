@@ -27,7 +27,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     bench = Bench(tmp_path)
     run = tmp_path / "run"
     run.mkdir()
-    bench.answer("proceed", run_directory=str(run))
+    bench.answer("proceed", directory=str(run))
     yield bench
     bench.clean_up()
 

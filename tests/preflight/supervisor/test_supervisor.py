@@ -15,27 +15,24 @@ from tests.support.supervised import MASTER_THAT_HANGS, Bench
 
 
 def test_stop_prints_the_reason_and_ends_with_its_code(bench: Bench) -> None:
-    bench.answer("stop", exit_code=9, reason="n3 is broken", run_directory="")
+    bench.answer("stop", exit_code=9, reason="n3 is broken", directory="")
     code, out, err = bench.finish(bench.supervised("#!/bin/sh\necho ran\n"))
     assert (code, out) == (9, b"")
     assert b"slurm-health: the job stops: n3 is broken\n" in err
 
 
 def test_requeue_that_does_not_come_ends_with_a_message(bench: Bench) -> None:
-    bench.answer("requeue", exit_code=1, reason="n3 is broken", run_directory="")
+    bench.answer("requeue", exit_code=1, reason="n3 is broken", directory="")
     process = bench.supervised("#!/bin/sh\necho ran\n", options=["--requeue-wait-s", "0.2"])
     code, out, err = bench.finish(process)
     assert (code, out) == (1, b"")
     assert b"not requeued the job within 0.2 s" in err
 
 
-@pytest.mark.parametrize("disposition", ["requeue", "hold"])
 @pytest.mark.parametrize("rest", ["", "while :; do sleep 0.1; done"], ids=["after", "during"])
-def test_a_requeue_or_a_hold_that_ends_the_job_is_no_news(
-    bench: Bench, disposition: str, rest: str
-) -> None:
+def test_a_requeue_that_ends_the_job_is_no_news(bench: Bench, rest: str) -> None:
     # As the check does: it says what it will ask Slurm for, and Slurm ends both, sooner or later.
-    line = json.dumps({"disposition": disposition, "reason": "n3 is broken"})
+    line = json.dumps({"disposition": "requeue", "reason": "n3 is broken"})
     bench.master(f"echo 'job will move' >&2\necho '{line}'\necho told >>$LOG\n{rest}\n")
     process = bench.supervised("#!/bin/sh\necho ran\n", options=["--grace-s", "0.3"])
     bench.wait_for("told")

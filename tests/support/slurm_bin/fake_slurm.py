@@ -1,6 +1,6 @@
 #!/usr/bin/env -S python3 -S
 # SPDX-License-Identifier: Apache-2.0
-"""scontrol, sbatch, squeue and scancel, as the links beside this file, over some state.
+"""scontrol, sbatch, squeue, sinfo and scancel, as the links beside this file, over some state.
 
 For what a real Slurm cannot be made to do: refuse at will, lose what it has accepted, take long.
 The rest they do in its words and with its exit codes, which tests/system/slurm/test_fake_slurm.py
@@ -106,6 +106,7 @@ def show_job(job_id: str) -> str:
         "NtasksPerN:B:S:C": f"{job.get('tasks_per_node', 0)}:0:*:*",
         "BatchFlag": job["BatchFlag"],
         "StartTime": job["StartTime"],
+        "EndTime": job.get("EndTime", "Unknown"),
         "Partition": "main",
         "ReqNodeList": job["ReqNodeList"] or "(null)",
         "ExcNodeList": job["ExcNodeList"] or "(null)",
@@ -135,10 +136,11 @@ def show_nodes(nodelist: str) -> str:
 
 
 def show_reservations() -> str:
-    """Show those of the setting `reservations`: nodes and flags, by name."""
+    """Show those of the setting `reservations`: nodes, flags and start, by name."""
     lines = [
-        f"ReservationName={name} Nodes={nodes} Features=(null) Flags={flags}"
-        for name, (nodes, flags) in load("settings").get("reservations", {}).items()
+        f"ReservationName={name} StartTime={(start or ['2026-01-01T00:00:00'])[0]}"
+        f" Nodes={nodes} Features=(null) Flags={flags}"
+        for name, (nodes, flags, *start) in load("settings").get("reservations", {}).items()
     ]
     return "\n".join(lines) or "No reservations in the system"
 
@@ -293,23 +295,26 @@ def scontrol(words: list[str]) -> str:
     raise Refused(f"invalid keyword: {' '.join(words)}", to_stdout=True)
 
 
-def estimate(options: dict[str, str]) -> str:
-    """Say when a job would start: now where nodes are idle and no job has them, else in an hour."""
+def sinfo(words: list[str]) -> str:
+    """List the nodes of the partition: state, hardware, the least size of a job, features."""
     busy = {n for job in load("jobs").values() if job["state"] == "RUNNING" for n in job["nodes"]}
-    excluded = expand(options["exclude"])
-    idle = [name for name, node in load("nodes").items() if node["state"] == "IDLE"]
-    free = [name for name in idle if name not in busy and name not in excluded]
-    count = int(options["nodes"])
-    start_s = load("settings")["now_s"] + (0 if len(free) >= count else 3600)
-    nodes = (free + [name for name in busy if name not in excluded])[:count]
-    if len(nodes) < count:
-        raise Refused("allocation failure: Requested node configuration is not available")
-    print(
-        f"sbatch: Job 99 to start at {start_s} using {count} processors on nodes"
-        f" {','.join(nodes)} in partition main",
-        file=sys.stderr,
-    )
-    return ""
+    settings = load("settings")
+    partition = expand(settings.get("partition_nodes", "n[1-9]"))
+    lines = []
+    for name, node in load("nodes").items():
+        _, *marks = node["state"].split("+")
+        state = "mixed" if name in busy else node["state"].partition("+")[0].lower()
+        if "DRAIN" in marks:
+            state = "draining" if name in busy else "drained"
+        elif marks:
+            state = marks[0].lower()
+        hardware = node.get("hardware", "64 256000 gpu:8")
+        least = settings.get("least_nodes", 1) or 1
+        if name in partition:
+            lines.append(
+                f"{name} {state} {hardware} {least}-infinite {node.get('features', '(null)')}"
+            )
+    return "\n".join(lines)
 
 
 def sbatch(words: list[str]) -> str:
@@ -317,8 +322,6 @@ def sbatch(words: list[str]) -> str:
     if load("settings").get("no_submissions"):
         raise Refused("sbatch: error: Batch job submission failed: Job violates policy")
     known(options.get("exclude", ""))
-    if "--test-only" in words:
-        return estimate(options)
     if not Path(options["chdir"]).is_dir() or "--parsable" not in words:
         raise Refused("sbatch: error: not as expected here")
     if any(name.startswith("SLURM_JOB_ID") for name in os.environ):
@@ -343,15 +346,6 @@ def squeue(words: list[str]) -> str:
         )
     if options.get("Format", "").startswith("NumNodes"):
         return " ".join(map(str, find(load("jobs"), options["jobs"])["size"]))
-    if "--states=PENDING" in words:
-        return "\n".join(f"{name} {why}" for name, why in load("settings")["waiting"].items())
-    if "nodelist" in options:
-        here = options["nodelist"]
-        return "\n".join(
-            name
-            for name, job in load("jobs").items()
-            if job["state"] == "RUNNING" and here in job["nodes"]
-        )
     over = {"COMPLETED", "CANCELLED", "FAILED"}
     named = (n for n, j in load("jobs").items() if j["name"] == options["name"])
     return "\n".join(number for number in named if load("jobs")[number]["state"] not in over)
@@ -409,7 +403,7 @@ def new_job(name: str, nodes: list[str]) -> Job:
 def main() -> int:
     name = Path(sys.argv[0]).name
     commands = {"scontrol": scontrol, "sbatch": sbatch, "squeue": squeue, "scancel": scancel}
-    commands["sacct"] = sacct
+    commands |= {"sacct": sacct, "sinfo": sinfo}
     with file("calls").open("a") as calls:
         fcntl.flock(calls, fcntl.LOCK_EX)  # one command at a time, as one controller serves them
         calls.write(json.dumps([name, *sys.argv[1:]]) + "\n")

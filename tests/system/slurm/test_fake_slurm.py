@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import time
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from typing import NamedTuple, Protocol
 import pytest
 
 from slurm_health.records.nodeset import expand
-from slurm_health.system.slurm.job_gres import options_on
+from slurm_health.system.slurm.parsing import LISTED_NODE, listed_node_of
 from tests.lab import Lab
 from tests.lab.records import parse_record
 from tests.support.fake_slurm import FakeSlurm
@@ -244,40 +243,10 @@ def test_the_features_of_nodes_and_the_nodes_of_reservations_are_shown(slurm: Sl
     assert record(slurm, "node", "-o", "n3")["AvailableFeatures"] == "h100,ib"
 
 
-def test_a_job_that_is_only_asked_about_is_told_when_and_where_it_would_start(
-    slurm: Slurm,
-) -> None:
-    job = slurm.start_job()
-    words = ("--nodes=1", "--ntasks=1", "--exclude=n3", "--wrap=true")
-    asked = slurm.ask("sbatch", "--test-only", *words)
-    assert (asked.code, asked.stdout) == (0, "")
-    start = r"sbatch: Job \d+ to start at \S+( a)? using 1 processors on nodes n4 in partition main"
-    assert re.fullmatch(start, asked.stderr)
-    shown = slurm.ask("scontrol", "show", "job", "-d", "-o", job)
-    assert options_on("n2", shown.stdout)[0].startswith("--cpus-per-task=")
-    assert re.search(
-        r"^PrivateData\s*=\s*none$", slurm.ask("scontrol", "show", "config").stdout, re.M
-    )
-
-
-@pytest.mark.parametrize(
-    ("options", "argv", "said"),
-    [
-        ("", "scontrol show job -o 99", "Invalid job id specified"),
-        ("", "scontrol show node -o n9", "Node n9 not found"),
-        ("", "scontrol update JobId={job} ExcNodeList=n3", "Job is no longer pending execution"),
-        ("", "sbatch --parsable --chdir=/ --exclude=n9 --wrap=true", "Invalid node name specified"),
-        ("", "scontrol update NodeName=n3 State=DRAIN", "You must specify a reason when DOWNING"),
-        ("--no-requeue", "scontrol requeuehold {job}", "Requested operation is presently disabled"),
-        ("", "scontrol requeuehold 99", "Invalid job id specified"),
-    ],
-)
-def test_what_is_refused_is_refused_with_the_same_words_in_the_same_place(
-    slurm: Slurm, options: str, argv: str, said: str
-) -> None:
-    job = slurm.start_job(*options.split())
-    answer = slurm.ask(*argv.format(job=job).split())
-    assert answer.code == 1
-    to_stdout = "not found" in said
-    assert said in (answer.stdout if to_stdout else answer.stderr)
-    assert (answer.stderr if to_stdout else answer.stdout) == ""
+def test_nodes_of_a_partition_are_listed_with_their_states(slurm: Slurm) -> None:
+    slurm.start_job()
+    lines = slurm.ask("sinfo", "--all", "--noheader", "--Node", f"--format={LISTED_NODE}").stdout
+    nodes = {node.name: node for line in lines.splitlines() if (node := listed_node_of(line))}
+    assert (nodes["n2"].state, nodes["n4"].state) == ("mixed", "idle")
+    assert not nodes["n4"].out_of_pool
+    assert nodes["n4"].least == 1

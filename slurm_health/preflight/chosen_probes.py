@@ -1,33 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the values of options are written, on a command line as in a variable or a script's line.
+"""What `--check` asks for: sets of probes, probes by name, and programs by path.
 
-`--check` asks for sets of probes, probes by name, and programs by path. Probes of other packages
-are found through entry points of the groups `slurm_health.probes.solo`, `.node`, `.rail` and
-`.pair`. The name of one is the probe's, its value the module that is its file. That file is not
-loaded here: it may need torch, which only the job's interpreter has.
+Probes of other packages are found through entry points of the groups `slurm_health.probes.solo`,
+`.node`, `.rail` and `.pair`. The name of one is the probe's, its value the module that is its file.
+That file is not loaded here: it may need torch, which only the job's interpreter has.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slurm_health.preflight.localize import settings as localize
 from slurm_health.records.errors import ConfigError
-from slurm_health.records.probe_catalog import BUILT_IN, LIGHT_SET, SETS, Probe, Scope
+from slurm_health.records.probe_catalog import BUILT_IN, DEFAULT, LIGHT_SET, SETS, Probe, Scope
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
     from slurm_health.preflight.session.phases import Phase
 
-Value = str | int | bool
-_LEAST_S, _MOST_S = 1, 3600  # of a round
 OFF = "off"
 # What an interpreter runs to say whether it finds torch, without loading it: it ends with 0 or 1.
 FIND_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
@@ -35,107 +29,6 @@ _GROUP = "slurm_health.probes"
 _ADAPTERS = "no such probe; rails name an adapter, and perftest runs as an external check"
 # What is said of a name that another way of measuring replaces.
 _REPLACED = {"ib_write_bw": _ADAPTERS, "nic_loopback": _ADAPTERS}
-
-
-@dataclass(frozen=True)
-class ValueKind:
-    """How a value is written: a flag where it has no `metavar` for a usage line.
-
-    `read` returns what a text stands for, which reads back as itself, or raises ValueError.
-    """
-
-    metavar: str
-    read: Callable[[str], Value]
-
-
-def _flag(text: str) -> bool:
-    if text.lower() in {"yes", "true", "1", ""}:
-        return True
-    if text.lower() in {"no", "false", "0"}:
-        return False
-    raise ValueError(f"expected yes or no, found {text!r}")
-
-
-def _probes(text: str) -> str:
-    return text if text == OFF else spelled_out(text, "--check")
-
-
-def _path(what: str) -> Callable[[str], str]:
-    def read(text: str) -> str:
-        if not text:
-            raise ValueError(f"expected {what}, found nothing")
-        return os.path.abspath(os.path.expanduser(text))  # noqa: PTH100, PTH111 - text in, text out
-
-    return read
-
-
-def _interpreter(text: str) -> str:
-    # A bare name is looked up on the job's PATH, which may differ from this one.
-    return text if text and "/" not in text else _path("a Python interpreter")(text)
-
-
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise ValueError(f"expected a whole number, 0 or more, found {text!r}")
-    return int(text)
-
-
-def _spares(text: str) -> int:
-    try:
-        return _count(text)
-    except ValueError as err:
-        raise ValueError(f"{err}; slurm-health lemons shows how often nodes fail here") from None
-
-
-def _nodes(text: str) -> int:
-    if (nodes := _count(text)) > 0:
-        return nodes
-    raise ValueError("at least one node is needed")
-
-
-def _round_deadline(text: str) -> str:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not _LEAST_S <= seconds <= _MOST_S:
-        raise ValueError(f"expected seconds, from {_LEAST_S} to {_MOST_S}, found {text!r}")
-    return text
-
-
-def one_of(choices: type[Enum]) -> ValueKind:
-    """Return the kind that takes the value of one of these."""
-    values = [each.value for each in choices]
-
-    def read(text: str) -> str:
-        if text not in values:
-            raise ValueError(f"{text!r} is not one of {', '.join(values)}")
-        return text
-
-    return ValueKind("|".join(values), read)
-
-
-def of_localize(option: localize.SettingOption) -> ValueKind:
-    """Return the kind that takes what a setting of the localisation takes."""
-
-    def read(text: str) -> str:
-        try:
-            localize.settings_from({option.name: text}, kind=localize.DeviceKind.CPU)
-        except ValueError as err:
-            raise ValueError(str(err).removeprefix(f"{option.name}: ")) from None
-        return text
-
-    return ValueKind(option.kind.value, read)
-
-
-FLAG = ValueKind("", _flag)
-PROBES = ValueKind("WHAT[,WHAT...]", _probes)
-DIRECTORY = ValueKind("DIR", _path("a directory"))
-FILE = ValueKind("FILE", _path("a file"))
-INTERPRETER = ValueKind("PATH", _interpreter)
-COUNT, NODES = ValueKind("N", _count), ValueKind("N", _nodes)
-SPARES = ValueKind("K", _spares)
-ROUND_DEADLINE = ValueKind("SECONDS", _round_deadline)
 
 
 def chosen_phases(value: str, option: str = "--check") -> tuple[Phase, ...]:
@@ -159,6 +52,19 @@ def chosen_phases(value: str, option: str = "--check") -> tuple[Phase, ...]:
     foreign = {*named} - {probe.name for probe in BUILT_IN} - SETS.keys()
     own = [*(_installed(name, option) for name in sorted(foreign)), *programs]
     return phases([*named, *(probe.name for probe in programs)], own)
+
+
+def what_to_check(settings: Mapping[str, object]) -> str:
+    """Return all that is to be checked, from `check` and the flags beside it."""
+    named = settings.get("check")
+    if named == OFF:
+        return OFF
+    flags = [
+        name
+        for name in ("network-check", "straggler-detection")
+        if settings.get(name.replace("-", "_"))
+    ]
+    return ",".join([*([str(named)] if named else []), *flags]) or DEFAULT
 
 
 def asks_for_light(value: str) -> bool:

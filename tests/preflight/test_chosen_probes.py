@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.preflight.option_kinds import chosen_phases, spelled_out
+from slurm_health.preflight.chosen_probes import chosen_phases, spelled_out, what_to_check
 from slurm_health.records.errors import ConfigError
 from slurm_health.records.probe_catalog import Scope
 from tests.support.supervised import write_executable
@@ -101,3 +101,17 @@ def test_two_programs_of_one_name_cannot_be_told_apart(tmp_path: Path) -> None:
         chosen_phases(",".join(map(str, programs)))
 
     assert len(chosen_phases(f"{programs[0]},{programs[0]}")[0].probes) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "checked"),
+    [
+        ({}, "auto"),
+        ({"network_check": True}, "network-check"),
+        ({"network_check": False}, "auto"),
+        ({"check": "quick", "straggler_detection": True}, "quick,straggler-detection"),
+        ({"check": "off", "network_check": True}, "off"),
+    ],
+)
+def test_flags_stand_beside_what_is_named(settings: dict[str, object], checked: str) -> None:
+    assert what_to_check(settings) == checked

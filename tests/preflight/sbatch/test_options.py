@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
-from slurm_health.preflight.options import Door, options_of
-from slurm_health.preflight.sbatch import own_options
-from slurm_health.records.errors import ConfigError, UsageError
-from tests.support.desk import Desk, launcher_options
+from slurm_health.preflight.decide.policy import OnStraggler
+from slurm_health.preflight.job_spec import JobSpec
+from slurm_health.preflight.options import FOR_JOB, given_in, job_spec
+from slurm_health.preflight.sbatch.submit import help_text
+from slurm_health.records.decoding import from_json
+from slurm_health.records.errors import ConfigError
+from tests.support.desk import Desk, launcher_spec
 
 
 @pytest.mark.parametrize(
@@ -38,25 +41,23 @@ def test_command_line_wins_over_environment_over_script(desk: Desk) -> None:
         SLURM_HEALTH_PYTHON="python3.12",
         SLURM_HEALTH_CHECK="",
     )
-    assert launcher_options(desk.text)[:4] == [
-        "--check=auto",
-        "--journal=/from/environment",
-        f"--python={desk.directory}/env/bin/python",
-        "--max-requeues=1",
-    ]
+    assert launcher_spec(desk.text) == JobSpec(
+        journal="/from/environment",
+        python=f"{desk.directory}/env/bin/python",
+        max_requeues=1,
+        submit_time_s=1_700_000_000,
+    )
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
         ("--max-requeue=1", r"s\.sh, line 3: --max-requeue: unknown.*mean --max-requeues\?"),
-        ("--dry-run", r"s\.sh, line 3: --dry-run: unknown #HEALTH option"),
+        ("--dry-run", r"s\.sh, line 3: --dry-run: unknown option"),
         ("spares=1", r"s\.sh, line 3: spares: unknown"),
         ("--max-requeues", r"s\.sh, line 3: --max-requeues: needs a value"),
         ("--on-straggler=shoot", r"line 3: --on-straggler: 'shoot' is not one of exclude, report"),
         ("--check=fast", r"s\.sh, line 3: --check: fast: no such probe; valid: auto"),
-        ("--network-floor=8%", r"s\.sh, line 3: --network-floor: expected a number from 0.01"),
-        ("--min-round=3", r"s\.sh, line 3: --min-round: unknown.*mean --min-rounds\?"),
         ("--journal='x", r"s\.sh, line 3: #HEALTH: cannot be read: no closing quotation"),
     ],
 )
@@ -71,6 +72,7 @@ def test_bad_line_is_named_with_its_number(desk: Desk, line: str, message: str) 
     ("words", "extra", "message"),
     [
         (["--max-requeues=-1"], {}, "command line: --max-requeues: expected a whole number"),
+        (["--journal=/j/\udcff"], {}, r"command line: --journal: .* is not UTF-8"),
         (["--check=", "x"], {}, "command line: --check: '': names nothing to check; valid: auto"),
         (
             [],
@@ -98,41 +100,57 @@ def test_help_names_every_option_and_variable(
     desk: Desk, word: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert desk.submit(word) == 0
-    told = capsys.readouterr().out
-    in_script = options_of(Door.SCRIPT)
-    for option in options_of(Door.SBATCH).values():
-        assert f"--{option.name}" in told
-        assert (option.variable in told) is (option.name in in_script)
-    assert "sbatch --help" in told
+    shown = capsys.readouterr().out
+    for option in FOR_JOB:
+        assert f"--{option.name}" in shown
+        assert option.variable in shown
+    assert "--dry-run" in shown
+    assert "sbatch --help" in shown
     assert not desk.called
 
 
 def test_help_fits_a_terminal_of_80_columns() -> None:
-    assert max(map(len, own_options.help_text().splitlines())) < 80
+    assert max(map(len, help_text().splitlines())) < 80
 
 
-def test_a_job_that_keeps_its_spares_outlives_a_node_and_is_restarted_as_often(
-    desk: Desk,
+@pytest.mark.parametrize("restarts", [0, 2])
+def test_a_job_with_spares_and_restarts_keeps_its_spares_and_outlives_a_node(
+    desk: Desk, restarts: int
 ) -> None:
-    desk.submit("-N4", "--spares=2", "--keep-spares", "train.sh")
+    desk.submit("-N4", "--spares=2", f"--max-restarts={restarts}", "train.sh")
 
-    assert {"--nodes=6", "--no-kill"} <= set(desk.words)
-    options = launcher_options(desk.text)
-    assert {"--keep-spares=yes", "--max-restarts=2", "--nodes-wanted=4"} <= set(options)
+    assert "--nodes=6" in desk.words
+    assert ("--no-kill" in desk.words) is bool(restarts)
+    spec = launcher_spec(desk.text)
+    assert (spec.keeps_spares, spec.max_restarts, spec.nodes_wanted) == (
+        bool(restarts),
+        restarts,
+        4,
+    )
 
 
 def test_restarts_alone_change_nothing_that_sbatch_is_asked_for(desk: Desk) -> None:
     desk.submit("-N4", "--max-restarts=3", "train.sh")
 
     assert "--no-kill" not in desk.words
-    assert "--max-restarts=3" in launcher_options(desk.text)
-
-
-def test_spares_that_are_not_there_cannot_be_kept(desk: Desk) -> None:
-    with pytest.raises(UsageError, match="--keep-spares: there are none to keep"):
-        desk.submit("-N4", "--keep-spares", "train.sh")
+    assert launcher_spec(desk.text).max_restarts == 3
 
 
 def test_a_word_that_is_no_number_of_spares_is_refused(desk: Desk) -> None:
     with pytest.raises(ConfigError, match=r"--spares: expected a whole number.*lemons"):
         desk.submit("-N4", "--spares=few", "train.sh")
+
+
+def test_what_is_asked_for_reads_back_as_itself() -> None:
+    words = ["--check=quick,matmul", "--setup=/home/alice/env.sh", "--max-requeues=0"]
+    spec = job_spec(given_in([*words, "--on-straggler=report"], "command line"))
+
+    assert (spec.on_straggler, spec.max_requeues) == (OnStraggler.REPORT, 0)
+    assert from_json(spec.encoded(), JobSpec) == spec
+
+
+def test_what_is_recorded_names_the_defaults_too() -> None:
+    recorded = JobSpec(script="train.sh").recorded()
+
+    assert (recorded["on_straggler"], recorded["max_requeues"]) == ("exclude", 3)
+    assert "script" not in recorded
