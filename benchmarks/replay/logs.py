@@ -14,9 +14,9 @@ from benchmarks.replay.source import Score, Source
 from slurm_health.training.diagnosis.collected import ScriptEnd
 from slurm_health.training.diagnosis.failure import FailureDiagnostician
 from slurm_health.training.diagnosis.output_lines import Losses
+from slurm_health.training.diagnosis.pace import NOT_A_NUMBER
 from slurm_health.training.diagnosis.training_log import read_log
 from slurm_health.training.framework import DataManager
-from slurm_health.training.monitor.events import NOT_A_NUMBER
 
 _RIGHT = {
     "assertion": {"program-error", "same-error-everywhere"},

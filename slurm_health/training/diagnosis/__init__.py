@@ -18,10 +18,7 @@ An inference leads to others until nothing leads on; what is sure enough of them
     pulse          the one clock: when a training is due for an inspection, and whether it hangs
     output_lines   lines of output that count steps, and losses that are no numbers
     hang           HangDiagnostician: operators about where a training hangs
-    comparison     ranks compared with each other and with before, window by window
-    stragglers     ranks that are slower than the others, window by window; operators about why
-    uneven         stages and batches with more to compute than others, which make no rank slow
-    slow_steps     steps that take longer than before; connections over which ranks then wait
+    pace           slow ranks, uneven work, slower steps, window by window; operators about why
     last_words     what processes wrote before they failed; the kind of an exception, whose it is,
                    and whether it only follows from another
     training_log   tracebacks, torchrun's summary and Slurm's lines in a job's output

@@ -19,8 +19,7 @@ from slurm_health.records.script_records import (
 )
 from slurm_health.training.diagnosis import (
     failed,
-    slow_steps,
-    stragglers,
+    pace,
     surroundings,
     waited,
     waits,
@@ -49,9 +48,7 @@ OPERATORS: tuple[Rule, ...] = tuple(
         ("nccl-warnings", (SCRIPT_FAILED,), waited.warned_of_connections),
         ("nccl-watchdog", (RANKS_WAITED,), waited.watchdog_counts),
         ("words-of-waiting", (RANKS_WAITED,), waited.why_ranks_waited),
-        ("connection-speeds", (SLOWER_STEPS,), slow_steps.slow_paths),
-        ("processor-time", (SLOWER_RANK,), stragglers.no_processor),
-        ("loading-time", (SLOWER_RANK,), stragglers.slow_data),
-        ("running-time", (SLOWER_RANK,), stragglers.computes_longer),
+        ("connection-speeds", (SLOWER_STEPS,), pace.slow_paths),
+        ("step-costs", (SLOWER_RANK,), pace.why_slower),
     )
 )

@@ -29,16 +29,15 @@ from slurm_health.preflight.supervisor.monitor_process import SCRIPT_HANGS
 from slurm_health.records.allocation import from_environ
 from slurm_health.records.errors import AllocationError, SlurmError
 from slurm_health.records.nodeset import expand, fold
-from slurm_health.records.script_records import ProgressSeen
+from slurm_health.records.script_records import EventKind, ProgressSeen
 from slurm_health.system.processes import NOTHING, PIPE, Process, own_module, start_tied
 from slurm_health.system.slurm.client import Client
 from slurm_health.system.slurm.command import clean_environ, step_argv
 from slurm_health.training.diagnosis.collected import NodesTold, SlurmView
-from slurm_health.training.diagnosis.comparison import Comparison
 from slurm_health.training.diagnosis.output_lines import first_without_number
+from slurm_health.training.diagnosis.pace import PaceAnalysis, PaceFinding, speeds_of
 from slurm_health.training.diagnosis.pulse import LIMITS, Program, Pulse
 from slurm_health.training.diagnosis.samples import STOPPED, NodeReport, Standstill
-from slurm_health.training.diagnosis.slow_steps import Longer, Slowdown, speeds_of
 from slurm_health.training.monitor.agents import (
     Agents,
     AgentsEnded,
@@ -110,7 +109,7 @@ class Watch:
         self._control = control
         self._scale = scale
         self._pulse = Pulse(job.nodes, LIMITS.scaled(scale))
-        self._comparison = Comparison()
+        self._pace = PaceAnalysis()
         self._agents = Agents(job.start, self._observe, control, alone=job.alone)
         self._began_s = self._window_s = time.monotonic()
         self._output_s = self._recorded_s = float("-inf")
@@ -180,7 +179,7 @@ class Watch:
             loss = self._pulse.read(written.file, written.text, now_s, torn=written.torn)
             if loss is not None:
                 first = first_without_number(self._tails.backwards(written.file)) or loss.first
-                self._events.loss(msgspec.structs.replace(loss, first=first))
+                self._events.pace(msgspec.structs.replace(loss, first=first))
 
     def _inspect(self, program: Program) -> None:
         """Have all agents look, twice; report where a program hangs, if it does."""
@@ -215,35 +214,22 @@ class Watch:
 
     def _compare(self) -> None:
         """Close a window of time: report what is newly slow or uneven."""
-        for slow, ratio in self._comparison.window(self._pulse.programs.values()):
-            self._events.slow_rank(slow, ratio)
-        for uneven in self._comparison.uneven(self._pulse.programs.values()):
-            self._events.uneven(uneven)
-        for longer in self._comparison.longer(self._pulse.programs.values()):
-            self._look_at_paths(longer)
+        for finding in self._pace.close_window(self._pulse.programs.values()):
+            slower = finding.event is EventKind.SLOWDOWN
+            self._events.pace(self._with_speeds(finding) if slower else finding)
 
-    def _look_at_paths(self, longer: Longer) -> None:
-        """See how fast connections are, for a while; report which are slow, if any."""
+    def _with_speeds(self, finding: PaceFinding) -> PaceFinding:
+        """Measure for a while how fast connections are."""
         before = self._agents.ask(INSPECT)
         self._agents.receive(_PATHS_S)
         after = self._agents.ask(INSPECT)
-        addresses = {
-            address: node for node, report in after.items() for address in report.addresses
-        }
-        self._events.slowdown(
-            Slowdown(
-                step_ms=round(longer.now.step_ms, 1),
-                usual_ms=round(longer.usual.step_ms, 1),
-                own_ms=round(longer.now.own_ms, 1),
-                nodes=self._agents.nodes,
-                speeds=speeds_of(
-                    {node: report.sent for node, report in before.items()},
-                    {node: report.sent for node, report in after.items()},
-                    addresses,
-                    self._agents.nodes,
-                ),
-            )
+        speeds = speeds_of(
+            {node: report.sent for node, report in before.items()},
+            {node: report.sent for node, report in after.items()},
+            {address: node for node, report in after.items() for address in report.addresses},
+            self._agents.nodes,
         )
+        return msgspec.structs.replace(finding, nodes=self._agents.nodes, speeds=speeds)
 
     def _record_progress(self, now_s: float) -> None:
         """Record how far the training is: seldom, or at once if a rank is stopped or goes on."""
