@@ -20,11 +20,11 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 # An agent that answers each word with the report of a node on which nothing is, and the word.
 MONITOR = """
 import os, sys
-from slurm_health.training.diagnosis.samples import NodeReport
+from slurm_health.training.diagnosis.samples import Look, NodeReport
 from slurm_health.training.monitor.messages import lines_of
 for number, word in enumerate(sys.stdin):
     seen = {"word": word.strip(), "process": str(os.getpid())}
-    report = NodeReport(node=sys.argv[1], inspected=True, not_seen=seen)
+    report = NodeReport(node=sys.argv[1], look=Look.BASELINE, not_seen=seen)
     for line in lines_of(report, number):
         os.write(1, line)
 """

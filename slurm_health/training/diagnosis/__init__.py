@@ -15,7 +15,8 @@ An inference leads to others until nothing leads on; what is sure enough of them
     waits          rules about ranks that wait for each other in different collectives
     collectives    how far each rank came, by all sources, and who holds the others up
     samples        what agents send of ranks; a training that stands still
-    pulse          the one clock: when a training is due for an inspection, and whether it hangs
+    pulse          the one memory and clock: what ranks did, when a training is due for an
+                   inspection, and whether it hangs
     output_lines   lines of output that count steps, and losses that are no numbers
     hang           HangDiagnostician: operators about where a training hangs
     pace           slow ranks, uneven work, slower steps, window by window; operators about why

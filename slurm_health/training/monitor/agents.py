@@ -18,13 +18,20 @@ from typing import IO
 
 from slurm_health.records.text import LineBuffer
 from slurm_health.system.processes import Process, end_session
-from slurm_health.training.diagnosis.samples import NodeReport
-from slurm_health.training.monitor.messages import HERE, INSPECT, REPORTS, MessageReader
+from slurm_health.training.diagnosis.samples import Look, NodeReport
+from slurm_health.training.monitor.messages import (
+    HERE,
+    INSPECT,
+    INSPECT_AGAIN,
+    REPORTS,
+    STATE,
+    MessageReader,
+)
 
 HERE_S = 10.0  # from one word that the watch is there to the next
-# For all nodes to answer: an inspection takes two looks, and a state what a child may take; a busy
-# node takes longer.
-_INSPECT_S, _STATE_S = 25.0, 8.0
+# For all nodes to answer: some seconds, as ranks and children may take them; a busy node more.
+_LIMITS_S = {INSPECT: 15.0, INSPECT_AGAIN: 15.0, STATE: 8.0}
+_LOOKS = {INSPECT: Look.BASELINE, INSPECT_AGAIN: Look.INSPECTION}
 _MOST_LINE_BYTES = 1 << 20
 _LEAVE_S, _GRACE_S = 1.0, 0.5
 _SILENT_S = 30.0  # six samples without a report
@@ -177,10 +184,10 @@ class Agents:
         self._write(word)
         answers: dict[str, NodeReport] = {}
         wanted = set(nodes or self.nodes) - set(self.nodes_without_report())
-        until_s = time.monotonic() + (_INSPECT_S if word == INSPECT else _STATE_S)
+        until_s = time.monotonic() + _LIMITS_S[word]
         while not wanted <= answers.keys() and (left_s := until_s - time.monotonic()) > 0:
             for report in self.receive(min(0.2, left_s)):
-                if report.inspected if word == INSPECT else report.state is not None:
+                if report.state is not None if word == STATE else report.look is _LOOKS[word]:
                     answers[report.node] = report
         return answers
 

@@ -46,8 +46,7 @@ from slurm_health.training.framework import NothingCollected
 from slurm_health.training.monitor.collector import EndedJob
 from slurm_health.training.monitor.flight_dumps import FlightDumps
 from slurm_health.training.monitor.messages import lines_of
-from slurm_health.training.monitor.ranks import Ranks
-from slurm_health.training.monitor.silent_ranks import SCRIPT
+from slurm_health.training.monitor.ranks import SCRIPT, Ranks, located
 
 LIMIT_S = 4.0  # for all that a node looks at, which it does at once
 # What the operators look for, and what a person wants to see beside it.
@@ -298,10 +297,9 @@ def judged(seen: GpusSeen) -> _Gpus:
 def _left(ranks: Ranks) -> tuple[str, ...]:
     """Return where the ranks are that have not ended with the script."""
     ranks.find()
-    if not ranks.sample():
-        return ()
-    samples, _ = ranks.inspect(again=False)
-    return tuple(sorted(_where(sample) for sample in samples))
+    samples = ranks.sample()
+    where, _ = ranks.locate(again=False) if samples else ({}, {})
+    return tuple(sorted(_where(sample) for sample in located(samples, where)))
 
 
 def _where(sample: RankSample) -> str:

@@ -47,7 +47,7 @@ from slurm_health.training.monitor.agents import (
     carried,
 )
 from slurm_health.training.monitor.every_node import BATCH_HOST, VARIABLE
-from slurm_health.training.monitor.messages import INSPECT, STATE
+from slurm_health.training.monitor.messages import INSPECT, INSPECT_AGAIN, STATE
 from slurm_health.training.monitor.output_files import Tails, script_text
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ _PATHS_S = 15.0  # some steps of which each takes seconds
 _RECORD_S = 60.0  # from one record of the progress to the next: 250 kB a day
 _TELL_S = 60.0  # after which it is said what the job does not show
 _MOST_STOPPED = 64  # that are named
+_BETWEEN_S = 4.0  # the two looks of an inspection
 _AGAIN_S = 5.0  # until agents are asked again of which some were late
 _SLURM_S = 5.0  # to say which nodes the job has
 _END_OF_STEPS_S = 5.0  # between the end of a job's steps and that of its script
@@ -183,7 +184,9 @@ class Watch:
 
     def _inspect(self, program: Program) -> None:
         """Have all agents look, twice; report where a program hangs, if it does."""
-        reports = self._agents.ask(INSPECT)
+        self._agents.ask(INSPECT)
+        self._agents.receive(self._scale * _BETWEEN_S)
+        reports = self._agents.ask(INSPECT_AGAIN)
         silent = self._agents.nodes_without_report()
         late = [node for node in self._agents.nodes if node not in reports and node not in silent]
         self._output_s = float("-inf")
@@ -262,7 +265,7 @@ class Watch:
 
     def _say_what_is_missing(self, *, beats: bool) -> None:
         """Say once what the job cannot show: a hang is found later then, or without its place."""
-        from slurm_health.training.monitor.stacks import find_py_spy
+        from slurm_health.training.monitor.voices import find_py_spy
 
         if not beats and find_py_spy() is None:
             self._events.say(
