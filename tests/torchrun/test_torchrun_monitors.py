@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from slurm_health.preflight.probes.torchrun_monitors import Carrier
-from slurm_health.training.monitor.agents import Agents, AgentsEnded, carried
+from slurm_health.training.monitor.agents import Agents, AgentsEnded, start_carried
 from slurm_health.training.monitor.messages import INSPECT
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
@@ -52,7 +52,7 @@ class Nodes:
     def agents(self) -> Agents:
         numbers = iter(range(1, 9))
         agents = Agents(
-            lambda _: carried(self.reading, self.writing, next(numbers), self.control),
+            lambda _: start_carried(self.reading, self.writing, next(numbers), self.control),
             lambda _: None,
             self.control,
             alone=False,

@@ -34,6 +34,7 @@ _OLD_S = 60.0  # after that processes are searched for half as often
 # The watch writes every ten seconds. Counted in samples, in which we run ourselves: a job that is
 # suspended stands still as a whole.
 _LOST_SAMPLES = 24
+_MOST_BYTES = 256 << 10  # of a node's state
 
 
 class Agent:
@@ -41,21 +42,17 @@ class Agent:
 
     Args:
         ranks: those.
-        node: its name.
-        began_s: when the script began, in seconds since the epoch.
-        scale: of all times, for a rehearsal in which time is compressed.
+        options: of the command line, with the name of this node.
     """
 
-    def __init__(self, ranks: Ranks, node: str, began_s: float, scale: float = 1.0) -> None:
+    def __init__(self, ranks: Ranks, options: argparse.Namespace) -> None:
         self._ranks = ranks
-        self._node = node
-        self._began_s = began_s
-        self._scale = scale
+        self._options = options
         self._sent = 0
 
     def run(self) -> None:
         """Serve until standard input ends, or is silent for too long."""
-        lines = LineBuffer()
+        lines, scale = LineBuffer(), self._options.scale
         begun_s = due_s = find_s = time.monotonic()
         unread = 0
         while unread < _LOST_SAMPLES:
@@ -70,10 +67,10 @@ class Agent:
             if now_s < due_s:
                 continue
             unread += 1
-            due_s = now_s + self._scale * SAMPLE_S
+            due_s = now_s + scale * SAMPLE_S
             if now_s >= find_s:
                 is_old = now_s - begun_s > _OLD_S
-                find_s = now_s + (2 if is_old else 1) * self._scale * _FIND_S
+                find_s = now_s + (2 if is_old else 1) * scale * _FIND_S
                 self._ranks.find()
             self._send(self._report(Look.SAMPLE))
 
@@ -97,21 +94,23 @@ class Agent:
             self._send(self._report(Look.BASELINE))
         elif word == STATE:
             # Not before it is asked for: it takes some megabytes.
-            from slurm_health.training.monitor.node_state import node_state
+            from slurm_health.training.monitor.node_state import node_state, within
 
+            given = self._options
             state = node_state(
-                job=os.environ.get(JOB, ""),
-                node=self._node,
-                began_s=self._began_s,
-                directory=Path.cwd(),
-                ended=False,
+                os.environ.get(JOB, ""),
+                given.node,
+                given.began_s,
+                given.directory,
+                self._ranks if given.ended else None,
+                with_dumps=given.ended,
             )
-            self._send(NodeReport(node=self._node, state=state))
+            self._send(NodeReport(node=given.node, state=within(state, given.most_bytes)))
 
     def _report(self, look: Look, *, connections: bool = False) -> NodeReport:
         """Return what the ranks on this node are like now."""
         report = NodeReport(
-            node=self._node,
+            node=self._options.node,
             at_s=round(time.monotonic(), 3),
             ranks=tuple(self._ranks.sample()),
             look=look,
@@ -139,23 +138,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="slurm_health.training.monitor.agent")
     parser.add_argument("--job", required=True)  # the value of the variable that marks processes
     parser.add_argument("--variable", default=JOB)
-    parser.add_argument("--node", required=True)  # if Slurm does not say which it is
+    parser.add_argument("--node", default="")  # if Slurm does not say which it is
     parser.add_argument("--step", default="")  # which alone is watched
     parser.add_argument("--began-s", type=float, required=True)
     parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--ended", action="store_true")  # the script has
+    parser.add_argument("--directory", type=Path, default=Path.cwd())  # in which it was started
+    parser.add_argument("--most-bytes", type=int, default=_MOST_BYTES)  # of a node's state
     options = parser.parse_args()
     for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)  # `sbatch --signal` sends them to every step
-    node = os.environ.get("SLURMD_NODENAME") or options.node
+    options.node = os.environ.get("SLURMD_NODENAME") or options.node
+    own_step = os.environ.get("SLURM_STEP_ID", "") if options.variable == JOB else ""
     ranks = Ranks(
-        options.job,
-        node,
-        os.environ.get("SLURM_STEP_ID", "") if options.variable == JOB else "",
-        variable=options.variable,
-        only_step=options.step,
+        options.job, options.node, own_step, variable=options.variable, only_step=options.step
     )
     try:
-        Agent(ranks, node, options.began_s, options.scale).run()
+        Agent(ranks, options).run()
     except BrokenPipeError:  # the watch is gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return 0
