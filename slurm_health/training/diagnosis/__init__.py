@@ -3,7 +3,7 @@
 
 An inference leads to others until nothing leads on; what is sure enough of them is said.
 
-    collected      the kinds of data that collectors gather
+    collected      what is known of a failure, by kind
     diagnostician  observes a symptom, and resolves it into an action
     operators      those that are built in, in their order: what each leads on from, its function
     failed         rules about the first rank that failed, or the last words of a script
@@ -22,9 +22,8 @@ An inference leads to others until nothing leads on; what is sure enough of them
     stragglers     ranks that are slower than the others, window by window; operators about why
     uneven         stages and batches with more to compute than others, which make no rank slow
     slow_steps     steps that take longer than before; connections over which ranks then wait
-    last_words     what processes wrote before they failed; the kind of an exception, whose it is,
-                   and whether it only follows from another
-    training_log   tracebacks, torchrun's summary and Slurm's lines in a job's output
-    rank_failures  how each rank failed, from all that tell of it
+    output         a job's output, decoded once: failures of ranks, facts of Slurm, kernel and NCCL
+    ends           how a process ended, by its traceback and by launchers
+    watchdogs      what NCCL's watchdogs write
     ras            operators about what NCCL says of its ranks
 """

@@ -19,31 +19,26 @@ from slurm_health.records.script_records import (
 )
 from slurm_health.records.text import SIGKILL, counted, cut, listed, ranks_text, signal_text
 from slurm_health.training.diagnosis.collected import (
+    LastWords,
     NodesTold,
+    RankFailure,
     ScriptEnd,
     TrainingLog,
+    failed_nodes,
+    failed_ranks,
     leaving_out,
 )
-from slurm_health.training.diagnosis.last_words import (
+from slurm_health.training.diagnosis.ends import signal_of
+from slurm_health.training.diagnosis.waited import port_taken
+from slurm_health.training.diagnosis.words import (
     OF_THE_PLACE,
     OF_THE_PROGRAM,
-    LastWords,
+    On,
     alike,
-    is_consequence,
     kind_of,
+    known,
 )
-from slurm_health.training.diagnosis.rank_failures import (
-    RankFailure,
-    failed_ranks,
-    nodes_of,
-    signal_of,
-)
-from slurm_health.training.diagnosis.waited import port_taken
-from slurm_health.training.diagnosis.words import On, known
-from slurm_health.training.diagnosis.words_of_launchers import (
-    MISTAKES,
-    mistake,
-)
+from slurm_health.training.diagnosis.words_of_launchers import MISTAKES, is_consequence, mistake
 from slurm_health.training.framework import Attribution, DataManager, Inference, Sureness
 
 _QUOTED = 120  # characters of an exception in a sentence; the evidence has more
@@ -114,7 +109,7 @@ def first_failure(_: Inference, data: DataManager) -> Inference | None:
         sureness=Sureness.LIKELY,
         description=f"{_who(first)} {how} first{rest}",
         ranks=failed_ranks([first]),
-        nodes=nodes_of([first]),
+        nodes=failed_nodes([first]),
         evidence=(first.line,),
         advice="look at what this rank wrote before it failed",
     )
@@ -141,7 +136,7 @@ def why_rank_failed(inference: Inference, data: DataManager) -> Inference | None
             description=f"{_who(first)} raised a Python exception{at}, whose words were cut off"
             " when the step was ended: whose fault it is was in them",
             sureness=Sureness.LIKELY,
-            nodes=nodes_of([first]),
+            nodes=failed_nodes([first]),
             ranks=failed_ranks([first]),
             evidence=(first.line,),
             advice="have srun write one file per task (--output=%x-%j-%t.out), or not end the step"
@@ -155,7 +150,7 @@ def _of_exception(first: RankFailure, data: DataManager) -> Inference | None:
     if known(first.error, loading=first.loading) is not None:
         return _of_known_words(first, data)
     same = _same_as(first, data)
-    where, end = nodes_of(same), data.get(ScriptEnd)
+    where, end = failed_nodes(same), data.get(ScriptEnd)
     several = end is not None and len(end.nodes) > 1
     kind = kind_of(first.error)
     if len(same) > 1:
@@ -218,7 +213,7 @@ def _of_known_words(first: RankFailure, data: DataManager) -> Inference:
             by_rank[failure.rank] = failure
             row = max(row, other, key=lambda each: each.sureness)
     same = sorted(by_rank.values(), key=lambda failure: failure.at) or [first]
-    nodes = nodes_of(same)
+    nodes = failed_nodes(same)
     blame, sureness, advice, says = row.blame, row.sureness, row.advice, row.says
     shared = On.SHARED in row.on and len(nodes) > 1
     if shared:
@@ -263,7 +258,7 @@ def _of_signal(first: RankFailure, data: DataManager) -> Inference:
     of_first = Inference(
         name="killed",
         sureness=Sureness.LIKELY,
-        nodes=nodes_of([first]),
+        nodes=failed_nodes([first]),
         ranks=failed_ranks([first]),
         evidence=(first.line,),
     )
@@ -394,7 +389,7 @@ def _of_last_words(inference: Inference, data: DataManager, *, sure: bool) -> In
                 attribution=row.blame if alone else Attribution.UNDECIDED,
                 sureness=Sureness.POSSIBLE,
                 evidence=(each.text,),
-                nodes=nodes_of(failures),
+                nodes=failed_nodes(failures),
                 ranks=failed_ranks(failures),
                 advice=row.advice,
             )
@@ -409,7 +404,7 @@ def _mistake(last: LastWords, failures: Sequence[RankFailure], end: ScriptEnd) -
     """
     row = mistake(last.text, failures[0].exit_code if failures else end.exit_code)
     # A shell names the script by the path at which a node had its copy.
-    text, where = _OF_THE_COPY.sub(r"line \1", last.text), nodes_of(failures)
+    text, where = _OF_THE_COPY.sub(r"line \1", last.text), failed_nodes(failures)
     ranks = failed_ranks(failures)
     if row is None:
         if not failures or not last.complains or last.last < max(2, len(failures)):
@@ -503,7 +498,7 @@ def _quoted(failure: RankFailure, who: str) -> str:
 
 def _on_how_many(same: Sequence[RankFailure]) -> str:
     """Return on how many ranks and nodes, empty for one rank."""
-    ranks, nodes = failed_ranks(same), nodes_of(same)
+    ranks, nodes = failed_ranks(same), failed_nodes(same)
     if len(ranks) < 2:
         return ""
     return f" on {ranks_text(ranks)}" + (f" of {listed(nodes)}" if nodes else "")

@@ -14,12 +14,14 @@ from slurm_health.training.diagnosis.collected import (
     FlightRecords,
     Listeners,
     NodesTold,
+    RankFailure,
     ScriptEnd,
     TrainingLog,
+    failed_nodes,
+    failed_ranks,
     leaving_out,
 )
 from slurm_health.training.diagnosis.collectives import CollectiveState
-from slurm_health.training.diagnosis.rank_failures import RankFailure, failed_ranks, nodes_of
 from slurm_health.training.diagnosis.waits import nodes_of_ranks
 from slurm_health.training.diagnosis.words import Row
 from slurm_health.training.diagnosis.words_of_launchers import REFUSALS, WAITS, common
@@ -213,7 +215,7 @@ def _never_met(data: DataManager) -> Inference:
         name=WAITS[0].name,
         description=WAITS[0].says.format(where=f" at {to.value}" if to else ""),
         sureness=Sureness.LIKELY,
-        nodes=nodes_of(log.failures),
+        nodes=failed_nodes(log.failures),
         evidence=tuple(failure.line for failure in log.failures[:MOST_LINES]),
         advice=WAITS[0].advice,
     )

@@ -7,11 +7,39 @@ PyTorch for peers that do not answer.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from slurm_health.records.script_records import Attribution, Sureness
 from slurm_health.training.diagnosis.collected import UNKNOWN_CODE
 from slurm_health.training.diagnosis.words import On, Row
+
+# The words of gloo, NCCL, torch's stores and rendezvous for a peer that does not answer any more.
+_OF_A_PEER = re.compile(
+    r"[Cc]onnection (reset|closed|refused|was closed)|Broken pipe|Socket ?[Cc]losed"
+    r"|Timed out (?:waiting|initializing process group)|Socket Timeout|wait timeout"
+    r"|timeout after|timed out after"
+    r"|collective operation timeout|failed to recv, got 0 bytes|Failed to recv"
+    r"|ncclRemoteError|remote process exited|ncclSystemError|unhandled system error"
+    r"|communicator was aborted|ProcessGroupNCCL.*(watchdog|[Hh]eartbeat)"
+    r"|\bDist(Backend|Store|Network)Error\b|\bRendezvous\w*Error\b|SignalException|ChildFailedError"
+    r"|NCCL operations have failed or timed out"
+    # DDP compares sizes that an exchange which timed out did not bring; a rank that has none raises
+    # something else before.
+    r"|DDP expects same model .{0,80} inconsistent 0 params"
+)
+# The same exceptions with a cause of their own.
+_OF_ITSELF = re.compile(
+    r"[Mm]ismatch|Duplicate GPU|invalid usage|ncclInvalid|CUDA error|[Cc](?:UDA|uda) failure|ECC"
+    r"|out of memory|OutOfMemory|[Aa]ddress already in use|EADDRINUSE|No space left"
+    r"|shared memory|no socket interface found|is neither AF_INET|Call to ibv_reg_"
+)
+
+
+def is_consequence(error: str) -> bool:
+    """Tell whether an exception only says that another rank, or the way to it, has failed."""
+    return bool(_OF_A_PEER.search(error)) and not _OF_ITSELF.search(error)
+
 
 # The last words of what failed without an exception. Other errors of a file, such as a stale handle
 # or one of input and output, are none of a person's.
