@@ -7,12 +7,11 @@ An inference leads to others until nothing leads on; what is sure enough of them
     diagnostician  observes a symptom, and resolves it into an action
     operators      those that are built in, in their order: what each leads on from, its function
     failed         rules about the first rank that failed, or the last words of a script
-    waited         rules about steps that Slurm could not launch, and ranks that waited
     surroundings   rules about what Slurm, kernels, drivers and the monitor say
     failure        FailureDiagnostician and FailureNodeDiagnostician: what follows a failed script
     words          from the words of exceptions to causes
     words_of_launchers  the same of shells, Slurm and ranks that only waited
-    waits          rules about ranks that wait for each other in different collectives
+    waits          rules about ranks that waited: who parted from the others, or never came
     collectives    how far each rank came, by all sources, and who holds the others up
     samples        what agents send of ranks; a training that stands still
     pulse          the one clock: when a training is due for an inspection, and whether it hangs
@@ -25,5 +24,5 @@ An inference leads to others until nothing leads on; what is sure enough of them
     output         a job's output, decoded once: failures of ranks, facts of Slurm, kernel and NCCL
     ends           how a process ended, by its traceback and by launchers
     watchdogs      what NCCL's watchdogs write
-    ras            operators about what NCCL says of its ranks
+    ras            what NCCL says of its ranks
 """

@@ -106,11 +106,14 @@ class Watchdogs:
         """Return how far ranks came, by the source that has more of them: each numbers anew."""
         if self.has_subgroups:
             return ()
-        reached = max(self._own, self._reported, key=len)
-        return tuple(
-            FlightRecord(rank=rank, reached={"0": reached[rank]}, whole=False)
-            for rank in sorted(reached)
-        )
+        records = []
+        for rank, reached in sorted(max(self._own, self._reported, key=len).items()):
+            came = f"last enqueued {reached.entered}, last completed {reached.over}"
+            lines = (f"NCCL's watchdog of rank {rank}: {came}",)
+            records.append(
+                FlightRecord(rank=rank, reached={"0": reached}, whole=False, lines=lines)
+            )
+        return tuple(records)
 
     def merged(self, failures: list[RankFailure]) -> list[RankFailure]:
         """Return failures with what watchdogs wrote of them, and those that only watchdogs show."""

@@ -8,11 +8,11 @@ of Xid errors for what a lost GPU and an uncorrectable memory error mean.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Flag, auto
 
-from slurm_health.records.script_records import Attribution, Sureness
+from slurm_health.training.framework import Attribution, Inference, Sureness
 
 # Exceptions that Python raises for a program's own mistakes, whatever their words.
 OF_THE_PROGRAM = frozenset(
@@ -93,6 +93,26 @@ class Row:
     def fits(self, text: str) -> bool:
         """Tell whether a text has the words."""
         return re.search(self.pattern, text) is not None and not self.unless(text)
+
+    def inference(
+        self,
+        names: Mapping[str, str] | None = None,
+        *,
+        nodes: tuple[str, ...] = (),
+        ranks: tuple[int, ...] = (),
+        evidence: tuple[str, ...] = (),
+    ) -> Inference:
+        """Return the cause that it stands for; `names` fill its sentences."""
+        return Inference(
+            name=self.name,
+            attribution=self.blame,
+            description=self.says.format(**names) if names else self.says,
+            sureness=self.sureness,
+            nodes=nodes,
+            ranks=ranks,
+            evidence=evidence,
+            advice=self.advice.format(**names) if names else self.advice,
+        )
 
 
 def kind_of(error: str) -> str:

@@ -44,7 +44,7 @@ def is_consequence(error: str) -> bool:
 # The last words of what failed without an exception. Other errors of a file, such as a stale handle
 # or one of input and output, are none of a person's.
 _GONE = r"No such file or directory|Permission denied|Is a directory|Not a directory"
-_CORRECT = "correct what was submitted; started again as it is, it fails again"
+CORRECT = "correct what was submitted; started again as it is, it fails again"
 
 
 def _mistake(
@@ -55,7 +55,7 @@ def _mistake(
         name,
         pattern,
         says,
-        _CORRECT,
+        CORRECT,
         Attribution.USER,
         Sureness.CERTAIN,
         on=on,
@@ -121,8 +121,44 @@ MISTAKES: tuple[Row, ...] = (
     ),
 )
 
-# Why Slurm did not launch a step. `{nodes}` are those that refused, `{node}` the first of them,
-# `{leave}` how to start without them.
+# What Slurm and MPI's launchers say of nodes: `{nodes}`, `{node}` the first of them, `{leave}` how
+# to start without them.
+_TELL = "{leave} and tell your administrator"
+NODE_LOST = Row("node-lost", "", "Slurm lost {nodes} while the job ran", _TELL, Attribution.NODE)
+A_NODE_LOST = Row(
+    "node-lost",
+    "",
+    "Slurm lost a node of the job, and does not say here which",
+    "start again: Slurm gives out no node that it has lost; `sinfo -R` and slurmctld's log say"
+    " which it was",
+    Attribution.NODE,
+)
+HELD = Row(
+    "launch-failed",
+    "",
+    "Slurm could not start the job's script on a node, has put the job back, and holds it until it"
+    " is released",
+    "see which node it was (sacct --duplicates -o JobID,NodeList,State; sinfo -R) and tell your"
+    " administrator; then exclude it (scontrol update JobId=..., ExcNodeList=...) and release the"
+    " job (scontrol release)",
+    Attribution.NODE,
+)
+BY_FACT = {
+    "memory-broken": Row(
+        "memory-broken",
+        "",
+        "the memory of {nodes} had an error that it could not correct",
+        _TELL,
+        Attribution.NODE,
+    ),
+    "daemon-lost": Row(
+        "node-silent",
+        "",
+        "the launcher lost its daemon on {nodes}: the node, or the network to it",
+        "check whether Slurm still reaches it: scontrol show node {node}",
+    ),
+}
+# Why Slurm did not launch a step.
 REFUSALS: tuple[Row, ...] = (
     Row(
         "clocks-differ",
