@@ -44,7 +44,7 @@ from slurm_health.training.diagnosis.failure import (
     planned,
     what_follows,
 )
-from slurm_health.training.diagnosis.training_log import read_log
+from slurm_health.training.diagnosis.output import read_output
 from slurm_health.training.framework import (
     CheckNodes,
     DiagnosisAction,
@@ -234,7 +234,7 @@ def _log_of(reports: Sequence[WorkersEnd]) -> TrainingLog:
             for local, code in ended.items()
         )
         texts.append((each.node, f"{each.text}\n{summary}"))
-    log = read_log(texts)
+    log = read_output(texts)
     nodes = {
         each.rank * each.processes + local: each.node
         for each in reports

@@ -30,10 +30,10 @@ from slurm_health.training.diagnosis.diagnostician import CauseDiagnostician
 from slurm_health.training.diagnosis.failure import observe_failure
 from slurm_health.training.diagnosis.hang import HangDiagnostician
 from slurm_health.training.diagnosis.operators import OPERATORS
+from slurm_health.training.diagnosis.output import facts_of, read_output
 from slurm_health.training.diagnosis.pace import PaceFinding, observe_pace
 from slurm_health.training.diagnosis.pulse import Pulse
 from slurm_health.training.diagnosis.samples import NodeReport, Standstill
-from slurm_health.training.diagnosis.training_log import facts_of, read_log
 from slurm_health.training.framework import DataManager, Diagnostician, NothingCollected
 from slurm_health.training.monitor.collector import EndedJob
 from slurm_health.training.monitor.flight_dumps import FlightDumps
@@ -88,7 +88,7 @@ def failures() -> Iterator[tuple[str, object]]:
     """Yield what is said of failed scripts, by their logs, what nodes told and what was slow."""
     for path in sorted((DATA / "diagnosis").glob("*.txt")):
         end = ScriptEnd(exit_code=1, nodes=("n1", "n2", "n3"), script="train.sh")
-        yield path.name, _inferred("failure", [end, read_log([("out", path.read_text())])])
+        yield path.name, _inferred("failure", [end, read_output([("out", path.read_text())])])
     yield from _diagnoses({"failure", "pace"})
 
 
@@ -107,7 +107,7 @@ def _diagnoses(observed: set[str]) -> Iterator[tuple[str, object]]:
 
 def _read(kind: str, told: Any) -> msgspec.Struct:
     if kind == "log":
-        return read_log([(name, text) for name, text in told])
+        return read_output([(name, text) for name, text in told])
     if kind == "TrainingLog":  # its lines of the system, as they stood in the output
         lines = enumerate(told.get("notes", []))
         told["facts"] = [fact for order, line in lines for fact in facts_of(line, order)]
@@ -140,7 +140,7 @@ def _post_mortem(directory: Path, facts: Mapping[str, Any], output: str) -> obje
     end = ScriptEnd(
         exit_code=128 - worst if worst < 0 else max(codes), nodes=NODES, script="train.sh"
     )
-    data: list[msgspec.Struct] = [end, read_log([("output.txt", output)])]
+    data: list[msgspec.Struct] = [end, read_output([("output.txt", output)])]
     job = EndedJob(
         end=end,
         environ={"TORCH_FR_DUMP_TEMP_FILE": str(directory / "fr" / "rank_")},

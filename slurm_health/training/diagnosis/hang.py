@@ -30,7 +30,7 @@ from slurm_health.training.diagnosis import surroundings, waits
 from slurm_health.training.diagnosis.collected import FlightRecords, NodesTold, SlurmView
 from slurm_health.training.diagnosis.collectives import CollectiveState, Difference, Why
 from slurm_health.training.diagnosis.diagnostician import diagnosed
-from slurm_health.training.diagnosis.ras import ras_behind
+from slurm_health.training.diagnosis.ras import rank_unresponsive
 from slurm_health.training.diagnosis.samples import (
     IN_KERNEL,
     BrokenPath,
@@ -146,7 +146,7 @@ class ChipHangChecker(HangOperator):
 
 def transfer_differs(inference: Inference, data: DataManager) -> Inference | None:
     """A rank sends or receives, and its peer has not begun the other half."""
-    return waits.flight_differs(_as_symptom(inference), data) if _is_transfer(data) else None
+    return waits.ranks_parted(_as_symptom(inference), data) if _is_transfer(data) else None
 
 
 class SendRecvHangChecker(HangOperator):
@@ -162,7 +162,7 @@ def data_ended_before(inference: Inference, data: DataManager) -> Inference | No
 
 def collective_differs(inference: Inference, data: DataManager) -> Inference | None:
     """By the ranks' records they parted in a collective."""
-    return None if _is_transfer(data) else waits.flight_differs(_as_symptom(inference), data)
+    return None if _is_transfer(data) else waits.ranks_parted(_as_symptom(inference), data)
 
 
 def waits_differ(_: Inference, data: DataManager) -> Inference | None:
@@ -214,7 +214,7 @@ def never_met(_: Inference, data: DataManager) -> Inference | None:
 class CollectiveHangChecker(HangOperator):
     """Who has not come to a collective that others are in: XCCLHangChecker."""
 
-    rules = (data_ended_before, collective_differs, ras_behind, never_met, waits_differ)
+    rules = (data_ended_before, collective_differs, rank_unresponsive, never_met, waits_differ)
 
 
 def rank_gone(_: Inference, data: DataManager) -> Inference | None:

@@ -8,12 +8,42 @@ of Xid errors for what a lost GPU and an uncorrectable memory error mean.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Flag, auto
 
-from slurm_health.records.script_records import Attribution, Sureness
-from slurm_health.training.diagnosis.last_words import OF_THE_PLACE, kind_of
+from slurm_health.training.framework import Attribution, Inference, Sureness
+
+# Exceptions that Python raises for a program's own mistakes, whatever their words.
+OF_THE_PROGRAM = frozenset(
+    {
+        "AssertionError",
+        "AttributeError",
+        "IndentationError",
+        "IndexError",
+        "KeyError",
+        "NameError",
+        "NotImplementedError",
+        "SyntaxError",
+        "TypeError",
+        "UnboundLocalError",
+        "ValueError",
+        "ZeroDivisionError",
+    }
+)
+# Exceptions that what is on the node, or is not there, may cause.
+OF_THE_PLACE = frozenset(
+    {
+        "FileNotFoundError",
+        "ImportError",
+        "IsADirectoryError",
+        "ModuleNotFoundError",
+        "NotADirectoryError",
+        "OSError",
+        "PermissionError",
+    }
+)
+_END_OF_NAME = re.compile(r"(?<!:):(?!:)")  # two colons are C++'s, within the name
 
 _USER, _NODE, _UNDECIDED = Attribution.USER, Attribution.NODE, Attribution.UNDECIDED
 _FIX = "correct the script; starting it again as it is fails again"
@@ -63,6 +93,37 @@ class Row:
     def fits(self, text: str) -> bool:
         """Tell whether a text has the words."""
         return re.search(self.pattern, text) is not None and not self.unless(text)
+
+    def inference(
+        self,
+        names: Mapping[str, str] | None = None,
+        *,
+        nodes: tuple[str, ...] = (),
+        ranks: tuple[int, ...] = (),
+        evidence: tuple[str, ...] = (),
+    ) -> Inference:
+        """Return the cause that it stands for; `names` fill its sentences."""
+        return Inference(
+            name=self.name,
+            attribution=self.blame,
+            description=self.says.format(**names) if names else self.says,
+            sureness=self.sureness,
+            nodes=nodes,
+            ranks=ranks,
+            evidence=evidence,
+            advice=self.advice.format(**names) if names else self.advice,
+        )
+
+
+def kind_of(error: str) -> str:
+    """Return the name of an exception without its module or namespace: `KeyError`."""
+    name = _END_OF_NAME.split(error, maxsplit=1)[0]
+    return name.rpartition(".")[2].rpartition("::")[2].strip()
+
+
+def alike(error: str) -> str:
+    """Return an exception without what differs from rank to rank: figures and addresses."""
+    return re.sub(r"0x[0-9a-f]+|\d+", "#", error)
 
 
 # Process 1395 has 24.49 GiB memory in use. Including non-PyTorch memory, this process has 7.20 GiB

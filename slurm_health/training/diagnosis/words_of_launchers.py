@@ -7,16 +7,44 @@ PyTorch for peers that do not answer.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from slurm_health.records.script_records import Attribution, Sureness
 from slurm_health.training.diagnosis.collected import UNKNOWN_CODE
 from slurm_health.training.diagnosis.words import On, Row
 
+# The words of gloo, NCCL, torch's stores and rendezvous for a peer that does not answer any more.
+_OF_A_PEER = re.compile(
+    r"[Cc]onnection (reset|closed|refused|was closed)|Broken pipe|Socket ?[Cc]losed"
+    r"|Timed out (?:waiting|initializing process group)|Socket Timeout|wait timeout"
+    r"|timeout after|timed out after"
+    r"|collective operation timeout|failed to recv, got 0 bytes|Failed to recv"
+    r"|ncclRemoteError|remote process exited|ncclSystemError|unhandled system error"
+    r"|communicator was aborted|ProcessGroupNCCL.*(watchdog|[Hh]eartbeat)"
+    r"|\bDist(Backend|Store|Network)Error\b|\bRendezvous\w*Error\b|SignalException|ChildFailedError"
+    r"|NCCL operations have failed or timed out"
+    # DDP compares sizes that an exchange which timed out did not bring; a rank that has none raises
+    # something else before.
+    r"|DDP expects same model .{0,80} inconsistent 0 params"
+)
+# The same exceptions with a cause of their own.
+_OF_ITSELF = re.compile(
+    r"[Mm]ismatch|Duplicate GPU|invalid usage|ncclInvalid|CUDA error|[Cc](?:UDA|uda) failure|ECC"
+    r"|out of memory|OutOfMemory|[Aa]ddress already in use|EADDRINUSE|No space left"
+    r"|shared memory|no socket interface found|is neither AF_INET|Call to ibv_reg_"
+)
+
+
+def is_consequence(error: str) -> bool:
+    """Tell whether an exception only says that another rank, or the way to it, has failed."""
+    return bool(_OF_A_PEER.search(error)) and not _OF_ITSELF.search(error)
+
+
 # The last words of what failed without an exception. Other errors of a file, such as a stale handle
 # or one of input and output, are none of a person's.
 _GONE = r"No such file or directory|Permission denied|Is a directory|Not a directory"
-_CORRECT = "correct what was submitted; started again as it is, it fails again"
+CORRECT = "correct what was submitted; started again as it is, it fails again"
 
 
 def _mistake(
@@ -27,7 +55,7 @@ def _mistake(
         name,
         pattern,
         says,
-        _CORRECT,
+        CORRECT,
         Attribution.USER,
         Sureness.CERTAIN,
         on=on,
@@ -93,8 +121,44 @@ MISTAKES: tuple[Row, ...] = (
     ),
 )
 
-# Why Slurm did not launch a step. `{nodes}` are those that refused, `{node}` the first of them,
-# `{leave}` how to start without them.
+# What Slurm and MPI's launchers say of nodes: `{nodes}`, `{node}` the first of them, `{leave}` how
+# to start without them.
+_TELL = "{leave} and tell your administrator"
+NODE_LOST = Row("node-lost", "", "Slurm lost {nodes} while the job ran", _TELL, Attribution.NODE)
+A_NODE_LOST = Row(
+    "node-lost",
+    "",
+    "Slurm lost a node of the job, and does not say here which",
+    "start again: Slurm gives out no node that it has lost; `sinfo -R` and slurmctld's log say"
+    " which it was",
+    Attribution.NODE,
+)
+HELD = Row(
+    "launch-failed",
+    "",
+    "Slurm could not start the job's script on a node, has put the job back, and holds it until it"
+    " is released",
+    "see which node it was (sacct --duplicates -o JobID,NodeList,State; sinfo -R) and tell your"
+    " administrator; then exclude it (scontrol update JobId=..., ExcNodeList=...) and release the"
+    " job (scontrol release)",
+    Attribution.NODE,
+)
+BY_FACT = {
+    "memory-broken": Row(
+        "memory-broken",
+        "",
+        "the memory of {nodes} had an error that it could not correct",
+        _TELL,
+        Attribution.NODE,
+    ),
+    "daemon-lost": Row(
+        "node-silent",
+        "",
+        "the launcher lost its daemon on {nodes}: the node, or the network to it",
+        "check whether Slurm still reaches it: scontrol show node {node}",
+    ),
+}
+# Why Slurm did not launch a step.
 REFUSALS: tuple[Row, ...] = (
     Row(
         "clocks-differ",

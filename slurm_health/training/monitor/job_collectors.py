@@ -26,7 +26,7 @@ from slurm_health.records.text import cut
 from slurm_health.system import journal
 from slurm_health.system.slurm.client import Client
 from slurm_health.training.diagnosis.collected import Listeners, MonitorSaw, SlurmView, TrainingLog
-from slurm_health.training.diagnosis.training_log import read_log
+from slurm_health.training.diagnosis.output import read_output
 from slurm_health.training.framework import DataCollector, NothingCollected
 from slurm_health.training.monitor import connections
 from slurm_health.training.monitor.collector import EndedJob
@@ -59,24 +59,22 @@ class JobOutput(DataCollector):
         job = self._job
         texts = []
         problems = []
-        cut = False
         for path, most_bytes in _files(job):
             try:
-                text, was_cut = tail(path, most_bytes, begin=job.output_from.get(path, 0))
+                text = tail(path, most_bytes, begin=job.output_from.get(path, 0))
             except OSError as err:
                 problems.append(f"{path}: {err.strerror or err}")
                 continue
             texts.append((str(path), text))
-            cut |= was_cut
         if not texts:
             raise NothingCollected("; ".join(problems) or "standard output and error are no files")
         began = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(job.ended_s - job.duration_s))
         shared = sum(name in set(map(str, job.outputs)) for name, _ in texts)
-        return read_log(texts, cut=cut, began=began, shared=shared)
+        return read_output(texts, began=began, shared=shared)
 
 
-def tail(path: Path, most_bytes: int, *, begin: int = 0) -> tuple[str, bool]:
-    """Return the end of a file, from `begin` on, as text, and whether that is not all of it.
+def tail(path: Path, most_bytes: int, *, begin: int = 0) -> str:
+    """Return the end of a file, from `begin` on, as text.
 
     Raises:
         OSError: it cannot be read, or is no plain file.
@@ -97,7 +95,7 @@ def tail(path: Path, most_bytes: int, *, begin: int = 0) -> tuple[str, bool]:
             data += chunk
     finally:
         os.close(file)
-    return data.decode(errors="replace"), start > begin
+    return data.decode(errors="replace")
 
 
 def _files(job: EndedJob) -> Iterator[tuple[Path, int]]:

@@ -8,10 +8,10 @@ import pytest
 from slurm_health.records.script_records import Diagnosed, EventKind, TrainingEvent
 from slurm_health.training.diagnosis.collected import (
     MonitorSaw,
+    RankFailure,
     SlurmView,
     TrainingLog,
 )
-from slurm_health.training.diagnosis.rank_failures import RankFailure
 from tests.training.diagnosis.test_operators import diagnose
 
 STUCK = Diagnosed(

@@ -10,10 +10,16 @@ import msgspec
 import pytest
 
 from slurm_health.records.script_records import Diagnosed
-from slurm_health.training.diagnosis.collected import NodesTold, NodeTold, ScriptEnd, SlurmView
+from slurm_health.training.diagnosis.collected import (
+    NodesTold,
+    NodeTold,
+    RankFailure,
+    ScriptEnd,
+    SlurmView,
+    TrainingLog,
+)
 from slurm_health.training.diagnosis.failure import FailureDiagnostician
-from slurm_health.training.diagnosis.rank_failures import RankFailure
-from slurm_health.training.diagnosis.training_log import TrainingLog, read_log
+from slurm_health.training.diagnosis.output import read_output
 from slurm_health.training.framework import DataManager
 
 DATA = Path(__file__).parents[2] / "data" / "diagnosis"
@@ -32,7 +38,7 @@ def told(node: str, **told: Any) -> NodesTold:
 
 
 def of_text(text: str) -> Diagnosed:
-    return diagnose(read_log([("out", text)]))
+    return diagnose(read_output([("out", text)]))
 
 
 def failed(rank: int, error: str = "", node: str = "", **rest: int | bool | str) -> RankFailure:

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from slurm_health.records.script_records import Attribution
+from slurm_health.training.diagnosis.collected import TrainingLog
 from slurm_health.training.diagnosis.collectives import CollectiveState
-from slurm_health.training.diagnosis.last_words import is_consequence
-from slurm_health.training.diagnosis.training_log import TrainingLog, read_log
+from slurm_health.training.diagnosis.output import read_output
 from slurm_health.training.diagnosis.words import known
+from slurm_health.training.diagnosis.words_of_launchers import is_consequence
 
 DATA = Path(__file__).parents[2] / "data"
 TRACEBACK = """\
@@ -23,7 +24,7 @@ ValueError: batch 7 is empty
 
 
 def read(text: str, began: str = "") -> TrainingLog:
-    return read_log([("out", text)], began=began)
+    return read_output([("out", text)], began=began)
 
 
 def labelled(prefix: str, text: str = TRACEBACK) -> str:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from slurm_health.training.diagnosis.collected import FlightRecord, Operation
+from slurm_health.training.diagnosis.collectives import FlightRecord, Operation
 from slurm_health.training.diagnosis.samples import Frame, RankSample
 from tests.support.standstills import (
     IN_BACKWARD,
