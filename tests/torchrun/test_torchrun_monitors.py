@@ -24,7 +24,7 @@ from slurm_health.training.diagnosis.samples import Look, NodeReport
 from slurm_health.training.monitor.messages import lines_of
 for number, word in enumerate(sys.stdin):
     seen = {"word": word.strip(), "process": str(os.getpid())}
-    report = NodeReport(node=sys.argv[1], look=Look.BASELINE, not_seen=seen)
+    report = NodeReport(node=sys.argv[1], look=Look.INSPECTION, not_seen=seen)
     for line in lines_of(report, number):
         os.write(1, line)
 """

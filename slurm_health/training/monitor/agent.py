@@ -21,7 +21,7 @@ import msgspec
 from slurm_health.records.text import LineBuffer
 from slurm_health.training.diagnosis.samples import Look, NodeReport
 from slurm_health.training.monitor.connections import traffic
-from slurm_health.training.monitor.messages import INSPECT, INSPECT_AGAIN, STATE, lines_of
+from slurm_health.training.monitor.messages import INSPECT, STATE, lines_of
 from slurm_health.training.monitor.ranks import Ranks, located
 
 JOB = "SLURM_JOB_ID"
@@ -34,6 +34,7 @@ _OLD_S = 60.0  # after that processes are searched for half as often
 # The watch writes every ten seconds. Counted in samples, in which we run ourselves: a job that is
 # suspended stands still as a whole.
 _LOST_SAMPLES = 24
+_BETWEEN_S = 4.0  # the two looks of an inspection
 _MOST_BYTES = 256 << 10  # of a node's state
 
 
@@ -75,21 +76,22 @@ class Agent:
             self._send(self._report(Look.SAMPLE))
 
     def _answer(self, word: bytes) -> None:
-        """Inspect the ranks, for the first time or again, or say how the node is.
+        """Inspect the ranks, twice, or say how the node is.
 
         Ranks that answer work for that. So they are sampled after they have answered for the first
-        time and before they are asked again: what is between the two is their own.
+        time and before they are asked again: what is between the two is their own. Nothing is sent
+        meanwhile: on the batch node, the connections would show it.
         """
         if word == INSPECT:
             self._ranks.find()
-            where, not_seen = self._ranks.locate(again=False)
+            where, _ = self._ranks.locate(again=False)
             report = self._report(Look.BASELINE, connections=True)
-            ranks = located(report.ranks, where)
-            self._send(msgspec.structs.replace(report, ranks=ranks, not_seen=not_seen))
-        elif word == INSPECT_AGAIN:
+            first = msgspec.structs.replace(report, ranks=located(report.ranks, where))
+            time.sleep(self._options.scale * _BETWEEN_S)
             report = self._report(Look.INSPECTION, connections=True)
             where, not_seen = self._ranks.locate(again=True)
             ranks = located(report.ranks, where)
+            self._send(first)
             self._send(msgspec.structs.replace(report, ranks=ranks, not_seen=not_seen))
             self._send(self._report(Look.BASELINE))
         elif word == STATE:

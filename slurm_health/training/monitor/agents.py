@@ -30,16 +30,15 @@ from slurm_health.training.diagnosis.samples import Look, NodeReport
 from slurm_health.training.monitor.messages import (
     HERE,
     INSPECT,
-    INSPECT_AGAIN,
     REPORTS,
     STATE,
     MessageReader,
 )
 
 HERE_S = 10.0  # from one word that the watch is there to the next
-# For all nodes to answer: some seconds, as ranks and children may take them; a busy node more.
-_LIMITS_S = {INSPECT: 15.0, INSPECT_AGAIN: 15.0, STATE: 8.0}
-_LOOKS = {INSPECT: Look.BASELINE, INSPECT_AGAIN: Look.INSPECTION}
+# For all nodes to answer: an inspection takes two looks, and a state what a child may take; a busy
+# node takes longer.
+_LIMITS_S = {INSPECT: 25.0, STATE: 8.0}
 _MOST_LINE_BYTES = 1 << 20
 _LEAVE_S, _GRACE_S = 1.0, 0.5
 _SILENT_S = 30.0  # six samples without a report
@@ -197,7 +196,7 @@ class Agents:
             if set(nodes or self.nodes) <= {*self.nodes_without_report(), *answers}:
                 break
             for report in self.receive(min(0.2, left_s)):
-                if report.state is not None if word == STATE else report.look is _LOOKS[word]:
+                if report.state is not None if word == STATE else report.look is Look.INSPECTION:
                     answers[report.node] = report
         return answers
 

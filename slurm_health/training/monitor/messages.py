@@ -21,9 +21,8 @@ from slurm_health.training.diagnosis.samples import NodeReport
 
 T = TypeVar("T")
 
-# What the watch sends, a line each: that it is there; inspect the ranks; inspect them once more;
-# say how the node is.
-HERE, INSPECT, INSPECT_AGAIN, STATE = b".", b"inspect", b"again", b"state"
+# What the watch sends, a line each: that it is there; inspect the ranks; say how the node is.
+HERE, INSPECT, STATE = b".", b"inspect", b"state"
 REPORTS = JsonDecoder[NodeReport](NodeReport)
 _LINE = re.compile(rb"(\S{1,255}) (\d{1,9}) (\d{1,6})/(\d{1,6}) ([A-Za-z0-9+/=]*)")
 _PART_BYTES = 640  # beside the longest name of a node

@@ -44,7 +44,7 @@ from slurm_health.training.monitor.agents import (
     start_in_job,
 )
 from slurm_health.training.monitor.every_node import BATCH_HOST, VARIABLE
-from slurm_health.training.monitor.messages import INSPECT, INSPECT_AGAIN, STATE
+from slurm_health.training.monitor.messages import INSPECT, STATE
 from slurm_health.training.monitor.output_files import Tails, script_text
 
 if TYPE_CHECKING:
@@ -59,7 +59,6 @@ _PATHS_S = 15.0  # some steps of which each takes seconds
 _SOONEST_S, _LATEST_S, _OF_THE_TIME = 5.0, 60.0, 1 / 100
 _TELL_S = 60.0  # after which it is said what the job does not show
 _MOST_STOPPED = 64  # that are named
-_BETWEEN_S = 4.0  # the two looks of an inspection
 _AGAIN_S = 5.0  # until agents are asked again of which some were late
 _SLURM_S = 5.0  # to say which nodes the job has
 _END_OF_STEPS_S = 5.0  # between the end of a job's steps and that of its script
@@ -239,9 +238,7 @@ class Watch:
 
     def _inspect(self, program: Program) -> None:
         """Have all agents look, twice; report where a program hangs, if it does."""
-        self._agents.ask(INSPECT)
-        self._agents.receive(self._scale * _BETWEEN_S)
-        reports = self._agents.ask(INSPECT_AGAIN)
+        reports = self._agents.ask(INSPECT)
         silent = self._agents.nodes_without_report()
         self._output_s = float("-inf")
         self._read_output()
