@@ -462,9 +462,9 @@ def no_rank_leaves(_: Inference, scene: Scene) -> Inference | None:
 
 
 def node_silent(_: Inference, scene: Scene) -> Inference | None:
-    """The monitor of a node does not answer, and those of others do.
+    """The agent of a node does not answer, and those of others do.
 
-    It is the node, or the way to it, only if Slurm or a connection says so too: else its monitor
+    It is the node, or the way to it, only if Slurm or a connection says so too: else its agent
     has ended, which says nothing of the node.
     """
     standstill, silent = scene.standstill, scene.standstill.silent
@@ -476,11 +476,11 @@ def node_silent(_: Inference, scene: Scene) -> Inference | None:
     unreached |= set(nodes_told.silent if nodes_told else ())
     states = slurm.node_states if slurm else {}
     unreached |= {n for n, s in states.items() if any(mark in s.upper() for mark in _LOST_STATES)}
-    no_answer = (f"no answer from the monitor on {listed(silent)}",)
+    no_answer = (f"no answer from the agent on {listed(silent)}",)
     if not unreached & set(silent):
         return Inference(
-            name="monitor-ended",
-            description=f"the monitor{'' if one else 's'} on {listed(silent)} ended, and nothing"
+            name="agent-ended",
+            description=f"the agent{'' if one else 's'} on {listed(silent)} ended, and nothing"
             " that was collected says where the training hangs",
             sureness=Sureness.POSSIBLE,
             evidence=no_answer,

@@ -219,7 +219,7 @@ class Watch:
             if self._agents.nodes:
                 self._events.say(f"Slurm took {fold(lost)} out of the job; it watches the rest")
         if left:
-            self._events.say(f"the monitor on {fold(left)} ended; it is started again")
+            self._events.say(f"the agent on {fold(left)} ended; it is started again")
             try:
                 self._agents.replace(left)
             except OSError as err:

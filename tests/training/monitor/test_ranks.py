@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real processes with a heartbeat, as the monitor of their node sees them."""
+"""Real processes with a heartbeat, as the agent of their node sees them."""
 
 from __future__ import annotations
 

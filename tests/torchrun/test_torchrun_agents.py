@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Monitors that each node's torchrun runs: what a watch and they say travels through its store."""
+"""Agents that each node's torchrun runs: what a watch and they say travels through its store."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from slurm_health.preflight.probes.torchrun_monitors import Carrier
+from slurm_health.preflight.probes.torchrun_agents import Carrier
 from slurm_health.training.monitor.agents import Agents, AgentsEnded, start_carried
 from slurm_health.training.monitor.messages import INSPECT
 
