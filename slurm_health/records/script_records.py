@@ -120,11 +120,11 @@ class Diagnosed(Record, frozen=True, kw_only=True, tag="diagnosed"):
 
 
 class ProgressSeen(Record, frozen=True, kw_only=True, tag="progress_seen"):
-    """How far a script is whose ranks have no heartbeat, or none so far.
+    """How far a script is.
 
-    `ranks` are those on `node`, the first of the job, `stopped` those of them that are stopped.
-    `line` is the last line of the job's output that counted, empty where none does, `step` its
-    number, and `age_s` how old it was. `beating`: a rank has a heartbeat now, which tells more.
+    `node` is the first of the job. `ranks` is how many there are, `stopped` are those that are
+    stopped. `step` is the latest, by their heartbeats or by `line`, the last line of the job's
+    output that counted, and it was `age_s` old. `beating`: a rank has a heartbeat.
     """
 
     node: str

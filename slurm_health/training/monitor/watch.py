@@ -300,9 +300,9 @@ class Watch:
         )
         known = self._recorded
         news = known is None or (known.stopped, known.beating) != (seen.stopped, seen.beating)
-        pause_s = _LATEST_S
+        pause_s = self._scale * _LATEST_S
         if known is not None and known.step != seen.step:
-            pause_s = min(max(_SOONEST_S, _OF_THE_TIME * since_s), _LATEST_S)
+            pause_s = min(max(self._scale * _SOONEST_S, _OF_THE_TIME * since_s), pause_s)
         if news or now_s - self._recorded_s >= pause_s:
             self._recorded, self._recorded_s = seen, now_s
             self._events.record(seen, lossy=True)
