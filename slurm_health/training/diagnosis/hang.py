@@ -35,7 +35,6 @@ from slurm_health.training.diagnosis.ras import rank_unresponsive
 from slurm_health.training.diagnosis.samples import (
     IN_KERNEL,
     STOPPED,
-    BrokenPath,
     Doing,
     RankSample,
     StackPlace,
@@ -60,9 +59,6 @@ from slurm_health.training.framework import (
 
 KERNELS, CHIPS = "kernels-hang", "chips-wait"
 KERNEL_STACKS = "KernelStacks"  # of a site's collector: by rank the kernel on its device, or ""
-_NETWORK = (
-    "check these nodes' connections before the next start (slurm-health check --network-check)"
-)
 _NAMES = {Doing.LOADING: DATA_LOADER_STUCK, Doing.CHECKPOINT: "checkpoint-stuck"}
 _ADVICE = {
     Doing.LOADING: "look at what the data loader reads there: its file, filesystem or pipe",
@@ -208,13 +204,11 @@ class HangOperator(InferenceOperator):
 
 def kernels_hang(_: Inference, scene: Scene) -> Inference | None:
     """Every device is in a kernel."""
+    if not scene.kernels:
+        return None
     lines = tuple(f"rank {rank} is in {kernel}" for rank, kernel in scene.kernels.items())
     description = "all devices are in kernels"
-    return (
-        Inference(name=KERNELS, description=description, evidence=lines[:MOST_LINES])
-        if lines
-        else None
-    )
+    return Inference(name=KERNELS, description=description, evidence=lines[:MOST_LINES])
 
 
 class KernelHangChecker(HangOperator):
@@ -438,26 +432,40 @@ class HostHangChecker(HangOperator):
         return [inferred for rule in rules if (inferred := rule(behind, self.scene))]
 
 
-def no_rank_leaves(_: Inference, scene: Scene) -> Inference | None:
-    """All ranks are alive in the same collective, and none leaves it: the network between them.
+def network_of_group(_: Inference, scene: Scene) -> Inference | None:
+    """The network between nodes: by broken connections, or by what is left.
 
-    It is the path that all broken connections share, if there is one.
+    All ranks are alive in the same collective, and none leaves it; or no rank says where it is, and
+    connections between nodes of the job are not answered. It is the node that all broken
+    connections share, if there is one.
     """
     inside, paths = scene.inside, scene.standstill.paths
-    if not 2 <= len(scene.ranks) == len(inside) or scene.collectives.difference is not None:
+    ranks: Sequence[RankSample] = [rank for rank, _ in inside]
+    if 2 <= len(scene.ranks) == len(inside) and scene.collectives.difference is None:
+        what = f"all ranks are in a collective ({inside[0][1].what}) and none leaves it"
+    elif paths and scene.silent and not scene.awaiting_files:
+        what, ranks = "data between nodes of the job is not answered", scene.ranks
+    else:
         return None
-    culprit, means = shared_end(paths)
-    nodes = culprit or nodes_of([rank for rank, _ in inside])
+    ends, means = shared_end(paths)
+    nodes = ends or nodes_of(ranks)
     return Inference(
         name="network-of-group",
-        description=f"all ranks are in a collective ({inside[0][1].what}) and none leaves it: the"
-        f" network between {listed(nodes)}{f'; {means}' if means else ''}",
+        description=f"{what}: the network between {listed(nodes)}{f'; {means}' if means else ''}",
         # Connections that break show which way; without them it is what is left.
         sureness=Sureness.LIKELY if paths else Sureness.POSSIBLE,
         nodes=nodes,
-        ranks=ranks_of([rank for rank, _ in inside if rank.node in nodes]),
-        evidence=(*map(_broken_line, paths[:MOST_LINES]), where_line(*inside[0])),
-        advice=_NETWORK,
+        ranks=ranks_of([rank for rank in ranks if rank.node in nodes]),
+        evidence=(
+            *(
+                f"{path.node} gets no answer from {path.peer}: {path.connections} connections, up"
+                f" to {path.retransmits} retransmissions"
+                for path in paths[:MOST_LINES]
+            ),
+            *(where_line(*at) for at in inside[:1]),
+        ),
+        advice="check these nodes' connections before the next start (slurm-health check"
+        " --network-check)",
     )
 
 
@@ -498,31 +506,10 @@ def node_silent(_: Inference, scene: Scene) -> Inference | None:
     )
 
 
-def connections_unanswered(_: Inference, scene: Scene) -> Inference | None:
-    """Connections between nodes of the job are not answered, and no rank says where it is.
-
-    It is the node that all of them share, if there is one.
-    """
-    paths = scene.standstill.paths
-    if not paths or not scene.silent or scene.awaiting_files:
-        return None
-    nodes, means = shared_end(paths)
-    return Inference(
-        name="network-of-group",
-        description=f"data between nodes of the job is not answered: the network between"
-        f" {listed(nodes)}; {means}",
-        sureness=Sureness.LIKELY,
-        nodes=nodes,
-        ranks=ranks_of([rank for rank in scene.ranks if rank.node in nodes]),
-        evidence=tuple(map(_broken_line, paths[:MOST_LINES])),
-        advice=_NETWORK,
-    )
-
-
 class NetworkHangChecker(HangOperator):
     """What is between the nodes: no operator of the document's, which ends at the collective."""
 
-    rules = (no_rank_leaves, node_silent, connections_unanswered)
+    rules = (network_of_group, node_silent)
 
 
 class HangDiagnostician(Diagnostician):
@@ -569,13 +556,6 @@ class HangDiagnostician(Diagnostician):
 
 def _about(ranks: Sequence[RankSample], **more: Any) -> Inference:
     return Inference(nodes=nodes_of(ranks), ranks=ranks_of(ranks), **more)
-
-
-def _broken_line(path: BrokenPath) -> str:
-    return (
-        f"{path.node} gets no answer from {path.peer}: {path.connections} connections, up to"
-        f" {path.retransmits} retransmissions"
-    )
 
 
 def where_line(rank: RankSample, place: StackPlace) -> str:

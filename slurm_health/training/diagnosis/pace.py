@@ -55,6 +55,20 @@ _SLOW_LINK, _FAST_LINK = 1 / 4, 1 / 2
 _TICK_S = 0.01  # the kernel counts time in ticks of 1 to 10 ms
 _FEWEST_BYTES = 1 << 20  # of fewer, the speed of a connection says little
 
+_CHECK = "check {node} before the next start (slurm-health check --straggler-detection)"
+_TOP = (
+    "look at what runs on {node} (top), and whether its threads and the data loader's workers are"
+    " more than its processors (--cpus-per-task, OMP_NUM_THREADS)"
+)
+_CPU_LIMIT = (
+    "look at the limit (cpu.max, or cpu.cfs_quota_us) of the cgroups that it is in on {node}, and"
+    " at what Slurm gave the job (--cpus-per-task)"
+)
+_LOADER = (
+    "look at the filesystem of its data as {node} sees it; more workers of the loader may hide the"
+    " wait (num_workers, prefetch_factor)"
+)
+
 Sent = Mapping[str, Mapping[str, tuple[int, float]]]
 """By node and address of the peer: bytes sent so far, and seconds that this took."""
 
@@ -423,47 +437,20 @@ def observe_pace(data: DataManager) -> Inference | None:
         return _uneven(finding)
     if finding.event is EventKind.SLOWDOWN:
         now_ms, usual_ms = finding.cost.step_ms, finding.usual.step_ms
-        if now_ms <= usual_ms:
-            return None
-        return Inference(
-            name=SLOWER_STEPS,
-            description=f"a step takes {now_ms:.0f} ms instead of {usual_ms:.0f} ms, and nothing"
-            " that was collected says why",
-        )
+        description = f"a step takes {now_ms:.0f} ms instead of {usual_ms:.0f} ms, and nothing that"
+        description += " was collected says why"
+        slower = now_ms > usual_ms
+        return Inference(name=SLOWER_STEPS, description=description) if slower else None
     unknown = "a device, a filesystem or a library"
-    advice = f"check {finding.nodes[0]} before the next start (slurm-health check"
-    advice += " --straggler-detection)"
+    advice = _CHECK
     if not finding.reports_loading:
         unknown = f"its data, {unknown}"
         advice += "; heartbeat.loading(loader) would show waits for data"
     return _of_rank(
         finding,
         SLOWER_RANK,
-        f"is slower than the others and waits for something ({unknown}); what for is not known",
-        Sureness.POSSIBLE,
-        advice=advice,
-    )
-
-
-def _of_rank(
-    finding: PaceFinding,
-    name: str,
-    description: str,
-    sureness: Sureness = Sureness.LIKELY,
-    evidence: Sequence[str] = (),
-    *,
-    advice: str,
-) -> Inference:
-    (rank,), (node,) = finding.ranks, finding.nodes
-    own_ms, usual_ms = finding.cost.own_ms, finding.usual.own_ms
-    own = f"it takes {own_ms:.0f} ms of its own per step, {usual_ms:.0f} ms usual"
-    return Inference(
-        name=name,
-        description=f"rank {rank} on {node} {description}",
-        sureness=sureness,
-        nodes=(node,),
-        ranks=(rank,),
-        evidence=(own, *evidence),
+        f"slower than the others and waits for something ({unknown}); what for is not known",
+        sureness=Sureness.POSSIBLE,
         advice=advice,
     )
 
@@ -476,57 +463,53 @@ def why_slower(_: Inference, data: DataManager) -> Inference | None:
     finding = data.get(PaceFinding)
     if finding is None or finding.event is not EventKind.STRAGGLER:
         return None
-    cost, usual, node = finding.cost, finding.usual, finding.nodes[0]
-    over_ms = cost.own_ms - usual.own_ms
-    if over_ms <= 0:
+    cost, usual = finding.cost, finding.usual
+    most_ms = _MOST * (cost.own_ms - usual.own_ms)
+    if most_ms <= 0:
         return None
-    if cost.unserved_ms - usual.unserved_ms >= _MOST * over_ms:
-        ready = (
-            f"its main thread was ready to run and did not for {cost.unserved_ms:.0f} ms per step,"
-            f" {usual.unserved_ms:.0f} ms usual"
-        )
-        why = "is slow because it waits for a processor"
-        if cost.throttled_ms >= usual.throttled_ms + _MOST * over_ms:
-            held_ms = cost.throttled_ms
-            held = f"its cgroup was held back by its CPU limit, {held_ms:.0f} ms per step"
-            return _of_rank(
-                finding,
-                "no-processor",
-                f"{why}: a CPU limit holds it back",
-                evidence=[ready, held],
-                advice="look at the limit (cpu.max, or cpu.cfs_quota_us) of the cgroups that it is"
-                f" in on {node}, and at what Slurm gave the job (--cpus-per-task)",
-            )
-        return _of_rank(
-            finding,
-            "no-processor",
-            f"{why}: others use its processors",
-            evidence=[ready],
-            advice=f"look at what runs on {node} (top), and whether its threads and the data"
-            " loader's workers are more than its processors (--cpus-per-task, OMP_NUM_THREADS)",
-        )
-    if cost.loading_ms - usual.loading_ms >= _MOST * over_ms:
-        waited = f"it waited {cost.loading_ms:.0f} ms per step for its data"
-        return _of_rank(
-            finding,
-            "slow-data-loader",
-            "is slow because it waits for its data loader",
-            evidence=[f"{waited}, {usual.loading_ms:.0f} ms usual"],
-            advice=f"look at the filesystem of its data as {node} sees it; more workers"
-            " of the loader may hide the wait (num_workers, prefetch_factor)",
-        )
-    if cost.ran_ms - usual.ran_ms >= _MOST * over_ms:
-        ran = f"its main thread ran for {cost.ran_ms:.0f} ms per step"
-        return _of_rank(
-            finding,
-            "computes-longer",
-            "is slow because it computes for longer: a slower processor or device, or more to do"
-            " than the others",
-            evidence=[f"{ran}, {usual.ran_ms:.0f} ms usual"],
-            advice=f"check {node} before the next start (slurm-health check"
-            " --straggler-detection); check whether this rank has longer batches",
-        )
-    return None
+    if cost.unserved_ms - usual.unserved_ms >= most_ms:
+        evidence = ["its main thread was ready to run and did not for " + _ms(finding, "unserved")]
+        name, why, advice = "no-processor", "waits for a processor: others use its processors", _TOP
+        if cost.throttled_ms - usual.throttled_ms >= most_ms:
+            why, advice = "waits for a processor: a CPU limit holds it back", _CPU_LIMIT
+            held_ms = f"{cost.throttled_ms:.0f} ms per step"
+            evidence.append(f"its cgroup was held back by its CPU limit, {held_ms}")
+    elif cost.loading_ms - usual.loading_ms >= most_ms:
+        name, why, advice = "slow-data-loader", "waits for its data loader", _LOADER
+        evidence = ["its data kept it waiting for " + _ms(finding, "loading")]
+    elif cost.ran_ms - usual.ran_ms >= most_ms:
+        name, advice = "computes-longer", f"{_CHECK}; check whether this rank has longer batches"
+        why = "computes for longer: a slower processor or device, or more to do than the others"
+        evidence = ["its main thread ran for " + _ms(finding, "ran")]
+    else:
+        return None
+    return _of_rank(finding, name, f"slow because it {why}", evidence, advice=advice)
+
+
+def _ms(finding: PaceFinding, what: str) -> str:
+    own_ms, usual_ms = (getattr(cost, f"{what}_ms") for cost in (finding.cost, finding.usual))
+    return f"{own_ms:.0f} ms per step, {usual_ms:.0f} ms usual"
+
+
+def _of_rank(
+    finding: PaceFinding,
+    name: str,
+    description: str,
+    evidence: Sequence[str] = (),
+    *,
+    sureness: Sureness = Sureness.LIKELY,
+    advice: str,
+) -> Inference:
+    (rank,), (node,) = finding.ranks, finding.nodes
+    return Inference(
+        name=name,
+        description=f"rank {rank} on {node} is {description}",
+        sureness=sureness,
+        nodes=(node,),
+        ranks=(rank,),
+        evidence=("by itself it takes " + _ms(finding, "own"), *evidence),
+        advice=advice.format(node=node),
+    )
 
 
 def slow_paths(_: Inference, data: DataManager) -> Inference | None:
@@ -569,36 +552,28 @@ def slow_paths(_: Inference, data: DataManager) -> Inference | None:
 
 def _uneven(finding: PaceFinding) -> Inference:
     """Return what is uneven as an inference that blames the script at most, and no node."""
-    sureness = Sureness.LIKELY
+    sure, times = True, f"{finding.ratio:.2f} times as long"
     if finding.name == DATA:
-        description = (
-            "batches are uneven: ranks with the same part of the model have more to compute in"
-            " turn, as with longer sequences"
-        )
-        advice = (
-            "sort or pack sequences so that each rank has as much to compute (attention grows with"
-            " the square of a sequence's length)"
-        )
+        description = "batches are uneven: ranks with the same part of the model have more to"
+        description += " compute in turn, as with longer sequences"
+        advice = "sort or pack sequences so that each rank has as much to compute (attention grows"
+        advice += " with the square of a sequence's length)"
     elif finding.roles:
-        node = ", or its only node is slow" if finding.one_node else ""
-        sureness = Sureness.POSSIBLE if finding.one_node else Sureness.LIKELY
-        description = (
-            f"{', '.join(finding.roles)} takes {finding.ratio:.2f} times as long as the other"
-            f" roles: it has more to compute{node}"
-        )
+        sure = not finding.one_node
+        node = "" if sure else ", or its only node is slow"
+        description = f"{', '.join(finding.roles)} takes {times} as the other roles: it has more to"
+        description += f" compute{node}"
         advice = "give that stage fewer layers, or count the embedding and the loss as layers"
     else:
-        sureness = Sureness.POSSIBLE
-        description = (
-            f"{len(finding.ranks)} ranks take {finding.ratio:.2f} times as long as the others, as"
-            " with stages that have more to compute"
-        )
+        sure = False
+        description = f"{len(finding.ranks)} ranks take {times} as the others, as with stages that"
+        description += " have more to compute"
         advice = "name with heartbeat.role(...) which ranks do the same, so that these are compared"
     return Inference(
         name=finding.name,
         description=description,
-        attribution=Attribution.USER if sureness is Sureness.LIKELY else Attribution.UNDECIDED,
-        sureness=sureness,
+        attribution=Attribution.USER if sure else Attribution.UNDECIDED,
+        sureness=Sureness.LIKELY if sure else Sureness.POSSIBLE,
         evidence=(finding.figures,),
         advice=advice,
     )

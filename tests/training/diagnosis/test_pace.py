@@ -218,7 +218,7 @@ def test_what_takes_most_of_the_time_that_a_rank_has_over_the_others_is_why(
 
     assert (result.cause, result.sureness) == (cause, "likely" if more else "possible")
     assert words in result.description
-    assert result.evidence[0] == "it takes 800 ms of its own per step, 500 ms usual"
+    assert result.evidence[0] == "by itself it takes 800 ms per step, 500 ms usual"
     assert (result.nodes, result.ranks, bool(result.advice)) == (["n2"], [1], True)
 
 
