@@ -271,7 +271,11 @@ def _stack(command: str, pid: int, until_s: float) -> tuple[Frame, ...]:
             raise TimeoutError
         ended = run(argv, environ=dict(os.environ), deadline_s=left_s)
         if ended.returncode == 0:
-            for thread in from_json(ended.stdout, list[_Thread]):
+            try:
+                threads = from_json(ended.stdout, list[_Thread])
+            except msgspec.MsgspecError as err:
+                raise ValueError(f"py-spy answered with something else: {err}") from err
+            for thread in threads:
                 if thread.os_thread_id == pid or thread.thread_name == "MainThread":
                     frames = [Frame(f.filename[-300:], f.line, f.name[:100]) for f in thread.frames]
                     return tuple(frames[:_MOST_FRAMES][::-1])
