@@ -23,6 +23,7 @@ from slurm_health.records.script_records import (
 )
 from slurm_health.records.text import signal_text
 from slurm_health.records.verdict import Level, NodeVerdict
+from slurm_health.report.sentences import hung_text
 from slurm_health.training.diagnosis.collected import ScriptEnd
 from slurm_health.training.diagnosis.diagnostician import diagnosed
 from slurm_health.training.diagnosis.operators import OPERATORS
@@ -244,7 +245,7 @@ def _after_hang(
 
     A hang without a place restarts once, another kind as often as `_MOST_OF_A_KIND`.
     """
-    what = f"the training hung: {hang.description}"
+    what = hung_text(hang.description)
     if hang.is_of_script:
         reason = f"{what}; in the script's own code or data, the same again would hang again"
         return StopJob(reason=reason, evidence=evidence)

@@ -24,7 +24,7 @@ from slurm_health.records.script_records import (
     advice_afterwards,
 )
 from slurm_health.records.text import listed
-from slurm_health.report.sentences import event_text
+from slurm_health.report.sentences import event_text, hung_text
 from slurm_health.training.diagnosis.collected import (
     MonitorSaw,
     NodesTold,
@@ -134,7 +134,7 @@ def hung_before_failure(inference: Inference, data: DataManager) -> Inference | 
     cause = hang.diagnosed
     return Inference(
         name=cause.cause,
-        description=f"the training hung before it failed: {cause.description}",
+        description=hung_text(cause.description, "before it failed"),
         attribution=Attribution(cause.attribution),
         sureness=Sureness[cause.sureness.upper()],
         nodes=tuple(cause.nodes),
@@ -148,7 +148,7 @@ def _hung_until(ended: str, cause: Diagnosed, evidence: Sequence[str]) -> Infere
     sure = Sureness[cause.sureness.upper()] >= Sureness.LIKELY
     return Inference(
         name=HUNG,
-        description=f"the training hung until {ended}: {cause.description}",
+        description=hung_text(cause.description, f"until {ended}"),
         attribution=Attribution(cause.attribution) if sure else Attribution.UNDECIDED,
         sureness=Sureness.CERTAIN,
         nodes=tuple(cause.nodes) if sure else (),

@@ -25,7 +25,7 @@ from slurm_health.records.script_records import (
     EventKind,
     TrainingEvent,
 )
-from slurm_health.report.sentences import event_text, lines_of
+from slurm_health.report.sentences import ends_for_hang, event_line, lines_of
 from slurm_health.system import journal
 from slurm_health.system.slurm.client import Client
 from slurm_health.training.diagnosis.collected import FlightRecords, MonitorSaw
@@ -105,8 +105,7 @@ class Events:
             beyond_script=any(rank.is_beyond_script for rank in at_fault),
             diagnosed=cause,
         )
-        seems = "; the training seems to hang" if hang.line else "; the training hangs"
-        self._report(hang, seems)
+        self._report(hang)
         self._keep(standstill, flights)
         self._on_hang(hang, self)
 
@@ -156,11 +155,11 @@ class Events:
             )
         )
 
-    def _report(self, event: TrainingEvent, conclusion: str = "") -> None:
+    def _report(self, event: TrainingEvent) -> None:
         """Write an event with its cause to the job's output, and record it."""
         cause = lines_of(event.diagnosed) if event.diagnosed else []
         lines = (f"  {title:{_TITLE_WIDTH}}  {text}" for title, text in cause)
-        self.say(f"{event_text(event)}{conclusion}", *lines)
+        self.say(event_line(event), *lines)
         self.record(event)
 
     def say(self, text: str, *lines: str) -> None:
@@ -197,7 +196,7 @@ def acting(mode: str, environ: Mapping[str, str]) -> Callable[[TrainingEvent, Ev
             return
         if hang.line and not hang.located:
             return
-        reason = f"it hangs (--monitor={mode})"
+        reason = ends_for_hang(mode)
         if mode != OnHang.STOP.value or not job:
             events.record(ActionIntended(action=Action.END_SCRIPT, reason=reason))
             events.say(f"the script is ended because {reason}")

@@ -28,6 +28,7 @@ RENDEZVOUS = (TRAIN, Frame(f"{TORCH}/distributed/rendezvous.py", 180, "_create_c
 LOADER = (TRAIN, Frame(f"{TORCH}/utils/data/dataloader.py", 700, "__next__"))
 CHECKPOINT = (TRAIN, Frame(f"{TORCH}/serialization.py", 900, "save"))
 OWN_CODE = (TRAIN, Frame("/home/a/augment.py", 12, "wait_for_flag"))
+COMPILES = (TRAIN, Frame(f"{TORCH}/_inductor/compile_fx.py", 9, "compile"))
 PDB = (TRAIN, Frame("/usr/lib/python3.11/pdb.py", 9, "interaction"))
 RANKS = 3
 NODES = [f"n{rank + 1}" for rank in range(RANKS)]
@@ -186,24 +187,36 @@ def test_what_hangs_is_due_and_said_in_time(training: Training, within_s: float)
     assert verdicts[-1].stalled_s >= verdicts[-1].allowance_s
 
 
-@pytest.mark.parametrize(
-    ("training", "why"),
-    [
-        (Training(LONG, of_last={"state": "t"}), "held by a debugger"),
-        (Training(LONG, of_last={"stack": PDB}), "held by a debugger"),
-        (Training(LONG, of_last={"stack": OWN_CODE, "cpu_s": 0.9}), "still works"),
-        (Training(LONG, of_last={"stack": OWN_CODE, "gpu_share": 0.9}), "still works"),
-        (Training(LONG, of_last={"stack": OWN_CODE, "unserved_s": 0.8}), "has no processor"),
-        (Training(LONG, of_last={"stack": CHECKPOINT, "io_bytes": 1 << 20}), "still works"),
-        (Training(LONG, beats=False, then={"stack": ()}), "known to wait"),
-        (Training(LONG, beats=False, then={"stack": OWN_CODE}), "known to wait"),
-        (Training(LONG, beats=False, of_last={"stack": OWN_CODE, **POLLS}), "polls"),
-        # Starts: compilation in a child, a rank that waits for a file, one that is to come.
-        (Training(FIRST, of_last={"stack": OWN_CODE}, bursts_s=range(20, 900, 20)), "its start"),
-        (Training(FIRST, beats=False, of_last={"stack": OWN_CODE}), "its start"),
-        (Training(FIRST, beats=False, then={"stack": RENDEZVOUS}, ranks=2), "its start"),
-    ],
-)
+GOES_ON = {
+    "gdb": (Training(LONG, of_last={"state": "t"}), "held by a debugger"),
+    "pdb": (Training(LONG, of_last={"stack": PDB}), "held by a debugger"),
+    "evaluation": (Training(LONG, of_last={"stack": OWN_CODE, "cpu_s": 0.9}), "still works"),
+    "on its GPU": (Training(LONG, of_last={"stack": OWN_CODE, "gpu_share": 0.9}), "still works"),
+    "starved": (Training(LONG, of_last={"stack": OWN_CODE, "unserved_s": 0.8}), "no processor"),
+    "checkpoint on slow storage": (
+        Training(LONG, of_last={"stack": CHECKPOINT, "state": "D", "io_bytes": 1 << 18}),
+        "still works",
+    ),
+    "service": (Training(LONG, beats=False, then={"stack": ()}), "known to wait"),
+    "notebook": (Training(LONG, beats=False, then={"stack": OWN_CODE}), "known to wait"),
+    "polls": (Training(LONG, beats=False, of_last={"stack": OWN_CODE, **POLLS}), "polls"),
+    "compile": (Training(FIRST, of_last={"stack": COMPILES, "cpu_s": 0.9}), "still works"),
+    "compile in a child at times": (
+        Training(FIRST, of_last={"stack": OWN_CODE}, bursts_s=range(20, 900, 20)),
+        "its start",
+    ),
+    "start that waits for a file": (
+        Training(FIRST, beats=False, of_last={"stack": OWN_CODE}),
+        "its start",
+    ),
+    "rank to come": (
+        Training(FIRST, beats=False, then={"stack": RENDEZVOUS}, ranks=2),
+        "its start",
+    ),
+}
+
+
+@pytest.mark.parametrize(("training", "why"), GOES_ON.values(), ids=GOES_ON)
 def test_what_may_go_on_is_no_hang_for_minutes(training: Training, why: str) -> None:
     after_s, verdicts = watched(training, training.ends_s + 600)
 
