@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -247,6 +248,41 @@ def test_a_node_that_was_given_back_is_not_drained_for_that(scene: Scene) -> Non
     assert began.nodes == list(NODES)
     assert [each.node for each in verdict.nodes] == ["n2"]
     assert scene.slurm.node("n4")["state"] == "IDLE"
+
+
+Words = tuple[str, ...]  # of one attempt: the plans that followed its failures, oldest first
+
+
+@pytest.mark.parametrize(
+    ("attempts", "follows"),
+    [
+        ([("",)], "check"),  # the first failure
+        ([("check", "")], "stop"),  # checked, found healthy, started again
+        ([("restart", "")], "check"),
+        ([("check",), ("",)], "check"),  # the check had the job leave a node
+        ([("check",), ("check", "")], "stop"),
+        ([("check", ""), ("",)], "stop"),  # requeued by Slurm, which left no node for a fault
+        ([("check", "leave"), ("",)], "check"),
+    ],
+)
+def test_a_failure_in_the_same_words_counts_across_a_requeue_until_a_node_is_left(
+    scene: Scene, attempts: list[Words], follows: str
+) -> None:
+    now = 10.0
+    for number, plans in enumerate(attempts):
+        scene.run = scene.run.parent / f"{number}"
+        journal.create(scene.run, [journal.MASTER])
+        for plan in plans:
+            scene.started(now)
+            scene.diagnosed(Attribution.UNDECIDED, now + 1)
+            if plan:
+                planned = FailurePlanned(plan=plan, reason="why", restart=1, max_restarts=3)
+                journal.Writer(scene.run, journal.RESTART, partial(float, now + 2)).append(planned)
+            now += 10
+    client = Client(scene.slurm.environ(), patience_s=0.0)
+    cause, job = failure_of(scene.failed(*NODES), str(JOB), client, Policy())
+
+    assert what_follows(cause, job).kind == follows
 
 
 def test_how_long_a_check_took_is_known_by_its_verdict(tmp_path: Path) -> None:

@@ -259,6 +259,7 @@ def rank_stopped(_: Inference, data: DataManager) -> Inference | None:
             for rank in stopped[:MOST_LINES]
         ),
         advice=f"let it go on: kill -CONT {stopped[0].pid} on {stopped[0].node}",
+        advises_process=True,
     )
 
 
@@ -323,6 +324,7 @@ def file_awaited(_: Inference, data: DataManager) -> Inference | None:
         ),
         advice="look at the files that it has open there (ls -l /proc/PID/fd), and whether"
         " their filesystems answer on this node",
+        advises_process=True,
     )
 
 

@@ -355,10 +355,12 @@ class _Reader:
             tasks = [int(task.lstrip("t")) for task in expand(f"t[{match['tasks']}]")]
         except ValueError:
             return
-        for task in tasks[:_MOST_FAILURES]:
+        if len(nodes) != len(tasks):  # else one task on each, in their order
+            nodes = [nodes[0] if len(nodes) == 1 else ""] * len(tasks)
+        for node, task in zip(nodes, tasks[:_MOST_FAILURES], strict=False):
             self._tasks[task] = RankFailure(
                 rank=task,
-                node=nodes[0] if len(nodes) == 1 else "",
+                node=node,
                 exit_code=code,
                 signal=signal_of(code) if exited else SIGNALS.get(match["how"], 0),
                 at=at,
