@@ -19,11 +19,12 @@ from slurm_health.training.diagnosis.collected import (
     TrainingLog,
 )
 from slurm_health.training.diagnosis.failed import quotes
+from slurm_health.training.diagnosis.rows import On
 from slurm_health.training.diagnosis.samples import Standstill
 from slurm_health.training.diagnosis.slow_steps import Slowdown
 from slurm_health.training.diagnosis.stragglers import SlowRank
 from slurm_health.training.diagnosis.surroundings import slow_before
-from slurm_health.training.diagnosis.words import On, known
+from slurm_health.training.diagnosis.words import known
 from slurm_health.training.framework import (
     ASKS_FOR,
     Attribution,

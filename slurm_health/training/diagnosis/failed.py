@@ -30,16 +30,16 @@ from slurm_health.training.diagnosis.collected import (
     leaving_out,
 )
 from slurm_health.training.diagnosis.ends import signal_of
-from slurm_health.training.diagnosis.waits import port_taken
-from slurm_health.training.diagnosis.words import (
+from slurm_health.training.diagnosis.rows import (
     OF_THE_PLACE,
     OF_THE_PROGRAM,
     On,
     Row,
     alike,
     kind_of,
-    known,
 )
+from slurm_health.training.diagnosis.waits import port_taken
+from slurm_health.training.diagnosis.words import known
 from slurm_health.training.diagnosis.words_of_launchers import CORRECT, is_consequence, mistake
 from slurm_health.training.framework import Attribution, DataManager, Inference, Sureness
 
@@ -127,7 +127,7 @@ def why_rank_failed(_: Inference, data: DataManager) -> Inference | None:
     if first.signal:
         # A library that says why it crashes knows more than the signal.
         words = _words(log.of_their_own, data) if first.signal in _CRASHES else None
-        return words if words and words.name == "shared-memory-full" else _signalled(first, data)
+        return words or _signalled(first, data)
     if first.cut:
         at = f", at {first.place}" if first.place else ""
         return Inference(
@@ -354,7 +354,7 @@ def _words(failures: Sequence[RankFailure], data: DataManager) -> Inference | No
         return cause
     for words in reversed([words for words in log.words if words.complains]):
         row = known(words.text) if words.first or words.last else None
-        if row is not None and On.LAST_WORDS in row.on:
+        if row is not None and (On.CRASH if crashed else On.LAST_WORDS) in row.on:
             alone = row.blame in (Attribution.USER, Attribution.TRANSIENT) and not failures
             return replace(
                 row.inference(

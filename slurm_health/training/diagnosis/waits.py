@@ -32,6 +32,7 @@ from slurm_health.training.diagnosis.collected import (
 )
 from slurm_health.training.diagnosis.collectives import CollectiveState, Difference, FlightRecord
 from slurm_health.training.diagnosis.ras import RasStatus, records_of
+from slurm_health.training.diagnosis.rows import Row
 from slurm_health.training.diagnosis.samples import (
     Doing,
     RankSample,
@@ -41,7 +42,6 @@ from slurm_health.training.diagnosis.samples import (
     ranks_of,
     who,
 )
-from slurm_health.training.diagnosis.words import Row
 from slurm_health.training.diagnosis.words_of_launchers import WAITS, common
 from slurm_health.training.framework import Attribution, DataManager, Inference, Sureness
 

@@ -12,7 +12,8 @@ from collections.abc import Iterable
 
 from slurm_health.records.script_records import Attribution, Sureness
 from slurm_health.training.diagnosis.collected import UNKNOWN_CODE
-from slurm_health.training.diagnosis.words import On, Row
+from slurm_health.training.diagnosis.rows import On, Row
+from slurm_health.training.diagnosis.words import known
 
 # The words of gloo, NCCL, torch's stores and rendezvous for a peer that does not answer any more.
 _OF_A_PEER = re.compile(
@@ -27,18 +28,23 @@ _OF_A_PEER = re.compile(
     # DDP compares sizes that an exchange which timed out did not bring; a rank that has none raises
     # something else before.
     r"|DDP expects same model .{0,80} inconsistent 0 params"
+    # gloo that connects all ranks, and the coordination service of JAX
+    r"|connectFullMesh failed|DEADLINE_EXCEEDED|waiting for clients"
+    # What a launcher or a person sends to all ranks.
+    r"|^KeyboardInterrupt\b"
 )
-# The same exceptions with a cause of their own.
+# The same exceptions with a cause of their own that the table does not know.
 _OF_ITSELF = re.compile(
-    r"[Mm]ismatch|Duplicate GPU|invalid usage|ncclInvalid|CUDA error|[Cc](?:UDA|uda) failure|ECC"
-    r"|out of memory|OutOfMemory|[Aa]ddress already in use|EADDRINUSE|No space left"
-    r"|shared memory|no socket interface found|is neither AF_INET|Call to ibv_reg_"
+    r"[Mm]ismatch|ncclInvalid|CUDA error|[Cc](?:UDA|uda) failure|ECC|shared memory"
 )
 
 
 def is_consequence(error: str) -> bool:
     """Tell whether an exception only says that another rank, or the way to it, has failed."""
-    return bool(_OF_A_PEER.search(error)) and not _OF_ITSELF.search(error)
+    if not _OF_A_PEER.search(error) or _OF_ITSELF.search(error):
+        return False
+    row = known(error)
+    return row is None or row.name == "adapter-not-connected"
 
 
 # The last words of what failed without an exception. Other errors of a file, such as a stale handle
@@ -108,6 +114,11 @@ MISTAKES: tuple[Row, ...] = (
         r"^\S*python[\d.]*: (?:No module named |Error while finding module)",
         "Python was told to run a module that it cannot find",
         On.ONE_NODE,
+    ),
+    _mistake(
+        "step-refused",
+        r"^There are not enough slots available in the system",
+        "mpirun was asked for more ranks than the job has slots for",
     ),
     _mistake(
         "step-refused",
@@ -206,11 +217,21 @@ WAITS: tuple[Row, ...] = (
     Row(
         "rendezvous-never-formed",
         r"Timed out initializing process group|Rendezvous(?:Connection|Timeout|Closed)Error"
+        r"|waiting for clients|connectFullMesh failed|\(gai error: "
+        r"|DEADLINE_EXCEEDED: (?:Barrier timed out.{0,40}PjRT_Client_Connect|.*RegisterTask)"
         r"|client socket has (?:timed out|failed to connect)|while trying to connect to",
         "the ranks never met{where}: a rank did not start, listened elsewhere, or the way there is"
         " closed",
         "check that every node starts its ranks with one address and port; the check before"
         " the script tests the connections of the nodes",
+    ),
+    Row(
+        "interrupted",
+        r"^KeyboardInterrupt\b",
+        "the ranks were interrupted (SIGINT): by Ctrl-C, by scancel --signal=INT, or by a program"
+        " of the job",
+        "",
+        Attribution.OUTSIDE,
     ),
     Row(
         "watchdog-stuck",
