@@ -15,8 +15,8 @@ from slurm_health.training.diagnosis.collected import ScriptEnd
 from slurm_health.training.diagnosis.failure import FailureDiagnostician
 from slurm_health.training.diagnosis.output import read_output
 from slurm_health.training.diagnosis.output_lines import Losses
+from slurm_health.training.diagnosis.pace import NOT_A_NUMBER
 from slurm_health.training.framework import DataManager
-from slurm_health.training.monitor.events import NOT_A_NUMBER
 
 _RIGHT = {
     "assertion": {"program-error", "same-error-everywhere"},

@@ -3,7 +3,7 @@
 
 output.txt     what ranks wrote and how they ended, as `srun --label` has it, without C++'s frames
 fr/rank_N      the Flight Recorder's dump of each rank that left one
-monitor.jsonl  what the monitors of both nodes sent while it hung, in order
+monitor.jsonl  what the agents of both nodes sent while it hung, in order
 nvml.jsonl     what NVML says of each node's GPUs: while it hung, or else once it had ended
 stack_N.txt    where the main thread of a rank was while it hung, by py-spy, with the frames of C++
 kernel.txt     what the second node's kernel logged, where the fault is one that it logs

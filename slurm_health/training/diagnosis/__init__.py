@@ -15,13 +15,11 @@ An inference leads to others until nothing leads on; what is sure enough of them
     waits          rules about ranks that waited: who parted from the others, or never came
     collectives    how far each rank came, by all sources, and who holds the others up
     samples        what agents send of ranks; a training that stands still
-    pulse          the one clock: when a training is due for an inspection, and whether it hangs
+    pulse          the one memory and clock: what ranks did, when a training is due for an
+                   inspection, and whether it hangs
     output_lines   lines of output that count steps, and losses that are no numbers
     hang           HangDiagnostician: operators about where a training hangs
-    comparison     ranks compared with each other and with before, window by window
-    stragglers     ranks that are slower than the others, window by window; operators about why
-    uneven         stages and batches with more to compute than others, which make no rank slow
-    slow_steps     steps that take longer than before; connections over which ranks then wait
+    pace           slow ranks, uneven work, slower steps, window by window; operators about why
     output         a job's output, decoded once: failures of ranks, facts of Slurm, kernel and NCCL
     ends           how a process ended, by its traceback and by launchers
     watchdogs      what NCCL's watchdogs write

@@ -9,7 +9,7 @@ from typing import Any
 
 from slurm_health.node.rules.kernel_lines import XID
 from slurm_health.node.rules.xid import judge_xid
-from slurm_health.records.script_records import SLOWER_STEPS, Diagnosed
+from slurm_health.records.script_records import Diagnosed
 from slurm_health.records.text import cut, listed, one_line
 from slurm_health.training.diagnosis.collected import (
     MonitorSaw,
@@ -19,10 +19,9 @@ from slurm_health.training.diagnosis.collected import (
     TrainingLog,
 )
 from slurm_health.training.diagnosis.failed import quotes
+from slurm_health.training.diagnosis.pace import PaceFinding
 from slurm_health.training.diagnosis.rows import On
 from slurm_health.training.diagnosis.samples import Standstill
-from slurm_health.training.diagnosis.slow_steps import Slowdown
-from slurm_health.training.diagnosis.stragglers import SlowRank
 from slurm_health.training.diagnosis.surroundings import slow_before
 from slurm_health.training.diagnosis.words import known
 from slurm_health.training.framework import (
@@ -68,18 +67,6 @@ class CauseDiagnostician(Diagnostician):
         assert problem.symptom is not None
         data: DataManager = kwargs["data_manager"]
         return EventAction(diagnosed=diagnosed(self.walk(problem.symptom, data), data))
-
-
-def observe_slowdown(data: DataManager) -> Inference | None:
-    """Return the symptom of steps that take longer than before, None where they do not."""
-    slowdown = data.get(Slowdown)
-    if slowdown is None or slowdown.step_ms <= slowdown.usual_ms:
-        return None
-    return Inference(
-        name=SLOWER_STEPS,
-        description=f"a step takes {slowdown.step_ms:.0f} ms instead of {slowdown.usual_ms:.0f} ms,"
-        " and nothing that was collected says why",
-    )
 
 
 def diagnosed(walk: Walk, data: DataManager) -> Diagnosed:
@@ -148,11 +135,9 @@ def _not_followed(walk: Walk) -> Iterator[str]:
 
 def _of_the_job(nodes: Iterable[str], data: DataManager) -> list[str]:
     """Return those that are nodes of the job: what a job prints may name any."""
-    sources: list[ScriptEnd | Standstill | Slowdown | None]
-    sources = [data.get(ScriptEnd), data.get(Standstill), data.get(Slowdown)]
+    sources: list[ScriptEnd | Standstill | PaceFinding | None]
+    sources = [data.get(ScriptEnd), data.get(Standstill), data.get(PaceFinding)]
     of_the_job = {node for source in sources if source is not None for node in source.nodes}
-    slow = data.get(SlowRank)
-    of_the_job |= {slow.node} if slow else set()
     return [node for node in nodes if node in of_the_job]
 
 

@@ -19,8 +19,7 @@ from slurm_health.records.script_records import (
 )
 from slurm_health.training.diagnosis import (
     failed,
-    slow_steps,
-    stragglers,
+    pace,
     surroundings,
     waits,
 )
@@ -45,9 +44,7 @@ OPERATORS: tuple[Rule, ...] = tuple(
         ("script-crashed", (SCRIPT_FAILED,), failed.script_crashed),
         ("nccl-warnings", (SCRIPT_FAILED,), waits.warned_of_connections),
         ("words-of-waiting", (RANKS_WAITED,), waits.why_ranks_waited),
-        ("connection-speeds", (SLOWER_STEPS,), slow_steps.slow_paths),
-        ("processor-time", (SLOWER_RANK,), stragglers.no_processor),
-        ("loading-time", (SLOWER_RANK,), stragglers.slow_data),
-        ("running-time", (SLOWER_RANK,), stragglers.computes_longer),
+        ("connection-speeds", (SLOWER_STEPS,), pace.slow_paths),
+        ("step-costs", (SLOWER_RANK,), pace.why_slower),
     )
 )

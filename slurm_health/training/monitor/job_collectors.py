@@ -154,17 +154,14 @@ class PortHolders(DataCollector):
     kind = "ports"
     data = Listeners
 
-    def __init__(self, proc: Path = Path("/proc")) -> None:
-        self._proc = proc
-
     def collect_data(self) -> Listeners:
         """Name the owner of each port, and the process where it is this user's."""
         holders: dict[int, str] = {}
         inodes: dict[str, int] = {}
-        for port, uid, inode in connections.listening(self._proc):
-            inodes[inode] = port
-            holders[port] = f"a process of {_user(uid)}"
-        for directory in self._proc.glob("[0-9]*"):
+        for listener in connections.listening():
+            inodes[str(listener.inode)] = listener.port
+            holders[listener.port] = f"a process of {_user(listener.uid)}"
+        for directory in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):  # it is another user's, or gone
                 for link in (directory / "fd").iterdir():
                     target = str(link.readlink())

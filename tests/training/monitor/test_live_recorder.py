@@ -6,23 +6,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from slurm_health.preflight.supervisor.monitor_process import flight_environ
-from slurm_health.training.diagnosis.samples import RankSample
-from slurm_health.training.monitor import silent_ranks
-from slurm_health.training.monitor.ranks import Ranks
+from slurm_health.training.monitor.ranks import Ranks, Whereabouts
+from slurm_health.training.monitor.voices import PIPE, Recorder
 from tests.played_gpu.description import machine, write
 from tests.played_gpu.running import start_ranks
 from tests.support.supervised import eventually
 
 JOB = f"{os.getpid()}7"
 IN_JOB = {"SLURM_JOB_ID": JOB, "SLURMD_NODENAME": "n1", "SLURM_STEP_ID": "3"}
-WAIT_S = 60.0  # the answer comes as soon as it is there
 # A thread of torch's does this, here without torch: argument 2 is what it does about a line.
 ANSWERS = """
 import os, pickle, sys, threading, time
@@ -59,11 +56,11 @@ def rank(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def inspected() -> RankSample:
+def inspected() -> Whereabouts:
     ranks = Ranks(JOB, "n1", "9")
     ranks.find()
-    (sample,), _ = ranks.inspect(again=True)
-    return sample
+    (where,) = ranks.locate(again=True)[0].values()
+    return where
 
 
 def test_a_silent_rank_is_asked_and_its_whole_dump_is_read(
@@ -92,9 +89,10 @@ def test_a_rank_that_reads_no_pipe_is_not_waited_for_and_nothing_is_written(
 
 def test_a_rank_that_was_told_of_no_pipe_cannot_be_asked(tmp_path: Path) -> None:
     environ = flight_environ({}, str(tmp_path))
-    del environ[silent_ranks.PIPE]
+    del environ[PIPE]
+    (tmp_path / "environ").write_text("\0".join(f"{n}={value}" for n, value in environ.items()))
 
-    assert silent_ranks.ask_recorder(3, environ, tmp_path) is None
+    assert not Recorder(3, tmp_path).ask()
 
 
 @pytest.mark.played_gpu
@@ -115,11 +113,16 @@ def test_torchs_own_recorder_answers_while_a_rank_waits_for_one_that_does_not_co
     with waits.process, absent.process:
         assert waits.process.stdout is not None
         assert waits.process.stdout.readline() == "pending True\n"
-        asked = {rank: silent_ranks.ask_recorder(rank, variables, tmp_path) for rank in range(2)}
-        recorders = {rank: each for rank, each in asked.items() if each is not None}
-        told = silent_ranks.dumps_of(recorders, time.monotonic() + WAIT_S, lambda found: found)
+        recorders = [
+            Recorder(rank, Path(f"/proc/{played.process.pid}"))
+            for rank, played in enumerate((waits, absent))
+        ]
+        assert all(recorder.ask() for recorder in recorders)
+        eventually(lambda: all(r.poll() for r in recorders), "both dumps")
         waits.process.kill()
         absent.process.kill()
 
-    entered = [[each.entered for each in told[rank].reached.values()] for rank in range(2)]
+    entered = [
+        [reached.entered for reached in r.flight.reached.values()] for r in recorders if r.flight
+    ]
     assert entered == [[2], [1]]

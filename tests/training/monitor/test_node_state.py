@@ -5,18 +5,16 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from slurm_health.node.checks.gpu import GpusSeen
-from slurm_health.records.decoding import JsonDecoder
 from slurm_health.records.errors import Unmeasured
 from slurm_health.system.nvml import GpuDevice, Gpus
 from slurm_health.training.diagnosis.collected import FlightRecord, NodeTold
-from slurm_health.training.monitor.messages import MessageReader
 from slurm_health.training.monitor.node_state import (
     judged,
     kernel_lines,
@@ -26,6 +24,7 @@ from slurm_health.training.monitor.node_state import (
     of_the_job,
     within,
 )
+from slurm_health.training.monitor.ranks import Ranks
 
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
@@ -147,15 +146,7 @@ def test_a_flood_of_harmless_lines_hides_no_fault_from_the_job(tmp_path: Path) -
     assert list(found[:3]) == rare
     assert len(found) < len(lines)
     short = within(NodeTold(node="n1", kernel=found), 1 << 10)
-    assert set(read_back(short).kernel) == {*rare, exception, disk}
-
-
-def read_back(message: Iterable[bytes]) -> NodeTold:
-    """Return what a message of lines says."""
-    reader = MessageReader[NodeTold](JsonDecoder(NodeTold))
-    told = [reader.take(line.rstrip(b"\n")) for line in message][-1]
-    assert told is not None
-    return told
+    assert set(short.kernel) == {*rare, exception, disk}
 
 
 def test_a_kernel_log_that_may_not_be_read_says_why(tmp_path: Path) -> None:
@@ -231,9 +222,8 @@ def test_links_that_are_down_are_told_and_those_that_nobody_uses_are_not(tmp_pat
 
 
 def test_a_node_tells_what_it_can_see_and_why_not_the_rest(tmp_path: Path) -> None:
-    told = node_state(
-        job="12", node="n1", began_s=time.time(), directory=tmp_path / "gone", ended=True
-    )
+    ranks = Ranks("12", "n1")
+    told = node_state("12", "n1", time.time(), tmp_path / "gone", ranks)
 
     assert told.node == "n1"
     assert f"{tmp_path}/gone: No such file or directory" in told.state
@@ -247,10 +237,7 @@ def test_a_message_that_is_too_long_loses_dumps_first_and_then_older_lines() -> 
     kernel = tuple(os.urandom(140).hex() for _ in range(40))
     whole = NodeTold(node="n1", kernel=kernel, flights=flights)
 
-    def read(most_bytes: int) -> NodeTold:
-        return read_back(within(whole, most_bytes))
-
-    assert read(1 << 20) == whole
+    assert within(whole, 1 << 20) == whole
     without = msgspec.structs.replace(whole, flights=(), not_seen={"dumps": "too long to be sent"})
-    assert read(16 << 10) == without
-    assert read(1 << 10).kernel == kernel[-5:]
+    assert within(whole, 16 << 10) == without
+    assert within(whole, 1 << 10).kernel == kernel[-5:]

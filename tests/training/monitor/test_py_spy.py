@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.training.monitor import stacks
+from slurm_health.training.monitor import voices
 
 WAITS = "def wait_for_data():\n    input()\nprint('there', flush=True)\nwait_for_data()\n"
 WAIT_S = 60.0
-needs_py_spy = pytest.mark.skipif(stacks.find_py_spy() is None, reason="py-spy is not installed")
+needs_py_spy = pytest.mark.skipif(voices.find_py_spy() is None, reason="py-spy is not installed")
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def functions(pid: int) -> list[str]:
     """Ask until it is where it comes to rest: what is read while it moves may be torn."""
     until_s = time.monotonic() + WAIT_S
     while True:
-        read = stacks.read_stacks([pid], wait_s=WAIT_S)
+        read = voices.read_stacks([pid], wait_s=WAIT_S)
         found = [each.function for each in read.by_pid.get(pid, ())]
         if found[-1:] == ["wait_for_data"] or time.monotonic() > until_s:
             return found
@@ -65,7 +65,7 @@ def test_a_process_is_seen_where_it_is_even_when_it_is_stopped(
 def test_a_process_that_has_ended_has_none_and_why(waiting: subprocess.Popen[bytes]) -> None:
     waiting.kill()
     waiting.wait()
-    read = stacks.read_stacks([waiting.pid], wait_s=WAIT_S)
+    read = voices.read_stacks([waiting.pid], wait_s=WAIT_S)
 
     assert read.by_pid == {}
     assert read.why_not
@@ -73,9 +73,9 @@ def test_a_process_that_has_ended_has_none_and_why(waiting: subprocess.Popen[byt
 
 def test_without_the_right_to_trace_it_says_so(tmp_path: Path) -> None:
     denied = command(tmp_path / "py-spy", "echo 'Permission Denied: Try again as root' >&2; exit 1")
-    read = stacks.read_stacks([os.getpid()], wait_s=WAIT_S, command=denied)
+    read = voices.read_stacks([os.getpid()], wait_s=WAIT_S, command=denied)
 
-    assert read == stacks.Stacks(why_not="py-spy may not look: ptrace is not allowed here")
+    assert read == voices.Stacks(why_not="py-spy may not look: ptrace is not allowed here")
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_without_the_right_to_trace_it_says_so(tmp_path: Path) -> None:
 def test_one_that_hangs_or_answers_nonsense_costs_its_stacks_alone(
     tmp_path: Path, text: str
 ) -> None:
-    read = stacks.read_stacks([1, 2], wait_s=1.0, command=command(tmp_path / "py-spy", text))
+    read = voices.read_stacks([1, 2], wait_s=1.0, command=command(tmp_path / "py-spy", text))
 
     assert read.by_pid == {}
     assert read.why_not

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rank has to do, as its heartbeat tells it and the monitor of its node reads it."""
+"""What a rank has to do, as its heartbeat tells it and the agent of its node reads it."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from slurm_health.training.monitor import stacks
-from slurm_health.training.monitor.silent_ranks import SCRIPT, Process, silent_ranks
+from slurm_health.training.monitor.ranks import SCRIPT, JobProcess, located, ranks_without_heartbeat
+from slurm_health.training.monitor.voices import find_py_spy
 from tests.training.monitor import test_ranks
 from tests.training.monitor.test_ranks import JOB, eventually, found
 
@@ -102,18 +102,17 @@ def test_the_one_training_of_a_script_is_its_rank(silent: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "found"),
+    ("words", "pids"),
     [(["python", "train.py"], [7]), (["python", "-m", "slurm_health"], []), ([""], [])],
 )
 def test_a_process_of_the_script_that_tells_no_command_line_is_ending_and_no_training(
-    words: list[str], found: list[int]
+    tmp_path: Path, words: list[str], pids: list[int]
 ) -> None:
-    script = Process(pid=7, parent=1, group=7, program=SCRIPT, rank=None, task=0)
-    ranks = silent_ranks(
-        {7: script}, [], arguments=lambda _: words, name=lambda _: "python", cpu_s=lambda _: 1.0
-    )
+    (tmp_path / "comm").write_text("python3\n")
+    (tmp_path / "cmdline").write_text("\0".join(words))
+    process = JobProcess(tmp_path, pid=7, parent=1, group=7, program=SCRIPT, rank=None, task=0)
 
-    assert [each.pid for each in ranks] == found
+    assert [rank.pid for rank in ranks_without_heartbeat({7: process}, {}, [])] == pids
 
 
 def test_ranks_with_and_without_a_heartbeat_are_seen_beside_each_other(
@@ -131,18 +130,18 @@ def test_a_rank_without_a_heartbeat_says_nothing_and_its_state_is_seen(silent: A
     (now,) = ranks.sample()
     os.kill(now.pid, signal.SIGSTOP)
     eventually(lambda: ranks.sample()[0].state == "T")
-    (sample,), _ = ranks.inspect(again=False)
+    (sample,) = located(ranks.sample(), ranks.locate(again=False)[0])
 
     assert (sample.rank, sample.answered, sample.state) == (0, False, "T")
 
 
-@pytest.mark.skipif(stacks.find_py_spy() is None, reason="py-spy is not installed")
+@pytest.mark.skipif(find_py_spy() is None, reason="py-spy is not installed")
 def test_a_rank_without_a_heartbeat_is_seen_where_it_is_by_py_spy(silent: Any) -> None:
     silent(SLURM_PROCID="0")
     ranks = found()
 
     def stack() -> list[str]:
-        (sample,), _ = ranks.inspect(again=False)
+        (sample,) = located(ranks.sample(), ranks.locate(again=False)[0])
         return [frame.function for frame in sample.stack]
 
     eventually(lambda: stack() == ["<module>"])
