@@ -27,6 +27,17 @@ SLOWER_RANK = "slower-rank"
 OUT_OF_STEP = "rank-out-of-step"
 RANK_ELSEWHERE = "rank-elsewhere"
 DATA_LOADER_STUCK = "data-loader-stuck"
+# What Slurm does with a job whose script it could not start, by the reason that it gives for it.
+LAUNCH_FAILED = "launch_failed_requeued_held"
+LAUNCH_FAILED_TEXT = (
+    "Slurm could not start the job's script on a node, has put the job back, and holds it until it"
+    " is released"
+)
+LAUNCH_FAILED_ADVICE = (
+    "see which node it was (sacct --duplicates -o JobID,NodeList,State; sinfo -R) and tell your"
+    " administrator; then exclude it (scontrol update JobId=..., ExcNodeList=...) and release the"
+    " job (scontrol release)"
+)
 MOST_LINES = 4  # of evidence of one kind; the output has the rest
 
 _OF_THE_SCRIPT = frozenset({RANK_ELSEWHERE, DATA_LOADER_STUCK, OUT_OF_STEP})

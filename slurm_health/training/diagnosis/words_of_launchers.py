@@ -10,10 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from slurm_health.records.script_records import Attribution, Sureness
+from slurm_health.records.script_records import LAUNCH_FAILED_ADVICE, LAUNCH_FAILED_TEXT
 from slurm_health.training.diagnosis.collected import UNKNOWN_CODE
 from slurm_health.training.diagnosis.rows import On, Row
 from slurm_health.training.diagnosis.words import known
+from slurm_health.training.framework import Attribution, Sureness
 
 # The words of gloo, NCCL, torch's stores and rendezvous for a peer that does not answer any more.
 _OF_A_PEER = re.compile(
@@ -144,16 +145,7 @@ A_NODE_LOST = Row(
     " which it was",
     Attribution.NODE,
 )
-HELD = Row(
-    "launch-failed",
-    "",
-    "Slurm could not start the job's script on a node, has put the job back, and holds it until it"
-    " is released",
-    "see which node it was (sacct --duplicates -o JobID,NodeList,State; sinfo -R) and tell your"
-    " administrator; then exclude it (scontrol update JobId=..., ExcNodeList=...) and release the"
-    " job (scontrol release)",
-    Attribution.NODE,
-)
+HELD = Row("launch-failed", "", LAUNCH_FAILED_TEXT, LAUNCH_FAILED_ADVICE, Attribution.NODE)
 BY_FACT = {
     "memory-broken": Row(
         "memory-broken",
