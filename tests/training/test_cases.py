@@ -159,26 +159,6 @@ def test_lines_of_a_subnet_manager_change_nothing(tmp_path: Path) -> None:
 
 
 # What srun --kill-on-bad-exit=1 left of the output of a script whose rank 1 on n2 raised.
-CUT_OFF = [
-    'Traceback (most recent call last):\n  File "/home/alice/train.py", line 4, in <module>\n',
-    "Traceback (most recent call last):\n",
-]
-
-
-@pytest.mark.parametrize("written", CUT_OFF)
-def test_an_exception_whose_words_were_cut_off_is_still_one(tmp_path: Path, written: str) -> None:
-    output = tmp_path / "slurm-8.out"
-    output.write_text(
-        written + "srun: error: n2: task 1: Exited with exit code 1\n"
-        "srun: Terminating StepId=8.0\n"
-        "slurmstepd-n1: error: *** STEP 8.0 ON n1 CANCELLED AT 2026-11-28T01:38:30 ***\n"
-        "srun: error: n1: task 0: Terminated\n"
-    )
-
-    _, found = explain([output], nodes=("n1", "n2"))
-
-    assert (found.cause, found.nodes, found.ranks) == ("exception-cut-off", ["n2"], [1])
-    assert not found.accused
 
 
 TRACEBACK = (

@@ -13,7 +13,7 @@ from slurm_health.preflight.decide.policy import Policy
 from slurm_health.preflight.master.check_settings import CheckSettings
 from slurm_health.preflight.session.deadlines import TimeLimits
 from slurm_health.records.allocation import Allocation
-from slurm_health.records.records import Disposition, RunFinished, RunStarted, VerdictReached
+from slurm_health.records.records import Disposition, RunFinished, VerdictReached
 from slurm_health.records.script_records import (
     Attribution,
     Diagnosed,
@@ -205,18 +205,6 @@ def test_a_node_of_which_slurm_cannot_tell_is_not_lost(scene: Scene) -> None:
     assert (failure.nodes, failure.lost) == (NODES, ())
 
 
-def test_a_job_of_which_slurm_shows_no_nodes_has_them_still(scene: Scene) -> None:
-    scene.slurm.run_job(JOB, [])
-
-    assert (scene.failure(*NODES).nodes, scene.failure(*NODES).lost) == (NODES, ())
-
-
-def test_a_spare_that_was_given_back_is_no_spare(scene: Scene) -> None:
-    failure = scene.failure("n1", "n2", spares=("n3", "n4"))
-
-    assert (failure.nodes, failure.spares) == (("n1", "n2"), ("n3",))
-
-
 def test_what_is_said_against_a_node_that_is_gone_counts_though_it_is_back(scene: Scene) -> None:
     scene.diagnosed(Attribution.NODE, 3.0, "n4")
 
@@ -233,21 +221,6 @@ def test_a_script_is_started_again_on_the_nodes_that_it_has_not_given_back(scene
 
     assert (finished.disposition, finished.nodes) == ("proceed", list(NODES))
     assert scene.plans()[0].nodes == []
-
-
-def test_a_node_that_was_given_back_is_not_drained_for_that(scene: Scene) -> None:
-    scene.slurm.set(admin=True)
-    scene.diagnosed(Attribution.NODE, 3.0, "n2")
-
-    scene.outcome(failed=scene.failed(*NODES, "n4"))
-
-    run = scene.run.parent / "0-2"
-    records = [entry.record for entry in journal.read_all(run, journal.MASTER)]
-    (began,) = (r for r in records if isinstance(r, RunStarted))
-    (verdict,) = (r for r in records if isinstance(r, VerdictReached))
-    assert began.nodes == list(NODES)
-    assert [each.node for each in verdict.nodes] == ["n2"]
-    assert scene.slurm.node("n4")["state"] == "IDLE"
 
 
 Words = tuple[str, ...]  # of one attempt: the plans that followed its failures, oldest first

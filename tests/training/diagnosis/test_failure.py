@@ -218,13 +218,6 @@ def test_after_a_hang_all_nodes_are_checked_and_its_place_is_the_last_choice(
     assert "rank 1 keeps the others waiting" in action.reason
 
 
-def test_a_hang_on_half_of_the_nodes_makes_these_the_last_choice() -> None:
-    action = after_hang(hang(nodes=("n1", "n2")), nodes=("n1", "n2", "n3", "n4"))
-
-    assert isinstance(action, CheckNodes)
-    assert action.last_choice == ("n1", "n2")
-
-
 def test_one_kind_of_hang_is_restarted_twice() -> None:
     third = after_hang(hang(), hang(), hang(nodes=("n3",)))
 
