@@ -237,11 +237,24 @@ HOPELESS: dict[str, Row] = {
     ),
     "Ctrl-C": (f"{TRACEBACK}KeyboardInterrupt\n", ("interrupted", *OUTSIDE)),
     "preemption": (
-        (
-            "slurmstepd: error: *** STEP 12.0 ON n1 CANCELLED AT 2026-11-22T10:00:00 DUE TO PREEMPT"
-            " ***\n"
-        ),
+        "slurmstepd: error: *** STEP 12.0 ON n1 CANCELLED AT 2026 DUE TO PREEMPTION ***\n",
         ("ended-from-outside", *OUTSIDE),
+    ),
+    "ranks that did not come to the store": (
+        of_all("DistStoreError: wait timeout after 600000ms, keys: /default_pg/0//worker_count"),
+        ("rendezvous-never-formed", *CHECK),
+    ),
+    "NCCL that cannot use CUDA": (
+        of(1, f"{NCCL} unhandled cuda error, NCCL version 2.21.5"),
+        ("gpu-unknown-error", *CHECK),
+    ),
+    "an error within NCCL": (
+        of_all(f"{NCCL} internal error - please report this issue to the NCCL developers"),
+        ("same-error-everywhere", *CHECK),
+    ),
+    "a signal that somebody sent": (
+        "srun: error: n2: task 3: Exited with exit code 143\n",
+        ("killed", *CHECK),
     ),
 }
 # (d) The evidence stands behind a prefix, in a box, or behind the lines of those that waited.
@@ -314,6 +327,11 @@ HIDDEN: dict[str, Row] = {
     ),
     "a command that failed behind another exception": (
         behind("", "KeyError: 1\n") + behind("", "subprocess.CalledProcessError: Command failed"),
+        ("program-error", *STOP),
+    ),
+    "the exception of a process that was spawned": (
+        behind("", "spawn.ProcessRaisedException: \n\n-- Process 2 terminated with an error:\n")
+        + behind("", "KeyError: 'x'"),
         ("program-error", *STOP),
     ),
     "a data loader's worker that ended": (
@@ -481,6 +499,18 @@ ELSEWHERE: dict[str, Row] = {
     "a stale handle": (
         quoted("OSError: [Errno 116] Stale file handle: '/scratch/ckpt/step_1000.pt'"),
         ("filesystem-failed", *CHECK),
+    ),
+    "a filesystem, on all nodes": (
+        of_all("OSError: [Errno 121] Remote I/O error: '/gpfs/x'"),
+        ("filesystem-failed", *CHECK),
+    ),
+    "storage that a data loader waited for": (
+        of(1, "RuntimeError: DataLoader timed out after 120 seconds"),
+        ("loader-timed-out", *CHECK),
+    ),
+    "a task that JAX lost": (
+        of(1, "XlaRuntimeError: UNAVAILABLE: The tasks have crashed: /job:jax_worker/task:2"),
+        ("peer-lost", *CHECK),
     ),
     "the job's memory, by sacct": (
         "812  train  gpu  abc  16 OUT_OF_ME+  0:125",

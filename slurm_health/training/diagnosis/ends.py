@@ -73,6 +73,9 @@ _LAUNCHERS = tuple(
         r": line \d+: +\d{2,9} (?P<how>[A-Z][a-z]+(?: [a-z]+){0,2}) {2,}(?:\(core dumped\) )?\S",
         # torch.multiprocessing: process 3 terminated with signal SIGKILL
         r"process (?P<rank>\d{1,6}) terminated with signal (?P<name>SIG[A-Z]+)",
+        r"process (?P<rank>\d{1,6}) terminated with exit code (?P<code>\d{1,3})$",
+        # MPICH: application called MPI_Abort(MPI_COMM_WORLD, 1) - process 3
+        r"^application called MPI_Abort\(MPI_COMM_WORLD, (?P<code>-?\d+)\) - process (?P<rank>\d+)",
         # subprocess: died with <Signals.SIGKILL: 9>
         r"died with <Signals\.SIG\w+: (?P<signal>\d{1,2})>",
         # joblib: The exit codes of the workers are {SIGKILL(-9)}
@@ -80,7 +83,7 @@ _LAUNCHERS = tuple(
     )
 )
 _OF_A_LAUNCHER = re.compile(
-    r"[Ee]xit|EXIT|signal|SIG|MPI_ABORT|terminated with|Process name|RUNNING AT|: line \d+: +\d"
+    r"[Ee]xit|EXIT|signal|SIG|MPI_A|terminated with|Process name|RUNNING AT|: line \d+: +\d"
 )
 
 

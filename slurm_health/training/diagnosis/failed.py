@@ -211,6 +211,10 @@ def _row_by_type(first: RankFailure, same: Sequence[RankFailure], *, several: bo
     where = _on_how_many(same).removeprefix(" on ") or first.who
     quoted = f"{cut(first.error, _QUOTED)} ({where}{place})"
     user, certain = Attribution.USER, Sureness.CERTAIN
+    of_program = kind in OF_THE_PROGRAM
+    if len(same) > 1 and not of_program and of_surroundings(first.error):
+        look = "look at what it names on these nodes, and have them checked"
+        return Row("same-error-everywhere", "", quoted, look, sureness=Sureness.POSSIBLE)
     if len(same) > 1 and len(nodes) == 1 and several and kind in OF_THE_PLACE:
         # What all ranks of one node alone lack may be missing there; else they share the script.
         has = f"check whether {listed(nodes)} has the files and packages that the other nodes have"
@@ -219,7 +223,7 @@ def _row_by_type(first: RankFailure, same: Sequence[RankFailure], *, several: bo
         correct = "correct the script or what it reads; starting it again as it is fails again"
         return Row("same-error-everywhere", "", quoted, correct, user, certain)
     # What a script raises because of its machine is not its own mistake.
-    if kind in OF_THE_PROGRAM or (first.raises and not of_surroundings(first.error)):
+    if of_program or (first.raises and not of_surroundings(first.error)):
         look = (
             "look at this place in the script and at the data of this rank; starting it again as"
             " it is most likely fails again"

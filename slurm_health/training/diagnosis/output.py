@@ -53,7 +53,9 @@ _PREFIX = re.compile(
 )
 _TRACEBACK = re.compile(r"(?P<original>Original )?Traceback \(most recent call last\):")
 _TERMINATED = re.compile(r"terminate called after throwing an instance of '(?P<type>[^']*)'")
-_OF_CHILDREN = re.compile(r"\S*ChildFailedError|(?:Base)?ExceptionGroup: ")  # theirs stand too
+_OF_CHILDREN = re.compile(
+    r"\S*(?:ChildFailed|ProcessRaised)E|(?:Base)?ExceptionGroup: "
+)  # theirs stand too
 _NATIVE = re.compile(r"(?:\w+::)+\w+")
 # How the exception begins with which NCCL's watchdog ends a process that may have raised before.
 _BY_WATCHDOG = "Process group watchdog thread terminated"
@@ -125,7 +127,7 @@ _FACTS = {
 }
 _HINT = re.compile(
     r"oom|[Oo]ut [Oo]f [Mm]emory|memory limit|Node failure|\*\*\* |failed|onnect|NET/IB"
-    r"|Remote daemon|OOMKilled|OUT_OF_ME|gai error"
+    r"|Remote daemon|OOMKilled|OUT_OF_ME|gai error|retry count"
 )
 _CANCELLED_AT = re.compile(r"\*\*\* JOB \S+ ON \S+ CANCELLED AT (?P<time>[\dT:-]{19})")
 

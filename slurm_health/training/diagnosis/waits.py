@@ -205,6 +205,14 @@ def why_ranks_waited(inference: Inference, data: DataManager) -> Inference | Non
     log = data.get(TrainingLog)
     failures = log.failures if log else ()
     errors = [failure.error for failure in failures if failure.error]
+    if failures and not errors:
+        names = ranks_text(failed_ranks(failures)) if failed_ranks(failures) else "processes"
+        return replace(
+            inference,
+            name="killed",
+            description=f"{names} ended by SIGTERM; nothing that was collected says who sent it",
+            advice="see who ends such steps: a launcher, scancel, or the script itself",
+        )
     row = common(WAITS, errors) if errors else WAITS[-1]
     if row is WAITS[0]:
         return _never_met(data)

@@ -121,7 +121,8 @@ EXCEPTIONS: tuple[Row, ...] = (
         r"|CUDA-capable devices?(?:\(s\))? (?:is/)?are busy or unavailable"
         r"|Found no NVIDIA driver|device handle for GPU|no GPUs found!"
         r"|CUDA is not available|AcceleratorError: .*no device"
-        r"|couldn't communicate with the NVIDIA driver|Failed to initialize NVML: (?!Driver/lib)",
+        r"|no supported devices found for platform|couldn't communicate with the NVIDIA driver"
+        r"|Failed to initialize NVML: (?!Driver/lib)",
         "the process could not use a GPU",
         "look at the GPUs that the job asked for (--gpus, --gres, CUDA_VISIBLE_DEVICES); if it has"
         " them on other nodes, have this node checked",
@@ -150,7 +151,7 @@ EXCEPTIONS: tuple[Row, ...] = (
     ),
     Row(
         "gpu-unknown-error",
-        r"CUDA (?:driver )?error: unknown error|CUDA_ERROR_UNKNOWN",
+        r"CUDA (?:driver )?error: unknown error|CUDA_ERROR_UNKNOWN|unhandled cuda error",
         "CUDA met an error that it has no name for: a GPU or its driver has failed, or the"
         " program has broken its own context",
         "look for Xids of that time in the kernel's log of the node; if it fails on one node"
@@ -160,7 +161,7 @@ EXCEPTIONS: tuple[Row, ...] = (
         "gpu-not-supported",
         r"no kernel image is available|capability sm_\d+\w? is not compatible"
         r"|compiled with an unsupported toolchain|not compiled with CUDA enabled"
-        r"|invalid value for --gpu-architecture",
+        r"|invalid value for --gpu-architecture|only supports Ampere",
         "this PyTorch, or an extension of it, was built without support for the node's GPUs",
         "install one that was built for them (torch.cuda.get_arch_list()), or ask for GPUs"
         " that it supports (--gres, --constraint)",
@@ -304,7 +305,8 @@ EXCEPTIONS: tuple[Row, ...] = (
     Row(
         "filesystem-failed",
         r"Input/output error|Stale file handle|Transport endpoint is not connected"
-        r"|transport endpoint shutdown|Read-only file system|\[Errno (5|30|107|108|116)\]",
+        r"|transport endpoint shutdown|Read-only file system|Remote I/O"
+        r"|\[Errno (5|30|107|108|116|121)\]",
         "a filesystem failed while the script used it",
         "check whether the path can be read on other nodes, and have the node checked",
     ),
@@ -407,6 +409,22 @@ EXCEPTIONS: tuple[Row, ...] = (
         " own",
         "see how much memory the job used on the node (sacct --format=JobID,MaxRSS,State), and run"
         " once with num_workers=0, where the exception of the loader is shown",
+    ),
+    Row(
+        "loader-timed-out",
+        r"DataLoader timed out after",
+        "the data loader gave nothing in the time that the script allows it: storage is slow or"
+        " stuck, or a worker is",
+        "look at what it reads, and at the filesystem as this node sees it; see the workers' stacks"
+        " (py-spy dump) when it happens again",
+    ),
+    Row(
+        "peer-lost",
+        r"tasks (?:are unhealthy|have crashed)",
+        "JAX's coordination service lost a task: its process or its node ended, or the network to"
+        " it",
+        "look at what the task that it names wrote last, and at its node",
+        on=On.LAST_WORDS | On.CRASH,
     ),
     Row(
         "adapter-not-connected",
@@ -514,7 +532,7 @@ EXCEPTIONS: tuple[Row, ...] = (
     Row(
         "not-a-number",
         # No part of a path or of a host's name, unlike `NaN/Inf`, `-inf` and the end of a sentence.
-        r"(?<![/\w.-])[-+]?(?:NaN|nan|Inf|inf)(?:/(?:NaN|nan|Inf|inf))?(?![/\w-]|\.\w|:\d)"
+        r"(?<![/\w.-])[-+]?(?:Na[Nn]|nan|Inf|inf)(?:/(?:Na[Nn]|nan|Inf|inf))?(?![/\w-]|\.\w|:\d)"
         r"|\bNaN-[a-z]|\b(?:non-finite|not finite)\b|Minimum loss scale reached",
         "the training computed NaN or infinity, and the script noticed",
         "look at the data, the learning rate and the loss scale; go on from a checkpoint before it",

@@ -36,7 +36,8 @@ _OF_A_PEER = re.compile(
 )
 # The same exceptions with a cause of their own that the table does not know.
 _OF_ITSELF = re.compile(
-    r"[Mm]ismatch|ncclInvalid|CUDA error|[Cc](?:UDA|uda) failure|ECC|shared memory"
+    r"[Mm]ismatch|nccl(?:Invalid|Internal)|internal error - |CUDA error|[Cc](?:UDA|uda) failure|ECC"
+    r"|shared memory"
 )
 
 
@@ -84,6 +85,11 @@ MISTAKES: tuple[Row, ...] = (
         r"|^Error: (?:No such option|Missing (?:option|argument|parameter)|Invalid value"
         r"|Got unexpected extra argument)|FATAL Flags parsing error",
         "the program does not take the arguments that it was given",
+    ),
+    _mistake(
+        "wrong-arguments",
+        r"^Could not override '",
+        "the program's configuration does not have what it was told to override",
     ),
     _mistake(
         "command-not-found",
@@ -209,7 +215,8 @@ WAITS: tuple[Row, ...] = (
     Row(
         "rendezvous-never-formed",
         r"Timed out initializing process group|Rendezvous(?:Connection|Timeout|Closed)Error"
-        r"|waiting for clients|connectFullMesh failed|\(gai error: "
+        r"|waiting for clients|wait timeout after \d+ms, keys: /default_pg|connectFullMesh failed"
+        r"|\(gai error: "
         r"|DEADLINE_EXCEEDED: (?:Barrier timed out.{0,40}PjRT_Client_Connect|.*RegisterTask)"
         r"|client socket has (?:timed out|failed to connect)|while trying to connect to",
         "the ranks never met{where}: a rank did not start, listened elsewhere, or the way there is"
