@@ -9,7 +9,8 @@ An inference leads to others until nothing leads on; what is sure enough of them
     failed         rules about the first rank that failed, or the last words of a script
     surroundings   rules about what Slurm, kernels, drivers and the monitor say
     failure        FailureDiagnostician and FailureNodeDiagnostician: what follows a failed script
-    words          from the words of exceptions to causes
+    rows           a row of the tables that lead from words to causes
+    words          the rows of what exceptions say
     words_of_launchers  the same of shells, Slurm and ranks that only waited
     waits          rules about ranks that waited: who parted from the others, or never came
     collectives    how far each rank came, by all sources, and who holds the others up

@@ -215,17 +215,18 @@ class NodesTold(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MonitorSaw(msgspec.Struct, frozen=True, kw_only=True):
-    """What the monitor found while the script ran: the hang that was not over when it ended.
+    """What was seen before the script ended: the hang that was not over, and what was slow.
 
     `slow` are ranks and connections that were found to be slow before, oldest first. `cancels` is
     set where the monitor cancelled the job for the hang, `ends_script` where it had the script
-    ended.
+    ended. `check` is what kept the check before the script from finding nodes healthy, in words.
     """
 
     hang: TrainingEvent | None = None
     cancels: bool = False
     ends_script: bool = False
     slow: tuple[Diagnosed, ...] = ()
+    check: tuple[str, ...] = ()
 
 
 def leaving_out(nodes: Sequence[str], data: DataManager) -> str:

@@ -59,17 +59,32 @@ _LAUNCHERS = tuple(
         r"^MPI_ABORT was invoked on rank (?P<rank>\d{1,6}) in communicator MPI_COMM_WORLD",
         # mpirun noticed that process rank 3 with PID 77 on node n2 exited on signal 9 (Killed).
         r"rank (?P<rank>\d+) with PID \d+ on node (?P<node>\S+) exited on signal (?P<signal>\d+)",
-        # MPICH: =   EXIT CODE: 139
+        # Lightning: [rank: 1] Child process with PID 123 terminated with code -9. Forcefully …
+        r"^\[rank: (?P<rank>\d{1,6})\] Child process .{1,30} terminated with code (?P<code>-?\d+)",
+        # Open MPI, in two lines: Process name: [[18173,1],3] / Exit code:    137
+        r"^ *Process name: \[\[\d+,\d+\],(?P<rank>\d{1,6})\]$",
+        r"^ *Exit code: {2,8}(?P<code>\d{1,3})$",
+        # Hydra, in two: =   RANK 3 PID 4242 RUNNING AT n2 / =   KILLED BY SIGNAL: 9 (Killed)
+        r"^=\s+(?:RANK (?P<rank>\d{1,6}) )?PID \d+ RUNNING AT (?P<node>[\w.-]+)$",
+        r"^=\s+KILLED BY SIGNAL: (?P<signal>\d{1,2}) ",
         r"^=\s+EXIT CODE: (?P<code>\d{1,3})$",
+        r"^YOUR APPLICATION TERMINATED WITH THE EXIT STRING: .+\(signal (?P<signal>\d{1,2})\)$",
+        # bash: /var/…/slurm_script: line 12: 12345 Killed                  python train.py
+        r": line \d+: +\d{2,9} (?P<how>[A-Z][a-z]+(?: [a-z]+){0,2}) {2,}(?:\(core dumped\) )?\S",
         # torch.multiprocessing: process 3 terminated with signal SIGKILL
         r"process (?P<rank>\d{1,6}) terminated with signal (?P<name>SIG[A-Z]+)",
+        r"process (?P<rank>\d{1,6}) terminated with exit code (?P<code>\d{1,3})$",
+        # MPICH: application called MPI_Abort(MPI_COMM_WORLD, 1) - process 3
+        r"^application called MPI_Abort\(MPI_COMM_WORLD, (?P<code>-?\d+)\) - process (?P<rank>\d+)",
         # subprocess: died with <Signals.SIGKILL: 9>
         r"died with <Signals\.SIG\w+: (?P<signal>\d{1,2})>",
         # joblib: The exit codes of the workers are {SIGKILL(-9)}
         r"exit codes of the workers are \{(?P<name>SIG[A-Z]+)\(-\d+\)",
     )
 )
-_OF_A_LAUNCHER = re.compile(r"exit|EXIT|signal|SIG|MPI_ABORT")
+_OF_A_LAUNCHER = re.compile(
+    r"[Ee]xit|EXIT|signal|SIG|MPI_A|terminated with|Process name|RUNNING AT|: line \d+: +\d"
+)
 
 
 def signal_of(exit_code: int) -> int:
@@ -183,6 +198,10 @@ def launcher_end(text: str, at: int) -> RankFailure | None:
     number = int(named.get("signal") or 0) or max(-code, 0) or signal_of(code)
     if name := named.get("name"):
         number = getattr(signal, name, signal.SIGKILL).value
+    elif how := named.get("how"):
+        number = SIGNALS.get(how, 0)
+        if not number:  # a line of another kind
+            return None
     return RankFailure(
         rank=int(rank) if rank else None,
         node=(named.get("node") or "").partition(".")[0],

@@ -30,16 +30,16 @@ from slurm_health.training.diagnosis.collected import (
     leaving_out,
 )
 from slurm_health.training.diagnosis.ends import signal_of
-from slurm_health.training.diagnosis.waits import port_taken
-from slurm_health.training.diagnosis.words import (
+from slurm_health.training.diagnosis.rows import (
     OF_THE_PLACE,
     OF_THE_PROGRAM,
     On,
     Row,
     alike,
     kind_of,
-    known,
 )
+from slurm_health.training.diagnosis.waits import port_taken
+from slurm_health.training.diagnosis.words import known
 from slurm_health.training.diagnosis.words_of_launchers import CORRECT, is_consequence, mistake
 from slurm_health.training.framework import Attribution, DataManager, Inference, Sureness
 
@@ -127,7 +127,7 @@ def why_rank_failed(_: Inference, data: DataManager) -> Inference | None:
     if first.signal:
         # A library that says why it crashes knows more than the signal.
         words = _words(log.of_their_own, data) if first.signal in _CRASHES else None
-        return words if words and words.name == "shared-memory-full" else _signalled(first, data)
+        return words or _signalled(first, data)
     if first.cut:
         at = f", at {first.place}" if first.place else ""
         return Inference(
@@ -211,6 +211,10 @@ def _row_by_type(first: RankFailure, same: Sequence[RankFailure], *, several: bo
     where = _on_how_many(same).removeprefix(" on ") or first.who
     quoted = f"{cut(first.error, _QUOTED)} ({where}{place})"
     user, certain = Attribution.USER, Sureness.CERTAIN
+    of_program = kind in OF_THE_PROGRAM
+    if len(same) > 1 and not of_program and of_surroundings(first.error):
+        look = "look at what it names on these nodes, and have them checked"
+        return Row("same-error-everywhere", "", quoted, look, sureness=Sureness.POSSIBLE)
     if len(same) > 1 and len(nodes) == 1 and several and kind in OF_THE_PLACE:
         # What all ranks of one node alone lack may be missing there; else they share the script.
         has = f"check whether {listed(nodes)} has the files and packages that the other nodes have"
@@ -219,7 +223,7 @@ def _row_by_type(first: RankFailure, same: Sequence[RankFailure], *, several: bo
         correct = "correct the script or what it reads; starting it again as it is fails again"
         return Row("same-error-everywhere", "", quoted, correct, user, certain)
     # What a script raises because of its machine is not its own mistake.
-    if kind in OF_THE_PROGRAM or (first.raises and not of_surroundings(first.error)):
+    if of_program or (first.raises and not of_surroundings(first.error)):
         look = (
             "look at this place in the script and at the data of this rank; starting it again as"
             " it is most likely fails again"
@@ -354,7 +358,7 @@ def _words(failures: Sequence[RankFailure], data: DataManager) -> Inference | No
         return cause
     for words in reversed([words for words in log.words if words.complains]):
         row = known(words.text) if words.first or words.last else None
-        if row is not None and On.LAST_WORDS in row.on:
+        if row is not None and (On.CRASH if crashed else On.LAST_WORDS) in row.on:
             alone = row.blame in (Attribution.USER, Attribution.TRANSIENT) and not failures
             return replace(
                 row.inference(

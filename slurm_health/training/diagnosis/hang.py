@@ -349,6 +349,7 @@ def rank_stopped(_: Inference, scene: Scene) -> Inference | None:
             for rank in stopped[:MOST_LINES]
         ),
         advice=f"let it go on: kill -CONT {stopped[0].pid} on {stopped[0].node}",
+        advises_process=True,
     )
 
 
@@ -412,6 +413,7 @@ def file_awaited(_: Inference, scene: Scene) -> Inference | None:
         ),
         advice="look at the files that it has open there (ls -l /proc/PID/fd), and whether"
         " their filesystems answer on this node",
+        advises_process=True,
     )
 
 

@@ -27,8 +27,8 @@ from slurm_health.training.diagnosis.ends import (
     launcher_end,
     signal_of,
 )
+from slurm_health.training.diagnosis.rows import alike
 from slurm_health.training.diagnosis.watchdogs import Watchdogs
-from slurm_health.training.diagnosis.words import alike
 from slurm_health.training.diagnosis.words_of_launchers import is_consequence
 
 _LINE_CHARACTERS = 2000  # of a line; an exception may hold a whole tensor
@@ -46,12 +46,16 @@ _STAMP = re.compile(r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,:+Z-]{0,16} (?:std(
 _PREFIX = re.compile(
     r"(?:\[\d{1,3},(?P<mpi>\d{1,6})\]<std(?:err|out)>: ?)?"  # mpirun --tag-output
     r"(?:\([\w.-]{1,80}(?:\([^()]{0,80}\))? pid=\d{1,9}(?:, ip=[\w.:]{1,40})?\) )?"  # Ray
+    r"(?: {2,20}\| )?"  # a group of exceptions
     r"(?:\s{0,6}(?P<task>\d{1,6}): ?)?"
     r"(?:\[(?!rank\d)[A-Za-z_](?:[\w.-]*:|[A-Za-z_]*)\d{1,6}\]:\s?)?"
     r"(?:\[rank(?P<rank>\d{1,6})\]:\s?)?"
 )
 _TRACEBACK = re.compile(r"(?P<original>Original )?Traceback \(most recent call last\):")
 _TERMINATED = re.compile(r"terminate called after throwing an instance of '(?P<type>[^']*)'")
+_OF_CHILDREN = re.compile(
+    r"\S*(?:ChildFailed|ProcessRaised)E|(?:Base)?ExceptionGroup: "
+)  # theirs stand too
 _NATIVE = re.compile(r"(?:\w+::)+\w+")
 # How the exception begins with which NCCL's watchdog ends a process that may have raised before.
 _BY_WATCHDOG = "Process group watchdog thread terminated"
@@ -99,13 +103,14 @@ _FACTS = {
         r" ERROR AT",
         # slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-11-22T10:00:00 DUE TO TIME LIMIT ***
         "cancelled": r"\*\*\* (?:JOB (?P<value>\S+) ON \S+ CANCELLED AT"
-        r"|STEP (?P<step>\d[\d_+]*)\.\S+ ON \S+ CANCELLED AT \S+ DUE TO TIME)",
+        r"|STEP (?P<step>\d[\d_+]*)\.\S+ ON \S+ CANCELLED AT \S+ DUE TO (?:TIME|PREEMPT))",
         # srun: error: Task launch for 47.0 failed on node n-c122: Invalid job credential
         "launch-failed": r"srun: error: (?:Task launch for \S+ failed on node (?P<node>[\w.-]+)"
         r"|Application launch failed): (?P<value>.+)",
         "port-taken": r"server socket has failed to (?:bind to \S*?:|listen on .{1,80}port: )"
         r"(?P<value>\d{1,5})\b.{1,120}[Aa]ddress already in use",
-        "connect": r"connect(?:ing)? to \(?(?P<value>[^\s,()]{1,253}), \d{1,5}\)",
+        "connect": r"(?:connect(?:ing)? to|network addresses of) \(?(?P<value>[^\s,()]{1,253}),"
+        r" \d{1,5}\)",
         # r1:4865:4866 [1] include/socket.h:403 NCCL WARN Connect to 10.1.3.2<56821> failed :
         # Connection refused
         "peer-gone": r"NCCL WARN .{0,40}[Cc]onn.{1,120}"
@@ -122,7 +127,7 @@ _FACTS = {
 }
 _HINT = re.compile(
     r"oom|[Oo]ut [Oo]f [Mm]emory|memory limit|Node failure|\*\*\* |failed|onnect|NET/IB"
-    r"|Remote daemon|OOMKilled|OUT_OF_ME"
+    r"|Remote daemon|OOMKilled|OUT_OF_ME|gai error|retry count"
 )
 _CANCELLED_AT = re.compile(r"\*\*\* JOB \S+ ON \S+ CANCELLED AT (?P<time>[\dT:-]{19})")
 
@@ -138,6 +143,7 @@ _COMPLAINT = re.compile(
     r"\berror\b|\w*Error(?:: |$)|\bfatal\b|fail(?:ed|ure)\b|invalid|can(?:no|')t\b|could not"
     r"|unable to|not found|no such|unrecogni[sz]ed|unknown|unexpected|missing|required"
     r"|permission denied|not allowed|not supported|unsupported|\bmust\b|No module named|refus"
+    r"|not enough|fault by"
     r"|abort",
     re.I,
 )
@@ -244,7 +250,7 @@ class _Reader:
             text = f"{text} ({stream.place})"
         is_watchdogs = self._watchdogs.take(at, text, stream.rank)
         if not is_watchdogs and (end := launcher_end(text, at)):
-            self._launched.append(end)
+            self._take_launcher(end)
         if text[:2] == "  ":
             self._take_summary(at, stream, text)
         elif text.startswith("srun: error: "):
@@ -320,6 +326,16 @@ class _Reader:
                 line = "" if fact.kind == "adapter" else fact.text
                 self._facts.setdefault((fact.kind, fact.node, fact.value, line), fact)
 
+    def _take_launcher(self, end: RankFailure) -> None:
+        """Take in an end by a launcher; some name the process in a line, and how in the next."""
+        before = self._launched[-1] if self._launched else None
+        # MPICH reports a signal as an exit code first.
+        how = before and (before.signal or before.exit_code)
+        if before and end.rank is None and (not how or how == end.signal):
+            self._launched[-1] = msgspec.structs.replace(end, rank=before.rank, node=before.node)
+        else:
+            self._launched.append(end)
+
     def _take_summary(self, at: int, stream: _Stream, text: str) -> None:
         """Read a line of torchrun's summary; the exit code is the last one of a worker."""
         item = _ITEM.match(text)
@@ -355,10 +371,12 @@ class _Reader:
             tasks = [int(task.lstrip("t")) for task in expand(f"t[{match['tasks']}]")]
         except ValueError:
             return
-        for task in tasks[:_MOST_FAILURES]:
+        if len(nodes) != len(tasks):  # else one task on each, in their order
+            nodes = (nodes[0] if len(nodes) == 1 else "",) * len(tasks)
+        for node, task in zip(nodes, tasks[:_MOST_FAILURES], strict=False):
             self._tasks[task] = RankFailure(
                 rank=task,
-                node=nodes[0] if len(nodes) == 1 else "",
+                node=node,
                 exit_code=code,
                 signal=signal_of(code) if exited else SIGNALS.get(match["how"], 0),
                 at=at,
@@ -378,7 +396,7 @@ class _Reader:
             str, RankFailure
         ] = {}  # a program may print what it got over, again and again
         for traceback in self._tracebacks:
-            if not traceback.error or "ChildFailedError" in traceback.error:
+            if not traceback.error or _OF_CHILDREN.match(traceback.error):
                 continue
             rank = traceback.rank
             if rank is None and not self._workers:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from slurm_health.node.rules.finding import Status
-from slurm_health.node.rules.kernel_lines import KINDS, OUT_OF_MEMORY, XID, is_evidence
+from slurm_health.node.rules.kernel_lines import KINDS, LOST_GPU, OUT_OF_MEMORY, XID, is_evidence
 from slurm_health.node.rules.xid import judge_xid
 from slurm_health.records.nodeset import is_down, is_lost
 from slurm_health.records.script_records import (
@@ -33,8 +33,8 @@ from slurm_health.training.diagnosis.collected import (
     TrainingLog,
     leaving_out,
 )
+from slurm_health.training.diagnosis.rows import Row
 from slurm_health.training.diagnosis.samples import Standstill
-from slurm_health.training.diagnosis.words import Row
 from slurm_health.training.diagnosis.words_of_launchers import (
     A_NODE_LOST,
     BY_FACT,
@@ -63,6 +63,7 @@ _RESET_REQUIRED = re.compile(
     "|".join(kind.pattern for kind in KINDS if kind.name == "gpu-reset-required")
     + r"|^NVRM: (?:GPU \S+: )?(?:RmInitAdapter|rm_init_adapter) failed"
 )
+_LOST = 79  # the Xid of a GPU that has fallen off the bus, of which older drivers give no number
 _DOMAIN = 3  # nodes that report the same have one cause, which may be at none of them
 
 
@@ -284,13 +285,17 @@ def gpu_errors(_: Inference, data: DataManager) -> Inference | None:
     xids: dict[str, list[tuple[int, str, str]]] = {}
     for node in nodes:
         for line in node.kernel:
-            if match := re.search(XID, line):
-                number = int(match["number"])
-                status, means = judge_xid(number, match["text"])
-                if status is Status.NODE_FAULT:
-                    said = f"GPU {match['bus']} of {node.node} failed: Xid {number}, "
-                    fault = (number, said + means.partition(";")[0], line)
-                    xids.setdefault(node.node, []).append(fault)
+            match = re.search(XID, line) or re.search(LOST_GPU, line)
+            if match is None:
+                continue
+            named = match.groupdict("")
+            number = int(named.get("number") or _LOST)
+            status, means = judge_xid(number, named.get("text", ""))
+            if status is Status.NODE_FAULT:
+                of = f"GPU {named['bus']}" if named["bus"] else "a GPU"
+                xid = f"Xid {number}, " if "number" in named else ""
+                failed = f"{of} of {node.node} failed: {xid}{means.partition(';')[0]}"
+                xids.setdefault(node.node, []).append((number, failed, line))
     if xids:
         kinds = {node: frozenset(number for number, _, _ in found) for node, found in xids.items()}
         accused = _apart_from_the_domain(kinds)

@@ -32,6 +32,7 @@ from slurm_health.training.diagnosis.collected import (
 )
 from slurm_health.training.diagnosis.collectives import CollectiveState, Difference, FlightRecord
 from slurm_health.training.diagnosis.ras import RasStatus, records_of
+from slurm_health.training.diagnosis.rows import Row
 from slurm_health.training.diagnosis.samples import (
     Doing,
     RankSample,
@@ -41,7 +42,6 @@ from slurm_health.training.diagnosis.samples import (
     ranks_of,
     who,
 )
-from slurm_health.training.diagnosis.words import Row
 from slurm_health.training.diagnosis.words_of_launchers import WAITS, common
 from slurm_health.training.framework import Attribution, DataManager, Inference, Sureness
 
@@ -205,6 +205,14 @@ def why_ranks_waited(inference: Inference, data: DataManager) -> Inference | Non
     log = data.get(TrainingLog)
     failures = log.failures if log else ()
     errors = [failure.error for failure in failures if failure.error]
+    if failures and not errors:
+        names = ranks_text(failed_ranks(failures)) if failed_ranks(failures) else "processes"
+        return replace(
+            inference,
+            name="killed",
+            description=f"{names} ended by SIGTERM; nothing that was collected says who sent it",
+            advice="see who ends such steps: a launcher, scancel, or the script itself",
+        )
     row = common(WAITS, errors) if errors else WAITS[-1]
     if row is WAITS[0]:
         return _never_met(data)

@@ -10,9 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from slurm_health.records.script_records import Attribution, Sureness
+from slurm_health.records.script_records import LAUNCH_FAILED_ADVICE, LAUNCH_FAILED_TEXT
 from slurm_health.training.diagnosis.collected import UNKNOWN_CODE
-from slurm_health.training.diagnosis.words import On, Row
+from slurm_health.training.diagnosis.rows import On, Row
+from slurm_health.training.diagnosis.words import known
+from slurm_health.training.framework import Attribution, Sureness
 
 # The words of gloo, NCCL, torch's stores and rendezvous for a peer that does not answer any more.
 _OF_A_PEER = re.compile(
@@ -27,18 +29,24 @@ _OF_A_PEER = re.compile(
     # DDP compares sizes that an exchange which timed out did not bring; a rank that has none raises
     # something else before.
     r"|DDP expects same model .{0,80} inconsistent 0 params"
+    # gloo that connects all ranks, and the coordination service of JAX
+    r"|connectFullMesh failed|DEADLINE_EXCEEDED|waiting for clients"
+    # What a launcher or a person sends to all ranks.
+    r"|^KeyboardInterrupt\b"
 )
-# The same exceptions with a cause of their own.
+# The same exceptions with a cause of their own that the table does not know.
 _OF_ITSELF = re.compile(
-    r"[Mm]ismatch|Duplicate GPU|invalid usage|ncclInvalid|CUDA error|[Cc](?:UDA|uda) failure|ECC"
-    r"|out of memory|OutOfMemory|[Aa]ddress already in use|EADDRINUSE|No space left"
-    r"|shared memory|no socket interface found|is neither AF_INET|Call to ibv_reg_"
+    r"[Mm]ismatch|nccl(?:Invalid|Internal)|internal error - |CUDA error|[Cc](?:UDA|uda) failure|ECC"
+    r"|shared memory"
 )
 
 
 def is_consequence(error: str) -> bool:
     """Tell whether an exception only says that another rank, or the way to it, has failed."""
-    return bool(_OF_A_PEER.search(error)) and not _OF_ITSELF.search(error)
+    if not _OF_A_PEER.search(error) or _OF_ITSELF.search(error):
+        return False
+    row = known(error)
+    return row is None or row.name == "adapter-not-connected"
 
 
 # The last words of what failed without an exception. Other errors of a file, such as a stale handle
@@ -79,6 +87,11 @@ MISTAKES: tuple[Row, ...] = (
         "the program does not take the arguments that it was given",
     ),
     _mistake(
+        "wrong-arguments",
+        r"^Could not override '",
+        "the program's configuration does not have what it was told to override",
+    ),
+    _mistake(
         "command-not-found",
         # Of the batch script itself it may be that the node has lost slurmd's copy.
         rf"error: execve\(\): (?!\S*/slurm_script:).+: (?:{_GONE}|Exec format error)$",
@@ -111,6 +124,11 @@ MISTAKES: tuple[Row, ...] = (
     ),
     _mistake(
         "step-refused",
+        r"^There are not enough slots available in the system",
+        "mpirun was asked for more ranks than the job has slots for",
+    ),
+    _mistake(
+        "step-refused",
         r"^srun: error: Unable to create step for job \d+: (?:More processors requested"
         r"|Requested node configuration|Invalid generic resource|Memory required by task"
         r"|Invalid (?:node|partition|account|qos))|^srun: (?:unrecognized|invalid) option"
@@ -133,16 +151,7 @@ A_NODE_LOST = Row(
     " which it was",
     Attribution.NODE,
 )
-HELD = Row(
-    "launch-failed",
-    "",
-    "Slurm could not start the job's script on a node, has put the job back, and holds it until it"
-    " is released",
-    "see which node it was (sacct --duplicates -o JobID,NodeList,State; sinfo -R) and tell your"
-    " administrator; then exclude it (scontrol update JobId=..., ExcNodeList=...) and release the"
-    " job (scontrol release)",
-    Attribution.NODE,
-)
+HELD = Row("launch-failed", "", LAUNCH_FAILED_TEXT, LAUNCH_FAILED_ADVICE, Attribution.NODE)
 BY_FACT = {
     "memory-broken": Row(
         "memory-broken",
@@ -206,11 +215,22 @@ WAITS: tuple[Row, ...] = (
     Row(
         "rendezvous-never-formed",
         r"Timed out initializing process group|Rendezvous(?:Connection|Timeout|Closed)Error"
+        r"|waiting for clients|wait timeout after \d+ms, keys: /default_pg|connectFullMesh failed"
+        r"|\(gai error: "
+        r"|DEADLINE_EXCEEDED: (?:Barrier timed out.{0,40}PjRT_Client_Connect|.*RegisterTask)"
         r"|client socket has (?:timed out|failed to connect)|while trying to connect to",
         "the ranks never met{where}: a rank did not start, listened elsewhere, or the way there is"
         " closed",
         "check that every node starts its ranks with one address and port; the check before"
         " the script tests the connections of the nodes",
+    ),
+    Row(
+        "interrupted",
+        r"^KeyboardInterrupt\b",
+        "the ranks were interrupted (SIGINT): by Ctrl-C, by scancel --signal=INT, or by a program"
+        " of the job",
+        "",
+        Attribution.OUTSIDE,
     ),
     Row(
         "watchdog-stuck",

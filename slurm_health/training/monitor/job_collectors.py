@@ -16,13 +16,20 @@ from pathlib import Path
 
 from slurm_health.records.allocation import name_in_slurm
 from slurm_health.records.errors import JournalError, SlurmError
-from slurm_health.records.records import Action, ActionDone, ActionIntended
+from slurm_health.records.records import (
+    Action,
+    ActionDone,
+    ActionIntended,
+    Unchecked,
+    VerdictReached,
+)
 from slurm_health.records.script_records import (
     Diagnosed,
     EventKind,
     TrainingEvent,
 )
 from slurm_health.records.text import cut
+from slurm_health.records.verdict import Level
 from slurm_health.system import journal
 from slurm_health.system.slurm.client import Client
 from slurm_health.training.diagnosis.collected import Listeners, MonitorSaw, SlurmView, TrainingLog
@@ -39,6 +46,7 @@ TASK_TAIL_BYTES = 256 << 10
 MOST_TASK_FILES = 64
 _SLACK_S = 120.0  # clocks of a file server and a node differ by less, or the files are left out
 _SLURM_S = 5.0
+_MOST_OF_CHECK = 100  # lines of what the check before the script met
 
 
 class JobOutput(DataCollector):
@@ -172,7 +180,7 @@ def _user(uid: int) -> str:
 
 
 class MonitorFindings(DataCollector):
-    """A hang that was not over when the script ended, and what was slow before."""
+    """A hang that was not over when the script ended, what was slow, what the check met before."""
 
     kind = "monitor"
     data = MonitorSaw
@@ -184,7 +192,7 @@ class MonitorFindings(DataCollector):
         """Read what was recorded since the script began: by this node's clock, as its end is.
 
         Raises:
-            NothingCollected: the monitor recorded nothing, or that cannot be read.
+            NothingCollected: nothing was recorded, or that cannot be read.
         """
         job = self._job
         if job.run_directory is None:
@@ -192,8 +200,17 @@ class MonitorFindings(DataCollector):
         began_s = job.ended_s - job.duration_s
         hang: TrainingEvent | None = None
         slow: list[Diagnosed] = []
+        check: dict[str, None] = {}
         ended_by: Action | None = None
         try:
+            for entry in journal.read_all(job.run_directory, journal.MASTER):
+                match entry.record:
+                    case Unchecked(reason=reason):
+                        check[reason] = None
+                    case VerdictReached(nodes=nodes):
+                        doubted = [node for node in nodes if node.level is not Level.HEALTHY]
+                        texts = ((node.reason, *node.evidence) for node in doubted)
+                        check |= dict.fromkeys(text for of_node in texts for text in of_node)
             for entry in journal.read_all(job.run_directory, journal.MONITOR):
                 if entry.time_s < began_s:
                     continue
@@ -212,11 +229,12 @@ class MonitorFindings(DataCollector):
                         ended_by = None
         except JournalError as err:
             raise NothingCollected(str(err)) from err
-        if hang is None and not slow:
+        if hang is None and not slow and not check:
             raise NothingCollected("the monitor saw no hang, and nothing that was slow")
         return MonitorSaw(
             hang=hang,
             cancels=ended_by is Action.CANCEL,
             ends_script=ended_by is Action.END_SCRIPT,
             slow=tuple(slow),
+            check=tuple(check)[:_MOST_OF_CHECK],
         )

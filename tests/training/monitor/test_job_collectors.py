@@ -71,11 +71,6 @@ def test_what_another_lays_under_a_name_of_an_sruns_output_is_passed_over(
     assert JobOutput(ended).collect_data().failures
 
 
-def test_output_that_was_removed_is_said_to_be_missing(tmp_path: Path) -> None:
-    with pytest.raises(NothingCollected, match="No such file"):
-        JobOutput(job(tmp_path, outputs=(tmp_path / "gone",))).collect_data()
-
-
 def test_a_job_without_files_has_no_output_to_read(tmp_path: Path) -> None:
     with pytest.raises(NothingCollected, match="no files"):
         JobOutput(job(tmp_path)).collect_data()
@@ -91,15 +86,6 @@ def test_the_files_that_srun_wrote_for_each_task_are_read(tmp_path: Path) -> Non
     log = JobOutput(job(tmp_path, script_text=script)).collect_data()
 
     assert [failure.error for failure in log.failures] == ["KeyError: 'lr'"]
-
-
-def test_a_file_of_an_earlier_job_is_not_read(tmp_path: Path) -> None:
-    (tmp_path / "task-0.txt").write_text(TRACEBACK)
-    os.utime(tmp_path / "task-0.txt", (1e9, 1e9))
-    late = job(tmp_path, script_text="srun -o task-%t.txt x", duration_s=60.0)
-
-    with pytest.raises(NothingCollected):
-        JobOutput(late).collect_data()
 
 
 def test_outside_a_job_slurm_is_not_asked(tmp_path: Path) -> None:
