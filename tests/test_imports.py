@@ -46,7 +46,7 @@ LIGHT = {
     "the check before its first round": Light(
         "slurm_health.cli.check, slurm_health.preflight.master.run_check"
     ),
-    "the monitor of a node": Light("slurm_health.training.monitor.agent"),
+    "the agent of a node": Light("slurm_health.training.monitor.agent"),
     "the watch before it starts agents": Light("slurm_health.training.monitor.watch"),
     "the heartbeat": Light("slurm_health.heartbeat"),
     "the requeue helper": Light("slurm_health.preflight.acting.release_elsewhere"),

@@ -8,9 +8,9 @@ import re
 import pytest
 
 from slurm_health.records.script_records import Diagnosed
-from slurm_health.training.diagnosis.collected import ScriptEnd
+from slurm_health.training.diagnosis.collected import ScriptEnd, TrainingLog
 from slurm_health.training.diagnosis.failure import FailureDiagnostician
-from slurm_health.training.diagnosis.training_log import TrainingLog, read_log
+from slurm_health.training.diagnosis.output import read_output
 from slurm_health.training.framework import DataManager
 from tests.support.played_recordings import (
     DATA,
@@ -74,7 +74,7 @@ HELD_UP = {
 
 
 def log_of(text: str) -> TrainingLog:
-    return read_log([("out", text)])
+    return read_output([("out", text)])
 
 
 def unlabelled(text: str) -> str:

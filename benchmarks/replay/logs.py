@@ -13,10 +13,10 @@ from pathlib import Path
 from benchmarks.replay.source import Score, Source
 from slurm_health.training.diagnosis.collected import ScriptEnd
 from slurm_health.training.diagnosis.failure import FailureDiagnostician
+from slurm_health.training.diagnosis.output import read_output
 from slurm_health.training.diagnosis.output_lines import Losses
-from slurm_health.training.diagnosis.training_log import read_log
+from slurm_health.training.diagnosis.pace import NOT_A_NUMBER
 from slurm_health.training.framework import DataManager
-from slurm_health.training.monitor.events import NOT_A_NUMBER
 
 _RIGHT = {
     "assertion": {"program-error", "same-error-everywhere"},
@@ -51,7 +51,7 @@ def score(labels: Path) -> Score:
             signal=max(0, -status),
             nodes=("n1",),
         )
-        log = read_log([("output", text)])
+        log = read_output([("output", text)])
         diagnosed = diagnostician.diagnose(data_manager=DataManager([end, log])).diagnosed
         cause = diagnosed.cause if diagnosed else _seen_while_it_ran(text)
         score.innocent += bool(diagnosed and diagnosed.accused)

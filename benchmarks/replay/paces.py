@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.replay.source import CannotRead, Score, Source
-from slurm_health.training.diagnosis.comparison import Comparison
+from slurm_health.training.diagnosis.pace import DATA, STAGES, PaceAnalysis
 from slurm_health.training.diagnosis.pulse import Pulse
 from slurm_health.training.diagnosis.samples import NodeReport, RankSample
-from slurm_health.training.diagnosis.uneven import DATA, STAGES
 
 _TRUTH: Mapping[str, frozenset[str]] = {
     "AR": frozenset({"rank 0"}),
@@ -54,7 +53,7 @@ def _named(path: Path) -> frozenset[str]:
         parts[rank] = (stage, replica)
         if str(kind).endswith("-compute"):
             own_s[step, rank] += took_s
-    pulse, comparison = Pulse([]), Comparison()
+    pulse, pace = Pulse([]), PaceAnalysis()
     named: set[str] = set()
     so_far_s: dict[int, float] = defaultdict(float)
     for count, step in enumerate(sorted({step for step, _ in own_s}), start=1):
@@ -73,9 +72,10 @@ def _named(path: Path) -> frozenset[str]:
             )
         pulse.observe(NodeReport(node="", ranks=tuple(samples)), float(count))
         if count % _STEPS == 0:
-            programs = pulse.programs.values()
-            named |= {f"rank {slow.rank}" for slow, _ in comparison.window(programs)}
-            named |= {uneven.name for uneven in comparison.uneven(programs)}
+            findings = pace.close_window(pulse.programs.values())
+            named |= {
+                finding.name or f"rank {finding.ranks[0]}" for finding in findings if finding.ranks
+            }
     return frozenset(named)
 
 

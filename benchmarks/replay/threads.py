@@ -16,7 +16,7 @@ from benchmarks.replay.source import Score, Source
 from slurm_health.records.script_records import Attribution
 from slurm_health.training.diagnosis.collected import ScriptEnd
 from slurm_health.training.diagnosis.failure import FailureDiagnostician
-from slurm_health.training.diagnosis.training_log import read_log
+from slurm_health.training.diagnosis.output import read_output
 from slurm_health.training.framework import DataManager
 
 _BLOCK = re.compile(r"```[^\n]*\n(.*?)```", re.DOTALL)
@@ -133,7 +133,7 @@ def score_logs(cases: Iterable[tuple[str, str, Truth]]) -> Score:
     for name, log, (causes, of_node, status) in cases:
         end = ScriptEnd(exit_code=status, nodes=("n1", *_LOST.findall(log)))
         diagnosed = diagnostician.diagnose(
-            data_manager=DataManager([end, read_log([("out", log)])])
+            data_manager=DataManager([end, read_output([("out", log)])])
         ).diagnosed
         cause = diagnosed.cause if diagnosed else None
         score.innocent += bool(diagnosed and diagnosed.accused and not of_node)

@@ -7,7 +7,6 @@ failed. The records of the check are in `records`.
 
 from __future__ import annotations
 
-import re
 from enum import IntEnum, StrEnum
 
 from msgspec import field
@@ -28,9 +27,18 @@ SLOWER_RANK = "slower-rank"
 OUT_OF_STEP = "rank-out-of-step"
 RANK_ELSEWHERE = "rank-elsewhere"
 DATA_LOADER_STUCK = "data-loader-stuck"
+# What Slurm does with a job whose script it could not start, by the reason that it gives for it.
+LAUNCH_FAILED = "launch_failed_requeued_held"
+LAUNCH_FAILED_TEXT = (
+    "Slurm could not start the job's script on a node, has put the job back, and holds it until it"
+    " is released"
+)
+LAUNCH_FAILED_ADVICE = (
+    "see which node it was (sacct --duplicates -o JobID,NodeList,State; sinfo -R) and tell your"
+    " administrator; then exclude it (scontrol update JobId=..., ExcNodeList=...) and release the"
+    " job (scontrol release)"
+)
 MOST_LINES = 4  # of evidence of one kind; the output has the rest
-# Advice about a process that lives, by its number.
-_OF_A_PROCESS = re.compile(r"kill -CONT \d+|/proc/")
 
 _OF_THE_SCRIPT = frozenset({RANK_ELSEWHERE, DATA_LOADER_STUCK, OUT_OF_STEP})
 
@@ -96,9 +104,9 @@ class Diagnosed(Record, frozen=True, kw_only=True, tag="diagnosed"):
     `first` is what happened first, where that is not the cause itself. `nodes` and `ranks` are
     where the cause showed; only `accused` are held at fault. `told` is what nodes of the job said
     of themselves that may matter, which did not answer, and what diagnosticians of others asked for
-    that was not followed. `chain` has one `operator: inference` per step; `not_collected` says why
-    a collector gave nothing, `failed` which collector or operator did not do its work, so that
-    something may have been missed.
+    that was not followed. `advises_process`: the advice is about a process that lives. `chain` has
+    one `operator: inference` per step; `not_collected` says why a collector gave nothing, `failed`
+    which collector or operator did not do its work, so that something may have been missed.
     """
 
     cause: str
@@ -114,17 +122,18 @@ class Diagnosed(Record, frozen=True, kw_only=True, tag="diagnosed"):
     evidence: list[str] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
     advice: str = ""
+    advises_process: bool = False
     chain: list[str] = field(default_factory=list)
     not_collected: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
 
 
 class ProgressSeen(Record, frozen=True, kw_only=True, tag="progress_seen"):
-    """How far a script is whose ranks have no heartbeat, or none so far.
+    """How far a script is.
 
-    `ranks` are those on `node`, the first of the job, `stopped` those of them that are stopped.
-    `line` is the last line of the job's output that counted, empty where none does, `step` its
-    number, and `age_s` how old it was. `beating`: a rank has a heartbeat now, which tells more.
+    `node` is the first of the job. `ranks` is how many there are, `stopped` are those that are
+    stopped. `step` is the latest, by their heartbeats or by `line`, the last line of the job's
+    output that counted, and it was `age_s` old. `beating`: a rank has a heartbeat.
     """
 
     node: str
@@ -204,6 +213,6 @@ def advice_afterwards(found: Diagnosed) -> str:
     """Return what helps once the script that hung has ended: its processes are gone."""
     if not found.advice:
         return ""
-    if _OF_A_PROCESS.search(found.advice):
+    if found.advises_process:
         return "should it hang again, look at it while it runs: slurm-health report names the rank"
     return f"should it hang again: {found.advice}"

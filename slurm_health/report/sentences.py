@@ -163,6 +163,23 @@ def event_text(event: TrainingEvent) -> str:
             return f"the loss is NaN or infinite: {event.line!r}"
 
 
+def event_line(event: TrainingEvent) -> str:
+    """Return the same as the job's output has it: `no step for 33 s ...; the training hangs`."""
+    if event.event is not EventKind.HANG:
+        return event_text(event)
+    return f"{event_text(event)}; the training {'seems to hang' if event.line else 'hangs'}"
+
+
+def ends_for_hang(mode: str) -> str:
+    """Return why a script or a job is ended that hangs, as its user has chosen."""
+    return f"it hangs (--monitor={mode})"
+
+
+def hung_text(description: str, when: str = "") -> str:
+    """Return that a training hung, and where: `the training hung until it was cancelled: ...`."""
+    return f"the training hung{f' {when}' if when else ''}: {description}"
+
+
 def cause_text(cause: Diagnosed) -> str:
     """Return why in one sentence: the exception itself, if there is one, with its rank and place.
 

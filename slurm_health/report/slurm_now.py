@@ -17,7 +17,12 @@ from msgspec.structs import replace
 
 from slurm_health.preflight.decide import unchecked
 from slurm_health.records.errors import RunNotFound, SlurmError, UnknownJob
-from slurm_health.records.script_records import Attribution
+from slurm_health.records.script_records import (
+    LAUNCH_FAILED,
+    LAUNCH_FAILED_ADVICE,
+    LAUNCH_FAILED_TEXT,
+    Attribution,
+)
 from slurm_health.report.find import user_name
 from slurm_health.report.sentences import unfinished_text
 from slurm_health.report.story import NodeNow, State, Story
@@ -158,6 +163,8 @@ def explain(job: Job, script: str, comment: str = "", *, uid: int | None = None)
         return f"its comment in Slurm says ({state}): {said}"
     if script and _OURS not in script and not _OWN_CHECK.search(script):
         return f"it was not submitted with slurm-health sbatch, so nothing was checked ({state})."
+    if job.reason == LAUNCH_FAILED:
+        return f"{LAUNCH_FAILED_TEXT}: {LAUNCH_FAILED_ADVICE}."
     if job.pending:
         return f"{_WAITS}{_why_pending(job)}: {_until_it_starts(job)}"
     output = job.value("StdOut") if job.nodes else ""  # it has never started

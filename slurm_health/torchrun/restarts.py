@@ -28,6 +28,7 @@ from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import ExitCode, JournalError, SlurmHealthError
 from slurm_health.records.nodeset import fold
 from slurm_health.records.script_records import REQUEUED, SCRIPT_FAILED, Diagnosed, TrainingEvent
+from slurm_health.report.sentences import ends_for_hang
 from slurm_health.system import journal
 from slurm_health.system.processes import die_with_parent
 from slurm_health.system.signals import leaving_on
@@ -44,7 +45,7 @@ from slurm_health.training.diagnosis.failure import (
     planned,
     what_follows,
 )
-from slurm_health.training.diagnosis.training_log import read_log
+from slurm_health.training.diagnosis.output import read_output
 from slurm_health.training.framework import (
     CheckNodes,
     DiagnosisAction,
@@ -234,7 +235,7 @@ def _log_of(reports: Sequence[WorkersEnd]) -> TrainingLog:
             for local, code in ended.items()
         )
         texts.append((each.node, f"{each.text}\n{summary}"))
-    log = read_log(texts)
+    log = read_output(texts)
     nodes = {
         each.rank * each.processes + local: each.node
         for each in reports
@@ -254,7 +255,7 @@ def _plan(
     least = question.context.least
     mode = watching.mode(question.context.arguments)
     if question.hang is not None and mode == OnHang.STOP.value:
-        return StopJob(reason="it hangs (--monitor=stop)")
+        return StopJob(reason=ends_for_hang(OnHang.STOP.value))
     if question.restart > question.max_restarts:
         times = question.max_restarts
         return StopJob(reason=f"its workers were started again {times} times (--max-restarts)")

@@ -100,7 +100,7 @@ def _train(python: str, arguments: Arguments, environ: Mapping[str, str]) -> int
         own |= watching.marked(environ, alone=alone)
         trains = replace(starting, nodes=(here.node,)) if alone else starting
         told["monitor"] = watching.monitor(here, trains, arguments, own)
-        told["node_monitor"] = watching.node_monitor(here, own)
+        told["node_agent"] = watching.node_agent(here, own)
     if told is not None and (encoded := _in_variable(told, here.node)):
         torchrun = (str(_CHECKING_TORCHRUN),)
         own[_RESTARTS] = encoded

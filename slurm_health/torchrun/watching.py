@@ -64,8 +64,8 @@ def monitor(
     )
 
 
-def node_monitor(place: TaskPlace, environ: Mapping[str, str]) -> Sequence[str]:
-    """Return the command of this node's monitor where no srun can start it, else nothing."""
+def node_agent(place: TaskPlace, environ: Mapping[str, str]) -> Sequence[str]:
+    """Return the command of this node's agent where no srun can start it, else nothing."""
     training = environ.get(TRAINING)
     if not training:
         return ()

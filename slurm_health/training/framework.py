@@ -153,6 +153,7 @@ class Inference:
         ranks: which ranks it happened to.
         evidence: the lines and figures that it rests on.
         advice: what a person can do about it.
+        advises_process: the advice is about a process that lives.
     """
 
     name: str = ""
@@ -165,6 +166,7 @@ class Inference:
     ranks: tuple[int, ...] = ()
     evidence: tuple[str, ...] = ()
     advice: str = ""
+    advises_process: bool = False
 
     @property
     def blame(self) -> Attribution:

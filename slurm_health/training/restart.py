@@ -10,11 +10,10 @@ already.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import secrets
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -51,6 +50,7 @@ from slurm_health.training.framework import CheckNodes, LeaveNode, RestartRanks
 
 _PATIENCE_S = 30.0  # for a slurmctld that is being restarted
 _RUNS = frozenset({"RUNNING"})
+_WRITERS = (journal.SUPERVISOR, journal.MONITOR, journal.POST_MORTEM, journal.RESTART)
 
 
 def after_failure(
@@ -222,24 +222,93 @@ def failure_of(
     least = None
     if policy.nodes_wanted is not None:
         least = policy.nodes_wanted if policy.nodes_needed is None else policy.nodes_needed
-    hangs = _hangs(failed.directory)
     lost = _lost(gone, client) if gone and not over else ()
-    diagnosed = _diagnosed(failed.directory)
-    accused = diagnosed.accused if diagnosed else ()
+    *earlier, last = _starts(failed.directory)
+    accused = last.cause.accused if last.cause else ()
     given_back = frozenset(gone) - {node for node, _ in lost} - {*accused}
-    return diagnosed, JobAtFailure(
+    here = [start for start in earlier if start.attempt == last.attempt]
+    since = max((n for n, start in enumerate(earlier, start=1) if start.left), default=0)
+    return last.cause, JobAtFailure(
         job_over=over,
         batch_node=failed.batch_node or failed.nodes[0],
         nodes=tuple(node for node in failed.nodes if node not in given_back),
         spares=tuple(node for node in failed.spares if node not in given_back),
         lost=lost,
-        restarted_unchecked=_restarted_unchecked(failed.directory),
+        restarted_unchecked=any(start.plan == RestartRanks.kind for start in here),
         least=least,
-        hang=hangs[-1],
-        hangs_before=tuple(filter(None, hangs[:-1])),
-        before=_diagnosed_before(failed.directory, diagnosed),
-        here=_diagnosed_here(failed.directory, {*failed.nodes, *failed.spares} - given_back),
+        hang=last.hang,
+        hangs_before=tuple(start.hang for start in here if start.hang),
+        before=tuple(start.cause for start in earlier if start.cause),
+        checked=tuple(
+            start.cause
+            for start in earlier[since:]
+            if start.cause and start.plan == CheckNodes.kind
+        ),
     )
+
+
+@dataclass(kw_only=True)
+class _Start:
+    """One start of the script in this or an earlier attempt of the job.
+
+    Attributes:
+        attempt: the directory of the attempt.
+        nodes: where it ran; none if that were all of the job's.
+        cause: why it failed, by its post-mortem.
+        hang: the hang for which it was ended.
+        plan: what followed its failure.
+        left: the job went on without a node of it after that.
+    """
+
+    attempt: Path
+    nodes: frozenset[str] = frozenset()
+    cause: Diagnosed | None = None
+    hang: TrainingEvent | None = None
+    plan: str = ""
+    left: bool = False
+
+
+def _starts(directory: Path) -> list[_Start]:
+    """Return all starts of a job's script, the last one last, with what became of them.
+
+    The journal of an attempt was written on one node, by one clock.
+
+    Raises:
+        JournalError: that of this attempt cannot be read; earlier ones may be gone.
+    """
+    label = directory.name.partition("-")[0]
+    attempts = [directory.parent / str(n) for n in range(int(label))] if label.isdecimal() else []
+    starts: list[_Start] = []
+    for attempt in (*attempts, directory):
+        try:
+            entries = [entry for writer in _WRITERS for entry in journal.read_all(attempt, writer)]
+        except JournalError:
+            if attempt == directory:
+                raise
+            continue
+        if starts and starts[-1].plan in (CheckNodes.kind, LeaveNode.kind):
+            starts[-1].left = True  # a check that found nothing had started it again there
+        starts.append(_Start(attempt=attempt))
+        began = False
+        hang: TrainingEvent | None = None
+        for entry in sorted(entries, key=lambda entry: entry.time_s):
+            match entry.record:
+                case ScriptStarted(nodes=nodes):
+                    before, now = starts[-1], frozenset(nodes)
+                    if began:
+                        before.left = bool(now) and not (before.nodes and before.nodes <= now)
+                        starts.append(_Start(attempt=attempt))
+                    starts[-1].nodes = now
+                    began = True
+                case TrainingEvent(event=EventKind.HANG) as hang:
+                    pass
+                case ActionIntended(action=Action.END_SCRIPT):
+                    starts[-1].hang = hang
+                case Diagnosed() as cause:
+                    starts[-1].cause = cause
+                case FailurePlanned(plan=plan):
+                    starts[-1].plan = plan
+    return starts
 
 
 def check_took_s(directory: Path) -> float | None:
@@ -272,83 +341,4 @@ def _lost(gone: Sequence[str], client: Client) -> tuple[tuple[str, str], ...]:
         (node, f"Slurm took {node} out of the job; it is {states[node].state}")
         for node in gone
         if node in states and states[node].lost
-    )
-
-
-def _diagnosed(directory: Path) -> Diagnosed | None:
-    """Return what the post-mortem of the last start of the script found, None without one."""
-    started = [
-        entry.time_s
-        for entry in journal.read_all(directory, journal.SUPERVISOR)
-        if isinstance(entry.record, ScriptStarted)
-    ]
-    found = [
-        entry
-        for entry in journal.read_all(directory, journal.POST_MORTEM)
-        if isinstance(entry.record, Diagnosed)
-    ]
-    # Both were written on this node, by one clock.
-    if not found or (started and found[-1].time_s < started[-1]):
-        return None
-    record = found[-1].record
-    assert isinstance(record, Diagnosed)
-    return record
-
-
-def _diagnosed_before(directory: Path, latest: Diagnosed | None) -> tuple[Diagnosed, ...]:
-    """Return what the post-mortems of earlier starts found, those of earlier attempts first."""
-    label = directory.name.partition("-")[0]
-    attempts = [directory.parent / str(n) for n in range(int(label))] if label.isdecimal() else []
-    records: list[Record | None] = []
-    for attempt in (*attempts, directory):
-        with contextlib.suppress(JournalError):  # one that is gone, or not readable, tells nothing
-            records += [entry.record for entry in journal.read_all(attempt, journal.POST_MORTEM)]
-    found = [record for record in records if isinstance(record, Diagnosed)]
-    return tuple(found[:-1] if latest is not None else found)
-
-
-def _diagnosed_here(directory: Path, nodes: Collection[str]) -> tuple[Diagnosed, ...]:
-    """Return what post-mortems found of starts in this attempt on none but these nodes.
-
-    The last start is not among them. All was written on this node, by one clock.
-    """
-    writers = (journal.SUPERVISOR, journal.POST_MORTEM)
-    entries = itertools.chain(*(journal.read_all(directory, writer) for writer in writers))
-    found: list[Diagnosed | None] = []
-    ran_on: list[str] = []
-    for entry in sorted(entries, key=lambda entry: entry.time_s):
-        match entry.record:
-            case ScriptStarted(nodes=ran_on):
-                found.append(None)
-            case Diagnosed() as cause if found and set(ran_on) <= set(nodes):
-                found[-1] = cause
-    return tuple(filter(None, found[:-1]))
-
-
-def _hangs(directory: Path) -> list[TrainingEvent | None]:
-    """Return for each start of the script the hang for which it was ended; this one is the last.
-
-    All was written on this node, by one clock.
-    """
-    of_writers = (
-        journal.read_all(directory, each) for each in (journal.SUPERVISOR, journal.MONITOR)
-    )
-    entries = sorted(itertools.chain(*of_writers), key=lambda entry: entry.time_s)
-    hangs: list[TrainingEvent | None] = [None]
-    latest: TrainingEvent | None = None
-    for entry in entries:
-        match entry.record:
-            case ScriptStarted(restart=restart) if restart:
-                hangs.append(None)
-            case TrainingEvent(event=EventKind.HANG) as latest:
-                pass
-            case ActionIntended(action=Action.END_SCRIPT):
-                hangs[-1] = latest
-    return hangs
-
-
-def _restarted_unchecked(directory: Path) -> bool:
-    return any(
-        isinstance(entry.record, FailurePlanned) and entry.record.plan == RestartRanks.kind
-        for entry in journal.read_all(directory, journal.RESTART)
     )

@@ -159,7 +159,7 @@ def test_an_agent_that_dies_is_started_again_and_the_node_is_never_blamed(traini
     for process in processes.on_node(training.lab.pid("n2")):
         if MONITOR in process.argv:
             os.kill(process.pid, signal.SIGKILL)
-    eventually(training, lambda: "the monitor on n2 ended" in output(training, number), "it", 120)
+    eventually(training, lambda: "the agent on n2 ended" in output(training, number), "it", 120)
     eventually(training, lambda: len(set(monitors(training)) - set(killed)) >= 1, "a new one", 60)
     tell(training, 1, "STOP")
     found = hang(training, number)

@@ -26,19 +26,14 @@ from slurm_health.training.diagnosis.collected import (
     SlurmView,
     TrainingLog,
 )
-from slurm_health.training.diagnosis.diagnostician import (
-    CauseDiagnostician,
-    observe_slowdown,
-)
+from slurm_health.training.diagnosis.diagnostician import CauseDiagnostician
 from slurm_health.training.diagnosis.failure import observe_failure
 from slurm_health.training.diagnosis.hang import HangDiagnostician
 from slurm_health.training.diagnosis.operators import OPERATORS
+from slurm_health.training.diagnosis.output import facts_of, read_output
+from slurm_health.training.diagnosis.pace import PaceFinding, observe_pace
 from slurm_health.training.diagnosis.pulse import Pulse
 from slurm_health.training.diagnosis.samples import NodeReport, Standstill
-from slurm_health.training.diagnosis.slow_steps import Slowdown
-from slurm_health.training.diagnosis.stragglers import SlowRank, observe_slow_rank
-from slurm_health.training.diagnosis.training_log import facts_of, read_log
-from slurm_health.training.diagnosis.uneven import Uneven, observe_uneven
 from slurm_health.training.framework import DataManager, Diagnostician, NothingCollected
 from slurm_health.training.monitor.collector import EndedJob
 from slurm_health.training.monitor.flight_dumps import FlightDumps
@@ -51,9 +46,7 @@ _STALLED_S = 600.0
 _LATER_S = 100 * 365 * 86400.0
 _OBSERVED = {
     "failure": observe_failure,
-    "slowdown": observe_slowdown,
-    "slow rank": observe_slow_rank,
-    "uneven": observe_uneven,
+    "pace": observe_pace,
 }
 _KINDS: dict[str, type[msgspec.Struct]] = {
     kind.__name__: kind
@@ -61,13 +54,11 @@ _KINDS: dict[str, type[msgspec.Struct]] = {
         FlightRecords,
         MonitorSaw,
         NodesTold,
+        PaceFinding,
         ScriptEnd,
-        SlowRank,
-        Slowdown,
         SlurmView,
         Standstill,
         TrainingLog,
-        Uneven,
     )
 }
 _REPORT = msgspec.json.Decoder(NodeReport)
@@ -97,8 +88,8 @@ def failures() -> Iterator[tuple[str, object]]:
     """Yield what is said of failed scripts, by their logs, what nodes told and what was slow."""
     for path in sorted((DATA / "diagnosis").glob("*.txt")):
         end = ScriptEnd(exit_code=1, nodes=("n1", "n2", "n3"), script="train.sh")
-        yield path.name, _inferred("failure", [end, read_log([("out", path.read_text())])])
-    yield from _diagnoses({"failure", "slowdown", "slow rank", "uneven"})
+        yield path.name, _inferred("failure", [end, read_output([("out", path.read_text())])])
+    yield from _diagnoses({"failure", "pace"})
 
 
 def standstills() -> Iterator[tuple[str, object]]:
@@ -116,7 +107,7 @@ def _diagnoses(observed: set[str]) -> Iterator[tuple[str, object]]:
 
 def _read(kind: str, told: Any) -> msgspec.Struct:
     if kind == "log":
-        return read_log([(name, text) for name, text in told])
+        return read_output([(name, text) for name, text in told])
     if kind == "TrainingLog":  # its lines of the system, as they stood in the output
         lines = enumerate(told.get("notes", []))
         told["facts"] = [fact for order, line in lines for fact in facts_of(line, order)]
@@ -149,7 +140,7 @@ def _post_mortem(directory: Path, facts: Mapping[str, Any], output: str) -> obje
     end = ScriptEnd(
         exit_code=128 - worst if worst < 0 else max(codes), nodes=NODES, script="train.sh"
     )
-    data: list[msgspec.Struct] = [end, read_log([("output.txt", output)])]
+    data: list[msgspec.Struct] = [end, read_output([("output.txt", output)])]
     job = EndedJob(
         end=end,
         environ={"TORCH_FR_DUMP_TEMP_FILE": str(directory / "fr" / "rank_")},

@@ -72,6 +72,7 @@ STOPPED = Diagnosed(
     ranks=[1],
     evidence=["rank 1 on n2: state T (stopped)"],
     advice="let it go on: kill -CONT 17 on n2",
+    advises_process=True,
 )
 CANCELLED = Diagnosed(
     cause="ended-from-outside",

@@ -33,6 +33,11 @@ def job(*states: str, reason: str = "None", **fields: str) -> Job:
         (job("PENDING", reason="Resources"), OURS, "it is pending (Resources): its nodes are"),
         (job("PENDING"), OURS, "it is pending: its nodes are checked when it starts."),
         (
+            job("PENDING", reason="launch_failed_requeued_held"),
+            OURS,
+            "Slurm could not start the job's script on a node, has put the job back, and holds it",
+        ),
+        (
             job("PENDING", reason="PartitionConfig"),
             OURS,
             "it is pending (PartitionConfig): it cannot start as it was submitted: its partition",

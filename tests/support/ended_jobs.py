@@ -9,7 +9,7 @@ from typing import Any
 from slurm_health.records.script_records import Diagnosed
 from slurm_health.training.diagnosis.collected import ScriptEnd
 from slurm_health.training.diagnosis.failure import FailureDiagnostician
-from slurm_health.training.diagnosis.training_log import read_log
+from slurm_health.training.diagnosis.output import read_output
 from slurm_health.training.framework import DataManager
 from slurm_health.training.monitor.collector import EndedJob
 
@@ -33,7 +33,7 @@ def diagnosed_by_output(output: str, status: int, nodes: tuple[str, ...]) -> Dia
     """
     code, signal = (status, 0) if status >= 0 else (128 - status, -status)
     end = ScriptEnd(exit_code=code, signal=signal, nodes=nodes)
-    data = DataManager([end, read_log([("out", output)])])
+    data = DataManager([end, read_output([("out", output)])])
     found = FailureDiagnostician().diagnose(data_manager=data).diagnosed
     assert found is not None, output
     return found

@@ -3,7 +3,7 @@
 
 output.txt     what ranks wrote and how they ended, as `srun --label` has it, without C++'s frames
 fr/rank_N      the Flight Recorder's dump of each rank that left one
-monitor.jsonl  what the monitors of both nodes sent while it hung, in order
+monitor.jsonl  what the agents of both nodes sent while it hung, in order
 nvml.jsonl     what NVML says of each node's GPUs: while it hung, or else once it had ended
 stack_N.txt    where the main thread of a rank was while it hung, by py-spy, with the frames of C++
 kernel.txt     what the second node's kernel logged, where the fault is one that it logs
@@ -27,9 +27,9 @@ from slurm_health.system.nvml import Gpus
 from slurm_health.training.diagnosis.collected import FlightRecords, NodesTold, NodeTold, ScriptEnd
 from slurm_health.training.diagnosis.failure import FailureDiagnostician
 from slurm_health.training.diagnosis.hang import HangDiagnostician
+from slurm_health.training.diagnosis.output import read_output
 from slurm_health.training.diagnosis.pulse import Pulse
 from slurm_health.training.diagnosis.samples import NodeReport
-from slurm_health.training.diagnosis.training_log import read_log
 from slurm_health.training.framework import DataManager
 from slurm_health.training.monitor.collector import EndedJob
 from slurm_health.training.monitor.flight_dumps import FlightDumps
@@ -92,7 +92,7 @@ def post_mortem(recorded: Recording) -> Diagnosed | None:
         nodes=NODES,
         script="train.sh",
     )
-    data: list[msgspec.Struct] = [end, read_log([("output.txt", recorded.output)])]
+    data: list[msgspec.Struct] = [end, read_output([("output.txt", recorded.output)])]
     job = EndedJob(
         end=end,
         environ={"TORCH_FR_DUMP_TEMP_FILE": str(recorded.directory / _DUMPS)},

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from slurm_health.records.script_records import Diagnosed
-from slurm_health.training.diagnosis.collected import FlightRecord, FlightRecords, Operation
+from slurm_health.training.diagnosis.collected import FlightRecords
+from slurm_health.training.diagnosis.collectives import FlightRecord, Operation
 from slurm_health.training.diagnosis.hang import HangDiagnostician
 from slurm_health.training.diagnosis.samples import Frame, RankSample, Standstill
 from slurm_health.training.framework import DataManager

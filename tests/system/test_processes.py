@@ -232,7 +232,7 @@ NO_INTERPRETERS = {
     "node/checks/external.py",
     "node/checks/optics.py",
     "torchrun/train.py",
-    "preflight/probes/torchrun_monitors.py",
+    "preflight/probes/torchrun_agents.py",
     "preflight/probes/torchrun_nodes.py",
 }
 

@@ -136,7 +136,7 @@ def test_with_the_static_rendezvous_a_hang_is_only_reported_and_that_is_said(
     training: Path, mode: str
 ) -> None:
     monitor = [sys.executable, "-c", SAYS_HOW, f"--on-hang={mode}"]
-    told = {**TOLD, "monitor": monitor, "node_monitor": ["true"]}
+    told = {**TOLD, "monitor": monitor, "node_agent": ["true"]}
     words = ["--rdzv-backend=static", f"--rdzv-endpoint=127.0.0.1:{free_port()}"]
     done = run(json.dumps(told), [*words, "--nnodes=1", "--node-rank=0", str(training)])
 

@@ -50,9 +50,9 @@ def test_another_node_has_none(tmp_path: Path) -> None:
     assert monitor(tmp_path, "n2") == ""
 
 
-def test_in_slurm_nothing_but_srun_starts_the_monitors_of_nodes() -> None:
+def test_in_slurm_nothing_but_srun_starts_the_agents_of_nodes() -> None:
     assert watching.marked(IN_SLURM) == {}
-    assert watching.node_monitor(place(), IN_SLURM) == ()
+    assert watching.node_agent(place(), IN_SLURM) == ()
 
 
 def test_outside_slurm_each_node_has_its_own_and_knows_its_processes_by_a_mark(
@@ -62,14 +62,14 @@ def test_outside_slurm_each_node_has_its_own_and_knows_its_processes_by_a_mark(
     (mark,) = marked.values()
 
     assert f"--training={mark}" in monitor(tmp_path, environ=marked)
-    assert {f"--job={mark}", "--node=n2"} < set(watching.node_monitor(place("n2"), marked))
+    assert {f"--job={mark}", "--node=n2"} < set(watching.node_agent(place("n2"), marked))
     assert watching.marked({}) != marked
 
 
 def test_in_slurm_a_node_that_trains_alone_is_known_by_a_mark_of_its_own() -> None:
     marked = watching.marked(IN_SLURM, alone=True)
 
-    assert watching.node_monitor(place(), IN_SLURM | marked) != ()
+    assert watching.node_agent(place(), IN_SLURM | marked) != ()
 
 
 def test_nothing_is_watched_where_that_is_switched_off(tmp_path: Path) -> None:

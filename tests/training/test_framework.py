@@ -86,13 +86,6 @@ def walk(*operators: InferenceOperator) -> Walk:
     return InferenceChain(operators).walk(named("a"))
 
 
-def test_the_surest_cause_is_the_conclusion() -> None:
-    sure = named("sure", Sureness.CERTAIN, Attribution.NODE)
-    guess = named("guess", Sureness.POSSIBLE, Attribution.USER)
-
-    assert walk(Leads("a", guess, sure)).conclusion == sure
-
-
 def test_causes_that_are_as_sure_and_blame_others_leave_it_undecided() -> None:
     ends = [
         named("theirs", Sureness.CERTAIN, Attribution.USER),
@@ -124,15 +117,6 @@ def test_inferences_in_words_of_a_site_are_told_apart_by_them() -> None:
 
     assert InferenceChain([Leads("training", of_a_host)]).infer([hang]) == [of_a_host]
     assert of_a_host.blame is Attribution.UNDECIDED
-
-
-def test_only_a_likely_fault_of_a_node_accuses_it() -> None:
-    def accused(sureness: Sureness, attribution: Attribution) -> tuple[str, ...]:
-        return Inference("x", attribution, sureness=sureness, nodes=("n1",)).accused
-
-    assert accused(Sureness.LIKELY, Attribution.NODE) == ("n1",)
-    assert accused(Sureness.POSSIBLE, Attribution.NODE) == ()
-    assert accused(Sureness.CERTAIN, Attribution.USER) == ()
 
 
 def test_what_diagnosticians_ask_for_hides_nothing_that_is_as_sure() -> None:
@@ -261,14 +245,6 @@ def test_what_the_page_tries_without_a_job_holds(
     tried = install_from_page(tmp_path, monkeypatch)
     (tmp_path / "test_hot_room.py").write_text(tried)
     runpy.run_path(str(tmp_path / "test_hot_room.py"))["test_a_hot_room_is_named"]()
-
-
-def test_a_collector_that_is_not_enabled_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install_from_page(tmp_path, monkeypatch)
-
-    assert "RoomTemperature: it is not enabled here" in held(tmp_path)[0].not_collected
 
 
 SOME = """

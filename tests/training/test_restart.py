@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from slurm_health.preflight.job_spec import JobSpec
 from slurm_health.preflight.master.check_settings import CheckSettings
 from slurm_health.preflight.session.deadlines import TimeLimits
 from slurm_health.records.allocation import Allocation
-from slurm_health.records.records import Disposition, RunFinished, RunStarted, VerdictReached
+from slurm_health.records.records import Disposition, RunFinished, VerdictReached
 from slurm_health.records.script_records import (
     Attribution,
     Diagnosed,
@@ -206,18 +207,6 @@ def test_a_node_of_which_slurm_cannot_tell_is_not_lost(scene: Scene) -> None:
     assert (failure.nodes, failure.lost) == (NODES, ())
 
 
-def test_a_job_of_which_slurm_shows_no_nodes_has_them_still(scene: Scene) -> None:
-    scene.slurm.run_job(JOB, [])
-
-    assert (scene.failure(*NODES).nodes, scene.failure(*NODES).lost) == (NODES, ())
-
-
-def test_a_spare_that_was_given_back_is_no_spare(scene: Scene) -> None:
-    failure = scene.failure("n1", "n2", spares=("n3", "n4"))
-
-    assert (failure.nodes, failure.spares) == (("n1", "n2"), ("n3",))
-
-
 def test_what_is_said_against_a_node_that_is_gone_counts_though_it_is_back(scene: Scene) -> None:
     scene.diagnosed(Attribution.NODE, 3.0, "n4")
 
@@ -236,19 +225,39 @@ def test_a_script_is_started_again_on_the_nodes_that_it_has_not_given_back(scene
     assert scene.plans()[0].nodes == []
 
 
-def test_a_node_that_was_given_back_is_not_drained_for_that(scene: Scene) -> None:
-    scene.slurm.set(admin=True)
-    scene.diagnosed(Attribution.NODE, 3.0, "n2")
+Words = tuple[str, ...]  # of one attempt: the plans that followed its failures, oldest first
 
-    scene.outcome(failed=scene.failed(*NODES, "n4"))
 
-    run = scene.run.parent / "0-2"
-    records = [entry.record for entry in journal.read_all(run, journal.MASTER)]
-    (began,) = (r for r in records if isinstance(r, RunStarted))
-    (verdict,) = (r for r in records if isinstance(r, VerdictReached))
-    assert began.nodes == list(NODES)
-    assert [each.node for each in verdict.nodes] == ["n2"]
-    assert scene.slurm.node("n4")["state"] == "IDLE"
+@pytest.mark.parametrize(
+    ("attempts", "follows"),
+    [
+        ([("",)], "check"),  # the first failure
+        ([("check", "")], "stop"),  # checked, found healthy, started again
+        ([("restart", "")], "check"),
+        ([("check",), ("",)], "check"),  # the check had the job leave a node
+        ([("check",), ("check", "")], "stop"),
+        ([("check", ""), ("",)], "stop"),  # requeued by Slurm, which left no node for a fault
+        ([("check", "leave"), ("",)], "check"),
+    ],
+)
+def test_a_failure_in_the_same_words_counts_across_a_requeue_until_a_node_is_left(
+    scene: Scene, attempts: list[Words], follows: str
+) -> None:
+    now = 10.0
+    for number, plans in enumerate(attempts):
+        scene.run = scene.run.parent / f"{number}"
+        journal.create(scene.run, [journal.MASTER])
+        for plan in plans:
+            scene.started(now)
+            scene.diagnosed(Attribution.UNDECIDED, now + 1)
+            if plan:
+                planned = FailurePlanned(plan=plan, reason="why", restart=1, max_restarts=3)
+                journal.Writer(scene.run, journal.RESTART, partial(float, now + 2)).append(planned)
+            now += 10
+    client = Client(scene.slurm.environ(), patience_s=0.0)
+    cause, job = failure_of(scene.failed(*NODES), str(JOB), client, Policy())
+
+    assert what_follows(cause, job).kind == follows
 
 
 def test_how_long_a_check_took_is_known_by_its_verdict(tmp_path: Path) -> None:

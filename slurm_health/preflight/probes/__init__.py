@@ -32,5 +32,5 @@ slurm-health's own, with numpy.
     torchrun_arguments   a torchrun command line, read by torchrun's own parser
     torchrun_restarts    torchrun, whose nodes are looked at before it starts workers again
     torchrun_nodes       what that has of its nodes: workers' words, a monitor, what they tell
-    torchrun_monitors    monitors of nodes outside Slurm: their lines go through its store
+    torchrun_agents      agents of nodes outside Slurm: their lines go through its store
 """

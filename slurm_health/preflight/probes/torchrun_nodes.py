@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from typing import IO, Any, NoReturn
 
-from slurm_health.preflight.probes.torchrun_monitors import Carrier
+from slurm_health.preflight.probes.torchrun_agents import Carrier
 
 # A node that has not noticed a failure for so long is gone: torchrun looks every 0.1 s, unless told
 # otherwise, and gives a node up that is silent for 15 s.
@@ -144,7 +144,7 @@ class Tail:
 class Monitor:
     """What watches beside the workers, if this node has it; it ends with this process.
 
-    Where no srun starts the monitors of nodes, a carrier does, on each of them.
+    Where no srun starts the agents of nodes, a carrier does, on each of them.
 
     Args:
         command: that runs it, empty where there is none.
@@ -168,7 +168,7 @@ class Monitor:
         self._begin([], ())
 
     def begin_carried(self, carrier: Carrier, own: str) -> None:
-        """Start it, and what carries between it and the monitors of all nodes; `own` is our name.
+        """Start it, and what carries between it and the agents of all nodes; `own` is our name.
 
         Raises:
             OSError, RuntimeError: the store does not answer, or not all nodes are there.

@@ -28,7 +28,7 @@ if __name__ == "__main__":
     # The modules beside this one must not hide others of the same name, nor those of slurm-health's
     # interpreter the job's.
     sys.path[0] = str(Path(__file__).resolve().parents[3])
-from slurm_health.preflight.probes.torchrun_monitors import Carrier
+from slurm_health.preflight.probes.torchrun_agents import Carrier
 from slurm_health.preflight.probes.torchrun_nodes import (
     Monitor,
     Tail,
@@ -67,8 +67,8 @@ class RunFacts(NamedTuple):
 
     `command` is to be asked, in `environ`; `context` is its own. `node` is the name of this one,
     which has so many `processes`.
-    `monitor` is the command to run beside the workers, empty where there is none; `node_monitor`
-    that of a node's own monitor, where no srun starts these.
+    `monitor` is the command to run beside the workers, empty where there is none; `node_agent`
+    that of a node's own agent, if no srun starts these.
     """
 
     command: list[str]
@@ -79,7 +79,7 @@ class RunFacts(NamedTuple):
     environ: dict[str, str]
     context: Any
     monitor: tuple[str, ...] = ()
-    node_monitor: tuple[str, ...] = ()
+    node_agent: tuple[str, ...] = ()
 
 
 class WatchedRendezvous(RendezvousHandler):
@@ -132,11 +132,11 @@ class WatchedRendezvous(RendezvousHandler):
     def _watch(self, store: Any, rank: int, count: int) -> None:
         """Have a monitor begin beside the workers."""
         told = self._told
-        if not told.node_monitor:
+        if not told.node_agent:
             self._monitor.begin()
             return
         try:
-            carrier = Carrier(store, rank, count, told.node_monitor, told.environ)
+            carrier = Carrier(store, rank, count, told.node_agent, told.environ)
             self._monitor.begin_carried(carrier, told.node)
         except (OSError, RuntimeError) as err:
             self._say(f"no hang of this training is looked for here: {line_of(err)}")
@@ -340,7 +340,7 @@ def _checked_rendezvous(told: RunFacts) -> Iterator[None]:
             made.append(CheckedRendezvous(inner, told, tail, monitor))
         except TypeError as err:  # torch's has more to it by now
             os.write(tail.real, f"slurm-health: no post-mortem: {line_of(err)}\n".encode())
-            if not told.node_monitor:  # without a store nothing carries their lines
+            if not told.node_agent:  # without a store nothing carries their lines
                 monitor.begin()
             return inner
         return made[-1]
@@ -359,7 +359,7 @@ def _checked_rendezvous(told: RunFacts) -> Iterator[None]:
 
 def _only_reports(told: RunFacts, monitor: Monitor, tail: Tail) -> None:
     """Have a hang reported where nobody can end the workers of all nodes; say so to who asked."""
-    cannot = ("stop", "restart") if told.node_monitor else ("restart",)  # Slurm can end its job
+    cannot = ("stop", "restart") if told.node_agent else ("restart",)  # Slurm can end its job
     for mode in cannot:
         if f"--on-hang={mode}" in told.monitor:
             monitor.only_report()

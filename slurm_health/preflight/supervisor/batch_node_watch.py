@@ -15,7 +15,7 @@ import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from slurm_health.preflight.supervisor.recorder import say
-from slurm_health.records.allocation import Allocation, from_environ
+from slurm_health.records.allocation import from_environ
 from slurm_health.records.errors import AllocationError
 from slurm_health.system import processes
 from slurm_health.system.slurm.command import clean_environ, step_argv
@@ -32,70 +32,62 @@ def beside(
     mask: Collection[int],
     pulse_s: float = PULSE_S,
 ) -> Iterator[None]:
-    """While active, the last of some nodes listens; nothing is raised where it cannot.
+    """While active, the last of some nodes listens; if it cannot, that is said.
 
-    They are nodes of the job that `environ` describes, all of them where none is named. What is
+    They are nodes of the job that `environ` describes, all of them if none is named. What is
     started has `mask`.
     """
     text = {os.fsdecode(name): os.fsdecode(value) for name, value in environ.items()}
     try:
-        job = from_environ(text)
-        here = text.get("SLURMD_NODENAME", job.nodes[0])
-        others = [node for node in nodes or job.nodes if node != here]
-        watch = _Watch(job, here, others[-1], text, mask, pulse_s) if others else None
+        step = _started(nodes, text, mask, pulse_s)
     except (AllocationError, OSError) as err:
         say(f"should this node be lost, nothing ends the job before its time limit: {err}")
-        watch = None
+        step = None
+    if step is None or step.stdin is None:
+        yield
+        return
+    over, pipe = threading.Event(), step.stdin.fileno()
+    os.set_blocking(pipe, False)
+
+    def beat() -> None:
+        while not over.wait(pulse_s):
+            # A step that has ended, or reads nothing, is not to disturb the script.
+            with contextlib.suppress(BrokenPipeError, BlockingIOError):
+                os.write(pipe, b".\n")
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
     try:
         yield
     finally:
-        if watch is not None:
-            watch.end()
+        over.set()
+        thread.join()
+        processes.close_pipes(step)
+        processes.end_session(step, leave_s=_LEAVE_S, grace_s=_GRACE_S)
 
 
-class _Watch:
-    """The step on that node, from its start until `end`."""
+def _started(
+    nodes: Sequence[str], environ: Mapping[str, str], mask: Collection[int], pulse_s: float
+) -> processes.Process | None:
+    """Return the step on another node, None if there is no other.
 
-    def __init__(
-        self,
-        job: Allocation,
-        here: str,
-        node: str,
-        environ: Mapping[str, str],
-        mask: Collection[int],
-        pulse_s: float,
-    ) -> None:
-        command = processes.own_module(
-            "slurm_health.training.monitor.batch_node",
-            job.array or str(job.job_id),
-            here,
-            f"{pulse_s:g}",
-            str(job.attempt),
-        )
-        self._step = processes.start_tied(
-            step_argv(job.job_id, [node], ["--gres=none"], command),
-            environ=clean_environ(environ),
-            stdin=processes.PIPE,
-            stdout=processes.NOTHING,
-            stderr=processes.NOTHING,
-            signal_mask=mask,
-        )
-        assert self._step.stdin is not None
-        os.set_blocking(self._step.stdin.fileno(), False)
-        self._over = threading.Event()
-        self._pulse = threading.Thread(target=self._beat, args=(pulse_s,), daemon=True)
-        self._pulse.start()
-
-    def _beat(self, pulse_s: float) -> None:
-        assert self._step.stdin is not None
-        while not self._over.wait(pulse_s):
-            # A step that has ended, or reads nothing, is not to disturb the script.
-            with contextlib.suppress(BrokenPipeError, BlockingIOError):
-                os.write(self._step.stdin.fileno(), b".\n")
-
-    def end(self) -> None:
-        """End it."""
-        self._over.set()
-        self._pulse.join()
-        processes.close_pipes(self._step)
-        processes.end_session(self._step, leave_s=_LEAVE_S, grace_s=_GRACE_S)
+    Raises:
+        AllocationError: the job cannot be read.
+        OSError: the step cannot be started.
+    """
+    job = from_environ(environ)
+    here = environ.get("SLURMD_NODENAME", job.nodes[0])
+    others = [node for node in nodes or job.nodes if node != here]
+    if not others:
+        return None
+    name, attempt = job.array or str(job.job_id), str(job.attempt)
+    module = "slurm_health.training.monitor.batch_node"
+    command = processes.own_module(module, name, here, f"{pulse_s:g}", attempt)
+    return processes.start_tied(
+        step_argv(job.job_id, others[-1:], ["--gres=none"], command),
+        environ=clean_environ(environ),
+        stdin=processes.PIPE,
+        stdout=processes.NOTHING,
+        stderr=processes.NOTHING,
+        signal_mask=mask,
+    )

@@ -17,7 +17,7 @@ SCRIPT_HANGS = 75
 # A script that ends sooner has no agents: an array of thousands of short jobs must not cost a step
 # each.
 AFTER_S = 10.0
-_LEAVE_S = 3.0  # what it needs to end the monitors of all nodes
+_LEAVE_S = 3.0  # what it needs to end the agents of all nodes
 _UNKILLABLE_S = 1.0
 
 

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
+
+import msgspec
 
 from slurm_health.preflight.supervisor.check_process import HARMLESS
 from slurm_health.preflight.supervisor.signal_witness import ALL_SIGNALS
@@ -17,40 +17,37 @@ from slurm_health.system.processes import abandon_session, own_module, start_tie
 # Slurm kills what is left of a cancelled job 30 s after its SIGTERM (KillWait), of which the script
 # may have used some.
 POST_MORTEM_S = 20.0
-# Behind a command: the script was sent a signal with which jobs are ended.
-TOLD_TO_END = "--told-to-end"
 ENDED_BY_SIGNAL = "the post-mortem was ended by a signal"
 _UNKILLABLE_S = 1.0  # a process that hangs in the kernel is left behind
 
 
-def command(
-    status: int,
-    *,
-    script_source: Path,
-    script_name: str,
-    directory: str,
-    ended_s: float,
-    duration_s: float,
-    output_from: Sequence[int] = (),
-) -> tuple[str, ...]:
-    """Return what holds a post-mortem of a script with this wait status.
+class EndedScript(msgspec.Struct, frozen=True, kw_only=True):
+    """A run of the script that has ended, as its post-mortem learns of it.
 
-    It ended at `ended_s`, in seconds since the epoch: the post-mortem itself may begin late.
-    `output_from` says where in the files of our standard output and error its own begins.
+    Args:
+        status: its wait status.
+        name: what the user calls it.
+        source: the file in which it stands.
+        directory: of the run in the journal, empty if there is none.
+        ended_s: when it ended, in seconds since the epoch; the post-mortem may begin late.
+        duration_s: how long it ran.
+        output_from: where in the files of our standard output and error its own begins.
+        told_to_end: it was sent a signal with which jobs are ended.
     """
-    number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-    code = 128 + number if number else os.WEXITSTATUS(status)
-    return own_module(
-        "slurm_health.training.monitor",
-        f"--exit-code={code}",
-        f"--signal={number}",
-        f"--ended-s={ended_s:.3f}",
-        f"--duration-s={duration_s:.3f}",
-        f"--script-name={script_name}",
-        f"--script-source={script_source}",
-        f"--directory={directory}",
-        f"--output-from={','.join(map(str, output_from))}",
-    )
+
+    status: int
+    name: str
+    source: str
+    directory: str
+    ended_s: float
+    duration_s: float
+    output_from: tuple[int, ...] = ()
+    told_to_end: bool = False
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """What holds its post-mortem."""
+        return own_module("slurm_health.training.monitor", msgspec.json.encode(self).decode())
 
 
 def hold(

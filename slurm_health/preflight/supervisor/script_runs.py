@@ -108,12 +108,13 @@ class ScriptRuns:
                 self._batch_node_watched((*answer.nodes, *answer.spares)),
                 self.watched(environ=environ) as monitoring,
             ):
-                status, command = self._run_once(argv, environ, answer, restart, monitoring)
+                ended = self._run_once(argv, environ, answer, restart, monitoring)
+            status = ended.status
             if status == 0 and not self._told_to_end():
                 return Over(status=status)
             if status and self.restarts.most:
                 self._told.update(_heard_within(_SOON_S))
-            said, signalled = self._post_mortem(status, command, environ)
+            said, signalled = self._post_mortem(ended, environ)
             if status == 0:
                 return Over(status=status)
             if said:
@@ -165,8 +166,8 @@ class ScriptRuns:
         answer: RunFinished,
         restart: int,
         monitoring: Monitoring,
-    ) -> tuple[int, tuple[str, ...]]:
-        """Run the script; return its wait status, and what holds a post-mortem of it."""
+    ) -> post_mortem.EndedScript:
+        """Run the script; return how it ended."""
         began = time.monotonic()
         begins = [_size(number) for number in (1, 2)]
         process = ScriptProcess(argv, environ=environ, mask=self.mask, trap_wait_s=self.trap_wait_s)
@@ -198,14 +199,14 @@ class ScriptRuns:
         self._told.update(process.told & _ENDING)
         ended_s, duration_s = time.time(), time.monotonic() - began
         self._record_end(status, duration_s)
-        return status, post_mortem.command(
-            status,
-            script_source=self.source,
-            script_name=self.name,
+        return post_mortem.EndedScript(
+            status=status,
+            name=self.name,
+            source=str(self.source),
             directory=self.directory,
-            ended_s=ended_s,
-            duration_s=duration_s,
-            output_from=begins,
+            ended_s=round(ended_s, 3),
+            duration_s=round(duration_s, 3),
+            output_from=tuple(begins),
         )
 
     def _record_end(self, status: int, duration_s: float) -> None:
@@ -231,7 +232,7 @@ class ScriptRuns:
         return last_word.ends_in_output(text, now_s=time.time())
 
     def _post_mortem(
-        self, status: int, command: tuple[str, ...], environ: Mapping[bytes, bytes]
+        self, ended: post_mortem.EndedScript, environ: Mapping[bytes, bytes]
     ) -> tuple[str, bool]:
         """Hold a post-mortem; return what there is to say of it, and whether a signal came.
 
@@ -242,15 +243,15 @@ class ScriptRuns:
             return "", False
 
         def hold(told_to_end: bool) -> str:
-            argv = (*command, post_mortem.TOLD_TO_END) if told_to_end else command
+            told = msgspec.structs.replace(ended, told_to_end=told_to_end)
             return post_mortem.hold(
-                argv, environ=environ, mask=self.mask, limit_s=self.post_mortem_s
+                told.command, environ=environ, mask=self.mask, limit_s=self.post_mortem_s
             )
 
-        said = hold(bool(self._told) or status == 0)
+        said = hold(bool(self._told) or ended.status == 0)
         if said != post_mortem.ENDED_BY_SIGNAL:
             return said, False
-        if not self._told and _as_if_ended(status):
+        if not self._told and _as_if_ended(ended.status):
             said = hold(True)
         return said, True
 

@@ -3,28 +3,25 @@
 
 An inference leads to others until nothing leads on; what is sure enough of them is said.
 
-    collected      the kinds of data that collectors gather
+    collected      what is known of a failure, by kind
     diagnostician  observes a symptom, and resolves it into an action
     operators      those that are built in, in their order: what each leads on from, its function
     failed         rules about the first rank that failed, or the last words of a script
-    waited         rules about steps that Slurm could not launch, and ranks that waited
     surroundings   rules about what Slurm, kernels, drivers and the monitor say
     failure        FailureDiagnostician and FailureNodeDiagnostician: what follows a failed script
-    words          from the words of exceptions to causes
+    rows           a row of the tables that lead from words to causes
+    words          the rows of what exceptions say
     words_of_launchers  the same of shells, Slurm and ranks that only waited
-    waits          rules about ranks that wait for each other in different collectives
+    waits          rules about ranks that waited: who parted from the others, or never came
     collectives    how far each rank came, by all sources, and who holds the others up
     samples        what agents send of ranks; a training that stands still
-    pulse          the one clock: when a training is due for an inspection, and whether it hangs
+    pulse          the one memory and clock: what ranks did, when a training is due for an
+                   inspection, and whether it hangs
     output_lines   lines of output that count steps, and losses that are no numbers
     hang           HangDiagnostician: operators about where a training hangs
-    comparison     ranks compared with each other and with before, window by window
-    stragglers     ranks that are slower than the others, window by window; operators about why
-    uneven         stages and batches with more to compute than others, which make no rank slow
-    slow_steps     steps that take longer than before; connections over which ranks then wait
-    last_words     what processes wrote before they failed; the kind of an exception, whose it is,
-                   and whether it only follows from another
-    training_log   tracebacks, torchrun's summary and Slurm's lines in a job's output
-    rank_failures  how each rank failed, from all that tell of it
-    ras            operators about what NCCL says of its ranks
+    pace           slow ranks, uneven work, slower steps, window by window; operators about why
+    output         a job's output, decoded once: failures of ranks, facts of Slurm, kernel and NCCL
+    ends           how a process ended, by its traceback and by launchers
+    watchdogs      what NCCL's watchdogs write
+    ras            what NCCL says of its ranks
 """

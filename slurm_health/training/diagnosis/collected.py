@@ -1,20 +1,133 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the built-in collectors gather of a failure, by kind."""
+"""What is known of a failure, by kind: what its output says, and what collectors gather."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from slurm_health.records.script_records import Diagnosed, TrainingEvent
 from slurm_health.records.text import SIGKILL, SIGTERM, listed
 from slurm_health.training.diagnosis.collectives import FlightRecord as FlightRecord
-from slurm_health.training.diagnosis.collectives import Operation as Operation
-from slurm_health.training.diagnosis.training_log import TrainingLog as TrainingLog
 from slurm_health.training.framework import DataManager
 
 UNKNOWN_CODE = -1  # of a script that failed, and no exit code of it is known
+
+
+class Fact(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that a line says beside the ends of ranks: its kind, and what it is about.
+
+    `order` is its place in the output, `text` the line.
+    """
+
+    kind: str
+    value: str = ""
+    node: str = ""
+    rank: int | None = None
+    order: int = 0
+    text: str = ""
+
+
+class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """How one rank, or one task whose rank is not known, failed.
+
+    Args:
+        rank: its number in the training, None where nothing says it.
+        node: where it ran, as the source calls it; empty where it is not known.
+        error: the exception with its text, `KeyError: 'lr'`; of a chain, the first.
+        place: the deepest line of the user's own code in its traceback.
+        raises: that line is a `raise`: the script itself ended, and knew why.
+        waits_in: the collective that it was in, `all_gather`, or `backward`.
+        loading: it was in `torch.load`.
+        exit_code: 0 where none is known.
+        signal: by which it was killed, 0 for none.
+        at: the place of the first line about it in the output, to tell which was first.
+        line: what the output says of it, in a line.
+        consequence: it is what ranks do when another one has failed.
+        cut: it began to write an exception, whose words are lost.
+        bare: nothing but a line with an exception shows it: it may have been dealt with.
+    """
+
+    rank: int | None = None
+    node: str = ""
+    error: str = ""
+    place: str = ""
+    raises: bool = False
+    waits_in: str = ""
+    loading: bool = False
+    exit_code: int = 0
+    signal: int = 0
+    at: int = 0
+    line: str = ""
+    consequence: bool = False
+    cut: bool = False
+    bare: bool = False
+
+    @property
+    def who(self) -> str:
+        """Its rank and node, as far as they are known."""
+        who = f"rank {self.rank}" if self.rank is not None else "a process"
+        return f"{who} on {self.node}" if self.node else who
+
+
+def failed_ranks(failures: Iterable[RankFailure]) -> tuple[int, ...]:
+    """Return the ranks that are known, in order."""
+    return tuple(sorted({failure.rank for failure in failures if failure.rank is not None}))
+
+
+def failed_nodes(failures: Iterable[RankFailure]) -> tuple[str, ...]:
+    """Return the nodes that are known, in order."""
+    return tuple(sorted({failure.node for failure in failures if failure.node}))
+
+
+class LastWords(msgspec.Struct, frozen=True, kw_only=True):
+    """A line that processes wrote before their end, outside any traceback.
+
+    Args:
+        text: the line.
+        at: its place in the output, where it stands first.
+        times: how often it was written.
+        last: for how many processes it was the last complaint, as far as they can be told apart.
+        ranks: those that wrote it, as far as their lines name them.
+        first: it was the first complaint of a process.
+        complains: it reads like an error; else it is only the last line of a process.
+    """
+
+    text: str
+    at: int
+    times: int = 1
+    last: int = 0
+    ranks: tuple[int, ...] = ()
+    first: bool = False
+    complains: bool = True
+
+
+class TrainingLog(msgspec.Struct, frozen=True, kw_only=True):
+    """What the output says: failures in the order in which they came, and facts of the system.
+
+    Of very many failures the first are kept; `failed` counts all. `words` are what processes wrote
+    at their end beside tracebacks, `progress` how far each rank came by NCCL's own watchdog, where
+    all work is in the group of all ranks, `watchdogs` whether one wrote at all, and `subgroups`
+    whether one named a group of some ranks only.
+    """
+
+    failures: tuple[RankFailure, ...] = ()
+    failed: int = 0
+    facts: tuple[Fact, ...] = ()
+    words: tuple[LastWords, ...] = ()
+    progress: tuple[FlightRecord, ...] = ()
+    watchdogs: bool = False
+    subgroups: bool = False
+
+    @property
+    def of_their_own(self) -> tuple[RankFailure, ...]:
+        """The failures that are no consequence of another one."""
+        return tuple(failure for failure in self.failures if not failure.consequence)
+
+    def of(self, kind: str) -> tuple[Fact, ...]:
+        """Return the facts of a kind, in their order."""
+        return tuple(fact for fact in self.facts if fact.kind == kind)
 
 
 class ScriptEnd(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,17 +215,18 @@ class NodesTold(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MonitorSaw(msgspec.Struct, frozen=True, kw_only=True):
-    """What the monitor found while the script ran: the hang that was not over when it ended.
+    """What was seen before the script ended: the hang that was not over, and what was slow.
 
     `slow` are ranks and connections that were found to be slow before, oldest first. `cancels` is
     set where the monitor cancelled the job for the hang, `ends_script` where it had the script
-    ended.
+    ended. `check` is what kept the check before the script from finding nodes healthy, in words.
     """
 
     hang: TrainingEvent | None = None
     cancels: bool = False
     ends_script: bool = False
     slow: tuple[Diagnosed, ...] = ()
+    check: tuple[str, ...] = ()
 
 
 def leaving_out(nodes: Sequence[str], data: DataManager) -> str:

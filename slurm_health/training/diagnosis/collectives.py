@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """How far each rank came in its collectives, by all sources that tell of it, and who is missing.
 
-Sources are dumps of PyTorch's Flight Recorder, and the lines and reports of NCCL's watchdog. The
-ranks of a process group number its collectives alike, so the same number must be the same
-collective with the same sizes. Each source numbers in its own way, and so has groups of its own in
-the one graph of who waits for whom.
+Sources are dumps of PyTorch's Flight Recorder, the lines and reports of NCCL's watchdog, and NCCL's
+own answer (RAS). The ranks of a process group number its collectives alike, so the same number must
+be the same collective with the same sizes. Each source numbers in its own way, and so has groups of
+its own in the one graph of who waits for whom.
 
 The host enqueues works long before the device does them, so the highest number means nothing. What
 counts in a group is its first work that is not over on any rank: a rank that has not entered it
@@ -24,7 +24,7 @@ from functools import cached_property
 import msgspec
 
 from slurm_health.records.script_records import MOST_LINES
-from slurm_health.records.text import ranks_text
+from slurm_health.records.text import listed, ranks_text
 
 # What PyTorch says that a group is for, where the script has not said it.
 NO_PURPOSE = {None, "", "default_pg", "undefined"}
@@ -32,6 +32,7 @@ _OVER = {"completed", "retired"}
 # A group's name with the library, and its ranks: torch calls groups that are made together, and
 # have no rank in common, alike.
 _Group = tuple[str, tuple[int, ...]]
+STAND_IN = 1 << 20  # from here on, numbers of ranks whose number in the training is not known
 _REPEATED = 2  # a collective that all ranks have called so often is one that their steps have
 
 
@@ -83,7 +84,8 @@ class FlightRecord(msgspec.Struct, frozen=True, kw_only=True):
     also where `operations` had to leave some out. `transfers` are not over, `exchanged` are those
     of which an entry says that they were. `whole`: no older entry was overwritten, so that a group
     without one was not used; without any, a record that is not whole is that of a dump that could
-    not be read. `unclaimed`: it lay where all trainings of the user leave theirs.
+    not be read. `unclaimed`: it lay where all trainings of the user leave theirs. `host` is where
+    the rank runs, `lines` what the source says of it, if it has no single collectives.
     """
 
     rank: int
@@ -94,6 +96,8 @@ class FlightRecord(msgspec.Struct, frozen=True, kw_only=True):
     exchanged: tuple[Transfer, ...] = ()
     whole: bool = True
     unclaimed: bool = False
+    host: str = ""
+    lines: tuple[str, ...] = ()
 
     @property
     def groups(self) -> dict[str, Reached]:
@@ -145,9 +149,12 @@ class Difference:
 
     `mismatched`: they called something else. Otherwise they never entered it. `of_a_step`: what
     they called, all ranks had called again and again, so that they may only be at another step.
+    `counted`: no source has single collectives. `apart`: they are missing in different groups.
     """
 
     mismatched: bool
+    counted: bool = False
+    apart: bool = False
     of_a_step: bool = False
     ranks: tuple[int, ...]
     description: str
@@ -265,14 +272,16 @@ class CollectiveState:
                     calls[rank] = called
         texts = [self._absence_text(each) for each in alike.values()]
         ranks = tuple(each.rank for each in self.culprits)
-        if not calls:  # no source has single collectives
-            order = [*ranks, *(rank for rank in shown if rank not in ranks)]
-            evidence = self._counts(order)
-        else:
-            evidence = _evidence(calls, [rank for rank in ranks if rank in calls])
+        evidence = _evidence(calls, [rank for rank in ranks if rank in calls])
+        if not calls:
+            lines = {record.rank: record.lines for record in self.records}
+            order = dict.fromkeys([*ranks, *shown])
+            evidence = tuple(line for rank in order for line in lines.get(rank, ()))[:MOST_LINES]
         return Difference(
             mismatched=False,
-            ranks=ranks,
+            counted=not calls,
+            apart=len({culprit.group for culprit in self.culprits}) > 1,
+            ranks=tuple(rank for rank in ranks if rank < STAND_IN),
             description="; ".join(
                 [*texts[:MOST_LINES], *(["and more"] if texts[MOST_LINES:] else [])]
             ),
@@ -281,8 +290,8 @@ class CollectiveState:
 
     def _absence_text(self, alike: Sequence[Culprit]) -> str:
         first = alike[0]
-        ranks = ranks_text([each.rank for each in alike])
-        others = ranks_text(first.waiting)
+        ranks = self._named([each.rank for each in alike])
+        others = self._named(first.waiting)
         wait = "waits" if len(first.waiting) == 1 else "wait"
         of_group = self._operations.get((first.group, first.members), {})
         called = [each.get(first.sequence) for each in of_group.values()]
@@ -301,14 +310,18 @@ class CollectiveState:
             case Why.NEVER_ENTERED:
                 return f"{ranks} never entered {work}, in which {others} waited"
 
-    def _counts(self, order: Sequence[int]) -> tuple[str, ...]:
-        groups = {record.rank: record.groups for record in self.records}
-        return tuple(
-            f"NCCL's watchdog of rank {rank}: last enqueued {reached.entered}, last completed"
-            f" {reached.over}"
-            for rank in order
-            for reached in groups.get(rank, {}).values()
-        )[:MOST_LINES]
+    def _named(self, ranks: Sequence[int]) -> str:
+        """Return ranks in words; those without a number in the training by their hosts."""
+        known = [rank for rank in ranks if rank < STAND_IN]
+        hosts = {record.rank: record.host for record in self.records}
+        where = sorted({hosts.get(rank, "") for rank in ranks if rank >= STAND_IN} - {""})
+        others = len(ranks) - len(known)
+        parts = [ranks_text(known)] if known else []
+        if where:
+            parts.append(f"{'a rank' if others == 1 else 'ranks'} on {listed(where)}")
+        elif others:
+            parts.append("the others")
+        return " and ".join(parts)
 
 
 class _Names:
@@ -347,6 +360,8 @@ def _both(one: FlightRecord, other: FlightRecord) -> FlightRecord:
         transfers=(*one.transfers, *other.transfers),
         exchanged=(*one.exchanged, *other.exchanged),
         whole=one.whole or other.whole,
+        host=one.host or other.host,
+        lines=(*one.lines, *other.lines),
     )
 
 

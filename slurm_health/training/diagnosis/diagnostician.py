@@ -9,14 +9,21 @@ from typing import Any
 
 from slurm_health.node.rules.kernel_lines import XID
 from slurm_health.node.rules.xid import judge_xid
-from slurm_health.records.script_records import SLOWER_STEPS, Diagnosed
-from slurm_health.records.text import listed
-from slurm_health.training.diagnosis.collected import NodesTold, NodeTold, ScriptEnd, TrainingLog
+from slurm_health.records.script_records import Diagnosed
+from slurm_health.records.text import cut, listed, one_line
+from slurm_health.training.diagnosis.collected import (
+    MonitorSaw,
+    NodesTold,
+    NodeTold,
+    ScriptEnd,
+    TrainingLog,
+)
 from slurm_health.training.diagnosis.failed import quotes
+from slurm_health.training.diagnosis.pace import PaceFinding
+from slurm_health.training.diagnosis.rows import On
 from slurm_health.training.diagnosis.samples import Standstill
-from slurm_health.training.diagnosis.slow_steps import Slowdown
-from slurm_health.training.diagnosis.stragglers import SlowRank
 from slurm_health.training.diagnosis.surroundings import slow_before
+from slurm_health.training.diagnosis.words import known
 from slurm_health.training.framework import (
     ASKS_FOR,
     Attribution,
@@ -32,6 +39,7 @@ from slurm_health.training.framework import (
 )
 
 _MOST_EVIDENCE = 6
+_QUOTED = 120  # characters of what the check met
 _MOST_BEFORE = 2  # of these: what had been slow before
 _MOST_LINES = 24  # that nodes told
 _MOST_OF_NODE = 5
@@ -61,18 +69,6 @@ class CauseDiagnostician(Diagnostician):
         return EventAction(diagnosed=diagnosed(self.walk(problem.symptom, data), data))
 
 
-def observe_slowdown(data: DataManager) -> Inference | None:
-    """Return the symptom of steps that take longer than before, None where they do not."""
-    slowdown = data.get(Slowdown)
-    if slowdown is None or slowdown.step_ms <= slowdown.usual_ms:
-        return None
-    return Inference(
-        name=SLOWER_STEPS,
-        description=f"a step takes {slowdown.step_ms:.0f} ms instead of {slowdown.usual_ms:.0f} ms,"
-        " and nothing that was collected says why",
-    )
-
-
 def diagnosed(walk: Walk, data: DataManager) -> Diagnosed:
     """Return the record of where a chain led."""
     cause = walk.conclusion
@@ -88,7 +84,7 @@ def diagnosed(walk: Walk, data: DataManager) -> Diagnosed:
     first = next((each for each in own if each.rank in cause.ranks), None)
     return Diagnosed(
         cause=cause.name,
-        description=cause.description or cause.name,
+        description=(cause.description or cause.name) + _known_before(cause, data),
         attribution=cause.blame.value,
         sureness=cause.sureness.name.lower(),
         error=first.error if first else "",
@@ -103,6 +99,7 @@ def diagnosed(walk: Walk, data: DataManager) -> Diagnosed:
             *_lines_told(data, cause.nodes, ended=cause.blame is Attribution.OUTSIDE),
         ],
         advice=cause.advice,
+        advises_process=cause.advises_process,
         chain=[f"{step.operator}: {step.after.name}" for step in way],
         not_collected=[f"{name}: {why}" for name, why in _not_seen(data).items()],
         failed=[
@@ -110,6 +107,16 @@ def diagnosed(walk: Walk, data: DataManager) -> Diagnosed:
             *(f"operator {name}: {what}" for name, what in walk.failed.items()),
         ],
     )
+
+
+def _known_before(cause: Inference, data: DataManager) -> str:
+    """Return that the check before the script met the same, by the same words."""
+    saw = data.get(MonitorSaw)
+    for text in saw.check if saw else ():
+        row = known(text)
+        if row is not None and row.name == cause.name and On.LAST_WORDS in row.on:
+            return f"; the check before the script met it too: {cut(one_line(text), _QUOTED)}"
+    return ""
 
 
 def _first_of(cause: Inference, way: Sequence[ChainStep]) -> str:
@@ -128,11 +135,9 @@ def _not_followed(walk: Walk) -> Iterator[str]:
 
 def _of_the_job(nodes: Iterable[str], data: DataManager) -> list[str]:
     """Return those that are nodes of the job: what a job prints may name any."""
-    sources: list[ScriptEnd | Standstill | Slowdown | None]
-    sources = [data.get(ScriptEnd), data.get(Standstill), data.get(Slowdown)]
+    sources: list[ScriptEnd | Standstill | PaceFinding | None]
+    sources = [data.get(ScriptEnd), data.get(Standstill), data.get(PaceFinding)]
     of_the_job = {node for source in sources if source is not None for node in source.nodes}
-    slow = data.get(SlowRank)
-    of_the_job |= {slow.node} if slow else set()
     return [node for node in nodes if node in of_the_job]
 
 

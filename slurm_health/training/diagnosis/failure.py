@@ -23,6 +23,7 @@ from slurm_health.records.script_records import (
 )
 from slurm_health.records.text import signal_text
 from slurm_health.records.verdict import Level, NodeVerdict
+from slurm_health.report.sentences import hung_text
 from slurm_health.training.diagnosis.collected import ScriptEnd
 from slurm_health.training.diagnosis.diagnostician import diagnosed
 from slurm_health.training.diagnosis.operators import OPERATORS
@@ -43,6 +44,9 @@ from slurm_health.training.framework import (
 # A verdict wants a figure; an inference has none that anybody counted. `likely` must not be read as
 # the 99 % that measured rounds can reach.
 _PROBABILITY = {"possible": 0.5, "likely": 0.9, "certain": 0.99}
+# Faults that a check, which comes later, does not meet: Slurm's own trouble with a node, and memory
+# that failed once.
+UNSEEN_BY_CHECKS = frozenset({"node-lost", "memory-broken", "launch-refused", "launch-failed"})
 _MOST_OF_A_KIND = 2  # restarts after hangs of one cause, nodes that are at fault aside
 
 
@@ -60,8 +64,8 @@ class JobAtFailure(msgspec.Struct, frozen=True, kw_only=True):
         hang: the hang for which this start of the script was ended, None where it ended otherwise.
         hangs_before: those for which earlier starts of it in this attempt of the job were ended.
         before: what the post-mortems of earlier starts in this job concluded, oldest first.
-        here: those of them since which the job has left no node. A check that found a node at fault
-            explains a failure before it.
+        checked: those of them after which a check found all of its nodes healthy, and since which
+            the job has left no node: one that a check found at fault explains a failure before it.
     """
 
     batch_node: str
@@ -74,7 +78,7 @@ class JobAtFailure(msgspec.Struct, frozen=True, kw_only=True):
     hang: TrainingEvent | None = None
     hangs_before: tuple[TrainingEvent, ...] = ()
     before: tuple[Diagnosed, ...] = ()
-    here: tuple[Diagnosed, ...] = ()
+    checked: tuple[Diagnosed, ...] = ()
 
 
 class FailureNodeDiagnostician(Diagnostician):
@@ -153,11 +157,11 @@ class FailureDiagnostician(Diagnostician):
             return StopJob(reason=reason, evidence=evidence, diagnosed=cause)
         if job.hang is not None:
             return _after_hang(job.hang, job, evidence)
-        undecided = cause is not None and cause.attribution == Attribution.UNDECIDED
-        if cause and undecided and evidence and any(_alike(each, cause) for each in job.here):
-            reason = f"{what}; it failed in these words before, and its nodes have been checked"
-            return StopJob(reason=f"{reason} since", evidence=evidence, diagnosed=cause)
-        if cause and cause.attribution == Attribution.TRANSIENT:
+        passing = cause is not None and cause.attribution == Attribution.TRANSIENT
+        if cause and evidence and not passing and any(_alike(e, cause) for e in job.checked):
+            reason = f"{what}; it failed in these words before, and a check has found its nodes"
+            return StopJob(reason=f"{reason} healthy since", evidence=evidence, diagnosed=cause)
+        if passing:
             if not job.restarted_unchecked:
                 reason = f"{what} ({Attribution.TRANSIENT})"
                 return RestartRanks(reason=reason, evidence=evidence, diagnosed=cause)
@@ -212,13 +216,20 @@ def _at_fault(data: DataManager) -> tuple[NodeVerdict, ...]:
         )
         for node, state in (job.lost if job else ())
     }
-    for node in cause.accused if cause else ():
-        assert cause is not None
+    if cause is None:
+        return tuple(verdicts.values())
+    reason = cause.description
+    if job and any(_alike(earlier, cause) for earlier in job.checked):
+        # A node that a check found healthy after the failure is not at fault for it.
+        if cause.cause not in UNSEEN_BY_CHECKS:
+            return tuple(verdicts.values())
+        reason += "; the check that found it healthy since it failed so before cannot see that"
+    for node in cause.accused:
         verdict = NodeVerdict(
             node=node,
             level=Level.FAULTY,
             probability=_PROBABILITY[cause.sureness],
-            reason=cause.description,
+            reason=reason,
             evidence=tuple(cause.evidence) or ("the post-mortem",),
         )
         verdicts.setdefault(node, verdict)
@@ -244,7 +255,7 @@ def _after_hang(
 
     A hang without a place restarts once, another kind as often as `_MOST_OF_A_KIND`.
     """
-    what = f"the training hung: {hang.description}"
+    what = hung_text(hang.description)
     if hang.is_of_script:
         reason = f"{what}; in the script's own code or data, the same again would hang again"
         return StopJob(reason=reason, evidence=evidence)

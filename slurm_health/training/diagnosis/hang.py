@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, ClassVar
 
 import msgspec
@@ -28,12 +29,12 @@ from slurm_health.records.script_records import (
 from slurm_health.records.text import listed, ranks_text
 from slurm_health.training.diagnosis import surroundings, waits
 from slurm_health.training.diagnosis.collected import FlightRecords, NodesTold, SlurmView
-from slurm_health.training.diagnosis.collectives import CollectiveState, Difference, Why
+from slurm_health.training.diagnosis.collectives import CollectiveState, Why
 from slurm_health.training.diagnosis.diagnostician import diagnosed
-from slurm_health.training.diagnosis.ras import ras_behind
+from slurm_health.training.diagnosis.ras import rank_unresponsive
 from slurm_health.training.diagnosis.samples import (
     IN_KERNEL,
-    BrokenPath,
+    STOPPED,
     Doing,
     RankSample,
     StackPlace,
@@ -58,144 +59,228 @@ from slurm_health.training.framework import (
 
 KERNELS, CHIPS = "kernels-hang", "chips-wait"
 KERNEL_STACKS = "KernelStacks"  # of a site's collector: by rank the kernel on its device, or ""
-_NETWORK = (
-    "check these nodes' connections before the next start (slurm-health check --network-check)"
-)
+_NAMES = {Doing.LOADING: DATA_LOADER_STUCK, Doing.CHECKPOINT: "checkpoint-stuck"}
 _ADVICE = {
     Doing.LOADING: "look at what the data loader reads there: its file, filesystem or pipe",
     Doing.CHECKPOINT: "look at the filesystem that the checkpoint goes to, as this node sees it",
     Doing.OWN_CODE: "look at this line of the script, and at what it waits for on this node",
 }
-_NAMES = {Doing.LOADING: DATA_LOADER_STUCK, Doing.CHECKPOINT: "checkpoint-stuck"}
 _LOST_STATES = ("DOWN", "NOT_RESPONDING", "*")  # of a node, as Slurm writes them
-Rule = Callable[[Inference, DataManager], Inference | None]
+
+Placed = list[tuple[RankSample, StackPlace]]
+
+
+class Scene:
+    """What was collected of a training that hangs, in the terms of its operators.
+
+    Attributes:
+        data: all of it.
+        standstill: of that training.
+        kernels: the kernel on the device of each rank, nothing unless all are in one.
+        chips: the ranks whose GPUs wait for their peers.
+    """
+
+    def __init__(self, data: DataManager) -> None:
+        self.data = data
+        self.standstill = data.get(Standstill) or Standstill(stalled_s=0.0, allowance_s=0.0)
+        self.ranks = self.standstill.ranks
+        flights = data.get(FlightRecords)
+        self._records = flights.records if flights else ()
+        kernels: dict[str, str] = data.get(KERNEL_STACKS) or {}
+        self.kernels = kernels if all(kernels.values()) else {}
+        self.chips = [rank for rank in self.ranks if rank.gpu_waits]
+
+    @cached_property
+    def collectives(self) -> CollectiveState:
+        """How far the ranks came, by their Flight Recorders."""
+        return CollectiveState(self._records)
+
+    @property
+    def is_transfer(self) -> bool:
+        """Whether all that is missing is the other half of a send or a receive."""
+        missing = self.collectives.culprits
+        return bool(missing) and all(culprit.why is Why.NO_TRANSFER for culprit in missing)
+
+    @cached_property
+    def placed(self) -> Placed:
+        """Where ranks are: by their stacks, and in a collective if their device is in one."""
+        last = {record.rank: record.operations[-1] for record in self._records if record.operations}
+        placed = []
+        for rank in self.ranks:
+            place, pending = rank.place, last.get(rank.rank)
+            if pending and not pending.is_over and place.doing is Doing.OWN_CODE:
+                place = StackPlace(doing=Doing.COLLECTIVE, what=pending.what, at=place.at)
+            if rank.stack:
+                placed.append((rank, place))
+        return placed
+
+    @property
+    def inside(self) -> Placed:
+        """The ranks in a collective."""
+        return [at for at in self.placed if at[1].doing is Doing.COLLECTIVE]
+
+    @property
+    def outside(self) -> Placed:
+        """The ranks that are elsewhere."""
+        return [at for at in self.placed if at[1].doing is not Doing.COLLECTIVE]
+
+    @property
+    def holding_up(self) -> Placed:
+        """The ranks that the others wait for.
+
+        On a GPU the host does not stand in a collective, but wherever it next needs the device: in
+        `loss.item()`, `synchronize`, `clip_grad_norm_`. Such a rank is told from one that is
+        elsewhere by the Flight Recorder; else by what its GPU does, by the call, and if none is in
+        a collective by their number: most stand at one line and use no processor.
+        """
+        difference, outside = self.collectives.difference, self.outside
+        if difference is not None and not difference.mismatched:
+            return [at for at in outside if at[0].rank in difference.ranks]
+        waiting = [
+            (rank, place)
+            for rank, place in outside
+            if place.doing is Doing.OWN_CODE and rank.state != IN_KERNEL
+        ]
+        if not self.inside and waiting:
+            line, most = Counter(place.at for _, place in waiting).most_common(1)[0]
+            at_line = [at for at in waiting if at[1].at == line]
+            few = [at for at in outside if at not in at_line]
+            outside = few if few and most > len(self.ranks) / 2 else outside
+        return [at for at in outside if not _waits_for_device(*at)] or outside
+
+    @property
+    def silent(self) -> tuple[RankSample, ...]:
+        """All ranks, if none says where it is, or is gone or stopped."""
+        known = any(rank.stack or rank.gone or rank.state == STOPPED for rank in self.ranks)
+        return () if known else self.ranks
+
+    @property
+    def awaiting_files(self) -> list[RankSample]:
+        """The silent ranks that wait for a file, unless all wait for the same."""
+        ranks = self.silent
+        # What all have in common is how the program waits: a loader's workers read from pipes.
+        common = frozenset.intersection(*(r.file_waits for r in ranks)) if ranks else frozenset()
+        awaiting = [rank for rank in ranks if rank.file_waits - common]
+        return awaiting if len(awaiting) < len(ranks) else []
+
+
+def _waits_for_device(rank: RankSample, place: StackPlace) -> bool:
+    last = rank.stack[-1]
+    synchronizes = "torch/cuda/" in last.file and last.function == "synchronize"
+    return place.doing is Doing.OWN_CODE and (rank.gpu_waits or synchronizes)
+
+
+Rule = Callable[[Inference, Scene], Inference | None]
+_SYMPTOM = Inference(name=NO_PROGRESS)  # as rules know it that are shared with failures
 
 
 class HangOperator(InferenceOperator):
-    """A step of the chain: rules that lead on from the inferences `behind`."""
+    """A step of the chain: rules that lead on from the inferences `behind`.
 
-    behind: ClassVar[tuple[str, ...]] = (NO_PROGRESS, CHIPS)
+    Kernels come before chips, and chips before the rest, as far as there are any.
+    """
+
+    behind: ClassVar[tuple[str, ...]] = ()
     rules: ClassVar[tuple[Rule, ...]] = ()
 
+    def __init__(self, data_manager: DataManager) -> None:
+        super().__init__(data_manager)
+        self.scene = Scene(data_manager)
+
+    @property
+    def begins(self) -> str:
+        """Where the chain comes to it."""
+        return CHIPS if self.scene.kernels or self.scene.chips else NO_PROGRESS
+
     def is_compatible(self, inference: Inference) -> bool:
-        """Whether the chain has come to it: kernels before chips, and chips before the rest."""
-        if inference.name == NO_PROGRESS and self.behind[-1] == CHIPS:
-            return not _waiting_chips(self._data_manager) and not _kernels(self._data_manager)
-        return inference.name in self.behind
+        """Whether the chain has come to it."""
+        return inference.name in {self.begins, *self.behind}
 
     def infer(self, inferences: list[Inference]) -> list[Inference]:
-        """Return what its rules see behind an inference."""
-        inferred = (
-            rule(behind, self._data_manager) for behind in inferences for rule in self.rules
-        )
+        """Return what its rules see behind inferences."""
+        inferred = (rule(behind, self.scene) for behind in inferences for rule in self.rules)
         return [inference for inference in inferred if inference is not None]
 
 
-def _kernels(data: DataManager) -> dict[str, str]:
-    """Return the kernel on the device of each rank, nothing unless all are in one."""
-    kernels: dict[str, str] = data.get(KERNEL_STACKS) or {}
-    return kernels if all(kernels.values()) else {}
-
-
-def _waiting_chips(data: DataManager) -> list[RankSample]:
-    return [rank for rank in _ranks(data) if rank.gpu_waits]
-
-
-def kernels_hang(_: Inference, data: DataManager) -> Inference | None:
+def kernels_hang(_: Inference, scene: Scene) -> Inference | None:
     """Every device is in a kernel."""
-    kernels = _kernels(data)
-    if not kernels:
+    if not scene.kernels:
         return None
-    lines = tuple(f"rank {rank} is in {kernel}" for rank, kernel in kernels.items())
-    return Inference(
-        name=KERNELS, description="all devices are in kernels", evidence=lines[:MOST_LINES]
-    )
+    lines = tuple(f"rank {rank} is in {kernel}" for rank, kernel in scene.kernels.items())
+    description = "all devices are in kernels"
+    return Inference(name=KERNELS, description=description, evidence=lines[:MOST_LINES])
 
 
 class KernelHangChecker(HangOperator):
     """Kernels on the devices, from a collector such as a timer: XPUTimerHangChecker."""
 
-    behind = (NO_PROGRESS,)
+    begins = NO_PROGRESS
     rules = (kernels_hang,)
 
 
-def chips_wait(_: Inference, data: DataManager) -> Inference | None:
+def chips_wait(_: Inference, scene: Scene) -> Inference | None:
     """Chips are in use and do next to nothing: their ranks wait for each other."""
-    ranks = _waiting_chips(data)
-    if not ranks and not _kernels(data):
+    if not scene.chips and not scene.kernels:
         return None
-    return _about(
-        ranks,
-        name=CHIPS,
-        description=f"the GPUs of {who(ranks)} wait for their peers" if ranks else "chips wait",
-    )
+    gpus = f"the GPUs of {who(scene.chips)} wait for their peers" if scene.chips else "chips wait"
+    return _about(scene.chips, name=CHIPS, description=gpus)
 
 
 class ChipHangChecker(HangOperator):
     """What chips do, and what their driver logged: AntMonitorHangChecker."""
 
-    behind = (NO_PROGRESS, KERNELS)
-    rules = (surroundings.gpu_errors, chips_wait)
+    rules = (lambda inference, scene: surroundings.gpu_errors(inference, scene.data), chips_wait)
 
-    def is_compatible(self, inference: Inference) -> bool:
+    @property
+    def begins(self) -> str:
         """Behind the stacks of kernels, if there are any."""
-        if inference.name == NO_PROGRESS:
-            return not _kernels(self._data_manager)
-        return inference.name in self.behind
+        return KERNELS if self.scene.kernels else NO_PROGRESS
 
 
-def transfer_differs(inference: Inference, data: DataManager) -> Inference | None:
+def transfer_parted(_: Inference, scene: Scene) -> Inference | None:
     """A rank sends or receives, and its peer has not begun the other half."""
-    return waits.flight_differs(_as_symptom(inference), data) if _is_transfer(data) else None
+    return waits.ranks_parted(_SYMPTOM, scene.data) if scene.is_transfer else None
 
 
 class SendRecvHangChecker(HangOperator):
     """A send without its receive, or the other way: SendRecvHangChecker."""
 
-    rules = (transfer_differs,)
+    rules = (transfer_parted,)
 
 
-def data_ended_before(inference: Inference, data: DataManager) -> Inference | None:
-    """The data of some ranks has ended, and that of the others has given more."""
-    return waits.data_ended_before(_as_symptom(inference), data)
-
-
-def collective_differs(inference: Inference, data: DataManager) -> Inference | None:
+def collective_parted(_: Inference, scene: Scene) -> Inference | None:
     """By the ranks' records they parted in a collective."""
-    return None if _is_transfer(data) else waits.flight_differs(_as_symptom(inference), data)
+    return None if scene.is_transfer else waits.ranks_parted(_SYMPTOM, scene.data)
 
 
-def waits_differ(_: Inference, data: DataManager) -> Inference | None:
+def waits_differ(_: Inference, scene: Scene) -> Inference | None:
     """All ranks are in collectives, and at least two of these differ by their names.
 
     Possible only: a rank that lags behind also waits elsewhere.
     """
-    inside, outside = _inside(data), _outside(data)
     by_name: dict[str, list[RankSample]] = {}
-    for rank, place in inside:
+    for rank, place in scene.inside:
         by_name.setdefault(place.what, []).append(rank)
-    if len(by_name.keys() - {"backward"}) < 2 or outside:
+    if len(by_name.keys() - {"backward"}) < 2 or scene.outside:
         return None
-    fewest = min(by_name.values(), key=len)
     places = "; ".join(f"{ranks_text(ranks_of(r))} in {what}" for what, r in by_name.items())
     return _about(
-        fewest,
+        min(by_name.values(), key=len),
         name="collectives-differ",
         description=f"ranks wait for each other in different collectives ({places})",
         attribution=Attribution.USER,
         sureness=Sureness.POSSIBLE,
-        evidence=tuple(where_line(*at) for at in inside[:MOST_LINES]),
+        evidence=tuple(where_line(*at) for at in scene.inside[:MOST_LINES]),
         advice="check whether every rank calls the same collectives in the same order",
     )
 
 
-def never_met(_: Inference, data: DataManager) -> Inference | None:
+def never_met(_: Inference, scene: Scene) -> Inference | None:
     """No rank comes out of the rendezvous, and no connection between nodes is broken."""
-    standstill = data.get(Standstill)
-    inside = _inside(data)
-    if standstill is None or standstill.paths or _outside(data) or len(inside) < 2:
+    inside = scene.inside
+    if scene.standstill.paths or scene.outside or not 2 <= len(inside) >= len(scene.ranks):
         return None
-    if not all(place.meets for _, place in inside) or len(inside) < len(standstill.ranks):
+    if not all(place.meets for _, place in inside):
         return None
     ranks = [rank for rank, _ in inside]
     return _about(
@@ -214,12 +299,18 @@ def never_met(_: Inference, data: DataManager) -> Inference | None:
 class CollectiveHangChecker(HangOperator):
     """Who has not come to a collective that others are in: XCCLHangChecker."""
 
-    rules = (data_ended_before, collective_differs, ras_behind, never_met, waits_differ)
+    rules = (
+        lambda _, scene: waits.data_ended_before(_SYMPTOM, scene.data),
+        collective_parted,
+        lambda inference, scene: rank_unresponsive(inference, scene.data),
+        never_met,
+        waits_differ,
+    )
 
 
-def rank_gone(_: Inference, data: DataManager) -> Inference | None:
+def rank_gone(_: Inference, scene: Scene) -> Inference | None:
     """The process of a rank that was there has ended, and others still wait for it."""
-    gone = [rank for rank in _ranks(data) if rank.gone]
+    gone = [rank for rank in scene.ranks if rank.gone]
     if not gone:
         return None
     lines = [
@@ -241,11 +332,10 @@ def rank_gone(_: Inference, data: DataManager) -> Inference | None:
     )
 
 
-def rank_stopped(_: Inference, data: DataManager) -> Inference | None:
+def rank_stopped(_: Inference, scene: Scene) -> Inference | None:
     """A signal stopped a rank; if all of them are stopped, the whole job was suspended."""
-    standstill = data.get(Standstill)
-    stopped = standstill.stopped if standstill else ()
-    if not 0 < len(stopped) < len(_ranks(data)):
+    stopped = scene.standstill.stopped
+    if not 0 < len(stopped) < len(scene.ranks):
         return None
     return _about(
         stopped,
@@ -259,38 +349,38 @@ def rank_stopped(_: Inference, data: DataManager) -> Inference | None:
             for rank in stopped[:MOST_LINES]
         ),
         advice=f"let it go on: kill -CONT {stopped[0].pid} on {stopped[0].node}",
+        advises_process=True,
     )
 
 
-def rank_elsewhere(inference: Inference, data: DataManager) -> Inference | None:
+def rank_elsewhere(inference: Inference, scene: Scene) -> Inference | None:
     """Ranks do not get to a collective, whether others wait in it or not.
 
     By their stacks they wait for data, are at a checkpoint, or in code of their own.
     """
-    difference = _difference(data)
+    difference, held_up_by = scene.collectives.difference, scene.holding_up
     # A Flight Recorder that shows who is missing leads here.
     missing = difference is not None and not difference.mismatched
-    outside = _holding_up(data)
-    if (inference.name == NEVER_ENTERED) != missing or not outside:
+    if (inference.name == NEVER_ENTERED) != missing or not held_up_by:
         return None
-    away = {rank.rank for rank, _ in outside}
-    inside = [rank.rank for rank, _ in _placed(data) if rank.rank not in away]
+    away = {rank.rank for rank, _ in held_up_by}
+    inside = [rank.rank for rank, _ in scene.placed if rank.rank not in away]
     # One that loads or is at a checkpoint does not wait there for others, as code of its own may.
-    known = (place.doing for _, place in outside if place.doing is not Doing.OWN_CODE)
+    known = (place.doing for _, place in held_up_by if place.doing is not Doing.OWN_CODE)
     doing = next(known, Doing.OWN_CODE)
-    same = [(rank, place) for rank, place in outside if place.doing is doing]
+    same = [(rank, place) for rank, place in held_up_by if place.doing is doing]
     ranks = [rank for rank, _ in same]
     one = len(ranks) == 1
+    is_, its = ("is", "its") if one else ("are", "their")
     does = {
         Doing.LOADING: f"{'waits' if one else 'wait'} for the data loader",
-        Doing.CHECKPOINT: f"{'is' if one else 'are'} at a checkpoint",
-    }.get(doing, f"{'is' if one else 'are'} in code of {'its' if one else 'their'} own")
+        Doing.CHECKPOINT: f"{is_} at a checkpoint",
+    }.get(doing, f"{is_} in code of {its} own")
     at = f" ({same[0][1].at})" if same[0][1].at else ""
     others = ""
     if inside:
-        what = "in a collective" if _inside(data) else "for what their devices do"
-        wait = "waits" if len(inside) == 1 else "wait"
-        others = f", while {ranks_text(inside)} {wait} {what}"
+        what = "in a collective" if scene.inside else "for what their devices do"
+        others = f", while {ranks_text(inside)} {'waits' if len(inside) == 1 else 'wait'} {what}"
     kernel = any(rank.state == IN_KERNEL for rank in ranks)
     return _about(
         ranks,
@@ -302,12 +392,12 @@ def rank_elsewhere(inference: Inference, data: DataManager) -> Inference | None:
     )
 
 
-def file_awaited(_: Inference, data: DataManager) -> Inference | None:
+def file_awaited(_: Inference, scene: Scene) -> Inference | None:
     """Some ranks wait in the kernel for a file, and the others do not.
 
     No rank says where it is, and none is gone or stopped, which says more.
     """
-    ranks = _awaiting_files(data)
+    ranks = scene.awaiting_files
     if not ranks:
         return None
     return _about(
@@ -323,80 +413,87 @@ def file_awaited(_: Inference, data: DataManager) -> Inference | None:
         ),
         advice="look at the files that it has open there (ls -l /proc/PID/fd), and whether"
         " their filesystems answer on this node",
+        advises_process=True,
     )
-
-
-def killed_for_memory(inference: Inference, data: DataManager) -> Inference | None:
-    """The kernel killed a rank that is gone, for memory."""
-    is_gone = inference.name == RANK_GONE
-    return surroundings.killed_for_memory(inference, data) if is_gone else None
 
 
 class HostHangChecker(HangOperator):
     """What ranks do on their hosts that others wait for: the rest of AntMonitorHangChecker."""
 
-    behind = (NO_PROGRESS, RANK_GONE, NEVER_ENTERED, CHIPS)
+    behind = (RANK_GONE, NEVER_ENTERED)
 
     def infer(self, inferences: list[Inference]) -> list[Inference]:
         """Lead on from a rank that is gone or missing, else from the standstill."""
-        if inferences[0].name == RANK_GONE:
-            rules: tuple[Rule, ...] = (killed_for_memory,)
-        elif inferences[0].name == NEVER_ENTERED:
+        (behind,) = inferences
+        if behind.name == RANK_GONE:
+            killed = surroundings.killed_for_memory(behind, self.scene.data)
+            return [killed] if killed else []
+        rules: tuple[Rule, ...] = (rank_gone, rank_stopped, rank_elsewhere, file_awaited)
+        if behind.name == NEVER_ENTERED:
             rules = (rank_elsewhere,)
-        else:
-            rules = (rank_gone, rank_stopped, rank_elsewhere, file_awaited)
-        inferred = (rule(inferences[0], self._data_manager) for rule in rules)
-        return [inference for inference in inferred if inference is not None]
+        return [inferred for rule in rules if (inferred := rule(behind, self.scene))]
 
 
-def no_rank_leaves(_: Inference, data: DataManager) -> Inference | None:
-    """All ranks are alive in the same collective, and none leaves it: the network between them.
+def network_of_group(_: Inference, scene: Scene) -> Inference | None:
+    """The network between nodes: by broken connections, or by what is left.
 
-    It is the path that all broken connections share, if there is one.
+    All ranks are alive in the same collective, and none leaves it; or no rank says where it is, and
+    connections between nodes of the job are not answered. It is the node that all broken
+    connections share, if there is one.
     """
-    standstill = data.get(Standstill)
-    if standstill is None or len(standstill.ranks) < 2 or _difference(data) is not None:
+    inside, paths = scene.inside, scene.standstill.paths
+    ranks: Sequence[RankSample] = [rank for rank, _ in inside]
+    if 2 <= len(scene.ranks) == len(inside) and scene.collectives.difference is None:
+        what = f"all ranks are in a collective ({inside[0][1].what}) and none leaves it"
+    elif paths and scene.silent and not scene.awaiting_files:
+        what, ranks = "data between nodes of the job is not answered", scene.ranks
+    else:
         return None
-    inside = _inside(data)
-    if len(inside) != len(standstill.ranks):
-        return None
-    culprit, means = shared_end(standstill.paths)
-    nodes = culprit or nodes_of([rank for rank, _ in inside])
+    ends, means = shared_end(paths)
+    nodes = ends or nodes_of(ranks)
     return Inference(
         name="network-of-group",
-        description=f"all ranks are in a collective ({inside[0][1].what}) and none leaves it: the"
-        f" network between {listed(nodes)}{f'; {means}' if means else ''}",
+        description=f"{what}: the network between {listed(nodes)}{f'; {means}' if means else ''}",
         # Connections that break show which way; without them it is what is left.
-        sureness=Sureness.LIKELY if standstill.paths else Sureness.POSSIBLE,
+        sureness=Sureness.LIKELY if paths else Sureness.POSSIBLE,
         nodes=nodes,
-        ranks=ranks_of([rank for rank, _ in inside if rank.node in nodes]),
-        evidence=(*map(_broken_line, standstill.paths[:MOST_LINES]), where_line(*inside[0])),
-        advice=_NETWORK,
+        ranks=ranks_of([rank for rank in ranks if rank.node in nodes]),
+        evidence=(
+            *(
+                f"{path.node} gets no answer from {path.peer}: {path.connections} connections, up"
+                f" to {path.retransmits} retransmissions"
+                for path in paths[:MOST_LINES]
+            ),
+            *(where_line(*at) for at in inside[:1]),
+        ),
+        advice="check these nodes' connections before the next start (slurm-health check"
+        " --network-check)",
     )
 
 
-def node_silent(_: Inference, data: DataManager) -> Inference | None:
-    """The monitor of a node does not answer, and those of others do.
+def node_silent(_: Inference, scene: Scene) -> Inference | None:
+    """The agent of a node does not answer, and those of others do.
 
-    It is the node, or the way to it, only if Slurm or a connection says so too: else its monitor
+    It is the node, or the way to it, only if Slurm or a connection says so too: else its agent
     has ended, which says nothing of the node.
     """
-    standstill, nodes_told, slurm = data.get(Standstill), data.get(NodesTold), data.get(SlurmView)
-    if standstill is None or not 0 < len(standstill.silent) < len(standstill.nodes):
+    standstill, silent = scene.standstill, scene.standstill.silent
+    if not 0 < len(silent) < len(standstill.nodes):
         return None
-    silent = standstill.silent
     one = len(silent) == 1
+    nodes_told, slurm = scene.data.get(NodesTold), scene.data.get(SlurmView)
     unreached = {end for path in standstill.paths for end in (path.node, path.peer)}
     unreached |= set(nodes_told.silent if nodes_told else ())
     states = slurm.node_states if slurm else {}
     unreached |= {n for n, s in states.items() if any(mark in s.upper() for mark in _LOST_STATES)}
+    no_answer = (f"no answer from the agent on {listed(silent)}",)
     if not unreached & set(silent):
         return Inference(
-            name="monitor-ended",
-            description=f"the monitor{'' if one else 's'} on {listed(silent)} ended, and nothing"
+            name="agent-ended",
+            description=f"the agent{'' if one else 's'} on {listed(silent)} ended, and nothing"
             " that was collected says where the training hangs",
             sureness=Sureness.POSSIBLE,
-            evidence=(f"no answer from the monitor on {listed(silent)}",),
+            evidence=no_answer,
             advice=f"look at the ranks on {silent[0]} (py-spy dump --pid PID)",
         )
     return Inference(
@@ -405,39 +502,16 @@ def node_silent(_: Inference, data: DataManager) -> Inference | None:
         " the network to it",
         sureness=Sureness.LIKELY,
         nodes=silent,
-        ranks=ranks_of([rank for rank in standstill.ranks if rank.node in silent]),
-        evidence=(f"no answer from the monitor on {listed(silent)}",),
+        ranks=ranks_of([rank for rank in scene.ranks if rank.node in silent]),
+        evidence=no_answer,
         advice=f"check whether Slurm still reaches it: scontrol show node {silent[0]}",
-    )
-
-
-def connections_unanswered(_: Inference, data: DataManager) -> Inference | None:
-    """Connections between nodes of the job are not answered, and no rank says where it is.
-
-    It is the node that all of them share, if there is one.
-    """
-    standstill = data.get(Standstill)
-    if standstill is None or not standstill.paths or not _silent_ranks(data):
-        return None
-    if _awaiting_files(data):
-        return None
-    nodes, means = shared_end(standstill.paths)
-    return Inference(
-        name="network-of-group",
-        description=f"data between nodes of the job is not answered: the network between"
-        f" {listed(nodes)}; {means}",
-        sureness=Sureness.LIKELY,
-        nodes=nodes,
-        ranks=ranks_of([rank for rank in standstill.ranks if rank.node in nodes]),
-        evidence=tuple(map(_broken_line, standstill.paths[:MOST_LINES])),
-        advice=_NETWORK,
     )
 
 
 class NetworkHangChecker(HangOperator):
     """What is between the nodes: no operator of the document's, which ends at the collective."""
 
-    rules = (no_rank_leaves, node_silent, connections_unanswered)
+    rules = (network_of_group, node_silent)
 
 
 class HangDiagnostician(Diagnostician):
@@ -484,106 +558,6 @@ class HangDiagnostician(Diagnostician):
 
 def _about(ranks: Sequence[RankSample], **more: Any) -> Inference:
     return Inference(nodes=nodes_of(ranks), ranks=ranks_of(ranks), **more)
-
-
-def _as_symptom(inference: Inference) -> Inference:
-    """Return an inference of the chain as the rules shared with failures know it."""
-    return Inference(name=NO_PROGRESS) if inference.name == CHIPS else inference
-
-
-def _difference(data: DataManager) -> Difference | None:
-    flight = data.get(FlightRecords)
-    return CollectiveState(flight.records).difference if flight else None
-
-
-def _is_transfer(data: DataManager) -> bool:
-    flight = data.get(FlightRecords)
-    missing = CollectiveState(flight.records).culprits if flight else ()
-    return bool(missing) and all(culprit.why is Why.NO_TRANSFER for culprit in missing)
-
-
-def _ranks(data: DataManager) -> tuple[RankSample, ...]:
-    standstill = data.get(Standstill)
-    return standstill.ranks if standstill else ()
-
-
-_Placed = list[tuple[RankSample, StackPlace]]
-
-
-def _placed(data: DataManager) -> _Placed:
-    """Return where ranks are: by their stacks, and in a collective if their device is in one."""
-    flight = data.get(FlightRecords)
-    records = flight.records if flight else ()
-    last = {record.rank: record.operations[-1] for record in records if record.operations}
-    placed = []
-    for rank in _ranks(data):
-        place = rank.place
-        pending = last.get(rank.rank)
-        if pending and not pending.is_over and place.doing is Doing.OWN_CODE:
-            place = StackPlace(doing=Doing.COLLECTIVE, what=pending.what, at=place.at)
-        if rank.stack:
-            placed.append((rank, place))
-    return placed
-
-
-def _inside(data: DataManager) -> _Placed:
-    return [at for at in _placed(data) if at[1].doing is Doing.COLLECTIVE]
-
-
-def _outside(data: DataManager) -> _Placed:
-    return [at for at in _placed(data) if at[1].doing is not Doing.COLLECTIVE]
-
-
-def _holding_up(data: DataManager) -> _Placed:
-    """Return the ranks that the others wait for.
-
-    On a GPU the host does not stand in a collective, but wherever it next needs the device: in
-    `loss.item()`, `synchronize`, `clip_grad_norm_`. Those are told from a rank that is elsewhere by
-    the Flight Recorder; else by what their GPU does, by the call, and if none is in a collective
-    by their number: most stand at one line and use no processor.
-    """
-
-    def may_wait(rank: RankSample, place: StackPlace) -> bool:
-        return place.doing is Doing.OWN_CODE and rank.state != IN_KERNEL
-
-    def waits_for_device(rank: RankSample, place: StackPlace) -> bool:
-        last = rank.stack[-1]
-        synchronizes = "torch/cuda/" in last.file and last.function == "synchronize"
-        return place.doing is Doing.OWN_CODE and (rank.gpu_waits or synchronizes)
-
-    outside = _outside(data)
-    difference = _difference(data)
-    if difference is not None and not difference.mismatched:
-        return [at for at in outside if at[0].rank in difference.ranks]
-    if not _inside(data):
-        lines = Counter(place.at for rank, place in outside if may_wait(rank, place))
-        line, most = lines.most_common(1)[0] if lines else ("", 0)
-        few = [at for at in outside if at[1].at != line or not may_wait(*at)]
-        outside = few if few and most > len(_ranks(data)) / 2 else outside
-    return [at for at in outside if not waits_for_device(*at)] or outside
-
-
-def _silent_ranks(data: DataManager) -> tuple[RankSample, ...]:
-    """Return all ranks if none says where it is, or is gone or stopped."""
-    ranks = _ranks(data)
-    known = any(rank.stack or rank.gone or rank.state == "T" for rank in ranks)
-    return () if known else ranks
-
-
-def _awaiting_files(data: DataManager) -> list[RankSample]:
-    """Return the ranks that wait for a file, unless all wait for the same."""
-    ranks = _silent_ranks(data)
-    # What all have in common is how the program waits: a data loader's workers read from pipes.
-    common = frozenset.intersection(*(rank.file_waits for rank in ranks)) if ranks else frozenset()
-    awaiting = [rank for rank in ranks if rank.file_waits - common]
-    return awaiting if len(awaiting) < len(ranks) else []
-
-
-def _broken_line(path: BrokenPath) -> str:
-    return (
-        f"{path.node} gets no answer from {path.peer}: {path.connections} connections, up to"
-        f" {path.retransmits} retransmissions"
-    )
 
 
 def where_line(rank: RankSample, place: StackPlace) -> str:

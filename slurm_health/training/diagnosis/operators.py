@@ -19,10 +19,8 @@ from slurm_health.records.script_records import (
 )
 from slurm_health.training.diagnosis import (
     failed,
-    slow_steps,
-    stragglers,
+    pace,
     surroundings,
-    waited,
     waits,
 )
 from slurm_health.training.framework import Rule
@@ -33,25 +31,20 @@ OPERATORS: tuple[Rule, ...] = tuple(
     for name, leads_on_from, cause in (
         ("slurm-ended-it", (SCRIPT_FAILED,), surroundings.ended_from_outside),
         ("slurm-lost-a-node", (SCRIPT_FAILED,), surroundings.lost_node),
-        ("launcher-lost-a-node", (SCRIPT_FAILED,), surroundings.lost_daemon),
-        ("slurm-tells-of-memory", (SCRIPT_FAILED,), surroundings.broken_memory),
-        ("slurm-launch", (SCRIPT_FAILED,), waited.launch_failed),
+        ("slurm-names-a-node", (SCRIPT_FAILED,), surroundings.slurm_names_a_node),
         ("memory-events", (SCRIPT_FAILED,), surroundings.killed_for_memory),
         ("xid", (SCRIPT_FAILED,), surroundings.gpu_errors),
         ("kernel", (SCRIPT_FAILED,), surroundings.broken_hardware),
         ("monitor-ended-it", (SCRIPT_FAILED,), surroundings.hung_until_ended),
         ("monitor", (*_ENDED, RANKS_WAITED), surroundings.hung_before_failure),
-        ("flight-recorder", (SCRIPT_FAILED, RANKS_WAITED), waits.flight_differs),
+        ("collectives", (SCRIPT_FAILED, RANKS_WAITED), waits.ranks_parted),
         ("first-failure", (SCRIPT_FAILED,), failed.first_failure),
         ("words", (RANK_FAILED,), failed.why_rank_failed),
         ("last-words", (SCRIPT_FAILED,), failed.last_words),
         ("script-crashed", (SCRIPT_FAILED,), failed.script_crashed),
-        ("nccl-warnings", (SCRIPT_FAILED,), waited.warned_of_connections),
-        ("nccl-watchdog", (RANKS_WAITED,), waited.watchdog_counts),
-        ("words-of-waiting", (RANKS_WAITED,), waited.why_ranks_waited),
-        ("connection-speeds", (SLOWER_STEPS,), slow_steps.slow_paths),
-        ("processor-time", (SLOWER_RANK,), stragglers.no_processor),
-        ("loading-time", (SLOWER_RANK,), stragglers.slow_data),
-        ("running-time", (SLOWER_RANK,), stragglers.computes_longer),
+        ("nccl-warnings", (SCRIPT_FAILED,), waits.warned_of_connections),
+        ("words-of-waiting", (RANKS_WAITED,), waits.why_ranks_waited),
+        ("connection-speeds", (SLOWER_STEPS,), pace.slow_paths),
+        ("step-costs", (SLOWER_RANK,), pace.why_slower),
     )
 )

@@ -25,6 +25,7 @@ from slurm_health.training.diagnosis.samples import (
     IDLE_BYTES_PER_S,
     IN_KERNEL,
     Doing,
+    Look,
     NodeReport,
     RankSample,
     Standstill,
@@ -35,7 +36,8 @@ from slurm_health.training.diagnosis.samples import (
 _FEW = 8  # steps, lines or moves: fewer make no pace
 _LOADED_S = 1.0  # that a main thread runs before it trains: to load its libraries alone
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 10.0, 600.0  # from one inspection that shows no hang to the next
-_SUSPENDED_S = 60.0  # without a report from any node: all report every ten
+_SUSPENDED_S = 60.0  # without a report from any node: all report every five
+_SHORTEST_S = 0.5  # between two samples that are compared: less shows too little
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,11 +119,26 @@ class Pace:
 
 
 @dataclass(kw_only=True)
-class Last:
-    """The latest sample of a rank, and when it came."""
+class Track:
+    """One rank over time.
+
+    Args:
+        sample: the latest one, compared with the one before; it came at `at_s`.
+        sampled_s: when it was taken, by the clock of its node.
+        ran_s: when its main thread last ran; `moved_s` is when anything of it moved.
+        moves: samples at which it had run; `longest_rest_s` is the longest time between two.
+        inspected: the sample of the latest inspection.
+        gone: its process has ended.
+    """
 
     sample: RankSample
     at_s: float
+    sampled_s: float
+    ran_s: float
+    moved_s: float
+    moves: int = 0
+    longest_rest_s: float = 0.0
+    inspected: RankSample | None = None
     gone: bool = False
 
 
@@ -138,7 +155,7 @@ class Program:
     """The ranks of one step of the job, or of its script itself, and when they last went on."""
 
     name: str
-    ranks: dict[int, Last] = field(default_factory=dict)
+    ranks: dict[int, Track] = field(default_factory=dict)
     stepped_s: float = -math.inf  # when any rank came to another step
     ran_s: float = -math.inf  # when any main thread ran
     moved_s: float = -math.inf  # when anything moved, in any rank
@@ -153,39 +170,57 @@ class Program:
     def samples(self) -> list[RankSample]:
         """The latest sample of each rank, in order."""
         return [
-            msgspec.structs.replace(last.sample, gone=last.gone)
-            for _, last in sorted(self.ranks.items())
+            msgspec.structs.replace(track.sample, gone=track.gone)
+            for _, track in sorted(self.ranks.items())
         ]
 
     @property
     def step(self) -> int:
         """The latest step of any rank."""
-        return max((last.sample.step for last in self.ranks.values()), default=0)
+        return max((track.sample.step for track in self.ranks.values()), default=0)
 
     @property
     def beats(self) -> bool:
         """Whether any rank has a heartbeat with steps."""
         return self.stepped_s > -math.inf
 
-    def take(self, sample: RankSample, now_s: float, *, suspended: bool) -> None:
-        """Take in a sample of a rank."""
-        before = self.ranks.get(sample.rank)
-        is_new = before is None or before.sample.pid != sample.pid
-        if before is None or is_new or sample.moves >= before.sample.moves:
-            self.ran_s = max(self.ran_s, now_s - sample.rest_s)
-            known = sample
-        else:  # of another agent than before, which does not know since when the rank rests
-            if sample.moves:
-                self.ran_s = max(self.ran_s, now_s - sample.rest_s)
-            known = msgspec.structs.replace(
-                sample,
-                moves=before.sample.moves,
-                longest_rest_s=max(sample.longest_rest_s, before.sample.longest_rest_s),
+    @property
+    def has_begun(self) -> bool:
+        """Whether all ranks have run for as long as it takes to load what they train with."""
+        return all(track.sample.ran_s >= _LOADED_S for track in self.ranks.values())
+
+    def take(self, sample: RankSample, report: NodeReport, now_s: float, *, resumed: bool) -> bool:
+        """Take in a sample of a rank; return whether it has run. `resumed`: the job was suspended.
+
+        While it was suspended neither the ranks ran nor we: what came before is no standstill.
+        """
+        track = self.ranks.get(sample.rank)
+        if track is None or track.sample.pid != sample.pid or sample.steps < track.sample.steps:
+            track = Track(
+                sample=sample, at_s=now_s, sampled_s=report.at_s, ran_s=now_s, moved_s=now_s
             )
-        self.ranks[sample.rank] = Last(sample=known, at_s=now_s)
+            self.ranks[sample.rank] = track
+        window_s = report.at_s - track.sampled_s
+        if report.look is not Look.BASELINE and window_s >= _SHORTEST_S:
+            before, sample = track.sample, sample.since(track.sample, window_s)
+            if report.look is Look.INSPECTION:
+                track.inspected = sample
+            if not sample.rests:
+                track.moves += 1
+                track.longest_rest_s = max(track.longest_rest_s, track.at_s - track.ran_s)
+                track.ran_s = now_s
+            # While its GPU is known to wait, NCCL's threads spin beside its main one.
+            gpu_waits = track.inspected is not None and track.inspected.gpu_waits
+            if not sample.is_still(before, window_s) and not (sample.rests and gpu_waits):
+                track.moved_s = now_s
+        if resumed:
+            track.ran_s = track.moved_s = now_s
+        track.sample, track.at_s, track.sampled_s, track.gone = sample, now_s, report.at_s, False
+        self.ran_s = max(self.ran_s, track.ran_s)
         if sample.steps:
-            self.stepped_s = max(self.stepped_s, now_s - sample.age_s)
-        self.move(now_s if is_new or suspended else now_s - sample.still_s)
+            self.stepped_s = max(self.stepped_s, now_s if resumed else now_s - sample.age_s)
+        self.move(track.moved_s)
+        return track.ran_s == now_s
 
     def move(self, at_s: float) -> None:
         """Note that something moved or worked then."""
@@ -207,7 +242,9 @@ class Pulse:
         self.programs: dict[str, Program] = {}
         self._limits = limits
         self._files: dict[str, StepLines] = {}
-        self._on_node: dict[str, set[tuple[str, int]]] = {}  # programs and ranks, as reported last
+        # By node: programs and ranks as reported last, and when how many bytes had come.
+        self._on_node: dict[str, set[tuple[str, int]]] = {}
+        self._received: dict[str, tuple[float, int]] = {}
         self._reported_s = math.inf
 
     @property
@@ -235,25 +272,32 @@ class Pulse:
 
     def observe(self, report: NodeReport, now_s: float) -> None:
         """Take in a report: ranks of its node that it does not have any more have ended."""
-        suspended = now_s - self._reported_s > _SUSPENDED_S
+        resumed = now_s - self._reported_s > _SUSPENDED_S
         self._reported_s = now_s
         present = {(sample.program, sample.rank) for sample in report.ranks}
-        ran: set[str] = set()
+        ran: dict[str, bool] = {}
         for sample in report.ranks:
             program = self.programs.setdefault(sample.program, Program(name=sample.program))
-            program.take(sample, now_s, suspended=suspended)
-            if not sample.rest_s:
-                ran.add(program.name)
+            runs = program.take(sample, report, now_s, resumed=resumed)
+            ran[program.name] = ran.get(program.name, False) or runs
+        for name, runs in ran.items():
+            if report.look is not Look.BASELINE:
+                self.programs[name].runs = self.programs[name].runs + 1 if runs else 0
         for name, rank in self._on_node.get(report.node, set()) - present:
-            if name in self.programs and self.programs[name].ranks[rank].sample.node == report.node:
-                self.programs[name].ranks[rank].gone = True
-        for name in {name for name, _ in self._on_node.get(report.node, set()) - present}:
-            if name in self.programs and all(r.gone for r in self.programs[name].ranks.values()):
+            gone = self.programs[name].ranks if name in self.programs else {}
+            if rank in gone and gone[rank].sample.node == report.node:
+                gone[rank].gone = True
+            if gone and all(track.gone for track in gone.values()):
                 del self.programs[name]
         self._on_node[report.node] = present
-        for name in {program for program, _ in present} & self.programs.keys():
-            program = self.programs[name]
-            program.runs = program.runs + 1 if name in ran else 0
+        if not report.received:
+            return
+        before_s, before_bytes = self._received.get(report.node, (report.at_s, report.received))
+        self._received[report.node] = report.at_s, report.received
+        most_bytes = IDLE_BYTES_PER_S * max(1.0, report.at_s - before_s)
+        if report.look is Look.INSPECTION and abs(report.received - before_bytes) > most_bytes:
+            for name in ran:
+                self.programs[name].move(now_s)
 
     def due(self, now_s: float) -> Program | None:
         """Return a training that stands still for longer than is usual for it, if there is one.
@@ -270,8 +314,8 @@ class Pulse:
                 continue
             sign, stalled_s, pace = self._standing(program, now_s)
             late = stalled_s >= pace.allowance_s(sign, self._limits)
-            if sign is not Sign.STEP and pace.is_young and not self._has_begun(program):
-                late = False  # it has not begun, or is no training: nothing looks at it
+            if sign is not Sign.STEP and pace.is_young and not program.has_begun:
+                late = False  # it is no training, or none yet: nothing looks at it
             if not late:
                 program.pause_s = 0.0
             elif now_s >= program.not_before_s and program.hung_by is None:
@@ -324,15 +368,12 @@ class Pulse:
             silent: the nodes that did not answer.
         """
         sign, stalled_s, pace = self._standing(program, now_s)
-        # A report that names no rank of this program takes nothing back that is known of it.
-        looked = {
-            sample.rank: sample
-            for report in reports.values()
-            for sample in report.ranks
-            if sample.program == program.name
-        }
         known = [
-            looked[sample.rank] if sample.rank in looked and not sample.gone else sample
+            inspected
+            if (inspected := program.ranks[sample.rank].inspected)
+            and sample.node in reports
+            and not sample.gone
+            else sample
             for sample in program.samples
         ]
         standstill = Standstill(
@@ -351,9 +392,6 @@ class Pulse:
                 for what, why in report.not_seen.items()
             },
         )
-        for report in reports.values():
-            if report.came_bytes > IDLE_BYTES_PER_S * max(1.0, report.window_s):
-                program.move(now_s)
         why, again_s = why_not_hung(
             standstill,
             sign,
@@ -370,20 +408,19 @@ class Pulse:
 
     def _standing(self, program: Program, now_s: float) -> tuple[Sign, float, Pace]:
         """Return by what a program stands still, for how long, and how that came before."""
-        samples = [last.sample for last in program.ranks.values()]
+        tracks = list(program.ranks.values())
         if program.beats:
             paces = [
                 Pace(count=s.steps, typical_s=s.typical_s, longest_s=s.longest_s)
-                for s in samples
+                for s in (track.sample for track in tracks)
                 if s.steps
             ]
             slowest = max(paces, key=lambda pace: pace.allowance_s(Sign.STEP, self._limits))
             return Sign.STEP, now_s - program.stepped_s, slowest
         # All come to rest together: the one that rested least before shows what is usual.
-        moves = max((sample.moves for sample in samples), default=0)
-        since_s = max((sample.longest_rest_s for sample in samples), default=0.0)
-        rests = [sample.longest_rest_s for sample in samples if sample.moves]
-        runs = Pace(count=moves, typical_s=0.0, longest_s=min(rests, default=since_s))
+        moves = max((track.moves for track in tracks), default=0)
+        rests = [track.longest_rest_s for track in tracks if track.moves]
+        runs = Pace(count=moves, typical_s=0.0, longest_s=min(rests, default=0.0))
         rested_s = now_s - program.ran_s
         lines = self.line
         largest = max(self.programs.values(), key=lambda other: len(other.ranks))
@@ -396,10 +433,6 @@ class Pulse:
             if late and rested_s < runs.allowance_s(Sign.RUN, self._limits):
                 return Sign.LINE, silent_s, written
         return Sign.RUN, rested_s, runs
-
-    @staticmethod
-    def _has_begun(program: Program) -> bool:
-        return all(last.sample.ran_s >= _LOADED_S for last in program.ranks.values())
 
 
 def why_not_hung(

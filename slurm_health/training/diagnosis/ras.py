@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rank is behind by NCCL's own count, or does not answer NCCL (RAS)."""
+"""What NCCL itself says of its ranks (RAS): how far each came, and which do not answer."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from slurm_health.records.script_records import MOST_LINES, NEVER_ENTERED
+from slurm_health.records.script_records import MOST_LINES
 from slurm_health.records.text import listed, ranks_text
-from slurm_health.training.diagnosis.collected import FlightRecords
-from slurm_health.training.diagnosis.collectives import CollectiveState
+from slurm_health.training.diagnosis.collectives import STAND_IN, FlightRecord, Reached
 from slurm_health.training.diagnosis.samples import RankSample, Standstill
 from slurm_health.training.framework import DataManager, Inference, Sureness
 
@@ -20,7 +19,7 @@ _MOST_RANKS = 65_536
 
 
 class RasRank(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank of a communicator, as NCCL tells it; counts are of collectives launched so far."""
+    """One rank of a communicator, as NCCL reports it; counts are of collectives launched so far."""
 
     rank: int
     host: str = ""
@@ -32,11 +31,6 @@ class RasRank(msgspec.Struct, frozen=True, kw_only=True):
     def launched(self) -> int:
         """All collectives that it has launched."""
         return sum(self.collective_counts.values())
-
-    @property
-    def process(self) -> tuple[str, int, int]:
-        """What it has in all of its communicators; in containers process numbers repeat."""
-        return self.host, self.pid, self.nvml_dev
 
 
 class MissingStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +77,7 @@ _RANK = re.compile(
 
 
 def read_report(text: str) -> RasStatus:
-    """Return what NCCL's RAS tells as text of communicators whose ranks differ.
+    """Return what NCCL's RAS says as text of communicators whose ranks differ.
 
     It names the ranks of the last, smallest count, and only counts the others: these get numbers
     that no named one has.
@@ -119,122 +113,87 @@ def read_report(text: str) -> RasStatus:
     return RasStatus(communicators=tuple(communicators))
 
 
-def ras_behind(_: Inference, data: DataManager) -> Inference | None:
-    """Some ranks of a communicator have launched fewer collectives, or do not answer NCCL.
+def records_of(status: RasStatus, seen: Sequence[RankSample]) -> list[FlightRecord]:
+    """Return how far ranks came in communicators where some launched fewer than others.
 
-    The Flight Recorder knows more.
+    Unless most did: what is ahead is then the odd one. A process is one rank in all communicators.
     """
-    status, flight = data.get(RasStatus), data.get(FlightRecords)
-    told = flight is not None and CollectiveState(flight.records).difference is not None
-    if status is None or told:
-        return None
-    by_size = sorted(status.communicators, key=lambda one: -one.size)
-    for each in by_size:
-        if found := _unanswering(each, data):
-            return found
-    return _behind(by_size, data)
+    numbers = _Numbers(seen)
+    records = []
+    for communicator in status.communicators:
+        most = max((rank.launched for rank in communicator.ranks), default=0)
+        late = [rank for rank in communicator.ranks if rank.launched < most]
+        if not late or len(late) > len(communicator.ranks) // 2:
+            continue
+        for rank in communicator.ranks:
+            ahead = rank.launched == most
+            line = (
+                f"NCCL RAS: rank {rank.rank} of communicator {communicator.hash} on {rank.host} has"
+                f" launched {rank.launched} collectives, others {most}"
+            )
+            reached = Reached(rank.launched, rank.launched - ahead, (most, most) if ahead else None)
+            records.append(
+                FlightRecord(
+                    rank=numbers.of(rank, communicator),
+                    reached={communicator.hash: reached},
+                    whole=False,
+                    host=rank.host,
+                    lines=() if ahead else (line,),
+                )
+            )
+    return records
 
 
-def _unanswering(communicator: Communicator, data: DataManager) -> Inference | None:
-    missing = [
-        each
-        for each in communicator.missing_ranks
-        if each.status.unresponsive or each.status.considered_dead
-    ]
-    if not missing or len(missing) >= communicator.size:
-        return None
-    ranks = _ranks(missing, communicator, data)
-    return Inference(
-        name="rank-unresponsive",
-        description=f"{_who(missing, ranks)} {'does' if len(missing) == 1 else 'do'} not answer"
-        " NCCL, and the others do",
-        sureness=Sureness.LIKELY,
-        nodes=_nodes(ranks, data),
-        ranks=ranks,
-        evidence=tuple(
-            f"NCCL RAS: rank {each.rank} of communicator {communicator.hash}, process {each.pid} on"
-            f" {each.host}: {'considered dead' if each.status.considered_dead else 'unresponsive'}"
-            for each in missing[:MOST_LINES]
-        ),
-        advice="check whether its process runs there, and whether the network to its node does",
-    )
+def rank_unresponsive(_: Inference, data: DataManager) -> Inference | None:
+    """Ranks do not answer NCCL, and others of their communicator do."""
+    status, standstill = data.get(RasStatus), data.get(Standstill)
+    seen = standstill.ranks if standstill else ()
+    for communicator in sorted(status.communicators if status else (), key=lambda c: -c.size):
+        missing = [
+            rank
+            for rank in communicator.missing_ranks
+            if rank.status.unresponsive or rank.status.considered_dead
+        ]
+        if not missing or len(missing) >= communicator.size:
+            continue
+        numbers = [_Numbers(seen).of(rank, communicator) for rank in missing]
+        ranks = tuple(sorted(number for number in numbers if number < STAND_IN))
+        hosts = listed(sorted({rank.host for rank in missing}))
+        return Inference(
+            name="rank-unresponsive",
+            description=f"{ranks_text(ranks) if ranks else 'a rank'} on {hosts}"
+            f" {'does' if len(missing) == 1 else 'do'} not answer NCCL, and the others do",
+            sureness=Sureness.LIKELY,
+            nodes=tuple(sorted({rank.node for rank in seen if rank.rank in ranks and rank.node})),
+            ranks=ranks,
+            evidence=tuple(
+                f"NCCL RAS: rank {rank.rank} of communicator {communicator.hash}, process"
+                f" {rank.pid} on {rank.host}:"
+                f" {'considered dead' if rank.status.considered_dead else 'unresponsive'}"
+                for rank in missing[:MOST_LINES]
+            ),
+            advice="check whether its process runs there, and whether the network to its node does",
+        )
+    return None
 
 
-def _behind(communicators: Sequence[Communicator], data: DataManager) -> Inference | None:
-    """Tell who is behind in any of the communicators and waits in none of them.
+class _Numbers:
+    """The training's numbers of NCCL's ranks: by their processes, or where all are in one.
 
-    Who is ahead in one of them waits there, though it be behind in another. Where several are left,
-    as of the stages of a pipeline, any of these may be what the others wait for.
+    Two nodes may have processes of one number, and containers repeat them.
     """
-    waiting = {
-        rank.process
-        for each in communicators
-        for rank in each.ranks
-        if _late(each) and rank.launched == _most(each)
-    }
-    left = [
-        (each, found)
-        for each in communicators
-        if (found := [rank for rank in _late(each) if rank.process not in waiting])
-    ]
-    if not left:
-        return None
-    one = len({frozenset(rank.process for rank in found) for _, found in left}) == 1
-    late = [(each, rank) for each, found in left for rank in found]
-    told = [_ranks([rank], each, data) for each, rank in late]
-    ranks = tuple(sorted({rank for some in told for rank in some})) if all(told) else ()
-    behind = {rank.process: rank for _, rank in late}
-    have = "has" if len(behind) == 1 else "have"
-    which = "" if one else "; which of them holds up all is not told"
-    return Inference(
-        name=NEVER_ENTERED,
-        description=f"{_who(list(behind.values()), ranks)} {have} launched fewer collectives than"
-        f" the others, which wait{which}",
-        sureness=Sureness.LIKELY if one else Sureness.POSSIBLE,
-        nodes=_nodes(ranks, data),
-        ranks=ranks,
-        evidence=tuple(
-            f"NCCL RAS: rank {rank.rank} of communicator {each.hash} on {rank.host} has"
-            f" launched {rank.launched} collectives, others {_most(each)}"
-            for each, rank in late[:MOST_LINES]
-        ),
-        advice="look at what it does instead: the data loader, a filesystem, a GPU",
-    )
 
+    def __init__(self, seen: Sequence[RankSample]) -> None:
+        pids = Counter(rank.pid for rank in seen)
+        self._by_pid = {rank.pid: rank.rank for rank in seen if pids[rank.pid] == 1}
+        self._many = len(seen)
+        self._stand_ins: dict[tuple[str, int, int], int] = {}
 
-def _late(communicator: Communicator) -> list[RasRank]:
-    """Return the ranks that launched fewer, unless most did: who is ahead is then the odd one."""
-    late = [each for each in communicator.ranks if each.launched < _most(communicator)]
-    return late if len(late) <= len(communicator.ranks) // 2 else []
-
-
-def _most(communicator: Communicator) -> int:
-    return max((each.launched for each in communicator.ranks), default=0)
-
-
-def _ranks(
-    told: Sequence[RasRank | MissingRank], communicator: Communicator, data: DataManager
-) -> tuple[int, ...]:
-    """Return the training's numbers of ranks: by their processes, or where all are in it."""
-    seen = _seen(data)
-    pids = Counter(each.pid for each in seen)  # two nodes may have the same
-    by_pid = {each.pid: each.rank for each in seen if pids[each.pid] == 1}
-    if all(each.pid in by_pid for each in told):
-        return tuple(sorted(by_pid[each.pid] for each in told))
-    whole = communicator.size == len(seen)
-    return tuple(sorted(each.rank for each in told)) if whole else ()
-
-
-def _nodes(ranks: Sequence[int], data: DataManager) -> tuple[str, ...]:
-    return tuple(sorted({each.node for each in _seen(data) if each.rank in ranks and each.node}))
-
-
-def _seen(data: DataManager) -> tuple[RankSample, ...]:
-    found = data.get(Standstill)
-    return found.ranks if found else ()
-
-
-def _who(told: Sequence[RasRank | MissingRank], ranks: tuple[int, ...]) -> str:
-    hosts = sorted({each.host for each in told})
-    what = ranks_text(ranks) if ranks else "a rank"
-    return f"{what} on {listed(hosts)}"
+    def of(self, rank: RasRank | MissingRank, communicator: Communicator) -> int:
+        """Return the number of a rank, a stand-in where it is not known."""
+        if (known := self._by_pid.get(rank.pid)) is not None:
+            return known
+        if communicator.size == self._many:
+            return rank.rank
+        process = rank.host, rank.pid, getattr(rank, "nvml_dev", -1)
+        return self._stand_ins.setdefault(process, STAND_IN + len(self._stand_ins))

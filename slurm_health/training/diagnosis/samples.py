@@ -2,9 +2,10 @@
 """What agents send of the ranks on their nodes, and what one training that stands still is like.
 
 A `RankSample` is one rank at one moment: its heartbeat, its processes as /proc has them, and after
-an inspection also where it is. Every agent inspects twice, some seconds apart; `merge` compares the
-two. A main thread that only waits comes back seldom and runs for next to nothing; one that spins
-runs all the time; one that polls comes back often and runs for little. None of this is progress.
+an inspection also where it is. Agents remember nothing: the `Pulse` compares each sample with the
+one before. A main thread that only waits comes back seldom and runs for next to nothing; one that
+spins runs all the time; one that polls comes back often and runs for little. None of this is
+progress.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 
 import msgspec
 
@@ -127,18 +128,15 @@ class RankSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             `unserved_s` without a processor, and went to wait `wakes` times.
         cpu_s: of the process and its children, which read and wrote `io_bytes`.
         throttled_s: how long a CPU limit held its cgroup back.
-        rest_s: since when its main thread has only waited, polled or spun; `moves` counts the
-            samples at which it had run, and `longest_rest_s` the time between two of them.
-        still_s: since when nothing of it has moved: no step, thread, child, file.
         answered: it said where it is. The following are of an inspection.
         stack: where its main thread is, outermost call first.
         kernel: where in the kernel it waits, and its children.
         flight: which collectives it has recorded.
         gpu_share: of time in which its GPUs were used; with `gpu_waits` they did next to nothing
             in it, as in a collective that waits for its peers.
-        cpu_share: of one core, between two samples; `unserved_share` of that time its main thread
-            lacked a processor, and `moved_bytes` were read and written.
-        rests: its main thread did not run between the two; `polls`: it came back for little.
+        cpu_share: of one core, since the sample before; `unserved_share` of that time its main
+            thread lacked a processor, and `moved_bytes` were read and written.
+        rests: its main thread has not run since then; `polls`: it came back for little.
     """
 
     rank: int
@@ -167,10 +165,6 @@ class RankSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cpu_s: float = 0.0
     io_bytes: int = 0
     throttled_s: float = 0.0
-    rest_s: float = 0.0
-    moves: int = 0
-    longest_rest_s: float = 0.0
-    still_s: float = 0.0
     answered: bool = False
     stack: tuple[Frame, ...] = ()
     kernel: str = ""
@@ -185,8 +179,6 @@ class RankSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def since(self, before: RankSample, window_s: float) -> RankSample:
         """Return this sample with what the rank did in the `window_s` since an earlier one."""
-        if window_s <= 0 or before.pid != self.pid:
-            return self
         ran = (self.ran_s - before.ran_s) / window_s
         ready = (self.unserved_s - before.unserved_s) / window_s
         # A child that has ended takes its figures along.
@@ -196,6 +188,8 @@ class RankSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         most_ran, most_ready = _RESTS if seldom else _POLLS
         waits = ran <= most_ran and ready <= most_ready
         idle = self.steps == before.steps and moved_bytes <= IDLE_BYTES_PER_S * window_s
+        # A rank that is elsewhere by now does not rest, whatever the kernel has counted.
+        idle &= not (before.stack and self.stack) or before.place == self.place
         return msgspec.structs.replace(
             self,
             cpu_share=round(abs(self.cpu_s - before.cpu_s) / window_s, 3),
@@ -260,56 +254,42 @@ class RankSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return place_of(self.stack)
 
 
+class Look(StrEnum):
+    """What a report was made for."""
+
+    SAMPLE = ""
+    # The ranks have answered questions, and worked for that: the next sample is compared with this.
+    BASELINE = "baseline"
+    INSPECTION = "inspection"  # the ranks were sampled before they were asked
+
+
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What an agent sends: the ranks on its node, and if asked, how these and the node are.
 
     Args:
         node: its name.
+        at_s: when the ranks were sampled, by the node's own clock.
         ranks: samples of all of them.
-        inspected: this is an inspection; the following come with one.
+        look: what it was made for; the following come with an inspection.
         addresses: this node's own.
         broken: of each connection with unanswered data the address at its other end, and how often
             was sent again.
         sent: by address, the bytes that were sent to it so far, and the seconds that this took.
         received: the bytes that came so far.
-        window_s: the time between the two looks of an inspection, in which `came_bytes` came.
         not_seen: what could not be looked at, and why.
         state: how the node is, if that was asked.
     """
 
     node: str
+    at_s: float = 0.0
     ranks: tuple[RankSample, ...] = ()
-    inspected: bool = False
+    look: Look = Look.SAMPLE
     addresses: tuple[str, ...] = ()
     broken: tuple[tuple[str, int], ...] = ()
     sent: dict[str, tuple[int, float]] = {}
     received: int = 0
-    window_s: float = 0.0
-    came_bytes: int = 0
     not_seen: dict[str, str] = {}
     state: NodeTold | None = None
-
-
-def merge(first: NodeReport, second: NodeReport, window_s: float) -> NodeReport:
-    """Return the second look of an inspection, with what happened since the first.
-
-    A rank whose stack is another one by then keeps it; it only rests if it was in one place.
-    """
-    before = {(sample.program, sample.rank): sample for sample in first.ranks}
-    ranks = []
-    for later in second.ranks:
-        earlier = before.get((later.program, later.rank), later)
-        compared = later.since(earlier, window_s)
-        if earlier.stack and later.stack and earlier.place != later.place:
-            compared = msgspec.structs.replace(compared, rests=False, polls=False)
-        ranks.append(compared)
-    return msgspec.structs.replace(
-        second,
-        ranks=tuple(ranks),
-        inspected=True,
-        window_s=round(window_s, 2),
-        came_bytes=abs(second.received - first.received),
-    )
 
 
 def ranks_of(ranks: Iterable[RankSample]) -> tuple[int, ...]:

@@ -6,9 +6,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from slurm_health.node.rules.finding import Status
-from slurm_health.node.rules.kernel_lines import KINDS, OUT_OF_MEMORY, XID, is_evidence
+from slurm_health.node.rules.kernel_lines import KINDS, LOST_GPU, OUT_OF_MEMORY, XID, is_evidence
 from slurm_health.node.rules.xid import judge_xid
 from slurm_health.records.nodeset import is_down, is_lost
 from slurm_health.records.script_records import (
@@ -23,7 +24,7 @@ from slurm_health.records.script_records import (
     advice_afterwards,
 )
 from slurm_health.records.text import listed
-from slurm_health.report.sentences import event_text
+from slurm_health.report.sentences import event_text, hung_text
 from slurm_health.training.diagnosis.collected import (
     MonitorSaw,
     NodesTold,
@@ -32,7 +33,15 @@ from slurm_health.training.diagnosis.collected import (
     TrainingLog,
     leaving_out,
 )
+from slurm_health.training.diagnosis.rows import Row
 from slurm_health.training.diagnosis.samples import Standstill
+from slurm_health.training.diagnosis.words_of_launchers import (
+    A_NODE_LOST,
+    BY_FACT,
+    HELD,
+    NODE_LOST,
+    REFUSALS,
+)
 from slurm_health.training.framework import Attribution, DataManager, Inference, Sureness
 
 # What ends a job from outside, by Slurm's names of job states, and by its words where it has some.
@@ -54,6 +63,7 @@ _RESET_REQUIRED = re.compile(
     "|".join(kind.pattern for kind in KINDS if kind.name == "gpu-reset-required")
     + r"|^NVRM: (?:GPU \S+: )?(?:RmInitAdapter|rm_init_adapter) failed"
 )
+_LOST = 79  # the Xid of a GPU that has fallen off the bus, of which older drivers give no number
 _DOMAIN = 3  # nodes that report the same have one cause, which may be at none of them
 
 
@@ -125,7 +135,7 @@ def hung_before_failure(inference: Inference, data: DataManager) -> Inference | 
     cause = hang.diagnosed
     return Inference(
         name=cause.cause,
-        description=f"the training hung before it failed: {cause.description}",
+        description=hung_text(cause.description, "before it failed"),
         attribution=Attribution(cause.attribution),
         sureness=Sureness[cause.sureness.upper()],
         nodes=tuple(cause.nodes),
@@ -139,7 +149,7 @@ def _hung_until(ended: str, cause: Diagnosed, evidence: Sequence[str]) -> Infere
     sure = Sureness[cause.sureness.upper()] >= Sureness.LIKELY
     return Inference(
         name=HUNG,
-        description=f"the training hung until {ended}: {cause.description}",
+        description=hung_text(cause.description, f"until {ended}"),
         attribution=Attribution(cause.attribution) if sure else Attribution.UNDECIDED,
         sureness=Sureness.CERTAIN,
         nodes=tuple(cause.nodes) if sure else (),
@@ -172,85 +182,61 @@ def lost_node(_: Inference, data: DataManager) -> Inference | None:
     """
     view, log, end = data.get(SlurmView), data.get(TrainingLog), data.get(ScriptEnd)
     states = view.node_states if view else {}
-    by_srun = _by_node("node-lost", data)
-    lost = by_srun | {n: f"Slurm: {n} is {state}" for n, state in states.items() if is_lost(state)}
+    nodes = end.nodes if end else ()
+    by_srun = {fact.node: fact.text for fact in (log.of("node-lost") if log else ())}
+    lines = {node: text for node, text in by_srun.items() if node in nodes}
+    lines |= {node: f"Slurm: {node} is {state}" for node, state in states.items() if is_lost(state)}
     unnamed = log.of("a-node-lost") if log else ()
-    if not lost and not unnamed:
-        return None
-    if not lost:
-        return Inference(
-            name="node-lost",
-            description="Slurm lost a node of the job, and does not say here which",
-            attribution=Attribution.NODE,
-            sureness=Sureness.LIKELY,
-            evidence=tuple(fact.text for fact in unnamed[:MOST_LINES]),
-            advice="start again: Slurm gives out no node that it has lost; `sinfo -R` and"
-            " slurmctld's log say which it was",
-        )
+    if not lines:
+        texts = tuple(fact.text for fact in unnamed[:MOST_LINES])
+        return A_NODE_LOST.inference(evidence=texts) if texts else None
     sureness = Sureness.POSSIBLE if log and log.of_their_own else Sureness.LIKELY
-    if any(_is_srun(line) or is_down(states.get(node, "")) for node, line in lost.items()):
+    states_of_lost = [states.get(node, "") for node in lines]
+    if any(not is_lost(state) or is_down(state) for state in states_of_lost):
         sureness = Sureness.CERTAIN
-    if end and len(lost) == len(end.nodes) > 1:
+    if len(lines) == len(nodes) > 1:
         sureness = Sureness.POSSIBLE
-    says = "Slurm lost {nodes} while the job ran"
-    return _node_fault("node-lost", says, tuple(sorted(lost)), lost, sureness, data)
+    return replace(_of_nodes(NODE_LOST, lines, data), sureness=sureness)
 
 
-def _is_srun(line: str) -> bool:
-    return not line.startswith("Slurm: ")
+def slurm_names_a_node(_: Inference, data: DataManager) -> Inference | None:
+    """Slurm, or an MPI's launcher, names a node: its memory, its daemon, or a launch that failed.
 
-
-def lost_daemon(_: Inference, data: DataManager) -> Inference | None:
-    """The launcher of an MPI lost its daemon on a node: the node, or the network to it."""
-    lines = _by_node("daemon-lost", data)
-    if not lines:
-        return None
-    nodes = tuple(sorted(lines))
-    return Inference(
-        name="node-silent",
-        description=f"the launcher lost its daemon on {listed(nodes)}: the node, or the network to"
-        " it",
-        sureness=Sureness.LIKELY,
-        nodes=nodes,
-        evidence=tuple(lines.values()),
-        advice=f"check whether Slurm still reaches it: scontrol show node {nodes[0]}",
-    )
-
-
-def broken_memory(_: Inference, data: DataManager) -> Inference | None:
-    """Slurm tells the job that a node's memory met an error that it could not correct."""
-    lines = _by_node("memory-broken", data)
-    if not lines:
-        return None
-    says = "the memory of {nodes} had an error that it could not correct"
-    return _node_fault("memory-broken", says, tuple(sorted(lines)), lines, Sureness.LIKELY, data)
-
-
-def _by_node(kind: str, data: DataManager) -> dict[str, str]:
-    """Return the nodes of the job that lines of Slurm's of a kind name, with the last one."""
+    Nothing of the script ran where a launch failed. A node is likely at fault where it alone of
+    several refused for a reason of its own.
+    """
     log, end = data.get(TrainingLog), data.get(ScriptEnd)
-    ours = end.nodes if end else ()
-    return {fact.node: fact.text for fact in (log.of(kind) if log else ()) if fact.node in ours}
-
-
-def _node_fault(
-    name: str,
-    says: str,
-    nodes: tuple[str, ...],
-    lines: Mapping[str, str],
-    sureness: Sureness,
-    data: DataManager,
-) -> Inference:
-    return Inference(
-        name=name,
-        description=says.format(nodes=listed(nodes)),
-        attribution=Attribution.NODE,
-        sureness=sureness,
-        nodes=nodes,
-        evidence=tuple(lines.values())[:MOST_LINES],
-        advice=f"start again without {listed(nodes)} ({leaving_out(nodes, data)}) and tell your"
-        " administrator",
+    if log is None:
+        return None
+    nodes = end.nodes if end else ()
+    for kind, row in BY_FACT.items():
+        named = {fact.node: fact.text for fact in log.of(kind) if fact.node in nodes}
+        if named:
+            return _of_nodes(row, named, data)
+    if held := log.of("held"):
+        return HELD.inference(evidence=(held[0].text,))
+    refused = log.of("launch-failed")
+    if not refused:
+        return None
+    named = {fact.node: fact.text for fact in refused if fact.node in (nodes or [fact.node])}
+    named.pop("", None)
+    rows = REFUSALS if named else REFUSALS[-1:]
+    row = next(row for row in rows if row.fits(refused[0].value))
+    cause = _of_nodes(row, named, data, why=refused[0].value)
+    return replace(
+        cause,
+        attribution=cause.blame if len(named) <= len(nodes) / 2 else Attribution.UNDECIDED,
+        evidence=tuple(fact.text for fact in refused[:MOST_LINES]),
     )
+
+
+def _of_nodes(row: Row, lines: Mapping[str, str], data: DataManager, **names: str) -> Inference:
+    """Return what a row says of nodes, with a line of them."""
+    nodes = tuple(sorted(lines))
+    leave = f"start again without {listed(nodes)} ({leaving_out(nodes, data)})" if nodes else ""
+    names |= {"nodes": listed(nodes), "node": "".join(nodes[:1]), "leave": leave}
+    evidence = tuple(lines[node] for node in nodes)[:MOST_LINES]
+    return row.inference(names, nodes=nodes, evidence=evidence)
 
 
 def killed_for_memory(inference: Inference, data: DataManager) -> Inference | None:
@@ -299,13 +285,17 @@ def gpu_errors(_: Inference, data: DataManager) -> Inference | None:
     xids: dict[str, list[tuple[int, str, str]]] = {}
     for node in nodes:
         for line in node.kernel:
-            if match := re.search(XID, line):
-                number = int(match["number"])
-                status, means = judge_xid(number, match["text"])
-                if status is Status.NODE_FAULT:
-                    said = f"GPU {match['bus']} of {node.node} failed: Xid {number}, "
-                    fault = (number, said + means.partition(";")[0], line)
-                    xids.setdefault(node.node, []).append(fault)
+            match = re.search(XID, line) or re.search(LOST_GPU, line)
+            if match is None:
+                continue
+            named = match.groupdict("")
+            number = int(named.get("number") or _LOST)
+            status, means = judge_xid(number, named.get("text", ""))
+            if status is Status.NODE_FAULT:
+                of = f"GPU {named['bus']}" if named["bus"] else "a GPU"
+                xid = f"Xid {number}, " if "number" in named else ""
+                failed = f"{of} of {node.node} failed: {xid}{means.partition(';')[0]}"
+                xids.setdefault(node.node, []).append((number, failed, line))
     if xids:
         kinds = {node: frozenset(number for number, _, _ in found) for node, found in xids.items()}
         accused = _apart_from_the_domain(kinds)

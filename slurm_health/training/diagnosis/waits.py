@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that waited for each other, and in what; the data of some may have ended before.
+"""Ranks that waited for each other: in what, for whom, or for a rendezvous that never formed.
 
-That is seen where ranks tell how many batches their data gave. Where they do not, a rank is out of
-step that calls what every step has while the others call something else.
+Sources of who parted from the others are merged in one `CollectiveState`; of these, dumps of the
+Flight Recorder know most, then NCCL's watchdogs, then NCCL's own answer (RAS).
 """
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from slurm_health.records.script_records import (
     MOST_LINES,
@@ -16,9 +19,20 @@ from slurm_health.records.script_records import (
     OUT_OF_STEP,
     SCRIPT_FAILED,
 )
-from slurm_health.records.text import ranks_text
-from slurm_health.training.diagnosis.collected import FlightRecords, TrainingLog
-from slurm_health.training.diagnosis.collectives import CollectiveState, Difference
+from slurm_health.records.text import listed, ranks_text
+from slurm_health.training.diagnosis.collected import (
+    FlightRecords,
+    Listeners,
+    NodesTold,
+    RankFailure,
+    ScriptEnd,
+    TrainingLog,
+    failed_nodes,
+    failed_ranks,
+)
+from slurm_health.training.diagnosis.collectives import CollectiveState, Difference, FlightRecord
+from slurm_health.training.diagnosis.ras import RasStatus, records_of
+from slurm_health.training.diagnosis.rows import Row
 from slurm_health.training.diagnosis.samples import (
     Doing,
     RankSample,
@@ -28,6 +42,7 @@ from slurm_health.training.diagnosis.samples import (
     ranks_of,
     who,
 )
+from slurm_health.training.diagnosis.words_of_launchers import WAITS, common
 from slurm_health.training.framework import Attribution, DataManager, Inference, Sureness
 
 _JOIN = "torch/distributed/algorithms/join.py"
@@ -35,72 +50,106 @@ _MORE_BATCHES = (
     "give all ranks as many batches (drop_last=True, a sampler that pads), or train below"
     " torch.distributed.algorithms.join.Join"
 )
+# WorkNCCL(SeqNum=1042, OpType=ALLREDUCE, NumelIn=...
+_TIMED_OUT = re.compile(r"SeqNum=(?P<number>\d{1,15}), OpType=(?P<what>\w{1,40})")
 
 
-def flight_differs(inference: Inference, data: DataManager) -> Inference | None:
-    """PyTorch's Flight Recorder shows where ranks parted.
+def ranks_parted(inference: Inference, data: DataManager) -> Inference | None:
+    """Ranks called different collectives, or some never entered what the others wait in.
 
-    Who called something else, or who never entered what the others wait in.
+    Of a script that has ended, each symptom has its own: a rank failed of what it called wrongly,
+    and others waited for one that never came.
     """
-    flights = data.get(FlightRecords)
-    difference = (
-        CollectiveState(flights.records).difference
-        if flights and len(flights.records) > 1
-        else None
-    )
+    difference = _difference(data)
     if difference is None:
         return None
-    # Of a script that has ended, each symptom has its own.
-    ended = inference.name != NO_PROGRESS
-    if ended and (inference.name == SCRIPT_FAILED) != difference.mismatched:
+    is_over = inference.name != NO_PROGRESS
+    if is_over and (inference.name == SCRIPT_FAILED) != difference.mismatched:
         return None
+    ranks = ranks_text(difference.ranks) if difference.ranks else "it"
+    parted = Inference(
+        name=NEVER_ENTERED,
+        description=difference.description,
+        sureness=Sureness.POSSIBLE if difference.apart and difference.counted else Sureness.LIKELY,
+        nodes=_nodes_of_ranks(difference.ranks, data),
+        ranks=difference.ranks,
+        evidence=difference.evidence,
+        advice=f"look at what {ranks} did instead: the data loader, a filesystem, a GPU",
+    )
     if difference.of_a_step:
-        return out_of_step(difference, nodes_of_ranks(difference.ranks, data))
+        several = len(difference.ranks) > 1
+        are, leave = ("are", "these ranks leave") if several else ("is", "this rank leaves")
+        return replace(
+            parted,
+            name=OUT_OF_STEP,
+            description=f"{ranks} {are} not at the step of the others: {difference.description}",
+            attribution=Attribution.USER,
+            advice=f"{_MORE_BATCHES}; or check whether {leave} out what the others call",
+        )
     if difference.mismatched:
-        return Inference(
+        return replace(
+            parted,
             name="mismatched-collective",
-            description=difference.description,
             attribution=Attribution.USER,
             sureness=Sureness.CERTAIN,
-            nodes=nodes_of_ranks(difference.ranks, data),
-            ranks=difference.ranks,
-            evidence=difference.evidence,
             advice="have all ranks call the same collectives with the same sizes in the"
             " same order, and give all as many batches",
         )
-    return Inference(
-        name=NEVER_ENTERED,
-        description=difference.description,
-        sureness=Sureness.LIKELY,
-        nodes=nodes_of_ranks(difference.ranks, data),
-        ranks=difference.ranks,
-        evidence=difference.evidence,
-        advice=f"look at what {ranks_text(difference.ranks)} did instead: the data loader,"
-        " a filesystem, a GPU",
-    )
+    if difference.counted:
+        # A work counts as enqueued, or launched, once NCCL's call for it has returned.
+        which = "; any of them may hold up all others" if difference.apart else ""
+        return replace(
+            parted,
+            description=f"{difference.description}, or is held inside the call of it{which}",
+            advice=f"{parted.advice}; --flight-recorder=on shows more of the next hang",
+        )
+    return parted
 
 
-def nodes_of_ranks(ranks: Sequence[int], data: DataManager) -> tuple[str, ...]:
-    """Return where ranks run, as far as that was seen, or told at their end."""
-    seen, log = data.get(Standstill), data.get(TrainingLog)
-    told = {each.rank: each.node for each in (log.failures if log else ())}
-    told |= {each.rank: each.node for each in (seen.ranks if seen else ())}
-    return tuple(sorted({node for rank, node in told.items() if rank in ranks and node}))
+def _difference(data: DataManager) -> Difference | None:
+    """Return where ranks parted by the source that knows most, merged with those that know more."""
+    flights, log, status = data.get(FlightRecords), data.get(TrainingLog), data.get(RasStatus)
+    records: list[FlightRecord] = []
+    for source in (
+        flights.records if flights else (),
+        log.progress if log else (),
+        records_of(status, _ranks(data)) if status else (),
+    ):
+        records += source
+        state = CollectiveState(records)
+        if source and len(state.records) > 1 and state.difference is not None:
+            return state.difference
+    return None
+
+
+def _nodes_of_ranks(ranks: Sequence[int], data: DataManager) -> tuple[str, ...]:
+    """Return where ranks run, as far as agents saw it, or their ends named it."""
+    log = data.get(TrainingLog)
+    nodes = {failure.rank: failure.node for failure in (log.failures if log else ())}
+    nodes |= {sample.rank: sample.node for sample in _ranks(data)}
+    return tuple(sorted({node for rank, node in nodes.items() if rank in ranks and node}))
 
 
 def data_ended_before(_: Inference, data: DataManager) -> Inference | None:
     """The data of some ranks has ended, and that of the others has given more.
 
-    They tell of their data, and wait in different collectives. It is the fewer: those whose data
-    ended before, or those that go on.
+    Ranks report how many batches their data gave, and wait in different collectives. It is the
+    fewer: those whose data ended before, or those that go on.
     """
-    ended = _ended(data)
-    sureness = _parted(data) if ended else None
+    ranks = _ranks(data)
+    ended = [rank for rank in ranks if rank.data_ended and not rank.gone]
+    others = [rank for rank in ranks if not rank.data_ended]
+    if not ended or not others or not all(rank.batches for rank in ranks):
+        return None
+    # An end that all meet after as many batches is an epoch's.
+    last = max(rank.batches for rank in ended)
+    if any(rank.batches != last for rank in ended) or any(rank.batches <= last for rank in others):
+        return None
+    sureness = _sureness_of_parting(data)
     if sureness is None:
         return None
-    others = [each for each in _ranks(data) if each not in ended]
     few = min(ended, others, key=len)
-    batches = f"{ended[0].batches} batch{'es' if ended[0].batches != 1 else ''}"
+    batches = f"{last} batch{'es' if last != 1 else ''}"
     rest = ranks_text(ranks_of(others if few is ended else ended))
     if few is ended:
         is_ = "is" if len(few) == 1 else "are"
@@ -108,6 +157,11 @@ def data_ended_before(_: Inference, data: DataManager) -> Inference | None:
     else:
         goes = "goes" if len(few) == 1 else "go"
         what = f"{goes} on with batch {others[0].batches}: the data of {rest} ended before"
+    lines = (
+        f"rank {rank.rank} on {rank.node}: its data gave {rank.batches} batches"
+        + (", and then ended" if rank.data_ended else "")
+        for rank in (*few, *(rank for rank in ranks if rank not in few))
+    )
     return Inference(
         name=OUT_OF_STEP,
         description=f"{who(few)} {what}",
@@ -115,64 +169,188 @@ def data_ended_before(_: Inference, data: DataManager) -> Inference | None:
         sureness=sureness,
         nodes=nodes_of(few),
         ranks=ranks_of(few),
-        evidence=tuple(map(_line, [*few, *(e for e in _ranks(data) if e not in few)]))[:MOST_LINES],
+        evidence=tuple(lines)[:MOST_LINES],
         advice=_MORE_BATCHES,
     )
 
 
-def out_of_step(difference: Difference, nodes: Sequence[str]) -> Inference:
-    """Return what a Flight Recorder shows of ranks that called what every step has."""
-    several = len(difference.ranks) > 1
-    are, leave = ("are", "these ranks leave") if several else ("is", "this rank leaves")
-    return Inference(
-        name=OUT_OF_STEP,
-        description=f"{ranks_text(difference.ranks)} {are} not at the step of the others:"
-        f" {difference.description}",
-        attribution=Attribution.USER,
-        sureness=Sureness.LIKELY,
-        nodes=tuple(nodes),
-        ranks=difference.ranks,
-        evidence=difference.evidence,
-        advice=f"{_MORE_BATCHES}; or check whether {leave} out what the others call",
-    )
-
-
-def _ranks(data: DataManager) -> tuple[RankSample, ...]:
-    seen = data.get(Standstill)
-    return seen.ranks if seen else ()
-
-
-def _ended(data: DataManager) -> list[RankSample]:
-    """Return the ranks whose data ended before that of all others, where all tell of it."""
-    ranks = _ranks(data)
-    ended = [each for each in ranks if each.data_ended and not each.gone]
-    others = [each for each in ranks if not each.data_ended]
-    if not ended or not others or not all(each.batches for each in ranks):
-        return []
-    # An end that all meet after as many batches is an epoch's.
-    last = max(each.batches for each in ended)
-    alike = all(each.batches == last for each in ended)
-    return ended if alike and all(each.batches > last for each in others) else []
-
-
-def _parted(data: DataManager) -> Sureness | None:
-    """Return how sure it is that ranks are in different collectives, None where they may not be.
+def _sureness_of_parting(data: DataManager) -> Sureness | None:
+    """Return how sure it is that ranks are in different collectives, None if they may not be.
 
     A rank that is in none may have to do more than the others, as one that evaluates. Below `Join`,
     uneven data is as it should be.
     """
-    stacks = [each.stack for each in _ranks(data)]
+    stacks = [rank.stack for rank in _ranks(data)]
     if any(frame.file.endswith(_JOIN) for stack in stacks for frame in stack):
         return None
-    flight = data.get(FlightRecords)
-    difference = CollectiveState(flight.records).difference if flight else None
+    flights = data.get(FlightRecords)
+    difference = CollectiveState(flights.records).difference if flights else None
     if difference is not None:
         return Sureness.CERTAIN if difference.mismatched else None
     places = list(map(place_of, stacks))
-    inside = all(each.doing is Doing.COLLECTIVE for each in places)
-    return Sureness.LIKELY if inside and len({each.what for each in places}) > 1 else None
+    inside = all(place.doing is Doing.COLLECTIVE for place in places)
+    return Sureness.LIKELY if inside and len({place.what for place in places}) > 1 else None
 
 
-def _line(seen: RankSample) -> str:
-    ended = ", and then ended" if seen.data_ended else ""
-    return f"rank {seen.rank} on {seen.node}: its data gave {seen.batches} batches{ended}"
+def _ranks(data: DataManager) -> tuple[RankSample, ...]:
+    standstill = data.get(Standstill)
+    return standstill.ranks if standstill else ()
+
+
+def why_ranks_waited(inference: Inference, data: DataManager) -> Inference | None:
+    """No rank failed by itself: what they waited in, or that they never met.
+
+    Possible only where what broke is not known: a rank that lags behind also waits elsewhere.
+    """
+    log = data.get(TrainingLog)
+    failures = log.failures if log else ()
+    errors = [failure.error for failure in failures if failure.error]
+    if failures and not errors:
+        names = ranks_text(failed_ranks(failures)) if failed_ranks(failures) else "processes"
+        return replace(
+            inference,
+            name="killed",
+            description=f"{names} ended by SIGTERM; nothing that was collected says who sent it",
+            advice="see who ends such steps: a launcher, scancel, or the script itself",
+        )
+    row = common(WAITS, errors) if errors else WAITS[-1]
+    if row is WAITS[0]:
+        return _never_met(data)
+    by_call: dict[str, list[RankFailure]] = {}  # by the function that a traceback ends in
+    by_work: dict[str, list[RankFailure]] = {}  # by the work that a watchdog gave up
+    for failure in failures:
+        if failure.rank is None:
+            continue
+        if failure.waits_in:
+            by_call.setdefault(failure.waits_in, []).append(failure)
+        if match := _TIMED_OUT.search(failure.error):
+            work = f"{match['what'].lower()} (number {match['number']})"
+            by_work.setdefault(work, []).append(failure)
+    if len(by_call) > 1:
+        return Inference(
+            name="collectives-differ",
+            description="ranks waited for each other in different collectives ("
+            + "; ".join(f"{ranks_text(failed_ranks(f))} in {what}" for what, f in by_call.items())
+            + "): the script lets them call different ones, or one of them lagged behind",
+            attribution=Attribution.USER,
+            ranks=failed_ranks([waiting[0] for waiting in by_call.values()]),
+            evidence=tuple(waiting[0].line for waiting in by_call.values())[:MOST_LINES],
+            advice="check whether every rank calls the same collectives in the same order; to"
+            " know, start again with TORCH_DISTRIBUTED_DEBUG=DETAIL",
+        )
+    # Numbers count within a group: they are compared if all lines are of the group of all ranks.
+    (few, of_few), *rest = sorted(by_work.items(), key=lambda item: len(item[1])) or [("", [])]
+    if len(rest) == 1 and len(of_few) < len(rest[0][1]) and log and not log.subgroups:
+        other, of_other = rest[0]
+        ranks = ranks_text(failed_ranks(of_few))
+        return Inference(
+            name="collective-timed-out",
+            description=f"{ranks} waited in {few} while {ranks_text(failed_ranks(of_other))} waited"
+            f" in {other}: they called different collectives, some lag behind, or a connection"
+            " carried nothing",
+            ranks=failed_ranks(of_few),
+            evidence=(of_few[0].line, of_other[0].line),
+            advice=f"look at what {ranks} did before; check whether every rank calls the"
+            " same collectives in the same order",
+        )
+    return _of_connections(row, inference, data)
+
+
+def warned_of_connections(inference: Inference, data: DataManager) -> Inference | None:
+    """NCCL warned of its connections, and no process reported a failure."""
+    log = data.get(TrainingLog)
+    if log is None or log.failures or not (log.of("adapter") or log.of("peer-gone")):
+        return None
+    lines = tuple(fact.text for fact in log.of("peer-gone")[:MOST_LINES])
+    return _of_connections(WAITS[-1], replace(inference, evidence=lines), data)
+
+
+def _of_connections(row: Row, inference: Inference, data: DataManager) -> Inference:
+    """Ranks waited in vain: a node that does not answer, an adapter, or what the words mean."""
+    log, told = data.get(TrainingLog), data.get(NodesTold)
+    if told and told.silent and told.nodes:
+        return Inference(
+            name="node-silent",
+            description=f"ranks waited in vain, and {listed(told.silent)} did not answer: the node,"
+            " or the network to it",
+            nodes=told.silent,
+            ranks=inference.ranks,
+            evidence=(told.why_silent or "no answer in time", *inference.evidence),
+            advice=f"check whether Slurm still reaches it: scontrol show node {told.silent[0]}",
+        )
+    if log and (adapters := log.of("adapter")):
+        # One that sends in vain says as much of its peer and the way.
+        ports = tuple(sorted({fact.node for fact in adapters if " async " in fact.value}))
+        where = f" of {listed(ports)}" if ports else ""
+        return Inference(
+            name="adapter-errors",
+            description=f"network adapters reported errors{where} before the ranks gave up: a port,"
+            " a cable or a switch failed, or a peer had ended",
+            ranks=inference.ranks,
+            nodes=ports,
+            evidence=(
+                *(f"NCCL on {fact.node}: {fact.value}" for fact in adapters[:MOST_LINES]),
+                *inference.evidence[:1],
+            ),
+            advice="look at the state and the counters of the adapters (ibstat, rdma statistic) and"
+            " at which rank ended first; the check before the script tests the connections",
+        )
+    return row.inference(ranks=inference.ranks, evidence=inference.evidence)
+
+
+def _never_met(data: DataManager) -> Inference:
+    """The ranks never met: their port was in use, or they were sent to a host without the job.
+
+    A rendezvous that never formed is no connection that broke: the same again fails again.
+    """
+    log, end = data.get(TrainingLog), data.get(ScriptEnd)
+    assert log is not None
+    if taken := log.of("port-taken"):
+        return port_taken(taken[0].value, taken[0].text, data)
+    to = next(iter(log.of("connect")), None)
+    nodes = end.nodes if end else ()
+    if to and nodes and not _is_of_job(to.value, nodes):
+        return Inference(
+            name="wrong-master-address",
+            description=f"the ranks were told to meet at {to.value}, which is no node of the job"
+            f" ({listed(nodes)}), and never did",
+            attribution=Attribution.USER,
+            sureness=Sureness.LIKELY,
+            evidence=(to.text,),
+            advice="set MASTER_ADDR (--rdzv-endpoint) to a node of the job:"
+            " $(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1); if this is another name"
+            " of one, check that it listens there",
+        )
+    return WAITS[0].inference(
+        {"where": f" at {to.value}" if to else ""},
+        nodes=failed_nodes(log.failures),
+        evidence=tuple(failure.line for failure in log.failures[:MOST_LINES]),
+    )
+
+
+def port_taken(port: str, text: str, data: DataManager) -> Inference:
+    """The port where ranks were to meet was in use: by what, as far as the batch host shows it."""
+    listeners = data.get(Listeners)
+    holder = listeners.holders.get(int(port), "") if listeners else ""
+    by = f"{holder} has it" if holder else "another job or process on that node had it"
+    return Inference(
+        name="port-in-use",
+        description=f"port {port}, where the ranks were to meet, was in use: {by}",
+        attribution=Attribution.TRANSIENT,
+        sureness=Sureness.LIKELY,
+        evidence=(text,),
+        advice=f"choose the port by the job's number instead of {port}"
+        " (MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000))); `ss -tlnp` on the node shows who"
+        " has it",
+    )
+
+
+def _is_of_job(host: str, nodes: Sequence[str]) -> bool:
+    """Tell whether a host is a node of the job, or may be: an address may be any node's."""
+    name = host.strip("[]").removeprefix("::ffff:")
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        short = name.partition(".")[0].lower()
+        return short == "localhost" or short in {node.partition(".")[0].lower() for node in nodes}
+    return True

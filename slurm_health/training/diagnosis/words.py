@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From words to causes: the rows of the table, and those of exceptions.
+"""From words to causes: the rows of what exceptions say.
 
 The first row that fits counts. Sources are the texts of PyTorch, CUDA and NCCL, and NVIDIA's guide
 of Xid errors for what a lost GPU and an uncorrectable memory error mean.
@@ -8,12 +8,9 @@ of Xid errors for what a lost GPU and an uncorrectable memory error mean.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
-from enum import Flag, auto
 
-from slurm_health.records.script_records import Attribution, Sureness
-from slurm_health.training.diagnosis.last_words import OF_THE_PLACE, kind_of
+from slurm_health.training.diagnosis.rows import OF_THE_PLACE, On, Row, kind_of
+from slurm_health.training.framework import Attribution, Sureness
 
 _USER, _NODE, _UNDECIDED = Attribution.USER, Attribution.NODE, Attribution.UNDECIDED
 _FIX = "correct the script; starting it again as it is fails again"
@@ -23,47 +20,6 @@ _LEAVE = (
 _BLOCKING = (
     "run it once with CUDA_LAUNCH_BLOCKING=1; if it fails on one node only, have that node checked"
 )
-
-
-class On(Flag):
-    """What a row is also good for, beside the exception of a rank."""
-
-    EXCEPTION = 0
-    LAST_WORDS = auto()  # nothing else has these words: they count without an exception
-    SHARED = auto()  # of what nodes share: where several meet it, it is no node's own
-    ONE_NODE = auto()  # one of several nodes may lack what the others have
-
-
-@dataclass(frozen=True)
-class Row:
-    """Words, and what they mean.
-
-    Args:
-        name: of the cause.
-        pattern: of the words.
-        says: the cause, the end of a sentence.
-        advice: what helps.
-        blame: whose doing it is.
-        sureness: how sure the words make that.
-        unless: where the words are another row's, or nobody's.
-        on: what it is also good for.
-        codes: exit codes of a process that wrote it, empty where it always ends by it.
-    """
-
-    name: str
-    pattern: str
-    says: str
-    advice: str
-    blame: Attribution = _UNDECIDED
-    sureness: Sureness = Sureness.LIKELY
-    unless: Callable[[str], bool] = lambda _: False
-    on: On = On.EXCEPTION
-    codes: frozenset[int] = frozenset()
-
-    def fits(self, text: str) -> bool:
-        """Tell whether a text has the words."""
-        return re.search(self.pattern, text) is not None and not self.unless(text)
-
 
 # Process 1395 has 24.49 GiB memory in use. Including non-PyTorch memory, this process has 7.20 GiB
 _IN_USE = re.compile(
@@ -112,6 +68,7 @@ EXCEPTIONS: tuple[Row, ...] = (
     Row(
         "gpu-out-of-memory",
         r"CUDA out of memory|OutOfMemoryError: (?!.*node running low)"
+        r"|RESOURCE_EXHAUSTED: Out of memory|OOM when allocating tensor"  # XLA, TensorFlow
         r"|CU(?:BLAS|DNN)_STATUS_ALLOC_FAILED",
         "the GPU's memory was used up",
         _OUT_OF_GPU_MEMORY,
@@ -138,10 +95,11 @@ EXCEPTIONS: tuple[Row, ...] = (
     Row(
         "illegal-access",
         r"illegal memory access|misaligned address|illegal instruction|hardware stack error"
-        r"|invalid program counter|invalid address space",
+        r"|invalid program counter|invalid address space|Memory access fault by GPU",
         "a GPU kernel used memory that is not its own, or overran its stack: most often an"
         " error of the kernel",
         _BLOCKING,
+        on=On.LAST_WORDS | On.CRASH,
     ),
     Row(
         "launch-failure",
@@ -162,7 +120,9 @@ EXCEPTIONS: tuple[Row, ...] = (
         r"No CUDA GPUs are available|no CUDA-capable device|CUDA unknown error"
         r"|CUDA-capable devices?(?:\(s\))? (?:is/)?are busy or unavailable"
         r"|Found no NVIDIA driver|device handle for GPU|no GPUs found!"
-        r"|CUDA is not available|AcceleratorError: .*no device",
+        r"|CUDA is not available|AcceleratorError: .*no device"
+        r"|no supported devices found for platform|couldn't communicate with the NVIDIA driver"
+        r"|Failed to initialize NVML: (?!Driver/lib)",
         "the process could not use a GPU",
         "look at the GPUs that the job asked for (--gpus, --gres, CUDA_VISIBLE_DEVICES); if it has"
         " them on other nodes, have this node checked",
@@ -191,7 +151,7 @@ EXCEPTIONS: tuple[Row, ...] = (
     ),
     Row(
         "gpu-unknown-error",
-        r"CUDA (?:driver )?error: unknown error|CUDA_ERROR_UNKNOWN",
+        r"CUDA (?:driver )?error: unknown error|CUDA_ERROR_UNKNOWN|unhandled cuda error",
         "CUDA met an error that it has no name for: a GPU or its driver has failed, or the"
         " program has broken its own context",
         "look for Xids of that time in the kernel's log of the node; if it fails on one node"
@@ -200,7 +160,8 @@ EXCEPTIONS: tuple[Row, ...] = (
     Row(
         "gpu-not-supported",
         r"no kernel image is available|capability sm_\d+\w? is not compatible"
-        r"|compiled with an unsupported toolchain|not compiled with CUDA enabled",
+        r"|compiled with an unsupported toolchain|not compiled with CUDA enabled"
+        r"|invalid value for --gpu-architecture|only supports Ampere",
         "this PyTorch, or an extension of it, was built without support for the node's GPUs",
         "install one that was built for them (torch.cuda.get_arch_list()), or ask for GPUs"
         " that it supports (--gres, --constraint)",
@@ -344,7 +305,8 @@ EXCEPTIONS: tuple[Row, ...] = (
     Row(
         "filesystem-failed",
         r"Input/output error|Stale file handle|Transport endpoint is not connected"
-        r"|Read-only file system|\[Errno (5|30|107|116)\]",
+        r"|transport endpoint shutdown|Read-only file system|Remote I/O"
+        r"|\[Errno (5|30|107|108|116|121)\]",
         "a filesystem failed while the script used it",
         "check whether the path can be read on other nodes, and have the node checked",
     ),
@@ -354,7 +316,7 @@ EXCEPTIONS: tuple[Row, ...] = (
         "the shared memory of the node is too small for the data loader",
         "use fewer data loader workers, or have /dev/shm enlarged",
         _USER,
-        on=On.LAST_WORDS,
+        on=On.LAST_WORDS | On.CRASH,
     ),
     Row(
         "locked-memory-limit",  # whose reason is that there is no memory
@@ -384,8 +346,56 @@ EXCEPTIONS: tuple[Row, ...] = (
         on=On.LAST_WORDS | On.SHARED,
     ),
     Row(
+        "extension-mismatch",
+        r"undefined symbol: ",
+        "an extension was built for other versions of its libraries than are installed there",
+        "install one that was built for this PyTorch; if one node alone says so, have it checked",
+        on=On.LAST_WORDS | On.SHARED,
+    ),
+    Row(
+        "account-unknown",
+        r"(?:getpwuid|getpwnam|getgrgid)\(\): \w+ not found",
+        "the node does not know the job's user: its accounts (sssd, LDAP) did not answer, or a"
+        " container has no entry for it",
+        "look on the node: getent passwd USER; in a container, give it the user (/etc/passwd)",
+        on=On.LAST_WORDS | On.SHARED,
+    ),
+    Row(
+        "too-many-open-files",
+        r"Too many open files|\[Errno 24\]|received 0 items of ancdata",
+        "the process had as many files open as it may have",
+        "raise the limit (ulimit -n), close files, or set"
+        " torch.multiprocessing.set_sharing_strategy('file_system')",
+        _USER,
+    ),
+    Row(
+        "process-limit",
+        r"can't start new thread|pthread_create failed|fork: (?:retry: )?Resource temporarily"
+        r"|\[Errno 11\] Resource temporarily unavailable",
+        "the node started no more threads or processes for the job: a limit of the user or of its"
+        " cgroup is reached, by this job or by what was left there",
+        "look at `ulimit -u` and at the user's processes on the node (ps -LU USER | wc -l); use"
+        " fewer threads (OMP_NUM_THREADS) and data loader workers",
+        on=On.LAST_WORDS | On.CRASH,
+    ),
+    Row(
+        "unused-parameters",
+        r"Expected to have finished reduction in the prior iteration",
+        "parameters of the model were not used in a step, and DDP waits for their gradients",
+        "let all parameters take part in the loss, or set find_unused_parameters=True; " + _FIX,
+        _USER,
+    ),
+    Row(
+        "kernel-too-large",
+        r"OutOfResources: out of resource|too many resources requested for launch",
+        "a GPU kernel asks for more shared memory or registers than the GPU has",
+        "use smaller blocks or fewer stages in that kernel; " + _FIX,
+        _USER,
+    ),
+    Row(
         "model-files-missing",
-        r"does not appear to have a file named|is not a valid model identifier"
+        r"404 Client Error|RepositoryNotFoundError|EntryNotFoundError"
+        r"|does not appear to have a file named|is not a valid model identifier"
         r"|Can't load (?:the )?(?:tokenizer|model|configuration|image processor) for",
         "what was to be loaded by its name has no such files: the path is wrong, or nothing was"
         " downloaded there",
@@ -399,6 +409,22 @@ EXCEPTIONS: tuple[Row, ...] = (
         " own",
         "see how much memory the job used on the node (sacct --format=JobID,MaxRSS,State), and run"
         " once with num_workers=0, where the exception of the loader is shown",
+    ),
+    Row(
+        "loader-timed-out",
+        r"DataLoader timed out after",
+        "the data loader gave nothing in the time that the script allows it: storage is slow or"
+        " stuck, or a worker is",
+        "look at what it reads, and at the filesystem as this node sees it; see the workers' stacks"
+        " (py-spy dump) when it happens again",
+    ),
+    Row(
+        "peer-lost",
+        r"tasks (?:are unhealthy|have crashed)",
+        "JAX's coordination service lost a task: its process or its node ended, or the network to"
+        " it",
+        "look at what the task that it names wrote last, and at its node",
+        on=On.LAST_WORDS | On.CRASH,
     ),
     Row(
         "adapter-not-connected",
@@ -436,7 +462,7 @@ EXCEPTIONS: tuple[Row, ...] = (
     Row(
         "access-refused",
         r"40[13] Client Error|[Gg]ated repo|(?:HTTP|Error) (?:code )?40[13]\b|GatedRepoError"
-        r"|Invalid user token|api_key not configured|AccessDenied",
+        r"|Invalid user token|api_key not configured|AccessDenied|Unable to locate credentials",
         "a service on the network refused the program's credentials, or asked for some",
         "give the job its token or login (HF_TOKEN, WANDB_API_KEY, ...); starting it again as it is"
         " fails again",
@@ -445,7 +471,8 @@ EXCEPTIONS: tuple[Row, ...] = (
     Row(
         "service-failed",
         r"(?:50[0234]|429) (?:Client|Server) Error|Max retries exceeded with url"
-        r"|Temporary failure in name resolution|HfHubHTTPError|SlowDown\b|EndpointConnectionError",
+        r"|Temporary failure in name resolution|HfHubHTTPError|SlowDown\b|EndpointConnectionError"
+        r"|^wandb\.|HTTPSConnectionPool",
         "a service on the network, or the way to it, did not answer the program",
         "look whether the service answers from a node; keep what the script downloads in a local"
         " cache (HF_HUB_OFFLINE=1)",
@@ -494,7 +521,7 @@ EXCEPTIONS: tuple[Row, ...] = (
     ),
     Row(
         "container-not-started",
-        r"pyxis: (?:container start failed|couldn't start container|failed to import)"
+        r"pyxis: (?:container start failed|couldn't start container|failed to |child \d+ failed)"
         r"|spank_pyxis\.so: task_init\(\) failed|FATAL: .{0,40}container creation failed",
         "the container of the job could not be started: its image does not fit the site's"
         " hooks, or the node lacks something, such as the user's account",
@@ -505,7 +532,7 @@ EXCEPTIONS: tuple[Row, ...] = (
     Row(
         "not-a-number",
         # No part of a path or of a host's name, unlike `NaN/Inf`, `-inf` and the end of a sentence.
-        r"(?<![/\w.-])[-+]?(?:NaN|nan|Inf|inf)(?:/(?:NaN|nan|Inf|inf))?(?![/\w-]|\.\w|:\d)"
+        r"(?<![/\w.-])[-+]?(?:Na[Nn]|nan|Inf|inf)(?:/(?:Na[Nn]|nan|Inf|inf))?(?![/\w-]|\.\w|:\d)"
         r"|\bNaN-[a-z]|\b(?:non-finite|not finite)\b|Minimum loss scale reached",
         "the training computed NaN or infinity, and the script noticed",
         "look at the data, the learning rate and the loss scale; go on from a checkpoint before it",

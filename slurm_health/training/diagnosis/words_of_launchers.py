@@ -7,16 +7,52 @@ PyTorch for peers that do not answer.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
-from slurm_health.records.script_records import Attribution, Sureness
+from slurm_health.records.script_records import LAUNCH_FAILED_ADVICE, LAUNCH_FAILED_TEXT
 from slurm_health.training.diagnosis.collected import UNKNOWN_CODE
-from slurm_health.training.diagnosis.words import On, Row
+from slurm_health.training.diagnosis.rows import On, Row
+from slurm_health.training.diagnosis.words import known
+from slurm_health.training.framework import Attribution, Sureness
+
+# The words of gloo, NCCL, torch's stores and rendezvous for a peer that does not answer any more.
+_OF_A_PEER = re.compile(
+    r"[Cc]onnection (reset|closed|refused|was closed)|Broken pipe|Socket ?[Cc]losed"
+    r"|Timed out (?:waiting|initializing process group)|Socket Timeout|wait timeout"
+    r"|timeout after|timed out after"
+    r"|collective operation timeout|failed to recv, got 0 bytes|Failed to recv"
+    r"|ncclRemoteError|remote process exited|ncclSystemError|unhandled system error"
+    r"|communicator was aborted|ProcessGroupNCCL.*(watchdog|[Hh]eartbeat)"
+    r"|\bDist(Backend|Store|Network)Error\b|\bRendezvous\w*Error\b|SignalException|ChildFailedError"
+    r"|NCCL operations have failed or timed out"
+    # DDP compares sizes that an exchange which timed out did not bring; a rank that has none raises
+    # something else before.
+    r"|DDP expects same model .{0,80} inconsistent 0 params"
+    # gloo that connects all ranks, and the coordination service of JAX
+    r"|connectFullMesh failed|DEADLINE_EXCEEDED|waiting for clients"
+    # What a launcher or a person sends to all ranks.
+    r"|^KeyboardInterrupt\b"
+)
+# The same exceptions with a cause of their own that the table does not know.
+_OF_ITSELF = re.compile(
+    r"[Mm]ismatch|nccl(?:Invalid|Internal)|internal error - |CUDA error|[Cc](?:UDA|uda) failure|ECC"
+    r"|shared memory"
+)
+
+
+def is_consequence(error: str) -> bool:
+    """Tell whether an exception only says that another rank, or the way to it, has failed."""
+    if not _OF_A_PEER.search(error) or _OF_ITSELF.search(error):
+        return False
+    row = known(error)
+    return row is None or row.name == "adapter-not-connected"
+
 
 # The last words of what failed without an exception. Other errors of a file, such as a stale handle
 # or one of input and output, are none of a person's.
 _GONE = r"No such file or directory|Permission denied|Is a directory|Not a directory"
-_CORRECT = "correct what was submitted; started again as it is, it fails again"
+CORRECT = "correct what was submitted; started again as it is, it fails again"
 
 
 def _mistake(
@@ -27,7 +63,7 @@ def _mistake(
         name,
         pattern,
         says,
-        _CORRECT,
+        CORRECT,
         Attribution.USER,
         Sureness.CERTAIN,
         on=on,
@@ -49,6 +85,11 @@ MISTAKES: tuple[Row, ...] = (
         r"|^Error: (?:No such option|Missing (?:option|argument|parameter)|Invalid value"
         r"|Got unexpected extra argument)|FATAL Flags parsing error",
         "the program does not take the arguments that it was given",
+    ),
+    _mistake(
+        "wrong-arguments",
+        r"^Could not override '",
+        "the program's configuration does not have what it was told to override",
     ),
     _mistake(
         "command-not-found",
@@ -83,6 +124,11 @@ MISTAKES: tuple[Row, ...] = (
     ),
     _mistake(
         "step-refused",
+        r"^There are not enough slots available in the system",
+        "mpirun was asked for more ranks than the job has slots for",
+    ),
+    _mistake(
+        "step-refused",
         r"^srun: error: Unable to create step for job \d+: (?:More processors requested"
         r"|Requested node configuration|Invalid generic resource|Memory required by task"
         r"|Invalid (?:node|partition|account|qos))|^srun: (?:unrecognized|invalid) option"
@@ -93,8 +139,35 @@ MISTAKES: tuple[Row, ...] = (
     ),
 )
 
-# Why Slurm did not launch a step. `{nodes}` are those that refused, `{node}` the first of them,
-# `{leave}` how to start without them.
+# What Slurm and MPI's launchers say of nodes: `{nodes}`, `{node}` the first of them, `{leave}` how
+# to start without them.
+_TELL = "{leave} and tell your administrator"
+NODE_LOST = Row("node-lost", "", "Slurm lost {nodes} while the job ran", _TELL, Attribution.NODE)
+A_NODE_LOST = Row(
+    "node-lost",
+    "",
+    "Slurm lost a node of the job, and does not say here which",
+    "start again: Slurm gives out no node that it has lost; `sinfo -R` and slurmctld's log say"
+    " which it was",
+    Attribution.NODE,
+)
+HELD = Row("launch-failed", "", LAUNCH_FAILED_TEXT, LAUNCH_FAILED_ADVICE, Attribution.NODE)
+BY_FACT = {
+    "memory-broken": Row(
+        "memory-broken",
+        "",
+        "the memory of {nodes} had an error that it could not correct",
+        _TELL,
+        Attribution.NODE,
+    ),
+    "daemon-lost": Row(
+        "node-silent",
+        "",
+        "the launcher lost its daemon on {nodes}: the node, or the network to it",
+        "check whether Slurm still reaches it: scontrol show node {node}",
+    ),
+}
+# Why Slurm did not launch a step.
 REFUSALS: tuple[Row, ...] = (
     Row(
         "clocks-differ",
@@ -142,11 +215,22 @@ WAITS: tuple[Row, ...] = (
     Row(
         "rendezvous-never-formed",
         r"Timed out initializing process group|Rendezvous(?:Connection|Timeout|Closed)Error"
+        r"|waiting for clients|wait timeout after \d+ms, keys: /default_pg|connectFullMesh failed"
+        r"|\(gai error: "
+        r"|DEADLINE_EXCEEDED: (?:Barrier timed out.{0,40}PjRT_Client_Connect|.*RegisterTask)"
         r"|client socket has (?:timed out|failed to connect)|while trying to connect to",
         "the ranks never met{where}: a rank did not start, listened elsewhere, or the way there is"
         " closed",
         "check that every node starts its ranks with one address and port; the check before"
         " the script tests the connections of the nodes",
+    ),
+    Row(
+        "interrupted",
+        r"^KeyboardInterrupt\b",
+        "the ranks were interrupted (SIGINT): by Ctrl-C, by scancel --signal=INT, or by a program"
+        " of the job",
+        "",
+        Attribution.OUTSIDE,
     ),
     Row(
         "watchdog-stuck",

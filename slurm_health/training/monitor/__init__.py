@@ -9,11 +9,10 @@ is `training.diagnosis`'s.
     agent         on each node: samples the ranks, inspects them, answers for the node's state
     agents        the agents of all nodes: started, asked, replaced
     messages      how reports travel
-    ranks         the ranks on a node: their heartbeats, their processes, where they are
-    silent_ranks  which processes are ranks without a heartbeat; their Flight Recorder
-    stacks        where ranks are, by py-spy
+    ranks         the ranks on a node: which processes they are, what these use, where they are
+    voices        how ranks say where they are: by heartbeat, Flight Recorder, py-spy
     gpu_activity  what the GPUs of ranks do, by NVML
-    connections   TCP connections: which do not get through, and how fast the others are
+    connections   TCP sockets: which get no answer, what they have sent, who listens
     events        reports, records and does what the user wants about what is seen
     output_files  the job's output files: those the script has srun write, and what is new in them
     nccl_ras      live collector: how far each rank is by NCCL itself

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agents of all nodes, as the watch has them: it starts them, asks them, and replaces them.
+"""The agents of all nodes: started, asked, replaced.
 
-In a job one srun starts them; outside Slurm each node's torchrun runs its own, and carries what
-they send (`torchrun_monitors`).
+In a job one srun starts them, while its script runs and once more after it has failed; outside
+Slurm each node's torchrun runs its own, and carries what they send (`torchrun_agents`).
 """
 
 from __future__ import annotations
@@ -12,19 +12,33 @@ import math
 import os
 import select
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO
 
 from slurm_health.records.text import LineBuffer
-from slurm_health.system.processes import Process, end_session
-from slurm_health.training.diagnosis.samples import NodeReport
-from slurm_health.training.monitor.messages import HERE, INSPECT, REPORTS, MessageReader
+from slurm_health.system.processes import (
+    NOTHING,
+    PIPE,
+    Process,
+    end_session,
+    own_module,
+    start_tied,
+)
+from slurm_health.system.slurm.command import clean_environ, step_argv
+from slurm_health.training.diagnosis.samples import Look, NodeReport
+from slurm_health.training.monitor.messages import (
+    HERE,
+    INSPECT,
+    REPORTS,
+    STATE,
+    MessageReader,
+)
 
 HERE_S = 10.0  # from one word that the watch is there to the next
 # For all nodes to answer: an inspection takes two looks, and a state what a child may take; a busy
 # node takes longer.
-_INSPECT_S, _STATE_S = 25.0, 8.0
+_LIMITS_S = {INSPECT: 25.0, STATE: 8.0}
 _MOST_LINE_BYTES = 1 << 20
 _LEAVE_S, _GRACE_S = 1.0, 0.5
 _SILENT_S = 30.0  # six samples without a report
@@ -76,11 +90,10 @@ class Connection:
         """End them: they leave when their standard input ends."""
         if isinstance(self.process, Carried):
             self.write(_END)
-            return
-        if self.process.stdin is not None:
+        elif self.process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self.process.stdin.close()
-        end_session(self.process, leave_s=_LEAVE_S, grace_s=_GRACE_S)
+            end_session(self.process, leave_s=_LEAVE_S, grace_s=_GRACE_S)
 
 
 Start = Callable[[Sequence[str]], Process | Carried]
@@ -92,21 +105,21 @@ class Agents:
     Args:
         start: starts those of some nodes; raises OSError.
         observe: is called with each report.
-        control: a file that ends when the script does.
+        control: a file that ends when the script does, if there is one.
         alone: agents can be started for some nodes without the others.
     """
 
     def __init__(
         self,
         start: Start,
-        observe: Callable[[NodeReport], None],
-        control: int = 0,
+        observe: Callable[[NodeReport], None] = lambda _: None,
+        control: int | None = None,
         *,
         alone: bool = True,
     ) -> None:
         self._start = start
         self._observe = observe
-        self._control = control
+        self._control = () if control is None else (control,)
         self._alone = alone
         self._connections: list[Connection] = []
         self._last_seen_s: dict[str, float] = {}
@@ -141,12 +154,12 @@ class Agents:
         until_s = now_s + wait_s
         while (left_s := until_s - time.monotonic()) > 0:
             by_pipe = {connection.pipe: connection for connection in self._connections}
-            ready, _, _ = select.select([self._control, *by_pipe], [], [], left_s)
-            if self._control in ready and not os.read(self._control, 4096):
-                raise ScriptOver
+            ready, _, _ = select.select([*self._control, *by_pipe], [], [], left_s)
             for pipe in ready:
                 if pipe in by_pipe:
                     reports += self._read(by_pipe[pipe])
+                elif not os.read(pipe, 4096):
+                    raise ScriptOver
         return reports
 
     def _read(self, connection: Connection) -> list[NodeReport]:
@@ -168,7 +181,9 @@ class Agents:
                 reports.append(report)
         return reports
 
-    def ask(self, word: bytes, nodes: Sequence[str] = ()) -> dict[str, NodeReport]:
+    def ask(
+        self, word: bytes, nodes: Sequence[str] = (), limit_s: float = math.inf
+    ) -> dict[str, NodeReport]:
         """Ask all agents to inspect their ranks, or how their nodes are; return who answers.
 
         Until all nodes, or the given ones, have answered whose agents are there, or the time is
@@ -176,11 +191,12 @@ class Agents:
         """
         self._write(word)
         answers: dict[str, NodeReport] = {}
-        wanted = set(nodes or self.nodes) - set(self.nodes_without_report())
-        until_s = time.monotonic() + (_INSPECT_S if word == INSPECT else _STATE_S)
-        while not wanted <= answers.keys() and (left_s := until_s - time.monotonic()) > 0:
+        until_s = time.monotonic() + (_LIMITS_S[word] if limit_s == math.inf else limit_s)
+        while (left_s := until_s - time.monotonic()) > 0:
+            if set(nodes or self.nodes) <= {*self.nodes_without_report(), *answers}:
+                break
             for report in self.receive(min(0.2, left_s)):
-                if report.inspected if word == INSPECT else report.state is not None:
+                if report.state is not None if word == STATE else report.look is Look.INSPECTION:
                     answers[report.node] = report
         return answers
 
@@ -203,18 +219,14 @@ class Agents:
         """
         self._pause_s = min(max(_FIRST_PAUSE_S, 2 * self._pause_s), _LONGEST_PAUSE_S)
         self._again_s = time.monotonic() + _STARTS_S + self._pause_s
-        if not self._alone:
-            for connection in self._connections:
-                connection.end()
-            self._connections.clear()
-            self.begin(self.nodes)
-            return
+        nodes = list(silent) if self._alone else list(self.nodes)
         for connection in list(self._connections):
-            if set(connection.nodes) <= set(silent):
+            if set(connection.nodes) <= set(nodes):
                 connection.end()
                 self._connections.remove(connection)
-        for nodes in [[node] for node in silent] if len(silent) <= _FEW else [list(silent)]:
-            self.begin(nodes)
+        few = self._alone and len(nodes) <= _FEW
+        for some in [[node] for node in nodes] if few else [nodes]:
+            self.begin(some)
 
     def drop(self, nodes: Sequence[str]) -> None:
         """Expect nothing any more of nodes that the job has lost."""
@@ -231,7 +243,35 @@ class Agents:
             connection.write(word)
 
 
-def carried(reading: int, writing: int, number: int, control: int) -> Carried:
+def start_in_job(
+    job_id: int,
+    nodes: Sequence[str],
+    options: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    here: str = "",
+    stderr: int = NOTHING,
+) -> Process:
+    """Start the agents of some nodes of a job by srun; that of `here`, alone, needs no step.
+
+    Steps overlap with the script's in their devices too: NVML shows them what ranks have.
+
+    Raises:
+        OSError: they cannot be started.
+    """
+    command = own_module("slurm_health.training.monitor.agent", f"--job={job_id}", *options)
+    own = list(nodes) == [here]
+    return start_tied(
+        list(command) if own else step_argv(job_id, nodes, [], command),
+        environ=environ if own else clean_environ(environ),
+        stdin=PIPE,
+        stdout=PIPE,
+        stderr=stderr,
+        signal_mask=(),
+    )
+
+
+def start_carried(reading: int, writing: int, number: int, control: int) -> Carried:
     """Start the agents that torchrun runs; the `number` tells this start from those before.
 
     What agents sent before that is passed over.

@@ -22,9 +22,7 @@ _SILENT_PULSES = 3  # counted in pulses in which we run ourselves: jobs are susp
 
 def main() -> int:
     """Listen until the batch script ends, or is gone for good."""
-    job, node, pulse_s, *more = sys.argv[1:]
-    # A supervisor that began before slurm-health was replaced under it may not tell.
-    restarts = int(more[0]) if more else None
+    job, node, pulse_s, restarts = sys.argv[1:]
     # What Slurm sends to every process of the job is for the script.
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
@@ -36,7 +34,7 @@ def main() -> int:
             silent = 0
             continue
         silent += 1
-        if silent >= _SILENT_PULSES and _given_back(job, node, restarts, os.environ):
+        if silent >= _SILENT_PULSES and _given_back(job, node, int(restarts), os.environ):
             return 0
 
 
@@ -45,19 +43,19 @@ def is_lost(node: str, states: Collection[str], nodes: Collection[str]) -> bool:
     return set(states) == {"RUNNING"} and bool(nodes) and node not in nodes
 
 
-def _given_back(job: str, node: str, restarts: int | None, environ: Mapping[str, str]) -> bool:
+def _given_back(job: str, node: str, restarts: int, environ: Mapping[str, str]) -> bool:
     """Ask Slurm, and give the job back if its batch node is lost; tell whether that is over."""
     from slurm_health.records.errors import SlurmError
     from slurm_health.system.slurm.client import Client
 
     client = Client(environ)
     try:
-        found = client.job(job)
-        if restarts is not None and found.restarts > restarts:
+        shown = client.job(job)
+        if shown.restarts > restarts:
             return True
-        if not is_lost(node, found.states, found.nodes):
+        if not is_lost(node, shown.states, shown.nodes):
             return False
-        if found.value("Requeue") == "0":  # --no-requeue, or JobRequeue=0
+        if shown.value("Requeue") == "0":  # --no-requeue, or JobRequeue=0
             client.cancel(job)
         else:
             client.requeue(job)

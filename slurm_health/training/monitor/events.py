@@ -21,30 +21,25 @@ from slurm_health.records.errors import JournalError, SlurmError
 from slurm_health.records.records import Action, ActionDone, ActionIntended, Record
 from slurm_health.records.script_records import (
     SLOWER_STEPS,
-    Attribution,
     Diagnosed,
     EventKind,
-    Sureness,
     TrainingEvent,
 )
-from slurm_health.report.sentences import event_text, lines_of
+from slurm_health.report.sentences import ends_for_hang, event_line, lines_of
 from slurm_health.system import journal
 from slurm_health.system.slurm.client import Client
 from slurm_health.training.diagnosis.collected import FlightRecords, MonitorSaw
-from slurm_health.training.diagnosis.diagnostician import CauseDiagnostician, observe_slowdown
+from slurm_health.training.diagnosis.diagnostician import CauseDiagnostician
 from slurm_health.training.diagnosis.hang import HangDiagnostician
 from slurm_health.training.diagnosis.operators import OPERATORS
 from slurm_health.training.diagnosis.output_lines import LossIsNone
+from slurm_health.training.diagnosis.pace import PaceFinding, observe_pace
 from slurm_health.training.diagnosis.pulse import Resumed
 from slurm_health.training.diagnosis.samples import Standstill
-from slurm_health.training.diagnosis.slow_steps import Slowdown
-from slurm_health.training.diagnosis.stragglers import SlowRank, observe_slow_rank
-from slurm_health.training.diagnosis.uneven import Uneven, observe_uneven
-from slurm_health.training.framework import DataManager, Inference, OperatorMaker
+from slurm_health.training.framework import DataManager
 from slurm_health.training.monitor import registry
 from slurm_health.training.monitor.containment import COLLECT_LIVE_S, collect
 
-NOT_A_NUMBER = "not-a-number"
 _TITLE_WIDTH = 8
 _KEPT, _MOST_KEPT = "hang-", 16  # files of stacks and records of collectives
 
@@ -110,8 +105,7 @@ class Events:
             beyond_script=any(rank.is_beyond_script for rank in at_fault),
             diagnosed=cause,
         )
-        seems = "; the training seems to hang" if hang.line else "; the training hangs"
-        self._report(hang, seems)
+        self._report(hang)
         self._keep(standstill, flights)
         self._on_hang(hang, self)
 
@@ -125,62 +119,31 @@ class Events:
         with contextlib.suppress(OSError), file.open("xb") as kept:
             kept.write(data)
 
-    def slowdown(self, slowdown: Slowdown) -> None:
-        """Infer why steps take longer than before; report it if links explain it."""
-        cause = _inferred(observe_slowdown, slowdown)
+    def pace(self, observed: PaceFinding | LossIsNone) -> None:
+        """Infer why a rank is slow, steps take longer, work is uneven, or the loss is no number."""
+        site = registry.registered()
+        data = DataManager([observed], failed=site.failed)
+        diagnostician = CauseDiagnostician(observe_pace, (*OPERATORS, *site.operators))
+        cause = diagnostician.diagnose(data_manager=data).diagnosed
         if cause is None or cause.cause == SLOWER_STEPS:
             return  # longer batches, an evaluation: it may be as it should
-        self._slow.append(cause)
-        self._report(
-            TrainingEvent(
-                event=EventKind.SLOWDOWN,
+        if isinstance(observed, LossIsNone):
+            event = TrainingEvent(event=EventKind.LOSS, step=observed.step, line=observed.first)
+        elif observed.event is EventKind.UNEVEN:
+            event = TrainingEvent(event=observed.event, ratio=round(observed.ratio, 3))
+        else:
+            self._slow.append(cause)
+            of_rank = observed.event is EventKind.STRAGGLER
+            cost, usual = observed.cost, observed.usual
+            event = TrainingEvent(
+                event=observed.event,
                 nodes=cause.nodes,
                 ranks=cause.ranks,
-                took_ms=slowdown.step_ms,
-                usual_ms=slowdown.usual_ms,
-                diagnosed=cause,
+                took_ms=round(cost.own_ms if of_rank else cost.step_ms, 1),
+                usual_ms=round(usual.own_ms if of_rank else usual.step_ms, 1),
+                ratio=round(observed.ratio, 3),
             )
-        )
-
-    def slow_rank(self, slow: SlowRank, ratio: float) -> None:
-        """Infer why a rank is slower than the others."""
-        cause = _inferred(observe_slow_rank, slow)
-        self._slow += [cause] if cause else []
-        self._report(
-            TrainingEvent(
-                event=EventKind.STRAGGLER,
-                nodes=[slow.node],
-                ranks=[slow.rank],
-                ratio=round(ratio, 3),
-                took_ms=round(slow.spent.own_ms, 1),
-                usual_ms=round(slow.usual.own_ms, 1),
-                diagnosed=cause,
-            )
-        )
-
-    def uneven(self, uneven: Uneven) -> None:
-        """Report that stages or batches are uneven."""
-        cause = _inferred(observe_uneven, uneven)
-        if cause is not None:
-            ratio = round(uneven.times, 3)
-            self._report(TrainingEvent(event=EventKind.UNEVEN, ratio=ratio, diagnosed=cause))
-
-    def loss(self, loss: LossIsNone) -> None:
-        """Report that the loss of the training is no number any more."""
-        before = f"step {loss.step}" if loss.step else "the first of these lines"
-        cause = Diagnosed(
-            cause=NOT_A_NUMBER,
-            description="the loss is NaN or infinite at one step after another"
-            + (f", since step {loss.step}" if loss.step else ""),
-            attribution=Attribution.USER.value,
-            sureness=Sureness.LIKELY.name.lower(),
-            evidence=[loss.first, loss.line],
-            advice="look at the data, the learning rate and the loss scale, and go on from a"
-            f" checkpoint before {before}",
-        )
-        self._report(
-            TrainingEvent(event=EventKind.LOSS, step=loss.step, line=loss.first, diagnosed=cause)
-        )
+        self._report(msgspec.structs.replace(event, diagnosed=cause))
 
     def resumed(self, resumed: Resumed) -> None:
         """Report that a training that hung goes on."""
@@ -192,11 +155,11 @@ class Events:
             )
         )
 
-    def _report(self, event: TrainingEvent, conclusion: str = "") -> None:
+    def _report(self, event: TrainingEvent) -> None:
         """Write an event with its cause to the job's output, and record it."""
         cause = lines_of(event.diagnosed) if event.diagnosed else []
         lines = (f"  {title:{_TITLE_WIDTH}}  {text}" for title, text in cause)
-        self.say(f"{event_text(event)}{conclusion}", *lines)
+        self.say(event_line(event), *lines)
         self.record(event)
 
     def say(self, text: str, *lines: str) -> None:
@@ -220,15 +183,6 @@ class Events:
                 self.say(f"this is not recorded: {err}")
 
 
-def _inferred(
-    observe: Callable[[DataManager], Inference | None], data: msgspec.Struct
-) -> Diagnosed | None:
-    site = registry.registered()
-    manager = DataManager([data], failed=site.failed)
-    operators: tuple[OperatorMaker, ...] = (*OPERATORS, *site.operators)
-    return CauseDiagnostician(observe, operators).diagnose(data_manager=manager).diagnosed
-
-
 def acting(mode: str, environ: Mapping[str, str]) -> Callable[[TrainingEvent, Events], None]:
     """Return what does about a hang what the user has asked for.
 
@@ -242,7 +196,7 @@ def acting(mode: str, environ: Mapping[str, str]) -> Callable[[TrainingEvent, Ev
             return
         if hang.line and not hang.located:
             return
-        reason = f"it hangs (--monitor={mode})"
+        reason = ends_for_hang(mode)
         if mode != OnHang.STOP.value or not job:
             events.record(ActionIntended(action=Action.END_SCRIPT, reason=reason))
             events.say(f"the script is ended because {reason}")

@@ -33,9 +33,9 @@ from slurm_health.training.diagnosis.failure import (
     what_follows,
 )
 from slurm_health.training.diagnosis.hang import HangDiagnostician
+from slurm_health.training.diagnosis.output import read_output
 from slurm_health.training.diagnosis.ras import RasStatus, read_report
 from slurm_health.training.diagnosis.samples import Standstill
-from slurm_health.training.diagnosis.training_log import read_log
 from slurm_health.training.framework import DataManager
 from slurm_health.training.monitor.flight_dumps import latest, read_dump
 from slurm_health.training.monitor.job_collectors import JOB_TAIL_BYTES, tail
@@ -116,7 +116,6 @@ class _Inputs:
     kernel: dict[str, list[str]] = field(default_factory=dict)
     flights: dict[int, FlightRecord] = field(default_factory=dict)
     ras: RasStatus | None = None
-    cut: bool = False
 
 
 def explain(
@@ -133,7 +132,7 @@ def explain(
         UnreadableInput: a file cannot be read, or none holds anything.
     """
     inputs = _read(paths, nodes)
-    log = read_log(inputs.outputs, cut=inputs.cut, shared=len(inputs.outputs))
+    log = read_output(inputs.outputs, shared=len(inputs.outputs))
     known = tuple(nodes) or _nodes_named(log, inputs)
     data: list[msgspec.Struct] = [
         ScriptEnd(exit_code=UNKNOWN_CODE if exit_code is None else exit_code, nodes=known)
@@ -198,7 +197,7 @@ def _read(paths: Sequence[Path], nodes: Sequence[str]) -> _Inputs:
     for path in _files(paths):
         named = path in paths
         try:
-            text, was_cut = tail(path, JOB_TAIL_BYTES)
+            text = tail(path, JOB_TAIL_BYTES)
             with path.open("rb") as file:  # a plain file, or `tail` had raised
                 may_be_dump = file.read(1) in {b"\x80", b"{"}
         except OSError as err:
@@ -213,7 +212,6 @@ def _read(paths: Sequence[Path], nodes: Sequence[str]) -> _Inputs:
                 raise UnreadableInput(f"{path} is no text, and no dump that can be read")
             continue
         text = _error_file(text) or text
-        inputs.cut |= was_cut
         if _RAS.search(text[: 1 << 16]):
             inputs.ras = read_report(text)
             continue

@@ -11,7 +11,7 @@ works.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,11 +81,6 @@ class GpuActivity(msgspec.Struct, frozen=True):
     why_not: str = ""
 
 
-class _Answer(msgspec.Struct, frozen=True):
-    gpus: tuple[SampledGpu, ...] = ()
-    why_not: str = ""
-
-
 def combined(uses: Iterable[GpuUse]) -> GpuUse:
     """Return what the GPUs of several processes do, as those of a rank and its children."""
     busy = [use for use in uses if use.share]
@@ -130,10 +125,7 @@ def activity(*, driver: Path = _DRIVER, read: Callable[[], bytes] | None = None)
         return GpuActivity(why_not=f"the driver did not answer within {answer.limit_s:g} s")
     if isinstance(answer, killable.Broke):
         return GpuActivity(why_not=answer.reason)
-    sampled = from_json(answer.data, _Answer)
-    uses = by_process(sampled.gpus)
-    none = "" if uses else "NVML shows this step no process on a GPU"
-    return GpuActivity(uses, sampled.why_not or none)
+    return from_json(answer.data, GpuActivity)
 
 
 def _read() -> bytes:
@@ -144,74 +136,51 @@ def _read() -> bytes:
     try:
         nvml = driver.start()
     except (Unmeasured, driver.DriverBroken) as err:
-        return msgspec.json.encode(_Answer(why_not=str(err)))
-    devices: list[_Device] = []
+        return msgspec.json.encode(GpuActivity(why_not=str(err)))
+    gpus: dict[int, SampledGpu] = {}
     problems: dict[str, None] = {}
     try:
-        devices = [_Device(nvml, index) for index in range(int(nvml.nvmlDeviceGetCount()))]
+        questions = {n: driver.Questions(nvml) for n in range(int(nvml.nvmlDeviceGetCount()))}
         for moment in range(_SAMPLES):
             time.sleep(_BETWEEN_S if moment else 0.0)
-            for device in devices:
-                device.sample()
+            for index, asked in list(questions.items()):
+                try:
+                    gpus[index] = _sampled(nvml, index, asked, gpus.get(index))
+                except driver.Lost as err:
+                    problems[f"GPU {index} is lost: {err}"] = None
+                    del questions[index]
+                    gpus.pop(index, None)
+        for index, asked in questions.items():
+            if asked.unanswered:
+                problems[f"GPU {index} cannot be asked: {asked.unanswered}"] = None
     except nvml.NVMLError as err:
-        devices = []
-        problems[f"NVML: {err}"] = None
-    problems |= {device.why_not: None for device in devices if device.why_not}
-    gpus = tuple(device.sampled() for device in devices if not device.lost)
-    return msgspec.json.encode(_Answer(gpus, "; ".join(problems)))
+        gpus, problems = {}, {f"NVML: {err}": None}
+    uses = by_process([gpu for gpu in gpus.values() if gpu.samples])
+    none = "" if uses else "NVML shows this step no process on a GPU"
+    return msgspec.json.encode(GpuActivity(uses, "; ".join(problems) or none))
 
 
-class _Device:
-    """One GPU that is asked again and again, until it is lost."""
+def _sampled(nvml: Any, index: int, asked: Any, before: SampledGpu | None) -> SampledGpu:
+    """Return a GPU with one more sample.
 
-    def __init__(self, nvml: Any, index: int) -> None:
-        from slurm_health.system import nvml as driver
-
-        self._nvml, self._index = nvml, index
-        self._lost_error = driver.Lost
-        self._questions = driver.Questions(nvml)
-        self._handle: Any = None
-        self._samples: list[GpuSample] = []
-        self._processes: Mapping[int, int | None] = {}
-        self._limit_w: float | None = None
-        self.lost = ""
-        try:
-            self._handle = self._questions.handle(index)
-            if self._handle is not None:
-                ask = self._questions.told
-                running = ask(nvml.nvmlDeviceGetComputeRunningProcesses, self._handle) or []
-                self._processes = {int(process.pid): process.usedGpuMemory for process in running}
-                self._limit_w = _watts(ask(nvml.nvmlDeviceGetEnforcedPowerLimit, self._handle))
-        except self._lost_error as err:
-            self.lost = str(err)
-
-    @property
-    def why_not(self) -> str:
-        """Why not all of it is known."""
-        if self.lost:
-            return f"GPU {self._index} is lost: {self.lost}"
-        unanswered = self._questions.unanswered
-        return f"GPU {self._index} cannot be asked: {unanswered}" if unanswered else ""
-
-    def sample(self) -> None:
-        """Ask what it does now."""
-        if self._handle is None or self.lost:
-            return
-        nvml, ask = self._nvml, self._questions.told
-        try:
-            used = ask(nvml.nvmlDeviceGetUtilizationRates, self._handle)
-            if used is not None:
-                power_w = _watts(ask(nvml.nvmlDeviceGetPowerUsage, self._handle))
-                self._samples.append(
-                    GpuSample(int(used.gpu) / 100, int(used.memory) / 100, power_w)
-                )
-        except self._lost_error as err:
-            self.lost = str(err)
-
-    def sampled(self) -> SampledGpu:
-        """Return all that it answered."""
-        processes = dict(self._processes) if self._samples else {}
-        return SampledGpu(processes=processes, samples=tuple(self._samples), limit_w=self._limit_w)
+    Raises:
+        Lost: it has gone.
+    """
+    handle, ask = asked.handle(index), asked.told
+    if handle is None:
+        return SampledGpu()
+    if before is None:
+        running = ask(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
+        before = SampledGpu(
+            processes={int(process.pid): process.usedGpuMemory for process in running},
+            limit_w=_watts(ask(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)),
+        )
+    used = ask(nvml.nvmlDeviceGetUtilizationRates, handle)
+    if used is None:
+        return before
+    power_w = _watts(ask(nvml.nvmlDeviceGetPowerUsage, handle))
+    sample = GpuSample(int(used.gpu) / 100, int(used.memory) / 100, power_w)
+    return msgspec.structs.replace(before, samples=(*before.samples, sample))
 
 
 def _watts(milliwatts: int | None) -> float | None:

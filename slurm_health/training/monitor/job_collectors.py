@@ -16,17 +16,24 @@ from pathlib import Path
 
 from slurm_health.records.allocation import name_in_slurm
 from slurm_health.records.errors import JournalError, SlurmError
-from slurm_health.records.records import Action, ActionDone, ActionIntended
+from slurm_health.records.records import (
+    Action,
+    ActionDone,
+    ActionIntended,
+    Unchecked,
+    VerdictReached,
+)
 from slurm_health.records.script_records import (
     Diagnosed,
     EventKind,
     TrainingEvent,
 )
 from slurm_health.records.text import cut
+from slurm_health.records.verdict import Level
 from slurm_health.system import journal
 from slurm_health.system.slurm.client import Client
 from slurm_health.training.diagnosis.collected import Listeners, MonitorSaw, SlurmView, TrainingLog
-from slurm_health.training.diagnosis.training_log import read_log
+from slurm_health.training.diagnosis.output import read_output
 from slurm_health.training.framework import DataCollector, NothingCollected
 from slurm_health.training.monitor import connections
 from slurm_health.training.monitor.collector import EndedJob
@@ -39,6 +46,7 @@ TASK_TAIL_BYTES = 256 << 10
 MOST_TASK_FILES = 64
 _SLACK_S = 120.0  # clocks of a file server and a node differ by less, or the files are left out
 _SLURM_S = 5.0
+_MOST_OF_CHECK = 100  # lines of what the check before the script met
 
 
 class JobOutput(DataCollector):
@@ -59,24 +67,22 @@ class JobOutput(DataCollector):
         job = self._job
         texts = []
         problems = []
-        cut = False
         for path, most_bytes in _files(job):
             try:
-                text, was_cut = tail(path, most_bytes, begin=job.output_from.get(path, 0))
+                text = tail(path, most_bytes, begin=job.output_from.get(path, 0))
             except OSError as err:
                 problems.append(f"{path}: {err.strerror or err}")
                 continue
             texts.append((str(path), text))
-            cut |= was_cut
         if not texts:
             raise NothingCollected("; ".join(problems) or "standard output and error are no files")
         began = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(job.ended_s - job.duration_s))
         shared = sum(name in set(map(str, job.outputs)) for name, _ in texts)
-        return read_log(texts, cut=cut, began=began, shared=shared)
+        return read_output(texts, began=began, shared=shared)
 
 
-def tail(path: Path, most_bytes: int, *, begin: int = 0) -> tuple[str, bool]:
-    """Return the end of a file, from `begin` on, as text, and whether that is not all of it.
+def tail(path: Path, most_bytes: int, *, begin: int = 0) -> str:
+    """Return the end of a file, from `begin` on, as text.
 
     Raises:
         OSError: it cannot be read, or is no plain file.
@@ -97,7 +103,7 @@ def tail(path: Path, most_bytes: int, *, begin: int = 0) -> tuple[str, bool]:
             data += chunk
     finally:
         os.close(file)
-    return data.decode(errors="replace"), start > begin
+    return data.decode(errors="replace")
 
 
 def _files(job: EndedJob) -> Iterator[tuple[Path, int]]:
@@ -148,17 +154,14 @@ class PortHolders(DataCollector):
     kind = "ports"
     data = Listeners
 
-    def __init__(self, proc: Path = Path("/proc")) -> None:
-        self._proc = proc
-
     def collect_data(self) -> Listeners:
         """Name the owner of each port, and the process where it is this user's."""
         holders: dict[int, str] = {}
         inodes: dict[str, int] = {}
-        for port, uid, inode in connections.listening(self._proc):
-            inodes[inode] = port
-            holders[port] = f"a process of {_user(uid)}"
-        for directory in self._proc.glob("[0-9]*"):
+        for listener in connections.listening():
+            inodes[str(listener.inode)] = listener.port
+            holders[listener.port] = f"a process of {_user(listener.uid)}"
+        for directory in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):  # it is another user's, or gone
                 for link in (directory / "fd").iterdir():
                     target = str(link.readlink())
@@ -177,7 +180,7 @@ def _user(uid: int) -> str:
 
 
 class MonitorFindings(DataCollector):
-    """A hang that was not over when the script ended, and what was slow before."""
+    """A hang that was not over when the script ended, what was slow, what the check met before."""
 
     kind = "monitor"
     data = MonitorSaw
@@ -189,7 +192,7 @@ class MonitorFindings(DataCollector):
         """Read what was recorded since the script began: by this node's clock, as its end is.
 
         Raises:
-            NothingCollected: the monitor recorded nothing, or that cannot be read.
+            NothingCollected: nothing was recorded, or that cannot be read.
         """
         job = self._job
         if job.run_directory is None:
@@ -197,8 +200,17 @@ class MonitorFindings(DataCollector):
         began_s = job.ended_s - job.duration_s
         hang: TrainingEvent | None = None
         slow: list[Diagnosed] = []
+        check: dict[str, None] = {}
         ended_by: Action | None = None
         try:
+            for entry in journal.read_all(job.run_directory, journal.MASTER):
+                match entry.record:
+                    case Unchecked(reason=reason):
+                        check[reason] = None
+                    case VerdictReached(nodes=nodes):
+                        doubted = [node for node in nodes if node.level is not Level.HEALTHY]
+                        texts = ((node.reason, *node.evidence) for node in doubted)
+                        check |= dict.fromkeys(text for of_node in texts for text in of_node)
             for entry in journal.read_all(job.run_directory, journal.MONITOR):
                 if entry.time_s < began_s:
                     continue
@@ -217,11 +229,12 @@ class MonitorFindings(DataCollector):
                         ended_by = None
         except JournalError as err:
             raise NothingCollected(str(err)) from err
-        if hang is None and not slow:
+        if hang is None and not slow and not check:
             raise NothingCollected("the monitor saw no hang, and nothing that was slow")
         return MonitorSaw(
             hang=hang,
             cancels=ended_by is Action.CANCEL,
             ends_script=ended_by is Action.END_SCRIPT,
             slow=tuple(slow),
+            check=tuple(check)[:_MOST_OF_CHECK],
         )

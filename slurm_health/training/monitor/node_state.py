@@ -1,20 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one node of a job tells of itself: `python -m slurm_health.training.monitor.node_state`.
+"""How one node of a job is, as its agent or the batch host sees it, as the job's user.
 
-Started on every node after a failure, and while a hang is looked at, as the job's user. Each thing
-is looked at in a child of its own, so that a GPU or a filesystem that hangs costs its own line and
-no other. Nothing is changed, and nothing is read that the job's user could not read.
+Each thing is looked at in a child of its own, so that a GPU or a filesystem that hangs costs its
+own line and no other. Nothing is changed, and nothing is read that the job's user could not read.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +39,12 @@ from slurm_health.system import killable
 from slurm_health.system.proc import mount_of, mounted
 from slurm_health.training.diagnosis.collected import NodeTold, ScriptEnd
 from slurm_health.training.diagnosis.collectives import FlightRecord
-from slurm_health.training.diagnosis.samples import RankSample
+from slurm_health.training.diagnosis.samples import NodeReport, RankSample
 from slurm_health.training.framework import NothingCollected
 from slurm_health.training.monitor.collector import EndedJob
 from slurm_health.training.monitor.flight_dumps import FlightDumps
 from slurm_health.training.monitor.messages import lines_of
-from slurm_health.training.monitor.ranks import Ranks
-from slurm_health.training.monitor.silent_ranks import SCRIPT
+from slurm_health.training.monitor.ranks import SCRIPT, Ranks, located
 
 LIMIT_S = 4.0  # for all that a node looks at, which it does at once
 # What the operators look for, and what a person wants to see beside it.
@@ -86,24 +83,22 @@ class _Kills(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def node_state(
-    *,
     job: str,
     node: str,
     began_s: float,
     directory: Path,
-    ended: bool,
-    own_step: str = "",
+    ranks: Ranks | None = None,
+    *,
     with_dumps: bool = False,
 ) -> NodeTold:
-    """Return what this node tells.
+    """Return how this node is.
 
     Args:
         job: the number of the job.
         node: the name of this node.
         began_s: when the script began, in seconds since the epoch.
         directory: in which it was started.
-        ended: whether it has ended; of one that runs the monitor looks at the ranks.
-        own_step: the step that this runs in, whose processes are no ranks.
+        ranks: those of a script that has ended; of one that runs the watch inspects them.
         with_dumps: whether to read Flight Recorder dumps on filesystems of this node.
     """
     root = Path("/")
@@ -113,47 +108,18 @@ def node_state(
         "memory": (lambda: _memory(root), tuple[str, ...]),
         "disk": (lambda: _disks(directory), tuple[str, ...]),
         "links": (lambda: links(root), tuple[str, ...]),
-        "gpus": (_gpus, _Gpus),
+        "gpus": (lambda: judged(Gpu().collect(CheckContext())), _Gpus),
     }
-    if ended:
-        looks["ranks"] = (lambda: _left(Ranks(job, node, own_step)), tuple[str, ...])
+    if ranks is not None:
+        looks["ranks"] = (lambda: _left(ranks), tuple[str, ...])
     if with_dumps:
         looks["dumps"] = (lambda: _dumps(node, began_s, directory), tuple[FlightRecord, ...])
-    seen, not_seen = _looked(looks)
-    kills: _Kills = seen.get("memory kills", _Kills(kills=0))
-    gpus: _Gpus = seen.get("gpus", _Gpus())
-    count = whole_number(os.environ.get("SLURM_GPUS_ON_NODE", ""))
-    state = [
-        *gpus.state,
-        *(line for key in ("memory", "disk", "links") for line in seen.get(key, ())),
-    ]
-    return NodeTold(
-        node=node,
-        kernel=most_telling(
-            of_the_job(seen.get("kernel log", ()), gpus.buses, count), _MOST_MESSAGES
-        ),
-        kills=kills.kills,
-        limit_bytes=kills.limit_bytes,
-        lost_gpus=gpus.lost,
-        state=tuple(state[:_MOST_LINES]),
-        left=seen.get("ranks", ())[:_MOST_LINES],
-        flights=seen.get("dumps", ()),
-        not_seen=not_seen,
-    )
-
-
-def _looked(
-    looks: Mapping[str, tuple[Callable[[], object], type]],
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return what each look saw, and why not."""
-
-    def work(look: Callable[[], object]) -> killable.Work:
-        return lambda: msgspec.json.encode(look())
-
-    answers = killable.run_all({name: (work(look), LIMIT_S) for name, (look, _) in looks.items()})
+    works: dict[str, tuple[killable.Work, float]] = {
+        name: (partial(_encoded, look), LIMIT_S) for name, (look, _) in looks.items()
+    }
     seen: dict[str, Any] = {}
     not_seen: dict[str, str] = {}
-    for name, answer in answers.items():
+    for name, answer in killable.run_all(works).items():
         match answer:
             case killable.Answered(data=data):
                 seen[name] = from_json(data, looks[name][1])
@@ -161,7 +127,26 @@ def _looked(
                 not_seen[name] = cut(one_line(reason), _LINE_CHARACTERS)
             case killable.Hung(limit_s=limit_s):
                 not_seen[name] = f"no answer within {limit_s:g} s"
-    return seen, not_seen
+    kills: _Kills = seen.get("memory kills", _Kills(kills=0))
+    gpus: _Gpus = seen.get("gpus", _Gpus())
+    count = whole_number(os.environ.get("SLURM_GPUS_ON_NODE", ""))
+    kernel = of_the_job(seen.get("kernel log", ()), gpus.buses, count)
+    others = (line for key in ("memory", "disk", "links") for line in seen.get(key, ()))
+    return NodeTold(
+        node=node,
+        kernel=most_telling(kernel, _MOST_MESSAGES),
+        kills=kills.kills,
+        limit_bytes=kills.limit_bytes,
+        lost_gpus=gpus.lost,
+        state=(*gpus.state, *others)[:_MOST_LINES],
+        left=seen.get("ranks", ())[:_MOST_LINES],
+        flights=seen.get("dumps", ()),
+        not_seen=not_seen,
+    )
+
+
+def _encoded(look: Callable[[], object]) -> bytes:
+    return msgspec.json.encode(look())
 
 
 def kernel_lines(root: Path, age_s: float) -> tuple[str, ...]:
@@ -274,11 +259,6 @@ def links(root: Path) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _gpus() -> _Gpus:
-    seen = Gpu().collect(CheckContext())
-    return judged(seen)
-
-
 def judged(seen: GpusSeen) -> _Gpus:
     """Return what is to be told of GPUs; an old error in one is no sign that it fails now."""
     finding = Gpu().judge(seen)
@@ -298,10 +278,9 @@ def judged(seen: GpusSeen) -> _Gpus:
 def _left(ranks: Ranks) -> tuple[str, ...]:
     """Return where the ranks are that have not ended with the script."""
     ranks.find()
-    if not ranks.sample():
-        return ()
-    samples, _ = ranks.inspect(again=False)
-    return tuple(sorted(_where(sample) for sample in samples))
+    samples = ranks.sample()
+    where, _ = ranks.locate(again=False) if samples else ({}, {})
+    return tuple(sorted(_where(sample) for sample in located(samples, where)))
 
 
 def _where(sample: RankSample) -> str:
@@ -341,41 +320,12 @@ def _read(path: Path) -> str:
         return ""
 
 
-def within(told: NodeTold, most_bytes: int) -> Iterator[bytes]:
-    """Return a node's message; what makes it longer than that is left out, dumps first."""
+def within(told: NodeTold, most_bytes: int) -> NodeTold:
+    """Return a node's state without what makes its message longer than that, dumps first."""
     replaced = msgspec.structs.replace
     without = replaced(told, flights=(), not_seen={**told.not_seen, "dumps": "too long to be sent"})
+    for state in (told, without):
+        if sum(map(len, lines_of(NodeReport(node=told.node, state=state), 1))) <= most_bytes:
+            return state
     kernel = most_telling(told.kernel, 5)
-    short = replaced(without, kernel=kernel, state=told.state[:5], left=told.left[:5])
-    for each in (told, without):
-        lines = list(lines_of(each, 1))
-        if sum(map(len, lines)) <= most_bytes:
-            return iter(lines)
-    return lines_of(short, 1)
-
-
-def main() -> int:
-    """Tell what this node has to tell, in a message of lines that srun keeps whole."""
-    parser = argparse.ArgumentParser(prog="slurm_health.training.monitor.node_state")
-    parser.add_argument("--job", required=True)
-    parser.add_argument("--began-s", type=float, required=True)
-    parser.add_argument("--directory", type=Path, required=True)
-    parser.add_argument("--ended", action="store_true")
-    parser.add_argument("--most-bytes", type=int, required=True)
-    options = parser.parse_args()
-    state = node_state(
-        job=options.job,
-        node=os.environ["SLURMD_NODENAME"],
-        began_s=options.began_s,
-        directory=options.directory,
-        ended=options.ended,
-        own_step=os.environ.get("SLURM_STEP_ID", ""),
-        with_dumps=options.ended,
-    )
-    for line in within(state, options.most_bytes):
-        os.write(1, line)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return replaced(without, kernel=kernel, state=told.state[:5], left=told.left[:5])

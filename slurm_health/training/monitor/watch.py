@@ -4,22 +4,20 @@
 The supervisor starts it beside its script, and the torchrun that leads (`torchrun_nodes.Monitor`)
 beside its workers; outside Slurm torchrun names the nodes, and carries what agents send. It waits
 some seconds, because most scripts that fail do so soon, and then starts an agent on each node. What
-they send, and the job's output, goes to the `Pulse`; of what is due all agents are asked, and what
-hangs is reported. It ends when its standard input does, and all that it started with it. A script
-whose watch cannot be started, or dies, runs on as it would.
+they send, and the job's output, goes to the `Pulse`; of what is due all agents are asked, twice,
+and what hangs is reported. It ends when its standard input does, and all that it started with it. A
+script whose watch cannot be started, or dies, runs on as it would.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import os
 import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,25 +27,22 @@ from slurm_health.preflight.supervisor.monitor_process import SCRIPT_HANGS
 from slurm_health.records.allocation import from_environ
 from slurm_health.records.errors import AllocationError, SlurmError
 from slurm_health.records.nodeset import expand, fold
-from slurm_health.records.script_records import ProgressSeen
-from slurm_health.system.processes import NOTHING, PIPE, Process, own_module, start_tied
+from slurm_health.records.script_records import EventKind, ProgressSeen
+from slurm_health.system.processes import Process
 from slurm_health.system.slurm.client import Client
-from slurm_health.system.slurm.command import clean_environ, step_argv
 from slurm_health.training.diagnosis.collected import NodesTold, SlurmView
-from slurm_health.training.diagnosis.comparison import Comparison
 from slurm_health.training.diagnosis.output_lines import first_without_number
+from slurm_health.training.diagnosis.pace import PaceAnalysis, PaceFinding, speeds_of
 from slurm_health.training.diagnosis.pulse import LIMITS, Program, Pulse
 from slurm_health.training.diagnosis.samples import STOPPED, NodeReport, Standstill
-from slurm_health.training.diagnosis.slow_steps import Longer, Slowdown, speeds_of
 from slurm_health.training.monitor.agents import (
     Agents,
     AgentsEnded,
     Carried,
     ScriptOver,
-    Start,
-    carried,
+    start_carried,
+    start_in_job,
 )
-from slurm_health.training.monitor.every_node import BATCH_HOST, VARIABLE
 from slurm_health.training.monitor.messages import INSPECT, STATE
 from slurm_health.training.monitor.output_files import Tails, script_text
 
@@ -56,9 +51,11 @@ if TYPE_CHECKING:
 
 _TICK_S = 2.0
 _OUTPUT_S = 10.0  # from one reading of the output to the next
-_WINDOW_S = 20.0  # of the comparison of ranks with each other, and of steps with earlier ones
+_WINDOW_S = 20.0  # in which ranks are compared with each other, and steps with earlier ones
 _PATHS_S = 15.0  # some steps of which each takes seconds
-_RECORD_S = 60.0  # from one record of the progress to the next: 250 kB a day
+# From one record of the progress to the next: the later, the longer, so that a bar moves by a
+# hundredth of the time so far, and a day has some 1,700 records of 200 bytes.
+_SOONEST_S, _LATEST_S, _OF_THE_TIME = 5.0, 60.0, 1 / 100
 _TELL_S = 60.0  # after which it is said what the job does not show
 _MOST_STOPPED = 64  # that are named
 _AGAIN_S = 5.0  # until agents are asked again of which some were late
@@ -66,52 +63,106 @@ _SLURM_S = 5.0  # to say which nodes the job has
 _END_OF_STEPS_S = 5.0  # between the end of a job's steps and that of its script
 
 
-@dataclass(frozen=True, kw_only=True)
-class WatchedJob:
-    """What is watched.
+class SlurmJob:
+    """The job that an environment is of, or the step of it that is named.
 
-    `start` starts the agents of some nodes, `alone` if without the others. `left_of` returns which
-    nodes the job still has, and `states` how Slurm sees them.
+    Raises:
+        AllocationError: the job cannot be read.
+        ValueError: it is not known which nodes the step has.
     """
 
-    here: str
-    nodes: Sequence[str]
-    start: Start
-    alone: bool
-    left_of: Callable[[Sequence[str]], Sequence[str]]
-    states: Callable[[Sequence[str]], Mapping[str, str]]
+    alone = True  # agents can be started for some nodes without the others
+
+    def __init__(
+        self, environ: Mapping[str, str], options: argparse.Namespace, began_s: float
+    ) -> None:
+        allocation = from_environ(environ)
+        of_step = environ.get("SLURM_STEP_NODELIST") if options.step else None
+        self.nodes: Sequence[str] = expand(of_step) if of_step else allocation.nodes
+        self.here = environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
+        self._environ = environ
+        self._number = allocation.job_id
+        self._name = allocation.array or str(allocation.job_id)
+        self._options = (
+            f"--node={self.here}",
+            f"--step={options.step}",
+            f"--began-s={began_s:.3f}",
+            f"--scale={options.scale:g}",
+        )
+
+    def start(self, nodes: Sequence[str]) -> Process | Carried:
+        """Start the agents of some nodes; raises OSError."""
+        return start_in_job(self._number, nodes, self._options, self._environ, here=self.here)
+
+    def left_of(self, nodes: Sequence[str]) -> Sequence[str]:
+        """Return those that the job still has, none if it has ended, all if Slurm is silent."""
+        try:
+            job = Client.for_hook(self._environ, limit_s=_SLURM_S).job(self._name)
+        except (SlurmError, ValueError):  # no answer, or one that cannot be read
+            return nodes
+        return [node for node in nodes if job.states == {"RUNNING"} and node in job.nodes]
+
+    def states(self, nodes: Sequence[str]) -> dict[str, str]:
+        """Return how Slurm sees some nodes, nothing if it is silent."""
+        try:
+            shown = Client.for_hook(self._environ, limit_s=_SLURM_S).nodes(nodes)
+        except (SlurmError, ValueError):
+            return {}
+        return {name: node.state for name, node in shown.items()}
+
+
+class CarriedTraining:
+    """A training that is no job, whose torchrun has started us, and carries what agents send."""
+
+    alone = False
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.here: str = options.node
+        self.nodes: Sequence[str] = options.nodes.split(",")
+        self._options = options
+        self._starts = 0
+
+    def start(self, _: Sequence[str]) -> Process | Carried:
+        """Start the agents of all nodes; raises OSError."""
+        self._starts += 1
+        return start_carried(self._options.reading, self._options.writing, self._starts, 0)
+
+    def left_of(self, nodes: Sequence[str]) -> Sequence[str]:
+        """Return all of them: no Slurm takes any away."""
+        return nodes
+
+    def states(self, _: Sequence[str]) -> dict[str, str]:
+        """Return nothing: no Slurm sees them."""
+        return {}
 
 
 class Watch:
-    """Follows one job until its script ends.
+    """Follows one training until its script ends.
 
     Args:
         job: what is watched.
         tails: its output.
         events: reports what is seen.
         environ: of the job.
-        control: a file that ends when the script does.
         scale: of all times, for a rehearsal in which time is compressed.
     """
 
     def __init__(
         self,
-        job: WatchedJob,
+        job: SlurmJob | CarriedTraining,
         tails: Tails,
         events: Events,
         environ: Mapping[str, str],
-        control: int = 0,
         scale: float = 1.0,
     ) -> None:
         self._job = job
         self._tails = tails
         self._events = events
         self._environ = environ
-        self._control = control
         self._scale = scale
         self._pulse = Pulse(job.nodes, LIMITS.scaled(scale))
-        self._comparison = Comparison()
-        self._agents = Agents(job.start, self._observe, control, alone=job.alone)
+        self._pace = PaceAnalysis()
+        self._agents = Agents(job.start, self._observe, 0, alone=job.alone)
         self._began_s = self._window_s = time.monotonic()
         self._output_s = self._recorded_s = float("-inf")
         self._recorded: ProgressSeen | None = None
@@ -137,7 +188,9 @@ class Watch:
                     self._events.resumed(resumed)
                 if now_s - self._window_s >= _WINDOW_S:
                     self._window_s = now_s
-                    self._compare()
+                    for finding in self._pace.close_window(self._pulse.programs.values()):
+                        slower = finding.event is EventKind.SLOWDOWN
+                        self._events.pace(self._with_speeds(finding) if slower else finding)
                 self._record_progress(now_s)
                 program = self._pulse.due(now_s)
                 if program is not None:
@@ -155,7 +208,7 @@ class Watch:
         if not self._agents.is_time_to_replace(silent):
             return
         # At a job's end its steps may end before its script does: that is no news.
-        if _ends_within(self._control, _END_OF_STEPS_S):
+        if _script_ends_within(_END_OF_STEPS_S):
             raise ScriptOver
         left = self._job.left_of(silent)
         lost = [node for node in silent if node not in left]
@@ -165,7 +218,7 @@ class Watch:
             if self._agents.nodes:
                 self._events.say(f"Slurm took {fold(lost)} out of the job; it watches the rest")
         if left:
-            self._events.say(f"the monitor on {fold(left)} ended; it is started again")
+            self._events.say(f"the agent on {fold(left)} ended; it is started again")
             try:
                 self._agents.replace(left)
             except OSError as err:
@@ -180,20 +233,19 @@ class Watch:
             loss = self._pulse.read(written.file, written.text, now_s, torn=written.torn)
             if loss is not None:
                 first = first_without_number(self._tails.backwards(written.file)) or loss.first
-                self._events.loss(msgspec.structs.replace(loss, first=first))
+                self._events.pace(msgspec.structs.replace(loss, first=first))
 
     def _inspect(self, program: Program) -> None:
         """Have all agents look, twice; report where a program hangs, if it does."""
         reports = self._agents.ask(INSPECT)
         silent = self._agents.nodes_without_report()
-        late = [node for node in self._agents.nodes if node not in reports and node not in silent]
         self._output_s = float("-inf")
         self._read_output()
         now_s = time.monotonic()
         if not reports or program.name not in self._pulse.programs:
             self._pulse.put_off(program, now_s)
             return
-        if late:  # a busy agent sends nothing while it inspects, and is silent after a while
+        if set(self._agents.nodes) - {*reports, *silent}:  # a busy agent is late, or silent soon
             self._pulse.put_off(program, now_s, self._scale * _AGAIN_S)
             return
         standstill = self._pulse.judge(program, reports, now_s, silent)
@@ -202,81 +254,59 @@ class Watch:
 
     def _report(self, standstill: Standstill) -> None:
         """Ask how the nodes are, and Slurm about those that are silent; report the hang."""
-        data: list[msgspec.Struct] = []
         wanted = [node for node in self._agents.nodes if node not in standstill.silent]
-        if self._environ.get(VARIABLE) == BATCH_HOST:
-            wanted = [self._job.here]
-        states = self._agents.ask(STATE, wanted)
-        told = tuple(states[n].state for n in wanted if n in states)
-        data.append(NodesTold(nodes=tuple(state for state in told if state is not None)))
+        reports = self._agents.ask(STATE, wanted)
+        states = [reports[node].state for node in wanted if node in reports]
+        data: list[msgspec.Struct] = [NodesTold(nodes=tuple(filter(None, states)))]
         if standstill.silent:
-            data.append(SlurmView(node_states=dict(self._job.states(standstill.silent))))
+            data.append(SlurmView(node_states=self._job.states(standstill.silent)))
         self._events.hang(standstill, data)
 
-    def _compare(self) -> None:
-        """Close a window of time: report what is newly slow or uneven."""
-        for slow, ratio in self._comparison.window(self._pulse.programs.values()):
-            self._events.slow_rank(slow, ratio)
-        for uneven in self._comparison.uneven(self._pulse.programs.values()):
-            self._events.uneven(uneven)
-        for longer in self._comparison.longer(self._pulse.programs.values()):
-            self._look_at_paths(longer)
-
-    def _look_at_paths(self, longer: Longer) -> None:
-        """See how fast connections are, for a while; report which are slow, if any."""
+    def _with_speeds(self, finding: PaceFinding) -> PaceFinding:
+        """Measure for a while how fast connections are."""
         before = self._agents.ask(INSPECT)
         self._agents.receive(_PATHS_S)
         after = self._agents.ask(INSPECT)
-        addresses = {
-            address: node for node, report in after.items() for address in report.addresses
-        }
-        self._events.slowdown(
-            Slowdown(
-                step_ms=round(longer.now.step_ms, 1),
-                usual_ms=round(longer.usual.step_ms, 1),
-                own_ms=round(longer.now.own_ms, 1),
-                nodes=self._agents.nodes,
-                speeds=speeds_of(
-                    {node: report.sent for node, report in before.items()},
-                    {node: report.sent for node, report in after.items()},
-                    addresses,
-                    self._agents.nodes,
-                ),
-            )
+        speeds = speeds_of(
+            {node: report.sent for node, report in before.items()},
+            {node: report.sent for node, report in after.items()},
+            {address: node for node, report in after.items() for address in report.addresses},
+            self._agents.nodes,
         )
+        return msgspec.structs.replace(finding, nodes=self._agents.nodes, speeds=speeds)
 
     def _record_progress(self, now_s: float) -> None:
-        """Record how far the training is: seldom, or at once if a rank is stopped or goes on."""
+        """Record how far the training is: at times, or at once if a rank is stopped or resumed."""
         samples = [s for program in self._pulse.programs.values() for s in program.samples]
         alive = [sample for sample in samples if not sample.gone]
         stopped = sorted({sample.rank for sample in alive if sample.state == STOPPED})
-        beats = any(sample.steps for sample in alive)
-        known, line = self._recorded, self._pulse.line
-        if alive and not self._said_what_is_missing and now_s - self._began_s > _TELL_S:
+        ages_s = [sample.age_s for sample in alive if sample.steps]
+        line = self._pulse.line
+        since_s = now_s - self._began_s
+        if alive and not self._said_what_is_missing and since_s > _TELL_S:
             self._said_what_is_missing = True
-            self._say_what_is_missing(beats=beats)
-        stopped = stopped[:_MOST_STOPPED]
-        news = known is None or known.stopped != stopped or known.beating != beats
-        if not news and now_s - self._recorded_s < _RECORD_S:
-            return
-        age_s = now_s - line.last_s if line else 0.0
-        if beats:
-            age_s = min(sample.age_s for sample in alive if sample.steps)
-        self._recorded = ProgressSeen(
+            self._say_what_is_missing(beats=bool(ages_s))
+        seen = ProgressSeen(
             node=self._job.here,
             ranks=len(alive),
-            stopped=stopped,
+            stopped=stopped[:_MOST_STOPPED],
             step=self._pulse.step,
             line=line.line if line else "",
-            age_s=round(age_s, 1),
-            beating=beats,
+            age_s=round(min(ages_s) if ages_s else now_s - line.last_s if line else 0.0, 1),
+            beating=bool(ages_s),
         )
-        self._recorded_s = now_s
-        self._events.record(self._recorded, lossy=True)
+        known = self._recorded
+        news = known is None or (known.stopped, known.beating) != (seen.stopped, seen.beating)
+        pause_s = self._scale * _LATEST_S
+        if known is not None and known.step != seen.step:
+            pause_s = min(max(self._scale * _SOONEST_S, _OF_THE_TIME * since_s), pause_s)
+        if news or now_s - self._recorded_s >= pause_s:
+            self._recorded, self._recorded_s = seen, now_s
+            self._events.record(seen, lossy=True)
 
     def _say_what_is_missing(self, *, beats: bool) -> None:
         """Say once what the job cannot show: a hang is found later then, or without its place."""
-        from slurm_health.training.monitor.stacks import find_py_spy
+        from slurm_health.training.monitor.voices import find_py_spy
 
         if not beats and find_py_spy() is None:
             self._events.say(
@@ -285,8 +315,8 @@ class Watch:
             )
 
 
-def _ends_within(control: int, wait_s: float) -> bool:
-    return bool(select.select([control], [], [], wait_s)[0])
+def _script_ends_within(wait_s: float) -> bool:
+    return bool(select.select([0], [], [], wait_s)[0])
 
 
 def main() -> int:
@@ -310,7 +340,7 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     began_s = time.time()
-    if _ends_within(0, options.after_s):
+    if _script_ends_within(options.after_s):
         return 0
     # Not before: a script of seconds has no use for it.
     from slurm_health.training.monitor.events import Events, ScriptToEnd, acting
@@ -322,13 +352,14 @@ def main() -> int:
     directory = Path(options.directory) if options.directory else None
     events = Events(directory, environ, on_hang=acting(options.on_hang, environ))
     try:
-        job = _carried(options) if options.training else _of_slurm(environ, options, began_s)
+        own = options.training
+        job = CarriedTraining(options) if own else SlurmJob(environ, options, began_s)
     except (AllocationError, ValueError) as err:
         events.say(f"not running: {err}")
         return 0
     try:
         tails = Tails(script_text(options.script_source), Path.cwd(), environ)
-        Watch(job, tails, events, environ, scale=options.scale).run()
+        Watch(job, tails, events, environ, options.scale).run()
     except (ScriptOver, AgentsEnded):
         pass
     except ScriptToEnd as ends:
@@ -339,80 +370,6 @@ def main() -> int:
         why = err.strerror if isinstance(err, OSError) else f"{type(err).__name__}: {err}"
         events.say(f"not running any more: {why}")
     return 0
-
-
-def _of_slurm(
-    environ: Mapping[str, str], options: argparse.Namespace, began_s: float
-) -> WatchedJob:
-    """Return the job that this environment is of, or its step.
-
-    Raises:
-        AllocationError: it cannot be read,
-        ValueError: or not which nodes the step has.
-    """
-    allocation = from_environ(environ)
-    of_step = environ.get("SLURM_STEP_NODELIST") if options.step else None
-    nodes = expand(of_step) if of_step else allocation.nodes
-    here = environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
-    job = allocation.array or str(allocation.job_id)
-
-    def start(some: Sequence[str]) -> Process:
-        command = own_module(
-            "slurm_health.training.monitor.agent",
-            f"--job={allocation.job_id}",
-            f"--node={here}",
-            f"--step={options.step}",
-            f"--began-s={began_s:.3f}",
-            f"--scale={options.scale:g}",
-        )
-        # What runs on this node needs no step.
-        own = list(some) == [here]
-        argv = list(command) if own else step_argv(allocation.job_id, some, [], command)
-        return start_tied(
-            argv,
-            environ=environ if own else clean_environ(environ),
-            stdin=PIPE,
-            stdout=PIPE,
-            stderr=NOTHING,
-            signal_mask=(),
-        )
-
-    def left_of(some: Sequence[str]) -> Sequence[str]:
-        """Return those that the job still has, none if it has ended, all if Slurm is silent."""
-        try:
-            shown = Client.for_hook(environ, limit_s=_SLURM_S).job(job)
-        except (SlurmError, ValueError):  # no answer, or one that cannot be read
-            return some
-        running = shown.states == {"RUNNING"}
-        return [node for node in some if running and node in shown.nodes]
-
-    def states(some: Sequence[str]) -> Mapping[str, str]:
-        try:
-            shown = Client.for_hook(environ, limit_s=_SLURM_S).nodes(some)
-        except (SlurmError, ValueError):
-            return {}
-        return {name: node.state for name, node in shown.items()}
-
-    return WatchedJob(
-        here=here, nodes=nodes, start=start, alone=True, left_of=left_of, states=states
-    )
-
-
-def _carried(options: argparse.Namespace) -> WatchedJob:
-    """Return the training whose torchrun has started us, and carries what agents send."""
-    numbers: Iterator[int] = itertools.count(1)
-
-    def start(_: Sequence[str]) -> Carried:
-        return carried(options.reading, options.writing, next(numbers), 0)
-
-    return WatchedJob(
-        here=options.node,
-        nodes=options.nodes.split(","),
-        start=start,
-        alone=False,
-        left_of=lambda some: some,
-        states=lambda _: {},
-    )
 
 
 if __name__ == "__main__":

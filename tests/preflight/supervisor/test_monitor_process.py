@@ -107,8 +107,8 @@ def test_an_agent_that_is_killed_is_started_again_and_its_node_is_not_blamed(ben
     code, _, said = bench.finish(process)
 
     assert code == 5
-    assert said.count(b"the monitor on n1 ended; it is started again") == 1
-    assert said.count(b"monitor") == 2
+    assert said.count(b"the agent on n1 ended; it is started again") == 1
+    assert said.count(b"monitor") == 1
 
 
 def test_a_supervisor_that_is_killed_leaves_no_monitor(bench: Bench) -> None:

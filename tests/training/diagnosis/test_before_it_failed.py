@@ -8,10 +8,10 @@ import pytest
 from slurm_health.records.script_records import Diagnosed, EventKind, TrainingEvent
 from slurm_health.training.diagnosis.collected import (
     MonitorSaw,
+    RankFailure,
     SlurmView,
     TrainingLog,
 )
-from slurm_health.training.diagnosis.rank_failures import RankFailure
 from tests.training.diagnosis.test_operators import diagnose
 
 STUCK = Diagnosed(
@@ -41,15 +41,6 @@ TIMED_OUT = RankFailure(
     line="rank 0: RuntimeError: Timed out waiting",
     consequence=True,
 )
-
-
-def test_ranks_that_waited_until_a_timeout_are_explained_by_the_hang_before_it() -> None:
-    found = diagnose(TrainingLog(failures=(TIMED_OUT,)), SAW)
-
-    assert (found.cause, found.sureness) == ("data-loader-stuck", "likely")
-    assert (found.nodes, found.ranks, found.accused) == (["n2"], [1], [])
-    assert found.description.startswith("the training hung before it failed: rank 1 on n2")
-    assert "monitor: no step for 33 s after step 45 when it was reported" in found.evidence
 
 
 def test_a_job_that_was_cancelled_while_it_hung_is_told_where_it_hung() -> None:
@@ -99,13 +90,3 @@ def test_a_failure_or_hang_on_a_node_that_was_slow_before_says_so() -> None:
     assert BEFORE not in diagnose(TrainingLog(failures=(elsewhere,)), saw).evidence
     hung = diagnose(TrainingLog(failures=(TIMED_OUT,)), MonitorSaw(hang=SAW.hang, slow=(SLOW,)))
     assert hung.evidence[-1] == BEFORE
-
-
-def test_a_script_that_was_ended_for_a_hang_is_explained_by_it_whatever_its_ranks_say() -> None:
-    ended = MonitorSaw(hang=SAW.hang, ends_script=True)
-    killed = RankFailure(rank=2, signal=9, node="n3", line="srun: error: n3: task 2: Killed")
-    found = diagnose(TrainingLog(failures=(killed, TIMED_OUT)), ended)
-
-    assert (found.cause, found.sureness) == ("hung-until-it-was-ended", "certain")
-    assert (found.nodes, found.accused) == (["n2"], [])
-    assert "slurm-health ended the script, as --monitor asks" in found.description

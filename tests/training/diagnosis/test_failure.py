@@ -133,8 +133,26 @@ def test_the_same_words_undecided_twice_are_not_started_a_third_time() -> None:
     assert isinstance(follows(crashed("n3", 3)), CheckNodes)
     # A check found a node at fault since.
     assert isinstance(follows(crashed("n3", 3), before=(crashed("n2", 1),)), CheckNodes)
-    assert isinstance(follows(crashed("n3", 3), here=(crashed("n2", 1),)), StopJob)
-    assert isinstance(follows(crashed("n3", 3), here=(crashed("n2", 1, "killed"),)), CheckNodes)
+    assert isinstance(follows(crashed("n3", 3), checked=(crashed("n2", 1),)), StopJob)
+    assert isinstance(follows(crashed("n3", 3), checked=(crashed("n2", 1, "killed"),)), CheckNodes)
+
+
+@pytest.mark.parametrize(
+    ("name", "follows_it", "words"),
+    [
+        ("gpu-broken", StopJob, "a check has found its nodes healthy since"),
+        ("memory-broken", LeaveNode, "the check that found it healthy"),
+    ],
+)
+def test_a_node_that_a_check_found_healthy_since_is_at_fault_only_for_what_no_check_sees(
+    name: str, follows_it: type[DiagnosisAction], words: str
+) -> None:
+    again = cause(Attribution.NODE, "n2", name=name)
+    action = follows(again, checked=(again,))
+
+    assert isinstance(follows(again), LeaveNode)
+    assert isinstance(action, follows_it)
+    assert words in action.reason
 
 
 def test_what_follows_the_job_to_a_second_node_is_no_nodes_fault() -> None:
@@ -198,13 +216,6 @@ def test_after_a_hang_all_nodes_are_checked_and_its_place_is_the_last_choice(
     assert (action.nodes, action.at_fault) == (("n1", "n2", "n3", "n4"), ())
     assert action.last_choice == ("n2",)
     assert "rank 1 keeps the others waiting" in action.reason
-
-
-def test_a_hang_on_half_of_the_nodes_makes_these_the_last_choice() -> None:
-    action = after_hang(hang(nodes=("n1", "n2")), nodes=("n1", "n2", "n3", "n4"))
-
-    assert isinstance(action, CheckNodes)
-    assert action.last_choice == ("n1", "n2")
 
 
 def test_one_kind_of_hang_is_restarted_twice() -> None:

@@ -90,7 +90,7 @@ def test_a_monitor_that_ended_says_nothing_of_its_node() -> None:
     diagnosed = found(standstill(rank(0), rank(1, ()), rank(2), silent=("n2",)))
 
     assert (diagnosed.cause, diagnosed.sureness, diagnosed.nodes) == (
-        "monitor-ended",
+        "agent-ended",
         "possible",
         [],
     )

@@ -15,12 +15,7 @@ from slurm_health.training.diagnosis.failure import JobAtFailure, what_follows
 from tests.support.ended_jobs import diagnosed_by_output
 
 # As torchrun of two nodes wrote it, with lines of one in the traceback of the other.
-TORCHRUN = (Path(__file__).parents[2] / "data" / "diagnosis" / "wrong-arguments.txt").read_text()
 NO_FILE = "python: can't open file '/home/alice/trian.py': [Errno 2] No such file or directory"
-BOTH_ENDED = """\
-srun: error: n2: task 1: Exited with exit code {code}
-srun: error: n1: task 0: Exited with exit code {code}
-"""
 
 
 def diagnose(text: str, code: int = 1, nodes: int = 2) -> Diagnosed:
@@ -29,33 +24,6 @@ def diagnose(text: str, code: int = 1, nodes: int = 2) -> Diagnosed:
 
 def next_of(found: Diagnosed) -> str:
     return what_follows(found, JobAtFailure(batch_node="n1", nodes=("n1", "n2"), least=1)).kind
-
-
-@pytest.mark.parametrize(
-    ("text", "code", "quoted"),
-    [
-        (TORCHRUN, 1, "args.py: error: unrecognized arguments: --lrr 3"),
-        (
-            "config: unknown optimizer 'adanw', choose adamw\n" * 2 + BOTH_ENDED.format(code=3),
-            3,
-            "config: unknown optimizer 'adanw', choose adamw",
-        ),
-        (
-            "srun: error: Unable to create step for job 12: More processors requested than 1",
-            1,
-            "More processors requested than 1",
-        ),
-    ],
-)
-def test_the_same_mistake_of_all_ranks_is_quoted_and_names_no_node(
-    text: str, code: int, quoted: str
-) -> None:
-    found = diagnose(text, code)
-
-    assert found.attribution == "user error"
-    assert quoted in found.description
-    assert (found.first, found.nodes, found.accused) == ("", [], [])
-    assert next_of(found) == "stop"
 
 
 @pytest.mark.parametrize(
@@ -110,18 +78,6 @@ def test_a_file_that_one_node_alone_lacks_is_not_decided_and_that_node_is_named(
     assert (found.attribution, found.nodes, found.accused) == ("undecided", ["n2"], [])
     assert "check whether n2 has" in found.advice
     assert next_of(found) == "check"
-
-
-def test_different_last_words_are_not_decided_and_those_of_each_failed_rank_are_quoted() -> None:
-    text = (
-        "0: loading\n1: loading\n0: shard 3: checksum failed\n1: unknown tokenizer\n"
-        + BOTH_ENDED.format(code=4)
-    )
-    found = diagnose(text, 4)
-
-    assert found.attribution == "undecided"
-    assert "rank 0 wrote: shard 3: checksum failed" in found.evidence
-    assert "rank 1 wrote: unknown tokenizer" in found.evidence
 
 
 def test_beside_an_exception_neither_progress_nor_torchruns_summary_is_evidence() -> None:

@@ -7,13 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pytest
 
 from slurm_health.records.script_records import Diagnosed
-from slurm_health.training.diagnosis.collected import NodesTold, NodeTold, ScriptEnd, SlurmView
+from slurm_health.training.diagnosis.collected import (
+    NodesTold,
+    NodeTold,
+    RankFailure,
+    ScriptEnd,
+    SlurmView,
+    TrainingLog,
+)
 from slurm_health.training.diagnosis.failure import FailureDiagnostician
-from slurm_health.training.diagnosis.rank_failures import RankFailure
-from slurm_health.training.diagnosis.training_log import TrainingLog, read_log
+from slurm_health.training.diagnosis.output import read_output
 from slurm_health.training.framework import DataManager
 
 DATA = Path(__file__).parents[2] / "data" / "diagnosis"
@@ -32,7 +37,7 @@ def told(node: str, **told: Any) -> NodesTold:
 
 
 def of_text(text: str) -> Diagnosed:
-    return diagnose(read_log([("out", text)]))
+    return diagnose(read_output([("out", text)]))
 
 
 def failed(rank: int, error: str = "", node: str = "", **rest: int | bool | str) -> RankFailure:
@@ -47,25 +52,6 @@ def failed(rank: int, error: str = "", node: str = "", **rest: int | bool | str)
         },
         RankFailure,
     )
-
-
-def test_the_first_failure_wins_over_the_connections_that_broke_after_it() -> None:
-    found = of_text((DATA / "wrong-shape.txt").read_text())
-
-    assert found.first == "rank 1 raised RuntimeError first; 1 other failed after it"
-
-
-def test_the_place_is_the_users_line_where_the_first_of_a_chain_names_none() -> None:
-    found = of_text((DATA / "checkpoint-disk-full.txt").read_text())
-
-    assert found.evidence[0].endswith("iostream error (train.py:101)")
-
-
-def test_without_any_data_the_end_of_the_script_is_all_that_is_said() -> None:
-    found = diagnose()
-
-    assert (found.cause, found.attribution) == ("script-failed", "undecided")
-    assert "nothing that was collected says why" in found.description
 
 
 def test_a_broken_gpu_on_a_node_that_the_job_asks_for_by_name_is_to_leave_its_nodelist() -> None:
@@ -119,14 +105,6 @@ def test_what_could_not_be_looked_at_on_nodes_is_among_what_was_not_collected() 
     assert found.not_collected == ["kernel log: /dev/kmsg: Operation not permitted (n[1-2])"]
 
 
-def test_a_file_that_a_user_called_nan_misses_is_not_there_and_no_device_is_doubted() -> None:
-    error = "FileNotFoundError: [Errno 2] No such file or directory: '/home/nan/train.bin'"
-    found = diagnose(TrainingLog(failures=(failed(1, error, "n2"),)))
-
-    assert found.cause == "file-not-found"
-    assert "device" not in found.description
-
-
 def test_what_to_do_after_a_kill_goes_by_what_is_there_to_ask() -> None:
     log = TrainingLog(failures=(failed(2, signal=9),))
     outside = msgspec.structs.replace(END, in_slurm=False)
@@ -136,42 +114,6 @@ def test_what_to_do_after_a_kill_goes_by_what_is_there_to_ask() -> None:
     assert "sacct" not in advice
     assert "dmesg" in advice
     assert "memory.events" in advice
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "srun: error: n2: task 3: User defined signal 1",
-        "  host      : n2\n  rank      : 3 (local_rank: 1)\n  exitcode  : -10 (pid: 123)",
-    ],
-    ids=["srun", "torchrun"],
-)
-def test_a_signal_that_was_sent_is_no_crash_of_native_code_or_of_a_node(text: str) -> None:
-    found = of_text(text)
-
-    assert found.cause == "killed"
-    assert "rank 3 on n2 was ended by SIGUSR1, which was sent to it" in found.description
-    assert "leave it out" not in found.advice
-
-
-@pytest.mark.parametrize(
-    ("state", "words"), [("TIMEOUT", "time limit"), ("CANCELLED", "was cancelled")]
-)
-def test_a_job_that_slurm_ended_is_no_failure_of_a_rank(state: str, words: str) -> None:
-    log = TrainingLog(failures=(failed(0, TIMED_OUT, consequence=True),))
-    end = ScriptEnd(exit_code=143, signal=15, nodes=END.nodes)
-    found = diagnose(SlurmView(job_states=("COMPLETING", state)), log, end=end)
-
-    assert (found.cause, found.attribution) == ("ended-from-outside", "ended from outside")
-    assert words in found.description
-
-
-def test_where_slurm_does_not_say_which_node_it_lost_none_is_accused() -> None:
-    due = "DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS"
-    found = of_text(f"slurmstepd-n1: error: *** STEP 2.0 ON n1 CANCELLED AT 2026-11-22 {due} ***\n")
-
-    assert (found.cause, found.nodes, found.accused) == ("node-lost", [], [])
-    assert "sinfo -R" in found.advice
 
 
 def test_what_a_program_says_of_its_gpu_accuses_its_node_only_where_the_kernel_agrees() -> None:
@@ -185,21 +127,6 @@ def test_what_a_program_says_of_its_gpu_accuses_its_node_only_where_the_kernel_a
     assert (alone.cause, alone.nodes, alone.accused) == ("gpu-broken", ["n2"], [])
     assert confirmed.accused == ["n2"]
     assert everywhere.accused == []
-
-
-def test_a_nan_on_one_rank_alone_leaves_room_for_a_device_that_computes_wrongly() -> None:
-    found = diagnose(TrainingLog(failures=(failed(3, "AssertionError: loss is nan", "n2"),)))
-
-    assert (found.attribution, found.sureness) == ("user error", "likely")
-    assert "a device that computes wrongly is possible" in found.description
-    assert found.accused == []
-
-
-def test_an_exception_of_cpp_is_told_by_its_name_without_its_namespace() -> None:
-    error = "c10::AcceleratorError: CUDA error: uncorrectable ECC error encountered"
-    found = diagnose(TrainingLog(failures=(failed(2, error, "n2"),)))
-
-    assert found.first == "rank 2 on n2 raised AcceleratorError first"
 
 
 def test_a_lost_node_that_the_job_asks_for_by_name_is_to_leave_its_nodelist() -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,10 +15,10 @@ from hypothesis import strategies as st
 from slurm_health.training.diagnosis.pulse import LIMITS, Pulse
 from slurm_health.training.diagnosis.samples import (
     Frame,
+    Look,
     NodeReport,
     RankSample,
     Standstill,
-    merge,
 )
 
 TORCH = "/venv/lib/python3.11/site-packages/torch"
@@ -27,6 +28,7 @@ RENDEZVOUS = (TRAIN, Frame(f"{TORCH}/distributed/rendezvous.py", 180, "_create_c
 LOADER = (TRAIN, Frame(f"{TORCH}/utils/data/dataloader.py", 700, "__next__"))
 CHECKPOINT = (TRAIN, Frame(f"{TORCH}/serialization.py", 900, "save"))
 OWN_CODE = (TRAIN, Frame("/home/a/augment.py", 12, "wait_for_flag"))
+COMPILES = (TRAIN, Frame(f"{TORCH}/_inductor/compile_fx.py", 9, "compile"))
 PDB = (TRAIN, Frame("/usr/lib/python3.11/pdb.py", 9, "interaction"))
 RANKS = 3
 NODES = [f"n{rank + 1}" for rank in range(RANKS)]
@@ -35,11 +37,24 @@ BEGAN_S = 1000.0
 INSPECTION_S = 6.0
 
 
+# What a main thread that works, and one that only waits, adds to its counters in a second.
+WORKS = {"ran_s": 0.4, "cpu_s": 0.4, "wakes": 50.0}
+COUNTERS = {"ran_s": 0.0, "cpu_s": 0.0, "unserved_s": 0.0, "wakes": 0.0, "io_bytes": 0.0}
+# One that runs a little at times.
+BUSY = {"ran_s": 0.02, "cpu_s": 0.02, "wakes": 0.1}
+POLLS = {"ran_s": 0.01, "cpu_s": 0.01, "wakes": 100.0}
+
+
 @dataclass
 class Training:
-    """A training that steps until it stops at `ends_s`; what its ranks show then is `then`.
+    """A training that steps until it stops at `ends_s`.
 
-    `of_last` is what the last rank shows instead. `beats`: its ranks have a heartbeat.
+    Args:
+        then: what an inspection shows of its ranks after that, and what they add to their counters
+            in a second; `of_last` is what the last rank shows instead.
+        beats: its ranks have a heartbeat.
+        began: they had run for so long before.
+        bursts_s: so long after `ends_s` a child of the last rank works for a moment.
     """
 
     ends_s: float
@@ -49,14 +64,25 @@ class Training:
     of_last: dict[str, Any] = field(default_factory=dict)
     ranks: int = RANKS
     ran_s: float = 20.0
+    bursts_s: Sequence[float] = ()
 
-    def reports(self, now_s: float, *, inspected: bool = False) -> dict[str, NodeReport]:
+    def reports(self, now_s: float, look: Look = Look.SAMPLE) -> dict[str, NodeReport]:
         """Return what agents send at a time."""
         trained_s = min(now_s, self.ends_s) - BEGAN_S
         steps = int(trained_s / self.step_s) if self.beats else 0
-        still_s = max(0.0, now_s - self.ends_s)
+        idle_s = max(0.0, now_s - self.ends_s)
         reports = {}
         for rank in range(self.ranks):
+            is_last = rank == self.ranks - 1
+            shown = {**self.then, **(self.of_last if is_last else {})}
+            rates = {name: shown.pop(name, 0.0) for name in COUNTERS}
+            bursts = sum(at_s <= idle_s for at_s in self.bursts_s) if is_last else 0
+            count = {
+                name: trained_s * WORKS.get(name, 0.0) + idle_s * rate
+                for name, rate in rates.items()
+            }
+            count["ran_s"] += self.ran_s
+            count["cpu_s"] += self.ran_s + 2.0 * bursts
             sample = RankSample(
                 rank=rank,
                 node=NODES[rank],
@@ -68,24 +94,48 @@ class Training:
                 steps=steps,
                 age_s=now_s - (BEGAN_S + steps * self.step_s) if steps else 0.0,
                 typical_s=self.step_s if self.beats else 0.0,
-                longest_s=self.step_s if self.beats else 0.0,
-                ran_s=self.ran_s,
-                rest_s=still_s,
-                still_s=still_s,
-                moves=int(trained_s / EVERY_S),
-                rests=still_s > 0,
+                longest_s=shown.pop("longest_s", self.step_s) if self.beats else 0.0,
+                ran_s=count["ran_s"],
+                cpu_s=count["cpu_s"],
+                unserved_s=count["unserved_s"],
+                wakes=int(count["wakes"]),
+                io_bytes=int(count["io_bytes"]),
             )
-            shown = dict(self.then)
-            if rank == self.ranks - 1:
-                shown |= self.of_last
-            always = {
-                name: v for name, v in shown.items() if name in {"still_s", "rest_s", "rests"}
-            }
-            sample = msgspec.structs.replace(sample, **(shown if inspected else always))
+            if look is not Look.SAMPLE:
+                sample = msgspec.structs.replace(sample, **shown)
             reports[NODES[rank]] = NodeReport(
-                node=NODES[rank], ranks=(sample,), inspected=inspected
+                node=NODES[rank],
+                at_s=now_s,
+                ranks=(sample,),
+                look=look,
+                addresses=(f"10.0.0.{rank}",),
             )
         return reports
+
+
+def observe(pulse: Pulse, training: Training, now_s: float) -> None:
+    for report in training.reports(now_s).values():
+        pulse.observe(report, now_s)
+
+
+def inspect(
+    pulse: Pulse, training: Training, now_s: float, received: int = 0, **more: Any
+) -> Standstill:
+    """Return the verdict of an inspection that ends at a time."""
+    (program,) = pulse.programs.values()
+    for look, at_s in ((Look.BASELINE, now_s - 4.0), (Look.INSPECTION, now_s)):
+        reports = training.reports(at_s, look)
+        for node in more.get("silent", ()):
+            del reports[node]
+        for node, report in reports.items():
+            broken = more.get("broken", {}).get(node, ())
+            came = 100 + (received if look is Look.INSPECTION else 0)
+            reports[node] = msgspec.structs.replace(report, broken=broken, received=came)
+            pulse.observe(reports[node], at_s)
+    verdict = pulse.judge(program, reports, now_s, more.get("silent", ()))
+    for report in training.reports(now_s, Look.BASELINE).values():
+        pulse.observe(report, now_s)
+    return verdict
 
 
 def watched(
@@ -96,23 +146,10 @@ def watched(
     verdicts: list[Standstill] = []
     now_s = BEGAN_S
     while now_s < until_s:
-        for report in training.reports(now_s).values():
-            pulse.observe(report, now_s)
-        program = pulse.due(now_s)
-        if program is not None:
+        observe(pulse, training, now_s)
+        if pulse.due(now_s) is not None:
             now_s += INSPECTION_S
-            reports = training.reports(now_s, inspected=True)
-            for report in reports.values():
-                pulse.observe(report, now_s)
-            silent = more.get("silent", ())
-            kept = {node: r for node, r in reports.items() if node not in silent}
-            broken = more.get("broken", {})
-            for node, paths in broken.items():
-                kept[node] = msgspec.structs.replace(kept[node], broken=paths)
-            for node in kept:
-                addresses = (f"10.0.0.{NODES.index(node)}",)
-                kept[node] = msgspec.structs.replace(kept[node], addresses=addresses)
-            verdicts.append(pulse.judge(program, kept, now_s, silent))
+            verdicts.append(inspect(pulse, training, now_s, **more))
             if not verdicts[-1].why_not:
                 return now_s - training.ends_s, verdicts
         now_s += EVERY_S
@@ -137,9 +174,9 @@ FIRST, TWENTIETH, LONG = BEGAN_S + 0.4, BEGAN_S + 10.0, BEGAN_S + 600.0
         (Training(LONG, beats=False, of_last={"stack": OWN_CODE}), 60),
         (Training(LONG, of_last={"state": "D", "stack": LOADER}), 60),
         (Training(LONG, of_last={"state": "D", "stack": CHECKPOINT}), 150),
-        (Training(LONG, then={"stack": COLLECTIVE, "polls": True}), 45),
-        (Training(LONG, beats=False, then={"stack": COLLECTIVE, "polls": True}), 60),
-        (Training(LONG, beats=False, then={"gpu_waits": True, "cpu_share": 1.0}), 60),
+        (Training(LONG, then={"stack": COLLECTIVE, **POLLS}), 45),
+        (Training(LONG, beats=False, then={"stack": COLLECTIVE, **POLLS}), 60),
+        (Training(LONG, beats=False, then={"gpu_waits": True, "ran_s": 1.0, "cpu_s": 1.0}), 60),
     ],
 )
 def test_what_hangs_is_due_and_said_in_time(training: Training, within_s: float) -> None:
@@ -150,25 +187,36 @@ def test_what_hangs_is_due_and_said_in_time(training: Training, within_s: float)
     assert verdicts[-1].stalled_s >= verdicts[-1].allowance_s
 
 
-@pytest.mark.parametrize(
-    ("training", "why"),
-    [
-        (Training(LONG, of_last={"state": "t"}), "held by a debugger"),
-        (Training(LONG, of_last={"stack": PDB}), "held by a debugger"),
-        (Training(LONG, of_last={"stack": OWN_CODE, "cpu_share": 0.9}), "still works"),
-        (Training(LONG, of_last={"stack": OWN_CODE, "gpu_share": 0.9}), "still works"),
-        (Training(LONG, of_last={"stack": OWN_CODE, "unserved_share": 0.8}), "has no processor"),
-        (Training(LONG, of_last={"stack": CHECKPOINT, "moved_bytes": 1 << 20}), "still works"),
-        (Training(LONG, beats=False, then={"stack": ()}), "known to wait"),
-        (Training(LONG, beats=False, then={"stack": OWN_CODE}), "known to wait"),
-        (Training(LONG, beats=False, of_last={"rests": False}), "still runs"),
-        (Training(LONG, beats=False, of_last={"stack": OWN_CODE, "polls": True}), "polls"),
-        # Starts: compilation in a child, a rank that waits for a file, one that is to come.
-        (Training(FIRST, of_last={"stack": OWN_CODE, "still_s": 0.0}), "its start"),
-        (Training(FIRST, beats=False, of_last={"stack": OWN_CODE}), "its start"),
-        (Training(FIRST, beats=False, then={"stack": RENDEZVOUS}, ranks=2), "its start"),
-    ],
-)
+GOES_ON = {
+    "gdb": (Training(LONG, of_last={"state": "t"}), "held by a debugger"),
+    "pdb": (Training(LONG, of_last={"stack": PDB}), "held by a debugger"),
+    "evaluation": (Training(LONG, of_last={"stack": OWN_CODE, "cpu_s": 0.9}), "still works"),
+    "on its GPU": (Training(LONG, of_last={"stack": OWN_CODE, "gpu_share": 0.9}), "still works"),
+    "starved": (Training(LONG, of_last={"stack": OWN_CODE, "unserved_s": 0.8}), "no processor"),
+    "checkpoint on slow storage": (
+        Training(LONG, of_last={"stack": CHECKPOINT, "state": "D", "io_bytes": 1 << 18}),
+        "still works",
+    ),
+    "service": (Training(LONG, beats=False, then={"stack": ()}), "known to wait"),
+    "notebook": (Training(LONG, beats=False, then={"stack": OWN_CODE}), "known to wait"),
+    "polls": (Training(LONG, beats=False, of_last={"stack": OWN_CODE, **POLLS}), "polls"),
+    "compile": (Training(FIRST, of_last={"stack": COMPILES, "cpu_s": 0.9}), "still works"),
+    "compile in a child at times": (
+        Training(FIRST, of_last={"stack": OWN_CODE}, bursts_s=range(20, 900, 20)),
+        "its start",
+    ),
+    "start that waits for a file": (
+        Training(FIRST, beats=False, of_last={"stack": OWN_CODE}),
+        "its start",
+    ),
+    "rank to come": (
+        Training(FIRST, beats=False, then={"stack": RENDEZVOUS}, ranks=2),
+        "its start",
+    ),
+}
+
+
+@pytest.mark.parametrize(("training", "why"), GOES_ON.values(), ids=GOES_ON)
 def test_what_may_go_on_is_no_hang_for_minutes(training: Training, why: str) -> None:
     after_s, verdicts = watched(training, training.ends_s + 600)
 
@@ -196,25 +244,28 @@ def test_a_service_that_is_quiet_for_days_is_looked_at_less_and_less_often() -> 
     assert len(verdicts) < 160
 
 
+def test_a_job_that_was_suspended_has_not_stood_still_meanwhile() -> None:
+    training, pulse = Training(LONG), Pulse(NODES)
+    for now_s in (LONG - 5.0, LONG, LONG + 3600.0, LONG + 3605.0):
+        observe(pulse, training, now_s)
+
+    assert pulse.due(LONG + 3620.0) is None
+    assert pulse.due(LONG + 3630.0) is not None
+
+
 def test_an_agent_that_was_started_again_changes_nothing_about_a_rest() -> None:
     training, pulse = Training(LONG, beats=False), Pulse(NODES)
-    for now_s in range(int(BEGAN_S), int(LONG) + 30, 5):
-        for report in training.reports(float(now_s)).values():
-            pulse.observe(report, float(now_s))
-    training.then = {"stack": COLLECTIVE, "moves": 0, "rest_s": 0.0, "still_s": 0.0}
-    for report in training.reports(LONG + 30, inspected=True).values():
-        pulse.observe(report, LONG + 30)
+    for now_s in range(int(BEGAN_S), int(LONG) + 5, 5):
+        observe(pulse, training, float(now_s))
+    observe(pulse, training, LONG + 40.0)  # there was none in between
 
     assert pulse.due(LONG + 39) is None
     assert pulse.due(LONG + 41) is not None
 
 
 def test_a_pause_as_long_as_one_before_is_usual() -> None:
-    shown = {"stack": COLLECTIVE, "longest_s": 300.0}
-    training = Training(LONG, then=shown)
-    pulse = Pulse(NODES)
-    for report in training.reports(LONG, inspected=True).values():
-        pulse.observe(report, LONG)
+    training, pulse = Training(LONG, then={"stack": COLLECTIVE, "longest_s": 300.0}), Pulse(NODES)
+    observe(pulse, training, LONG)
 
     assert pulse.due(LONG + 440.0) is None
     assert pulse.due(LONG + 460.0) is not None
@@ -222,15 +273,10 @@ def test_a_pause_as_long_as_one_before_is_usual() -> None:
 
 def test_a_stillness_that_ended_by_itself_is_usual_for_a_start() -> None:
     pulse, verdicts = Pulse(NODES), {}
-    for at_s in range(0, 300, 5):  # something moves 100 s after the beginning, and not again
-        still_s = float(at_s if at_s < 100 else at_s - 100)
-        then = {"stack": RENDEZVOUS, "still_s": still_s, "rest_s": still_s, "moves": 1}
-        training, now_s = Training(BEGAN_S, beats=False, then=then), BEGAN_S + at_s
-        reports = training.reports(now_s, inspected=True)
-        for report in reports.values():
-            pulse.observe(report, now_s)
-        (program,) = pulse.programs.values()
-        verdicts[at_s] = pulse.judge(program, reports, now_s).why_not
+    training = Training(FIRST, beats=False, then={"stack": RENDEZVOUS}, bursts_s=[100.0])
+    for at_s in range(0, 300, 5):
+        observe(pulse, training, FIRST + at_s)
+        verdicts[at_s] = inspect(pulse, training, FIRST + at_s + 4.5).why_not
 
     assert "its start" in verdicts[240]
     assert verdicts[255] == ""
@@ -238,14 +284,11 @@ def test_a_stillness_that_ended_by_itself_is_usual_for_a_start() -> None:
 
 def test_data_that_comes_over_the_network_moves_a_start() -> None:
     training, pulse = Training(FIRST, beats=False, then={"stack": RENDEZVOUS}), Pulse(NODES)
-    for now_s in (FIRST, FIRST + 60.0):
-        reports = training.reports(now_s, inspected=True)
-        for node, report in reports.items():
-            reports[node] = msgspec.structs.replace(report, window_s=4.0, came_bytes=1 << 20)
-            pulse.observe(report, now_s)
-    (program,) = pulse.programs.values()
+    for now_s in range(int(BEGAN_S), int(FIRST) + 60, 5):
+        observe(pulse, training, float(now_s))
 
-    assert "its start" in pulse.judge(program, reports, FIRST + 60.0).why_not
+    verdict = inspect(pulse, training, FIRST + 65.0, received=1 << 20)
+    assert "its start" in verdict.why_not
 
 
 @pytest.mark.parametrize("peer", ["10.0.0.1", "10.0.9.9"])
@@ -261,9 +304,8 @@ def test_data_that_is_not_answered_within_the_job_is_no_start_and_from_outside_m
 
 def test_a_rank_that_has_ended_while_others_wait_is_gone_and_one_that_was_never_there_too() -> None:
     training, pulse = Training(LONG, ranks=2), Pulse(NODES)
-    for report in Training(LONG).reports(LONG).values():
-        pulse.observe(report, LONG)
-    pulse.observe(NodeReport(node="n3"), LONG + 5.0)
+    observe(pulse, Training(LONG), LONG)
+    pulse.observe(NodeReport(node="n3", at_s=LONG + 5.0), LONG + 5.0)
     _, verdicts = watched(training, LONG + 300, pulse)
     (gone,) = [rank for rank in verdicts[-1].ranks if rank.gone]
     assert (gone.rank, gone.node, gone.pid) == (2, "n3", 102)
@@ -281,8 +323,7 @@ def test_a_hang_is_said_once_and_once_that_it_is_over() -> None:
     assert pulse.resumed(LONG + 900) == []
     training.ends_s = LONG + 2000
     for now_s in (LONG + 1000, LONG + 1005):
-        for report in training.reports(now_s).values():
-            pulse.observe(report, now_s)
+        observe(pulse, training, now_s)
 
     (resumed,) = pulse.resumed(LONG + 1005)
     assert resumed.stalled_s == pytest.approx(1005, abs=1)
@@ -300,10 +341,10 @@ def output(pulse: Pulse, until_s: float) -> None:
 @pytest.mark.parametrize(
     ("then", "hangs"),
     [
-        ({"stack": COLLECTIVE, "cpu_share": 0.3, "rest_s": 0.0}, True),
-        ({"stack": (), "kernel": "pipe_read", "rest_s": 0.0}, True),
-        ({"stack": (), "kernel": "ep_poll", "rest_s": 0.0}, False),
-        ({"stack": OWN_CODE, "cpu_share": 0.3, "rest_s": 0.0}, False),
+        ({"stack": COLLECTIVE, **WORKS}, True),
+        ({"stack": (), "kernel": "pipe_read", **BUSY}, True),
+        ({"stack": (), "kernel": "ep_poll", **BUSY}, False),
+        ({"stack": OWN_CODE, **WORKS}, False),
     ],
     ids=["polls in a collective", "waits for a pipe", "serves", "works"],
 )
@@ -353,12 +394,10 @@ def test_a_main_thread_rests_polls_or_runs(
 
 
 def test_a_rank_that_is_elsewhere_at_the_second_look_does_not_rest() -> None:
-    def look(stack: tuple[Frame, ...]) -> NodeReport:
-        return NodeReport(node="n1", ranks=(RankSample(rank=0, pid=7, stack=stack),), received=5)
+    loads, waits = (RankSample(rank=0, pid=7, stack=stack) for stack in (LOADER, COLLECTIVE))
 
-    (same,) = merge(look(COLLECTIVE), look(COLLECTIVE), 4.0).ranks
-    (other,) = merge(look(LOADER), look(COLLECTIVE), 4.0).ranks
-    assert (same.rests, other.rests) == (True, False)
+    assert waits.since(waits, 4.0).rests
+    assert not waits.since(loads, 4.0).rests
 
 
 @pytest.mark.heavy

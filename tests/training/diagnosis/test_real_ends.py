@@ -13,7 +13,6 @@ import pytest
 from slurm_health.records.script_records import Diagnosed
 from tests.support.ended_jobs import diagnosed_by_output
 
-CRASH = "import ctypes; ctypes.string_at(0)"
 BIND_TWICE = """
 import socket
 one, two = socket.socket(), socket.socket()
@@ -123,31 +122,6 @@ def test_of_several_nodes_one_may_lack_the_file_and_nothing_is_decided(tmp_path:
     found = told(*ended(tmp_path, "open('configs/base.yaml')"), nodes=("n1", "n2"))
     assert (found.cause, found.attribution) == ("file-not-found", "undecided")
     assert "whether this rank alone uses it" in found.advice
-
-
-@pytest.mark.parametrize("shell", ["exec", ""])
-def test_a_segmentation_fault_is_told_whether_a_shell_stands_between_or_not(
-    tmp_path: Path, shell: str
-) -> None:
-    output, status = ended(tmp_path, CRASH, shell=f"ulimit -c 0; {shell}")
-    found = told(output, status)
-    assert found.cause == "crashed"
-    assert "SIGSEGV, a segmentation fault" in found.description
-
-
-@pytest.mark.parametrize("shell", ["exec", ""])
-def test_a_kill_is_told_as_one_whether_a_shell_stands_between_or_not(
-    tmp_path: Path, shell: str
-) -> None:
-    output, status = ended(tmp_path, "import os\nos.kill(os.getpid(), 9)", shell=shell)
-    found = told(output, status)
-    assert (found.cause, found.sureness, found.attribution) == ("killed", "possible", "undecided")
-    assert "SIGKILL" in found.description
-
-
-def test_an_exception_that_was_dealt_with_does_not_explain_a_later_signal(tmp_path: Path) -> None:
-    program = "import os\nprint('RuntimeError: read again')\nos.kill(os.getpid(), 15)"
-    assert told(*ended(tmp_path, program)).cause != "rank-failed"
 
 
 @pytest.mark.slow

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from slurm_health.records.script_records import Attribution
+from slurm_health.training.diagnosis.collected import TrainingLog
 from slurm_health.training.diagnosis.collectives import CollectiveState
-from slurm_health.training.diagnosis.last_words import is_consequence
-from slurm_health.training.diagnosis.training_log import TrainingLog, read_log
+from slurm_health.training.diagnosis.output import read_output
 from slurm_health.training.diagnosis.words import known
 
 DATA = Path(__file__).parents[2] / "data"
@@ -23,7 +23,7 @@ ValueError: batch 7 is empty
 
 
 def read(text: str, began: str = "") -> TrainingLog:
-    return read_log([("out", text)], began=began)
+    return read_output([("out", text)], began=began)
 
 
 def labelled(prefix: str, text: str = TRACEBACK) -> str:
@@ -46,72 +46,6 @@ def test_a_rank_is_known_by_the_prefix_of_its_lines(prefix: str) -> None:
     assert not failure.consequence
 
 
-def test_tracebacks_of_ranks_whose_lines_are_mixed_are_told_apart() -> None:
-    first, second = (labelled(f"[rank{rank}]: ").splitlines() for rank in (0, 1))
-    mixed = "\n".join(line for pair in zip(first, second, strict=True) for line in pair)
-
-    assert [each.rank for each in read(mixed).failures] == [0, 1]
-
-
-def test_of_a_chain_of_exceptions_the_first_counts() -> None:
-    chained = (
-        TRACEBACK
-        + "\nDuring handling of the above exception, another exception occurred:\n\n"
-        + TRACEBACK.replace("ValueError: batch 7 is empty", "RuntimeError: worker died")
-    )
-
-    (failure,) = read(chained).failures
-    assert failure.error == "ValueError: batch 7 is empty"
-
-
-def test_the_original_traceback_of_a_data_loader_counts() -> None:
-    caught = TRACEBACK.replace(
-        "ValueError: batch 7 is empty",
-        "RuntimeError: Caught ValueError in DataLoader worker process 0.\nOriginal Traceback"
-        ' (most recent call last):\n  File "/home/alice/data.py", line 3, in get\n    x[1]\n'
-        "ValueError: no such sample",
-    )
-
-    (failure,) = read(caught).failures
-    assert failure.error == "ValueError: no such sample"
-
-
-def test_an_uncaught_exception_of_a_library_in_c_counts_as_one() -> None:
-    text = (
-        "terminate called after throwing an instance of 'c10::DistBackendError'\n"
-        "  what():  [Rank 2] Watchdog caught collective operation timeout\n"
-    )
-
-    (failure,) = read(text).failures
-    assert failure.consequence
-
-
-def test_of_exceptions_of_nccl_that_ranks_wrote_at_once_the_line_that_is_whole_counts() -> None:
-    mixed = (
-        "torch.distributedtorch.distributed.DistBackendError.: DistBackendErrorNCCL error in:"
-        " /opt/pytorch/ProcessGroupNCCL.cpp:1287, invalid usage, NCCL version 2.17.1\n"
-        "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\n"
-    )
-
-    (failure,) = read(mixed).failures
-    assert failure.error.startswith("ncclInvalidUsage")
-    assert not failure.consequence
-
-
-def test_torchrun_tells_node_and_signal_of_a_rank() -> None:
-    text = (DATA / "diagnosis" / "kill.txt").read_text().replace("localhost", "n3.cluster.lan")
-    waited, killed = sorted(read(text).failures, key=lambda each: not each.consequence)
-
-    assert (killed.rank, killed.node, killed.signal) == (1, "n3", 9)
-    assert (waited.rank, waited.consequence) == (0, True)
-
-
-def test_srun_tells_node_and_signal_of_a_task() -> None:
-    (failure,) = read((DATA / "slurm-22.05" / "srun-killed.txt").read_text()).failures
-
-    assert (failure.node, failure.signal) == ("n2", 9)
-
-
 def test_a_torchrun_that_was_killed_with_all_of_its_ranks_is_no_rank() -> None:
     text = (DATA / "diagnosis" / "key-error.txt").read_text()
     failures = read(text + "srun: error: n3: task 2: Killed\n").failures
@@ -128,20 +62,6 @@ def test_what_an_earlier_attempt_of_the_job_wrote_does_not_count() -> None:
 
     assert [each.rank for each in read(text, began="2026-11-22T10:00:05").failures] == [1]
     assert [each.rank for each in read(text, began="2026-11-22T09:59:00").failures] == [0, 1]
-
-
-def test_a_line_of_megabytes_and_a_progress_bar_are_lines_like_others() -> None:
-    bar = "".join(f"\r{percent} %" for percent in range(100))
-    text = f"{'x' * 5_000_000}\n{bar}\r{TRACEBACK}"
-
-    (failure,) = read(text).failures
-    assert failure.error == "ValueError: batch 7 is empty"
-
-
-def test_an_exception_that_a_script_got_over_counts_once_and_names_no_rank() -> None:
-    (failure,) = read(TRACEBACK * 50).failures
-
-    assert failure.rank is None
 
 
 _DESYNC = """\
@@ -170,19 +90,6 @@ def test_a_report_of_a_group_within_the_training_numbers_other_ranks_and_accuses
     of_a_group = _DESYNC.replace("[Rank 0]", "[Rank 0] [PG ID 2 PG GUID 3(tensor) Rank 0]", 1)
 
     assert read(of_a_group).progress == ()
-
-
-def test_of_what_ranks_say_and_a_report_that_counts_otherwise_the_more_complete_one_counts() -> (
-    None
-):
-    own = (
-        "[rank0]:[E1123 02:41:16.35 ProcessGroupNCCL.cpp:700] [PG ID 0 PG GUID 0(default_pg)"
-        " Rank 0] failure detected by watchdog at work sequence id: 6 PG status: last enqueued"
-        " work: 6, last completed work: 5\n"
-    )
-
-    assert [rank.rank for rank in read(own).progress] == [0]
-    assert read(own + _DESYNC).progress == read(_DESYNC).progress
 
 
 @pytest.mark.parametrize(
@@ -317,46 +224,34 @@ def test_words_of_a_cause_in_the_name_of_something_else_tell_of_none(error: str)
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("text", "error"),
     [
-        "RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:30355",
-        "RuntimeError: Read error [10.0.0.3]:5033: Connection reset by peer",
-        "torch.distributed.DistBackendError: NCCL error: remote process exited",
-        "RuntimeError: Timed out waiting 20000ms for recv operation to complete",
-        "torch.distributed.DistNetworkError: failed to recv, got 0 bytes",
+        (
+            TRACEBACK
+            + "\nDuring handling of the above exception, another exception occurred:\n\n"
+            + TRACEBACK.replace("ValueError: batch 7 is empty", "RuntimeError: worker died"),
+            "ValueError: batch 7 is empty",
+        ),
+        (
+            TRACEBACK.replace(
+                "ValueError: batch 7 is empty",
+                "RuntimeError: Caught ValueError in DataLoader worker process 0.\nOriginal"
+                ' Traceback (most recent call last):\n  File "/home/a/data.py", line 3, in get\n'
+                "    x[1]\nValueError: no such sample",
+            ),
+            "ValueError: no such sample",
+        ),
+        (
+            "torchtorch.DistBackendError.: NCCL error\nncclInvalidUsage: invalid usage of NCCL.\n",
+            "ncclInvalidUsage: invalid usage of NCCL.",
+        ),
+        (
+            f"{'x' * 5_000_000}\n{''.join(f'{chr(13)}{n} %' for n in range(100))}\r{TRACEBACK}",
+            "ValueError: batch 7 is empty",
+        ),
     ],
+    ids=["chained", "of a data loader", "of lines that mixed", "behind megabytes"],
 )
-def test_the_words_for_a_peer_that_is_gone_are_a_consequence(error: str) -> None:
-    assert is_consequence(error)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        "KeyError: 'lr'",
-        "torch.distributed.DistBackendError: ncclInvalidUsage: Duplicate GPU detected",
-        "RuntimeError: Detected mismatch between collectives on ranks.",
-        "torch.distributed.DistNetworkError: EADDRINUSE: address already in use",
-        "OSError: [Errno 28] No space left on device",
-    ],
-)
-def test_an_exception_with_a_cause_of_its_own_is_none(error: str) -> None:
-    assert not is_consequence(error)
-
-
-def test_the_first_failure_is_told_by_what_ranks_wrote_and_not_by_the_clocks_of_their_nodes() -> (
-    None
-):
-    # The clock of n1, whose rank only lost its peer, is five minutes behind that of n2.
-    lost = TRACEBACK.replace(
-        "ValueError: batch 7 is empty", "RuntimeError: Connection closed by peer"
-    )
-    summaries = "".join(
-        f"  time      : 2026-11-22_10:{minute}:00\n  host      : {node}\n  rank      : {rank}"
-        f" (local_rank: 0)\n  exitcode  : 1 (pid: 7)\n"
-        for rank, node, minute in ((0, "n1", "45"), (1, "n2", "50"))
-    )
-    log = read(labelled("[rank0]: ", lost) + labelled("[rank1]: ") + summaries)
-
-    (first,) = log.of_their_own
-    assert (first.rank, first.node) == (1, "n2")
+def test_the_exception_that_explains_a_failure_is_the_first(text: str, error: str) -> None:
+    (failure,) = read(text).failures
+    assert failure.error == error

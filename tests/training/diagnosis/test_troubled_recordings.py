@@ -88,14 +88,6 @@ def test_dumps_of_an_earlier_job_in_the_same_place_name_nobody(tmp_path: Path) -
         FlightDumps(ended(tmp_path)).collect_data()
 
 
-def test_a_rank_whose_only_dump_is_of_an_earlier_job_has_left_none(tmp_path: Path) -> None:
-    laid(tmp_path, 0, entered(6))
-    laid(tmp_path, 1, entered(2), age_s=3600)
-    laid(tmp_path, 2, entered(6))
-
-    assert [each.rank for each in collected(tmp_path)] == [0, 2]
-
-
 def test_a_dump_of_ranks_that_were_numbered_anew_is_read_under_the_number_that_they_have_now(
     tmp_path: Path,
 ) -> None:
@@ -130,24 +122,6 @@ def test_a_dump_of_another_version_is_one_of_which_nothing_is_known(
 
     assert [each.whole for each in records] == [True, False, True]
     assert CollectiveState(records).difference is None
-
-
-def test_dumps_that_are_all_of_another_version_say_that_they_are_none(tmp_path: Path) -> None:
-    laid(tmp_path, 0, {"version": "9.0", "collectives": {}})
-
-    with pytest.raises(NothingCollected, match="no dump of the Flight Recorder"):
-        collected(tmp_path)
-
-
-def test_two_ranks_that_stay_away_are_both_named(tmp_path: Path) -> None:
-    laid(tmp_path, 0, entered(6))
-    laid(tmp_path, 1, stopped(5))
-    laid(tmp_path, 2, stopped(5))
-
-    found = CollectiveState(collected(tmp_path)).difference
-
-    assert found is not None
-    assert found.ranks == (1, 2)
 
 
 @pytest.mark.heavy

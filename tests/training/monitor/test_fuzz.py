@@ -15,7 +15,7 @@ from slurm_health.records.script_records import Diagnosed
 from slurm_health.report.sentences import lines_of
 from slurm_health.training.diagnosis.collected import FlightRecords, ScriptEnd, SlurmView
 from slurm_health.training.diagnosis.failure import FailureDiagnostician
-from slurm_health.training.diagnosis.training_log import read_log
+from slurm_health.training.diagnosis.output import read_output
 from slurm_health.training.framework import DataManager, NothingCollected
 from slurm_health.training.monitor.flight_dumps import FlightDumps
 from slurm_health.training.monitor.job_collectors import JobOutput
@@ -46,7 +46,7 @@ def diagnosed(*data: Struct) -> Diagnosed:
 
 @given(as_text(damaged(OUTPUTS, ODD + WORDS)))
 def test_any_output_is_explained_and_accuses_no_node(text: str) -> None:
-    found = diagnosed(read_log([("out", text)], began="2026-11-22T10:00:00"), HEALTHY)
+    found = diagnosed(read_output([("out", text)], began="2026-11-22T10:00:00"), HEALTHY)
 
     assert found.accused == []
     assert found.description

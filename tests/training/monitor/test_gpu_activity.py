@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -35,6 +36,9 @@ print(msgspec.json.encode(activity(driver=Path("/dev/null"))).decode())
 """
 
 
+COMPILES = (Frame("train.py", 3, "main"), Frame("/x/torch/_inductor/compile_fx.py", 9, "run"))
+
+
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return nvml_library.built(tmp_path_factory)
@@ -58,53 +62,43 @@ def asked(library: Path, played: Machine, *faults: tuple[int, str, float]) -> Gp
     return msgspec.json.decode(asks.stdout, type=GpuActivity)
 
 
-def shares(seen: GpuActivity) -> dict[int, float]:
-    return {pid: use.share for pid, use in seen.by_pid.items()}
-
-
 USED = [
-    (0, "occupied_by", 41),
-    (0, "utilization", 10),
-    (1, "occupied_by", 41),
-    (1, "utilization", 97),
+    *((0, "occupied_by", 41), (0, "utilization", 10)),
+    *((1, "occupied_by", 41), (1, "utilization", 97)),
     (2, "occupied_by", 42),
 ]
-
-
-def test_the_busiest_gpu_of_each_process_counts(library: Path) -> None:
-    assert shares(asked(library, machine(3), *USED)) == {41: 0.97, 42: 0.0}
-
-
-def test_a_gpu_that_is_lost_hides_no_other(library: Path) -> None:
-    seen = asked(library, machine(3), *USED, (0, "off_bus", 0))
-
-    assert shares(seen) == {41: 0.97, 42: 0.0}
-    assert seen.why_not == "GPU 0 is lost: GPU is lost"
-
-
 WAITS = [(0, "occupied_by", 41), (0, "utilization", 100), (0, "power_w", 130)]
 
 
-def test_a_gpu_that_is_used_without_memory_and_power_waits(library: Path) -> None:
-    assert asked(library, machine(1), *WAITS).by_pid == {41: GpuUse(1.0, waits=True)}
+@pytest.mark.parametrize(
+    ("faults", "why"), [([], ""), ([(0, "off_bus", 0)], "GPU 0 is lost: GPU is lost")]
+)
+def test_the_busiest_gpu_of_a_process_counts_and_one_that_is_lost_hides_no_other(
+    library: Path, faults: list[tuple[int, str, float]], why: str
+) -> None:
+    seen = asked(library, machine(3), *USED, *faults)
+
+    assert {pid: use.share for pid, use in seen.by_pid.items()} == {41: 0.97, 42: 0.0}
+    assert seen.why_not == why
 
 
 @pytest.mark.parametrize(
-    "sign",
+    ("sign", "waits"),
     [
-        (0, "utilization", 80),
-        (0, "memory_utilization", 12),
-        (0, "power_w", 400),
-        (0, "power_w", -1),
-        (0, "power_limit_mw", -1),
+        ((0, "power_w", 130), True),
+        ((0, "utilization", 80), False),
+        ((0, "memory_utilization", 12), False),
+        ((0, "power_w", 400), False),
+        ((0, "power_w", -1), False),
+        ((0, "power_limit_mw", -1), False),
     ],
 )
-def test_a_gpu_that_lacks_a_sign_of_waiting_works(
-    library: Path, sign: tuple[int, str, float]
+def test_a_gpu_that_is_used_without_memory_and_power_waits_if_no_sign_is_missing(
+    library: Path, sign: tuple[int, str, float], waits: bool
 ) -> None:
-    others = [each for each in WAITS if each[1] != sign[1]]
+    others = [fault for fault in WAITS if fault[1] != sign[1]]
 
-    assert not asked(library, machine(1), *others, sign).by_pid[41].waits
+    assert asked(library, machine(1), *others, sign).by_pid[41].waits is waits
 
 
 @pytest.mark.parametrize(
@@ -133,19 +127,20 @@ def test_a_node_without_a_gpu_is_not_asked(tmp_path: Path) -> None:
     assert activity(driver=tmp_path / "none", read=read) == GpuActivity()
 
 
-def test_a_rank_whose_gpu_computes_works() -> None:
-    """One that waits for its GPU may sleep meanwhile."""
-    assert RankSample(rank=0, node="n1", gpu_share=0.9).works
-    assert not RankSample(rank=0, node="n1").works
-
-
-def test_a_rank_whose_gpu_waits_may_spin_but_neither_read_nor_compile() -> None:
-    waits = RankSample(rank=0, node="n1", gpu_share=1.0, gpu_waits=True, cpu_share=2.0)
-    compiles = (Frame("train.py", 3, "main"), Frame("/x/torch/_inductor/compile_fx.py", 9, "run"))
-
-    assert not waits.works
-    assert msgspec.structs.replace(waits, moved_bytes=1 << 20).works
-    assert msgspec.structs.replace(waits, stack=compiles).works
+@pytest.mark.parametrize(
+    ("more", "works"),
+    [
+        ({"gpu_share": 0.9}, True),  # it may sleep meanwhile
+        ({}, False),
+        ({"gpu_share": 1.0, "gpu_waits": True, "cpu_share": 2.0}, False),  # it may spin
+        ({"gpu_waits": True, "moved_bytes": 1 << 20}, True),
+        ({"gpu_waits": True, "cpu_share": 2.0, "stack": COMPILES}, True),
+    ],
+)
+def test_a_rank_works_if_its_gpu_computes_or_it_reads_or_compiles(
+    more: dict[str, Any], works: bool
+) -> None:
+    assert RankSample(rank=0, node="n1", **more).works is works
 
 
 GIB = 1 << 30
@@ -158,36 +153,40 @@ def gpu(processes: dict[int, int | None], samples: tuple[GpuSample, ...]) -> Sam
     return SampledGpu(processes=processes, samples=samples, limit_w=700.0)
 
 
-def test_what_a_watchdog_has_opened_beside_a_ranks_own_gpu_does_not_count() -> None:
-    first = gpu({10: 60 * GIB, 11: GIB // 2}, WAITING)
-    second = gpu({11: 60 * GIB}, IDLE)
-
-    assert by_process([first, second]) == {10: GpuUse(1.0, waits=True), 11: GpuUse(0.0)}
-
-
-def test_where_bytes_are_not_told_a_ranks_own_gpu_is_the_one_that_fewest_have_opened() -> None:
-    first = gpu({10: None, 11: None}, WAITING)
-    second = gpu({11: None}, IDLE)
-
-    assert by_process([first, second])[11] == GpuUse(0.0)
-
-
-def test_a_process_that_trains_on_two_gpus_works_where_one_of_them_does() -> None:
-    two = [gpu({10: 60 * GIB}, WAITING), gpu({10: 50 * GIB}, WORKING)]
-
-    assert by_process(two) == {10: GpuUse(1.0, waits=False)}
-
-
-def test_a_gpu_that_paused_or_moved_data_in_one_sample_does_not_wait() -> None:
-    paused = (*WAITING[:4], GpuSample(0.3, 0.0, 120.0))
-    moved = (*WAITING[:4], GpuSample(1.0, 0.05, 130.0))
-
-    assert not gpu({}, paused).waits
-    assert not gpu({}, moved).waits
+@pytest.mark.parametrize(
+    ("gpus", "uses"),
+    [
+        # A watchdog has opened the first GPU in every process.
+        (
+            [({10: 60 * GIB, 11: GIB // 2}, WAITING), ({11: 60 * GIB}, IDLE)],
+            {10: GpuUse(1.0, waits=True), 11: GpuUse(0.0)},
+        ),
+        # Where bytes are not known, a rank's own GPU is the one that fewest have opened.
+        (
+            [({10: None, 11: None}, WAITING), ({11: None}, IDLE)],
+            {10: GpuUse(1.0, waits=True), 11: GpuUse(0.0)},
+        ),
+        # A process that trains on two GPUs works if one of them does.
+        ([({10: 60 * GIB}, WAITING), ({10: 50 * GIB}, WORKING)], {10: GpuUse(1.0, waits=False)}),
+    ],
+)
+def test_a_process_is_as_its_own_gpus_are(
+    gpus: list[tuple[dict[int, int | None], tuple[GpuSample, ...]]], uses: dict[int, GpuUse]
+) -> None:
+    assert by_process([gpu(*facts) for facts in gpus]) == uses
 
 
-def test_too_few_samples_show_no_waiting() -> None:
-    assert not gpu({}, WAITING[:2]).waits
+@pytest.mark.parametrize(
+    "samples",
+    [
+        (*WAITING[:4], GpuSample(0.3, 0.0, 120.0)),  # it paused
+        (*WAITING[:4], GpuSample(1.0, 0.05, 130.0)),  # it moved data
+        WAITING[:2],
+    ],
+)
+def test_a_gpu_waits_only_if_enough_samples_all_show_it(samples: tuple[GpuSample, ...]) -> None:
+    assert gpu({}, WAITING).waits
+    assert not gpu({}, samples).waits
 
 
 def test_a_rank_whose_children_use_no_gpu_is_as_its_own() -> None:

@@ -6,7 +6,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_health.training.diagnosis.samples import Frame, NodeReport, RankSample
+from slurm_health.training.diagnosis.samples import Frame, Look, NodeReport, RankSample
 from slurm_health.training.monitor.messages import REPORTS, MessageReader, lines_of
 
 
@@ -14,7 +14,7 @@ def report(node: str, frames: int) -> NodeReport:
     dice = random.Random(frames)
     stack = tuple(Frame(dice.randbytes(40).hex(), n, "step") for n in range(frames))
     sample = RankSample(program="0", rank=1, node=node, pid=77, state="S", cpu_s=1.5, stack=stack)
-    return NodeReport(node=node, ranks=(sample,), inspected=True, addresses=("10.0.0.1",))
+    return NodeReport(node=node, ranks=(sample,), look=Look.INSPECTION, addresses=("10.0.0.1",))
 
 
 def read(lines: list[bytes], reader: MessageReader[NodeReport] | None = None) -> list[NodeReport]:

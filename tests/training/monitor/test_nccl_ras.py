@@ -167,7 +167,7 @@ def test_of_two_groups_with_one_behind_each_both_may_be_what_all_wait_for(serve:
 
     assert (cause.cause, cause.sureness) == ("never-entered", "possible")
     assert (cause.ranks, cause.nodes) == ([0, 2], ["n0", "n2"])
-    assert "ranks 0,2 on 10.0.0.[1,3] have launched fewer" in cause.description
+    assert cause.description.endswith("; any of them may hold up all others")
     assert [line.split(" of ")[1].split(" on ")[0] for line in cause.evidence] == [
         "communicator 0x1",
         "communicator 0x2",

@@ -12,11 +12,9 @@ import msgspec
 import pytest
 
 from slurm_health.node.checks.gpu import GpusSeen
-from slurm_health.records.decoding import JsonDecoder
 from slurm_health.records.errors import Unmeasured
 from slurm_health.system.nvml import GpuDevice, Gpus
 from slurm_health.training.diagnosis.collected import FlightRecord, NodeTold
-from slurm_health.training.monitor.messages import MessageReader
 from slurm_health.training.monitor.node_state import (
     judged,
     kernel_lines,
@@ -26,38 +24,47 @@ from slurm_health.training.monitor.node_state import (
     of_the_job,
     within,
 )
+from slurm_health.training.monitor.ranks import Ranks
 
 
-@pytest.mark.parametrize("version", ["v1", "v2"])
-def test_kills_for_memory_are_counted_in_the_cgroup_of_the_whole_job(
-    tmp_path: Path, version: str
-) -> None:
-    (tmp_path / "proc/self").mkdir(parents=True)
-    inside = "/slurm/uid_1000/job_12/step_batch/task_0"
-    controllers, mount, events, limit = {
-        "v1": ("5:memory:", "sys/fs/cgroup/memory", "memory.oom_control", "memory.limit_in_bytes"),
-        "v2": ("0::", "sys/fs/cgroup", "memory.events", "memory.max"),
-    }[version]
-    (tmp_path / "proc/self/cgroup").write_text(f"3:cpu:/\n{controllers}{inside}\n")
-    directory = tmp_path / mount / "slurm/uid_1000/job_12"
+def cgroup(root: Path, controllers: str, mount: str) -> Path:
+    """Return the directory of the memory cgroup of job 12, of which this process is part."""
+    (root / "proc/self").mkdir(parents=True)
+    inside = "/slurm/uid_1000/job_12"
+    (root / "proc/self/cgroup").write_text(f"3:cpu:/\n{controllers}{inside}/step_batch/task_0\n")
+    directory = root / f"{mount}{inside}"
     directory.mkdir(parents=True)
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("controllers", "mount", "events", "limit"),
+    [
+        ("5:memory:", "sys/fs/cgroup/memory", "memory.oom_control", "memory.limit_in_bytes"),
+        ("0::", "sys/fs/cgroup", "memory.events", "memory.max"),
+    ],
+)
+def test_kills_for_memory_are_counted_in_the_cgroup_of_the_whole_job(
+    tmp_path: Path, controllers: str, mount: str, events: str, limit: str
+) -> None:
+    directory = cgroup(tmp_path, controllers, mount)
     (directory / events).write_text("oom 2\noom_kill 2\n")
     (directory / limit).write_text("1000000\n")
-    found = memory_kills(tmp_path, "12")
+    counted = memory_kills(tmp_path, "12")
 
-    assert (found.kills, found.limit_bytes) == (2, 1_000_000)
+    assert (counted.kills, counted.limit_bytes) == (2, 1_000_000)
 
 
-def test_no_kill_in_a_job_is_known_where_steps_count_for_themselves(tmp_path: Path) -> None:
+def test_kills_are_not_counted_where_steps_count_for_themselves_or_the_job_has_no_cgroup(
+    tmp_path: Path,
+) -> None:
     """In version 1 of cgroups a kill counts in the cgroup of the killed, and in none above."""
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/self/cgroup").write_text("5:memory:/slurm/uid_1000/job_12/step_batch\n")
-    directory = tmp_path / "sys/fs/cgroup/memory/slurm/uid_1000/job_12"
-    directory.mkdir(parents=True)
+    directory = cgroup(tmp_path, "5:memory:", "sys/fs/cgroup/memory")
     (directory / "memory.oom_control").write_text("oom_kill_disable 0\noom_kill 0\n")
-
     with pytest.raises(Unmeasured, match="each step counts for itself"):
         memory_kills(tmp_path, "12")
+    with pytest.raises(Unmeasured, match="no memory cgroup"):
+        memory_kills(tmp_path, "13")
 
 
 # Allocates more than its cgroup may have, in a child that the kernel kills; then looks.
@@ -105,26 +112,27 @@ def test_a_kill_by_the_kernel_for_the_memory_of_a_job_is_counted(
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
 
 
-def test_without_a_cgroup_of_the_job_kills_are_not_counted(tmp_path: Path) -> None:
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/self/cgroup").write_text("0::/system.slice/slurmd.service\n")
-
-    with pytest.raises(Unmeasured, match="no memory cgroup"):
-        memory_kills(tmp_path, "12")
+def kernel_log(root: Path, lines: Iterable[str], age_s: float = 60.0) -> tuple[str, ...]:
+    """Return what matters of lines that the kernel has written, of a script that ran so long."""
+    (root / "dev").mkdir()
+    (root / "proc").mkdir()
+    (root / "proc/uptime").write_text("1000.0 1.0\n")
+    (root / "dev/kmsg").write_text("".join(f"{line}\n" for line in lines))
+    return kernel_lines(root, age_s)
 
 
 def test_what_the_kernel_said_since_the_script_began_is_collected(tmp_path: Path) -> None:
-    (tmp_path / "dev").mkdir()
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/uptime").write_text("1000.0 1.0\n")
-    (tmp_path / "dev/kmsg").write_text(
-        "3,1,100000000,-;NVRM: Xid (PCI:0000:3b:00): 79, of an earlier job\n"
-        "3,2,990000000,-;NVRM: Xid (PCI:0000:3b:00): 48, pid=1\n"
-        "3,3,995000000,-;something else\n"
-        "6,4,995000000,-;x[7]: segfault at 0 ip 0 sp 0 error 4 in I/O error[400000+1000]\n"
-        "6,5,995000000,-;traps: SXid[7] trap divide error ip:0 sp:0 error:0 in x[400000+1000]\n"
-    )
-    assert kernel_lines(tmp_path, 60.0) == ("NVRM: Xid (PCI:0000:3b:00): 48, pid=1",)
+    lines = [
+        "3,1,100000000,-;NVRM: Xid (PCI:0000:3b:00): 79, of an earlier job",
+        "3,2,990000000,-;NVRM: Xid (PCI:0000:3b:00): 48, pid=1",
+        "3,3,995000000,-;something else",
+        "6,4,995000000,-;x[7]: segfault at 0 ip 0 sp 0 error 4 in I/O error[400000+1000]",
+        "6,5,995000000,-;traps: SXid[7] trap divide error ip:0 sp:0 error:0 in x[400000+1000]",
+    ]
+    assert kernel_log(tmp_path, lines) == ("NVRM: Xid (PCI:0000:3b:00): 48, pid=1",)
+    (tmp_path / "dev/kmsg").unlink()
+    with pytest.raises(Unmeasured, match="/dev/kmsg"):
+        kernel_lines(tmp_path, 60.0)
 
 
 def test_a_flood_of_harmless_lines_hides_no_fault_from_the_job(tmp_path: Path) -> None:
@@ -136,51 +144,31 @@ def test_a_flood_of_harmless_lines_hides_no_fault_from_the_job(tmp_path: Path) -
         "Out of memory: Killed process 77 (python) total-vm:1kB, anon-rss:1kB",
     ]
     lines = [*rare, *[exception, disk] * 500]
-    (tmp_path / "dev").mkdir()
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/uptime").write_text("1000.0 1.0\n")
-    (tmp_path / "dev/kmsg").write_text(
-        "".join(f"3,{n},990000000,-;{line}\n" for n, line in enumerate(lines))
-    )
-    found = kernel_lines(tmp_path, 60.0)
+    kept = kernel_log(tmp_path, (f"3,{n},990000000,-;{line}" for n, line in enumerate(lines)))
 
-    assert list(found[:3]) == rare
-    assert len(found) < len(lines)
-    short = within(NodeTold(node="n1", kernel=found), 1 << 10)
-    assert set(read_back(short).kernel) == {*rare, exception, disk}
-
-
-def read_back(message: Iterable[bytes]) -> NodeTold:
-    """Return what a message of lines says."""
-    reader = MessageReader[NodeTold](JsonDecoder(NodeTold))
-    told = [reader.take(line.rstrip(b"\n")) for line in message][-1]
-    assert told is not None
-    return told
-
-
-def test_a_kernel_log_that_may_not_be_read_says_why(tmp_path: Path) -> None:
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/uptime").write_text("1000.0 1.0\n")
-
-    with pytest.raises(Unmeasured, match="/dev/kmsg"):
-        kernel_lines(tmp_path, 60.0)
+    assert list(kept[:3]) == rare
+    assert len(kept) < len(lines)
+    short = within(NodeTold(node="n1", kernel=kept), 1 << 10)
+    assert set(short.kernel) == {*rare, exception, disk}
 
 
 OWN = "NVRM: Xid (PCI:0000:3b:00): 79, pid=7, GPU has fallen off the bus."
 FOREIGN = "NVRM: Xid (PCI:0000:9d:00): 79, pid=9, GPU has fallen off the bus."
 
 
-def test_an_xid_of_a_gpu_that_another_job_has_is_not_told() -> None:
-    told = of_the_job((FOREIGN, OWN, "mce: x"), ("00000000:3B:00.0",), 1)
-
-    assert told == (OWN, "mce: x")
-
-
-@pytest.mark.parametrize(("buses", "count"), [((), 1), (("00000000:3B:00.0",), 2), ((), None)])
-def test_an_xid_is_told_where_the_gpu_may_be_one_that_the_job_has_lost(
-    buses: tuple[str, ...], count: int | None
+@pytest.mark.parametrize(
+    ("buses", "count", "kept"),
+    [
+        (("00000000:3B:00.0",), 1, (OWN, "mce: x")),
+        ((), 1, (FOREIGN, OWN, "mce: x")),  # it may be one that the job has lost
+        (("00000000:3B:00.0",), 2, (FOREIGN, OWN, "mce: x")),
+        ((), None, (FOREIGN, OWN, "mce: x")),
+    ],
+)
+def test_an_xid_of_a_gpu_that_another_job_has_is_left_out(
+    buses: tuple[str, ...], count: int | None, kept: tuple[str, ...]
 ) -> None:
-    assert of_the_job((FOREIGN,), buses, count) == (FOREIGN,)
+    assert of_the_job((FOREIGN, OWN, "mce: x"), buses, count) == kept
 
 
 def test_a_gpu_that_is_lost_or_needs_a_reset_is_one_that_no_program_can_use() -> None:
@@ -231,9 +219,8 @@ def test_links_that_are_down_are_told_and_those_that_nobody_uses_are_not(tmp_pat
 
 
 def test_a_node_tells_what_it_can_see_and_why_not_the_rest(tmp_path: Path) -> None:
-    told = node_state(
-        job="12", node="n1", began_s=time.time(), directory=tmp_path / "gone", ended=True
-    )
+    ranks = Ranks("12", "n1")
+    told = node_state("12", "n1", time.time(), tmp_path / "gone", ranks)
 
     assert told.node == "n1"
     assert f"{tmp_path}/gone: No such file or directory" in told.state
@@ -247,10 +234,7 @@ def test_a_message_that_is_too_long_loses_dumps_first_and_then_older_lines() -> 
     kernel = tuple(os.urandom(140).hex() for _ in range(40))
     whole = NodeTold(node="n1", kernel=kernel, flights=flights)
 
-    def read(most_bytes: int) -> NodeTold:
-        return read_back(within(whole, most_bytes))
-
-    assert read(1 << 20) == whole
+    assert within(whole, 1 << 20) == whole
     without = msgspec.structs.replace(whole, flights=(), not_seen={"dumps": "too long to be sent"})
-    assert read(16 << 10) == without
-    assert read(1 << 10).kernel == kernel[-5:]
+    assert within(whole, 16 << 10) == without
+    assert within(whole, 1 << 10).kernel == kernel[-5:]

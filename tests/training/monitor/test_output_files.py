@@ -110,15 +110,6 @@ def test_a_file_that_was_cut_is_read_from_its_new_beginning(tmp_path: Path) -> N
     assert texts(tails) == [("new\n", False)]
 
 
-def test_one_file_for_output_and_error_is_one(tmp_path: Path) -> None:
-    path = tmp_path / "out"
-    path.touch()
-    tails = follow(tmp_path, path, path)
-    append(path, "step 1\n")
-
-    assert len(texts(tails)) == 1
-
-
 def test_the_files_of_sruns_tasks_are_followed_when_they_come(tmp_path: Path) -> None:
     tails = follow(tmp_path, script=SCRIPT)
     assert texts(tails) == []
@@ -136,12 +127,6 @@ def test_a_file_server_whose_clock_is_minutes_behind_hides_no_output(tmp_path: P
     os.utime(tmp_path / "task-0.log", (behind_s, behind_s))
 
     assert texts(tails) == [("step 1\n", False)]
-
-
-def test_files_of_an_earlier_job_with_the_same_names_say_nothing(tmp_path: Path) -> None:
-    append(tmp_path / "task-0.log", "step 1\n")
-
-    assert texts(follow(tmp_path, script=SCRIPT)) == []
 
 
 @pytest.mark.parametrize("what", ["fifo", "directory", "nothing", "device"])

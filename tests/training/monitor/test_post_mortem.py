@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from slurm_health.records.records import VerdictReached
 from slurm_health.records.script_records import Diagnosed, EventKind, TrainingEvent
+from slurm_health.records.verdict import Level, NodeVerdict
 from slurm_health.system import journal
 from slurm_health.training.diagnosis.collected import ScriptEnd
 from slurm_health.training.framework import DataCollector
@@ -170,3 +172,24 @@ def test_a_hang_that_was_over_explains_nothing(
     job = ended(tmp_path, run_directory=run_directory, duration_s=duration_s)
 
     assert held(job, collectors=[MonitorFindings(job)])[0].cause == "script-failed"
+
+
+def test_what_the_check_met_before_is_joined_to_the_same_error_of_all_ranks(
+    tmp_path: Path, run_directory: Path
+) -> None:
+    words = "ifa != nullptr. Unable to find address for: ibp1"
+    doubted = [
+        NodeVerdict(node=node, level=Level.INCONCLUSIVE, reason=f"crashed in round 1 ({words})")
+        for node in ("n1", "n2")
+    ]
+    master = journal.Writer(run_directory, journal.MASTER, lambda: 1.0)
+    master.append(VerdictReached(nodes=doubted))
+    output = tmp_path / "out"
+    of_rank = "[rank{0}]: Traceback (most recent call last):\n[rank{0}]: RuntimeError: {1}\n"
+    end = "srun: error: n[1-2]: tasks 0-1: Exited with exit code 1\n"
+    output.write_text("".join(of_rank.format(rank, words) for rank in (0, 1)) + end)
+    job = ended(tmp_path, outputs=[output], run_directory=run_directory)
+    found, said = held(job, collectors=[JobOutput(job), MonitorFindings(job)])
+
+    assert (found.cause, found.attribution) == ("network-interface-missing", "user error")
+    assert "n[1-2]: one that they share; the check before the script met it too: crashed" in said

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real processes with a heartbeat, as the monitor of their node sees them."""
+"""Real processes with and without a heartbeat, as the agent of their node sees them."""
 
 from __future__ import annotations
 
@@ -8,249 +8,300 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from slurm_health.preflight.supervisor.monitor_process import flight_environ
 from slurm_health.training.diagnosis.samples import Doing, RankSample, place_of
-from slurm_health.training.monitor.ranks import Ranks
+from slurm_health.training.monitor.ranks import (
+    SCRIPT,
+    JobProcess,
+    Ranks,
+    located,
+    ranks_without_heartbeat,
+)
+from slurm_health.training.monitor.voices import PIPE, Recorder, find_py_spy, read_stacks
+from tests.played_gpu.description import machine, write
+from tests.played_gpu.running import start_ranks
+from tests.support.supervised import eventually
 
-JOB = str(os.getpid())  # other processes that run these tests have jobs of their own
-DEADLINE_S = 30.0
-TRAINING = """
+JOB = f"{os.getpid()}7"  # other processes that run these tests have jobs of their own
+IN_STEP = {"SLURM_JOB_ID": JOB, "SLURMD_NODENAME": "n1", "SLURM_STEP_ID": "3"}
+WAIT_S = 60.0
+Start = Callable[..., subprocess.Popen[bytes]]
+needs_py_spy = pytest.mark.skipif(find_py_spy() is None, reason="py-spy is not installed")
+
+BEATS = """
 import os, sys, time
 from pathlib import Path
 from slurm_health import heartbeat
-here = Path(sys.argv[1])
-for step in range(int(sys.argv[2])):
+for step in range(5):
     heartbeat.step(step, 0.25)
-child = os.fork() if sys.argv[3] == "fork" else 0
+child = os.fork() if sys.argv[2] == "fork" else 0
 if child == 0:
-    (here / "there").touch()
-if child == 0 and sys.argv[3] == "fork":
+    Path(sys.argv[1]).touch()
+if child == 0 and sys.argv[2] == "fork":
     time.sleep(600)
 def wait_for_data():
     os.read(os.pipe()[0], 1)
 wait_for_data()
 """
+SILENT = """
+import os, sys, time
+from pathlib import Path
+if sys.argv[2] == "fork":
+    os.fork()
+if sys.argv[2] == "writes" and os.fork() == 0:
+    Path("/dev/null").write_bytes(bytes(1 << 20))
+Path(sys.argv[1]).touch()
+time.sleep(600)
+"""
+SHELL = '"$PYTHON" "$@"; :'
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Start a training with a heartbeat; it has done its steps when this returns."""
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start a training, by a shell if one is given; it has come to its end when this returns."""
     started: list[subprocess.Popen[bytes]] = []
 
     def begin(
-        steps: int = 5, how: str = "", script: str = TRAINING, **environ: str
+        script: str = BEATS, how: str = "", shell: str = "", **environ: str
     ) -> subprocess.Popen[bytes]:
-        here = tmp_path / str(len(started))
-        here.mkdir()
-        told = {"SLURM_JOB_ID": JOB, "SLURMD_NODENAME": "n1", "SLURM_STEP_ID": "3", **environ}
-        started.append(
-            subprocess.Popen(
-                [sys.executable, "-c", script, str(here), str(steps), how],
-                env={**os.environ, **told},
-                start_new_session=True,
-            )
+        there = tmp_path / f"there-{len(started)}"
+        argv = ["-c", script, str(there), how]
+        argv = ["/bin/sh", "-c", shell, "sh", *argv] if shell else [sys.executable, *argv]
+        # What srun starts leads a process group.
+        process = subprocess.Popen(
+            argv,
+            env={**os.environ, **IN_STEP, "PYTHON": sys.executable, **environ},
+            cwd=tmp_path,
+            start_new_session=True,
         )
-        eventually(lambda: (here / "there").exists())
-        return started[-1]
+        started.append(process)
+        eventually(there.exists, "its end")
+        return process
 
     yield begin
-    for each in started:
+    for process in started:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(each.pid, signal.SIGKILL)
-        each.wait()
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
-def eventually(holds: Callable[[], Any]) -> None:
-    until_s = time.monotonic() + DEADLINE_S
-    while not holds():
-        assert time.monotonic() < until_s
-        time.sleep(0.05)
-
-
-def found(own_step: str = "9") -> Ranks:
-    ranks = Ranks(JOB, "n1", own_step)
+def on_node(own_step: str = "9", **more: Any) -> Ranks:
+    ranks = Ranks(JOB, "n1", own_step, **more)
     ranks.find()
     return ranks
 
 
+def numbers(ranks: Ranks | None = None) -> list[tuple[str, int]]:
+    """Return programs and numbers of the ranks on the node."""
+    return sorted((sample.program, sample.rank) for sample in (ranks or on_node()).sample())
+
+
 def inspected(ranks: Ranks) -> RankSample:
-    (sample,), _ = ranks.inspect(again=True)
+    (sample,) = located(ranks.sample(), ranks.locate(again=True)[0])
     return sample
 
 
-def test_a_rank_is_found_by_its_heartbeat_with_its_step_and_pace(start: Any) -> None:
+def test_a_rank_is_known_by_its_heartbeat_with_its_step_and_pace(start: Start) -> None:
     process = start(RANK="7")
-    (now,) = found().sample()
+    (sample,) = on_node().sample()
 
-    assert (now.program, now.rank, now.pid) == ("3", 7, process.pid)
-    assert (now.step, now.steps, now.own_steps) == (4, 5, 5)
-    assert now.own_s == pytest.approx(1.25)
-    assert 0 <= now.typical_s <= now.longest_s + 1e-3
-    assert now.age_s >= 0
-
-
-def test_without_torchrun_the_rank_is_that_of_sruns_task(start: Any) -> None:
-    start(SLURM_PROCID="2")
-
-    assert [now.rank for now in found().sample()] == [2]
+    assert (sample.program, sample.rank, sample.pid) == ("3", 7, process.pid)
+    assert (sample.step, sample.steps, sample.own_steps) == (4, 5, 5)
+    assert sample.own_s == pytest.approx(1.25)
+    assert 0 <= sample.typical_s <= sample.longest_s + 1e-3
+    assert sample.age_s >= 0
 
 
-def test_outside_slurm_a_rank_is_known_by_the_mark_of_its_training(start: Any) -> None:
-    mine = start(SLURM_JOB_ID="", SLURMD_NODENAME="node0", SLURM_HEALTH_TRAINING=JOB, RANK="1")
-    start(SLURM_JOB_ID="", SLURMD_NODENAME="node0", SLURM_HEALTH_TRAINING="of another", RANK="0")
-    ranks = Ranks(JOB, "node0", "", variable="SLURM_HEALTH_TRAINING")
-    ranks.find()
+@pytest.mark.parametrize(
+    ("environ", "rank"),
+    [
+        ({"SLURM_PROCID": "2"}, [("3", 2)]),  # srun's task, without torchrun
+        ({"SLURM_STEP_ID": "", "RANK": "0"}, [(SCRIPT, 0)]),
+        ({"SLURM_JOB_ID": "1"}, []),
+        ({"SLURMD_NODENAME": "n2"}, []),
+        ({"SLURM_STEP_ID": "9"}, []),  # our own step
+    ],
+)
+def test_a_rank_belongs_to_a_step_of_this_job_on_this_node(
+    start: Start, environ: dict[str, str], rank: list[tuple[str, int]]
+) -> None:
+    start(**environ)
 
-    assert [(now.pid, now.rank) for now in ranks.sample()] == [(mine.pid, 1)]
+    assert numbers() == rank
+
+
+def test_outside_slurm_a_rank_is_known_by_the_mark_of_its_training(start: Start) -> None:
+    outside = {"SLURM_JOB_ID": "", "SLURMD_NODENAME": "n1", "SLURM_STEP_ID": ""}
+    start(**outside, SLURM_HEALTH_TRAINING=JOB, RANK="1")
+    start(**outside, SLURM_HEALTH_TRAINING="of another", RANK="0")
+
+    assert numbers(on_node("", variable="SLURM_HEALTH_TRAINING")) == [(SCRIPT, 1)]
+
+
+def test_of_a_job_with_several_trainings_one_step_alone_is_watched(start: Start) -> None:
+    start(RANK="0")
+    start(SLURM_STEP_ID="4", RANK="1")
+    start(SLURM_STEP_ID="", RANK="2")
+
+    assert numbers(on_node("3", only_step="3")) == [("3", 0)]
 
 
 LOADING = """
-import os, sys, time
+import sys, time
 from pathlib import Path
 from slurm_health import heartbeat
 def batches():
-    for step in range(int(sys.argv[2])):
+    for step in range(5):
         time.sleep(0.02)
         yield step
-    if sys.argv[3] == "more":
-        (Path(sys.argv[1]) / "there").touch()
+    if sys.argv[2] == "more":
+        Path(sys.argv[1]).touch()
         time.sleep(600)
 for step in heartbeat.loading(batches()):
     heartbeat.step(step, 0.25)
-(Path(sys.argv[1]) / "there").touch()
+Path(sys.argv[1]).touch()
 time.sleep(600)
 """
 
 
 @pytest.mark.parametrize(("how", "ended"), [("", True), ("more", False)])
-def test_a_rank_tells_how_long_it_waited_for_its_data_and_whether_that_ended(
-    start: Any, how: str, ended: bool
+def test_a_heartbeat_has_how_long_a_rank_waited_for_its_data_and_whether_that_ended(
+    start: Start, how: str, ended: bool
 ) -> None:
-    start(how=how, script=LOADING, RANK="0")
-    (now,) = found().sample()
+    start(LOADING, how, RANK="0")
+    (sample,) = on_node().sample()
 
-    assert (now.step, now.batches, now.data_ended) == (4, 5, ended)
-    assert now.loading_s >= 0.1
+    assert (sample.step, sample.batches, sample.data_ended) == (4, 5, ended)
+    assert sample.loading_s >= 0.1
     # What it waited for its data is its own.
-    assert now.own_s == pytest.approx(1.25 + now.loading_s, abs=1e-3)
+    assert sample.own_s == pytest.approx(1.25 + sample.loading_s, abs=1e-3)
 
 
-WITH_A_CHILD = """
-import os, sys, time
-from pathlib import Path
-if os.fork() == 0:
-    Path("/dev/null").write_bytes(bytes(1 << 20))
-    (Path(sys.argv[1]) / "there").touch()
-    time.sleep(600)
-os.wait()
+TOLD = """
+heartbeat.role("stage 3", replica=5)
+for step in range(4):
+    heartbeat.step(step, 0.25, tokens=4096)
+"""
+# The ranks of a pipeline of two stages, of which this is one, and no other runs.
+GROUPS = """
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+dist.init_process_group(backend="fake", rank=2, world_size=4, store=FakeStore())
+for ranks in ([0, 2], [1, 3]):
+    dist.new_group(ranks, group_desc="PIPELINE_MODEL_PARALLEL_GROUP")
+for ranks in ([0, 1], [2, 3]):
+    dist.new_group(ranks, group_desc="DATA_PARALLEL_GROUP")
+for step in range(4):
+    heartbeat.step(step, 0.25)
 """
 
 
-def test_what_children_write_is_the_ranks_and_its_own_waits_are_counted(start: Any) -> None:
-    process = start(script=WITH_A_CHILD, SLURM_PROCID="2")
-    ranks = found()
-    (sample,) = ranks.sample()
+@pytest.mark.parametrize(
+    ("script", "work"),
+    [
+        (TOLD, ("stage 3", 5, 4 * 4096.0)),
+        pytest.param(GROUPS, ("pipeline 1", 0, 0.0), marks=pytest.mark.torch),
+    ],
+)
+def test_a_rank_has_its_role_by_its_script_or_by_its_process_groups(
+    start: Start, script: str, work: tuple[str, int, float]
+) -> None:
+    head = "import sys, time\nfrom pathlib import Path\nfrom slurm_health import heartbeat\n"
+    start(f"{head}{script}\nPath(sys.argv[1]).touch()\ntime.sleep(600)", RANK="2")
+    (sample,) = on_node().sample()
 
-    assert (sample.rank, sample.pid) == (2, process.pid)
-    assert sample.io_bytes >= 1 << 20
-    assert sample.wakes > 0
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    assert ranks.sample() == []
+    assert (sample.role, sample.replica, sample.tokens) == work
 
 
-def test_the_kernel_counts_how_long_a_rank_ran(start: Any) -> None:
-    start(RANK="0")
-    (now,) = found().sample()
+@pytest.mark.parametrize("how", ["", "fork"])
+def test_a_rank_without_a_heartbeat_is_what_the_shell_of_its_task_runs(
+    start: Start, how: str
+) -> None:
+    shell = start(SILENT, how, SHELL, SLURM_PROCID="2")
+    (sample,) = on_node().sample()
 
-    if not Path("/proc/self/schedstat").exists():
-        pytest.skip("this kernel does not count it")
-    assert now.ran_s > 0
-    assert now.unserved_s >= 0
+    assert (sample.program, sample.rank, sample.steps, sample.age_s) == ("3", 2, 0, 0.0)
+    assert sample.pid != shell.pid
+
+
+def test_torchruns_workers_are_ranks_and_torchrun_itself_is_none(
+    start: Start, tmp_path: Path
+) -> None:
+    workers = 'export SLURM_PROCID=0; RANK=4 "$PYTHON" "$@" & RANK=5 "$PYTHON" "$@" & wait'
+    start(SILENT, shell=workers, WORLD_SIZE="8")
+    eventually(lambda: len(numbers()) == 2, "two workers")
+    assert {sample.world for sample in on_node().sample()} == {8}
+    assert numbers() == [("3", 4), ("3", 5)]
+
+    torchrun = tmp_path / "torchrun"
+    torchrun.write_text(SILENT)
+    start(SILENT, shell=f'"$PYTHON" {torchrun} "$3" "$4"; :', SLURM_PROCID="2", SLURM_STEP_ID="4")
+    assert numbers() == [("3", 4), ("3", 5)]
 
 
 @pytest.mark.parametrize(
-    "environ",
-    [{"SLURM_JOB_ID": "1"}, {"SLURMD_NODENAME": "n2"}, {"SLURM_STEP_ID": "9"}],
-    ids=["another job", "another node", "our own step"],
+    ("words", "pids"),
+    [(["python", "train.py"], [7]), (["python", "-m", "slurm_health"], []), ([""], [])],
 )
-def test_what_is_not_of_this_job_and_node_is_passed_over(
-    start: Any, environ: dict[str, str]
+def test_the_one_training_of_a_script_is_its_rank_and_one_that_is_ending_has_no_command_line(
+    tmp_path: Path, words: list[str], pids: list[int]
 ) -> None:
-    start(**environ)
+    (tmp_path / "comm").write_text("python3\n")
+    (tmp_path / "cmdline").write_text("\0".join(words))
+    process = JobProcess(tmp_path, pid=7, parent=1, group=7, program=SCRIPT, rank=None, task=0)
 
-    assert found().sample() == []
-
-
-def test_of_a_job_with_several_trainings_one_step_alone_is_watched(start: Any) -> None:
-    mine = start(RANK="0")
-    start(SLURM_STEP_ID="4", RANK="0")
-    start(SLURM_STEP_ID="", RANK="0")
-    ranks = Ranks(JOB, "n1", "3", only_step="3")
-    ranks.find()
-
-    assert [now.pid for now in ranks.sample()] == [mine.pid]
+    assert [rank.pid for rank in ranks_without_heartbeat({7: process}, {}, [])] == pids
 
 
-def test_a_process_outside_any_step_is_the_scripts_own(start: Any) -> None:
-    start(SLURM_STEP_ID="")
-
-    assert [now.program for now in found().sample()] == ["script"]
-
-
-def test_a_rank_tells_where_its_main_thread_is(start: Any) -> None:
+def test_ranks_with_and_without_a_heartbeat_stand_beside_each_other(start: Start) -> None:
     start(RANK="0")
-    look = inspected(found())
+    start(SILENT, RANK="1")
 
-    assert look.answered
-    assert [frame.function for frame in look.stack] == ["<module>", "wait_for_data"]
-    assert place_of(look.stack).doing is Doing.OWN_CODE
+    assert sorted((s.rank, s.steps) for s in on_node().sample()) == [(0, 5), (1, 0)]
 
 
-def test_a_stopped_rank_does_not_answer_and_is_seen_to_be_stopped(start: Any) -> None:
-    process = start(RANK="0")
-    ranks = found()
-    os.kill(process.pid, signal.SIGSTOP)
-    eventually(lambda: ranks.sample()[0].state == "T")
-    look = inspected(ranks)
-
-    assert not look.answered
-
-
-def test_a_rank_that_has_ended_is_no_longer_there(start: Any) -> None:
-    process = start(RANK="0")
-    ranks = found()
-    process.kill()
-    process.wait()
-
-    assert ranks.sample() == []
-    assert ranks.inspect(again=True) == ([], {})
-
-
-def test_a_forked_child_is_no_rank_and_dies_unnoticed_with_none(start: Any) -> None:
+@pytest.mark.parametrize("script", [BEATS, SILENT])
+def test_a_forked_child_is_no_rank_also_when_its_rank_has_ended(start: Start, script: str) -> None:
     """A data loader's worker may outlive its rank: that rank is gone all the same."""
-    process = start(how="fork", RANK="0")
-    ranks = found()
-    assert [now.pid for now in ranks.sample()] == [process.pid]
+    process = start(script, "fork", RANK="0")
+    ranks = on_node()
+    assert [sample.pid for sample in ranks.sample()] == [process.pid]
     process.kill()
     process.wait()
+    assert ranks.sample() == []
+    assert ranks.locate(again=True) == ({}, {})
     ranks.find()
 
-    assert ranks.sample() == []
+    assert numbers(ranks) == numbers() == []
 
 
-def test_what_was_before_the_monitor_ran_again_is_no_standstill(start: Any) -> None:
-    start(RANK="0")
-    ranks = found()
-    woke_s = time.monotonic()
+def test_what_children_write_is_the_ranks_and_its_own_waits_are_counted(start: Start) -> None:
+    start(SILENT, "writes", SLURM_PROCID="2")
+    ranks = on_node()
+    eventually(lambda: ranks.sample()[0].io_bytes >= 1 << 20, "the bytes of its child")
+    (sample,) = ranks.sample()
 
-    assert ranks.sample(woke_s)[0].age_s <= time.monotonic() - woke_s + 0.1
+    assert sample.wakes > 0
+    assert sample.ran_s > 0 or not Path("/proc/self/schedstat").exists()
+
+
+def test_a_rank_answers_where_its_main_thread_is_unless_it_is_stopped(start: Start) -> None:
+    process = start(RANK="0")
+    ranks = on_node()
+    sample = inspected(ranks)
+    assert sample.answered
+    assert [frame.function for frame in sample.stack] == ["<module>", "wait_for_data"]
+    assert place_of(sample.stack).doing is Doing.OWN_CODE
+
+    os.kill(process.pid, signal.SIGSTOP)
+    eventually(lambda: ranks.sample()[0].state == "T", "the stop")
+    assert not inspected(ranks).answered
 
 
 # A torch built with NCCL has two Flight Recorders: NCCL's, and that of every other library.
@@ -270,45 +321,44 @@ def hangs():
 torch = sys.modules["torch._C"] = types.ModuleType("torch._C")
 torch._distributed_c10d = types.SimpleNamespace(
     _dump_fr_trace_json=record(entry("gloo:allreduce", 3, True)),
-    _dump_nccl_trace_json=hangs if sys.argv[3] == "hangs" else record(
+    _dump_nccl_trace_json=hangs if sys.argv[2] == "hangs" else record(
         *(entry("nccl:all_reduce", number, number < 41) for number in range(42))
     ),
 )
 heartbeat.step(1)
-(Path(sys.argv[1]) / "there").touch()
+Path(sys.argv[1]).touch()
 time.sleep(600)
 """
 
 
-def test_what_nccl_recorded_is_told_beside_what_others_did(start: Any) -> None:
-    start(RANK="0", script=TORCH_WITH_NCCL)
-    look = inspected(found())
+def test_what_nccl_recorded_comes_beside_what_others_did(start: Start) -> None:
+    start(TORCH_WITH_NCCL, RANK="0")
+    sample = inspected(on_node())
 
-    assert look.flight is not None
-    latest = {each.group: each for each in look.flight.operations}
+    assert sample.flight is not None
+    latest = {operation.group: operation for operation in sample.flight.operations}
     assert set(latest) == {"0 (gloo)", "0 (nccl)"}
     nccl = latest["0 (nccl)"]
     assert (nccl.sequence, nccl.what, nccl.state) == (41, "all_reduce", "started")
     assert latest["0 (gloo)"].state == "retired"
 
 
-def test_a_rank_whose_driver_hangs_tells_where_it_is_all_the_same(start: Any) -> None:
-    start(how="hangs", RANK="0", script=TORCH_WITH_NCCL)
-    ranks = found()
-    eventually(lambda: inspected(ranks).answered)
-    # However often: the thread that asks the driver is left behind.
-    eventually(lambda: inspected(ranks).answered)
-    look = inspected(ranks)
+def test_a_rank_whose_driver_hangs_answers_where_it_is_again_and_again(start: Start) -> None:
+    start(TORCH_WITH_NCCL, "hangs", RANK="0")
+    ranks = on_node()
+    # The thread that asks the driver is left behind.
+    for _ in range(2):
+        eventually(lambda: inspected(ranks).answered, "an answer")
 
-    assert look.flight is None
+    assert inspected(ranks).flight is None
 
 
-def test_a_number_that_is_another_file_by_now_is_not_written_to(start: Any, tmp_path: Path) -> None:
+def test_a_number_that_is_another_file_by_now_is_not_written_to(
+    start: Start, tmp_path: Path
+) -> None:
     kept = tmp_path / "checkpoint"
     kept.write_text("weights")
-    spoilt = TRAINING.replace(
-        "def wait_for_data():",
-        """
+    spoils = """
 import struct
 for entry in os.scandir("/proc/self/fd"):
     if os.readlink(entry.path).startswith("/memfd:" + heartbeat.NAME):
@@ -319,12 +369,130 @@ for entry in os.scandir("/proc/self/fd"):
         data = list(heartbeat.LAYOUT.unpack(seen))
         data[-3] = os.open(os.environ["KEPT"], os.O_RDONLY)
         os.pwrite(beat, heartbeat.LAYOUT.pack(*data), 0)
-(here / "spoilt").touch()
-def wait_for_data():""",
-    )
-    start(script=spoilt, RANK="0", KEPT=str(kept))
-    eventually(lambda: any(tmp_path.glob("*/spoilt")))
-    look = inspected(found())
+Path("spoilt").touch()
+def wait_for_data():"""
+    start(BEATS.replace("def wait_for_data():", spoils), RANK="0", KEPT=str(kept))
+    eventually((tmp_path / "spoilt").exists, "the other file")
 
-    assert not look.answered
+    assert not inspected(on_node()).answered
     assert kept.read_text() == "weights"
+
+
+# A thread of torch's does this, here without torch.
+ANSWERS = """
+import os, pickle, sys, threading, time
+from pathlib import Path
+rank = os.environ["RANK"]
+pipe = os.environ["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] + rank + ".pipe"
+os.mkfifo(pipe)
+asked = open(os.open(pipe, os.O_RDWR), "rb", buffering=0)  # who asks finds a reader from now on
+entry = {"process_group": ("0", "default_pg"), "collective_seq_id": 7, "retired": False}
+entry |= {"profiling_name": "nccl:all_reduce", "input_sizes": [[3]], "state": "started"}
+dump = pickle.dumps({"entries": [entry], "pg_config": {}, "version": "2.10"})
+def answer():
+    assert asked.read(128)[:1] == b"1"
+    file = Path(os.environ["TORCH_FR_DUMP_TEMP_FILE"] + rank)
+    file.write_bytes(dump[:20])
+    time.sleep(0.3)
+    file.write_bytes(dump)
+threading.Thread(target=answer, daemon=True).start()
+Path(sys.argv[1]).touch()
+time.sleep(600)
+"""
+
+
+def test_a_silent_rank_is_asked_by_its_pipe_and_its_whole_dump_is_read(
+    start: Start, tmp_path: Path
+) -> None:
+    (tmp_path / "flight-rank-3").write_bytes(b"{}")  # of an earlier attempt
+    start(ANSWERS, RANK="3", **flight_environ({}, str(tmp_path)))
+    sample = inspected(on_node())
+
+    assert sample.flight is not None
+    (operation,) = sample.flight.operations
+    assert (sample.flight.rank, operation.sequence, operation.what) == (3, 7, "all_reduce")
+    assert not sample.answered
+
+
+def test_a_silent_rank_without_a_pipe_is_not_waited_for_and_nothing_is_written(
+    start: Start, tmp_path: Path
+) -> None:
+    environ = flight_environ({}, str(tmp_path))
+    pipe = tmp_path / "flight-rank-3.pipe"
+    pipe.write_text("")
+    start(SILENT, RANK="3", **environ)
+    assert inspected(on_node()).flight is None
+    assert pipe.read_text() == ""
+
+    (tmp_path / "environ").write_text(
+        "\0".join(f"{name}={value}" for name, value in environ.items() if name != PIPE)
+    )
+    assert not Recorder(3, tmp_path).ask()
+
+
+@pytest.mark.played_gpu
+@pytest.mark.timeout(600)
+def test_torchs_own_recorder_answers_while_a_rank_waits_for_one_that_does_not_come(
+    played_python: Path, tmp_path: Path
+) -> None:
+    write(tmp_path / "gpus", machine(2, seed=str(tmp_path)))
+    variables = flight_environ({}, str(tmp_path), "2.13") | {"LIMIT_S": "600"}
+    gpus = tmp_path / "gpus"
+    waits, absent = start_ranks(
+        played_python, "missing_peer", ["waits"], count=2, gpus=gpus, variables=variables
+    )
+    with waits.process, absent.process:
+        assert waits.process.stdout is not None
+        assert waits.process.stdout.readline() == "pending True\n"
+        recorders = [
+            Recorder(rank, Path(f"/proc/{played.process.pid}"))
+            for rank, played in enumerate((waits, absent))
+        ]
+        assert all(recorder.ask() for recorder in recorders)
+        eventually(lambda: all(recorder.poll() for recorder in recorders), "both dumps")
+        waits.process.kill()
+        absent.process.kill()
+
+    entered = [[g.entered for g in r.flight.groups.values()] for r in recorders if r.flight]
+    assert entered == [[2], [1]]
+
+
+@needs_py_spy
+@pytest.mark.parametrize("stopped", [False, True])
+def test_py_spy_shows_where_a_silent_rank_is_even_when_it_is_stopped(
+    start: Start, stopped: bool
+) -> None:
+    start(SILENT, SLURM_PROCID="0")
+    ranks = on_node()
+    (sample,) = ranks.sample()
+    if stopped:
+        os.kill(sample.pid, signal.SIGSTOP)
+        eventually(lambda: ranks.sample()[0].state == "T", "the stop")
+
+    # What is read while it moves may be torn.
+    eventually(lambda: [f.function for f in inspected(ranks).stack] == ["<module>"], "its stack")
+
+
+def py_spy(path: Path, text: str) -> str:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("echo 'Permission Denied: Try again as root' >&2; exit 1", "ptrace is not allowed here"),
+        ("sleep 600", "did not answer in time"),
+        ("echo '['", "something else"),
+        ("echo '[]'", "no main thread"),
+        ("echo no stack >&2; exit 2", "no stack"),
+    ],
+)
+def test_a_py_spy_that_may_not_look_hangs_or_answers_nonsense_costs_its_stacks_alone(
+    tmp_path: Path, text: str, why: str
+) -> None:
+    stacks = read_stacks([1, 2], wait_s=1.0, command=py_spy(tmp_path / "py-spy", text))
+
+    assert stacks.by_pid == {}
+    assert why in stacks.why_not

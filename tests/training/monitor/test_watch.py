@@ -121,7 +121,9 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 @pytest.mark.heavy
-def test_a_rank_that_is_stopped_is_named_once_and_the_training_goes_on(bench: Bench) -> None:
+def test_a_stopped_rank_is_named_once_and_steps_are_recorded_until_then(
+    bench: Bench,
+) -> None:
     _, stopped = bench.train()
     bench.begin()
     bench.await_(lambda: bench.output.stat().st_size > 10_000)
@@ -132,8 +134,9 @@ def test_a_rank_that_is_stopped_is_named_once_and_the_training_goes_on(bench: Be
     assert (hang.diagnosed.cause, hang.ranks, hang.nodes) == ("rank-stopped", [1], ["n1"])
     assert "the training hangs" in bench.said
     assert list(bench.run.glob("hang-*.json"))
-    stopped_records = [r.stopped for r in bench.records() if isinstance(r, ProgressSeen)]
-    assert stopped_records[-1] == [1]
+    progress = [record for record in bench.records() if isinstance(record, ProgressSeen)]
+    assert progress[-1].stopped == [1]
+    assert len({record.step for record in progress}) > 2
 
     os.kill(stopped.pid, signal.SIGCONT)
     bench.await_(lambda: bench.events(EventKind.HANG_OVER))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Monitors that each node's torchrun runs: what a watch and they say travels through its store."""
+"""Agents that each node's torchrun runs: what a watch and they say travels through its store."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from slurm_health.preflight.probes.torchrun_monitors import Carrier
-from slurm_health.training.monitor.agents import Agents, AgentsEnded, carried
+from slurm_health.preflight.probes.torchrun_agents import Carrier
+from slurm_health.training.monitor.agents import Agents, AgentsEnded, start_carried
 from slurm_health.training.monitor.messages import INSPECT
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
@@ -20,11 +20,11 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 # An agent that answers each word with the report of a node on which nothing is, and the word.
 MONITOR = """
 import os, sys
-from slurm_health.training.diagnosis.samples import NodeReport
+from slurm_health.training.diagnosis.samples import Look, NodeReport
 from slurm_health.training.monitor.messages import lines_of
 for number, word in enumerate(sys.stdin):
     seen = {"word": word.strip(), "process": str(os.getpid())}
-    report = NodeReport(node=sys.argv[1], inspected=True, not_seen=seen)
+    report = NodeReport(node=sys.argv[1], look=Look.INSPECTION, not_seen=seen)
     for line in lines_of(report, number):
         os.write(1, line)
 """
@@ -52,7 +52,7 @@ class Nodes:
     def agents(self) -> Agents:
         numbers = iter(range(1, 9))
         agents = Agents(
-            lambda _: carried(self.reading, self.writing, next(numbers), self.control),
+            lambda _: start_carried(self.reading, self.writing, next(numbers), self.control),
             lambda _: None,
             self.control,
             alone=False,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Monitors of nodes on which no srun starts them: each torchrun has one, and carries its lines.
+"""Agents of nodes on which no srun starts them: each torchrun has one, and carries its lines.
 
-What the first node's watch says to all monitors, and what these answer, travels through torchrun's
+What the first node's watch says to all agents, and what these answer, travels through torchrun's
 own store, a key for each piece. Needs nothing but Python's standard library.
 """
 
@@ -27,16 +27,16 @@ _STARTS, _HERE, _ENDS = b"start", b".", b"end"
 
 
 class Carrier:
-    """Runs this node's monitor while the watch wants it; on the first node, also serves the watch.
+    """Runs this node's agent while the watch wants it; on the first node, also serves the watch.
 
-    The watch writes `start` and a number, words for the monitors, and `end`. Once all have been
+    The watch writes `start` and a number, words for the agents, and `end`. Once all have been
     told to start it reads `started` and that number; what was said before is no answer to it.
 
     Args:
         store: torchrun's own, where nobody else has the same keys.
         rank: of this node among those that train, as the store has them.
         count: how many they are.
-        command: that runs the monitor of this node.
+        command: that runs the agent of this node.
         environ: its environment.
     """
 
@@ -75,14 +75,14 @@ class Carrier:
         self._thread.start()
 
     def serve(self) -> tuple[int, int]:
-        """Return where the watch reads what monitors say, and where it writes, before `begin`."""
+        """Return where the watch reads what agents say, and where it writes, before `begin`."""
         reading, self._to_watch = os.pipe()
         self._from_watch, writing = os.pipe()
         os.set_blocking(self._from_watch, False)
         return reading, writing
 
     def end(self) -> None:
-        """End the monitor, and carry nothing any more."""
+        """End the agent, and carry nothing any more."""
         self._end.set()
         if self._thread.is_alive():
             self._thread.join(_LEAVE_S)
@@ -146,7 +146,7 @@ class Carrier:
             os.write(self._process.stdin.fileno(), word + b"\n")
 
     def _say(self) -> None:
-        """Say what this node's monitor has said meanwhile."""
+        """Say what this node's agent has said meanwhile."""
         if self._process is None or self._process.stdout is None:
             return
         if time.monotonic() - self._here_s >= _STILL_THERE_S:
@@ -157,7 +157,7 @@ class Carrier:
                 self._said += 1
 
     def _hear_nodes(self) -> None:
-        """Have the watch hear what the monitors of all nodes say, on its node."""
+        """Have the watch hear what the agents of all nodes say, on its node."""
         if self._to_watch < 0 or self._process is None:
             return
         for rank in range(self._count):
@@ -172,7 +172,7 @@ class Carrier:
         return f"{_KEY}/said/{self._number.decode()}/{rank}/{place}"
 
     def _leave(self) -> None:
-        """End the monitor of this node, if it runs: its standard input does."""
+        """End the agent of this node, if it runs: its standard input does."""
         process, self._process = self._process, None
         if process is None or process.stdin is None or process.stdout is None:
             return

@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Simulated steps, window by window: which ranks are slow, what is uneven, which link is slow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from slurm_health.heartbeat import UNKNOWN_REPLICA, place_in
+from slurm_health.records.script_records import Diagnosed, EventKind
+from slurm_health.training.diagnosis.diagnostician import CauseDiagnostician
+from slurm_health.training.diagnosis.operators import OPERATORS
+from slurm_health.training.diagnosis.pace import (
+    DATA,
+    STAGES,
+    PaceAnalysis,
+    PaceFinding,
+    PathSpeed,
+    StepCost,
+    observe_pace,
+    speeds_of,
+)
+from slurm_health.training.diagnosis.pulse import Pulse
+from slurm_health.training.diagnosis.samples import NodeReport, RankSample
+from slurm_health.training.framework import DataManager
+
+STAGE_COUNT, REPLICAS, NODES = 2, 4, 4
+EVEN_S, STEP_S = 0.5, 2.0
+STEPS = 10  # in a window
+
+Figure = Callable[[int, int, int], float]  # of a stage, a replica and a window
+
+
+@dataclass(kw_only=True)
+class Pipeline:
+    """Eight ranks; `restarts` is the window in which their steps begin anew."""
+
+    own_s: Figure = lambda *_: EVEN_S
+    step_s: Figure = lambda *_: STEP_S
+    tokens: Figure = lambda *_: 0.0
+    loading_s: Figure = lambda *_: 0.0
+    roles: bool = True
+    restarts: int = -1
+
+    def findings(self, windows: int = 8) -> list[tuple[int, PaceFinding]]:
+        """Return what is new, with the window that showed it."""
+        pulse, pace = Pulse([f"n{node}" for node in range(NODES)]), PaceAnalysis()
+        ranks = [divmod(rank, REPLICAS) for rank in range(STAGE_COUNT * REPLICAS)]
+        totals = {at: dict.fromkeys(("own_s", "tokens", "loading_s"), 0.0) for at in ranks}
+        now_s, steps, findings = 1000.0, 1, []
+        for window in range(windows + 1):
+            if window:
+                now_s += STEPS * self.step_s(0, 0, window)
+                steps = 1 if window == self.restarts else steps + STEPS
+            samples = []
+            for rank, at in enumerate(ranks):
+                for name, total in totals[at].items():
+                    added = STEPS * getattr(self, name)(*at, window) if window else 0.0
+                    totals[at][name] = total + added
+                sample = RankSample(
+                    program="0",
+                    rank=rank,
+                    node=f"n{rank % NODES}",
+                    pid=1,
+                    steps=steps,
+                    own_s=totals[at]["own_s"],
+                    own_steps=steps,
+                    loading_s=totals[at]["loading_s"],
+                    tokens=totals[at]["tokens"],
+                    role=f"stage {at[0]}" if self.roles else "",
+                    replica=at[1] if self.roles else UNKNOWN_REPLICA,
+                )
+                samples.append(sample)
+            for node in range(NODES):
+                own = tuple(samples[node::NODES])
+                pulse.observe(NodeReport(node=f"n{node}", ranks=own), now_s)
+            new = pace.close_window(pulse.programs.values())
+            findings += [(window, finding) for finding in new]
+        return findings
+
+
+def factor(times: float, *places: tuple[int, int]) -> Figure:
+    """Return a figure that is `times` as large at some stages and replicas."""
+    return lambda stage, replica, _: times if (stage, replica) in places else 1.0
+
+
+def times(first: Figure, second: Figure | float) -> Figure:
+    return lambda *at: first(*at) * (second if isinstance(second, float) else second(*at))
+
+
+HEAVY_STAGE: Figure = lambda stage, *_: 1.0 + stage  # noqa: E731
+IN_TURN: Figure = lambda _, replica, window: 1.4 if window % REPLICAS == replica else 1.0  # noqa: E731
+RANKS_IN_TURN: Figure = lambda s, r, w: 1.4 if w % 8 == s * REPLICAS + r else 1.0  # noqa: E731
+
+
+@pytest.mark.parametrize(
+    ("own", "tokens", "roles", "slow", "uneven"),
+    [
+        (factor(1.0), None, True, [], {}),
+        (factor(1.09, (0, 2)), None, True, [], {}),
+        (factor(1.11, (0, 2)), None, True, [2], {}),
+        (HEAVY_STAGE, None, True, [], {STAGES: (4, 5, 6, 7)}),
+        # As fast as the heavy stage, and slow for the light one.
+        (times(HEAVY_STAGE, factor(1.5, (0, 2))), None, True, [2], {STAGES: (4, 5, 6, 7)}),
+        (factor(2.0, (1, 3)), None, True, [7], {}),
+        # Without roles a quarter of the ranks may be a stage; one of eight is slow.
+        (factor(2.0, (1, 0), (1, 1), (1, 2)), None, False, [], {STAGES: (4, 5, 6)}),
+        (factor(2.0, (0, 1)), None, False, [1], {}),
+        (IN_TURN, None, True, [], {DATA: (0, 4)}),
+        (RANKS_IN_TURN, None, True, [], {}),
+        (factor(1.4, (0, 1), (1, 1)), None, True, [1, 5], {}),
+        # More tokens explain more time, but not all of it, and fewer excuse no usual time.
+        (factor(1.5, (0, 1)), factor(1.5, (0, 1)), True, [], {DATA: (1,)}),
+        (factor(2.0, (0, 1)), factor(1.2, (0, 1)), True, [1], {}),
+        (factor(1.0), factor(0.5, (0, 1)), True, [], {}),
+    ],
+)
+def test_ranks_are_compared_with_those_that_do_the_same_work(
+    own: Figure,
+    tokens: Figure | None,
+    roles: bool,
+    slow: list[int],
+    uneven: dict[str, tuple[int, ...]],
+) -> None:
+    findings = Pipeline(
+        own_s=times(own, EVEN_S),
+        tokens=times(tokens, 4096.0) if tokens else lambda *_: 0.0,
+        roles=roles,
+    ).findings()
+
+    ranks = [f.ranks[0] for _, f in findings if f.event is EventKind.STRAGGLER]
+    work = {f.name: f.ranks for _, f in findings if f.event is EventKind.UNEVEN}
+    assert sorted(ranks) == slow
+    if DATA in uneven and own is IN_TURN:  # which replica is the slowest depends on the window
+        assert work.keys() == uneven.keys()
+    else:
+        assert work == {**work, **uneven}
+        assert uneven or not work
+
+
+def test_a_slow_rank_is_reported_once_with_what_its_steps_cost() -> None:
+    own, loading = times(factor(2.0, (0, 2)), EVEN_S), times(factor(30.0, (0, 2)), 0.01)
+    ((window, finding),) = Pipeline(own_s=own, loading_s=loading).findings(windows=12)
+
+    assert (window, finding.ranks, finding.nodes) == (5, (2,), ("n2",))
+    assert finding.ratio == pytest.approx(2.0)
+    assert finding.cost.own_ms == pytest.approx(1000)
+    assert (finding.cost.loading_ms, finding.usual.loading_ms) == pytest.approx((300, 10))
+
+
+@pytest.mark.parametrize(
+    ("step_s", "own_s", "window"),
+    [
+        ([0.5] * 4 + [2.0] * 6, [0.4] * 10, 7),  # in the third window on end
+        ([0.5] * 4 + [2.0] * 6, [0.4] * 4 + [1.9] * 6, None),  # ranks compute longer
+        # One node of three has a twenty-fifth of a core, and keeps the others waiting.
+        ([0.606] * 6 + [1.366] * 6, [0.54] * 6 + [1.09] * 6, None),
+        ([0.5, 1.0] * 6, [0.4] * 12, None),  # a pause in some windows
+        ([4.0] * 12, [0.4] * 12, None),  # slow from the start
+    ],
+)
+def test_steps_that_wait_longer_for_minutes_are_reported_once(
+    step_s: list[float], own_s: list[float], window: int | None
+) -> None:
+    findings = Pipeline(
+        own_s=lambda *at: own_s[at[2] - 1], step_s=lambda *at: step_s[at[2] - 1]
+    ).findings(windows=len(step_s))
+
+    assert [at for at, _ in findings] == ([window] if window else [])
+    if window:
+        (_, finding) = findings[0]
+        assert finding.event is EventKind.SLOWDOWN
+        assert (finding.cost.step_ms, finding.usual.step_ms) == pytest.approx((2000, 500))
+
+
+def test_ranks_that_start_again_are_compared_anew() -> None:
+    slow = times(factor(2.0, (0, 2)), EVEN_S)
+    ((window, _),) = Pipeline(own_s=slow, restarts=4).findings(windows=12)
+
+    assert window == 9
+
+
+def diagnosed(finding: PaceFinding) -> Diagnosed:
+    diagnostician = CauseDiagnostician(observe_pace, OPERATORS)
+    cause = diagnostician.diagnose(data_manager=DataManager([finding])).diagnosed
+    assert cause is not None
+    assert cause.accused == []
+    return cause
+
+
+USUAL = {"own_ms": 500.0, "loading_ms": 5.0, "ran_ms": 200.0, "unserved_ms": 20.0}
+
+
+@pytest.mark.parametrize(
+    ("more", "cause", "words"),
+    [
+        ({"loading_ms": 300.0}, "slow-data-loader", "waits for its data loader"),
+        ({"unserved_ms": 330.0}, "no-processor", "others use its processors"),
+        ({"unserved_ms": 330.0, "throttled_ms": 320.0}, "no-processor", "a CPU limit holds it"),
+        ({"ran_ms": 480.0}, "computes-longer", "it computes for longer"),
+        ({}, "slower-rank", "waits for something (its data, a device"),
+    ],
+)
+def test_what_takes_most_of_the_time_that_a_rank_has_over_the_others_is_why(
+    more: dict[str, float], cause: str, words: str
+) -> None:
+    finding = PaceFinding(
+        event=EventKind.STRAGGLER,
+        nodes=("n2",),
+        ranks=(1,),
+        cost=StepCost(**{**USUAL, "own_ms": 800.0, **more}),
+        usual=StepCost(**USUAL),
+    )
+    result = diagnosed(finding)
+
+    assert (result.cause, result.sureness) == (cause, "likely" if more else "possible")
+    assert words in result.description
+    assert result.evidence[0] == "by itself it takes 800 ms per step, 500 ms usual"
+    assert (result.nodes, result.ranks, bool(result.advice)) == (["n2"], [1], True)
+
+
+@pytest.mark.parametrize(
+    ("uneven", "words", "sureness"),
+    [
+        ({"name": STAGES, "roles": ("stage 3",)}, "stage 3 takes 1.60", "likely"),
+        ({"name": STAGES, "roles": ("a",), "one_node": True}, "its only node is slow", "possible"),
+        ({"name": STAGES, "ranks": (1, 2)}, "2 ranks take 1.60 times", "possible"),
+        ({"name": DATA}, "batches are uneven", "likely"),
+    ],
+)
+def test_what_is_uneven_accuses_no_rank_and_no_node(
+    uneven: dict[str, Any], words: str, sureness: str
+) -> None:
+    result = diagnosed(PaceFinding(event=EventKind.UNEVEN, ratio=1.6, **uneven))
+
+    assert words in result.description
+    assert (result.cause, result.sureness) == (uneven["name"], sureness)
+    assert (result.nodes, result.ranks) == ([], [])
+
+
+def test_the_node_where_all_slow_connections_meet_is_named() -> None:
+    speeds = (("n1", "n2", 2.4), ("n2", "n3", 2.5), ("n3", "n1", 800.0))
+    finding = PaceFinding(
+        event=EventKind.SLOWDOWN,
+        nodes=("n1", "n2", "n3"),
+        cost=StepCost(step_ms=2000.0, own_ms=400.0),
+        usual=StepCost(step_ms=500.0),
+        speeds=tuple(PathSpeed(node=n, peer=peer, mb_per_s=speed) for n, peer, speed in speeds),
+    )
+    result = diagnosed(finding)
+
+    assert (result.cause, result.sureness, result.nodes) == ("slow-network", "likely", ["n2"])
+    assert "n1 sends 2.4 MB/s to n2 while it sends" in result.evidence
+
+
+def test_speeds_are_of_what_was_sent_between_two_looks_to_nodes_of_the_job() -> None:
+    before = {"n1": {"10.0.0.2": (1 << 20, 1.0), "10.0.0.9": (0, 0.0), "10.0.0.3": (9 << 20, 1.0)}}
+    after = {
+        "n1": {"10.0.0.2": (11 << 20, 3.0), "10.0.0.9": (9 << 20, 1.0), "10.0.0.3": (1 << 20, 0.5)}
+    }
+    addresses = {"10.0.0.2": "n2", "10.0.0.3": "n3"}
+
+    (path,) = speeds_of(before, after, addresses, ["n1", "n2", "n3"])
+    assert (path.node, path.peer, path.mb_per_s) == ("n1", "n2", 5.243)
+
+
+def test_a_role_follows_from_the_places_in_process_groups() -> None:
+    megatron = {
+        "default_pg": range(16),
+        "PIPELINE_MODEL_PARALLEL_GROUP": [2, 6, 10, 14],
+        "EXPERT_MODEL_PARALLEL_GROUP": [4, 5, 6, 7],
+        "DATA_PARALLEL_GROUP": [4, 6],
+        "TENSOR_MODEL_PARALLEL_GROUP": [6, 7],
+        "EXPERT_DATA_PARALLEL_GROUP": [6],
+    }
+
+    assert place_in(megatron, 6) == ("pipeline 1, expert 2", 1)
+    assert place_in({"mesh_pp": [0, 1], "mesh_dp": [1, 3]}, 1) == ("pipeline 1", 0)
+    assert place_in({"default_pg": range(4), "mesh_pp": [2, 3]}, 1) == ("", UNKNOWN_REPLICA)
