@@ -57,7 +57,7 @@ _MORE = {
     "clocksource": "",
     "clock": "synchronised = false",
     "hugepages": "",
-    "kernel-log": "window_s = 1",
+    "kernel-log": 'fault = ["^no such line"]\nwarn = []',
 }
 NHC_CHECKS = """\
 * || check_hw_physmem 1kb 9999gb

@@ -155,19 +155,16 @@ def healthcheck(config: str | None, context: str, explain: bool, act: bool, as_j
     if act:
         return _act(config, as_json=as_json)
     from slurm_health.node.hooks import explain as texts
-    from slurm_health.node.hooks.run_checks import choose, node_name, run_checks, running
-    from slurm_health.node.rules.settings import CONTEXTS
+    from slurm_health.node.run import chosen, node_name, run_checks
 
     site = load_site(config)
     node = node_name(os.environ)
     partition = os.environ.get("SLURM_JOB_PARTITION")
-    choices = {
-        each: choose(site.checks, context=each, node=node, partition=partition) for each in CONTEXTS
-    }
     if explain:
-        print_result(texts.explain(site, choices, node))
+        print_result(texts.explain(site, node, partition))
         return int(ExitCode.HEALTHY)
-    results = run_checks(running(choices[context]), check_context(context, site))
+    checks = chosen(site.checks, context, node, partition)
+    results = run_checks(checks, check_context(context, site))
     print_result(_results_json(results) if as_json else texts.results_text(results))
     return int(exit_code_of(results))
 

@@ -84,7 +84,7 @@ def release(config: str | None, names: tuple[str, ...]) -> int:
     """
     from slurm_health.node.hooks import nodes as listing
     from slurm_health.node.hooks.healthcheck import read_last_checks
-    from slurm_health.node.hooks.run_checks import node_name
+    from slurm_health.node.run import node_name
 
     wanted, site = _expanded(names), load_site(config)
     checked, here = read_last_checks(site), node_name(os.environ)
@@ -168,7 +168,7 @@ def retest(config: str | None) -> int:
     from slurm_health.node import state
     from slurm_health.node.hooks import explain as texts
     from slurm_health.node.hooks import nodes as listing
-    from slurm_health.node.hooks.run_checks import node_name
+    from slurm_health.node.run import node_name
 
     site = load_site(config)
     kept = state.recall(site.state, node_name(os.environ))
@@ -237,8 +237,8 @@ def notify(config: str | None, test: bool) -> int:
         if settings.urls:
             print_result(f"sends to {len(settings.urls)} in urls, by apprise\n")
         return int(ExitCode.HEALTHY)
-    from slurm_health.node.hooks.run_checks import node_name
     from slurm_health.node.notify import EventKind, NodeEvent, send_and_wait
+    from slurm_health.node.run import node_name
 
     event = NodeEvent(
         kind=EventKind.TEST,

@@ -125,7 +125,7 @@ def init_config(shared: str) -> int:
     """
     from slurm_health.node.checks.check import CheckContext
     from slurm_health.node.hooks.init_config import draft
-    from slurm_health.node.hooks.run_checks import node_name
+    from slurm_health.node.run import node_name
 
     place = CheckContext(environ=dict(os.environ), now_s=time.time())
     text, left_out = draft(place, node=node_name(os.environ), shared=shared)

@@ -36,8 +36,8 @@ def test_a_draft_of_a_well_node_is_a_file_that_can_be_used_and_drains_nobody(
 
 def test_a_drafted_node_passes_its_own_draft(tmp_path: Path) -> None:
     from slurm_health.node.checks.check import CheckContext
-    from slurm_health.node.hooks.run_checks import run_checks
     from slurm_health.node.rules.finding import node_faults
+    from slurm_health.node.run import run_checks
 
     text, _ = draft(CheckContext(), node="here", shared="")
     read = site.load(write_site(tmp_path / "etc", text.replace("shadow = true", "")))

@@ -65,7 +65,7 @@ def test_an_accused_node_that_loses_packets_is_checked_with_partners_drained_and
     assert list(site.out_of_pool()) == [BAD], site.hook_log(BAD)
     assert "check=sweep job=" in site.out_of_pool()[BAD]
     log = site.hook_log(BAD)
-    assert log.index("accuses this node: network") < log.index("drained: shealth:sweep network")
+    assert log.index("accuses this node: network") < log.index("drained: shealth: network")
 
     site.lab.fault.clear(BAD)
     config = str(site.installed / "etc/config.toml")

@@ -12,8 +12,13 @@ from pathlib import Path
 
 from slurm_health.node.rules import accusations, breaker, drain_note, recovery, repair
 from slurm_health.node.rules.finding import CheckResult, Finding, Remedy, Status
-from slurm_health.node.rules.kernel_lines import is_evidence
-from slurm_health.node.rules.meaning import all_meanings, meaning_of
+from slurm_health.node.rules.kernel_lines import (
+    all_errors,
+    explained,
+    is_evidence,
+    of_sxid,
+    of_xid,
+)
 from slurm_health.node.rules.settings import (
     Accusations,
     Breaker,
@@ -23,7 +28,6 @@ from slurm_health.node.rules.settings import (
     StepName,
     matches,
 )
-from slurm_health.node.rules.xid import judge_sxid, judge_xid, remedy_of
 from slurm_health.records.verdict import Level
 
 LINES = Path(__file__).parent / "inputs" / "kernel_lines.txt"
@@ -254,19 +258,22 @@ def _recovery() -> Iterator[tuple[str, object]]:
         yield f"recovery: {passed}, {gap_s:g} s apart", said
 
 
+_WORDS = {True: "Fatal", False: "Non-fatal", None: ""}
+
+
 def _kernel() -> Iterator[tuple[str, object]]:
-    for meaning in all_meanings():
+    for meaning in all_errors():
         yield f"kernel: {meaning.name}", [meaning.status.value, meaning.check, meaning.whose]
     for number in (*range(1, 180), 200, 999):
-        status, said = judge_xid(number)
-        remedy = remedy_of(said)
-        yield f"xid {number}", [status.value, remedy.value if remedy else None]
+        error = of_xid(number)
+        remedy = error.remedy.value if error.remedy else None
+        yield f"xid {number}", [error.status.value, remedy]
     for number, fatal in product(
         (12020, 20034, 22003, 22011, 23001, 23017, 23018), (True, False, None)
     ):
-        yield f"sxid {number}, fatal {fatal}", judge_sxid(number, fatal=fatal)[0].value
+        yield f"sxid {number}, fatal {fatal}", of_sxid(number, _WORDS[fatal]).status.value
     for line in LINES.read_text().splitlines():
-        meaning_found = meaning_of(line)
+        meaning_found = explained(line)
         told = [meaning_found.name, meaning_found.status.value] if meaning_found else None
         yield f"line: {line}", [is_evidence(line), told]
 

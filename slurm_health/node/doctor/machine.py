@@ -14,8 +14,8 @@ from slurm_health.node.checks.external import is_there, program_of
 from slurm_health.node.doctor import ownership
 from slurm_health.node.doctor.advice import Advice, change, fine, look
 from slurm_health.node.hooks.healthcheck import LONGEST_REPEAT_S
-from slurm_health.node.hooks.run_checks import node_name
 from slurm_health.node.rules.settings import matches
+from slurm_health.node.run import node_name
 from slurm_health.node.shared import MARGIN_S
 from slurm_health.node.site_settings import Site
 from slurm_health.node.state import LOCK_LIMIT_S
@@ -60,7 +60,7 @@ def advise_machine(
         *_metrics(site),
         *_journal(place, site, cluster),
         log_advice(place),
-        _clock(place),
+        _clock(),
         *_needs(site, place),
         *_users(place),
     ]
@@ -271,20 +271,20 @@ def log_advice(place: CheckContext) -> Advice:
     return look(text, "run systemd-journald or a syslog daemon on the nodes")
 
 
-def _clock(place: CheckContext) -> Advice:
-    from slurm_health.node.checks.clock import Clock
+def _clock() -> Advice:
+    from slurm_health.node.checks.clock import read_clock
 
     try:
-        seen = Clock().collect(place)
+        clock = read_clock()
     except Unmeasured as err:
         return look(
             f"the state of the clock cannot be read: {err}",
             "make sure that it follows a time server",
         )
-    if not seen.synchronised:
+    if not clock.synchronised:
         text = "the clock is not synchronised: times in journals and notes cannot be compared"
         return look(text, "follow a time server: chrony, or systemd-timesyncd")
-    return fine(f"the clock is {seen.offset_ms:g} ms off")
+    return fine(f"the clock is {clock.offset_ms:g} ms off")
 
 
 def _needs(site: Site, place: CheckContext) -> Iterator[Advice]:

@@ -77,7 +77,7 @@ def frame(name: str, site: Site, environ: Mapping[str, str]) -> Hook:
 
 def _log(name: str, text: str) -> None:
     from slurm_health.node.hooks.log import Log
-    from slurm_health.node.hooks.run_checks import node_name
+    from slurm_health.node.run import node_name
 
     Log(name, node_name(os.environ), os.environ.get("SLURM_JOB_ID", "")).error(text)
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from slurm_health.node.hooks.hook import Hook
-from slurm_health.node.hooks.run_checks import confirming
 from slurm_health.node.hooks.user_journal import JobEnded, Unreadable, accusations, job_of
 from slurm_health.node.rules.finding import node_faults
 from slurm_health.node.rules.settings import AccusationPolicy, Accusations
+from slurm_health.node.run import confirming
 from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import SlurmError
 

@@ -23,7 +23,7 @@ import msgspec
 from slurm_health.node import state
 from slurm_health.node.checks.check import Planned
 from slurm_health.node.hooks.hook import Hook
-from slurm_health.node.rules.finding import CheckResult, Status, node_faults
+from slurm_health.node.rules.finding import WELL, CheckResult, Status, node_faults
 from slurm_health.node.rules.recovery import DrainRecord, after_test, is_due
 from slurm_health.node.site_settings import Site, keep_last_good
 from slurm_health.records.decoding import from_json
@@ -259,7 +259,7 @@ class LastCheck(msgspec.Struct, frozen=True, kw_only=True):
 def last_check_of(results: Sequence[CheckResult], *, node: str, now_s: float) -> LastCheck:
     """Return how a health check ended."""
     faults = node_faults(results)
-    others = [each for each in results if each.status is not Status.PASS and each not in faults]
+    others = [each for each in results if each.status not in WELL and each not in faults]
     bad = [*faults, *others]  # or what is cut off may be the fault
     told = "; ".join(f"{each.name} {each.status.value}: {each.finding.text}" for each in bad)
     return LastCheck(

@@ -16,15 +16,14 @@ import msgspec
 from slurm_health.node import STATE_FILE, passes
 from slurm_health.node.checks.check import CheckContext, Planned
 from slurm_health.node.hooks.log import Log
-from slurm_health.node.hooks.run_checks import (
+from slurm_health.node.rules.finding import WELL, CheckResult, inconclusive, warned
+from slurm_health.node.run import (
     after_drain,
-    choose,
+    chosen,
     node_name,
     run_again,
     run_checks,
-    running,
 )
-from slurm_health.node.rules.finding import CheckResult, Status, inconclusive, warned
 from slurm_health.node.site_settings import Site
 from slurm_health.records.errors import SlurmError
 from slurm_health.records.text import whole_number
@@ -78,7 +77,7 @@ class Hook:
         self.log.results(self.found)
         if self.site.metrics.syslog_json:
             self.log.verdicts(self.found)
-        if any(each.status is not Status.PASS for each in self.found):
+        if any(each.status not in WELL for each in self.found):
             self.forget_passes()
         elif passed is not None:
             passes.add(self.site.passes, passed)
@@ -105,9 +104,7 @@ class Hook:
 
     def _chosen(self) -> list[Planned]:
         partition = self.environ.get("SLURM_JOB_PARTITION")
-        return running(
-            choose(self.site.checks, context=self.name, node=self.node, partition=partition)
-        )
+        return chosen(self.site.checks, self.name, self.node, partition)
 
     def _pass_so_far(self) -> passes.Pass | None:
         """Return a pass of this hook's checks that begins now, None where that is unknown."""

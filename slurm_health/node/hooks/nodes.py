@@ -12,12 +12,12 @@ from slurm_health.node import drain, marks, shared, state
 from slurm_health.node.checks.check import CheckContext, first_few
 from slurm_health.node.hooks import healthcheck
 from slurm_health.node.hooks.healthcheck import LastCheck
-from slurm_health.node.hooks.run_checks import after_drain, run_again
 from slurm_health.node.rules import accusations, drain_note, repair
 from slurm_health.node.rules.breaker import DrainEntry, DrainLedger, Ignored, Trip
 from slurm_health.node.rules.finding import CheckResult
 from slurm_health.node.rules.recovery import DrainRecord
 from slurm_health.node.rules.repair import Outcome, RepairAttempt
+from slurm_health.node.run import after_drain, run_again
 from slurm_health.node.shared import StoreUnusable
 from slurm_health.node.site_settings import Site
 from slurm_health.records.nodeset import fold

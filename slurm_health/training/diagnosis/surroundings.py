@@ -8,8 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from slurm_health.node.rules.finding import Status
-from slurm_health.node.rules.kernel_lines import KINDS, OUT_OF_MEMORY, XID, is_evidence
-from slurm_health.node.rules.xid import judge_xid
+from slurm_health.node.rules.kernel_lines import KINDS, OUT_OF_MEMORY, XID, is_evidence, of_xid
 from slurm_health.records.nodeset import is_down, is_lost
 from slurm_health.records.script_records import (
     HUNG,
@@ -301,10 +300,10 @@ def gpu_errors(_: Inference, data: DataManager) -> Inference | None:
         for line in node.kernel:
             if match := re.search(XID, line):
                 number = int(match["number"])
-                status, means = judge_xid(number, match["text"])
-                if status is Status.NODE_FAULT:
+                error = of_xid(number, match["text"])
+                if error.status is Status.NODE_FAULT:
                     said = f"GPU {match['bus']} of {node.node} failed: Xid {number}, "
-                    fault = (number, said + means.partition(";")[0], line)
+                    fault = (number, said + error.what, line)
                     xids.setdefault(node.node, []).append(fault)
     if xids:
         kinds = {node: frozenset(number for number, _, _ in found) for node, found in xids.items()}

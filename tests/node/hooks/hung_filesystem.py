@@ -28,11 +28,11 @@ from slurm_health.node import repair, shared
 from slurm_health.node.checks.check import CheckContext, Planned
 from slurm_health.node.checks.filesystem import Filesystem
 from slurm_health.node.checks.memory import Memory
-from slurm_health.node.hooks.run_checks import run_checks
 from slurm_health.node.hooks.user_journal import JobEnded, Unreadable, accusations
 from slurm_health.node.rules.finding import Status
 from slurm_health.node.rules.repair import RepairAttempt, RepairStep
 from slurm_health.node.rules.settings import Repair
+from slurm_health.node.run import run_checks
 from slurm_health.node.site_settings import Site
 from slurm_health.report import jobs
 from tests.support.sites import load_site

@@ -69,7 +69,7 @@ def test_a_drained_node_that_stays_bad_is_not_drained_again_and_says_so(drained:
     pass_after_pass(drained, 5)
     assert drained.slurm.calls() == ["show node -o n3"] * 5
     assert drained.state == "IDLE+DRAIN"
-    assert "already out of the pool: IDLE+DRAIN: shealth:scratch /broken exists" in drained.said
+    assert "already out of the pool: IDLE+DRAIN: shealth: /broken exists" in drained.said
 
 
 def test_it_comes_back_after_three_fresh_passes(drained: Node) -> None:
@@ -137,8 +137,8 @@ def test_a_check_that_cannot_be_measured_is_no_pass(drained: Node) -> None:
     [
         "ADMIN SHUTDOWN [root@2026-01-02T04:00:00]",
         "Prolog error",
-        "shealth:scratch /broken exists check=scratch job=0 t=999",
-        "shealth:scratch /broken exists check=scratch job=0 t=1000000, keep it -- admin",
+        "shealth: /broken exists check=scratch job=0 t=999",
+        "shealth: /broken exists check=scratch job=0 t=1000000, keep it -- admin",
         "",
     ],
 )
@@ -213,7 +213,7 @@ def test_a_note_that_was_edited_is_anothers_for_hook_list_and_release(
     slurm.set({"n3": ("IDLE+DRAIN", f"{note} [admin@2026-01-02T04:00:00]")})
 
     pass_after_pass(drained, 1)
-    assert "the drain is no longer ours: IDLE+DRAIN: shealth:scratch" in drained.said
+    assert "the drain is no longer ours: IDLE+DRAIN: shealth: " in drained.said
     assert state.recall(drained.site.state) is None
 
     known = shared.read_ledger(drained.site.breaker)

@@ -123,7 +123,7 @@ NOTES = [
 ]
 
 
-@pytest.mark.parametrize("note", [*NOTES, "shealth:network n3 is slow check=network job=3 t=5"])
+@pytest.mark.parametrize("note", [*NOTES, "shealth: network: n3 is slow check=network job=3 t=5"])
 def test_a_node_that_is_drained_keeps_its_note(node: Node, slurm: HookedSlurm, note: str) -> None:
     slurm.set({"n3": ("MIXED+DRAIN", note)})
     node.break_it()

@@ -93,7 +93,7 @@ def test_steps_follow_one_another_until_an_administrator_is_called(
 
     assert "repair: reboot: after reset" in again(node)
     (call,) = rebooted(slurm)
-    assert call.startswith("reboot reason=shealth:scratch /broken exists check=scratch")
+    assert call.startswith("reboot reason=shealth: /broken exists check=scratch")
 
     slurm.set({"n3": ("DOWN+DRAIN+REBOOT_ISSUED", f"{note(node)} : reboot issued [slurm@x]")})
     assert "not repaired: it is DOWN+DRAIN+REBOOT_ISSUED" in again(node)
@@ -107,7 +107,7 @@ def test_steps_follow_one_another_until_an_administrator_is_called(
     kinds = [kind for kind, _ in events(node)]
     assert kinds == [EventKind.DRAINED, EventKind.STEP_FAILED, EventKind.ADMINISTRATOR]
     (call_out,) = [event for event in received(node) if event.kind is EventKind.ADMINISTRATOR]
-    assert any(line.startswith("drained with: shealth:scratch") for line in call_out.evidence)
+    assert any(line.startswith("drained with: shealth: ") for line in call_out.evidence)
     assert any(line.startswith("reboot at 1000600: failed") for line in call_out.evidence)
     assert node.state == "IDLE+DRAIN"
 
