@@ -21,7 +21,7 @@ from slurm_health.records.errors import ConfigError, ExitCode
 if TYPE_CHECKING:
     from slurm_health.node.checks.check import CheckContext
     from slurm_health.node.rules.finding import CheckResult
-    from slurm_health.node.site_settings import Site
+    from slurm_health.node.site import Site
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -41,7 +41,7 @@ def load_site(config: str | None) -> Site:
     Raises:
         ConfigError: it cannot be read or trusted, or says something impossible.
     """
-    from slurm_health.node.site_settings import load
+    from slurm_health.node.site import load
     from slurm_health.preflight.config import refuse_unreadable, site_file
 
     path = Path(config) if config else site_file(os.environ)
@@ -163,7 +163,7 @@ def healthcheck(config: str | None, context: str, explain: bool, act: bool, as_j
     if explain:
         print_result(texts.explain(site, node, partition))
         return int(ExitCode.HEALTHY)
-    checks = chosen(site.checks, context, node, partition)
+    checks = chosen(site.planned, context, node, partition)
     results = run_checks(checks, check_context(context, site))
     print_result(_results_json(results) if as_json else texts.results_text(results))
     return int(exit_code_of(results))

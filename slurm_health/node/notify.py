@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from slurm_health.node.rules.settings import Notify
-from slurm_health.node.site_settings import Site
+from slurm_health.node.site import Site
 from slurm_health.records.decoding import from_json
 from slurm_health.records.text import cut, one_line
 from slurm_health.system import SYSTEM_PATH, processes

@@ -2,7 +2,7 @@
 """The site's file as TOML: read in one way by every command and by the hooks.
 
 Five keys are for everybody; the tables are the administrator's, and what runs as root checks them
-to the last key (`slurm_health.node.site_settings`). A mistake is an error that names its line.
+to the last key (`slurm_health.node.site`). A mistake is an error that names its line.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ _ADMIN_TABLES = (
     "hooks",
     "breaker",
     "recovery",
-    "marks",
     "accusations",
     "sweep",
     "default",

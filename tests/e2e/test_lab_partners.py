@@ -31,7 +31,7 @@ def module_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HookedSite
 @pytest.fixture
 def site(module_site: HookedSite) -> Iterator[HookedSite]:
     # The lab's nodes share process numbers: the epilog of one may see those of another's job.
-    more = f"{SWEEP}[accusations]\nread_limit_s = 30\n"
+    more = SWEEP
     module_site.configure(more, share=0.5)
     yield module_site
     module_site.lab.reset()

@@ -8,17 +8,18 @@ from collections.abc import Sequence
 import msgspec
 
 from slurm_health.node.checks.check import Check, Planned
+from slurm_health.node.rules.breaker import PER_JOB
 from slurm_health.node.rules.finding import CheckResult
 from slurm_health.node.rules.settings import CONTEXTS
 from slurm_health.node.run import why_not
-from slurm_health.node.site_settings import Site
+from slurm_health.node.site import Site
 from slurm_health.records.text import counted, cut
 
 
 def explain(site: Site, node: str, partition: str | None) -> str:
     """Return the text: of each check the hooks that run it here, and its settings."""
     lines = [f"{site.path} on {node}", *_consequences(site), ""]
-    for planned in site.checks:
+    for planned in site.planned:
         reasons = {context: why_not(planned, context, node, partition) for context in CONTEXTS}
         runs = [context for context, reason in reasons.items() if not reason]
         elsewhere = next((reasons[c] for c in CONTEXTS if c in planned.contexts), "in no hook")
@@ -33,7 +34,7 @@ def _consequences(site: Site) -> list[str]:
     if not site.breaker.directory:
         return ["nothing is drained: breaker.directory is not set, so no node knows of the others"]
     share = f"{100 * site.breaker.share:g} % of a partition"
-    nodes = counted(site.breaker.per_job, "node")
+    nodes = counted(PER_JOB, "node")
     return [
         (
             f"drains at most {share}, and {nodes} because of one job;"

@@ -25,7 +25,7 @@ from slurm_health.node.checks.check import Planned
 from slurm_health.node.hooks.hook import Hook
 from slurm_health.node.rules.finding import WELL, CheckResult, Status, node_faults
 from slurm_health.node.rules.recovery import DrainRecord, after_test, is_due
-from slurm_health.node.site_settings import Site, keep_last_good
+from slurm_health.node.site import Site, keep_last_good
 from slurm_health.records.decoding import from_json
 from slurm_health.records.text import counted, cut
 from slurm_health.system.killable import run_guarded
@@ -132,7 +132,7 @@ def _recover(hook: Hook, kept: DrainRecord, *, no_fault: bool) -> None:
     repairs, now = hook.site.repair, hook.seen_by_slurm
     is_ours = now is not None and state.recall(directory) is not None
     # What no check of this node can clear, the site's own test may.
-    only_test = no_fault and not kept.retest and bool(repairs.test) and settings.release
+    only_test = no_fault and not kept.retest and bool(repairs.test) and bool(settings.passes)
     if is_due(after, settings) or (only_test and is_ours):
         if now is not None and (repairs.test or repairs.steps):
             from slurm_health.node import repair

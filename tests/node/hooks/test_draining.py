@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from slurm_health.node import drain, shared, state
@@ -309,7 +310,7 @@ def silent(node: Node) -> Node:
     ledger = node.shared / "ledger.1"
     if not ledger.exists():
         os.mkfifo(ledger)
-    node.text = node.text.replace("lock_limit_s = {limit_s}", "lock_limit_s = 0.1")
+    node.timing = msgspec.structs.replace(node.timing, lock_s=0.1)
     return node
 
 

@@ -235,9 +235,9 @@ def test_a_controller_in_trouble_releases_nothing(
     drained: Node, slurm: HookedSlurm, trouble: str
 ) -> None:
     slurm.trouble(trouble)
-    drained.limit_s = 2
+    drained.hurry()
     pass_after_pass(drained, 3)
-    drained.limit_s = 30
+    drained.hurry(30)
     assert drained.state == "IDLE+DRAIN"
     slurm.trouble("")
     pass_after_pass(drained, 1)
@@ -276,7 +276,7 @@ def _nodes(node: Node) -> dict[str, SlurmNode]:
 
 
 def test_a_site_may_keep_releases_to_itself(drained: Node) -> None:
-    drained.more = "[recovery]\nrelease = false\n"
+    drained.more = "[recovery]\npasses = 0\n"
     pass_after_pass(drained, 9)
     assert drained.state == "IDLE+DRAIN"
 
@@ -312,7 +312,7 @@ def test_a_garbled_record_is_as_good_as_none(drained: Node, text: str) -> None:
 def test_a_wrong_line_in_the_config_file_leaves_a_node_checked_by_its_last_good_settings(
     node: Node,
 ) -> None:
-    from slurm_health.node.site_settings import load_for_hook
+    from slurm_health.node.site import load_for_hook
 
     node.healthcheck()
     path = Path(node.site.path)
@@ -321,7 +321,7 @@ def test_a_wrong_line_in_the_config_file_leaves_a_node_checked_by_its_last_good_
         path.write_text(bad)
         site = load_for_hook(path)
         assert "config.toml" in site.trouble
-        assert site.checks == node.site.checks
+        assert site.planned == node.site.planned
 
         node.break_it()
         hook = node.hook("healthcheck", node.environ(), site)
@@ -336,7 +336,7 @@ def test_a_wrong_line_in_the_config_file_leaves_a_node_checked_by_its_last_good_
 
 
 def test_a_config_file_that_was_never_good_is_an_error(tmp_path: Path) -> None:
-    from slurm_health.node.site_settings import load_for_hook
+    from slurm_health.node.site import load_for_hook
     from slurm_health.records.errors import ConfigError
 
     path = tmp_path / "config.toml"
@@ -346,7 +346,7 @@ def test_a_config_file_that_was_never_good_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_config_file_that_was_removed_leaves_nothing_to_check(node: Node) -> None:
-    from slurm_health.node.site_settings import load_for_hook
+    from slurm_health.node.site import load_for_hook
     from slurm_health.records.errors import ConfigError
 
     node.healthcheck()
@@ -381,13 +381,13 @@ def test_a_drained_node_is_listed_with_its_passes_and_with_what_it_waits_for(
         node.healthcheck()
         assert f"{passes} of 3 passes" in listed()
 
-    node.more = "[recovery]\nper_day = 1\n"
-    slurm.set({"n3": ("IDLE", "")})
-    node.now_s += 61
-    node.healthcheck()
-    node.break_it()
-    node.healthcheck()
-    node.mend()
+    for _ in range(3):
+        slurm.set({"n3": ("IDLE", "")})
+        node.now_s += 61
+        node.healthcheck()
+        node.break_it()
+        node.healthcheck()
+        node.mend()
     node.now_s += 61
     node.healthcheck()
     assert "an administrator has to release it" in listed()
