@@ -139,8 +139,12 @@ def ignore(config: str | None, names: tuple[str, ...], until_s: float, why: str)
     from slurm_health.node.hooks import nodes as listing
     from slurm_health.node.shared import StoreUnusable
 
+    site, wanted = load_site(config), _expanded(names)
+    known = _slurm().nodes()
+    if unknown := [name for name in wanted if name not in known]:
+        raise click.UsageError(f"Slurm knows no node {', '.join(unknown)}")
     try:
-        listing.ignore(load_site(config), _expanded(names), until_s, by=_caller(), why=why)
+        listing.ignore(site, wanted, until_s, by=_caller(), why=why)
     except StoreUnusable as err:
         raise click.ClickException(str(err)) from err
     _log_act(f"nodes ignore: {','.join(names)} by {_caller()}, for {until_s - time.time():.0f} s")

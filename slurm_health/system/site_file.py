@@ -130,7 +130,8 @@ def read(path: Path, *, trusted: bool) -> SiteFile:
         raise ConfigError(str(path), "", f"cannot be read: {err.strerror}") from err
     if trusted:
         _refuse_writable(path, path, found)
-        _refuse_writable(path, path.parent, path.parent.stat())
+        for place in path.absolute().parents:
+            _refuse_writable(path, place, place.stat())
     try:
         return SiteFile(path, data.decode())
     except UnicodeDecodeError as err:
@@ -144,7 +145,9 @@ def others_can_write(found: os.stat_result) -> bool:
 
 
 def _refuse_writable(path: Path, place: Path, found: os.stat_result) -> None:
-    if others_can_write(found):
+    # In a sticky directory, as /tmp is, others may add names, and replace none of root's.
+    sticky = place != path and place != path.parent and found.st_mode & stat.S_ISVTX
+    if others_can_write(found) and not (sticky and found.st_uid in {0, os.getuid()}):
         problem = "can be written by others than root, so root does not follow it"
         key = "" if place == path else str(place)
         raise ConfigError(str(path), key, f"{problem}; fix: chown root, chmod go-w")

@@ -42,6 +42,7 @@ _KEEP_LIMIT_S = 2.0
 _TEXT_LENGTH = 500
 # From here on, hours tell more than minutes.
 _HOURS_S = 5400.0
+_DAY_S = 86_400.0
 
 
 def run(hook: Hook) -> bool:
@@ -90,6 +91,8 @@ def _run(hook: Hook) -> bool:
             return False
         repair.report_missing(hook)
     keep_last_good(hook.site)
+    if hook.site.trouble:
+        _report_trouble(hook)
     hook.was_returned()
     results = hook.check()
     faults = node_faults(results)
@@ -117,6 +120,31 @@ def _run(hook: Hook) -> bool:
         now_s, node = hook.context.now_s, hook.node
         metrics.keep(hook.site, results, node=node, now_s=now_s, drained=drained)
     return bool(faults)
+
+
+def _report_trouble(hook: Hook) -> None:
+    """Notify that the config file cannot be used: the first node that meets it, once a day."""
+    from slurm_health.node import notify, shared
+    from slurm_health.node.rules.breaker import DrainLedger
+
+    trouble, now_s = hook.site.trouble, hook.context.now_s
+
+    def change(ledger: DrainLedger) -> tuple[DrainLedger, bool]:
+        text, time_s = ledger.reported
+        is_new = text != trouble or abs(now_s - time_s) > _DAY_S
+        reported = (trouble, now_s) if is_new else ledger.reported
+        return msgspec.structs.replace(ledger, reported=reported), is_new
+
+    try:
+        is_new = shared.change_ledger(hook.site, change, bool)
+    except shared.StoreUnusable as err:
+        hook.log.warning(f"not notified of the config file: {err}")
+        return
+    if is_new:
+        event = notify.NodeEvent(
+            kind=notify.EventKind.UNCHECKED, node=hook.node, time_s=now_s, text=trouble
+        )
+        notify.send(hook.site, event)
 
 
 def _recover(hook: Hook, kept: DrainRecord, *, no_fault: bool) -> None:

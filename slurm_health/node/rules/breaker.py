@@ -74,7 +74,8 @@ class Ignored(msgspec.Struct, frozen=True, kw_only=True):
 class DrainLedger(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The last drains, the breakers that have tripped, the repairs that were tried.
 
-    `ignored` are nodes that are not drained for a while.
+    `ignored` are nodes that are not drained for a while. `reported` is what was last wrong with the
+    config file, and when that was sent.
 
     `refused` are drains that the share ruled out and nothing tripped for: too many of one user's.
     They count only for whether the next one trips.
@@ -85,6 +86,7 @@ class DrainLedger(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     refused: tuple[DrainEntry, ...] = ()
     repairs: tuple[RepairAttempt, ...] = ()
     ignored: dict[str, Ignored] = {}
+    reported: tuple[str, float] = ("", 0.0)
 
 
 class DrainRefused(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,16 +9,19 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from slurm_health.node import STATE_FILE, shared, state
 from slurm_health.node.hooks import healthcheck, nodes
+from slurm_health.node.notify import EventKind
 from slurm_health.system.killable import Answered, run_guarded
 from slurm_health.system.slurm.client import Client
 from slurm_health.system.slurm.parsing import Node as SlurmNode
 from tests.node.checks.conftest import MEMINFO
 from tests.support.hooked_node import Node
 from tests.support.hooked_slurm import HookedSlurm
+from tests.support.notified import into_file, received
 
 
 def pass_after_pass(node: Node, count: int, apart_s: float = 61.0) -> None:
@@ -122,8 +125,6 @@ def test_another_fault_keeps_it_although_its_own_check_passes(drained: Node) -> 
 def test_a_check_that_cannot_be_measured_is_no_pass(drained: Node) -> None:
     node = drained
     node.more = "[checks.memory2]\ncheck='memory'\n"
-    import msgspec
-
     kept = state.recall(node.site.state)
     assert kept is not None
     state.remember(node.site.state, msgspec.structs.replace(kept, retest=("scratch", "memory2")))
@@ -180,8 +181,6 @@ def test_a_node_that_something_else_holds_is_not_released(
 def test_a_release_is_noticed_although_no_check_can_tell_any_more(
     drained: Node, slurm: HookedSlurm
 ) -> None:
-    import msgspec
-
     kept = state.recall(drained.site.state)
     assert kept is not None
     state.remember(drained.site.state, msgspec.structs.replace(kept, retest=("gone",)))
@@ -333,6 +332,27 @@ def test_a_wrong_line_in_the_config_file_leaves_a_node_checked_by_its_last_good_
         assert listing.needs_a_person
         node.mend()
         node.slurm.set({"n3": ("IDLE", "")})
+
+
+def test_a_wrong_config_file_is_sent_once_by_the_first_node_that_meets_it(
+    rack: list[Node],
+) -> None:
+    from slurm_health.node.site import load_for_hook
+
+    for node, later_s in zip(rack[:3], (0, 60, 90_000), strict=True):
+        node.more = into_file(node)
+        node.healthcheck()
+        path = Path(node.site.path)
+        path.write_text(f"{path.read_text()}\n[broken")
+        # All nodes have the same file, with the same error.
+        site = msgspec.structs.replace(
+            load_for_hook(path), timing=node.timing, trouble="config.toml:3: shaer: unknown"
+        )
+        node.now_s += later_s
+        healthcheck.run(node.hook("healthcheck", node.environ(), site))
+
+    sent = [[event.kind for event in received(node)] for node in rack[:3]]
+    assert sent == [[EventKind.UNCHECKED], [], [EventKind.UNCHECKED]]
 
 
 def test_a_config_file_that_was_never_good_is_an_error(tmp_path: Path) -> None:
