@@ -38,6 +38,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         flight_recorder: whether its PyTorch records collectives.
         script: what its user calls the script.
         submit_time_s: when it was submitted, by the clock there.
+        unasked: its user asked for no check: no bad node ends it.
         verbose: whether the check writes into the job's output what it waits for.
     """
 
@@ -57,6 +58,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     flight_recorder: FlightRecorder = FlightRecorder.OFF
     script: str = ""
     submit_time_s: int | None = None
+    unasked: bool = False
     verbose: bool = False
 
     @property
@@ -73,6 +75,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             nodes_wanted=self.nodes_wanted,
             nodes_needed=self.nodes_needed,
             keep_spares=self.keeps_spares,
+            stops=not self.unasked,
         )
 
     def encoded(self) -> str:

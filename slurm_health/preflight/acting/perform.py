@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from slurm_health.node.drain import Cause, DrainStatus, drain_node
-from slurm_health.node.site_settings import load
+from slurm_health.node.site import load
 from slurm_health.preflight import config
 from slurm_health.preflight.acting.job_facts import cause, read_facts
 from slurm_health.preflight.acting.requeue_helper import Helper, Move

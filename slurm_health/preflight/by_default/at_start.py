@@ -67,7 +67,12 @@ def choose(told: str, script: bytes, environ: Mapping[bytes, bytes]) -> Choice:
         return Choice(spec=None)
     wishes, said = _wishes(script, text)
     # The script and its output stay as they are, unless the user wants more.
-    of_site = {"check": rules.check or None, "monitor": "off", "heartbeat": "off"}
+    of_site = {
+        "check": rules.check or None,
+        "monitor": "off",
+        "heartbeat": "off",
+        "unasked": True,
+    }
     spec = job_spec(of_site | wishes)
     if spec.check == OFF:
         if rules.may_opt_out:

@@ -101,6 +101,9 @@ def decide(verdict: VerdictReached, policy: Policy, facts: JobFacts) -> Decision
             return fewer
         if not case.obstacle(leave):
             return case.requeued(leave)
+    if faulty and not policy.stops:
+        why = f"{case.obstacle(must)}; starting anyway: its user asked for no check"
+        return case.decision(Disposition.PROCEED, f"{_because(must)}; {why}")
     if faulty:
         without = {*_names(must), *facts.left_behind}
         cannot_drop = f"could not give nodes back: {facts.cannot_drop}" if facts.cannot_drop else ""

@@ -57,6 +57,7 @@ class Policy:
         nodes_needed: with as few as this it runs rather than be requeued.
         keep_spares: it keeps healthy nodes beyond `nodes_wanted`, for restarts of its script.
         last_choice: of equally good nodes these are used last.
+        stops: a job that can neither leave a faulty node nor be requeued stops; else it runs on it.
     """
 
     max_requeues: int = 3
@@ -66,3 +67,4 @@ class Policy:
     nodes_needed: int | None = None
     keep_spares: bool = False
     last_choice: tuple[str, ...] = ()
+    stops: bool = True

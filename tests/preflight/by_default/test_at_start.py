@@ -26,7 +26,7 @@ def test_a_job_that_the_rules_name_is_checked_without_a_monitor() -> None:
     choice = choose(told(min_nodes=4), SCRIPT, NODES)
 
     assert choice.spec is not None
-    assert choice.spec == JobSpec(monitor=OnHang.OFF, heartbeat=Heartbeat.OFF)
+    assert choice.spec == JobSpec(unasked=True, monitor=OnHang.OFF, heartbeat=Heartbeat.OFF)
     assert choice.said == ""
 
 

@@ -31,6 +31,7 @@ POLICIES = st.builds(
     nodes_wanted=st.none() | st.integers(1, 8),
     nodes_needed=st.none() | st.integers(1, 8),
     keep_spares=st.booleans(),
+    stops=st.booleans(),
 )
 
 
@@ -107,9 +108,10 @@ def test_what_is_decided_never_breaks_a_promise(data: st.DataObject) -> None:
                 assert (known.free or 0) >= known.needed - keep
             return
         case Disposition.PROCEED:
-            assert not faulty or drop or outcome.spares
+            assert not faulty or drop or outcome.spares or not policy.stops
         case Disposition.STOP:
             assert faulty
+            assert policy.stops
     assert outcome.exit_code is exit_code(verdict)
 
 
@@ -175,6 +177,15 @@ def test_a_slow_node_causes_what_the_table_of_the_documentation_says(
     left = ",".join([*decision.leave, *decision.drop[0]])
     shown = f"{decision.outcome.disposition}{f' without {left}' if left else ''}"
     assert (shown, decision.drain) == (expected, ())
+
+
+def test_a_job_of_a_user_who_asked_for_no_check_runs_on_the_bad_node_that_it_names() -> None:
+    known = job_facts(named=frozenset({"n2"}))
+
+    outcome = decide(ONE_FAULTY, Policy(stops=False), known).outcome
+
+    assert outcome.disposition is Disposition.PROCEED
+    assert "it asks for n2 by name (--nodelist); starting anyway" in outcome.reason
 
 
 @pytest.mark.parametrize(
