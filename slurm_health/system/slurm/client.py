@@ -115,10 +115,8 @@ class Client:
 
     def listed_nodes(self, partition: str) -> list[parsing.ListedNode]:
         """List the nodes of a partition, hidden or not, in one call."""
-        text = self._run(
-            *("sinfo", "--all", "--noheader", "--Node", f"--partition={partition}"),
-            f"--format={parsing.LISTED_NODE}",
-        )
+        which = ("--Node", f"--partition={partition}", f"--format={parsing.LISTED_NODE}")
+        text = self._run("sinfo", "--noheader", *which)
         return [node for line in text.splitlines() if (node := parsing.listed_node_of(line))]
 
     def reservations(self) -> dict[str, dict[str, str]]:

@@ -245,7 +245,8 @@ def test_the_features_of_nodes_and_the_nodes_of_reservations_are_shown(slurm: Sl
 
 def test_nodes_of_a_partition_are_listed_with_their_states(slurm: Slurm) -> None:
     slurm.start_job()
-    lines = slurm.ask("sinfo", "--all", "--noheader", "--Node", f"--format={LISTED_NODE}").stdout
+    words = ("--Node", "--partition=main", f"--format={LISTED_NODE}")
+    lines = slurm.ask("sinfo", "--noheader", *words).stdout
     nodes = {node.name: node for line in lines.splitlines() if (node := listed_node_of(line))}
     assert (nodes["n2"].state, nodes["n4"].state) == ("mixed", "idle")
     assert not nodes["n4"].out_of_pool
