@@ -54,7 +54,7 @@ def supervise(
     asked = msgspec.structs.replace(asked, script=script_name)
     watched = asked.monitor is not OnHang.OFF
     # One name for the run, at however many starts of its check.
-    own_words = (f"--for-supervisor={os.urandom(4).hex()}", f"--spec={asked.encoded()}")
+    own_words = ("--for-supervisor", os.urandom(4).hex(), f"--spec={asked.encoded()}")
     check_argv = own_command(*(("--verbose",) if asked.verbose else ()), "check", *own_words)
     return supervisor.supervise(
         supervisor.Supervised(
