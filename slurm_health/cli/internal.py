@@ -106,5 +106,7 @@ def requeue_helper(directory: Path, move: str) -> int:
 
     told = from_json(move, Move)
     client = Client(os.environ)
-    released = release_elsewhere(told, directory=directory, client=client)
+    released = release_elsewhere(
+        told, directory=directory, client=client, here=os.environ.get("SLURMD_NODENAME", "")
+    )
     return int(ExitCode.HEALTHY if released else ExitCode.UNAVAILABLE)

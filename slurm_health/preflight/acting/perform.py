@@ -227,6 +227,7 @@ class _Performer:
                 attempt=acting.started.attempt,
                 exclude=tuple(dict.fromkeys((*leave, *self.facts.left_behind))),
                 comment=comment,
+                least=acting.policy.nodes_needed,
             )
             helper_id = acting.helper.ensure_submitted(
                 acting.client,

@@ -52,6 +52,7 @@ def release_elsewhere(
     *,
     directory: Path,
     client: Client,
+    here: str = "",
     clock: Callable[[], float] = time.time,
     sleep: Callable[[float], None] = time.sleep,
 ) -> bool:
@@ -59,9 +60,10 @@ def release_elsewhere(
 
     The job is released only after Slurm has been seen to have taken the list, and only if it is
     still waiting for that: not when it has ended, or was released and requeued by others since. A
-    job that cannot be released stays held, and its comment says why.
+    job that cannot be released stays held, and its comment says why. `here` is the node on which
+    this runs, which is free for the job as soon as this has ended.
     """
-    release = _Release(move=move, client=client, clock=clock, sleep=sleep)
+    release = _Release(move=move, client=client, here=here, clock=clock, sleep=sleep)
     try:
         release.await_pending()
         sleep(release.pause_s())
@@ -84,6 +86,7 @@ class _Release:
 
     move: Move
     client: Client
+    here: str
     clock: Callable[[], float]
     sleep: Callable[[float], None]
 
@@ -114,22 +117,29 @@ class _Release:
         except SlurmError:
             return FORGETS_S
 
-    def _fit_tasks(self, job: Job) -> None:
-        """Let a job ask for no more tasks than its nodes may have.
+    def _fit_to_nodes(self, job: Job) -> None:
+        """Let a job ask for no more nodes than are free, and no more tasks than these may have.
 
-        One that was made smaller while it ran keeps the tasks and processors of its former nodes
-        when it is requeued (Slurm 22.05), and then fits on no such number of nodes.
+        Slurm 22.05 keeps the tasks and processors of the nodes that a requeued job had. A range of
+        nodes (`--nodes=3-4`) then no longer counts, and a job that was made smaller while it ran
+        fits on no such number of nodes.
         """
-        per_node = whole_number(job.value("NtasksPerN:B:S:C").partition(":")[0]) or 0
-        if not per_node:
-            return
-        size = self.client.size(self.move.job)
-        most = per_node * size.nodes
-        if size.tasks > most:
-            cpus = -(-size.cpus * most // size.tasks)
-            # Its node count is set again: until then Slurm asks for memory on its former nodes.
+        size, per_node = self.client.size(self.move.job), _tasks_per_node(job)
+        count = size.nodes
+        if self.move.least is not None and self.move.least < count:
+            listed = self.client.listed_nodes(job.value("Partition"))
+            off = {*job.excluded, *self.move.exclude}
+            states = {"idle", "reserved"} if job.value("Reservation") else {"idle"}
+            free = [n for n in listed if n.state in states or n.name == self.here]
+            free_count = sum(node.name not in off for node in free)
+            count = max(self.move.least, min(count, free_count))
+        tasks = -(-size.tasks * count // size.nodes)
+        tasks = min(tasks, per_node * count) if per_node else tasks
+        if (count, tasks) != (size.nodes, size.tasks):
+            cpus = -(-size.cpus * tasks // size.tasks)
+            # The node count too: until then Slurm asks for memory on its former nodes.
             self.client.update_job(
-                self.move.job, NumTasks=str(most), NumCPUs=str(cpus), NumNodes=str(size.nodes)
+                self.move.job, NumTasks=str(tasks), NumCPUs=str(cpus), NumNodes=str(count)
             )
 
     def try_to_release(self) -> str:
@@ -163,7 +173,7 @@ class _Release:
         client.update_job(name, ExcNodeList=fold(wanted))
         if not set(wanted) <= set(client.job(name).excluded):
             return "Slurm did not keep the list of nodes to exclude"
-        self._fit_tasks(job)
+        self._fit_to_nodes(job)
         client.update_job(name, StartTime="now")
         client.release(name)
         after = client.job(name)
@@ -202,6 +212,11 @@ class _Release:
             self.client.update_job(self.move.job, Comment=text)
         except SlurmError as err:
             log.warning("could not set the comment of job %s to %r: %s", self.move.job, text, err)
+
+
+def _tasks_per_node(job: Job) -> int:
+    """Return how many tasks a node of a job has, 0 if the job does not say."""
+    return whole_number(job.value("NtasksPerN:B:S:C").partition(":")[0]) or 0
 
 
 def _record(directory: Path, clock: Callable[[], float], *, succeeded: bool, detail: str) -> None:

@@ -37,12 +37,14 @@ class Move(msgspec.Struct, frozen=True, kw_only=True):
         attempt: the attempt of the job that ends.
         exclude: nodes that it must not come back to.
         comment: the job's own, which it gets back in the end.
+        least: on how few nodes it runs; None: on all that it asks for.
     """
 
     job: str
     attempt: int
     exclude: tuple[str, ...]
     comment: str = ""
+    least: int | None = None
 
 
 def helper_name(job_id: int, attempt: int) -> str:

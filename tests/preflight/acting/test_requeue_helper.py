@@ -28,8 +28,8 @@ JOB = 12
 OWN = "it's mine; a=b"
 
 
-def move(*exclude: str) -> Move:
-    return Move(job=str(JOB), attempt=0, exclude=exclude, comment=OWN)
+def move(*exclude: str, least: int | None = None) -> Move:
+    return Move(job=str(JOB), attempt=0, exclude=exclude, comment=OWN, least=least)
 
 
 class Scene:
@@ -48,9 +48,10 @@ class Scene:
         self.clock.now_s += seconds
         self.on_sleep(seconds)
 
-    def release(self, *exclude: str) -> bool:
+    def release(self, *exclude: str, least: int | None = None) -> bool:
         return release_elsewhere(
-            move(*exclude),
+            move(*exclude, least=least),
+            here="n1",
             directory=self.directory,
             client=self.client,
             clock=self.clock,
@@ -222,6 +223,31 @@ def test_a_job_stays_held_until_its_nodes_have_forgotten_the_attempt_that_ended(
     assert scene.release("n2")
 
     assert scene.slept[-1] == held_s
+
+
+@pytest.mark.parametrize(
+    ("least", "busy", "asked"),
+    [
+        (None, ["n3", "n4"], ("3", "6", "12")),
+        (2, [], ("3", "6", "12")),
+        (2, ["n3", "n4"], ("2", "4", "8")),  # the helper runs on n1
+        (3, ["n3", "n4"], ("3", "6", "12")),
+    ],
+)
+def test_a_job_with_a_range_of_nodes_asks_for_no_more_than_are_free(
+    scene: Scene, least: int | None, busy: list[str], asked: tuple[str, str, str]
+) -> None:
+    scene.slurm.change_job(JOB, size=[3, 12, 6], tasks_per_node=2)
+    if busy:
+        scene.slurm.run_job(99, busy)
+    scene.client.requeue_held(JOB)
+
+    assert scene.release("n2", least=least)
+
+    job = scene.slurm.job(JOB)
+    nodes, cpus, tasks = map(str, job["size"])
+    left = (job.get("NumNodes", nodes), job.get("NumTasks", tasks), job.get("NumCPUs", cpus))
+    assert left == asked
 
 
 def test_a_job_that_was_made_smaller_asks_for_no_more_tasks_than_its_nodes_may_have(
