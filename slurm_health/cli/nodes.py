@@ -84,7 +84,7 @@ def release(config: str | None, names: tuple[str, ...]) -> int:
     """
     from slurm_health.node.hooks import nodes as listing
     from slurm_health.node.hooks.healthcheck import read_last_checks
-    from slurm_health.node.hooks.run_checks import node_name
+    from slurm_health.node.run import node_name
 
     wanted, site = _expanded(names), load_site(config)
     checked, here = read_last_checks(site), node_name(os.environ)
@@ -139,8 +139,12 @@ def ignore(config: str | None, names: tuple[str, ...], until_s: float, why: str)
     from slurm_health.node.hooks import nodes as listing
     from slurm_health.node.shared import StoreUnusable
 
+    site, wanted = load_site(config), _expanded(names)
+    known = _slurm().nodes()
+    if unknown := [name for name in wanted if name not in known]:
+        raise click.UsageError(f"Slurm knows no node {', '.join(unknown)}")
     try:
-        listing.ignore(load_site(config), _expanded(names), until_s, by=_caller(), why=why)
+        listing.ignore(site, wanted, until_s, by=_caller(), why=why)
     except StoreUnusable as err:
         raise click.ClickException(str(err)) from err
     _log_act(f"nodes ignore: {','.join(names)} by {_caller()}, for {until_s - time.time():.0f} s")
@@ -168,7 +172,7 @@ def retest(config: str | None) -> int:
     from slurm_health.node import state
     from slurm_health.node.hooks import explain as texts
     from slurm_health.node.hooks import nodes as listing
-    from slurm_health.node.hooks.run_checks import node_name
+    from slurm_health.node.run import node_name
 
     site = load_site(config)
     kept = state.recall(site.state, node_name(os.environ))
@@ -237,8 +241,8 @@ def notify(config: str | None, test: bool) -> int:
         if settings.urls:
             print_result(f"sends to {len(settings.urls)} in urls, by apprise\n")
         return int(ExitCode.HEALTHY)
-    from slurm_health.node.hooks.run_checks import node_name
     from slurm_health.node.notify import EventKind, NodeEvent, send_and_wait
+    from slurm_health.node.run import node_name
 
     event = NodeEvent(
         kind=EventKind.TEST,

@@ -27,7 +27,7 @@ from slurm_health.node.rules.breaker import DrainAllowed, DrainEntry, DrainLedge
 from slurm_health.node.rules.drain_note import DrainNote
 from slurm_health.node.rules.recovery import BootTime, DrainRecord
 from slurm_health.node.shared import StoreSilent, StoreUnusable
-from slurm_health.node.site_settings import Site
+from slurm_health.node.site import Site
 from slurm_health.node.state import (
     AGAIN_LIMIT_S,
     alone,
@@ -51,6 +51,9 @@ _NO_ANSWER = re.compile(r"timed out|Zero Bytes", re.IGNORECASE)
 _SPREAD_WITHOUT_LEDGER = 3
 # So many nodes with the same fault on a silent shared filesystem are a server's problem.
 _MOST_WITHOUT_LEDGER = 2
+# A node that is drained more often within a day waits for an administrator: its
+# test misses the fault.
+_PER_DAY = 3
 
 
 class DrainStatus(Enum):
@@ -128,7 +131,7 @@ def drain_this_node(
 ) -> DrainResult:
     """Drain the node this hook runs on, and keep that on it, so that it can come back."""
     # When a cluster fails at once, the first trip the breaker and the others see it.
-    time.sleep(site.breaker.spread_s * _spread(node))
+    time.sleep(site.timing.spread_s * _spread(node))
     try:
         with alone(site.state):
             return drain_node(
@@ -164,7 +167,7 @@ def drain_node(
         if state is None:
             return _not_drained(f"could not use the breaker's ledger: {err}")
         silent = str(err)
-        time.sleep(_SPREAD_WITHOUT_LEDGER * site.breaker.spread_s * _spread(node))
+        time.sleep(_SPREAD_WITHOUT_LEDGER * site.timing.spread_s * _spread(node))
     except StoreUnusable as err:
         why_not = f"could not use the breaker's ledger: {err}"
     if why_not:
@@ -222,7 +225,7 @@ def _known_refusal(site: Site, entry: DrainEntry) -> str:
 
     def look() -> str:
         ledger = shared.read_ledger(site.breaker)
-        return breaker.refusal(ledger, entry, site.breaker, name_of=shared.user_name)
+        return breaker.refusal(ledger, entry, name_of=shared.user_name)
 
     return shared.in_child(site, look, str)
 
@@ -340,7 +343,7 @@ def _perform(
     now_s: float,
 ) -> DrainResult:
     """Drain a node that may be, for the `today`th time within a day, and notify."""
-    many = today > site.recovery.per_day
+    many = today > _PER_DAY
     record = DrainRecord(
         node=node,
         reason=_note(cause, now_s),

@@ -31,7 +31,7 @@ from slurm_health.node.rules.kernel_lines import address
 from slurm_health.node.rules.recovery import DrainRecord
 from slurm_health.node.rules.repair import Gate, NextStep, Outcome, RepairAttempt, RepairStep
 from slurm_health.node.shared import StoreUnusable
-from slurm_health.node.site_settings import Site, load
+from slurm_health.node.site import Site, load
 from slurm_health.records.decoding import from_json, from_msgpack
 from slurm_health.records.errors import SlurmError, Unmeasured
 from slurm_health.records.text import cut, one_line
@@ -530,7 +530,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     site, attempt = load(Path(config)), from_json(order, RepairAttempt)
 
     def why_not() -> str:
-        controller = Client.for_hook(environ, limit_s=site.hooks.slurm_limit_s)
+        controller = Client.for_hook(environ, limit_s=site.timing.slurm_s)
         try:
             return why_not_ours(controller.node(attempt.node), attempt.drain)
         except SlurmError as err:

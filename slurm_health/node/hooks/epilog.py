@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from slurm_health.node.hooks.hook import Hook
-from slurm_health.node.hooks.run_checks import confirming
 from slurm_health.node.hooks.user_journal import JobEnded, Unreadable, accusations, job_of
 from slurm_health.node.rules.finding import node_faults
-from slurm_health.node.rules.settings import AccusationPolicy, Accusations
+from slurm_health.node.rules.settings import AccusationPolicy
+from slurm_health.node.run import confirming
 from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import SlurmError
 
@@ -144,12 +144,11 @@ def _confirmed(hook: Hook, ended: JobEnded, accusation: Accusation) -> Cause | N
     # Why a node is slow the job's check cannot tell: a starved processor slows its network down.
     component = "node" if accusation.slow else accusation.component
     partition = hook.environ.get("SLURM_JOB_PARTITION")
-    checks = confirming(hook.site.checks, component, hook.node, partition)
+    checks = confirming(hook.site.planned, component, hook.node, partition)
     if not checks:
         hook.log.info(f"not confirmed: no check tests {component}")
         return None
-    now_s, settings = hook.context.now_s, hook.site.accusations
-    with turn_to_test(hook.site.state, ended.uid, now_s, settings) as why_not:
+    with turn_to_test(hook.site.state, ended.uid, hook.context.now_s) as why_not:
         if why_not:
             hook.log.warning(f"not tested: {why_not}")
             return None
@@ -163,7 +162,7 @@ def _confirmed(hook: Hook, ended: JobEnded, accusation: Accusation) -> Cause | N
 
 
 @contextlib.contextmanager
-def turn_to_test(state: Path, uid: int, now_s: float, settings: Accusations) -> Iterator[str]:
+def turn_to_test(state: Path, uid: int, now_s: float) -> Iterator[str]:
     """Hold the turn for a test of this node; yield why there is none, empty when there is.
 
     One at a time, and each user's only so often: a test takes processors or GPUs, and a job of one
@@ -178,11 +177,15 @@ def turn_to_test(state: Path, uid: int, now_s: float, settings: Accusations) -> 
         yield f"tests cannot be counted in {state}: {err.strerror}"
         return
     with file:
-        yield _take(file, uid, now_s, settings)
+        yield _take(file, uid, now_s)
 
 
-def _take(file: FileIO, uid: int, now_s: float, settings: Accusations) -> str:
-    from slurm_health.node.rules.accusations import Tested, with_test  # as above
+def _take(file: FileIO, uid: int, now_s: float) -> str:
+    from slurm_health.node.rules.accusations import (  # as above
+        TESTS_PER_USER_HOUR,
+        Tested,
+        with_test,
+    )
     from slurm_health.records.text import counted
 
     try:
@@ -194,9 +197,9 @@ def _take(file: FileIO, uid: int, now_s: float, settings: Accusations) -> str:
         before = from_json(file.read(), Tested)
     except msgspec.DecodeError:
         before = {}
-    tested = with_test(before, uid, now_s, settings)
+    tested = with_test(before, uid, now_s)
     if tested is None:
-        times = counted(settings.tests_per_user_hour, "time")
+        times = counted(TESTS_PER_USER_HOUR, "time")
         return f"jobs of user {uid} have had it tested {times} within the hour"
     data = msgspec.json.encode(tested)
     try:
@@ -226,7 +229,7 @@ def _marked(hook: Hook, ended: JobEnded, accusation: Accusation) -> Cause | None
     except StoreUnusable as err:
         hook.log.warning(f"could not record the accusation: {err}")
         return None
-    if not convict(known, site.marks):
+    if not convict(known, site.accusations):
         hook.log.info(f"marked: {summary(known)}")
         return None
     return _unconfirmed(ended, "marks", summary(known))

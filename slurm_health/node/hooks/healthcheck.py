@@ -23,9 +23,9 @@ import msgspec
 from slurm_health.node import state
 from slurm_health.node.checks.check import Planned
 from slurm_health.node.hooks.hook import Hook
-from slurm_health.node.rules.finding import CheckResult, Status, node_faults
+from slurm_health.node.rules.finding import WELL, CheckResult, Status, node_faults
 from slurm_health.node.rules.recovery import DrainRecord, after_test, is_due
-from slurm_health.node.site_settings import Site, keep_last_good
+from slurm_health.node.site import Site, keep_last_good
 from slurm_health.records.decoding import from_json
 from slurm_health.records.text import counted, cut
 from slurm_health.system.killable import run_guarded
@@ -42,6 +42,7 @@ _KEEP_LIMIT_S = 2.0
 _TEXT_LENGTH = 500
 # From here on, hours tell more than minutes.
 _HOURS_S = 5400.0
+_DAY_S = 86_400.0
 
 
 def run(hook: Hook) -> bool:
@@ -90,6 +91,8 @@ def _run(hook: Hook) -> bool:
             return False
         repair.report_missing(hook)
     keep_last_good(hook.site)
+    if hook.site.trouble:
+        _report_trouble(hook)
     hook.was_returned()
     results = hook.check()
     faults = node_faults(results)
@@ -119,6 +122,31 @@ def _run(hook: Hook) -> bool:
     return bool(faults)
 
 
+def _report_trouble(hook: Hook) -> None:
+    """Notify that the config file cannot be used: the first node that meets it, once a day."""
+    from slurm_health.node import notify, shared
+    from slurm_health.node.rules.breaker import DrainLedger
+
+    trouble, now_s = hook.site.trouble, hook.context.now_s
+
+    def change(ledger: DrainLedger) -> tuple[DrainLedger, bool]:
+        text, time_s = ledger.reported
+        is_new = text != trouble or abs(now_s - time_s) > _DAY_S
+        reported = (trouble, now_s) if is_new else ledger.reported
+        return msgspec.structs.replace(ledger, reported=reported), is_new
+
+    try:
+        is_new = shared.change_ledger(hook.site, change, bool)
+    except shared.StoreUnusable as err:
+        hook.log.warning(f"not notified of the config file: {err}")
+        return
+    if is_new:
+        event = notify.NodeEvent(
+            kind=notify.EventKind.UNCHECKED, node=hook.node, time_s=now_s, text=trouble
+        )
+        notify.send(hook.site, event)
+
+
 def _recover(hook: Hook, kept: DrainRecord, *, no_fault: bool) -> None:
     """Test again what this node was drained for; after enough passes, return it to service."""
     settings, directory = hook.site.recovery, hook.site.state
@@ -132,7 +160,7 @@ def _recover(hook: Hook, kept: DrainRecord, *, no_fault: bool) -> None:
     repairs, now = hook.site.repair, hook.seen_by_slurm
     is_ours = now is not None and state.recall(directory) is not None
     # What no check of this node can clear, the site's own test may.
-    only_test = no_fault and not kept.retest and bool(repairs.test) and settings.release
+    only_test = no_fault and not kept.retest and bool(repairs.test) and bool(settings.passes)
     if is_due(after, settings) or (only_test and is_ours):
         if now is not None and (repairs.test or repairs.steps):
             from slurm_health.node import repair
@@ -259,7 +287,7 @@ class LastCheck(msgspec.Struct, frozen=True, kw_only=True):
 def last_check_of(results: Sequence[CheckResult], *, node: str, now_s: float) -> LastCheck:
     """Return how a health check ended."""
     faults = node_faults(results)
-    others = [each for each in results if each.status is not Status.PASS and each not in faults]
+    others = [each for each in results if each.status not in WELL and each not in faults]
     bad = [*faults, *others]  # or what is cut off may be the fault
     told = "; ".join(f"{each.name} {each.status.value}: {each.finding.text}" for each in bad)
     return LastCheck(

@@ -7,14 +7,16 @@ check that can drain begins in shadow.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from slurm_health.node.checks.check import CheckContext
-from slurm_health.node.checks.cpu_speed import CpuSpeed
+from slurm_health.node.checks.cpu_speed import sample_cpus
 from slurm_health.node.checks.filesystem import read_mounts
 from slurm_health.node.checks.memory import read_meminfo
 from slurm_health.node.checks.tasks import Daemon, count_cpus
@@ -103,10 +105,10 @@ def _cpus(context: CheckContext) -> str:
 
 
 def _cpu_speed(context: CheckContext) -> str:
-    seen = CpuSpeed().collect(context)
-    if seen.share < _QUIET_SHARE:
+    sample = sample_cpus(context)
+    if sample.share < _QUIET_SHARE:
         raise Unmeasured("the node is busy; run init-config again while nothing else runs")
-    limit = round(seen.rounds_per_s * _SPEED_SHARE, -4)
+    limit = round(sample.rounds_per_s * _SPEED_SHARE, -4)
     return _table("cpu-speed", min_rounds_per_s=int(limit))
 
 
@@ -158,9 +160,9 @@ def _ethernet(context: CheckContext) -> str:
 
 
 def _infiniband(context: CheckContext) -> str:
-    from slurm_health.node.checks.network import InfiniBand, is_compared
+    from slurm_health.node.checks.network import is_compared, read_ports
 
-    ports = InfiniBand().collect(context).ports
+    ports = read_ports(context)
     active = {
         name: port
         for name, port in ports.items()
@@ -175,7 +177,7 @@ def _infiniband(context: CheckContext) -> str:
 
 
 def _daemons(context: CheckContext) -> str:
-    wanted = [name for name in _DAEMONS if Daemon(name=name).collect(context)]
+    wanted = [name for name in _DAEMONS if Daemon(name=name).count(context)]
     return "\n".join(_table(f"daemon-{name}", check="daemon", name=name) for name in wanted)
 
 
@@ -210,21 +212,19 @@ def _dcgm(context: CheckContext) -> str:
 
 
 def _amd_gpus(context: CheckContext) -> str:
-    from slurm_health.node.checks.amd_gpu import read_amd_gpus
-    from slurm_health.node.checks.external import is_there
+    from slurm_health.node.checks.external import is_there, run_program
+    from slurm_health.node.checks.rows import records_of
+    from slurm_health.node.checks.vendors import amd_gpus
 
     if not context.entries("/sys/bus/pci/drivers/amdgpu") or not is_there("amd-smi", context):
         return ""
-    gpus = read_amd_gpus(context)
-    linked = {gpu.linked for gpu in gpus}
-    # Where they differ, a link may be down, and what is down is no limit to draft.
-    peers = linked.pop() or 0 if len(linked) == 1 else 0
-    return _table("amd-gpu", count=len(gpus), xgmi_peers=peers, time_limit_s=_SLOW_LIMIT_S)
+    metrics = records_of(run_program(["amd-smi", "metric", "--json"], context).output)
+    return _table("amd-gpu", count=len(amd_gpus(metrics)), time_limit_s=_SLOW_LIMIT_S)
 
 
 def _nvme(context: CheckContext) -> str:
     from slurm_health.node.checks.external import is_there
-    from slurm_health.node.checks.nvme import local_drives
+    from slurm_health.node.checks.vendors import local_drives
 
     drives = local_drives(context)
     has_tool = is_there("smartctl", context) or is_there("nvme", context)
@@ -243,8 +243,8 @@ def _bmc(context: CheckContext) -> str:
 def _optics(context: CheckContext) -> str:
     """Return the ports whose modules answer now: many have a cable of copper that says nothing."""
     from slurm_health.node.checks.external import is_there
-    from slurm_health.node.checks.network import InfiniBand
-    from slurm_health.node.checks.optics import Optics
+    from slurm_health.node.checks.network import read_ports
+    from slurm_health.node.checks.vendors import Optics
 
     interfaces = [
         name
@@ -252,19 +252,21 @@ def _optics(context: CheckContext) -> str:
         if context.path(f"/sys/class/net/{name}/device").exists()
         and context.read_or_none(f"/sys/class/net/{name}/operstate") == "up"
     ]
-    ports = InfiniBand().collect(context).ports if is_there("mlxlink", context) else {}
+    ports = read_ports(context) if is_there("mlxlink", context) else {}
     devices = [name.partition(":")[0] for name, each in ports.items() if each.state == "ACTIVE"]
     if not (devices or (interfaces and is_there("ethtool", context))):
         return ""
-    seen = Optics(interfaces=tuple(interfaces), devices=tuple(devices)).collect(context)
-    if not (seen.ethtool or seen.mlxlink):
+    answering: dict[str, list[str]] = {}
+    for key, names in (("interfaces", interfaces), ("devices", devices)):
+        for name in names:
+            with contextlib.suppress(Unmeasured):
+                list(
+                    Optics(interfaces=tuple(interfaces), devices=tuple(devices)).port(name, context)
+                )
+                answering.setdefault(key, []).append(name)
+    if not answering:
         return ""
-    return _table(
-        "optics",
-        interfaces=list(seen.ethtool),
-        devices=list(seen.mlxlink),
-        time_limit_s=_SLOW_LIMIT_S,
-    )
+    return _table("optics", **dict[str, Any](answering, time_limit_s=_SLOW_LIMIT_S))
 
 
 _SECTIONS: tuple[tuple[str, Callable[[CheckContext], str]], ...] = (

@@ -12,14 +12,14 @@ from slurm_health.node import drain, marks, shared, state
 from slurm_health.node.checks.check import CheckContext, first_few
 from slurm_health.node.hooks import healthcheck
 from slurm_health.node.hooks.healthcheck import LastCheck
-from slurm_health.node.hooks.run_checks import after_drain, run_again
 from slurm_health.node.rules import accusations, drain_note, repair
 from slurm_health.node.rules.breaker import DrainEntry, DrainLedger, Ignored, Trip
 from slurm_health.node.rules.finding import CheckResult
 from slurm_health.node.rules.recovery import DrainRecord
 from slurm_health.node.rules.repair import Outcome, RepairAttempt
+from slurm_health.node.run import after_drain, run_again
 from slurm_health.node.shared import StoreUnusable
-from slurm_health.node.site_settings import Site
+from slurm_health.node.site import Site
 from slurm_health.records.nodeset import fold
 from slurm_health.records.text import counted
 from slurm_health.system.slurm.client import Client
@@ -200,7 +200,7 @@ def _marked(site: Site | None, now_s: float) -> dict[str, str] | None:
     found = {}
     try:
         for node in marks.marked_nodes(site.breaker):
-            alive = accusations.alive(marks.of_node(site.breaker, node), now_s, site.marks)
+            alive = accusations.alive(marks.of_node(site.breaker, node), now_s)
             if alive:
                 ago = _ago(now_s - alive[-1].time_s)
                 found[node] = f"{accusations.summary(alive)} ({ago})"
@@ -339,7 +339,7 @@ def checked_text(checked: Mapping[str, LastCheck], names: Sequence[str], now_s: 
 
 def repeat(site: Site, kept: DrainRecord, place: CheckContext) -> list[CheckResult]:
     """Run again, on this node, the checks that it was drained for."""
-    planned = [each for each in site.checks if each.name in kept.retest]
+    planned = [check for check in site.planned if check.name in kept.retest]
     return run_again(planned, after_drain(place, kept))
 
 
@@ -434,9 +434,10 @@ def marks_text(site: Site, names: Sequence[str], now_s: float) -> str:
         f"{node}: {_ago(now_s - each.time_s)}, job {each.job} of user"
         f" {shared.user_name(each.uid)}: {each.text}"
         for node in names or marks.marked_nodes(site.breaker)
-        for each in accusations.alive(marks.of_node(site.breaker, node), now_s, site.marks)
+        for each in accusations.alive(marks.of_node(site.breaker, node), now_s)
     ]
-    needed = f"a node is drained once {site.marks.jobs} jobs of {site.marks.users} users accuse it"
+    limits = site.accusations
+    needed = f"a node is drained once {limits.jobs} jobs of {limits.users} users accuse it"
     return "\n".join([*lines, needed if lines else "no marks"]) + "\n"
 
 

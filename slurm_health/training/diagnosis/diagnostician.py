@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
-from slurm_health.node.rules.kernel_lines import XID
-from slurm_health.node.rules.xid import judge_xid
+from slurm_health.node.rules.kernel_lines import device_error
 from slurm_health.records.script_records import Diagnosed
 from slurm_health.records.text import cut, listed, one_line
 from slurm_health.training.diagnosis.collected import (
@@ -186,9 +184,8 @@ def _alike(nodes: Sequence[NodeTold]) -> frozenset[str]:
 def _lines(told: NodeTold, alike: Collection[str]) -> Iterator[str]:
     yield from told.lost_gpus
     for line in reversed(told.kernel):
-        xid = re.search(XID, line)
-        means = judge_xid(int(xid["number"]), xid["text"])[1] if xid else ""
-        yield f"kernel: {line}" + (f" (that is: {means})" if means else "")
+        error = device_error(line)
+        yield f"kernel: {line}" + (f" (that is: {error.words})" if error else "")
     if told.kills:
         yield f"{told.kills} killed for memory"
     yield from (line for line in told.state if line not in {*alike, *told.lost_gpus})
