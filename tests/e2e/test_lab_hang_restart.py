@@ -40,7 +40,7 @@ exit "${{code:-0}}"
 """
 # Without a line in the script, and without a word: steps of a second until the hang.
 TRAINS = "--step-s=1 --steps=100000"
-SILENT = {"TRAINS": f"{TRAINS} --silent --at=70"}
+SILENT = {"TRAINS": f"{TRAINS} --silent --at=70", "SLURM_HEALTH_HEARTBEAT": "off"}
 BEATING = {"TRAINS": f"{TRAINS} --heartbeat --at=45"}
 ENDED_S = 800.0
 OPTIMIZER = {"SLURM_HEALTH_HEARTBEAT": "auto"}
