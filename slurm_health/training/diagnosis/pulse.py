@@ -34,7 +34,9 @@ from slurm_health.training.diagnosis.samples import (
 )
 
 _FEW = 8  # steps, lines or moves: fewer make no pace
-_LOADED_S = 1.0  # that a main thread runs before it trains: to load its libraries alone
+# That a main thread runs before it trains: torch alone takes it half a second on a fast processor
+# and more than a second on a slow one; a shell, or a Python without it, runs for a tenth of one.
+_LOADED_S = 0.3
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 10.0, 600.0  # from one inspection that shows no hang to the next
 _SUSPENDED_S = 60.0  # without a report from any node: all report every five
 _SHORTEST_S = 0.5  # between two samples that are compared: less shows too little
