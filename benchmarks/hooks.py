@@ -28,7 +28,7 @@ from slurm_health.node import passes
 from slurm_health.node.hooks.__main__ import frame
 from slurm_health.node.hooks.hook import Hook
 from slurm_health.node.passes import Pass
-from slurm_health.node.site_settings import load
+from slurm_health.node.site import load
 
 _ENVIRON = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "SLURMD_NODENAME": "bench"}
 _LIMIT_S = 1.0
@@ -57,7 +57,7 @@ _MORE = {
     "clocksource": "",
     "clock": "synchronised = false",
     "hugepages": "",
-    "kernel-log": "window_s = 1",
+    "kernel-log": 'fault = ["^no such line"]\nwarn = []',
 }
 NHC_CHECKS = """\
 * || check_hw_physmem 1kb 9999gb
@@ -154,7 +154,7 @@ def passed_hook(config: Path) -> Hook:
     began = hook.context.boot_time()
     if began is None:
         raise SystemExit("the kernel's clock cannot be read")
-    names = frozenset(each.name for each in hook.site.checks)
+    names = frozenset(each.name for each in hook.site.planned)
     by = passes.site_mark(hook.site.path)
     passes.add(hook.site.passes, Pass(hook="prolog", checks=names, began=began, by=by))
     return hook
@@ -164,7 +164,7 @@ def site(directory: Path, text: str, passed_min: float = 0) -> Path:
     """Write a site's file."""
     directory.mkdir(mode=0o755)
     path = directory / "config.toml"
-    hooks = f'state = "{directory}/state"\npasses = "{directory}/passes"\n'
+    hooks = f'state = "{directory}/state"\n'
     path.write_text(f"[hooks]\n{hooks}passed_min = {passed_min}\n{text}")
     path.chmod(0o644)
     return path

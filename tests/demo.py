@@ -29,8 +29,6 @@ SITE = f"""\
 user = "{SWEEPER}"
 python = "{sys.executable}"
 check = "allgather"
-[accusations]
-read_limit_s = 30
 """
 # Made by `make played-gpu`.
 PLAYED = Path(__file__).parents[1] / ".venv-played"

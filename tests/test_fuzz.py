@@ -27,7 +27,7 @@ from slurm_health.fleet.history.presentation import (
     lemons_json,
     lemons_text,
 )
-from slurm_health.node import site_settings
+from slurm_health.node import site as site_file
 from slurm_health.node.rules.accusations import from_journal
 from slurm_health.preflight import config
 from slurm_health.preflight.master.run_check import make_localizer
@@ -342,4 +342,4 @@ def test_any_site_file_is_settings_or_an_error_of_ours(site_directory: Path, dat
         with suppress(SlurmHealthError):
             read_it(environ)
     with suppress(SlurmHealthError):
-        site_settings.load(path)
+        site_file.load(path)

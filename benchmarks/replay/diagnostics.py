@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.replay.source import Case, Score, Source, scored
-from slurm_health.node.checks.dcgm import Dcgm
-from slurm_health.node.checks.external import ProgramSeen
+from slurm_health.node.checks.external import ProgramRun
+from slurm_health.node.checks.vendors import Dcgm
 from slurm_health.node.rules.finding import Status
 
 _ENTRY = re.compile(
@@ -87,7 +87,7 @@ def score_captured(place: Path) -> Score:
 
 
 def _judged(text: str, level: int) -> Status:
-    return Dcgm(level=level).judge(ProgramSeen(code=0, output=text)).status
+    return Dcgm(level=level).judge(ProgramRun(code=0, output=text)).status
 
 
 SOURCES = (

@@ -14,8 +14,14 @@ from pathlib import Path
 
 from benchmarks.replay.source import Case, Source, scored
 from slurm_health.node.rules.finding import Status
-from slurm_health.node.rules.kernel_lines import BLOCK_IO_ERROR, FAULTS, WARNINGS, XID, is_evidence
-from slurm_health.node.rules.xid import judge_xid
+from slurm_health.node.rules.kernel_lines import (
+    BLOCK_IO_ERROR,
+    FAULTS,
+    WARNINGS,
+    XID,
+    is_evidence,
+    of_xid,
+)
 
 _XID = re.compile(XID)
 _FAULTS = re.compile("|".join(FAULTS))
@@ -50,7 +56,7 @@ def _disk_cases(directory: Path) -> Iterator[tuple[str, bool]]:
 def _status(told: str) -> Status:
     line = _AROUND.sub(r"\g<line>", told)
     if found := _XID.search(line):
-        return judge_xid(int(found["number"]), found["text"])[0]
+        return of_xid(int(found["number"]), found["text"]).status
     if not is_evidence(line):
         return Status.PASS
     if _FAULTS.search(line):

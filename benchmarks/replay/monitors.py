@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.replay.source import Case, Source, scored
-from slurm_health.node.checks.dcgm import Dcgm
-from slurm_health.node.checks.external import ProgramSeen
-from slurm_health.node.checks.kernel_log import KernelMessage, Xid
+from slurm_health.node.checks.external import ProgramRun
+from slurm_health.node.checks.kernel_log import Xid
+from slurm_health.node.checks.vendors import Dcgm
 from slurm_health.node.rules.finding import Status
 from slurm_health.node.rules.kernel_lines import BLOCK_IO_ERROR, FAULTS, WARNINGS, is_evidence
 
@@ -32,7 +32,7 @@ def kernel_status(text: str) -> Status:
     """Return the worst that lines of the kernel come to by the checks of its log."""
     lines = [_BEFORE.sub("", line) for line in text.splitlines() if line.strip()]
     lines = [line for line in lines if is_evidence(line)]
-    gpus = Xid().judge([KernelMessage(age_s=1.0, text=line) for line in lines]).status
+    gpus = Xid().judge(lines).status
     if gpus is Status.NODE_FAULT or any(map(_FAULTS.search, lines)):
         return Status.NODE_FAULT
     warned = gpus is Status.WARN or any(map(_WARNINGS.search, lines))
@@ -73,7 +73,7 @@ def _gcm(place: Path) -> Iterator[Case]:
 
 
 def _dcgm(text: str) -> Status:
-    return Dcgm().judge(ProgramSeen(code=0, output=text)).status
+    return Dcgm().judge(ProgramRun(code=0, output=text)).status
 
 
 def _shell_outputs(tree: ast.Module) -> Iterator[tuple[str, str]]:

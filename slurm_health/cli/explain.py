@@ -18,7 +18,7 @@ from slurm_health.records.nodeset import expand
 from slurm_health.records.text import cut, one_line
 
 if TYPE_CHECKING:
-    from slurm_health.node.rules.meaning import Meaning
+    from slurm_health.node.rules.kernel_lines import KernelError
 
 _QUOTED = 100  # characters of what is not known
 _MAKES = {
@@ -52,7 +52,7 @@ def explain(words: tuple[str, ...], nodes: str | None, exit_code: int | None, as
     A site may judge an error otherwise, with fault, warn and ignore of its checks xid and
     kernel-log.
     """  # noqa: D205, D301 - one sentence; \b is click's mark for a block that keeps its lines
-    from slurm_health.node.rules.meaning import all_meanings, meaning_of
+    from slurm_health.node.rules.kernel_lines import all_errors, explained
 
     paths = [Path(word) for word in words if _is_path(word)]
     if paths and len(paths) < len(words):
@@ -63,7 +63,7 @@ def explain(words: tuple[str, ...], nodes: str | None, exit_code: int | None, as
     if nodes is not None or exit_code is not None:
         raise UsageError("--nodes and --exit-code are of a job: name files of it")
     if not words:
-        known = all_meanings()
+        known = list(all_errors())
         print_result((_meanings_json(known) if as_json else _meanings_text(known)) + "\n")
         return int(ExitCode.HEALTHY)
     asked = " ".join(words).strip()
@@ -72,7 +72,7 @@ def explain(words: tuple[str, ...], nodes: str | None, exit_code: int | None, as
             "nothing to explain: the argument is empty, perhaps because a search of the kernel's"
             " log found nothing. Give a number, a line in quotes, or no argument for the list"
         )
-    found = meaning_of(asked)
+    found = explained(asked)
     if found is None:
         raise UsageError(
             f"{cut(one_line(asked), _QUOTED)}: not known to the checks, so they hold it against"
@@ -133,11 +133,11 @@ _FOLLOWS = {
 }
 
 
-def _meanings_json(found: Meaning | Sequence[Meaning]) -> str:
+def _meanings_json(found: KernelError | Sequence[KernelError]) -> str:
     return msgspec.json.format(msgspec.json.encode(found)).decode()
 
 
-def _meaning_text(found: Meaning) -> str:
+def _meaning_text(found: KernelError) -> str:
     rows = (
         ("whose", found.whose),
         (f"check {found.check}", _MAKES[found.status]),
@@ -148,7 +148,7 @@ def _meaning_text(found: Meaning) -> str:
     return "\n".join(lines)
 
 
-def _meanings_text(known: Sequence[Meaning]) -> str:
+def _meanings_text(known: Sequence[KernelError]) -> str:
     from tabulate import tabulate
 
     rows = [(each.name, _SHORT[each.status], each.whose, each.what) for each in known]

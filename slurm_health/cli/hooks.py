@@ -21,7 +21,7 @@ from slurm_health.records.errors import ConfigError, ExitCode
 if TYPE_CHECKING:
     from slurm_health.node.checks.check import CheckContext
     from slurm_health.node.rules.finding import CheckResult
-    from slurm_health.node.site_settings import Site
+    from slurm_health.node.site import Site
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -41,7 +41,7 @@ def load_site(config: str | None) -> Site:
     Raises:
         ConfigError: it cannot be read or trusted, or says something impossible.
     """
-    from slurm_health.node.site_settings import load
+    from slurm_health.node.site import load
     from slurm_health.preflight.config import refuse_unreadable, site_file
 
     path = Path(config) if config else site_file(os.environ)
@@ -155,19 +155,16 @@ def healthcheck(config: str | None, context: str, explain: bool, act: bool, as_j
     if act:
         return _act(config, as_json=as_json)
     from slurm_health.node.hooks import explain as texts
-    from slurm_health.node.hooks.run_checks import choose, node_name, run_checks, running
-    from slurm_health.node.rules.settings import CONTEXTS
+    from slurm_health.node.run import chosen, node_name, run_checks
 
     site = load_site(config)
     node = node_name(os.environ)
     partition = os.environ.get("SLURM_JOB_PARTITION")
-    choices = {
-        each: choose(site.checks, context=each, node=node, partition=partition) for each in CONTEXTS
-    }
     if explain:
-        print_result(texts.explain(site, choices, node))
+        print_result(texts.explain(site, node, partition))
         return int(ExitCode.HEALTHY)
-    results = run_checks(running(choices[context]), check_context(context, site))
+    checks = chosen(site.planned, context, node, partition)
+    results = run_checks(checks, check_context(context, site))
     print_result(_results_json(results) if as_json else texts.results_text(results))
     return int(exit_code_of(results))
 

@@ -84,7 +84,7 @@ def release(config: str | None, names: tuple[str, ...]) -> int:
     """
     from slurm_health.node.hooks import nodes as listing
     from slurm_health.node.hooks.healthcheck import read_last_checks
-    from slurm_health.node.hooks.run_checks import node_name
+    from slurm_health.node.run import node_name
 
     wanted, site = _expanded(names), load_site(config)
     checked, here = read_last_checks(site), node_name(os.environ)
@@ -104,19 +104,6 @@ def _expanded(names: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(name for each in names for name in expand(each))
     except ValueError as err:
         raise click.UsageError(str(err)) from err
-
-
-@nodes.command(short_help="List when each node's last health check ran.")
-@click.argument("names", metavar="[NODE]...", nargs=-1)
-@click.pass_obj
-def checked(config: str | None, names: tuple[str, ...]) -> int:
-    """List when each node's last health check ran, and how it ended."""
-    from slurm_health.node.hooks import nodes as listing
-    from slurm_health.node.hooks.healthcheck import read_last_checks
-
-    found = read_last_checks(load_site(config))
-    print_result(listing.checked_text(found, _expanded(names), time.time()))
-    return int(ExitCode.HEALTHY)
 
 
 @nodes.command(short_help="Leave nodes in service for a while, whatever their checks say.")
@@ -139,8 +126,12 @@ def ignore(config: str | None, names: tuple[str, ...], until_s: float, why: str)
     from slurm_health.node.hooks import nodes as listing
     from slurm_health.node.shared import StoreUnusable
 
+    site, wanted = load_site(config), _expanded(names)
+    known = _slurm().nodes()
+    if unknown := [name for name in wanted if name not in known]:
+        raise click.UsageError(f"Slurm knows no node {', '.join(unknown)}")
     try:
-        listing.ignore(load_site(config), _expanded(names), until_s, by=_caller(), why=why)
+        listing.ignore(site, wanted, until_s, by=_caller(), why=why)
     except StoreUnusable as err:
         raise click.ClickException(str(err)) from err
     _log_act(f"nodes ignore: {','.join(names)} by {_caller()}, for {until_s - time.time():.0f} s")
@@ -168,7 +159,7 @@ def retest(config: str | None) -> int:
     from slurm_health.node import state
     from slurm_health.node.hooks import explain as texts
     from slurm_health.node.hooks import nodes as listing
-    from slurm_health.node.hooks.run_checks import node_name
+    from slurm_health.node.run import node_name
 
     site = load_site(config)
     kept = state.recall(site.state, node_name(os.environ))
@@ -180,21 +171,6 @@ def retest(config: str | None) -> int:
     print_result(f"{kept.reason}\npasses so far: {kept.passes} of {needed}\n\n")
     print_result(texts.results_text(results))
     return int(exit_code_of(results))
-
-
-@nodes.command("marks", short_help="List accusations by users' jobs that still count.")
-@click.argument("names", metavar="[NODE]...", nargs=-1)
-@click.pass_obj
-def marks_command(config: str | None, names: tuple[str, ...]) -> int:
-    """List accusations by users' jobs that no check of the node has confirmed."""
-    from slurm_health.node.hooks import nodes as listing
-    from slurm_health.node.shared import StoreUnusable
-
-    try:
-        print_result(listing.marks_text(load_site(config), names, time.time()))
-    except StoreUnusable as err:
-        raise click.ClickException(str(err)) from err
-    return int(ExitCode.HEALTHY)
 
 
 @nodes.command(short_help="Let the breaker allow drains again.")
@@ -237,8 +213,8 @@ def notify(config: str | None, test: bool) -> int:
         if settings.urls:
             print_result(f"sends to {len(settings.urls)} in urls, by apprise\n")
         return int(ExitCode.HEALTHY)
-    from slurm_health.node.hooks.run_checks import node_name
     from slurm_health.node.notify import EventKind, NodeEvent, send_and_wait
+    from slurm_health.node.run import node_name
 
     event = NodeEvent(
         kind=EventKind.TEST,

@@ -15,10 +15,10 @@ import click
 
 from slurm_health.cli.hooks import config_option, load_site, site_if_any
 from slurm_health.cli.output import page_here, print_result
-from slurm_health.node.doctor import cluster, machine, site_actions, slurm_conf
+from slurm_health.node.doctor import machine, slurm_conf
 from slurm_health.node.doctor.advice import Advice, DoctorReport, Urgency, change, look
 from slurm_health.node.doctor.slurm_conf import read_config
-from slurm_health.node.site_settings import Site
+from slurm_health.node.site import Site
 from slurm_health.preflight.by_default import installing
 from slurm_health.preflight.by_default.installing import Installed
 from slurm_health.preflight.config import site_file
@@ -27,9 +27,11 @@ from slurm_health.records.errors import ConfigError, ExitCode, SlurmError
 from slurm_health.system import templates
 from slurm_health.system.processes import ask_python
 from slurm_health.system.slurm import command
+from slurm_health.system.slurm.client import Client
 from slurm_health.system.slurm.reads import choose, proven
 
 _TORCH_LIMIT_S = 120.0
+_SLURM_LIMIT_S = 30.0
 
 
 @click.command(short_help="Say what to change in this site's slurm.conf and on this machine.")
@@ -60,16 +62,16 @@ def doctor(config: str | None, python: str, as_json: bool) -> int:
     said = _slurm(advice)
     if said is not None:
         advice += slurm_conf.advise(said, site)
-        advice += _size(said)
+        advice += _size(site)
     if site is not None:
         limits_s = slurm_conf.hook_limits_s(said or {})
         advice += machine.advise_machine(site, (said or {}).get("ClusterName", ""), limits_s)
-        advice += site_actions.advise_on_notify(site)
-        advice += site_actions.advise_on_repair(site, said or {})
+        advice += machine.advise_on_notify(site)
+        advice += machine.advise_on_repair(site, said or {})
     if site is not None and said is not None:
         place = installing.directory_of(said)
         advice += installing.advise(place, said, site.default, lua(site))
-    advice += [machine.byte_code_advice(), _torch(python)]
+    advice += [_torch(python)]
     report = DoctorReport(advice=tuple(advice))
     print_result(report.json() if as_json else report.text(page_here().width))
     return int(ExitCode.BAD_NODES if report.count(Urgency.CHANGE) else ExitCode.HEALTHY)
@@ -88,15 +90,17 @@ def _slurm(advice: list[Advice]) -> Mapping[str, str] | None:
     return config
 
 
-def _size(config: Mapping[str, str]) -> list[Advice]:
-    """Return what this cluster's size asks for; nothing where its size is not known."""
+def _size(site: Site | None) -> list[Advice]:
+    """Return what the nodes of this cluster ask for; nothing if they are not known."""
     try:
-        names = set(_run(["sinfo", "--all", "--noheader", "--Node", "--format=%N"]).split())
+        nodes = Client.for_hook(os.environ, limit_s=_SLURM_LIMIT_S).nodes()
     except SlurmError:
         return []
     _, open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = open_files == resource.RLIM_INFINITY
-    return cluster.advise_on_size(config, len(names), math.inf if unlimited else open_files)
+    most = math.inf if unlimited else open_files
+    patterns = machine.unmatched(site, nodes) if site is not None else ()
+    return [*slurm_conf.advise_on_size(len(nodes), most), *patterns]
 
 
 def _run(argv: Sequence[str]) -> str:
@@ -125,7 +129,7 @@ def init_config(shared: str) -> int:
     """
     from slurm_health.node.checks.check import CheckContext
     from slurm_health.node.hooks.init_config import draft
-    from slurm_health.node.hooks.run_checks import node_name
+    from slurm_health.node.run import node_name
 
     place = CheckContext(environ=dict(os.environ), now_s=time.time())
     text, left_out = draft(place, node=node_name(os.environ), shared=shared)
@@ -202,7 +206,7 @@ def lua(site: Site) -> str:
         python=sys.executable,
         flags=flags,
         site=site.path,
-        passes=site.hooks.passes,
+        passes=str(site.passes),
     )
 
 

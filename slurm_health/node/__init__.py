@@ -5,7 +5,8 @@ Their own errors end in exit code 0: what could not be measured takes no node ou
 
     rules           what a hook finds -> what becomes of the node. Pure
     checks          what the hooks measure on a node, one file per family
-    site_settings   the site's file as the hooks read it, checks included
+    site            the config file as the hooks read it, checks included
+    run             chooses checks and runs them, each in a child
     passes          that a node has passed its checks lately: said by root, read by everybody
     notify          sends what happens to a node to a command, or to URLs
     store           values in files: a node's own, and those that all nodes change

@@ -12,7 +12,7 @@ from slurm_health.node.rules import accusations
 from slurm_health.node.rules.accusations import NodeMark
 from slurm_health.node.rules.settings import Breaker
 from slurm_health.node.shared import StoreForRoot, StoreUnusable
-from slurm_health.node.site_settings import Site
+from slurm_health.node.site import Site
 from slurm_health.node.state import alone
 from slurm_health.node.store import Store
 
@@ -38,7 +38,7 @@ def add(site: Site, node: str, mark: NodeMark) -> tuple[NodeMark, ...]:
     def work() -> tuple[NodeMark, ...]:
         store = _marks(shared.directory(site.breaker), node)
         with alone(site.state):
-            after = accusations.add(store.load() or (), mark, site.marks)
+            after = accusations.add(store.load() or (), mark, site.accusations)
             store.save(after)
         return after
 

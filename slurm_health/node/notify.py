@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from slurm_health.node.rules.settings import Notify
-from slurm_health.node.site_settings import Site
+from slurm_health.node.site import Site
 from slurm_health.records.decoding import from_json
 from slurm_health.records.text import cut, one_line
 from slurm_health.system import SYSTEM_PATH, processes
@@ -40,6 +40,7 @@ class EventKind(Enum):
     BREAKER = "breaker"
     STEP_FAILED = "step_failed"  # of a repair
     ADMINISTRATOR = "administrator"  # no step is left: the node needs one
+    UNCHECKED = "unchecked"  # the config file cannot be used, and the last good one is
     TEST = "test"
 
 
@@ -50,6 +51,7 @@ _WORDS = {
     EventKind.BREAKER: "breaker tripped, no more nodes are drained",
     EventKind.STEP_FAILED: "repair step failed",
     EventKind.ADMINISTRATOR: "needs an administrator",
+    EventKind.UNCHECKED: "the config file cannot be used",
     EventKind.TEST: "test message, nothing has happened",
 }
 

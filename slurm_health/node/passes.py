@@ -62,6 +62,9 @@ def add(directory: Path, passed: Pass) -> None:
     if not passed.checks:
         return
     with contextlib.suppress(OSError):
+        # Others may enter root's directory, and list nothing there.
+        directory.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+        directory.parent.chmod(stat.S_IMODE(directory.parent.stat().st_mode) | 0o011)
         directory.mkdir(mode=0o755, exist_ok=True)
         if not is_own_directory(os.lstat(directory), os.geteuid()):
             return

@@ -17,7 +17,7 @@ import msgspec
 
 from slurm_health.node.rules.breaker import DrainLedger
 from slurm_health.node.rules.settings import Breaker
-from slurm_health.node.site_settings import Site
+from slurm_health.node.site import Site
 from slurm_health.node.store import SharedStore, StoreDamaged, StoreForRoot, StoreUnusable
 from slurm_health.records.decoding import from_msgpack
 from slurm_health.system.killable import Answered, Broke, Hung, Stuck, run_guarded
@@ -65,7 +65,7 @@ def in_child(site: Site, work: Callable[[], A], kind: type[A]) -> A:
         StoreSilent: it did not answer in time.
         StoreUnusable: it could not be done, and why.
     """
-    limit_s = site.breaker.lock_limit_s + MARGIN_S
+    limit_s = site.timing.lock_s + MARGIN_S
     match run_guarded(site.state, STUCK, lambda: msgspec.msgpack.encode(work()), limit_s):
         case Answered(data=data):
             return from_msgpack(data, kind)
@@ -114,7 +114,7 @@ def change_ledger(
         with _with_advice():
             return _ledger(site.breaker).update(
                 lambda ledger: change(ledger or DrainLedger()),
-                lock_limit_s=site.breaker.lock_limit_s,
+                lock_limit_s=site.timing.lock_s,
             )
 
     return in_child(site, work, kind)
@@ -129,7 +129,7 @@ def clear_ledger(site: Site) -> None:
 
     def work() -> None:
         _ledger(site.breaker).update(
-            lambda _: (DrainLedger(), None), lock_limit_s=site.breaker.lock_limit_s, anew=True
+            lambda _: (DrainLedger(), None), lock_limit_s=site.timing.lock_s, anew=True
         )
 
     in_child(site, work, type(None))

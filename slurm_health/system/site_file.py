@@ -2,7 +2,7 @@
 """The site's file as TOML: read in one way by every command and by the hooks.
 
 Five keys are for everybody; the tables are the administrator's, and what runs as root checks them
-to the last key (`slurm_health.node.site_settings`). A mistake is an error that names its line.
+to the last key (`slurm_health.node.site`). A mistake is an error that names its line.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ _ADMIN_TABLES = (
     "hooks",
     "breaker",
     "recovery",
-    "marks",
     "accusations",
     "sweep",
     "default",
@@ -131,7 +130,8 @@ def read(path: Path, *, trusted: bool) -> SiteFile:
         raise ConfigError(str(path), "", f"cannot be read: {err.strerror}") from err
     if trusted:
         _refuse_writable(path, path, found)
-        _refuse_writable(path, path.parent, path.parent.stat())
+        for place in path.absolute().parents:
+            _refuse_writable(path, place, place.stat())
     try:
         return SiteFile(path, data.decode())
     except UnicodeDecodeError as err:
@@ -145,7 +145,9 @@ def others_can_write(found: os.stat_result) -> bool:
 
 
 def _refuse_writable(path: Path, place: Path, found: os.stat_result) -> None:
-    if others_can_write(found):
+    # In a sticky directory, as /tmp is, others may add names, and replace none of root's.
+    sticky = place != path and place != path.parent and found.st_mode & stat.S_ISVTX
+    if others_can_write(found) and not (sticky and found.st_uid in {0, os.getuid()}):
         problem = "can be written by others than root, so root does not follow it"
         key = "" if place == path else str(place)
         raise ConfigError(str(path), key, f"{problem}; fix: chown root, chmod go-w")

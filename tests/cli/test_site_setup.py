@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from slurm_health.cli import site_setup
-from slurm_health.node import site_settings as site
+from slurm_health.node import site
 from slurm_health.node.doctor.slurm_conf import read_shim
 from slurm_health.node.hooks.init_config import draft
 from tests.node.checks.conftest import WELL
@@ -29,19 +29,19 @@ def test_a_draft_of_a_well_node_is_a_file_that_can_be_used_and_drains_nobody(
     read = site.load(write_site(tmp_path / "etc", text))
     assert read.breaker.directory == "/shared/health"
     assert not read.hooks.drain
-    assert all(each.shadow for each in read.checks if each.severity.value == "node_fault")
-    names = {each.name for each in read.checks}
+    assert all(each.shadow for each in read.planned if each.severity.value == "node_fault")
+    names = {each.name for each in read.planned}
     assert {"memory", "edac", "filesystem-root", "ethernet-eth0", "infiniband", "cpus"} <= names
 
 
 def test_a_drafted_node_passes_its_own_draft(tmp_path: Path) -> None:
     from slurm_health.node.checks.check import CheckContext
-    from slurm_health.node.hooks.run_checks import run_checks
     from slurm_health.node.rules.finding import node_faults
+    from slurm_health.node.run import run_checks
 
     text, _ = draft(CheckContext(), node="here", shared="")
     read = site.load(write_site(tmp_path / "etc", text.replace("shadow = true", "")))
-    assert node_faults(run_checks(read.checks, CheckContext())) == []
+    assert node_faults(run_checks(read.planned, CheckContext())) == []
 
 
 def test_an_empty_machine_gives_a_draft_too(tmp_path: Path) -> None:

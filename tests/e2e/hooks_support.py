@@ -32,13 +32,10 @@ SchedulerParameters=nohold_on_prolog_fail,batch_sched_delay=0,sched_min_interval
 CONFIG = """\
 [hooks]
 state = "{state}"
-opt_out = "nocheck"
 {hooks}
 [breaker]
 directory = "{directory}/shared"
 share = {share}
-per_job = 3
-spread_s = 0
 [recovery]
 apart_s = 0
 [checks.flag]

@@ -26,7 +26,7 @@ def module_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HookedSite
 
 @pytest.fixture
 def site(module_site: HookedSite) -> Iterator[HookedSite]:
-    more = f"{MEASURED}[accusations]\nread_limit_s = 30\n"
+    more = MEASURED
     module_site.configure(more, share=0.5)
     yield module_site
     module_site.lab.reset()

@@ -147,7 +147,7 @@ def test_a_node_that_is_only_reserved_or_drains_still_is_judged_as_any_other(
     try:
         site.on("n3", "touch", FLAG)
         site.health_check("n3")
-        assert site.out_of_pool()["n3"].startswith("shealth:flag ")
+        assert site.out_of_pool()["n3"].startswith("shealth: ")
     finally:
         site.lab.run(["scontrol", "delete", "ReservationName=r"])
 

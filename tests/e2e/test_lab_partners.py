@@ -31,7 +31,7 @@ def module_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HookedSite
 @pytest.fixture
 def site(module_site: HookedSite) -> Iterator[HookedSite]:
     # The lab's nodes share process numbers: the epilog of one may see those of another's job.
-    more = f"{SWEEP}[accusations]\nread_limit_s = 30\n"
+    more = SWEEP
     module_site.configure(more, share=0.5)
     yield module_site
     module_site.lab.reset()
@@ -65,7 +65,7 @@ def test_an_accused_node_that_loses_packets_is_checked_with_partners_drained_and
     assert list(site.out_of_pool()) == [BAD], site.hook_log(BAD)
     assert "check=sweep job=" in site.out_of_pool()[BAD]
     log = site.hook_log(BAD)
-    assert log.index("accuses this node: network") < log.index("drained: shealth:sweep network")
+    assert log.index("accuses this node: network") < log.index("drained: shealth: network")
 
     site.lab.fault.clear(BAD)
     config = str(site.installed / "etc/config.toml")

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.hooks_support import HookedSite, hooked_site
+from tests.e2e.hooks_support import STATE, HookedSite, hooked_site
 from tests.lab.installed_site import COMMAND, DEADLINE_S
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
 
-PLACE = "/tmp/slurm-health-passes"  # each node of the lab has a /tmp of its own
+PLACE = f"{STATE}/passes"
 COUNT, WORRY = "/tmp/checked", "/tmp/worry"
-HOOKS = f'passes = "{PLACE}"\npassed_min = 30\n'
+HOOKS = "passed_min = 30\n"
 MORE = f"""
 [checks.count]
 check = "command"

@@ -12,18 +12,21 @@ from pathlib import Path
 
 from slurm_health.node.rules import accusations, breaker, drain_note, recovery, repair
 from slurm_health.node.rules.finding import CheckResult, Finding, Remedy, Status
-from slurm_health.node.rules.kernel_lines import is_evidence
-from slurm_health.node.rules.meaning import all_meanings, meaning_of
+from slurm_health.node.rules.kernel_lines import (
+    all_errors,
+    explained,
+    is_evidence,
+    of_sxid,
+    of_xid,
+)
 from slurm_health.node.rules.settings import (
     Accusations,
     Breaker,
-    Marks,
     Recovery,
     Repair,
     StepName,
     matches,
 )
-from slurm_health.node.rules.xid import judge_sxid, judge_xid, remedy_of
 from slurm_health.records.verdict import Level
 
 LINES = Path(__file__).parent / "inputs" / "kernel_lines.txt"
@@ -75,14 +78,14 @@ def _accusations() -> Iterator[tuple[str, object]]:
 
 
 def _marks() -> Iterator[tuple[str, object]]:
-    settings = Marks()
+    settings = Accusations()
     for users, jobs, wanted in product((1, 2, 3), (1, 2, 3, 4), (0, 1, 2)):
         marks = tuple(_mark(number, uid=number % users) for number in range(jobs))
-        found = accusations.convict(marks, Marks(users=wanted))
+        found = accusations.convict(marks, Accusations(users=wanted))
         yield f"marks: {jobs} jobs of {users} users, {wanted} users wanted", found
     for age_h in (-25.0, -23.0, 0.0, 167.9, 168.1):
         marks = (_mark(1, uid=1, time_s=NOW_S - age_h * _HOUR_S),)
-        yield f"marks: {age_h:g} h old", len(accusations.alive(marks, NOW_S, settings))
+        yield f"marks: {age_h:g} h old", len(accusations.alive(marks, NOW_S))
     kept: tuple[accusations.NodeMark, ...] = ()
     for number in range(6):
         kept = accusations.add(kept, _mark(number % 4, uid=1), settings)
@@ -96,7 +99,7 @@ def _mark(job: int, *, uid: int, time_s: float = NOW_S) -> accusations.NodeMark:
 def _tests_of_accused() -> Iterator[tuple[str, object]]:
     for count, age_s, limit in product((0, 1, 2, 3), (10.0, 3599.0, 3601.0, -10.0), (1, 2)):
         tested = {1000: tuple(NOW_S - age_s for _ in range(count))}
-        counted = accusations.with_test(tested, 1000, NOW_S, Accusations(tests_per_user_hour=limit))
+        counted = accusations.with_test(tested, 1000, NOW_S, limit)
         yield f"test: after {count} {age_s:g} s ago, limit {limit}", counted is not None
 
 
@@ -143,7 +146,7 @@ def _breaker() -> Iterator[tuple[str, object]]:
 
 def _breaker_for_owners() -> Iterator[tuple[str, object]]:
     ages_s = (10.0, 599.0, 601.0, 1800.0, 3599.0, 3601.0, 7199.0, 7201.0, -10.0, -90000.0)
-    for window_s, age_s, of_job in product((600.0, 3600.0, 7200.0), ages_s, (True, False)):
+    for age_s, of_job in product(ages_s, (True, False)):
         most = 0
         for before in range(6):
             entries_before = tuple(
@@ -156,11 +159,10 @@ def _breaker_for_owners() -> Iterator[tuple[str, object]]:
                 for each in range(before)
             )
             wanted = breaker.DrainEntry(node="n99", time_s=NOW_S, job=7, uid=1000)
-            limits = Breaker(directory="/x", window_s=window_s)
-            if not breaker.refusal(breaker.DrainLedger(entries=entries_before), wanted, limits):
+            if not breaker.refusal(breaker.DrainLedger(entries=entries_before), wanted):
                 most = before + 1
         who = "one job" if of_job else "one user"
-        key = f"breaker: most for {who} with others {age_s:g} s ago, window {window_s:g} s"
+        key = f"breaker: most for {who} with others {age_s:g} s ago, window 3600 s"
         yield key, most
 
 
@@ -254,19 +256,22 @@ def _recovery() -> Iterator[tuple[str, object]]:
         yield f"recovery: {passed}, {gap_s:g} s apart", said
 
 
+_WORDS = {True: "Fatal", False: "Non-fatal", None: ""}
+
+
 def _kernel() -> Iterator[tuple[str, object]]:
-    for meaning in all_meanings():
+    for meaning in all_errors():
         yield f"kernel: {meaning.name}", [meaning.status.value, meaning.check, meaning.whose]
     for number in (*range(1, 180), 200, 999):
-        status, said = judge_xid(number)
-        remedy = remedy_of(said)
-        yield f"xid {number}", [status.value, remedy.value if remedy else None]
+        error = of_xid(number)
+        remedy = error.remedy.value if error.remedy else None
+        yield f"xid {number}", [error.status.value, remedy]
     for number, fatal in product(
         (12020, 20034, 22003, 22011, 23001, 23017, 23018), (True, False, None)
     ):
-        yield f"sxid {number}, fatal {fatal}", judge_sxid(number, fatal=fatal)[0].value
+        yield f"sxid {number}, fatal {fatal}", of_sxid(number, _WORDS[fatal]).status.value
     for line in LINES.read_text().splitlines():
-        meaning_found = meaning_of(line)
+        meaning_found = explained(line)
         told = [meaning_found.name, meaning_found.status.value] if meaning_found else None
         yield f"line: {line}", [is_evidence(line), told]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from slurm_health.node.checks.gpu import Gpu, GpusSeen
+from slurm_health.node.checks.gpu import Gpu
 from slurm_health.node.rules.finding import Status
 from slurm_health.records.script_records import Diagnosed
 from slurm_health.system.nvml import Gpus
@@ -183,7 +183,7 @@ def _monitor(reports: list[NodeReport], output: str) -> object:
 def _check_of_gpus(path: Path) -> object:
     lines = path.read_text().splitlines() if path.exists() else []
     told = [msgspec.json.decode(line, type=_GpusThen) for line in lines]
-    findings = {each.node: Gpu().judge(GpusSeen(gpus=each.gpus)) for each in told}
+    findings = {each.node: Gpu().judge(each.gpus) for each in told}
     return {
         node: [finding.status.value, finding.remedy.value if finding.remedy else None]
         for node, finding in findings.items()

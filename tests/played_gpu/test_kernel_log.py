@@ -32,9 +32,9 @@ def test_a_fault_that_the_driver_notices_is_told_of_its_device(
     messages = [loaded(), *said(device, Fault(device=1, kind=kind, value=value))]
     log = records(messages, first=7, uptime_s=9990.0)
     node = tree(tmp_path, {"/dev/kmsg": log, "/proc/uptime": "10000.0 1\n"})
-    finding = Xid().judge(Xid().collect(node))
+    finding = Xid().measure(node)
     assert finding.status is status, finding
-    assert f"GPU 0000:21:00: Xid {number} (" in finding.text
+    assert finding.text.startswith(f"Xid {number} on GPU 0000:21:00: ")
     assert [line.split(",")[1] for line in log.splitlines()] == [
         str(7 + count) for count in range(len(messages))
     ]

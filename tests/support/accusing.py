@@ -95,6 +95,6 @@ class Story:
     @property
     def more(self) -> str:
         return (
-            f"[accusations]\npolicy='{self.policy}'\nmax_bytes=1000000\nread_limit_s=30\n"
+            f"[accusations]\npolicy='{self.policy}'\n"
             "[checks.flag]\ncheck='file'\npath='/broken'\nexists=false\ncontexts=['retest']\n"
         )

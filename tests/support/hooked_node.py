@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from contextlib import redirect_stderr
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from slurm_health.node.checks.check import CheckContext
 from slurm_health.node.hooks import epilog, healthcheck, prolog
 from slurm_health.node.hooks.hook import Hook
-from slurm_health.node.site_settings import Site
+from slurm_health.node.site import Site, Timing
 from tests.node.checks.conftest import WELL
 from tests.support.accusing import Story
 from tests.support.hooked_slurm import HookedSlurm
@@ -24,14 +25,9 @@ SITE = """\
 journal = "{journal}"
 [hooks]
 state = "{state}"
-slurm_limit_s = {limit_s}
-opt_out = "nocheck"
-passes = "{passes}"
 passed_min = {passed_min}
 [breaker]
 directory = "{shared}"
-lock_limit_s = {limit_s}
-spread_s = 0
 share = 0.2
 {more}
 [checks.memory]
@@ -59,7 +55,7 @@ class Node:
         self.more = ""
         self.text = SITE
         # Of what answers; a test in which nothing does need not wait that long.
-        self.limit_s = 30
+        self.timing = Timing(slurm_s=30, lock_s=30, journal_s=30, spread_s=0)
         self.passed_min = 0
         self._text = ""
         self.journal = str(root / "journals")
@@ -69,20 +65,18 @@ class Node:
         text = self.text.format(
             journal=self.journal,
             state=self.directory / "state",
-            passes=self.passes,
             passed_min=self.passed_min,
             shared=self.shared,
             flag="/broken",
-            limit_s=self.limit_s,
             more=self.more,
         )
         if text != self._text:  # a file that is written anew is another one
             self._text, self._site = text, load_site(self.directory / "etc", text)
-        return self._site
+        return msgspec.structs.replace(self._site, timing=self.timing)
 
-    @property
-    def passes(self) -> Path:
-        return self.directory / "passes"
+    def hurry(self, limit_s: float = 2.0) -> None:
+        """Have its hooks wait no longer for anything."""
+        self.timing = Timing(slurm_s=limit_s, lock_s=limit_s, journal_s=30, spread_s=0)
 
     def wait(self, minutes: float, boot: str = "") -> None:
         """Let the kernel's clock go on; with `boot`, start the machine anew."""

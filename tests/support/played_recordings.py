@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_health.node.checks.gpu import Gpu, GpusSeen
+from slurm_health.node.checks.gpu import Gpu
 from slurm_health.node.rules.finding import Status
 from slurm_health.records.gpu_load import DeviceSample
 from slurm_health.records.script_records import Diagnosed
@@ -132,7 +132,7 @@ def monitor(recorded: Recording) -> Diagnosed | str | None:
 
 def gpu_findings(recorded: Recording) -> dict[str, str]:
     """Return what the nodes' check of GPUs finds, by node."""
-    findings = {now.node: Gpu().judge(GpusSeen(gpus=now.gpus)) for now in recorded.gpus}
+    findings = {now.node: Gpu().judge(now.gpus) for now in recorded.gpus}
     return {node: f.text for node, f in findings.items() if f.status is not Status.PASS}
 
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from slurm_health.node import site_settings as site_file
+from slurm_health.node import site as site_file
 from slurm_health.node.checks.check import CheckContext
-from slurm_health.node.site_settings import Site
+from slurm_health.node.site import Site
 from slurm_health.preflight.config import refuse_unreadable
 from tests.lab.site_files import write_site as write_site
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast the processors are, measured: what a job that calls its node slow is answered with."""
+"""How fast the processors are, measured: the answer to a job that calls its node slow."""
 
 from __future__ import annotations
 
@@ -11,28 +11,30 @@ from typing import Annotated
 
 import msgspec
 
-from slurm_health.node.checks.check import Check, CheckContext, NotNegative, Seen
+from slurm_health.node.checks.check import Check, CheckContext, NotNegative
 from slurm_health.node.rules.finding import Finding, inconclusive, node_fault, passed
 from slurm_health.records.errors import Unmeasured
 
 # A few milliseconds of arithmetic in the caches, during which Python's lock is not held.
 _ROUNDS = 10_000
+_SECONDS = 0.5
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-# Of the processors' time. With more of it in other hands a low figure is theirs, not the node's.
+# Of the processors' time. If others have more of it, a low figure is theirs, not the node's.
 _MOST_FOR_OTHERS = 0.1
-_CGROUPS = ("/sys/fs/cgroup/cpu,cpuacct", "/sys/fs/cgroup/cpu")
 
 
-class CpuSpeedSeen(Seen, frozen=True, kw_only=True):
-    """One thread on each processor, for a while; times are sums over all of them."""
+class CpuSample(msgspec.Struct, frozen=True, kw_only=True):
+    """One thread on each processor, for a while; times are sums over all of them.
+
+    `throttled_s`: how long a CPU quota held this process's group back; `others_s`: how long other
+    processes, or other machines on the same hardware, ran.
+    """
 
     processors: int
     wall_s: float
     cpu_s: float
     rounds: int
-    # Seconds a CPU quota held this process's group back.
     throttled_s: float
-    # Seconds other processes, or other machines on the same hardware, ran.
     others_s: float
 
     @property
@@ -49,61 +51,67 @@ class CpuSpeedSeen(Seen, frozen=True, kw_only=True):
 class CpuSpeed(Check, frozen=True, kw_only=True):
     """The processors are as fast as they were when the node was known to be well.
 
-    It keeps every processor busy for `seconds`, so it runs where a job's check has accused the
-    node, and no other job is on it, and nowhere else, unless the site says so.
+    It keeps every processor busy for half a second, so it runs only for an accusation, while no
+    other job is on the node, unless the site says otherwise.
     """
 
-    SEEN = CpuSpeedSeen
     COMPONENTS = ("node", "compute")
     EXCLUSIVE = True
     CONTEXTS = ("retest",)
 
     min_rounds_per_s: NotNegative = 0
     min_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.5
-    seconds: Annotated[float, msgspec.Meta(ge=0.05, le=60)] = 0.5
 
-    def collect(self, machine: CheckContext) -> CpuSpeedSeen:
-        """Keep every processor busy and count what was done, and who else was at work."""
-        processors = sorted(os.sched_getaffinity(0))
-        throttled_s, busy_s = _throttled_s(machine), _busy_s(machine)
-        began_s = time.monotonic()
-        burners = [_Burner(number, began_s + self.seconds) for number in processors]
-        for each in burners:
-            each.start()
-        for each in burners:
-            each.join()
-        wall_s = time.monotonic() - began_s
-        cpu_s = sum(each.cpu_s for each in burners)
-        if cpu_s <= 0:
-            raise Unmeasured("no processor could be kept busy")
-        return CpuSpeedSeen(
-            processors=len(processors),
-            wall_s=wall_s,
-            cpu_s=cpu_s,
-            rounds=sum(each.rounds for each in burners),
-            throttled_s=_throttled_s(machine) - throttled_s,
-            others_s=max(0.0, _busy_s(machine) - busy_s - cpu_s),
-        )
+    def measure(self, machine: CheckContext) -> Finding:
+        """Keep every processor busy for a while."""
+        return self.judge(sample_cpus(machine))
 
-    def judge(self, seen: CpuSpeedSeen) -> Finding:
-        """A quota, or a low speed on a quiet node, is the node's; all else is not decided here."""
-        figures = {"share": round(seen.share, 3), "rounds_per_s": round(seen.rounds_per_s)}
-        time_s = seen.wall_s * seen.processors
-        if seen.share < self.min_share:
-            got = (
-                f"get {seen.share:.0%} of {seen.processors} processors, limit {self.min_share:.0%}"
-            )
-            if seen.throttled_s < (1 - self.min_share) / 2 * time_s:
-                return inconclusive(f"the node is busy with other work: root's processes {got}")
-            return node_fault(f"held back by a CPU quota: root's processes {got}", **figures)
-        speed = f"{seen.rounds_per_s:.0f} rounds/s on each processor"
+    def judge(self, sample: CpuSample) -> Finding:
+        """A quota, or a low speed on a quiet node, is the node's; the rest is undecided. Pure."""
+        share, speed_per_s = sample.share, sample.rounds_per_s
+        figures = {"share": round(share, 3), "rounds_per_s": round(speed_per_s)}
+        time_s = sample.wall_s * sample.processors
+        if share < self.min_share:
+            text = f"get {share:.0%} of {sample.processors} processors, limit {self.min_share:.0%}"
+            if sample.throttled_s < (1 - self.min_share) / 2 * time_s:
+                return inconclusive(f"the node is busy with other work: root's processes {text}")
+            return node_fault(f"held back by a CPU quota: root's processes {text}", **figures)
+        speed = f"{speed_per_s:.0f} rounds/s on each processor"
         if not self.min_rounds_per_s:
             return inconclusive(f"{speed}; nothing to compare it with: min_rounds_per_s is not set")
-        if seen.rounds_per_s >= self.min_rounds_per_s:
+        if speed_per_s >= self.min_rounds_per_s:
             return passed(f"{speed}, limit {self.min_rounds_per_s:.0f}", **figures)
-        if seen.others_s > _MOST_FOR_OTHERS * time_s:
-            return inconclusive(f"{speed}, while other work takes {seen.others_s / time_s:.0%}")
+        if sample.others_s > _MOST_FOR_OTHERS * time_s:
+            return inconclusive(f"{speed}, while other work takes {sample.others_s / time_s:.0%}")
         return node_fault(f"{speed}, limit {self.min_rounds_per_s:.0f}", **figures)
+
+
+def sample_cpus(machine: CheckContext, seconds: float = _SECONDS) -> CpuSample:
+    """Keep every processor busy; return how much was done, and how long others ran.
+
+    Raises:
+        Unmeasured: no processor could be kept busy, or the kernel's account cannot be read.
+    """
+    processors = sorted(os.sched_getaffinity(0))
+    held_s, busy_s = throttled_s(machine), _busy_s(machine)
+    began_s = time.monotonic()
+    burners = [_Burner(number, began_s + seconds) for number in processors]
+    for burner in burners:
+        burner.start()
+    for burner in burners:
+        burner.join()
+    wall_s = time.monotonic() - began_s
+    cpu_s = sum(burner.cpu_s for burner in burners)
+    if cpu_s <= 0:
+        raise Unmeasured("no processor could be kept busy")
+    return CpuSample(
+        processors=len(processors),
+        wall_s=wall_s,
+        cpu_s=cpu_s,
+        rounds=sum(burner.rounds for burner in burners),
+        throttled_s=throttled_s(machine) - held_s,
+        others_s=max(0.0, _busy_s(machine) - busy_s - cpu_s),
+    )
 
 
 class _Burner(threading.Thread):
@@ -134,27 +142,21 @@ def _busy_s(machine: CheckContext) -> float:
     return (user + nice + system + irq + soft + steal) / _TICKS_PER_S
 
 
-def _throttled_s(machine: CheckContext) -> float:
+def throttled_s(machine: CheckContext) -> float:
     """Return how long a quota has held this process's group, or one above it, back; 0 for none."""
-    found = [0.0]
+    longest_s = 0.0
     for line in (machine.read_or_none("/proc/self/cgroup") or "").splitlines():
-        _number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
         if controllers and "cpu" not in controllers.split(","):
             continue
-        for base in _CGROUPS if controllers else ("/sys/fs/cgroup",):
-            found += [_throttled_in(machine, f"{base}{above}") for above in _upwards(path)]
-    return max(found)
-
-
-def _upwards(path: str) -> list[str]:
-    parts = [part for part in path.split("/") if part]
-    return ["/" + "/".join(parts[:count]) for count in range(len(parts), 0, -1)]
-
-
-def _throttled_in(machine: CheckContext, directory: str) -> float:
-    pairs = [
-        line.split() for line in (machine.read_or_none(f"{directory}/cpu.stat") or "").splitlines()
-    ]
-    found = {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
-    return found.get("throttled_usec", 0) / 1e6 + found.get("throttled_time", 0) / 1e9
+        version_1 = ("/sys/fs/cgroup/cpu,cpuacct", "/sys/fs/cgroup/cpu")
+        parts = [part for part in path.split("/") if part]
+        for base in version_1 if controllers else ("/sys/fs/cgroup",):
+            for count in range(len(parts), 0, -1):
+                place = "/".join([base, *parts[:count], "cpu.stat"])
+                words = (machine.read_or_none(place) or "").split()
+                counters = dict(zip(words[::2], words[1::2], strict=False))
+                for name, per_s in (("throttled_usec", 1e6), ("throttled_time", 1e9)):
+                    if (value := counters.get(name, "")).isdecimal():
+                        longest_s = max(longest_s, int(value) / per_s)
+    return longest_s

@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -20,7 +21,6 @@ from slurm_health.node.checks.check import (
     Check,
     CheckContext,
     NotNegative,
-    Seen,
     Unmeasured,
     require_patterns,
 )
@@ -35,8 +35,8 @@ from slurm_health.node.rules.finding import (
 )
 from slurm_health.system import SYSTEM_PATH
 
-_OUTPUT_BYTES = 64 << 10
-_NOT_RUN = (125, 126, 127)  # what shells, env and timeout say when there is nothing to run
+OUTPUT_BYTES = 4 << 20
+_NOT_RUN = (125, 126, 127)  # exit codes of shells, env and timeout that have nothing to run
 ExitCodes = tuple[Annotated[int, msgspec.Meta(ge=1, le=255)], ...]
 Argv = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
 
@@ -44,27 +44,22 @@ Argv = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
 _ANYTHING = ("node", "device", "compute", "memory", "links", "network", "nic", "storage")
 
 
-class ProgramSeen(Seen, frozen=True, kw_only=True):
-    """How a program ended (negative: by that signal), and what it said."""
+class ProgramRun(NamedTuple):
+    """How a program ended (negative: by that signal), and what it printed."""
 
     code: int
     output: str
 
     @property
-    def said(self) -> str:
+    def first_line(self) -> str:
         """The first line, which is where programs say what is wrong."""
         return next((line.strip() for line in self.output.splitlines() if line.strip()), "")
 
 
-def run_program(
-    argv: list[str], machine: CheckContext, *, most_bytes: int = _OUTPUT_BYTES
-) -> ProgramSeen:
+def run_program(argv: Sequence[str], machine: CheckContext) -> ProgramRun:
     """Run a program to its end. The check's own time limit ends it, with all it started.
 
-    Args:
-        argv: the program and its arguments.
-        machine: where it is run.
-        most_bytes: what is kept of its output, from its beginning.
+    It is given Slurm's variables and no others. Of its output the beginning is kept.
 
     Raises:
         Unmeasured: it cannot be executed.
@@ -94,56 +89,36 @@ def run_program(
     with process:
         assert process.stdout is not None
         while chunk := process.stdout.read(65536):
-            output = (output + chunk)[:most_bytes]
-    return ProgramSeen(code=process.returncode, output=output.decode(errors="replace"))
-
-
-def json_in(output: str) -> object:
-    """Return the JSON that a program printed, without the lines that libraries print around it.
-
-    None where there is none.
-    """
-    import json
-
-    starts = [place for place in map(output.find, "{[") if place >= 0]
-    if not starts:
-        return None
-    start = min(starts)
-    end = output.rfind("}" if output[start] == "{" else "]")
-    try:
-        found: object = json.loads(output[start : end + 1])
-    except (ValueError, RecursionError):
-        return None
-    return found
+            output = (output + chunk)[:OUTPUT_BYTES]
+    return ProgramRun(process.returncode, output.decode(errors="replace"))
 
 
 def program_of(check: Check) -> str:
-    """Return the program that a check runs, empty where it runs none."""
+    """Return the program that a check runs, empty if it runs none."""
     argv = getattr(check, "argv", ())
     return str(argv[0] if argv else getattr(check, "program", ""))
 
 
 def is_there(program: str, machine: CheckContext) -> bool:
-    """Tell whether a program is where `run_program` would find it."""
+    """Return whether a program is where `run_program` would look for it."""
     import shutil
 
-    places = os.pathsep.join(str(machine.path(each)) for each in SYSTEM_PATH.split(os.pathsep))
+    places = os.pathsep.join(str(machine.path(path)) for path in SYSTEM_PATH.split(os.pathsep))
     wanted = str(machine.path(program)) if "/" in program else program
     return shutil.which(wanted, path=places) is not None
 
 
-def _not_run(seen: ProgramSeen, program: str) -> Finding | None:
-    if seen.code < 0:
-        return inconclusive(f"{program} was killed by signal {-seen.code}")
-    if seen.code in _NOT_RUN:
-        return inconclusive(f"{program} could not run, exit code {seen.code}: {seen.said}")
+def _not_run(run: ProgramRun, program: str) -> Finding | None:
+    if run.code < 0:
+        return inconclusive(f"{program} was killed by signal {-run.code}")
+    if run.code in _NOT_RUN:
+        return inconclusive(f"{program} could not run, exit code {run.code}: {run.first_line}")
     return None
 
 
 class Command(Check, frozen=True, kw_only=True):
     """A program of the site. Its exit codes mean what the table says, everything else nothing."""
 
-    SEEN = ProgramSeen
     COMPONENTS = _ANYTHING
 
     argv: Argv
@@ -151,95 +126,74 @@ class Command(Check, frozen=True, kw_only=True):
     user_fault_codes: ExitCodes = ()
     warn_codes: ExitCodes = ()
 
-    def collect(self, machine: CheckContext) -> ProgramSeen:
-        """Run it."""
-        return run_program(list(self.argv), machine)
-
-    def judge(self, seen: ProgramSeen) -> Finding:
-        """Look the exit code up."""
+    def measure(self, machine: CheckContext) -> Finding:
+        """Run it and look the exit code up."""
+        run, program = run_program(self.argv, machine), self.argv[0]
         # `sinfo -R` shows 20 columns: what the program says comes first, and its name nowhere.
-        text = seen.said or f"{Path(self.argv[0]).name}: exit code {seen.code}"
-        if seen.code == 0:
+        text = run.first_line or f"{Path(program).name}: exit code {run.code}"
+        if run.code == 0:
             return passed(text)
         for codes, judged in (
             (self.fault_codes, node_fault),
             (self.user_fault_codes, user_fault),
             (self.warn_codes, warned),
         ):
-            if seen.code in codes:
-                return judged(text, exit_code=seen.code)
-        return _not_run(seen, self.argv[0]) or inconclusive(
-            f"{self.argv[0]} ended with exit code {seen.code}, which is not in the configuration:"
-            f" {seen.said}"
+            if run.code in codes:
+                return judged(text, exit_code=run.code)
+        return _not_run(run, program) or inconclusive(
+            f"{program} ended with exit code {run.code}, which is not in the configuration:"
+            f" {run.first_line}"
         )
 
 
 class Nagios(Check, frozen=True, kw_only=True):
     """A Nagios plugin: 0 fine, 1 warning, 2 critical; 3 and everything else unknown."""
 
-    SEEN = ProgramSeen
     COMPONENTS = _ANYTHING
 
     argv: Argv
 
-    def collect(self, machine: CheckContext) -> ProgramSeen:
-        """Run it."""
-        return run_program(list(self.argv), machine)
-
-    def judge(self, seen: ProgramSeen) -> Finding:
-        """Translate the exit code, without the performance data."""
-        text = seen.said.partition("|")[0].strip() or f"exit code {seen.code}"
-        known = {0: passed, 1: warned, 2: node_fault}
-        if seen.code in known:
-            return known[seen.code](text)
-        return _not_run(seen, self.argv[0]) or inconclusive(f"{self.argv[0]}: {text}")
+    def measure(self, machine: CheckContext) -> Finding:
+        """Run it and translate the exit code, without the performance data."""
+        run = run_program(self.argv, machine)
+        text = run.first_line.partition("|")[0].strip() or f"exit code {run.code}"
+        judged = {0: passed, 1: warned, 2: node_fault}.get(run.code)
+        if judged is not None:
+            return judged(text)
+        return _not_run(run, self.argv[0]) or inconclusive(f"{self.argv[0]}: {text}")
 
 
 class Nhc(Check, frozen=True, kw_only=True):
     """LBNL Node Health Check with the site's own nhc.conf, unchanged. It marks nothing offline."""
 
-    SEEN = ProgramSeen
     COMPONENTS = _ANYTHING
 
     program: AbsolutePath = "/usr/sbin/nhc"
     conf: str = ""
 
-    def collect(self, machine: CheckContext) -> ProgramSeen:
+    def measure(self, machine: CheckContext) -> Finding:
         """Run it in the foreground, all checks, without its own way of draining."""
         settings = ["MARK_OFFLINE=0", "DETACHED_MODE=0", "NHC_CHECK_ALL=1", "LOGFILE=-"]
         conf = ["-c", self.conf] if self.conf else []
-        return run_program([self.program, *conf, *settings], machine)
+        return self.judge(run_program([self.program, *conf, *settings], machine))
 
-    def judge(self, seen: ProgramSeen) -> Finding:
-        """Only its own word for a failed check counts; its crash or its watchdog does not."""
-        failed = [line.strip() for line in seen.output.splitlines() if "ERROR:" in line]
-        checks = [line for line in failed if "Health check failed" in line]
-        if seen.code == 0:
+    def judge(self, run: ProgramRun) -> Finding:
+        """Only its own word for a failed check counts; its crash or its watchdog does not. Pure."""
+        if run.code == 0:
             return passed("nhc: all checks passed")
-        if (stopped := _not_run(seen, self.program)) is not None:
+        if (stopped := _not_run(run, self.program)) is not None:
             return stopped
-        if not checks or any("Watchdog" in line or "timed out" in line for line in failed):
-            return inconclusive(f"nhc: {seen.said or f'exit code {seen.code}'}")
-        text = checks[0].partition("Health check failed:")[2].strip()
-        return node_fault(f"nhc: {text or checks[0]}")
-
-
-class FileSeen(Seen, frozen=True, kw_only=True):
-    """A path as `lstat` and its first 64 KiB show it."""
-
-    exists: bool
-    kind: str = ""
-    mode: int = 0
-    uid: int = 0
-    gid: int = 0
-    age_s: float = 0.0
-    text: str = ""
+        errors = [line.strip() for line in run.output.splitlines() if "ERROR:" in line]
+        failed = [line for line in errors if "Health check failed" in line]
+        if not failed or any("Watchdog" in line or "timed out" in line for line in errors):
+            return inconclusive(f"nhc: {run.first_line or f'exit code {run.code}'}")
+        text = failed[0].partition("Health check failed:")[2].strip()
+        return node_fault(text or failed[0])
 
 
 class File(Check, frozen=True, kw_only=True):
     """A file or directory: there or not, of a kind, mode, owner, age and content."""
 
-    SEEN = FileSeen
     TOGETHER = True
     COMPONENTS = ("node", "storage")
 
@@ -258,52 +212,41 @@ class File(Check, frozen=True, kw_only=True):
             raise ValueError(f"kind: expected one of {', '.join(_KINDS.values())}")
         require_patterns(self.contains, self.lacks)
 
-    def collect(self, machine: CheckContext) -> FileSeen:
-        """Look at it; read it only when its content matters."""
+    def measure(self, machine: CheckContext) -> Finding:
+        """Look at it; read it only if its content matters."""
         path = machine.path(self.path)
         try:
-            found = path.lstat() if self.kind == "link" else path.stat()
+            status = path.lstat() if self.kind == "link" else path.stat()
         except (FileNotFoundError, NotADirectoryError):
-            return FileSeen(exists=False)
+            text = f"{self.path} does not exist"
+            return node_fault(text) if self.exists else passed(text)
         except OSError as err:
             raise Unmeasured(f"{self.path}: {err.strerror}") from err
-        wanted = self.contains or self.lacks
-        return FileSeen(
-            exists=True,
-            kind=_KINDS.get(stat.S_IFMT(found.st_mode), "other"),
-            mode=stat.S_IMODE(found.st_mode),
-            uid=found.st_uid,
-            gid=found.st_gid,
-            age_s=machine.now_s - found.st_mtime,
-            text=machine.read(self.path) if wanted and stat.S_ISREG(found.st_mode) else "",
-        )
-
-    def judge(self, seen: FileSeen) -> Finding:
-        """Compare what the site asks for."""
-        if seen.exists is not self.exists:
-            return node_fault(f"{self.path} {'does not exist' if self.exists else 'exists'}")
-        if not seen.exists:
-            return passed(f"{self.path} does not exist")
-        wrong = [node_fault(f"{self.path} {text}") for text in self._differences(seen)]
+        if not self.exists:
+            return node_fault(f"{self.path} exists")
+        wanted = (self.contains or self.lacks) and stat.S_ISREG(status.st_mode)
+        text = machine.read(self.path) if wanted else ""
+        age_s = machine.now_s - status.st_mtime
+        wrong = [node_fault(f"{self.path} {why}") for why in self._differences(status, age_s, text)]
         return joined(wrong, well=f"{self.path} is as expected")
 
-    def _differences(self, seen: FileSeen) -> list[str]:
-        found = []
-        if self.kind and seen.kind != self.kind:
-            found.append(f"is a {seen.kind}, expected a {self.kind}")
-        if self.mode is not None and seen.mode != int(self.mode, 8):
-            found.append(f"has mode {seen.mode:04o}, expected {self.mode}")
-        if self.uid is not None and seen.uid != self.uid:
-            found.append(f"belongs to user {seen.uid}, expected {self.uid}")
-        if self.gid is not None and seen.gid != self.gid:
-            found.append(f"belongs to group {seen.gid}, expected {self.gid}")
-        if self.max_age_s is not None and seen.age_s > self.max_age_s:
-            found.append(f"is {seen.age_s:.0f} s old, limit {self.max_age_s:g}")
-        if self.contains and not re.search(self.contains, seen.text, re.MULTILINE):
-            found.append(f"lacks {self.contains!r}")
-        if self.lacks and re.search(self.lacks, seen.text, re.MULTILINE):
-            found.append(f"contains {self.lacks!r}")
-        return found
+    def _differences(self, status: os.stat_result, age_s: float, text: str) -> Iterator[str]:
+        kind = _KINDS.get(stat.S_IFMT(status.st_mode), "other")
+        mode = stat.S_IMODE(status.st_mode)
+        if self.kind and kind != self.kind:
+            yield f"is a {kind}, expected a {self.kind}"
+        if self.mode is not None and mode != int(self.mode, 8):
+            yield f"has mode {mode:04o}, expected {self.mode}"
+        if self.uid is not None and status.st_uid != self.uid:
+            yield f"belongs to user {status.st_uid}, expected {self.uid}"
+        if self.gid is not None and status.st_gid != self.gid:
+            yield f"belongs to group {status.st_gid}, expected {self.gid}"
+        if self.max_age_s is not None and age_s > self.max_age_s:
+            yield f"is older than {self.max_age_s:g} s"
+        if self.contains and not re.search(self.contains, text, re.MULTILINE):
+            yield f"lacks {self.contains!r}"
+        if self.lacks and re.search(self.lacks, text, re.MULTILINE):
+            yield f"contains {self.lacks!r}"
 
 
 _KINDS = {

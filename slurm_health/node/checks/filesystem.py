@@ -6,7 +6,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
+
+import msgspec
 
 from slurm_health.node.checks.check import (
     AbsolutePath,
@@ -14,7 +17,6 @@ from slurm_health.node.checks.check import (
     CheckContext,
     NotNegative,
     Percent,
-    Seen,
     Unmeasured,
 )
 from slurm_health.node.rules.finding import (
@@ -28,16 +30,16 @@ from slurm_health.node.rules.finding import (
 from slurm_health.system.proc import Mount, mount_of, mounts_in
 
 _GIB = 1 << 30
-# What a broken or read-only filesystem says. A refusal is none of it: where root is squashed, root
-# may write nowhere and everything is well.
+# Errors of a broken or read-only filesystem. A refusal is none: where root is squashed, root may
+# write nowhere and everything is well.
 _BROKEN = (errno.EROFS, errno.EIO, errno.ESTALE, errno.ENODEV, errno.ENXIO)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-# What the mount table shows where an automounter has nothing mounted: it says nothing of the node.
+# What the mount table shows if an automounter has nothing mounted: it says nothing of the node.
 _AUTOMOUNTER = "autofs"
 
 
-class FilesystemSeen(Seen, frozen=True, kw_only=True):
-    """One path's filesystem. `write_errno` is 0 when a file could be written there."""
+class MountState(msgspec.Struct, frozen=True, kw_only=True):
+    """One path's filesystem. `write_errno` is 0 if a file could be written there."""
 
     mounted: bool
     fstype: str = ""
@@ -52,7 +54,6 @@ class FilesystemSeen(Seen, frozen=True, kw_only=True):
 class Filesystem(Check, frozen=True, kw_only=True):
     """One filesystem. A hung one is caught by the time limit, as every check is."""
 
-    SEEN = FilesystemSeen
     TOGETHER = True
     COMPONENTS = ("node", "storage")
 
@@ -67,15 +68,15 @@ class Filesystem(Check, frozen=True, kw_only=True):
     min_available_gib: NotNegative = 0.0
     min_available_percent: Percent = 0.0
     min_free_inodes_percent: Percent = 0.0
-    # Full is the node's fault: for one that nobody else fills.
+    # Full is the node's fault: for one that only the node fills.
     full_is_fault: bool = False
 
-    def collect(self, machine: CheckContext) -> FilesystemSeen:
+    def measure(self, machine: CheckContext) -> Finding:
         """Touch the filesystem, which an automounter may mount only then, and read the mounts."""
         path, point = machine.path(self.path), self.path.rstrip("/") or "/"
-        trouble, found = "", None
+        trouble, status = "", None
         try:
-            found = os.statvfs(path)
+            status = os.statvfs(path)
         except OSError as err:
             trouble = f"{self.path}: {err.strerror}"
         mounts = read_mounts(machine)
@@ -83,69 +84,59 @@ class Filesystem(Check, frozen=True, kw_only=True):
             raise Unmeasured(trouble or f"{self.path}: the automounter has mounted nothing there")
         fstype, options = mounts.get(point, ("", ""))
         if not fstype and self.mounted:
-            return FilesystemSeen(mounted=False)
-        if found is None:
+            return self.judge(MountState(mounted=False))
+        if status is None:
             raise Unmeasured(trouble)
-        return FilesystemSeen(
+        state = MountState(
             mounted=bool(fstype),
             fstype=fstype,
-            read_only="ro" in options.split(",") or bool(found.f_flag & os.ST_RDONLY),
+            read_only="ro" in options.split(",") or bool(status.f_flag & os.ST_RDONLY),
             write_errno=_write_errno(path) if self.writable else 0,
-            total_bytes=found.f_blocks * found.f_frsize,
-            available_bytes=found.f_bavail * found.f_frsize,
-            total_inodes=found.f_files,
-            free_inodes=found.f_favail,
+            total_bytes=status.f_blocks * status.f_frsize,
+            available_bytes=status.f_bavail * status.f_frsize,
+            total_inodes=status.f_files,
+            free_inodes=status.f_favail,
         )
+        return self.judge(state)
 
-    def judge(self, seen: FilesystemSeen) -> Finding:
-        """Not mounted, read-only or broken: the node's. Full: whoever filled it, as a rule."""
-        if self.mounted and not seen.mounted:
+    def judge(self, state: MountState) -> Finding:
+        """Not mounted, read-only or broken: the node's. Full: a user's, as a rule. Pure."""
+        if self.mounted and not state.mounted:
             return node_fault(f"{self.path} is not mounted")
-        parts = [*self._kind(seen), *self._room(seen)]
-        if seen.write_errno:
-            parts.append(self._unwritable(seen.write_errno))
-        return joined(parts, well=f"{self.path} is fine")
+        return joined(list(self._parts(state)), well=f"{self.path} is fine")
 
-    def _unwritable(self, number: int) -> Finding:
-        text = f"{self.path} cannot be written: {os.strerror(number)}"
-        if number in _BROKEN:
-            return node_fault(text)
-        return self._full(text) if number in _FULL else inconclusive(text)
-
-    def _full(self, text: str) -> Finding:
-        return node_fault(text) if self.full_is_fault else user_fault(text)
-
-    def _kind(self, seen: FilesystemSeen) -> list[Finding]:
-        found = []
-        if self.fstype and seen.fstype != self.fstype:
-            found.append(node_fault(f"{self.path} is {seen.fstype}, expected {self.fstype}"))
-        if self.read_only is not seen.read_only and (self.read_only or self.writable):
-            state = "read-only" if seen.read_only else "writable"
-            found.append(node_fault(f"{self.path} is mounted {state}"))
-        total_gib = round(seen.total_bytes / _GIB, 2)
+    def _parts(self, state: MountState) -> Iterator[Finding]:
+        full = node_fault if self.full_is_fault else user_fault
+        if self.fstype and state.fstype != self.fstype:
+            yield node_fault(f"{self.path} is {state.fstype}, expected {self.fstype}")
+        if self.read_only is not state.read_only and (self.read_only or self.writable):
+            word = "read-only" if state.read_only else "writable"
+            yield node_fault(f"{self.path} is mounted {word}")
+        total_gib = round(state.total_bytes / _GIB, 2)
         if total_gib < self.min_total_gib:
             text = f"{self.path} has {total_gib:g} GiB in total, limit {self.min_total_gib:g}"
-            found.append(node_fault(text, total_gib=total_gib))
-        return found
-
-    def _room(self, seen: FilesystemSeen) -> list[Finding]:
-        available_gib = round(seen.available_bytes / _GIB, 2)
-        free = _percent(seen.available_bytes, seen.total_bytes)
-        inodes = _percent(seen.free_inodes, seen.total_inodes)
-        found = [passed("room", available_gib=available_gib, available_percent=free)]
-        if available_gib < self.min_available_gib:
-            text = f"{self.path} has {available_gib:g} GiB left, limit {self.min_available_gib:g}"
-            found.append(self._full(text))
-        if free < self.min_available_percent:
-            text = f"{self.path} has {free:g} % left, limit {self.min_available_percent:g} %"
-            found.append(self._full(text))
-        # Filesystems that make inodes as they go report none at all.
-        if seen.total_inodes and inodes < self.min_free_inodes_percent:
-            limit = self.min_free_inodes_percent
-            found.append(
-                self._full(f"{self.path} has {inodes:g} % of its inodes left, limit {limit:g} %")
+            yield node_fault(text, total_gib=total_gib)
+        gib = round(state.available_bytes / _GIB, 2)
+        percent = _percent(state.available_bytes, state.total_bytes)
+        yield passed("", available_gib=gib, available_percent=percent)
+        if gib < self.min_available_gib:
+            yield full(f"{self.path} has {gib:g} GiB left, limit {self.min_available_gib:g}")
+        if percent < self.min_available_percent:
+            yield full(
+                f"{self.path} has {percent:g} % left, limit {self.min_available_percent:g} %"
             )
-        return found
+        inodes, least = (
+            _percent(state.free_inodes, state.total_inodes),
+            self.min_free_inodes_percent,
+        )
+        # Filesystems that make inodes as they go report none at all.
+        if state.total_inodes and inodes < least:
+            yield full(f"{self.path} has {inodes:g} % of its inodes left, limit {least:g} %")
+        if state.write_errno:
+            text = f"{self.path} cannot be written: {os.strerror(state.write_errno)}"
+            broken = state.write_errno in _BROKEN
+            is_full = state.write_errno in _FULL
+            yield (node_fault if broken else full if is_full else inconclusive)(text)
 
 
 def read_mounts(machine: CheckContext) -> dict[str, Mount]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Patterns in the kernel's log. Messages older than a while, or than the boot, do not count.
+"""The kernel's log: lines of broken hardware; Xid and SXid errors of GPUs and NVSwitches.
 
-Xid and SXid errors are what NVIDIA's drivers wrote there of GPUs and NVSwitches.
+Messages older than an hour, or than the boot, do not count.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from itertools import islice
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import msgspec
 
@@ -19,97 +18,75 @@ from slurm_health.node.rules.finding import (
     Finding,
     Status,
     joined,
-    mended_by,
     node_fault,
     passed,
     warned,
+    with_remedy,
 )
 from slurm_health.node.rules.kernel_lines import (
     ANY_XID,
     FAULTS,
-    LOST_GPU,
-    LOST_GPU_NAMED,
-    SXID,
     WARNINGS,
-    XID,
-    address,
+    KernelError,
+    device_error,
     is_evidence,
+    lost_gpu_named,
 )
-from slurm_health.node.rules.xid import fatal_link, judge_sxid, judge_xid, remedy_of
 from slurm_health.records.errors import Unmeasured
 
 KERNEL_LOG = "kernel log"
+WINDOW_S = 3600.0
 _MESSAGE_BYTES = 8192  # /dev/kmsg gives one record a read, and none is longer
 _MOST_MESSAGES = 100_000
-_KEPT_MESSAGES = 200  # of each kind: what a child answers is limited, and a log may be flooded
 _LINE_CHARACTERS = 300
 _OURS = frozenset((*FAULTS, *WARNINGS))
-_BEGINS = re.compile(r"(?:\(\?[aimsx]+\))?\^")
-_ANY_XID, _XID, _SXID = re.compile(ANY_XID), re.compile(XID), re.compile(SXID)
-_LOST_GPU, _LOST_GPU_NAMED = re.compile(LOST_GPU), re.compile(LOST_GPU_NAMED)
-_LOST = 79  # the Xid of a GPU that has fallen off the bus
-_OF_A_LINK = 74
-_WANTED_NOW = 154  # what the driver wants done to recover: each takes the place of the one before
+_BEGINS = r"(?:\(\?[aimsx]+\))?\^"
+# What the driver wants done to recover: the latest of a GPU replaces the one before.
+_WANTED_NOW = "Xid 154"
 
 Numbers = tuple[Annotated[int, msgspec.Meta(ge=1, le=99_999)], ...]
 
 
-class KernelMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """One message of the kernel and how long ago it was."""
-
-    age_s: float
-    text: str
-
-
 def read_messages(
-    machine: CheckContext, patterns: Sequence[re.Pattern[str]], window_s: float
-) -> list[KernelMessage]:
-    """Return the kernel's messages that match one, no older than `window_s`, the latest last.
+    machine: CheckContext, patterns: Sequence[re.Pattern[str]], window_s: float = WINDOW_S
+) -> list[str]:
+    """Return the kernel's messages that match a pattern, no older than `window_s`, the latest last.
 
-    Where a drain is tested again, they count from `window_s` before that drain on, however long ago
-    it was: that a message grows old repairs nothing. Those from before a person returned the node
-    never count.
+    When a drain is tested again, they count from `window_s` before that drain on, however long ago
+    it was: a message that ages repairs nothing. Those from before an administrator returned the
+    node never count.
 
     A message that a program wrote into the log (`echo > /dev/kmsg`) is not the kernel's and is
-    left out, as is one that begins with the name of a process: whoever may write there, or names a
-    program, could otherwise drain the node.
+    left out, as is one that begins with the name of a process: any user who may write there, or
+    names a program, could otherwise drain the node.
 
     Raises:
         Unmeasured: the log cannot be read, which needs root, or no longer reaches back to what a
             drain may be for.
     """
-    now_s = uptime_s(machine)
+    now_s = float(machine.read("/proc/uptime").split()[0])
     drained_s = now_s if machine.drained_uptime_s is None else min(machine.drained_uptime_s, now_s)
     since_s = max(drained_s - window_s, machine.returned_uptime_s)
-    found: list[KernelMessage] = []
+    messages: list[str] = []
     first: tuple[int, float] | None = None
     for record in machine.once(KERNEL_LOG, lambda: _records(machine)):
         head, _, text = record.partition(";")
         fields = head.split(",")
-        if len(fields) < 3 or not all(each.isdigit() for each in fields[:3]):
+        if len(fields) < 3 or not all(field.isdigit() for field in fields[:3]):
             continue
         written_s = int(fields[2]) / 1e6
         first = first or (int(fields[1]), written_s)
         from_kernel = int(fields[0]) >> 3 == 0
         line = text.partition("\n")[0][:_LINE_CHARACTERS]
-        in_question = from_kernel and written_s >= since_s and is_evidence(line)
-        if in_question and any(each.search(line) for each in patterns):
-            found.append(KernelMessage(age_s=round(now_s - written_s, 1), text=line))
-    # The kernel numbers its messages from 0; the oldest are overwritten, and whoever has processes
-    # there can hasten that. What a drain is for may have been said some time before it.
+        counts = from_kernel and written_s >= since_s and is_evidence(line)
+        if counts and any(pattern.search(line) for pattern in patterns):
+            messages.append(line)
+    # The kernel numbers its messages from 0; the oldest are overwritten, which any user with a
+    # process there can hasten. What a drain is for may have been written some time before it.
     lost = first is None or (first[0] > 0 and first[1] > since_s)
     if machine.drained_uptime_s is not None and lost:
         raise Unmeasured("the kernel's log does not reach back to the drain any more")
-    return found
-
-
-def uptime_s(machine: CheckContext) -> float:
-    """Return the seconds since the machine was started.
-
-    Raises:
-        Unmeasured: it cannot be read.
-    """
-    return float(machine.read("/proc/uptime").split()[0])
+    return messages
 
 
 def _records(machine: CheckContext) -> list[str]:
@@ -138,46 +115,40 @@ def _records(machine: CheckContext) -> list[str]:
 
 
 class KernelLog(Check, frozen=True, kw_only=True):
-    """Messages that tell of broken hardware or a broken filesystem."""
+    """Messages of broken hardware or a broken filesystem."""
 
-    SEEN = list[KernelMessage]
     TOGETHER = True
-    LOOKS_AT = KERNEL_LOG
+    READS = KERNEL_LOG
     COMPONENTS = ("node", "compute", "storage")
 
     fault: tuple[str, ...] = FAULTS
     warn: tuple[str, ...] = WARNINGS
-    window_s: Annotated[float, msgspec.Meta(gt=0)] = 3600.0
 
     def __post_init__(self) -> None:
-        require_patterns(*self.fault, *self.warn)
+        require_patterns(*(text for text in (*self.fault, *self.warn) if text not in _OURS))
         for pattern in self.fault:
             # Users choose words in the middle of the kernel's lines: names of processes and mounts.
-            if not _BEGINS.match(pattern):
+            if pattern not in _OURS and not re.match(_BEGINS, pattern):
                 raise ValueError(
                     f"fault: {pattern!r} must begin with ^, or any user could have the kernel write"
                     " a line that matches it"
                 )
 
-    def collect(self, machine: CheckContext) -> list[KernelMessage]:
-        """Read /dev/kmsg."""
-        patterns = _compiled((*self.fault, *self.warn))
-        seen = read_messages(machine, patterns, self.window_s) if patterns else []
-        kept = {place for kind in (self.fault, self.warn) for place in _latest(seen, kind)}
-        return [seen[place] for place in sorted(kept)]
-
-    def judge(self, seen: list[KernelMessage]) -> Finding:
-        """Name the latest message of the worst kind."""
-        parts = []
-        for patterns, judged in ((self.fault, node_fault), (self.warn, warned)):
-            wanted = _compiled(patterns)
-            found = [each for each in seen if any(one.search(each.text) for one in wanted)]
-            if found:
-                more = f" ({len(found)} such messages)" if len(found) > 1 else ""
-                text = f"kernel: {found[-1].text}{more}"
-                age_s = found[-1].age_s
-                parts.append(judged(text, messages=len(found), age_s=age_s))
-        return joined(parts or [passed("")], well="nothing relevant in the kernel log")
+    def measure(self, machine: CheckContext) -> Finding:
+        """Read /dev/kmsg; quote the latest message of the worst kind."""
+        parts = [passed("")]
+        faults, warnings = _compiled(self.fault), _compiled(self.warn)
+        wanted = [*faults, *warnings]
+        messages = read_messages(machine, wanted) if wanted else []
+        for patterns, judged in ((faults, node_fault), (warnings, warned)):
+            matching = [
+                line for line in messages if any(pattern.search(line) for pattern in patterns)
+            ]
+            if matching:
+                count = f", {len(matching)} such messages" if len(matching) > 1 else ""
+                text = f"{matching[-1]} (kernel log{count})"
+                parts.append(judged(text, messages=len(matching)))
+        return joined(parts, well="nothing relevant in the kernel log")
 
 
 def _compiled(patterns: Sequence[str]) -> list[re.Pattern[str]]:
@@ -185,121 +156,69 @@ def _compiled(patterns: Sequence[str]) -> list[re.Pattern[str]]:
 
     Those may begin with flags, or count their groups, as no part of a longer one can.
     """
-    ours = "|".join(f"(?:{each})" for each in patterns if each in _OURS)
-    theirs = [each for each in patterns if each not in _OURS]
-    return [re.compile(each) for each in ([ours] if ours else []) + theirs]
-
-
-def _latest(seen: Sequence[KernelMessage], patterns: Sequence[str]) -> list[int]:
-    """Return where the latest messages stand that match one of the patterns."""
-    wanted = _compiled(patterns)
-    places = (
-        n for n in reversed(range(len(seen))) if any(each.search(seen[n].text) for each in wanted)
-    )
-    return list(islice(places, _KEPT_MESSAGES))
-
-
-class _Error(NamedTuple):
-    """An error of a device; `word` is how severe an NVSwitch's is, empty where it is not told.
-
-    `places` are those of the messages that tell of it.
-    """
-
-    kind: str
-    bus: str
-    number: int
-    word: str
-    text: str
-    age_s: float
-    places: tuple[int, ...]
+    ours = "|".join(f"(?:{pattern})" for pattern in patterns if pattern in _OURS)
+    theirs = [pattern for pattern in patterns if pattern not in _OURS]
+    return [re.compile(pattern) for pattern in ([ours] if ours else []) + theirs]
 
 
 class Xid(Check, frozen=True, kw_only=True):
     """The worst Xids and SXids, judged by NVIDIA's tables as the site has amended them."""
 
-    SEEN = list[KernelMessage]
     TOGETHER = True
-    LOOKS_AT = KERNEL_LOG
+    READS = KERNEL_LOG
     COMPONENTS = ("node", "device", "compute", "memory", "links", "network")
 
-    window_s: Annotated[float, msgspec.Meta(gt=0)] = 3600.0
     fault: Numbers = ()
     warn: Numbers = ()
     ignore: Numbers = ()
-    fatal_link_drains: bool = False
 
-    def collect(self, machine: CheckContext) -> list[KernelMessage]:
-        """Read /dev/kmsg, and keep the messages that decide, the worst where they are many."""
-        seen = read_messages(machine, [_ANY_XID], self.window_s)
-        worst = sorted(self._deciding(seen), key=self._weight, reverse=True)[:_KEPT_MESSAGES]
-        return [seen[n] for n in sorted({n for error in worst for n in error.places})]
+    def measure(self, machine: CheckContext) -> Finding:
+        """Read /dev/kmsg."""
+        return self.judge(read_messages(machine, [re.compile(ANY_XID)]))
 
-    def judge(self, seen: list[KernelMessage]) -> Finding:
-        """Judge each GPU's and NVSwitch's errors; a number counts once for each of them."""
-        deciding = self._deciding(seen)
-        parts = [passed("", xids=len(deciding))]
-        for error in deciding:
-            status, text = self._status(error)
-            device = "GPU" if error.kind == "Xid" else "NVSwitch"
-            said = f"{device} {error.bus}: {error.kind} {error.number} ({text})"
-            if status is Status.NODE_FAULT:
-                found = node_fault(said, xid=error.number)
+    def judge(self, lines: Sequence[str]) -> Finding:
+        """Judge lines of the log; a number counts once for each GPU and NVSwitch. Pure."""
+        worst: dict[tuple[str, str], KernelError] = {}
+        named = ""
+        for line in lines:
+            named = lost_gpu_named(line) or named
+            error = device_error(line)
+            if error is None:
+                continue
+            bus = error.bus or named or "of unknown address"
+            error = self._amended(msgspec.structs.replace(error, bus=bus))
+            before = worst.get((error.name, bus))
+            if before is None or error.name == _WANTED_NOW or _weight(error) >= _weight(before):
+                worst[error.name, bus] = error
+        parts = [passed("", xids=len(worst))]
+        for error in worst.values():
+            is_gpu = error.name.startswith("Xid")
+            # `sinfo -R` shows 20 columns: the error comes first.
+            text = f"{error.name} on {'GPU' if is_gpu else 'NVSwitch'} {error.bus}: {error.words}"
+            if error.status is Status.NODE_FAULT:
                 # A switch has all GPUs behind it.
-                bus = error.bus if error.kind == "Xid" else ""
-                parts.append(mended_by(found, remedy_of(text), bus))
-            elif status is Status.WARN:
-                parts.append(warned(said, xid=error.number))
+                bus = error.bus if is_gpu else ""
+                parts.append(with_remedy(node_fault(text), error.remedy, bus))
+            elif error.status is Status.WARN:
+                parts.append(warned(text))
         return joined(parts, well="no Xid or SXid that points to a fault of the node")
 
-    def _deciding(self, seen: list[KernelMessage]) -> list[_Error]:
-        """Return the worst of each device and number, of several the latest."""
-        deciding: dict[tuple[str, str, int], _Error] = {}
-        named = "of unknown address"
-        naming: tuple[int, ...] = ()
-        for place, message in enumerate(seen):
-            if lost := _LOST_GPU.match(message.text):
-                places = (place,) if lost["bus"] else (*naming, place)
-                bus = address(lost["bus"]) if lost["bus"] else named
-                error = _Error("Xid", bus, _LOST, "", "", message.age_s, places)
-            elif found := _XID.match(message.text):
-                error = _error(found, "", message, place)
-            elif found := _SXID.match(message.text):
-                error = _error(found, found["word"] or "", message, place)
-            else:
-                if several := _LOST_GPU_NAMED.match(message.text):
-                    named, naming = address(several["bus"]), (place,)
-                continue
-            key = error.kind, error.bus, error.number
-            before = deciding.get(key)
-            is_state = error.kind == "Xid" and error.number == _WANTED_NOW
-            if before is None or is_state or self._weight(error) >= self._weight(before):
-                deciding[key] = error
-        return list(deciding.values())
-
-    def _weight(self, error: _Error) -> tuple[int, bool]:
-        """Return how much an error says: how bad it is, then whether it tells its severity.
-
-        The lines that follow an NVSwitch's word hold figures.
-        """
-        status, _ = self._status(error)
-        return list(Status).index(status), bool(error.word or fatal_link(error.text))
-
-    def _status(self, error: _Error) -> tuple[Status, str]:
-        if error.number in self.ignore:
-            return Status.PASS, ""
-        if error.number in self.fault:
-            return Status.NODE_FAULT, "configured as a fault"
-        if error.number in self.warn:
-            return Status.WARN, "configured as a warning"
-        if error.kind == "Xid":
-            status, text = judge_xid(error.number, error.text)
-            drains = self.fatal_link_drains and error.number == _OF_A_LINK
-            return (Status.NODE_FAULT if drains and fatal_link(error.text) else status), text
-        fatal = {"Fatal": True, "Non-fatal": False}.get(error.word)
-        status, text = judge_sxid(error.number, fatal=fatal)
-        return status, f"{error.text}: {text}"
+    def _amended(self, error: KernelError) -> KernelError:
+        number = int(error.name.split()[1])
+        for numbers, status, word in (
+            (self.ignore, Status.PASS, "ignored"),
+            (self.fault, Status.NODE_FAULT, "a fault"),
+            (self.warn, Status.WARN, "a warning"),
+        ):
+            if number in numbers:
+                what = f"{error.what} (configured as {word})"
+                return msgspec.structs.replace(error, status=status, what=what)
+        return error
 
 
-def _error(found: re.Match[str], word: str, message: KernelMessage, place: int) -> _Error:
-    kind, bus, number, text = found.group("kind", "bus", "number", "text")
-    return _Error(kind, address(bus), int(number), word, text, message.age_s, (place,))
+def _weight(error: KernelError) -> tuple[int, bool]:
+    """Return how much an error says: how bad it is, then whether its line states that.
+
+    The lines that follow an NVSwitch's word hold figures.
+    """
+    return list(Status).index(error.status), error.is_severity_told

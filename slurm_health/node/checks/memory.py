@@ -9,7 +9,6 @@ from slurm_health.node.checks.check import (
     Count,
     NotNegative,
     Percent,
-    Seen,
     Unmeasured,
 )
 from slurm_health.node.rules.finding import (
@@ -35,7 +34,7 @@ class Meminfo(dict[str, int]):
 
 
 def read_meminfo(machine: CheckContext) -> Meminfo:
-    """Return the fields of /proc/meminfo. One that this kernel does not tell is Unmeasured."""
+    """Return the fields of /proc/meminfo. One that this kernel does not have is Unmeasured."""
     fields = Meminfo()
     for line in machine.read("/proc/meminfo").splitlines():
         name, _, rest = line.partition(":")
@@ -45,58 +44,32 @@ def read_meminfo(machine: CheckContext) -> Meminfo:
     return fields
 
 
-class MemorySeen(Seen, frozen=True, kw_only=True):
-    """RAM as the kernel counts it."""
-
-    total_kib: int
-    available_kib: int
-
-
 class Memory(Check, frozen=True, kw_only=True):
     """RAM present, and RAM free before a job begins."""
 
-    SEEN = MemorySeen
     TOGETHER = True
     COMPONENTS = _COMPUTE
 
     min_total_gib: NotNegative = 0.0
     min_available_gib: NotNegative = 0.0
 
-    def collect(self, machine: CheckContext) -> MemorySeen:
-        """Read /proc/meminfo."""
+    def measure(self, machine: CheckContext) -> Finding:
+        """Judge /proc/meminfo: too little in total is the node's fault, too little free is not."""
         fields = read_meminfo(machine)
-        return MemorySeen(total_kib=fields["MemTotal"], available_kib=fields["MemAvailable"])
-
-    def judge(self, seen: MemorySeen) -> Finding:
-        """A missing module is the node's fault; too little free is somebody's, not proven whose."""
-        total_gib = round(seen.total_kib / _KIB_PER_GIB, 2)
-        available_gib = round(seen.available_kib / _KIB_PER_GIB, 2)
+        total_gib = round(fields["MemTotal"] / _KIB_PER_GIB, 2)
+        available_gib = round(fields["MemAvailable"] / _KIB_PER_GIB, 2)
         if total_gib < self.min_total_gib:
-            return node_fault(
-                f"{total_gib:g} GiB of memory, limit {self.min_total_gib:g}",
-                total_gib=total_gib,
-                min_total_gib=self.min_total_gib,
-            )
+            text = f"{total_gib:g} GiB of memory, limit {self.min_total_gib:g}"
+            return node_fault(text, total_gib=total_gib, min_total_gib=self.min_total_gib)
         if available_gib < self.min_available_gib:
-            return user_fault(
-                f"{available_gib:g} GiB of memory available, limit {self.min_available_gib:g}",
-                available_gib=available_gib,
-                min_available_gib=self.min_available_gib,
-            )
+            text = f"{available_gib:g} GiB of memory available, limit {self.min_available_gib:g}"
+            return user_fault(text, available_gib=available_gib)
         return passed(f"{total_gib:g} GiB of memory", total_gib=total_gib)
-
-
-class SwapSeen(Seen, frozen=True, kw_only=True):
-    """Swap as the kernel counts it."""
-
-    total_kib: int
-    free_kib: int
 
 
 class Swap(Check, frozen=True, kw_only=True):
     """Swap space: there is as much as there should be, and little of it is used."""
 
-    SEEN = SwapSeen
     TOGETHER = True
     SEVERITY = Status.WARN
 
@@ -104,100 +77,81 @@ class Swap(Check, frozen=True, kw_only=True):
     max_total_gib: NotNegative | None = None
     max_used_percent: Percent = 50.0
 
-    def collect(self, machine: CheckContext) -> SwapSeen:
-        """Read /proc/meminfo."""
+    def measure(self, machine: CheckContext) -> Finding:
+        """Judge /proc/meminfo. The size is the node's; what fills it is a job's."""
         fields = read_meminfo(machine)
-        return SwapSeen(total_kib=fields["SwapTotal"], free_kib=fields["SwapFree"])
-
-    def judge(self, seen: SwapSeen) -> Finding:
-        """The size is the node's; what fills it is a job's."""
-        total_gib = round(seen.total_kib / _KIB_PER_GIB, 2)
+        total_kib, free_kib = fields["SwapTotal"], fields["SwapFree"]
+        total_gib = round(total_kib / _KIB_PER_GIB, 2)
         if total_gib < self.min_total_gib:
             return node_fault(f"{total_gib:g} GiB of swap, limit {self.min_total_gib:g}")
         if self.max_total_gib is not None and total_gib > self.max_total_gib:
             return node_fault(f"{total_gib:g} GiB of swap, at most {self.max_total_gib:g} allowed")
-        used = 100 * (1 - seen.free_kib / seen.total_kib) if seen.total_kib else 0.0
+        used = 100 * (1 - free_kib / total_kib) if total_kib else 0.0
         if used > self.max_used_percent:
-            return user_fault(
-                f"{used:.0f} % of swap in use, limit {self.max_used_percent:g}",
-                used_percent=round(used, 1),
-            )
+            text = f"{used:.0f} % of swap in use, limit {self.max_used_percent:g}"
+            return user_fault(text, used_percent=round(used, 1))
         return passed(f"{total_gib:g} GiB of swap, {used:.0f} % in use", total_gib=total_gib)
 
 
 class Edac(Check, frozen=True, kw_only=True):
     """Memory errors that the EDAC driver counted since it was loaded."""
 
-    # Corrected and uncorrected errors per memory controller.
-    SEEN = dict[str, tuple[int, int]]
     TOGETHER = True
     COMPONENTS = _COMPUTE
 
     max_uncorrected: Count = 0
     max_corrected: Count = 1000
 
-    def collect(self, machine: CheckContext) -> dict[str, tuple[int, int]]:
-        """Read /sys/devices/system/edac/mc."""
+    def measure(self, machine: CheckContext) -> Finding:
+        """Read /sys/devices/system/edac/mc: uncorrected errors are faults, many others warn."""
         base = "/sys/devices/system/edac/mc"
-        controllers = {}
+        parts = []
         for name in machine.entries(base):
-            if name.startswith("mc") and name[2:].isdigit():
-                counts = [machine.read(f"{base}/{name}/{kind}_count") for kind in ("ce", "ue")]
-                controllers[name] = (int(counts[0]), int(counts[1]))
-        if not controllers:
+            if not (name.startswith("mc") and name[2:].isdigit()):
+                continue
+            corrected = int(machine.read(f"{base}/{name}/ce_count"))
+            uncorrected = int(machine.read(f"{base}/{name}/ue_count"))
+            if uncorrected > self.max_uncorrected:
+                errors = counted(uncorrected, "uncorrected memory error")
+                text = f"{errors} on {name}, limit {self.max_uncorrected}"
+                parts.append(node_fault(text, uncorrected=uncorrected))
+            elif corrected > self.max_corrected:
+                text = f"{counted(corrected, 'corrected memory error')} on {name}"
+                parts.append(warned(text, corrected=corrected))
+            else:
+                parts.append(passed(name))
+        if not parts:
             raise Unmeasured(f"{base} has no memory controller: the EDAC driver is not loaded")
-        return controllers
-
-    def judge(self, seen: dict[str, tuple[int, int]]) -> Finding:
-        """An uncorrected error is a fault; many corrected ones are worth a look."""
-        parts = [self._controller(name, *counts) for name, counts in seen.items()]
-        return joined(
-            parts, well=f"{counted(len(parts), 'memory controller')} without significant errors"
-        )
-
-    def _controller(self, name: str, corrected: int, uncorrected: int) -> Finding:
-        if uncorrected > self.max_uncorrected:
-            errors = counted(uncorrected, "uncorrected memory error")
-            return node_fault(
-                f"{name}: {errors}, limit {self.max_uncorrected}", uncorrected=uncorrected
-            )
-        if corrected > self.max_corrected:
-            return warned(
-                f"{name}: {counted(corrected, 'corrected memory error')}", corrected=corrected
-            )
-        return passed(name)
+        controllers = counted(len(parts), "memory controller")
+        return joined(parts, well=f"{controllers} without significant errors")
 
 
 class HugePages(Check, frozen=True, kw_only=True):
-    """Huge pages that an earlier job reserved and nobody gave back."""
+    """Huge pages that an earlier job reserved and did not give back."""
 
-    # Reserved pages per size in KiB.
-    SEEN = dict[str, int]
     TOGETHER = True
     SEVERITY = Status.USER_FAULT
     CONTEXTS = ("prolog", "epilog")
 
     max_reserved_gib: NotNegative = 0.0
 
-    def collect(self, machine: CheckContext) -> dict[str, int]:
-        """Read /sys/kernel/mm/hugepages."""
+    def measure(self, machine: CheckContext) -> Finding:
+        """Add /sys/kernel/mm/hugepages up: more than the site's own reserve was left by a job."""
         base = "/sys/kernel/mm/hugepages"
-        pages = {}
-        for name in machine.entries(base):
-            size = name.removeprefix("hugepages-").removesuffix("kB")
-            if size.isdigit():
-                pages[size] = int(machine.read(f"{base}/{name}/nr_hugepages"))
-        if not pages:
+        sizes = [
+            size
+            for name in machine.entries(base)
+            if (size := name.removeprefix("hugepages-").removesuffix("kB")).isdigit()
+        ]
+        if not sizes:
             raise Unmeasured(f"{base} lists no page sizes")
-        return pages
-
-    def judge(self, seen: dict[str, int]) -> Finding:
-        """More than the site's own reserve was left by a job."""
-        reserved_kib = sum(int(size) * count for size, count in seen.items())
+        reserved_kib = sum(
+            int(size) * int(machine.read(f"{base}/hugepages-{size}kB/nr_hugepages"))
+            for size in sizes
+        )
         reserved_gib = round(reserved_kib / _KIB_PER_GIB, 3)
+        text = f"{reserved_gib:g} GiB in huge pages"
         if reserved_gib > self.max_reserved_gib:
-            return user_fault(
-                f"{reserved_gib:g} GiB in huge pages, limit {self.max_reserved_gib:g}",
-                reserved_gib=reserved_gib,
-            )
-        return passed(f"{reserved_gib:g} GiB in huge pages", reserved_gib=reserved_gib)
+            text = f"{text}, limit {self.max_reserved_gib:g}"
+            return user_fault(text, reserved_gib=reserved_gib)
+        return passed(text, reserved_gib=reserved_gib)

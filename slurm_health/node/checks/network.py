@@ -2,24 +2,30 @@
 """What a node is connected by.
 
 InfiniBand and RoCE ports: present, active, at full rate, without new errors. An Ethernet interface:
-up, fast enough, not flapping, without new errors.
+up, fast enough, without new errors. A link that flaps is a fault, one that was lost a warning.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterator, Mapping
 from typing import Annotated
 
 import msgspec
 
-from slurm_health.node.checks.check import Check, CheckContext, Count, NotNegative, Seen, exchange
+from slurm_health.node.checks.check import (
+    HISTORY_S,
+    Check,
+    CheckContext,
+    Count,
+    NotNegative,
+)
 from slurm_health.node.rules.finding import (
     Finding,
     inconclusive,
     joined,
     node_fault,
-    passed,
     warned,
 )
 from slurm_health.records.errors import Unmeasured
@@ -28,9 +34,11 @@ from slurm_health.records.text import counted
 _BASE = "/sys/class/infiniband"
 # Counters of the port, by the names of the kernel's sysfs interface.
 _COUNTERS = ("link_downed", "symbol_error", "port_rcv_errors", "local_link_integrity_errors")
-Rate = Annotated[float, msgspec.Meta(gt=0)]
 _ERRORS = ("rx_errors", "tx_errors", "rx_crc_errors")
-_SAFE_NAMES = re.compile(r"[\w:.-]{1,150}", re.ASCII)  # a file's has 255 bytes at most
+_WITHIN = f"within {HISTORY_S / 3600:g} h"
+
+Rate = Annotated[float, msgspec.Meta(gt=0)]
+Counters = dict[str, int]
 
 
 class Port(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,21 +48,45 @@ class Port(msgspec.Struct, frozen=True, kw_only=True):
     physical: str
     rate_gbit_per_s: float | None
     is_ethernet: bool = False
-    counters: dict[str, int]
+    counters: Counters
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it carries data."""
+        return self.state == "ACTIVE" and self.physical in {"LinkUp", ""}
 
 
-class InfiniBandSeen(Seen, frozen=True, kw_only=True):
-    """Ports by `device:port`, and the counters of the last run, `age_s` ago."""
+def read_ports(machine: CheckContext) -> dict[str, Port]:
+    """Return the ports in /sys/class/infiniband, by `device:port`.
 
-    ports: dict[str, Port]
-    before: dict[str, dict[str, int]] | None = None
-    age_s: float = 0.0
+    Raises:
+        Unmeasured: there is no /sys, or a port cannot be read.
+    """
+    devices = machine.entries(_BASE)
+    if not devices and not machine.path("/sys/class").is_dir():
+        raise Unmeasured("/sys/class does not exist")
+    ports = {}
+    for device in devices:
+        for number in machine.entries(f"{_BASE}/{device}/ports"):
+            base = f"{_BASE}/{device}/ports/{number}"
+            # The kernel writes `4: ACTIVE`.
+            state = machine.read(f"{base}/state").rpartition(":")[2].strip()
+            physical = (machine.read_or_none(f"{base}/phys_state") or "").rpartition(":")[2].strip()
+            rate = re.match(r"([\d.]+) Gb/sec", machine.read_or_none(f"{base}/rate") or "")
+            counts = {name: machine.number(f"{base}/counters/{name}") for name in _COUNTERS}
+            ports[f"{device}:{number}"] = Port(
+                state=state,
+                physical=physical,
+                rate_gbit_per_s=float(rate[1]) if rate else None,
+                is_ethernet=machine.read_or_none(f"{base}/link_layer") == "Ethernet",
+                counters={name: count for name, count in counts.items() if count is not None},
+            )
+    return ports
 
 
 class InfiniBand(Check, frozen=True, kw_only=True):
     """The ports named (`mlx5_0`, `mlx5_0:1`), or as many active ones as there should be."""
 
-    SEEN = InfiniBandSeen
     TOGETHER = True
     COMPONENTS = ("node", "network", "nic")
 
@@ -63,78 +95,83 @@ class InfiniBand(Check, frozen=True, kw_only=True):
     # Of every port; a port that `rates` names (`mlx5_0`, `mlx5_0:1`) is judged by that alone.
     min_rate_gbit_per_s: NotNegative = 0.0
     rates: dict[str, Rate] = msgspec.field(default_factory=dict)
+    # Lost links within six hours; any number since the last run is a warning.
+    max_link_downed: Count = 10
     # Since the last run on this node.
-    max_link_downed: Count = 0
     max_errors: Count = 100
 
-    def collect(self, machine: CheckContext) -> InfiniBandSeen:
-        """Read /sys/class/infiniband."""
-        devices = machine.entries(_BASE)
-        if not devices and not machine.path("/sys/class").is_dir():
-            raise Unmeasured("/sys/class does not exist")
-        ports = {
-            f"{device}:{number}": _read_port(machine, f"{_BASE}/{device}/ports/{number}")
-            for device in devices
-            for number in machine.entries(f"{_BASE}/{device}/ports")
-        }
+    def measure(self, machine: CheckContext) -> Finding:
+        """A port that is missing, down, slow or flaps is a fault; errors are worth a look."""
+        ports = read_ports(machine)
         wanted = {_full(name) for name in self.ports} or set(ports)
         counters = {name: port.counters for name, port in ports.items() if name in wanted}
-        key = ".".join(["infiniband", machine.context, *_in_a_name(self.ports)])
-        before, age_s = exchange(machine, key, counters, dict[str, dict[str, int]])
-        return InfiniBandSeen(ports=ports, before=before, age_s=age_s)
-
-    def judge(self, seen: InfiniBandSeen) -> Finding:
-        """A port that is missing, down or slow is a fault; errors are worth a look."""
-        wanted = {_full(name) for name in self.ports} or set(seen.ports)
-        active = {name for name, port in seen.ports.items() if _is_active(port)}
-        parts = [self._port(name, seen) for name in sorted(wanted) if self.ports or name in active]
+        names = zlib.crc32("\n".join(sorted(wanted)).encode()) if self.ports else 0
+        key = f"infiniband.{machine.context}.{names:08x}"
+        history = machine.history(key, counters, dict[str, Counters])
+        active = {name for name, port in ports.items() if port.is_active}
+        down = node_fault if machine.is_settled() else warned
+        parts = []
+        for name in sorted(wanted):
+            port = ports.get(name)
+            if self.ports and port is None:
+                parts.append(node_fault(f"there is no port {name}"))
+            elif self.ports and port is not None and name not in active:
+                parts.append(down(f"{name} is {port.state}, {port.physical}"))
+            elif port is not None and name in active:
+                limit = self._rate(name, ports)
+                earlier = [(age_s, values.get(name, {})) for age_s, values in history]
+                parts += [*_rate(name, port, limit), *self._counters(name, port, earlier)]
         if len(active) < self.min_active:
-            text = f"{len(active)} of {len(seen.ports)} ports active, limit {self.min_active}"
-            down = ", ".join(sorted(set(seen.ports) - active))
-            parts.append(node_fault(f"{text}{f' (down: {down})' if down else ''}"))
+            missing = ", ".join(sorted(set(ports) - active))
+            text = f"{len(active)} of {len(ports)} ports active, limit {self.min_active}"
+            parts.append(down(f"{text}{f' (down: {missing})' if missing else ''}"))
         return joined(parts, well=f"{counted(len(active), 'port')} active")
 
-    def _port(self, name: str, seen: InfiniBandSeen) -> Finding:
-        port = seen.ports.get(name)
-        if port is None:
-            return node_fault(f"there is no port {name}")
-        if not _is_active(port):
-            return node_fault(f"{name} is {port.state}, {port.physical}")
-        own = {_full(each): rate for each, rate in self.rates.items()}
-        of_all = self.min_rate_gbit_per_s if self.ports or is_compared(name, seen.ports) else 0.0
-        if limit := own.get(name, of_all):
-            if port.rate_gbit_per_s is None:
-                return inconclusive(f"{name} does not report its rate")
-            if port.rate_gbit_per_s < limit:
-                text = f"{name} runs at {port.rate_gbit_per_s:g} Gbit/s"
-                return node_fault(f"{text}, limit {limit:g}")
-        return self._counters(name, port, seen)
+    def _rate(self, name: str, ports: Mapping[str, Port]) -> float:
+        own = {_full(port): rate for port, rate in self.rates.items()}
+        shared = self.ports or is_compared(name, ports)
+        return own.get(name, self.min_rate_gbit_per_s if shared else 0.0)
 
-    def _counters(self, name: str, port: Port, seen: InfiniBandSeen) -> Finding:
-        before = (seen.before or {}).get(name, {})
-        grown = {
-            counter: max(0, count - before[counter])
-            for counter, count in port.counters.items()
-            if counter in before
-        }
-        downed = grown.pop("link_downed", 0)
-        if downed > self.max_link_downed:
-            return warned(f"{name} lost its link {counted(downed, 'time')} in {seen.age_s:.0f} s")
+    def _counters(
+        self, name: str, port: Port, earlier: list[tuple[float, Counters]]
+    ) -> Iterator[Finding]:
+        if not earlier:
+            return
+        lost = _growth(port.counters, earlier[0][1]).get("link_downed", 0)
+        grown = _growth(port.counters, earlier[-1][1])
+        recent = grown.pop("link_downed", 0)
+        if lost > self.max_link_downed:
+            text = f"{name} lost its link {lost} times {_WITHIN}, limit {self.max_link_downed}"
+            yield node_fault(text, link_downed=lost)
+        elif recent:
+            times = counted(recent, "time")
+            yield warned(f"{name} lost its link {times} since the last check", link_downed=recent)
         if sum(grown.values()) > self.max_errors:
             worst = max(grown, key=grown.__getitem__)
-            return warned(f"{name}: {worst} grew by {grown[worst]} in {seen.age_s:.0f} s")
-        return passed(name)
+            yield warned(f"{name}: {worst} grew by {grown[worst]} since the last check")
+
+
+def _rate(name: str, port: Port, limit: float) -> Iterator[Finding]:
+    rate = port.rate_gbit_per_s
+    if limit and rate is None:
+        yield inconclusive(f"{name} does not report its rate")
+    elif rate is not None and rate < limit:
+        yield node_fault(f"{name} runs at {rate:g} Gbit/s, limit {limit:g}")
+
+
+def _growth(now: Counters, before: Counters) -> Counters:
+    return {name: max(0, count - before[name]) for name, count in now.items() if name in before}
 
 
 def is_compared(name: str, ports: Mapping[str, Port]) -> bool:
-    """Tell whether a port belongs to those that jobs talk over, which share one limit.
+    """Return whether a port belongs to those that jobs talk over, which share one limit.
 
     Where there is InfiniBand, an Ethernet port beside it has another use; and a bond of Ethernet
     ports (`mlx5_bond_0`) is one device with a rate of its own.
     """
     if not ports[name].is_ethernet:
         return True
-    return "bond" not in name and all(each.is_ethernet for each in ports.values())
+    return "bond" not in name and all(port.is_ethernet for port in ports.values())
 
 
 def _full(name: str) -> str:
@@ -142,141 +179,60 @@ def _full(name: str) -> str:
     return name if ":" in name else f"{name}:1"
 
 
-def _in_a_name(ports: tuple[str, ...]) -> list[str]:
-    """Return what stands for these ports in the name of a file, nothing for all ports."""
-    names = sorted({_full(name) for name in ports})
-    if not names or _SAFE_NAMES.fullmatch(".".join(names)):
-        return names
-    import hashlib  # it loads a large library, and few sites have such names
-
-    return [hashlib.sha256("\n".join(names).encode()).hexdigest()[:32]]
-
-
-def _is_active(port: Port) -> bool:
-    return port.state == "ACTIVE" and port.physical in {"LinkUp", ""}
-
-
-def _read_port(machine: CheckContext, base: str) -> Port:
-    rate = re.match(r"([\d.]+) Gb/sec", machine.read_or_none(f"{base}/rate") or "")
-    counters = {}
-    for name in _COUNTERS:
-        text = machine.read_or_none(f"{base}/counters/{name}")
-        if text and text.isdigit():
-            counters[name] = int(text)
-    return Port(
-        state=_word(machine.read(f"{base}/state")),
-        physical=_word(machine.read_or_none(f"{base}/phys_state") or ""),
-        rate_gbit_per_s=float(rate.group(1)) if rate else None,
-        is_ethernet=machine.read_or_none(f"{base}/link_layer") == "Ethernet",
-        counters=counters,
-    )
-
-
-def _word(text: str) -> str:
-    """Return the word of the kernel's `4: ACTIVE`."""
-    return text.rpartition(":")[2].strip()
-
-
-class EthernetCounters(msgspec.Struct, frozen=True, kw_only=True):
-    """Counters since boot. None: the driver has no such counter."""
-
-    carrier_changes: int | None
-    errors: int | None
-
-
-class EthernetSeen(Seen, frozen=True, kw_only=True):
-    """An interface now, and its counters at the last run, `age_s` ago."""
-
-    exists: bool
-    operstate: str = ""
-    speed_mbit: int | None = None
-    duplex: str = ""
-    counters: EthernetCounters = EthernetCounters(carrier_changes=None, errors=None)
-    before: EthernetCounters | None = None
-    age_s: float = 0.0
-
-
 class Ethernet(Check, frozen=True, kw_only=True):
     """One interface."""
 
-    SEEN = EthernetSeen
     TOGETHER = True
     COMPONENTS = ("node", "network", "nic")
 
     interface: Annotated[str, msgspec.Meta(pattern=r"^[^/\s]{1,15}$")]
     min_speed_mbit: NotNegative = 0.0
     full_duplex: bool = False
+    # Links lost and gained within six hours; any since the last run are a warning.
+    max_carrier_changes: Count = 20
     # Since the last run on this node.
-    max_carrier_changes: Count = 4
     max_errors_per_s: NotNegative = 1.0
 
-    def collect(self, machine: CheckContext) -> EthernetSeen:
-        """Read /sys/class/net."""
-        base = f"/sys/class/net/{self.interface}"
+    def measure(self, machine: CheckContext) -> Finding:
+        """Down, slow or flapping is a fault; errors are worth a look."""
+        base, name = f"/sys/class/net/{self.interface}", self.interface
         if not machine.path(base).exists() and machine.entries("/sys/class/net"):
-            return EthernetSeen(exists=False)
-        operstate = machine.read(f"{base}/operstate").strip()
-        counters = EthernetCounters(
-            carrier_changes=_number(machine, f"{base}/carrier_changes"),
-            errors=_total(machine, [f"{base}/statistics/{name}" for name in _ERRORS]),
-        )
-        key = f"ethernet.{machine.context}.{self.interface}"
-        before, age_s = exchange(machine, key, counters, EthernetCounters)
-        return EthernetSeen(
-            exists=True,
-            operstate=operstate,
-            speed_mbit=_number(machine, f"{base}/speed"),
-            duplex=machine.read_or_none(f"{base}/duplex") or "",
-            counters=counters,
-            before=before,
-            age_s=age_s,
-        )
-
-    def judge(self, seen: EthernetSeen) -> Finding:
-        """Down or slow is a fault; flapping and errors are worth a look."""
-        if not seen.exists:
-            return node_fault(f"there is no interface {self.interface}")
+            return node_fault(f"there is no interface {name}")
+        state = machine.read(f"{base}/operstate").strip()
+        errors = [machine.number(f"{base}/statistics/{error}") for error in _ERRORS]
+        changes = machine.number(f"{base}/carrier_changes")
+        counters = {} if changes is None else {"changes": changes}
+        counters |= {"errors": sum(filter(None, errors))}
+        key = f"ethernet.{machine.context}.{name}"
+        history = machine.history(key, counters, Counters)
         # Bridges, loopback and virtual interfaces report "unknown" while they work.
-        if seen.operstate not in {"up", "unknown"}:
-            return node_fault(f"{self.interface} is {seen.operstate}")
-        parts = [*self._link(seen), *self._changes(seen)]
-        return joined(parts, well=f"{self.interface} is up")
-
-    def _link(self, seen: EthernetSeen) -> list[Finding]:
-        found = [passed("link")]
-        speed = seen.speed_mbit
+        if state not in {"up", "unknown"}:
+            return (node_fault if machine.is_settled() else warned)(f"{name} is {state}")
+        parts = []
+        speed = machine.number(f"{base}/speed")
         if self.min_speed_mbit and speed is not None and 0 < speed < self.min_speed_mbit:
-            text = f"{self.interface} runs at {speed} Mbit/s, limit {self.min_speed_mbit:g}"
-            found.append(node_fault(text, speed_mbit=speed))
-        if self.full_duplex and seen.duplex == "half":
-            found.append(node_fault(f"{self.interface} is half duplex"))
-        return found
+            text = f"{name} runs at {speed} Mbit/s, limit {self.min_speed_mbit:g}"
+            parts.append(node_fault(text, speed_mbit=speed))
+        if self.full_duplex and machine.read_or_none(f"{base}/duplex") == "half":
+            parts.append(node_fault(f"{name} is half duplex"))
+        if history:
+            parts += self._changes(counters, history)
+        return joined(parts, well=f"{name} is up")
 
-    def _changes(self, seen: EthernetSeen) -> list[Finding]:
-        if seen.before is None:
-            return []
-        found = []
-        flaps = _delta(seen.counters.carrier_changes, seen.before.carrier_changes)
-        if flaps > self.max_carrier_changes:
-            times = f"{counted(flaps, 'time')} in {seen.age_s:.0f} s"
-            text = f"{self.interface} lost or gained its link {times}"
-            found.append(warned(text, carrier_changes=flaps))
-        errors = _delta(seen.counters.errors, seen.before.errors)
-        if seen.age_s > 0 and errors / seen.age_s > self.max_errors_per_s:
-            text = f"{self.interface}: {counted(errors, 'error')} in {seen.age_s:.0f} s"
-            found.append(warned(text, errors=errors))
-        return found
-
-
-def _delta(now: int | None, before: int | None) -> int:
-    return max(0, now - before) if now is not None and before is not None else 0
-
-
-def _number(machine: CheckContext, path: str) -> int | None:
-    text = machine.read_or_none(path)
-    return int(text) if text and text.lstrip("-").isdigit() else None
-
-
-def _total(machine: CheckContext, paths: list[str]) -> int | None:
-    found = [number for path in paths if (number := _number(machine, path)) is not None]
-    return sum(found) if found else None
+    def _changes(
+        self, counters: Counters, history: list[tuple[float, Counters]]
+    ) -> Iterator[Finding]:
+        age_s, last = history[-1]
+        of_all = _growth(counters, history[0][1]).get("changes", 0)
+        grown = _growth(counters, last)
+        changes, errors = grown.get("changes", 0), grown.get("errors", 0)
+        what = f"{self.interface} lost or gained its link"
+        if of_all > self.max_carrier_changes:
+            text = f"{what} {of_all} times {_WITHIN}, limit {self.max_carrier_changes}"
+            yield node_fault(text, carrier_changes=of_all)
+        elif changes:
+            text = f"{what} {counted(changes, 'time')} since the last check"
+            yield warned(text, carrier_changes=changes)
+        if age_s > 0 and errors / age_s > self.max_errors_per_s:
+            text = f"{self.interface}: {counted(errors, 'error')} since the last check"
+            yield warned(text, errors=errors)

@@ -4,9 +4,7 @@
 Runs as whoever calls it, and changes nothing.
 
     slurm_conf      slurm.conf as Slurm shows it, and the scripts that it names
-    cluster         the cluster: its release of Slurm, and whether one step can run on all nodes
-    ownership       who can change what these scripts run
-    machine         the site's file, and this machine
-    site_actions    what may be done to nodes to repair them, and who is notified
-    advice          what is said about it all
+    ownership       who can change what root runs and reads
+    machine         the config file, this machine, what may be done to nodes, who is notified
+    advice          the advice, as text and JSON
 """

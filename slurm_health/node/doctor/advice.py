@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `slurm-health doctor` has to say: what is so, why it matters, what to do about it."""
+"""What `slurm-health doctor` advises: what is so, why it matters, what to do about it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 
 class Urgency(Enum):
-    """How bad it is. `CHANGE` alone makes doctor end with 1."""
+    """How bad it is. `CHANGE` alone makes doctor exit with 1."""
 
     CHANGE = "change"
     LOOK = "look"
@@ -41,48 +41,42 @@ def change(text: str, do: str) -> Advice:
 
 
 class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything the doctor has to say."""
+    """All advice."""
 
     advice: tuple[Advice, ...]
 
     def count(self, level: Urgency) -> int:
         """Return how many pieces of advice have this level."""
-        return sum(each.level is level for each in self.advice)
+        return sum(advice.level is level for advice in self.advice)
 
     @property
     def ranked(self) -> list[Advice]:
         """The worst first."""
-        return sorted(self.advice, key=lambda each: list(Urgency).index(each.level))
+        return sorted(self.advice, key=lambda advice: list(Urgency).index(advice.level))
 
     def text(self, width: int | None) -> str:
-        """Return it for a person, in lines of `width`."""
+        """Return it for a person, in lines of `width`, or of any length."""
         lines = []
-        for each in self.ranked:
-            lines += _paragraph(f"{each.level.value:<8}", each.text, width)
-            if each.do:
-                lines += _paragraph(f"{'':<8}do: ", each.do, width)
-        counts = [f"{self.count(level)} to {word}" for level, word in _COUNTED]
-        lines += ["", f"{', '.join(counts)}, {self.count(Urgency.FINE)} fine"]
-        return "\n".join(lines) + "\n"
+        for advice in self.ranked:
+            parts = {f"{advice.level.value:<8}": advice.text, f"{'':<8}do: ": advice.do}
+            for head, text in parts.items():
+                if text:
+                    lines += textwrap.wrap(
+                        text,
+                        max(width or 1 << 16, 40),
+                        initial_indent=head,
+                        subsequent_indent=" " * len(head),
+                        break_long_words=False,
+                        break_on_hyphens=False,
+                    )
+        counts = (
+            f"{self.count(Urgency.CHANGE)} to change, {self.count(Urgency.LOOK)} to look at,"
+            f" {self.count(Urgency.FINE)} fine"
+        )
+        return "\n".join([*lines, "", counts]) + "\n"
 
     def json(self) -> str:
         """Return it for a program."""
         counts = {level.value: self.count(level) for level in Urgency}
         data = msgspec.json.encode({"counts": counts, "advice": self.ranked})
         return msgspec.json.format(data, indent=2).decode() + "\n"
-
-
-_COUNTED = ((Urgency.CHANGE, "change"), (Urgency.LOOK, "look at"))
-
-
-def _paragraph(head: str, text: str, width: int | None) -> list[str]:
-    if width is None:
-        return [head + text]
-    return textwrap.wrap(
-        text,
-        max(width, 40),
-        initial_indent=head,
-        subsequent_indent=" " * len(head),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )

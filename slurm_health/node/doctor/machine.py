@@ -1,40 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`slurm-health doctor`, the part about the site's file and this machine."""
+"""`slurm-health doctor`, the part about the config file and this machine."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import shutil
 import stat
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from slurm_health.node import notify, shared
 from slurm_health.node.checks.check import CheckContext, first_few
+from slurm_health.node.checks.clock import read_clock
 from slurm_health.node.checks.external import is_there, program_of
+from slurm_health.node.checks.filesystem import read_mounts
 from slurm_health.node.doctor import ownership
 from slurm_health.node.doctor.advice import Advice, change, fine, look
 from slurm_health.node.hooks.healthcheck import LONGEST_REPEAT_S
-from slurm_health.node.hooks.run_checks import node_name
 from slurm_health.node.rules.settings import matches
+from slurm_health.node.run import node_name
 from slurm_health.node.shared import MARGIN_S
-from slurm_health.node.site_settings import Site
+from slurm_health.node.site import Site
 from slurm_health.node.state import LOCK_LIMIT_S
 from slurm_health.records.errors import Unmeasured
+from slurm_health.system import SYSTEM_PATH
 from slurm_health.system.proc import Mount, mount_of
+from slurm_health.system.slurm.parsing import Node
 from slurm_health.system.telemetry import LOG_SOCKET
 
-# What is on a filesystem of these types, no other node can see.
+# What is on a filesystem of these types, no other node has.
 _LOCAL_TYPES = frozenset(
     {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs", "ramfs", "overlay"}
 )
-# Options of NFS and Lustre, and types, with which a lock on one node is none on another.
-_LOCKS_OF_ITS_OWN = frozenset(
-    {"nolock", "local_lock=all", "local_lock=flock", "localflock", "noflock", "fuse.sshfs"}
-)
 _CALLS_OF_A_DRAIN = 5
 _HERE = CheckContext()
-LOADED_BY_AGENTS = ("slurm_health.preflight.agent.agent", "msgspec._utils", "numpy.version")
-
 TORCH_QUESTION = (
     "import torch; n = torch.cuda.nccl.version() if torch.cuda.is_available() else 'none';"
     "print('torch', torch.__version__, 'CUDA', torch.version.cuda, 'NCCL', n)"
@@ -44,104 +45,121 @@ TORCH_QUESTION = (
 def advise_machine(
     site: Site, cluster: str, limits_s: Mapping[str, int], place: CheckContext = _HERE
 ) -> list[Advice]:
-    """Return what this machine and the site's file lack.
+    """Return what this machine and the config file lack.
 
     Args:
-        site: the site's file.
-        cluster: its name in slurm.conf, empty where Slurm does not tell.
+        site: the config file.
+        cluster: its name in slurm.conf, empty if Slurm does not say.
         limits_s: of the shims, by the key of slurm.conf that names each.
         place: the machine.
     """
     return [
-        _rights(),
         *_settings(site, limits_s),
-        _shared(place, site),
-        *_state(place, site),
-        *_metrics(site),
-        *_journal(place, site, cluster),
-        log_advice(place),
-        _clock(place),
+        *_shared(site, place),
+        *_journal(site, cluster, place),
+        *_host(place),
         *_needs(site, place),
-        *_users(place),
     ]
 
 
-def _rights() -> Advice:
+def _settings(site: Site, limits_s: Mapping[str, int]) -> Iterator[Advice]:
     if os.getuid() != 0:
         text = "not root: what only root can see or write was not checked"
-        return look(text, "run doctor as root on a node, as the hooks run")
-    return fine("doctor runs as root, as the hooks do: what only root can see was looked at")
-
-
-def _settings(site: Site, limits_s: Mapping[str, int]) -> Iterator[Advice]:
-    if not site.checks:
+        yield look(text, "run doctor as root on a node, as the hooks run")
+    if not site.planned:
         text = f"{site.path} configures no check: the hooks do nothing"
         yield change(text, "draft some on a healthy node: slurm-health init-config")
         return
-    shadow = [each.name for each in site.checks if each.shadow]
+    shadow = [check.name for check in site.planned if check.shadow]
     if not site.hooks.drain:
         text = f"{site.path}: hooks.drain is false: faults are logged and nothing is drained"
         yield look(text, "drain = true, once the log shows only faults that are worth a drain")
-    elif len(shadow) == len(site.checks):
+    elif len(shadow) == len(site.planned):
         text = "every check is in shadow: faults are logged and nothing is drained"
         yield look(text, "remove shadow = true, check by check")
     else:
-        yield fine(f"checks: {len(site.checks)}, of them in shadow: {len(shadow)}")
-    for hook, longest_s in (("Prolog", _prolog_s(site)), ("Epilog", _epilog_s(site))):
+        yield fine(f"checks: {len(site.planned)}, of them in shadow: {len(shadow)}")
+    for hook, longest_s in longest_hooks_s(site).items():
         if longest_s > limits_s[hook]:
             text = (
                 f"{hook} may take {longest_s:g} s when everything is slow, more than the"
                 f" {limits_s[hook]} s of its shim: such a hook is stopped and drains nothing"
             )
-            mend = f"a lower time_limit_s of the checks, or limit={longest_s:.0f} in the shim"
-            yield look(text, mend)
-    slow = [each.name for each in site.checks if each.time_limit_s > LONGEST_REPEAT_S]
-    if slow and site.recovery.release:
+            fix = f"a lower time_limit_s of the checks, or limit={longest_s:.0f} in the shim"
+            yield look(text, fix)
+    slow = [check.name for check in site.planned if check.time_limit_s > LONGEST_REPEAT_S]
+    if slow and site.recovery.passes:
         text = (
             f"a health check, which Slurm ends after a minute, cannot repeat {', '.join(slow)}: a"
-            " node that is drained for it waits for a person"
+            " node that is drained for it waits for an administrator"
         )
         yield look(text, "nothing; on the node: slurm-health nodes retest, then nodes release")
+    if site.metrics.directory and not Path(site.metrics.directory).is_dir():
+        text = f"metrics.directory = {site.metrics.directory} is no directory: nothing is written"
+        fix = f"install -d -m 0755 -o root -g root {site.metrics.directory}"
+        yield change(text, fix)
+    elif site.metrics.directory:
+        what = f"root writes metrics to {site.metrics.directory}, which node_exporter only reads"
+        yield from ownership.loose_advice(what, ownership.replaceable(Path(site.metrics.directory)))
+    what = f"root follows {site.path}"
+    yield from ownership.loose_advice(what, ownership.replaceable(Path(site.path)))
 
 
-def _prolog_s(site: Site) -> float:
-    """Return how long a prolog takes when each step takes its limit."""
-    return _checks_s(site, "prolog") + _drain_s(site)
+def longest_hooks_s(site: Site) -> dict[str, float]:
+    """Return how long prolog and epilog take if each of their steps takes its limit."""
+    timing = site.timing
+    lock_s = timing.lock_s + MARGIN_S
+    # A drain counts itself, and takes that back if it fails.
+    calls_s = _CALLS_OF_A_DRAIN * timing.slurm_s
+    drain_s = timing.spread_s + LOCK_LIMIT_S + calls_s + 2 * lock_s
+    checks_s = {}
+    for context in ("prolog", "epilog", "retest"):
+        checks = [check for check in site.planned if context in check.contexts]
+        # In a retest, those that need the node alone run one by one.
+        apart = [check for check in checks if check.exclusive and context == "retest"]
+        together = [check.time_limit_s for check in checks if check not in apart]
+        alone_s = sum(check.time_limit_s for check in apart)
+        checks_s[context] = max(together, default=0.0) + alone_s
+    # Twice if this Slurm does not say when the job started, and is asked in between; then whether
+    # the node is idle.
+    journal_s = 2 * timing.journal_s + 2 * timing.slurm_s
+    epilog_s = checks_s["epilog"] + journal_s + checks_s["retest"] + lock_s + drain_s
+    return {"Prolog": checks_s["prolog"] + drain_s, "Epilog": epilog_s}
 
 
-def _epilog_s(site: Site) -> float:
-    """Return the same for an epilog that reads a journal, tests the node and marks it."""
-    test_s = site.hooks.slurm_limit_s + _checks_s(site, "retest")  # is the node idle?
-    # Twice where this Slurm does not tell when the job started, and is asked in between.
-    read_s = 2 * site.accusations.read_limit_s + site.hooks.slurm_limit_s
-    return _checks_s(site, "epilog") + read_s + test_s + _lock_s(site) + _drain_s(site)
+def unmatched(site: Site, nodes: Mapping[str, Node]) -> Iterator[Advice]:
+    """Yield the patterns of nodes and partitions that match nothing in this cluster."""
+    partitions = {name for node in nodes.values() for name in node.partitions}
+    for check in site.planned:
+        for key, patterns, names in (
+            ("nodes", check.nodes, nodes),
+            ("partitions", check.partitions, partitions),
+        ):
+            for pattern in patterns:
+                wanted = pattern.removeprefix("!")
+                if not any(matches(name, (wanted,)) for name in names):
+                    text = f"checks.{check.name}: {key} has {pattern}, which matches no {key[:-1]}"
+                    yield look(text, f"the right name, or leave it out ({site.path})")
 
 
-def _checks_s(site: Site, context: str) -> float:
-    """Return the same for checks: in a retest, those that need the node alone come one by one."""
-    checks = [each for each in site.checks if context in each.contexts]
-    apart = [each for each in checks if each.exclusive and context == "retest"]
-    together_s = max((each.time_limit_s for each in checks if each not in apart), default=0.0)
-    return together_s + sum(each.time_limit_s for each in apart)
-
-
-def _drain_s(site: Site) -> float:
-    """Return the same for a drain, which counts itself, and takes that back when it fails."""
-    calls_s = _CALLS_OF_A_DRAIN * site.hooks.slurm_limit_s
-    return site.breaker.spread_s + LOCK_LIMIT_S + calls_s + 2 * _lock_s(site)
-
-
-def _lock_s(site: Site) -> float:
-    return site.breaker.lock_limit_s + MARGIN_S
-
-
-def _shared(place: CheckContext, site: Site) -> Advice:
-    from slurm_health.node import shared
-
+def _shared(site: Site, place: CheckContext) -> Iterator[Advice]:
     path = site.breaker.directory
     if not path:
         text = "breaker.directory is not set: how many are drained is unknown, so none is drained"
-        return change(text, f"in {site.path}: [breaker] directory = a directory all nodes share")
+        yield change(text, f"in {site.path}: [breaker] directory = a directory all nodes share")
+    else:
+        yield _ledger(site, place)
+    kind = _mount(place, str(site.state)).kind
+    if kind and kind not in _LOCAL_TYPES:
+        text = (
+            f"hooks.state = {site.state} is on {kind}: if other nodes have the same one, none knows"
+            " what it was drained for, and none is released by itself"
+        )
+        yield look(text, "a directory that each node has for itself")
+
+
+def _ledger(site: Site, place: CheckContext) -> Advice:
+    path = site.breaker.directory
     try:
         known = shared.read_ledger(site.breaker)
         if os.getuid() == 0:
@@ -154,107 +172,66 @@ def _shared(place: CheckContext, site: Site) -> Advice:
     if known.trips:
         text = f"the breaker has tripped, nothing is drained in: {', '.join(known.trips)}"
         return change(text, "slurm-health nodes says why; then: slurm-health nodes reset")
-    kind, options = _mount(place, path)
-    if own := _LOCKS_OF_ITS_OWN.intersection([kind, *options.split(",")]):
-        text = (
-            f"breaker.directory = {path} is mounted with {', '.join(sorted(own))}: each node locks"
-            " for itself, so what two write at once is lost, and too many are drained"
-        )
-        return change(text, "mount it with locks that hold for all nodes")
     if os.getuid() != 0:
-        return look(f"whether {path} can be locked and written was not tried", "run doctor as root")
+        return look(f"whether {path} can be written was not tried", "run doctor as root")
+    kind = _mount(place, path).kind
     if kind in _LOCAL_TYPES:
         text = (
             f"breaker.directory = {path} is on this machine's own {kind}: if other nodes do not see"
             " it, each counts for itself and a rack that fails at once is drained"
         )
         return look(text, "a directory on a filesystem that all nodes share")
-    return fine(f"{path} can be locked and written here")
+    return fine(f"{path} can be written here")
 
 
-def _state(place: CheckContext, site: Site) -> Iterator[Advice]:
-    kind = _mount(place, str(site.state)).kind
-    if kind and kind not in _LOCAL_TYPES:
-        text = (
-            f"hooks.state = {site.state} is on {kind}: if other nodes have the same one, none knows"
-            " what it was drained for, and none is released by itself"
-        )
-        yield look(text, "a directory that each node has for itself")
-
-
-def _metrics(site: Site) -> Iterator[Advice]:
-    if not site.metrics.directory:
-        return
-    path = Path(site.metrics.directory)
-    if not path.is_dir():
-        text = f"metrics.directory = {path} is no directory: no metrics are written"
-        yield change(text, f"install -d -m 0755 -o root -g root {path}")
-    elif loose := ownership.replaceable(path):
-        text = (
-            f"metrics.directory = {path}: root writes there, and others than root can change"
-            f" {first_few(loose)}, and with it what node_exporter says of this node"
-        )
-        mend = f"chown root and chmod go-w {first_few(loose)}: node_exporter only reads"
-        # Whoever can change what is above it can have root write elsewhere.
-        yield look(text, mend) if loose == [path] else change(text, mend)
-
-
-def _journal(place: CheckContext, site: Site, cluster: str) -> Iterator[Advice]:
+def _journal(site: Site, cluster: str, place: CheckContext) -> Iterator[Advice]:
     root = site.journal or "~/.slurm-health/journal"
     if root.startswith("~"):
-        yield from _home(place, root)
+        home = Path.home()
+        if os.getuid() == 0:
+            # Root's own home says nothing about those of users.
+            text = (
+                f"journals are in {root} of each user, whose homes all nodes must share: lemons,"
+                " metrics and history of root, and the standings that they publish, see none"
+            )
+            yield look(text, "journal = a shared directory: documentation, admin/install.md")
+        elif not os.access(home, os.W_OK):
+            text = f"journals are in {root}, and {home} cannot be written: no job can be checked"
+            yield change(text, "another place: --journal DIR, or SLURM_HEALTH_JOURNAL")
+        elif _mount(place, str(home)).kind in _LOCAL_TYPES:
+            text = f"{home} looks like a local disk: journals in {root} must be on a shared one"
+            yield look(text, "a shared directory: --journal DIR, or SLURM_HEALTH_JOURNAL")
         return
-    mend = f"install -d -m 1777 {root} {root}/{cluster or 'CLUSTER'}"
+    fix = f"install -d -m 1777 -o root {root} {root}/{cluster or 'CLUSTER'}"
     for path in (root, f"{root}/{cluster}") if cluster else (root,):
         try:
-            mode = Path(path).stat().st_mode
+            status = Path(path).stat()
         except OSError as err:
-            text = (
-                f"journal = {root}: {path} cannot be used ({err.strerror}): no job can be checked"
-            )
-            yield change(text, mend)
+            why = err.strerror
+            yield change(f"journal: {path} cannot be used ({why}): no job can be checked", fix)
             return
-        if not mode & stat.S_IWOTH:
-            text = f"journal = {root}: users cannot write in {path}: their jobs cannot be checked"
-            yield change(text, mend)
+        if not status.st_mode & stat.S_IWOTH:
+            yield change(f"journal: users cannot write in {path}: no job can be checked", fix)
             return
-    kind = _mount(place, root)[0]
-    if kind in _LOCAL_TYPES:
+        if not status.st_mode & stat.S_ISVTX or status.st_uid != 0:
+            text = f"journal: {path} must be root's and sticky, or any user can replace journals"
+            yield change(text, fix)
+            return
+    if _mount(place, root).kind in _LOCAL_TYPES:
         text = (
-            f"journal = {root} is on this machine's own {kind}: the nodes of a job do not see each"
+            f"journal = {root} is on this machine's own disk: the nodes of a job do not see each"
             " other's records, and every check ends inconclusive"
         )
         yield change(text, "a directory on a filesystem that all nodes share, or ~")
-        return
-    yield fine(f"journals are in {root}")
-
-
-def _home(place: CheckContext, root: str) -> Iterator[Advice]:
-    home = Path.home()
-    if os.getuid() == 0:
-        # Root's own home says nothing about those of users.
-        text = (
-            f"journals are in {root} of each user, whose homes all nodes must share: lemons,"
-            " metrics and history of root, and the standings that they publish, see none of them"
-        )
-        yield look(text, "journal = a shared directory: documentation, admin/install.md, step 2")
-        return
-    if not os.access(home, os.W_OK):
-        text = f"journals are in {root}, and {home} cannot be written: no job can be checked"
-        yield change(text, "another place: --journal DIR, or SLURM_HEALTH_JOURNAL")
-    elif _mount(place, str(home)).kind in _LOCAL_TYPES:
-        text = f"{home} looks like a local disk: journals are in {root}, which all nodes must share"
-        yield look(
-            text, "if it is local, a shared directory: --journal DIR, or SLURM_HEALTH_JOURNAL"
-        )
     else:
-        yield fine(f"journals are in {root}")
+        loose = ownership.replaceable(Path(root).parent)
+        yield from ownership.loose_advice(f"journals are in {root}", loose) or [
+            fine(f"journals are in {root}")
+        ]
 
 
 def _mount(place: CheckContext, path: str) -> Mount:
-    """Return type and options of the mount that a path is on; empty where it cannot be told."""
-    from slurm_health.node.checks.filesystem import read_mounts
-
+    """Return type and options of the mount that a path is on; empty if that is not known."""
     try:
         return mount_of(read_mounts(place), str(Path(path).resolve()))
     except Unmeasured:
@@ -262,56 +239,28 @@ def _mount(place: CheckContext, path: str) -> Mount:
 
 
 def log_advice(place: CheckContext) -> Advice:
-    """Return whether what the hooks say is kept: slurmd shows it of a hook that fails only."""
+    """Return whether the hooks' log is kept: slurmd shows that of a hook that fails only."""
     if place.path(LOG_SOCKET).is_socket():
         return fine(f"findings go to the system log ({LOG_SOCKET})")
-    text = (
-        f"nothing listens at {LOG_SOCKET}: what the hooks find, and why they do not drain, is lost"
-    )
+    text = f"nothing listens at {LOG_SOCKET}: findings, and why no node is drained, are lost"
     return look(text, "run systemd-journald or a syslog daemon on the nodes")
 
 
-def _clock(place: CheckContext) -> Advice:
-    from slurm_health.node.checks.clock import Clock
-
+def _host(place: CheckContext) -> Iterator[Advice]:
+    yield log_advice(place)
     try:
-        seen = Clock().collect(place)
+        clock = read_clock()
+        if clock.synchronised:
+            yield fine(f"the clock is {clock.offset_ms:g} ms off")
+        else:
+            text = "the clock is not synchronised: times in journals and notes cannot be compared"
+            yield look(text, "follow a time server: chrony, or systemd-timesyncd")
     except Unmeasured as err:
-        return look(
-            f"the state of the clock cannot be read: {err}",
-            "make sure that it follows a time server",
-        )
-    if not seen.synchronised:
-        text = "the clock is not synchronised: times in journals and notes cannot be compared"
-        return look(text, "follow a time server: chrony, or systemd-timesyncd")
-    return fine(f"the clock is {seen.offset_ms:g} ms off")
-
-
-def _needs(site: Site, place: CheckContext) -> Iterator[Advice]:
-    """Look for what configured checks need and this machine lacks."""
-    import importlib.util
-
-    uses_gpu = any(type(each.check).__name__.startswith("Gpu") for each in site.checks)
-    lacks = []
-    if uses_gpu and importlib.util.find_spec("pynvml") is None:
-        text = "GPU checks are configured, but nvidia-ml-py is missing: they measure nothing"
-        lacks.append(change(text, "pip install 'slurm-health[gpu]' where the shims' python is"))
-    for each in site.checks:
-        program = program_of(each.check)
-        if program and not is_there(program, place) and matches(node_name(os.environ), each.nodes):
-            text = f"checks.{each.name} runs {program}, which is not on this node: it measures"
-            mend = (
-                f"install it, or leave the check out; for some nodes only: nodes = in {site.path}"
-            )
-            lacks.append(change(f"{text} nothing", mend))
-    yield from lacks or [fine("what the configured checks need is installed")]
-
-
-def _users(place: CheckContext) -> Iterator[Advice]:
-    """Look whether users can run this installation: their jobs do, on every node."""
+        yield look(f"the state of the clock cannot be read: {err}", "follow a time server")
+    # Users run this installation as well: their jobs do, on every node.
     paths = [Path(sys.executable), Path(__file__)]
-    places = {each for path in paths for start in (path, path.resolve()) for each in start.parents}
-    closed = sorted(each for each in places if not _is_open(place.path(str(each))))
+    places = {p for path in paths for start in (path, path.resolve()) for p in start.parents}
+    closed = sorted(path for path in places if not _is_open(place.path(str(path))))
     if closed:
         text = (
             f"slurm-health runs with {sys.executable}, and users cannot enter {first_few(closed)}:"
@@ -322,33 +271,85 @@ def _users(place: CheckContext) -> Iterator[Advice]:
         )
 
 
-def byte_code_advice(modules: Iterable[str] = LOADED_BY_AGENTS) -> Advice:
-    """Return whether what agents load is compiled, as users cannot do beside root's files.
-
-    Args:
-        modules: one of each package that an agent, or its worker without torch, loads.
-    """
-    import importlib.util
-
-    specs = {name.partition(".")[0]: importlib.util.find_spec(name) for name in modules}
-    uncompiled = {
-        package: importlib.util.find_spec(package)
-        for package, spec in specs.items()
-        if spec is not None and spec.cached is not None and not Path(spec.cached).exists()
-    }
-    if not uncompiled:
-        return fine("what agents load is compiled")
-    text = f"{' and '.join(uncompiled)} without byte code: each agent of each check compiles"
-    places = [Path(spec.origin).parent for spec in uncompiled.values() if spec and spec.origin]
-    mend = f"as who owns it: {sys.executable} -m compileall -q {' '.join(map(str, places))}"
-    return look(f"{text} what it loads, which costs half as much again as its start", mend)
-
-
 def _is_open(path: Path) -> bool:
     try:
         return bool(path.stat().st_mode & stat.S_IXOTH)
     except OSError:
         return True
+
+
+def _needs(site: Site, place: CheckContext) -> Iterator[Advice]:
+    """Look for what configured checks need and this machine lacks."""
+    uses_gpu = any(type(check.check).__name__.startswith("Gpu") for check in site.planned)
+    if uses_gpu and importlib.util.find_spec("pynvml") is None:
+        text = "GPU checks are configured, but nvidia-ml-py is missing: they measure nothing"
+        yield change(text, "pip install 'slurm-health[gpu]' where the shims' python is")
+    for check in site.planned:
+        program = program_of(check.check)
+        here = matches(node_name(os.environ), check.nodes)
+        if program and here and not is_there(program, place):
+            text = f"checks.{check.name} runs {program}, which is not on this node: it measures"
+            fix = f"install it, or leave the check out; for some nodes only: nodes in {site.path}"
+            yield change(f"{text} nothing", fix)
+
+
+# --- what may be done to nodes, and what is notified of it ---------------------------------------
+
+
+def _command(key: str, argv: tuple[str, ...]) -> Iterator[Advice]:
+    """Yield what keeps a command of the site from being run, or lets others change it."""
+    path = shutil.which(argv[0], path=SYSTEM_PATH) if argv else None
+    if argv and path is None:
+        yield change(f"{key}: {argv[0]} is not on this node, so it fails", "install it everywhere")
+    elif path is not None:
+        loose = ownership.replaceable(Path(path))
+        yield from ownership.loose_advice(f"{key}: root runs {path}", loose)
+
+
+def advise_on_repair(site: Site, config: Mapping[str, str]) -> list[Advice]:
+    """Return what keeps repairs from being done; nothing if the site wants none.
+
+    Args:
+        site: the config file.
+        config: the fields of slurm.conf, none if they are not known.
+    """
+    settings = site.repair
+    if not (settings.steps or settings.test):
+        return []
+    reset = settings.reset if "reset" in settings.steps else ()
+    advice = [*_command("repair.reset", reset), *_command("repair.test", settings.test)]
+    if "reboot" in settings.steps and config and not config.get("RebootProgram"):
+        text = "repair.steps has reboot, and slurm.conf has no RebootProgram: Slurm reboots nothing"
+        advice.append(change(text, "RebootProgram=/usr/sbin/reboot"))
+    if "administrator" in settings.steps and not (site.notify.command or site.notify.urls):
+        text = "repair.steps has administrator, and [notify] sends nothing: no one is notified"
+        advice.append(look(text, "set command or urls in [notify]"))
+    if not site.breaker.directory:
+        text = "breaker.directory is not set: steps cannot be counted, so none is taken"
+        advice.append(change(text, f"in {site.path}: [breaker] directory = …"))
+    how = "logged and not done (dry run)" if settings.dry_run else "done"
+    steps = ", ".join([*settings.steps, *(["test"] if settings.test else [])])
+    return advice or [fine(f"repairs of nodes are {how}: {steps}")]
+
+
+def advise_on_notify(site: Site) -> list[Advice]:
+    """Return what keeps events from arriving; nothing if the site sends none."""
+    settings = site.notify
+    if not (settings.command or settings.urls):
+        return []
+    advice = list(_command("notify.command", settings.command))
+    if settings.urls and importlib.util.find_spec("apprise") is None:
+        text = f"notify.urls needs apprise, which {sys.executable} does not have"
+        advice.append(change(text, "pip install 'slurm-health[notify]', on every node"))
+    files = [entry for entry in settings.urls if entry.startswith("/")]
+    if len(files) < len(settings.urls) and Path(site.path).stat().st_mode & 0o044:
+        text = f"notify.urls: a URL may hold a password, and users can read {site.path}"
+        advice.append(look(text, "urls = [a file of URLs that only root can read]"))
+    for file in files if os.getuid() == 0 else []:  # others cannot look
+        if problem := notify.file_problem(file):
+            fix = f"chown root {file}; chmod 600 {file}"
+            advice.append(change(f"notify.urls: {problem}", fix))
+    return advice or [fine("events of nodes are sent; try: slurm-health notify --test")]
 
 
 def reads_advice(name: str, why: str) -> Advice:
@@ -361,8 +362,6 @@ def reads_advice(name: str, why: str) -> Advice:
 def torch_advice(output: str, code: int, python: str) -> Advice:
     """Return what an interpreter's torch, asked with `TORCH_QUESTION`, is good for."""
     if code != 0:
-        text = (
-            f"{python} has no torch: light probes check a job with it, which see no GPU and no NCCL"
-        )
+        text = f"{python} has no torch: light probes check a job with it, without GPUs and NCCL"
         return look(text, "slurm-health doctor --python PATH, with the one that jobs train with")
     return fine(f"{python}: {output.strip()}")

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`slurm-health doctor`, the part about who can change what root runs on every node."""
+"""`slurm-health doctor`, the part about who can change what root runs and reads."""
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from slurm_health.node.checks.check import first_few
@@ -29,51 +29,52 @@ def advise(
     """
     named = {path: path for path in scripts}
     named |= {path: f"the commands in {path}" for path in commands}
-    found = [_advice(what, replaceable(Path(path))) for path, what in named.items()]
+    loose_by_name = {what: replaceable(Path(path)) for path, what in named.items()}
+    advice = []
     for python in dict.fromkeys(interpreters):
-        loose = replaceable(Path(python))
-        found.append(_advice(python, loose) if loose else _modules(python))
-    return [each for each in found if each is not None] or [fine("only root can change the hooks")]
+        loose_by_name[python] = replaceable(Path(python))
+        if loose_by_name[python]:
+            continue
+        try:
+            output = command.run([python, "-I", "-c", _PLACES], environ={"PATH": os.defpath})
+        except SlurmError as err:
+            text = f"who can change the modules of {python} was not looked at: {err}"
+            advice.append(look(text, f"make sure that {python} runs"))
+            continue
+        loose: set[Path] = set()
+        for place in map(Path, output.splitlines()):
+            loose.update(replaceable(place))
+            for directory, names, files in os.walk(place):
+                names[:] = [name for name in names if not name.startswith(".")]
+                below = (Path(directory, name) for name in (*names, *files))
+                loose.update(path for path in below if _is_loose(path))
+        loose_by_name[f"modules of {python}"] = sorted(loose)
+    for what, paths in loose_by_name.items():
+        advice += loose_advice(f"root runs {what} on every node", paths)
+    return advice or [fine("only root can change the hooks")]
+
+
+def loose_advice(what: str, loose: list[Path]) -> list[Advice]:
+    """Return the advice on paths that others can change; none if there are none."""
+    if not loose:
+        return []
+    names = first_few(loose)
+    text = f"{what}, and others than root can change {names}"
+    return [change(text, f"chown -R root and chmod -R go-w {names}, or another place")]
 
 
 def replaceable(path: Path) -> list[Path]:
     """Return which of a path, its links' target and the directories above others can change."""
-    places = {each for start in (path, path.resolve()) for each in (start, *start.parents)}
+    places = {place for start in (path, path.resolve()) for place in (start, *start.parents)}
     return sorted(filter(_is_loose, places))
 
 
 def _is_loose(path: Path) -> bool:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return False
-    if stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX:
+    if stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX:
         # Sticky, as /tmp is: others may add names there, and replace none of root's.
-        found = os.stat_result((stat.S_IFDIR, *found[1:]))
-    return others_can_write(found)
-
-
-def _modules(python: str) -> Advice | None:
-    try:
-        said = command.run([python, "-I", "-c", _PLACES], environ={"PATH": os.defpath})
-    except SlurmError as err:
-        text = f"who can change the modules of {python} was not looked at: {err}"
-        return look(text, f"make sure that {python} runs")
-    places = [Path(line) for line in said.splitlines()]
-    loose = {each for place in places for each in replaceable(place)}
-    loose |= {each for place in places for each in _below(place) if _is_loose(each)}
-    return _advice(f"modules of {python}", sorted(loose))
-
-
-def _below(top: Path) -> Iterator[Path]:
-    """Yield what can be imported from a directory."""
-    for directory, names, files in os.walk(top):
-        names[:] = [name for name in names if not name.startswith(".")]
-        yield from (Path(directory, name) for name in (*names, *files))
-
-
-def _advice(what: str, loose: list[Path]) -> Advice | None:
-    if not loose:
-        return None
-    text = f"root runs {what} on every node, and others than root can change {first_few(loose)}"
-    return change(text, f"chown -R root and chmod -R go-w {first_few(loose)}, or another place")
+        status = os.stat_result((stat.S_IFDIR, *status[1:]))
+    return others_can_write(status)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`slurm-health doctor`, the part about slurm.conf: what of it should be changed."""
+"""`slurm-health doctor`, the part about slurm.conf: what of it should be changed.
+
+Which release of Slurm brought what is from its own CHANGELOG and slurm.conf(5).
+"""
 
 from __future__ import annotations
 
@@ -13,38 +16,44 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_health.node.doctor import cluster, ownership
+from slurm_health.node.doctor import ownership
 from slurm_health.node.doctor.advice import Advice, change, fine, look
-from slurm_health.node.site_settings import Site
+from slurm_health.node.site import Site
 from slurm_health.records.errors import SlurmCommandError, SlurmError
 from slurm_health.records.text import whole_number
 from slurm_health.system import templates
 from slurm_health.system.slurm import command
 from slurm_health.system.templates import HOOKS_DIRECTORY, SHIMS, search_path
 
-_GLOB = re.compile(r"[*?\[]")
-_NUMBER = re.compile(r"\d{1,18}")
+_CALL = "slurm_health.node.hooks"
+_MOST_BYTES = 64 << 10
 # `timeout -k 5` in the shims.
 _KILL_AFTER_S = 5
-# What the shims say as they are shipped. An epilog may test the node, with DCGM for minutes.
+# Limits of the shims as they are shipped. An epilog may test the node, with DCGM for minutes.
 SHIM_LIMITS_S = {"Prolog": 120, "Epilog": 480}
-_TIMEOUTS = {
-    "PrologEpilogTimeout": ("Prolog", "Epilog"),
-    "PrologTimeout": ("Prolog",),
-    "EpilogTimeout": ("Epilog",),
-}
-# What `limit=` of the health check's shim leaves for it to end, below Slurm's own limit.
-_ENDS_BEFORE_S = 10
+# Slurm's defaults: AuthInfo=cred_expire, which is how long a requeued job waits, and
+# HealthCheckTimeout, which releases before 26.05 always keep to.
+_CRED_EXPIRE_S, _HEALTH_CHECK_S = 120, 60
+_REQUEUE_DELAY = (25, 11)
 _WITHOUT = {
     "Prolog": "nodes are not checked before a job",
-    "Epilog": "what users' jobs find out is not followed up, and nothing is cleaned up",
+    "Epilog": "what users' jobs report of nodes is not followed up",
     "HealthCheckProgram": "idle nodes are neither checked nor returned to service",
 }
-# What sites have values of their own in, so that a line of ours below theirs takes them away.
-_LISTS = ("PrologFlags", "SchedulerParameters")
-# Files that include one another.
-_DEEPEST = 5
 _FAILS = "every job fails there, and Slurm drains its nodes"
+# Measured with srun (22.05): 24 nodes with 58 open files, and not 16 with 40. The rest is for those
+# that it inherits.
+_FILES_PER_NODE, _MORE_FILES = 2, 64
+
+
+class Shim(msgspec.Struct, frozen=True, kw_only=True):
+    """The lines of a shim that a site edits, and where it looks for commands."""
+
+    path: str
+    python: str
+    config: str
+    search_path: str
+    limit_s: int
 
 
 def read_config(text: str) -> dict[str, str]:
@@ -62,128 +71,109 @@ def _printable(text: str) -> str:
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
-def advise(config: Mapping[str, str], site: Site | None) -> list[Advice]:
-    """Return what slurm.conf and the scripts that it names should have."""
-    named = {key: entries(key, config) for key in SHIMS}
-    shims = {key: [shim for _, shim in found if shim] for key, found in named.items()}
-    every = {shim.path: shim for found in shims.values() for shim in found}
-    scripts = [path for found in named.values() for path, _ in found]
-    commands = [each for shim in every.values() for each in shim.search_path.split(":") if each]
-    return [
-        *(each for key in ("Prolog", "Epilog") for each in _scripts(key, config)),
-        *ownership.advise(scripts, commands, [shim.python for shim in every.values()]),
-        *_lost(config),
-        *_prolog_flags(config),
-        *_timeouts(config, shims),
-        *_requeue(config),
-        *_credential(config, shims["Prolog"]),
-        *_health_check(config, site, shims["HealthCheckProgram"]),
-        *(each for shim in every.values() for each in _shim(shim, site)),
-        *cluster.failover(config),
-        *cluster.advise_on_release(config),
-    ]
+def read_shim(path: Path) -> Shim | None:
+    """Return what a script says; None for one that is no shim, or that cannot be read."""
+    try:
+        with path.open("rb") as file:
+            text = _printable(file.read(_MOST_BYTES).decode(errors="replace"))
+    except OSError:
+        return None
+    if _CALL not in text:
+        return None
+    values = templates.settings(text)
+    return Shim(
+        path=str(path),
+        python=values.get("python", ""),
+        config=values.get("config", ""),
+        search_path=search_path(text),
+        limit_s=whole_number(values.get("limit", "")) or 0,
+    )
 
 
-def hook_limits_s(config: Mapping[str, str]) -> dict[str, int]:
-    """Return the shortest time after which a shim ends prolog and epilog, by key of slurm.conf."""
-    return {
-        key: min((shim.limit_s for _, shim in entries(key, config) if shim), default=limit_s)
-        for key, limit_s in SHIM_LIMITS_S.items()
-    }
+def scripts_of(key: str, config: Mapping[str, str]) -> dict[str, Shim | None]:
+    """Return the scripts that slurm.conf names under a key, with what stands in those of ours.
 
-
-def entries(key: str, config: Mapping[str, str]) -> list[tuple[str, Shim | None]]:
-    """Return every script slurm.conf names under a key, with what stands in it if it is a shim."""
-    return [(path, read_shim(Path(path))) for path in _paths(key, config) for path in _files(path)]
-
-
-def _paths(key: str, config: Mapping[str, str]) -> list[str]:
-    # 23.02 and newer number several entries: Prolog[0].
-    return [
+    23.02 and newer number several entries: Prolog[0]. slurmd expands patterns in the same way.
+    """
+    entries = [
         entry
         for name, value in config.items()
         if re.fullmatch(rf"{key}(\[\d+\])?", name) and value
         for entry in value.split(",")
     ]
+    paths = [path for entry in entries for path in (sorted(glob.glob(entry)) or [entry])]  # noqa: PTH207
+    return {path: read_shim(Path(path)) for path in paths}
 
 
-def _files(entry: str) -> list[str]:
-    # slurmd expands a pattern in the same way.
-    return sorted(glob.glob(entry)) if _GLOB.search(entry) else [entry]  # noqa: PTH207
+def hook_limits_s(config: Mapping[str, str]) -> dict[str, int]:
+    """Return the shortest time after which a shim ends prolog and epilog, by key of slurm.conf."""
+    return {
+        key: min((shim.limit_s for shim in scripts_of(key, config).values() if shim), default=limit)
+        for key, limit in SHIM_LIMITS_S.items()
+    }
 
 
-def _scripts(key: str, config: Mapping[str, str]) -> Iterator[Advice]:
-    paths = _paths(key, config)
+def advise(config: Mapping[str, str], site: Site | None) -> list[Advice]:
+    """Return what slurm.conf and the scripts that it names should have."""
+    scripts = {key: scripts_of(key, config) for key in SHIMS}
+    shims = {key: [shim for shim in found.values() if shim] for key, found in scripts.items()}
+    every = {shim.path: shim for found in shims.values() for shim in found}
+    paths = [path for found in scripts.values() for path in found]
+    commands = [place for shim in every.values() for place in shim.search_path.split(":") if place]
+    return [
+        *(advice for key in SHIMS for advice in _scripts(key, scripts[key])),
+        *ownership.advise(paths, commands, [shim.python for shim in every.values()]),
+        *_lost(config),
+        *_prolog_flags(config),
+        *_timeouts(config, shims),
+        *_requeue(config, shims["Prolog"]),
+        *_health_check(config, site, shims["HealthCheckProgram"]),
+        *(advice for shim in every.values() for advice in _shim(shim, site)),
+    ]
+
+
+def _scripts(key: str, scripts: Mapping[str, Shim | None]) -> Iterator[Advice]:
     shim = f"{key}={HOOKS_DIRECTORY}/{SHIMS[key]}"
-    if not paths:
-        text = f"{key} is not set: {_WITHOUT[key]}"
-        yield look(text, f"slurm-health init-hooks, then {shim}")
+    if not scripts:
+        yield look(f"{key} is not set: {_WITHOUT[key]}", f"slurm-health init-hooks, then {shim}")
         return
-    for entry in paths:
-        if _GLOB.search(entry):
-            yield from _pattern(key, entry)
+    for path in scripts:
+        why = trouble(path)
+        if why:
+            harm = _WITHOUT[key] if key == "HealthCheckProgram" else _FAILS
+            fix = f"chmod 755 {path}" if "executable" in why else "put it there on every node"
+            yield change(f"{key}={path} {why}: {harm}", f"{fix}, or remove {key} from slurm.conf")
         else:
-            yield _script(key, entry)
-    found = entries(key, config)
-    if (
-        found
-        and not any(each for _, each in found)
-        and all(os.access(p, os.R_OK) for p, _ in found)
-    ):
+            yield fine(f"{key}={path}")
+    # An ordinary user may not be able to look into root's scripts.
+    if not any(scripts.values()) and all(os.access(path, os.R_OK) for path in scripts):
         yield look(f"{key} runs no shim of slurm-health: {_WITHOUT[key]}", f"add {shim}")
 
 
-def _pattern(key: str, entry: str) -> Iterator[Advice]:
-    found = _files(entry)
-    if not found:
-        if os.access(Path(entry).parent, os.R_OK | os.X_OK) or not Path(entry).parent.exists():
-            text = f"{key}={entry} matches nothing: {_FAILS}"
-            yield change(text, f"name each script, or remove {key} from slurm.conf")
-        else:
-            yield look(f"{key}={entry}: this user cannot see what is there", "run doctor as root")
-        return
-    for path in found:
-        why = trouble(path)
-        if why:
-            yield change(
-                f"{key}={entry}: {path} {why}: {_FAILS}", f"chmod 755 it, or remove {path}"
-            )
-    text = f"{key}={entry} is a pattern: any stray file there makes every job fail"
-    yield look(text, "name each script in slurm.conf")
-
-
-def _script(key: str, entry: str) -> Advice:
-    why = trouble(entry)
-    if why:
-        mend = f"chmod 755 {entry}" if "executable" in why else "put it there on every node"
-        return change(f"{key}={entry} {why}: {_FAILS}", f"{mend}, or remove {key} from slurm.conf")
-    return fine(f"{key}={entry}")
-
-
 def _shim(shim: Shim, site: Site | None) -> Iterator[Advice]:
-    why = trouble(shim.python)
     unchecked = "it checks nothing, says so in the log, and lets every job start"
+    why = trouble(shim.python)
     if why:
         text = f"{shim.path}: python={shim.python} {why}: {unchecked}"
         yield change(text, f"edit the line python= in {shim.path}")
     elif not ownership.replaceable(Path(shim.python)) and not _has_hooks(shim.python):
         text = f"{shim.path}: python={shim.python} has no slurm_health: {unchecked}"
-        mend = "install slurm-health there, or have init-hooks rewrite the shim"
-        yield change(text, f"{mend}: it names the interpreter that it is called with")
+        fix = "install slurm-health there, or have init-hooks rewrite the shim"
+        yield change(text, f"{fix}: it names the interpreter that it is called with")
     if shutil.which("scontrol", path=shim.search_path) is None:
         text = f"{shim.path} finds no scontrol in {shim.search_path}: its hook never drains a node"
         yield change(text, f"edit the line slurm= in {shim.path}: the directory of scontrol")
     why = trouble(shim.config, program=False)
     if why:
         text = f"{shim.path}: config={shim.config} {why}: {unchecked}"
-        yield change(text, f"put the site's file there, or edit the line config= in {shim.path}")
+        yield change(text, f"put the config file there, or edit the line config= in {shim.path}")
     elif site is not None and Path(shim.config).resolve() != Path(site.path).resolve():
         text = f"{shim.path} follows {shim.config}, but this advice is about {site.path}"
         yield look(text, f"slurm-health doctor --config {shim.config}")
 
 
 def _has_hooks(python: str) -> bool:
-    """Tell whether an interpreter starts the hooks as a shim has it do that, or cannot be asked."""
+    """Return whether an interpreter starts the hooks as a shim does, or cannot be asked."""
     try:
         command.run([python, "-I", "-c", f"import {_CALL}"], environ={"PATH": os.defpath})
     except SlurmCommandError:
@@ -193,7 +183,23 @@ def _has_hooks(python: str) -> bool:
     return True
 
 
-def _prolog_flags(config: Mapping[str, str]) -> list[Advice]:
+def _lost(config: Mapping[str, str]) -> Iterator[Advice]:
+    """Look for lists that stand twice in slurm.conf: Slurm takes the last and drops the rest."""
+    path = config.get("SLURM_CONF", "")
+    try:
+        text = Path(path).read_text(errors="replace") if path else ""
+    except (OSError, ValueError):
+        return
+    for key in ("PrologFlags", "SchedulerParameters"):
+        values = re.findall(rf"(?im)^\s*{key}\s*=\s*([^#\n]*)", text)
+        words = list(dict.fromkeys(w.strip() for value in values for w in value.split(",") if w))
+        lost = [word for word in words if word not in values[-1].strip().split(",")]
+        if lost:
+            said = f"{path} sets {key} {len(values)} times, and Slurm takes the last"
+            yield change(f"{said}: {','.join(lost)} is lost", f"one line: {key}={','.join(words)}")
+
+
+def _prolog_flags(config: Mapping[str, str]) -> Iterator[Advice]:
     flags = [flag for flag in config.get("PrologFlags", "").split(",") if flag]
     known = {flag.lower() for flag in flags}
     missing = [flag for flag in ("Alloc", "DeferBatch") if flag.lower() not in known]
@@ -202,81 +208,59 @@ def _prolog_flags(config: Mapping[str, str]) -> list[Advice]:
             f"PrologFlags lacks {' and '.join(missing)}: a batch script starts while the prologs of"
             " its other nodes are still running"
         )
-        return [change(text, f"PrologFlags={','.join([*flags, *missing])}")]
-    return [fine("PrologFlags has Alloc and DeferBatch")]
+        yield change(text, f"PrologFlags={','.join([*flags, *missing])}")
+    else:
+        yield fine("PrologFlags has Alloc and DeferBatch")
 
 
-def _lost(config: Mapping[str, str]) -> Iterator[Advice]:
-    """Look for settings that stand twice in slurm.conf: Slurm takes the last and drops the rest."""
-    path = config.get("SLURM_CONF", "")
-    lines = _lines(Path(path)) if path else []
-    for key in _LISTS:
-        said = [line.partition("=")[2].split("#")[0].strip() for line in lines if _sets(line, key)]
-        words = list(dict.fromkeys(word for each in said for word in each.split(",") if word))
-        lost = [word for word in words if word not in said[-1].split(",")]
-        if lost:
-            text = f"{path} sets {key} {len(said)} times, and Slurm takes the last"
-            yield change(f"{text}: {','.join(lost)} is lost", f"one line: {key}={','.join(words)}")
-
-
-def _lines(path: Path, depth: int = 0) -> list[str]:
-    """Return the lines of slurm.conf and of the files that it includes; none it cannot read."""
-    try:
-        text = path.read_text(errors="replace")
-    except (OSError, ValueError):  # the latter for a path that is none
-        return []
-    found = []
-    for line in text.splitlines():
-        words = line.split()
-        is_include = len(words) == 2 and words[0].lower() == "include" and depth < _DEEPEST
-        found += _lines(path.parent / words[1], depth + 1) if is_include else [line]
-    return found
-
-
-def _sets(line: str, key: str) -> bool:
-    return line.partition("=")[0].strip().lower() == key.lower()
-
-
-def _timeouts(config: Mapping[str, str], shims: Mapping[str, list[Shim]]) -> list[Advice]:
+def _timeouts(config: Mapping[str, str], shims: Mapping[str, list[Shim]]) -> Iterator[Advice]:
     limits_s = {
         key: max((shim.limit_s for shim in shims[key]), default=default) + _KILL_AFTER_S
         for key, default in SHIM_LIMITS_S.items()
     }
-    found = []
-    for key, hooks in _TIMEOUTS.items():
+    too_short = False
+    for key, hooks in (
+        ("PrologEpilogTimeout", ("Prolog", "Epilog")),
+        ("PrologTimeout", ("Prolog",)),
+        ("EpilogTimeout", ("Epilog",)),
+    ):
         limit_s = max(limits_s[hook] for hook in hooks)
-        number = _NUMBER.match(config.get(key, ""))
-        if number and int(number.group()) <= limit_s:
-            text = (
-                f"{key}={number.group()}: Slurm kills a hook that takes longer, and drains its node"
-            )
-            mend = f"{key}={limit_s + _KILL_AFTER_S} or more, or a lower limit= in the shims"
-            found.append(change(text, mend))
-    longest_s = max(limits_s.values())
-    return found or [fine(f"Slurm lets the hooks finish, which takes at most {longest_s} s")]
+        slurms = _seconds(config, key)
+        if slurms is not None and slurms <= limit_s:
+            too_short = True
+            text = f"{key}={slurms}: Slurm kills a hook that takes longer, and drains its node"
+            fix = f"{key}={limit_s + _KILL_AFTER_S} or more, or a lower limit= in the shims"
+            yield change(text, fix)
+    if not too_short:
+        yield fine(f"Slurm lets the hooks finish, which takes at most {max(limits_s.values())} s")
 
 
-def _requeue(config: Mapping[str, str]) -> list[Advice]:
-    found = []
+def _requeue(config: Mapping[str, str], shims: list[Shim]) -> Iterator[Advice]:
+    """Advise on what becomes of a job whose prolog fails."""
+    parameters = [word for word in config.get("SchedulerParameters", "").split(",") if word]
     if config.get("JobRequeue") == "0":
         text = "JobRequeue=0: a job whose prolog fails is not started elsewhere"
-        found.append(look(text, "JobRequeue=1"))
-    parameters = [each for each in config.get("SchedulerParameters", "").split(",") if each]
+        yield look(text, "JobRequeue=1")
     if "nohold_on_prolog_fail" not in parameters:
         text = (
             "SchedulerParameters lacks nohold_on_prolog_fail: a job whose prolog finds a bad node"
             " is held until it is released"
         )
         wanted = ",".join([*parameters, "nohold_on_prolog_fail"])
-        found.append(look(text, f"SchedulerParameters={wanted}"))
-    return found or cluster.wait(config)
-
-
-def _credential(config: Mapping[str, str], shims: list[Shim]) -> Iterator[Advice]:
-    """Look whether a job's credential outlives its prolog; slurmd refuses an expired one."""
-    expire_s = cluster.cred_expire_s(config)
+        yield look(text, f"SchedulerParameters={wanted}")
+    version = re.match(r"(\d{1,3})\.(\d{1,2})", config.get("SLURM_VERSION", ""))
+    has_delay = version is not None and (int(version[1]), int(version[2])) >= _REQUEUE_DELAY
+    delay = next((word for word in parameters if word.startswith("requeue_delay=")), "")
+    expire = re.search(r"\bcred_expire=(\d{1,9})", config.get("AuthInfo", ""))
+    expire_s = int(expire[1]) if expire else _CRED_EXPIRE_S
+    if has_delay and not delay:
+        text = f"a job whose prolog fails waits {expire_s} s: requeue_delay is not set"
+        yield look(text, f"SchedulerParameters={','.join([*parameters, 'requeue_delay=5'])}")
+    elif expire_s > _CRED_EXPIRE_S and not has_delay:
+        text = f"AuthInfo has cred_expire={expire_s}: a job whose prolog fails waits so long"
+        yield look(text, "a shorter one, longer than any prolog takes")
     longest_s = max((shim.limit_s for shim in shims), default=0)
-    if expire_s is not None and expire_s < longest_s:
+    if expire and expire_s < longest_s:
         text = (
             f"AuthInfo has cred_expire={expire_s}: a prolog may take the {longest_s} s of its"
             " shim, and a job whose credential expires meanwhile fails"
@@ -290,92 +274,57 @@ def _health_check(
     key = "HealthCheckProgram"
     program = config.get(key, "")
     if not program:
-        yield look(f"{key} is not set: {_WITHOUT[key]}", f"{key}={HOOKS_DIRECTORY}/{SHIMS[key]}")
-        return
-    why = trouble(program)
-    if why:
-        mend = f"put it there on every node, executable, or remove {key} from slurm.conf"
-        yield change(f"{key}={program} {why}: {_WITHOUT[key]}", mend)
-    elif not shims and os.access(program, os.R_OK):
-        text = f"{key}={program} is no shim of slurm-health: what it drained stays drained"
-        yield look(text, f"call {HOOKS_DIRECTORY}/{SHIMS[key]} from it")
-    number = _NUMBER.match(config.get("HealthCheckInterval", ""))
-    if not number or int(number.group()) == 0:
+        return  # which is advised on with the other scripts
+    if not _seconds(config, "HealthCheckInterval"):
         text = f"HealthCheckInterval=0: {key} never runs: {_WITHOUT[key]}"
         yield look(text, "HealthCheckInterval=300")
         return
-    limit_s = cluster.health_check_limit_s(config)
+    limit_s = _seconds(config, "HealthCheckTimeout") or _HEALTH_CHECK_S
     if any(shim.limit_s + _KILL_AFTER_S >= limit_s for shim in shims):
         text = f"Slurm kills {key} after {limit_s} s, before its shim's own limit"
-        yield look(text, _longer(limit_s, program))
-    state = config.get("HealthCheckNodeState", "") or "ANY"
-    found = list(_node_state({each.strip() for each in state.upper().split(",")}, state, site))
-    yield from found or [fine(f"{key} runs every {number.group()} s on nodes in state {state}")]
-
-
-def _longer(limit_s: int, program: str) -> str:
-    """Say how a health check ends before Slurm kills it."""
-    if limit_s != cluster.HEALTH_CHECK_LIMIT_S:
-        return f"HealthCheckTimeout={cluster.HEALTH_CHECK_LIMIT_S}, or a lower limit= in {program}"
-    return f"limit={limit_s - _ENDS_BEFORE_S} in {program}"
-
-
-def _node_state(states: set[str], said: str, site: Site | None) -> Iterator[Advice]:
-    """Look which nodes the health check passes by."""
+        yield look(text, f"HealthCheckTimeout={_HEALTH_CHECK_S}, or a lower limit= in {program}")
+    word = config.get("HealthCheckNodeState", "") or "ANY"
+    states = {state.strip() for state in word.upper().split(",")}
+    told, fix = f"HealthCheckNodeState={word}", "HealthCheckNodeState=ANY"
+    releases = site is None or site.recovery.passes > 0
     if "ANY" in states:
-        return
-    mend = "HealthCheckNodeState=ANY"
-    if states & {"START_ONLY", "REBOOT_ONLY"}:
-        when = "slurmd starts" if "START_ONLY" in states else "the node has been rebooted"
-        text = f"HealthCheckNodeState={said}: nodes are checked when {when}, and then no more:"
-        yield look(f"{text} a drained node is not returned, idle ones are not checked", mend)
-        return
-    if "IDLE" not in states and (site is None or site.recovery.release):
-        text = f"HealthCheckNodeState={said}: a drained node is never returned to service"
-        yield look(text, mend)
-    if not states & {"IDLE", "NONDRAINED_IDLE"}:
-        yield look(f"HealthCheckNodeState={said}: idle nodes are not checked", mend)
-    elif not states & {"ALLOC", "MIXED"}:
-        text = f"HealthCheckNodeState={said}: what breaks under a job is found by the next prolog"
-        yield look(text, f"{mend}, unless a check of the health check needs its node alone")
+        yield fine(f"{key} runs on nodes in state {word}")
+    elif states & {"START_ONLY", "REBOOT_ONLY"}:
+        yield look(f"{told}: nodes are checked once, when they start, and no more", fix)
+    else:
+        if "IDLE" not in states and releases:
+            yield look(f"{told}: a drained node is never returned to service", fix)
+        if not states & {"IDLE", "NONDRAINED_IDLE"}:
+            yield look(f"{told}: idle nodes are not checked", fix)
+        elif not states & {"ALLOC", "MIXED"}:
+            text = f"{told}: what breaks under a job is noticed by the next prolog"
+            yield look(text, f"{fix}, unless a check of the health check needs its node alone")
 
 
-_CALL = "slurm_health.node.hooks"
-_MOST_BYTES = 64 << 10
+def advise_on_size(nodes: int, open_files: float) -> list[Advice]:
+    """Return whether one step can run on all nodes of a cluster.
 
-
-class Shim(msgspec.Struct, frozen=True, kw_only=True):
-    """The lines of a shim that a site edits, and where it looks for commands."""
-
-    path: str
-    python: str
-    config: str
-    search_path: str
-    limit_s: int
-
-
-def read_shim(path: Path) -> Shim | None:
-    """Return what a script says; None for one that is no shim, or that cannot be read."""
-    try:
-        with path.open("rb") as file:
-            text = _printable(file.read(_MOST_BYTES).decode(errors="replace"))
-    except OSError:
-        return None
-    if _CALL not in text:
-        return None
-    said = templates.settings(text)
-    limit = said.get("limit", "")
-    return Shim(
-        path=str(path),
-        python=said.get("python", ""),
-        config=said.get("config", ""),
-        search_path=search_path(text),
-        limit_s=whole_number(limit) or 0,
+    Args:
+        nodes: how many there are.
+        open_files: how many a process may have open here, at most.
+    """
+    wanted = _FILES_PER_NODE * nodes + _MORE_FILES
+    if open_files >= wanted:
+        return [fine(f"one step can run on all {nodes} nodes")]
+    text = (
+        f"a process may have {open_files:.0f} files open on this machine: srun needs"
+        f" {_FILES_PER_NODE} for each node of a step, and starts none on the nodes beyond"
     )
+    return [look(text, f"LimitNOFILE={wanted} or more for slurmd, and as hard limit at login")]
+
+
+def _seconds(config: Mapping[str, str], key: str) -> int | None:
+    number = re.match(r"\d{1,18}", config.get(key, ""))
+    return int(number[0]) if number else None
 
 
 def trouble(path: str, *, program: bool = True) -> str:
-    """Return why slurmd cannot use a file; empty when it can, or when it cannot be told.
+    """Return why slurmd cannot use a file; empty if it can, or if that is not known.
 
     An ordinary user may not be able to look where root keeps its scripts.
     """

@@ -9,7 +9,6 @@ call no Slurm command, because the prolog stands between a user and their job.
     epilog         after a job: checks the node, reads the job's findings about it
     healthcheck    every few minutes: checks the node, resumes it, publishes its health
     hook           what these three share: where they are, what they run and say
-    run_checks     runs checks at the same time, each in a child, and judges what they saw
     partners       has an accused node checked together with others
     user_journal   reads an ended job's journal, as the job's user
     metrics        what a health check found, for Prometheus

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from slurm_health.node.hooks.hook import Hook
-    from slurm_health.node.site_settings import Site
+    from slurm_health.node.site import Site
 
 FAULT = 99
 USAGE = 2
@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
     if name not in {"prolog", "epilog", "healthcheck"} or len(config) > 1:
         print("usage: slurm_health.node.hooks prolog|epilog|healthcheck [FILE]", file=sys.stderr)
         return USAGE
-    from slurm_health.node.site_settings import load_for_hook
+    from slurm_health.node.site import load_for_hook
     from slurm_health.records.errors import ConfigError
     from slurm_health.system.site_file import SITE_FILE
 
@@ -77,7 +77,7 @@ def frame(name: str, site: Site, environ: Mapping[str, str]) -> Hook:
 
 def _log(name: str, text: str) -> None:
     from slurm_health.node.hooks.log import Log
-    from slurm_health.node.hooks.run_checks import node_name
+    from slurm_health.node.run import node_name
 
     Log(name, node_name(os.environ), os.environ.get("SLURM_JOB_ID", "")).error(text)
 

@@ -3,30 +3,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from slurm_health.node.checks.check import Check, Planned
-from slurm_health.node.hooks.run_checks import ChosenCheck
+from slurm_health.node.rules.breaker import PER_JOB
 from slurm_health.node.rules.finding import CheckResult
 from slurm_health.node.rules.settings import CONTEXTS
-from slurm_health.node.site_settings import Site
+from slurm_health.node.run import why_not
+from slurm_health.node.site import Site
 from slurm_health.records.text import counted, cut
 
 
-def explain(site: Site, choices: Mapping[str, Sequence[ChosenCheck]], node: str) -> str:
+def explain(site: Site, node: str, partition: str | None) -> str:
     """Return the text: of each check the hooks that run it here, and its settings."""
     lines = [f"{site.path} on {node}", *_consequences(site), ""]
-    by_name: dict[str, list[tuple[str, ChosenCheck]]] = {}
-    for context in CONTEXTS:
-        for choice in choices.get(context, ()):
-            by_name.setdefault(choice.planned.name, []).append((context, choice))
-    for chosen in by_name.values():
-        runs = [context for context, choice in chosen if not choice.why_not]
-        elsewhere = next((c.why_not for context, c in chosen if context in c.planned.contexts), "")
-        where = ", ".join(runs) if runs else f"not here ({elsewhere or 'in no hook'})"
-        lines += [f"{chosen[0][1].planned.name}: {where}", f"    {_line(chosen[0][1].planned)}"]
+    for planned in site.planned:
+        reasons = {context: why_not(planned, context, node, partition) for context in CONTEXTS}
+        runs = [context for context, reason in reasons.items() if not reason]
+        elsewhere = next((reasons[c] for c in CONTEXTS if c in planned.contexts), "in no hook")
+        where = ", ".join(runs) or f"not here ({elsewhere})"
+        lines += [f"{planned.name}: {where}", f"    {_line(planned)}"]
     return "\n".join(lines) + "\n"
 
 
@@ -36,7 +34,7 @@ def _consequences(site: Site) -> list[str]:
     if not site.breaker.directory:
         return ["nothing is drained: breaker.directory is not set, so no node knows of the others"]
     share = f"{100 * site.breaker.share:g} % of a partition"
-    nodes = counted(site.breaker.per_job, "node")
+    nodes = counted(PER_JOB, "node")
     return [
         (
             f"drains at most {share}, and {nodes} because of one job;"

@@ -16,16 +16,15 @@ import msgspec
 from slurm_health.node import STATE_FILE, passes
 from slurm_health.node.checks.check import CheckContext, Planned
 from slurm_health.node.hooks.log import Log
-from slurm_health.node.hooks.run_checks import (
+from slurm_health.node.rules.finding import WELL, CheckResult, inconclusive, warned
+from slurm_health.node.run import (
     after_drain,
-    choose,
+    chosen,
     node_name,
     run_again,
     run_checks,
-    running,
 )
-from slurm_health.node.rules.finding import CheckResult, Status, inconclusive, warned
-from slurm_health.node.site_settings import Site
+from slurm_health.node.site import Site
 from slurm_health.records.errors import SlurmError
 from slurm_health.records.text import whole_number
 
@@ -69,7 +68,7 @@ class Hook:
     def check(self) -> list[CheckResult]:
         """Run the checks of this hook, say what they find, and keep it in `found`."""
         # What the epilog looks for is what the job has left behind.
-        kept = self.site.keeps_passes and self.name != "epilog"
+        kept = self.site.longest_pass_min > 0 and self.name != "epilog"
         passed = self._pass_so_far() if kept else None
         self.found = run_checks(self._chosen(), self.context)
         if self.site.trouble:
@@ -78,7 +77,7 @@ class Hook:
         self.log.results(self.found)
         if self.site.metrics.syslog_json:
             self.log.verdicts(self.found)
-        if any(each.status is not Status.PASS for each in self.found):
+        if any(each.status not in WELL for each in self.found):
             self.forget_passes()
         elif passed is not None:
             passes.add(self.site.passes, passed)
@@ -97,7 +96,8 @@ class Hook:
 
     def forget_passes(self) -> None:
         """Have this node checked again, whatever it has passed: something was found since."""
-        if self.site.keeps_passes and not passes.revoke(self.site.passes, self.context.boot_time()):
+        kept = self.site.longest_pass_min > 0
+        if kept and not passes.revoke(self.site.passes, self.context.boot_time()):
             self.log.error(
                 f"{self.site.passes} cannot be written: for {self.site.longest_pass_min:g} min"
                 " this node may not be checked again"
@@ -105,9 +105,7 @@ class Hook:
 
     def _chosen(self) -> list[Planned]:
         partition = self.environ.get("SLURM_JOB_PARTITION")
-        return running(
-            choose(self.site.checks, context=self.name, node=self.node, partition=partition)
-        )
+        return chosen(self.site.planned, self.name, self.node, partition)
 
     def _pass_so_far(self) -> passes.Pass | None:
         """Return a pass of this hook's checks that begins now, None where that is unknown."""
@@ -158,7 +156,7 @@ class Hook:
         """Return slurmctld, as hooks ask it."""
         from slurm_health.system.slurm.client import Client
 
-        limit_s = self.site.hooks.slurm_limit_s
+        limit_s = self.site.timing.slurm_s
         return Client.for_hook(self.environ, limit_s=limit_s, give_up_s=self._give_up_s)
 
     def was_returned(self) -> bool:

@@ -11,7 +11,7 @@ import contextlib
 import sys
 from collections.abc import Sequence
 
-from slurm_health.node.rules.finding import CheckResult, Status
+from slurm_health.node.rules.finding import WELL, CheckResult, Status
 from slurm_health.records.text import cut, one_line
 from slurm_health.system import telemetry
 
@@ -71,9 +71,9 @@ class Log:
             self._send(_LEVELS.get(each.status, "info"), f"slurm-health: {json.dumps(document)}")
 
     def results(self, results: Sequence[CheckResult]) -> None:
-        """Say everything that is not a pass."""
+        """Log everything that an administrator may have to know."""
         for each in results:
-            if each.status is not Status.PASS:
+            if each.status not in WELL:
                 shadow = " (in shadow: logged only)" if each.shadow else ""
                 status = each.status.value
                 self.say(

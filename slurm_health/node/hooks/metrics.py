@@ -8,7 +8,7 @@ from pathlib import Path
 
 from slurm_health import __version__
 from slurm_health.node.rules.finding import CheckResult, Status, node_faults
-from slurm_health.node.site_settings import Site
+from slurm_health.node.site import Site
 from slurm_health.system.killable import Answered, run_guarded
 from slurm_health.system.telemetry import Gauge, MetricSample, one_of, prometheus_text
 

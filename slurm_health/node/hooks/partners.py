@@ -19,7 +19,7 @@ from slurm_health.node import marks, shared
 from slurm_health.node.hooks.log import Log
 from slurm_health.node.rules import accusations
 from slurm_health.node.shared import StoreUnusable
-from slurm_health.node.site_settings import Site, load
+from slurm_health.node.site import Site, load
 from slurm_health.records.decoding import from_json
 from slurm_health.records.text import cut, one_line
 from slurm_health.system import SYSTEM_PATH, processes
@@ -113,7 +113,7 @@ def _marked(site: Site, request: Request) -> list[str]:
         node
         for node in marks.marked_nodes(site.breaker)
         if node != request.node
-        and accusations.alive(marks.of_node(site.breaker, node), request.time_s, site.marks)
+        and accusations.alive(marks.of_node(site.breaker, node), request.time_s)
     ]
 
 

@@ -14,21 +14,9 @@ def run(hook: Hook) -> bool:
 
     Without a drain the job must start: a failed prolog makes Slurm drain, past the breaker.
     """
-    if _opted_out(hook):
-        hook.log.info(f"the job opted out of checks ({hook.site.hooks.opt_out})")
-        return False
     if hook.passed_lately():
         return False
     faults = node_faults(hook.check())
     if faults and hook.was_returned():
         faults = node_faults(hook.check())
     return bool(faults) and hook.drain(hook.cause(faults))
-
-
-def _opted_out(hook: Hook) -> bool:
-    """Tell whether the job carries the word by which this site lets jobs opt out.
-
-    Slurm leaves the variables out when slurmd holds no credential; then nobody opted out.
-    """
-    said = [hook.environ.get(f"SLURM_JOB_{name}", "") for name in ("COMMENT", "EXTRA")]
-    return bool(hook.site.hooks.opt_out) and hook.site.hooks.opt_out in " ".join(said).split()

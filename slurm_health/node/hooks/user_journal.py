@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from slurm_health.node.hooks.hook import number
-from slurm_health.node.site_settings import Site
+from slurm_health.node.site import Site
 from slurm_health.records.decoding import from_msgpack
 from slurm_health.system import private_files
 from slurm_health.system.killable import (
@@ -38,6 +38,7 @@ _DEFAULT_ROOT = "~/.slurm-health/journal"
 _MASTER = "master.jsonl"
 # Of a job's runs the last ones: no attempt has as many.
 _MOST_RUNS = 50
+_MOST_BYTES = 16 << 20
 _GUARDED = "journal of user "
 # So many users whose readers the kernel holds: the filesystem may be gone, and is asked itself.
 _MOST_HELD = 3
@@ -97,7 +98,7 @@ def accusations(site: Site, ended: JobEnded, node: str) -> list[Accusation]:
         root = Path(site.journal or _DEFAULT_ROOT)
         if root.parts[:1] == ("~",):
             root = home.joinpath(*root.parts[1:])
-        found = list(_read(root, ended, node, site.accusations.max_bytes))
+        found = list(_read(root, ended, node, _MOST_BYTES))
         return msgspec.msgpack.encode(found) if found else b""
 
     match _guarded(site, ended, work):
@@ -127,10 +128,10 @@ def _guarded(site: Site, ended: JobEnded, work: Work) -> WorkResult | Stuck:
 
     held = [each for each in recall_stuck(site.state) if each.startswith((_GUARDED, _SHARED))]
     if len(held) >= _MOST_HELD and site.journal.startswith("/"):
-        root = run_guarded(site.state, _SHARED, shared, site.accusations.read_limit_s)
+        root = run_guarded(site.state, _SHARED, shared, site.timing.journal_s)
         if isinstance(root, Hung | Stuck):
             return root
-    return run_guarded(site.state, f"{_GUARDED}{ended.uid}", work, site.accusations.read_limit_s)
+    return run_guarded(site.state, f"{_GUARDED}{ended.uid}", work, site.timing.journal_s)
 
 
 def _checked(data: bytes, ended: JobEnded, node: str) -> list[Accusation]:

@@ -18,7 +18,7 @@ from typing import Annotated
 
 import msgspec
 
-from slurm_health.node.rules.settings import Accusations, Marks
+from slurm_health.node.rules.settings import Accusations
 from slurm_health.records.record_codec import NewerVersion, decode
 from slurm_health.records.records import RunStarted, VerdictReached
 from slurm_health.records.text import counted, plain
@@ -33,6 +33,10 @@ _STRONG_EVIDENCE = 2
 _HOUR_S = 3600.0
 _DAY_S = 24 * _HOUR_S
 _MOST_MARKS = 200
+# After a week a mark expires.
+_MARK_S = 7 * _DAY_S
+# A test takes processors or GPUs from other jobs.
+TESTS_PER_USER_HOUR = 2
 
 Short = Annotated[str, msgspec.Meta(max_length=_TEXT)]
 
@@ -127,7 +131,10 @@ Tested = dict[int, tuple[float, ...]]
 
 
 def with_test(
-    tested: Mapping[int, Sequence[float]], uid: int, now_s: float, settings: Accusations
+    tested: Mapping[int, Sequence[float]],
+    uid: int,
+    now_s: float,
+    most: int = TESTS_PER_USER_HOUR,
 ) -> Tested | None:
     """Count one more test of this node because of a user; None when they have had enough.
 
@@ -135,14 +142,14 @@ def with_test(
         tested: when the node was tested because of which user.
         uid: the user.
         now_s: seconds since the epoch.
-        settings: the site's.
+        most: how many a user gets within an hour.
     """
     recent = {
         each: tuple(time_s for time_s in times if abs(now_s - time_s) <= _HOUR_S)
         for each, times in tested.items()
     }
     own = recent.get(uid, ())
-    if len(own) >= settings.tests_per_user_hour:
+    if len(own) >= most:
         return None
     return {each: times for each, times in recent.items() if times} | {uid: (*own, now_s)}
 
@@ -161,29 +168,26 @@ class NodeMark(msgspec.Struct, frozen=True, kw_only=True):
     time_s: float
 
 
-def add(marks: Sequence[NodeMark], mark: NodeMark, settings: Marks) -> tuple[NodeMark, ...]:
+def add(marks: Sequence[NodeMark], mark: NodeMark, settings: Accusations) -> tuple[NodeMark, ...]:
     """Return the marks with one more, without those that are too old.
 
     A job marks a node once, however often it is started again. Of one user only as many are kept
     as could ever count, so that nobody's marks push out those of others.
     """
     kept = [
-        each
-        for each in alive(marks, mark.time_s, settings)
-        if (each.job, each.uid) != (mark.job, mark.uid)
+        each for each in alive(marks, mark.time_s) if (each.job, each.uid) != (mark.job, mark.uid)
     ]
     own = [each for each in kept if each.uid == mark.uid]
     surplus = own[: max(0, len(own) + 1 - settings.jobs)]
     return (*(each for each in kept if each not in surplus), mark)[-_MOST_MARKS:]
 
 
-def alive(marks: Sequence[NodeMark], now_s: float, settings: Marks) -> tuple[NodeMark, ...]:
+def alive(marks: Sequence[NodeMark], now_s: float) -> tuple[NodeMark, ...]:
     """Return the marks that are not too old, nor of a later day, by a clock that is wrong."""
-    oldest_s = settings.ttl_h * _HOUR_S
-    return tuple(each for each in marks if -_DAY_S <= now_s - each.time_s <= oldest_s)
+    return tuple(each for each in marks if -_DAY_S <= now_s - each.time_s <= _MARK_S)
 
 
-def convict(marks: Sequence[NodeMark], settings: Marks) -> bool:
+def convict(marks: Sequence[NodeMark], settings: Accusations) -> bool:
     """Tell whether the marks are from enough different users and enough different jobs.
 
     One user alone never gets there, whatever number of jobs they run.

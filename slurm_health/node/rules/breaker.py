@@ -15,12 +15,16 @@ from typing import NamedTuple
 import msgspec
 
 from slurm_health.node.rules.repair import RepairAttempt
-from slurm_health.node.rules.settings import Breaker
+from slurm_health.node.rules.settings import WINDOW_S, Breaker
 from slurm_health.records.nodeset import expand, fold
 from slurm_health.records.text import counted
 
 # Before the name of a leaf switch whose breaker trips. No partition has a blank in its name.
 SWITCH = "switch "
+# One job's drains. A job that breaks nodes must not get through the cluster by retrying.
+PER_JOB = 2
+# Drains in one hour after jobs of one user.
+PER_USER_HOUR = 4
 _HOUR_S = 3600.0
 _DAY_S = 24 * _HOUR_S
 # Old entries go by their number: by age, one node whose clock is ahead would throw out all.
@@ -70,7 +74,8 @@ class Ignored(msgspec.Struct, frozen=True, kw_only=True):
 class DrainLedger(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The last drains, the breakers that have tripped, the repairs that were tried.
 
-    `ignored` are nodes that are not drained for a while.
+    `ignored` are nodes that are not drained for a while. `reported` is what was last wrong with the
+    config file, and when that was sent.
 
     `refused` are drains that the share ruled out and nothing tripped for: too many of one user's.
     They count only for whether the next one trips.
@@ -81,6 +86,7 @@ class DrainLedger(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     refused: tuple[DrainEntry, ...] = ()
     repairs: tuple[RepairAttempt, ...] = ()
     ignored: dict[str, Ignored] = {}
+    reported: tuple[str, float] = ("", 0.0)
 
 
 class DrainRefused(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,9 +120,7 @@ def tripped_for(
     return None
 
 
-def refusal(
-    ledger: DrainLedger, wanted: DrainEntry, limits: Breaker, *, name_of: Callable[[int], str] = str
-) -> str:
+def refusal(ledger: DrainLedger, wanted: DrainEntry, *, name_of: Callable[[int], str] = str) -> str:
     """Say why the ledger alone rules a drain out; empty when Slurm has to be asked.
 
     `name_of` tells how a user is called, and is asked only for what a refusal says.
@@ -132,7 +136,7 @@ def refusal(
             f"the breaker of {partition} has tripped: {ledger.trips[partition].why};"
             " once the cause is found: slurm-health nodes reset"
         )
-    return _too_many_for_owner(ledger.entries, wanted, limits, name_of)
+    return _too_many_for_owner(ledger.entries, wanted, name_of)
 
 
 def reserve(
@@ -157,7 +161,7 @@ def reserve(
             none.
         name_of: how a user is called; asked only for what a refusal says.
     """
-    why = refusal(ledger, wanted, limits, name_of=name_of)
+    why = refusal(ledger, wanted, name_of=name_of)
     if why:
         return DrainRefused(why=why, ledger=ledger)
     # What was begun and cut short for the same job is the same drain.
@@ -167,14 +171,12 @@ def reserve(
         if not wanted.job or (entry.node, entry.job) != (wanted.node, wanted.job)
     ]
     recent = [
-        entry
-        for entry in entries
-        if _age_s(entry, wanted) <= limits.window_s and not entry.returned
+        entry for entry in entries if _age_s(entry, wanted) <= WINDOW_S and not entry.returned
     ]
     refused = [
         entry
         for entry in ledger.refused
-        if entry.node != wanted.node and _age_s(entry, wanted) <= limits.window_s
+        if entry.node != wanted.node and _age_s(entry, wanted) <= WINDOW_S
     ]
     faults: dict[str, set[str]] = {node: set(checks) for node, checks in ours.items()}
     for entry in (*recent, wanted):
@@ -194,7 +196,7 @@ def reserve(
         out = excess.out | {entry.node for entry in refused} & {*excess.nodes}
         text = (
             f"with {wanted.node}, {fold(sorted(out))} would be drained, now or within"
-            f" {limits.window_s / 60:g} min: {len(out)} of {len(excess.nodes)} nodes of"
+            f" {WINDOW_S / 60:g} min: {len(out)} of {len(excess.nodes)} nodes of"
             f" {excess.name}, limit {excess.allowed}"
         )
         uid, of_user = _first_user(uids.get(node, -1) for node in out)
@@ -291,7 +293,6 @@ def _first_user(uids: Iterable[int]) -> tuple[int, int]:
 def _too_many_for_owner(
     entries: Collection[DrainEntry],
     wanted: DrainEntry,
-    limits: Breaker,
     name_of: Callable[[int], str],
 ) -> str:
     others = [each for each in entries if each.node != wanted.node]
@@ -299,19 +300,19 @@ def _too_many_for_owner(
         nodes = {
             each.node
             for each in others
-            if each.job == wanted.job and _age_s(each, wanted) <= max(limits.window_s, _HOUR_S)
+            if each.job == wanted.job and _age_s(each, wanted) <= WINDOW_S
         }
-        if len(nodes) >= limits.per_job:
+        if len(nodes) >= PER_JOB:
             said = f"job {wanted.job} has cost {counted(len(nodes), 'node')} already"
-            return f"{said}, limit {limits.per_job}"
+            return f"{said}, limit {PER_JOB}"
     if wanted.uid >= 0:
         nodes = {
             each.node
             for each in others
             if each.uid == wanted.uid and _age_s(each, wanted) <= _HOUR_S
         }
-        if len(nodes) >= limits.per_user_hour:
+        if len(nodes) >= PER_USER_HOUR:
             user = name_of(wanted.uid)
             text = f"jobs of user {user} have cost {counted(len(nodes), 'node')} within an hour"
-            return f"{text}, limit {limits.per_user_hour}"
+            return f"{text}, limit {PER_USER_HOUR}"
     return ""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The note on a node we drain: for people, for `nodes`, and to know it again.
 
-`sinfo -R` shows 20 columns of it, so what is wrong comes first. For example:
-`shealth:fs /scratch is not mounted check=fs-scratch job=4711 t=1763661234`.
+`sinfo -R` shows 20 columns of it, so the fault comes first. For example:
+`shealth: /scratch is not mounted check=fs-scratch job=4711 t=1763661234`.
 """
 
 from __future__ import annotations
@@ -14,17 +14,11 @@ import msgspec
 from slurm_health.records.text import REASON_LENGTH, one_line, plain
 
 _PREFIX = "shealth:"
-_NOTE = re.compile(r"shealth:\S* ?(.*) check=(\S+) job=(\d{1,19}) t=(\d{1,19})", re.DOTALL)
+_NOTE = re.compile(r"shealth: ?(.*) check=(\S+) job=(\d{1,19}) t=(\d{1,19})", re.DOTALL)
 # scontrol shows who set a note, and when, behind it.
 _SIGNED = re.compile(r"(.*?)\s*\[([^][]*)@([^][@]*)\]\s*", re.DOTALL)
 # What slurmctld adds to the note of a node that it reboots (seen on 22.05): nobody's edit.
 _REBOOTED = re.compile(r"(?: : reboot (?:requested|issued|complete))+$")
-# Checks that a site has several of, and what it calls each begins with.
-_KINDS = frozenset(
-    {"cpu", "daemon", "dcgm", "ethernet", "file", "filesystem", "gpu", "infiniband", "kernel"}
-    | {"memory", "unit", "xid"}
-)
-_SHORT = {"filesystem": "fs", "infiniband": "ib", "ethernet": "eth"}
 _NAMES_LENGTH = 80
 
 
@@ -40,12 +34,9 @@ class DrainNote(msgspec.Struct, frozen=True, kw_only=True):
 def write(note: DrainNote) -> str:
     """Return the note as Slurm gets it: ASCII, one line, cut where Slurm's tools would cut it."""
     names = ",".join(re.sub(r"[^\w.-]", "_", name, flags=re.ASCII) for name in note.checks)
-    # `filesystem-scratch` and its like: the text says which. Of `site-nvlink`, it says more.
-    first, dash, _ = names.partition(",")[0].partition("-")
-    kind = (first if first in _KINDS or not dash else "") if names else "node"
     # Whoever reads scontrol's output takes `Word=` for a field of the node.
     text = plain(note.text).replace("=", ":")
-    head = f"{_PREFIX}{_SHORT.get(kind, kind)[:_NAMES_LENGTH]} {text}"
+    head = f"{_PREFIX} {text}"
     tail = f" check={names[:_NAMES_LENGTH] or '-'} job={note.job} t={note.time_s}"
     return head[: REASON_LENGTH - len(tail)].rstrip() + tail
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a node-local check says, and how several say one thing.
+"""What a check of a node concludes, and how several conclusions become one.
 
 The values are msgspec structs, not dataclasses: the hooks load them before every job, and a
 process boundary lies between where a value is made and where it is used.
@@ -17,6 +17,7 @@ class Status(Enum):
     """What a check concludes, from the best to the worst."""
 
     PASS = "pass"  # noqa: S105 - not a password
+    NOT_APPLICABLE = "not_applicable"  # nothing here is of its kind: silent
     WARN = "warn"
     INCONCLUSIVE = "inconclusive"  # could not be measured: says nothing about the node
     USER_FAULT = "user_fault"  # a job or its user left something behind
@@ -24,13 +25,14 @@ class Status(Enum):
 
 
 _RANK = {status: rank for rank, status in enumerate(Status)}
-_FAULTS = (Status.USER_FAULT, Status.NODE_FAULT)
+# A check that found this has nothing to report.
+WELL = (Status.PASS, Status.NOT_APPLICABLE)
 
 Figure = float | int | str
 
 
 class Remedy(Enum):
-    """What mends a fault, where the hardware's maker, or a check's author, says so."""
+    """What repairs a fault, if the maker of the hardware or the author of a check says so."""
 
     RESET = "reset"  # of GPUs
     REBOOT = "reboot"
@@ -39,7 +41,7 @@ class Remedy(Enum):
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """What one check concludes, with its numbers.
 
-    `remedy` is what mends a fault, None where nobody knows; `devices` are the PCI addresses of
+    `remedy` is what repairs a fault, None if that is not known; `devices` are the PCI addresses of
     the GPUs at fault, as far as they are known.
     """
 
@@ -53,8 +55,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     """A finding, and which configured check it is from.
 
-    `hung` is set when the check did not end within its time limit; `shadow` when the site wants
-    it logged and nothing else.
+    `hung` is set if the check did not end within its time limit; `shadow` if the site wants it
+    logged and nothing else.
     """
 
     name: str
@@ -75,7 +77,7 @@ def passed(text: str, **figures: Figure) -> Finding:
 
 
 def warned(text: str, **figures: Figure) -> Finding:
-    """Return a finding that somebody should look at, and that changes nothing."""
+    """Return a finding that an administrator should look at, and that changes nothing."""
     return Finding(status=Status.WARN, text=text, figures=figures)
 
 
@@ -94,53 +96,56 @@ def node_fault(text: str, **figures: Figure) -> Finding:
     return Finding(status=Status.NODE_FAULT, text=text, figures=figures)
 
 
-def mended_by(finding: Finding, remedy: Remedy | None, *devices: str) -> Finding:
-    """Return a finding with what mends it, and of which GPUs it is."""
+def with_remedy(finding: Finding, remedy: Remedy | None, *devices: str) -> Finding:
+    """Return a finding with what repairs it, and of which GPUs it is."""
     return msgspec.structs.replace(finding, remedy=remedy, devices=tuple(filter(None, devices)))
 
 
 def common_remedy(findings: Iterable[Finding]) -> Remedy | None:
-    """Return what mends all of these faults: the strongest; None where one has none."""
-    remedies = [each.remedy for each in findings]
-    known = [each for each in remedies if each is not None]
+    """Return what repairs all of these faults: the strongest; None if one has none."""
+    remedies = [finding.remedy for finding in findings]
+    known = [remedy for remedy in remedies if remedy is not None]
     return max(known, key=list(Remedy).index) if known and len(known) == len(remedies) else None
 
 
 def is_worse(status: Status, than: Status) -> bool:
-    """Tell whether one conclusion is worse than another."""
+    """Return whether one conclusion is worse than another."""
     return _RANK[status] > _RANK[than]
 
 
 def joined(findings: Sequence[Finding], *, well: str) -> Finding:
-    """Return one finding for several parts of a check: the worst status, and what it was said of.
+    """Return one finding for several parts of a check: the worst status, and its parts.
 
     Args:
         findings: one per part.
-        well: the text when every part passed.
+        well: the text if every part passed.
     """
-    status = max((each.status for each in findings), key=_RANK.__getitem__, default=Status.PASS)
+    status = max((part.status for part in findings), key=_RANK.__getitem__, default=Status.PASS)
     figures: dict[str, Figure] = {}
-    for each in findings:
-        figures |= each.figures
+    for part in findings:
+        figures |= part.figures
     if status is Status.PASS:
         return Finding(status=status, text=well, figures=figures)
-    worst = [each for each in findings if each.status is status]
+    worst = [part for part in findings if part.status is status]
     return Finding(
         status=status,
-        text="; ".join(each.text for each in worst),
+        text="; ".join(part.text for part in worst),
         figures=figures,
         remedy=common_remedy(worst),
-        devices=tuple(dict.fromkeys(device for each in worst for device in each.devices)),
+        devices=tuple(dict.fromkeys(device for part in worst for device in part.devices)),
     )
 
 
 def capped(finding: Finding, severity: Status) -> Finding:
     """Return the finding, no worse than a site lets this check be. Only faults are lowered."""
-    if finding.status in _FAULTS and is_worse(finding.status, severity):
+    is_fault = finding.status in (Status.USER_FAULT, Status.NODE_FAULT)
+    if is_fault and is_worse(finding.status, severity):
         return msgspec.structs.replace(finding, status=severity)
     return finding
 
 
 def node_faults(results: Iterable[CheckResult]) -> list[CheckResult]:
     """Return the results that may drain the node."""
-    return [each for each in results if each.status is Status.NODE_FAULT and not each.shadow]
+    return [
+        result for result in results if result.status is Status.NODE_FAULT and not result.shadow
+    ]

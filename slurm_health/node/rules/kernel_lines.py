@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lines of the kernel's log that say something of the node, told from those a user can write.
+"""The one table of the kernel's lines: what each says of the node, whose matter it is, what helps.
+
+From it come the checks `xid` and `kernel-log`, `slurm-health explain` and what a failed job quotes.
 
 A user chooses the name of a process (15 bytes), of its file, and of interfaces and cgroups of their
 own, and the kernel prints these, often at the beginning of a line. So each pattern here begins at
@@ -10,9 +12,13 @@ with the kernel's own words right behind it. Pure.
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from slurm_health.node.rules.finding import Status
+import msgspec
+
+from slurm_health.node.rules.finding import Remedy, Status
 
 # /dev/kmsg writes \x1b for a byte that cannot be printed, and for a backslash.
 _COMM = r"(?:\\x[0-9a-f]{2}|[^\\]){0,15}"
@@ -88,8 +94,35 @@ PCIE_ERROR = (
 )
 
 
+class KernelError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one line of the kernel's log, or one number of a table, means.
+
+    `status` is what the named check finds by default; only a node fault drains. `bus` is the PCI
+    address, empty if the line names none; `is_severity_told`: the line itself states how bad it is.
+    """
+
+    name: str
+    status: Status
+    what: str
+    whose: str
+    helps: str
+    check: str
+    source: str
+    remedy: Remedy | None = None
+    bus: str = ""
+    is_severity_told: bool = False
+
+    @property
+    def words(self) -> str:
+        """What it is and, of a fault, what helps."""
+        return f"{self.what}; {self.helps}" if self.status is Status.NODE_FAULT else self.what
+
+
+# --- lines of the kernel itself ------------------------------------------------------------------
+
+
 class LineKind(NamedTuple):
-    """A kind of line: its name, what it tells, how it is judged, whose matter it is, what helps."""
+    """A kind of line: its name, what it says, its pattern, how it is judged, whose it is, help."""
 
     name: str
     what: str
@@ -99,15 +132,13 @@ class LineKind(NamedTuple):
     helps: str
 
 
-def _broken(name: str, what: str, whose: str, helps: str, *patterns: str) -> tuple[LineKind, ...]:
-    return tuple(LineKind(name, what, each, Status.NODE_FAULT, whose, helps) for each in patterns)
+def _faults(name: str, what: str, whose: str, helps: str, *patterns: str) -> tuple[LineKind, ...]:
+    return tuple(LineKind(name, what, text, Status.NODE_FAULT, whose, helps) for text in patterns)
 
 
-def _to_look_at(
-    name: str, what: str, whose: str, helps: str, *patterns: str
-) -> tuple[LineKind, ...]:
+def _warnings(name: str, what: str, whose: str, helps: str, *patterns: str) -> tuple[LineKind, ...]:
     """Return lines of what a program may have caused, or what may pass."""
-    return tuple(LineKind(name, what, each, Status.WARN, whose, helps) for each in patterns)
+    return tuple(LineKind(name, what, text, Status.WARN, whose, helps) for text in patterns)
 
 
 _REPLACE_DISK = "save what is on it, test the disk (smartctl), replace it"
@@ -116,7 +147,7 @@ _STALLED = (
     "look at what the processes there wait for; if it repeats without a program, test the CPU"
 )
 KINDS: tuple[LineKind, ...] = (
-    *_broken(
+    *_faults(
         "gpu-reset-required",
         "the driver refuses to use a GPU until it is reset",
         "GPU",
@@ -124,7 +155,7 @@ KINDS: tuple[LineKind, ...] = (
         r"^NVRM: nvAssert\w+: Assertion failed: Reset required \[NV_ERR_RESET_REQUIRED\]",
         r"^NVRM: nvAssert\w+: Assertion failed: [\w ]{1,60}! GPU marked for reset\b",
     ),
-    *_broken(
+    *_faults(
         "machine-check",
         "the processor met an error that it could not correct",
         "processor or memory",
@@ -132,14 +163,14 @@ KINDS: tuple[LineKind, ...] = (
         MACHINE_CHECK + r".*(?:Uncorrected|uncorrected|Fatal)",
         AMD_MACHINE_CHECK,
     ),
-    *_broken(
+    *_faults(
         "memory-failure",
         "a page of memory is bad, and what was in it is lost",
         "memory",
         "reboot the node and have its memory tested",
         r"^Memory failure: 0x[0-9a-f]+: recovery action for [\w/ -]+: (?:Failed|Ignored)",
     ),
-    *_broken(
+    *_faults(
         "filesystem-error",
         "a filesystem is damaged, or has made itself read-only",
         "disk or filesystem",
@@ -155,14 +186,14 @@ KINDS: tuple[LineKind, ...] = (
         rf"^BTRFS: error \(device {_BTRFS}\) in \w+:\d+: err(?:no|or)=-\d",
         rf"^BTRFS info \(device {_BTRFS}\): forced readonly",
     ),
-    *_broken(
+    *_faults(
         "lost-write",
         "what was written to a disk is lost",
         "disk",
         _REPLACE_DISK,
         rf"^Buffer I/O error on dev {_OWN_DISK}, logical block \d+, lost (?:a?sync )page write",
     ),
-    *_broken(
+    *_faults(
         "disk-lost",
         "a disk, or an array of disks, has been given up",
         "disk",
@@ -172,56 +203,56 @@ KINDS: tuple[LineKind, ...] = (
         r"^block nvme\d+n\d+: no available path - failing I/O",
         r"^md/raid\d+:?md\d+: Disk failure on [\w!-]+(?: detected)?, failing array",
     ),
-    *_to_look_at(
+    *_warnings(
         "soft-lockup",
         "a processor ran kernel code for many seconds without a pause",
         "kernel or program",
         _STALLED,
         r"^(?:(?:NMI )?watchdog: )?BUG: soft lockup - CPU#\d",
     ),
-    *_to_look_at(
+    *_warnings(
         "hard-lockup",
         "a processor did not even take interrupts for many seconds",
         "kernel or processor",
         _STALLED,
         r"^(?:NMI )?watchdog: Watchdog detected hard LOCKUP on cpu \d",
     ),
-    *_to_look_at(
+    *_warnings(
         "rcu-stall",
         "a processor held up the kernel's housekeeping",
         "kernel or program",
         _STALLED,
         r"^(?:rcu: )?INFO: rcu_\w+ (?:self-)?detected (?:expedited )?stalls? on CPU",
     ),
-    *_to_look_at(
+    *_warnings(
         "hung-task",
         "a process waits in the kernel for minutes",
         "filesystem or program",
         "look at the filesystem that the process uses: one that does not answer holds it so",
         HUNG_TASK,
     ),
-    *_to_look_at(
+    *_warnings(
         "out-of-memory",
         "the kernel killed a process because memory ran out",
         "program",
         "give the job more memory, or let it use less",
         OUT_OF_MEMORY,
     ),
-    *_to_look_at(
+    *_warnings(
         "pcie-error",
         "a device met an error on its bus that was not corrected",
         "device or its slot",
         "look at the device that it names; if it repeats, have it reseated or replaced",
         PCIE_ERROR,
     ),
-    *_to_look_at(
+    *_warnings(
         "disk-io-error",
         "a disk could not read or write a block",
         "disk",
         "test the disk (smartctl)",
         BLOCK_IO_ERROR,
     ),
-    *_to_look_at(
+    *_warnings(
         "read-only",
         "a filesystem that the line does not name is read-only now, or cannot be written",
         "disk or filesystem",
@@ -229,7 +260,7 @@ KINDS: tuple[LineKind, ...] = (
         r"^(?:[A-Z][\w-]{1,8}: )?Remounting filesystem read-only$",
         r"^(?:[A-Z][\w-]{1,8}: )?I/O error while writing superblock$",
     ),
-    *_to_look_at(
+    *_warnings(
         "beyond-the-end",
         "something read or wrote beyond the end of a device",
         "filesystem or partition table",
@@ -240,21 +271,21 @@ KINDS: tuple[LineKind, ...] = (
         r"^(?:[\w/:.+-]{1,15}: )?attempt to access beyond end of device"
         rf"(?:$|{_NEXT_LINE}{_BEYOND})",
     ),
-    *_to_look_at(
+    *_warnings(
         "nvme-timeout",
         "a disk did not answer in time",
         "disk",
         "test the disk (nvme smart-log); a busy one may be late once",
         r"^nvme nvme\d+: I/O .{1,60} timeout, (?:reset controller|aborting)",
     ),
-    *_to_look_at(
+    *_warnings(
         "network-queue-stuck",
         "an adapter did not send for seconds",
         "network adapter",
         "look at the adapter and its driver (ethtool)",
         r"^NETDEV WATCHDOG: [\w.-]{1,15}(?: \([\w-]+\))?: transmit queue \d+ timed out",
     ),
-    *_to_look_at(
+    *_warnings(
         "adapter-firmware",
         "the firmware of a network adapter reports an error",
         "network adapter",
@@ -262,9 +293,9 @@ KINDS: tuple[LineKind, ...] = (
         r"^mlx5_core [0-9a-f:.]{7,16}: .{0,60}(?:assert_var|firmware internal error|Health issue)",
     ),
 )
-FAULTS = tuple(each.pattern for each in KINDS if each.status is Status.NODE_FAULT)
-WARNINGS = tuple(each.pattern for each in KINDS if each.status is Status.WARN)
 
+FAULTS = tuple(kind.pattern for kind in KINDS if kind.status is Status.NODE_FAULT)
+WARNINGS = tuple(kind.pattern for kind in KINDS if kind.status is Status.WARN)
 
 # `Nov 23 12:00:00 n1 kernel: `, `[  123.456789] `, `[Mon Nov 23 12:00:00 2026] `
 _STAMP = re.compile(r"^(?:\S.{0,80}? kernel: )?(?:\[[^\]]{1,40}\] )?")
@@ -276,8 +307,300 @@ def without_stamp(line: str) -> str:
 
 
 def is_evidence(line: str) -> bool:
-    """Tell whether a line of the kernel's may be held against the node, whatever matches it.
+    """Return whether a line of the kernel's may be held against the node, whatever matches it.
 
     One that begins with a process may not: it says what its user has chosen.
     """
     return _OF_A_PROCESS.match(line) is None
+
+
+# --- errors of GPUs and NVSwitches ---------------------------------------------------------------
+#
+# Those of GPUs (Xid) are in NVIDIA's catalogue of Xid errors, those of NVSwitches (SXid) in the
+# user guide of its Fabric Manager. A number alone is a fault only if the catalogue blames the GPU,
+# the board or its slot, and says that only a reset or a repair helps. Most are a program's own.
+
+_RESET = "reset the GPU"
+_REBOOT = "reboot the node; when it comes back, have the hardware inspected"
+_REMEDIES = {_RESET: Remedy.RESET, _REBOOT: Remedy.REBOOT}
+_LOST = 79
+_XID_TABLE = "NVIDIA's catalogue of Xid errors"
+_SXID_TABLE = "the user guide of NVIDIA's Fabric Manager"
+_KERNEL = "the kernel's own words"
+
+
+def _row(
+    status: Status, what: str, whose: str, helps: str, remedy: Remedy | None = None
+) -> KernelError:
+    return KernelError(
+        name="Xid",
+        status=status,
+        what=what,
+        whose=whose,
+        helps=helps,
+        check="xid",
+        source=_XID_TABLE,
+        remedy=remedy or _REMEDIES.get(helps),
+    )
+
+
+def _gpu(what: str, helps: str = _RESET, whose: str = "GPU") -> KernelError:
+    return _row(Status.NODE_FAULT, what, whose, helps)
+
+
+def _look(what: str, helps: str, whose: str = "GPU", remedy: Remedy | None = None) -> KernelError:
+    """Return one that is worth a look, and never a reason to drain by itself."""
+    return _row(Status.WARN, what, whose, helps, remedy)
+
+
+def _program(what: str, helps: str = "look at the program, with compute-sanitizer") -> KernelError:
+    return _row(Status.PASS, what, "program", helps)
+
+
+_LAST_LISTED = 172  # in NVIDIA's catalogue of October 2025
+_BY_LINE = "the driver's whole line decides: give it to `slurm-health explain`"
+_AGAIN = "start the job again; if it comes back on this node with other jobs, have the GPU tested"
+XIDS: dict[int, KernelError] = {
+    8: _program("work of a program did not end in time", _AGAIN),
+    11: _program("a program's commands to the GPU were invalid"),
+    13: _program("graphics engine exception, as of an access out of bounds"),
+    25: _program("a program's commands to the GPU were illegal"),
+    31: _program("memory page fault: an address that is not the program's"),
+    32: _program("a program's commands to the GPU were corrupted", _AGAIN),
+    43: _program("a program's work was stopped for an error of its own; the GPU is well"),
+    45: _program(
+        "a program was ended and cleaned up after", "look for the Xid or the signal before it"
+    ),
+    46: _gpu("GPU stopped processing"),
+    48: _gpu("uncorrectable memory error"),
+    54: _gpu("auxiliary power is not connected", "have the power cables inspected", "board"),
+    62: _gpu("microcontroller halted"),
+    63: _look(
+        "a memory row will be remapped at the next reset",
+        "reset the GPU when the node is idle",
+        remedy=Remedy.RESET,
+    ),
+    64: _gpu("a memory row could not be remapped"),
+    68: _program("exception of the video decoder", _AGAIN),
+    69: _program("graphics engine class error"),
+    74: _look(
+        "NVLink error",
+        "look at the links (nvidia-smi nvlink --status); a site that drains for it lists 74 under"
+        " `fault` of its check `xid`",
+        "link",
+    ),
+    79: _gpu("fallen off the bus", _REBOOT, "GPU, board or slot"),
+    80: _program("data sent to the GPU was corrupted", _AGAIN),
+    92: _look("many corrected memory errors", "have the GPU's memory tested"),
+    94: _look(
+        "contained memory error: the job that met it ended", "reset the GPU when the node is idle"
+    ),
+    95: _gpu("uncontained memory error"),
+    109: _gpu("context switch timed out"),
+    110: _gpu("security fault"),
+    119: _gpu("GPU system processor does not answer"),
+    120: _gpu("GPU system processor error"),
+    121: _look("corrected error of the CPU link", "nothing, unless it repeats", "link"),
+    136: _gpu("link training failed", whose="link"),
+    137: _look(
+        "privilege error on NVLink, which a program's own access to a peer can cause",
+        "look at the program first",
+        "program or link",
+    ),
+    140: _gpu("unrecovered ECC error"),
+    141: _look("fast path error", "nothing, unless it repeats"),
+    143: _gpu("GPU initialisation failed"),
+    **dict.fromkeys(
+        range(144, 151),
+        _look("NVLink 5 error, which its sub-code decides", _BY_LINE, "link"),
+    ),
+    154: _look("the driver changed what it wants done to recover", _BY_LINE),
+    155: _gpu("NVLink: software-defined error", whose="link"),
+    156: _gpu("resource retirement"),
+    158: _gpu("fatal timeout"),
+    167: _gpu("PCIe fatal timeout", _REBOOT, "GPU, board or slot"),
+}
+# What stands at the end of an NVLink 5 line: `NETIR_LINK_EVT  Fatal   XC0 i0 Link 01 (0x0214…`. The
+# name of a process may stand before it, which its user chooses: the last such words count.
+_NVLINK_5 = r"(?P<unit>[A-Z][\w/]+) +(?P<word>Fatal|Nonfatal) +XC\d+ i\d+ Link -?\d+"
+# Units whose fatal errors end a program and leave the GPU usable, by NVIDIA's catalogue.
+_OF_A_PROGRAM = ("TLW_RX", "TLW_TX")
+# A unit that reports what the other end of its link did: when one GPU of an NVLink domain fails,
+# all others report this, fatal or not.
+_OF_A_PEER = ("RLW_",)
+# Xid 74 of older links: `NVLink: fatal error detected on link 14(0x0, 0x0, 0x10000, …`. A process'
+# name, of 15 bytes, cannot hold that. The link also goes down where its other end has failed.
+_FATAL_LINK = r"NVLink: fatal error detected on (?P<link>link \d{1,3})\("
+# GPU recovery action changed from 0x0 (None) to 0x4 (Drain and Reset)
+_RECOVERY = r" recovery action changed from 0x\w+ \([^)]*\) to 0x\w+ \((?P<now>[^)]*)\)$"
+_RECOVERIES = {
+    "GPU Reset Required": _gpu("the driver wants the GPU reset"),
+    "Node Reboot Required": _gpu("the driver wants the node rebooted", _REBOOT),
+    "Drain and Reset": _gpu("the driver wants the GPU drained and reset"),
+    "Drain P2P": _look("the driver wants access to peers ended", _BY_LINE),
+    "None": _row(Status.PASS, "the driver wants nothing more done to recover", "GPU", "nothing"),
+}
+# What the guide calls always fatal: a reset of the GPUs does not end it.
+_ALWAYS_FATAL = frozenset({12020, 22003, 22011, *range(23001, 23018)})
+
+
+def of_xid(number: int, text: str = "") -> KernelError:
+    """Return what an Xid means.
+
+    A number that the catalogue has beside the table says nothing about the node; one that it does
+    not have is a warning.
+
+    Args:
+        number: of the error.
+        text: what the driver says behind it, which decides some; without it they are a warning.
+    """
+    beyond = number > _LAST_LISTED
+    unknown = (
+        _look("an error of a newer driver, which is not in the table here", _BY_LINE)
+        if beyond
+        else _program("an error that says nothing of the node")
+    )
+    known = XIDS.get(number, unknown)
+    told = False
+    if number == 154 and (action := re.search(_RECOVERY, text.rstrip())):
+        known = _RECOVERIES.get(action["now"], known)
+    elif 144 <= number <= 150 and (links := list(re.finditer(_NVLINK_5, text))):
+        unit, told = links[-1]["unit"], True
+        if unit.startswith(_OF_A_PEER):
+            what = f"NVLink error ({unit}), most often of the link's other end"
+            known = _look(what, "look at the GPU at the link's other end", "link")
+        elif links[-1]["word"] == "Fatal" and not unit.startswith(_OF_A_PROGRAM):
+            known = _gpu(f"fatal NVLink error ({unit})", whose="link")
+        else:
+            what = f"NVLink error ({unit}) that ends no link"
+            known = _look(what, "look at the GPU and its links", "link")
+    elif number == 74 and (link := re.search(_FATAL_LINK, text)):
+        told = True
+        what = f"fatal NVLink error on {link['link']}: it, or what is at its other end"
+        known = _look(what, "look at the GPU and its links", "link")
+    return msgspec.structs.replace(known, name=f"Xid {number}", is_severity_told=told)
+
+
+def of_sxid(number: int, word: str = "", text: str = "") -> KernelError:
+    """Return what an NVSwitch's error means, by its number and the driver's own word.
+
+    What the driver calls non-fatal stops no program; with a fatal one beside it, that one counts.
+
+    Args:
+        number: of the error.
+        word: `Fatal` or `Non-fatal`, empty if the driver does not say.
+        text: what the driver says behind it.
+    """
+    if number in _ALWAYS_FATAL:
+        known = _gpu("always fatal", _REBOOT)
+    elif word == "Fatal":
+        helps = "reset all GPUs and NVSwitches of the node"
+        known = _row(Status.NODE_FAULT, "fatal", "", helps, Remedy.RESET)
+    else:
+        what = "not fatal" if word else "the driver does not say how severe"
+        known = _look(what, "look at the driver's whole line, which says whether it is fatal")
+    return msgspec.structs.replace(
+        known,
+        name=f"SXid {number}",
+        what=f"{text}: {known.what}" if text else known.what,
+        whose="NVSwitch or its links",
+        source=_SXID_TABLE,
+        is_severity_told=bool(word),
+    )
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+# Patterns are compiled when a line is read: a hook of a node that is well reads none.
+_NUMBER = r"(?i:(?P<kind>s?xid)\s*[-:#]?\s*)?(?P<number>\d{1,5})"
+
+
+def device_error(line: str) -> KernelError | None:
+    """Return the error of a GPU or an NVSwitch that a line reports, with its address; else None."""
+    if match := re.match(XID, line):
+        known = of_xid(int(match["number"]), match["text"])
+    elif match := re.match(LOST_GPU, line):
+        known = of_xid(_LOST)
+    elif match := re.match(SXID, line):
+        known = of_sxid(int(match["number"]), match["word"] or "", match["text"])
+    else:
+        return None
+    return msgspec.structs.replace(known, bus=address(match["bus"]) if match["bus"] else "")
+
+
+def lost_gpu_named(line: str) -> str:
+    """Return the address in the first of the lines that report a lost GPU; empty if it is none."""
+    match = re.match(LOST_GPU_NAMED, line)
+    return address(match["bus"]) if match else ""
+
+
+def _of_kind(kind: LineKind) -> KernelError:
+    return KernelError(
+        name=kind.name,
+        status=kind.status,
+        what=kind.what,
+        whose=kind.whose,
+        helps=kind.helps,
+        check="kernel-log",
+        source=_KERNEL,
+    )
+
+
+def of_line(line: str) -> KernelError | None:
+    """Return what a line of the kernel means; None if no check knows it."""
+    if known := device_error(line):
+        return known
+    if not is_evidence(line):
+        return KernelError(
+            name="line of a process",
+            what="it begins with the name of a process, which its user chooses",
+            whose="program",
+            check="kernel-log",
+            status=Status.PASS,
+            helps="look at the program; such a line is never held against a node",
+            source=_KERNEL,
+        )
+    return next((_of_kind(kind) for kind in KINDS if re.search(kind.pattern, line)), None)
+
+
+def all_errors() -> Iterator[KernelError]:
+    """Yield the whole table: Xids first."""
+    yield from (of_xid(number) for number in sorted(XIDS))
+    yield from (of_sxid(number) for number in sorted(_ALWAYS_FATAL))
+    yield from (_of_kind(kind) for kind in {kind.name: kind for kind in KINDS}.values())
+
+
+def explained(words: str) -> KernelError | None:
+    """Return what a number (`79`, `xid 79`, `sxid 22003`), a name or a whole line means.
+
+    None if it is nothing that the checks know.
+    """
+    words = words.strip()
+    if match := re.fullmatch(_NUMBER, words):
+        number = int(match["number"])
+        if (match["kind"] or "xid").lower() == "sxid":
+            return of_sxid(number)
+        return of_xid(number) if number in XIDS else None
+    named = next((error for error in all_errors() if error.name == words), None)
+    return named or of_line(without_stamp(words))
+
+
+def most_telling(lines: Sequence[str], most: int) -> tuple[str, ...]:
+    """Return the lines that tell most, `most` of them at most, in their order.
+
+    The latest of each kind comes before a second one of any, and a fault before the rest, so
+    however much is said of one thing, it takes no room from another.
+    """
+    if len(lines) <= most:
+        return tuple(lines)
+    counts: Counter[tuple[str, str, Status]] = Counter()
+    ranked = []
+    for place in reversed(range(len(lines))):
+        line = lines[place]
+        named = lost_gpu_named(line)
+        error = of_xid(_LOST) if named else of_line(line)
+        status = error.status if error else Status.PASS
+        kind = (error.name, named or error.bus, status) if error else ("", "", status)
+        ranked.append((counts[kind], status is not Status.NODE_FAULT, -place))
+        counts[kind] += 1
+    return tuple(lines[place] for place in sorted(-rank[2] for rank in sorted(ranked)[:most]))

@@ -71,4 +71,4 @@ def after_test(
 
 def is_due(record: DrainRecord, settings: Recovery) -> bool:
     """Tell whether enough passes have been seen to give the node back."""
-    return settings.release and bool(record.retest) and record.passes >= settings.passes
+    return 0 < settings.passes <= record.passes and bool(record.retest)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a site may set beside its checks, with the defaults. Each table of the file is a struct.
+"""Every setting of a site, with its default: one structure, each table of the file a struct in it.
 
 The nodes that a setting is for are named by patterns: `gpu[01-16,20]`, `gpu*`, `!login*`. The hooks
 match one name against a few of them before every job, and expand none.
@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from enum import Enum
 from fnmatch import fnmatchcase
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -20,13 +20,13 @@ from slurm_health.node.rules.finding import Status
 CONTEXTS = ("prolog", "epilog", "healthcheck", "retest")
 AbsolutePath = Annotated[str, msgspec.Meta(pattern="^/")]
 Count = Annotated[int, msgspec.Meta(ge=0)]
-Seconds = Annotated[float, msgspec.Meta(gt=0, le=3600)]
 Minutes = Annotated[float, msgspec.Meta(ge=0, le=1440)]
-Hours = Annotated[float, msgspec.Meta(gt=0, le=8760)]
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 StepName = Literal["reset", "reboot", "administrator"]
+# How long a drain counts against the share, even if it has been lifted.
+WINDOW_S = 3600.0
 _BRACKET = re.compile(r"\[([\d,-]+)\]")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
@@ -40,42 +40,26 @@ class Hooks(_Table, frozen=True, kw_only=True):
 
     # Root's own directory on every node: what this node was drained for, what checks remember.
     state: AbsolutePath = "/var/lib/slurm-health"
-    # False: everything is measured and logged, and nobody is drained.
+    # False: everything is measured and logged, and no node is drained.
     drain: bool = True
-    # A word in a job's --comment that makes the prolog skip its checks; empty: there is none.
-    opt_out: str = ""
     # The prolog does not check a node again that has passed all of its checks in the last so many
-    # minutes; 0: it checks before every job. What happens to a node in between is not seen.
+    # minutes; 0: it checks before every job. What happens to a node in between is not noticed.
     passed_min: Minutes = 0.0
-    # Where every user of the node can read that it has passed, and only root can say so.
-    passes: AbsolutePath = "/run/slurm-health"
-    # A Slurm command that has not answered after this is given up.
-    slurm_limit_s: Seconds = 8.0
 
 
 class Breaker(_Table, frozen=True, kw_only=True):
     """`[breaker]`: how much may be drained at once, by hooks and by root's jobs together.
 
-    Without `directory` nobody is drained: a node alone cannot know how many others are.
+    Without `directory` no node is drained: one alone cannot know how many others are.
     """
 
     # On a filesystem every node shares, writable by root on the nodes only.
-    directory: AbsolutePath = ""
+    directory: AbsolutePath | Literal[""] = ""
     # Of a partition's nodes, drained by us at one time.
     share: Share = 0.1
     # The same of the nodes below one leaf switch, which fail together where a rack does. Larger: a
     # rack has few nodes, and those that wait for repair count.
     rack_share: Share = 0.25
-    # Drains within `window_s` count against the share even when they have been lifted since.
-    window_s: Annotated[float, msgspec.Meta(gt=0, le=604800)] = 3600.0
-    # One job's drains. A job that breaks nodes must not get through the cluster by retrying.
-    per_job: Positive = 2
-    # Drains in one hour after jobs of one user.
-    per_user_hour: Positive = 4
-    # How long the lock of `directory` is waited for.
-    lock_limit_s: Seconds = 5.0
-    # Hooks that find a fault at the same time ask Slurm spread over this long, by node name.
-    spread_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 3.0
 
     def allowed(self, nodes: int, *, in_rack: bool = False, alike: bool = True) -> int:
         """Return how many nodes of a partition, or below one leaf switch, may be drained.
@@ -91,43 +75,27 @@ class Breaker(_Table, frozen=True, kw_only=True):
 class Recovery(_Table, frozen=True, kw_only=True):
     """`[recovery]`: when a node we drained goes back into the pool."""
 
-    release: bool = True
-    # Passes in a row of the very checks it was drained for.
-    passes: Positive = 3
+    # Passes in a row of the very checks it was drained for; 0: an administrator releases it.
+    passes: Count = 3
     # A pass sooner after the last than this is not a fresh one.
     apart_s: Annotated[float, msgspec.Meta(ge=0, le=86400)] = 60.0
-    # A node that is drained more often within a day waits for a person: its test misses the fault.
-    per_day: Positive = 3
-
-
-class Marks(_Table, frozen=True, kw_only=True):
-    """`[marks]`: when accusations that no local check confirms drain a node all the same."""
-
-    # Different users. 0: marks are kept and listed, and never drain.
-    users: Count = 2
-    # Different jobs.
-    jobs: Positive = 3
-    # A mark older than this is forgotten.
-    ttl_h: Hours = 168.0
 
 
 class AccusationPolicy(Enum):
     """What an accusation can bring about."""
 
-    CONFIRM = "confirm"  # a drain when a local check confirms it, a mark otherwise
-    EVIDENCE = "evidence"  # a drain when its own evidence is strong: users are trusted
+    CONFIRM = "confirm"  # a drain if a local check confirms it, a mark otherwise
+    EVIDENCE = "evidence"  # a drain if its own evidence is strong: users are trusted
     NEVER = "never"  # a line in the log
 
 
 class Accusations(_Table, frozen=True, kw_only=True):
-    """`[accusations]`: what the epilog does with what a job's own check found out."""
+    """`[accusations]`: what the epilog does with what a job's own check says of a node."""
 
     policy: AccusationPolicy = AccusationPolicy.CONFIRM
-    # Tests of one node in one hour because of what jobs of one user say about it.
-    tests_per_user_hour: Positive = 2
-    # Of one file of the job's journal; a larger one is not read.
-    max_bytes: Annotated[int, msgspec.Meta(ge=1024, le=1 << 28)] = 16 << 20
-    read_limit_s: Seconds = 5.0
+    # Marks of so many different users, and jobs, drain a node. 0 users: marks never drain.
+    users: Count = 2
+    jobs: Positive = 3
 
 
 class Sweep(_Table, frozen=True, kw_only=True):
@@ -137,7 +105,7 @@ class Sweep(_Table, frozen=True, kw_only=True):
     accused node is checked by one at once, with two partners that Slurm chooses.
     """
 
-    # Without rights, and used by nobody else; empty: no user's word drains.
+    # Without rights, and used by no one else; empty: no user's word drains.
     user: str = ""
     # The interpreter with torch that jobs train with; empty: as a check finds it.
     python: str = ""
@@ -170,7 +138,7 @@ class Default(_Table, frozen=True, kw_only=True):
     limit_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0.0
     # Of the job's time limit: a check that takes more of it is given up; 0: only `limit_s` counts.
     share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
-    # A job on one node is not checked where that node has passed all checks of the prolog or the
+    # A job on one node is not checked if that node has passed all checks of the prolog or the
     # health check in the last so many minutes; 0: every job is.
     passed_min: Minutes = 0.0
     # A word in a job's --comment with which its user leaves it unchecked; empty: there is none.
@@ -180,7 +148,7 @@ class Default(_Table, frozen=True, kw_only=True):
 
 
 class Metrics(_Table, frozen=True, kw_only=True):
-    """`[metrics]`: what the hooks tell monitoring."""
+    """`[metrics]`: what the hooks write for monitoring."""
 
     # node_exporter's --collector.textfile.directory; the health check writes a file there.
     directory: AbsolutePath | Literal[""] = ""
@@ -237,11 +205,32 @@ class CommonKeys(_Table, frozen=True, kw_only=True):
     enabled: bool = True
 
 
+class Settings(_Table, frozen=True, kw_only=True):
+    """The whole file. The first five are for everybody; preflight checks the last two of these."""
+
+    # May begin with `~`; empty: each user's default.
+    journal: str = ""
+    index: str = ""
+    standings: AbsolutePath | Literal[""] = ""
+    expectations: dict[str, dict[str, Any]] = {}
+    localize: dict[str, Any] = {}
+    hooks: Hooks = Hooks()
+    breaker: Breaker = Breaker()
+    recovery: Recovery = Recovery()
+    accusations: Accusations = Accusations()
+    sweep: Sweep = Sweep()
+    default: Default = Default()
+    metrics: Metrics = Metrics()
+    notify: Notify = Notify()
+    repair: Repair = Repair()
+    checks: dict[str, dict[str, Any]] = {}
+
+
 def is_pattern(text: str) -> bool:
-    """Tell whether a text can be a node pattern."""
+    """Return whether a text can be a node pattern."""
     body = text.removeprefix("!")
     rest = _BRACKET.sub("", body)
-    ranges = [part for found in _BRACKET.findall(body) for part in found.split(",")]
+    ranges = [part for bracket in _BRACKET.findall(body) for part in bracket.split(",")]
     return (
         bool(rest or ranges)
         and re.fullmatch(r"[\w.*?-]*", rest, re.ASCII) is not None
@@ -250,36 +239,31 @@ def is_pattern(text: str) -> bool:
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
-    """Tell whether a name is meant by patterns. None at all mean every name.
+    """Return whether a name is meant by patterns. None at all mean every name.
 
     A pattern that begins with `!` takes names away, wherever it stands.
     """
-    wanted = [pattern for pattern in patterns if not pattern.startswith("!")]
-    refused = [pattern[1:] for pattern in patterns if pattern.startswith("!")]
-    if any(_matches_one(name, pattern) for pattern in refused):
+    if any(_matches_one(name, pattern[1:]) for pattern in patterns if pattern.startswith("!")):
         return False
+    wanted = [pattern for pattern in patterns if not pattern.startswith("!")]
     return not wanted or any(_matches_one(name, pattern) for pattern in wanted)
 
 
 def _matches_one(name: str, pattern: str) -> bool:
     if "[" not in pattern:
         return fnmatchcase(name, pattern)
-    brackets = _BRACKET.findall(pattern)
     literals = _BRACKET.split(pattern)[::2]
     wanted = r"(\d+)".join(re.escape(text).replace(r"\*", ".*") for text in literals)
-    found = re.fullmatch(wanted.replace(r"\?", "."), name)
-    return found is not None and all(
-        _in_ranges(number, ranges) for number, ranges in zip(found.groups(), brackets, strict=True)
-    )
-
-
-def _in_ranges(number: str, ranges: str) -> bool:
-    for part in ranges.split(","):
-        found = _RANGE.fullmatch(part)
-        if found is None:
-            continue
-        low, high = found.group(1), found.group(2) or found.group(1)
+    match = re.fullmatch(wanted.replace(r"\?", "."), name)
+    if match is None:
+        return False
+    for number, ranges in zip(match.groups(), _BRACKET.findall(pattern), strict=True):
+        spans = [part.group(1, 2) for part in map(_RANGE.fullmatch, ranges.split(",")) if part]
         # Slurm pads every number of a range to the width of its first.
-        if int(low) <= int(number) <= int(high) and number == str(int(number)).zfill(len(low)):
-            return True
-    return False
+        if not any(
+            int(low) <= int(number) <= int(high or low)
+            and number == str(int(number)).zfill(len(low))
+            for low, high in spans
+        ):
+            return False
+    return True

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slurm_health.node.drain import Cause, DrainStatus, drain_node
-from slurm_health.node.site_settings import load
+from slurm_health.node.site import load
 from slurm_health.preflight import config
 from slurm_health.preflight.acting.job_facts import cause, kept_off, read_case
 from slurm_health.preflight.acting.requeue_helper import Helper, Move

@@ -17,7 +17,7 @@ import msgspec
 
 from slurm_health.node import passes
 from slurm_health.node.checks.check import CheckContext
-from slurm_health.preflight.decide.policy import OnHang
+from slurm_health.preflight.decide.policy import AtRequeueLimit, OnHang
 from slurm_health.preflight.option_kinds import OFF
 from slurm_health.preflight.options import what_to_check
 from slurm_health.preflight.sbatch import own_options
@@ -70,6 +70,8 @@ def choose(told: str, script: bytes, environ: Mapping[bytes, bytes]) -> Choice:
         **({"check": rules.check} if rules.check else {}),
         # The script and its output stay as they are, unless the user wants more.
         "monitor": OnHang.OFF.value,
+        # The job of a user who asked for no check runs, even on bad nodes that it cannot leave.
+        "at-requeue-limit": AtRequeueLimit.START.value,
         **wishes,
     }
     settings["check"] = what_to_check(settings)

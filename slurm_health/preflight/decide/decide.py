@@ -287,13 +287,14 @@ def _no_way_out(case: Case) -> tuple[decision.Shrink | None, decision.Ending]:
     if released:
         held = f"it was held for {fold(_names(case.must))}, and a person released it"
         return _start_anyway(case, f"{obstacle or _at_limit(case)}; starting anyway: {held}")
-    if case.must and not obstacle:  # only the limit keeps it from being requeued
-        at_limit = case.policy.at_requeue_limit
-        if at_limit is AtRequeueLimit.HOLD:
-            return None, _hold(case, (*case.must, *case.held_back), _at_limit(case))
-        if at_limit is AtRequeueLimit.START:
-            how = "starting anyway (--at-requeue-limit=start)"
-            return _start_anyway(case, f"{_at_limit(case)}; {how}")
+    at_limit = case.policy.at_requeue_limit
+    only_limit = bool(case.must) and not obstacle  # keeps it from being requeued
+    if only_limit and at_limit is AtRequeueLimit.HOLD:
+        return None, _hold(case, (*case.must, *case.held_back), _at_limit(case))
+    by_name = not case.facts.named.isdisjoint(_names(case.must))
+    if (only_limit or by_name) and at_limit is AtRequeueLimit.START:
+        how = "starting anyway (--at-requeue-limit=start)"
+        return _start_anyway(case, f"{obstacle or _at_limit(case)}; {how}")
     if faulty:
         return None, _stop(case, case.must, obstacle or _at_limit(case))
     ending = _end(Disposition.PROCEED, case.verdict, _running_on(case, case.avoided))

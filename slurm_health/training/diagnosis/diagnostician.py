@@ -7,8 +7,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
-from slurm_health.node.rules.kernel_lines import XID
-from slurm_health.node.rules.xid import judge_xid
+from slurm_health.node.rules.kernel_lines import XID, of_xid
 from slurm_health.records.script_records import Diagnosed
 from slurm_health.records.text import cut, listed, one_line
 from slurm_health.training.diagnosis.collected import (
@@ -187,7 +186,7 @@ def _lines(told: NodeTold, alike: Collection[str]) -> Iterator[str]:
     yield from told.lost_gpus
     for line in reversed(told.kernel):
         xid = re.search(XID, line)
-        means = judge_xid(int(xid["number"]), xid["text"])[1] if xid else ""
+        means = of_xid(int(xid["number"]), xid["text"]).words if xid else ""
         yield f"kernel: {line}" + (f" (that is: {means})" if means else "")
     if told.kills:
         yield f"{told.kills} killed for memory"

@@ -9,8 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from slurm_health.node.rules.finding import Status
-from slurm_health.node.rules.kernel_lines import KINDS, LOST_GPU, OUT_OF_MEMORY, XID, is_evidence
-from slurm_health.node.rules.xid import judge_xid
+from slurm_health.node.rules.kernel_lines import (
+    KINDS,
+    LOST_GPU,
+    OUT_OF_MEMORY,
+    XID,
+    is_evidence,
+    of_xid,
+)
 from slurm_health.records.nodeset import is_down, is_lost
 from slurm_health.records.script_records import (
     HUNG,
@@ -290,11 +296,11 @@ def gpu_errors(_: Inference, data: DataManager) -> Inference | None:
                 continue
             named = match.groupdict("")
             number = int(named.get("number") or _LOST)
-            status, means = judge_xid(number, named.get("text", ""))
-            if status is Status.NODE_FAULT:
+            error = of_xid(number, named.get("text", ""))
+            if error.status is Status.NODE_FAULT:
                 of = f"GPU {named['bus']}" if named["bus"] else "a GPU"
                 xid = f"Xid {number}, " if "number" in named else ""
-                failed = f"{of} of {node.node} failed: {xid}{means.partition(';')[0]}"
+                failed = f"{of} of {node.node} failed: {xid}{error.what}"
                 xids.setdefault(node.node, []).append((number, failed, line))
     if xids:
         kinds = {node: frozenset(number for number, _, _ in found) for node, found in xids.items()}

@@ -19,9 +19,9 @@ from typing import Any
 import msgspec
 
 from slurm_health.node.checks.check import CheckContext
-from slurm_health.node.checks.gpu import Gpu, GpusSeen
+from slurm_health.node.checks.gpu import Gpu
 from slurm_health.node.checks.kernel_log import read_messages
-from slurm_health.node.checks.network import InfiniBand
+from slurm_health.node.checks.network import read_ports
 from slurm_health.node.rules.finding import Status
 from slurm_health.node.rules.kernel_lines import (
     ANY_XID,
@@ -30,12 +30,13 @@ from slurm_health.node.rules.kernel_lines import (
     OUT_OF_MEMORY,
     WARNINGS,
     XID,
+    most_telling,
 )
-from slurm_health.node.rules.telling_lines import most_telling
 from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import Unmeasured
 from slurm_health.records.text import cut, one_line, whole_number
 from slurm_health.system import killable
+from slurm_health.system.nvml import Gpus, read_gpus
 from slurm_health.system.proc import mount_of, mounted
 from slurm_health.training.diagnosis.collected import NodeTold, ScriptEnd
 from slurm_health.training.diagnosis.collectives import FlightRecord
@@ -108,7 +109,7 @@ def node_state(
         "memory": (lambda: _memory(root), tuple[str, ...]),
         "disk": (lambda: _disks(directory), tuple[str, ...]),
         "links": (lambda: links(root), tuple[str, ...]),
-        "gpus": (lambda: judged(Gpu().collect(CheckContext())), _Gpus),
+        "gpus": (lambda: judged(read_gpus()), _Gpus),
     }
     if ranks is not None:
         looks["ranks"] = (lambda: _left(ranks), tuple[str, ...])
@@ -156,7 +157,7 @@ def kernel_lines(root: Path, age_s: float) -> tuple[str, ...]:
         Unmeasured: its log cannot be read: many sites keep it for root.
     """
     found = read_messages(CheckContext(root=root), [re.compile(_MESSAGES)], age_s + _CLOCKS_S)
-    return most_telling([each.text for each in found], _MOST_READ)
+    return most_telling(found, _MOST_READ)
 
 
 def of_the_job(lines: Sequence[str], buses: Sequence[str], count: int | None) -> tuple[str, ...]:
@@ -243,7 +244,7 @@ def links(root: Path) -> tuple[str, ...]:
     """Return which ports of adapters and which interfaces are down, or have been."""
     machine = CheckContext(root=root)
     found = []
-    ports = InfiniBand().collect(machine).ports
+    ports = read_ports(machine)
     for name, port in sorted(ports.items()):
         if port.state != "ACTIVE":
             physical = f", {port.physical}" if port.physical else ""
@@ -259,19 +260,19 @@ def links(root: Path) -> tuple[str, ...]:
     return tuple(found)
 
 
-def judged(seen: GpusSeen) -> _Gpus:
+def judged(gpus: Gpus) -> _Gpus:
     """Return what is to be told of GPUs; an old error in one is no sign that it fails now."""
-    finding = Gpu().judge(seen)
+    finding = Gpu().judge(gpus)
     state = () if finding.status is Status.PASS else (one_line(finding.text),)
-    lost = [seen.gpus.broken] if seen.gpus.broken else []
-    for each in seen.gpus.devices:
+    lost = [gpus.broken] if gpus.broken else []
+    for each in gpus.devices:
         name = f"GPU {each.index} ({each.bus})" if each.bus else f"GPU {each.index}"
         if each.lost:
             lost.append(f"{name} is lost: {each.lost}")
         elif each.recovery_action in (_RESET, _REBOOT):
             wanted = "a reset" if each.recovery_action == _RESET else "a reboot of the node"
             lost.append(f"{name} needs {wanted}")
-    buses = tuple(each.bus for each in seen.gpus.devices if each.bus)
+    buses = tuple(each.bus for each in gpus.devices if each.bus)
     return _Gpus(buses=buses, lost=tuple(map(one_line, lost)), state=state)
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from slurm_health.node.checks.check import CheckContext, Planned
 from slurm_health.node.checks.filesystem import Filesystem
-from slurm_health.node.hooks.run_checks import run_checks
 from slurm_health.node.rules.finding import Status
+from slurm_health.node.run import run_checks
 from tests.lab import kernel
 
 # linux/auto_fs.h: what an automount daemon answers, and where a request has its token.

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from slurm_health.node.checks.check import Check, CheckContext
+from slurm_health.node.checks.check import Check, CheckContext, Planned
 from slurm_health.node.rules.finding import Finding, capped
+from slurm_health.node.run import measure
 from tests.support.sites import tree
 from tests.support.supervised import write_executable
 
@@ -78,9 +78,16 @@ def well(tmp_path: Path) -> CheckContext:
 
 
 def find_out(check: Check, context: CheckContext) -> Finding:
-    """Run a check as the hooks do: over the process boundary, and capped."""
-    seen = msgspec.msgpack.encode(check.collect(context))
-    return capped(check.judge(msgspec.msgpack.decode(seen, type=check.SEEN)), check.SEVERITY)
+    """Run a check as its child does, and cap what it finds."""
+    planned = Planned(
+        name="check",
+        check=check,
+        time_limit_s=60,
+        severity=check.SEVERITY,
+        shadow=False,
+        contexts=(),
+    )
+    return capped(measure(planned, context), check.SEVERITY)
 
 
 def printing(directory: Path, name: str, answers: dict[str, str]) -> str:

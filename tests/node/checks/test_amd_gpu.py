@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from slurm_health.node.checks.amd_gpu import AmdGpus
 from slurm_health.node.checks.check import CheckContext
+from slurm_health.node.checks.vendors import AmdGpus
 from slurm_health.node.rules.finding import Finding, Remedy, Status
 from tests.node.checks.conftest import find_out, printing
 
@@ -52,7 +52,7 @@ def test_amd_gpus_that_are_well_pass_at_their_power_cap_in_both_forms_of_the_out
     gpus = [amd(number) for number in range(3)]
     metrics = {"gpu_data": gpus} if wrap else gpus
 
-    found = ask_amd(tmp_path, AmdGpus(count=3, xgmi_peers=2), metrics)
+    found = ask_amd(tmp_path, AmdGpus(count=3), metrics)
 
     assert (found.status, found.text) == (Status.PASS, "3 AMD GPUs healthy")
 
@@ -83,10 +83,10 @@ def test_an_amd_gpu_is_judged_by_what_it_says(
 def test_a_gpu_that_is_gone_and_an_xgmi_link_that_is_shut_are_faults(tmp_path: Path) -> None:
     two = ask_amd(tmp_path, AmdGpus(count=3), [amd(0), amd(1)])
     topology = json.dumps([links(0), links(1, shut=2), links(2)])
-    shut = ask_amd(tmp_path, AmdGpus(xgmi_peers=2), [amd(0), amd(1), amd(2)], topology)
+    shut = ask_amd(tmp_path, AmdGpus(), [amd(0), amd(1), amd(2)], topology)
 
     assert (two.status, two.text) == (NODE, "2 AMD GPUs, expected 3")
-    assert (shut.status, shut.text) == (NODE, "GPU 1 reaches 1 of 2 GPUs over XGMI")
+    assert (shut.status, shut.text) == (NODE, "GPU at 0000:01:00.0 has an XGMI link that is shut")
 
 
 def test_a_retest_that_does_not_know_how_many_amd_gpus_there_should_be_returns_no_node(

@@ -58,4 +58,4 @@ def test_the_automounters_own_line_says_nothing_of_the_node(
     if exists:
         well.path(path).mkdir(parents=True)
     with pytest.raises(Unmeasured, match=path):
-        Filesystem(path=path, fstype="nfs4").collect(well)
+        Filesystem(path=path, fstype="nfs4").measure(well)

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from slurm_health.node.checks.bmc import Bmc
 from slurm_health.node.checks.check import CheckContext
+from slurm_health.node.checks.vendors import Bmc
 from slurm_health.node.rules.finding import Finding, Status
 from slurm_health.records.errors import Unmeasured
 from tests.node.checks.conftest import find_out, printing
@@ -139,4 +139,4 @@ def test_other_lines_of_the_log_convict_nobody(tmp_path: Path, line: str, status
 @pytest.mark.skipif(Path("/dev/ipmi0").exists(), reason="this machine has a BMC")
 def test_the_real_ipmitool_without_a_bmc_is_not_measured() -> None:
     with pytest.raises(Unmeasured, match="ipmitool sdr elist: Could not open device"):
-        Bmc().collect(CheckContext())
+        Bmc().measure(CheckContext())

@@ -30,6 +30,17 @@ def test_every_table_of_the_file_is_documented() -> None:
     from slurm_health.node.rules import settings
 
     text = (Path(__file__).parents[3] / "docs/admin/configuration.md").read_text()
-    for name in ("Hooks", "Breaker", "Recovery", "Marks", "Accusations", "Notify", "CommonKeys"):
+    for name in (
+        "Hooks",
+        "Breaker",
+        "Recovery",
+        "Accusations",
+        "Sweep",
+        "Default",
+        "Metrics",
+        "Notify",
+        "Repair",
+        "CommonKeys",
+    ):
         for setting in getattr(settings, name).__struct_fields__:
-            assert f"`{setting}`" in text, (name, setting)
+            assert f"`{setting}`" in text or f".{setting}]`" in text, (name, setting)

@@ -9,18 +9,16 @@ import msgspec
 import pytest
 
 from slurm_health.node.checks.check import CheckContext
-from slurm_health.node.checks.cpu_speed import CpuSpeed, CpuSpeedSeen, _throttled_s
+from slurm_health.node.checks.cpu_speed import CpuSample, CpuSpeed, sample_cpus, throttled_s
 from slurm_health.node.rules.finding import Status
 from slurm_health.records.errors import Unmeasured
 from tests.support.sites import tree
 
-QUIET = CpuSpeedSeen(
-    processors=4, wall_s=0.5, cpu_s=2.0, rounds=4_000_000, throttled_s=0, others_s=0
-)
+QUIET = CpuSample(processors=4, wall_s=0.5, cpu_s=2.0, rounds=4_000_000, throttled_s=0, others_s=0)
 CHECK = CpuSpeed(min_rounds_per_s=1_500_000)
 
 
-def seen(**changes: float) -> CpuSpeedSeen:
+def seen(**changes: float) -> CpuSample:
     return msgspec.structs.replace(QUIET, **changes)
 
 
@@ -51,7 +49,7 @@ def test_without_a_figure_to_compare_with_speed_is_not_judged() -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "throttled_s"),
+    ("files", "held_s"),
     [
         ({}, 0.0),
         ({"/proc/self/cgroup": "nonsense::\n4:cpu:/\n0::/\n"}, 0.0),
@@ -73,19 +71,19 @@ def test_without_a_figure_to_compare_with_speed_is_not_judged() -> None:
     ],
 )
 def test_a_quota_is_seen_in_either_version_of_cgroups_and_above(
-    tmp_path: Path, files: dict[str, str], throttled_s: float
+    tmp_path: Path, files: dict[str, str], held_s: float
 ) -> None:
-    assert _throttled_s(tree(tmp_path, files)) == throttled_s
+    assert throttled_s(tree(tmp_path, files)) == held_s
 
 
 @pytest.mark.parametrize("text", ["", "cpu\n", "cpu a b c d e f g h\n"])
 def test_a_garbled_account_of_the_processors_is_unmeasured(tmp_path: Path, text: str) -> None:
     with pytest.raises(Unmeasured):
-        CpuSpeed(seconds=0.05).collect(tree(tmp_path, {"/proc/stat": text}))
+        CpuSpeed().measure(tree(tmp_path, {"/proc/stat": text}))
 
 
 def test_this_machine_can_be_measured() -> None:
-    found = CpuSpeed(seconds=0.1).collect(CheckContext())
+    found = sample_cpus(CheckContext(), 0.1)
     assert found.rounds > 0
     assert 0 < found.share <= 1.1
     assert found.others_s >= 0

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from slurm_health.node.checks.check import CheckContext
-from slurm_health.node.checks.dcgm import Dcgm
-from slurm_health.node.checks.external import ProgramSeen
+from slurm_health.node.checks.external import ProgramRun
+from slurm_health.node.checks.vendors import Dcgm
 from slurm_health.node.hooks.init_config import draft
 from slurm_health.node.rules.finding import Finding, Status
 from tests.support.supervised import write_executable
@@ -60,7 +60,7 @@ def run(tmp_path: Path, output: str, code: int = 0) -> Finding:
     text = f'#!/bin/sh\n[ "$*" = "diag -r 2 -j" ] || exit 9\ncat {tmp_path}/output\nexit {code}\n'
     program = write_executable(tmp_path / "dcgmi", text)
     check = Dcgm(program=str(program))
-    return check.judge(check.collect(CheckContext()))
+    return check.measure(CheckContext())
 
 
 def test_a_node_whose_gpus_pass_is_well(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_of_an_older_dcgm_a_setting_is_a_warning_and_what_may_be_the_gpu_stays_o
 ) -> None:
     text = document("Deployment", test, {"status": "Fail"}, root="DCGM GPU Diagnostic")
 
-    assert Dcgm(level=1).judge(ProgramSeen(code=0, output=text)).status is status
+    assert Dcgm(level=1).judge(ProgramRun(code=0, output=text)).status is status
 
 
 def test_an_older_dcgm_that_says_that_a_link_is_down_convicts_its_node(tmp_path: Path) -> None:
@@ -146,9 +146,9 @@ def test_where_no_hardware_is_tested_a_finding_about_software_is_told_and_is_no_
 
 def test_level_1_has_no_hardware_test_and_passes_by_what_it_has() -> None:
     check = Dcgm(level=1)
-    seen = ProgramSeen(code=0, output=document("Deployment", "software"))
+    run = ProgramRun(code=0, output=document("Deployment", "software"))
 
-    assert check.judge(seen).status is Status.PASS
+    assert check.judge(run).status is Status.PASS
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_a_long_document_is_read_whole(tmp_path: Path) -> None:
 def test_it_is_drafted_where_it_is_installed(tmp_path: Path) -> None:
     assert "[checks.dcgm]" not in draft(CheckContext(root=tmp_path), node="n1")[0]
     (tmp_path / "usr/bin").mkdir(parents=True)
-    (tmp_path / "usr/bin/dcgmi").touch()
+    write_executable(tmp_path / "usr/bin/dcgmi", "#!/bin/sh\n")
 
     text, _ = draft(CheckContext(root=tmp_path), node="n1")
 

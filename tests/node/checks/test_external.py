@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slurm_health.node.checks.check import CheckContext
-from slurm_health.node.checks.external import Command, Nagios, Nhc, ProgramSeen
+from slurm_health.node.checks.external import Command, Nagios, Nhc, ProgramRun
 from slurm_health.node.rules.finding import Status
 from slurm_health.records.errors import Unmeasured
 from tests.node.checks.conftest import find_out
@@ -56,7 +56,7 @@ def test_a_program_that_dies_of_a_signal_is_inconclusive(tmp_path: Path) -> None
 
 def test_a_program_that_is_not_there_is_unmeasured() -> None:
     with pytest.raises(Unmeasured, match="not found"):
-        Command(argv=("/nowhere/program",)).collect(CheckContext())
+        Command(argv=("/nowhere/program",)).measure(CheckContext())
 
 
 def test_a_program_sees_a_path_and_slurms_variables_and_no_others(tmp_path: Path) -> None:
@@ -94,4 +94,4 @@ def test_a_nagios_plugin_is_translated(tmp_path: Path, code: int, status: Status
     ],
 )
 def test_nhc_convicts_only_by_its_own_word(code: int, output: str, status: Status) -> None:
-    assert Nhc().judge(ProgramSeen(code=code, output=output)).status is status
+    assert Nhc().judge(ProgramRun(code=code, output=output)).status is status

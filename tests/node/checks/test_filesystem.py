@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from slurm_health.node.checks.check import CheckContext
-from slurm_health.node.checks.filesystem import Filesystem, FilesystemSeen
+from slurm_health.node.checks.filesystem import Filesystem, MountState
 from slurm_health.node.rules.finding import Status
 from tests.node.checks.conftest import find_out
 from tests.support.sites import tree
@@ -16,9 +16,9 @@ NODE, USER = Status.NODE_FAULT, Status.USER_FAULT
 FIELDS = "rw,relatime 0 0"
 
 
-def seen(**changes: object) -> FilesystemSeen:
+def seen(**changes: object) -> MountState:
     base = {"mounted": True, "fstype": "nfs4", "total_bytes": 100, "available_bytes": 50}
-    return msgspec.convert({**base, **changes}, FilesystemSeen)
+    return msgspec.convert({**base, **changes}, MountState)
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from slurm_health.node.checks.check import Check, CheckContext, Planned
-from slurm_health.node.checks.gpu import Gpu, GpuProcesses, GpusSeen
-from slurm_health.node.hooks.run_checks import run_checks
-from slurm_health.node.rules.finding import CheckResult, Status
+from slurm_health.node.checks.gpu import Gpu, GpuProcesses
+from slurm_health.node.rules.finding import CheckResult, Finding, Status
+from slurm_health.node.run import run_checks
 from slurm_health.system.nvml import GpuDevice, Gpus
 from tests.played_gpu import nvml_library
 from tests.played_gpu.description import VARIABLE, Fault, Machine, machine, with_faults, write
@@ -33,13 +33,10 @@ class Player(Check, frozen=True, kw_only=True):
     library: str
     state: str
 
-    def collect(self, machine: CheckContext) -> object:
+    def measure(self, machine: CheckContext) -> Finding:
         os.environ[VARIABLE] = self.state
         ctypes.CDLL(self.library)  # from now on the library of that name
-        return self.check.collect(machine)
-
-    def judge(self, seen: object) -> object:  # type: ignore[override]
-        return self.check.judge(seen)
+        return self.check.measure(machine)
 
 
 class Bench:
@@ -57,10 +54,7 @@ class Bench:
     def play_on(self, played: Machine, check: Check, *, limit_s: float = 10) -> CheckResult:
         write(self.state, played)
 
-        class Playing(Player, frozen=True, kw_only=True):
-            SEEN = check.SEEN
-
-        player = Playing(check=check, library=str(self.library), state=str(self.state))
+        player = Player(check=check, library=str(self.library), state=str(self.state))
         planned = Planned(
             name="gpu",
             check=player,
@@ -94,11 +88,11 @@ def everywhere(kind: str, value: float, count: int = 8) -> tuple[Fault, ...]:
 
 
 FAULTS = [
-    ((fault(3, "off_bus"),), "GPU 3 is lost: GPU is lost"),
-    ((fault(3, "nvml_error", 15), fault(5, "nvml_error", 15)), "GPU 5 is lost: GPU is lost"),
-    ((fault(3, "no_handle", 15),), "GPU 3 is lost"),
-    ((fault(3, "no_handle", 999),), "GPU 3 is lost: NVML gives no handle to it: Unknown Error"),
-    ((fault(2, "recovery_action", 1),), "GPU 2 (00000000:29:00.0) needs a reset"),
+    ((fault(3, "off_bus"),), "GPU 3 lost"),
+    ((fault(3, "nvml_error", 15), fault(5, "nvml_error", 15)), "GPU 5 lost"),
+    ((fault(3, "no_handle", 15),), "GPU 3 lost"),
+    ((fault(3, "no_handle", 999),), "GPU 3 lost: NVML gives no handle to it: Unknown Error"),
+    ((fault(2, "recovery_action", 1),), "GPU 2 needs a reset (0000:29:00)"),
     ((fault(2, "recovery_action", 2),), "needs a reboot of the node"),
     ((fault(2, "recovery_action", 9),), "needs action 9"),
     ((fault(0, "uncorrected_errors"),), "has 1 uncorrected ECC errors, limit 0"),
@@ -133,19 +127,15 @@ def test_a_gpu_that_has_lost_nvlinks_is_named_with_them(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(
-    ("uptime_s", "status"),
-    [(90.0, Status.WARN), (3600.0, Status.NODE_FAULT)],
+    ("is_settled", "status"), [(False, Status.WARN), (True, Status.NODE_FAULT)]
 )
 def test_links_that_are_down_soon_after_a_boot_may_still_train(
-    uptime_s: float, status: Status
+    is_settled: bool, status: Status
 ) -> None:
     device = GpuDevice(index=0, bus="00000000:18:00.0", links_active=16, links_down=(0, 1))
-    seen = GpusSeen(gpus=Gpus(driver="1", devices=(device,)), uptime_s=uptime_s)
-
-    finding = Gpu(nvlinks=18).judge(seen)
-
+    finding = Gpu(nvlinks=18).judge(Gpus(driver="1", devices=(device,)), is_settled=is_settled)
     assert finding.status is status
-    assert "has 16 of 18 NVLinks (down: 0, 1)" in finding.text
+    assert finding.text.startswith("GPU 0 has 16 of 18 NVLinks (down: 0, 1) (0000:18:00)")
 
 
 def test_a_gpu_too_few_is_a_fault(bench: Bench) -> None:
@@ -292,7 +282,7 @@ def test_slurms_numbers_do_not_count_gpus_that_are_divided(bench: Bench) -> None
     )
     assert bench.play(Gpu(), *everywhere("mig_mode", -1)).status is Status.NODE_FAULT
     processes = bench.play(GpuProcesses(), *everywhere("mig_mode", 1), PROCESS_ON_5)
-    assert processes.status is Status.INCONCLUSIVE
+    assert processes.status is Status.NOT_APPLICABLE
     assert "divided (MIG)" in processes.finding.text
 
 
@@ -321,7 +311,7 @@ def test_without_the_binding_the_checks_can_be_configured_and_say_what_is_missin
         "import sys; sys.modules['pynvml'] = None\n"
         "from slurm_health.node.checks.gpu import Gpu\n"
         "from slurm_health.node.checks.check import CheckContext, Unmeasured\n"
-        "try: Gpu(count=8).collect(CheckContext())\n"
+        "try: Gpu(count=8).measure(CheckContext())\n"
         "except Unmeasured as err: print(err)\n"
     )
     import sys

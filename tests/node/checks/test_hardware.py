@@ -7,11 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.node.checks.amd_gpu import AmdGpus
-from slurm_health.node.checks.bmc import Bmc
 from slurm_health.node.checks.check import Check, CheckContext, find_check
-from slurm_health.node.checks.nvme import Nvme
-from slurm_health.node.checks.optics import Optics
+from slurm_health.node.checks.vendors import AmdGpus, Bmc, Nvme, Optics
 from slurm_health.node.hooks.init_config import draft
 from slurm_health.node.rules.finding import Status
 from slurm_health.records.errors import Unmeasured
@@ -25,7 +22,7 @@ from tests.support.supervised import write_executable
 )
 def test_a_tool_that_is_absent_is_no_fault(check: Check) -> None:
     with pytest.raises(Unmeasured, match="not found or not executable"):
-        check.collect(CheckContext())
+        check.measure(CheckContext())
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1, 2", '{"a": "b"}', "[]", "null", '{"gpu_data": 3}'])

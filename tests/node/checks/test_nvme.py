@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from slurm_health.node.checks.nvme import Nvme
+from slurm_health.node.checks.vendors import Nvme
 from slurm_health.node.rules.finding import Finding, Status
 from tests.node.checks.conftest import find_out, printing
 from tests.support.sites import tree
@@ -71,7 +71,7 @@ def test_blocks_that_were_lost_since_the_last_run_are_a_warning(tmp_path: Path) 
     found = ask_nvme(tmp_path, Nvme(), {"nvme0": of_smartctl(media_errors=15)})
 
     assert found.status is WARN
-    assert "nvme0: 3 blocks could not be read right" in found.text
+    assert "nvme0: 3 blocks could not be read since the last check" in found.text
 
 
 def test_a_drive_that_is_gone_or_that_the_kernel_gave_up_is_a_fault(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from slurm_health.node.checks.check import CheckContext
-from slurm_health.node.checks.optics import Optics
+from slurm_health.node.checks.vendors import Optics
 from slurm_health.node.rules.finding import Finding, Status
 from tests.node.checks.conftest import find_out, printing
 
@@ -72,7 +72,7 @@ def test_an_alarm_of_an_optic_is_a_warning_by_its_name(
             "mlx5_0: Temperature [C] 83, allowed -10 to 80",
         ),
         ({"Rx Power Current [dBm]": "1.0,-40 [-10.41..6]"}, WARN, "1.0,-40, allowed -10.41 to 6"),
-        ({"ber": "3E-09"}, WARN, "bit error rate 3e-09 after correction, limit 1e-12"),
+        ({"ber": "3E-09"}, WARN, "bit error rate 3E-09 after correction, limit 1e-12"),
         ({"ber": "N/A"}, Status.PASS, "no alarm"),
         ({"opcode": "1024"}, WARN, "mlx5_0: R"),
     ],

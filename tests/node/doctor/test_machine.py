@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import compileall
 import os
 import socket
 import sys
@@ -15,6 +14,7 @@ from slurm_health.node.checks.check import CheckContext
 from slurm_health.node.doctor import machine, slurm_conf
 from slurm_health.node.doctor.advice import Urgency
 from slurm_health.node.hooks.init_config import draft
+from slurm_health.system.slurm.parsing import Node
 from tests.node.checks.conftest import WELL
 from tests.node.doctor.conftest import SIXTY, by_level
 from tests.support.sites import load_site, tree
@@ -23,7 +23,7 @@ from tests.support.supervised import write_executable
 
 @pytest.mark.root
 @pytest.mark.parametrize(
-    ("owned", "level"), [(None, None), ("textfile", "look"), ("exporter", "change")]
+    ("owned", "level"), [(None, None), ("textfile", "change"), ("exporter", "change")]
 )
 def test_a_metrics_directory_that_another_account_can_change_is_named(
     tmp_path: Path, owned: str | None, level: str | None
@@ -34,22 +34,8 @@ def test_a_metrics_directory_that_another_account_can_change_is_named(
         os.chown(next(each for each in (place, place.parent) if each.name == owned), 65534, -1)
     site = load_site(tmp_path / "etc", f"[metrics]\ndirectory='{place}'\n[checks.memory]\n")
     told = by_level(machine.advise_machine(site, "lab", SIXTY, tree(tmp_path / "machine", {})))
-    said = {each for each, texts in told.items() if any("metrics.directory" in t for t in texts)}
+    said = {each for each, texts in told.items() if any("root writes metrics" in t for t in texts)}
     assert said == ({level} if level else set())
-
-
-@pytest.mark.parametrize("option", ["nolock,local_lock=all", "local_lock=flock", "localflock"])
-def test_a_shared_directory_with_locks_of_each_node_is_refused(tmp_path: Path, option: str) -> None:
-    if os.getuid() != 0:
-        pytest.skip("only root tries the shared directory")
-    shared = tmp_path / "shared"
-    shared.mkdir(mode=0o755)
-    site = load_site(tmp_path / "etc", f"[breaker]\ndirectory='{shared}'\n[checks.memory]\n")
-    for options, level in ((f"rw,{option}", "change"), ("rw,local_lock=none", "fine")):
-        table = {"/proc/self/mounts": f"server:/x {shared} nfs {options} 0 0\n"}
-        place = tree(tmp_path / "machine", table)
-        told = by_level(machine.advise_machine(site, "lab", SIXTY, place))[level]
-        assert any(str(shared) in each for each in told), told
 
 
 @pytest.mark.parametrize(("kind", "told"), [("nfs4", True), ("xfs", False)])
@@ -107,6 +93,7 @@ def test_a_drafted_site_with_the_shims_as_they_are_shipped_has_the_time_that_it_
     tmp_path: Path,
 ) -> None:
     place = tree(tmp_path / "machine", {**WELL, "/usr/bin/dcgmi": ""})
+    place.path("/usr/bin/dcgmi").chmod(0o755)
     text, _ = draft(place, node="n1", shared=str(tmp_path))
     assert "[checks.dcgm]" in text
     site = load_site(tmp_path / "etc", text)
@@ -157,23 +144,6 @@ def test_an_installation_that_users_cannot_enter_is_found(tmp_path: Path) -> Non
         assert any(said in each for each in found) is is_told
 
 
-def test_an_installation_without_byte_code_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    package = tmp_path / "uncompiled"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    (package / "agent.py").touch()
-    monkeypatch.syspath_prepend(tmp_path)
-
-    said = machine.byte_code_advice(["uncompiled.agent", "not_installed"])
-    assert said.level is Urgency.LOOK
-    assert said.do.endswith(f" -m compileall -q {package}")
-
-    assert compileall.compile_dir(package, quiet=1)
-    assert machine.byte_code_advice(["uncompiled.agent"]).level is Urgency.FINE
-
-
 def test_root_is_asked_for_a_journal_that_all_share(tmp_path: Path) -> None:
     if os.getuid() != 0:
         pytest.skip("of a user's own home, nothing is said")
@@ -198,10 +168,35 @@ def test_a_ledger_that_stops_all_drains_is_said(tmp_path: Path, ledger: str, sai
 
 
 @pytest.mark.root
-def test_what_it_means_that_doctor_runs_as_root_is_said(tmp_path: Path) -> None:
-    site = load_site(tmp_path / "etc", "[checks.memory]\n")
-    found = by_level(machine.advise_machine(site, "lab", SIXTY))["fine"]
-    assert any("what only root can see was looked at" in each for each in found)
+@pytest.mark.parametrize(("mode", "uid"), [(0o777, 0), (0o1777, 12345)])
+@pytest.mark.parametrize("level", [".", "lab"])
+def test_a_journal_that_users_could_replace_is_named_at_each_level(
+    tmp_path: Path, mode: int, uid: int, level: str
+) -> None:
+    journal = tmp_path / "journal"
+    (journal / "lab").mkdir(parents=True)
+    for place in (journal, journal / "lab"):
+        place.chmod(0o1777)
+    (journal / level).chmod(mode)
+    os.chown(journal / level, uid, -1)
+    site = load_site(tmp_path / "etc", f"journal='{journal}'\n[checks.memory]\n")
+
+    found = by_level(machine.advise_machine(site, "lab", SIXTY))["change"]
+
+    assert any("must be root's and sticky" in text for text in found)
+
+
+def test_patterns_that_match_nothing_are_named(tmp_path: Path) -> None:
+    text = "[checks.memory]\nnodes = ['n[1-9]', '!gpu*']\npartitions = ['gpu', 'large']\n"
+    site = load_site(tmp_path / "etc", text)
+    nodes = {"n1": Node(name="n1", state="IDLE", partitions=("gpu",))}
+
+    found = by_level([*machine.unmatched(site, nodes)])["look"]
+
+    assert [line.partition(", which")[0] for line in found] == [
+        "checks.memory: nodes has !gpu*",
+        "checks.memory: partitions has large",
+    ]
 
 
 def test_a_journal_on_a_local_disk_is_found(tmp_path: Path) -> None:

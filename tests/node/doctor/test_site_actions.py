@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.node.doctor import site_actions
+from slurm_health.node.doctor import machine
 from tests.node.doctor.conftest import by_level
 from tests.support.sites import load_site
 
@@ -27,16 +27,16 @@ def test_what_keeps_a_step_from_being_taken_is_named(
 ) -> None:
     text = f"[breaker]\ndirectory = '{tmp_path}'\n[repair]\n{settings}\n"
 
-    found = by_level(site_actions.advise_on_repair(load_site(tmp_path / "etc", text), config))
+    found = by_level(machine.advise_on_repair(load_site(tmp_path / "etc", text), config))
     assert any(said in each for each in found[level]), found
-    assert site_actions.advise_on_repair(load_site(tmp_path / "off", ""), config) == []
+    assert machine.advise_on_repair(load_site(tmp_path / "off", ""), config) == []
 
 
 @pytest.mark.root
 @pytest.mark.parametrize(
     ("settings", "level", "said"),
     [
-        ("command = ['/nowhere/ticket']", "change", "/nowhere/ticket cannot be run here"),
+        ("command = ['/nowhere/ticket']", "change", "/nowhere/ticket is not on this node"),
         ("command = ['{loose}']", "change", "others than root can change"),
         ("command = ['/bin/cat']", "fine", "try: slurm-health notify --test"),
         ("urls = ['slack://token']", "look", "users can read"),
@@ -53,6 +53,6 @@ def test_what_keeps_events_from_arriving_or_shows_a_secret_is_named(
     text = settings.format(loose=tmp_path / "loose", open=tmp_path / "open")
     site = load_site(tmp_path / "etc", f"[notify]\n{text}\n")
 
-    found = by_level(site_actions.advise_on_notify(site))
+    found = by_level(machine.advise_on_notify(site))
     assert any(said in each for each in found[level]), found
-    assert site_actions.advise_on_notify(load_site(tmp_path / "off", "")) == []
+    assert machine.advise_on_notify(load_site(tmp_path / "off", "")) == []

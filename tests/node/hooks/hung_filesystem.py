@@ -28,12 +28,12 @@ from slurm_health.node import repair, shared
 from slurm_health.node.checks.check import CheckContext, Planned
 from slurm_health.node.checks.filesystem import Filesystem
 from slurm_health.node.checks.memory import Memory
-from slurm_health.node.hooks.run_checks import run_checks
 from slurm_health.node.hooks.user_journal import JobEnded, Unreadable, accusations
 from slurm_health.node.rules.finding import Status
 from slurm_health.node.rules.repair import RepairAttempt, RepairStep
 from slurm_health.node.rules.settings import Repair
-from slurm_health.node.site_settings import Site
+from slurm_health.node.run import run_checks
+from slurm_health.node.site import Site, Timing
 from slurm_health.report import jobs
 from tests.support.sites import load_site
 
@@ -185,11 +185,9 @@ journal = "{directory}"
 state = "{state}"
 [breaker]
 directory = "{directory}"
-lock_limit_s = 0.1
-[accusations]
-read_limit_s = {_LIMIT_S}
 """
-    return load_site(state.with_name("etc"), text)
+    timing = Timing(lock_s=0.1, journal_s=_LIMIT_S)
+    return msgspec.structs.replace(load_site(state.with_name("etc"), text), timing=timing)
 
 
 def checks(directory: Path, state: Path) -> list[object]:

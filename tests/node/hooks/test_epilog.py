@@ -239,7 +239,7 @@ def test_tests_run_one_at_a_time(story: Story) -> None:
     story.write(journal())
     story.node.break_it()
     site = story.node.site
-    with turn_to_test(site.state, 1, story.node.now_s, site.accusations) as why_not:
+    with turn_to_test(site.state, 1, story.node.now_s) as why_not:
         assert why_not == ""
         assert not story.ended()
     assert "not tested: another test of this node is running" in story.node.said
@@ -284,13 +284,13 @@ def test_whose_jobs_had_a_node_tested_is_for_root_to_read(tmp_path: Path, story:
     umask = os.umask(0)
     try:
         remember_stuck(state, "a check", os.getpid())  # whoever makes the directory first
-        with turn_to_test(state, 1, story.node.now_s, story.node.site.accusations) as why_not:
+        with turn_to_test(state, 1, story.node.now_s) as why_not:
             assert not why_not
     finally:
         os.umask(umask)
 
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (state, *state.iterdir())}
-    assert modes == {"state": 0o700, "stuck": 0o700, "tested.json": 0o600}
+    assert modes == {"state": 0o700, "stuck": 0o700, "tested.json": 0o600, "tested.lock": 0o600}
 
 
 @pytest.mark.root
@@ -301,5 +301,5 @@ def test_a_state_directory_without_room_ends_no_epilog(story: Story, tmp_path: P
     with full_filesystem(tmp_path / "full") as state:
         filler = state / "filler"
         filler.write_bytes(b"x" * 4096)
-        with turn_to_test(state, 1, story.node.now_s, story.node.site.accusations) as why_not:
+        with turn_to_test(state, 1, story.node.now_s) as why_not:
             assert "tests cannot be counted" in why_not

@@ -9,16 +9,20 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from slurm_health.node import STATE_FILE, shared, state
 from slurm_health.node.hooks import healthcheck, nodes
+from slurm_health.node.notify import EventKind
+from slurm_health.node.store import held
 from slurm_health.system.killable import Answered, run_guarded
 from slurm_health.system.slurm.client import Client
 from slurm_health.system.slurm.parsing import Node as SlurmNode
 from tests.node.checks.conftest import MEMINFO
 from tests.support.hooked_node import Node
 from tests.support.hooked_slurm import HookedSlurm
+from tests.support.notified import into_file, received
 
 
 def pass_after_pass(node: Node, count: int, apart_s: float = 61.0) -> None:
@@ -51,8 +55,8 @@ def test_a_child_that_the_kernel_may_hold_does_not_hold_the_lock(node: Node) -> 
         lock = (node.site.state / healthcheck.LOCK).stat()
         return b"open" if any(os.path.samestat(lock, each) for each in _open_files()) else b"closed"
 
-    with healthcheck.first(node.site.state) as first:
-        assert first
+    with held(node.site.state / healthcheck.LOCK) as free:
+        assert free
         seen = run_guarded(None, "looks", open_files, 60)
     assert isinstance(seen, Answered)
     assert seen.data == b"closed"
@@ -69,7 +73,7 @@ def test_a_drained_node_that_stays_bad_is_not_drained_again_and_says_so(drained:
     pass_after_pass(drained, 5)
     assert drained.slurm.calls() == ["show node -o n3"] * 5
     assert drained.state == "IDLE+DRAIN"
-    assert "already out of the pool: IDLE+DRAIN: shealth:scratch /broken exists" in drained.said
+    assert "already out of the pool: IDLE+DRAIN: shealth: /broken exists" in drained.said
 
 
 def test_it_comes_back_after_three_fresh_passes(drained: Node) -> None:
@@ -122,8 +126,6 @@ def test_another_fault_keeps_it_although_its_own_check_passes(drained: Node) -> 
 def test_a_check_that_cannot_be_measured_is_no_pass(drained: Node) -> None:
     node = drained
     node.more = "[checks.memory2]\ncheck='memory'\n"
-    import msgspec
-
     kept = state.recall(node.site.state)
     assert kept is not None
     state.remember(node.site.state, msgspec.structs.replace(kept, retest=("scratch", "memory2")))
@@ -137,8 +139,8 @@ def test_a_check_that_cannot_be_measured_is_no_pass(drained: Node) -> None:
     [
         "ADMIN SHUTDOWN [root@2026-01-02T04:00:00]",
         "Prolog error",
-        "shealth:scratch /broken exists check=scratch job=0 t=999",
-        "shealth:scratch /broken exists check=scratch job=0 t=1000000, keep it -- admin",
+        "shealth: /broken exists check=scratch job=0 t=999",
+        "shealth: /broken exists check=scratch job=0 t=1000000, keep it -- admin",
         "",
     ],
 )
@@ -180,8 +182,6 @@ def test_a_node_that_something_else_holds_is_not_released(
 def test_a_release_is_noticed_although_no_check_can_tell_any_more(
     drained: Node, slurm: HookedSlurm
 ) -> None:
-    import msgspec
-
     kept = state.recall(drained.site.state)
     assert kept is not None
     state.remember(drained.site.state, msgspec.structs.replace(kept, retest=("gone",)))
@@ -213,13 +213,13 @@ def test_a_note_that_was_edited_is_anothers_for_hook_list_and_release(
     slurm.set({"n3": ("IDLE+DRAIN", f"{note} [admin@2026-01-02T04:00:00]")})
 
     pass_after_pass(drained, 1)
-    assert "the drain is no longer ours: IDLE+DRAIN: shealth:scratch" in drained.said
+    assert "the drain is no longer ours: IDLE+DRAIN: shealth: " in drained.said
     assert state.recall(drained.site.state) is None
 
     known = shared.read_ledger(drained.site.breaker)
-    (listed,) = nodes.drained(_nodes(drained), known, {})
+    (listed,) = nodes.drained(_nodes(drained), known, {}, 3)
     assert listed.edited
-    assert "note edited: only scontrol lifts it" in nodes.table([listed], [], 0.0, needed=3)
+    assert listed.now == "note edited: only scontrol lifts it"
     controller = Client.for_hook(drained.environ(), limit_s=5)
     came = nodes.release(drained.site, ["n3"], controller, {})
     assert came == {
@@ -235,9 +235,9 @@ def test_a_controller_in_trouble_releases_nothing(
     drained: Node, slurm: HookedSlurm, trouble: str
 ) -> None:
     slurm.trouble(trouble)
-    drained.limit_s = 2
+    drained.hurry()
     pass_after_pass(drained, 3)
-    drained.limit_s = 30
+    drained.hurry(30)
     assert drained.state == "IDLE+DRAIN"
     slurm.trouble("")
     pass_after_pass(drained, 1)
@@ -276,7 +276,7 @@ def _nodes(node: Node) -> dict[str, SlurmNode]:
 
 
 def test_a_site_may_keep_releases_to_itself(drained: Node) -> None:
-    drained.more = "[recovery]\nrelease = false\n"
+    drained.more = "[recovery]\npasses = 0\n"
     pass_after_pass(drained, 9)
     assert drained.state == "IDLE+DRAIN"
 
@@ -306,13 +306,26 @@ def test_a_garbled_record_is_as_good_as_none(drained: Node, text: str) -> None:
     assert drained.state == "IDLE+DRAIN"
 
 
+def test_a_node_that_lost_its_record_says_who_has_to_release_it(drained: Node) -> None:
+    """As one without a disk does at each boot."""
+    (drained.site.state / STATE_FILE).unlink()
+    pass_after_pass(drained, 5)
+
+    listing = nodes.listing(drained.site, _nodes(drained), drained.now_s)
+
+    assert drained.state == "IDLE+DRAIN"
+    assert [row.now for row in listing.drained] == [
+        "its record is lost: release it by hand, and keep hooks.state on a disk"
+    ]
+
+
 # --- a config file that cannot be used -----------------------------------------------------------
 
 
 def test_a_wrong_line_in_the_config_file_leaves_a_node_checked_by_its_last_good_settings(
     node: Node,
 ) -> None:
-    from slurm_health.node.site_settings import load_for_hook
+    from slurm_health.node.site import load_for_hook
 
     node.healthcheck()
     path = Path(node.site.path)
@@ -321,7 +334,7 @@ def test_a_wrong_line_in_the_config_file_leaves_a_node_checked_by_its_last_good_
         path.write_text(bad)
         site = load_for_hook(path)
         assert "config.toml" in site.trouble
-        assert site.checks == node.site.checks
+        assert site.planned == node.site.planned
 
         node.break_it()
         hook = node.hook("healthcheck", node.environ(), site)
@@ -335,8 +348,29 @@ def test_a_wrong_line_in_the_config_file_leaves_a_node_checked_by_its_last_good_
         node.slurm.set({"n3": ("IDLE", "")})
 
 
+def test_a_wrong_config_file_is_sent_once_by_the_first_node_that_meets_it(
+    rack: list[Node],
+) -> None:
+    from slurm_health.node.site import load_for_hook
+
+    for node, later_s in zip(rack[:3], (0, 60, 90_000), strict=True):
+        node.more = into_file(node)
+        node.healthcheck()
+        path = Path(node.site.path)
+        path.write_text(f"{path.read_text()}\n[broken")
+        # All nodes have the same file, with the same error.
+        site = msgspec.structs.replace(
+            load_for_hook(path), timing=node.timing, trouble="config.toml:3: shaer: unknown"
+        )
+        node.now_s += later_s
+        healthcheck.run(node.hook("healthcheck", node.environ(), site))
+
+    sent = [[event.kind for event in received(node)] for node in rack[:3]]
+    assert sent == [[EventKind.UNCHECKED], [], [EventKind.UNCHECKED]]
+
+
 def test_a_config_file_that_was_never_good_is_an_error(tmp_path: Path) -> None:
-    from slurm_health.node.site_settings import load_for_hook
+    from slurm_health.node.site import load_for_hook
     from slurm_health.records.errors import ConfigError
 
     path = tmp_path / "config.toml"
@@ -346,7 +380,7 @@ def test_a_config_file_that_was_never_good_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_config_file_that_was_removed_leaves_nothing_to_check(node: Node) -> None:
-    from slurm_health.node.site_settings import load_for_hook
+    from slurm_health.node.site import load_for_hook
     from slurm_health.records.errors import ConfigError
 
     node.healthcheck()
@@ -381,13 +415,13 @@ def test_a_drained_node_is_listed_with_its_passes_and_with_what_it_waits_for(
         node.healthcheck()
         assert f"{passes} of 3 passes" in listed()
 
-    node.more = "[recovery]\nper_day = 1\n"
-    slurm.set({"n3": ("IDLE", "")})
-    node.now_s += 61
-    node.healthcheck()
-    node.break_it()
-    node.healthcheck()
-    node.mend()
+    for _ in range(3):
+        slurm.set({"n3": ("IDLE", "")})
+        node.now_s += 61
+        node.healthcheck()
+        node.break_it()
+        node.healthcheck()
+        node.mend()
     node.now_s += 61
     node.healthcheck()
     assert "an administrator has to release it" in listed()

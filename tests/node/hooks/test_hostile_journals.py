@@ -48,7 +48,7 @@ def not_a_probability(story: Story) -> None:
 
 
 def oversized(story: Story) -> None:
-    story.write(journal() + b" " * 1_000_001)
+    story.write(journal() + b" " * (16 << 20))
 
 
 def link(story: Story) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.node import site_settings as site
+from slurm_health.node import site
 from slurm_health.node.checks.filesystem import Filesystem
 from slurm_health.node.checks.network import InfiniBand
 from slurm_health.node.hooks.init_config import draft, nvlinks_of_each
@@ -35,7 +35,7 @@ def test_a_mount_is_drafted_to_be_written_only_where_jobs_write(tmp_path: Path) 
     text, _ = draft(tree(tmp_path / "machine", {**WELL, "/proc/self/mounts": lines}), node="n1")
     loaded = site.load(write_site(tmp_path / "etc", text))
 
-    found = [each.check for each in loaded.checks]
+    found = [each.check for each in loaded.planned]
     drafted = {each.path: each.writable for each in found if isinstance(each, Filesystem)}
     assert drafted == {**dict.fromkeys(points, False), "/": True, "/local": True, "/ro": False}
 
@@ -46,7 +46,7 @@ def test_each_mount_is_drafted_whatever_its_path_is(tmp_path: Path) -> None:
     text, _ = draft(tree(tmp_path / "machine", {**WELL, "/proc/self/mounts": lines}), node="n1")
     loaded = site.load(write_site(tmp_path / "etc", text))
 
-    found = [each.check for each in loaded.checks]
+    found = [each.check for each in loaded.planned]
     assert [each.path for each in found if isinstance(each, Filesystem)] == points
 
 

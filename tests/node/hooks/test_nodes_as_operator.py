@@ -21,8 +21,8 @@ from tests.support.hooked_slurm import HookedSlurm
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
 _OPERATOR = 65534
-_OF_CHECK = "shealth:scratch /broken exists check=scratch job=0 t=1"
-_OF_MARKS = "shealth:marks accused by 3 jobs check=marks job=7 t=1"
+_OF_CHECK = "shealth: /broken exists check=scratch job=0 t=1"
+_OF_MARKS = "shealth: accused by 3 jobs check=marks job=7 t=1"
 
 
 @pytest.fixture

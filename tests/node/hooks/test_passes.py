@@ -91,9 +91,3 @@ def test_an_accusation_has_the_node_checked(node: Node, story: Story) -> None:
     story.ended()
     assert "accuses this node" in node.said
     assert is_checked(node)
-
-
-def test_a_job_that_opted_out_proves_nothing(node: Node) -> None:
-    node.wait(6)
-    assert not node.prolog(SLURM_JOB_COMMENT="nocheck")
-    assert is_checked(node)

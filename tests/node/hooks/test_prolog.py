@@ -103,15 +103,6 @@ def test_a_hung_check_among_those_that_share_a_child_is_named(node: Node) -> Non
     assert "check=load inconclusive: did not end within 1 s" in node.said
 
 
-def test_a_job_may_opt_out_where_the_site_has_a_word_for_it(node: Node) -> None:
-    node.break_it()
-    assert not node.prolog(SLURM_JOB_COMMENT="please nocheck thanks")
-    assert not node.prolog(SLURM_JOB_EXTRA="nocheck")
-    assert "opted out" in node.said
-    assert node.slurm.calls() == []
-    assert node.prolog(SLURM_JOB_COMMENT="nocheck-ish")
-
-
 # --- who else has a say --------------------------------------------------
 
 NOTES = [
@@ -123,7 +114,7 @@ NOTES = [
 ]
 
 
-@pytest.mark.parametrize("note", [*NOTES, "shealth:network n3 is slow check=network job=3 t=5"])
+@pytest.mark.parametrize("note", [*NOTES, "shealth: network: n3 is slow check=network job=3 t=5"])
 def test_a_node_that_is_drained_keeps_its_note(node: Node, slurm: HookedSlurm, note: str) -> None:
     slurm.set({"n3": ("MIXED+DRAIN", note)})
     node.break_it()
@@ -199,7 +190,7 @@ def test_a_controller_in_trouble_drains_nobody_and_the_job_starts(
 ) -> None:
     node.break_it()
     slurm.trouble(trouble)
-    node.limit_s = 2
+    node.hurry()
     began = time.monotonic()
     assert not node.prolog()
     assert time.monotonic() - began < 60
@@ -241,11 +232,10 @@ def test_a_user_whose_jobs_break_nodes_is_capped_within_the_hour(
     rack: list[Node], uid: int, name: str
 ) -> None:
     for each in rack:
-        each.more = "per_user_hour = 3\n"
         each.break_it()
-    answers = [each.prolog(job=100 + number, uid=uid) for number, each in enumerate(rack[:4])]
-    assert answers == [True, True, True, False]
-    assert f"jobs of user {name} have cost 3 nodes" in rack[3].said
+    answers = [each.prolog(job=100 + number, uid=uid) for number, each in enumerate(rack[:5])]
+    assert answers == [True, True, True, True, False]
+    assert f"jobs of user {name} have cost 4 nodes" in rack[4].said
 
 
 def test_a_lifted_drain_counts_on_within_the_window(rack: list[Node], slurm: HookedSlurm) -> None:
@@ -276,7 +266,7 @@ def test_a_ledger_that_cannot_be_used_drains_nobody(
 ) -> None:
     node.break_it()
     trouble(node)
-    node.limit_s = 2
+    node.hurry()
     assert not node.prolog()
     assert node.state == "IDLE"
     assert "not_drained: could not use the breaker's ledger" in node.said
@@ -286,7 +276,7 @@ def test_a_lock_that_another_holds_for_ever_delays_a_drain_and_stops_none(node: 
     from filelock import FileLock
 
     node.break_it()
-    node.limit_s = 2
+    node.hurry()
     with FileLock(node.shared / "lock"):
         assert node.prolog()
     assert [entry.node for entry in shared.read_ledger(node.site.breaker).entries] == ["n3"]

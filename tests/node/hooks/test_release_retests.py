@@ -36,7 +36,7 @@ def test_a_fault_that_no_retest_shows_is_left_to_a_person_in_the_end(node: Node)
         pass_after_pass(node, 3)
         assert node.state == "IDLE"
     assert node.prolog(job=73)
-    assert "(drain 4 within a day: a person has to release it)" in node.said
+    assert "(drain 4 within a day: an administrator has to release it)" in node.said
     pass_after_pass(node, 30, apart_s=3600)
     assert node.state == "IDLE+DRAIN"
 

@@ -3,17 +3,18 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
-from slurm_health.node.checks.check import Check, CheckContext, Planned
-from slurm_health.node.checks.dcgm import Dcgm
+from slurm_health.node.checks.check import Check, CheckContext, NotApplicable, Planned
 from slurm_health.node.checks.external import Command
 from slurm_health.node.checks.gpu import Gpu
 from slurm_health.node.checks.kernel_log import KernelLog, Xid
 from slurm_health.node.checks.tasks import Load
-from slurm_health.node.hooks.run_checks import confirming, run_checks
-from slurm_health.node.rules.finding import Status
+from slurm_health.node.checks.vendors import Dcgm
+from slurm_health.node.rules.finding import Finding, Status, passed
+from slurm_health.node.run import confirming, run_checks
 
 LOST = b"3,7,9990000000,-;NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.\n"
 
@@ -55,3 +56,24 @@ def test_a_gpu_that_a_job_could_not_use_is_measured_again_by_what_looks_at_gpus(
     checks = [planned(type(each).__name__, each) for each in [*looks_at_gpus, Load()]]
     found = confirming(checks, "device", "n1")
     assert [each.check for each in found] == looks_at_gpus
+
+
+class Odd(Check, frozen=True, kw_only=True):
+    """A check of another package, which may do anything."""
+
+    def measure(self, machine: CheckContext) -> Finding:
+        if machine.context == "epilog":
+            raise NotApplicable("no tape robot here")
+        if machine.context == "prolog":
+            raise KeyError("tape")
+        return passed("it runs", tapes=math.nan, robots=1)
+
+
+def test_what_a_check_raises_or_measures_without_sense_does_no_harm() -> None:
+    found = {
+        context: run_checks([planned("odd", Odd())], CheckContext(context=context))[0].finding
+        for context in ("epilog", "prolog", "healthcheck")
+    }
+    assert found["epilog"].status is Status.NOT_APPLICABLE
+    assert found["prolog"].text == "could not be measured: 'tape'"
+    assert found["healthcheck"].figures == {"robots": 1}

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from slurm_health.node.rules.breaker import DrainAllowed, DrainEntry, DrainLedge
 from slurm_health.node.rules.drain_note import DrainNote
 from slurm_health.node.rules.finding import Finding, Status, capped, is_worse, joined
 from slurm_health.node.rules.recovery import BootTime, DrainRecord
-from slurm_health.node.rules.settings import Breaker, Marks, Recovery
+from slurm_health.node.rules.settings import Accusations, Breaker, Recovery
 from slurm_health.records.text import REASON_LENGTH
 
 NODES = [f"n{number}" for number in range(1, 41)]
@@ -32,11 +31,11 @@ drains = st.lists(
 )
 
 
-@given(drains, st.floats(0.02, 1.0), st.integers(1, 5), st.integers(1, 6))
+@given(drains, st.floats(0.02, 1.0))
 def test_no_sequence_of_drains_gets_past_the_breaker(
-    wanted: list[tuple[str, float, int, int]], share: float, per_job: int, per_user: int
+    wanted: list[tuple[str, float, int, int]], share: float
 ) -> None:
-    limits = Breaker(share=share, per_job=per_job, per_user_hour=per_user, window_s=3600)
+    limits = Breaker(share=share)
     ledger, now_s = DrainLedger(), 0.0
     done: list[DrainEntry] = []
     for node, later_s, job, uid in wanted:
@@ -53,7 +52,7 @@ def test_no_sequence_of_drains_gets_past_the_breaker(
         for number in range(1, 6):
             recent = {each.node for each in done if each.job == number}
             window = {e.node for e in done if e.job == number and now_s - e.time_s <= 3600}
-            assert len(window) <= per_job or not recent
+            assert len(window) <= breaker.PER_JOB or not recent
 
 
 @given(drains)
@@ -86,7 +85,7 @@ def test_what_a_person_has_returned_does_not_count_against_the_share() -> None:
 
 def trips_after(users: list[int], nodes: list[str]) -> tuple[str, list[str]]:
     """Let the breaker refuse a drain after those of jobs of these users; why, and what tripped."""
-    limits = Breaker(share=0.1, per_user_hour=99)
+    limits = Breaker(share=0.1)
     ledger = DrainLedger()
     for number, uid in enumerate(users):
         entry = DrainEntry(node=nodes[number], time_s=float(number), job=number + 1, uid=uid)
@@ -151,7 +150,7 @@ def test_a_trip_stops_its_own_partition_and_no_other() -> None:
     ledger = DrainLedger(trips={"gpu": trip})
     stopped = DrainEntry(node="n3", time_s=1.0)
     other = DrainEntry(node="n12", time_s=1.0, partitions=("cpu",))
-    assert "the breaker of gpu has tripped" in breaker.refusal(ledger, stopped, Breaker())
+    assert "the breaker of gpu has tripped" in breaker.refusal(ledger, stopped)
     members = {"cpu": NODES[9:]}
     answer = breaker.reserve(ledger, other, limits=Breaker(), members=members, ours={})
     assert isinstance(answer, DrainAllowed)
@@ -164,7 +163,7 @@ mark = st.builds(
     uid=st.integers(1000, 1003),
     component=st.just("node"),
     text=st.just(""),
-    time_s=st.floats(0, 1e6),
+    time_s=st.floats(0, 600_000),
 )
 
 
@@ -172,19 +171,19 @@ mark = st.builds(
 def test_one_users_marks_alone_convict_nobody(found: list[NodeMark]) -> None:
     known: tuple[NodeMark, ...] = ()
     for each in sorted(found, key=lambda m: m.time_s):
-        known = accusations.add(known, each, Marks())
+        known = accusations.add(known, each, Accusations())
     for uid in range(1000, 1004):
         own = [each for each in known if each.uid == uid]
-        assert not accusations.convict(own, Marks())
+        assert not accusations.convict(own, Accusations())
     assert len({(each.job, each.uid) for each in known}) == len(known)
-    assert not accusations.convict(known, Marks(users=0))
+    assert not accusations.convict(known, Accusations(users=0))
 
 
 @given(st.lists(mark, max_size=60), st.integers(1, 4), st.integers(1, 4))
 def test_marks_that_are_not_kept_would_not_have_counted(
     found: list[NodeMark], users: int, jobs: int
 ) -> None:
-    settings = Marks(users=users, jobs=jobs, ttl_h=8760)
+    settings = Accusations(users=users, jobs=jobs)
     known: tuple[NodeMark, ...] = ()
     every: dict[tuple[int, int], NodeMark] = {}
     for each in sorted(found, key=lambda m: m.time_s):
@@ -197,9 +196,9 @@ def test_one_users_marks_push_out_nobody_elses() -> None:
     def by(uid: int, job: int) -> NodeMark:
         return NodeMark(job=job, uid=uid, component="node", text="", time_s=float(job))
 
-    known = accusations.add((), by(1, 1), Marks())
+    known = accusations.add((), by(1, 1), Accusations())
     for job in range(2, 500):
-        known = accusations.add(known, by(2, job), Marks())
+        known = accusations.add(known, by(2, job), Accusations())
     assert {each.uid for each in known} == {1, 2}
 
 
@@ -261,11 +260,9 @@ def test_a_note_is_known_again_whatever_it_says(
 @pytest.mark.parametrize(
     ("check", "text", "shown"),
     [
-        ("filesystem-scratch", "/scratch is not mounted", "shealth:fs /scratch "),
-        ("gpu", "GPU 3 is lost: GPU is lost", "shealth:gpu GPU 3 is"),
-        ("ethernet-eth0", "eth0 is down", "shealth:eth eth0 is "),
-        ("site-nvlink", "NVLink 3 of GPU 5 is down", "shealth: NVLink 3 of"),
-        ("burn", "GPU 3 computes wrongly", "shealth:burn GPU 3 c"),
+        ("gpu", "GPU 3 lost (0000:3b:00)", "shealth: GPU 3 lost "),
+        ("xid", "Xid 79 on GPU 0000:3b:00: fallen off the bus", "shealth: Xid 79 on G"),
+        ("sweep", "network: slow", "shealth: network: sl"),
     ],
 )
 def test_the_20_columns_that_sinfo_shows_say_what_is_wrong(
@@ -281,8 +278,8 @@ NOT_NOTES = {
     "a name": "ADMIN",
     "our name alone": "slurm-health",
     "somebody else's": "NHC: slurm-health: x",
-    "no parts": "shealth:fs job 3: x",
-    "a number beyond all": f"shealth:fs x check=fs job=7 t={'9' * 5000}",
+    "no parts": "shealth: job 3: x",
+    "a number beyond all": f"shealth: x check=fs job=7 t={'9' * 5000}",
 }
 
 
@@ -311,13 +308,6 @@ def test_a_site_can_lower_a_fault_and_nothing_else(found: Finding, severity: Sta
         assert not is_worse(after.status, severity)
 
 
-def test_a_figure_that_is_no_number_is_not_passed_on() -> None:
-    from slurm_health.node.hooks.run_checks import _is_plain
-
-    assert not _is_plain(math.nan)
-    assert _is_plain(1.5)
-
-
 def test_a_drain_by_a_clock_years_ahead_does_not_hold_the_breaker_for_ever() -> None:
     year_s = 365 * 86400.0
     wrong = tuple(
@@ -336,8 +326,8 @@ def test_a_drain_by_a_clock_years_ahead_does_not_hold_the_breaker_for_ever() -> 
 
 def test_a_mark_from_another_day_to_come_counts_no_more_than_an_old_one() -> None:
     mark = NodeMark(job=1, uid=1, component="node", text="", time_s=10 * 86400.0)
-    assert accusations.alive([mark], 0.0, Marks()) == ()
-    assert accusations.alive([mark], 10 * 86400.0 - 60, Marks()) == (mark,)
+    assert accusations.alive([mark], 0.0) == ()
+    assert accusations.alive([mark], 10 * 86400.0 - 60) == (mark,)
 
 
 def test_a_monitor_of_drain_reasons_reads_ours_by_the_expression_that_the_documentation_gives() -> (

@@ -50,7 +50,7 @@ class Mortal(Scene):
     def assert_done_once(self, policy: Policy) -> None:
         slurm = self.slurm
         assert len(slurm.calls("scontrol", "update", "NodeName=n3")) == 1
-        assert slurm.node("n3")["reason"].startswith("shealth:network ")
+        assert slurm.node("n3")["reason"].startswith("shealth: network")
         entries = read_ledger(Breaker(directory=str(self.shared))).entries
         assert [entry.node for entry in entries] == ["n3"]
         done = [

@@ -24,7 +24,7 @@ def test_a_job_that_the_rules_name_is_checked_without_a_monitor() -> None:
     choice = choose(told(min_nodes=4), SCRIPT, NODES)
 
     assert choice.options is not None
-    assert set(choice.options) == {"--check=auto", "--monitor=off"}
+    assert {*choice.options} == {"--check=auto", "--monitor=off", "--at-requeue-limit=start"}
     assert choice.said == ""
 
 

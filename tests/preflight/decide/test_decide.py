@@ -219,6 +219,18 @@ def test_a_job_that_asks_for_its_bad_node_by_name_is_told_to_ask_for_it_no_more(
     assert last.reason.endswith("submit the job again without n2 in --nodelist")
 
 
+def test_a_job_of_a_user_who_asked_for_no_check_runs_on_the_bad_node_that_it_names() -> None:
+    known, policy = (
+        job_facts(named=frozenset({"n2"})),
+        Policy(at_requeue_limit=AtRequeueLimit.START),
+    )
+
+    last = decided(ONE_FAULTY, policy, known).ending
+
+    assert last.disposition is Disposition.PROCEED
+    assert "it asks for n2 by name (--nodelist); starting anyway" in last.reason
+
+
 @pytest.mark.parametrize(
     ("known", "why"),
     [

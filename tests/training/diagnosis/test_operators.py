@@ -79,7 +79,7 @@ def test_an_xid_on_one_of_the_nodes_is_the_cause_of_a_failure_that_all_ranks_met
     assert (found.cause, found.accused, found.ranks) == ("gpu-broken", ["n3"], [2])
     silent, kernel = found.told
     assert silent == "n2 did not answer: no answer in time"
-    assert kernel.startswith(f"n3: kernel: {xid} (that is: GPU has fallen off the bus")
+    assert kernel.startswith(f"n3: kernel: {xid} (that is: fallen off the bus")
 
 
 def test_a_node_that_does_not_answer_is_named_and_not_accused() -> None:

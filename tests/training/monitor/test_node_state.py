@@ -11,7 +11,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from slurm_health.node.checks.gpu import GpusSeen
 from slurm_health.records.errors import Unmeasured
 from slurm_health.system.nvml import GpuDevice, Gpus
 from slurm_health.training.diagnosis.collected import FlightRecord, NodeTold
@@ -178,13 +177,13 @@ def test_a_gpu_that_is_lost_or_needs_a_reset_is_one_that_no_program_can_use() ->
         GpuDevice(index=2, bus="0000:3d:00.0", uncorrected=2),
         GpuDevice(index=3, bus="0000:3e:00.0"),
     )
-    told = judged(GpusSeen(gpus=Gpus(driver="1", devices=devices)))
+    told = judged(Gpus(driver="1", devices=devices))
 
     assert told.lost == (
         "GPU 0 (0000:3b:00.0) is lost: GPU is lost",
         "GPU 1 (0000:3c:00.0) needs a reset",
     )
-    assert "GPU 2 (0000:3d:00.0) has 2 uncorrected ECC errors" in told.state[0]
+    assert "GPU 2 has 2 uncorrected ECC errors, limit 0 (0000:3d:00)" in told.state[0]
 
 
 def test_links_that_are_down_are_told_and_those_that_nobody_uses_are_not(tmp_path: Path) -> None:

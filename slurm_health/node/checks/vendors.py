@@ -1,0 +1,515 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What vendors' tools say of AMD GPUs, NVMe drives, the board, optics, and NVIDIA's diagnostic."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from slurm_health.node.checks.check import (
+    Check,
+    CheckContext,
+    Count,
+    NotApplicable,
+    NotNegative,
+    Weight,
+)
+from slurm_health.node.checks.external import ProgramRun, is_there, run_program
+from slurm_health.node.checks.gpu import allotted
+from slurm_health.node.checks.rows import Record, Row, ask, judge, records_of
+from slurm_health.node.rules.finding import (
+    Finding,
+    Remedy,
+    Status,
+    inconclusive,
+    joined,
+    node_fault,
+    passed,
+    warned,
+)
+from slurm_health.records.errors import Unmeasured
+from slurm_health.records.text import counted
+
+# --- AMD GPUs ------------------------------------------------------------------------------------
+
+# Of amd-smi's violations; its power cap (ppt) is normal under load and is not among them.
+_SLOWED = {
+    "prochot_violation_status": "processor hot",
+    "socket_thermal_violation_status": "heat of the socket",
+    "vr_thermal_violation_status": "heat of a voltage regulator",
+    "hbm_thermal_violation_status": "heat of the memory",
+}
+
+
+class AmdGpus(Check, frozen=True, kw_only=True):
+    """AMD GPUs: all there, no uncorrected errors, not throttled, no XGMI link shut (`amd-smi`)."""
+
+    COMPONENTS = ("node", "device", "compute", "memory", "links", "network")
+
+    program: str = "amd-smi"
+    # How many there should be; 0: as many as Slurm counts on for the job.
+    count: Count = 0
+    max_uncorrected: Count = 0
+    throttling: Weight = "warn"
+
+    def measure(self, machine: CheckContext) -> Finding:
+        """Ask for all metrics, and for the links."""
+        metrics = ask([self.program, "metric", "--json"], machine)
+        links = records_of(run_program([self.program, "topology", "--json"], machine).output)
+        gpus = amd_gpus(metrics)
+        expected = self.count or max(allotted(machine), default=-1) + 1
+        number = counted(len(gpus), "AMD GPU")
+        parts = [passed("", gpus=len(gpus))]
+        if len(gpus) < expected:
+            parts.append(node_fault(f"{number}, expected {expected}", expected=expected))
+        if machine.context == "retest" and not expected:
+            parts.append(inconclusive(f"{number}, and how many there should be is not known"))
+        limit = self.max_uncorrected
+        text = "GPU {gpu} has {total_uncorrectable_count} uncorrected ECC errors, limit"
+        rows = [
+            # The driver has reset the GPU by itself; what it cannot recover from, it says, needs a
+            # reboot (kernel documentation of amdgpu, RAS), and so does the count to begin anew.
+            Row(
+                {"in": "ecc"},
+                "fault",
+                f"{text} {limit}",
+                above=("total_uncorrectable_count", limit),
+                remedy=Remedy.REBOOT,
+            ),
+            *(
+                Row({name: "ACTIVE"}, self.throttling, f"GPU {{gpu}} is throttled: {why}")
+                for name, why in _SLOWED.items()
+            ),
+        ]
+        shut = Row(
+            {"in": "links", "link_type": "XGMI", "link_status": "DISABLED"},
+            "fault",
+            "GPU at {bdf} has an XGMI link that is shut",
+        )
+        parts += [*judge(metrics, rows), *judge(links, [shut])]
+        return joined(parts, well=f"{number} healthy")
+
+
+def amd_gpus(metrics: Iterable[Record]) -> set[str]:
+    """Return the numbers of the GPUs in amd-smi's metrics: ROCm 6 and 7 nest them differently."""
+    return {record["gpu"] for record in metrics if record.get("gpu", "").isdecimal()}
+
+
+# --- NVMe drives ---------------------------------------------------------------------------------
+
+_NVME = "/sys/class/nvme"
+_HEALTH_LOGS = {  # by the tool's name: its arguments, and its names for what is judged
+    "smartctl": (["--json=c", "-H", "-A"], "percentage_used"),
+    "nvme": (["smart-log", "-o", "json"], "percent_used"),
+}
+# Bits of the critical warning (NVM Express base specification 2.0, figure 207).
+_CRITICAL: dict[int, tuple[Callable[[str], Finding], str]] = {
+    0x04: (node_fault, "its reliability is degraded"),
+    0x08: (node_fault, "it can only be read"),
+    0x01: (warned, "its spare blocks are used up"),
+    0x02: (warned, "it is too hot or too cold"),
+    0x10: (warned, "what protects its cache at a power loss has failed"),
+}
+
+
+class Nvme(Check, frozen=True, kw_only=True):
+    """Local NVMe drives: all there, not read-only, not worn out, no data lost.
+
+    Drives reached over a network are not the node's own. Wear and lost blocks are warnings.
+    """
+
+    COMPONENTS = ("node", "storage")
+    CONTEXTS = ("healthcheck", "retest")
+
+    # smartctl or nvme; empty: smartctl if it is installed, else nvme.
+    program: str = ""
+    # How many there should be; 0: as many as there are.
+    count: Count = 0
+    # Of what the manufacturer promises; a drive goes on beyond 100.
+    max_used_percent: NotNegative = 100.0
+    # Blocks that could not be read back right, since the last run on this node.
+    max_media_errors: Count = 0
+
+    def measure(self, machine: CheckContext) -> Finding:
+        """Read /sys/class/nvme, and ask each drive for its health log."""
+        names = local_drives(machine)
+        if not names and not self.count:
+            raise NotApplicable("there is no NVMe drive")
+        number = counted(len(names), "NVMe drive")
+        parts = [passed("", drives=len(names))]
+        if len(names) < self.count:
+            parts.append(node_fault(f"{number}, expected {self.count}", expected=self.count))
+        errors: dict[str, int] = {}
+        for name in names:
+            if machine.read_or_none(f"{_NVME}/{name}/state") == "dead":  # do not ask it: it hangs
+                parts.append(node_fault(f"{name}: the kernel has given it up"))
+            else:
+                parts += self._drive(name, machine, errors)
+        history = machine.history(f"nvme.{machine.context}", errors, dict[str, int])
+        before = history[-1][1] if history else errors
+        for name, count in errors.items():
+            lost = count - before.get(name, count)
+            if lost > self.max_media_errors:
+                text = f"{name}: {counted(lost, 'block')} could not be read since the last check"
+                parts.append(warned(text, media_errors=lost))
+        return joined(parts, well=f"{number} healthy")
+
+    def _drive(self, name: str, machine: CheckContext, errors: dict[str, int]) -> Iterator[Finding]:
+        program = self.program or next(
+            (tool for tool in _HEALTH_LOGS if is_there(tool, machine)), "smartctl"
+        )
+        arguments, used = _HEALTH_LOGS["nvme" if Path(program).name == "nvme" else "smartctl"]
+        try:
+            run = run_program([program, *arguments, f"/dev/{name}"], machine)
+        except Unmeasured as err:
+            yield inconclusive(f"{name}: {err}")
+            return
+        records = records_of(run.output)
+        # Newer releases of nvme-cli give the warning as an object of bits.
+        warning = next(
+            (
+                value
+                for record in records
+                if (value := record.get("critical_warning"))
+                or (record.get("in") == "critical_warning" and (value := record.get("value")))
+            ),
+            "",
+        )
+        if not warning.isdecimal():
+            told = [record["string"] for record in records if "string" in record]
+            why = "; ".join(told) or run.first_line or f"exit {run.code}"
+            yield inconclusive(f"{name}: {why}")
+            return
+        for bit, (judged, text) in _CRITICAL.items():
+            if int(warning) & bit:
+                yield judged(f"{name}: {text}")
+        limit = self.max_used_percent
+        words = f"{name}: {{{used}}} % of its life are used, limit {limit:g}"
+        worn = Row({"critical_warning": ".*"}, "warn", words, above=(used, limit - 1))
+        if used == "percent_used":
+            worn = worn._replace(fields={})
+        yield from list(judge(records, [worn]))[:1]
+        for record in records:
+            if (count := record.get("media_errors", "")).isdecimal():
+                errors[name] = int(count)
+
+
+def local_drives(machine: CheckContext) -> list[str]:
+    """Return the controllers that sit in the node: `nvme0` and so on."""
+    return [
+        name
+        for name in machine.entries(_NVME)
+        if machine.read_or_none(f"{_NVME}/{name}/transport") in {"pcie", None}
+    ]
+
+
+# --- the board's controller ----------------------------------------------------------------------
+
+# Of the log's end; a BMC reads an entry in some 10 ms.
+_LATEST = "100"
+# Numbers of the entities that sensors belong to (IPMI 2.0, table 43-13).
+_FANS, _POWER = r"(29|30)\..*", r"(10|19)\..*"
+# What `sdr` says of a sensor that is beyond its critical or its non-recoverable threshold. A fan
+# that has stopped is below the lower one.
+_BEYOND = "cr|nr|lcr|lnr|ucr|unr"
+# Words of ipmitool's tables of events (ipmi_sel.h) for states that a sensor is in.
+_BROKEN = (
+    r".*(Failure detected|Predictive failure|AC lost|AC out-of-range|Power Supply Inactive"
+    r"|Config Error|Redundancy Lost|Redundancy Degraded|Non-Redundant).*"
+)
+# Of the log's events of the type memory: what a job cannot live with, and what announces it.
+_MEMORY_FAULT = ".*(Uncorrectable ECC|Memory Device Disabled|Parity).*"
+_MEMORY_WARNED = ".*(Correctable ECC|Memory Scrub Failed).*"
+# `11/24/2026 06:50:12`, of newer releases `11/24/26 06:50:12 UTC`
+_TIME = re.compile(r"(?P<date>\d{2}/\d{2}/)(?P<year>\d{2}(?:\d{2})?)[\s|]+(?P<time>[\d:]{8})")
+_MEMORY_WINDOW_S = 86_400.0
+
+
+class Bmc(Check, frozen=True, kw_only=True):
+    """Fans, power supplies, and the memory events of the last day, by `ipmitool`."""
+
+    COMPONENTS = ("node", "memory")
+    # Its sensors take seconds to read, which a job should not wait for.
+    CONTEXTS = ("healthcheck", "retest")
+
+    program: str = "ipmitool"
+    fans: Weight = "warn"
+    power: Weight = "warn"
+    memory: Weight = "fault"
+
+    def measure(self, machine: CheckContext) -> Finding:
+        """Ask the BMC of this node three things, through the kernel's driver."""
+        sensors = _columns(
+            self._asked(machine, "sdr", "elist"), ("sensor", "id", "status", "entity", "reading")
+        )
+        events = _columns(
+            self._asked(machine, "sel", "elist", "last", _LATEST),
+            ("number", "date", "time", "sensor", "event", "state"),
+        )
+        now = _moment(self._asked(machine, "sel", "time", "get"))
+        if not sensors:
+            return inconclusive("the BMC shows no sensor")
+        beyond = "{sensor}: {reading} (beyond its critical threshold)"
+        rows = [
+            row
+            for weight, entity in ((self.fans, _FANS), (self.power, _POWER))
+            for row in (
+                Row({"entity": entity, "status": _BEYOND}, weight, beyond),
+                Row({"entity": entity, "reading": _BROKEN}, weight, "{sensor}: {reading}"),
+            )
+        ]
+        of_memory = {"sensor": "Memory.*", "state": "Asserted"}
+        words = "{sensor}: {event}"
+        memory_rows = [
+            Row({**of_memory, "event": _MEMORY_FAULT}, self.memory, words),
+            Row({**of_memory, "event": _MEMORY_WARNED}, "warn", words),
+        ]
+        recent = [
+            event for event in events if self.memory != "ignore" and _is_recent(event, now, machine)
+        ]
+        parts = [passed("", sensors=len(sensors)), *judge(sensors, rows)]
+        parts += {finding.text: finding for finding in judge(recent, memory_rows)}.values()
+        well = f"{counted(len(sensors), 'sensor')}, none of fans and power at fault"
+        return joined(parts, well=well)
+
+    def _asked(self, machine: CheckContext, *arguments: str) -> str:
+        run = run_program([self.program, *arguments], machine)
+        # An empty log, and a sensor that does not answer, end with an exit code too.
+        if run.code != 0 and "|" not in run.output and "SEL has no entries" not in run.output:
+            words = " ".join([self.program, *arguments])
+            raise Unmeasured(f"{words}: {run.first_line or f'exit code {run.code}'}")
+        return run.output
+
+
+def _columns(output: str, names: Sequence[str]) -> list[Record]:
+    """Return the lines of a table of ipmitool: `FAN1 | 41h | ok | 29.1 | 7800 RPM`."""
+    lines = [[field.strip() for field in line.split("|")] for line in output.splitlines()]
+    return [dict(zip(names, line, strict=False)) for line in lines if len(line) >= len(names)]
+
+
+def _is_recent(event: Record, now: datetime | None, machine: CheckContext) -> bool:
+    """Return whether an event counts: of the last day, and since the node was last returned."""
+    at = _moment(f"{event['date']} {event['time']}")
+    if now is None or at is None:
+        return False
+    within_s, booted = _MEMORY_WINDOW_S, machine.boot_time()
+    if booted is not None and machine.returned_uptime_s:
+        within_s = min(within_s, max(0.0, booted.uptime_s - machine.returned_uptime_s))
+    # A clock that was set leaves events in the future: when those were is not known.
+    return 0 <= (now - at).total_seconds() <= within_s
+
+
+def _moment(text: str) -> datetime | None:
+    """Return a time of the BMC's clock; None for `Pre-Init` and the like, which is no time."""
+    match = _TIME.search(text)
+    if match is None:
+        return None
+    year = match["year"][-2:]
+    try:
+        # Only compared with others of the same clock.
+        return datetime.strptime(f"{match['date']}{year} {match['time']}", "%m/%d/%y %H:%M:%S")
+    except ValueError:
+        return None
+
+
+# --- cables and optics ---------------------------------------------------------------------------
+
+Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][\w.:-]{0,63}$")]
+_WATCHED = ("Temperature [C]", "Rx Power Current [dBm]", "Tx Power Current [dBm]")
+# `45 [-10..80]`, `1.017,1.264,-40 [-10.41..6]`: of each lane, and what the module's maker allows.
+_WITHIN = re.compile(r"(?P<values>[-\d.,\s]+?)\s*\[(?P<low>[-\d.]+)\.\.(?P<high>[-\d.]+)\]")
+# After correction; the InfiniBand architecture asks a link for this.
+_BIT_ERROR_RATE = 1e-12
+
+
+class Optics(Check, frozen=True, kw_only=True):
+    """The modules in the ports named, by `ethtool -m` and `mlxlink`.
+
+    A dirty fibre may end at the switch: it is a warning.
+    """
+
+    SEVERITY = Status.WARN
+    COMPONENTS = ("node", "network", "nic")
+    # A module answers over a slow bus, in up to a second.
+    CONTEXTS = ("healthcheck", "retest")
+
+    # Ethernet interfaces, asked by ethtool, and adapters (`mlx5_0`), asked by mlxlink.
+    interfaces: tuple[Name, ...] = ()
+    devices: tuple[Name, ...] = ()
+    ethtool: str = "ethtool"
+    mlxlink: str = "mlxlink"
+
+    def __post_init__(self) -> None:
+        if not self.interfaces and not self.devices:
+            raise ValueError("name the ports: interfaces = [...] or devices = [...]")
+
+    def measure(self, machine: CheckContext) -> Finding:
+        """Name alarms, values beyond what a module's maker allows, and errors left uncorrected."""
+        parts = [passed("", ports=len(self.interfaces) + len(self.devices))]
+        for name in (*self.interfaces, *self.devices):
+            try:
+                parts += self.port(name, machine)
+            except Unmeasured as err:
+                parts.append(inconclusive(f"{name}: {err}"))
+        return joined(parts, well="no alarm of a cable or an optic")
+
+    def port(self, name: str, machine: CheckContext) -> Iterator[Finding]:
+        """Yield what is wrong with the module of a port.
+
+        Raises:
+            Unmeasured: the port has no module that answers.
+        """
+        if name in self.interfaces:
+            output = _printed([self.ethtool, "-m", name], machine)
+            # `Laser rx power low alarm (Chan 1)   : On`: newer releases have JSON for it, but those
+            # of current distributions print this alone. The warnings, at narrower limits, come and
+            # go.
+            fields = [line.partition(":")[::2] for line in output.splitlines()]
+            lines = [
+                {"port": name, "what": " ".join(what.split()), "value": value.strip()}
+                for what, value in fields
+            ]
+            alarm = Row({"what": r".* alarm(\s+\(.*\))?", "value": "On"}, "warn", "{port}: {what}")
+            yield from judge(lines, [alarm])
+            return
+        output = _printed([self.mlxlink, "-d", name, "-m", "-c", "--json"], machine)
+        sections = {record.get("in", ""): record for record in records_of(output)}
+        if "output" not in sections:
+            raise Unmeasured("mlxlink gave no result")
+        trouble = {"port": name, "Recommendation": "trouble"}
+        trouble |= sections.get("Troubleshooting Info", {})
+        words = "{port}: {Recommendation}"
+        yield from judge([trouble], [Row({"Status Opcode": r"(?!0$|N/A$).*"}, "warn", words)])
+        for what in _WATCHED:
+            if outside := _outside(sections.get("Module Info", {}).get(what, "")):
+                yield warned(f"{name}: {what} {outside}")
+        # mlxlink prints 15E-255 if nothing was counted.
+        errors = {"port": name, **sections.get("Physical Counters and BER Info", {})}
+        words = "{port}: bit error rate {Effective Physical BER} after correction"
+        limit = ("Effective Physical BER", _BIT_ERROR_RATE)
+        yield from judge([errors], [Row({}, "warn", f"{words}, limit 1e-12", above=limit)])
+
+
+def _printed(argv: Sequence[str], machine: CheckContext) -> str:
+    run = run_program(argv, machine)
+    if run.code != 0:
+        raise Unmeasured(run.first_line or f"exit code {run.code}")
+    return run.output
+
+
+def _outside(text: str) -> str:
+    """Return values and limits if a value is beyond them, else nothing."""
+    match = _WITHIN.search(text)
+    if match is None:
+        return ""
+    try:
+        values = [float(value) for value in match["values"].split(",")]
+        low, high = float(match["low"]), float(match["high"])
+    except ValueError:
+        return ""
+    # Some makers give no limits.
+    if low >= high or all(low <= value <= high for value in values):
+        return ""
+    return f"{match['values']}, allowed {low:g} to {high:g}"
+
+
+# --- NVIDIA's own diagnostic ---------------------------------------------------------------------
+
+_RAN = "pass|fail|warn"
+_WHERE = "{where}{name}: {warning}"
+# Numbers of dcgm_errors.h. Errors: a file, a parameter, a library, the driver, a library again,
+# processes of others, the host engine, variables, persistence mode. Categories: configuration,
+# libraries, CUDA, other software, as what joins the NVLinks of several nodes (IMEX).
+_SOFTWARE_ERRORS, _SOFTWARE = "18|21|22|23|24|25|26|28|29", "3|4|6|8"
+_ISOLATE, _RESET, _NVLINK_DOWN = "2", "6", "14"
+# Of these, older releases have words alone, and no number: what they look at is software.
+_SETTINGS = (
+    "(?i:blacklist|denylist|nvml library|cuda main library|cuda toolkit libraries"
+    "|permissions and os blocks|persistence mode|environment variables|graphics processes)"
+)
+_DIAGNOSTIC = (
+    Row({"status": "pass"}, "ignore"),
+    Row({"error_category": _SOFTWARE, "error_severity": f"{_ISOLATE}|{_RESET}"}, "warn", _WHERE),
+    Row({"error_id": _SOFTWARE_ERRORS}, "warn", _WHERE),
+    Row({"category": "deployment", "name": _SETTINGS, "error_severity": "0"}, "warn", _WHERE),
+    Row({"status": "fail", "error_id": _NVLINK_DOWN}, "fault", _WHERE),
+    # GPU 3's NvLink link 5 is currently down
+    Row({"status": "fail", "warning": r".*\bNvLink link \d+ is currently down.*"}, "fault", _WHERE),
+    Row({"status": "fail", "error_severity": _ISOLATE}, "fault", _WHERE),
+    Row({"status": "fail", "error_severity": _RESET}, "fault", f"{_WHERE}; reset the GPU"),
+    # Monitored and misconfigured GPUs can be used. What is to be triaged, or unknown, may as well
+    # be a diagnostic that could not run.
+    Row({"error_severity": "1|5"}, "warn", _WHERE),
+    Row({"status": "warn"}, "warn", _WHERE),
+    Row({}, "unclear", f"{_WHERE} (dcgmi does not say whether the GPU is at fault)"),
+)
+
+
+class Dcgm(Check, frozen=True, kw_only=True):
+    """`dcgmi diag` at a level. It takes the GPUs for itself, for minutes from level 2 on."""
+
+    EXCLUSIVE = True
+    CONTEXTS = ("retest",)
+    COMPONENTS = ("node", "device", "compute", "memory", "links")
+
+    program: str = "dcgmi"
+    level: Annotated[int, msgspec.Meta(ge=1, le=4)] = 2
+
+    def measure(self, machine: CheckContext) -> Finding:
+        """Run it."""
+        argv = [self.program, "diag", "-r", str(self.level), "-j"]
+        return self.judge(run_program(argv, machine))
+
+    def judge(self, run: ProgramRun) -> Finding:
+        """Name what failed, on which GPU. Pure."""
+        records = [_of_diagnostic(record) for record in records_of(run.output)]
+        stopped = [record["runtime_error"] for record in records if "runtime_error" in record]
+        if stopped:
+            return inconclusive(f"{self.program}: {stopped[0]}")
+        # A result stands as it is, or in the warnings that newer releases put below it.
+        results = [record for record in records if record["in"] in {"results", "warnings"}]
+        detailed = {_test_of(record) for record in results if record["in"] == "warnings"}
+        ran = [
+            record
+            for record in results
+            if re.fullmatch(_RAN, record["status"])
+            and (record["in"] == "warnings" or _test_of(record) not in detailed)
+        ]
+        if not any(record["in"] for record in records):
+            why = run.first_line or f"exit code {run.code}"
+            return inconclusive(f"{self.program} gave no result: {why}")
+        if not ran:
+            return inconclusive(f"{self.program} ran no test")
+        parts = [passed("", level=self.level)]
+        hardware = {r["name"] for r in results if r.get("category") != "deployment"}
+        if self.level > 1 and all(record.get("category") == "deployment" for record in ran):
+            skipped = f" (skipped: {', '.join(sorted(hardware))})" if hardware else ""
+            parts.append(inconclusive(f"{self.program} tested no hardware{skipped}"))
+        parts += judge(ran, _DIAGNOSTIC)
+        return joined(parts, well=f"dcgmi diag, level {self.level}: all tests passed")
+
+
+def _test_of(record: Record) -> tuple[str, str]:
+    return record.get("name", ""), record["where"]
+
+
+def _of_diagnostic(record: Record) -> Record:
+    """Return a record with the fields of every release, under one name and in small letters."""
+    number = next((record[n] for n in ("entity_id", "gpu_ids", "gpu_id") if n in record), None)
+    where = f"{record.get('entity_group', 'GPU')} {number}: " if number is not None else ""
+    words = record.get("warnings") or record.get("warning") or record.get("info") or "failed"
+    return {
+        "in": "",
+        "name": "a test",
+        "error_severity": "0",
+        **record,
+        "where": where,
+        "warning": words,
+        "status": record.get("status", "").lower(),
+        "category": record.get("category", "").lower(),
+    }
