@@ -16,6 +16,7 @@ import sys
 # Name: module below `benchmarks`, what it measures.
 BENCHMARKS = {
     "acting": ("acting", "how soon a job continues after its verdict"),
+    "admin": ("admin", "an administrator's hour: do the hooks do what they should?"),
     "check": ("check", "how long a check takes, and DLRover's: --dlrover VENV"),
     "diagnosis": ("diagnosis", "fifteen faults of a running training: are they named (hours)"),
     "gpu": ("gpu", "everything that one GPU can show; --device=cpu without one"),

@@ -106,19 +106,6 @@ def _expanded(names: tuple[str, ...]) -> tuple[str, ...]:
         raise click.UsageError(str(err)) from err
 
 
-@nodes.command(short_help="List when each node's last health check ran.")
-@click.argument("names", metavar="[NODE]...", nargs=-1)
-@click.pass_obj
-def checked(config: str | None, names: tuple[str, ...]) -> int:
-    """List when each node's last health check ran, and how it ended."""
-    from slurm_health.node.hooks import nodes as listing
-    from slurm_health.node.hooks.healthcheck import read_last_checks
-
-    found = read_last_checks(load_site(config))
-    print_result(listing.checked_text(found, _expanded(names), time.time()))
-    return int(ExitCode.HEALTHY)
-
-
 @nodes.command(short_help="Leave nodes in service for a while, whatever their checks say.")
 @click.argument("names", metavar="NODE...", nargs=-1, required=True)
 @click.option(
@@ -184,21 +171,6 @@ def retest(config: str | None) -> int:
     print_result(f"{kept.reason}\npasses so far: {kept.passes} of {needed}\n\n")
     print_result(texts.results_text(results))
     return int(exit_code_of(results))
-
-
-@nodes.command("marks", short_help="List accusations by users' jobs that still count.")
-@click.argument("names", metavar="[NODE]...", nargs=-1)
-@click.pass_obj
-def marks_command(config: str | None, names: tuple[str, ...]) -> int:
-    """List accusations by users' jobs that no check of the node has confirmed."""
-    from slurm_health.node.hooks import nodes as listing
-    from slurm_health.node.shared import StoreUnusable
-
-    try:
-        print_result(listing.marks_text(load_site(config), names, time.time()))
-    except StoreUnusable as err:
-        raise click.ClickException(str(err)) from err
-    return int(ExitCode.HEALTHY)
 
 
 @nodes.command(short_help="Let the breaker allow drains again.")

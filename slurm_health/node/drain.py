@@ -23,7 +23,12 @@ import msgspec
 from slurm_health.node import notify, shared
 from slurm_health.node.notify import EventKind, NodeEvent
 from slurm_health.node.rules import breaker, drain_note
-from slurm_health.node.rules.breaker import DrainAllowed, DrainEntry, DrainLedger
+from slurm_health.node.rules.breaker import (
+    DrainAllowed,
+    DrainEntry,
+    DrainLedger,
+    DrainRefused,
+)
 from slurm_health.node.rules.drain_note import DrainNote
 from slurm_health.node.rules.recovery import BootTime, DrainRecord
 from slurm_health.node.shared import StoreSilent, StoreUnusable
@@ -160,49 +165,7 @@ def drain_node(
         now_s: the time.
         state: where this node keeps what it was drained for; None on another node.
     """
-    entry, why_not, silent = _entry(node, cause, now_s), "", ""
-    try:
-        why_not = _known_refusal(site, entry)
-    except StoreSilent as err:
-        if state is None:
-            return _not_drained(f"could not use the breaker's ledger: {err}")
-        silent = str(err)
-        time.sleep(_SPREAD_WITHOUT_LEDGER * site.timing.spread_s * _spread(node))
-    except StoreUnusable as err:
-        why_not = f"could not use the breaker's ledger: {err}"
-    if why_not:
-        return _not_drained(why_not)
-    try:
-        nodes = controller.nodes()
-        now = nodes.get(node)
-        if now is None:
-            return _not_drained(f"Slurm does not know a node {node}")
-        done = _out_already(now, cause, state, now_s)
-        if done is not None:
-            return done
-        entry = msgspec.structs.replace(entry, partitions=now.partitions)
-        racks = {leaf: names for leaf, names in controller.leaves().items() if node in names}
-        if silent:
-            reserved = _without_ledger(site, entry, nodes, _drained_by_us(nodes), racks)
-        else:
-            reserved = _reserved(site, entry, nodes, racks)
-    except SlurmError as err:
-        return _not_drained(f"could not query Slurm: {err}")
-    except StoreUnusable as err:
-        return _not_drained(f"could not use the breaker's ledger: {err}")
-    if reserved.tripped:
-        _send(site, node, EventKind.BREAKER, reserved.why_not, cause, now_s)
-    if reserved.why_not:
-        return _not_drained(f"{reserved.why_not}{'; ' if silent else ''}{silent}")
-    result = _perform(site, node, cause, reserved.today, controller, state, now_s)
-    if silent and result.status is DrainStatus.DRAINED:
-        return _stays_without_ledger(site, entry, cause, racks, controller, state, result)
-    if not silent and result.status in (DrainStatus.NOT_DRAINED, DrainStatus.ALREADY_OUT):
-        with contextlib.suppress(StoreUnusable):  # it goes on counting
-            shared.change_ledger(
-                site, lambda ledger: (breaker.take_back(ledger, node, now_s), None), type(None)
-            )
-    return result
+    return _Draining(site, node, cause, controller, now_s, state).run()
 
 
 class _Reserved(msgspec.Struct, frozen=True, kw_only=True):
@@ -213,269 +176,287 @@ class _Reserved(msgspec.Struct, frozen=True, kw_only=True):
     tripped: bool = False
 
 
-def _known_refusal(site: Site, entry: DrainEntry) -> str:
-    """Return why the site or the ledger rules a drain out; empty when Slurm has to be asked.
+class _Draining:
+    """One drain of one node, from the first question to the last."""
 
-    When a whole cluster fails, this is all that most nodes do.
-    """
-    if not site.hooks.drain:
-        return "hooks.drain is false"
-    if not site.breaker.directory:
-        return "breaker.directory is not set, so the number of other drained nodes is unknown"
+    def __init__(
+        self,
+        site: Site,
+        node: str,
+        cause: Cause,
+        controller: Client,
+        now_s: float,
+        state: Path | None,
+    ) -> None:
+        self._site = site
+        self._node = node
+        self._cause = cause
+        self._controller = controller
+        self._now_s = now_s
+        self._state = state
+        note = DrainNote(checks=cause.checks, job=cause.job, time_s=int(now_s), text=cause.text)
+        self._entry = DrainEntry(
+            node=node,
+            time_s=now_s,
+            job=cause.job,
+            uid=cause.uid,
+            checks=cause.checks,
+            text=cause.text[:_LEDGER_TEXT],
+            hook=cause.hook,
+            note=drain_note.write(note),
+        )
+        self._racks: dict[str, Collection[str]] = {}
 
-    def look() -> str:
-        ledger = shared.read_ledger(site.breaker)
-        return breaker.refusal(ledger, entry, name_of=shared.user_name)
+    def run(self) -> DrainResult:
+        """Ask everybody, count the drain, and do it."""
+        why_not, silent = "", ""
+        try:
+            why_not = self._known_refusal()
+        except StoreSilent as err:
+            if self._state is None:
+                return _not_drained(f"could not use the breaker's ledger: {err}")
+            silent = str(err)
+            # Nodes that all lose it at once must not ask Slurm at once.
+            spread_s = _SPREAD_WITHOUT_LEDGER * self._site.timing.spread_s
+            time.sleep(spread_s * _spread(self._node))
+        except StoreUnusable as err:
+            why_not = f"could not use the breaker's ledger: {err}"
+        if why_not:
+            return _not_drained(why_not)
+        try:
+            nodes = self._controller.nodes()
+            now = nodes.get(self._node)
+            if now is None:
+                return _not_drained(f"Slurm does not know a node {self._node}")
+            if (done := self._out_already(now)) is not None:
+                return done
+            self._entry = msgspec.structs.replace(self._entry, partitions=now.partitions)
+            leaves = self._controller.leaves()
+            self._racks = {leaf: names for leaf, names in leaves.items() if self._node in names}
+            if silent:
+                reserved = self._by_slurms_list(nodes, _drained_by_us(nodes))
+            else:
+                reserved = self._reserve(nodes)
+        except SlurmError as err:
+            return _not_drained(f"could not query Slurm: {err}")
+        except StoreUnusable as err:
+            return _not_drained(f"could not use the breaker's ledger: {err}")
+        if reserved.tripped:
+            self._send(EventKind.BREAKER, reserved.why_not)
+        if reserved.why_not:
+            return _not_drained(f"{reserved.why_not}{'; ' if silent else ''}{silent}")
+        result = self._perform(reserved.today)
+        if silent and result.status is DrainStatus.DRAINED:
+            return self._give_way(result)
+        if not silent and result.status in (DrainStatus.NOT_DRAINED, DrainStatus.ALREADY_OUT):
 
-    return shared.in_child(site, look, str)
+            def take_back(ledger: DrainLedger) -> tuple[DrainLedger, None]:
+                return breaker.take_back(ledger, self._node, self._now_s), None
 
+            with contextlib.suppress(StoreUnusable):  # it goes on counting
+                shared.change_ledger(self._site, take_back, type(None))
+        return result
 
-def _reserved(
-    site: Site,
-    entry: DrainEntry,
-    nodes: Mapping[str, Node],
-    racks: Mapping[str, Collection[str]],
-) -> _Reserved:
-    """Count a drain before it happens, if it may."""
+    def _known_refusal(self) -> str:
+        """Return why the site or the ledger rules a drain out; empty if Slurm has to be asked.
 
-    def change(ledger: DrainLedger) -> tuple[DrainLedger, _Reserved]:
-        decided = breaker.reserve(
+        When a whole cluster fails, this is all that most nodes do.
+        """
+        site = self._site
+        if not site.hooks.drain:
+            return "hooks.drain is false"
+        if not site.breaker.directory:
+            return "breaker.directory is not set, so the number of other drained nodes is unknown"
+
+        def look() -> str:
+            ledger = shared.read_ledger(site.breaker)
+            return breaker.refusal(ledger, self._entry, name_of=shared.user_name)
+
+        return shared.in_child(site, look, str)
+
+    def _decide(
+        self, ledger: DrainLedger, nodes: Mapping[str, Node], ours: Mapping[str, Collection[str]]
+    ) -> DrainAllowed | DrainRefused:
+        partitions = self._entry.partitions
+        members = {
+            partition: [node.name for node in nodes.values() if partition in node.partitions]
+            for partition in partitions
+        }
+        return breaker.reserve(
             ledger,
-            entry,
-            limits=site.breaker,
-            members=_members(nodes, entry.partitions),
-            ours=_drained_by_us(nodes),
-            racks=racks,
+            self._entry,
+            limits=self._site.breaker,
+            members=members or {"the cluster": list(nodes)},
+            ours=ours,
+            racks=self._racks,
             name_of=shared.user_name,
         )
-        if isinstance(decided, DrainAllowed):
-            return decided.ledger, _Reserved(today=decided.today)
-        tripped = decided.ledger.trips.keys() != ledger.trips.keys()
-        return decided.ledger, _Reserved(why_not=decided.why, tripped=tripped)
 
-    return shared.change_ledger(site, change, _Reserved)
+    def _reserve(self, nodes: Mapping[str, Node]) -> _Reserved:
+        """Count a drain before it happens, if it may."""
 
+        def change(ledger: DrainLedger) -> tuple[DrainLedger, _Reserved]:
+            decided = self._decide(ledger, nodes, _drained_by_us(nodes))
+            if isinstance(decided, DrainAllowed):
+                return decided.ledger, _Reserved(today=decided.today)
+            tripped = decided.ledger.trips.keys() != ledger.trips.keys()
+            return decided.ledger, _Reserved(why_not=decided.why, tripped=tripped)
 
-def _without_ledger(
-    site: Site,
-    entry: DrainEntry,
-    nodes: Mapping[str, Node],
-    ours: Mapping[str, Collection[str]],
-    racks: Mapping[str, Collection[str]],
-) -> _Reserved:
-    """Decide by Slurm's list alone, when the filesystem that has the ledger does not answer."""
-    alike = [
-        name
-        for name, checks in ours.items()
-        if name != entry.node and not set(checks).isdisjoint(entry.checks)
-    ]
-    if len(alike) >= _MOST_WITHOUT_LEDGER:
-        why = f"{counted(len(alike), 'other node')} are drained for {', '.join(entry.checks)}"
-        return _Reserved(why_not=f"{why}: a problem of the server, not of this node")
-    decided = breaker.reserve(
-        DrainLedger(),
-        entry,
-        limits=site.breaker,
-        members=_members(nodes, entry.partitions),
-        ours=ours,
-        racks=racks,
-    )
-    if isinstance(decided, DrainAllowed):
-        return _Reserved(today=1)
-    return _Reserved(why_not=decided.why)
+        return shared.change_ledger(self._site, change, _Reserved)
 
+    def _by_slurms_list(
+        self, nodes: Mapping[str, Node], ours: Mapping[str, Collection[str]]
+    ) -> _Reserved:
+        """Decide by Slurm's list alone, if the filesystem that has the ledger does not answer."""
+        alike = self._alike(ours)
+        if len(alike) >= _MOST_WITHOUT_LEDGER:
+            checks = ", ".join(self._entry.checks)
+            why = f"{counted(len(alike), 'other node')} are drained for {checks}"
+            return _Reserved(why_not=f"{why}: a problem of the server, not of this node")
+        decided = self._decide(DrainLedger(), nodes, ours)
+        why_not = decided.why if isinstance(decided, DrainRefused) else ""
+        return _Reserved(why_not=why_not, today=1)
 
-def _stays_without_ledger(
-    site: Site,
-    entry: DrainEntry,
-    cause: Cause,
-    racks: Mapping[str, Collection[str]],
-    controller: Client,
-    state: Path | None,
-    result: DrainResult,
-) -> DrainResult:
-    """Lift this node's own drain if those before it were as many as may be out.
+    def _alike(self, ours: Mapping[str, Collection[str]]) -> list[str]:
+        """Return the other nodes that are drained for the same."""
+        wanted = set(self._entry.checks)
+        return [n for n, checks in ours.items() if n != self._node and wanted & set(checks)]
 
-    Nodes that cannot count each other may drain in the same second. The later one gives way: by
-    time, then by name.
-    """
-    try:
-        nodes = controller.nodes()
-        before = _drained_by_us(
-            {
+    def _give_way(self, result: DrainResult) -> DrainResult:
+        """Lift this node's own drain if those before it were as many as may be out.
+
+        Nodes that cannot count each other may drain in the same second. The later one gives way:
+        by time, then by name.
+        """
+        mine = (int(self._now_s), self._node)
+        try:
+            nodes = self._controller.nodes()
+            earlier = {
                 name: node
                 for name, node in nodes.items()
                 if (note := drain_note.parse(node.reason)) is not None
-                and (note.time_s, name) < (int(entry.time_s), entry.node)
+                and (note.time_s, name) < mine
             }
-        )
-        reserved = _without_ledger(site, entry, nodes, before, racks)
-        if reserved.why_not:
-            problem = undrain(controller, nodes[entry.node])
-            if not problem and state is not None:
-                forget(state)
-            lifted = f"lifted again: {reserved.why_not}"
-            return _not_drained(f"could not be {lifted}: {problem}" if problem else lifted)
-    except SlurmError as err:
-        text = f"{result.text} (how many others are drained is not known: {err})"
-        return msgspec.structs.replace(result, text=text)
-    alike = [name for name, checks in before.items() if not set(checks).isdisjoint(entry.checks)]
-    if len(alike) == _MOST_WITHOUT_LEDGER - 1:
-        text = f"{', '.join([*alike, entry.node])}: {cause.text}: a problem of the server; no more"
-        _send(
-            site,
-            entry.node,
-            EventKind.BREAKER,
-            f"{text} nodes are drained for it",
-            cause,
-            entry.time_s,
-        )
-    return result
+            before = _drained_by_us(earlier)
+            reserved = self._by_slurms_list(nodes, before)
+            if reserved.why_not:
+                problem = undrain(self._controller, nodes[self._node])
+                if not problem and self._state is not None:
+                    forget(self._state)
+                lifted = f"lifted again: {reserved.why_not}"
+                return _not_drained(f"could not be {lifted}: {problem}" if problem else lifted)
+        except SlurmError as err:
+            text = f"{result.text} (how many others are drained is not known: {err})"
+            return msgspec.structs.replace(result, text=text)
+        alike = self._alike(before)
+        if len(alike) == _MOST_WITHOUT_LEDGER - 1:
+            text = f"{', '.join([*alike, self._node])}: {self._cause.text}"
+            problem = "a problem of the server; no more nodes are drained for it"
+            self._send(EventKind.BREAKER, f"{text}: {problem}")
+        return result
 
-
-def _perform(
-    site: Site,
-    node: str,
-    cause: Cause,
-    today: int,
-    controller: Client,
-    state: Path | None,
-    now_s: float,
-) -> DrainResult:
-    """Drain a node that may be, for the `today`th time within a day, and notify."""
-    many = today > _PER_DAY
-    record = DrainRecord(
-        node=node,
-        reason=_note(cause, now_s),
-        retest=() if many else cause.retest,
-        time_s=now_s,
-        expected=cause.expected,
-        found=cause.found,
-    )
-    try:
-        # Again: the ledger takes its time, and an administrator does not wait for it.
-        now = controller.node(node)
-    except SlurmError as err:
-        return _not_drained(f"Slurm refused, or did not answer: {err}")
-    done = _out_already(now, cause, state, now_s)
-    if done is not None:
-        return done
-    if now.reason and not drain_note.is_ours(now.reason):
-        text = f"it has a note already: {now.reason}"
-        return DrainResult(status=DrainStatus.FOREIGN_NOTE, text=text)
-    lost = _kept(state, record)
-    try:
-        controller.drain([node], record.reason)
-        after = controller.node(node)  # Slurm's return codes prove nothing
-    except SlurmError as err:
-        if not _may_happen_yet(err):
-            return _not_drained(f"Slurm refused, or did not answer: {err}")
-        # It goes on counting: a slurmctld that is late drains all that it was asked to, and a
-        # cluster that fails meanwhile would be drained whole, each node in the place of another.
-        text = f"Slurm has not said whether it did, and may do it yet: {err}"
-        return DrainResult(status=DrainStatus.UNCLEAR, text=text)
-    if not after.out_of_pool:
-        return _not_drained("Slurm accepted the request, but the node is still in the pool")
-    _kept(state, msgspec.structs.replace(record, confirmed=True))
-    _send(
-        site, node, EventKind.RELAPSE if today > 1 else EventKind.DRAINED, cause.text, cause, now_s
-    )
-    text = record.reason + lost
-    if many:
-        text += f" (drain {today} within a day: an administrator has to release it)"
-    return DrainResult(status=DrainStatus.DRAINED, text=text)
-
-
-def _out_already(now: Node, cause: Cause, state: Path | None, now_s: float) -> DrainResult | None:
-    """Return what became of a node that is out of the pool without this drain; None if it is not.
-
-    One that was drained for the same job before was so by a hook, or by the job's check, which
-    knew no test for it.
-    """
-    reason = now.reason or "(no reason)"
-    if not now.out_of_pool:
-        return None
-    if not now.drained:
-        return _not_drained(f"it is already {now.state}: {reason}")
-    note = drain_note.parse(now.reason)
-    if note is None or not cause.job or note.job != cause.job:
-        return DrainResult(status=DrainStatus.ALREADY_OUT, text=f"{now.state}: {reason}")
-    lost = ""
-    if note.checks == (cause.confirms,):
+    def _perform(self, today: int) -> DrainResult:
+        """Drain a node that may be, for the `today`th time within a day, and notify."""
+        many, cause = today > _PER_DAY, self._cause
         record = DrainRecord(
-            node=now.name,
-            reason=drain_note.unsigned(now.reason),
-            retest=cause.retest,
-            time_s=now_s,
+            node=self._node,
+            reason=self._entry.note,
+            retest=() if many else cause.retest,
+            time_s=self._now_s,
             expected=cause.expected,
             found=cause.found,
-            confirmed=True,
         )
-        lost = _kept(state, record)
-    return DrainResult(status=DrainStatus.DRAINED, text=reason + lost)
+        try:
+            # Again: the ledger takes its time, and an administrator does not wait for it.
+            now = self._controller.node(self._node)
+        except SlurmError as err:
+            return _not_drained(f"Slurm refused, or did not answer: {err}")
+        if (done := self._out_already(now)) is not None:
+            return done
+        if now.reason and not drain_note.is_ours(now.reason):
+            text = f"it has a note already: {now.reason}"
+            return DrainResult(status=DrainStatus.FOREIGN_NOTE, text=text)
+        lost = self._keep(record)
+        try:
+            self._controller.drain([self._node], record.reason)
+            after = self._controller.node(self._node)  # Slurm's return codes prove nothing
+        except SlurmError as err:
+            if isinstance(err, SlurmCommandError):
+                may_happen_yet = _NO_ANSWER.search(err.stderr) is not None
+            else:
+                may_happen_yet = isinstance(err, SlurmTimeoutError)
+            if not may_happen_yet:
+                return _not_drained(f"Slurm refused, or did not answer: {err}")
+            # It goes on counting: a slurmctld that is late drains all that it was asked to, and a
+            # cluster that fails meanwhile would be drained whole, each node in another's place.
+            text = f"Slurm has not said whether it did, and may do it yet: {err}"
+            return DrainResult(status=DrainStatus.UNCLEAR, text=text)
+        if not after.out_of_pool:
+            return _not_drained("Slurm accepted the request, but the node is still in the pool")
+        self._keep(msgspec.structs.replace(record, confirmed=True))
+        self._send(EventKind.RELAPSE if today > 1 else EventKind.DRAINED, cause.text)
+        person = f" (drain {today} within a day: an administrator has to release it)"
+        text = f"{record.reason}{lost}{person if many else ''}"
+        return DrainResult(status=DrainStatus.DRAINED, text=text)
 
+    def _out_already(self, now: Node) -> DrainResult | None:
+        """Return what became of a node that is out of the pool without this drain; else None.
 
-def _kept(state: Path | None, record: DrainRecord) -> str:
-    """Keep a record on the node; return what the log says if that fails."""
-    if state is None or remember(state, record):
-        return ""
-    return f" (no record in {state}: it will not be released by itself)"
+        One that was drained for the same job before was so by a hook, or by the job's check, which
+        knew no test for it.
+        """
+        reason, cause = now.reason or "(no reason)", self._cause
+        if not now.out_of_pool:
+            return None
+        if not now.drained:
+            return _not_drained(f"it is already {now.state}: {reason}")
+        note = drain_note.parse(now.reason)
+        if note is None or not cause.job or note.job != cause.job:
+            return DrainResult(status=DrainStatus.ALREADY_OUT, text=f"{now.state}: {reason}")
+        lost = ""
+        if note.checks == (cause.confirms,):
+            record = DrainRecord(
+                node=now.name,
+                reason=drain_note.unsigned(now.reason),
+                retest=cause.retest,
+                time_s=self._now_s,
+                expected=cause.expected,
+                found=cause.found,
+                confirmed=True,
+            )
+            lost = self._keep(record)
+        return DrainResult(status=DrainStatus.DRAINED, text=reason + lost)
 
+    def _keep(self, record: DrainRecord) -> str:
+        """Keep a record on the node; return what the log says if that fails."""
+        if self._state is None or remember(self._state, record):
+            return ""
+        return f" (no record in {self._state}: it will not be released by itself)"
 
-def _may_happen_yet(err: SlurmError) -> bool:
-    """Return whether Slurm may have got, or still get, to what it was asked and did not answer."""
-    if isinstance(err, SlurmCommandError):
-        return _NO_ANSWER.search(err.stderr) is not None
-    return isinstance(err, SlurmTimeoutError)
-
-
-def _entry(node: str, cause: Cause, now_s: float) -> DrainEntry:
-    return DrainEntry(
-        node=node,
-        time_s=now_s,
-        job=cause.job,
-        uid=cause.uid,
-        checks=cause.checks,
-        text=cause.text[:_LEDGER_TEXT],
-        hook=cause.hook,
-        note=_note(cause, now_s),
-    )
-
-
-def _note(cause: Cause, now_s: float) -> str:
-    note = DrainNote(checks=cause.checks, job=cause.job, time_s=int(now_s), text=cause.text)
-    return drain_note.write(note)
-
-
-def _members(nodes: Mapping[str, Node], partitions: Collection[str]) -> dict[str, list[str]]:
-    if not partitions:
-        return {"the cluster": list(nodes)}
-    return {
-        partition: [node.name for node in nodes.values() if partition in node.partitions]
-        for partition in partitions
-    }
-
-
-def _is_ours(node: Node) -> bool:
-    return node.out_of_pool and drain_note.is_ours(node.reason)
+    def _send(self, kind: EventKind, text: str) -> None:
+        event = NodeEvent(
+            kind=kind,
+            node=self._node,
+            time_s=self._now_s,
+            text=text,
+            checks=self._cause.checks,
+            job=self._cause.job,
+        )
+        notify.send(self._site, event)
 
 
 def _drained_by_us(nodes: Mapping[str, Node]) -> dict[str, tuple[str, ...]]:
     """Return the nodes that are out with a note of ours, and the checks that it names."""
-    notes = {node.name: drain_note.parse(node.reason) for node in nodes.values() if _is_ours(node)}
-    return {name: note.checks if note else () for name, note in notes.items()}
+    return {
+        node.name: note.checks if (note := drain_note.parse(node.reason)) else ()
+        for node in nodes.values()
+        if node.out_of_pool and drain_note.is_ours(node.reason)
+    }
 
 
 def _spread(node: str) -> float:
     """Return where in a span of time a node's turn is, from 0 to 1: by its name."""
     return zlib.crc32(node.encode()) / (1 << 32)
-
-
-def _send(site: Site, node: str, kind: EventKind, text: str, cause: Cause, now_s: float) -> None:
-    event = NodeEvent(
-        kind=kind, node=node, time_s=now_s, text=text, checks=cause.checks, job=cause.job
-    )
-    notify.send(site, event)
 
 
 def _not_drained(why: str) -> DrainResult:

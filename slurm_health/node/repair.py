@@ -3,7 +3,7 @@
 
 The health check asks what is next and begins it; a reset of GPUs and the site's test take minutes,
 so they are a process of their own: `... -m slurm_health.node.repair FILE ATTEMPT [GPU]...`. Nothing
-is done to a node that somebody else has drained, whose note was edited, or on which a job runs.
+is done to a node that an administrator has drained, whose note was edited, or on which a job runs.
 Checks take tens of seconds, and an administrator does not wait for them, so Slurm is asked again
 right before anything is done.
 """
@@ -11,19 +11,17 @@ right before anything is done.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
 from slurm_health.node import notify, shared, state
 from slurm_health.node.checks.check import CheckContext
-from slurm_health.node.notify import EventKind, NodeEvent
+from slurm_health.node.notify import EventKind
 from slurm_health.node.rules import drain_note, repair
 from slurm_health.node.rules.breaker import DrainLedger, tripped_for
 from slurm_health.node.rules.finding import CheckResult
@@ -32,17 +30,19 @@ from slurm_health.node.rules.recovery import DrainRecord
 from slurm_health.node.rules.repair import Gate, NextStep, Outcome, RepairAttempt, RepairStep
 from slurm_health.node.shared import StoreUnusable
 from slurm_health.node.site import Site, load
+from slurm_health.node.store import held
 from slurm_health.records.decoding import from_json, from_msgpack
 from slurm_health.records.errors import SlurmError, Unmeasured
 from slurm_health.records.text import cut, one_line
 from slurm_health.system import SYSTEM_PATH, processes
-from slurm_health.system.killable import Answered, Broke, Hung, run_one
+from slurm_health.system.killable import Answered, run_one
 from slurm_health.system.nvml import Gpus, read_gpus
 from slurm_health.system.slurm.client import Client
 from slurm_health.system.slurm.parsing import Node
 from slurm_health.system.telemetry import send_line
 
-_LOCK = "repair.lock"
+# In root's directory on the node; held while a step is taken.
+LOCK = "repair.lock"
 _NVML_LIMIT_S = 60.0
 _SHOWN = 300
 # What is kept of a command's output: a test of hours may print all the while.
@@ -52,32 +52,6 @@ _IDLE = frozenset({"IDLE", "DRAIN", "CLOUD", "DYNAMIC_NORM"})
 # Behind the word of a state: down, rebooting, powered down, in maintenance.
 _MARKS = "*@^$~!%#"
 _AWAY = ("DOWN", "REBOOT", "NOT_RESP", "POWER")
-
-
-class ActionLog(Protocol):
-    """Where actions are logged."""
-
-    def info(self, text: str) -> None:
-        """Log what was done."""
-
-    def warning(self, text: str) -> None:
-        """Log what an administrator should look at."""
-
-
-class HealthCheck(Protocol):
-    """What is needed of a health check."""
-
-    @property
-    def site(self) -> Site: ...  # noqa: D102
-    @property
-    def node(self) -> str: ...  # noqa: D102
-    @property
-    def context(self) -> CheckContext: ...  # noqa: D102
-    @property
-    def log(self) -> ActionLog: ...  # noqa: D102
-
-    def controller(self) -> Client:
-        """Return slurmctld."""
 
 
 class StepRefused(Exception):
@@ -91,6 +65,14 @@ def why_not_ours(now: Node, note: str) -> str:
     if not now.states <= _IDLE or any(mark in now.state for mark in _MARKS):
         return f"it is {now.state}"
     return ""
+
+
+def is_at_work(directory: Path) -> bool:
+    """Return whether a step is being taken on this node."""
+    if not (directory / LOCK).exists():
+        return False
+    with held(directory / LOCK) as free:
+        return not free
 
 
 # --- attempts, in the ledger that all nodes share ------------------------------------------------
@@ -123,304 +105,268 @@ def keep_attempt(site: Site, attempt: RepairAttempt) -> None:
     shared.change_ledger(site, change, type(None))
 
 
-class _Chosen(msgspec.Struct, frozen=True):
-    next: NextStep
-    attempt: RepairAttempt | None
-
-
-def _reserve(
-    check: HealthCheck, now: Node, choose: Callable[[tuple[RepairAttempt, ...]], _Chosen]
-) -> _Chosen:
-    """Choose a step and count it before it is taken, so that no two nodes take the last one."""
-
-    def change(ledger: DrainLedger) -> tuple[DrainLedger, _Chosen]:
-        tripped = tripped_for(ledger, now.name, now.partitions)
-        if tripped is not None:
-            why = f"the breaker of {tripped} has tripped"
-            return ledger, _Chosen(NextStep(step=None, why=why), None)
-        chosen = choose(ledger.repairs)
-        if chosen.attempt is None:
-            return ledger, chosen
-        repairs = repair.with_attempt(ledger.repairs, chosen.attempt)
-        return msgspec.structs.replace(ledger, repairs=repairs), chosen
-
-    return shared.change_ledger(check.site, change, _Chosen)
+def _ended(attempt: RepairAttempt, outcome: Outcome, text: str) -> RepairAttempt:
+    return msgspec.structs.replace(attempt, outcome=outcome, text=text)
 
 
 # --- what the health check of a drained node does ------------------------------------------------
 
 
-def consider(
-    check: HealthCheck, kept: DrainRecord, now: Node, failed: Sequence[CheckResult]
-) -> None:
-    """Take the next step for a node that we have drained and that is still faulty.
+class Repairs:
+    """What one health check does to repair its node, and those that are not back from a reboot."""
 
-    Args:
-        check: the health check.
-        kept: what the node was drained for.
-        now: how Slurm sees it.
-        failed: the faults that its checks have just measured, of those it was drained for; empty
-            if no check can tell.
-    """
-    why_not = why_not_ours(now, kept.reason)
-    if why_not:
-        check.log.info(f"not repaired: {why_not}")
-        return
-    settings, now_s = check.site.repair, check.context.now_s
+    def __init__(
+        self,
+        site: Site,
+        node: str,
+        context: CheckContext,
+        *,
+        say: Callable[[str, str], None],
+        controller: Callable[[], Client],
+    ) -> None:
+        """Make one; `say` logs a text at a level, `controller` returns slurmctld."""
+        self._site = site
+        self._node = node
+        self._environ = context.environ
+        self._now_s = context.now_s
+        self._say = say
+        self._controller = controller
 
-    def choose(attempts: tuple[RepairAttempt, ...]) -> _Chosen:
-        first = repair.first_step(failed, settings)
-        chosen = repair.next_repair(
-            first, attempts, node=kept.node, drain=kept.reason, settings=settings, now_s=now_s
-        )
-        if chosen.step is None:
-            return _Chosen(chosen, None)
-        attempt = RepairAttempt(
-            node=kept.node,
-            step=chosen.step,
-            time_s=now_s,
-            drain=kept.reason,
-            outcome=Outcome.DRY_RUN if settings.dry_run else Outcome.BEGUN,
-            until_s=now_s + repair.STEP_LIMIT_S,
-            text="; ".join(result.finding.text for result in failed),
-        )
-        return _Chosen(chosen, attempt)
+    def consider(self, kept: DrainRecord, now: Node, failed: Sequence[CheckResult]) -> None:
+        """Take the next step for a node that we have drained and that is still faulty.
 
-    try:
-        if failed:
-            _judge_last(check, kept, failed)
-        else:
-            note_repaired(check, kept)
-        chosen = _reserve(check, now, choose)
-        attempt = chosen.attempt
-        if attempt is None:
-            check.log.info(f"not repaired: {chosen.next.why}")
-        elif attempt.outcome is Outcome.DRY_RUN:
-            check.log.info(f"dry run: {attempt.step.value} would be next: {chosen.next.why}")
-        else:
-            check.log.info(f"repair: {attempt.step.value}: {chosen.next.why}")
-            _begin(check, kept, attempt, failed)
-    except StoreUnusable as err:
-        check.log.warning(f"not repaired: {err}")
-
-
-def may_return(check: HealthCheck, kept: DrainRecord, now: Node) -> bool:
-    """Return whether a node that passes its checks may return to service; test it first if not.
-
-    Without a test in `[repair]` it may. A test that fails makes the node an administrator's.
-    """
-    settings, now_s = check.site.repair, check.context.now_s
-    if not settings.test or not now.drained or drain_note.unsigned(now.reason) != kept.reason:
-        return True
-    try:
-        attempts = read_attempts(check.site)
-        gate, last = repair.gate(
-            attempts, node=kept.node, drain=kept.reason, settings=settings, now_s=now_s
-        )
-        if gate is Gate.OPEN:
-            return True
-        if gate is Gate.TESTING:
-            check.log.info("not released: the test of [repair] is running")
-        elif gate is Gate.TEST_FAILED and last is not None:
-            why = last.text if last.outcome is Outcome.FAILED else "it did not end, twice"
-            check.log.warning(f"not released: the test of [repair] failed: {why}")
-            _call_administrator(check, kept, f"the test of [repair] failed: {why}")
-        else:
-            _begin_test(check, kept, now)
-    except StoreUnusable as err:
-        check.log.warning(f"not released: whether it passed its test is not known: {err}")
-    return False
-
-
-def _begin_test(check: HealthCheck, kept: DrainRecord, now: Node) -> None:
-    why_not = why_not_ours(now, kept.reason)
-    if why_not:
-        check.log.info(f"not released: it has to be tested first, and {why_not}")
-        return
-    now_s = check.context.now_s
-    attempt = RepairAttempt(
-        node=kept.node,
-        step=RepairStep.TEST,
-        time_s=now_s,
-        drain=kept.reason,
-        until_s=now_s + 60 * check.site.repair.test_limit_min + repair.STEP_LIMIT_S,
-        text="before it returns to service",
-    )
-    keep_attempt(check.site, attempt)
-    check.log.info("its checks pass: the test of [repair] begins")
-    _start(check, attempt, ())
-
-
-def _begin(
-    check: HealthCheck, kept: DrainRecord, attempt: RepairAttempt, failed: Sequence[CheckResult]
-) -> None:
-    if attempt.step is RepairStep.ADMINISTRATOR:
-        text = "; ".join(result.finding.text for result in failed) or kept.reason
-        lines = [f"check {result.name}: {result.finding.text}" for result in failed]
-        _notify_administrator(check, kept, text, lines)
-        keep_attempt(check.site, msgspec.structs.replace(attempt, outcome=Outcome.DONE))
-        return
-    if attempt.step is RepairStep.RESET:
-        devices = [result.finding.devices for result in failed]
-        known = all(devices)  # if one is not known, all GPUs are reset
-        buses = dict.fromkeys(bus for some in devices for bus in some) if known else {}
-        _start(check, attempt, tuple(buses))
-        return
-    controller = check.controller()
-    try:
-        why_not = why_not_ours(controller.node(kept.node), kept.reason)
-        if not why_not:
-            controller.reboot(kept.node, kept.reason)
+        Args:
+            kept: what the node was drained for.
+            now: how Slurm sees it.
+            failed: the faults that its checks have just measured, of those it was drained for;
+                empty if no check can tell.
+        """
+        if why_not := why_not_ours(now, kept.reason):
+            self._say("info", f"not repaired: {why_not}")
             return
-    except SlurmError as err:
-        _fail(check, attempt, f"it could not be begun: {err}")
-        return
-    ended = msgspec.structs.replace(attempt, outcome=Outcome.FAILED, text=why_not)
-    keep_attempt(check.site, ended)
-    check.log.info(f"not repaired: {why_not}")
+        try:
+            self.end_last(kept, failed)
+            chosen, attempt = self._reserve(kept, now, failed)
+            if attempt is None:
+                self._say("info", f"not repaired: {chosen.why}")
+            elif attempt.outcome is Outcome.DRY_RUN:
+                self._say("info", f"dry run: {attempt.step.value} would be next: {chosen.why}")
+            else:
+                self._say("info", f"repair: {attempt.step.value}: {chosen.why}")
+                self._begin(kept, attempt, failed)
+        except StoreUnusable as err:
+            self._say("warning", f"not repaired: {err}")
 
+    def _reserve(
+        self, kept: DrainRecord, now: Node, failed: Sequence[CheckResult]
+    ) -> tuple[NextStep, RepairAttempt | None]:
+        """Choose a step and count it before it is taken, so that no two nodes take the last one."""
+        settings = self._site.repair
+        first = repair.first_step(failed, settings)
 
-def _start(check: HealthCheck, attempt: RepairAttempt, devices: tuple[str, ...]) -> None:
-    """Start the process that takes a step."""
-    words = [check.site.path, msgspec.json.encode(attempt).decode(), *devices]
-    argv = processes.own_module("slurm_health.node.repair", *words)
-    try:
-        processes.start_detached(argv, check.context.environ)
-    except OSError as err:
-        _fail(check, attempt, f"it could not be begun: {err}")
-
-
-def _judge_last(check: HealthCheck, kept: DrainRecord, failed: Sequence[CheckResult]) -> None:
-    """Keep that the last step has not helped, now that the fault is still there."""
-    last = repair.unfinished(read_attempts(check.site), kept.node, kept.reason)
-    if last is None:
-        return
-    # A reboot is over when Slurm has the node back, idle, as it has now.
-    is_over = last.outcome is Outcome.DONE or last.step is RepairStep.REBOOT
-    if is_over or check.context.now_s >= last.until_s:
-        texts = "; ".join(result.finding.text for result in failed)
-        why = f"the fault is still there: {texts}" if is_over else "it did not end in time"
-        _fail(check, last, why)
-
-
-def note_repaired(check: HealthCheck, kept: DrainRecord) -> None:
-    """Keep that a reboot is over: the checks that the node was drained for pass."""
-    try:
-        last = repair.unfinished(read_attempts(check.site), kept.node, kept.reason)
-        if last and last.outcome is Outcome.BEGUN and last.step is RepairStep.REBOOT:
-            ended = msgspec.structs.replace(last, outcome=Outcome.DONE, text="it is back")
-            keep_attempt(check.site, ended)
-    except StoreUnusable as err:
-        check.log.warning(f"how the last step ended is not kept: {err}")
-
-
-def report_missing(check: HealthCheck) -> None:
-    """Notify of any node that is not back in time from a reboot: it may be unable to."""
-    try:
-        overdue = repair.overdue(read_attempts(check.site), check.context.now_s)
-        nodes = check.controller().nodes() if overdue else {}
-        for late in overdue:
-            now = nodes.get(late.node)  # one that Slurm no longer has is not back either
-            is_back = now is not None and not (
-                any(word.startswith(_AWAY) for word in now.states) or "*" in now.state
+        def change(
+            ledger: DrainLedger,
+        ) -> tuple[DrainLedger, tuple[NextStep, RepairAttempt | None]]:
+            tripped = tripped_for(ledger, now.name, now.partitions)
+            if tripped is not None:
+                why = f"the breaker of {tripped} has tripped"
+                return ledger, (NextStep(step=None, why=why), None)
+            chosen = repair.next_repair(
+                first,
+                ledger.repairs,
+                node=kept.node,
+                drain=kept.reason,
+                settings=settings,
+                now_s=self._now_s,
             )
-            why = "it is back" if is_back else f"{late.node} is not back from its reboot"
-            outcome = Outcome.DONE if is_back else Outcome.FAILED
-            keep_attempt(check.site, msgspec.structs.replace(late, outcome=outcome, text=why))
-            if not is_back:
-                check.log.warning(f"repair: {why}")
+            if chosen.step is None:
+                return ledger, (chosen, None)
+            attempt = RepairAttempt(
+                node=kept.node,
+                step=chosen.step,
+                time_s=self._now_s,
+                drain=kept.reason,
+                outcome=Outcome.DRY_RUN if settings.dry_run else Outcome.BEGUN,
+                until_s=self._now_s + repair.STEP_LIMIT_S,
+                text="; ".join(result.finding.text for result in failed),
+            )
+            repairs = repair.with_attempt(ledger.repairs, attempt)
+            return msgspec.structs.replace(ledger, repairs=repairs), (chosen, attempt)
+
+        return shared.change_ledger(self._site, change, tuple[NextStep, RepairAttempt | None])
+
+    def _begin(
+        self, kept: DrainRecord, attempt: RepairAttempt, failed: Sequence[CheckResult]
+    ) -> None:
+        if attempt.step is RepairStep.ADMINISTRATOR:
+            text = "; ".join(result.finding.text for result in failed) or kept.reason
+            lines = [f"check {result.name}: {result.finding.text}" for result in failed]
+            self._call_administrator(kept, text, lines)
+            keep_attempt(self._site, msgspec.structs.replace(attempt, outcome=Outcome.DONE))
+            return
+        if attempt.step is RepairStep.RESET:
+            devices = [result.finding.devices for result in failed]
+            # If one is not known, all GPUs are reset.
+            buses = {bus: None for some in devices for bus in some} if all(devices) else {}
+            self._start(attempt, tuple(buses))
+            return
+        controller = self._controller()
+        try:
+            why_not = why_not_ours(controller.node(kept.node), kept.reason)
+            if not why_not:
+                controller.reboot(kept.node, kept.reason)
+                return
+        except SlurmError as err:
+            self._fail(attempt, f"it could not be begun: {err}")
+            return
+        keep_attempt(self._site, _ended(attempt, Outcome.FAILED, why_not))
+        self._say("info", f"not repaired: {why_not}")
+
+    def _start(self, attempt: RepairAttempt, devices: tuple[str, ...]) -> None:
+        """Start the process that takes a step."""
+        words = [self._site.path, msgspec.json.encode(attempt).decode(), *devices]
+        argv = processes.own_module("slurm_health.node.repair", *words)
+        try:
+            processes.start_detached(argv, self._environ)
+        except OSError as err:
+            self._fail(attempt, f"it could not be begun: {err}")
+
+    def end_last(self, kept: DrainRecord, failed: Sequence[CheckResult]) -> None:
+        """Keep how the last step ended: a reboot is over, or the fault is still there.
+
+        Raises:
+            StoreUnusable: it cannot be kept.
+        """
+        last = repair.unfinished(read_attempts(self._site), kept.node, kept.reason)
+        if last is None:
+            return
+        # A reboot is over when Slurm has the node back, idle, as it has now.
+        is_reboot = last.step is RepairStep.REBOOT
+        is_over = last.outcome is Outcome.DONE or is_reboot
+        if not failed:
+            if last.outcome is Outcome.BEGUN and is_reboot:
+                keep_attempt(self._site, _ended(last, Outcome.DONE, "it is back"))
+        elif is_over or self._now_s >= last.until_s:
+            texts = "; ".join(result.finding.text for result in failed)
+            self._fail(
+                last, f"the fault is still there: {texts}" if is_over else "it did not end in time"
+            )
+
+    def end_reboot(self, kept: DrainRecord) -> None:
+        """Keep that a reboot is over: the checks that the node was drained for pass."""
+        try:
+            self.end_last(kept, ())
+        except StoreUnusable as err:
+            self._say("warning", f"how the last step ended is not kept: {err}")
+
+    def may_return(self, kept: DrainRecord, now: Node) -> bool:
+        """Return whether a node that passes its checks may return to service; test it first if not.
+
+        Without a test in `[repair]` it may. A test that fails makes the node an administrator's.
+        """
+        settings = self._site.repair
+        if not settings.test or not now.drained or drain_note.unsigned(now.reason) != kept.reason:
+            return True
+        try:
+            attempts = read_attempts(self._site)
+            gate, last = repair.gate(
+                attempts, node=kept.node, drain=kept.reason, settings=settings, now_s=self._now_s
+            )
+            if gate is Gate.OPEN:
+                return True
+            if gate is Gate.TESTING:
+                self._say("info", "not released: the test of [repair] is running")
+            elif gate is Gate.TEST_FAILED and last is not None:
+                why = last.text if last.outcome is Outcome.FAILED else "it did not end, twice"
+                why = f"the test of [repair] failed: {why}"
+                self._say("warning", f"not released: {why}")
+                call = self._attempt(kept, RepairStep.ADMINISTRATOR, why)
+                if not any((a.drain, a.step) == (call.drain, call.step) for a in attempts):
+                    keep_attempt(self._site, _ended(call, Outcome.DONE, why))
+                    self._call_administrator(kept, why, [])
+            elif why_not := why_not_ours(now, kept.reason):
+                self._say("info", f"not released: it has to be tested first, and {why_not}")
+            else:
+                test = self._attempt(kept, RepairStep.TEST, "before it returns to service")
+                until_s = self._now_s + 60 * settings.test_limit_min + repair.STEP_LIMIT_S
+                test = msgspec.structs.replace(test, until_s=until_s)
+                keep_attempt(self._site, test)
+                self._say("info", "its checks pass: the test of [repair] begins")
+                self._start(test, ())
+        except StoreUnusable as err:
+            self._say("warning", f"not released: whether it passed its test is not known: {err}")
+        return False
+
+    def _attempt(self, kept: DrainRecord, step: RepairStep, text: str) -> RepairAttempt:
+        return RepairAttempt(
+            node=kept.node, step=step, time_s=self._now_s, drain=kept.reason, text=text
+        )
+
+    def report_missing(self) -> None:
+        """Notify of any node that is not back in time from a reboot: it may be unable to."""
+        try:
+            overdue = [
+                attempt
+                for attempt in read_attempts(self._site)
+                if attempt.outcome is Outcome.BEGUN
+                and attempt.step is RepairStep.REBOOT
+                and self._now_s > attempt.until_s
+            ]
+            nodes = self._controller().nodes() if overdue else {}
+            for late in overdue:
+                now = nodes.get(late.node)  # one that Slurm no longer has is not back either
+                if now is not None and not (
+                    any(word.startswith(_AWAY) for word in now.states) or "*" in now.state
+                ):
+                    keep_attempt(self._site, _ended(late, Outcome.DONE, "it is back"))
+                    continue
+                why = f"{late.node} is not back from its reboot"
+                keep_attempt(self._site, _ended(late, Outcome.FAILED, why))
+                self._say("warning", f"repair: {why}")
                 lines = (f"drained with: {late.drain}",)
                 for kind in (EventKind.STEP_FAILED, EventKind.ADMINISTRATOR):
-                    _send(check, kind, why, (late.step.value,), lines, node=late.node)
-    except (SlurmError, StoreUnusable) as err:
-        check.log.warning(f"whether nodes are back from their reboots is not known: {err}")
+                    self._send(kind, why, (late.step.value,), lines, node=late.node)
+        except (SlurmError, StoreUnusable) as err:
+            text = f"whether nodes are back from their reboots is not known: {err}"
+            self._say("warning", text)
 
+    def _fail(self, attempt: RepairAttempt, why: str) -> None:
+        keep_attempt(self._site, _ended(attempt, Outcome.FAILED, why))
+        self._say("warning", f"repair: {attempt.step.value} failed: {why}")
+        self._send(EventKind.STEP_FAILED, f"{attempt.step.value}: {why}", (attempt.step.value,))
 
-def _fail(check: HealthCheck, attempt: RepairAttempt, why: str) -> None:
-    keep_attempt(check.site, msgspec.structs.replace(attempt, outcome=Outcome.FAILED, text=why))
-    check.log.warning(f"repair: {attempt.step.value} failed: {why}")
-    _send(check, EventKind.STEP_FAILED, f"{attempt.step.value}: {why}", (attempt.step.value,))
+    def _call_administrator(self, kept: DrainRecord, text: str, lines: Sequence[str]) -> None:
+        """Send all that is known of a node."""
+        steps = repair.of_last_day(read_attempts(self._site), self._now_s).get(kept.node, [])
+        taken = [
+            f"{attempt.step.value} at {attempt.time_s:.0f}: {attempt.outcome.value}: {attempt.text}"
+            for attempt in steps
+            if attempt.step is not RepairStep.ADMINISTRATOR
+        ]
+        evidence = (f"drained with: {kept.reason}", *lines, *taken)
+        self._send(EventKind.ADMINISTRATOR, text, kept.retest, evidence)
 
-
-def _call_administrator(check: HealthCheck, kept: DrainRecord, why: str) -> None:
-    """Hand a node over, once for each drain."""
-    new = RepairAttempt(
-        node=kept.node,
-        step=RepairStep.ADMINISTRATOR,
-        time_s=check.context.now_s,
-        drain=kept.reason,
-        outcome=Outcome.DONE,
-        text=why,
-    )
-
-    def change(ledger: DrainLedger) -> tuple[DrainLedger, bool]:
-        if any((r.drain, r.step) == (new.drain, new.step) for r in ledger.repairs):
-            return ledger, False
-        repairs = repair.with_attempt(ledger.repairs, new)
-        return msgspec.structs.replace(ledger, repairs=repairs), True
-
-    if shared.change_ledger(check.site, change, bool):
-        _notify_administrator(check, kept, why, [])
-
-
-def _notify_administrator(
-    check: HealthCheck, kept: DrainRecord, text: str, lines: Sequence[str]
-) -> None:
-    """Send all that is known of a node."""
-    steps = repair.of_last_day(read_attempts(check.site), check.context.now_s).get(kept.node, [])
-    evidence = [f"drained with: {kept.reason}", *lines]
-    evidence += [
-        f"{attempt.step.value} at {attempt.time_s:.0f}: {attempt.outcome.value}: {attempt.text}"
-        for attempt in steps
-        if attempt.step is not RepairStep.ADMINISTRATOR
-    ]
-    _send(check, EventKind.ADMINISTRATOR, text, kept.retest, tuple(evidence))
-
-
-def _send(
-    check: HealthCheck,
-    kind: EventKind,
-    text: str,
-    checks: tuple[str, ...] = (),
-    evidence: tuple[str, ...] = (),
-    *,
-    node: str = "",
-) -> None:
-    event = NodeEvent(
-        kind=kind,
-        node=node or check.node,
-        time_s=check.context.now_s,
-        text=text,
-        checks=checks,
-        evidence=evidence,
-    )
-    notify.send(check.site, event)
+    def _send(
+        self,
+        kind: EventKind,
+        text: str,
+        checks: tuple[str, ...] = (),
+        evidence: tuple[str, ...] = (),
+        *,
+        node: str = "",
+    ) -> None:
+        event = notify.NodeEvent(
+            kind=kind,
+            node=node or self._node,
+            time_s=self._now_s,
+            text=text,
+            checks=checks,
+            evidence=evidence,
+        )
+        notify.send(self._site, event)
 
 
 # --- the process that takes a step ---------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def at_work(directory: Path) -> Iterator[bool]:
-    """Hold this node for a step; yield whether it was free."""
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # Others can reach the directory: who may open a file can hold its lock.
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-    with os.fdopen(os.open(directory / _LOCK, flags, 0o600), "r+b") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        yield True
-
-
-def is_at_work(directory: Path) -> bool:
-    """Return whether a step is being taken on this node."""
-    if not (directory / _LOCK).exists():
-        return False
-    with at_work(directory) as free:
-        return not free
 
 
 def take(
@@ -442,7 +388,7 @@ def take(
     """
     refusal = why_not()
     if refusal:
-        return msgspec.structs.replace(attempt, outcome=Outcome.FAILED, text=refusal)
+        return _ended(attempt, Outcome.FAILED, refusal)
     try:
         if attempt.step is RepairStep.TEST:
             text = _run(site.repair.test, 60 * site.repair.test_limit_min)
@@ -455,8 +401,8 @@ def take(
                 place = CheckContext(now_s=time.time(), state=site.state)
                 state.keep_return(site.state, place.boot_time())
     except StepRefused as err:
-        return msgspec.structs.replace(attempt, outcome=Outcome.FAILED, text=str(err))
-    return msgspec.structs.replace(attempt, outcome=Outcome.DONE, text=text)
+        return _ended(attempt, Outcome.FAILED, str(err))
+    return _ended(attempt, Outcome.DONE, text)
 
 
 def _free_gpus(gpus: Gpus, wanted: Collection[str]) -> list[str]:
@@ -490,13 +436,11 @@ def ask_nvml() -> Gpus:
     Raises:
         StepRefused: NVML does not answer.
     """
-    match run_one(lambda: msgspec.msgpack.encode(read_gpus()), _NVML_LIMIT_S):
-        case Answered(data=data):
-            return from_msgpack(data, Gpus)
-        case Broke(reason=reason):
-            raise StepRefused(f"the GPUs cannot be asked: {reason}")
-        case Hung(limit_s=limit_s):
-            raise StepRefused(f"NVML did not answer within {limit_s:g} s")
+    answer = run_one(lambda: msgspec.msgpack.encode(read_gpus()), _NVML_LIMIT_S)
+    if isinstance(answer, Answered):
+        return from_msgpack(answer.data, Gpus)
+    why = getattr(answer, "reason", f"no answer within {_NVML_LIMIT_S:g} s")
+    raise StepRefused(f"the GPUs cannot be asked: {why}")
 
 
 def _run(argv: Sequence[str], limit_s: float) -> str:
@@ -536,7 +480,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         except SlurmError as err:
             return f"Slurm cannot be asked: {err}"
 
-    with at_work(site.state) as free:
+    with held(site.state / LOCK) as free:
         if not free:
             return 1
         ended = take(site, attempt, devices, why_not=why_not, look=ask_nvml)

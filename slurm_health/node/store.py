@@ -252,3 +252,28 @@ def lock(path: Path, limit_s: float) -> Iterator[None]:
         yield
     finally:
         held.release()
+
+
+@contextlib.contextmanager
+def held(path: Path) -> Iterator[bool]:
+    """Hold a lock file of this node if it is free; yield whether it was. Nothing is waited for.
+
+    Children close what they inherit, so that one which the kernel holds does not hold the lock.
+
+    Raises:
+        OSError: the file cannot be made.
+    """
+    import fcntl
+
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # Others can reach the directory: who may open a file can hold its lock.
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _ROOT_ONLY)
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(file)

@@ -15,7 +15,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from slurm_health.cli import hooks, nodes
-from slurm_health.node.hooks import nodes as nodes_text
 from slurm_health.records.errors import ConfigError
 from tests.support.hooked_node import Node
 from tests.support.hooked_slurm import HookedSlurm
@@ -99,12 +98,6 @@ def test_when_each_node_was_last_checked_and_how_that_ended_is_told(rack: list[N
     rack[1].healthcheck()
     rack[2].break_it()
     rack[2].healthcheck()
-    assert call(rack[0], "nodes", "checked").output.splitlines() == [
-        "n1: 0 min ago: 2 checks passed",
-        "n2: 2 h ago: 2 checks passed",
-        "n3: 0 min ago: scratch node_fault: /broken exists",
-    ]
-    assert call(rack[0], "nodes", "checked", "n[3-4]").output.endswith("exists\nn4: none\n")
     text = call(rack[0], "nodes").output
     assert "n3      idle+drain  0 min  /broken exists  still faulty" in text
     assert "no health check for an hour: n2 (1 node)\n" in text
@@ -277,38 +270,32 @@ def test_retest_runs_what_the_node_was_drained_for(node: Node) -> None:
     assert "memory" not in text
 
 
-def test_marks_are_listed(node: Node) -> None:
-    from slurm_health.node import marks
-    from slurm_health.node.rules.accusations import NodeMark
-
-    assert call(node, "nodes", "marks").output == "no marks\n"
+def test_a_marked_node_is_listed_with_who_accuses_it_and_when(node: Node) -> None:
     import time
 
-    mark = NodeMark(job=7, uid=4242424, component="node", text="x", time_s=time.time() - 7200)
-    marks.add(node.site, "n3", mark)
-    text = call(node, "nodes", "marks", "n3").output
-    assert "n3: 2 h ago, job 7 of user 4242424: x" in text
-    assert "a node is drained once 3 jobs of 2 users accuse it" in text
-
-
-def test_a_mark_tells_its_age_in_minutes_and_whose_it_is(node: Node) -> None:
     from slurm_health.node import marks
     from slurm_health.node.rules.accusations import NodeMark
 
-    mark = NodeMark(job=7, uid=0, component="node", text="x", time_s=node.now_s - 300)
-    marks.add(node.site, "n3", mark)
-    said = nodes_text.marks_text(node.site, (), node.now_s)
-    assert said.startswith("n3: 5 min ago, job 7 of user root: x\n")
+    for job, uid, ago_s in ((7, 0, 7200), (8, 4242424, 300)):
+        mark = NodeMark(job=job, uid=uid, component="node", text="x", time_s=time.time() - ago_s)
+        marks.add(node.site, "n3", mark)
+
+    text = call(node, "nodes").output
+
+    who = "job 7 of root 2 h ago, job 8 of 4242424 5 min ago"
+    assert (
+        f"marked: n3: accused by 2 jobs of 2 users, unconfirmed here; the last: x ({who})" in text
+    )
+
+
+def test_a_node_that_slurm_does_not_know_cannot_be_ignored(node: Node) -> None:
+    with pytest.raises(click.UsageError, match="Slurm knows no node n99"):
+        call(node, "nodes", "ignore", "n[3,99]", "--until", "2h")
 
 
 def test_the_help_of_nodes_cuts_no_text_short() -> None:
     text = CliRunner().invoke(nodes.nodes, ["--help"]).output
     assert "..." not in text.partition("Commands:")[2]
-
-
-def test_a_node_whose_name_is_a_path_has_no_marks(node: Node) -> None:
-    with pytest.raises(click.ClickException, match="is not the name of a node"):
-        call(node, "nodes", "marks", "../ledger")
 
 
 @pytest.mark.parametrize("hook", ["prolog", "epilog", "healthcheck"])

@@ -61,7 +61,8 @@ def test_shellcheck_finds_nothing(shim: str) -> None:
 
 @pytest.mark.parametrize("shim", SHIMS)
 def test_on_a_well_node_it_ends_with_0_and_says_nothing(tmp_path: Path, shim: str) -> None:
-    config = write_site(tmp_path / "etc", "[checks.memory]\n")
+    state = f"[hooks]\nstate = '{tmp_path}/state'\n"
+    config = write_site(tmp_path / "etc", f"{state}[checks.memory]\n")
     ran = run(install(tmp_path, shim, python=sys.executable, config=config))
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
 
@@ -149,8 +150,10 @@ def test_slurmds_signal_reaches_the_hook_and_its_children(tmp_path: Path) -> Non
     """slurmd signals the process group, and a moment later kills it."""
     note = tmp_path / "pid"
     program = stub(tmp_path, f"echo $$ >{note}; exec sleep 3600")
+    state = f"[hooks]\nstate = '{tmp_path}/state'\n"
     config = write_site(
-        tmp_path / "etc", f"[checks.hung]\ncheck='command'\nargv=['{program}']\ntime_limit_s=600\n"
+        tmp_path / "etc",
+        f"{state}[checks.hung]\ncheck='command'\nargv=['{program}']\ntime_limit_s=600\n",
     )
     shim = install(tmp_path, SHIMS[0], python=sys.executable, config=config, limit="600")
     hook = subprocess.Popen([ENV, "-i", str(shim)], start_new_session=True)

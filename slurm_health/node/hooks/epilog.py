@@ -4,10 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 from collections.abc import Iterator, Sequence
-from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,14 +15,11 @@ from slurm_health.node.hooks.user_journal import JobEnded, Unreadable, accusatio
 from slurm_health.node.rules.finding import node_faults
 from slurm_health.node.rules.settings import AccusationPolicy
 from slurm_health.node.run import confirming
-from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import SlurmError
 
 if TYPE_CHECKING:  # most jobs accuse nobody, and then nobody needs to know what that looks like
     from slurm_health.node.drain import Cause
     from slurm_health.node.rules.accusations import Accusation
-
-_TESTED = "tested.json"
 
 
 def run(hook: Hook) -> bool:
@@ -163,51 +157,34 @@ def _confirmed(hook: Hook, ended: JobEnded, accusation: Accusation) -> Cause | N
 
 @contextlib.contextmanager
 def turn_to_test(state: Path, uid: int, now_s: float) -> Iterator[str]:
-    """Hold the turn for a test of this node; yield why there is none, empty when there is.
+    """Hold the turn for a test of this node; yield why there is none, empty if there is.
 
     One at a time, and each user's only so often: a test takes processors or GPUs, and a job of one
     second with a forged journal would be enough to have root start one beside the jobs of others.
     """
-    try:
-        state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Unbuffered: what there is no room for fails where it is written.
-        file = (state / _TESTED).open("a+b", buffering=0)
-        os.fchmod(file.fileno(), 0o600)  # it says whose jobs have accused this node
-    except OSError as err:
-        yield f"tests cannot be counted in {state}: {err.strerror}"
-        return
-    with file:
-        yield _take(file, uid, now_s)
-
-
-def _take(file: FileIO, uid: int, now_s: float) -> str:
-    from slurm_health.node.rules.accusations import (  # as above
-        TESTS_PER_USER_HOUR,
-        Tested,
-        with_test,
-    )
+    from slurm_health.node.rules.accusations import TESTS_PER_USER_HOUR, Tested, with_test
+    from slurm_health.node.store import Store, StoreDamaged, StoreUnusable, held
     from slurm_health.records.text import counted
 
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return "another test of this node is running"
-    file.seek(0)
-    try:
-        before = from_json(file.read(), Tested)
-    except msgspec.DecodeError:
-        before = {}
-    tested = with_test(before, uid, now_s)
-    if tested is None:
-        times = counted(TESTS_PER_USER_HOUR, "time")
-        return f"jobs of user {uid} have had it tested {times} within the hour"
-    data = msgspec.json.encode(tested)
-    try:
-        file.truncate(0)
-        written = file.write(data)
-    except OSError as err:
-        return f"tests cannot be counted: {err.strerror}"
-    return "" if written == len(data) else "tests cannot be counted: its filesystem is full"
+    store = Store(state / "tested.json", Tested)  # for root: it says whose jobs accused this node
+    with contextlib.ExitStack() as stack:
+        try:
+            if not stack.enter_context(held(state / "tested.lock")):
+                why_not = "another test of this node is running"
+            else:
+                try:
+                    before = store.load() or {}
+                except StoreDamaged:
+                    before = {}
+                tested = with_test(before, uid, now_s)
+                times = counted(TESTS_PER_USER_HOUR, "time")
+                why_not = f"jobs of user {uid} have had it tested {times} within the hour"
+                if tested is not None:
+                    store.save(tested)
+                    why_not = ""
+        except (OSError, StoreUnusable) as err:
+            why_not = f"tests cannot be counted in {state}: {err}"
+        yield why_not
 
 
 def _marked(hook: Hook, ended: JobEnded, accusation: Accusation) -> Cause | None:

@@ -11,12 +11,11 @@ file per node, so that no lock is needed. A node that is well leaves nothing els
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import stat
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -26,9 +25,13 @@ from slurm_health.node.hooks.hook import Hook
 from slurm_health.node.rules.finding import WELL, CheckResult, Status, node_faults
 from slurm_health.node.rules.recovery import DrainRecord, after_test, is_due
 from slurm_health.node.site import Site, keep_last_good
+from slurm_health.node.store import held
 from slurm_health.records.decoding import from_json
 from slurm_health.records.text import counted, cut
 from slurm_health.system.killable import run_guarded
+
+if TYPE_CHECKING:
+    from slurm_health.node.repair import Repairs
 
 # Of the 36 s in which a health check asks Slurm (`hooks.__main__`): a node is returned within them.
 LONGEST_REPEAT_S = 30.0
@@ -40,8 +43,6 @@ HEALTH_VALID_S = 900
 _LAST_CHECKS = "checked"  # in the directory that all nodes share
 _KEEP_LIMIT_S = 2.0
 _TEXT_LENGTH = 500
-# From here on, hours tell more than minutes.
-_HOURS_S = 5400.0
 _DAY_S = 86_400.0
 
 
@@ -51,45 +52,28 @@ def run(hook: Hook) -> bool:
     slurmd starts one when it is told to, whether or not the one before has ended. On a node that is
     slow, each would make the others slower, so all but the first end at once.
     """
-    with first(hook.site.state) as alone:
-        if alone:
+    with contextlib.ExitStack() as stack:
+        try:
+            free = stack.enter_context(held(hook.site.state / LOCK))
+        except OSError:  # a full or broken disk hides no fault
+            free = True
+        if free:
             return _run(hook)
     hook.not_checked = "an earlier health check is still running"
     hook.log.info(f"nothing is checked: {hook.not_checked}")
     return False
 
 
-@contextlib.contextmanager
-def first(state: Path) -> Iterator[bool]:
-    """Tell whether no other health check is at work on this node, and keep later ones away.
-
-    Children close what they inherit, so that one which the kernel holds does not hold the lock.
-    """
-    with contextlib.ExitStack() as stack:
-        try:
-            state.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # Others can reach the directory: who may open a file can hold its lock.
-            lock = os.open(state / LOCK, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            file = stack.enter_context(os.fdopen(lock, "wb"))
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        except OSError:  # a full or broken disk hides no fault
-            yield True
-        else:
-            yield True
-
-
 def _run(hook: Hook) -> bool:
     repairs = bool(hook.site.repair.steps or hook.site.repair.test)
     if repairs:
-        from slurm_health.node import repair
+        from slurm_health.node.repair import is_at_work
 
-        if repair.is_at_work(hook.site.state):
+        if is_at_work(hook.site.state):
             hook.not_checked = "a step to repair it is under way"
             hook.log.info(f"{hook.not_checked}: nothing is checked")
             return False
-        repair.report_missing(hook)
+        _repairs(hook).report_missing()
     keep_last_good(hook.site)
     if hook.site.trouble:
         _report_trouble(hook)
@@ -110,6 +94,7 @@ def _run(hook: Hook) -> bool:
         ended = msgspec.structs.replace(
             ended,
             passes=record.passes,
+            recorded=True,
             needs="" if record.retest else "an administrator has to release it",
         )
     keep_last_check(hook.site, msgspec.structs.replace(ended, trouble=hook.site.trouble))
@@ -120,6 +105,12 @@ def _run(hook: Hook) -> bool:
         now_s, node = hook.context.now_s, hook.node
         metrics.keep(hook.site, results, node=node, now_s=now_s, drained=drained)
     return bool(faults)
+
+
+def _repairs(hook: Hook) -> Repairs:
+    from slurm_health.node.repair import Repairs  # few sites repair, and few nodes need it
+
+    return Repairs(hook.site, hook.node, hook.context, say=hook.log.say, controller=hook.controller)
 
 
 def _report_trouble(hook: Hook) -> None:
@@ -157,28 +148,22 @@ def _recover(hook: Hook, kept: DrainRecord, *, no_fault: bool) -> None:
         state.amend(directory, kept, after)
     if after.passes > kept.passes:
         hook.log.info(f"pass {after.passes} of {settings.passes} of {', '.join(kept.retest)}")
-    repairs, now = hook.site.repair, hook.seen_by_slurm
+    now, steps, test = hook.seen_by_slurm, hook.site.repair.steps, hook.site.repair.test
     is_ours = now is not None and state.recall(directory) is not None
     # What no check of this node can clear, the site's own test may.
-    only_test = no_fault and not kept.retest and bool(repairs.test) and bool(settings.passes)
-    if is_due(after, settings) or (only_test and is_ours):
-        if now is not None and (repairs.test or repairs.steps):
-            from slurm_health.node import repair
-
-            repair.note_repaired(hook, kept)
-            if not repair.may_return(hook, after, now):
-                return
+    only_test = no_fault and not kept.retest and bool(test) and bool(settings.passes)
+    due = is_due(after, settings) or (only_test and is_ours)
+    if now is not None and (steps or test) and (due or is_ours):
+        repairs, faults = _repairs(hook), [*node_faults(hook.found), *node_faults(again)]
+        if due or passes:
+            repairs.end_reboot(kept)
+        elif steps and (faults or not kept.retest):
+            repairs.consider(kept, now, faults)
+        due = due and repairs.may_return(after, now)
+    if due:
         from slurm_health.node import drain
 
         hook.log.info(drain.release_own(hook.site, after, hook.controller()))
-    elif repairs.steps and now is not None and is_ours:
-        from slurm_health.node import repair
-
-        faults = [*node_faults(hook.found), *node_faults(again)]
-        if passes:
-            repair.note_repaired(hook, kept)
-        elif faults or not kept.retest:
-            repair.consider(hook, kept, now, faults)
 
 
 def _test_again(hook: Hook, kept: DrainRecord) -> list[CheckResult]:
@@ -262,6 +247,7 @@ class LastCheck(msgspec.Struct, frozen=True, kw_only=True):
         faults: the faults.
         passes: of the checks that the node was drained for, so far.
         needs: what it waits for, if its passes are not enough.
+        recorded: whether the node knows what it was drained for.
         trouble: what is wrong with its config file, if it uses the last good settings.
     """
 
@@ -272,16 +258,8 @@ class LastCheck(msgspec.Struct, frozen=True, kw_only=True):
     faults: str = ""
     passes: int = 0
     needs: str = ""
+    recorded: bool = False
     trouble: str = ""
-
-    def said(self, now_s: float) -> str:
-        """Return when it was and how it ended, for a person."""
-        return f"{self.age(now_s)}: {self.text}"
-
-    def age(self, now_s: float) -> str:
-        """Return when it was."""
-        age_s = now_s - self.time_s
-        return f"{age_s / 60:.0f} min ago" if age_s < _HOURS_S else f"{age_s / 3600:.0f} h ago"
 
 
 def last_check_of(results: Sequence[CheckResult], *, node: str, now_s: float) -> LastCheck:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`init-config`: a site's file drafted from this node as it is now.
+"""`init-config`: a config file drafted from this node as it is now.
 
-Run it on a healthy node: what is there is taken for what should be there. Every
-check that can drain begins in shadow.
+Run it on a healthy node: what is there is taken for what should be there. Every check that can
+drain begins in shadow.
 """
 
 from __future__ import annotations
@@ -10,16 +10,19 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections import Counter
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from slurm_health.node.checks.check import CheckContext
+from slurm_health.node.checks.clock import read_clock_source
 from slurm_health.node.checks.cpu_speed import sample_cpus
+from slurm_health.node.checks.external import is_there, run_program
 from slurm_health.node.checks.filesystem import read_mounts
 from slurm_health.node.checks.memory import read_meminfo
+from slurm_health.node.checks.network import is_compared, read_ports
+from slurm_health.node.checks.rows import records_of
 from slurm_health.node.checks.tasks import Daemon, count_cpus
+from slurm_health.node.checks.vendors import Optics, amd_gpus, local_drives
 from slurm_health.records.errors import Unmeasured
 from slurm_health.system.nvml import GpuDevice, read_gpus
 
@@ -32,10 +35,11 @@ _MEMORY_SHARE = 0.97
 # Of this node's speed; processors share caches, power and heat with what else runs.
 _SPEED_SHARE = 0.6
 _QUIET_SHARE = 0.9
-_DCGMI = ("/usr/bin/dcgmi", "/usr/local/bin/dcgmi")
 # Level 2 takes two minutes, and the host engine may have to load first. The epilog's shim, as it is
 # shipped, leaves room for it.
 _DCGM_LIMIT_S = 300
+# A BMC with a few hundred sensors, and eight ports with modules, answer within half a minute.
+_SLOW_LIMIT_S = 40
 # What the system itself, and jobs, write to. A directory at the top that is none of the system's is
 # the site's own: scratch and its like.
 _WRITTEN = frozenset({"/", "/tmp", "/var", "/var/tmp"})  # noqa: S108 - names of mount points
@@ -43,10 +47,8 @@ _OF_THE_SYSTEM = frozenset(
     {"bin", "boot", "dev", "efi", "etc", "lib", "lib64", "media", "nix", "opt", "proc", "root"}
     | {"run", "sbin", "snap", "srv", "sys", "usr", "var"}
 )
-# A BMC with a few hundred sensors, and eight ports with modules, answer within half a minute.
-_SLOW_LIMIT_S = 40
-_IDLE = '# contexts = ["retest", "healthcheck"]'
-
+# The name of a table, and its keys.
+Table = tuple[str, dict[str, Any]]
 _HEAD = """\
 # slurm-health: the site's settings. Drafted from {node}.
 # Root owns this file and nobody else may write it. What a key means: documentation, admin/checks.md
@@ -68,6 +70,11 @@ share = 0.1
 
 [accusations]
 policy = "confirm"
+
+# With a user without rights, whose journals the nodes share, accused nodes are checked with
+# partners:
+# [sweep]
+# user = "health"
 """
 
 
@@ -77,230 +84,174 @@ def draft(context: CheckContext, *, node: str, shared: str = "") -> tuple[str, l
     directory = f"directory = {_text(shared)}" if shared else '# directory = "/shared/slurm-health"'
     journal = _text(f"{shared.rstrip('/')}/journal" if shared else "~/.slurm-health/journal")
     sections = [_HEAD.format(node=node, directory=directory, journal=journal)]
-    for title, build in _SECTIONS:
+    for title, build in _SECTIONS.items():
         try:
-            table = build(context)
+            tables = list(build(context))
         except (Unmeasured, ValueError, KeyError) as err:
             left_out.append(f"{title}: left out: {err}")
             sections.append(f"\n# {left_out[-1]}\n")
-        else:
-            sections += [f"\n# {title}\n{table}"] if table else []
+            continue
+        texts = [_table(name, keys) for name, keys in tables]
+        sections += ["\n# ", title, "\n", "\n".join(texts)] if texts else []
     return "".join(sections), left_out
 
 
-def _total(title: str, key: str, context: CheckContext) -> str:
-    total_gib = read_meminfo(context)[key] / _KIB_PER_GIB
-    return _table(title, min_total_gib=round(total_gib * _MEMORY_SHARE, 1))
-
-
-def _edac(context: CheckContext) -> str:
-    has_controllers = any(
-        name[2:].isdigit() for name in context.entries("/sys/devices/system/edac/mc")
-    )
-    return _table("edac") if has_controllers else ""
-
-
-def _cpus(context: CheckContext) -> str:
-    return _table("cpus", min_online=count_cpus(context.read("/sys/devices/system/cpu/online")))
-
-
-def _cpu_speed(context: CheckContext) -> str:
-    sample = sample_cpus(context)
-    if sample.share < _QUIET_SHARE:
-        raise Unmeasured("the node is busy; run init-config again while nothing else runs")
-    limit = round(sample.rounds_per_s * _SPEED_SHARE, -4)
-    return _table("cpu-speed", min_rounds_per_s=int(limit))
-
-
-def _clocksource(context: CheckContext) -> str:
-    base = "/sys/devices/system/clocksource/clocksource0"
-    return _table("clocksource", allowed=[context.read(f"{base}/current_clocksource").strip()])
-
-
-def _filesystems(context: CheckContext) -> str:
-    tables: list[str] = []
-    names: Counter[str] = Counter()
-    for point, (kind, options) in sorted(read_mounts(context).items()):
-        if kind not in _LOCAL_TYPES | _SHARED_TYPES or context.path(point).is_file():
-            continue
-        writable = "ro" not in options.split(",") and kind in _LOCAL_TYPES and _is_written(point)
-        name = "filesystem-" + (re.sub(r"[^A-Za-z0-9_-]", "-", point.strip("/")) or "root")
-        names[name] += 1  # `/a/b` and `/a-b`
-        tables.append(
-            _table(
-                f"{name}-{names[name]}" if names[name] > 1 else name,
-                check="filesystem",
-                path=point,
-                fstype=kind,
-                writable=writable,
-                min_available_percent=2,
-                min_free_inodes_percent=2,
-            )
-        )
-    return "\n".join(tables)
-
-
-def _is_written(point: str) -> bool:
-    """Tell whether it matters that a mount can be written: a file is, before every job."""
-    return point in _WRITTEN or point.split("/")[1] not in _OF_THE_SYSTEM
-
-
-def _ethernet(context: CheckContext) -> str:
-    tables = []
-    for name in context.entries("/sys/class/net"):
-        base = f"/sys/class/net/{name}"
-        is_device = context.path(f"{base}/device").exists()
-        if not is_device or context.read_or_none(f"{base}/operstate") != "up":
-            continue
-        speed = context.read_or_none(f"{base}/speed") or ""
-        limit = int(speed) if speed.isdigit() else 0  # a driver that does not know says -1
-        title = f"ethernet-{name}"
-        tables.append(_table(title, check="ethernet", interface=name, min_speed_mbit=limit))
-    return "\n".join(tables)
-
-
-def _infiniband(context: CheckContext) -> str:
-    from slurm_health.node.checks.network import is_compared, read_ports
-
-    ports = read_ports(context)
-    active = {
-        name: port
-        for name, port in ports.items()
-        if port.state == "ACTIVE" and is_compared(name, ports)
-    }
-    if not active:
-        return ""
-    # Adapters of storage are often slower than those of the GPUs.
-    rates = {name: active[name].rate_gbit_per_s for name in sorted(active)}
-    told = {name: rate for name, rate in rates.items() if rate}
-    return _table("infiniband", ports=list(rates), rates=told)
-
-
-def _daemons(context: CheckContext) -> str:
-    wanted = [name for name in _DAEMONS if Daemon(name=name).count(context)]
-    return "\n".join(_table(f"daemon-{name}", check="daemon", name=name) for name in wanted)
-
-
-def _gpus(context: CheckContext) -> str:
-    count = len(context.entries("/proc/driver/nvidia/gpus"))
-    if not count:
-        return ""
-    try:
-        links = nvlinks_of_each(read_gpus().devices)
-    except Unmeasured:  # such as without the extra gpu
-        links = None
-    gpu = _table("gpu", count=count, nvlinks=links) if links else _table("gpu", count=count)
-    return "\n".join([gpu, _table("gpu-processes"), _table("xid")])
-
-
-def nvlinks_of_each(devices: Sequence[GpuDevice]) -> int | None:
-    """Return how many NVLinks are active on every GPU, None where they differ or have none.
-
-    Where they differ, a link may be down, and what is down is no limit to draft.
-    """
-    seen = {device.links_active for device in devices}
-    return seen.pop() or None if len(seen) == 1 else None
-
-
-def _dcgm(context: CheckContext) -> str:
-    if not any(context.path(path).exists() for path in _DCGMI):
-        return ""
-    text = _table("dcgm", level=2, time_limit_s=_DCGM_LIMIT_S)
-    return (
-        f"{text}# Before jobs too, if HealthCheckNodeState=IDLE keeps it off busy nodes:\n{_IDLE}\n"
-    )
-
-
-def _amd_gpus(context: CheckContext) -> str:
-    from slurm_health.node.checks.external import is_there, run_program
-    from slurm_health.node.checks.rows import records_of
-    from slurm_health.node.checks.vendors import amd_gpus
-
-    if not context.entries("/sys/bus/pci/drivers/amdgpu") or not is_there("amd-smi", context):
-        return ""
-    metrics = records_of(run_program(["amd-smi", "metric", "--json"], context).output)
-    return _table("amd-gpu", count=len(amd_gpus(metrics)), time_limit_s=_SLOW_LIMIT_S)
-
-
-def _nvme(context: CheckContext) -> str:
-    from slurm_health.node.checks.external import is_there
-    from slurm_health.node.checks.vendors import local_drives
-
-    drives = local_drives(context)
-    has_tool = is_there("smartctl", context) or is_there("nvme", context)
-    return _table("nvme", count=len(drives)) if drives and has_tool else ""
-
-
-def _bmc(context: CheckContext) -> str:
-    from slurm_health.node.checks.external import is_there
-
-    has_driver = any(context.path(f"/dev/{name}").exists() for name in ("ipmi0", "ipmi/0"))
-    if not has_driver or not is_there("ipmitool", context):
-        return ""
-    return _table("bmc", time_limit_s=_SLOW_LIMIT_S)
-
-
-def _optics(context: CheckContext) -> str:
-    """Return the ports whose modules answer now: many have a cable of copper that says nothing."""
-    from slurm_health.node.checks.external import is_there
-    from slurm_health.node.checks.network import read_ports
-    from slurm_health.node.checks.vendors import Optics
-
-    interfaces = [
-        name
-        for name in context.entries("/sys/class/net")
-        if context.path(f"/sys/class/net/{name}/device").exists()
-        and context.read_or_none(f"/sys/class/net/{name}/operstate") == "up"
-    ]
-    ports = read_ports(context) if is_there("mlxlink", context) else {}
-    devices = [name.partition(":")[0] for name, each in ports.items() if each.state == "ACTIVE"]
-    if not (devices or (interfaces and is_there("ethtool", context))):
-        return ""
-    answering: dict[str, list[str]] = {}
-    for key, names in (("interfaces", interfaces), ("devices", devices)):
-        for name in names:
-            with contextlib.suppress(Unmeasured):
-                list(
-                    Optics(interfaces=tuple(interfaces), devices=tuple(devices)).port(name, context)
-                )
-                answering.setdefault(key, []).append(name)
-    if not answering:
-        return ""
-    return _table("optics", **dict[str, Any](answering, time_limit_s=_SLOW_LIMIT_S))
-
-
-_SECTIONS: tuple[tuple[str, Callable[[CheckContext], str]], ...] = (
-    ("Memory", partial(_total, "memory", "MemTotal")),
-    ("Swap", partial(_total, "swap", "SwapTotal")),
-    ("Memory errors", _edac),
-    ("Processors", _cpus),
-    ("cpu-speed, tested when a user's job calls the node slow or faulty", _cpu_speed),
-    ("Clock", _clocksource),
-    ("Filesystems", _filesystems),
-    ("Ethernet", _ethernet),
-    ("InfiniBand and RoCE", _infiniband),
-    ("Daemons", _daemons),
-    ("GPUs", _gpus),
-    ("dcgmi diag, run when a job calls the node slow or faulty and no other job is on it", _dcgm),
-    ("AMD GPUs", _amd_gpus),
-    ("NVMe drives", _nvme),
-    ("The board's controller: fans, power supplies, memory events", _bmc),
-    ("Cables and optics", _optics),
-    ("The kernel's log", lambda _place: _table("kernel-log")),
-    ("What a job left behind when it ended", lambda _place: _table("leftovers", shadow=False)),
-)
-
-
-def _table(title: str, /, *, shadow: bool = True, **keys: object) -> str:
-    lines = [f"[checks.{title}]"]
-    lines += [f"{key} = {_text(value)}" for key, value in keys.items()]
-    if shadow:
-        lines.append("shadow = true")
-    return "\n".join(lines) + "\n"
+def _table(name: str, keys: dict[str, Any]) -> str:
+    shadow = {} if name == "leftovers" else {"shadow": True}
+    lines = [f"{key} = {_text(value)}" for key, value in {**keys, **shadow}.items()]
+    return "\n".join([f"[checks.{name}]", *lines]) + "\n"
 
 
 def _text(value: object) -> str:
     """Return a value as TOML, which agrees with JSON on what is written here but tables."""
     if isinstance(value, dict):
-        return f"{{ {', '.join(f'{_text(key)} = {_text(each)}' for key, each in value.items())} }}"
+        return f"{{ {', '.join(f'{_text(key)} = {_text(item)}' for key, item in value.items())} }}"
     return json.dumps(value, ensure_ascii=False)
+
+
+def _memory(context: CheckContext) -> Iterator[Table]:
+    fields = read_meminfo(context)
+    for name, field in (("memory", "MemTotal"), ("swap", "SwapTotal")):
+        least_gib = round(fields[field] / _KIB_PER_GIB * _MEMORY_SHARE, 1)
+        yield name, {"min_total_gib": least_gib}
+    if any(name[2:].isdigit() for name in context.entries("/sys/devices/system/edac/mc")):
+        yield "edac", {}
+
+
+def _cpus(context: CheckContext) -> Iterator[Table]:
+    online = count_cpus(context.read("/sys/devices/system/cpu/online"))
+    yield "cpus", {"min_online": online}
+
+
+def _cpu_speed(context: CheckContext) -> Iterator[Table]:
+    sample = sample_cpus(context)
+    if sample.share < _QUIET_SHARE:
+        raise Unmeasured("the node is busy; run init-config again while nothing else runs")
+    limit = round(sample.rounds_per_s * _SPEED_SHARE, -4)
+    yield "cpu-speed", {"min_rounds_per_s": int(limit)}
+
+
+def _filesystems(context: CheckContext) -> Iterator[Table]:
+    names: set[str] = set()
+    for point, (kind, options) in sorted(read_mounts(context).items()):
+        if kind not in _LOCAL_TYPES | _SHARED_TYPES or context.path(point).is_file():
+            continue
+        # It matters that a mount can be written: a file is, before every job.
+        is_used = point in _WRITTEN or point.split("/")[1] not in _OF_THE_SYSTEM
+        name = "filesystem-" + (re.sub(r"[^A-Za-z0-9_-]", "-", point.strip("/")) or "root")
+        while name in names:  # `/a/b` and `/a-b`
+            name += "-2"
+        names.add(name)
+        yield (
+            name,
+            {
+                "check": "filesystem",
+                "path": point,
+                "fstype": kind,
+                "writable": "ro" not in options.split(",") and kind in _LOCAL_TYPES and is_used,
+                "min_available_percent": 2,
+                "min_free_inodes_percent": 2,
+            },
+        )
+
+
+def _interfaces(context: CheckContext) -> list[str]:
+    """Return the interfaces of adapters that are up."""
+    base = "/sys/class/net"
+    return [
+        name
+        for name in context.entries(base)
+        if context.path(f"{base}/{name}/device").exists()
+        and context.read_or_none(f"{base}/{name}/operstate") == "up"
+    ]
+
+
+def _network(context: CheckContext) -> Iterator[Table]:
+    for name in _interfaces(context):
+        # A driver that does not know its speed says -1.
+        speed = max(0, context.number(f"/sys/class/net/{name}/speed") or 0)
+        keys = {"check": "ethernet", "interface": name, "min_speed_mbit": speed}
+        yield f"ethernet-{name}", keys
+    ports = read_ports(context)
+    # Adapters of storage are often slower than those of the GPUs.
+    rates = {
+        name: port.rate_gbit_per_s
+        for name, port in sorted(ports.items())
+        if port.state == "ACTIVE" and is_compared(name, ports)
+    }
+    if rates:
+        known = {name: rate for name, rate in rates.items() if rate}
+        yield "infiniband", {"ports": list(rates), "rates": known}
+
+
+def _gpus(context: CheckContext) -> Iterator[Table]:
+    count = len(context.entries("/proc/driver/nvidia/gpus"))
+    if not count:
+        return
+    links = None
+    with contextlib.suppress(Unmeasured):  # such as without the extra gpu
+        links = nvlinks_of_each(read_gpus().devices)
+    yield "gpu", {"count": count, **({"nvlinks": links} if links else {})}
+    yield "gpu-processes", {}
+    yield "xid", {}
+
+
+def nvlinks_of_each(devices: Sequence[GpuDevice]) -> int | None:
+    """Return how many NVLinks are active on every GPU, None if they differ or have none.
+
+    If they differ, a link may be down, and what is down is no limit to draft.
+    """
+    counts = {device.links_active for device in devices}
+    return counts.pop() or None if len(counts) == 1 else None
+
+
+def _vendors(context: CheckContext) -> Iterator[Table]:
+    if is_there("dcgmi", context):
+        yield "dcgm", {"level": 2, "time_limit_s": _DCGM_LIMIT_S}
+    if context.entries("/sys/bus/pci/drivers/amdgpu") and is_there("amd-smi", context):
+        metrics = records_of(run_program(["amd-smi", "metric", "--json"], context).output)
+        yield "amd-gpu", {"count": len(amd_gpus(metrics)), "time_limit_s": _SLOW_LIMIT_S}
+    drives = local_drives(context)
+    if drives and (is_there("smartctl", context) or is_there("nvme", context)):
+        yield "nvme", {"count": len(drives)}
+    has_driver = any(context.path(f"/dev/{name}").exists() for name in ("ipmi0", "ipmi/0"))
+    if has_driver and is_there("ipmitool", context):
+        yield "bmc", {"time_limit_s": _SLOW_LIMIT_S}
+
+
+def _optics(context: CheckContext) -> Iterator[Table]:
+    """Yield the ports whose modules answer now: many have a cable of copper that says nothing."""
+    interfaces = _interfaces(context) if is_there("ethtool", context) else []
+    ports = read_ports(context) if is_there("mlxlink", context) else {}
+    devices = [name.partition(":")[0] for name, port in ports.items() if port.state == "ACTIVE"]
+    answering: dict[str, Any] = {}
+    for key, names in (("interfaces", interfaces), ("devices", devices)):
+        for name in names:
+            with contextlib.suppress(Unmeasured):
+                check = Optics(interfaces=tuple(interfaces), devices=tuple(devices))
+                list(check.port(name, context))
+                answering.setdefault(key, []).append(name)
+    if answering:
+        yield "optics", {**answering, "time_limit_s": _SLOW_LIMIT_S}
+
+
+_SECTIONS: dict[str, Callable[[CheckContext], Iterator[Table]]] = {
+    "Memory": _memory,
+    "Processors": _cpus,
+    "cpu-speed, tested when a user's job calls the node slow or faulty": _cpu_speed,
+    "Clock": lambda place: iter([("clocksource", {"allowed": [read_clock_source(place)]})]),
+    "Filesystems": _filesystems,
+    "Ethernet, InfiniBand and RoCE": _network,
+    "Daemons": lambda place: (
+        (f"daemon-{name}", {"check": "daemon", "name": name})
+        for name in _DAEMONS
+        if Daemon(name=name).count(place)
+    ),
+    "GPUs": _gpus,
+    "What vendors' tools say; dcgm runs when a job accuses the node, while no other is on it": (
+        _vendors
+    ),
+    "Cables and optics": _optics,
+    "The kernel's log": lambda _place: iter([("kernel-log", {})]),
+    "What a job left behind when it ended": lambda _place: iter([("leftovers", {})]),
+}

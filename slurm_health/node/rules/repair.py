@@ -44,7 +44,7 @@ class Outcome(Enum):
     """How far a step has come."""
 
     BEGUN = "begun"
-    DONE = "done"  # of a test: passed; whether a repair helped, the node's checks tell
+    DONE = "done"  # of a test: passed; whether a repair helped, the node's checks say
     FAILED = "failed"
     DRY_RUN = "dry_run"
 
@@ -89,16 +89,13 @@ def first_step(failed: Sequence[CheckResult], settings: Repair) -> RepairStep:
     and so is a node for which no check can tell. Of several faults, the one that needs most
     decides: a reset that repairs one of two must not hide the other.
     """
-    named = [
-        RepairStep(settings.first[result.name])
-        for result in failed
-        if result.name in settings.first
-    ]
-    others = [result.finding for result in failed if result.name not in settings.first]
+    first = settings.first
+    steps = [RepairStep(first[result.name]) for result in failed if result.name in first]
+    others = [result.finding for result in failed if result.name not in first]
     if others or not failed:
         remedy = common_remedy(others)
-        named.append(RepairStep(remedy.value) if remedy else RepairStep.ADMINISTRATOR)
-    return max(named, key=LADDER.index)
+        steps.append(RepairStep(remedy.value) if remedy else RepairStep.ADMINISTRATOR)
+    return max(steps, key=LADDER.index)
 
 
 def next_repair(
@@ -121,13 +118,10 @@ def next_repair(
         now_s: the time.
     """
     attempts = tuple(attempts)
-    of_node = [
-        attempt
-        for attempt in attempts
-        if attempt.node == node and abs(now_s - attempt.time_s) < _DAY_S
-    ]
-    of_drain = [attempt for attempt in of_node if attempt.drain == drain]
-    for attempt in of_drain:
+    of_node = [a for a in attempts if a.node == node and abs(now_s - a.time_s) < _DAY_S]
+    for attempt in of_node:
+        if attempt.drain != drain:
+            continue
         if attempt.is_under_way(now_s):
             return NextStep(step=None, why=f"{attempt.step.value} is under way")
         if attempt.outcome is Outcome.DRY_RUN:
@@ -150,8 +144,9 @@ def next_repair(
         why = f"{counted(len(in_hour), 'step')} within the hour, the limit for all nodes"
         return NextStep(step=None, why=why)
     before = ", ".join(step.value for step in taken)
-    why = f"after {before}" if before else "the first step for this fault"
-    return NextStep(step=left[0], why=why)
+    return NextStep(
+        step=left[0], why=f"after {before}" if before else "the first step for this fault"
+    )
 
 
 class Gate(Enum):
@@ -173,11 +168,7 @@ def gate(
     """
     if not settings.test:
         return Gate.OPEN, None
-    tests = [
-        attempt
-        for attempt in attempts
-        if (attempt.node, attempt.drain, attempt.step) == (node, drain, RepairStep.TEST)
-    ]
+    tests = [a for a in attempts if (a.node, a.drain, a.step) == (node, drain, RepairStep.TEST)]
     if not tests:
         return Gate.TEST_NEEDED, None
     last = max(tests, key=lambda attempt: attempt.time_s)
@@ -194,14 +185,12 @@ def with_attempt(
     attempts: Iterable[RepairAttempt], new: RepairAttempt
 ) -> tuple[RepairAttempt, ...]:
     """Return the attempts with one more, or with how one has ended; those of a week are kept."""
-
-    def key(attempt: RepairAttempt) -> tuple[str, RepairStep, float]:
-        return attempt.node, attempt.step, attempt.time_s
-
+    key = (new.node, new.step, new.time_s)
     others = [
         attempt
         for attempt in attempts
-        if key(attempt) != key(new) and abs(new.time_s - attempt.time_s) < _KEPT_S
+        if (attempt.node, attempt.step, attempt.time_s) != key
+        and abs(new.time_s - attempt.time_s) < _KEPT_S
     ]
     return (*others, new)[-_MOST_KEPT:]
 
@@ -217,17 +206,6 @@ def unfinished(attempts: Iterable[RepairAttempt], node: str, drain: str) -> Repa
     if last is None or last.step is RepairStep.ADMINISTRATOR:
         return None
     return last if last.outcome in (Outcome.BEGUN, Outcome.DONE) else None
-
-
-def overdue(attempts: Iterable[RepairAttempt], now_s: float) -> list[RepairAttempt]:
-    """Return the reboots that are not over in time: their nodes may be unable to say so."""
-    return [
-        attempt
-        for attempt in attempts
-        if attempt.outcome is Outcome.BEGUN
-        and attempt.step is RepairStep.REBOOT
-        and now_s > attempt.until_s
-    ]
 
 
 def of_last_day(

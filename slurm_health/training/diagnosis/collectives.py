@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far each rank came in its collectives, by all sources that tell of it, and who is missing.
+"""How far ranks came in their collectives, by all sources, and which rank holds the others up.
 
 Sources are dumps of PyTorch's Flight Recorder, the lines and reports of NCCL's watchdog, and NCCL's
 own answer (RAS). The ranks of a process group number its collectives alike, so the same number must
@@ -29,9 +29,6 @@ from slurm_health.records.text import listed, ranks_text
 # What PyTorch says that a group is for, where the script has not said it.
 NO_PURPOSE = {None, "", "default_pg", "undefined"}
 _OVER = {"completed", "retired"}
-# A group's name with the library, and its ranks: torch calls groups that are made together, and
-# have no rank in common, alike.
-_Group = tuple[str, tuple[int, ...]]
 STAND_IN = 1 << 20  # from here on, numbers of ranks whose number in the training is not known
 _REPEATED = 2  # a collective that all ranks have called so often is one that their steps have
 
@@ -106,15 +103,15 @@ class FlightRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def reached_of(operations: Iterable[Operation]) -> dict[str, Reached]:
-    """Return how far a rank came in each group, by its entries there, oldest first."""
+    """Return how far a rank came in every group, by its entries there, oldest first."""
     reached: dict[str, Reached] = {}
-    for each in operations:
-        before = reached.get(each.group, Reached())
-        first = before.inside[0] if before.inside else each.sequence
-        reached[each.group] = Reached(
-            entered=max(before.entered, each.sequence),
-            over=max(before.over, each.sequence if each.is_over else first - 1),
-            inside=before.inside if each.is_over else (first, each.sequence),
+    for call in operations:
+        before = reached.get(call.group, Reached())
+        first = before.inside[0] if before.inside else call.sequence
+        reached[call.group] = Reached(
+            entered=max(before.entered, call.sequence),
+            over=max(before.over, call.sequence if call.is_over else first - 1),
+            inside=before.inside if call.is_over else (first, call.sequence),
         )
     return reached
 
@@ -128,17 +125,65 @@ class Why(enum.Enum):
     DEVICE_BEHIND = "its device has not left what others left collectives ago"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Culprit:
-    """A rank that holds up the ranks `waiting`, in a work of a group; no group of a transfer.
+@dataclass
+class Group:
+    """A process group as one source numbers its collectives, with how far its ranks came.
 
-    `members`: all ranks of the group, where they are known.
+    Torch calls groups that are made together, and have no rank in common, alike: its `members`,
+    all of its ranks if they are known, tell it apart. `calls` are by rank and number.
     """
+
+    name: str
+    members: tuple[int, ...] = ()
+    reached: dict[int, Reached] = field(default_factory=dict)
+    calls: dict[int, dict[int, Operation]] = field(default_factory=dict)
+
+    def called(self, rank: int, sequence: int) -> Operation | None:
+        """Return what a rank called under a number, as far as that is recorded."""
+        return self.calls.get(rank, {}).get(sequence)
+
+    def mismatch(self) -> Difference | None:
+        """Return the first number under which ranks called different collectives."""
+        for sequence in sorted({number for calls in self.calls.values() for number in calls}):
+            called = {rank: call for rank in self.calls if (call := self.called(rank, sequence))}
+            kinds = Counter((call.what, call.sizes) for call in called.values())
+            if len(kinds) < 2:
+                continue
+            usual = kinds.most_common(1)[0][0]
+            ranks = tuple(sorted(r for r, c in called.items() if (c.what, c.sizes) != usual))
+            others = ranks_text([rank for rank in called if rank not in ranks])
+            other, usually = called[ranks[0]], " ".join(usual).strip()
+            return Difference(
+                mismatched=True,
+                of_a_step=len(kinds) == 2 and self._repeated(other),
+                ranks=ranks,
+                description=f"{ranks_text(ranks)} called {other.named} as collective {sequence} of"
+                f" group {self.name}, while {others} called {usually}",
+                evidence=_evidence(called, ranks),
+            )
+        return None
+
+    def _repeated(self, call: Operation) -> bool:
+        """Tell whether all ranks called it again and again before, about as often as anything.
+
+        What only the end of an epoch has is called more seldom.
+        """
+        for calls in self.calls.values():
+            before = (c for number, c in calls.items() if number < call.sequence)
+            kinds = Counter((c.what, c.sizes) for c in before)
+            most = max(kinds.values(), default=0)
+            if kinds[call.what, call.sizes] < max(_REPEATED, most / 2):
+                return False
+        return True
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Culprit:
+    """A rank that holds up the ranks `waiting`, in a work of a group; no group of a transfer."""
 
     rank: int
     why: Why
-    group: str = ""
-    members: tuple[int, ...] = ()
+    group: Group | None = None
     sequence: int = -1
     waiting: tuple[int, ...] = ()
 
@@ -167,13 +212,12 @@ class _Waits:
 
     missing: dict[int, Culprit] = field(default_factory=dict)
     behind: dict[int, Culprit] = field(default_factory=dict)
-    waits_for: dict[int, set[int]] = field(default_factory=dict)
+    waiting: set[int] = field(default_factory=set)
     inside: set[int] = field(default_factory=set)
 
     def add(self, culprit: Culprit) -> None:
         self.missing.setdefault(culprit.rank, culprit)
-        for rank in culprit.waiting:
-            self.waits_for.setdefault(rank, set()).add(culprit.rank)
+        self.waiting |= set(culprit.waiting)
 
 
 class CollectiveState:
@@ -185,12 +229,13 @@ class CollectiveState:
             before = merged.get(record.rank)
             merged[record.rank] = record if before is None else _both(before, record)
         self.records = tuple(merged[rank] for rank in sorted(merged))
+        self._groups = _groups(self.records)
 
     @cached_property
     def difference(self) -> Difference | None:
         """Where ranks parted, None where all that is known agrees, or leaves it open."""
-        for (name, _), by_rank in sorted(self._operations.items()):
-            if len(by_rank) > 1 and (mismatch := _mismatch(name, by_rank)):
+        for group in self._groups:
+            if len(group.calls) > 1 and (mismatch := group.mismatch()):
                 return mismatch
         return self._absence() if self.culprits else None
 
@@ -200,52 +245,30 @@ class CollectiveState:
         recorded = {r.rank for r in self.records if r.groups or r.transfers or r.exchanged}
         unknown = {r.rank for r in self.records if not r.whole}
         waits = _Waits()
-        for group, reached in sorted(self._reached.items()):
-            others = set(group[1]) - reached.keys() - unknown
-            _of_group(waits, group, reached, others, recorded)
-        self._of_transfers(waits, recorded, unknown)
-        held = {rank for rank, others in waits.waits_for.items() if others} | waits.inside
-        named = [each for rank, each in sorted(waits.missing.items()) if rank not in held]
-        silent = [each for each in named if each.why is Why.NOT_RECORDED]
+        for group in self._groups:
+            if group.reached:
+                others = set(group.members) - group.reached.keys() - unknown
+                _find_missing(waits, group, others, recorded)
+        self._find_transfers(waits, recorded, unknown)
+        held = waits.waiting | waits.inside
+        missing = [culprit for rank, culprit in sorted(waits.missing.items()) if rank not in held]
+        silent = [culprit for culprit in missing if culprit.why is Why.NOT_RECORDED]
         if len(silent) >= len(recorded):  # their dumps are only not where we look
-            named = [each for each in named if each.why is not Why.NOT_RECORDED]
-        ranks = {each.rank for each in named}
-        named += [each for rank, each in sorted(waits.behind.items()) if rank not in ranks]
-        return tuple(named)
+            missing = [culprit for culprit in missing if culprit not in silent]
+        ranks = {culprit.rank for culprit in missing}
+        behind = (culprit for rank, culprit in sorted(waits.behind.items()) if rank not in ranks)
+        return (*missing, *behind)
 
-    @cached_property
-    def _reached(self) -> dict[_Group, dict[int, Reached]]:
-        groups: dict[_Group, dict[int, Reached]] = {}
-        for record in self.records:
-            for name, each in record.groups.items():
-                groups.setdefault(self._names.group(record, name), {})[record.rank] = each
-        return groups
-
-    @cached_property
-    def _operations(self) -> dict[_Group, dict[int, dict[int, Operation]]]:
-        """The recorded collectives by group, rank and number."""
-        groups: dict[_Group, dict[int, dict[int, Operation]]] = {}
-        for record in self.records:
-            for operation in record.operations:
-                group = self._names.group(record, operation.group)
-                of_rank = groups.setdefault(group, {}).setdefault(record.rank, {})
-                of_rank[operation.sequence] = operation
-        return groups
-
-    @cached_property
-    def _names(self) -> _Names:
-        return _Names(self.records)
-
-    def _of_transfers(self, waits: _Waits, recorded: set[int], unknown: set[int]) -> None:
+    def _find_transfers(self, waits: _Waits, recorded: set[int], unknown: set[int]) -> None:
         """Find who has not begun its side of a send or a receive that another has begun.
 
         The record of a peer that has lost its oldest entries shows that only where it goes back to
         an earlier one of the same: a later one would be there too.
         """
-        open_ = [(r.rank, to) for r in self.records for to in r.transfers]
+        open_ = [(record.rank, to) for record in self.records for to in record.transfers]
         begun = {(rank, to.peer, to.sends) for rank, to in open_}
         kept = {(r.rank, to.peer, to.sends) for r in self.records for to in r.exchanged}
-        for rank, peer, sends in sorted({(r, t.peer, t.sends) for r, t in open_ if t.certain}):
+        for rank, peer, sends in sorted({(r, to.peer, to.sends) for r, to in open_ if to.certain}):
             other = (peer, rank, not sends)
             if rank in waits.behind:
                 continue
@@ -258,47 +281,43 @@ class CollectiveState:
                 waits.add(Culprit(rank=peer, why=why, waiting=(rank,)))
 
     def _absence(self) -> Difference:
-        """Return the ranks that hold up the others, each with those that it shares a work with."""
+        """Return the ranks that hold up the others, with those that they share a work with."""
         alike: dict[tuple[object, ...], list[Culprit]] = {}
         calls: dict[int, Operation] = {}
-        shown: dict[int, None] = {}
-        for each in self.culprits:
-            key = (each.why, each.group, each.members, each.sequence, each.waiting)
-            alike.setdefault(key, []).append(each)
-            of_group = self._operations.get((each.group, each.members), {})
-            for rank in (each.rank, *each.waiting):
+        shown: dict[int, None] = dict.fromkeys(culprit.rank for culprit in self.culprits)
+        for culprit in self.culprits:
+            group, sequence = culprit.group, culprit.sequence
+            alike.setdefault((culprit.why, id(group), sequence, culprit.waiting), []).append(
+                culprit
+            )
+            for rank in (culprit.rank, *culprit.waiting):
                 shown.setdefault(rank)
-                if called := of_group.get(rank, {}).get(each.sequence):
-                    calls[rank] = called
-        texts = [self._absence_text(each) for each in alike.values()]
-        ranks = tuple(each.rank for each in self.culprits)
+                if call := group and group.called(rank, sequence):
+                    calls[rank] = call
+        texts = [self._text(culprits) for culprits in alike.values()]
+        ranks = [culprit.rank for culprit in self.culprits]
         evidence = _evidence(calls, [rank for rank in ranks if rank in calls])
         if not calls:
             lines = {record.rank: record.lines for record in self.records}
-            order = dict.fromkeys([*ranks, *shown])
-            evidence = tuple(line for rank in order for line in lines.get(rank, ()))[:MOST_LINES]
+            evidence = tuple(line for rank in shown for line in lines.get(rank, ()))[:MOST_LINES]
         return Difference(
             mismatched=False,
             counted=not calls,
-            apart=len({culprit.group for culprit in self.culprits}) > 1,
+            apart=len({id(culprit.group) for culprit in self.culprits}) > 1,
             ranks=tuple(rank for rank in ranks if rank < STAND_IN),
-            description="; ".join(
-                [*texts[:MOST_LINES], *(["and more"] if texts[MOST_LINES:] else [])]
-            ),
+            description="; ".join(texts[:MOST_LINES] + ["and more"] * (len(texts) > MOST_LINES)),
             evidence=evidence,
         )
 
-    def _absence_text(self, alike: Sequence[Culprit]) -> str:
-        first = alike[0]
-        ranks = self._named([each.rank for each in alike])
-        others = self._named(first.waiting)
+    def _text(self, alike: Sequence[Culprit]) -> str:
+        first, group = alike[0], alike[0].group
+        ranks, others = self._named([c.rank for c in alike]), self._named(first.waiting)
         wait = "waits" if len(first.waiting) == 1 else "wait"
-        of_group = self._operations.get((first.group, first.members), {})
-        called = [each.get(first.sequence) for each in of_group.values()]
-        what = next((f" ({each.named})" for each in called if each), "")
-        work = f"collective {first.sequence} of group {first.group}{what}"
-        if not first.group:
-            work = "a transfer with it"
+        work = "a transfer with it"
+        if group:
+            calls = (group.called(rank, first.sequence) for rank in group.calls)
+            what = next((f" ({call.named})" for call in calls if call), "")
+            work = f"collective {first.sequence} of group {group.name}{what}"
         match first.why:
             case Why.NOT_RECORDED:
                 return f"nothing is recorded of {ranks}, while {others} {wait} in {work}"
@@ -324,30 +343,38 @@ class CollectiveState:
         return " and ".join(parts)
 
 
-class _Names:
-    """Which group a rank means by a name; of many records one has the ranks of a group."""
+def _groups(records: Sequence[FlightRecord]) -> list[Group]:
+    """Return all groups, by name and members, with how far ranks came and what they called.
 
-    def __init__(self, records: Sequence[FlightRecord]) -> None:
-        self._members: dict[str, dict[tuple[int, ...], tuple[int, ...]]] = {}
-        self._of_rank: dict[tuple[str, int], tuple[int, ...]] = {}
-        for record in records:
-            for name, ranks in record.members.items():
-                known = self._members.setdefault(name, {})
-                if ranks not in known:
-                    known[ranks] = tuple(sorted(ranks))
-                    for rank in ranks:
-                        self._of_rank.setdefault((name, rank), known[ranks])
+    Of many records one has the ranks of a group. A name may have the library behind it.
+    """
+    known: dict[str, dict[tuple[int, ...], tuple[int, ...]]] = {}
+    of_rank: dict[tuple[str, int], tuple[int, ...]] = {}
+    for record in records:
+        for name, ranks in record.members.items():
+            of_name = known.setdefault(name, {})
+            if ranks not in of_name:
+                of_name[ranks] = tuple(sorted(ranks))
+                for rank in ranks:
+                    of_rank.setdefault((name, rank), of_name[ranks])
+    groups: dict[tuple[str, tuple[int, ...]], Group] = {}
 
-    def group(self, record: FlightRecord, name: str) -> _Group:
-        """Return the group that the record of a rank calls so."""
-        without_library = name.partition(" (")[0]
-        known = self._members.get(without_library, {})
-        if without_library in record.members:
-            return name, known[record.members[without_library]]
-        members = self._of_rank.get((without_library, record.rank))
-        if members is None and len(known) == 1:
-            (members,) = known.values()
-        return name, members or ()
+    def group(record: FlightRecord, name: str) -> Group:
+        plain = name.partition(" (")[0]
+        of_name = known.get(plain, {})
+        members = of_rank.get((plain, record.rank), ())
+        if plain in record.members:
+            members = of_name[record.members[plain]]
+        elif not members and len(of_name) == 1:
+            (members,) = of_name.values()
+        return groups.setdefault((name, members), Group(name, members))
+
+    for record in records:
+        for name, reached in record.groups.items():
+            group(record, name).reached[record.rank] = reached
+        for call in record.operations:
+            group(record, call.group).calls.setdefault(record.rank, {})[call.sequence] = call
+    return [groups[key] for key in sorted(groups)]
 
 
 def _both(one: FlightRecord, other: FlightRecord) -> FlightRecord:
@@ -365,93 +392,41 @@ def _both(one: FlightRecord, other: FlightRecord) -> FlightRecord:
     )
 
 
-def _mismatch(group: str, by_rank: Mapping[int, Mapping[int, Operation]]) -> Difference | None:
-    for sequence in sorted({number for each in by_rank.values() for number in each}):
-        called = {rank: each[sequence] for rank, each in by_rank.items() if sequence in each}
-        kinds = Counter((each.what, each.sizes) for each in called.values())
-        if len(kinds) < 2:
-            continue
-        usual = kinds.most_common(1)[0][0]
-        ranks = tuple(sorted(r for r, each in called.items() if (each.what, each.sizes) != usual))
-        other = called[ranks[0]]
-        return Difference(
-            mismatched=True,
-            of_a_step=len(kinds) == 2 and _repeated(other, by_rank, sequence),
-            ranks=ranks,
-            description=f"{ranks_text(ranks)} called {other.named} as collective {sequence} of"
-            f" group {group}, while {ranks_text([r for r in called if r not in ranks])} called"
-            f" {' '.join(usual).strip()}",
-            evidence=_evidence(called, ranks),
-        )
-    return None
-
-
-def _repeated(
-    called: Operation, by_rank: Mapping[int, Mapping[int, Operation]], sequence: int
-) -> bool:
-    """Tell whether every rank has called it again and again, about as often as anything else.
-
-    What only the end of an epoch has is called more seldom.
-    """
-    for operations in by_rank.values():
-        kinds = Counter(
-            (each.what, each.sizes) for number, each in operations.items() if number < sequence
-        )
-        most = max(kinds.values(), default=0)
-        if kinds[called.what, called.sizes] < max(_REPEATED, most / 2):
-            return False
-    return True
-
-
-def _of_group(
-    waits: _Waits,
-    group: _Group,
-    reached: Mapping[int, Reached],
-    others: Iterable[int],
-    recorded: set[int],
-) -> None:
+def _find_missing(waits: _Waits, group: Group, others: Iterable[int], recorded: set[int]) -> None:
     """Find who is missing in a group's first work that no rank has left; `others` used none.
 
     Where the device of a rank did its part, or others would not be on, and the rank does not see
     it, it is behind.
     """
-    name, members = group
-    over = max(each.over for each in reached.values())
-    left = tuple(sorted(rank for rank, each in reached.items() if each.over == over))
-    for rank, each in reached.items():
-        if each.inside and each.inside[0] < over:
+    over = max(reached.over for reached in group.reached.values())
+    left = tuple(sorted(rank for rank, reached in group.reached.items() if reached.over == over))
+    first: dict[int, int] = {}  # the first work that a rank is in and none has left
+    for rank, reached in group.reached.items():
+        if reached.inside and reached.inside[0] < over:
             culprit = Culprit(
                 rank=rank,
                 why=Why.DEVICE_BEHIND,
-                group=name,
-                members=members,
-                sequence=each.inside[0],
+                group=group,
+                sequence=reached.inside[0],
                 waiting=left,
             )
             waits.behind.setdefault(rank, culprit)
-    first = {
-        rank: max(each.inside[0], over + 1)
-        for rank, each in reached.items()
-        if each.inside and each.inside[1] > over
-    }
+        if reached.inside and reached.inside[1] > over:
+            first[rank] = max(reached.inside[0], over + 1)
     if not first:
         return
     waits.inside |= first.keys()
     sequence = min(first.values())
     waiting = tuple(sorted(rank for rank, number in first.items() if number == sequence))
-    for rank in sorted((*reached, *others)):
-        here = reached.get(rank, Reached())
-        if here.entered >= sequence:
+    for rank in sorted((*group.reached, *others)):
+        reached = group.reached.get(rank, Reached())
+        if reached.entered >= sequence:
             continue
-        if here.inside and here.inside[0] == over:
+        if reached.inside and reached.inside[0] == over:
             waits.inside.add(rank)  # held up in what others have left, as where a path loses data
             continue
         why = Why.NEVER_ENTERED if rank in recorded else Why.NOT_RECORDED
-        waits.add(
-            Culprit(
-                rank=rank, why=why, group=name, members=members, sequence=sequence, waiting=waiting
-            )
-        )
+        waits.add(Culprit(rank=rank, why=why, group=group, sequence=sequence, waiting=waiting))
 
 
 def _evidence(called: Mapping[int, Operation], first: Sequence[int]) -> tuple[str, ...]:

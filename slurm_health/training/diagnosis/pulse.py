@@ -34,7 +34,9 @@ from slurm_health.training.diagnosis.samples import (
 )
 
 _FEW = 8  # steps, lines or moves: fewer make no pace
-_LOADED_S = 1.0  # that a main thread runs before it trains: to load its libraries alone
+# That a main thread runs before it trains: torch alone takes it half a second on a fast processor
+# and more than a second on a slow one; a shell, or a Python without it, runs for a tenth of one.
+_LOADED_S = 0.3
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 10.0, 600.0  # from one inspection that shows no hang to the next
 _SUSPENDED_S = 60.0  # without a report from any node: all report every five
 _SHORTEST_S = 0.5  # between two samples that are compared: less shows too little
@@ -96,26 +98,16 @@ class Sign(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pace:
-    """How steps, lines or runs come: how many so far, how far apart, the longest pause."""
+class Standing:
+    """By what sign a training stands still, for how long, and how long a pause would be usual.
 
-    count: int
-    typical_s: float
-    longest_s: float
+    `is_young`: there are too few steps, lines or runs to compare with.
+    """
 
-    @property
-    def is_young(self) -> bool:
-        """Whether there are too few to compare with."""
-        return self.count < _FEW
-
-    def allowance_s(self, sign: Sign, limits: Limits) -> float:
-        """Return how long a pause would be usual."""
-        pauses_s = limits.pauses * self.longest_s
-        if self.is_young:
-            # What is seen then decides; lines that did not count for long are no training's.
-            return limits.first_s if sign is Sign.LINE else max(limits.at_least_s, pauses_s)
-        least_s = {Sign.LINE: limits.lines_s, Sign.RUN: limits.runs_s, Sign.STEP: limits.at_least_s}
-        return max(least_s[sign], limits.times * self.typical_s, pauses_s + self.typical_s)
+    sign: Sign
+    stalled_s: float
+    allowance_s: float
+    is_young: bool
 
 
 @dataclass(kw_only=True)
@@ -312,11 +304,11 @@ class Pulse:
             if not may_be_late and (program.beats or lines_s < self._limits.lines_s):
                 program.pause_s = 0.0
                 continue
-            sign, stalled_s, pace = self._standing(program, now_s)
-            late = stalled_s >= pace.allowance_s(sign, self._limits)
-            if sign is not Sign.STEP and pace.is_young and not program.has_begun:
-                late = False  # it is no training, or none yet: nothing looks at it
-            if not late:
+            standing = self._standing(program, now_s)
+            late = standing.stalled_s >= standing.allowance_s
+            # What has not begun is no training, or none yet: nothing looks at it.
+            begun = standing.sign is Sign.STEP or not standing.is_young or program.has_begun
+            if not late or not begun:
                 program.pause_s = 0.0
             elif now_s >= program.not_before_s and program.hung_by is None:
                 return program
@@ -367,7 +359,8 @@ class Pulse:
             now_s: the time.
             silent: the nodes that did not answer.
         """
-        sign, stalled_s, pace = self._standing(program, now_s)
+        standing = self._standing(program, now_s)
+        by_line = standing.sign is Sign.LINE and self.line is not None
         known = [
             inspected
             if (inspected := program.ranks[sample.rank].inspected)
@@ -377,11 +370,11 @@ class Pulse:
             for sample in program.samples
         ]
         standstill = Standstill(
-            stalled_s=round(stalled_s, 1),
-            allowance_s=round(pace.allowance_s(sign, self._limits), 1),
-            step=program.step or (self.step if sign is not Sign.STEP else 0),
-            line=self.line.line if sign is Sign.LINE and self.line else "",
-            at_rest=sign is Sign.RUN,
+            stalled_s=round(standing.stalled_s, 1),
+            allowance_s=round(standing.allowance_s, 1),
+            step=program.step or (self.step if standing.sign is not Sign.STEP else 0),
+            line=self.line.line if by_line and self.line else "",
+            at_rest=standing.sign is Sign.RUN,
             nodes=self.nodes,
             ranks=(*known, *([] if silent else missing_ranks(known, self.nodes))),
             paths=paths_between(reports),
@@ -392,112 +385,108 @@ class Pulse:
                 for what, why in report.not_seen.items()
             },
         )
-        why, again_s = why_not_hung(
-            standstill,
-            sign,
-            self._limits,
-            still_s=now_s - program.moved_s,
-            longest_still_s=program.longest_still_s,
-            is_young=pace.is_young,
-        )
+        why, again_s = who_gets_on(standstill, self._limits)
+        if not why and not standstill.cannot_be_well:
+            why, again_s = self._why_not(standstill, standing, program, now_s)
         if why:
             self.put_off(program, now_s, again_s)
             return msgspec.structs.replace(standstill, why_not=why)
-        program.hung_by, program.hung_s, program.runs = sign, now_s - stalled_s, 0
+        program.hung_by, program.runs = standing.sign, 0
+        program.hung_s = now_s - standing.stalled_s
         return standstill
 
-    def _standing(self, program: Program, now_s: float) -> tuple[Sign, float, Pace]:
-        """Return by what a program stands still, for how long, and how that came before."""
-        tracks = list(program.ranks.values())
+    def _standing(self, program: Program, now_s: float) -> Standing:
+        """Return by what a program stands still, for how long, and what would be usual."""
+        samples = [track.sample for track in program.ranks.values()]
         if program.beats:
-            paces = [
-                Pace(count=s.steps, typical_s=s.typical_s, longest_s=s.longest_s)
-                for s in (track.sample for track in tracks)
-                if s.steps
-            ]
-            slowest = max(paces, key=lambda pace: pace.allowance_s(Sign.STEP, self._limits))
-            return Sign.STEP, now_s - program.stepped_s, slowest
+            allowance_s, is_young = max(
+                self._usual(Sign.STEP, sample.steps, sample.typical_s, sample.longest_s)
+                for sample in samples
+                if sample.steps
+            )
+            stalled_s = now_s - program.stepped_s
+            return Standing(
+                sign=Sign.STEP, stalled_s=stalled_s, allowance_s=allowance_s, is_young=is_young
+            )
         # All come to rest together: the one that rested least before shows what is usual.
-        moves = max((track.moves for track in tracks), default=0)
-        rests = [track.longest_rest_s for track in tracks if track.moves]
-        runs = Pace(count=moves, typical_s=0.0, longest_s=min(rests, default=0.0))
+        moves = max((track.moves for track in program.ranks.values()), default=0)
+        rests = [track.longest_rest_s for track in program.ranks.values() if track.moves]
         rested_s = now_s - program.ran_s
+        allowance_s, is_young = self._usual(Sign.RUN, moves, 0.0, min(rests, default=0.0))
+        by_rest = Standing(
+            sign=Sign.RUN, stalled_s=rested_s, allowance_s=allowance_s, is_young=is_young
+        )
         lines = self.line
         largest = max(self.programs.values(), key=lambda other: len(other.ranks))
-        if lines is not None and largest is program:
-            written = Pace(
-                count=lines.intervals, typical_s=lines.typical_s, longest_s=lines.longest_s
-            )
-            silent_s = now_s - lines.last_s
-            late = silent_s >= written.allowance_s(Sign.LINE, self._limits)
-            if late and rested_s < runs.allowance_s(Sign.RUN, self._limits):
-                return Sign.LINE, silent_s, written
-        return Sign.RUN, rested_s, runs
+        if lines is None or largest is not program or rested_s >= allowance_s:
+            return by_rest
+        allowance_s, is_young = self._usual(
+            Sign.LINE, lines.intervals, lines.typical_s, lines.longest_s
+        )
+        by_line = Standing(
+            sign=Sign.LINE,
+            stalled_s=now_s - lines.last_s,
+            allowance_s=allowance_s,
+            is_young=is_young,
+        )
+        return by_line if by_line.stalled_s >= allowance_s else by_rest
+
+    def _usual(
+        self, sign: Sign, count: int, typical_s: float, longest_s: float
+    ) -> tuple[float, bool]:
+        """Return how long a pause would be usual, and whether too few were counted to know."""
+        limits = self._limits
+        pauses_s = limits.pauses * longest_s
+        if count < _FEW:
+            # What is seen then decides; lines that did not count for long are no training's.
+            return limits.first_s if sign is Sign.LINE else max(limits.at_least_s, pauses_s), True
+        least_s = {Sign.LINE: limits.lines_s, Sign.RUN: limits.runs_s, Sign.STEP: limits.at_least_s}
+        return max(least_s[sign], limits.times * typical_s, pauses_s + typical_s), False
+
+    def _why_not(
+        self, standstill: Standstill, standing: Standing, program: Program, now_s: float
+    ) -> tuple[str, float]:
+        """Return why nothing shows that a training hangs, and when to look again at the latest.
+
+        The reason is empty if it hangs.
+        """
+        limits = self._limits
+        alive = [rank for rank in standstill.ranks if not rank.gone]
+        gone = [rank for rank in standstill.ranks if rank.gone]
+        # One that does not wait for others may wait for what is not seen, as for another job's
+        # file.
+        apart = [r for r in alive if r.rank not in standstill.waiting and not r.gpu_waits]
+        places = {rank.place.doing for rank in apart}
+        if standing.sign is not Sign.STEP:
+            runs = [rank for rank in alive if not rank.rests and not rank.gpu_waits]
+            if runs and standing.sign is Sign.RUN:
+                return f"rank {runs[0].rank} on {runs[0].node} still runs", math.inf
+            files = standing.sign is Sign.LINE and any(rank.file_waits for rank in alive)
+            if len(apart) == len(alive) and Doing.LOADING not in places and not files:
+                return "no rank is known to wait for another", math.inf
+        polls = standing.sign is not Sign.STEP and any(rank.polls for rank in apart)
+        if any(rank.pid for rank in gone) or not (standing.is_young or polls):
+            return "", 0.0
+        limit_s = limits.quiet_s
+        if places == {Doing.LOADING}:
+            limit_s = limits.loading_s
+        elif places and places <= {Doing.LOADING, Doing.CHECKPOINT}:
+            limit_s = limits.unseen_s
+        elif places:
+            limit_s = limits.alone_s
+        elif "gpu-activity" in standstill.not_seen:
+            limit_s = limits.unseen_s
+        still_s = now_s - program.moved_s
+        left_s = max(limit_s, limits.pauses * program.longest_still_s) - still_s
+        to_come = gone or standstill.silent or not any(rank.world for rank in alive)
+        if standing.is_young and to_come:
+            left_s = limits.first_s - standstill.stalled_s
+        start = "nothing is seen that its start does not explain"
+        why = start if standing.is_young else "a rank polls for what is not seen"
+        return (why, left_s) if left_s > 0 else ("", 0.0)
 
 
-def why_not_hung(
-    standstill: Standstill,
-    sign: Sign,
-    limits: Limits,
-    *,
-    still_s: float,
-    longest_still_s: float = 0.0,
-    is_young: bool = False,
-) -> tuple[str, float]:
-    """Return why a training that stands still may go on, and when to look again at the latest.
-
-    Args:
-        standstill: what was seen of it.
-        sign: what does not show any more that it goes on.
-        limits: what it is measured against.
-        still_s: since when nothing has moved on any node.
-        longest_still_s: the longest such time that ended by itself.
-        is_young: it has no pace yet.
-
-    Returns:
-        an empty reason where it hangs.
-    """
-    why, again_s = _who_gets_on(standstill, limits)
-    if why or standstill.cannot_be_well:
-        return why, again_s
-    alive = [rank for rank in standstill.ranks if not rank.gone]
-    gone = [rank for rank in standstill.ranks if rank.gone]
-    waits = bool(standstill.waiting) or any(
-        rank.gpu_waits or rank.place.doing is Doing.LOADING for rank in alive
-    )
-    # One that does not wait for others may wait for what is not seen, as for another job's file.
-    apart = [r for r in alive if r.rank not in standstill.waiting and not r.gpu_waits]
-    if sign is not Sign.STEP:
-        runs = [rank for rank in alive if not rank.rests and not rank.gpu_waits]
-        if runs and sign is Sign.RUN:
-            return f"rank {runs[0].rank} on {runs[0].node} still runs", math.inf
-        files = sign is Sign.LINE and any(rank.file_waits for rank in alive)
-        if not waits and not files:
-            return "no rank is known to wait for another", math.inf
-    polls = sign is not Sign.STEP and any(rank.polls for rank in apart)
-    if any(rank.pid for rank in gone) or not (is_young or polls):
-        return "", 0.0
-    places = {rank.place.doing for rank in apart}
-    limit_s = limits.quiet_s
-    if places == {Doing.LOADING}:
-        limit_s = limits.loading_s
-    elif places and places <= {Doing.LOADING, Doing.CHECKPOINT}:
-        limit_s = limits.unseen_s
-    elif places:
-        limit_s = limits.alone_s
-    elif "gpu-activity" in standstill.not_seen:
-        limit_s = limits.unseen_s
-    left_s = max(limit_s, limits.pauses * longest_still_s) - still_s
-    to_come = gone or standstill.silent or not any(rank.world for rank in alive)
-    if is_young and to_come:
-        left_s = limits.first_s - standstill.stalled_s
-    if left_s <= 0:
-        return "", 0.0
-    start = "nothing is seen that its start does not explain"
-    return (start if is_young else "a rank polls for what is not seen"), left_s
-
-
-def _who_gets_on(standstill: Standstill, limits: Limits) -> tuple[str, float]:
+def who_gets_on(standstill: Standstill, limits: Limits) -> tuple[str, float]:
     """Return which rank still works, or waits for what may come, and for how long at most."""
     stalled_s, waiting = standstill.stalled_s, standstill.waiting
     if stalled_s < standstill.allowance_s:

@@ -15,7 +15,7 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 _SILENT_PULSES = 3  # counted in pulses in which we run ourselves: jobs are suspended as a whole
 
@@ -38,11 +38,6 @@ def main() -> int:
             return 0
 
 
-def is_lost(node: str, states: Collection[str], nodes: Collection[str]) -> bool:
-    """Tell whether a job runs that Slurm has taken its batch node out of."""
-    return set(states) == {"RUNNING"} and bool(nodes) and node not in nodes
-
-
 def _given_back(job: str, node: str, restarts: int, environ: Mapping[str, str]) -> bool:
     """Ask Slurm, and give the job back if its batch node is lost; tell whether that is over."""
     from slurm_health.records.errors import SlurmError
@@ -53,7 +48,7 @@ def _given_back(job: str, node: str, restarts: int, environ: Mapping[str, str]) 
         shown = client.job(job)
         if shown.restarts > restarts:
             return True
-        if not is_lost(node, shown.states, shown.nodes):
+        if shown.states != {"RUNNING"} or not shown.nodes or node in shown.nodes:
             return False
         if shown.value("Requeue") == "0":  # --no-requeue, or JobRequeue=0
             client.cancel(job)

@@ -179,7 +179,7 @@ def test_a_long_document_is_read_whole(tmp_path: Path) -> None:
 def test_it_is_drafted_where_it_is_installed(tmp_path: Path) -> None:
     assert "[checks.dcgm]" not in draft(CheckContext(root=tmp_path), node="n1")[0]
     (tmp_path / "usr/bin").mkdir(parents=True)
-    (tmp_path / "usr/bin/dcgmi").touch()
+    write_executable(tmp_path / "usr/bin/dcgmi", "#!/bin/sh\n")
 
     text, _ = draft(CheckContext(root=tmp_path), node="n1")
 

@@ -93,6 +93,7 @@ def test_a_drafted_site_with_the_shims_as_they_are_shipped_has_the_time_that_it_
     tmp_path: Path,
 ) -> None:
     place = tree(tmp_path / "machine", {**WELL, "/usr/bin/dcgmi": ""})
+    place.path("/usr/bin/dcgmi").chmod(0o755)
     text, _ = draft(place, node="n1", shared=str(tmp_path))
     assert "[checks.dcgm]" in text
     site = load_site(tmp_path / "etc", text)
@@ -172,12 +173,13 @@ def test_a_ledger_that_stops_all_drains_is_said(tmp_path: Path, ledger: str, sai
 def test_a_journal_that_users_could_replace_is_named_at_each_level(
     tmp_path: Path, mode: int, uid: int, level: str
 ) -> None:
-    (tmp_path / "lab").mkdir()
-    for place in (tmp_path, tmp_path / "lab"):
+    journal = tmp_path / "journal"
+    (journal / "lab").mkdir(parents=True)
+    for place in (journal, journal / "lab"):
         place.chmod(0o1777)
-    (tmp_path / level).chmod(mode)
-    os.chown(tmp_path / level, uid, -1)
-    site = load_site(tmp_path / "etc", f"journal='{tmp_path}'\n[checks.memory]\n")
+    (journal / level).chmod(mode)
+    os.chown(journal / level, uid, -1)
+    site = load_site(tmp_path / "etc", f"journal='{journal}'\n[checks.memory]\n")
 
     found = by_level(machine.advise_machine(site, "lab", SIXTY))["change"]
 

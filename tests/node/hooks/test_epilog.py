@@ -290,7 +290,7 @@ def test_whose_jobs_had_a_node_tested_is_for_root_to_read(tmp_path: Path, story:
         os.umask(umask)
 
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (state, *state.iterdir())}
-    assert modes == {"state": 0o700, "stuck": 0o700, "tested.json": 0o600}
+    assert modes == {"state": 0o700, "stuck": 0o700, "tested.json": 0o600, "tested.lock": 0o600}
 
 
 @pytest.mark.root

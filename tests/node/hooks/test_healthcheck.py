@@ -15,6 +15,7 @@ import pytest
 from slurm_health.node import STATE_FILE, shared, state
 from slurm_health.node.hooks import healthcheck, nodes
 from slurm_health.node.notify import EventKind
+from slurm_health.node.store import held
 from slurm_health.system.killable import Answered, run_guarded
 from slurm_health.system.slurm.client import Client
 from slurm_health.system.slurm.parsing import Node as SlurmNode
@@ -54,8 +55,8 @@ def test_a_child_that_the_kernel_may_hold_does_not_hold_the_lock(node: Node) -> 
         lock = (node.site.state / healthcheck.LOCK).stat()
         return b"open" if any(os.path.samestat(lock, each) for each in _open_files()) else b"closed"
 
-    with healthcheck.first(node.site.state) as first:
-        assert first
+    with held(node.site.state / healthcheck.LOCK) as free:
+        assert free
         seen = run_guarded(None, "looks", open_files, 60)
     assert isinstance(seen, Answered)
     assert seen.data == b"closed"
@@ -216,9 +217,9 @@ def test_a_note_that_was_edited_is_anothers_for_hook_list_and_release(
     assert state.recall(drained.site.state) is None
 
     known = shared.read_ledger(drained.site.breaker)
-    (listed,) = nodes.drained(_nodes(drained), known, {})
+    (listed,) = nodes.drained(_nodes(drained), known, {}, 3)
     assert listed.edited
-    assert "note edited: only scontrol lifts it" in nodes.table([listed], [], 0.0, needed=3)
+    assert listed.now == "note edited: only scontrol lifts it"
     controller = Client.for_hook(drained.environ(), limit_s=5)
     came = nodes.release(drained.site, ["n3"], controller, {})
     assert came == {
@@ -303,6 +304,19 @@ def test_a_garbled_record_is_as_good_as_none(drained: Node, text: str) -> None:
     (drained.site.state / STATE_FILE).write_text(text)
     pass_after_pass(drained, 5)
     assert drained.state == "IDLE+DRAIN"
+
+
+def test_a_node_that_lost_its_record_says_who_has_to_release_it(drained: Node) -> None:
+    """As one without a disk does at each boot."""
+    (drained.site.state / STATE_FILE).unlink()
+    pass_after_pass(drained, 5)
+
+    listing = nodes.listing(drained.site, _nodes(drained), drained.now_s)
+
+    assert drained.state == "IDLE+DRAIN"
+    assert [row.now for row in listing.drained] == [
+        "its record is lost: release it by hand, and keep hooks.state on a disk"
+    ]
 
 
 # --- a config file that cannot be used -----------------------------------------------------------

@@ -12,6 +12,7 @@ from slurm_health.node import repair
 from slurm_health.node.hooks import nodes
 from slurm_health.node.notify import EventKind
 from slurm_health.node.rules.repair import Outcome, RepairAttempt, RepairStep
+from slurm_health.node.store import held
 from slurm_health.system.nvml import GpuDevice, Gpus
 from slurm_health.system.slurm.client import Client
 from tests.support.hooked_node import Node
@@ -248,7 +249,7 @@ def test_a_node_that_slurm_no_longer_has_is_reported_once(
 def test_while_a_step_is_taken_nothing_is_checked(node: Node) -> None:
     repaired(node, "'reboot'")
     faulty(node)
-    with repair.at_work(node.site.state):
+    with held(node.site.state / repair.LOCK):
         assert "a step to repair it is under way: nothing is checked" in again(node)
     assert "under way" not in again(node).partition("repair: reboot")[0]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whoever listens for a batch node leaves with it, and asks Slurm only where it is silent."""
+"""What listens on another node leaves with the batch node, and asks Slurm if that is silent."""
 
 from __future__ import annotations
 
@@ -10,111 +10,110 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.training.monitor.batch_node import is_lost
 from tests.support.supervised import eventually, write_executable
 
 PULSE_S = 0.05
-
-
-@pytest.mark.parametrize(
-    ("states", "nodes", "lost"),
-    [
-        ({"RUNNING"}, ("n2", "n3"), True),
-        ({"RUNNING"}, ("n1", "n2"), False),
-        ({"RUNNING"}, (), False),  # Slurm does not say
-        ({"COMPLETING"}, ("n2",), False),
-        ({"RUNNING", "RESIZING"}, ("n2",), False),
-        ({"PENDING"}, ("n2",), False),
-    ],
-)
-def test_a_job_has_lost_its_batch_node_if_it_runs_without_it(
-    states: set[str], nodes: tuple[str, ...], *, lost: bool
-) -> None:
-    assert is_lost("n1", states, nodes) is lost
+RESTARTS = 2  # so often had Slurm started the job again when its script began
+RUNS = {"state": "RUNNING", "nodes": "n[1-2]", "requeue": "1", "restarts": str(RESTARTS)}
 
 
 class Listening:
-    """The process on another node; its Slurm says that job 7 runs on `nodes`, and notes calls."""
+    """The process on another node; its Slurm shows job 7 as `facts`, and notes what is called."""
 
     def __init__(self, directory: Path) -> None:
-        self.calls = directory / "calls"
-        self.nodes = directory / "nodes"
-        self.requeue = directory / "requeue"
-        self.restarts = directory / "restarts"
-        self.calls.touch()
-        self.nodes.write_text("n[1-2]")
-        self.requeue.write_text("1")
-        self.restarts.write_text("2")
+        self._facts = directory / "facts"
+        self.refuse = directory / "refuse"
+        self._calls = directory / "calls"
+        self._calls.touch()
+        self.show()
         scontrol = f"""#!/bin/sh
-echo "$*" >> {self.calls}
+echo "$*" >> {self._calls}
 case $1 in
-    show) echo "JobId=7 JobState=RUNNING Requeue=$(cat {self.requeue})" \
-        "Restarts=$(cat {self.restarts}) NodeList=$(cat {self.nodes}) NumNodes=2" ;;
-    requeue) [ ! -e {directory}/refuse ] || {{ echo "Job is completing" >&2; exit 1; }} ;;
+    show) cat {self._facts} ;;
+    requeue) [ ! -e {self.refuse} ] || {{ echo "Job is completing" >&2; exit 1; }} ;;
 esac
 """
         write_executable(directory / "scontrol", scontrol)
-        write_executable(directory / "scancel", f'#!/bin/sh\necho "scancel $*" >> {self.calls}\n')
-        argv = [
-            sys.executable,
-            "-m",
-            "slurm_health.training.monitor.batch_node",
-            "7",
-            "n1",
-            f"{PULSE_S}",
-            "2",  # so often has Slurm started the job again, as the supervisor tells it
-        ]
+        write_executable(directory / "scancel", f'#!/bin/sh\necho "scancel $*" >> {self._calls}\n')
+        module = "slurm_health.training.monitor.batch_node"
         self.process = subprocess.Popen(
-            argv, stdin=subprocess.PIPE, env={"PATH": f"{directory}:/usr/bin:/bin"}
+            [sys.executable, "-m", module, "7", "n1", f"{PULSE_S}", f"{RESTARTS}"],
+            stdin=subprocess.PIPE,
+            env={"PATH": f"{directory}:/usr/bin:/bin"},
         )
-        assert self.process.stdin is not None
-        self.stdin = self.process.stdin
+
+    def show(self, **facts: str) -> None:
+        """Have Slurm show the job so from now on."""
+        job = {**RUNS, **facts}
+        new = self._facts.with_name("new")
+        new.write_text(
+            f"JobId=7 JobState={job['state']} Requeue={job['requeue']} Restarts={job['restarts']}"
+            f" NodeList={job['nodes']} NumNodes=2\n"
+        )
+        new.replace(self._facts)
+
+    def calls(self, what: str = "") -> list[str]:
+        """Return all calls of a kind, or all that change the job."""
+        lines = self._calls.read_text().splitlines()
+        return [line for line in lines if (line.startswith(what) if what else line[:4] != "show")]
 
 
 @pytest.fixture
 def listening(tmp_path: Path) -> Iterator[Listening]:
-    found = Listening(tmp_path)
-    with found.process:
-        yield found
-        found.process.kill()
+    listening = Listening(tmp_path)
+    with listening.process:
+        yield listening
+        listening.process.kill()
 
 
 def test_it_leaves_with_the_batch_script(listening: Listening) -> None:
-    listening.stdin.close()
+    assert listening.process.stdin is not None
+    listening.process.stdin.close()
     assert listening.process.wait(30) == 0
-    assert "requeue" not in listening.calls.read_text()
+    assert listening.calls() == []
 
 
-def test_a_job_that_still_has_its_batch_node_is_left_alone(listening: Listening) -> None:
-    eventually(lambda: listening.calls.read_text().count("show job") > 1, "questions")
-    assert listening.process.poll() is None
-    assert "requeue" not in listening.calls.read_text()
-
-
-@pytest.mark.parametrize(("requeue", "call"), [("1", "requeue 7"), ("0", "scancel 7")])
-def test_one_that_has_lost_it_is_requeued_if_it_may_be_and_else_cancelled(
-    listening: Listening, requeue: str, call: str
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {},
+        {"nodes": ""},  # Slurm does not say
+        {"state": "COMPLETING", "nodes": "n2"},
+        {"state": "PENDING", "nodes": "n2"},
+    ],
+)
+def test_a_job_that_may_still_have_its_batch_node_is_left_alone(
+    listening: Listening, facts: dict[str, str]
 ) -> None:
-    listening.requeue.write_text(requeue)
-    listening.nodes.write_text("n[2-3]")
-    assert listening.process.wait(30) == 0
-    calls = listening.calls.read_text().splitlines()
-    assert [each for each in calls if not each.startswith("show")] == [call]
+    listening.show(**facts)
+    asked = len(listening.calls("show"))
+    eventually(lambda: len(listening.calls("show")) > asked + 1, "questions")
+
+    assert listening.process.poll() is None
+    assert listening.calls() == []
 
 
-def test_a_job_that_slurm_has_started_again_elsewhere_is_left_alone(listening: Listening) -> None:
-    listening.restarts.write_text("3")
-    listening.nodes.write_text("n[3-4]")
+@pytest.mark.parametrize(
+    ("facts", "calls"),
+    [
+        ({"nodes": "n[2-3]"}, ["requeue 7"]),
+        ({"nodes": "n[2-3]", "requeue": "0"}, ["scancel 7"]),
+        ({"nodes": "n[3-4]", "restarts": "3"}, []),  # Slurm has started it again elsewhere
+    ],
+)
+def test_a_job_that_has_lost_it_is_given_back_once(
+    listening: Listening, facts: dict[str, str], calls: list[str]
+) -> None:
+    listening.show(**facts)
     assert listening.process.wait(30) == 0
-    calls = listening.calls.read_text().splitlines()
-    assert [each for each in calls if not each.startswith("show")] == []
+
+    assert listening.calls() == calls
 
 
 def test_one_that_cannot_be_requeued_at_the_moment_is_not_cancelled(listening: Listening) -> None:
-    refuse = listening.calls.parent / "refuse"
-    refuse.touch()
-    listening.nodes.write_text("n[2-3]")
-    eventually(lambda: listening.calls.read_text().count("requeue 7") > 1, "a second try")
-    refuse.unlink()
+    listening.refuse.touch()
+    listening.show(nodes="n[2-3]")
+    eventually(lambda: len(listening.calls("requeue 7")) > 1, "a second try")
+    listening.refuse.unlink()
     assert listening.process.wait(30) == 0
-    assert "scancel" not in listening.calls.read_text()
+    assert listening.calls("scancel") == []

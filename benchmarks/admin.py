@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An administrator's hour: what goes wrong on nodes, and whether the hooks do what they should.
+
+    python -m benchmarks.admin                 all scenarios, on a played Slurm and on the lab
+    python -m benchmarks.admin --no-lab        those on a played Slurm only, in minutes
+    python -m benchmarks.admin GPU diskless    those whose names contain one of these words
+
+Each scenario is a set of tests; it holds if all of them pass. What has passed is kept in a file, by
+commit, so that a run that was interrupted goes on where it stopped (`--again` begins anew).
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+from tabulate import tabulate
+
+_ROOT = Path(__file__).parents[1]
+_RESULTS = Path(tempfile.gettempdir()) / "slurm-health-admin.json"
+_HOOKS, _LAB = "tests/node/hooks/test_", "tests/e2e/test_lab_"
+_DECIDE = "tests/preflight/decide/test_decide.py"
+_CHECKS, _CLI = "tests/node/checks/test_", "tests/cli/test_hooks.py"
+
+
+class Scenario(NamedTuple):
+    """What goes wrong, what should come of it, and the tests that show it."""
+
+    name: str
+    expected: str
+    tests: tuple[str, ...]
+
+
+class Result(msgspec.Struct, frozen=True):
+    """How the tests of a scenario ended, in pytest's words, and how long they took."""
+
+    holds: bool
+    summary: str
+    seconds: float
+
+
+SCENARIOS = (
+    Scenario(
+        "many nodes fail at once",
+        "no more are drained than the breaker allows",
+        (
+            f"{_HOOKS}prolog.py::test_a_rack_that_fails_at_once_is_not_drained",
+            "tests/node/test_store.py",
+            "tests/node/rules/test_rules.py::test_no_sequence_of_drains_gets_past_the_breaker",
+            f"{_LAB}hooks_trouble.py::test_a_rack_that_fails_in_the_same_moment_is_not_drained",
+        ),
+    ),
+    Scenario(
+        "the shared filesystem hangs",
+        "one node is drained; of many two, and the server's problem is sent once",
+        (
+            f"{_HOOKS}draining.py::test_one_node_whose_shared_filesystem_hangs_is_drained_by_what_slurm_shows",
+            f"{_HOOKS}draining.py::test_if_all_lose_it_two_are_drained_and_a_problem_of_the_server_is_reported_once",
+            f"{_HOOKS}draining.py::test_of_nodes_that_drain_in_the_same_second_the_last_ones_give_way",
+        ),
+    ),
+    Scenario(
+        "a wrong line in the config file",
+        "nodes follow the last good one, nodes exits with 1, one notification",
+        (
+            f"{_HOOKS}healthcheck.py::test_a_wrong_line_in_the_config_file_leaves_a_node_checked_by_its_last_good_settings",
+            f"{_HOOKS}healthcheck.py::test_a_wrong_config_file_is_sent_once_by_the_first_node_that_meets_it",
+        ),
+    ),
+    Scenario(
+        "a bad link, accused by users' jobs",
+        "the mark is listed; partners check it, and it is drained",
+        (
+            f"{_CLI}::test_a_marked_node_is_listed_with_who_accuses_it_and_when",
+            f"{_LAB}partners.py",
+        ),
+    ),
+    Scenario(
+        "three unrelated faults within an hour",
+        "all are drained, the breaker does not trip",
+        (
+            f"{_HOOKS}draining.py::test_faults_that_have_nothing_in_common_are_drained_until_the_share_is_reached",
+            f"{_HOOKS}draining.py::test_a_breaker_that_tripped_for_one_fault_lets_another_be_drained",
+        ),
+    ),
+    Scenario(
+        "a link that flaps for hours",
+        "a fault",
+        (
+            f"{_CHECKS}families.py::test_an_interface_that_flaps_for_hours_is_a_fault_however_often_it_is_checked",
+            f"{_CHECKS}families.py::test_each_of_two_checks_of_ports_finds_a_link_that_was_lost_and_one_that_flaps",
+        ),
+    ),
+    Scenario(
+        "a node that is drained again and again",
+        "waits for an administrator, and nodes says so",
+        (
+            f"{_HOOKS}draining.py::test_a_node_that_is_drained_more_than_three_times_a_day_waits_for_a_person",
+            f"{_HOOKS}healthcheck.py::test_a_drained_node_is_listed_with_its_passes_and_with_what_it_waits_for",
+        ),
+    ),
+    Scenario(
+        "sbatch -w names a bad node",
+        "the job runs, and says so",
+        (
+            f"{_DECIDE}::test_a_job_of_a_user_who_asked_for_no_check_runs_on_the_bad_node_that_it_names",
+        ),
+    ),
+    Scenario(
+        "a GPU is lost",
+        "drained, and the reason begins with it",
+        (
+            f"{_CHECKS}xid.py::test_one_lost_gpu_whose_address_is_written_in_two_ways_is_counted_once",
+            "tests/node/rules/test_rules.py::test_the_20_columns_that_sinfo_shows_say_what_is_wrong",
+            f"{_LAB}hooks.py::test_a_gpu_that_has_fallen_off_the_bus_is_named_in_the_note",
+        ),
+    ),
+    Scenario(
+        "a second fault on a drained node",
+        "it stays drained, nodes shows the fault of now",
+        (
+            f"{_HOOKS}healthcheck.py::test_another_fault_keeps_it_although_its_own_check_passes",
+            f"{_HOOKS}healthcheck.py::test_a_drained_node_is_listed_with_its_passes_and_with_what_it_waits_for",
+        ),
+    ),
+    Scenario(
+        "a disk becomes read-only",
+        "a fault; full is its user's",
+        (f"{_CHECKS}filesystem.py", f"{_CHECKS}kernel_log.py"),
+    ),
+    Scenario("a DIMM fails", "a fault while it is new", (f"{_CHECKS}bmc.py",)),
+    Scenario(
+        "a clock jumps",
+        "nothing is released, drained or forgotten for it",
+        (
+            f"{_HOOKS}healthcheck.py::test_a_clock_that_is_set_back_neither_holds_nor_frees",
+            f"{_HOOKS}draining.py::test_a_node_whose_clock_is_a_day_ahead_forgets_nothing",
+            f"{_HOOKS}kernel_log_retest.py::test_a_clock_that_is_set_back_returns_nothing",
+        ),
+    ),
+    Scenario(
+        "a check hangs",
+        "named, inconclusive; no second child after one that the kernel holds",
+        (
+            f"{_HOOKS}prolog.py::test_a_hung_check_is_named_and_drains_nobody",
+            f"{_HOOKS}prolog.py::test_a_hung_check_among_those_that_share_a_child_is_named",
+            f"{_HOOKS}hung_filesystem.py",
+        ),
+    ),
+    Scenario(
+        "python is missing, or slurm-health uninstalled under jobs",
+        "every job starts, the log says why",
+        ("tests/shell/test_shims.py",),
+    ),
+    Scenario(
+        "slurmctld is silent",
+        "nothing is drained or released; what it may do yet counts",
+        (
+            f"{_HOOKS}prolog.py::test_a_controller_in_trouble_drains_nobody_and_the_job_starts",
+            f"{_HOOKS}draining.py::test_drains_that_slurm_may_do_yet_count_against_the_share",
+            f"{_LAB}hooks_trouble.py::test_with_slurmctld_slower_than_a_hook_waits_nothing_is_drained",
+        ),
+    ),
+    Scenario(
+        "others drain the node",
+        "their drain and their reason stay",
+        (
+            f"{_HOOKS}prolog.py::test_a_node_that_is_drained_keeps_its_note",
+            f"{_HOOKS}draining.py::test_a_drain_by_an_administrator_just_before_ours_stays",
+            f"{_LAB}hooks_trouble.py::test_a_node_in_the_hands_of_others_is_left_as_it_is",
+        ),
+    ),
+    Scenario(
+        "a reason is edited",
+        "the drain is the editor's",
+        (
+            f"{_HOOKS}healthcheck.py::test_a_note_that_anybody_touched_is_anothers",
+            f"{_HOOKS}healthcheck.py::test_a_note_that_was_edited_is_anothers_for_hook_list_and_release",
+        ),
+    ),
+    Scenario(
+        "a node is rebooted, and comes back or not",
+        "returned after passes; one that is not back is reported by another",
+        (
+            f"{_HOOKS}kernel_log_retest.py::test_after_a_reboot_three_passes_return_it",
+            f"{_HOOKS}repair.py::test_a_node_that_is_not_back_is_reported_by_another",
+            f"{_LAB}repair.py",
+        ),
+    ),
+    Scenario(
+        "a diskless node loses its record",
+        "nodes says that an administrator has to release it",
+        (f"{_HOOKS}healthcheck.py::test_a_node_that_lost_its_record_says_who_has_to_release_it",),
+    ),
+    Scenario(
+        "a false accuser",
+        "tests of root decide; no number of one user's jobs drains",
+        (
+            f"{_HOOKS}epilog.py::test_no_number_of_jobs_of_one_user_drains_a_good_node",
+            f"{_HOOKS}hostile_journals.py",
+            f"{_LAB}confirmed.py::test_a_healthy_node_that_a_forged_journal_accuses_is_measured_and_stays",
+        ),
+    ),
+    Scenario(
+        "hooks at once, and killed in between",
+        "one drain, and the next hook finishes it",
+        (
+            f"{_HOOKS}draining.py::test_eight_prologs_at_once_drain_once_and_all_keep_their_job_away",
+            f"{_HOOKS}draining.py::test_a_hook_that_is_killed_at_any_call_is_finished_by_the_next_and_counts_once",
+            f"{_HOOKS}healthcheck.py::test_one_that_begins_while_another_is_at_work_ends_at_once_and_says_so",
+        ),
+    ),
+    Scenario(
+        "a full or damaged state",
+        "no fault is hidden and no healthy node drained",
+        (
+            f"{_HOOKS}healthcheck.py::test_a_garbled_record_is_as_good_as_none",
+            f"{_HOOKS}draining.py::test_a_reset_mends_a_damaged_ledger",
+            f"{_LAB}hooks_trouble.py::test_a_full_disk_neither_hides_a_fault_nor_condemns_a_node",
+        ),
+    ),
+    Scenario(
+        "a node that should be left alone until Friday",
+        "its checks drain it for nothing; names that Slurm has not are refused",
+        (
+            f"{_HOOKS}draining.py::test_a_node_that_an_administrator_ignores_is_not_drained_until_then",
+            f"{_CLI}::test_a_node_that_slurm_does_not_know_cannot_be_ignored",
+        ),
+    ),
+)
+
+
+def main() -> int:
+    """Run what is left, and print the table; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.admin")
+    parser.add_argument("words", nargs="*", metavar="WORD")
+    parser.add_argument("--no-lab", action="store_true")
+    parser.add_argument("--again", action="store_true")
+    parser.add_argument("--results", type=Path, default=_RESULTS)
+    options = parser.parse_args()
+    head = ["git", "rev-parse", "HEAD"]
+    commit = subprocess.run(head, cwd=_ROOT, capture_output=True, text=True, check=True).stdout
+    where = f"{commit.strip()}{' without the lab' if options.no_lab else ''}"
+    results: dict[str, dict[str, Result]] = {}
+    if options.results.exists() and not options.again:
+        data = options.results.read_bytes()
+        results = msgspec.json.decode(data, type=dict[str, dict[str, Result]])
+    done = results.setdefault(where, {})
+    chosen = [
+        scenario
+        for scenario in SCENARIOS
+        if not options.words or any(word in scenario.name for word in options.words)
+    ]
+    for scenario in chosen:
+        if scenario.name not in done or not done[scenario.name].holds:
+            done[scenario.name] = run(scenario, with_lab=not options.no_lab)
+            options.results.write_bytes(msgspec.json.encode(results))
+    rows = [
+        (
+            scenario.name,
+            "yes" if done[scenario.name].holds else "NO",
+            scenario.expected,
+            f"{done[scenario.name].seconds:.0f} s",
+            done[scenario.name].summary,
+        )
+        for scenario in chosen
+    ]
+    print(tabulate(rows, headers=("what goes wrong", "holds", "expected", "took", "tests")))
+    return int(not all(done[scenario.name].holds for scenario in chosen))
+
+
+def run(scenario: Scenario, *, with_lab: bool) -> Result:
+    """Run the tests of one scenario."""
+    tests = [test for test in scenario.tests if with_lab or not test.startswith(_LAB)]
+    if not tests:
+        return Result(holds=True, summary="on the lab only", seconds=0.0)
+    began_s = time.monotonic()
+    argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
+    ended = subprocess.run(argv, cwd=_ROOT, capture_output=True, text=True, check=False)
+    lines = ended.stdout.strip().splitlines() or ["no output"]
+    print(f"{scenario.name}: {lines[-1]}", file=sys.stderr, flush=True)
+    if ended.returncode:
+        print(ended.stdout[-3000:], file=sys.stderr)
+    return Result(ended.returncode == 0, lines[-1].strip("= "), time.monotonic() - began_s)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
