@@ -51,8 +51,8 @@ LIMIT_S = 4.0  # for all that a node looks at, which it does at once
 # What the operators look for, and what a person wants to see beside it.
 _MESSAGES = "|".join(
     dict.fromkeys(
-        f"(?:{re.sub(r'[?]P<[a-z]+>', '', each)})"
-        for each in (ANY_XID, OUT_OF_MEMORY, HUNG_TASK, *FAULTS, *WARNINGS)
+        f"(?:{re.sub(r'[?]P<[a-z]+>', '', pattern)})"
+        for pattern in (ANY_XID, OUT_OF_MEMORY, HUNG_TASK, *FAULTS, *WARNINGS)
     )
 )
 _MOST_READ, _MOST_MESSAGES = 400, 40  # the first with those of GPUs that belong to other jobs
@@ -118,21 +118,21 @@ def node_state(
     works: dict[str, tuple[killable.Work, float]] = {
         name: (partial(_encoded, look), LIMIT_S) for name, (look, _) in looks.items()
     }
-    seen: dict[str, Any] = {}
+    answered: dict[str, Any] = {}
     not_seen: dict[str, str] = {}
     for name, answer in killable.run_all(works).items():
         match answer:
             case killable.Answered(data=data):
-                seen[name] = from_json(data, looks[name][1])
+                answered[name] = from_json(data, looks[name][1])
             case killable.Broke(reason=reason):
                 not_seen[name] = cut(one_line(reason), _LINE_CHARACTERS)
             case killable.Hung(limit_s=limit_s):
                 not_seen[name] = f"no answer within {limit_s:g} s"
-    kills: _Kills = seen.get("memory kills", _Kills(kills=0))
-    gpus: _Gpus = seen.get("gpus", _Gpus())
+    kills: _Kills = answered.get("memory kills", _Kills(kills=0))
+    gpus: _Gpus = answered.get("gpus", _Gpus())
     count = whole_number(os.environ.get("SLURM_GPUS_ON_NODE", ""))
-    kernel = of_the_job(seen.get("kernel log", ()), gpus.buses, count)
-    others = (line for key in ("memory", "disk", "links") for line in seen.get(key, ()))
+    kernel = of_the_job(answered.get("kernel log", ()), gpus.buses, count)
+    others = (line for key in ("memory", "disk", "links") for line in answered.get(key, ()))
     return NodeTold(
         node=node,
         kernel=most_telling(kernel, _MOST_MESSAGES),
@@ -140,8 +140,8 @@ def node_state(
         limit_bytes=kills.limit_bytes,
         lost_gpus=gpus.lost,
         state=(*gpus.state, *others)[:_MOST_LINES],
-        left=seen.get("ranks", ())[:_MOST_LINES],
-        flights=seen.get("dumps", ()),
+        left=answered.get("ranks", ())[:_MOST_LINES],
+        flights=answered.get("dumps", ()),
         not_seen=not_seen,
     )
 
@@ -151,13 +151,13 @@ def _encoded(look: Callable[[], object]) -> bytes:
 
 
 def kernel_lines(root: Path, age_s: float) -> tuple[str, ...]:
-    """Return what the kernel has said since so long ago that matters.
+    """Return the kernel's lines of the last `age_s` that matter.
 
     Raises:
         Unmeasured: its log cannot be read: many sites keep it for root.
     """
-    found = read_messages(CheckContext(root=root), [re.compile(_MESSAGES)], age_s + _CLOCKS_S)
-    return most_telling(found, _MOST_READ)
+    context, patterns = CheckContext(root=root), [re.compile(_MESSAGES)]
+    return most_telling(read_messages(context, patterns, age_s + _CLOCKS_S), _MOST_READ)
 
 
 def of_the_job(lines: Sequence[str], buses: Sequence[str], count: int | None) -> tuple[str, ...]:
@@ -225,54 +225,53 @@ def _memory(root: Path) -> tuple[str, ...]:
 
 def _disks(directory: Path) -> tuple[str, ...]:
     """Return which filesystems that a training writes to are full."""
-    found: dict[int, str] = {}
+    lines: dict[int, str] = {}
     for place in dict.fromkeys((directory, Path(tempfile.gettempdir()), _SHARED_MEMORY)):
         try:
-            seen = os.statvfs(place)
+            disk = os.statvfs(place)
         except OSError as err:
-            found[-len(found) - 1] = f"{place}: {err.strerror}"
+            lines[-len(lines) - 1] = f"{place}: {err.strerror}"
             continue
-        if seen.f_blocks and seen.f_bavail < _LOW_SHARE * seen.f_blocks:
-            free, size = (n * seen.f_frsize / 1e9 for n in (seen.f_bavail, seen.f_blocks))
-            found[seen.f_fsid] = f"{place} is full: {free:.1f} of {size:.1f} GB are free"
-        elif seen.f_files and seen.f_favail < _LOW_SHARE * seen.f_files:
-            found[seen.f_fsid] = f"{place} has room for {seen.f_favail} more files only"
-    return tuple(found.values())
+        if disk.f_blocks and disk.f_bavail < _LOW_SHARE * disk.f_blocks:
+            free, size = (n * disk.f_frsize / 1e9 for n in (disk.f_bavail, disk.f_blocks))
+            lines[disk.f_fsid] = f"{place} is full: {free:.1f} of {size:.1f} GB are free"
+        elif disk.f_files and disk.f_favail < _LOW_SHARE * disk.f_files:
+            lines[disk.f_fsid] = f"{place} has room for {disk.f_favail} more files only"
+    return tuple(lines.values())
 
 
 def links(root: Path) -> tuple[str, ...]:
     """Return which ports of adapters and which interfaces are down, or have been."""
     machine = CheckContext(root=root)
-    found = []
-    ports = read_ports(machine)
-    for name, port in sorted(ports.items()):
+    lines = []
+    for name, port in sorted(read_ports(machine).items()):
         if port.state != "ACTIVE":
             physical = f", {port.physical}" if port.physical else ""
-            found.append(f"{name} is {port.state}{physical}")
+            lines.append(f"{name} is {port.state}{physical}")
         elif port.counters.get("link_downed"):
-            found.append(f"{name} has lost its link {port.counters['link_downed']} times")
+            lines.append(f"{name} has lost its link {port.counters['link_downed']} times")
     base = "/sys/class/net"
     for name in machine.entries(base):
         flags = int(machine.read_or_none(f"{base}/{name}/flags") or "0x0", 16)
         is_down = machine.read_or_none(f"{base}/{name}/operstate") == "down"
         if flags & _UP and is_down and machine.path(f"{base}/{name}/device").exists():
-            found.append(f"{name} has no link")
-    return tuple(found)
+            lines.append(f"{name} has no link")
+    return tuple(lines)
 
 
 def judged(gpus: Gpus) -> _Gpus:
-    """Return what is to be told of GPUs; an old error in one is no sign that it fails now."""
+    """Return how GPUs are; an old error in one is no sign that it fails now."""
     finding = Gpu().judge(gpus)
     state = () if finding.status is Status.PASS else (one_line(finding.text),)
     lost = [gpus.broken] if gpus.broken else []
-    for each in gpus.devices:
-        name = f"GPU {each.index} ({each.bus})" if each.bus else f"GPU {each.index}"
-        if each.lost:
-            lost.append(f"{name} is lost: {each.lost}")
-        elif each.recovery_action in (_RESET, _REBOOT):
-            wanted = "a reset" if each.recovery_action == _RESET else "a reboot of the node"
+    for gpu in gpus.devices:
+        name = f"GPU {gpu.index} ({gpu.bus})" if gpu.bus else f"GPU {gpu.index}"
+        if gpu.lost:
+            lost.append(f"{name} is lost: {gpu.lost}")
+        elif gpu.recovery_action in (_RESET, _REBOOT):
+            wanted = "a reset" if gpu.recovery_action == _RESET else "a reboot of the node"
             lost.append(f"{name} needs {wanted}")
-    buses = tuple(each.bus for each in gpus.devices if each.bus)
+    buses = tuple(gpu.bus for gpu in gpus.devices if gpu.bus)
     return _Gpus(buses=buses, lost=tuple(map(one_line, lost)), state=state)
 
 
@@ -321,12 +320,14 @@ def _read(path: Path) -> str:
         return ""
 
 
-def within(told: NodeTold, most_bytes: int) -> NodeTold:
+def within(state: NodeTold, most_bytes: int) -> NodeTold:
     """Return a node's state without what makes its message longer than that, dumps first."""
     replaced = msgspec.structs.replace
-    without = replaced(told, flights=(), not_seen={**told.not_seen, "dumps": "too long to be sent"})
-    for state in (told, without):
-        if sum(map(len, lines_of(NodeReport(node=told.node, state=state), 1))) <= most_bytes:
-            return state
-    kernel = most_telling(told.kernel, 5)
-    return replaced(without, kernel=kernel, state=told.state[:5], left=told.left[:5])
+    without = replaced(
+        state, flights=(), not_seen={**state.not_seen, "dumps": "too long to be sent"}
+    )
+    for shorter in (state, without):
+        if sum(map(len, lines_of(NodeReport(node=state.node, state=shorter), 1))) <= most_bytes:
+            return shorter
+    kernel = most_telling(state.kernel, 5)
+    return replaced(without, kernel=kernel, state=state.state[:5], left=state.left[:5])
