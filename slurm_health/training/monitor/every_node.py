@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collector: how every node of the job is after a failure.
 
-An agent on each other node says how that is (`node_state`), unasked. The batch host looks without one: it
-answers even if srun cannot start anything any more.
+An agent on each other node says how that is (`node_state`), unasked. The batch host looks without
+one: it answers even if srun cannot start anything any more.
 """
 
 from __future__ import annotations
