@@ -52,7 +52,14 @@ class Agent:
         self._sent = 0
 
     def run(self) -> None:
-        """Serve until standard input ends, or is silent for too long."""
+        """Serve until standard input ends, or is silent for too long.
+
+        Of a script that has ended, say how the node is, and leave: srun passes no word on before
+        all nodes have started, and one may be lost.
+        """
+        if self._options.ended:
+            self._answer(STATE)
+            return
         lines, scale = LineBuffer(), self._options.scale
         begun_s = due_s = find_s = time.monotonic()
         unread = 0
