@@ -160,7 +160,7 @@ def _left(
     writer = journal.Writer(directory, journal.MASTER, time.time)
     verdict = VerdictReached(nodes=list(chosen.at_fault))
     # Of the others nothing new is known: they stand as the check before the script left them.
-    names = {each.node for each in chosen.at_fault}
+    names = {verdict.node for verdict in chosen.at_fault}
     well = [NodeVerdict(node=n, level=Level.HEALTHY) for n in all_nodes if n not in names]
 
     def append(record: Record) -> None:
@@ -287,7 +287,7 @@ def _starts(directory: Path) -> list[_Start]:
                 raise
             continue
         if starts and starts[-1].plan in (CheckNodes.kind, LeaveNode.kind):
-            starts[-1].left = True  # a check that found nothing had started it again there
+            starts[-1].left = True  # after a check without a fault it had started there again
         starts.append(_Start(attempt=attempt))
         began = False
         hang: TrainingEvent | None = None

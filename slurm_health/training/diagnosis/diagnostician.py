@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a symptom, such as a failed script or a hang, to what is said about it."""
+"""From a symptom, such as a failed script or a hang, to the record of its cause."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
-from slurm_health.node.rules.kernel_lines import XID, of_xid
+from slurm_health.node.rules.kernel_lines import device_error
 from slurm_health.records.script_records import Diagnosed
 from slurm_health.records.text import cut, listed, one_line
 from slurm_health.training.diagnosis.collected import (
@@ -40,7 +39,7 @@ from slurm_health.training.framework import (
 _MOST_EVIDENCE = 6
 _QUOTED = 120  # characters of what the check met
 _MOST_BEFORE = 2  # of these: what had been slow before
-_MOST_LINES = 24  # that nodes told
+_MOST_LINES = 24  # of what nodes report
 _MOST_OF_NODE = 5
 _REASONS = 3  # of what one kind of thing was not seen for
 
@@ -80,7 +79,7 @@ def diagnosed(walk: Walk, data: DataManager) -> Diagnosed:
         evidence |= dict.fromkeys(quotes(data))
     log = data.get(TrainingLog)
     own = log.of_their_own if log and cause.ranks else ()
-    first = next((each for each in own if each.rank in cause.ranks), None)
+    first = next((failure for failure in own if failure.rank in cause.ranks), None)
     return Diagnosed(
         cause=cause.name,
         description=(cause.description or cause.name) + _known_before(cause, data),
@@ -141,19 +140,22 @@ def _of_the_job(nodes: Iterable[str], data: DataManager) -> list[str]:
 
 
 def _lines_told(data: DataManager, concerned: Collection[str], *, ended: bool) -> Iterator[str]:
-    """Yield what nodes told that may matter, at most so many lines; `concerned` nodes first.
+    """Yield what nodes report that may matter, at most so many lines; `concerned` nodes first.
 
-    What every node tells of its state is how these nodes are, and says nothing of one of them. Nor
-    is it news that nodes of a job that was `ended` do not answer it.
+    What every node reports of its state is how these nodes are, and says nothing of one of them.
+    Nor is it news that nodes of a job that was `ended` do not answer it.
     """
-    told = data.get(NodesTold)
-    if told is None:
+    reports = data.get(NodesTold)
+    if reports is None:
         return
-    if told.silent and not ended:
-        yield f"{listed(told.silent)} did not answer: {told.why_silent or 'no answer in time'}"
-    alike = _alike(told.nodes)
+    if reports.silent and not ended:
+        why = reports.why_silent or "no answer in time"
+        yield f"{listed(reports.silent)} did not answer: {why}"
+    alike = _alike(reports.nodes)
     by_line: dict[str, list[str]] = {}
-    for node in sorted(told.nodes, key=lambda each: (each.node not in concerned, not each.kernel)):
+    for node in sorted(
+        reports.nodes, key=lambda node: (node.node not in concerned, not node.kernel)
+    ):
         for line in list(_lines(node, alike))[:_MOST_OF_NODE]:
             by_line.setdefault(line, []).append(node.node)
     lines = [f"{listed(nodes)}: {line}" for line, nodes in by_line.items()]
@@ -162,9 +164,9 @@ def _lines_told(data: DataManager, concerned: Collection[str], *, ended: bool) -
 
 def _not_seen(data: DataManager) -> dict[str, str]:
     """Return what was not collected, and why, with what nodes could not look at."""
-    told = data.get(NodesTold)
+    reports = data.get(NodesTold)
     reasons: dict[str, dict[str, list[str]]] = {}
-    for node in told.nodes if told else ():
+    for node in reports.nodes if reports else ():
         for what, why in node.not_seen.items():
             reasons.setdefault(what, {}).setdefault(why, []).append(node.node)
     of_nodes = {
@@ -179,16 +181,15 @@ def _not_seen(data: DataManager) -> dict[str, str]:
 def _alike(nodes: Sequence[NodeTold]) -> frozenset[str]:
     if len(nodes) < 2:  # there is nothing to compare with
         return frozenset()
-    return frozenset.intersection(*(frozenset(each.state) for each in nodes))
+    return frozenset.intersection(*(frozenset(node.state) for node in nodes))
 
 
-def _lines(told: NodeTold, alike: Collection[str]) -> Iterator[str]:
-    yield from told.lost_gpus
-    for line in reversed(told.kernel):
-        xid = re.search(XID, line)
-        means = of_xid(int(xid["number"]), xid["text"]).words if xid else ""
-        yield f"kernel: {line}" + (f" (that is: {means})" if means else "")
-    if told.kills:
-        yield f"{told.kills} killed for memory"
-    yield from (line for line in told.state if line not in {*alike, *told.lost_gpus})
-    yield from told.left
+def _lines(node: NodeTold, alike: Collection[str]) -> Iterator[str]:
+    yield from node.lost_gpus
+    for line in reversed(node.kernel):
+        error = device_error(line)
+        yield f"kernel: {line}" + (f" (that is: {error.words})" if error else "")
+    if node.kills:
+        yield f"{node.kills} killed for memory"
+    yield from (line for line in node.state if line not in {*alike, *node.lost_gpus})
+    yield from node.left

@@ -9,6 +9,7 @@ limit ended stays ended; a user's error is never retried and accuses no node.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -89,15 +90,17 @@ class FailureNodeDiagnostician(Diagnostician):
         verdicts = _at_fault(kwargs["data_manager"])
         if not verdicts:
             return None
-        return DiagnosisObservation("node-failed", {each.node: each.reason for each in verdicts})
+        return DiagnosisObservation(
+            "node-failed", {verdict.node: verdict.reason for verdict in verdicts}
+        )
 
     def resolve(self, problem: DiagnosisObservation, **kwargs: Any) -> DiagnosisAction:
         """Return how the job goes on without them, or that it stops: it takes its failure along."""
         data: DataManager = kwargs["data_manager"]
         job, cause, verdicts = data.get(JobAtFailure), data.get(Diagnosed), _at_fault(data)
         assert job is not None
-        alike = [each for each in job.before if cause and _alike(each, cause)]
-        left = sorted({node for each in alike for node in each.accused})
+        alike = [earlier for earlier in job.before if cause and _alike(earlier, cause)]
+        left = sorted({node for earlier in alike for node in earlier.accused})
         if cause and left and not job.lost and not set(left) & set(cause.accused):
             return StopJob(
                 reason=f"{cause.description}: the same as on {fold(left)}, which the job left for"
@@ -106,7 +109,7 @@ class FailureNodeDiagnostician(Diagnostician):
             )
         stay = tuple(node for node in (*job.nodes, *job.spares) if node not in problem.details)
         reason = "; ".join(f"{node}: {why}" for node, why in problem.details.items())
-        evidence = tuple(dict.fromkeys(line for each in verdicts for line in each.evidence))
+        evidence = tuple(dict.fromkeys(line for verdict in verdicts for line in verdict.evidence))
         without = tuple(problem.details)
         if job.batch_node in without or job.least is None or len(stay) < job.least:
             return LeaveNode(reason=reason, nodes=without, evidence=evidence, at_fault=verdicts)
@@ -158,7 +161,7 @@ class FailureDiagnostician(Diagnostician):
         if job.hang is not None:
             return _after_hang(job.hang, job, evidence)
         passing = cause is not None and cause.attribution == Attribution.TRANSIENT
-        if cause and evidence and not passing and any(_alike(e, cause) for e in job.checked):
+        if cause and evidence and not passing and _is_known(cause, job.checked):
             reason = f"{what}; it failed in these words before, and a check has found its nodes"
             return StopJob(reason=f"{reason} healthy since", evidence=evidence, diagnosed=cause)
         if passing:
@@ -219,11 +222,11 @@ def _at_fault(data: DataManager) -> tuple[NodeVerdict, ...]:
     if cause is None:
         return tuple(verdicts.values())
     reason = cause.description
-    if job and any(_alike(earlier, cause) for earlier in job.checked):
+    if job and _is_known(cause, job.checked):
         # A node that a check found healthy after the failure is not at fault for it.
         if cause.cause not in UNSEEN_BY_CHECKS:
             return tuple(verdicts.values())
-        reason += "; the check that found it healthy since it failed so before cannot see that"
+        reason += "; a check has found it healthy since it failed so before, but cannot see that"
     for node in cause.accused:
         verdict = NodeVerdict(
             node=node,
@@ -246,6 +249,10 @@ def _alike(earlier: Diagnosed, later: Diagnosed) -> bool:
         return re.sub(r"0x[0-9a-fA-F]+|\d+", "#", first)
 
     return earlier.cause == later.cause and words(earlier) == words(later)
+
+
+def _is_known(cause: Diagnosed, earlier: Sequence[Diagnosed]) -> bool:
+    return any(_alike(one, cause) for one in earlier)
 
 
 def _after_hang(

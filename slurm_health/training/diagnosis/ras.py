@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What NCCL itself says of its ranks (RAS): how far each came, and which do not answer."""
+"""What NCCL itself says of its ranks (RAS): how far they came, and which do not answer."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def read_report(text: str) -> RasStatus:
         named = [match for match in map(_RANK.match, lines) if match]
         if header is None or len(counts) < 2 or sum(n for _, n in counts) > _MOST_RANKS:
             continue
-        count = min(counts, key=lambda each: each[1])[0]
+        count = min(counts, key=lambda pair: pair[1])[0]
         ranks = [
             RasRank(
                 rank=int(match["rank"]),
@@ -113,12 +113,12 @@ def read_report(text: str) -> RasStatus:
     return RasStatus(communicators=tuple(communicators))
 
 
-def records_of(status: RasStatus, seen: Sequence[RankSample]) -> list[FlightRecord]:
+def records_of(status: RasStatus, samples: Sequence[RankSample]) -> list[FlightRecord]:
     """Return how far ranks came in communicators where some launched fewer than others.
 
     Unless most did: what is ahead is then the odd one. A process is one rank in all communicators.
     """
-    numbers = _Numbers(seen)
+    numbers = _Numbers(samples)
     records = []
     for communicator in status.communicators:
         most = max((rank.launched for rank in communicator.ranks), default=0)
@@ -147,7 +147,7 @@ def records_of(status: RasStatus, seen: Sequence[RankSample]) -> list[FlightReco
 def rank_unresponsive(_: Inference, data: DataManager) -> Inference | None:
     """Ranks do not answer NCCL, and others of their communicator do."""
     status, standstill = data.get(RasStatus), data.get(Standstill)
-    seen = standstill.ranks if standstill else ()
+    samples = standstill.ranks if standstill else ()
     for communicator in sorted(status.communicators if status else (), key=lambda c: -c.size):
         missing = [
             rank
@@ -156,7 +156,7 @@ def rank_unresponsive(_: Inference, data: DataManager) -> Inference | None:
         ]
         if not missing or len(missing) >= communicator.size:
             continue
-        numbers = [_Numbers(seen).of(rank, communicator) for rank in missing]
+        numbers = [_Numbers(samples).of(rank, communicator) for rank in missing]
         ranks = tuple(sorted(number for number in numbers if number < STAND_IN))
         hosts = listed(sorted({rank.host for rank in missing}))
         return Inference(
@@ -164,7 +164,9 @@ def rank_unresponsive(_: Inference, data: DataManager) -> Inference | None:
             description=f"{ranks_text(ranks) if ranks else 'a rank'} on {hosts}"
             f" {'does' if len(missing) == 1 else 'do'} not answer NCCL, and the others do",
             sureness=Sureness.LIKELY,
-            nodes=tuple(sorted({rank.node for rank in seen if rank.rank in ranks and rank.node})),
+            nodes=tuple(
+                sorted({rank.node for rank in samples if rank.rank in ranks and rank.node})
+            ),
             ranks=ranks,
             evidence=tuple(
                 f"NCCL RAS: rank {rank.rank} of communicator {communicator.hash}, process"
@@ -183,10 +185,10 @@ class _Numbers:
     Two nodes may have processes of one number, and containers repeat them.
     """
 
-    def __init__(self, seen: Sequence[RankSample]) -> None:
-        pids = Counter(rank.pid for rank in seen)
-        self._by_pid = {rank.pid: rank.rank for rank in seen if pids[rank.pid] == 1}
-        self._many = len(seen)
+    def __init__(self, samples: Sequence[RankSample]) -> None:
+        pids = Counter(rank.pid for rank in samples)
+        self._by_pid = {rank.pid: rank.rank for rank in samples if pids[rank.pid] == 1}
+        self._many = len(samples)
         self._stand_ins: dict[tuple[str, int, int], int] = {}
 
     def of(self, rank: RasRank | MissingRank, communicator: Communicator) -> int:

@@ -11,11 +11,10 @@ from dataclasses import replace
 from slurm_health.node.rules.finding import Status
 from slurm_health.node.rules.kernel_lines import (
     KINDS,
-    LOST_GPU,
     OUT_OF_MEMORY,
-    XID,
-    is_evidence,
-    of_xid,
+    KernelError,
+    device_error,
+    of_line,
 )
 from slurm_health.records.nodeset import is_down, is_lost
 from slurm_health.records.script_records import (
@@ -37,6 +36,7 @@ from slurm_health.training.diagnosis.collected import (
     ScriptEnd,
     SlurmView,
     TrainingLog,
+    failed_ranks,
     leaving_out,
 )
 from slurm_health.training.diagnosis.rows import Row
@@ -65,11 +65,11 @@ _DUE_TO = {
     "DUE TO JOB REQUEUE": "REQUEUED",
 }
 _BACK_IN_THE_QUEUE = frozenset({"REQUEUED", "PENDING"})
-_RESET_REQUIRED = re.compile(
+_REFUSED = re.compile(
     "|".join(kind.pattern for kind in KINDS if kind.name == "gpu-reset-required")
     + r"|^NVRM: (?:GPU \S+: )?(?:RmInitAdapter|rm_init_adapter) failed"
 )
-_LOST = 79  # the Xid of a GPU that has fallen off the bus, of which older drivers give no number
+_KERNELS_OWN = "kernel-log"  # the check of what is no error of a device
 _DOMAIN = 3  # nodes that report the same have one cause, which may be at none of them
 
 
@@ -172,12 +172,9 @@ def _line_of(hang: TrainingEvent) -> str:
 def slow_before(cause: Inference, data: DataManager) -> list[str]:
     """Return what was slow before, as lines of evidence: on the nodes of a cause, if it has any."""
     saw = data.get(MonitorSaw)
-    here = [
-        each
-        for each in (saw.slow if saw else ())
-        if not cause.nodes or {*cause.nodes} & {*each.nodes}
-    ]
-    return list(dict.fromkeys(f"monitor, before that: {each.description}" for each in here))
+    nodes = set(cause.nodes)
+    slow = [why for why in (saw.slow if saw else ()) if not nodes or nodes & set(why.nodes)]
+    return list(dict.fromkeys(f"monitor, before that: {why.description}" for why in slow))
 
 
 def lost_node(_: Inference, data: DataManager) -> Inference | None:
@@ -283,50 +280,47 @@ def killed_for_memory(inference: Inference, data: DataManager) -> Inference | No
 def gpu_errors(_: Inference, data: DataManager) -> Inference | None:
     """The driver of a node reports an error of a GPU that a program cannot cause.
 
-    Xids are judged by NVIDIA's catalogue, as the checks of nodes do; then come words without a
-    number, and what NVML says now, which may have come after what failed.
+    Numbers are judged as the checks of nodes do; then come words without a number, and what NVML
+    says now, which may have come after what failed.
     """
     told = data.get(NodesTold)
     nodes = told.nodes if told else ()
-    xids: dict[str, list[tuple[int, str, str]]] = {}
+    errors: dict[str, list[tuple[KernelError, str]]] = {}
+    refused: dict[str, list[str]] = {}
     for node in nodes:
         for line in node.kernel:
-            match = re.search(XID, line) or re.search(LOST_GPU, line)
-            if match is None:
-                continue
-            named = match.groupdict("")
-            number = int(named.get("number") or _LOST)
-            error = of_xid(number, named.get("text", ""))
-            if error.status is Status.NODE_FAULT:
-                of = f"GPU {named['bus']}" if named["bus"] else "a GPU"
-                xid = f"Xid {number}, " if "number" in named else ""
-                failed = f"{of} of {node.node} failed: {xid}{error.what}"
-                xids.setdefault(node.node, []).append((number, failed, line))
-    if xids:
-        kinds = {node: frozenset(number for number, _, _ in found) for node, found in xids.items()}
+            error = device_error(line)
+            if error and error.status is Status.NODE_FAULT:
+                errors.setdefault(node.node, []).append((error, line))
+            elif _REFUSED.search(line):
+                refused.setdefault(node.node, []).append(line)
+    if errors:
+        kinds = {n: frozenset(error.name for error, _ in found) for n, found in errors.items()}
         accused = _apart_from_the_domain(kinds)
-        lines = {node: [line for _, _, line in xids[node]] for node in accused}
-        return _gpu_broken(xids[accused[0]][0][1], lines, Sureness.CERTAIN, data, len(xids))
-    refused = {n.node: [x for x in n.kernel if _RESET_REQUIRED.search(x)] for n in nodes}
-    refused = {node: lines for node, lines in refused.items() if lines}
+        error, line = errors[accused[0]][0]
+        device = f"GPU {error.bus}" if error.bus else "a GPU"
+        name = f"{error.name}, " if error.name.partition(" ")[2] in line else ""
+        says = f"{device} of {accused[0]} failed: {name}{error.what}"
+        lines = {node: [line for _, line in errors[node]] for node in accused}
+        return _gpu_broken(says, lines, Sureness.CERTAIN, data, len(errors))
     if refused:
         says = f"the driver of {next(iter(refused))} refuses to use a GPU, or cannot start it"
         return _gpu_broken(says, refused, Sureness.LIKELY, data, len(refused))
-    lost = {n.node: [f"NVML: {words}" for words in n.lost_gpus] for n in nodes if n.lost_gpus}
+    lost = {node.node: node.lost_gpus for node in nodes if node.lost_gpus}
     if not lost:
         return None
     first = next(iter(lost))
-    says = f"{first}: {lost[first][0].removeprefix('NVML: ')}"
-    return _gpu_broken(says, lost, Sureness.LIKELY, data, len(lost))
+    lines = {node: [f"NVML: {words}" for words in gpus] for node, gpus in lost.items()}
+    return _gpu_broken(f"{first}: {lost[first][0]}", lines, Sureness.LIKELY, data, len(lost))
 
 
-def _apart_from_the_domain(kinds: Mapping[str, frozenset[int]]) -> tuple[str, ...]:
-    """Return the nodes whose Xids are not those that most nodes report.
+def _apart_from_the_domain(kinds: Mapping[str, frozenset[str]]) -> tuple[str, ...]:
+    """Return the nodes whose errors are not those that most nodes report.
 
     Where a GPU of an NVLink domain fails, or its fabric does, all of its nodes report the same.
     """
     alike, many = Counter(kinds.values()).most_common(1)[0]
-    others = tuple(node for node, numbers in kinds.items() if numbers != alike)
+    others = tuple(node for node, names in kinds.items() if names != alike)
     return others if others and many >= _DOMAIN and many > len(others) else tuple(kinds)
 
 
@@ -339,11 +333,10 @@ def _gpu_broken(
 ) -> Inference:
     """Return that GPUs of nodes failed. What all of several nodes report has one cause."""
     nodes, log, stands = tuple(lines), data.get(TrainingLog), data.get(Standstill)
-    failed = [each for each in (log.failures if log else ()) if each.node in nodes]
+    failed = [failure for failure in (log.failures if log else ()) if failure.node in nodes]
     # Those that only waited for the rank of this GPU may be on the same node.
-    failed = [each for each in failed if not each.consequence] or failed
-    ranks = {each.rank for each in failed}
-    ranks |= {each.rank for each in (stands.ranks if stands else ()) if each.node in nodes}
+    own = [failure for failure in failed if not failure.consequence] or failed
+    stopped = [rank.rank for rank in (stands.ranks if stands else ()) if rank.node in nodes]
     one = len(nodes) == 1
     evidence = [line if one else f"{node}: {line}" for node, of in lines.items() for line in of]
     domain = len(nodes) == reporting >= _DOMAIN
@@ -354,7 +347,7 @@ def _gpu_broken(
         attribution=Attribution.UNDECIDED if domain else Attribution.NODE,
         sureness=Sureness.LIKELY if domain else sureness,
         nodes=nodes,
-        ranks=tuple(sorted(rank for rank in ranks if rank is not None)),
+        ranks=tuple(sorted({*failed_ranks(own), *stopped})),
         evidence=tuple(evidence[:MOST_LINES]),
         advice=f"leave out {listed(nodes)} ({leaving_out(nodes, data)}) and tell your"
         " administrator",
@@ -365,19 +358,20 @@ def broken_hardware(_: Inference, data: DataManager) -> Inference | None:
     """The kernel of a node reports broken hardware; that it ended the script is possible only."""
     told = data.get(NodesTold)
     for node in told.nodes if told else ():
-        for kind in KINDS:
-            if kind.status is not Status.NODE_FAULT or kind.name == "gpu-reset-required":
-                continue
-            pattern = re.compile(kind.pattern)
-            lines = [line for line in node.kernel if pattern.search(line) and is_evidence(line)]
-            if lines:
-                return Inference(
-                    name=kind.name,
-                    description=f"the kernel of {node.node} reports: {kind.what}",
-                    attribution=Attribution.NODE,
-                    sureness=Sureness.POSSIBLE,
-                    nodes=(node.node,),
-                    evidence=tuple(lines[:MOST_LINES]),
-                    advice=f"tell your administrator: {kind.helps}",
-                )
+        errors: dict[str, tuple[KernelError, list[str]]] = {}
+        for line in node.kernel:
+            error = of_line(line)
+            if error and error.status is Status.NODE_FAULT and error.check == _KERNELS_OWN:
+                errors.setdefault(error.name, (error, []))[1].append(line)
+        errors.pop("gpu-reset-required", None)
+        for error, lines in errors.values():
+            return Inference(
+                name=error.name,
+                description=f"the kernel of {node.node} reports: {error.what}",
+                attribution=Attribution.NODE,
+                sureness=Sureness.POSSIBLE,
+                nodes=(node.node,),
+                evidence=tuple(lines[:MOST_LINES]),
+                advice=f"tell your administrator: {error.helps}",
+            )
     return None

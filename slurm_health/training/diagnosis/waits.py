@@ -267,16 +267,17 @@ def warned_of_connections(inference: Inference, data: DataManager) -> Inference 
 
 def _of_connections(row: Row, inference: Inference, data: DataManager) -> Inference:
     """Ranks waited in vain: a node that does not answer, an adapter, or what the words mean."""
-    log, told = data.get(TrainingLog), data.get(NodesTold)
-    if told and told.silent and told.nodes:
+    log, reports = data.get(TrainingLog), data.get(NodesTold)
+    silent = reports.silent if reports and reports.nodes else ()
+    if reports and silent:
         return Inference(
             name="node-silent",
-            description=f"ranks waited in vain, and {listed(told.silent)} did not answer: the node,"
+            description=f"ranks waited in vain, and {listed(silent)} did not answer: the node,"
             " or the network to it",
-            nodes=told.silent,
+            nodes=silent,
             ranks=inference.ranks,
-            evidence=(told.why_silent or "no answer in time", *inference.evidence),
-            advice=f"check whether Slurm still reaches it: scontrol show node {told.silent[0]}",
+            evidence=(reports.why_silent or "no answer in time", *inference.evidence),
+            advice=f"check whether Slurm still reaches it: scontrol show node {silent[0]}",
         )
     if log and (adapters := log.of("adapter")):
         # One that sends in vain says as much of its peer and the way.
@@ -312,7 +313,7 @@ def _never_met(data: DataManager) -> Inference:
     if to and nodes and not _is_of_job(to.value, nodes):
         return Inference(
             name="wrong-master-address",
-            description=f"the ranks were told to meet at {to.value}, which is no node of the job"
+            description=f"the ranks were to meet at {to.value}, which is no node of the job"
             f" ({listed(nodes)}), and never did",
             attribution=Attribution.USER,
             sureness=Sureness.LIKELY,

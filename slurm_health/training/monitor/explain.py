@@ -41,7 +41,7 @@ from slurm_health.training.monitor.flight_dumps import latest, read_dump
 from slurm_health.training.monitor.job_collectors import JOB_TAIL_BYTES, tail
 
 _MOST_FILES = 8192
-_KEPT_OPERATIONS = 8  # of each group of a rank
+_KEPT_OPERATIONS = 8  # of a group of a rank
 _MOST_KERNEL_LINES = 10_000
 _RANK_AT_THE_END = re.compile(r"(\d{1,5})$")
 _RAS = re.compile(r"^NCCL version \S+ compiled with", re.MULTILINE)
@@ -140,11 +140,11 @@ def explain(
     if inputs.outputs:
         data.append(log)
     if inputs.kernel:
-        told = (
+        reports = (
             NodeTold(node=node, kernel=tuple(lines), not_seen={"memory kills": "a kernel's log"})
             for node, lines in sorted(inputs.kernel.items())
         )
-        data.append(NodesTold(nodes=tuple(told)))
+        data.append(NodesTold(nodes=tuple(reports)))
     if inputs.flights:
         records = tuple(record for _, record in sorted(inputs.flights.items()))
         data.append(FlightRecords(records=records))
@@ -152,24 +152,24 @@ def explain(
         data.append(inputs.ras)
     if inputs.ras is not None and not inputs.outputs:  # a training that hangs, as somebody saw it
         data.append(Standstill(stalled_s=1.0, allowance_s=0.0, step=0, nodes=known))
-        found = HangDiagnostician().diagnose(data_manager=DataManager(data)).diagnosed
-        action = what_follows(found, JobAtFailure(batch_node="", nodes=known))
+        cause = HangDiagnostician().diagnose(data_manager=DataManager(data)).diagnosed
+        action = what_follows(cause, JobAtFailure(batch_node="", nodes=known))
     else:
         data.append(JobAtFailure(batch_node=known[0] if known else "", nodes=known))
         manager = DataManager(data)
         action = FailureDiagnostician().diagnose(data_manager=manager)
-        found = manager.get(Diagnosed)
-    if found is None:
-        found = Diagnosed(
+        cause = manager.get(Diagnosed)
+    if cause is None:
+        cause = Diagnosed(
             cause="nothing-failed",
             description="the script ended with exit code 0",
             attribution=Attribution.UNDECIDED.value,
             sureness="certain",
         )
-    elif exit_code is None and found.cause == SCRIPT_FAILED:
+    elif exit_code is None and cause.cause == SCRIPT_FAILED:
         words = "nothing in these files says why the script failed"
-        found = msgspec.structs.replace(found, description=words)
-    return found, _explanation(found, "none" if exit_code == 0 else action.kind)
+        cause = msgspec.structs.replace(cause, description=words)
+    return cause, _explanation(cause, "none" if exit_code == 0 else action.kind)
 
 
 def _explanation(diagnosed: Diagnosed, action: str) -> Explanation:
@@ -226,14 +226,14 @@ def _read(paths: Sequence[Path], nodes: Sequence[str]) -> _Inputs:
 
 
 def _files(paths: Sequence[Path]) -> Iterator[Path]:
-    found = 0
+    count = 0
     for path in paths:
         inside: Iterable[Path] = sorted(path.rglob("*")) if path.is_dir() else [path]
         for file in inside:
             if path.is_dir() and (not file.is_file() or file.is_symlink()):
                 continue
-            found += 1
-            if found > _MOST_FILES:
+            count += 1
+            if count > _MOST_FILES:
                 raise UnreadableInput(f"more than {_MOST_FILES} files: name fewer")
             yield file
 

@@ -27,9 +27,9 @@ _OPTION = re.compile(r"(?:--(?:output|error)|-[oe])")
 _SPECIFIER = re.compile(r"%(\d*)([A-Za-z%])")
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _NOT_FILES = {"none", "/dev/null", "/dev/stdout", "/dev/stderr"}
-# By srun(1): what the batch script's environment tells of them. The others differ from task to
+# By srun(1): what the batch script's environment has of them. The others differ from task to
 # task or from step to step.
-_TOLD = {
+_BY_VARIABLE = {
     "A": ("SLURM_ARRAY_JOB_ID", "SLURM_JOB_ID"),
     "a": ("SLURM_ARRAY_TASK_ID",),
     "j": ("SLURM_JOB_ID",),
@@ -108,17 +108,17 @@ class Tails:
         except OSError:
             return None
         try:
-            found = os.fstat(file)
-            known = (found.st_dev, found.st_ino)
-            begin = found.st_size if from_end else self._read.get(known, 0)
-            self._read[known] = found.st_size
+            status = os.fstat(file)
+            known = (status.st_dev, status.st_ino)
+            begin = status.st_size if from_end else self._read.get(known, 0)
+            self._read[known] = status.st_size
             self._by_name[f"{known}"] = path
-            if not stat.S_ISREG(found.st_mode) or found.st_size == begin:
+            if not stat.S_ISREG(status.st_mode) or status.st_size == begin:
                 return None
-            if found.st_size < begin:  # it was cut since
+            if status.st_size < begin:  # it was cut since
                 begin = 0
-            start = max(begin, found.st_size - _MOST_BYTES)
-            data = os.pread(file, found.st_size - start, start)
+            start = max(begin, status.st_size - _MOST_BYTES)
+            data = os.pread(file, status.st_size - start, start)
         except OSError:
             return None
         finally:
@@ -145,11 +145,11 @@ def srun_files(
         environ: with which environment.
         since_s: seconds since the epoch.
     """
-    found: dict[Path, float] = {}
+    files: dict[Path, float] = {}
     for pattern in patterns_in(script):
         with contextlib.suppress(OSError, ValueError):  # a directory or a name that cannot be read
-            found |= _changed_since(since_s, directory, glob_of(pattern, environ))
-    return sorted(found, key=lambda path: -found[path])
+            files |= _changed_since(since_s, directory, glob_of(pattern, environ))
+    return sorted(files, key=lambda path: -files[path])
 
 
 def patterns_in(script: str) -> Iterator[str]:
@@ -190,10 +190,10 @@ def glob_of(pattern: str, environ: Mapping[str, str]) -> str:
         parts.append(_quoted(pattern[at : match.start()]))
         parts.append(_expanded(match, environ))
         at = match.end()
-    found = "".join([*parts, _quoted(pattern[at:])])
+    name = "".join([*parts, _quoted(pattern[at:])])
     # A name of nothing but what may be anything would take in what is not the job's.
-    fixed = re.sub(r"\[0-9\]\*|(?<!\[)\*", "", found.rpartition("/")[2])
-    return found if re.search(r"\w", fixed) else ""
+    fixed = re.sub(r"\[0-9\]\*|(?<!\[)\*", "", name.rpartition("/")[2])
+    return name if re.search(r"\w", fixed) else ""
 
 
 def _expanded(match: re.Match[str], environ: Mapping[str, str]) -> str:
@@ -206,11 +206,11 @@ def _expanded(match: re.Match[str], environ: Mapping[str, str]) -> str:
         return f"{environ.get('SLURM_JOB_ID') or _ANY}.*"
     if letter in _NUMBERS:
         return _NUMBERS[letter]
-    told = next((environ[name] for name in _TOLD.get(letter, ()) if name in environ), None)
-    if told is None:
+    value = next((environ[name] for name in _BY_VARIABLE.get(letter, ()) if name in environ), None)
+    if value is None:
         return _ANY
     digits = min(int(width[:3] or 0), _MOST_DIGITS)
-    return _quoted(told.zfill(digits) if told.isdigit() else told)
+    return _quoted(value.zfill(digits) if value.isdigit() else value)
 
 
 def _quoted(text: str) -> str:
@@ -227,8 +227,8 @@ def _changed_since(since_s: float, directory: Path, pattern: str) -> dict[Path, 
     changed = {}
     for path in itertools.islice(names, _MOST_NAMES):
         with contextlib.suppress(OSError):  # it is gone again
-            found = path.stat()
-            own = found.st_uid == path.lstat().st_uid == os.geteuid()
-            if own and stat.S_ISREG(found.st_mode) and found.st_mtime >= since_s:
-                changed[path] = found.st_mtime
+            status = path.stat()
+            own = status.st_uid == path.lstat().st_uid == os.geteuid()
+            if own and stat.S_ISREG(status.st_mode) and status.st_mtime >= since_s:
+                changed[path] = status.st_mtime
     return changed

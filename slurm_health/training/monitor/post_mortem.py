@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why the script failed: collected, inferred, said in the job's output, written to the journal."""
+"""Why the script failed: collected, inferred, printed in the job's output, and recorded."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def hold(
         used: a site's collectors and operators; all that are registered if None.
         collectors: the built-in ones, all of them if empty.
         limit_s: how long the collectors may take.
-        out: where it is said: before it is recorded, because the journal may hang.
+        out: where it is printed: before it is recorded, because the journal may hang.
 
     Returns:
-        What was found, None where nothing failed. Where that is nothing, that the job was requeued,
-        or that a script that ended well was told to, it is recorded and not said: what the script
+        The cause, None where nothing failed. Where that is nothing, that the job was requeued, or
+        that a script that ended well was asked to, it is recorded and not printed: what the script
         itself says, and Slurm, is better.
     """
     well = job.end.well
@@ -69,23 +69,23 @@ def hold(
         collectors = (*(collectors or registry.after_failure(job)), *used.collectors)
     known = with_dumps(collect(collectors, job.environ, [job.end], limit_s=limit_s))
     known.failed.update(used.failed)
-    found = diagnostician.diagnose(data_manager=known).diagnosed
-    if found is None or (well and found.cause == SCRIPT_FAILED):
+    cause = diagnostician.diagnose(data_manager=known).diagnosed
+    if cause is None or (well and cause.cause == SCRIPT_FAILED):
         return None
-    known_anyway = found.attribution == Attribution.OUTSIDE if well else found.cause == REQUEUED
-    if not (known_anyway or found.cause == SCRIPT_FAILED) or found.failed:
-        print(text_of(found, job.end.script), file=out, flush=True)
+    known_anyway = cause.attribution == Attribution.OUTSIDE if well else cause.cause == REQUEUED
+    if not (known_anyway or cause.cause == SCRIPT_FAILED) or cause.failed:
+        print(text_of(cause, job.end.script), file=out, flush=True)
     if directory is not None:
         try:
-            journal.Writer(directory, journal.POST_MORTEM, clock).append(found)
+            journal.Writer(directory, journal.POST_MORTEM, clock).append(cause)
         except JournalError as err:
             print(f"slurm-health: the post-mortem is not recorded: {err}", file=out, flush=True)
-    return found
+    return cause
 
 
-def text_of(found: Diagnosed, script: str) -> str:
-    """Return what is said in the job's output."""
-    name, outside = script or "the script", found.attribution == Attribution.OUTSIDE
+def text_of(cause: Diagnosed, script: str) -> str:
+    """Return what is printed in the job's output."""
+    name, outside = script or "the script", cause.attribution == Attribution.OUTSIDE
     lines = [f"post-mortem: {f'what ended {name}' if outside else f'why {name} failed'}"]
-    lines += [f"  {title:{_TITLE_WIDTH}}  {text}" for title, text in lines_of(found)]
+    lines += [f"  {title:{_TITLE_WIDTH}}  {text}" for title, text in lines_of(cause)]
     return "\n".join(f"slurm-health: {line}" for line in lines)
