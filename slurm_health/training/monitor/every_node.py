@@ -7,11 +7,13 @@ one: it answers even if srun cannot start anything any more.
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Sequence
+from typing import IO
 
 from slurm_health.records.text import cut, one_line
-from slurm_health.system.processes import PIPE, Process, read_available
+from slurm_health.system.processes import Process
 from slurm_health.training.diagnosis.collected import (
     FlightRecords,
     NodesTold,
@@ -24,6 +26,8 @@ from slurm_health.training.monitor.messages import STATE
 from slurm_health.training.monitor.node_state import node_state
 from slurm_health.training.monitor.ranks import Ranks
 
+# Says who is asked: `nodes`, or the `batch-host` alone. Set by the supervisor, for `--collect`.
+VARIABLE, BATCH_HOST = "SLURM_HEALTH_COLLECT", "batch-host"
 # Of the seconds that a collector has: for srun, an interpreter on each node, and what it looks at.
 ANSWER_S = 11.0
 _MOST_BYTES = 12 << 20  # of all nodes together; a child's answer has a limit
@@ -51,13 +55,19 @@ class EveryNode(DataCollector):
         Raises:
             NothingCollected: this is no job of Slurm's.
         """
-        job, until_s = self._job, time.monotonic() + ANSWER_S
+        job = self._job
         number = job.environ.get("SLURM_JOB_ID", "")
         if not number:
             raise NothingCollected("this is no job of Slurm's")
         others = [node for node in job.end.nodes if node != job.node]
+        if job.environ.get(VARIABLE) == BATCH_HOST:
+            others = []
+        with tempfile.TemporaryFile() as errors:
+            return self._asked(int(number), others, errors)
+
+    def _asked(self, number: int, others: Sequence[str], errors: IO[bytes]) -> NodesTold:
+        job, until_s = self._job, time.monotonic() + ANSWER_S
         began_s = job.ended_s - job.duration_s
-        processes: list[Process] = []
 
         def start(nodes: Sequence[str]) -> Process:
             most_bytes = min(_MOST_BYTES_OF_NODE, _MOST_BYTES // len(nodes))
@@ -67,9 +77,7 @@ class EveryNode(DataCollector):
                 f"--most-bytes={max(_LEAST_BYTES_OF_NODE, most_bytes)}",
                 "--ended",
             )
-            process = start_in_job(int(number), nodes, options, job.environ, stderr=PIPE)
-            processes.append(process)
-            return process
+            return start_in_job(number, nodes, options, job.environ, stderr=errors.fileno())
 
         agents, why = Agents(start), "no answer in time"
         try:
@@ -78,17 +86,18 @@ class EveryNode(DataCollector):
         except OSError as err:
             why = f"srun cannot be started: {err.strerror}"
         try:
-            ranks = Ranks(number, job.node)
-            own = node_state(number, job.node, began_s, job.directory, ranks)
+            ranks = Ranks(str(number), job.node)
+            own = node_state(str(number), job.node, began_s, job.directory, ranks)
             reports = agents.ask(STATE, others, until_s - time.monotonic()) if agents.nodes else {}
-            for process in processes:
-                lines = read_available(process.stderr).decode(errors="replace").splitlines()
-                errors = [line for line in lines if line.startswith("srun: error: ")]
-                why = cut(one_line(errors[0]), _REASON_CHARACTERS) if errors else why
         finally:
             agents.end()
         states = {node: report.state for node, report in reports.items() if report.state}
         silent = tuple(node for node in others if node not in states)
+        errors.seek(0)
+        for line in errors.read().decode(errors="replace").splitlines():
+            if line.startswith("srun: error: "):
+                why = cut(one_line(line), _REASON_CHARACTERS)
+                break
         return NodesTold(
             nodes=(own, *(states[node] for node in others if node in states)),
             silent=silent,

@@ -13,7 +13,8 @@ import pytest
 
 from slurm_health.records.errors import Unmeasured
 from slurm_health.system.nvml import GpuDevice, Gpus
-from slurm_health.training.diagnosis.collected import FlightRecord, NodeTold
+from slurm_health.training.diagnosis.collected import FlightRecord, NodeTold, ScriptEnd
+from slurm_health.training.monitor.every_node import BATCH_HOST, VARIABLE, EveryNode
 from slurm_health.training.monitor.node_state import (
     judged,
     kernel_lines,
@@ -24,6 +25,8 @@ from slurm_health.training.monitor.node_state import (
     within,
 )
 from slurm_health.training.monitor.ranks import Ranks
+from tests.support.ended_jobs import job
+from tests.support.supervised import write_executable
 
 
 def cgroup(root: Path, controllers: str, mount: str) -> Path:
@@ -237,3 +240,25 @@ def test_a_message_that_is_too_long_loses_dumps_first_and_then_older_lines() -> 
     without = msgspec.structs.replace(whole, flights=(), not_seen={"dumps": "too long to be sent"})
     assert within(whole, 16 << 10) == without
     assert within(whole, 1 << 10).kernel == kernel[-5:]
+
+
+# Runs the command on n2, and says what the real one says of a node that is lost.
+SRUN = """#!/bin/sh
+echo "srun: error: Task launch for StepId=12.3 failed on node n3: No route to host" >&2
+until [ "$1" = --job-name=slurm-health-step ]; do shift; done
+shift
+SLURMD_NODENAME=n2 "$@" </dev/null
+exit 1
+"""
+
+
+def test_after_a_failure_all_nodes_answer_but_one_that_srun_does_not_reach(tmp_path: Path) -> None:
+    write_executable(tmp_path / "srun", SRUN)
+    environ = {"SLURM_JOB_ID": "12", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    end = ScriptEnd(exit_code=1, nodes=("n1", "n2", "n3"))
+    told = EveryNode(job(tmp_path, environ=environ, end=end)).collect_data()
+    alone = EveryNode(job(tmp_path, environ={**environ, VARIABLE: BATCH_HOST}, end=end))
+
+    assert [state.node for state in told.nodes] == ["n1", "n2"]
+    assert (told.silent, told.why_silent[:23]) == (("n3",), "srun: error: Task launc")
+    assert [state.node for state in alone.collect_data().nodes] == ["n1"]
