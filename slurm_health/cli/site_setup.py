@@ -28,7 +28,7 @@ from slurm_health.system import templates
 from slurm_health.system.processes import ask_python
 from slurm_health.system.slurm import command
 from slurm_health.system.slurm.client import Client
-from slurm_health.system.slurm.reads import choose, proven
+from slurm_health.system.slurm.reads import pyslurm_obstacle
 
 _TORCH_LIMIT_S = 120.0
 _SLURM_LIMIT_S = 30.0
@@ -85,8 +85,13 @@ def _slurm(advice: list[Advice]) -> Mapping[str, str] | None:
         text = f"slurm.conf cannot be inspected: {err}"
         advice.append(change(text, "run doctor where scontrol reaches slurmctld"))
         return None
-    choice = proven(choose(_run), _run)
-    advice.append(machine.reads_advice(choice.name, choice.why))
+    obstacle = pyslurm_obstacle(_run)
+    if not obstacle:
+        try:
+            _run([sys.executable, "-I", "-c", "import pyslurm"])
+        except SlurmError as err:
+            obstacle = f"pyslurm does not load: {err}"
+    advice.append(machine.reads_advice(obstacle))
     return config
 
 

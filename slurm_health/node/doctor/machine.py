@@ -352,11 +352,14 @@ def advise_on_notify(site: Site) -> list[Advice]:
     return advice or [fine("events of nodes are sent; try: slurm-health notify --test")]
 
 
-def reads_advice(name: str, why: str) -> Advice:
-    """Return how Slurm is read here, and why so."""
-    if name == "pyslurm" or why == "pyslurm is not installed":
-        return fine(f"nodes are read through {name}: {why}")
-    return look(f"nodes are read through {name}: {why}", "nothing, if that is intended")
+def reads_advice(obstacle: str) -> Advice:
+    """Return how nodes are read here; `obstacle` says why not through pyslurm."""
+    if not obstacle:
+        return fine("nodes are read through pyslurm, which goes with this Slurm")
+    text = f"nodes are read through Slurm's commands: {obstacle}"
+    if "not installed" in obstacle:
+        return fine(text)
+    return look(text, "nothing, if that is intended")
 
 
 def torch_advice(output: str, code: int, python: str) -> Advice:

@@ -20,7 +20,7 @@ from slurm_health.system.slurm import command, parsing
 from slurm_health.system.slurm.command import PRINT_EPOCH
 from slurm_health.system.slurm.job_gres import NodeGres, gres_of
 from slurm_health.system.slurm.parsing import parse_topology
-from slurm_health.system.slurm.reads import Reads, choose
+from slurm_health.system.slurm.reads import Reads, Run, pyslurm_obstacle
 
 # The controller did not get to see the request, so it can be sent again.
 _UNREACHABLE = re.compile(r"Unable to contact slurm controller|Connection refused")
@@ -68,7 +68,8 @@ class Client:
 
     @cached_property
     def _reads(self) -> Reads:
-        return choose(lambda argv: self._run(*argv)).reads
+        run: Run = lambda argv: self._run(*argv)  # noqa: E731 - needed twice
+        return Reads(run, pyslurm=not pyslurm_obstacle(run))
 
     @cached_property
     def _config(self) -> str:

@@ -26,8 +26,6 @@ from slurm_health.training.monitor.messages import STATE
 from slurm_health.training.monitor.node_state import node_state
 from slurm_health.training.monitor.ranks import Ranks
 
-# Says who is asked: `nodes`, or the `batch-host` alone. Set by the supervisor, for `--collect`.
-VARIABLE, BATCH_HOST = "SLURM_HEALTH_COLLECT", "batch-host"
 # Of the seconds that a collector has: for srun, an interpreter on each node, and what it looks at.
 ANSWER_S = 11.0
 _MOST_BYTES = 12 << 20  # of all nodes together; a child's answer has a limit
@@ -60,8 +58,6 @@ class EveryNode(DataCollector):
         if not number:
             raise NothingCollected("this is no job of Slurm's")
         others = [node for node in job.end.nodes if node != job.node]
-        if job.environ.get(VARIABLE) == BATCH_HOST:
-            others = []
         with tempfile.TemporaryFile() as errors:
             return self._asked(int(number), others, errors)
 

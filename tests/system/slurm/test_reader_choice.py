@@ -11,7 +11,7 @@ import pytest
 from slurm_health.records.errors import SlurmError, SlurmTimeoutError
 from slurm_health.system.slurm import command
 from slurm_health.system.slurm.parsing import JobId
-from slurm_health.system.slurm.reads import CommandReads, PyslurmReads, mismatch
+from slurm_health.system.slurm.reads import Reads, mismatch
 from tests.system.slurm.test_reads import DATA
 
 # --- which reader is used ------------------------------------------------------------------------
@@ -46,7 +46,7 @@ def test_a_pyslurm_that_ends_its_process_is_replaced_by_the_commands_for_good() 
         says = "echo 'fatal: Could not establish a configuration source' >&2; exit 1"
         return command.run(["sh", "-c", says], environ=environ)
 
-    reads = PyslurmReads(run, instead=CommandReads(run))
+    reads = Reads(run, pyslurm=True)
 
     assert reads.nodes(["n1"])["n1"].state == "IDLE"
     assert reads.nodes(["n1"])["n1"].state == "IDLE"
@@ -58,7 +58,7 @@ def test_a_pyslurm_that_hangs_is_not_waited_for_twice() -> None:
         raise SlurmTimeoutError(argv, 8)
 
     with pytest.raises(SlurmTimeoutError):
-        PyslurmReads(run, instead=CommandReads(run)).nodes([])
+        Reads(run, pyslurm=True).nodes([])
 
 
 @pytest.mark.parametrize("job_id", [18, "18_1"], ids=["an id", "a task by name"])
@@ -69,7 +69,7 @@ def test_jobs_are_read_through_the_commands_though_pyslurm_is_used(job_id: JobId
         ran.append(argv[0])
         return (DATA / "job-array.txt").read_text()
 
-    PyslurmReads(run, instead=CommandReads(run)).job(job_id)
+    Reads(run, pyslurm=True).job(job_id)
 
     assert ran == ["scontrol"]
 
@@ -77,4 +77,4 @@ def test_jobs_are_read_through_the_commands_though_pyslurm_is_used(job_id: JobId
 @pytest.mark.parametrize("answer", ["", "nonsense", "[1]", '[{"name": "n1"}]', "{}"])
 def test_nonsense_from_pyslurms_process_is_an_error(answer: str) -> None:
     with pytest.raises(SlurmError, match="nonsense"):
-        PyslurmReads(lambda _argv: answer, instead=CommandReads(lambda _argv: "")).nodes([])
+        Reads(lambda _argv: answer, pyslurm=True).nodes([])

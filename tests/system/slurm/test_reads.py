@@ -14,7 +14,7 @@ from slurm_health.node.rules import drain_note
 from slurm_health.records.errors import SlurmCommandError, SlurmError, SlurmTimeoutError, UnknownJob
 from slurm_health.system.slurm import command
 from slurm_health.system.slurm.parsing import Job, JobId, Node
-from slurm_health.system.slurm.reads import CommandReads, Reads, Run, choose, proven
+from slurm_health.system.slurm.reads import Reads, Run, pyslurm_obstacle
 from tests.lab import Lab
 from tests.lab.errors import DeadlinePassed
 from tests.support.supervised import write_executable
@@ -74,7 +74,7 @@ def recorded(directory: Path) -> Stage:
         write_executable(scontrol, says if silent else text)
 
     return Stage(
-        reads=CommandReads(lambda argv: command.run(argv, environ=environ)),
+        reads=Reads(lambda argv: command.run(argv, environ=environ), pyslurm=False),
         running=4,
         held=5,
         array=18,
@@ -167,11 +167,11 @@ def reader(lab: Lab, name: str) -> Reads:
     """Return the lab's reader of that name, or skip and say why there is none."""
     run = run_in(lab)
     if name == "scontrol":
-        return CommandReads(run)
-    choice = proven(choose(run), run)
-    if choice.name != "pyslurm":
-        pytest.skip(f"{choice.why} (make test-pyslurm)")
-    return choice.reads
+        return Reads(run, pyslurm=False)
+    obstacle = pyslurm_obstacle(run)
+    if obstacle:
+        pytest.skip(f"{obstacle} (make test-pyslurm)")
+    return Reads(run, pyslurm=True)
 
 
 def task_of(job: Job) -> tuple[str, str]:
