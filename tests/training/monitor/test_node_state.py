@@ -14,7 +14,7 @@ import pytest
 from slurm_health.records.errors import Unmeasured
 from slurm_health.system.nvml import GpuDevice, Gpus
 from slurm_health.training.diagnosis.collected import FlightRecord, NodeTold, ScriptEnd
-from slurm_health.training.monitor.every_node import BATCH_HOST, VARIABLE, EveryNode
+from slurm_health.training.monitor.every_node import EveryNode
 from slurm_health.training.monitor.node_state import (
     judged,
     kernel_lines,
@@ -257,8 +257,6 @@ def test_after_a_failure_all_nodes_answer_but_one_that_srun_does_not_reach(tmp_p
     environ = {"SLURM_JOB_ID": "12", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     end = ScriptEnd(exit_code=1, nodes=("n1", "n2", "n3"))
     told = EveryNode(job(tmp_path, environ=environ, end=end)).collect_data()
-    alone = EveryNode(job(tmp_path, environ={**environ, VARIABLE: BATCH_HOST}, end=end))
 
     assert [state.node for state in told.nodes] == ["n1", "n2"]
     assert (told.silent, told.why_silent[:23]) == (("n3",), "srun: error: Task launc")
-    assert [state.node for state in alone.collect_data().nodes] == ["n1"]
