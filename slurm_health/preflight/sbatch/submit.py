@@ -367,12 +367,14 @@ def _nearest(words: Sequence[str]) -> str:
 def help_text() -> str:
     """Return what `slurm-health sbatch --help` prints."""
     formatter = click.HelpFormatter(width=_WIDTH)
-    rows = []
-    for option in _OPTIONS:
-        variable = "" if option is DRY_RUN else f" Variable: {option.variable}."
-        usage = f"--{option.name}" + (f"={option.metavar}" if option.metavar else "")
-        rows.append((usage, option.help + variable))
-    formatter.write_dl(rows, col_max=28)
+    with formatter.indentation():
+        formatter.write_dl(
+            [
+                (f"--{option.name}" + (f"={option.metavar}" if option.metavar else ""), option.help)
+                for option in _OPTIONS
+            ],
+            col_max=28,
+        )
     return _HELP.format(options=formatter.getvalue().rstrip())
 
 
@@ -386,9 +388,10 @@ checked.
 Options of slurm-health, anywhere before the script:
 {options}
 
-Options with a variable can also stand in the script, among its #SBATCH lines:
+All but --dry-run can also be set in the environment, or in the script among
+its #SBATCH lines; the command line wins, then the environment:
+  SLURM_HEALTH_MAX_REQUEUES=2
   #HEALTH --max-requeues=2
-The command line wins over the environment, the environment over the script.
 
 Every option of sbatch is passed on as it is; see: sbatch --help
 Standard output, standard error and exit code are those of sbatch.
