@@ -389,6 +389,14 @@ LAUNCHES: dict[str, Row] = {
         ),
         ("launch-failed", *CHECK),
     ),
+    "a batch directory, by slurmctld": (
+        "error: slurmd error running JobId=12 on node(s)=n3: Slurmd could not create a batch dir",
+        ("launch-failed", NODE, ["n3"], "leave"),
+    ),
+    "a clock, by munge": (
+        "slurmd: error: Munge decode failed: Rewound credential",
+        ("clocks-differ", *CHECK),
+    ),
     "a daemon that does not answer": (
         "srun: error: Task launch for 8.0 failed on node n3: Communication connection failure",
         ("node-silent", *CHECK),

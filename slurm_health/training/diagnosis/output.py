@@ -107,6 +107,11 @@ _FACTS = {
         # srun: error: Task launch for 47.0 failed on node n-c122: Invalid job credential
         "launch-failed": r"srun: error: (?:Task launch for \S+ failed on node (?P<node>[\w.-]+)"
         r"|Application launch failed): (?P<value>.+)",
+        # slurmctld: slurmd error running JobId=12 on node(s)=n3: Slurmd could not create a batch …
+        "batch-refused": r"slurmd error running JobId=\d+ on node\(s\)=(?P<node>[\w.-]+):"
+        r" (?P<value>.+)",
+        # slurmd: error: Munge decode failed: Rewound credential
+        "credential": r"[Mm]unge decode failed: (?P<value>.+)",
         "port-taken": r"server socket has failed to (?:bind to \S*?:|listen on .{1,80}port: )"
         r"(?P<value>\d{1,5})\b.{1,120}[Aa]ddress already in use",
         "connect": r"(?:connect(?:ing)? to|network addresses of) \(?(?P<value>[^\s,()]{1,253}),"
@@ -127,7 +132,7 @@ _FACTS = {
 }
 _HINT = re.compile(
     r"oom|[Oo]ut [Oo]f [Mm]emory|memory limit|Node failure|\*\*\* |failed|onnect|NET/IB"
-    r"|Remote daemon|OOMKilled|OUT_OF_ME|gai error|retry count"
+    r"|Remote daemon|OOMKilled|OUT_OF_ME|gai error|retry count|error running"
 )
 _CANCELLED_AT = re.compile(r"\*\*\* JOB \S+ ON \S+ CANCELLED AT (?P<time>[\dT:-]{19})")
 

@@ -218,13 +218,14 @@ def slurm_names_a_node(_: Inference, data: DataManager) -> Inference | None:
             return _of_nodes(row, named, data)
     if held := log.of("held"):
         return HELD.inference(evidence=(held[0].text,))
-    refused = log.of("launch-failed")
+    refused = log.of("launch-failed") or log.of("batch-refused") or log.of("credential")
     if not refused:
         return None
     named = {fact.node: fact.text for fact in refused if fact.node in (nodes or [fact.node])}
     named.pop("", None)
-    rows = REFUSALS if named else REFUSALS[-1:]
-    row = next(row for row in rows if row.fits(refused[0].value))
+    row = next(row for row in REFUSALS if row.fits(refused[0].value))
+    if not named and row is not REFUSALS[0]:
+        row = REFUSALS[-1]
     cause = _of_nodes(row, named, data, why=refused[0].value)
     return replace(
         cause,
@@ -237,7 +238,7 @@ def _of_nodes(row: Row, lines: Mapping[str, str], data: DataManager, **names: st
     """Return what a row says of nodes, with a line of them."""
     nodes = tuple(sorted(lines))
     leave = f"start again without {listed(nodes)} ({leaving_out(nodes, data)})" if nodes else ""
-    names |= {"nodes": listed(nodes), "node": "".join(nodes[:1]), "leave": leave}
+    names |= {"nodes": listed(nodes) or "a node", "node": "".join(nodes[:1]), "leave": leave}
     evidence = tuple(lines[node] for node in nodes)[:MOST_LINES]
     return row.inference(names, nodes=nodes, evidence=evidence)
 

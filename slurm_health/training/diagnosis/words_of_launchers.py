@@ -171,7 +171,7 @@ BY_FACT = {
 REFUSALS: tuple[Row, ...] = (
     Row(
         "clocks-differ",
-        r"[Jj]ob credential expired",
+        r"[Jj]ob credential expired|(?:Rewound|Expired) credential",
         "the credential of a step had expired when {nodes} read it: the clocks of the"
         " nodes and of slurmctld's host differ, or the launch took minutes",
         "tell your administrator: compare the clocks (chronyc tracking) of these nodes and"
@@ -187,7 +187,7 @@ REFUSALS: tuple[Row, ...] = (
     ),
     Row(
         "launch-failed",
-        r"could not create|No space left|[Rr]ead-only|User not found|could not set up"
+        r"[Cc]ould not (?:create|make)|No space left|[Rr]ead-only|User not found|could not set up"
         r"|[Ii]nvalid user|slurmd internal error|[Pp]rolog",
         "{nodes} could not launch a step: its spool directory, disk, accounts or prolog",
         "{leave} and tell your administrator (SlurmdSpoolDir, slurmd's log there)",
