@@ -87,15 +87,23 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 def standings(records: Iterable[NodeRecord]) -> list[Standing]:
     """Return what is concluded about each node of one cluster, the worst first."""
     nodes = list(records)
-    jobs, spoiled = sum(each.jobs for each in nodes), sum(len(each.spoiled) for each in nodes)
+    jobs, spoiled = sum(each.jobs for each in nodes), sum(_by_users(each) for each in nodes)
     found = [_standing(each, jobs=jobs, spoiled=spoiled, nodes=len(nodes)) for each in nodes]
     order = list(Reliability)
     return sorted(found, key=lambda each: (order.index(each.level), -each.score, each.node))
 
 
+def _by_users(record: NodeRecord) -> int:
+    """Return what a node adds to the rate of all: one user's jobs once, where others use it too.
+
+    Or one user's journals, of jobs that never were, would make the worst node look like any other.
+    """
+    return len({each.uid for each in record.spoiled}) if record.users > 1 else len(record.spoiled)
+
+
 def _standing(record: NodeRecord, *, jobs: int, spoiled: int, nodes: int) -> Standing:
     own = len(record.spoiled)
-    others, others_spoiled = jobs - record.jobs, spoiled - own
+    others, others_spoiled = jobs - record.jobs, spoiled - _by_users(record)
     # Laplace's rule: where little is known of the others, they are not taken to be perfect.
     rate = (others_spoiled + 1) / (others + 2)
     chance = min(1.0, nodes * at_least(own, record.jobs, rate)) if own else 1.0

@@ -76,6 +76,15 @@ def test_what_one_fleet_in_twenty_shows_by_chance_makes_no_lemon(
     assert level_of(found) is level
 
 
+def test_one_users_forged_journals_hide_no_lemon() -> None:
+    forged = [
+        record(f"n{number}", jobs=59, spoiled=39, uids=(666,), users=2) for number in range(10)
+    ]
+    bad = record("bad", jobs=20, spoiled=6, uids=(1000, 1001), users=2)
+
+    assert level_of(bad, forged) is Reliability.LEMON
+
+
 def test_a_node_is_compared_with_the_others_and_not_with_perfection() -> None:
     as_bad = [record(f"n{number}", jobs=20, spoiled=5) for number in range(10)]
 
