@@ -187,7 +187,9 @@ def hooked_site(
 ) -> Iterator[HookedSite]:
     """Start a cluster with the hooks in place."""
     install(directory)
-    write_site(directory / "etc", "")
+    # slurmd runs a first health check before a test writes its settings, and a node of the lab has
+    # the host's /var/lib.
+    write_site(directory / "etc", f'[hooks]\nstate = "{STATE}"\n')
     extra = SLURM_CONF.format(directory=directory) + "RebootProgram=/bin/true\n"
     extra += slurm_conf_extra
     seen = (directory, *visible)
