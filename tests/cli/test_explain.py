@@ -14,7 +14,7 @@ def test_an_xid_is_told_in_a_few_lines() -> None:
     done = slurm_health("explain", "79")
 
     assert done.code == 0, done
-    assert done.stdout.splitlines()[0] == "Xid 79: GPU has fallen off the bus"
+    assert done.stdout.splitlines()[0] == "Xid 79: fallen off the bus"
     assert "the node is drained" in done.stdout
 
 
