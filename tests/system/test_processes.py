@@ -230,7 +230,7 @@ NO_INTERPRETERS = {
     "preflight/master/job_environment.py",
     "preflight/supervisor/kept_spares.py",
     "node/checks/external.py",
-    "node/checks/optics.py",
+    "node/checks/vendors.py",
     "torchrun/train.py",
     "preflight/probes/torchrun_agents.py",
     "preflight/probes/torchrun_nodes.py",
