@@ -28,12 +28,12 @@ from slurm_health.fleet.history import place, refresh
 from slurm_health.records.record_codec import encode
 from slurm_health.records.records import (
     Disposition,
+    JobOutcome,
     NodeReported,
     Record,
     Rendezvous,
     RoundEnded,
     RoundStarted,
-    RunFinished,
     RunStarted,
     Sampled,
     VerdictReached,
@@ -170,7 +170,7 @@ def _make_run(
         master_node=nodes[0],
         user="ml",
     )
-    finished = RunFinished(disposition=Disposition.PROCEED, exit_code=0)
+    finished = JobOutcome(disposition=Disposition.PROCEED, exit_code=0)
     _write(directory, "master", [start, *rounds, VerdictReached(nodes=verdicts), finished], time_s)
     ran = [ScriptStarted(script="train.sh", pid=1), ScriptEnded(exit_code=0, duration_s=3600.0)]
     _write(directory, "supervisor", ran, time_s)

@@ -28,11 +28,11 @@ from slurm_health.preflight.options import FOR_CHECK, given_in_environ, job_spec
 from slurm_health.records.allocation import from_environ
 from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import ConfigError, ExitCode, JournalError, SlurmHealthError
-from slurm_health.records.records import Disposition, RunFinished, Unchecked
+from slurm_health.records.records import Disposition, JobOutcome, Unchecked
 from slurm_health.system import journal
 from slurm_health.system.signals import leaving_on
 
-_Tell = Callable[[RunFinished, Path | str], None]
+_Tell = Callable[[JobOutcome, Path | str], None]
 
 
 @click.command(short_help="Check the nodes of this allocation, or this machine.")
@@ -125,7 +125,7 @@ def _after_failure(
         allocation = from_environ(environ)
         finished = after_failure(failed, allocation, settings, environ, less_checked=again.less)
     except SlurmHealthError as err:
-        finished = RunFinished(
+        finished = JobOutcome(
             disposition=Disposition.STOP,
             exit_code=ExitCode.UNAVAILABLE,
             reason=f"what it needs is not known: {err}",
@@ -171,7 +171,7 @@ def _unchecked(
     return finished.exit_code
 
 
-def _exit_code(finished: RunFinished, *, acted: bool) -> int:
+def _exit_code(finished: JobOutcome, *, acted: bool) -> int:
     """Return the code for a script: what was found or, once acted on, whether it may go on."""
     goes_on = finished.disposition == Disposition.PROCEED
     if acted and goes_on and finished.exit_code != ExitCode.UNAVAILABLE:

@@ -57,7 +57,7 @@ def supervise(
     own_words = ("--for-supervisor", os.urandom(4).hex(), f"--spec={asked.encoded()}")
     check_argv = own_command(*(("--verbose",) if asked.verbose else ()), "check", *own_words)
     return supervisor.supervise(
-        supervisor.Supervised(
+        supervisor.SupervisorConfig(
             source=Path(source),
             line=script_line,
             name=script_name,

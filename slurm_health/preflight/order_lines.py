@@ -133,7 +133,7 @@ def blocks(written: Iterable[records.Record], numbers: Mapping[str, int]) -> byt
                 found += _block(Launch(launch=launch, nodes=ranges, light=light))
             case records.MasterWaits():
                 found += _block(Stay())
-            case records.VerdictReached() | records.RunFinished():
+            case records.VerdictReached() | records.JobOutcome():
                 found += _block(Leave())
             case _:
                 pass

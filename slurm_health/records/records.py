@@ -212,8 +212,8 @@ class ActionDone(Record, frozen=True, kw_only=True, tag="action_done"):
     detail: str = ""
 
 
-class RunFinished(Record, frozen=True, kw_only=True, tag="run_finished"):
-    """The check is over, and what becomes of the job.
+class JobOutcome(Record, frozen=True, kw_only=True, tag="job_outcome"):
+    """What becomes of a job after its check.
 
     `nodes` are those the job goes on with, if they are not all that it was to have; `spares` those
     that it keeps beside them. `directory` is where the journal lies, for the supervisor of the job;

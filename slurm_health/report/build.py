@@ -134,7 +134,7 @@ def run_of(
     master = entries.master
     attempt, check = journal.attempt_and_check(entries.label) or (0, 1)
     start, verdict = _first(master, records.RunStarted), _last(master, records.VerdictReached)
-    finished = _last(master, records.RunFinished) or records.RunFinished(
+    finished = _last(master, records.JobOutcome) or records.JobOutcome(
         disposition=records.Disposition(""), exit_code=0
     )
     state, note = _state(entries, superseded=superseded, now_s=now_s)
@@ -230,7 +230,7 @@ def _state(entries: RunEntries, *, superseded: bool, now_s: float | None) -> tup
     start = _first(master, records.RunStarted)
     if start is None:
         return State.NOT_STARTED, "no start of a check is recorded"
-    if _first(master, records.RunFinished) is not None:
+    if _first(master, records.JobOutcome) is not None:
         adopted = start.settings.get("as_checked_in")
         place = journal.attempt_and_check(str(adopted)) if adopted else None
         return State.FINISHED, sentences.adopted_text(*place) if place else ""
@@ -501,7 +501,7 @@ def _action_of(record: records.Record | None) -> str:
     match record:
         case records.ActionIntended() | records.ActionDone():
             return record.action
-        case records.RunFinished():
+        case records.JobOutcome():
             return record.disposition
         case script_records.FailurePlanned():
             return record.plan
@@ -522,7 +522,7 @@ def _life(
     started_s = min(began_s, float(start.start_time_s or began_s))
     if queued_s:
         yield Phase(phase="queue", begin_s=started_s - queued_s, end_s=started_s)
-    finished = _times(entries.master, records.RunFinished)
+    finished = _times(entries.master, records.JobOutcome)
     check_s = finished[-1] if finished else entries.master[-1].time_s
     yield Phase(phase="check", begin_s=began_s, end_s=check_s)
     last_s = max(now_s or 0.0, entries.written[-1].time_s)

@@ -287,7 +287,7 @@ def record_text(record: records.Record, script: str) -> str:
         case records.ActionDone(action=action, nodes=nodes, succeeded=well, detail=detail):
             text = act_text("done" if well else "failed", action, nodes)
             return f"{text} ({detail})" if detail else text
-        case records.RunFinished(disposition=disposition, nodes=nodes):
+        case records.JobOutcome(disposition=disposition, nodes=nodes):
             on = f" with {listed(nodes)}" if nodes else ""
             return f"{_DISPOSITIONS.get(disposition, disposition)}{on}"
         case script_records.ScriptStarted(restart=restart, nodes=nodes):

@@ -238,7 +238,7 @@ def events_of(run: Run, *, verbose: bool) -> Iterator[tuple[float, str]]:
     """Yield what happened in a check and when; in short without rounds and echoes of acts."""
     done = {event.action for event in run.timeline if event.event == "action_done"}
     for event in run.timeline:
-        echo = event.event in ("action_intended", "run_finished") and event.action in done
+        echo = event.event in ("action_intended", "job_outcome") and event.action in done
         if echo and not verbose:
             continue
         yield event.after_s, event.text

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from slurm_health.records.errors import ExitCode
 from slurm_health.records.record_codec import Entry
-from slurm_health.records.records import Disposition, RunFinished, RunStarted, VerdictReached
+from slurm_health.records.records import Disposition, JobOutcome, RunStarted, VerdictReached
 from slurm_health.system import journal
 from slurm_health.torchrun.place import TaskPlace
 
@@ -103,9 +103,9 @@ def _told(
                 started = record
             case VerdictReached() as record:
                 verdict = record
-            case RunFinished(disposition=Disposition.PROCEED, exit_code=code):
+            case JobOutcome(disposition=Disposition.PROCEED, exit_code=code):
                 ended_s = None if code == ExitCode.UNAVAILABLE else entry.time_s
-            case RunFinished():
+            case JobOutcome():
                 ended_s = None
             case _:
                 pass

@@ -237,7 +237,7 @@ def _await_sign_off(directory: Path, nodes: Sequence[str], agent: Launcher) -> l
 def _outcome_records(choice: NodeChoice) -> list[records.Record]:
     """Return what tells all processes who trains."""
     go = bool(choice.nodes)
-    finished = records.RunFinished(
+    finished = records.JobOutcome(
         disposition=records.Disposition.PROCEED if go else records.Disposition.STOP,
         exit_code=ExitCode.HEALTHY if go else ExitCode.BAD_NODES,
         reason=choice.reason,
@@ -263,7 +263,7 @@ def outcome_of(entries: Sequence[Entry], directory: Path) -> JointOutcome | None
                 verdict = record
             case records.ActionIntended(action=records.Action.PROCEED, nodes=names):
                 nodes = tuple(names)
-            case records.RunFinished(reason=reason) if verdict is not None:
+            case records.JobOutcome(reason=reason) if verdict is not None:
                 return JointOutcome(verdict=verdict, choice=NodeChoice(nodes=nodes, reason=reason))
             case _:
                 pass

@@ -29,8 +29,8 @@ from slurm_health.records.records import (
     Action,
     ActionIntended,
     Disposition,
+    JobOutcome,
     Record,
-    RunFinished,
     RunStarted,
     VerdictReached,
 )
@@ -60,7 +60,7 @@ def after_failure(
     environ: Mapping[str, str],
     *,
     less_checked: str = "",
-) -> RunFinished:
+) -> JobOutcome:
     """Decide what follows a failed script, and do it; `settings` are those of a check after it.
 
     `less_checked` says why that check is quick where its user asked for another, else empty.
@@ -85,7 +85,7 @@ def after_failure(
     )
     match action:
         case RestartRanks():
-            finished = RunFinished(
+            finished = JobOutcome(
                 disposition=Disposition.PROCEED,
                 exit_code=ExitCode.HEALTHY,
                 reason=action.reason,
@@ -98,7 +98,7 @@ def after_failure(
         case LeaveNode():
             finished = _left(failed, action, allocation, settings, environ)
         case _:
-            finished = RunFinished(
+            finished = JobOutcome(
                 disposition=Disposition.STOP, exit_code=ExitCode.BAD_NODES, reason=action.reason
             )
             settings.tell(finished, failed.directory)
@@ -111,14 +111,14 @@ def _checked(
     settings: CheckSettings,
     environ: Mapping[str, str],
     less_checked: str,
-) -> RunFinished:
+) -> JobOutcome:
     """Check nodes, and act on the verdict and on what is known already."""
     _say(f"{chosen.reason}; checking {fold(chosen.nodes)} before the script is started again")
     if less_checked:
         _say(f"that check is quick: {less_checked}")
     tell = settings.tell
 
-    def tell_nodes(finished: RunFinished, directory: Path) -> None:
+    def tell_nodes(finished: JobOutcome, directory: Path) -> None:
         if not finished.nodes:  # all that were checked, which may be fewer than Slurm once gave
             finished = msgspec.structs.replace(finished, nodes=list(chosen.nodes))
         tell(finished, directory)
@@ -142,7 +142,7 @@ def _left(
     allocation: Allocation,
     settings: CheckSettings,
     environ: Mapping[str, str],
-) -> RunFinished:
+) -> JobOutcome:
     """Act on what is known of nodes as on the verdict of a check, which this records as one."""
     from slurm_health.preflight.acting.perform import Acting, act  # seldom needed
 
@@ -165,7 +165,7 @@ def _left(
 
     def append(record: Record) -> None:
         writer.append(record)
-        if isinstance(record, RunFinished):
+        if isinstance(record, JobOutcome):
             settings.tell(record, directory)
 
     append(started)

@@ -15,7 +15,7 @@ import pytest
 
 from slurm_health.fleet.retention import removal
 from slurm_health.fleet.retention.rules import JobJournal
-from slurm_health.records.records import RunFinished
+from slurm_health.records.records import JobOutcome
 from slurm_health.system import journal as journals
 from slurm_health.system.killable import Answered, run_one
 from tests.support.command_line import COMMAND, DEADLINE_S, Done, slurm_health
@@ -140,7 +140,7 @@ def test_a_journal_that_was_written_since_it_was_chosen_stays(tmp_path: Path) ->
         removal.remove(tmp_path, chosen)
 
     records = journals.read_all(run.directory, journals.MASTER)
-    assert isinstance(records[-1].record, RunFinished)
+    assert isinstance(records[-1].record, JobOutcome)
 
 
 def test_a_journal_that_became_anothers_stays(tmp_path: Path) -> None:

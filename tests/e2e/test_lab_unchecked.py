@@ -43,7 +43,7 @@ def test_a_job_that_runs_unchecked_leaves_a_journal_and_asks_slurm_for_nothing(s
     output = site.lab.job_output(job)
     assert f"running the script anyway: {WHY}" in output
     assert "ran" in output.splitlines()
-    assert kinds(site.records(job)) == {"run_started": 1, "unchecked": 1, "run_finished": 1}
+    assert kinds(site.records(job)) == {"run_started": 1, "unchecked": 1, "job_outcome": 1}
     (run,) = site.report(job)["runs"]
     assert run["unchecked"]["reason"].startswith("--python: /no/such/python")
     assert run["script"]["exit_code"] == 0
@@ -96,7 +96,7 @@ def test_a_check_that_dies_each_time_is_recorded_in_its_journal(site: Site) -> N
         site.kill_master()
     assert site.ended(job)["ExitCode"] == "0:0"
     found = site.records(job)[-2:]
-    assert [each["kind"] for each in found] == ["unchecked", "run_finished"]
+    assert [each["kind"] for each in found] == ["unchecked", "job_outcome"]
     assert "killed by SIGKILL" in found[0]["reason"]
     assert "running the script anyway: UNCHECKED: the check was st" in site.lab.job_output(job)
     assert "UNCHECKED: the check was started 3 times" in " ".join(site.table(job).split())

@@ -26,7 +26,7 @@ from slurm_health.records.errors import (
     SlurmError,
     SlurmHealthError,
 )
-from slurm_health.records.records import Disposition, RunFinished, VerdictReached
+from slurm_health.records.records import Disposition, JobOutcome, VerdictReached
 from slurm_health.records.script_records import Attribution, Diagnosed, EventKind, TrainingEvent
 from slurm_health.records.verdict import Level, LinkVerdict, NodeVerdict
 from slurm_health.training.diagnosis.failure import JobAtFailure, what_follows
@@ -137,7 +137,7 @@ def _decided(verdict: VerdictReached, policy: Policy, facts: JobFacts) -> str:
     return "; ".join([*words, _ended(outcome, *decision.leave, may_stay=decision.may_stay)])
 
 
-def _ended(outcome: RunFinished, *leave: str, may_stay: bool = False) -> str:
+def _ended(outcome: JobOutcome, *leave: str, may_stay: bool = False) -> str:
     words = [outcome.disposition.value, *leave, f"code {int(outcome.exit_code)}"]
     moves = outcome.disposition is Disposition.REQUEUE
     return " ".join([*words, *(["may stay"] if moves and may_stay else [])])

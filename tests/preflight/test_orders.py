@@ -13,13 +13,13 @@ from slurm_health.records.records import (
     AgentsLaunched,
     Disposition,
     GroupAborted,
+    JobOutcome,
     MasterWaits,
     NodesAdmitted,
     Record,
     Rendezvous,
     RoundEnded,
     RoundStarted,
-    RunFinished,
     VerdictReached,
 )
 from slurm_health.records.verdict import Level, NodeVerdict
@@ -92,7 +92,7 @@ def test_an_agent_hears_that_another_one_took_over_on_its_node(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    "last", [VerdictReached(nodes=[]), RunFinished(disposition=Disposition.PROCEED, exit_code=0)]
+    "last", [VerdictReached(nodes=[]), JobOutcome(disposition=Disposition.PROCEED, exit_code=0)]
 )
 def test_every_agent_hears_the_end_of_the_run(tmp_path: Path, last: Record) -> None:
     run = tmp_path / "run"

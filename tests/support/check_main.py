@@ -17,7 +17,7 @@ from slurm_health.preflight.master.master import Master, MasterSettings
 from slurm_health.preflight.master.run_check import make_localizer
 from slurm_health.preflight.session.deadlines import TimeLimits
 from slurm_health.preflight.session.phases import phases
-from slurm_health.records.records import Disposition, RunFinished, RunStarted, VerdictReached
+from slurm_health.records.records import Disposition, JobOutcome, RunStarted, VerdictReached
 from slurm_health.system.processes import own_command
 
 RUN_ID = "r1"
@@ -66,7 +66,7 @@ def run(
     try:
         master.open(started(nodes))
         verdict = master.run()
-        master.finish(RunFinished(disposition=Disposition.PROCEED, exit_code=0))
+        master.finish(JobOutcome(disposition=Disposition.PROCEED, exit_code=0))
     finally:
         master.close()
     return verdict

@@ -17,12 +17,12 @@ from slurm_health.records.records import (
     AgentStarted,
     Disposition,
     GroupAborted,
+    JobOutcome,
     NodeReported,
     Record,
     Rendezvous,
     RoundEnded,
     RoundStarted,
-    RunFinished,
     RunStarted,
     Sampled,
     VerdictReached,
@@ -180,7 +180,7 @@ class RunJournal:
     def finish(self, disposition: str, *, exit_code: int = 0, reason: str = "") -> None:
         """Let the master end the check."""
         self.master(
-            RunFinished(disposition=Disposition(disposition), exit_code=exit_code, reason=reason)
+            JobOutcome(disposition=Disposition(disposition), exit_code=exit_code, reason=reason)
         )
 
     def pass_check(self) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from slurm_health.preflight.job_spec import JobSpec
 from slurm_health.preflight.supervisor.script_runs import Restarts
 from slurm_health.preflight.supervisor.supervisor import (
-    Supervised,
+    SupervisorConfig,
     SupervisorPatience,
     original_environ,
     supervise,
@@ -43,7 +43,7 @@ def main() -> int:
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     options = parser.parse_args()
     options.python = options.python or from_json(options.spec, JobSpec).python
-    told = Supervised(
+    told = SupervisorConfig(
         source=options.source,
         line=options.script_line,
         name=options.script_name,

@@ -11,8 +11,8 @@ import pytest
 from slurm_health.records.errors import JournalError
 from slurm_health.records.records import (
     Disposition,
+    JobOutcome,
     Record,
-    RunFinished,
     RunStarted,
     VerdictReached,
 )
@@ -44,7 +44,7 @@ VERDICT = VerdictReached(
         NodeVerdict(node="n3", level=Level.HEALTHY),
     ]
 )
-GOES_ON = RunFinished(disposition=Disposition.PROCEED, exit_code=1)
+GOES_ON = JobOutcome(disposition=Disposition.PROCEED, exit_code=1)
 WHOLE = (STARTED, VERDICT, GOES_ON)
 PROBES = ("matmul", "allgather")
 BY_RUN = msgspec.structs.replace(STARTED, settings={**STARTED.settings, "nnodes": "2"})
@@ -91,8 +91,8 @@ def test_the_directory_that_another_task_has_made_for_this_start_is_none(tmp_pat
         (STARTED,),
         (STARTED, VERDICT),
         (BY_RUN, VERDICT, GOES_ON),
-        (STARTED, VERDICT, RunFinished(disposition=Disposition.REQUEUE, exit_code=1)),
-        (STARTED, VERDICT, RunFinished(disposition=Disposition.PROCEED, exit_code=4)),
+        (STARTED, VERDICT, JobOutcome(disposition=Disposition.REQUEUE, exit_code=1)),
+        (STARTED, VERDICT, JobOutcome(disposition=Disposition.PROCEED, exit_code=4)),
         (STARTED, VerdictReached(nodes=VERDICT.nodes[1:]), GOES_ON),
         (msgspec.structs.replace(STARTED, settings={"check": "matmul"}), VERDICT, GOES_ON),
         (msgspec.structs.replace(STARTED, start_time_s=99), VERDICT, GOES_ON),

@@ -21,8 +21,8 @@ from slurm_health.records.records import (
     AgentEnded,
     AgentsLaunched,
     Disposition,
+    JobOutcome,
     Record,
-    RunFinished,
     RunStarted,
     VerdictReached,
 )
@@ -58,7 +58,7 @@ REASON = "without n1"
 GO = (
     VERDICT,
     ActionIntended(action=Action.PROCEED, nodes=["n2"], reason=REASON),
-    RunFinished(disposition=Disposition.PROCEED, exit_code=0, reason=REASON),
+    JobOutcome(disposition=Disposition.PROCEED, exit_code=0, reason=REASON),
 )
 BOUNDS = Bounds(least=1, most=2)
 

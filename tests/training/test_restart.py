@@ -14,7 +14,7 @@ from slurm_health.preflight.job_spec import JobSpec
 from slurm_health.preflight.master.check_settings import CheckSettings
 from slurm_health.preflight.session.deadlines import TimeLimits
 from slurm_health.records.allocation import Allocation
-from slurm_health.records.records import Disposition, RunFinished, VerdictReached
+from slurm_health.records.records import Disposition, JobOutcome, VerdictReached
 from slurm_health.records.script_records import (
     Attribution,
     Diagnosed,
@@ -43,9 +43,9 @@ class Scene:
         self.run = journal.job_directory(self.root, "lab", JOB) / "0"
         journal.create(self.run, [journal.MASTER])
         master = journal.Writer(self.run, journal.MASTER, lambda: 1.0)
-        master.append(run_started(NODES), RunFinished(disposition=Disposition.PROCEED, exit_code=0))
+        master.append(run_started(NODES), JobOutcome(disposition=Disposition.PROCEED, exit_code=0))
         self.started(2.0)
-        self.told: list[RunFinished] = []
+        self.told: list[JobOutcome] = []
 
     def started(self, time_s: float) -> None:
         record = ScriptStarted(script="train.sh", pid=1)
@@ -79,7 +79,7 @@ class Scene:
 
     def outcome(
         self, policy: Policy | None = None, failed: FailedScript | None = None
-    ) -> RunFinished:
+    ) -> JobOutcome:
         environ = {**self.slurm.environ(), "SLURMD_NODENAME": "n1"}
         return after_failure(
             failed or self.failed(),

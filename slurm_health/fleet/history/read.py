@@ -39,7 +39,7 @@ from slurm_health.records.decoding import from_msgpack
 from slurm_health.records.errors import JournalError
 from slurm_health.records.probe_catalog import unit_of
 from slurm_health.records.record_codec import Entry
-from slurm_health.records.records import Record, RunFinished, RunStarted, Sampled, VerdictReached
+from slurm_health.records.records import JobOutcome, Record, RunStarted, Sampled, VerdictReached
 from slurm_health.records.script_records import ScriptEnded, ScriptStarted
 from slurm_health.records.text import cut, one_line
 from slurm_health.system import journal
@@ -231,7 +231,7 @@ def _open_s(
 
     A script that ended well because it was told to has a post-mortem.
     """
-    finished = [each for each in master if isinstance(each, RunFinished)]
+    finished = [each for each in master if isinstance(each, JobOutcome)]
     if not finished or finished[-1].leaves:
         return _ABANDONED_S
     match [each for each in script if isinstance(each, ScriptStarted | ScriptEnded)][-1:]:

@@ -37,8 +37,8 @@ from slurm_health.records.records import (
     ActionDone,
     ActionIntended,
     Disposition,
+    JobOutcome,
     Record,
-    RunFinished,
     RunStarted,
     VerdictReached,
 )
@@ -101,7 +101,7 @@ class Acting:
         return self.started.slurm_name
 
 
-def act(verdict: VerdictReached, acting: Acting) -> RunFinished:
+def act(verdict: VerdictReached, acting: Acting) -> JobOutcome:
     """Act on the verdict of a run; return what becomes of the job.
 
     When the job is requeued, this process is ended by Slurm shortly after the return.
@@ -204,7 +204,7 @@ class _Performer:
             return ""
         return refusal or f"the job holds {fold(held)} afterwards"
 
-    def going_on(self, outcome: RunFinished) -> RunFinished:
+    def going_on(self, outcome: JobOutcome) -> JobOutcome:
         """Return the outcome of a job that stays, with its nodes if there are fewer than wanted.
 
         Slurm 22.05 gives a job that was made smaller while it waited its earlier task count.
@@ -216,7 +216,7 @@ class _Performer:
             return outcome
         return msgspec.structs.replace(outcome, nodes=nodes)
 
-    def requeue(self, decision: Decision) -> RunFinished:
+    def requeue(self, decision: Decision) -> JobOutcome:
         """Requeue the job without some nodes; a job that cannot be requeued stays, or stops."""
         leave, reason, acting = decision.leave, decision.outcome.reason, self.acting
         self._intend(Action.EXCLUDE, leave, reason)
@@ -270,7 +270,7 @@ class _Performer:
             return ()
         return [node.node for node in self.verdict.nodes]
 
-    def _refused(self, decision: Decision, problem: str) -> RunFinished:
+    def _refused(self, decision: Decision, problem: str) -> JobOutcome:
         """Return the outcome of a job that cannot be requeued."""
         leave, reason = decision.leave, decision.outcome.reason
         if decision.may_stay:

@@ -27,7 +27,7 @@ def end_unchecked(
     client: Client,
     append: Callable[[records.Record], None],
     in_journal: bool = True,
-) -> records.RunFinished:
+) -> records.JobOutcome:
     """Record that the nodes could not be checked; return what becomes of the job.
 
     Args:

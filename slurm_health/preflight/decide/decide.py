@@ -21,7 +21,7 @@ from slurm_health.preflight.decide.paths import (
 from slurm_health.preflight.decide.policy import OnStraggler, Policy
 from slurm_health.records.errors import ExitCode
 from slurm_health.records.nodeset import fold
-from slurm_health.records.records import Disposition, RunFinished, VerdictReached
+from slurm_health.records.records import Disposition, JobOutcome, VerdictReached
 from slurm_health.records.verdict import Level, NodeVerdict
 
 
@@ -47,7 +47,7 @@ class Decision:
         may_stay: it goes on where it is if Slurm refuses to requeue it.
     """
 
-    outcome: RunFinished
+    outcome: JobOutcome
     drain: tuple[Drain, ...] = ()
     left_alone: tuple[tuple[str, ...], str] = ((), "")
     drop: tuple[tuple[str, ...], str] = ((), "")
@@ -123,14 +123,14 @@ def decide(verdict: VerdictReached, policy: Policy, facts: JobFacts) -> Decision
 
 def decide_unasked(
     verdict: VerdictReached, avoid: Sequence[NodeVerdict], problem: str
-) -> RunFinished:
+) -> JobOutcome:
     """Decide what becomes of a job with unwanted nodes if Slurm does not answer."""
     why = f"{_because(avoid)}; could not query Slurm: {problem}"
     if any(node.level is Level.FAULTY for node in avoid):
         disposition, reason = Disposition.STOP, f"{why}; submit the job again"
     else:
         disposition, reason = Disposition.PROCEED, f"{why}; continuing anyway{_cost(avoid)}"
-    return RunFinished(disposition=disposition, exit_code=exit_code(verdict), reason=reason)
+    return JobOutcome(disposition=disposition, exit_code=exit_code(verdict), reason=reason)
 
 
 class _Case:
@@ -152,7 +152,7 @@ class _Case:
         drop: tuple[tuple[str, ...], str] = ((), ""),
     ) -> Decision:
         drain, left_alone = self._drains()
-        outcome = RunFinished(
+        outcome = JobOutcome(
             disposition=disposition,
             exit_code=exit_code(self.verdict),
             reason=reason,
@@ -200,7 +200,7 @@ class _Case:
         bad = any(node.level is not Level.INCONCLUSIVE for node in leave)
         drain, left_alone = self._drains()
         return Decision(
-            outcome=RunFinished(
+            outcome=JobOutcome(
                 disposition=Disposition.REQUEUE,
                 exit_code=ExitCode.BAD_NODES if bad else ExitCode.INCONCLUSIVE,
                 reason=_because(leave),

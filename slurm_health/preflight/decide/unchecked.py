@@ -18,7 +18,7 @@ from slurm_health.records.errors import (
     SlurmError,
     SlurmHealthError,
 )
-from slurm_health.records.records import Disposition, RunFinished, Unchecked
+from slurm_health.records.records import Disposition, JobOutcome, Unchecked
 from slurm_health.records.text import REASON_PREFIX, cut, plain
 
 WORD = "UNCHECKED"
@@ -49,10 +49,10 @@ def text(unchecked: Unchecked) -> str:
     return f"{WORD}: {unchecked.reason}; {unchecked.remedy}"
 
 
-def outcome(unchecked: Unchecked, choice: OnUnchecked) -> RunFinished:
+def outcome(unchecked: Unchecked, choice: OnUnchecked) -> JobOutcome:
     """Decide what becomes of the job."""
     stops = choice is OnUnchecked.STOP
-    return RunFinished(
+    return JobOutcome(
         disposition=Disposition.STOP if stops else Disposition.PROCEED,
         exit_code=ExitCode.UNAVAILABLE,
         reason=text(unchecked) + (" (--on-unchecked=stop)" if stops else ""),

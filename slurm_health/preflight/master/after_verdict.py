@@ -24,7 +24,7 @@ def conclude(
     directory: Path,
     settings: CheckSettings,
     environ: Mapping[str, str],
-) -> records.RunFinished:
+) -> records.JobOutcome:
     """Act on a verdict, unless an earlier master has or the job is over; record how the run ends.
 
     Args:
@@ -44,7 +44,7 @@ def conclude(
 
     def append(record: records.Record) -> None:
         master.append(record)
-        if isinstance(record, records.RunFinished):
+        if isinstance(record, records.JobOutcome):
             settings.tell(record, directory)
 
     finished = _cut_short(master, started, directory, settings, environ, append)
@@ -63,7 +63,7 @@ def _cut_short(
     settings: CheckSettings,
     environ: Mapping[str, str],
     append: Callable[[records.Record], None],
-) -> records.RunFinished | None:
+) -> records.JobOutcome | None:
     """End a check of which what was found is not worth acting on; None for any other."""
     agents = master.session.state.agents
     over = [node.failed for node in agents.values() if node.job_ended]
@@ -85,8 +85,8 @@ def _cut_short(
     )
 
 
-def _only_checked(verdict: records.VerdictReached) -> records.RunFinished:
-    return records.RunFinished(
+def _only_checked(verdict: records.VerdictReached) -> records.JobOutcome:
+    return records.JobOutcome(
         disposition=records.Disposition.PROCEED,
         exit_code=exit_code(verdict),
         reason="only checked",
@@ -100,7 +100,7 @@ def _acted_on(
     settings: CheckSettings,
     environ: Mapping[str, str],
     append: Callable[[records.Record], None],
-) -> records.RunFinished:
+) -> records.JobOutcome:
     from slurm_health.preflight.acting.perform import Acting, act
 
     if settings.at_fault:
@@ -109,7 +109,7 @@ def _acted_on(
     return act(verdict, Acting.as_owner(started, directory, settings.policy, environ, append))
 
 
-def job_ended(said: str, job: str, *, accounts: bool | None) -> records.RunFinished:
+def job_ended(said: str, job: str, *, accounts: bool | None) -> records.JobOutcome:
     """End the run of a job that was cancelled, or failed its prolog: its script is not started.
 
     Slurm ends the batch step of such a job, but not always before the check is done. `accounts`
@@ -120,7 +120,7 @@ def job_ended(said: str, job: str, *, accounts: bool | None) -> records.RunFinis
         True: f"sacct -j {job} may say why",
         False: f"scontrol show job {job} may say why, for some minutes",
     }[accounts]
-    return records.RunFinished(
+    return records.JobOutcome(
         disposition=records.Disposition.STOP,
         exit_code=ExitCode.UNAVAILABLE,
         reason=f"Slurm has ended it already ({said}); {look}",

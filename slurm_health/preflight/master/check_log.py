@@ -75,7 +75,7 @@ def end_text(reports: Mapping[str, records.NodeReported], silent: list[str]) -> 
 def tell(
     verdict: records.VerdictReached,
     started: records.RunStarted,
-    finished: records.RunFinished,
+    finished: records.JobOutcome,
     *,
     to: str = telemetry.LOG_SOCKET,
 ) -> None:

@@ -11,7 +11,7 @@ from slurm_health.preflight.decide.policy import Policy
 from slurm_health.preflight.job_spec import JobSpec
 from slurm_health.preflight.session.deadlines import TimeLimits
 from slurm_health.preflight.session.phases import Phase
-from slurm_health.records.records import RunFinished
+from slurm_health.records.records import JobOutcome
 from slurm_health.records.verdict import NodeVerdict
 
 
@@ -50,7 +50,7 @@ class CheckSettings:
     run_id: str = ""
     at_fault: tuple[NodeVerdict, ...] = ()
     progress: Callable[[str], None] | None = None
-    tell: Callable[[RunFinished, Path], None] = lambda *_: None
+    tell: Callable[[JobOutcome, Path], None] = lambda *_: None
     alive: Callable[[], None] = lambda: None
 
     def recorded(self) -> dict[str, str | int | float | bool]:

@@ -246,7 +246,7 @@ class Master:
             return []
         return [node for node in self.session.state.awaited() if node not in self._ringing]
 
-    def finish(self, finished: records.RunFinished) -> None:
+    def finish(self, finished: records.JobOutcome) -> None:
         """Write the end of the run, unless it stands there as it is.
 
         Raises:

@@ -39,7 +39,7 @@ from slurm_health.records.errors import JournalError
 from slurm_health.records.records import (
     Action,
     ActionDone,
-    RunFinished,
+    JobOutcome,
     RunStarted,
     VerdictReached,
 )
@@ -59,7 +59,7 @@ class FinishedCheck:
 
     directory: Path
     verdict: VerdictReached
-    finished: RunFinished
+    finished: JobOutcome
 
 
 def check_allocation(

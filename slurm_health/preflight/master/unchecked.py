@@ -16,7 +16,7 @@ from slurm_health.preflight.decide.policy import OnUnchecked
 from slurm_health.preflight.master.run_check import run_started
 from slurm_health.records.allocation import from_environ, name_in_slurm
 from slurm_health.records.errors import AllocationError, JournalError
-from slurm_health.records.records import Record, RunFinished, RunStarted, Unchecked
+from slurm_health.records.records import JobOutcome, Record, RunStarted, Unchecked
 from slurm_health.system import journal
 from slurm_health.system.killable import Answered, Hung, run_one
 from slurm_health.system.slurm.client import Client
@@ -25,7 +25,7 @@ WRITE_S = 10.0
 # A job that could start waits no longer for Slurm to take a comment.
 ASK_S = 10.0
 
-Tell = Callable[[RunFinished, Path | str], None]
+Tell = Callable[[JobOutcome, Path | str], None]
 
 
 def conclude(
@@ -37,7 +37,7 @@ def conclude(
     script: str,
     environ: Mapping[str, str],
     tell: Tell,
-) -> RunFinished:
+) -> JobOutcome:
     """Record why the nodes could not be checked, do what the user chose, and return how it ends.
 
     `root` is the directory of all journals, None where it is the journal that cannot be used: the
@@ -49,7 +49,7 @@ def conclude(
         try:
             late.append(record)
         finally:
-            if isinstance(record, RunFinished):
+            if isinstance(record, JobOutcome):
                 tell(record, late.directory or "")
 
     client = Client(environ, patience_s=0.0, deadline_s=ASK_S)

@@ -47,7 +47,7 @@ class RunState:
         self.round: RoundState | None = None
         self.ended: list[tuple[int, list[GroupResult]]] = []
         self.verdict: records.VerdictReached | None = None
-        self.finished: records.RunFinished | None = None
+        self.finished: records.JobOutcome | None = None
         self._reports: defaultdict[int, dict[str, records.NodeReported]] = defaultdict(dict)
         self._samples: defaultdict[int, list[records.Sampled]] = defaultdict(list)
         # By node and launch, because a node's file may be read before the master's.
@@ -139,7 +139,7 @@ class RunState:
                 self._fold_resume()
             case records.VerdictReached() as record:
                 self.verdict = record
-            case records.RunFinished() as record:
+            case records.JobOutcome() as record:
                 self.finished = record
             case _:
                 pass

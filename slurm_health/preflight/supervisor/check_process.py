@@ -17,7 +17,7 @@ import msgspec
 from slurm_health.preflight.supervisor.signal_witness import ALL_SIGNALS
 from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import ExitCode
-from slurm_health.records.records import RunFinished
+from slurm_health.records.records import JobOutcome
 from slurm_health.system import processes
 from slurm_health.system.signals import FOR_SCRIPT, exit_text
 
@@ -49,7 +49,7 @@ _UNKILLABLE_S = 5.0  # how long to wait for a killed process that hangs in the k
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def tell(outcome: RunFinished, directory: Path | str = "") -> None:
+def tell(outcome: JobOutcome, directory: Path | str = "") -> None:
     """Print, in the process of the check, what becomes of the job; its last such line counts."""
     outcome = msgspec.structs.replace(outcome, directory=str(directory))
     print(msgspec.json.encode(outcome).decode(), flush=True)
@@ -78,7 +78,7 @@ class Interrupted(Exception):
     `answer` is what the check had said by then.
     """
 
-    def __init__(self, number: int, answer: RunFinished | None = None) -> None:
+    def __init__(self, number: int, answer: JobOutcome | None = None) -> None:
         self.number = number
         self.answer = answer
         super().__init__(f"signal {number}")
@@ -87,7 +87,7 @@ class Interrupted(Exception):
 class NoAnswer(Exception):
     """The check ended without saying what becomes of the job, or died over what it `said`."""
 
-    def __init__(self, text: str, said: RunFinished | None = None) -> None:
+    def __init__(self, text: str, said: JobOutcome | None = None) -> None:
         self.said = said
         super().__init__(text)
 
@@ -105,7 +105,7 @@ def ask(
     silence_s: float,
     interrupted: Callable[[Interrupted], None],
     limit_s: float = math.inf,
-) -> RunFinished:
+) -> JobOutcome:
     """Run the check to its end; nothing that it started is left when this returns or raises.
 
     Every signal must be blocked; the check gets `mask`, and what is `FOR_SCRIPT` blocked beside it.
@@ -134,7 +134,7 @@ def ask(
             processes.close_pipes(check)
 
 
-def _listen(check: processes.Process, silence_s: float, limit_s: float) -> RunFinished:
+def _listen(check: processes.Process, silence_s: float, limit_s: float) -> JobOutcome:
     """Return what the check says, once it has ended.
 
     Raises:
@@ -179,10 +179,10 @@ def _adopting_orphans() -> Iterator[None]:
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
-def _answer(output: bytes) -> RunFinished | None:
+def _answer(output: bytes) -> JobOutcome | None:
     lines = [line for line in output.splitlines() if line.strip()]
     with contextlib.suppress(msgspec.MsgspecError):
-        return from_json(lines[-1], RunFinished) if lines else None
+        return from_json(lines[-1], JobOutcome) if lines else None
     return None
 
 

@@ -22,7 +22,7 @@ from slurm_health.preflight.supervisor.monitor_process import Monitoring
 from slurm_health.preflight.supervisor.recorder import ScriptRecorder, say
 from slurm_health.preflight.supervisor.script_process import ScriptProcess, end_script, end_steps
 from slurm_health.preflight.supervisor.signal_witness import ALL_SIGNALS
-from slurm_health.records.records import Action, ActionDone, Disposition, RunFinished
+from slurm_health.records.records import Action, ActionDone, Disposition, JobOutcome
 from slurm_health.records.script_records import ScriptEnded, ScriptStarted
 from slurm_health.system.signals import FOR_SCRIPT, signal_name
 
@@ -55,7 +55,7 @@ class Restarts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Over:
+class ScriptExit:
     """How the script ended at last, as a wait status; `leaves`: Slurm moves the job elsewhere."""
 
     status: int
@@ -87,13 +87,13 @@ class ScriptRuns:
     directory: str
     recorder: ScriptRecorder
     restarts: Restarts
-    ask: Callable[[Sequence[str]], RunFinished | None]
+    ask: Callable[[Sequence[str]], JobOutcome | None]
     watched: Watching
     trap_wait_s: float
     post_mortem_s: float
     _told: set[int] = field(default_factory=set)
 
-    def run(self, argv: list[bytes], answer: RunFinished) -> Over:
+    def run(self, argv: list[bytes], answer: JobOutcome) -> ScriptExit:
         """Run the script to its last end, on the nodes of an answer.
 
         Raises:
@@ -111,22 +111,22 @@ class ScriptRuns:
                 ended = self._run_once(argv, environ, answer, restart, monitoring)
             status = ended.status
             if status == 0 and not self._told_to_end():
-                return Over(status=status)
+                return ScriptExit(status=status)
             if status and self.restarts.most:
                 self._told.update(_heard_within(_SOON_S))
             said, signalled = self._post_mortem(ended, environ)
             if status == 0:
-                return Over(status=status)
+                return ScriptExit(status=status)
             if said:
                 say(said)
             if signalled or self._not_again(restart):
-                return Over(status=status)
+                return ScriptExit(status=status)
             restart += 1
             following = self._asked(answer, restart)
             if following is None or following.disposition is Disposition.STOP:
-                return Over(status=status)
+                return ScriptExit(status=status)
             if following.leaves:
-                return Over(status=status, leaves=True)
+                return ScriptExit(status=status, leaves=True)
             answer = following
             on = f" on {','.join(answer.nodes)}" if answer.nodes else ""
             times = f"restart {restart} of {self.restarts.most}"
@@ -163,7 +163,7 @@ class ScriptRuns:
         self,
         argv: list[bytes],
         environ: Mapping[bytes, bytes],
-        answer: RunFinished,
+        answer: JobOutcome,
         restart: int,
         monitoring: Monitoring,
     ) -> post_mortem.EndedScript:
@@ -272,7 +272,7 @@ class ScriptRuns:
             say(f"{self.name} is not started again: {why}")
         return bool(why)
 
-    def _asked(self, answer: RunFinished, restart: int) -> RunFinished | None:
+    def _asked(self, answer: JobOutcome, restart: int) -> JobOutcome | None:
         """Ask what follows the failure."""
         failed = {
             "directory": self.directory,
@@ -290,7 +290,7 @@ class ScriptRuns:
             say(f"{self.name} is not started again: {following.reason}")
         return following
 
-    def _environ_of(self, answer: RunFinished, restart: int) -> Mapping[bytes, bytes]:
+    def _environ_of(self, answer: JobOutcome, restart: int) -> Mapping[bytes, bytes]:
         """Return the environment of a start of the script on the nodes of an answer."""
         environ = dict(self.environ)
         if self.restarts.most:

@@ -27,7 +27,7 @@ from slurm_health.preflight.supervisor.script_process import TRAP_WAIT_S, comman
 from slurm_health.preflight.supervisor.script_runs import Restarts, ScriptRuns
 from slurm_health.preflight.supervisor.signal_witness import ALL_SIGNALS
 from slurm_health.records.errors import ExitCode
-from slurm_health.records.records import Disposition, RunFinished
+from slurm_health.records.records import Disposition, JobOutcome
 from slurm_health.system import private_files
 from slurm_health.system.signals import FOR_SCRIPT, signal_name
 
@@ -37,7 +37,7 @@ class SupervisorPatience:
     """How long the supervisor waits, and how often it tries."""
 
     master_starts: int = 3
-    grace_s: float = 5.0  # for a check that is told to end; Slurm kills 30 s after its signal
+    grace_s: float = 5.0  # for a check that has to end; Slurm kills 30 s after its signal
     silence_s: float = check_process.SILENCE_S
     requeue_wait_s: float = 90.0
     journal_wait_s: float = 10.0
@@ -69,7 +69,7 @@ def original_environ(environ_fd: int | None) -> dict[bytes, bytes]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Supervised:
+class SupervisorConfig:
     """What is run in place of a batch script: a check, and then the script.
 
     `source` holds the script, which begins on line `line`; the user calls it `name`; it gets
@@ -99,7 +99,7 @@ class Supervised:
 
 
 def supervise(
-    told: Supervised, *, clock: Clock = time.time, patience: SupervisorPatience = PATIENCE
+    config: SupervisorConfig, *, clock: Clock = time.time, patience: SupervisorPatience = PATIENCE
 ) -> int:
     """Run the check, and then, if it says so, the script.
 
@@ -108,9 +108,9 @@ def supervise(
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ALL_SIGNALS)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, no child can be waited for
     try:
-        check = _Check(told.environ, mask, patience, clock, told.limit_s)
-        with to_machine_log() if told.quiet else contextlib.nullcontext():
-            answer = _answered(told, check)
+        check = _Check(config.environ, mask, patience, clock, config.limit_s)
+        with to_machine_log() if config.quiet else contextlib.nullcontext():
+            answer = _answered(config, check)
         if answer.disposition is Disposition.STOP:
             say(f"the job stops: {answer.reason}")
             return answer.exit_code or ExitCode.BAD_NODES
@@ -119,18 +119,18 @@ def supervise(
     except check_process.Interrupted as interrupted:
         return _die_by(interrupted.number)
     recorder = ScriptRecorder(answer.directory, clock, patience.journal_wait_s)
-    runs = _script_runs(told, answer.directory, recorder, check, mask, patience)
+    runs = _script_runs(config, answer.directory, recorder, check, mask, patience)
     try:
-        script = unpacked(told.source, told.line)
+        script = unpacked(config.source, config.line)
         with private_files.temporary("slurm_script", script, mode=0o700) as path:
-            over = runs.run(command_line(script, path, told.arguments), answer)
+            over = runs.run(command_line(script, path, config.arguments), answer)
         if over.leaves:
             return _await_requeue(patience.requeue_wait_s)
     except check_process.Interrupted as interrupted:
         return _die_by(interrupted.number)
     except OSError as err:
         # slurmstepd too ends with the number of the error.
-        say(f"cannot run {told.name}: {err}")
+        say(f"cannot run {config.name}: {err}")
         return err.errno or ExitCode.UNAVAILABLE
     status = over.status
     if os.WIFSIGNALED(status):
@@ -139,7 +139,7 @@ def supervise(
 
 
 def _script_runs(
-    told: Supervised,
+    config: SupervisorConfig,
     directory: str,
     recorder: ScriptRecorder,
     check: _Check,
@@ -148,35 +148,35 @@ def _script_runs(
 ) -> ScriptRuns:
     """Return what runs the script, as often as it is restarted."""
     return ScriptRuns(
-        source=told.source,
-        name=told.name,
-        environ=_environ_of_script(told, directory, patience.journal_wait_s),
+        source=config.source,
+        name=config.name,
+        environ=_environ_of_script(config, directory, patience.journal_wait_s),
         mask=mask,
         directory=directory,
         recorder=recorder,
-        restarts=told.restarts,
+        restarts=config.restarts,
         ask=check.after_failure,
         watched=functools.partial(
             monitor_process.beside,
-            told.monitor,
+            config.monitor,
             directory=directory,
-            script_source=told.source,
+            script_source=config.source,
             mask=mask,
             after_s=patience.monitor_after_s,
         ),
         trap_wait_s=patience.trap_wait_s,
-        post_mortem_s=0.0 if told.quiet else patience.post_mortem_s,
+        post_mortem_s=0.0 if config.quiet else patience.post_mortem_s,
     )
 
 
-def _answered(told: Supervised, check: _Check) -> RunFinished:
+def _answered(config: SupervisorConfig, check: _Check) -> JobOutcome:
     """Return what becomes of the job, once it is checked."""
-    if not told.checked:
-        return RunFinished(disposition=Disposition.PROCEED, exit_code=ExitCode.HEALTHY)
+    if not config.checked:
+        return JobOutcome(disposition=Disposition.PROCEED, exit_code=ExitCode.HEALTHY)
     return (
-        check.answer(told.check_argv)
-        or check.answer_to_death(told.check_argv)
-        or _without_answer(told.unchecked_runs)
+        check.answer(config.check_argv)
+        or check.answer_to_death(config.check_argv)
+        or _without_answer(config.unchecked_runs)
     )
 
 
@@ -196,11 +196,11 @@ class _Check:
         self._mask = mask
         self._patience = patience
         self._clock = clock
-        self._said: RunFinished | None = None
+        self._said: JobOutcome | None = None
         self._failure = ""
         self._out_of_time = False
 
-    def answer(self, argv: Sequence[str]) -> RunFinished | None:
+    def answer(self, argv: Sequence[str]) -> JobOutcome | None:
         """Return what the check says; None where it never does.
 
         One that dies or hangs is started again: it goes on from its journal.
@@ -213,7 +213,7 @@ class _Check:
             say(f"{starts}: {self._failure}")
         return None
 
-    def answer_to_death(self, argv: Sequence[str]) -> RunFinished | None:
+    def answer_to_death(self, argv: Sequence[str]) -> JobOutcome | None:
         """Have it recorded that the check died; return what becomes of the job, None if unsaid."""
         how = f"the check was started {self._patience.master_starts} times, and {self._failure}"
         if self._out_of_time:
@@ -224,7 +224,7 @@ class _Check:
             say(f"that could not be recorded: {self._failure}")
         return answer
 
-    def after_failure(self, argv: Sequence[str]) -> RunFinished | None:
+    def after_failure(self, argv: Sequence[str]) -> JobOutcome | None:
         """Ask what becomes of a job whose script has failed; None where that is not said."""
         self._said, self._end_s = None, math.inf
         answer = self._ask(argv, again=True)
@@ -232,7 +232,7 @@ class _Check:
             say(f"after the failure: {self._failure}")
         return answer
 
-    def _ask(self, argv: Sequence[str], *, again: bool = False) -> RunFinished | None:
+    def _ask(self, argv: Sequence[str], *, again: bool = False) -> JobOutcome | None:
         try:
             answer = check_process.ask(
                 argv,
@@ -264,20 +264,20 @@ class _Check:
         return answer
 
 
-def _without_answer(unchecked_runs: bool) -> RunFinished:
+def _without_answer(unchecked_runs: bool) -> JobOutcome:
     """Return what becomes of a job whose check cannot even say that it failed."""
     reason = "the check never answered; the lines above say more"
     if unchecked_runs:
         say(f"running the script anyway: UNCHECKED: {reason}")
-        return RunFinished(disposition=Disposition.PROCEED, exit_code=ExitCode.HEALTHY)
+        return JobOutcome(disposition=Disposition.PROCEED, exit_code=ExitCode.HEALTHY)
     reason = f"UNCHECKED: {reason} (--on-unchecked)"
-    return RunFinished(disposition=Disposition.STOP, exit_code=ExitCode.UNAVAILABLE, reason=reason)
+    return JobOutcome(disposition=Disposition.STOP, exit_code=ExitCode.UNAVAILABLE, reason=reason)
 
 
 def _say_why_interrupted(
     interrupted: check_process.Interrupted,
     *,
-    said: RunFinished | None,
+    said: JobOutcome | None,
     after: str,
     environ: Mapping[bytes, bytes],
     clock: Clock,
@@ -331,14 +331,16 @@ def _await_requeue(wait_s: float) -> int:
     return 1
 
 
-def _environ_of_script(told: Supervised, directory: str, limit_s: float) -> Mapping[bytes, bytes]:
+def _environ_of_script(
+    config: SupervisorConfig, directory: str, limit_s: float
+) -> Mapping[bytes, bytes]:
     """Return the environment of the script. The journal has `limit_s` to answer."""
-    environ = told.environ
-    if told.flight_recorder:
-        with to_machine_log() if told.quiet else contextlib.nullcontext():
+    environ = config.environ
+    if config.flight_recorder:
+        with to_machine_log() if config.quiet else contextlib.nullcontext():
             new = recording(_as_text(environ), directory, limit_s=limit_s)
         environ = {**environ, **_as_bytes(new)}
-    if told.heartbeat:
+    if config.heartbeat:
         environ = {**environ, **_as_bytes(monitor_process.heartbeat_environ(_as_text(environ)))}
     return environ
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
-from slurm_health.records.records import Record, RunFinished, RunStarted
+from slurm_health.records.records import JobOutcome, Record, RunStarted
 from slurm_health.system import private_files
 from slurm_health.system.journal.files import MASTER, read_all, unusable
 from slurm_health.system.proc import mounted_by_users
@@ -163,7 +163,7 @@ def directory_of_check(root: Path, started: RunStarted) -> tuple[Path, RunStarte
     """
 
     def is_ours(begun: RunStarted, records: Sequence[Record]) -> bool:
-        finished = [record for record in records if isinstance(record, RunFinished)]
+        finished = [record for record in records if isinstance(record, JobOutcome)]
         over = finished and not finished[-1].leaves
         return begun.run_id == started.run_id or (not over and _same_start(begun, started))
 

@@ -219,7 +219,7 @@ class Peers:
                 and record.action is records.Action.PROCEED
             ):
                 self._chosen = record.nodes
-            if isinstance(record, records.RunFinished):
+            if isinstance(record, records.JobOutcome):
                 self._tell_addresses()
                 self._over = True
             if record is not None:
@@ -325,7 +325,7 @@ def parts(record: records.Record, nodes: Sequence[str]) -> Mapping[str, records.
         case (
             records.MasterWaits()
             | records.ActionIntended(action=records.Action.PROCEED)
-            | records.RunFinished()
+            | records.JobOutcome()
         ):
             return dict.fromkeys(nodes, record)
         case _:

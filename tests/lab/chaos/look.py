@@ -18,7 +18,7 @@ from slurm_health.preflight.session.deadlines import TimeLimits
 from slurm_health.preflight.session.session import Append, Session
 from slurm_health.records.errors import SlurmHealthError
 from slurm_health.records.nodeset import expand
-from slurm_health.records.records import ActionDone, RunFinished, RunStarted, VerdictReached
+from slurm_health.records.records import ActionDone, JobOutcome, RunStarted, VerdictReached
 from slurm_health.records.verdict import Level
 from slurm_health.system import journal
 from tests.e2e.hooks_support import HookedSite
@@ -55,7 +55,7 @@ class Check:
 
     attempt: int
     levels: Mapping[str, Level]
-    finished: RunFinished | None = None
+    finished: JobOutcome | None = None
     drained_twice: tuple[str, ...] = ()
     problem: str = ""
 
@@ -179,7 +179,7 @@ def _check(directory: Path) -> Check:
     except SlurmHealthError as err:
         return Check(attempt=attempt, levels={}, problem=str(err))
     verdicts = [record for record in master if isinstance(record, VerdictReached)]
-    ends = [record for record in master if isinstance(record, RunFinished)]
+    ends = [record for record in master if isinstance(record, JobOutcome)]
     drained = [
         node
         for record in master

@@ -260,7 +260,7 @@ def _options(random: Random) -> tuple[str, ...]:
 
 
 def _troubles(random: Random, nodes: tuple[str, ...], *, moves: bool) -> tuple[Trouble, ...]:
-    moments = (SUBMITTED, RUNNING, *_CHECKING, "run_finished", "script_started")
+    moments = (SUBMITTED, RUNNING, *_CHECKING, "job_outcome", "script_started")
     deeds = {deed: weight for deed, weight in _DEEDS.items() if moves or deed not in _MOVED}
     troubles: dict[tuple[Deed, str], Trouble] = {}
     for _ in range(random.choice((0, 1, 1, 2, 2, 3))):

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from slurm_health.records.errors import ExitCode
-from slurm_health.records.records import Disposition, RunFinished
+from slurm_health.records.records import Disposition, JobOutcome
 from slurm_health.records.verdict import Level
 from tests.lab import directory
 from tests.support.supervised import eventually
@@ -88,7 +88,7 @@ PLAN = replace(
     plan_of(0), user="alice", nodes=2, least=2, spares=0, played={"n3": DIES},
     hidden=frozenset(), flagged=frozenset(), troubles=(), restarts=1,
 )  # fmt: skip
-DONE = RunFinished(disposition=Disposition.PROCEED, exit_code=ExitCode.HEALTHY, reason="")
+DONE = JobOutcome(disposition=Disposition.PROCEED, exit_code=ExitCode.HEALTHY, reason="")
 WELL = Check(attempt=0, levels={"n1": Level.HEALTHY, "n2": Level.HEALTHY}, finished=DONE)
 LEFT = replace(WELL, finished=msgspec.structs.replace(DONE, disposition=Disposition.REQUEUE))
 START = Start(attempt=0, nodes=("n1", "n2"), count=2, tasks=("n2", "n1"), ended=True)

@@ -14,8 +14,8 @@ from slurm_health.records.errors import ExitCode
 from slurm_health.records.records import (
     ActionDone,
     ActionIntended,
+    JobOutcome,
     Record,
-    RunFinished,
     VerdictReached,
 )
 from slurm_health.records.verdict import Level, NodeVerdict
@@ -43,7 +43,7 @@ class Scene:
 
     def act(
         self, *, uid: int = 65534, policy: Policy | None = None, array: str = "", **levels: Level
-    ) -> RunFinished:
+    ) -> JobOutcome:
         judged = [
             NodeVerdict(node=node, level=level, component="network", reason="no allgather")
             for node, level in {"n1": Level.HEALTHY, "n2": Level.HEALTHY, **levels}.items()
@@ -77,7 +77,7 @@ class Scene:
                     found.append(("intended", action, None))
                 case ActionDone(action=action, succeeded=succeeded):
                     found.append(("done", action, succeeded))
-                case RunFinished(disposition=disposition):
+                case JobOutcome(disposition=disposition):
                     found.append(("finished", disposition, None))
         return found
 

@@ -12,8 +12,8 @@ from slurm_health.preflight.decide.policy import OnUnchecked
 from slurm_health.records.errors import JournalError
 from slurm_health.records.records import (
     Disposition,
+    JobOutcome,
     Record,
-    RunFinished,
     Unchecked,
 )
 from slurm_health.system.slurm.client import Client
@@ -38,7 +38,7 @@ class Scene:
             raise JournalError(Path("/j"), "full")
         self.records.append(record)
 
-    def end(self, choice: OnUnchecked, *, in_journal: bool = True) -> RunFinished:
+    def end(self, choice: OnUnchecked, *, in_journal: bool = True) -> JobOutcome:
         return end_unchecked(
             FOUND,
             choice,

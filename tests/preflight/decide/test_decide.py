@@ -18,7 +18,7 @@ from slurm_health.preflight.decide.decide import (
 from slurm_health.preflight.decide.facts import JobFacts, requeue_obstacle
 from slurm_health.preflight.decide.policy import OnStraggler, Policy
 from slurm_health.records.errors import ExitCode
-from slurm_health.records.records import Disposition, RunFinished, VerdictReached
+from slurm_health.records.records import Disposition, JobOutcome, VerdictReached
 from slurm_health.records.verdict import Level, LinkVerdict, NodeVerdict
 from tests.strategies import verdicts
 from tests.support.situations import MANY, job_facts
@@ -130,7 +130,7 @@ def test_slow_nodes_alone_never_put_a_job_where_it_waits(data: st.DataObject) ->
 def test_a_faulty_node_is_drained_and_then_the_job_requeued_without_it() -> None:
     assert decide(ONE_FAULTY, Policy(), job_facts()) == Decision(
         drain=(Drain(node="n2", component="network", reason="network: no allgather"),),
-        outcome=RunFinished(
+        outcome=JobOutcome(
             disposition=Disposition.REQUEUE,
             exit_code=ExitCode.BAD_NODES,
             reason="n2: no allgather",

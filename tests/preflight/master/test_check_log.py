@@ -19,11 +19,11 @@ from slurm_health.preflight.master import check_log
 from slurm_health.preflight.master.check_log import end_text
 from slurm_health.records.records import (
     Disposition,
+    JobOutcome,
     NodeReported,
     ProbeUsed,
     Rendezvous,
     RoundStarted,
-    RunFinished,
     RunStarted,
     VerdictReached,
 )
@@ -72,7 +72,7 @@ def test_each_bad_node_has_a_line_and_so_has_the_check(log: socket.socket, tmp_p
             NodeVerdict(node="n3", level=Level.INCONCLUSIVE, reason="too few partners"),
         ]
     )
-    finished = RunFinished(disposition=Disposition.REQUEUE, exit_code=1, reason="without n2")
+    finished = JobOutcome(disposition=Disposition.REQUEUE, exit_code=1, reason="without n2")
 
     check_log.tell(verdict, STARTED, finished, to=str(tmp_path / "log"))
 
@@ -89,7 +89,7 @@ def test_each_bad_node_has_a_line_and_so_has_the_check(log: socket.socket, tmp_p
 
 
 def test_nobody_who_listens_is_no_error(tmp_path: Path) -> None:
-    finished = RunFinished(disposition=Disposition.PROCEED, exit_code=0)
+    finished = JobOutcome(disposition=Disposition.PROCEED, exit_code=0)
     check_log.tell(VerdictReached(nodes=[]), STARTED, finished, to=str(tmp_path / "nothing"))
 
 

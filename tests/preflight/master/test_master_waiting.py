@@ -28,10 +28,10 @@ from slurm_health.records.records import (
     AgentStarted,
     Disposition,
     GroupAborted,
+    JobOutcome,
     NodesAdmitted,
     RoundEnded,
     RoundStarted,
-    RunFinished,
     VerdictReached,
 )
 from slurm_health.records.verdict import Level
@@ -209,22 +209,22 @@ def test_what_an_agent_wrote_just_before_it_ended_is_read_before_it_counts_as_si
 def test_how_a_run_ends_is_written_once_and_again_only_when_it_changes(tmp_path: Path) -> None:
     master = Master(tmp_path / "run", NODES, IdleLauncher(), settings())
     master.open(started(NODES))
-    requeue = RunFinished(disposition=Disposition.REQUEUE, exit_code=1)
-    stop = RunFinished(disposition=Disposition.STOP, exit_code=1)
+    requeue = JobOutcome(disposition=Disposition.REQUEUE, exit_code=1)
+    stop = JobOutcome(disposition=Disposition.STOP, exit_code=1)
 
     for finished in (requeue, requeue, stop, stop):
         master.finish(finished)
     master.close()
 
     entries = journal.read_all(tmp_path / "run", journal.MASTER)
-    assert [e.record for e in entries if isinstance(e.record, RunFinished)] == [requeue, stop]
+    assert [e.record for e in entries if isinstance(e.record, JobOutcome)] == [requeue, stop]
 
 
 def test_a_master_that_was_not_opened_records_nothing(tmp_path: Path) -> None:
     master = Master(tmp_path / "run", NODES, IdleLauncher(), settings())
 
     with pytest.raises(JournalError, match="not open"):
-        master.finish(RunFinished(disposition=Disposition.STOP, exit_code=1))
+        master.finish(JobOutcome(disposition=Disposition.STOP, exit_code=1))
 
 
 @pytest.mark.parametrize("nodes", [1, 4, 64, 1024, 4096])

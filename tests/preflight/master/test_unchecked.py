@@ -11,7 +11,7 @@ import pytest
 
 from slurm_health.preflight.decide.policy import OnUnchecked
 from slurm_health.preflight.master.unchecked import conclude
-from slurm_health.records.records import Disposition, Record, RunFinished, RunStarted, Unchecked
+from slurm_health.records.records import Disposition, JobOutcome, Record, RunStarted, Unchecked
 from slurm_health.report import read, text
 from slurm_health.report.layout import Page
 from slurm_health.system import journal
@@ -34,9 +34,9 @@ class Scene:
         self.slurm = FakeSlurm(directory / "slurm")
         for job in (12, "11_3"):
             self.slurm.run_job(job, ["n1", "n2"], Comment="mine")
-        self.told: list[tuple[RunFinished, str]] = []
+        self.told: list[tuple[JobOutcome, str]] = []
 
-    def tell(self, finished: RunFinished, directory: Path | str) -> None:
+    def tell(self, finished: JobOutcome, directory: Path | str) -> None:
         self.told.append((finished, str(directory)))
 
     def conclude(
@@ -45,7 +45,7 @@ class Scene:
         root: Path | None,
         choice: OnUnchecked = OnUnchecked.PROCEED,
         variables: Mapping[str, str] = MappingProxyType({}),
-    ) -> RunFinished:
+    ) -> JobOutcome:
         return conclude(
             FOUND,
             choice,
@@ -84,7 +84,7 @@ def test_a_check_that_died_is_recorded_in_the_journal_it_began(scene: Scene) -> 
     scene.conclude(root=scene.root)
     scene.conclude(root=scene.root)
     kinds = [type(record) for record in scene.records()]
-    assert kinds == [RunStarted, Unchecked, RunFinished, Unchecked, RunFinished]
+    assert kinds == [RunStarted, Unchecked, JobOutcome, Unchecked, JobOutcome]
 
 
 def test_a_task_of_an_array_is_found_under_the_id_its_user_knows(scene: Scene) -> None:

@@ -16,7 +16,7 @@ import pytest
 from slurm_health.fleet.history import place, refresh
 from slurm_health.fleet.retention import removal
 from slurm_health.fleet.retention.removal import journals
-from slurm_health.records.records import Disposition, Record, RunFinished, RunStarted
+from slurm_health.records.records import Disposition, JobOutcome, Record, RunStarted
 from slurm_health.report.find import runs_of_job
 from slurm_health.system import journal
 from tests.support.journals import Clock, write_healthy_run
@@ -45,8 +45,8 @@ def before(**changes: object) -> RunStarted:
     return msgspec.structs.replace(STARTED, run_id="before", **changes)
 
 
-def finished(disposition: str) -> RunFinished:
-    return RunFinished(disposition=Disposition(disposition), exit_code=1)
+def finished(disposition: str) -> JobOutcome:
+    return JobOutcome(disposition=Disposition(disposition), exit_code=1)
 
 
 def test_the_first_check_of_an_attempt_has_the_attempts_number(tmp_path: Path) -> None:

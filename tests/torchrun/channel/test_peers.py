@@ -10,11 +10,11 @@ from slurm_health.records.records import (
     Action,
     ActionIntended,
     AgentsLaunched,
+    JobOutcome,
     MasterWaits,
     Record,
     Rendezvous,
     RoundStarted,
-    RunFinished,
     VerdictReached,
 )
 from slurm_health.records.verdict import Level, NodeVerdict
@@ -49,7 +49,7 @@ def test_each_node_hears_its_own_part() -> None:
     [
         MasterWaits(reason=""),
         ActionIntended(action=Action.PROCEED, nodes=list(NODES)),
-        RunFinished(disposition="proceed", exit_code=0),  # type: ignore[arg-type]
+        JobOutcome(disposition="proceed", exit_code=0),  # type: ignore[arg-type]
     ],
 )
 def test_all_hear_what_concerns_all(record: Record) -> None:
