@@ -454,14 +454,12 @@ def of_xid(number: int, text: str = "") -> KernelError:
         number: of the error.
         text: what the driver says behind it, which decides some; without it they are a warning.
     """
-    beyond = number > _LAST_LISTED
     unknown = (
         _look("an error of a newer driver, which is not in the table here", _BY_LINE)
-        if beyond
+        if number > _LAST_LISTED
         else _program("an error that says nothing of the node")
     )
-    known = XIDS.get(number, unknown)
-    told = False
+    known, told = XIDS.get(number, unknown), False
     if number == 154 and (action := re.search(_RECOVERY, text.rstrip())):
         known = _RECOVERIES.get(action["now"], known)
     elif 144 <= number <= 150 and (links := list(re.finditer(_NVLINK_5, text))):
@@ -575,8 +573,7 @@ def explained(words: str) -> KernelError | None:
 
     None if it is nothing that the checks know.
     """
-    words = words.strip()
-    if match := re.fullmatch(_NUMBER, words):
+    if match := re.fullmatch(_NUMBER, words := words.strip()):
         number = int(match["number"])
         if (match["kind"] or "xid").lower() == "sxid":
             return of_sxid(number)
@@ -591,12 +588,9 @@ def most_telling(lines: Sequence[str], most: int) -> tuple[str, ...]:
     The latest of each kind comes before a second one of any, and a fault before the rest, so
     however much is said of one thing, it takes no room from another.
     """
-    if len(lines) <= most:
-        return tuple(lines)
     counts: Counter[tuple[str, str, Status]] = Counter()
     ranked = []
-    for place in reversed(range(len(lines))):
-        line = lines[place]
+    for place, line in reversed([*enumerate(lines)]):
         named = lost_gpu_named(line)
         error = of_xid(_LOST) if named else of_line(line)
         status = error.status if error else Status.PASS
