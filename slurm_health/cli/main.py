@@ -75,12 +75,6 @@ GROUPS = {
         "plan": "Show the rounds, the evidence and the verdict, without a cluster.",
     },
 }
-_INSTEAD = {
-    "advise": "slurm-health lemons shows how often nodes spoil jobs",
-    "baselines": "[expectations] in the site's file sets limits for devices",
-    "completion": "_SLURM_HEALTH_COMPLETE=bash_source slurm-health prints the script for bash",
-    "watch": "slurm-health report --follow JOBID follows a job",
-}
 # As click puts it: `1<=x<=64`, or `x>=1`.
 _IN_RANGE = re.compile(r"is not in the range (?:([\d.]+)(<=?))?x(?:([<>]=?)([\d.]+))?")
 _BOUNDS = {"<": "below", "<=": "at most", ">": "above", ">=": "at least"}
@@ -136,8 +130,6 @@ class Commands(click.Group):
             UsageError: there is no such command.
         """
         name = args[0]
-        if name in _INSTEAD:
-            ctx.fail(f"No such command {name!r}: {_INSTEAD[name]}.")
         if name not in _COMMANDS:
             import difflib  # not free, and few names are mistaken
 

@@ -101,8 +101,6 @@ def test_without_any_word_the_help_is_shown_and_the_code_says_that_nothing_was_d
     ("words", "said"),
     [
         (["chek"], "check"),
-        (["advise"], "slurm-health lemons"),
-        (["watch", "12"], "slurm-health report --follow JOBID"),
         (["check", "--jurnal", "x"], "--journal"),
         (["report", "12", "--jsn"], "--json"),
         (["report", "--html"], "JOBID"),
