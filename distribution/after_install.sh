@@ -4,6 +4,6 @@
 # the site has set in them.
 set -e
 case "$1" in
-    configure | 1 | 2) /opt/slurm-health/bin/slurm-health init-hooks >/dev/null ;;
+    configure | 1 | 2) /opt/slurm-health/bin/slurm-health init hooks >/dev/null ;;
 esac
 exit 0

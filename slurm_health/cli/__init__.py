@@ -15,7 +15,7 @@ standard error; every error becomes one line and an exit code in `main`.
     plan             `slurm-health plan`
     hooks            prolog, epilog, healthcheck: what runs on a node
     nodes            nodes, notify: what was drained, and who is notified
-    site_setup       doctor, init-config, init-hooks, init-default: how a site is set up
+    site_setup       doctor, init config, init hooks, init default: how a site is set up
     explain          why a job failed, by its files; what an error means
     shipped          templates: what comes with slurm-health
     internal         what only slurm-health itself calls: supervise, requeue-helper

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs on a node: prolog, epilog, healthcheck.
+"""`slurm-health healthcheck`, and the config file as commands of administrators read it.
 
-slurmd does not call these but the shims, which start `slurm_health.node.hooks` without click.
+slurmd does not call this but the shims, which start `slurm_health.node.hooks` without click.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def load_site(config: str | None) -> Site:
         raise ConfigError(
             str(path),
             "",
-            f"does not exist; on a healthy, idle node: slurm-health init-config > {path}"
+            f"does not exist; on a healthy, idle node: slurm-health init config > {path}"
             " (documentation, admin/install.md), or name another file with --config",
         )
     return load(path, refuse_unreadable)
@@ -90,39 +90,6 @@ def check_context(context: str, site: Site) -> CheckContext:
     place = CheckContext(environ=dict(os.environ), now_s=time.time(), context=context)
     returned_s = returned_uptime_s(site.state, place.boot_time())
     return msgspec.structs.replace(place, returned_uptime_s=returned_s)
-
-
-def _hook(name: str, config: str | None) -> int:
-    from slurm_health.node.hooks.__main__ import run
-
-    site = load_site(config)
-    try:
-        return int(ExitCode.BAD_NODES if run(name, site, os.environ) else ExitCode.HEALTHY)
-    except PermissionError as err:
-        look = f"slurm-health healthcheck --context {name} runs its checks and changes nothing"
-        problem = f"{name} is for root: {err.filename}: {err.strerror}; {look}"
-        raise click.UsageError(problem) from err
-
-
-@click.command(short_help="Check this node before a job, as slurmd's Prolog does.")
-@config_option
-def prolog(config: str | None) -> int:
-    """Check this node before a job; drain it when it has a proven fault.
-
-    In slurm.conf, name the shim prolog/slurm-health and not this command: the shim turns errors
-    of slurm-health itself into exit code 0, so that they never drain a node.
-    """
-    return _hook("prolog", config)
-
-
-@click.command(short_help="Check this node after a job, as slurmd's Epilog does.")
-@config_option
-def epilog(config: str | None) -> int:
-    """Check this node after a job, and read what the job's own check says about it.
-
-    In slurm.conf, name the shim epilog/slurm-health and not this command.
-    """
-    return _hook("epilog", config)
 
 
 @click.command(short_help="Run this node's checks and print what they find.")

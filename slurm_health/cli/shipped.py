@@ -19,7 +19,7 @@ _COMMAND = "slurm-health"
 _TITLES = {
     TemplateKind.BATCH_SCRIPT: "Batch scripts that check their nodes, for sbatch:",
     TemplateKind.WRAPPER: "For programs that call sbatch by its name:",
-    TemplateKind.HOOK: "For slurm.conf, as root (slurm-health init-hooks writes all three):",
+    TemplateKind.HOOK: "For slurm.conf, as root (slurm-health init hooks writes all three):",
 }
 _WIDEST = 100
 

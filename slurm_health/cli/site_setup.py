@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Setting a site up: doctor, init-config, init-hooks, init-default."""
+"""Setting a site up: doctor, init config, init hooks, init default."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def doctor(config: str | None, python: str, as_json: bool) -> int:
             text = f"{site_file(os.environ)} does not exist: no hooks are installed on this machine"
             advice.append(look(text, "nothing, or as root: documentation, admin/install.md"))
     except ConfigError as err:
-        advice.append(change(str(err), "fix it; for a draft of one: slurm-health init-config"))
+        advice.append(change(str(err), "fix it; for a draft of one: slurm-health init config"))
     said = _slurm(advice)
     if said is not None:
         advice += slurm_conf.advise(said, site)
@@ -123,7 +123,12 @@ def _torch(python: str) -> Advice:
     return machine.torch_advice(ended.stdout.decode(errors="replace"), ended.returncode, python)
 
 
-@click.command("init-config", short_help="Print a site's file for nodes like this one.")
+@click.group(short_help="Draft the config file; write the hooks, and the check by default.")
+def init() -> None:
+    """Write what an administrator installs: the config file, the hooks, the check by default."""
+
+
+@init.command("config", short_help="Print a config file for nodes like this one.")
 @click.option("--shared", metavar="DIR", default="", help="A directory that all nodes share.")
 def init_config(shared: str) -> int:
     """Print a configuration drafted from this node as it is now.
@@ -144,7 +149,7 @@ def init_config(shared: str) -> int:
     return int(ExitCode.HEALTHY)
 
 
-@click.command(short_help="Write the scripts that slurm.conf names.")
+@init.command("hooks", short_help="Write the scripts that slurm.conf names.")
 @click.argument(
     "directory", metavar="[DIR]", type=click.Path(path_type=Path), default=templates.HOOKS_DIRECTORY
 )
@@ -162,11 +167,11 @@ def init_hooks(directory: Path) -> int:
     print_result("".join(f"{key}={path}\n" for key, path in written.items()))
     for file in templates.files_that_lack(written.values()):
         text = f"the hooks read {file}, which is not there: on a healthy, idle node, slurm-health"
-        click.echo(f"slurm-health: {text} init-config > {file}", err=True)
+        click.echo(f"slurm-health: {text} init config > {file}", err=True)
     return int(ExitCode.HEALTHY)
 
 
-@click.command("init-default", short_help="Have jobs checked whose users type plain sbatch.")
+@init.command("default", short_help="Have jobs checked whose users type plain sbatch.")
 @click.argument("directory", metavar="[DIR]", type=click.Path(path_type=Path), required=False)
 @config_option
 @click.option("--print", "only_print", is_flag=True, help="Write nothing; print the Lua.")

@@ -206,7 +206,7 @@ def next_steps(
                 "Have it on every node, owned by root, and name it in slurm.conf:\n"
                 f"    {key}={path}\n"
                 "slurm-health doctor then says what is missing. All three hooks where they\n"
-                "usually are: slurm-health init-hooks\n"
+                "usually are: slurm-health init hooks\n"
             )
 
 

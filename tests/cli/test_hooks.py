@@ -26,8 +26,7 @@ pytestmark = pytest.mark.usefixtures("on_n3")
 
 def call(node: Node, *words: str) -> Result:
     _ = node.site
-    commands = (hooks.prolog, hooks.epilog, hooks.healthcheck, nodes.nodes)
-    command = {each.name: each for each in commands}[words[0]]
+    command = {"healthcheck": hooks.healthcheck, "nodes": nodes.nodes}[words[0]]
     config = ["--config", str(node.directory / "etc/config.toml")]
     result = CliRunner().invoke(command, [*config, *words[1:]], standalone_mode=False)
     if result.exception is not None:
@@ -135,22 +134,6 @@ def test_a_node_that_is_released_although_it_is_bad_is_named(
     assert node.state == "IDLE"
     assert node.healthcheck()
     assert node.state == "IDLE+DRAIN"
-
-
-@pytest.mark.root
-@pytest.mark.parametrize("hook", ["prolog", "epilog"])
-def test_a_user_who_runs_a_hook_is_told_that_it_is_for_root_and_what_to_run(hook: str) -> None:
-    with tempfile.TemporaryDirectory() as directory:
-        place = Path(directory)
-        place.chmod(0o755)
-        (place / "state").mkdir(mode=0o700)
-        config = place / "config.toml"
-        config.write_text(f"[hooks]\nstate = '{place}/state'\n")
-        done = as_stranger(hook, "--config", str(config))
-    assert f"{hook} is for root: {place}/state/node.json: Permission denied; " in done.stderr
-    assert f"slurm-health healthcheck --context {hook} runs its checks" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.returncode == 2
 
 
 @pytest.mark.root

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `init-config` drafts for a node, and the shims that `init-hooks` installs."""
+"""What `init config` drafts for a node, and the shims that `init hooks` installs."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_busy_node_is_told_that_its_speed_was_left_out(tmp_path: Path) -> None
             each.wait()
     assert "[checks.cpu-speed]" not in ran.stdout
     assert "cpu-speed, tested when a user's job" in ran.stderr
-    assert "run init-config again while nothing else runs" in ran.stderr
+    assert "run init config again while nothing else runs" in ran.stderr
     assert "# cpu-speed, tested when" in ran.stdout
 
 

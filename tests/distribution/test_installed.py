@@ -73,7 +73,7 @@ slurm-health templates copy sweep /root/ | head -n 1
 slurm-health metrics --dashboard | grep -c '"title": "slurm-health"'
 ls /usr/share/bash-completion/completions/slurm-health
 grep ^python= /etc/slurm-health/prolog/slurm-health
-slurm-health init-hooks /root/hooks
+slurm-health init hooks /root/hooks
 slurm-health doctor | grep 'do: nothing, or as root: documentation' || true
 /opt/slurm-health/bin/python -c 'import torch' 2>&1 | tail -n 1
 sed -i s/limit=120/limit=90/ /etc/slurm-health/prolog/slurm-health
@@ -156,7 +156,7 @@ def test_a_wheel_works_in_an_environment_without_torch(tmp_path: Path) -> None:
 
     assert run(command, "templates", "copy", "sweep", f"{tmp_path}/").startswith("wrote ")
     assert '"title": "slurm-health"' in run(command, "metrics", "--dashboard")
-    assert f"Prolog={tmp_path}/prolog/" in run(command, "init-hooks", tmp_path)
+    assert f"Prolog={tmp_path}/prolog/" in run(command, "init", "hooks", tmp_path)
     assert f"\npython={environment}/bin/python" in (tmp_path / "prolog/slurm-health").read_text()
     # `make` puts an interpreter with torch first on PATH, where the check would find it.
     without = {**os.environ, "PATH": f"{environment}/bin:/usr/sbin:/usr/bin:/sbin:/bin"}

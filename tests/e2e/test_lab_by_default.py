@@ -75,7 +75,7 @@ def by_default(site: Site) -> Iterator[Site]:
 
 def install(site: Site) -> None:
     rules = site.lab.paths.etc / "rules.toml"
-    site.lab.run([COMMAND, "init-default", f"--config={rules}"])
+    site.lab.run([COMMAND, "init", "default", f"--config={rules}"])
 
 
 def sbatch(site: Site, *words: str, script: str = "", **variables: str) -> str:
@@ -269,7 +269,7 @@ def test_a_broken_installation_costs_no_job(by_default: Site, broken: Path, what
 
 @pytest.mark.heavy
 def test_it_is_taken_away_whole_and_slurmctld_starts_without_it(by_default: Site) -> None:
-    remove = [COMMAND, "init-default", "--remove"]
+    remove = [COMMAND, "init", "default", "--remove"]
     directory = by_default.lab.paths.etc / "slurm"
     first = by_default.lab.run(remove, check=False)
     by_default.lab.restart_slurmctld()

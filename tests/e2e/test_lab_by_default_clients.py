@@ -97,7 +97,7 @@ def module_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         site = Site(lab)
         rules = lab.paths.etc / "rules.toml"
         rules.write_text(RULES)
-        lab.run([COMMAND, "init-default", f"--config={rules}"])
+        lab.run([COMMAND, "init", "default", f"--config={rules}"])
         lab.run(["sed", "-i", "1i JobSubmitPlugins=lua", CONF])
         lab.run(["scontrol", "reconfigure"])
         play(site)

@@ -70,7 +70,7 @@ def module_site() -> Iterator[Site]:
         site = Site(lab)
         rules = lab.paths.etc / "rules.toml"
         rules.write_text(RULES)
-        lab.run([COMMAND, "init-default", f"--config={rules}"])
+        lab.run([COMMAND, "init", "default", f"--config={rules}"])
         lab.run(["sed", "-i", "1i JobSubmitPlugins=lua", CONF])
         lab.run(["scontrol", "reconfigure"])
         yield site

@@ -48,7 +48,7 @@ def module_site() -> Iterator[Site]:
             lab.run(["sacctmgr", "--immediate", "add", *words])
         lab.run(["sacctmgr", "-i", "modify", "user", "alice", "set", "DefaultAccount=science"])
         (lab.paths.etc / "rules.toml").write_text(RULES)
-        lab.run([COMMAND, "init-default", f"--config={lab.paths.etc}/rules.toml"])
+        lab.run([COMMAND, "init", "default", f"--config={lab.paths.etc}/rules.toml"])
         lab.run(["sed", "-i", "1i JobSubmitPlugins=lua", CONF])
         lab.run(["scontrol", "reconfigure"])
         play(site)

@@ -11,7 +11,7 @@ from tests.e2e.hooks_support import HookedSite, hooked_site
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(900)]
 
-# What init-config writes on a quiet node; a figure that any processor reaches, because here
+# What init config writes on a quiet node; a figure that any processor reaches, because here
 # other work on the machine may take its share and must not decide.
 MEASURED = "[checks.cpu-speed]\nmin_rounds_per_s = 1000\ntime_limit_s = 30\n"
 

@@ -41,7 +41,7 @@ def module_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HookedSite
     with hooked_site(directory, nodes=2) as site:
         site.configure(MORE, hooks=HOOKS)
         config = f"--config={directory}/etc/config.toml"
-        site.lab.run([COMMAND, "init-default", config])
+        site.lab.run([COMMAND, "init", "default", config])
         site.lab.run(["sed", "-i", "1i JobSubmitPlugins=lua", "/etc/slurm/slurm.conf"])
         site.lab.run(["scontrol", "reconfigure"])
         yield site

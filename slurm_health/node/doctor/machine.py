@@ -68,7 +68,7 @@ def _settings(site: Site, limits_s: Mapping[str, int]) -> Iterator[Advice]:
         yield look(text, "run doctor as root on a node, as the hooks run")
     if not site.planned:
         text = f"{site.path} configures no check: the hooks do nothing"
-        yield change(text, "draft some on a healthy node: slurm-health init-config")
+        yield change(text, "draft some on a healthy node: slurm-health init config")
         return
     shadow = [check.name for check in site.planned if check.shadow]
     if not site.hooks.drain:

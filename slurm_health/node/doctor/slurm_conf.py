@@ -135,7 +135,7 @@ def advise(config: Mapping[str, str], site: Site | None) -> list[Advice]:
 def _scripts(key: str, scripts: Mapping[str, Shim | None]) -> Iterator[Advice]:
     shim = f"{key}={HOOKS_DIRECTORY}/{SHIMS[key]}"
     if not scripts:
-        yield look(f"{key} is not set: {_WITHOUT[key]}", f"slurm-health init-hooks, then {shim}")
+        yield look(f"{key} is not set: {_WITHOUT[key]}", f"slurm-health init hooks, then {shim}")
         return
     for path in scripts:
         why = trouble(path)
@@ -158,7 +158,7 @@ def _shim(shim: Shim, site: Site | None) -> Iterator[Advice]:
         yield change(text, f"edit the line python= in {shim.path}")
     elif not ownership.replaceable(Path(shim.python)) and not _has_hooks(shim.python):
         text = f"{shim.path}: python={shim.python} has no slurm_health: {unchecked}"
-        fix = "install slurm-health there, or have init-hooks rewrite the shim"
+        fix = "install slurm-health there, or have init hooks rewrite the shim"
         yield change(text, f"{fix}: it names the interpreter that it is called with")
     if shutil.which("scontrol", path=shim.search_path) is None:
         text = f"{shim.path} finds no scontrol in {shim.search_path}: its hook never drains a node"

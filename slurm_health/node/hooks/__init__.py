@@ -14,6 +14,6 @@ call no Slurm command, because the prolog stands between a user and their job.
     metrics        what a health check found, for Prometheus
     nodes          `slurm-health nodes`: what was drained, why, and how to resume it
     explain        `healthcheck --explain`: what runs here, and why
-    init_config    `init-config`: drafts a site's file from this node
+    init_config    `init config`: drafts a site's file from this node
     log            standard error and the system log
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`init-config`: a config file drafted from this node as it is now.
+"""`init config`: a config file drafted from this node as it is now.
 
 Run it on a healthy node: what is there is taken for what should be there. Every check that can
 drain begins in shadow.
@@ -126,7 +126,7 @@ def _cpus(context: CheckContext) -> Iterator[Table]:
 def _cpu_speed(context: CheckContext) -> Iterator[Table]:
     sample = sample_cpus(context)
     if sample.share < _QUIET_SHARE:
-        raise Unmeasured("the node is busy; run init-config again while nothing else runs")
+        raise Unmeasured("the node is busy; run init config again while nothing else runs")
     limit = round(sample.rounds_per_s * _SPEED_SHARE, -4)
     yield "cpu-speed", {"min_rounds_per_s": int(limit)}
 

@@ -122,7 +122,7 @@ class Sweep(_Table, frozen=True, kw_only=True):
 class Default(_Table, frozen=True, kw_only=True):
     """`[default]`: which batch jobs are checked though their users type plain `sbatch`.
 
-    A job that all of these name, once `slurm-health init-default` has been run.
+    A job that all of these name, once `slurm-health init default` has been run.
     """
 
     # Of the allocation.

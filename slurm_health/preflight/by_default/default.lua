@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: Apache-2.0
--- Written by slurm-health init-default from the rules in @site@; run it again after a change there.
+-- Written by slurm-health init default from the rules in @site@; run it again after a change there.
 -- Returns a function that puts a launcher before the script of a batch job that the rules name. It
 -- reads nothing but the job, starts nothing, and waits for nothing.
 local before_limit = @before_limit@

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`slurm-health init-default`: the Lua files beside slurm.conf, written and taken away."""
+"""`slurm-health init default`: the Lua files beside slurm.conf, written and taken away."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PLUGIN = "lua"
 # Stands in the launcher where the Lua writes another: no site can ask for so long a check.
 _LIMIT_S = 987654321.5
 _HERE = Path(__file__).parent
-_OURS = "-- Written by slurm-health init-default"
+_OURS = "-- Written by slurm-health init default"
 _CALLED_BY_SITE = """\
 {loader} is the site's own, and stays as it is. Have it call ours, with these lines at its top:
     local loaded, check = pcall(dofile, {check})
@@ -119,7 +119,7 @@ def advise(
     `text` is the Lua as it would be written now.
     """
     check, load = directory / CHECK, directory / LOADER
-    again = "on the machine of slurmctld, as root: slurm-health init-default"
+    again = "on the machine of slurmctld, as root: slurm-health init default"
     if not check.exists():
         if rules != Default() or (load.exists() and is_ours(load)):
             yield look(f"jobs are not checked by default: {check} is not on this machine", again)

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: Apache-2.0
--- Written by slurm-health init-default, where there was no job_submit.lua.
+-- Written by slurm-health init default, where there was no job_submit.lua.
 -- Whatever goes wrong in here, jobs are submitted as they are.
 local loaded, check = pcall(dofile, @default@)
 if not loaded then

@@ -52,7 +52,7 @@ def by_default(*, template: str, python: str, flags: Sequence[str], rules: str) 
     values = {
         "options": b"--by-default=" + _quoted(rules),
         "name": b'"${SLURM_JOB_NAME-}"',
-        "origin": b"By default on this cluster (slurm-health init-default)",
+        "origin": b"By default on this cluster (slurm-health init default)",
         "needed": b", slurm_health.preflight.by_default.at_start",  # older installations lack it
     }
     return _launcher(template, python, flags, values)

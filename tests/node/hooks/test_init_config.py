@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `init-config` drafts of links: each port's own rate, and NVLinks where all GPUs agree."""
+"""What `init config` drafts of links: each port's own rate, and NVLinks where all GPUs agree."""
 
 from __future__ import annotations
 

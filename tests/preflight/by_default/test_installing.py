@@ -130,7 +130,7 @@ def test_the_launcher_runs_the_script_where_there_is_no_installation(
 def test_a_directory_that_is_not_there_is_an_error_and_is_not_made(tmp_path: Path) -> None:
     site = tmp_path / "site.toml"
     site.write_text("")
-    words = ["init-default", str(tmp_path / "slrum"), f"--config={site}"]
+    words = ["init", "default", str(tmp_path / "slrum"), f"--config={site}"]
     argv = [sys.executable, "-m", "slurm_health", *words]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
 
