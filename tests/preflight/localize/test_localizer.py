@@ -116,7 +116,7 @@ def test_of_two_nodes_nobody_can_say_that_their_network_is_as_fast_as_others() -
     verdict, _ = run(names(2), cluster())
     assert "not excluded: a slow network" in verdict.nodes["n1"].reason
 
-    expected = {"expected_ms": "allgather=50"}
+    expected = {"expected_ms": {"allgather": 50}}
     known, _ = run(names(2), cluster(), chosen=expected)
     assert "not excluded" not in known.nodes["n1"].reason
 
@@ -143,13 +143,13 @@ def test_a_single_node_is_measured_alone_and_told_that_the_network_is_untested()
 
 def test_devices_that_are_all_slow_are_said_to_be_slower_than_expected_and_not_than_peers() -> None:
     slow = cluster(compute=dict.fromkeys(names(4), 1.7))
-    verdict, _ = run(names(4), slow, chosen={"expected_ms": "matmul=2.4"})
+    verdict, _ = run(names(4), slow, chosen={"expected_ms": {"matmul": 2.4}})
 
     assert {level(verdict, node) for node in names(4)} == {Level.SLOW}
     assert "slower than expected of this model (" in verdict.nodes["n1"].reason
     assert "expected at most 3 ms)" in verdict.nodes["n1"].reason
 
-    known, _ = run(names(4), cluster(compute={"n3": 1.7}), chosen={"expected_ms": "matmul=9"})
+    known, _ = run(names(4), cluster(compute={"n3": 1.7}), chosen={"expected_ms": {"matmul": 9.0}})
     assert "slower than its peers (" in known.nodes["n3"].reason
     assert ", peers " in known.nodes["n3"].reason
 
