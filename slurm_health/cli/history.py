@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the history of all checks says: history, lemons, metrics."""
+"""What the history of all checks says: history, lemons."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,10 +20,10 @@ from slurm_health.cli.shared_options import as_settings
 from slurm_health.preflight import config
 from slurm_health.preflight.options import JOURNAL, with_options
 from slurm_health.records.errors import ExitCode, JournalError, SlurmError
-from slurm_health.system import templates
 
 if TYPE_CHECKING:
     from slurm_health.fleet.history.index import Index
+    from slurm_health.system.telemetry import Gauge
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _MANY = 100  # fewer jobs are indexed before a person could read it
@@ -120,12 +120,25 @@ def history(asked: _History) -> int:
 @dataclass(frozen=True, kw_only=True)
 class _Lemons(FromIndex):
     as_json: bool
+    prometheus: bool
+    output: Path | None
     publish: bool
 
 
 @click.command(short_help="List nodes that spoil one job after another.")
 @index_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "--prometheus",
+    is_flag=True,
+    help="Print the standing of all nodes in Prometheus' text format; exit with 0.",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="With --prometheus: replace this file, at once and whole.",
+)
 @click.option(
     "--publish",
     is_flag=True,
@@ -139,8 +152,12 @@ def lemons(asked: _Lemons) -> int:
     compared with the other nodes of its cluster. A suspect has something against it, but less
     than that. The score is how many of its next 100 jobs a node is expected to spoil.
 
-    The exit code is 1 where there is a lemon, and 4 where there is nothing to publish.
+    The exit code is 1 if there is a lemon, and 4 if there is nothing to publish. --prometheus is for
+    cron on a machine that sees the journals, and for node_exporter's textfile collector; what the
+    hooks find on a node, they write there themselves (documentation: admin/metrics.md).
     """
+    if asked.output is not None and not asked.prometheus:
+        raise click.UsageError("--output needs --prometheus")
     from slurm_health.fleet.history import answer, presentation
     from slurm_health.fleet.standing.standing import published
     from slurm_health.records.standings import Reliability
@@ -151,6 +168,8 @@ def lemons(asked: _Lemons) -> int:
             found, cluster=asked.cluster, now_s=time.time(), days=asked.days, known=nodes_of_slurm()
         )
         unread = found.troubles()
+    if asked.prometheus:
+        return _print_metrics(presentation.gauges(told, unread, now_s=time.time()), asked.output)
     if path is not None:
         standings = {each.cluster: each.standings for each in told}
         if not any(standings.values()):
@@ -166,6 +185,17 @@ def lemons(asked: _Lemons) -> int:
         click.echo(presentation.unread_text(unread, page), err=True, nl=False)
     bad = any(each.level is Reliability.LEMON for cluster_ in told for each in cluster_.standings)
     return int(ExitCode.BAD_NODES if bad else ExitCode.HEALTHY)
+
+
+def _print_metrics(gauges: Sequence[Gauge], output: Path | None) -> int:
+    from slurm_health.system.telemetry import prometheus_text
+
+    text = prometheus_text(gauges)
+    if output is None:
+        print_result(text)
+    else:
+        replace_file(output, text.encode())
+    return int(ExitCode.HEALTHY)
 
 
 def _nothing_to_publish(path: Path) -> str:
@@ -235,46 +265,3 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
         line.erase()
         for handler in logging.getLogger().handlers:
             handler.removeFilter(line)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Metrics(FromIndex):
-    output: Path | None
-    dashboard: bool
-
-
-@click.command(short_help="Print metrics of all nodes for Prometheus.")
-@index_options
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Replace this file, at once and whole: DIRECTORY/slurm_health_history.prom.",
-)
-@click.option("--dashboard", is_flag=True, help="Print the Grafana dashboard instead.")
-@as_settings(_Metrics)
-def metrics(asked: _Metrics) -> int:
-    """Print the standing of all nodes, as `lemons` finds it, in Prometheus' text format.
-
-    For cron on a machine that sees the journals, and for node_exporter's textfile collector. What
-    the hooks find on each node, they write there themselves (documentation: admin/metrics.md).
-    """
-    if asked.dashboard:
-        shipped = templates.shipped("grafana") / "slurm-health.json"
-        print_result(shipped.read_text(encoding="utf-8"))
-        return int(ExitCode.HEALTHY)
-    from slurm_health.fleet.history import answer
-    from slurm_health.fleet.history import presentation as of_history
-    from slurm_health.system.telemetry import prometheus_text
-
-    now_s = time.time()
-    with opened_index(asked.journal, asked.index, rebuild=asked.rebuild) as found:
-        told = answer.lemons(
-            found, cluster=asked.cluster, now_s=now_s, days=asked.days, known=nodes_of_slurm()
-        )
-        gauges = of_history.gauges(told, found.troubles(), now_s=now_s)
-    if asked.output is None:
-        print_result(prometheus_text(gauges))
-    else:
-        replace_file(asked.output, prometheus_text(gauges).encode())
-    return int(ExitCode.HEALTHY)

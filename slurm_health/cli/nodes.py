@@ -191,38 +191,3 @@ def _slurm() -> Client:
     from slurm_health.system.slurm.client import Client
 
     return Client.for_hook(os.environ, limit_s=_PATIENCE_S)
-
-
-@click.command(short_help="Show what is notified of drained nodes, and test it.")
-@config_option
-@click.option("--test", is_flag=True, help="Send a test event, and wait for the result.")
-def notify(config: str | None, test: bool) -> int:
-    """Show what [notify] runs or where it sends when something happens to a node.
-
-    With --test, send an event that says it is a test and print what came of it; the exit code is 1
-    if it did not arrive.
-    """
-    site = load_site(config)
-    settings = site.notify
-    if not (settings.command or settings.urls):
-        print_result(f"{site.path} sets neither command nor urls in [notify]: nothing is sent\n")
-        return int(ExitCode.HEALTHY)
-    if not test:
-        if settings.command:
-            print_result(f"runs {settings.command[0]}, for {settings.limit_s:g} s at most\n")
-        if settings.urls:
-            print_result(f"sends to {len(settings.urls)} in urls, by apprise\n")
-        return int(ExitCode.HEALTHY)
-    from slurm_health.node.notify import EventKind, NodeEvent, send_and_wait
-    from slurm_health.node.run import node_name
-
-    event = NodeEvent(
-        kind=EventKind.TEST,
-        node=node_name(os.environ),
-        time_s=time.time(),
-        text="sent by slurm-health notify --test",
-    )
-    results = send_and_wait(settings, event)
-    print_result("".join(f"{name}: {problem or 'sent'}\n" for name, problem in results))
-    failed = any(problem for _, problem in results)
-    return int(ExitCode.BAD_NODES if failed else ExitCode.HEALTHY)

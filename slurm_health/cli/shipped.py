@@ -48,7 +48,11 @@ def list_command() -> int:
 @templates.command()
 @click.argument("name")
 def show(name: str) -> int:
-    """Print a template as `copy` would write it."""
+    """Print a template as `copy` would write it, or the Grafana dashboard: `dashboard`."""
+    if name == "dashboard":
+        path = shelf.shipped("grafana") / "slurm-health.json"
+        print_result(path.read_text(encoding="utf-8"))
+        return int(ExitCode.HEALTHY)
     print_result(shelf.edited(shelf.find(name).text, _said()))
     return int(ExitCode.HEALTHY)
 
@@ -103,4 +107,6 @@ def _list_text() -> str:
             if template.kind is kind
         ]
         parts.append("\n".join([title, *lines, ""]))
-    return "\n".join([*parts, f"To copy one: {_COMMAND} templates copy NAME [DESTINATION]\n"])
+    dashboard = f"For Grafana: {_COMMAND} templates show dashboard > slurm-health.json\n"
+    copies = f"To copy one: {_COMMAND} templates copy NAME [DESTINATION]\n"
+    return "\n".join([*parts, dashboard, copies])

@@ -44,12 +44,20 @@ _SLURM_LIMIT_S = 30.0
     help="The interpreter that jobs train with.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the advice as JSON.")
-def doctor(config: str | None, python: str, as_json: bool) -> int:
+@click.option(
+    "--test-notify",
+    is_flag=True,
+    help="Only send a test event as [notify] says, and print what came of it; exit with 1 if it"
+    " did not arrive.",
+)
+def doctor(config: str | None, python: str, as_json: bool, test_notify: bool) -> int:
     """Inspect slurm.conf and this machine, and say what to change.
 
     Changes nothing. Run it as root on a node, where the hooks run; an ordinary user is shown
     what can be seen without rights. Exits 1 when something must be changed.
     """
+    if test_notify:
+        return _test_notify(load_site(config))
     advice: list[Advice] = []
     site: Site | None = None
     try:
@@ -75,6 +83,25 @@ def doctor(config: str | None, python: str, as_json: bool) -> int:
     report = DoctorReport(advice=tuple(advice))
     print_result(report.json() if as_json else report.text(page_here().width))
     return int(ExitCode.BAD_NODES if report.count(Urgency.CHANGE) else ExitCode.HEALTHY)
+
+
+def _test_notify(site: Site) -> int:
+    from slurm_health.node.notify import EventKind, NodeEvent, send_and_wait
+    from slurm_health.node.run import node_name
+
+    if not (site.notify.command or site.notify.urls):
+        print_result(f"{site.path} sets neither command nor urls in [notify]: nothing is sent\n")
+        return int(ExitCode.HEALTHY)
+    event = NodeEvent(
+        kind=EventKind.TEST,
+        node=node_name(os.environ),
+        time_s=time.time(),
+        text="sent by slurm-health doctor --test-notify",
+    )
+    results = send_and_wait(site.notify, event)
+    print_result("".join(f"{name}: {problem or 'sent'}\n" for name, problem in results))
+    failed = any(problem for _, problem in results)
+    return int(ExitCode.BAD_NODES if failed else ExitCode.HEALTHY)
 
 
 def _slurm(advice: list[Advice]) -> Mapping[str, str] | None:

@@ -164,7 +164,9 @@ def _send_to_urls(settings: Notify, event: NodeEvent) -> None:
             body_format=apprise.NotifyFormat.TEXT,
         )
         if not taken:
-            raise NotSent("not every URL of urls took it: slurm-health notify --test, as root")
+            raise NotSent(
+                "not every URL of urls took it: slurm-health doctor --test-notify, as root"
+            )
         return b""
 
     match run_one(work, settings.limit_s):

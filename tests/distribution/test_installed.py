@@ -70,7 +70,7 @@ IN_PLACE = """
 mkdir /root/of-another && echo 'raise SystemExit("of another Python")' > /root/of-another/click.py
 PYTHONPATH=/root/of-another slurm-health --version
 slurm-health templates copy sweep /root/ | head -n 1
-slurm-health metrics --dashboard | grep -c '"title": "slurm-health"'
+slurm-health templates show dashboard | grep -c '"title": "slurm-health"'
 ls /usr/share/bash-completion/completions/slurm-health
 grep ^python= /etc/slurm-health/prolog/slurm-health
 slurm-health init hooks /root/hooks
@@ -155,7 +155,7 @@ def test_a_wheel_works_in_an_environment_without_torch(tmp_path: Path) -> None:
     command = environment / "bin/slurm-health"
 
     assert run(command, "templates", "copy", "sweep", f"{tmp_path}/").startswith("wrote ")
-    assert '"title": "slurm-health"' in run(command, "metrics", "--dashboard")
+    assert '"title": "slurm-health"' in run(command, "templates", "show", "dashboard")
     assert f"Prolog={tmp_path}/prolog/" in run(command, "init", "hooks", tmp_path)
     assert f"\npython={environment}/bin/python" in (tmp_path / "prolog/slurm-health").read_text()
     # `make` puts an interpreter with torch first on PATH, where the check would find it.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`slurm-health metrics` as it is called."""
+"""`slurm-health lemons --prometheus` as it is called."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_history import LONG_AGO, called, write_lemon
+from tests.support.command_line import slurm_health
 
 
 def test_it_prints_the_standing_of_every_node(tmp_path: Path) -> None:
     write_lemon(tmp_path / "journal")
 
-    done = called(tmp_path, "metrics", LONG_AGO)
+    done = called(tmp_path, "lemons", "--prometheus", LONG_AGO)
 
     assert done.code == 0, done
     assert 'slurm_health_node_lemon_score{cluster="lab",node="n3"} 28.2\n' in done.stdout
@@ -24,7 +25,7 @@ def test_it_prints_the_standing_of_every_node(tmp_path: Path) -> None:
 
 
 def test_without_a_journal_it_says_that_it_looked(tmp_path: Path) -> None:
-    done = called(tmp_path, "metrics")
+    done = called(tmp_path, "lemons", "--prometheus")
 
     assert done.code == 0
     assert "slurm_health_history_timestamp_seconds" in done.stdout
@@ -37,19 +38,20 @@ def test_the_file_is_replaced_whole(tmp_path: Path) -> None:
     path.parent.mkdir()
     path.write_text("old")
 
-    assert called(tmp_path, "metrics", LONG_AGO, f"--output={path}").stdout == ""
+    assert called(tmp_path, "lemons", "--prometheus", LONG_AGO, f"--output={path}").stdout == ""
 
     assert path.read_text().startswith("# HELP ")
     assert [each.name for each in path.parent.iterdir()] == [path.name]
 
 
-def test_the_dashboard_is_printed(tmp_path: Path) -> None:
-    assert json.loads(called(tmp_path, "metrics", "--dashboard").stdout)["title"] == "slurm-health"
+def test_the_dashboard_is_printed() -> None:
+    shown = slurm_health("templates", "show", "dashboard").stdout
+    assert json.loads(shown)["title"] == "slurm-health"
 
 
 @pytest.mark.parametrize("path", ["/nowhere/at/all.prom", "/proc/x.prom"])
 def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path, path: str) -> None:
-    done = called(tmp_path, "metrics", f"--output={path}")
+    done = called(tmp_path, "lemons", "--prometheus", f"--output={path}")
 
     assert done.code == 2
     assert "cannot be written" in done.stderr

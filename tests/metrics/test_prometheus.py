@@ -51,7 +51,7 @@ def metrics(tmp_path: Path, *words: str) -> Done:
         "SLURM_HEALTH_JOURNAL": str(tmp_path / "journal"),
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
     }
-    return slurm_health("metrics", *words, environ=environ)
+    return slurm_health("lemons", "--prometheus", *words, environ=environ)
 
 
 def test_promtool_finds_no_fault_in_them(textfiles: Path) -> None:

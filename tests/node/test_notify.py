@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from slurm_health.cli import nodes
+from slurm_health.cli import site_setup
 from slurm_health.node import notify
 from slurm_health.node.notify import EventKind, NodeEvent, send_and_wait
 from slurm_health.node.rules.settings import Notify
@@ -214,25 +214,24 @@ Says = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def says(node: Node) -> Says:
-    """Run `slurm-health notify` on a node; returns its exit code and output."""
+    """Run `slurm-health doctor --test-notify` on a node; returns its exit code and output."""
 
-    def call(*words: str) -> tuple[int, str]:
+    def call() -> tuple[int, str]:
         _ = node.site
-        config = ["--config", str(node.directory / "etc/config.toml")]
-        result = CliRunner().invoke(nodes.notify, [*config, *words], standalone_mode=False)
+        words = ["--config", str(node.directory / "etc/config.toml"), "--test-notify"]
+        result = CliRunner().invoke(site_setup.doctor, words, standalone_mode=False)
         assert result.exception is None
         return result.return_value, result.output
 
     return call
 
 
-def test_the_command_shows_and_tests_what_the_site_has_set(node: Node, says: Says) -> None:
+def test_doctor_sends_a_test_event_as_the_site_has_set(node: Node, says: Says) -> None:
     assert "nothing is sent" in says()[1]
     node.more = into_file(node)
-    assert says() == (0, "runs sh, for 30 s at most\n")
-    assert says("--test") == (0, "sh: sent\n")
+    assert says() == (0, "sh: sent\n")
     (event,) = received(node)
     assert event.kind is EventKind.TEST
 
     node.more = "[notify]\ncommand = ['false']\n"
-    assert says("--test") == (1, "false: false exited with code 1\n")
+    assert says() == (1, "false: false exited with code 1\n")

@@ -349,7 +349,7 @@ def advise_on_notify(site: Site) -> list[Advice]:
         if problem := notify.file_problem(file):
             fix = f"chown root {file}; chmod 600 {file}"
             advice.append(change(f"notify.urls: {problem}", fix))
-    return advice or [fine("events of nodes are sent; try: slurm-health notify --test")]
+    return advice or [fine("events of nodes are sent; try: slurm-health doctor --test-notify")]
 
 
 def reads_advice(obstacle: str) -> Advice:

@@ -158,7 +158,9 @@ def test_the_metrics_have_no_node_that_slurm_does_not_know(tmp_path: Path) -> No
     run.pass_check()
     scontrol = HookedSlurm(tmp_path / "slurm", nodes=3)
     environ = {"PATH": scontrol.path, "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    done = slurm_health("metrics", f"--journal={root}", "--days=3650", environ=environ)
+    done = slurm_health(
+        "lemons", "--prometheus", f"--journal={root}", "--days=3650", environ=environ
+    )
     assert done.code == 0, done
     assert 'node="n2"' in done.stdout
     assert "evil" not in done.stdout

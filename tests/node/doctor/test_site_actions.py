@@ -38,7 +38,7 @@ def test_what_keeps_a_step_from_being_taken_is_named(
     [
         ("command = ['/nowhere/ticket']", "change", "/nowhere/ticket is not on this node"),
         ("command = ['{loose}']", "change", "others than root can change"),
-        ("command = ['/bin/cat']", "fine", "try: slurm-health notify --test"),
+        ("command = ['/bin/cat']", "fine", "try: slurm-health doctor --test-notify"),
         ("urls = ['slack://token']", "look", "users can read"),
         ("urls = ['{open}']", "change", "closed to others"),
         ("urls = ['/nowhere/urls']", "change", "/nowhere/urls cannot be read"),
