@@ -152,9 +152,9 @@ def lemons(asked: _Lemons) -> int:
     compared with the other nodes of its cluster. A suspect has something against it, but less
     than that. The score is how many of its next 100 jobs a node is expected to spoil.
 
-    The exit code is 1 if there is a lemon, and 4 if there is nothing to publish. --prometheus is for
-    cron on a machine that sees the journals, and for node_exporter's textfile collector; what the
-    hooks find on a node, they write there themselves (documentation: admin/metrics.md).
+    The exit code is 1 if there is a lemon, and 4 if there is nothing to publish. --prometheus is
+    for cron on a machine that sees the journals, and for node_exporter's textfile collector; what
+    the hooks find on a node, they write there themselves (documentation: admin/metrics.md).
     """
     if asked.output is not None and not asked.prometheus:
         raise click.UsageError("--output needs --prometheus")
