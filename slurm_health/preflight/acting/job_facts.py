@@ -88,6 +88,7 @@ def read_facts(
         placement=placement(job),
         idle=frozenset(n.name for n in elsewhere if n.state == "idle"),
         least_there=max((node.least for node in listed), default=1),
+        longest_there_min=min((n.limit_min for n in listed if n.limit_min), default=None),
     )
 
 

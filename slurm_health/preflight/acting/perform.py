@@ -235,6 +235,7 @@ class _Performer:
                 job_id=self.facts.job_id,
                 placement=self.facts.placement,
                 nodes=self.facts.least_there,
+                longest_min=self.facts.longest_there_min,
                 avoid=self._kept_off(),
             )
         except SlurmError as err:

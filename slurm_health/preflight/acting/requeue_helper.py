@@ -72,13 +72,14 @@ class Helper:
         job_id: int,
         placement: Mapping[str, str],
         nodes: int = 1,
+        longest_min: int | None = None,
         avoid: Collection[str] = (),
     ) -> int:
         """Submit the helper of a job, or find the one an interrupted master submitted.
 
         `placement` is sbatch's options for a job that is to start where the job starts; on fewer
-        than `nodes` none starts there. `avoid` is nodes that the helper keeps off besides those
-        that the job leaves.
+        than `nodes` none starts there, nor with a longer limit than `longest_min` minutes. `avoid`
+        is nodes that the helper keeps off besides those that the job leaves.
 
         Raises:
             SlurmError: it was refused, or Slurm does not answer.
@@ -93,7 +94,7 @@ class Helper:
             f"--nodes={nodes}",
             f"--ntasks={nodes}",
             f"--mem={HELPER_MEMORY_MB}M",
-            f"--time={HELPER_MINUTES}",
+            f"--time={min(HELPER_MINUTES, longest_min or HELPER_MINUTES)}",
             "--no-requeue",
             f"--exclude={fold((*move.exclude, *avoid))}",
             f"--chdir={self.directory}",

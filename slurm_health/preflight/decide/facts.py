@@ -38,6 +38,7 @@ class JobFacts:
         placement: sbatch's options for a job that is to start where this one starts.
         idle: idle nodes of its partition that it does not exclude.
         least_there: on fewer nodes no job starts in its partition.
+        longest_there_min: nor does one with a longer limit than this, if there is one.
     """
 
     job_id: int
@@ -60,6 +61,7 @@ class JobFacts:
     placement: Mapping[str, str] = field(default_factory=dict)
     idle: frozenset[str] = frozenset()
     least_there: int = 1
+    longest_there_min: int | None = None
 
 
 def requeue_obstacle(facts: JobFacts, nodes: Collection[str]) -> str:

@@ -226,7 +226,8 @@ class ListedNode(msgspec.Struct, frozen=True, kw_only=True):
     """One line of a partition's nodes.
 
     `hardware` is what the node has: processors, memory and generic resources. On fewer nodes than
-    `least` no job starts in the partition.
+    `least` no job starts in the partition, nor one with a longer limit than `limit_min`, if it has
+    any.
     """
 
     name: str
@@ -234,6 +235,7 @@ class ListedNode(msgspec.Struct, frozen=True, kw_only=True):
     hardware: tuple[str, ...]
     features: tuple[str, ...]
     least: int
+    limit_min: int | None = None
 
     @property
     def out_of_pool(self) -> bool:
@@ -241,23 +243,37 @@ class ListedNode(msgspec.Struct, frozen=True, kw_only=True):
         return not self.state.isalpha() or self.state.startswith(_LISTED_OUT)
 
 
-# Name, state, processors, memory, generic resources, job sizes of the partition, features.
-LISTED_NODE = "%N %T %c %m %G %s %f"
+# Name, state, processors, memory, generic resources, job sizes and time limit of the partition,
+# features.
+LISTED_NODE = "%N %T %c %m %G %s %l %f"
 
 
 def listed_node_of(line: str) -> ListedNode | None:
     """Read one line of sinfo in the format `LISTED_NODE`; None for one that is none."""
     words = line.split()
-    if len(words) < 7:
+    if len(words) < 8:
         return None
-    name, state, cpus, memory_mb, gres, size, *features = words
+    name, state, cpus, memory_mb, gres, size, limit, *features = words
     return ListedNode(
         name=name,
         state=state,
         hardware=(cpus, memory_mb, gres),
         features=_words("".join(features)),
         least=whole_number(size.partition("-")[0]) or 1,
+        limit_min=_minutes(limit),
     )
+
+
+def _minutes(text: str) -> int | None:
+    """Return the whole minutes of `1-02:00:00`, `2:00:00` or `10:00`; None for anything else."""
+    days, _, clock = text.rpartition("-")
+    parts = [whole_number(part) for part in (days or "0", *clock.split(":"))]
+    if None in parts:
+        return None
+    seconds = 0
+    for part in parts[1:]:
+        seconds = 60 * seconds + (part or 0)
+    return 24 * 60 * (parts[0] or 0) + seconds // 60
 
 
 def job_of(job_id: JobId, fields: Mapping[str, str]) -> Job:

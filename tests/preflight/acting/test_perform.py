@@ -185,6 +185,20 @@ def test_several_slow_nodes_are_left_together_or_not_at_all(scene: Scene) -> Non
     assert "continuing with n[2-3] anyway" in finished.reason
 
 
+@pytest.mark.parametrize(
+    ("limit", "minutes"), [("infinite", 15), ("10:00", 10), ("1:00:00", 15), ("7-00:00:00", 15)]
+)
+def test_a_helper_asks_for_no_more_time_than_its_partition_gives(
+    scene: Scene, limit: str, minutes: int
+) -> None:
+    scene.slurm.set(time_limit=limit)
+
+    scene.act(n3=Level.FAULTY)
+
+    (asked,) = scene.slurm.calls("sbatch")
+    assert f"--time={minutes}" in asked
+
+
 @pytest.mark.parametrize(("least", "nodes"), [(0, 1), (1, 1), (2, 2)])
 def test_a_helper_has_as_many_nodes_as_its_partition_wants(
     scene: Scene, least: int, nodes: int

@@ -311,9 +311,8 @@ def sinfo(words: list[str]) -> str:
         hardware = node.get("hardware", "64 256000 gpu:8")
         least = settings.get("least_nodes", 1) or 1
         if name in partition:
-            lines.append(
-                f"{name} {state} {hardware} {least}-infinite {node.get('features', '(null)')}"
-            )
+            sizes = f"{least}-infinite {settings.get('time_limit', 'infinite')}"
+            lines.append(f"{name} {state} {hardware} {sizes} {node.get('features', '(null)')}")
     return "\n".join(lines)
 
 
