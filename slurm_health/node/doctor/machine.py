@@ -160,10 +160,13 @@ def _shared(site: Site, place: CheckContext) -> Iterator[Advice]:
 
 def _ledger(site: Site, place: CheckContext) -> Advice:
     path = site.breaker.directory
+    as_root = look(f"whether {path} can be written was not tried", "run doctor as root")
     try:
         known = shared.read_ledger(site.breaker)
         if os.getuid() == 0:
             shared.change_ledger(site, lambda ledger: (ledger, None), type(None))
+    except shared.StoreForRoot:
+        return as_root
     except shared.StoreDamaged as err:
         return change(f"nothing is drained: {err}", "as root on a node: slurm-health nodes reset")
     except shared.StoreUnusable as err:
@@ -173,7 +176,7 @@ def _ledger(site: Site, place: CheckContext) -> Advice:
         text = f"the breaker has tripped, nothing is drained in: {', '.join(known.trips)}"
         return change(text, "slurm-health nodes says why; then: slurm-health nodes reset")
     if os.getuid() != 0:
-        return look(f"whether {path} can be written was not tried", "run doctor as root")
+        return as_root
     kind = _mount(place, path).kind
     if kind in _LOCAL_TYPES:
         text = (
