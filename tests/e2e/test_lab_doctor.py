@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(200)]
 # Every one of these fails jobs, or leaves nodes unchecked, and Slurm itself says nothing of it.
 MISTAKES = """\
 Prolog={directory}/gone
+Epilog={directory}/epilog.d/*
 HealthCheckProgram={directory}/healthcheck
 HealthCheckInterval=0
 PrologFlags=Contain
@@ -76,6 +77,7 @@ def well(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consulted]:
 def wrong(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consulted]:
     """The same with mistakes."""
     directory = tmp_path_factory.mktemp("hooks")
+    (directory / "epilog.d").mkdir()
     yield from lab_with(directory, MISTAKES, 'journal = "/tmp/journals"')
 
 
@@ -124,6 +126,7 @@ def test_what_root_keeps_to_itself_is_not_called_missing(well: Consulted) -> Non
 def test_every_mistake_is_named_with_what_to_do(wrong: Consulted) -> None:
     change, look = wrong.told("change"), wrong.told("look")
     assert f"Prolog={wrong.installed}/gone is not there" in change
+    assert f"Epilog={wrong.installed}/epilog.d/* is not there" in change
     assert "PrologFlags lacks DeferBatch" in change  # Contain brings Alloc
     assert "PrologEpilogTimeout=20" in change
     assert "journal: /tmp/journals" in change
