@@ -20,6 +20,7 @@ _TITLES = {
     TemplateKind.BATCH_SCRIPT: "Batch scripts that check their nodes, for sbatch:",
     TemplateKind.WRAPPER: "For programs that call sbatch by its name:",
     TemplateKind.HOOK: "For slurm.conf, as root (slurm-health init hooks writes all three):",
+    TemplateKind.DASHBOARD: "For Grafana (documentation: admin/metrics.md):",
 }
 _WIDEST = 100
 
@@ -48,11 +49,7 @@ def list_command() -> int:
 @templates.command()
 @click.argument("name")
 def show(name: str) -> int:
-    """Print a template as `copy` would write it, or the Grafana dashboard: `dashboard`."""
-    if name == "dashboard":
-        path = shelf.shipped("grafana") / "slurm-health.json"
-        print_result(path.read_text(encoding="utf-8"))
-        return int(ExitCode.HEALTHY)
+    """Print a template as `copy` would write it."""
     print_result(shelf.edited(shelf.find(name).text, _said()))
     return int(ExitCode.HEALTHY)
 
@@ -107,6 +104,5 @@ def _list_text() -> str:
             if template.kind is kind
         ]
         parts.append("\n".join([title, *lines, ""]))
-    dashboard = f"For Grafana: {_COMMAND} templates show dashboard > slurm-health.json\n"
     copies = f"To copy one: {_COMMAND} templates copy NAME [DESTINATION]\n"
-    return "\n".join([*parts, dashboard, copies])
+    return "\n".join([*parts, copies])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What people copy and may edit: batch scripts, the `sbatch` wrapper, and the scripts of the hooks.
+"""What people copy and may edit: batch scripts, the `sbatch` wrapper, the hooks, the dashboard.
 
 A script that has to find slurm-health says where in a line of its own, `python=` or `command=`. A
 copy gets the installation that it was made by; the other lines stay as they are.
@@ -36,6 +36,7 @@ class TemplateKind(Enum):
     BATCH_SCRIPT = auto()
     WRAPPER = auto()
     HOOK = auto()
+    DASHBOARD = auto()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +55,9 @@ class Template:
 
     @property
     def purpose(self) -> str:
-        """What it is for: the first sentence of its comment."""
+        """What it is for: the first sentence of its comment, which JSON cannot hold."""
+        if self.kind is TemplateKind.DASHBOARD:
+            return "Dashboard of nodes with faults, drained nodes, lemons and slow checks."
         words = " ".join(self._comment())
         return re.split(r"(?<=\.)\s", words, maxsplit=1)[0]
 
@@ -76,6 +79,12 @@ class Template:
 _WRAPPER = Template(
     name="sbatch", kind=TemplateKind.WRAPPER, source=f"{_SCRIPTS}/sbatch", file_name="sbatch"
 )
+_DASHBOARD = Template(
+    name="dashboard",
+    kind=TemplateKind.DASHBOARD,
+    source="grafana/slurm-health.json",
+    file_name="slurm-health.json",
+)
 # By the key of slurm.conf that names each.
 HOOKS = {
     key: Template(
@@ -92,7 +101,7 @@ SHIMS = {key: hook.source for key, hook in HOOKS.items()}
 
 
 def every() -> dict[str, Template]:
-    """Return all templates by name: the batch scripts, the wrapper, the hooks."""
+    """Return all templates by name: batch scripts, the wrapper, the hooks, the dashboard."""
     scripts = sorted(path.name for path in shipped(_SCRIPTS).glob("*.sbatch"))
     batch = [
         Template(
@@ -103,7 +112,7 @@ def every() -> dict[str, Template]:
         )
         for name in scripts
     ]
-    return {template.name: template for template in (*batch, _WRAPPER, *HOOKS.values())}
+    return {template.name: template for template in (*batch, _WRAPPER, *HOOKS.values(), _DASHBOARD)}
 
 
 def find(name: str) -> Template:
@@ -166,7 +175,8 @@ def copy(template: Template, destination: str, said: Mapping[str, str], *, force
         )
     if os.path.lexists(path) and not force:
         raise UsageError(f"{path} is there already; --force replaces it")
-    mode = 0o644 if template.kind is TemplateKind.BATCH_SCRIPT else 0o755
+    runs = template.kind in {TemplateKind.WRAPPER, TemplateKind.HOOK}  # not by sbatch or Grafana
+    mode = 0o755 if runs else 0o644
     write_script(path, edited(template.text, said), mode=mode)
     return path
 
@@ -200,6 +210,8 @@ def next_steps(
                 f"    export PATH={directory}:$PATH\n"
                 "From then on, the nodes of each job that is submitted there are checked.\n"
             )
+        case TemplateKind.DASHBOARD:
+            return f"In Grafana, choose Dashboards, New, Import, and upload it:\n    {path}\n"
         case TemplateKind.HOOK:
             key = next(key for key, hook in HOOKS.items() if hook is template)
             return (

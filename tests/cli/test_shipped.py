@@ -55,9 +55,10 @@ def test_a_copy_tells_its_place_and_what_comes_next(name: str, tmp_path: Path) -
         TemplateKind.BATCH_SCRIPT: f"    sbatch {'-N ' if '-N ' in template.example else ''}",
         TemplateKind.WRAPPER: f"    export PATH={path.parent}:$PATH",
         TemplateKind.HOOK: f"={path}",
+        TemplateKind.DASHBOARD: f"    {path}",
     }[template.kind]
     assert next_step in done.stdout
-    assert os.access(path, os.X_OK) == (template.kind is not TemplateKind.BATCH_SCRIPT)
+    assert os.access(path, os.X_OK) == (template.kind in {TemplateKind.WRAPPER, TemplateKind.HOOK})
 
 
 def test_a_copy_runs_the_installation_that_made_it() -> None:

@@ -17,7 +17,7 @@ from slurm_health.records.records import (
     RoundStarted,
     VerdictReached,
 )
-from slurm_health.records.verdict import Level, NodeVerdict
+from slurm_health.records.verdict import Disposition, Level, NodeVerdict
 from slurm_health.torchrun.channel import peers
 from tests.torchrun.channel.test_node_zero import NODES
 
@@ -49,7 +49,7 @@ def test_each_node_hears_its_own_part() -> None:
     [
         MasterWaits(reason=""),
         ActionIntended(action=Action.PROCEED, nodes=list(NODES)),
-        JobOutcome(disposition="proceed", exit_code=0),  # type: ignore[arg-type]
+        JobOutcome(disposition=Disposition.PROCEED, exit_code=0),
     ],
 )
 def test_all_hear_what_concerns_all(record: Record) -> None:
