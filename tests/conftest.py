@@ -110,6 +110,9 @@ def pytest_terminal_summary(
     if again := terminalreporter.getreports("rerun"):
         names = sorted({report.nodeid for report in again})
         terminalreporter.line(f"run twice, find out why: {', '.join(names)}")
+        for report in again:
+            terminalreporter.section(f"first run of {report.nodeid}")
+            terminalreporter.line(report.longreprtext)
 
 
 @pytest.fixture(scope="session")

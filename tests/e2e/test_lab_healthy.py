@@ -11,7 +11,7 @@ import pytest
 
 from slurm_health.records.nodeset import expand
 from tests.lab import played_nodes
-from tests.lab.installed_site import Record, Report, Site, acts, is_private, kinds, levels
+from tests.lab.installed_site import Record, Report, Site, accused, acts, is_private, kinds, levels
 
 pytestmark = [
     pytest.mark.lab,
@@ -94,13 +94,14 @@ def test_nothing_of_ours_is_left_in_its_directory_but_the_private_journal(seen: 
     assert is_private(seen.site.run_directory(seen.job["JobId"]))
 
 
-def test_the_report_says_that_all_nodes_are_healthy_and_how_the_script_ended(seen: Seen) -> None:
+def test_the_report_accuses_no_node_and_says_how_the_script_ended(seen: Seen) -> None:
     (attempt,) = seen.report["runs"]
-    assert levels(attempt) == dict.fromkeys(NODES, "healthy")
+    # Where the host itself takes the processors away for seconds, a doubt is the right answer.
+    assert set(levels(attempt)) == set(NODES)
+    assert accused(attempt) == {}, attempt["nodes"]
     assert attempt["actions"] == []
     assert attempt["script"]["exit_code"] == 3
     table = seen.site.table(seen.job["JobId"])
-    assert "all healthy" in table
     assert "train.sh ended with exit code 3" in table
 
 
