@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What follows when workers of a training have failed: decided by one node, done by all.
 
-The torchrun of each node (`probes.torchrun_restarts`) starts this with what `run` told it, and a
+The torchrun of each node (`in_job.watched_torchrun`) starts this with what `run` told it, and a
 question: on the node that leads, what is to be done; on all of them, to take part in a check. The
 answer is the last line of standard output, the user is told on standard error.
 """

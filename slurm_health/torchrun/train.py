@@ -46,11 +46,10 @@ from slurm_health.torchrun.starting import Starting, all_of, may_be_joined, plac
 from slurm_health.training.monitor.agent import TRAINING
 
 _TORCHRUN = ("-m", "torch.distributed.run")
-# The same, watched, with nodes looked at before workers are started again, and what it is told.
-_CHECKING_TORCHRUN = Path(__file__).parents[1] / "preflight" / "probes" / "torchrun_restarts.py"
-_RESTARTS = "SLURM_HEALTH_RESTARTS"
-_MOST_CONTEXT_BYTES = 127 * 1024  # MAX_ARG_STRLEN of Linux, less the variable's name: execve(2)
-_READER = Path(__file__).parents[1] / "preflight" / "probes" / "torchrun_arguments.py"
+# The job's own interpreter runs these, and need not have slurm-health installed.
+_IN_JOB = Path(__file__).with_name("in_job")
+_WATCHED_TORCHRUN = _IN_JOB / "watched_torchrun.py"
+_READER = _IN_JOB / "arguments.py"
 # Loading torch from a cold network filesystem can take minutes.
 _DEADLINE_S = 600.0
 # The help, and a command line that is refused; with any other code the trouble is this node's own.
@@ -101,9 +100,8 @@ def _train(python: str, arguments: Arguments, environ: Mapping[str, str]) -> int
         trains = replace(starting, nodes=(here.node,)) if alone else starting
         told["monitor"] = watching.monitor(here, trains, arguments, own)
         told["node_agent"] = watching.node_agent(here, own)
-    if told is not None and (encoded := _in_variable(told, here.node)):
-        torchrun = (str(_CHECKING_TORCHRUN),)
-        own[_RESTARTS] = encoded
+    if told is not None:
+        torchrun = (str(_WATCHED_TORCHRUN), str(_handed_over(told)))
     if arguments.text("heartbeat") != Heartbeat.OFF.value:
         own |= heartbeat_environ(environ)
     team = None
@@ -112,14 +110,13 @@ def _train(python: str, arguments: Arguments, environ: Mapping[str, str]) -> int
     return _become(python, [*torchrun, *command_line(arguments, team, environ)], own)
 
 
-def _in_variable(told: Mapping[str, object], node: str) -> str:
-    """Return what a torchrun with something beside it is told, empty where that is too much."""
-    context = msgspec.json.encode(told)
-    if len(context) < _MOST_CONTEXT_BYTES:
-        return context.decode()
-    size = f"{len(context)} bytes of arguments and node names do not fit into a variable"
-    say(f"{node}: this training is not watched, nor checked before a restart: {size}")
-    return ""
+def _handed_over(facts: Mapping[str, object]) -> int:
+    """Return the number of an open file with what is known, which the next program inherits."""
+    file = os.memfd_create("slurm-health", 0)
+    with os.fdopen(file, "wb", closefd=False) as writing:
+        writing.write(msgspec.json.encode(facts))
+    os.lseek(file, 0, os.SEEK_SET)
+    return file
 
 
 def _own_environ(environ: Mapping[str, str]) -> dict[str, str]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What watches a training that `run` becomes: as in a job of `sbatch`, by the first node.
 
-Torchrun starts the monitor beside its workers (`probes.torchrun_restarts`). In a job whose batch
+Torchrun starts the monitor beside its workers (`in_job.watched_torchrun`). In a job whose batch
 script slurm-health started, that script's monitor and its post-mortem see all.
 """
 
