@@ -29,8 +29,4 @@ slurm-health's own, with numpy.
     light_ring           the group of light workers: where they meet, each connected to the next
     gpt                  a pair of nodes that trains one: compute, communication, and both; and the
                          largest batch with which it fits a device
-    torchrun_arguments   a torchrun command line, read by torchrun's own parser
-    torchrun_restarts    torchrun, whose nodes are looked at before it starts workers again
-    torchrun_nodes       what that has of its nodes: workers' words, a monitor, what they tell
-    torchrun_agents      agents of nodes outside Slurm: their lines go through its store
 """
