@@ -9,7 +9,7 @@ standard error; every error becomes one line and an exit code in `main`.
     drop_ins         `slurm-health sbatch`, `slurm-health run`
     report           `slurm-health report`
     follow           `slurm-health report --follow`
-    history          history, lemons, metrics: what all checks say of nodes
+    history          history, lemons: what all checks say of nodes
     clean            `slurm-health clean`
     sweep            `slurm-health sweep`
     plan             `slurm-health plan`
@@ -20,6 +20,7 @@ standard error; every error becomes one line and an exit code in `main`.
     shipped          templates: what comes with slurm-health
     internal         what only slurm-health itself calls: supervise, requeue-helper
     agent            `python -m slurm_health agent`: without click, because each node starts it
+    options          options and values that several commands share
     shared_options   the options of `slurm_health.preflight.options`, as click has them
     output           printed results, and a file that a command writes for others
 """

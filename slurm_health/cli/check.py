@@ -4,12 +4,10 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import signal
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from typing import Any
 import click
 import msgspec
 
-from slurm_health.cli.output import ProgressLine, page_here, print_result
+from slurm_health.cli.output import page_here, print_result, progress_line
 from slurm_health.preflight import config
 from slurm_health.preflight.chosen_probes import chosen_phases, why_light
 from slurm_health.preflight.job_spec import JobSpec
@@ -67,7 +65,7 @@ def check(**options: Any) -> int:
         if options["for_supervisor"]:
             return _for_supervisor(options, os.environ)
         given = {k: v for k, v in options.items() if v is not None and v is not False}
-        with _progress_line() as show:
+        with progress_line() as show:
             settings = _settings(job_spec(given_in_environ(os.environ) | given), os.environ)
             settings = replace(settings, act=options["act"], progress=show)
             result = _checked(options["local"], settings, os.environ)
@@ -209,21 +207,6 @@ def _settings(spec: JobSpec, environ: Mapping[str, str]) -> CheckSettings:
         localize=config.localize(environ),
         probe_environ=probe_environ,
     )
-
-
-@contextlib.contextmanager
-def _progress_line() -> Iterator[Callable[[str], None] | None]:
-    """Provide what shows, in one line, what is going on; None where there is no terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    line = ProgressLine(sys.stderr)
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(line)
-    try:
-        yield line.show
-    finally:
-        line.erase()
 
 
 def _print(result: FinishedCheck, *, as_json: bool) -> None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
+from slurm_health.cli.options import config_option
 from slurm_health.cli.output import print_result
 from slurm_health.records.errors import ConfigError, ExitCode
 
@@ -22,17 +22,6 @@ if TYPE_CHECKING:
     from slurm_health.node.checks.check import CheckContext
     from slurm_health.node.rules.finding import CheckResult
     from slurm_health.node.site import Site
-
-_F = TypeVar("_F", bound=Callable[..., Any])
-
-
-def config_option(command: _F) -> _F:
-    """Add the option that names the site's file."""
-    return click.option(
-        "--config",
-        metavar="FILE",
-        help="The site's file [default: SLURM_HEALTH_CONFIG, else /etc/slurm-health/config.toml].",
-    )(command)
 
 
 def load_site(config: str | None) -> Site:

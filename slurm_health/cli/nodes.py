@@ -11,14 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from slurm_health.cli.clean import read_age, reading
-from slurm_health.cli.hooks import (
-    check_context,
-    config_option,
-    exit_code_of,
-    load_site,
-    site_if_any,
-)
+from slurm_health.cli.hooks import check_context, exit_code_of, load_site, site_if_any
+from slurm_health.cli.options import age, config_option
 from slurm_health.cli.output import print_result
 from slurm_health.records.errors import ExitCode
 
@@ -29,8 +23,8 @@ if TYPE_CHECKING:
 _PATIENCE_S = 30.0
 
 
-def read_until(text: str) -> float:
-    """Return when `12h`, `2026-12-04`, `2026-12-04T12:00` or `now` is; ValueError for no time."""
+def _moment(ctx: click.Context, param: click.Parameter, text: str) -> float:
+    """Return when `12h`, `2026-12-04`, `2026-12-04T12:00` or `now` is."""
     if text == "now":
         return time.time()
     try:
@@ -38,10 +32,11 @@ def read_until(text: str) -> float:
     except ValueError:
         pass
     try:
-        return time.time() + read_age(text)
-    except ValueError:
-        problem = "expected an age as 12h or 3d, a date as 2026-12-04, or now"
-        raise ValueError(f"{problem}, found {text!r}") from None
+        return time.time() + age(ctx, param, text)
+    except click.BadParameter:
+        raise click.BadParameter(
+            f"{text!r} is no time; write an age (12h, 3d), a date (2026-12-04), or now"
+        ) from None
 
 
 @click.group(
@@ -113,7 +108,7 @@ def _expanded(names: tuple[str, ...]) -> tuple[str, ...]:
     "until_s",
     metavar="WHEN",
     required=True,
-    callback=reading(read_until),
+    callback=_moment,
     help="An age (12h, 3d, 2w), a date (2026-12-04) or a date and time; now ends it.",
 )
 @click.option("--why", metavar="TEXT", default="", help="What others should know about it.")

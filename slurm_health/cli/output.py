@@ -3,16 +3,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO
-
-import click
 
 from slurm_health.records.errors import NotWritten
 from slurm_health.report.layout import Page
@@ -90,21 +89,33 @@ class ProgressLine(logging.Filter):
         return True
 
 
+@contextlib.contextmanager
+def progress_line() -> Iterator[Callable[[str], None] | None]:
+    """Provide what shows in one line what is going on; None if there is no terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    line = ProgressLine(sys.stderr)
+    handlers = logging.getLogger().handlers
+    for handler in handlers:
+        handler.addFilter(line)
+    try:
+        yield line.show
+    finally:
+        line.erase()
+        for handler in handlers:
+            handler.removeFilter(line)
+
+
 def replace_file(path: Path, data: bytes) -> None:
     """Replace a file that all users may read.
 
     Raises:
-        click.UsageError: it cannot be written.
+        NotWritten: it cannot be written.
     """
     from slurm_health.system.private_files import publish
 
     try:
         publish(path, data)
     except OSError as err:
-        why = err.strerror or str(err)
-        raise click.UsageError(f"{path} cannot be written: {why}{_hint(path)}") from err
-
-
-def _hint(path: Path) -> str:
-    parent = path.absolute().parent
-    return "" if os.access(parent, os.W_OK) else f"; {parent} must be a directory you may write"
+        raise NotWritten(path, err) from err

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import click
 
-from slurm_health.cli.hooks import config_option, load_site, site_if_any
+from slurm_health.cli.hooks import load_site, site_if_any
+from slurm_health.cli.options import config_option
 from slurm_health.cli.output import page_here, print_result
 from slurm_health.node.doctor import machine, slurm_conf
 from slurm_health.node.doctor.advice import Advice, DoctorReport, Urgency, change, look

@@ -199,10 +199,10 @@ def test_a_site_file_with_a_mistake_is_a_usage_error_that_names_it(tmp_path: Pat
 
 
 def test_an_option_without_its_value_is_told_what_that_would_be() -> None:
-    done = slurm_health("lemons", "--index")
+    done = slurm_health("lemons", "--output")
 
     assert done.code == 2
-    assert "--index FILE. The index of the journals" in one_line(done.stderr)
+    assert "--output FILE. With --prometheus: replace this file" in one_line(done.stderr)
 
 
 def test_an_option_behind_the_word_that_it_goes_before_is_told_its_place() -> None:
