@@ -14,7 +14,8 @@ import msgspec
 
 from slurm_health.preflight.expectations import Expectation, bases, expected_ms
 from slurm_health.preflight.localize.settings import DeviceKind, settings_from
-from slurm_health.preflight.session import absent, work_sizing
+from slurm_health.preflight.probes import sizes
+from slurm_health.preflight.session import absent
 from slurm_health.preflight.session.conclusion import (
     judged,
     with_burns,
@@ -180,8 +181,6 @@ class Session:
                 options["apart"] = 1  # has the device found that hangs while NCCL connects
         if not any(probe.name in GPT for probe in phase.probes):
             return options
-        from slurm_health.preflight.session import gpt_sizing  # few checks need it
-
         assert self._course is not None
         in_phase, ready = self._course.members, self.state.first_ready()
         found = [ready[node] for node in in_phase if node in ready]
@@ -191,8 +190,8 @@ class Session:
             for figures in self.state.figures("gpt_fit", in_phase)
             if "micro_batch" in figures
         ]
-        speed = work_sizing.typical_gflop_per_s(ready.values())
-        return {**options, **gpt_sizing.options_for(free_bytes, batches, speed)}
+        speed = sizes.typical_gflop_per_s(ready.values())
+        return {**options, **sizes.gpt_options(free_bytes, batches, speed)}
 
     def _hung(self, phase: Phase, nodes: Sequence[str]) -> bool:
         """Tell whether a deadline has stopped these nodes while NCCL connected their devices.
@@ -202,9 +201,9 @@ class Session:
         hung = self.state.did_not_connect
         return not hung.isdisjoint(nodes) if phase.alone else hung.issuperset(nodes)
 
-    def _work(self) -> work_sizing.Work:
+    def _work(self) -> sizes.Work:
         """Return the work of this run's rounds, by what its nodes said when they were ready."""
-        return work_sizing.work_for(list(self.state.first_ready().values()))
+        return sizes.work_for(list(self.state.first_ready().values()))
 
     # --- before the rounds -------------------------------------------------------------------
 
