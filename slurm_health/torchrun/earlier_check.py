@@ -62,12 +62,6 @@ def find(own: Path, place: TaskPlace, probes: Collection[str]) -> EarlierCheck |
     return EarlierCheck(directory=directory, verdict=verdict, ended_s=ended_s) if fits else None
 
 
-def verdict_of(directory: Path, started: RunStarted) -> VerdictReached | None:
-    """Return the verdict that a start has adopted, None where it has adopted none."""
-    adopted = _adopted(directory, started)
-    return None if adopted is None else _told(journal.read_all(adopted, journal.MASTER))[1]
-
-
 def measured_in(directory: Path) -> Path:
     """Return where a start's check is: in its own directory, or in that of the one it adopted.
 
@@ -75,13 +69,9 @@ def measured_in(directory: Path) -> Path:
         JournalError: the journal cannot be read.
     """
     started = _told(journal.read_all(directory, journal.MASTER))[0]
-    return (_adopted(directory, started) if started else None) or directory
-
-
-def _adopted(directory: Path, started: RunStarted) -> Path | None:
-    label = started.settings.get(ADOPTED)
+    label = started.settings.get(ADOPTED) if started else None
     if not isinstance(label, str) or journal.attempt_and_check(label) is None:
-        return None
+        return directory
     return directory.parent / label
 
 

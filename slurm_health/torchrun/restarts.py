@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What follows when workers of a training have failed: decided by one node, done by all.
 
-The torchrun of each node (`probes.torchrun_restarts`) starts this with what `run` told it, and a
+The torchrun of each node (`in_job.watched_torchrun`) starts this with what `run` told it, and a
 question: on the node that leads, what is to be done; on all of them, to take part in a check. The
 answer is the last line of standard output, the user is told on standard error.
 """
@@ -32,12 +32,13 @@ from slurm_health.report.sentences import ends_for_hang
 from slurm_health.system import journal
 from slurm_health.system.processes import die_with_parent
 from slurm_health.system.signals import leaving_on
-from slurm_health.torchrun import joint_check, unshared_check, watching
+from slurm_health.torchrun import watching
 from slurm_health.torchrun.arguments import CHECKS, Arguments
-from slurm_health.torchrun.checking import checked, say
+from slurm_health.torchrun.check import KEY_VARIABLE, checked, say
 from slurm_health.torchrun.earlier_check import measured_in
 from slurm_health.torchrun.node_choice import Bounds, others_text
 from slurm_health.torchrun.place import OUTSIDE_SLURM, TaskPlace
+from slurm_health.torchrun.step import directory_of
 from slurm_health.training.diagnosis.collected import ScriptEnd, TrainingLog
 from slurm_health.training.diagnosis.failure import (
     FailureDiagnostician,
@@ -186,7 +187,7 @@ def check(context: Context, decision: RestartDecision, environ: Mapping[str, str
     options |= {**dict.fromkeys(decision.checks, True), "check-again": True}
     arguments = msgspec.structs.replace(context.arguments, own=options)
     if context.shared_secret:
-        environ = {**environ, unshared_check.KEY_VARIABLE: context.shared_secret}
+        environ = {**environ, KEY_VARIABLE: context.shared_secret}
     starting = checked(place, within, arguments, context.python, environ)
     if isinstance(starting, int):
         return Checked(exit_code=starting, leaves=starting == ExitCode.HEALTHY)
@@ -316,7 +317,7 @@ def _directory(question: RestartQuestion, environ: Mapping[str, str]) -> Path | 
     """Return where the check before this training was recorded, None where there is nothing."""
     root = config.journal_root(question.context.arguments.text("journal"), environ)
     try:
-        directory = joint_check.directory_of(root, question.context.place)
+        directory = directory_of(root, question.context.place)
     except JournalError as err:
         say(f"the failure is not recorded: {err}")
         return None

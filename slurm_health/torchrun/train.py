@@ -30,7 +30,7 @@ from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import ConfigError, ExitCode, UsageError
 from slurm_health.system.processes import own_module, run_in_foreground
 from slurm_health.system.signals import leaving_on
-from slurm_health.torchrun import unshared_check, watching
+from slurm_health.torchrun import watching
 from slurm_health.torchrun.arguments import (
     Arguments,
     command_line,
@@ -38,19 +38,27 @@ from slurm_health.torchrun.arguments import (
     node_zero_address,
     trains_alone,
 )
-from slurm_health.torchrun.checking import checked, say
+from slurm_health.torchrun.check import KEY_VARIABLE, checked, say, without_secret
 from slurm_health.torchrun.node_choice import Bounds, bounds
-from slurm_health.torchrun.place import TaskPlace, find, single, speaks_for_step
+from slurm_health.torchrun.place import (
+    TaskPlace,
+    find,
+    may_be_joined,
+    named,
+    place_among,
+    single,
+    speaks_for_step,
+    team_of,
+)
 from slurm_health.torchrun.restarts import Context
-from slurm_health.torchrun.starting import Starting, all_of, may_be_joined, place_among, team_of
+from slurm_health.torchrun.step import Start
 from slurm_health.training.monitor.agent import TRAINING
 
 _TORCHRUN = ("-m", "torch.distributed.run")
-# The same, watched, with nodes looked at before workers are started again, and what it is told.
-_CHECKING_TORCHRUN = Path(__file__).parents[1] / "preflight" / "probes" / "torchrun_restarts.py"
-_RESTARTS = "SLURM_HEALTH_RESTARTS"
-_MOST_CONTEXT_BYTES = 127 * 1024  # MAX_ARG_STRLEN of Linux, less the variable's name: execve(2)
-_READER = Path(__file__).parents[1] / "preflight" / "probes" / "torchrun_arguments.py"
+# The job's own interpreter runs these, and need not have slurm-health installed.
+_IN_JOB = Path(__file__).with_name("in_job")
+_WATCHED_TORCHRUN = _IN_JOB / "watched_torchrun.py"
+_READER = _IN_JOB / "arguments.py"
 # Loading torch from a cold network filesystem can take minutes.
 _DEADLINE_S = 600.0
 # The help, and a command line that is refused; with any other code the trouble is this node's own.
@@ -79,12 +87,12 @@ def _train(python: str, arguments: Arguments, environ: Mapping[str, str]) -> int
     alone = place is None or trains_alone(arguments)
     here = place or single(environ, host=socket.gethostname(), now_s=int(time.time()))
     own = _own_environ(environ)
-    starting = all_of(place)
+    starting = Start(nodes=place.nodes if place else ())
     torchrun: Sequence[str] = _TORCHRUN
     told: dict[str, object] | None = None
     if arguments.checks:
         if here.meeting is not None and here.leads:
-            here = unshared_check.named(here)
+            here = named(here)
         within = _bounds(here, arguments, environ, alone=alone)
         with _ended_in_order():
             found = checked(here, within, arguments, python, environ)
@@ -101,30 +109,28 @@ def _train(python: str, arguments: Arguments, environ: Mapping[str, str]) -> int
         trains = replace(starting, nodes=(here.node,)) if alone else starting
         told["monitor"] = watching.monitor(here, trains, arguments, own)
         told["node_agent"] = watching.node_agent(here, own)
-    if told is not None and (encoded := _in_variable(told, here.node)):
-        torchrun = (str(_CHECKING_TORCHRUN),)
-        own[_RESTARTS] = encoded
+    if told is not None:
+        torchrun = (str(_WATCHED_TORCHRUN), str(_handed_over(told)))
     if arguments.text("heartbeat") != Heartbeat.OFF.value:
         own |= heartbeat_environ(environ)
     team = None
     if not alone and place is not None:
-        team = team_of(place, starting, arguments.given, environ)
+        team = team_of(place, starting.nodes, starting.addresses, arguments.given, environ)
     return _become(python, [*torchrun, *command_line(arguments, team, environ)], own)
 
 
-def _in_variable(told: Mapping[str, object], node: str) -> str:
-    """Return what a torchrun with something beside it is told, empty where that is too much."""
-    context = msgspec.json.encode(told)
-    if len(context) < _MOST_CONTEXT_BYTES:
-        return context.decode()
-    size = f"{len(context)} bytes of arguments and node names do not fit into a variable"
-    say(f"{node}: this training is not watched, nor checked before a restart: {size}")
-    return ""
+def _handed_over(facts: Mapping[str, object]) -> int:
+    """Return the number of an open file with what is known, which the next program inherits."""
+    file = os.memfd_create("slurm-health", 0)
+    with os.fdopen(file, "wb", closefd=False) as writing:
+        writing.write(msgspec.json.encode(facts))
+    os.lseek(file, 0, os.SEEK_SET)
+    return file
 
 
 def _own_environ(environ: Mapping[str, str]) -> dict[str, str]:
     """Return what the training inherits: no secret, and no mark of a training around it."""
-    own = dict(unshared_check.without_secret(environ))
+    own = dict(without_secret(environ))
     own.pop(TRAINING, None)
     return own
 
@@ -147,7 +153,7 @@ def _bounds(
 def _context(
     place: TaskPlace,
     within: Bounds,
-    starting: Starting,
+    starting: Start,
     arguments: Arguments,
     python: str,
     environ: Mapping[str, str],
@@ -158,7 +164,11 @@ def _context(
     nodes = (place.node,) if alone else starting.nodes
     if alone and len(place.nodes) > 1:  # the others have failures of their own
         place = replace(place, start=f"{place.start}.{place.node}")
-    place = replace(place, nodes=nodes) if alone else place_among(place, starting)
+    place = (
+        replace(place, nodes=nodes)
+        if alone
+        else place_among(place, starting.nodes, starting.addresses)
+    )
     least = within.least if within.least < within.most and not alone else len(nodes)
     if within.joins:
         least, _ = node_range(arguments.given["nnodes"])
@@ -167,13 +177,13 @@ def _context(
         arguments=arguments,
         python=python,
         least=least,
-        shared_secret=environ.get(unshared_check.KEY_VARIABLE, ""),
+        shared_secret=environ.get(KEY_VARIABLE, ""),
     )
 
 
 def _told_unchecked(
     place: TaskPlace,
-    starting: Starting,
+    starting: Start,
     arguments: Arguments,
     python: str,
     environ: Mapping[str, str],
@@ -186,7 +196,7 @@ def _told_unchecked(
         where = node_zero_address(arguments.given, environ, place.port)
         place = replace(place, meeting=where)
     if place.meeting is not None and place.leads:
-        place = unshared_check.named(place)
+        place = named(place)
     context = _context(place, within, starting, arguments, python, environ, alone=alone)
     return _told(context, within)
 

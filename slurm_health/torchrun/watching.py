@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What watches a training that `run` becomes: as in a job of `sbatch`, by the first node.
 
-Torchrun starts the monitor beside its workers (`probes.torchrun_restarts`). In a job whose batch
+Torchrun starts the monitor beside its workers (`in_job.watched_torchrun`). In a job whose batch
 script slurm-health started, that script's monitor and its post-mortem see all.
 """
 
@@ -19,9 +19,9 @@ from slurm_health.records.script_records import ScriptStarted
 from slurm_health.system import journal, killable
 from slurm_health.system.processes import own_module
 from slurm_health.torchrun.arguments import Arguments
-from slurm_health.torchrun.checking import say
+from slurm_health.torchrun.check import say
 from slurm_health.torchrun.place import TaskPlace
-from slurm_health.torchrun.starting import Starting
+from slurm_health.torchrun.step import Start
 from slurm_health.training.monitor.agent import TRAINING
 
 _READ_S = 10.0  # for the journal of a job, which takes milliseconds where its filesystem is well
@@ -47,7 +47,7 @@ def marked(environ: Mapping[str, str], *, alone: bool = False) -> dict[str, str]
 
 
 def monitor(
-    place: TaskPlace, starting: Starting, arguments: Arguments, environ: Mapping[str, str]
+    place: TaskPlace, starting: Start, arguments: Arguments, environ: Mapping[str, str]
 ) -> Sequence[str]:
     """Return the monitor's command if this process, the first that trains, is to start one."""
     if starting.nodes[:1] != (place.node,):

@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from slurm_health.records.errors import JournalError
 from slurm_health.records.records import (
     Disposition,
     JobOutcome,
@@ -18,11 +17,8 @@ from slurm_health.records.records import (
 )
 from slurm_health.records.verdict import Level, NodeVerdict
 from slurm_health.system import journal
-from slurm_health.torchrun.earlier_check import EarlierCheck, find, measured_in
-from slurm_health.torchrun.joint_check import adopt, follow
-from slurm_health.torchrun.node_choice import Bounds
+from slurm_health.torchrun.earlier_check import EarlierCheck, find
 from slurm_health.torchrun.place import TaskPlace
-from tests.torchrun.test_joint_check import agent
 
 NODES = ("n1", "n2")
 STARTED = RunStarted(
@@ -35,7 +31,7 @@ STARTED = RunStarted(
     master_node="n1",
     user="alice",
     start_time_s=100,
-    settings={"check": "values,matmul,allgather", "act": True},
+    settings={"check": "values,matmul,rail_allgather,allgather", "act": True},
 )
 VERDICT = VerdictReached(
     nodes=[
@@ -46,7 +42,7 @@ VERDICT = VerdictReached(
 )
 GOES_ON = JobOutcome(disposition=Disposition.PROCEED, exit_code=1)
 WHOLE = (STARTED, VERDICT, GOES_ON)
-PROBES = ("matmul", "allgather")
+PROBES = ("matmul", "rail_allgather", "allgather")
 BY_RUN = msgspec.structs.replace(STARTED, settings={**STARTED.settings, "nnodes": "2"})
 
 
@@ -116,36 +112,3 @@ def test_a_check_of_another_attempt_or_before_an_earlier_training_stands_for_non
     assert found(tmp_path, place(chosen_start=True)) is None
     lay(tmp_path, BY_RUN, VERDICT, GOES_ON, label="0-2")
     assert found(tmp_path) is None
-
-
-def test_all_tasks_hear_whom_the_earlier_verdict_lets_train(tmp_path: Path) -> None:
-    lay(tmp_path, *WHOLE)
-    earlier = found(tmp_path)
-    assert earlier is not None
-    started = msgspec.structs.replace(STARTED, run_id="7.0.1", nodes=list(NODES), settings={})
-
-    told = adopt(own(tmp_path), started, earlier, Bounds(least=1, most=2), exclude_slow=False)
-
-    assert told.choice.nodes == ("n1",)
-    heard = follow(own(tmp_path), place("n2"), agent())
-    assert heard.choice == told.choice
-    assert {node.node for node in told.verdict.nodes} == set(NODES)
-
-
-def test_a_start_is_made_only_once(tmp_path: Path) -> None:
-    earlier = EarlierCheck(directory=lay(tmp_path, *WHOLE), verdict=VERDICT, ended_s=50.0)
-    bounds = Bounds(least=1, most=2)
-    adopt(own(tmp_path), STARTED, earlier, bounds, exclude_slow=False)
-    with pytest.raises(JournalError, match="earlier start"):
-        adopt(own(tmp_path), STARTED, earlier, bounds, exclude_slow=False)
-
-
-def test_a_start_that_adopted_a_check_was_measured_there(tmp_path: Path) -> None:
-    lay(tmp_path, *WHOLE)
-    adopted = found(tmp_path)
-    assert adopted is not None
-    started = msgspec.structs.replace(STARTED, nodes=list(NODES))
-    adopt(own(tmp_path), started, adopted, Bounds(least=2, most=2), exclude_slow=False)
-
-    assert measured_in(own(tmp_path)) == adopted.directory
-    assert measured_in(adopted.directory) == adopted.directory

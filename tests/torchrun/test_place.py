@@ -7,8 +7,7 @@ import pytest
 
 from slurm_health.records.errors import AllocationError, UsageError
 from slurm_health.torchrun.arguments import Arguments, NodeZeroAddress, command_line
-from slurm_health.torchrun.place import TaskPlace, find
-from slurm_health.torchrun.starting import Starting, all_of, place_among, team_of
+from slurm_health.torchrun.place import TaskPlace, find, place_among, team_of
 
 # As Slurm 22.05 set them, less what is not looked at: batch script, and task 1 of a step of three.
 BATCH = {
@@ -66,7 +65,7 @@ def test_ranks_go_along_the_nodes_as_slurm_lists_them(node: str, rank: int) -> N
     }
     given = with_given(master_addr="rack1-node1")
     place = place_of(given, environ)
-    team = team_of(place, all_of(place), given.given, environ)
+    team = team_of(place, place.nodes, {}, given.given, environ)
 
     assert f"--node-rank={rank}" in command_line(given, team, environ)
 
@@ -194,8 +193,7 @@ def test_the_check_after_a_failure_meets_where_the_first_node_that_trains_leads_
 ) -> None:
     given = with_given(checks=True, nnodes="2:3")
     place = place_of(given, {"NODE_RANK": "2", "MASTER_ADDR": "n0"})
-    starting = Starting(nodes=nodes, addresses={"node0": "10.0.0.1", "node1": "10.0.0.2"})
-    later = place_among(place, starting)
+    later = place_among(place, nodes, {"node0": "10.0.0.1", "node1": "10.0.0.2"})
 
     assert later.nodes == nodes
     assert later.meeting is not None
@@ -205,8 +203,8 @@ def test_the_check_after_a_failure_meets_where_the_first_node_that_trains_leads_
 def test_who_leads_that_check_in_the_place_of_node_0_gives_it_a_name_of_its_own() -> None:
     given = with_given(checks=True, nnodes="2:3")
     place = place_of(given, {"NODE_RANK": "1", "MASTER_ADDR": "n0"})
-    starting = Starting(nodes=("node1", "node2"), addresses={"node1": "10.0.0.2"})
+    nodes = ("node1", "node2")
 
-    later = [place_among(place, starting) for _ in range(2)]
+    later = [place_among(place, nodes, {"node1": "10.0.0.2"}) for _ in range(2)]
     assert all(each.leads for each in later)
     assert len({place.start, *(each.start for each in later)}) == 3

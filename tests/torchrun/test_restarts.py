@@ -13,7 +13,6 @@ from slurm_health.records.records import RunStarted, VerdictReached
 from slurm_health.records.script_records import Diagnosed, EventKind, FailurePlanned, TrainingEvent
 from slurm_health.system import journal
 from slurm_health.torchrun.arguments import Arguments, NodeZeroAddress
-from slurm_health.torchrun.joint_check import directory_of
 from slurm_health.torchrun.place import TaskPlace
 from slurm_health.torchrun.restarts import (
     Context,
@@ -22,6 +21,7 @@ from slurm_health.torchrun.restarts import (
     WorkersEnd,
     decide,
 )
+from slurm_health.torchrun.step import directory_of
 
 KILLED = (
     "E1122 10:00:00.0 12 api.py:1002] failed (exitcode: -9) local_rank: 0 (pid: 7) of binary: py"

@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 
 from slurm_health.preflight.options import FOR_RUN
-from slurm_health.preflight.probes import torchrun_arguments
-from slurm_health.preflight.probes.torchrun_arguments import (
+from slurm_health.records.errors import ConfigError
+from slurm_health.torchrun.in_job import arguments
+from slurm_health.torchrun.in_job.arguments import (
     Option,
     add_options,
     read,
     suggestion,
     wrong_processes,
 )
-from slurm_health.records.errors import ConfigError
 from slurm_health.torchrun.train import ParserEnded
 from slurm_health.torchrun.train import read as read_with_interpreter
 from tests.support.command_line import slurm_health
@@ -184,7 +184,7 @@ def test_ctrl_c_while_torch_is_loaded_shows_none_of_our_code(tmp_path: Path) -> 
     for each in (package, package.parent):
         (each / "__init__.py").touch()
     (package / "run.py").write_text("import time\nprint('loading', flush=True)\ntime.sleep(60)\n")
-    reader = Path(torchrun_arguments.__file__)
+    reader = Path(arguments.__file__)
     process = subprocess.Popen(
         [sys.executable, str(reader), "1", "[]", "train.py"],
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
@@ -201,7 +201,7 @@ def test_ctrl_c_while_torch_is_loaded_shows_none_of_our_code(tmp_path: Path) -> 
 @pytest.mark.parametrize("argv", [f"--nnodes=2:3 -t 3 --journal=/j {__file__} -x", "--stand -m x"])
 def test_read_without_torch_a_command_line_says_the_same(argv: str) -> None:
     ours = [(e.name, e.metavar, e.help) for e in FOR_RUN]
-    reader = [str(TORCHRUN_READING), torchrun_arguments.__file__, "1", json.dumps(ours)]
+    reader = [str(TORCHRUN_READING), arguments.__file__, "1", json.dumps(ours)]
     done = subprocess.run(
         [sys.executable, *reader, *argv.split()], capture_output=True, check=True, timeout=60
     )

@@ -14,7 +14,7 @@ from slurm_health.system import journal
 from slurm_health.torchrun import watching
 from slurm_health.torchrun.arguments import Arguments
 from slurm_health.torchrun.place import TaskPlace
-from slurm_health.torchrun.starting import Starting
+from slurm_health.torchrun.step import Start
 
 IN_SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURMD_NODENAME": "n1"}
 
@@ -32,7 +32,7 @@ def monitor(
     root: Path, node: str = "n1", mode: str = "", environ: Mapping[str, str] = IN_SLURM
 ) -> str:
     here = place(node)
-    return " ".join(watching.monitor(here, Starting(nodes=here.nodes), told(root, mode), environ))
+    return " ".join(watching.monitor(here, Start(nodes=here.nodes), told(root, mode), environ))
 
 
 def test_the_first_node_that_trains_has_a_monitor_that_does_as_it_is_told(tmp_path: Path) -> None:

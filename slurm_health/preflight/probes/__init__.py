@@ -24,8 +24,4 @@ slurm-health's own, with numpy. Each probe is written once.
                          largest batch with which it fits a device
     host                 processors and their memory, interfaces and adapters of the job
     nvml                 the driver's own library, asked about one device and who uses it
-    torchrun_arguments   a torchrun command line, read by torchrun's own parser
-    torchrun_restarts    torchrun, whose nodes are looked at before it starts workers again
-    torchrun_nodes       what that has of its nodes: workers' words, a monitor, what they tell
-    torchrun_agents      agents of nodes outside Slurm: their lines go through its store
 """

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from slurm_health.preflight.probes.torchrun_nodes import TrainingNodes
+from slurm_health.torchrun.in_job.nodes import TrainingNodes
 
 SAYS_TOO_MUCH = """
 import os, signal, sys
 signal.alarm(60)
-from slurm_health.preflight.probes.torchrun_nodes import Tail
+from slurm_health.torchrun.in_job.nodes import Tail
 tail = Tail()
 print("before", file=sys.stderr)
 assert tail.text().endswith("before\\n")
@@ -34,7 +34,7 @@ except BrokenPipeError:
 SAYS_MUCH_TO_A_SLOW_READER = """
 import os, signal, sys
 signal.alarm(60)
-from slurm_health.preflight.probes.torchrun_nodes import Tail
+from slurm_health.torchrun.in_job.nodes import Tail
 os.set_blocking(2, sys.argv[1] == "waits")
 tail = Tail()
 for _ in range(64):
@@ -47,7 +47,7 @@ print("the end", file=sys.stderr)
 SAYS_MUCH_TO_A_FULL_DISK = """
 import os, resource, signal, sys
 signal.alarm(60)
-from slurm_health.preflight.probes.torchrun_nodes import Tail
+from slurm_health.torchrun.in_job.nodes import Tail
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, (8, most))
@@ -81,7 +81,7 @@ def test_a_node_that_waits_for_a_decision_can_still_tell_that_it_is_there() -> N
     tells.start()
     tells.join(30.0)
     told = not tells.is_alive()
-    TrainingNodes(server, 0, 2).decide({"next": "stop"}, hearers=1)
+    TrainingNodes(server, 0, 2).decide({"next": "stop"}, readers=1)
     waits.join()
     tells.join()
 

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads a torchrun command line with torchrun's own parser, in the job's own interpreter.
 
-`slurm-health run` starts this file with that interpreter, so that whatever torchrun the job has,
-its options are known, its abbreviations work and its refusals are its own. Needs nothing but
-torch. Its first argument is the number of an open file, to which it writes what it read as JSON;
-its second are our options, as JSON too.
+`slurm-health run` starts this file with that interpreter. So the options are those of the job's
+torchrun, with its abbreviations and its refusals. The first argument is the number of an open file
+that takes what was read, as JSON; the second holds our own options, also as JSON.
 """
 
 from __future__ import annotations
@@ -26,11 +25,16 @@ class Option(NamedTuple):
     metavar: str
     help: str
 
+    @property
+    def dest(self) -> str:
+        """The name of its value among those that a parser returns."""
+        return self.name.replace("-", "_")
+
 
 _NO_SCRIPT = (
     "no SCRIPT to train with: it follows the options, as in slurm-health run --nnodes=2 train.py"
 )
-# What we need to know of, or fill in where it is not given.
+# What `run` needs to know, or fills in if it is not given.
 READ = (
     "nnodes",
     "node_rank",
@@ -52,6 +56,9 @@ def read(argv: list[str], parser: argparse.ArgumentParser, options: list[Option]
     program = len(argv) - len(known["training_script_args"]) - 1
     if argv[program] != known["training_script"]:
         program -= 1  # a `--` after the script, which torchrun does not pass on
+    for name in READ:  # the parser has torchrun's PET_ variables as defaults
+        if known[name] is None and f"PET_{name.upper()}" in os.environ:
+            known[name] = parser.get_default(name)
     own = argparse.ArgumentParser(add_help=False)
     add_options(own, options)
     head = argv[:program]
@@ -60,39 +67,35 @@ def read(argv: list[str], parser: argparse.ArgumentParser, options: list[Option]
     return {
         "options": torchruns,
         "program": [*dashes, *argv[program:]],
-        "given": {name: value for name in READ if (value := _given(name, known, parser))},
+        "given": {name: str(known[name]) for name in READ if known[name] not in (None, "")},
         "standalone": bool(known.get("standalone")),
-        "own": {each.name: value for each in options if (value := known[_dest(each)])},
+        "own": {option.name: value for option in options if (value := known[option.dest])},
     }
 
 
 def add_options(parser: argparse.ArgumentParser, options: list[Option]) -> None:
     """Add our options, in a group of their own."""
-    parser.conflict_handler = "resolve"  # ours win over those a later torchrun may have
+    parser.conflict_handler = "resolve"  # ours win over those that a later torchrun may have
     group = parser.add_argument_group("slurm-health")
     for option in options:
-        spellings = dict.fromkeys([f"--{option.name}", f"--{_dest(option)}"])
-        # argparse expands what follows a percent sign.
-        text = option.help.replace("%", "%%")
+        spellings = dict.fromkeys([f"--{option.name}", f"--{option.dest}"])
+        text = option.help.replace("%", "%%")  # argparse expands what follows a percent sign
         if option.metavar:
             group.add_argument(*spellings, metavar=option.metavar, help=text)
         else:
             group.add_argument(*spellings, action="store_true", help=text)
 
 
-def suggestion(said: str, parser: argparse.ArgumentParser) -> str:
-    """Return what may have been meant by options that are not known, nothing if that is unclear."""
+def suggestion(refusal: str, parser: argparse.ArgumentParser) -> str:
+    """Return the known options that resemble those refused, empty if none does."""
     known = [spelling for action in parser._actions for spelling in action.option_strings]
-    meant = []
-    for word in said.split():
-        name = word.partition("=")[0]
-        if name.startswith("--"):
-            meant += difflib.get_close_matches(name, known, n=1)
+    names = [word.partition("=")[0] for word in refusal.split() if word.startswith("--")]
+    meant = [match for name in names for match in difflib.get_close_matches(name, known, n=1)]
     return f"; did you mean {', '.join(meant)}?" if meant else ""
 
 
 def wrong_processes(number: str) -> str:
-    """Return why torchrun cannot start so many processes here, nothing where it can."""
+    """Return why torchrun cannot start so many processes here, empty if it can."""
     if number.isdigit():
         return ""
     from torch.distributed.run import determine_local_world_size
@@ -104,22 +107,10 @@ def wrong_processes(number: str) -> str:
     return ""
 
 
-def _dest(option: Option) -> str:
-    return option.name.replace("-", "_")
-
-
-def _given(name: str, known: dict[str, Any], parser: argparse.ArgumentParser) -> str:
-    """Return the value of an option from the command line or torchrun's variable, else nothing."""
-    value = known[name]
-    if value is None and f"PET_{name.upper()}" in os.environ:
-        value = parser.get_default(name)
-    return "" if value is None else str(value)
-
-
 def main() -> None:
     """Read the command line and write what it says."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # torch loads for seconds, and shows where
-    gc.disable()  # it finds nothing in what is being loaded, and takes its time
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback from the seconds that torch loads
+    gc.disable()  # there is no garbage in what is being loaded, and the search takes time
     try:
         from torch.distributed.run import get_args_parser
     except ImportError as err:
@@ -129,27 +120,27 @@ def main() -> None:
     parser.prog = "slurm-health run"
     parser.usage = "slurm-health run [options of slurm-health and of torchrun] SCRIPT [ARGS...]"
 
-    def refuse(said: str) -> NoReturn:
-        if "training_script" in said:
-            said = _NO_SCRIPT
-        elif said.startswith("unrecognized"):
-            said += suggestion(said, parser)
+    def refuse(refusal: str) -> NoReturn:
+        if "training_script" in refusal:
+            refusal = _NO_SCRIPT
+        elif refusal.startswith("unrecognized"):
+            refusal += suggestion(refusal, parser)
         parser.print_usage(sys.stderr)
-        sys.stderr.write(f"{parser.prog}: error: {said}\n")
+        sys.stderr.write(f"{parser.prog}: error: {refusal}\n")
         sys.exit(2)
 
     vars(parser)["error"] = refuse  # torchrun makes its parser, and argparse has no other way in
-    options = [Option(*each) for each in json.loads(sys.argv[2])]
-    found = read(sys.argv[3:], parser, options)
+    options = [Option(*option) for option in json.loads(sys.argv[2])]
+    words = read(sys.argv[3:], parser, options)
     known = parser.parse_args(sys.argv[3:])
     if wrong := wrong_processes(known.nproc_per_node):
         refuse(wrong)
     script = known.training_script
     if not (known.module or known.no_python or os.path.exists(script)):  # noqa: PTH110 - as Python looks for it
-        # Not a misuse: it may be there on other nodes, and this one has to say so itself.
+        # No misuse: other nodes may have it, so this node reports it itself.
         sys.exit(f"slurm-health: {script}: there is no such script in {os.getcwd()}")  # noqa: PTH109 - as above
     with os.fdopen(int(sys.argv[1]), "w") as file:
-        json.dump(found, file)
+        json.dump(words, file)
 
 
 if __name__ == "__main__":

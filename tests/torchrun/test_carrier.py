@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from slurm_health.preflight.probes.torchrun_agents import Carrier
+from slurm_health.torchrun.in_job.monitor import Carrier
 from slurm_health.training.monitor.agents import Agents, AgentsEnded, start_carried
 from slurm_health.training.monitor.messages import INSPECT
 
@@ -44,7 +44,7 @@ class Nodes:
             store: Any = TCPStore("127.0.0.1", port, is_master=False)
             command = [sys.executable, "-c", MONITOR, name]
             self.carriers.append(Carrier(store, rank, len(NODES), command, dict(os.environ)))
-        self.reading, self.writing = self.carriers[0].serve()
+        self.reading, self.writing = self.carriers[0].open_ends()
         self.control, self.script = os.pipe()
         for each in self.carriers:
             each.begin()
