@@ -18,15 +18,8 @@ import msgspec
 
 from slurm_health.preflight.agent import node_facts
 from slurm_health.preflight.agent.worker_process import Worker, end_together
-from slurm_health.preflight.session.gpt_sizing import (
-    CPU,
-    GptModel,
-    TooLittleMemory,
-    choose,
-    to_options,
-)
+from slurm_health.preflight.probes.sizes import CPU, choose, work_for
 from slurm_health.preflight.session.measurement import reduced_ms
-from slurm_health.preflight.session.work_sizing import work_for
 from slurm_health.records.probe_catalog import Probe, Scope
 from slurm_health.records.records import Sampled, WorkersReady
 
@@ -155,13 +148,10 @@ def _as_node(ready: Mapping[str, Any]) -> WorkersReady:
 def model_options(bench: Bench) -> dict[str, object]:
     """Return the options of the GPT that these devices would get in a check."""
     if bench.ready[0]["backend"] == "gloo":
-        return dict(to_options(CPU))
+        return dict(CPU.options())
     free_bytes = min(int(each["free_bytes"]) for each in bench.ready)
     chosen = choose(free_bytes, min(float(each["gflop_per_s"]) for each in bench.ready))
-    if isinstance(chosen, TooLittleMemory):
-        raise NotMeasured(str(chosen))
-    assert isinstance(chosen, GptModel)
-    return dict(to_options(chosen))
+    return dict(chosen.options())
 
 
 def rows_of(bench: Bench, probe: Probe, options: Mapping[str, object], runs: int) -> list[Row]:

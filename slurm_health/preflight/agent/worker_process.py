@@ -131,6 +131,7 @@ class Worker:
         devices: int,
         environ: Mapping[str, str],
         light: bool = False,
+        address: str = "127.0.0.1",
     ) -> None:
         self.local_rank = local_rank
         self.on_cpus = not devices
@@ -146,7 +147,7 @@ class Worker:
             interpreter = processes.own_python() if light else (python,)
             numbers = map(str, (local_rank, threads, devices))
             self._process: processes.Process | None = processes.start_tied(
-                [*interpreter, str(WORKER), *numbers, "light" if light else "torch"],
+                [*interpreter, str(WORKER), *numbers, "light" if light else "torch", address],
                 environ=environ,
                 stdin=processes.PIPE,
                 stdout=processes.PIPE,

@@ -51,6 +51,7 @@ class Workers:
         self._python = python
         self._on_cpus = on_cpus
         self._gpus = gpus
+        self._address = address
         self._threads_of_all = node_facts.usable_cpus(environ)
         self._environ = _worker_environ(environ, address)
         self._selector = selectors.DefaultSelector()
@@ -110,6 +111,7 @@ class Workers:
                 devices=devices,
                 environ=self._environ,
                 light=self.light,
+                address=self._address,
             )
             for descriptor in worker.descriptors:
                 self._selector.register(descriptor, selectors.EVENT_READ)

@@ -81,7 +81,7 @@ def test_processors_that_calculate_wrongly_are_found_and_are_at_fault(
     (done,) = bench.round(VALUES)
 
     assert (done["outcome"], done["own_fault"], done["wrong_results"]) == ("failed", True, True)
-    assert done["detail"].startswith("the processors compute wrong results: 4 of 1048576 values")
+    assert done["detail"].startswith("the processors compute wrong results: 2 of 524288 values")
 
 
 def test_the_burn_ends_with_exact_products_so_that_a_hot_device_is_found_too(
