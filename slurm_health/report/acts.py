@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was done to nodes and jobs, from the intents and results in a journal."""
+"""Acts on nodes and jobs, from the intents and results in a journal."""
 
 from __future__ import annotations
 

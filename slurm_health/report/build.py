@@ -47,14 +47,13 @@ from slurm_health.report.story import (
 )
 from slurm_health.system import journal
 
-# How long a master may be silent before it is taken for dead: one that waits says so every ten
-# seconds, by its own clock; one that acts waits for Slurm.
+# A master that is silent for longer is dead: a waiting one writes every ten seconds by its own
+# clock, an acting one waits for Slurm.
 _SILENCE_S = 120.0
 _ACTING_S = 900.0
-# Slurm tells whole seconds, and clocks of two machines differ by as much and more.
-_CLOCK_S = 5.0
-# What is said of a group of which members say different things: the first of these.
+_CLOCK_S = 5.0  # Slurm's times are whole seconds, and clocks of two machines differ
 _PACED = 6  # records of progress from which the pace of a training comes
+# The outcome of a group whose members report different ones is the first of these.
 _WORST_FIRST = (Outcome.FAILED, Outcome.TIMED_OUT, Outcome.NOT_RUN, Outcome.MEASURED)
 
 R = TypeVar("R", bound=records.Record)
@@ -64,8 +63,8 @@ def story_of(runs: Sequence[RunEntries], *, now_s: float | None = None) -> Story
     """Return the story of one job.
 
     Args:
-        runs: what was read of its checks, at least one, oldest first.
-        now_s: the time, to tell a check that runs from one whose master died; without it an
+        runs: the entries of its checks, at least one, oldest first.
+        now_s: the time, to tell a running check from one whose master died; without it an
             unfinished check is taken to run.
     """
     attempts = [(journal.attempt_and_check(run.label) or (0, 1))[0] for run in runs]
@@ -75,7 +74,7 @@ def story_of(runs: Sequence[RunEntries], *, now_s: float | None = None) -> Story
         for run, attempt in zip(runs, attempts, strict=True)
         if _requeues(acts_of([*run.master, *run.requeue]))
     }
-    told = tuple(
+    checks = tuple(
         run_of(
             run,
             now_s=now_s,
@@ -86,18 +85,24 @@ def story_of(runs: Sequence[RunEntries], *, now_s: float | None = None) -> Story
         )
         for index, run in enumerate(runs)
     )
-    start = next((run.started for run in reversed(told) if run.started), None)
+    start = next((run.started for run in reversed(checks) if run.started), None)
     nodes: dict[str, Node] = {}
     paths: dict[frozenset[str], LinkVerdict] = {}
-    for run in told:
-        nodes |= {n.node: n for n in run.nodes if _replaces(n, nodes.get(n.node))}
+    for run in checks:
+        for node in run.nodes:
+            before = nodes.get(node.node)
+            # A healthy node may be lost later. A check that could not decide clears no fault.
+            fault = before is not None and before.level in (Level.FAULTY, Level.SLOW)
+            undecided = node.level is Level.INCONCLUSIVE and fault
+            if before is None or before.level is None or (node.level and not undecided):
+                nodes[node.node] = node
         if run.judged:  # a path stands until a later verdict on both of its ends
             judged = {node.node for node in run.nodes if node.level}
             paths = {ends: path for ends, path in paths.items() if not ends <= judged}
         paths |= {frozenset(path.ends): path for path in run.paths}
-    name = next((run.script.name for run in reversed(told) if run.script), "")
+    name = next((run.script.name for run in reversed(checks) if run.script), "")
     return Story(
-        # Where it lies is as Slurm said; what its records say of that is their owner's word.
+        # Its directory is named by Slurm; the job id in its records is only their owner's word.
         job=runs[-1].task or journal.job_of(runs[0].job),
         cluster=runs[0].cluster,
         partition=start.partition if start else "",
@@ -105,10 +110,10 @@ def story_of(runs: Sequence[RunEntries], *, now_s: float | None = None) -> Story
         script=name or _script_name(start),
         user=start.user if start else "",
         now_s=now_s,
-        runs=told,
+        runs=checks,
         nodes=tuple(nodes.values()),
         paths=tuple(paths.values()),
-        leaves=tuple({leaf.ends: leaf for run in told for leaf in run.leaves}.values()),
+        leaves=tuple({leaf.ends: leaf for run in checks for leaf in run.leaves}.values()),
     )
 
 
@@ -124,7 +129,7 @@ def run_of(
     """Return the part of one check in its job's story.
 
     Args:
-        entries: what was read of it.
+        entries: those of its files.
         now_s: see `story_of`.
         superseded: a later check of the job exists, so this one is over.
         requeued: a later attempt of the job exists, so a requeue that was begun took effect.
@@ -140,7 +145,7 @@ def run_of(
     state, note = _state(entries, superseded=superseded, now_s=now_s)
     queued_s = None
     if start is not None and queued_from_s is not None:
-        # Until Slurm started it or, if Slurm did not tell (before 23.02), until its check began.
+        # Until Slurm started it, or if that is unknown (before 23.02), until its check began.
         waited_s = (start.start_time_s or master[0].time_s) - queued_from_s
         queued_s = round(max(0.0, waited_s), 1) if waited_s > -_CLOCK_S else None
     judged_s = [e.time_s for e in master if isinstance(e.record, records.VerdictReached)]
@@ -159,6 +164,12 @@ def run_of(
             else act
             for act in acts
         ]
+    by_others = ""  # how others put the job back into the queue
+    outside = post_mortem is not None and post_mortem.attribution == Attribution.OUTSIDE
+    if post_mortem and not ours and (post_mortem.cause == REQUEUED or (requeued and outside)):
+        by_others = post_mortem.description
+    elif requeued and not ours:
+        by_others = "the job was requeued by Slurm or by a person"
     return Run(
         run=entries.label,
         attempt=attempt,
@@ -185,7 +196,7 @@ def run_of(
         post_mortem=None if post_mortem and post_mortem.cause == REQUEUED else post_mortem,
         events=tuple(_all(entries.monitor, TrainingEvent)),
         since_start=sum(time_s < since_s for time_s in _times(entries.monitor, TrainingEvent)),
-        requeued="" if ours else _requeued(post_mortem, later=requeued),
+        requeued=by_others,
         timeline=tuple(_timeline(entries, start, queued_s)),
         rounds=tuple(_rounds(entries, figures.by_round)),
         life=tuple(_life(entries, start, queued_s, None if superseded else now_s)),
@@ -234,16 +245,8 @@ def _state(entries: RunEntries, *, superseded: bool, now_s: float | None) -> tup
 
 
 def _requeues(acts: Sequence[Act]) -> bool:
-    """Say whether a check put its job back into the queue, as far as it is known to."""
+    """Return whether a check put its job back into the queue, by its journal."""
     return any(act.action == "requeue" and act.progress is not Progress.FAILED for act in acts)
-
-
-def _requeued(post_mortem: Diagnosed | None, *, later: bool) -> str:
-    """Return how others put the job back into the queue, empty if they did not."""
-    outside = post_mortem is not None and post_mortem.attribution == Attribution.OUTSIDE
-    if post_mortem and (post_mortem.cause == REQUEUED or (later and outside)):
-        return post_mortem.description
-    return "the job was requeued by Slurm or by a person" if later else ""
 
 
 def _queued_from_s(runs: Sequence[RunEntries], attempts: Sequence[int], index: int) -> float | None:
@@ -304,22 +307,11 @@ def _hardware(entries: Sequence[Entry]) -> Hardware | None:
                 index=index,
                 uuid=burn.uuid,
                 pci_address=burn.bus,
-                said=tuple(dict.fromkeys(w for b in burns if b.index == index for w in words(b))),
+                notes=tuple(dict.fromkeys(w for b in burns if b.index == index for w in words(b))),
             )
             for index, burn in sorted(devices.items())
         ),
     )
-
-
-def _replaces(later: Node, earlier: Node | None) -> bool:
-    """Say whether a later word on a node stands for it.
-
-    A node that was well may be lost since. A fault is not cleared by a check that could not decide.
-    """
-    if earlier is None or earlier.level is None:
-        return True
-    undecided = later.level is Level.INCONCLUSIVE and earlier.level in (Level.FAULTY, Level.SLOW)
-    return later.level is not None and not undecided
 
 
 def _rounds(
@@ -393,29 +385,28 @@ def _group(
 
 
 def _script_name(start: records.RunStarted | None) -> str:
-    """Return what the user calls the script: the job's name, if a program hid the file."""
+    """Return the user's name for the script: the job's, if a program hid the file."""
     name = PurePath(start.script).name if start else ""
     return start.job_name if start and start.job_name and name.startswith(".") else name
 
 
 def _script(entries: RunEntries, start: records.RunStarted | None) -> Script | None:
     last = _last(entries.supervisor, ScriptStarted)
-    of_script = [e for e in entries.supervisor if isinstance(e.record, ScriptStarted | ScriptEnded)]
-    ended = of_script[-1].record if of_script else None
-    if ended is None:
+    runs = [e for e in entries.supervisor if isinstance(e.record, ScriptStarted | ScriptEnded)]
+    if not runs:
         return None
     began_s = _times(entries.supervisor, ScriptStarted)
     since_s = began_s[-1] if began_s else None
-    seen = [
+    progress = [
         (e.time_s, e.record)
         for e in entries.monitor
         if isinstance(e.record, ProgressSeen) and (since_s is None or e.time_s >= since_s)
     ]
-    seen_s, latest = seen[-1] if seen else (0.0, None)
+    latest_s, latest = progress[-1] if progress else (0.0, None)
     total = re.search(rf"(?<!\d){latest.step}\s?/\s?(\d+)", latest.line) if latest else None
-    paced = [(at_s - record.age_s, record.step) for at_s, record in seen if record.step]
+    paced = [(at_s - record.age_s, record.step) for at_s, record in progress if record.step]
     first, newest = (paced[-_PACED:][0], paced[-1]) if paced else ((0.0, 0), (0.0, 0))
-    made = newest[1] - first[1]
+    steps = newest[1] - first[1]
     before = [e.record for e in entries.post_mortem if since_s is None or e.time_s < since_s]
     script = Script(
         name=_script_name(start) or PurePath(last.script if last else "").name,
@@ -424,24 +415,23 @@ def _script(entries: RunEntries, start: records.RunStarted | None) -> Script | N
         restarts=last.restart if last else 0,
         restarted_after=tuple(record for record in before if isinstance(record, Diagnosed)),
         seen=latest,
-        seen_s=seen_s,
+        seen_s=latest_s,
         steps=int(total[1]) if total else 0,
-        step_ms=round(1000 * (newest[0] - first[0]) / made, 1) if made > 0 else 0.0,
+        step_ms=round(1000 * (newest[0] - first[0]) / steps, 1) if steps > 0 else 0.0,
     )
-    if not isinstance(ended, ScriptEnded):
+    end = runs[-1].record
+    if not isinstance(end, ScriptEnded):
         return script
-    return replace(
-        script, exit_code=ended.exit_code, signal=ended.signal, duration_s=ended.duration_s
-    )
+    return replace(script, exit_code=end.exit_code, signal=end.signal, duration_s=end.duration_s)
 
 
-# --- what happened when --------------------------------------------------------------------------
+# --- events --------------------------------------------------------------------------------------
 
 
 def _timeline(
     entries: RunEntries, start: records.RunStarted | None, queued_s: float | None
 ) -> Iterator[Event]:
-    """Yield what happened, by the clocks of those who wrote it; nothing without a start.
+    """Yield the events, by the clocks of their writers; none without a start.
 
     The master, the supervisor and the requeue helper may run on different nodes, so events of two
     writers are only as well ordered as their nodes' clocks agree.
@@ -459,34 +449,28 @@ def _timeline(
         text = sentences.record_text(entry.record, name) if entry.record else ""
         if not text:
             continue
+        action, nodes = "", getattr(entry.record, "nodes", [])
         match entry.record:
             case records.VerdictReached(nodes=judged):
                 nodes = [node.node for node in judged if node.level is not Level.HEALTHY]
             case records.RunStarted() | script_records.Diagnosed():
                 nodes = []
-            case record:
-                nodes = getattr(record, "nodes", [])
+            case records.ActionIntended() | records.ActionDone() as record:
+                action = record.action
+            case records.JobOutcome(disposition=disposition):
+                action = disposition
+            case script_records.FailurePlanned(plan=plan):
+                action = plan
+            case _:
+                pass
         yield Event(
             after_s=round(entry.time_s - start_s, 3),
             event=entry.kind,
             text=text,
-            action=_action_of(entry.record),
+            action=action,
             nodes=tuple(nodes),
             succeeded=getattr(entry.record, "succeeded", None),
         )
-
-
-def _action_of(record: records.Record | None) -> str:
-    """Return what is done by a record: an act, what becomes of the job, or of a failed script."""
-    match record:
-        case records.ActionIntended() | records.ActionDone():
-            return record.action
-        case records.JobOutcome():
-            return record.disposition
-        case script_records.FailurePlanned():
-            return record.plan
-        case _:
-            return ""
 
 
 def _life(
@@ -506,22 +490,22 @@ def _life(
     check_s = finished[-1] if finished else entries.master[-1].time_s
     yield Phase(phase="check", begin_s=began_s, end_s=check_s)
     last_s = max(now_s or 0.0, entries.written[-1].time_s)
-    turns = [e for e in entries.supervisor if isinstance(e.record, ScriptStarted | ScriptEnded)]
-    ends_s = [*(entry.time_s for entry in turns[1:]), last_s]
-    for entry, end_s in zip(turns, ends_s, strict=False):
+    runs = [e for e in entries.supervisor if isinstance(e.record, ScriptStarted | ScriptEnded)]
+    ends_s = [*(entry.time_s for entry in runs[1:]), last_s]
+    for entry, end_s in zip(runs, ends_s, strict=False):
         if isinstance(entry.record, ScriptStarted):
             yield Phase(phase="training", begin_s=entry.time_s, end_s=end_s)
-    over_s = turns[-1].time_s if turns and isinstance(turns[-1].record, ScriptEnded) else last_s
-    hang: tuple[float, float] | None = None
+    over_s = runs[-1].time_s if runs and isinstance(runs[-1].record, ScriptEnded) else last_s
+    hang_s: float | None = None
     for entry in entries.monitor:
         match entry.record:
             case TrainingEvent(event=EventKind.HANG, stalled_s=stalled_s):
-                hang = entry.time_s - stalled_s, over_s
-            case TrainingEvent(event=EventKind.HANG_OVER) if hang:
-                yield Phase(phase="hang", begin_s=hang[0], end_s=entry.time_s)
-                hang = None
+                hang_s = entry.time_s - stalled_s
+            case TrainingEvent(event=EventKind.HANG_OVER) if hang_s is not None:
+                yield Phase(phase="hang", begin_s=hang_s, end_s=entry.time_s)
+                hang_s = None
             case _:
                 pass
-    if hang:
-        ends = [entry.time_s for entry in turns if entry.time_s > hang[0]]
-        yield Phase(phase="hang", begin_s=hang[0], end_s=min(ends, default=hang[1]))
+    if hang_s is not None:
+        ends_s = [entry.time_s for entry in runs if entry.time_s > hang_s]
+        yield Phase(phase="hang", begin_s=hang_s, end_s=min(ends_s, default=over_s))

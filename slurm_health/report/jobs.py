@@ -30,16 +30,16 @@ from slurm_health.system.slurm.client import Client
 from slurm_health.system.slurm.parsing import ListedJob
 
 _log = logging.getLogger(__name__)
-# Slurm is asked about a list that can be printed without it.
-_PATIENCE_S = 5.0
-_LOOKED_AT = 200  # for those of a name
-# What reading other users' journals may take: one's job, and all of one user's together.
+_SLURM_LIMIT_S = 5.0  # the list can be printed without Slurm's answer
+_NAMED_AMONG = 200  # of the latest jobs, those of a name are listed
+# Limits of reading other users' journals: of one job, and of all jobs of one user.
 _MEMORY_BYTES = 2 << 30
 _ANSWER_BYTES = 1 << 20
-_MOST_OF_A_USER_S = 15.0
+_USER_LIMIT_S = 15.0
 _NOT_STARTED = frozenset({"PENDING", "CONFIGURING"})
+_BAD = (Severity.ERROR, Severity.WARNING, Severity.UNDECIDED)
 _NAME, _STATE = 16, 11  # columns at most
-_LEAST_FOUND = 20
+_LEAST_VERDICT = 20
 
 
 class LatestJobs(NamedTuple):
@@ -52,28 +52,32 @@ class LatestJobs(NamedTuple):
     unasked: str = ""
 
 
-class _Found(NamedTuple):
+class _JobDirectory(NamedTuple):
     """A job's newest directory, or that of an array's newest task."""
 
     changed_s: float
-    array: str
-    directory: Path
+    job: str
+    path: Path
     tasks: int
     uid: int
+
+    def unread(self, why: str) -> LatestJob:
+        """Return the line of a job whose journal cannot be read."""
+        cluster = self.path.parent.name
+        return LatestJob(job=self.job, cluster=cluster, state="unknown", found=why)
 
 
 def in_short(story: Story, *, job: str = "", state: str = "") -> LatestJob:
     """Return a job as a line of a list; `state` is Slurm's word on it, empty if it gives none."""
     summary, started = summary_of(story), story.last.started
-    worth = (Severity.ERROR, Severity.WARNING, Severity.UNDECIDED)
-    bad = [finding.what for finding in summary.found if finding.severity in worth]
-    shown = [summary.headline.what, *(what for what in bad if what not in summary.headline.what)]
+    headline = summary.headline
+    bad = [finding.what for finding in summary.findings if finding.severity in _BAD]
     began_s = story.last.started_s
     return LatestJob(
         job=job or story.job,
         state=state or summary.outcome,
-        found="; ".join(shown),
-        severity=summary.headline.severity,
+        found="; ".join([headline.what, *(what for what in bad if what not in headline.what)]),
+        severity=headline.severity,
         cluster=story.cluster,
         name=story.name,
         script=story.script,
@@ -89,22 +93,18 @@ def list_text(jobs: Sequence[LatestJob], page: Page) -> str:
     several = len({job.cluster for job in jobs if job.cluster}) > 1
     cells = [["JOB", "NAME", "STATE", "AGE"]]
     for job in jobs:
-        age = (
-            NOTHING
-            if job.age_s is None
-            else duration_text(60 * (job.age_s // 60) if job.age_s >= 120 else job.age_s)
-        )
+        age = NOTHING
+        if job.age_s is not None:
+            age = duration_text(60 * (job.age_s // 60) if job.age_s >= 120 else job.age_s)
         number = f"{job.job} {job.cluster}" if several else job.job
         name = cut(job.name or job.script or NOTHING, _NAME)
-        cells.append(
-            [number, name, cut(job.state, _STATE), age if job.age_s is not None else NOTHING]
-        )
+        cells.append([number, name, cut(job.state, _STATE), age])
     beside = sum(max(len(row[n]) for row in cells) + 2 for n in range(4))
     rows: list[list[str | Tinted]] = [[*cells[0][:3], "VERDICT", "AGE"]]
     for row, job in zip(cells[1:], jobs, strict=True):
-        room = max(_LEAST_FOUND, page.width - beside) if page.width else len(job.found)
-        found = Tinted(cut(one_line(job.found), room), Severity(job.severity), room)
-        rows.append([*row[:3], found, row[3]])
+        room = max(_LEAST_VERDICT, page.width - beside) if page.width else len(job.found)
+        verdict = Tinted(cut(one_line(job.found), room), Severity(job.severity), room)
+        rows.append([*row[:3], verdict, row[3]])
     return "\n".join(page.table(rows))
 
 
@@ -117,30 +117,34 @@ def latest_jobs(
     environ: Mapping[str, str],
     name: str = "",
 ) -> LatestJobs:
-    """Return the caller's latest jobs, newest first: those that wait, and so many with a journal.
+    """Return the caller's latest jobs, newest first: those that wait, and `count` with a journal.
 
-    With a `name` they are those whose job or script is called so, of the latest `_LOOKED_AT`.
+    With a `name` they are those whose job or script has it, of the latest `_NAMED_AMONG`.
 
     Raises:
         JournalError: the directory of all journals cannot be read.
     """
     try:
-        most = max(count, _LOOKED_AT) if name else count
-        found = _newest(root, most, [cluster] if cluster else journal.clusters_in(root))
+        most = max(count, _NAMED_AMONG) if name else count
+        newest = _newest(root, most, [cluster] if cluster else journal.clusters_in(root))
     except OSError as err:
         raise JournalError(root, f"cannot be read: {err.strerror or err}") from err
-    listed: dict[str, list[ListedJob]] = {}
+    queue: dict[str, list[ListedJob]] = {}
     unasked = ""
     try:
-        client = Client(environ, patience_s=0, deadline_s=_PATIENCE_S)
+        client = Client(environ, patience_s=0, deadline_s=_SLURM_LIMIT_S)
         for job in client.jobs_of(os.geteuid()):
-            listed.setdefault(job.whole, []).append(job)
+            queue.setdefault(job.whole, []).append(job)
     except SlurmError as err:
         unasked = err.in_short
-    readers = _Others()
-    jobs = [readers.read(each, partial(_from_journal, each, listed, now_s)) for each in found]
-    known = {job.job.partition("_")[0] for job in jobs if job.job.partition("_")[0] in listed}
-    new = {job.job for job in jobs if job.job in listed and _again(listed[job.job], job)}
+    spent_s: dict[int, float] = {}
+    jobs = []
+    for directory in newest:
+        work = partial(_from_journal, directory, queue, now_s)
+        own = directory.uid == os.geteuid()
+        jobs.append(work() if own else _of_other_user(directory, work, spent_s))
+    known = {job.job.partition("_")[0] for job in jobs if job.job.partition("_")[0] in queue}
+    new = {job.job for job in jobs if job.job in queue and _id_is_reused(queue[job.job], job)}
     waiting = [
         LatestJob(
             job=task.job,
@@ -150,7 +154,7 @@ def latest_jobs(
             age_s=max(0.0, now_s - task.submitted_s),
             found="not checked yet" if task.state in _NOT_STARTED else "no journal",
         )
-        for array, tasks in sorted(listed.items(), key=lambda job: int(job[0]), reverse=True)
+        for array, tasks in sorted(queue.items(), key=lambda job: int(job[0]), reverse=True)
         for task in tasks
         if not task.ended and array not in known - new
     ]
@@ -159,114 +163,99 @@ def latest_jobs(
     return LatestJobs([*waiting[:count], *jobs[:count]], unasked)
 
 
-def _again(said: Sequence[ListedJob], job: LatestJob) -> bool:
-    """Say whether Slurm has given the id of a checked job again, to one that never started."""
+def _id_is_reused(queued: Sequence[ListedJob], job: LatestJob) -> bool:
+    """Return whether Slurm has given the id of a checked job to one that has not started."""
     return (
-        len(said) == 1
-        and said[0].restarts == 0
+        len(queued) == 1
+        and queued[0].restarts == 0
         and job.started_s is not None
-        and said[0].submitted_s > job.started_s
+        and queued[0].submitted_s > job.started_s
     )
 
 
-def _newest(root: Path, count: int, clusters: Sequence[str]) -> list[_Found]:
+def _newest(root: Path, count: int, clusters: Sequence[str]) -> list[_JobDirectory]:
     """Return the jobs that were checked last, newest first; an array is one of them.
 
-    They are the caller's, or all users' if the caller is root.
+    They are the caller's, or all users' if the caller is root, whom a log line warns of
+    directories without a status.
     """
     arrays: dict[tuple[str, str, int], list[tuple[float, Path]]] = {}
     for cluster in clusters:
-        looks = _statuses(root / cluster)
+        names = directories(root / cluster)
+        statuses: dict[str, journal.PathStatus] = {}
+        paths = [root / cluster / name for name in names]
+        for path, status in zip(paths, journal.statuses(paths), strict=True):
+            if status is not None and not status.trouble:
+                statuses[path.name] = status
+            elif status is not None and os.geteuid() == 0:
+                _log.warning("%s is left out: %s", path, status.trouble)
         # Where users share a root, any user can link to any other's.
         links = {
-            (look.target, look.uid): name.partition("_")[0]
-            for name, look in looks.items()
-            if look.target and JOB.fullmatch(name)
+            (status.target, status.uid): name.partition("_")[0]
+            for name, status in statuses.items()
+            if status.target and JOB.fullmatch(name)
         }
-        for name, look in looks.items():
-            ours = look.is_directory and os.geteuid() in (0, look.uid)
+        for name, status in statuses.items():
+            ours = status.is_directory and os.geteuid() in (0, status.uid)
             if ours and journal.JOURNAL_NAME.fullmatch(name):
-                array = links.get((name, look.uid), journal.job_of(name))
+                array = links.get((name, status.uid), journal.job_of(name))
                 path = journal.job_directory(root, cluster, name)
-                of_array = arrays.setdefault((cluster, array, look.uid), [])
-                of_array.append((look.changed_s, path))
-    # A directory changes with each check of its job: only of a few are the files read.
+                tasks = arrays.setdefault((cluster, array, status.uid), [])
+                tasks.append((status.changed_s, path))
+    # A directory changes with every check of its job: the files of only a few have to be read.
     newest = [
-        _Found(*max((changed_s, array, path) for changed_s, path in paths), len(paths), uid)
-        for (_, array, uid), paths in arrays.items()
+        _JobDirectory(*max((changed_s, array, path) for changed_s, path in tasks), len(tasks), uid)
+        for (_, array, uid), tasks in arrays.items()
     ]
     return sorted(newest, key=lambda job: job.changed_s, reverse=True)[:count]
 
 
-def _statuses(cluster: Path) -> dict[str, journal.PathStatus]:
-    """Return what is in a cluster's directory; root is told what does not say what it is."""
-    names = directories(cluster)
-    looks: dict[str, journal.PathStatus] = {}
-    for name, look in zip(names, journal.statuses([cluster / each for each in names]), strict=True):
-        if look is not None and not look.trouble:
-            looks[name] = look
-        elif look is not None and os.geteuid() == 0:
-            _log.warning("%s is left out: %s", cluster / name, look.trouble)
-    return looks
+def _of_other_user(
+    directory: _JobDirectory, work: Callable[[], LatestJob], spent_s: dict[int, float]
+) -> LatestJob:
+    """Return what `work` reads of another user's journal, for root: in a child with limits.
 
-
-class _Others:
-    """Reads the journals of other users, for root, each in a child with limits.
-
-    A journal that takes long to read holds up the list for a limited time, and no longer.
+    `spent_s` sums the time by user, so that no user's journals hold up the list for long.
     """
-
-    def __init__(self) -> None:
-        self._spent_s: dict[int, float] = {}
-
-    def read(self, found: _Found, work: Callable[[], LatestJob]) -> LatestJob:
-        """Return what a job's journal says; why not, if that is another's beyond limits."""
-        if found.uid == os.geteuid():
-            return work()
-        left_s = _MOST_OF_A_USER_S - self._spent_s.get(found.uid, 0.0)
-        why = f"user {found.uid} has others that take too long to read"
-        began_s = time.monotonic()
-        try:
-            if left_s > 0.0:
-                data = read.within_limits(
-                    lambda: msgspec.msgpack.encode(work()),
-                    limit_s=left_s,
-                    memory_bytes=_MEMORY_BYTES,
-                    most_bytes=_ANSWER_BYTES,
-                )
-                return from_msgpack(data, LatestJob)
-        except read.NotRead as err:
-            why = str(err)
-        finally:
-            self._spent_s[found.uid] = _MOST_OF_A_USER_S - left_s + time.monotonic() - began_s
-        return _unread(found, f"its journal is not read: {why}")
-
-
-def _unread(found: _Found, why: str) -> LatestJob:
-    cluster = found.directory.parent.name
-    return LatestJob(job=found.array, cluster=cluster, state="unknown", found=why)
+    left_s = _USER_LIMIT_S - spent_s.get(directory.uid, 0.0)
+    if left_s <= 0.0:
+        why = f"user {directory.uid} has others that take too long to read"
+        return directory.unread(f"its journal is not read: {why}")
+    began_s = time.monotonic()
+    try:
+        data = read.within_limits(
+            lambda: msgspec.msgpack.encode(work()),
+            limit_s=left_s,
+            memory_bytes=_MEMORY_BYTES,
+            most_bytes=_ANSWER_BYTES,
+        )
+        return from_msgpack(data, LatestJob)
+    except read.NotRead as err:
+        return directory.unread(f"its journal is not read: {err}")
+    finally:
+        spent_s[directory.uid] = _USER_LIMIT_S - left_s + time.monotonic() - began_s
 
 
 def _from_journal(
-    found: _Found, listed: Mapping[str, Sequence[ListedJob]], now_s: float
+    directory: _JobDirectory, queue: Mapping[str, Sequence[ListedJob]], now_s: float
 ) -> LatestJob:
-    job = found.directory
+    path = directory.path
     try:
-        runs = journal.runs_of(job.parent.parent, job.parent.name, job.name)
+        runs = journal.runs_of(path.parent.parent, path.parent.name, path.name)
         if not runs:
-            return _unread(found, "its journal has no check")
+            return directory.unread("its journal has no check")
         entries = [read.read_run(run, of_nodes=False) for run in runs]
         story = story_of(read.jobs_in(entries)[-1], now_s=now_s)
     except (OSError, JournalError) as err:
-        return _unread(found, f"its journal cannot be read: {err}")
-    array = found.array if found.tasks > 1 else ""
-    latest = in_short(story, job=array)
-    said = listed.get(found.array, ())
-    if array:
-        counts = Counter(task.state.lower() for task in said)
+        return directory.unread(f"its journal cannot be read: {err}")
+    queued = queue.get(directory.job, ())
+    if directory.tasks > 1:
+        latest = in_short(story, job=directory.job)
+        counts = Counter(task.state.lower() for task in queued)
         state = ", ".join(f"{count} {name}" for name, count in counts.items())
-        shown = f"{found.tasks} tasks checked; {story.job}: {latest.found}"
-        return msgspec.structs.replace(latest, state=state or latest.state, found=shown)
-    if len(said) == 1 and not _again(said, latest):
-        return msgspec.structs.replace(latest, state=said[0].word)
+        text = f"{directory.tasks} tasks checked; {story.job}: {latest.found}"
+        return msgspec.structs.replace(latest, state=state or latest.state, found=text)
+    latest = in_short(story)
+    if len(queued) == 1 and not _id_is_reused(queued, latest):
+        return msgspec.structs.replace(latest, state=queued[0].word)
     return latest

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import textwrap
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
@@ -72,8 +72,8 @@ def range_text(values: Collection[float]) -> str:
 class Page:
     """Where a text is shown: columns to fit (None: break no line), if beyond ASCII, if in colours.
 
-    Journals hold what programs said, so all that is shown is made harmless first. What cannot be
-    broken stands out on the right; nothing is left away, and no line ends in blanks.
+    Journals hold the words of programs, so all text is made harmless first. A word that cannot be
+    broken stands out on the right; no text is left out, and no line ends in blanks.
     """
 
     width: int | None = None
@@ -98,30 +98,35 @@ class Page:
     def table(self, rows: Sequence[Sequence[str | Tinted]], align: Sequence[str] = ()) -> list[str]:
         """Return the lines of a table: first the heads, in the last column prose.
 
-        Where the prose has too little room, each word of a head takes a line of its own; where
-        that does not help, the prose stands below its row.
+        If the prose has too little room, every word of a head takes a line of its own; if that
+        does not help, the prose stands below its row.
         """
-        shown = [[self._cell(cell) for cell in row] for row in rows]
+        shown = [[self._shown(c.text if isinstance(c, Tinted) else c) for c in row] for row in rows]
         first = None if self.width is None else max(_FIRST_COLUMN, self.width // 3)
         prose = [row.pop() for row in shown]
         cells = [["\n".join(_wrapped(row[0], first)), *row[1:]] for row in shown]
         tall_head = [head.replace(" ", "\n") for head in cells[0]]
         needed = min(_FEWEST_CHARACTERS, max(map(len, prose[1:]), default=0))
         for head in (cells[0], tall_head):
-            left = self._room_beside(_columns([head, *cells[1:]], align))
+            taken = max(map(len, _columns([head, *cells[1:]], align)))
+            left = None if self.width is None else self.width - taken - _GAP
             if left is None or left >= needed:
                 column = ["\n".join(_wrapped(text, left)) for text in prose if needed]
                 wrapped = [[*row, *column[n : n + 1]] for n, row in enumerate([head, *cells[1:]])]
                 return _columns(self._tinted(wrapped, rows), align)
-        return list(self._with_prose_below([tall_head, *cells[1:]], prose, rows, align))
+        cells[0] = tall_head
+        lines = iter(_columns(self._tinted(cells, rows), align))
+        room = None if self.width is None else self.width - len(_INDENT)
+        below: list[str] = []
+        for row, text in zip(cells, ["", *prose[1:]], strict=True):
+            below += islice(lines, 1 + max(cell.count("\n") for cell in row))
+            below += [_INDENT + line for line in _wrapped(text, room) if text]
+        return below
 
     def titled(self, rows: Sequence[Sequence[str | Tinted]]) -> list[str]:
         """Return the lines of a table without heads: a word in front, prose behind it."""
         lines = self.table([["", ""], *rows])
         return lines if lines[0] else lines[1:]
-
-    def _cell(self, cell: str | Tinted) -> str:
-        return self._shown(cell.text if isinstance(cell, Tinted) else cell)
 
     def _tinted(
         self, wrapped: Sequence[Sequence[str]], rows: Sequence[Sequence[str | Tinted]]
@@ -144,22 +149,6 @@ class Page:
         if self.unicode:
             return line
         return line.translate(_ASCII).encode("ascii", "replace").decode()
-
-    def _room_beside(self, lines: Sequence[str]) -> int | None:
-        return None if self.width is None else self.width - max(map(len, lines)) - _GAP
-
-    def _with_prose_below(
-        self,
-        cells: Sequence[Sequence[str]],
-        prose: Sequence[str],
-        rows: Sequence[Sequence[str | Tinted]],
-        align: Sequence[str],
-    ) -> Iterator[str]:
-        lines = iter(_columns(self._tinted(cells, rows), align))
-        room = None if self.width is None else self.width - len(_INDENT)
-        for row, text in zip(cells, ["", *prose[1:]], strict=True):
-            yield from islice(lines, 1 + max(cell.count("\n") for cell in row))
-            yield from (_INDENT + line for line in _wrapped(text, room) if text)
 
 
 def _tint(text: str, severity: Severity, head: int) -> str:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sentences about a job, the same in its output, in the report's text, HTML and JSON.
 
-They are made from decoded facts, here and nowhere else; no code reads them back.
+They are made here from decoded facts, and no code parses them.
 """
 
 from __future__ import annotations
@@ -31,16 +31,12 @@ from slurm_health.records.text import (
     signal_text,
 )
 from slurm_health.records.verdict import Level, LinkVerdict, Outcome, Severity
-from slurm_health.report.story import (
-    Round,
-    Run,
-    Script,
-)
+from slurm_health.report.story import Round, Run, Script
 
 _EVIDENCE_CHARACTERS = 240
 _NODES_CHARACTERS = 60
-_TOLD = 6  # lines of what nodes told of themselves
-_RANKS = 3  # that are named; of more their number is
+_NODE_LINES = 6  # of what nodes report of themselves
+_RANKS = 3  # that are named; more are counted
 SEVERITIES = {
     Level.FAULTY: Severity.ERROR,
     Level.SLOW: Severity.WARNING,
@@ -65,12 +61,12 @@ def attempt_text(attempt: int, check: int) -> str:
 
 
 def adopted_text(attempt: int, check: int) -> str:
-    """Return that nodes are as an earlier check found them."""
+    """Return that the verdicts of an earlier check still hold."""
     return f"as in {attempt_text(attempt, check)}, not checked again"
 
 
 def nodes_text(nodes: Sequence[str]) -> str:
-    """Return a list of nodes; of one that is long, how many they are and the first of them."""
+    """Return a list of nodes; of a long one, their number and the first of them."""
     text = listed(nodes)
     if len(text) <= _NODES_CHARACTERS:
         return text
@@ -83,27 +79,23 @@ def times_text(count: int) -> str:
 
 
 def links_text(paths: Iterable[LinkVerdict], leaves: Iterable[LinkVerdict]) -> list[str]:
-    """Return each path and leaf switch that is not well: `path n1–n2 faulty`."""  # noqa: RUF002
+    """Return paths and leaf switches that are not well: `path n1–n2 faulty`."""  # noqa: RUF002
     kinds = (("path", paths), ("leaf", leaves))
     return [f"{k} {NOTHING.join(link.ends)} {link.level.value}" for k, ls in kinds for link in ls]
 
 
 def levels_text(run: Run) -> str:
     """Return the verdicts of a check: `all healthy`, `n3 faulty, n[5-6] slow`."""
+    if run.unchecked and not run.judged:
+        return unchecked.text(run.unchecked)
     if not run.judged:
-        return _unjudged_text(run)
+        return run.note or (f"no verdict: {run.reason}" if run.reason else "no verdict")
     bad = (Level.FAULTY, Level.SLOW, Level.INCONCLUSIVE)
     parts = [f"{nodes_text(run.named(level))} {WORDS[level]}" for level in bad if run.named(level)]
     return ", ".join([*(parts or ["all healthy"]), *links_text(run.paths, run.leaves)])
 
 
 WORDS = {Level.FAULTY: "faulty", Level.SLOW: "slow", Level.INCONCLUSIVE: "undecided"}
-
-
-def _unjudged_text(run: Run) -> str:
-    if run.unchecked:
-        return unchecked.text(run.unchecked)
-    return run.note or (f"no verdict: {run.reason}" if run.reason else "no verdict")
 
 
 def effort_text(run: Run) -> str:
@@ -115,11 +107,11 @@ def effort_text(run: Run) -> str:
 def unfinished_text(
     stopped: records.MasterStopped | None, *, gone: bool, judged: bool, rounds: Sequence[int]
 ) -> str:
-    """Return how far a check got that has not ended; `gone`: it does not run any more.
+    """Return how far an unfinished check got; `gone`: it no longer runs.
 
-    `rounds` are those that have begun, by their numbers, as everywhere else.
+    `rounds` are the numbers of those that have begun.
     """
-    by = "the master stopped"  # no record says by what
+    by = "the master stopped"  # of unknown cause
     if stopped is not None:
         by_hand = "interrupted (Ctrl-C, SIGINT)" if stopped.reason == "SIGINT" else ""
         by = stopped.job or by_hand or f"stopped by {stopped.reason}"
@@ -131,11 +123,11 @@ def unfinished_text(
     return f"{by} before a verdict, in {where}" if gone else f"still running: {where}"
 
 
-# --- the script: why it failed, what was seen of it ----------------------------------------------
+# --- the script: events and causes ---------------------------------------------------------------
 
 
 def event_text(event: TrainingEvent) -> str:
-    """Return what the monitor saw, in one sentence without its cause."""
+    """Return an event of the training in one sentence, without its cause."""
     stalled = duration_text(event.stalled_s)
     match event.event:
         case EventKind.HANG if event.at_rest:
@@ -164,14 +156,14 @@ def event_text(event: TrainingEvent) -> str:
 
 
 def event_line(event: TrainingEvent) -> str:
-    """Return the same as the job's output has it: `no step for 33 s ...; the training hangs`."""
+    """Return an event for the job's output: `no step for 33 s ...; the training hangs`."""
     if event.event is not EventKind.HANG:
         return event_text(event)
     return f"{event_text(event)}; the training {'seems to hang' if event.line else 'hangs'}"
 
 
 def ends_for_hang(mode: str) -> str:
-    """Return why a script or a job is ended that hangs, as its user has chosen."""
+    """Return why a hanging script or job is ended, as its user has chosen."""
     return f"it hangs (--monitor={mode})"
 
 
@@ -181,7 +173,7 @@ def hung_text(description: str, when: str = "") -> str:
 
 
 def cause_text(cause: Diagnosed) -> str:
-    """Return why in one sentence: the exception itself, if there is one, with its rank and place.
+    """Return the cause in one sentence: the exception, if there is one, with its rank and place.
 
     `ValueError: bad label 17 in batch (rank 1 on n1, ddp.py:28)`.
     """
@@ -196,24 +188,24 @@ def cause_text(cause: Diagnosed) -> str:
 
 
 def whose_text(cause: Diagnosed) -> str:
-    """Return whose doing it is, and how sure the cause is: one that is need not tell whose."""
+    """Return the blame, and how sure the cause is: a sure cause may leave the blame undecided."""
     if cause.attribution == Attribution.UNDECIDED:
         return f"{cause.sureness}; whose fault is undecided"
     return f"{cause.attribution}, {cause.sureness}"
 
 
 def lines_of(cause: Diagnosed, *, verbose: bool = False) -> list[tuple[str, str]]:
-    """Return titles and sentences, in the order in which a person needs them.
+    """Return titles and sentences, what a reader needs first in front.
 
-    `verbose`: also what could not be looked at, and all that nodes reported of themselves.
+    `verbose`: also what could not be collected, and all that nodes report of themselves.
     """
     lines = [("first", cause.first)] if cause.first else []
     lines.append(("cause", f"{cause.description} ({whose_text(cause)})"))
     lines += [("evidence", cut(line, _EVIDENCE_CHARACTERS)) for line in cause.evidence]
-    most = None if verbose else _TOLD
-    lines += [("told", cut(line, _EVIDENCE_CHARACTERS)) for line in cause.told[:most]]
-    if cause.told[len(cause.told) if most is None else most :]:
-        lines.append(("told", f"{len(cause.told) - _TOLD} more lines: --verbose shows all"))
+    most = len(cause.told) if verbose else _NODE_LINES
+    lines += [("nodes", cut(line, _EVIDENCE_CHARACTERS)) for line in cause.told[:most]]
+    if cause.told[most:]:
+        lines.append(("nodes", f"{len(cause.told) - most} more lines: --verbose shows all"))
     if cause.accused:
         lines.append(("at fault", ", ".join(cause.accused)))
     if cause.advice:
@@ -221,7 +213,7 @@ def lines_of(cause: Diagnosed, *, verbose: bool = False) -> list[tuple[str, str]
     if cause.sureness != "certain" or verbose:
         lines += [("failed", cut(text, _EVIDENCE_CHARACTERS)) for text in cause.failed]
     if verbose:
-        lines += [("not seen", text) for text in cause.not_collected]
+        lines += [("no data", text) for text in cause.not_collected]
     return [(title, one_line(text)) for title, text in lines]
 
 
@@ -229,7 +221,7 @@ def lines_of(cause: Diagnosed, *, verbose: bool = False) -> list[tuple[str, str]
 
 
 class _Verb(NamedTuple):
-    """What an act is called: before it is done, done, and if it failed."""
+    """The verb of an act: planned, done, and failed."""
 
     plain: str
     done: str
@@ -267,7 +259,7 @@ def act_text(form: str, action: str, nodes: Sequence[str]) -> str:
 
 
 def record_text(record: records.Record, script: str) -> str:
-    """Return what a record says happened, empty if it is of no interest in a list of events."""
+    """Return a record as an event in words, empty if it is of no interest in a list of events."""
     match record:
         case records.RunStarted(nodes=nodes):
             return f"began to check {nodes_text(nodes)}"
@@ -323,23 +315,23 @@ _OUTCOMES = {
     Outcome.FAILED: "failed",
     Outcome.TIMED_OUT: "timed out",
     Outcome.NOT_RUN: "not run",
-    None: "no word yet",
+    None: "no report yet",
 }
 
 
-def round_text(told: Round) -> str:
-    """Return one round: who was measured with whom, how that ended, and how long each node took.
+def round_text(measured: Round) -> str:
+    """Return a round: its groups, their outcomes, and the time of each node.
 
     `n3+n4 timed out (no answer from n4)`.
     """
     texts = []
     elapsed_s: dict[str, float] = {}
-    for group in told.groups:
+    for group in measured.groups:
         silent = f" (no answer from {listed(group.silent)})" if group.silent else ""
         texts.append(f"{'+'.join(group.nodes)} {_OUTCOMES[group.outcome]}{silent}")
         took = zip(group.nodes, group.elapsed_s, strict=True)
         elapsed_s |= {node: seconds for node, seconds in took if seconds is not None}
     texts += [elapsed_text(elapsed_s)] if elapsed_s else []
-    took_s = "" if told.duration_s is None else f", {told.duration_s:.1f} s"
-    phase = f", {told.phase}" if told.phase else ""
-    return f"round {told.round}{phase}{took_s}: {'; '.join(texts)}"
+    took_s = "" if measured.duration_s is None else f", {measured.duration_s:.1f} s"
+    phase = f", {measured.phase}" if measured.phase else ""
+    return f"round {measured.round}{phase}{took_s}: {'; '.join(texts)}"

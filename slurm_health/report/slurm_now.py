@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Slurm says of a job now: why it has no journal, if it waits again, who ended it, its nodes.
+"""Slurm's word on a job: why it has no journal, whether it waits again, who ended it, its nodes.
 
-The journal ends with the job, and an epilog drains after it: only Slurm's notes on the nodes tell.
+The journal ends with the job, and an epilog drains after it: only Slurm's notes on nodes show that.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 import os
 import re
 import signal
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -34,19 +34,19 @@ from slurm_health.system.slurm.parsing import Job, JobId
 UNKNOWN = "no journal"
 _WAITS, _STARTS = "it is pending", "it is starting"
 _OF_ENDED_JOBS = frozenset({signal.SIGTERM, signal.SIGKILL})
-_PATIENCE_S = 3.0
-_RECENT_S = 7 * 86400.0  # what the nodes of an older job do today is of no use
-_ASKED = 20  # tasks of which Slurm is asked, a call each
+_TIMEOUT_S = 3.0
+_RECENT_S = 7 * 86400.0  # the nodes of an older job have other jobs today
+_MOST_TASKS = 20  # of which Slurm is asked, a call for every one
 _OWNER = re.compile(r"(\S+)\((\d{1,10})\)", re.ASCII)
 # In every script that slurm-health submits.
 _OURS = "-m slurm_health supervise"
-# What a script that was submitted with plain sbatch checks its nodes with, outside comments.
+# The command, outside comments, by which a script submitted with plain sbatch checks its nodes.
 _OWN_CHECK = re.compile(
     r"^[^#\n]*\bslurm[-_]health[\"']?(?:[ \t]+-\S+)*[ \t]+"
     r"(?:check\b|run\b(?:[^\n]*\\\n)*[^\n]*--(?:network-check|straggler-detection|check)\b)",
     re.MULTILINE,
 )
-# Slurm's words for what only a change of the job, or of the cluster, brings to an end.
+# Slurm's reasons for a wait that only a change of the job, or of the cluster, can end.
 _CANNOT_START = {
     "PartitionConfig": "its partition does not have the nodes that it asks for (--nodes,"
     " --partition; sinfo shows what there is)",
@@ -66,10 +66,9 @@ _ENDING = frozenset({"COMPLETING", "STAGE_OUT"})
 
 
 class Word(NamedTuple):
-    """What Slurm says of a job without a journal, and whether it will never have one.
+    """Slurm's word on a job without a journal; `final`: it will never have one.
 
-    `text` is empty where Slurm cannot be asked. `waits`: it is pending or starting, and
-    nothing is wrong.
+    `text` is empty if Slurm cannot be asked. `waits`: it is pending or starting, and all is well.
     """
 
     text: str
@@ -78,7 +77,7 @@ class Word(NamedTuple):
 
 
 def reason(job: JobId, environ: Mapping[str, str]) -> str:
-    """Ask Slurm about a job without a journal; say nothing where Slurm cannot be asked."""
+    """Return why a job has no journal, empty if Slurm cannot be asked."""
     return word(job, environ).text
 
 
@@ -86,7 +85,7 @@ def word(job: JobId, environ: Mapping[str, str]) -> Word:
     """Ask Slurm about a job without a journal, and whether it is to have one."""
     client = Client(environ, patience_s=0)
     try:
-        found = client.job(job)
+        known = client.job(job)
     except UnknownJob:
         return Word(f"Slurm does not know job {job}, or no longer does.", final=True)
     except SlurmError:
@@ -96,13 +95,13 @@ def word(job: JobId, environ: Mapping[str, str]) -> Word:
         comment = client.comment(job)
     with contextlib.suppress(SlurmError):  # another user's, an interactive job's
         script = client.batch_script(job)
-    told = explain(found, script, comment, uid=os.geteuid())
-    waits = not found.ended and told.startswith((_WAITS, _STARTS))
-    return Word(told, final=found.ended, waits=waits)
+    text = explain(known, script, comment, uid=os.geteuid())
+    waits = not known.ended and text.startswith((_WAITS, _STARTS))
+    return Word(text, final=known.ended, waits=waits)
 
 
 def may_know(missing: RunNotFound, cluster: str | None, environ: Mapping[str, str]) -> bool:
-    """Tell whether Slurm here may know a job without a journal: not that of another cluster."""
+    """Return whether Slurm here may know a job without a journal: not one of another cluster."""
     if not missing.clusters:
         return True
     with contextlib.suppress(SlurmError):
@@ -115,7 +114,7 @@ def of_tasks(
 ) -> dict[str, str]:
     """Return what Slurm knows of an array's tasks that have no journal, by their names.
 
-    `missing` are the tasks that were asked for; where it is None, those that are pending are told.
+    `missing` are the tasks in question; None stands for those that are pending.
     """
     if missing is None:
         client = Client(environ, patience_s=0)
@@ -125,49 +124,51 @@ def of_tasks(
             return {}
         left = job.value("ArrayTaskId")
         return {f"{array}_[{left}]": explain(job, "")} if job.pending and left else {}
-    numbers = sorted(missing)
-    by_reason: dict[str, list[int]] = {}
-    for asked, number in enumerate(numbers):
-        silent = asked >= _ASKED or "" in by_reason  # where Slurm does not answer, it is left alone
-        why = "" if silent else reason(f"{array}_{number}", environ)
-        by_reason.setdefault(why, []).append(number)
-    return {f"{array}_[{_folded(same)}]": why or UNKNOWN for why, same in by_reason.items()}
-
-
-def _folded(numbers: Sequence[int]) -> str:
-    """Return `1-3,7` for sorted numbers."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1] = [runs[-1][0], number]
+    by_reason: dict[str, list[list[int]]] = {}  # ranges of tasks: first, last
+    for asked, number in enumerate(sorted(missing)):
+        skipped = asked >= _MOST_TASKS or "" in by_reason  # Slurm does not answer
+        why = "" if skipped else reason(f"{array}_{number}", environ)
+        ranges = by_reason.setdefault(why, [])
+        if ranges and number == ranges[-1][-1] + 1:
+            ranges[-1] = [ranges[-1][0], number]
         else:
-            runs.append([number])
-    return ",".join("-".join(map(str, run)) for run in runs)
+            ranges.append([number])
+    return {
+        f"{array}_[{','.join('-'.join(map(str, part)) for part in ranges)}]": why or UNKNOWN
+        for why, ranges in by_reason.items()
+    }
 
 
 def explain(job: Job, script: str, comment: str = "", *, uid: int | None = None) -> str:
-    """Say why a job that Slurm knows has no journal here.
+    """Return why a job that Slurm knows has no journal here.
 
-    `script` is empty where it may not be seen; `uid` is who asks.
+    `script` is empty if it may not be read; `uid` is the user who asks.
     """
     state = "+".join(sorted(job.states)).lower()
-    owner = _OWNER.fullmatch(job.value("UserId"))  # not told by every way to ask Slurm
+    owner = _OWNER.fullmatch(job.value("UserId"))  # some ways to ask Slurm leave it out
     if owner and uid not in {None, 0, int(owner[2])}:  # root may read any
         name = owner[1]
         return (
             f"it is {name}'s job ({state}), and only {name} may read its journal: ask {name}, or an"
             f" administrator, for `slurm-health report {job.job_id}`."
         )
-    said = unchecked.said_in(comment)
-    if said:
-        return f"its comment in Slurm says ({state}): {said}"
+    why_unchecked = unchecked.said_in(comment)
+    if why_unchecked:
+        return f"its comment in Slurm says ({state}): {why_unchecked}"
     if script and _OURS not in script and not _OWN_CHECK.search(script):
         return f"it was not submitted with slurm-health sbatch, so nothing was checked ({state})."
     if job.reason == LAUNCH_FAILED:
         return f"{LAUNCH_FAILED_TEXT}: {LAUNCH_FAILED_ADVICE}."
     if job.pending:
-        return f"{_WAITS}{_why_pending(job)}: {_until_it_starts(job)}"
-    output = job.value("StdOut") if job.nodes else ""  # it has never started
+        why = _CANNOT_START.get(job.reason)
+        begins = "its nodes are checked when it starts."
+        if why is not None:
+            begins = (
+                f"it cannot start as it was submitted: {why}. Correct that and submit it again;"
+            )
+            begins += f" scancel {job.job_id} removes this one."
+        return f"{_WAITS}{_why_pending(job)}: {begins}"
+    output = job.value("StdOut") if job.nodes else ""  # without nodes it has never started
     if not job.ended:
         return f"{_not_ended(job, state, output)}."
     killed = _killed(job)
@@ -176,7 +177,7 @@ def explain(job: Job, script: str, comment: str = "", *, uid: int | None = None)
 
 
 def _not_ended(job: Job, state: str, output: str) -> str:
-    """Say how it stands with a job that is neither pending nor over, and has no journal."""
+    """Return the state of a job that is neither pending nor over, and has no journal."""
     see = f"; if it cannot, the job's output says why: {output}" if output else ""
     if job.states == {"RUNNING"}:
         return f"it is running, and its check has not begun yet{see}"
@@ -194,29 +195,18 @@ def _not_ended(job: Job, state: str, output: str) -> str:
     return f"Slurm says that it is {state}, and its check has not begun yet{see}"
 
 
-def _until_it_starts(job: Job) -> str:
-    """Say that nodes are checked when it starts; why not, where it cannot as it was submitted."""
-    why = _CANNOT_START.get(job.reason)
-    if why is None:
-        return "its nodes are checked when it starts."
-    return (
-        f"it cannot start as it was submitted: {why}."
-        f" Correct that and submit it again; scancel {job.job_id} removes this one."
-    )
-
-
 def _why_pending(job: Job) -> str:
     return f" ({job.reason})" if job.reason not in {"", "None"} else ""
 
 
 def asked(
-    story: Story, *, now_s: float, environ: Mapping[str, str], patience_s: float = _PATIENCE_S
+    story: Story, *, now_s: float, environ: Mapping[str, str], patience_s: float = _TIMEOUT_S
 ) -> Story:
-    """Return a story with Slurm's word on its job and nodes now, as it is if Slurm is silent.
+    """Return a story with Slurm's word on its job and nodes now, unchanged if Slurm is silent.
 
-    Whoever kills the batch script, or its node, ends what would have recorded that; a job that its
-    check put back into the queue may be cancelled there. Slurm is asked about a recent job, and
-    about one whose end nothing recorded.
+    A kill of the batch script, or the end of its node, also ends the process that would record it;
+    a job that its check put back into the queue may be cancelled there. Slurm is asked about a
+    recent job, and about one whose end is not recorded.
     """
     last, run = story.last, story.training
     script = run.script
@@ -242,10 +232,13 @@ def asked(
         story = replace(story, slurm_state=state, over_in_slurm=job.ended)
         if job.ended and open_end:
             how = ", ".join(filter(None, (state, _killed(job))))
-            said = f"Slurm says that the job has ended ({how})"
-            story = with_end(story, last_word.of_states(job.states) if killed else said)
-        elif not (job.ended or runs) and (how := _how_it_waits(job.states)):
-            story = replace(story, waits=f"{how}{_why_pending(job)}")
+            text = f"Slurm says that the job has ended ({how})"
+            story = with_end(story, last_word.of_states(job.states) if killed else text)
+        elif not (job.ended or runs):
+            held, queued = job.states & _HELD, job.states & {*_REQUEUING, "PENDING"}
+            waits = "held" if held else "pending again" if queued else ""
+            waits = waits or ("about to start again" if "CONFIGURING" in job.states else "")
+            story = replace(story, waits=f"{waits}{_why_pending(job)}" if waits else "")
         outside = run.post_mortem and run.post_mortem.attribution == Attribution.OUTSIDE
         if job.ended and (outside or explained or story.ended or last.state is State.STOPPED):
             uid = client.cancelled_by(story.job)
@@ -255,20 +248,11 @@ def asked(
         return story
 
 
-def _how_it_waits(states: Collection[str]) -> str:
-    """Return how a job waits for its next attempt, empty if it does not."""
-    if _HELD.intersection(states):
-        return "held"
-    if _REQUEUING.union({"PENDING"}).intersection(states):
-        return "pending again"
-    return "about to start again" if "CONFIGURING" in states else ""
-
-
 def with_end(story: Story, how: str) -> Story:
     """Return the story of a job that has ended, and with it a check that had not."""
     last = story.last
     if last.state is State.RUNNING:
-        begun = [each.round for each in last.rounds]
+        begun = [measured.round for measured in last.rounds]
         note = unfinished_text(None, gone=True, judged=last.judged, rounds=begun)
         last = replace(last, state=State.STOPPED, note=note)
     return replace(story, runs=(*story.runs[:-1], last), ended=how)
@@ -282,12 +266,13 @@ def _killed(job: Job) -> str:
 
 
 def _with_nodes(story: Story, client: Client) -> Story:
-    """Return a story with the nodes of its job that Slurm has out of use now."""
-    found = client.nodes([node.node for node in story.nodes]) if story.nodes else {}
-    out = [node for node in found.values() if node.out_of_pool]
+    """Return a story with the nodes of its job that Slurm keeps out of use now."""
+    nodes = client.nodes([node.node for node in story.nodes]) if story.nodes else {}
     return replace(
         story,
         out_of_use=tuple(
-            NodeNow(node=node.name, state=node.state.lower(), reason=node.reason) for node in out
+            NodeNow(node=node.name, state=node.state.lower(), reason=node.reason)
+            for node in nodes.values()
+            if node.out_of_pool
         ),
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The story of a job: all that a report says of it, as facts. Its JSON has the same names."""
+"""The story of a job: all facts of a report. Its JSON has the same names."""
 
 from __future__ import annotations
 
@@ -38,28 +38,24 @@ class Progress(Enum):
     FAILED = "failed"
 
 
-class _Part(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of a story."""
-
-
-class Device(_Part, frozen=True, kw_only=True):
-    """One GPU as the driver names it. `said` is what it reported of itself under load."""
+class Device(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU as the driver names it. `notes` are its own reports under load."""
 
     index: int
     uuid: str
     pci_address: str
-    said: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
-class Hardware(_Part, frozen=True, kw_only=True):
-    """What a node computes with, and over which network interface it reached the others."""
+class Hardware(msgspec.Struct, frozen=True, kw_only=True):
+    """A node's processor or GPUs, and the network interface to its peers."""
 
     model: str
     interface: str
     devices: tuple[Device, ...] = ()
 
 
-class Node(_Part, frozen=True, kw_only=True):
+class Node(msgspec.Struct, frozen=True, kw_only=True):
     """One node: its verdict from `run` (level None: there is none), and its figures.
 
     `slowdown` is relative to its peers, `probability` is that of the verdict. `figures` are named
@@ -83,7 +79,7 @@ class Node(_Part, frozen=True, kw_only=True):
         return self.level not in (Level.HEALTHY, None)
 
 
-class Group(_Part, frozen=True, kw_only=True):
+class Group(msgspec.Struct, frozen=True, kw_only=True):
     """One group of one round. `outcome` is None while none of its nodes has reported.
 
     `elapsed_s` is how long the round took for each of `nodes`, None for one that has not reported.
@@ -98,7 +94,7 @@ class Group(_Part, frozen=True, kw_only=True):
     allgather_gb_per_s: float | None = None
 
 
-class Round(_Part, frozen=True, kw_only=True):
+class Round(msgspec.Struct, frozen=True, kw_only=True):
     """One round, `after_s` after the start of the check; `duration_s` is None while it lasts."""
 
     round: int
@@ -109,7 +105,7 @@ class Round(_Part, frozen=True, kw_only=True):
     groups: tuple[Group, ...]
 
 
-class Act(_Part, frozen=True, kw_only=True):
+class Act(msgspec.Struct, frozen=True, kw_only=True):
     """One act on the nodes named, or on the job if there are none."""
 
     action: str
@@ -119,12 +115,13 @@ class Act(_Part, frozen=True, kw_only=True):
     detail: str = ""
 
 
-class Script(_Part, frozen=True, kw_only=True):
+class Script(msgspec.Struct, frozen=True, kw_only=True):
     """The user's script, as it was started last, on `nodes` if not on all.
 
     `exit_code` is None while no end is recorded; `restarts` counts the starts before in this
-    attempt of the job, `restarted_after` has the diagnoses that led to them. `seen` is how far it
-    was at `seen_s`, `steps` how many steps it is to make, `step_ms` its pace; 0: not known.
+    attempt of the job, `restarted_after` has the diagnoses that led to them. `seen` is its
+    progress at `seen_s`, `steps` is the number of steps it is to make, `step_ms` its pace; 0:
+    unknown.
     """
 
     name: str
@@ -141,8 +138,8 @@ class Script(_Part, frozen=True, kw_only=True):
     step_ms: float = 0.0
 
 
-class Event(_Part, frozen=True, kw_only=True):
-    """One thing that happened, `after_s` after the start of the check, in words.
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """An event in words, `after_s` after the start of the check.
 
     `event` is the kind of the journal's record.
     """
@@ -155,7 +152,7 @@ class Event(_Part, frozen=True, kw_only=True):
     succeeded: bool | None = None
 
 
-class Phase(_Part, frozen=True, kw_only=True):
+class Phase(msgspec.Struct, frozen=True, kw_only=True):
     """A part of the job's life: queue, check, training or hang; times since the epoch."""
 
     phase: str
@@ -163,14 +160,15 @@ class Phase(_Part, frozen=True, kw_only=True):
     end_s: float
 
 
-class Run(_Part, frozen=True, kw_only=True):
+class Run(msgspec.Struct, frozen=True, kw_only=True):
     """One check, of one attempt of a job or one of several in it, and the script after it.
 
     `attempt` counts from 0, as Slurm's restarts do. `queued_s` is how long the attempt waited for
     its nodes, as far as clocks agree; `duration_s` is from the start of the check to its verdict.
     `note` is how far an unfinished check got. `superseded`: a later check exists. `requeued` is how
-    others put the job back into the queue. `missing` is what its journal lacks. `events` are what
-    was seen of the training, those of its last start from `since_start` on.
+    others put the job back into the queue. `missing` is what its journal lacks. `events` are those
+    of the training, those of its last start from `since_start` on. `unseen` says what was not
+    measured.
     """
 
     run: str
@@ -231,23 +229,23 @@ class Run(_Part, frozen=True, kw_only=True):
         return tuple(node for act in done for node in act.nodes)
 
 
-class NodeNow(_Part, frozen=True, kw_only=True):
-    """A node that Slurm has out of use now, and why, by whom and since when."""
+class NodeNow(msgspec.Struct, frozen=True, kw_only=True):
+    """A node that Slurm keeps out of use now; `reason` has the user and the time."""
 
     node: str
     state: str
     reason: str
 
 
-class Story(_Part, frozen=True, kw_only=True):
-    """All checks of one job, oldest first, and what they say together of each node.
+class Story(msgspec.Struct, frozen=True, kw_only=True):
+    """All checks of one job, oldest first, and its nodes, paths and leaf switches by all of them.
 
     A node's row is its latest verdict: a node that was left behind keeps its own, and
-    *inconclusive* never replaces a fault found earlier. `now_s` is when this was so.
+    *inconclusive* never replaces an earlier fault. `now_s` is the time of the story.
 
-    Slurm's word, if it was asked and says so: `slurm_state` of the job, `over_in_slurm`, how it
-    `waits` for its next attempt, how it `ended` if nothing recorded that, by whom it was cancelled,
-    and which nodes are `out_of_use`.
+    By Slurm, if it was asked and knows: `slurm_state` of the job, `over_in_slurm`, how it `waits`
+    for its next attempt, how it `ended` if no record has that, the user in `cancelled_by`, and the
+    nodes that are `out_of_use`.
     """
 
     job: str
@@ -291,11 +289,11 @@ class Story(_Part, frozen=True, kw_only=True):
         return tuple(node for node in self.nodes if node.is_bad and node.node not in kept)
 
 
-class RunEntries(_Part, frozen=True, kw_only=True):
-    """What was read of one run: the entries of its files, and its place in the journal.
+class RunEntries(msgspec.Struct, frozen=True, kw_only=True):
+    """The entries of one run's files, and its place in the journal.
 
     `task` is `12_3` if a link of that name leads to the job's directory, as the run's start says.
-    `missing` is what of them is not there or cannot be read, a sentence each.
+    `missing` has a sentence for each file or line that could not be read.
     """
 
     label: str
@@ -313,7 +311,7 @@ class RunEntries(_Part, frozen=True, kw_only=True):
 
     @property
     def written(self) -> list[Entry]:
-        """What was written on the job as a whole, by time."""
+        """The entries about the job as a whole, by time."""
         writers = (self.master, self.supervisor, self.requeue, self.post_mortem)
         entries = [entry for writer in writers for entry in writer]
         return sorted([*entries, *self.restart, *self.monitor], key=lambda entry: entry.time_s)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a reader of a report needs first: the outcome, what was found and done, what to do next."""
+"""The summary of a report: the outcome, findings, acts, and what to do next."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from slurm_health.report.story import (
 )
 
 _REASON = 160  # characters of one reason: the table below has all of it
-_ROWS = 3  # findings of a kind: the rest is only named
+_ROWS = 3  # findings of a kind: the rest is only counted
 _ALMOST_CERTAIN = 0.99
 
 
@@ -59,59 +59,52 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """What a reader needs first: the outcome, what was found and done, and what to do next."""
+    """A job in a few sentences; `outcome` is one word, `next` what its user can do."""
 
     outcome: str
     headline: Finding
-    found: tuple[Finding, ...]
+    findings: tuple[Finding, ...]
     done: tuple[str, ...]
     next: tuple[str, ...]
 
 
 def summary_of(story: Story, *, followed: bool = False) -> Summary:
-    """Return a job's story in a few sentences; `followed`: its reader sees it go on."""
+    """Return a job's story in a few sentences; `followed`: its reader watches it.
+
+    The headline begins with the way to this outcome, from attempt to attempt and start to start.
+    """
     outcome, headline = _headline(story)
-    if headline.severity is not Severity.INFO or story.last.attempt:
-        headline = msgspec.structs.replace(headline, what=_way_text(story) + headline.what)
+    last, script = story.last, story.training.script
+    way = []
+    if last.attempt:
+        here = {node.node for node in last.nodes}
+        left = [node.node for node in story.left if node.node not in here]
+        away = f"moved away from {listed(left)}" if left else "requeued"
+        way.append(f"attempt {last.attempt + 1}: {away}")
+    if script and script.restarts and (way or headline.severity is not Severity.INFO):
+        causes = Counter(cut(cause_text(cause), _REASON) for cause in script.restarted_after)
+        for cause, count in causes.most_common(_ROWS):
+            way.append(f"{cause} ({times_text(count)})" if count > 1 else cause)
+        on = f" on {nodes_text(script.nodes)}" if script.nodes else ""
+        times = f" {times_text(script.restarts)}" if script.restarts > 1 else ""
+        way.append(f"restarted{times}{on}")
     return Summary(
         outcome=outcome,
-        headline=headline,
-        found=tuple(_found(story)),
+        headline=msgspec.structs.replace(headline, what="; ".join([*way, headline.what])),
+        findings=tuple(_findings(story)),
         done=tuple(filter(None, acts_texts(story))),
         next=tuple(dict.fromkeys(filter(None, _next(story, followed=followed)))),
     )
 
 
-def _way_text(story: Story) -> str:
-    """Return how the job came to where it is: from attempt to attempt, from start to start."""
-    last, script = story.last, story.training.script
-    parts = []
-    if last.attempt:
-        here = {node.node for node in last.nodes}
-        left = [node for node in story.left if node.node not in here]
-        away = f"moved away from {listed([n.node for n in left])}" if left else "requeued"
-        parts.append(f"attempt {last.attempt + 1}: {away}")
-    if script is not None and script.restarts:
-        whys = Counter(cut(cause_text(cause), _REASON) for cause in script.restarted_after)
-        for why, count in whys.most_common(_ROWS):
-            parts.append(f"{why} ({times_text(count)})" if count > 1 else why)
-        on = f" on {nodes_text(script.nodes)}" if script.nodes else ""
-        times = f" {times_text(script.restarts)}" if script.restarts > 1 else ""
-        parts.append(f"restarted{times}{on}")
-    return "".join(f"{part}; " for part in parts)
-
-
 def _headline(story: Story) -> tuple[str, Finding]:
-    """Return in one word and one sentence how the job stands."""
+    """Return the state of a job in one word and one sentence."""
     run = story.training
     cause, hang, script = run.post_mortem, run.hang, run.script
     if run.script_runs and not story.ended:
         if hang is not None:
-            why = (
-                f"{cause_text(hang.diagnosed)} ({whose_text(hang.diagnosed)})"
-                if hang.diagnosed
-                else ""
-            )
+            known = hang.diagnosed
+            why = f"{cause_text(known)} ({whose_text(known)})" if known else ""
             return "hangs", Finding(severity=Severity.ERROR, what=event_text(hang), why=why)
         assert script is not None
         return "running", Finding(severity=Severity.OK, what=progress_text(script, story.now_s))
@@ -128,35 +121,48 @@ def _headline(story: Story) -> tuple[str, Finding]:
         return "failed", Finding(severity=Severity.ERROR, what=cause_text(cause))
     if run.requeued:
         return "requeued", Finding(severity=Severity.INFO, what=run.requeued)
-    if script is not None and script.exit_code is not None:
-        well = script.exit_code == 0 and not script.signal
-        what = script_text(script)
-        severity = Severity.OK if well else Severity.ERROR
-        return "finished" if well else "failed", Finding(severity=severity, what=what)
-    if script is not None:
-        return "unknown", Finding(severity=Severity.INFO, what=script_text(script))
-    return _check_headline(story.last)
+    if script is None:
+        return _check_headline(story.last)
+    what = script_text(script)
+    if script.exit_code is None:
+        return "unknown", Finding(severity=Severity.INFO, what=what)
+    if script.exit_code or script.signal:
+        return "failed", Finding(severity=Severity.ERROR, what=what)
+    return "finished", Finding(severity=Severity.OK, what=what)
 
 
 def _check_headline(run: Run) -> tuple[str, Finding]:
-    """Return how a job stands that has no script, or none yet."""
-    nodes = f"{nodes_text([node.node for node in run.nodes])}: " if run.nodes else ""
+    """Return the state of a job that has no script, or none yet."""
     if run.unchecked:
         return "unchecked", Finding(severity=Severity.UNDECIDED, what=run.unchecked.reason)
     if run.state is State.NOT_STARTED:
         return "unknown", Finding(severity=Severity.INFO, what=run.note)
-    if run.state is State.RUNNING:
-        return "checking", Finding(severity=Severity.INFO, what=f"{nodes}{_check_progress(run)}")
+    names = nodes_text([node.node for node in run.nodes])
+    on = f"{names}: " if names else ""
     if run.state is State.STOPPED:
-        return "stopped", Finding(severity=Severity.UNDECIDED, what=f"{nodes}{run.note}")
+        return "stopped", Finding(severity=Severity.UNDECIDED, what=f"{on}{run.note}")
+    if run.state is State.RUNNING:
+        if run.judged:
+            progress = "acting on the verdict"
+        elif not run.rounds:
+            ready = sum(node.hardware is not None for node in run.nodes)
+            progress = f"loading, {ready} of {len(run.nodes)} nodes ready"
+        elif run.rounds[-1].duration_s is not None:
+            progress = f"round {run.rounds[-1].round} has ended"
+        else:
+            groups = run.rounds[-1].groups
+            done = sum(None not in group.elapsed_s for group in groups)
+            what = "nodes" if all(len(group.nodes) == 1 for group in groups) else "pairs"
+            progress = f"round {run.rounds[-1].round}: {done} of {len(groups)} {what} done"
+        return "checking", Finding(severity=Severity.INFO, what=f"{on}{progress}")
     word, what, severity = _DISPOSITIONS.get(run.disposition, ("checked", "", Severity.OK))
     if what:
         return word, Finding(severity=severity, what=what, why=run.reason)
     levels = {node.level for node in run.nodes}
-    bad = [SEVERITIES[level] for level in WORST_FIRST if level in levels] if run.judged else []
+    worst = next((level for level in WORST_FIRST if level in levels), Level.INCONCLUSIVE)
     took = "" if run.duration_s is None else f" in {duration_text(run.duration_s)}"
-    checked = f"{nodes_text([node.node for node in run.nodes])} checked{took}"
-    return word, Finding(severity=bad[0] if bad else Severity.UNDECIDED, what=checked)
+    severity = SEVERITIES[worst] if run.judged else Severity.UNDECIDED
+    return word, Finding(severity=severity, what=f"{names} checked{took}")
 
 
 _DISPOSITIONS = {
@@ -169,42 +175,27 @@ def progress_text(script: Script, now_s: float | None) -> str:
     """Return `running for 2 min 10 s, step 595 of 1000`."""
     ran_s = now_s - script.started_s if now_s and script.started_s else None
     parts = [f"running for {duration_text(ran_s)}" if ran_s is not None else "running"]
-    seen = script.seen
-    if seen is not None and seen.step:
+    progress = script.seen
+    if progress is not None and progress.step:
         of = f" of {script.steps}" if script.steps else ""
         pace = f", {duration_text(script.step_ms / 1000)} a step" if script.step_ms else ""
-        age_s = seen.age_s + (now_s - script.seen_s if now_s else 0.0)
+        age_s = progress.age_s + (now_s - script.seen_s if now_s else 0.0)
         ago = f" ({duration_text(age_s)} ago)" if age_s >= 60.0 else ""
-        parts.append(f"step {seen.step}{of}{ago}{pace}")
-    if seen is not None and seen.stopped:
-        are = "is" if len(seen.stopped) == 1 else "are"
-        parts.append(f"{ranks_text(seen.stopped)} on {seen.node} {are} stopped")
+        parts.append(f"step {progress.step}{of}{ago}{pace}")
+    if progress is not None and progress.stopped:
+        are = "is" if len(progress.stopped) == 1 else "are"
+        parts.append(f"{ranks_text(progress.stopped)} on {progress.node} {are} stopped")
     return ", ".join(parts)
 
 
-def _check_progress(run: Run) -> str:
-    """Return how far a check has got that runs."""
-    if run.judged:
-        return "acting on the verdict"
-    if not run.rounds:
-        ready = sum(node.hardware is not None for node in run.nodes)
-        return f"loading, {ready} of {len(run.nodes)} nodes ready"
-    last = run.rounds[-1]
-    if last.duration_s is not None:
-        return f"round {last.round} has ended"
-    done = sum(None not in group.elapsed_s for group in last.groups)
-    what = "nodes" if all(len(group.nodes) == 1 for group in last.groups) else "pairs"
-    return f"round {last.round}: {done} of {len(last.groups)} {what} done"
-
-
-def _found(story: Story) -> Iterator[Finding]:
+def _findings(story: Story) -> Iterator[Finding]:
     last, run = story.last, story.training
     if run.post_mortem and run.post_mortem.attribution != Attribution.OUTSIDE:
-        fault = listed(run.post_mortem.accused)
-        why = f"{fault} {'is' if len(run.post_mortem.accused) == 1 else 'are'} at fault"
+        accused = run.post_mortem.accused
+        why = f"{listed(accused)} {'is' if len(accused) == 1 else 'are'} at fault"
         what = whose_text(run.post_mortem)
-        yield Finding(severity=Severity.ERROR, what=what, why=why if fault else "")
-    yield from _events(run, hang=not run.script_runs)
+        yield Finding(severity=Severity.ERROR, what=what, why=why if accused else "")
+    yield from _event_findings(run)
     apart = no_connectivity(last)
     if apart:
         yield Finding(severity=Severity.UNDECIDED, what=apart.what, why=apart.why)
@@ -217,30 +208,33 @@ def _found(story: Story) -> Iterator[Finding]:
         what = f"{kind} {NOTHING.join(link.ends)} {link.level.value} ({_sure(link.probability)})"
         why = cut(link.reason, _REASON)
         yield Finding(severity=SEVERITIES[link.level], what=what, why=why)
-    if last.nodes and not (last.judged and (any(node.is_bad for node in story.nodes) or links)):
-        who = nodes_text([node.node for node in last.nodes])
-        severity = Severity.OK if last.judged else Severity.INFO
-        text = levels_text(last)
-        if run.script or (last.judged and last.state is not State.RUNNING):
-            yield Finding(
-                severity=severity, what=f"before the script, {who}" if run.script else who, why=text
-            )
+    bad = last.judged and (links or any(node.is_bad for node in story.nodes))
+    if last.nodes and not bad and (run.script or (last.judged and last.state is not State.RUNNING)):
+        names = nodes_text([node.node for node in last.nodes])
+        yield Finding(
+            severity=Severity.OK if last.judged else Severity.INFO,
+            what=f"before the script, {names}" if run.script else names,
+            why=levels_text(last),
+        )
     if any(run.missing and not run.unchecked for run in story.runs):
         text = "parts of the journal are missing or cannot be read: see below"
         yield Finding(severity=Severity.INFO, what=text)
 
 
-def _events(run: Run, *, hang: bool) -> Iterator[Finding]:
-    """Yield what was seen of the training, the latest of a kind and cause; hangs if `hang`."""
+def _event_findings(run: Run) -> Iterator[Finding]:
+    """Yield the events of the training, the latest of a kind and cause.
+
+    While the script runs, its hang is the headline.
+    """
     latest: dict[tuple[EventKind, str], tuple[TrainingEvent, str]] = {}
     for event in run.events[run.since_start :]:
         key = event.event, event.diagnosed.cause if event.diagnosed else ""
         if event.event is EventKind.HANG_OVER:
-            hung = [found for found in latest if found[0] is EventKind.HANG]
-            if hung:
+            hangs = [kind for kind in latest if kind[0] is EventKind.HANG]
+            if hangs:
                 over = f"; it went on after {duration_text(event.stalled_s)}"
-                latest[hung[-1]] = latest[hung[-1]][0], over
-        elif hang or event.event is not EventKind.HANG:
+                latest[hangs[-1]] = latest[hangs[-1]][0], over
+        elif event.event is not EventKind.HANG or not run.script_runs:
             latest[key] = event, ""
     for event, over in latest.values():
         cause = event.diagnosed
@@ -249,22 +243,22 @@ def _events(run: Run, *, hang: bool) -> Iterator[Finding]:
 
 
 def _bad_nodes(nodes: Sequence[Node]) -> Iterator[Finding]:
-    """Yield the nodes that are not well, worst first; those that say the same share a finding."""
+    """Yield the bad nodes, worst first; those with the same reason share a finding."""
     same: dict[tuple[Level | None, str, str], list[str]] = {}
     for level in WORST_FIRST:
         for node in nodes:
             if node.level is level and node.is_bad:
                 part = node.component if node.component != "node" else ""
                 sure = _sure(node.probability) if level is not Level.INCONCLUSIVE else ""
-                known = ", ".join(filter(None, (part, sure)))
-                same.setdefault((level, known, cut(node.reason, _REASON)), []).append(node.node)
+                note = ", ".join(filter(None, (part, sure)))
+                same.setdefault((level, note, cut(node.reason, _REASON)), []).append(node.node)
     findings = [
         Finding(
             severity=SEVERITIES[level],
-            what=f"{nodes_text(names)} {WORDS[level]}{f' ({known})' if known else ''}",
+            what=f"{nodes_text(names)} {WORDS[level]}{f' ({note})' if note else ''}",
             why=reason,
         )
-        for (level, known, reason), names in same.items()
+        for (level, note, reason), names in same.items()
         if level
     ]
     yield from findings[:_ROWS]
@@ -289,25 +283,25 @@ class NoConnectivity(NamedTuple):
 
 
 def no_connectivity(run: Run) -> NoConnectivity | None:
-    """Return what stands behind nodes that are all undecided, None if it is something else."""
-    met = [group for told in run.rounds for group in told.groups if len(group.nodes) > 1]
-    failed = all(group.outcome in (Outcome.FAILED, Outcome.TIMED_OUT) for group in met)
+    """Return the nodes of a check if no two of them exchanged data and all are undecided."""
+    groups = [group for a_round in run.rounds for group in a_round.groups if len(group.nodes) > 1]
+    failed = all(group.outcome in (Outcome.FAILED, Outcome.TIMED_OUT) for group in groups)
     undecided = all(node.level is Level.INCONCLUSIVE for node in run.nodes)
     nodes = tuple(node.node for node in run.nodes)
-    if not (run.judged and met and failed and undecided and len(nodes) > 1):
+    if not (run.judged and groups and failed and undecided and len(nodes) > 1):
         return None
-    if {node for group in met for node in group.nodes} != {*nodes}:
+    if {node for group in groups for node in group.nodes} != {*nodes}:
         return None
-    used = dict.fromkeys(node.hardware.interface for node in run.nodes if node.hardware)
-    over = f" over {', '.join(filter(None, used))}" if any(used) else ""
-    said = Counter(
+    interfaces = dict.fromkeys(node.hardware.interface for node in run.nodes if node.hardware)
+    over = f" over {', '.join(filter(None, interfaces))}" if any(interfaces) else ""
+    details = Counter(
         text.removeprefix(f"{node}: ")
-        for group in met
+        for group in groups
         for node in group.nodes
         for text in group.details
         if text.startswith(f"{node}: ")
     )
-    why = said.most_common(1)[0][0] if said else ""
+    why = details.most_common(1)[0][0] if details else ""
     if len(nodes) == 2:
         why = "; ".join(filter(None, (why, "nothing shows which of them is at fault")))
         return NoConnectivity(nodes, f"{' and '.join(nodes)} cannot exchange data{over}", why)
@@ -315,27 +309,29 @@ def no_connectivity(run: Run) -> NoConnectivity | None:
 
 
 def _prime_suspects(story: Story) -> dict[str, Finding]:
-    """Return, of two nodes that could not exchange data, the one that is likelier to be why.
+    """Return, of two nodes that could not exchange data, the likelier one to be at fault.
 
-    A later check of the same job found the other one healthy, with another partner, and has not
-    judged this one.
+    A later check of the same job has judged the other one healthy, with another partner, and has
+    not judged this one.
     """
     suspects = {}
     for place, run in enumerate(story.runs):
         apart = no_connectivity(run)
+        if apart is None or len(apart.nodes) != 2:
+            continue
         later = [n for after in story.runs[place + 1 :] if after.judged for n in after.nodes]
-        levels = {node.node: node.level for node in later}
-        known = [node for node in apart.nodes if node in levels] if apart else []
-        if apart and len(apart.nodes) == 2 and [levels[n] for n in known] == [Level.HEALTHY]:
-            (other,) = {*apart.nodes} - {*known}
-            what = f"{other} cannot exchange data with {known[0]}, which can with other nodes"
+        levels = {node.node: node.level for node in later if node.node in apart.nodes}
+        if [*levels.values()] == [Level.HEALTHY]:
+            (healthy,) = levels
+            (other,) = {*apart.nodes} - {healthy}
+            what = f"{other} cannot exchange data with {healthy}, which can with other nodes"
             why = "it is the likelier of the two to be at fault, but that is not proven"
             suspects[other] = Finding(severity=Severity.UNDECIDED, what=what, why=why)
     return suspects
 
 
 def acts_texts(story: Story) -> Iterator[str]:
-    """Yield what was done to nodes and the job, that of all attempts together."""
+    """Yield the acts on nodes and the job, those of all attempts together."""
     same: dict[tuple[str, Progress, str], list[Act]] = {}
     for run in story.runs:
         for act in run.actions:
@@ -355,28 +351,29 @@ def acts_texts(story: Story) -> Iterator[str]:
             yield f"requeued{times}{f' without {excluded}' if excluded else ''}"
         elif action != "exclude" or not requeued:
             yield act_text("done", action, nodes)
-    yield from _ending(story.last)
-    if story.over_in_slurm is False and story.training.script and not story.training.script_runs:
-        yield "the job itself still runs" if not story.waits else ""
-    if story.cancelled_by and not (story.training.post_mortem):
+    yield from _disposition_texts(story.last)
+    training = story.training
+    runs_without_script = training.script is not None and not training.script_runs
+    if story.over_in_slurm is False and runs_without_script and not story.waits:
+        yield "the job itself still runs"
+    if story.cancelled_by and not training.post_mortem:
         yield f"cancelled by {story.cancelled_by}"
 
 
-def _ending(run: Run) -> Iterator[str]:
-    """Yield what the check let become of the job, if its acts do not show it."""
-    acted = {act.action for act in run.actions}
-    reason = run.reason
-    for node in run.nodes:  # what is said of nodes stands above
-        reason = reason.replace(f"{node.node}: {node.reason}; ", "") if node.reason else reason
-    if run.disposition == "requeue" and "requeue" not in acted:
+def _disposition_texts(run: Run) -> Iterator[str]:
+    """Yield the decision of the check about the job, unless its acts show it."""
+    if run.disposition == "requeue" and all(act.action != "requeue" for act in run.actions):
         yield "will be requeued"
-    elif run.disposition == "proceed" and any(
-        node.level is not Level.HEALTHY for node in run.nodes
-    ):
-        fewer = [a.nodes for a in run.actions if a.action == "proceed" and a.nodes]
-        if fewer:
-            yield f"continued with {listed(fewer[-1])}"
-        yield reason if run.judged else ""
+    if run.disposition != "proceed" or all(node.level is Level.HEALTHY for node in run.nodes):
+        return
+    fewer = [act.nodes for act in run.actions if act.action == "proceed" and act.nodes]
+    if fewer:
+        yield f"continued with {listed(fewer[-1])}"
+    reason = run.reason
+    for node in run.nodes:  # the findings have the reasons of nodes
+        reason = reason.replace(f"{node.node}: {node.reason}; ", "") if node.reason else reason
+    if run.judged:
+        yield reason
 
 
 def _next(story: Story, *, followed: bool) -> Iterator[str]:
@@ -407,10 +404,11 @@ def _next(story: Story, *, followed: bool) -> Iterator[str]:
             yield f"a script that needs them together will hang: scancel {story.job} ends it"
         if len(apart.nodes) == 2:
             yield "with --spares=1 a third node shows which of two is at fault"
-    yield from _about_nodes(story)
+    yield from _node_advice(story)
 
 
-def _about_nodes(story: Story) -> Iterator[str]:
+def _node_advice(story: Story) -> Iterator[str]:
+    """Yield how to run without bad nodes, and what administrators need to know."""
     bad = [node.node for node in story.nodes if node.level in (Level.FAULTY, Level.SLOW)]
     left = {node.node for node in story.left}
     drained = {node for run in story.runs for node in run.acted_on("drain")}
@@ -418,15 +416,13 @@ def _about_nodes(story: Story) -> Iterator[str]:
     if kept:
         names = listed(kept)
         yield f"to run without {names}: submit with --exclude={names}, and without it in --nodelist"
-    suspects = _prime_suspects(story)
-    told = listed([node for node in [*bad, *suspects] if node not in drained])
-    about = [f"{told} (slurm-health history NODE shows what is known)"] if told else []
     for path in [path for path in story.paths if len(path.ends) > 1][:_ROWS]:
-        may, both = (
-            "be slowed down" if path.level is Level.SLOW else "hang",
-            " and ".join(path.ends),
-        )
+        may = "be slowed down" if path.level is Level.SLOW else "hang"
+        both = " and ".join(path.ends)
         yield f"a job on both {both} may {may}: to avoid that, --exclude={path.ends[-1]}"
+    undrained = [node for node in [*bad, *_prime_suspects(story)] if node not in drained]
+    about = [f"{listed(undrained)} (slurm-health history NODE shows what is known)"]
+    about = about if undrained else []
     links = [*story.paths, *story.leaves]
     about += [f"the network between {' and '.join(link.ends)}" for link in links[:_ROWS]]
     if about:

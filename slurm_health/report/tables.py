@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of a report, the same for text and HTML: what counts first, worst first."""
+"""The tables of a report, the same for text and HTML: worst first."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from slurm_health.records.probe_catalog import ALLGATHER, MATMUL, unit_of
@@ -16,8 +16,8 @@ from slurm_health.report.story import WORST_FIRST, Node, Run, Story
 
 _ALWAYS_SHOWN = (ALLGATHER, MATMUL)
 _PER_TFLOP = 1000.0
-_NODES = 3  # that are not well and whose evidence is shown
-_LINES = 3  # of evidence for each, the latest
+_NODES = 3  # bad nodes whose evidence is shown
+_LINES = 3  # of their evidence, the latest
 _ROWS = 10  # of nodes, before those of a level share one
 _SLOWER = 1.05  # times slower than its peers a healthy node is worth a row
 _EVENTS = 30  # of a timeline, the latest
@@ -61,39 +61,40 @@ def tables_of(story: Story, *, verbose: bool = False) -> Iterator[Table]:
 
 def summary_rows(story: Story, *, followed: bool = False) -> list[list[Cell]]:
     """Return the summary: a word, and a sentence with the colour of its severity."""
-    told = summary.summary_of(story, followed=followed)
-    rows = [_row(told.outcome, told.headline)]
-    rows += [_row("found", finding) for finding in told.found]
-    rows += [["done", text] for text in told.done]
-    rows += [["next", text] for text in told.next]
-    before = ""
-    for row in rows:
-        word, row[0] = row[0], "" if row[0] == before else str(row[0]).upper()
-        before = str(word)
-    return rows
-
-
-def _row(word: str, finding: summary.Finding) -> list[Cell]:
-    return [word, Tinted(finding.text, finding.severity, len(finding.what))]
+    short = summary.summary_of(story, followed=followed)
+    findings = [
+        (short.outcome, short.headline),
+        *(("found", finding) for finding in short.findings),
+    ]
+    cells: list[tuple[str, Cell]] = [
+        *((word, Tinted(f.text, f.severity, len(f.what))) for word, f in findings),
+        *(("done", text) for text in short.done),
+        *(("next", text) for text in short.next),
+    ]
+    words = ["", *(word for word, _ in cells)]
+    return [
+        ["" if word == before else word.upper(), cell]
+        for before, (word, cell) in zip(words, cells, strict=False)
+    ]
 
 
 def attempts_table(story: Story) -> Table:
-    """Return a line for each check; of a single one all is in the summary."""
+    """Return one line per check; of a single one all is in the summary."""
     rows: list[list[Cell]] = [["ATTEMPT", "CHECK", "THEN"]]
     for run in story.runs if len(story.runs) > 1 else ():
         nodes = sentences.nodes_text([node.node for node in run.nodes])
-        check = f", check {run.check}" if run.check > 1 else ""
-        found = ": ".join(filter(None, (sentences.effort_text(run), sentences.levels_text(run))))
+        later = f", check {run.check}" if run.check > 1 else ""
+        check = ": ".join(filter(None, (sentences.effort_text(run), sentences.levels_text(run))))
         alone = Story(job=story.job, cluster="", script=story.script, runs=(run,), nodes=run.nodes)
         script = sentences.script_text(run.script) if run.script else ""
         then = [*summary.acts_texts(alone), run.requeued or script]
-        number = f"{run.attempt + 1}{check}: {nodes}"
-        rows.append([number, found, "; ".join(filter(None, then))])
+        number = f"{run.attempt + 1}{later}: {nodes}"
+        rows.append([number, check, "; ".join(filter(None, then))])
     return Table("attempts", rows)
 
 
 def nodes_table(nodes: Sequence[Node], *, verbose: bool = False) -> Table:
-    """Return the nodes, worst first; those of which the same is to be said share a row.
+    """Return the nodes, worst first; those with the same level and reason share a row.
 
     The healthy share one, but for those that are slower than most. Unless `verbose`, so do those
     of a level that has too many.
@@ -103,7 +104,7 @@ def nodes_table(nodes: Sequence[Node], *, verbose: bool = False) -> Table:
         by_reason: dict[str, list[Node]] = {}
         for node in nodes:
             if node.level is level:
-                # Of the healthy a job waits for those that are slower, which is worth a row.
+                # A job waits for its slower nodes, so these are worth a row though healthy.
                 alike = level in (Level.HEALTHY, None) and (node.slowdown or 0) < _SLOWER
                 reason = "" if alike and not verbose else node.reason
                 by_reason.setdefault(reason, []).append(node)
@@ -119,20 +120,17 @@ def nodes_table(nodes: Sequence[Node], *, verbose: bool = False) -> Table:
         if probe.partition("_")[0] in reasons:
             keys[key] = probe
     name = listed if verbose else sentences.nodes_text
+    verdicts: list[Cell] = []
+    for level, _, _ in groups:
+        word = "undecided" if level is Level.INCONCLUSIVE else level.value if level else NOTHING
+        verdicts.append(Tinted(word, sentences.SEVERITIES[level], len(word)) if level else word)
     columns: list[list[Cell]] = [
         ["NODES", *(name([node.node for node in same]) for _, _, same in groups)],
-        ["VERDICT", *(_level_cell(level) for level, _, _ in groups)],
+        ["VERDICT", *verdicts],
         *(_figures(key, probe, [same for _, _, same in groups]) for key, probe in keys.items()),
         ["REASON", *(reason for _, reason, _ in groups)],
     ]
     return Table("nodes", [list(row) for row in zip(*columns, strict=True)])
-
-
-def _level_cell(level: Level | None) -> Cell:
-    if level is None:
-        return NOTHING
-    word = "undecided" if level is Level.INCONCLUSIVE else level.value
-    return Tinted(word, sentences.SEVERITIES[level], len(word))
 
 
 def _figures(key: str, probe: str, groups: Sequence[Sequence[Node]]) -> list[Cell]:
@@ -144,29 +142,29 @@ def _figures(key: str, probe: str, groups: Sequence[Sequence[Node]]) -> list[Cel
 
 
 def _evidence(story: Story, *, verbose: bool) -> Table:
-    """Return what stands behind the findings: why the script failed, what was measured."""
+    """Return the evidence behind the findings: of the script, the nodes and the links."""
     rows: list[list[Cell]] = [["EVIDENCE", "", ""]]
 
-    def add(subject: str, facts: Sequence[tuple[str, str]]) -> None:
+    def add(subject: str, facts: Sequence[tuple[str, str]], above: Collection[str] = ()) -> None:
+        """Append facts but for those that stand `above`, in the summary."""
         title_before = None
         for title, text in facts:
-            rows.append([subject, "" if title == title_before else title, text])
-            subject, title_before = "", title
+            if title not in above:
+                rows.append([subject, "" if title == title_before else title, text])
+                subject, title_before = "", title
 
     for run in story.runs if verbose else (story.training,):
         which = sentences.attempt_text(run.attempt, run.check) if len(story.runs) > 1 else "script"
         if run.post_mortem:
-            lines = sentences.lines_of(run.post_mortem, verbose=verbose)
-            headline = sentences.cause_text(run.post_mortem)
-            # What stands in the summary is not repeated.
             above = {"advice"} if verbose else {"advice", "first"}
-            if headline == run.post_mortem.description and not verbose:
+            if sentences.cause_text(run.post_mortem) == run.post_mortem.description and not verbose:
                 above |= {"cause"}
-            add(which, [line for line in lines if line[0] not in above])
+            add(which, sentences.lines_of(run.post_mortem, verbose=verbose), above)
         for event in run.events:
-            lines = sentences.lines_of(event.diagnosed, verbose=verbose) if event.diagnosed else []
-            above = {"advice"} if verbose else {"advice", "cause"}
-            add(event.event.value, [line for line in lines if line[0] not in above])
+            if event.diagnosed:
+                above = {"advice"} if verbose else {"advice", "cause"}
+                facts = sentences.lines_of(event.diagnosed, verbose=verbose)
+                add(event.event.value, facts, above)
     bad = sorted((n for n in story.nodes if n.is_bad), key=lambda n: WORST_FIRST.index(n.level))
     for node in bad if verbose else bad[:_NODES]:
         add(node.node, _node_facts(node, verbose=verbose))
@@ -197,7 +195,7 @@ def _node_facts(node: Node, *, verbose: bool) -> list[tuple[str, str]]:
     named = f" ({', '.join(names)})" if names else ""
     part = node.component if node.component != "node" or named else ""
     facts = [("part", f"{part}{named}{times}")] if part or times else []
-    facts += [("device", said) for device in devices for said in device.said]
+    facts += [("device", note) for device in devices for note in device.notes]
     return [*facts, *_tests(node.evidence, verbose=verbose)]
 
 
@@ -209,7 +207,7 @@ def _tests(evidence: Sequence[str], *, verbose: bool) -> list[tuple[str, str]]:
 
 
 def _timeline(story: Story, *, verbose: bool) -> Table:
-    """Return what happened in each attempt; with rounds, and of healthy jobs too, if `verbose`."""
+    """Return the events by attempt; if `verbose`, with rounds, and of healthy attempts too."""
     rows: list[list[Cell]] = [["TIMELINE", "SECONDS", "EVENT"]]
     for attempt in dict.fromkeys(run.attempt for run in story.runs):
         checks = [run for run in story.runs if run.attempt == attempt]
@@ -220,27 +218,27 @@ def _timeline(story: Story, *, verbose: bool) -> Table:
         ):
             continue
         start_s = checks[0].started_s or 0.0
-        happened = []
+        events = []
         for run in checks:
             later_s = (run.started_s or start_s) - start_s
             which = f"check {run.check}: " if run.check > 1 else ""
             for after_s, text in events_of(run, verbose=verbose):
-                happened.append((later_s + after_s, f"{which}{text}"))
-        happened.sort(key=lambda event: event[0])
+                events.append((later_s + after_s, f"{which}{text}"))
+        events.sort(key=lambda event: event[0])
         label = f"attempt {attempt + 1}"
-        for after_s, text in happened if verbose else happened[-_EVENTS:]:
+        for after_s, text in events if verbose else events[-_EVENTS:]:
             rows.append([label, f"{after_s:.1f}", text])
             label = ""
     return Table("timeline", rows, ("left", "right"))
 
 
 def events_of(run: Run, *, verbose: bool) -> Iterator[tuple[float, str]]:
-    """Yield what happened in a check and when; in short without rounds and echoes of acts."""
+    """Yield the events of a check and their times; in short without rounds and echoes of acts."""
     done = {event.action for event in run.timeline if event.event == "action_done"}
     for event in run.timeline:
         echo = event.event in ("action_intended", "job_outcome") and event.action in done
         if echo and not verbose:
             continue
         yield event.after_s, event.text
-    for told in run.rounds if verbose else ():
-        yield told.after_s, sentences.round_text(told)
+    for measured in run.rounds if verbose else ():
+        yield measured.after_s, sentences.round_text(measured)

@@ -14,10 +14,9 @@ from slurm_health.report.summary import acts_texts
 def job_text(story: Story, page: Page, *, verbose: bool = False, followed: bool = False) -> str:
     """Return the report of a job, without a newline at its end.
 
-    `verbose`: with all evidence, every round and what could not be seen; `followed`: it is drawn
-    anew while the job runs.
+    `verbose`: with all evidence, every round and what could not be collected; `followed`: it is
+    drawn anew while the job runs.
     """
-    unseen = dict.fromkeys(run.unseen for run in story.runs[-1:] if run.unseen)
     missing = []
     for run in story.runs:
         which = sentences.attempt_text(run.attempt, run.check)
@@ -25,7 +24,7 @@ def job_text(story: Story, page: Page, *, verbose: bool = False, followed: bool 
             missing.append(f"missing in the journal of {which}: {'; '.join(run.missing)}")
     summary = page.titled(tables.summary_rows(story, followed=followed))
     blocks = [
-        _paragraphs(unseen, page),
+        _paragraphs([story.last.unseen] if story.last.unseen else [], page),
         [*page.phrases(tables.title_of(story)), *summary],
         _paragraphs(missing, page),
     ]

@@ -24,7 +24,7 @@ _LEAST_PART = 14.0
 _LABELLED = 70.0  # units that a label within its part needs
 _MATRIX = 640.0  # pixels that a matrix takes, as long as its cells are no larger or smaller than:
 _LEAST_CELL, _LARGEST_CELL = 1.5, 48.0
-_SEEN = 6.0  # pixels of a cell that is to be found among thousands
+_VISIBLE = 6.0  # pixels of a cell that has to stand out among thousands
 _LABELS = 32  # of an axis
 _LINE = 12.0  # pixels that a label needs
 # Shares of the middle, below which a pair's bandwidth has the next darker colour.
@@ -101,8 +101,8 @@ def _parts(cell: str | Tinted) -> tuple[str, str, str]:
 def life_of(story: Story, summary: Summary) -> list[Part]:
     """Return the picture of a job's life, from the queue to its end.
 
-    Each part has a least width, and a share of the rest by its time, so that a check of seconds is
-    seen beside a training of days; its label has the time.
+    A part has a least width, and a share of the rest by its time, so that a check of seconds stays
+    visible beside a training of days; its label has the time.
     """
     phases: list[tuple[int, Phase]] = []
     for run in story.runs:
@@ -141,9 +141,9 @@ def matrix_of(run: Run) -> Matrix | None:
     """Return the pairs of a check, None if none was tried."""
     place = {node.node: number for number, node in enumerate(run.nodes)}
     pairs = {
-        tuple(sorted(group.nodes, key=place.__getitem__)): (told.round, group)
-        for told in run.rounds
-        for group in told.groups
+        tuple(sorted(group.nodes, key=place.__getitem__)): (measured.round, group)
+        for measured in run.rounds
+        for group in measured.groups
         if len(group.nodes) == 2 and {*group.nodes} <= place.keys()
     }
     if not pairs:
@@ -155,13 +155,13 @@ def matrix_of(run: Run) -> Matrix | None:
     for (first, second), (number, group) in pairs.items():
         value, outcome = group.allgather_gb_per_s, group.outcome
         style = f"b{sum(value < share * middle for share in _BINS)}" if value is not None else "a"
-        said = f"{number_text(value)} GB/s" if value is not None else "not measured"
+        figure = f"{number_text(value)} GB/s" if value is not None else "not measured"
         if outcome in (Outcome.FAILED, Outcome.TIMED_OUT):
-            style, said = "c", outcome.value.replace("_", " ")
-        # What is not well is drawn larger, or it would not be seen among hundreds of nodes.
-        size = max(cell, _SEEN) if style > "b2" else max(cell, _LEAST_CELL)
+            style, figure = "c", outcome.value.replace("_", " ")
+        # Bad pairs are drawn larger, to stand out among those of hundreds of nodes.
+        size = max(cell, _VISIBLE) if style > "b2" else max(cell, _LEAST_CELL)
         less = (size - cell) / 2
-        title = f"{first} and {second}, round {number}: {said}"
+        title = f"{first} and {second}, round {number}: {figure}"
         for row, column in ((first, second), (second, first)):
             x, y = place[column] * cell - less, place[row] * cell - less
             marks.append(Mark(round(x, 1), round(y, 1), round(size, 1), style, title))
