@@ -1,23 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From evidence to a verdict: who runs with whom next, who is bad, what nobody can tell.
+"""From evidence to a verdict: the pairs of the next round, the bad nodes, the undecided ones.
 
-    localizer            the face: next_round, observe, verdict
-    settings             what may be set, each constant with where it comes from
-    evidence             results of groups -> trials; what of nodes and network each is about
+    localizer            the interface: next_round, observe, verdict
+    settings             the settings of a site, the constants and their sources
+    evidence             results of groups -> trials; the nodes and links that they involve
     belief_propagation   probabilities of many causes from many trials
-    slowness             who is slow, from times
-    metrics              which times can be compared with each other, and what they say
-    uplinks              what slow nodes have in common, where no topology says it
+    slowness             slow nodes, from times
+    metrics              comparable times, and what they show
+    uplinks              uplinks without a topology, from what slow nodes have in common
     conviction           what is proven beyond doubt
-    findings             levels: what is proven, what is open, who can be trusted
-    explain              findings about nodes -> sentences
-    wording              what findings are worded with; those about paths and uplinks -> sentences
-    pairing              who runs with whom
-    stopping             which pairs are still needed, and when there is nothing left to learn
-    simulate             a cluster that does not exist, to try all this on
+    findings             levels: proven, open, trusted
+    explain              conclusions -> sentences
+    pairing              the pairs of a round
+    stopping             the pairs still needed, and the end
+    simulate             a simulated cluster
 
-The names below are the interface for anyone who drives it. They are loaded when asked for: numpy
-is not free, and most processes only want the settings.
+The names below are the interface. They load on first use: numpy is not free, and most processes
+only need the settings.
 """
 
 from __future__ import annotations
@@ -60,10 +59,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load one name of the interface.
+    """Load a name of the interface.
 
     Raises:
-        AttributeError: it is none.
+        AttributeError: it is no name of the interface.
     """
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

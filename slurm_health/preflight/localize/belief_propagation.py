@@ -32,12 +32,12 @@ _SETTLED = 0.01  # messages that change by less, as logarithms, change nothing
 
 @dataclass(frozen=True)
 class Graph:
-    """Which sources each test involves: `sources` is (tests, up to K), padded with NONE."""
+    """The sources of the tests: `sources` is (tests, up to K), padded with NONE."""
 
     sources: Ints
     variables: int
     order: Ints  # positions in the flattened sources, grouped by variable, without padding
-    starts: Ints  # where each present variable's group begins in `order`
+    starts: Ints  # where the group of a present variable begins in `order`
     present: Ints  # the variables that occur at all
     ordered: bool  # whether `order` is that of the sources already
 
@@ -54,7 +54,7 @@ class Graph:
 
 @dataclass(frozen=True)
 class Beliefs:
-    """What is believed after propagation, all with a leading batch axis.
+    """The beliefs after propagation, all with a leading batch axis.
 
     `states` is (grid, variables); `others` (tests, K) is the probability that all sources of a
     test except the k-th are well; `well` (tests) that all of them are; `log_evidence` is
@@ -112,7 +112,7 @@ def propagate(
 def _of_single_sources(
     graph: Graph, log_likelihood: Numbers, log_prior: Floats, top: Numbers
 ) -> Beliefs:
-    """Return the beliefs where nobody else is in a test: Bayes' rule, and nothing to pass on."""
+    """Return the beliefs if every test has a single source: Bayes' rule, and no messages."""
     messages = np.maximum(log_likelihood, np.log(_tiny(log_likelihood)), out=log_likelihood)
     messages = messages[:, :, :, None]
     total = _collect(graph, messages, log_prior)
@@ -160,7 +160,7 @@ def _log(values: Numbers) -> Numbers:
 
 
 def _collect(graph: Graph, messages: Numbers, log_prior: Floats) -> Floats:
-    """Return prior times all messages for each variable, in logarithms."""
+    """Return prior times all messages per variable, in logarithms."""
     batch, grid, tests, width = messages.shape
     total = log_prior.copy()
     if len(graph.order):
@@ -172,7 +172,7 @@ def _collect(graph: Graph, messages: Numbers, log_prior: Floats) -> Floats:
 
 
 def _incoming(graph: Graph, messages: Numbers, total: Floats) -> Numbers:
-    """Return what each source would be believed to be without the test, shaped like messages."""
+    """Return the beliefs about sources without the test, shaped like messages."""
     outgoing = total.astype(messages.dtype, copy=False)[:, :, graph.sources] - messages
     outgoing -= outgoing.max(axis=1, keepdims=True)
     belief: Numbers = np.exp(outgoing, out=outgoing)
@@ -185,7 +185,7 @@ def _incoming(graph: Graph, messages: Numbers, total: Floats) -> Numbers:
 
 
 def _others(incoming: Numbers) -> Numbers:
-    """Return for each source the distribution of the worst of the others."""
+    """Return per source the distribution of the worst of the others."""
     width = incoming.shape[3]
     cumulative = _cumulative(incoming)
     if width == 2:

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The evidence of a run: what was planned, what came back, and which of it can be believed.
+"""The evidence of a run: the planned rounds, their results, and which numbers are credible.
 
-A result that no planned round can have produced is refused. A result that was planned but
-carries impossible numbers, or contradicts an earlier one, only loses its weight.
+A result that no planned round can have produced is refused. A planned result with impossible
+numbers, or one that contradicts an earlier result, only loses its weight.
 
-What can make a test bad is its nodes, and across leaf switches the two uplinks and the path: the
-variables of the inference.
+A test can be bad because of its nodes and, across leaf switches, because of the two uplinks and the
+path between them. These are the variables of the inference.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeVar
 
@@ -27,11 +27,11 @@ _Times = TypeVar("_Times")
 _Key = TypeVar("_Key", int, Metric)
 _LEAST_MS, _MOST_MS = 1e-9, 1e12  # less than a clock cycle, more than a lifetime
 _LEAF_IS_BAD, _PATH_IS_BAD = 0.003, 0.001
-USUAL_RISK = 0.02  # what a node's prior is measured against
+USUAL_RISK = 0.02  # the prior of a node without a history
 
 
 class Bearing(Enum):
-    """What one group says about whether its members can work together."""
+    """What a test shows about whether the members of its group can work together."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -40,17 +40,21 @@ class Bearing(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One group of one round, by node number, with only the numbers that can be believed."""
+    """The test of a group in a round, by node number, with its credible numbers only.
+
+    `messages` are what the members reported. `doubts` are what was wrong with the numbers.
+    `served` is the least share of its processors that any member had.
+    """
 
     round_index: int
     nodes: tuple[int, ...]
     outcome: Outcome
     bearing: Bearing
-    shared_ms: Mapping[Metric, float]
-    node_ms: Mapping[Metric, Mapping[int, float]]
-    silent: tuple[int, ...]
-    crashed: tuple[int, ...]
-    said: Mapping[int, str]
+    shared_ms: Mapping[Metric, float] = field(default_factory=dict)
+    node_ms: Mapping[Metric, Mapping[int, float]] = field(default_factory=dict)
+    silent: tuple[int, ...] = ()
+    crashed: tuple[int, ...] = ()
+    messages: Mapping[int, str] = field(default_factory=dict)
     doubts: tuple[str, ...] = ()
     served: float = 1.0
 
@@ -60,7 +64,7 @@ class Trial:
 
 
 class RoundLedger:
-    """Every round that was planned and every result that was accepted, by node number."""
+    """The planned rounds and the accepted results of a run, by node number."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
@@ -68,14 +72,14 @@ class RoundLedger:
         self.met: list[set[int]] = [set() for _ in self.names]
         self.trials: dict[tuple[int, tuple[int, ...]], Trial] = {}
         self.observed: set[int] = set()
-        self.took_s: dict[int, float] = {}  # rounds of which it is known
-        self._raw: dict[tuple[int, tuple[int, ...]], GroupResult] = {}
+        self.took_s: dict[int, float] = {}  # known durations, by round
+        self._results: dict[tuple[int, tuple[int, ...]], GroupResult] = {}
         self._number = {name: number for number, name in enumerate(self.names)}
 
     def plan(
         self, groups: Iterable[Sequence[int]], index: int, *, shared_only: bool = False
     ) -> Round:
-        """Add a round; its groups may be reported from now on."""
+        """Add a round; results of its groups are accepted from now on."""
         members = [tuple(group) for group in groups]
         round_ = Round(
             index=index,
@@ -89,7 +93,7 @@ class RoundLedger:
         return round_
 
     def renumber_last(self, index: int) -> Round:
-        """Give the last round another number, before it is begun."""
+        """Give the last round another number before it begins."""
         self.rounds[-1] = msgspec.structs.replace(self.rounds[-1], index=index)
         return self.rounds[-1]
 
@@ -105,118 +109,110 @@ class RoundLedger:
                 f"round {round_index} was never planned (planned so far: {len(self.rounds)})"
             )
         planned = {frozenset(group) for group in rounds[round_index].groups}
-        checked = [(result, self._members(round_index, planned, result)) for result in results]
-        for result, members in checked:
-            self._accept((round_index, members), result)
+        results = list(results)
+        for result in results:
+            self._check_members(round_index, planned, result)
+        for result in results:
+            nodes = tuple(sorted(self._number[name] for name in result.nodes))
+            first = self._results.setdefault((round_index, nodes), result)
+            if (round_index, nodes) not in self.trials:
+                self.trials[round_index, nodes] = self._trial(round_index, nodes, result)
+            elif _content(first) != _content(result):
+                self.trials[round_index, nodes] = Trial(
+                    round_index=round_index,
+                    nodes=nodes,
+                    outcome=Outcome.NOT_RUN,
+                    bearing=Bearing.UNKNOWN,
+                    doubts=("two results that contradict each other",),
+                )
             if result.round_s is not None:
                 self.took_s[round_index] = result.round_s
         self.observed.add(round_index)
 
     def in_order(self) -> list[Trial]:
-        """Return all trials, by round and then by members, however they arrived."""
+        """Return all trials by round and then by members, however they arrived."""
         return [self.trials[key] for key in sorted(self.trials)]
 
-    def _members(
+    def _check_members(
         self, round_index: int, planned: set[frozenset[str]], result: GroupResult
-    ) -> tuple[int, ...]:
-        """Return the node numbers of a result after checking that it can be what it says."""
+    ) -> None:
+        """Refuse a result of a group that was not planned, or that reports on other nodes."""
         nodes = frozenset(result.nodes)
         named = nodes.union(result.silent, result.crashed, result.said, *result.node_ms.values())
-        if named == nodes and nodes in planned and len(nodes) == len(result.nodes):
-            return tuple(sorted(self._number[name] for name in result.nodes))
         unknown = sorted(name for name in named if name not in self._number)
         if unknown:
             raise LocalizeError(f"round {round_index} reports unknown nodes: {', '.join(unknown)}")
         group = ", ".join(result.nodes)
         if nodes not in planned or len(nodes) != len(result.nodes):
             raise LocalizeError(f"round {round_index} never planned the group {group}")
-        strangers = ", ".join(sorted(named - nodes))
-        raise LocalizeError(
-            f"round {round_index}, group {group}: reports about {strangers}, not a member"
-        )
-
-    def _accept(self, key: tuple[int, tuple[int, ...]], result: GroupResult) -> None:
-        known = self._raw.get(key)
-        if known is None:
-            self._raw[key] = result
-            self.trials[key] = self._trial(key, result)
-        elif _content(known) != _content(result):
-            self.trials[key] = Trial(
-                round_index=key[0],
-                nodes=key[1],
-                outcome=Outcome.NOT_RUN,
-                bearing=Bearing.UNKNOWN,
-                shared_ms={},
-                node_ms={},
-                silent=(),
-                crashed=(),
-                said={},
-                doubts=("two results that contradict each other",),
+        if strangers := ", ".join(sorted(named - nodes)):
+            raise LocalizeError(
+                f"round {round_index}, group {group}: reports about {strangers}, not a member"
             )
 
-    def _trial(self, key: tuple[int, tuple[int, ...]], result: GroupResult) -> Trial:
+    def _trial(self, round_index: int, nodes: tuple[int, ...], result: GroupResult) -> Trial:
         doubts: list[str] = []
         started = result.outcome is not Outcome.NOT_RUN
         measured = result.outcome is Outcome.MEASURED
         silent = tuple(sorted(self._number[name] for name in result.silent))
         crashed = tuple(sorted(self._number[name] for name in result.crashed))
         node_ms = {
-            metric: _usable(
-                {self._number[n]: ms for n, ms in values.items()}, f"a {metric} time", doubts
+            metric: _credible(
+                {self._number[node]: ms for node, ms in times.items()}, f"a {metric} time", doubts
             )
-            for metric, values in sorted(_named(result.node_ms).items())
+            for metric, times in sorted(_by_metric(result.node_ms).items())
             if started
         }
-        shared = _named(result.shared_ms) if measured else {}
-        shared = _usable(shared, "a time of the group", doubts)
+        shared = _by_metric(result.shared_ms) if measured else {}
+        shared = _credible(shared, "a time of the group", doubts)
         bearing = Bearing.PASSED if measured else Bearing.FAILED
         if silent or crashed or not started:
             bearing, shared = Bearing.UNKNOWN, {}
-        if bearing is Bearing.FAILED and len(key[1]) == 1:
-            crashed, bearing = key[1], Bearing.UNKNOWN  # nobody else was involved
+        if bearing is Bearing.FAILED and len(nodes) == 1:
+            crashed, bearing = nodes, Bearing.UNKNOWN  # no other node was involved
         return Trial(
-            round_index=key[0],
-            nodes=key[1],
+            round_index=round_index,
+            nodes=nodes,
             outcome=result.outcome,
             bearing=bearing,
             shared_ms=shared,
             node_ms=node_ms,
             silent=silent,
             crashed=crashed if started else (),
-            said={self._number[name]: text for name, text in result.said.items()},
+            messages={self._number[name]: text for name, text in result.said.items()},
             doubts=tuple(doubts),
             served=result.served,
         )
 
 
-def _named(times: Mapping[MetricName, _Times]) -> dict[Metric, _Times]:
+def _by_metric(times: Mapping[MetricName, _Times]) -> dict[Metric, _Times]:
     """Return times by metric; a plain name is that of a probe, or `probe:part`."""
-    return {
-        key if isinstance(key, Metric) else _metric_of(*key.partition(":")): value
-        for key, value in times.items()
-    }
+    metrics: dict[Metric, _Times] = {}
+    for name, value in times.items():
+        if isinstance(name, Metric):
+            metrics[name] = value
+        else:
+            probe, _, part = name.partition(":")
+            metrics[Metric(probe=probe, part=part)] = value
+    return metrics
 
 
-def _metric_of(probe: str, _colon: str, part: str) -> Metric:
-    return Metric(probe=probe, part=part)
-
-
-def _usable(values: Mapping[_Key, float], what: str, doubts: list[str]) -> dict[_Key, float]:
-    """Return the times that can be times of a test; note the others as doubts."""
-    usable = {key: float(ms) for key, ms in values.items() if _LEAST_MS <= ms <= _MOST_MS}
-    if len(usable) < len(values):
+def _credible(times: Mapping[_Key, float], what: str, doubts: list[str]) -> dict[_Key, float]:
+    """Return the possible times; append to `doubts` if there are others."""
+    credible = {key: float(ms) for key, ms in times.items() if _LEAST_MS <= ms <= _MOST_MS}
+    if len(credible) < len(times):
         doubts.append(f"{what} that cannot be a time was left out")
-    return usable
+    return credible
 
 
 def _content(result: GroupResult) -> tuple[object, ...]:
-    """Return what a result says, without the order in which it says it; NaN equals NaN."""
+    """Return the content of a result regardless of order; NaN equals NaN."""
     return (
         result.outcome,
         sorted((str(metric), repr(ms)) for metric, ms in result.shared_ms.items()),
         sorted(
-            (str(metric), sorted((node, repr(ms)) for node, ms in values.items()))
-            for metric, values in result.node_ms.items()
+            (str(metric), sorted((node, repr(ms)) for node, ms in times.items()))
+            for metric, times in result.node_ms.items()
         ),
         sorted(result.silent),
         sorted(result.crashed),
@@ -226,21 +222,21 @@ def _content(result: GroupResult) -> tuple[object, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Fabric:
-    """The leaf switch of each node (-1: not known), and the names of the leaves.
+    """The leaf switch of each node (-1: unknown) and the names of the leaves.
 
-    `found` are leaves that no topology names: sets of nodes that were found by their tests.
+    `unnamed` are leaves without a topology: sets of nodes whose tests show a common uplink.
     """
 
     leaves: tuple[str, ...]
     leaf: tuple[int, ...]
-    found: tuple[tuple[int, ...], ...] = ()
+    unnamed: tuple[tuple[int, ...], ...] = ()
 
     @staticmethod
     def of(names: Sequence[str], topology: Mapping[str, Sequence[str]] | None) -> Fabric:
         """Return the fabric of these nodes; switches without any of them are left out.
 
         Raises:
-            LocalizeError: a node hangs on two leaf switches.
+            LocalizeError: a node is on two leaf switches.
         """
         number = {name: index for index, name in enumerate(names)}
         leaf = [NONE] * len(names)
@@ -250,7 +246,7 @@ class Fabric:
             for node in here:
                 if leaf[node] != NONE:
                     raise LocalizeError(
-                        f"node {names[node]} hangs on two leaf switches,"
+                        f"node {names[node]} is on two leaf switches,"
                         f" {leaves[leaf[node]]} and {switch}"
                     )
                 leaf[node] = len(leaves)
@@ -260,25 +256,18 @@ class Fabric:
 
     @property
     def known(self) -> bool:
-        """Tell whether the topology says which nodes are on different leaves."""
+        """Whether the topology puts nodes on different leaves."""
         return len(self.leaves) > 1
 
-    def with_found(self, sets: Sequence[tuple[int, ...]]) -> Fabric:
-        """Return this fabric with these sets of nodes as leaves without a name."""
-        return replace(self, found=tuple(sets))
-
     def crosses(self, nodes: Sequence[int]) -> bool:
-        """Tell whether a group of two is known to span two leaves."""
+        """Return whether a group of two is known to span two leaves."""
         ends = {self.leaf[node] for node in nodes}
         return len(ends) == 2 and NONE not in ends
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sources:
-    """The variables of the inference: nodes, then leaves, then the paths that were tested.
-
-    Leaves that were found come after those of the topology.
-    """
+    """The variables of the inference, in order: nodes, leaves, unnamed leaves, tested paths."""
 
     table: Ints  # a row per trial, padded with NONE
     paths: tuple[tuple[int, int], ...]
@@ -287,26 +276,26 @@ class Sources:
 
     @property
     def variables(self) -> int:
-        """Return how many there are."""
+        """The number of variables."""
         return self.nodes + self.leaves + len(self.paths)
 
 
 def sources_of(trials: Sequence[Trial], fabric: Fabric) -> Sources:
     """Return which variables each trial involves."""
-    nodes, leaves = len(fabric.leaf), len(fabric.leaves) + len(fabric.found)
+    nodes, leaves = len(fabric.leaf), len(fabric.leaves) + len(fabric.unnamed)
     paths: dict[tuple[int, int], int] = {}
-    width = 5 if fabric.known else 4 if fabric.found else 2
-    home = {
+    width = 5 if fabric.known else 4 if fabric.unnamed else 2
+    uplink = {
         node: nodes + len(fabric.leaves) + number
-        for number, members in enumerate(fabric.found)
+        for number, members in enumerate(fabric.unnamed)
         for node in members
     }
     table = np.full((len(trials), width), NONE, dtype=np.int64)
     for row, trial in enumerate(trials):
         table[row, : len(trial.nodes)] = trial.nodes
-        uplinks = {home.get(node, NONE) for node in trial.nodes}
-        if len(uplinks) > 1:
-            table[row, 2:] = [home.get(node, NONE) for node in trial.nodes]
+        uplinks = [uplink.get(node, NONE) for node in trial.nodes]
+        if len({*uplinks}) > 1:
+            table[row, 2:] = uplinks
         if fabric.known and fabric.crosses(trial.nodes):
             low, high = sorted(fabric.leaf[node] for node in trial.nodes)
             path = paths.setdefault((low, high), len(paths))
@@ -319,14 +308,13 @@ def odds_of(sources: Sources, prior: Mapping[int, float]) -> Floats:
 
     A prior orders and shifts; it is bounded so that it can never convict or acquit.
     """
+
+    def logit(probability: float) -> float:
+        return float(np.log(probability / (1 - probability)))
+
     odds = np.zeros(sources.variables)
-    odds[sources.nodes :] = _logit(_LEAF_IS_BAD)
-    odds[sources.nodes + sources.leaves :] = _logit(_PATH_IS_BAD)
+    odds[sources.nodes :] = logit(_LEAF_IS_BAD)
+    odds[sources.nodes + sources.leaves :] = logit(_PATH_IS_BAD)
     for node, probability in prior.items():
-        bounded = min(max(probability, 0.001), 0.3)
-        odds[node] = _logit(bounded) - _logit(USUAL_RISK)
+        odds[node] = logit(min(max(probability, 0.001), 0.3)) - logit(USUAL_RISK)
     return odds
-
-
-def _logit(probability: float) -> float:
-    return float(np.log(probability / (1 - probability)))

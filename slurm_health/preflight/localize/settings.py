@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a site may choose about localisation, and what a wrong choice answers."""
+"""The settings of localisation, and the checks of those that a site may choose."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from types import MappingProxyType
 from slurm_health.records.errors import LocalizeError
 
 SMALL_RUN = 16  # below this many nodes noise can hardly be estimated from the run itself
-# After so many rounds more say little: a pair of good nodes has met by then, see the documentation.
+# More rounds show little: a pair of good nodes has met by then, see the documentation.
 _MOST_ROUNDS, _MOST_ROUNDS_OF_FEW = 8, 12
-# Below the least is noise; above the largest whoever wrote it meant per cent, as in 8 for 8 %.
+# Below the least is noise; a value above the largest was meant as per cent, such as 8 for 8 %.
 _LEAST_FLOOR, _LARGEST_FLOOR = 0.01, 3.0
 
 
@@ -27,11 +27,11 @@ class DeviceKind(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Usual:
-    """What healthy devices of a kind do to each other's times; all relative, 0.05 is 5 %.
+    """How the times of healthy devices of a kind differ; all relative, 0.05 is 5 %.
 
-    The floors are the smallest slowdowns that are ever reported as a bad node. `noise` is what
-    two tests of the same nodes usually differ by, where a run is too small to show it. Where
-    `carries_network` is set, the device itself moves what goes through the network.
+    The floors are the smallest slowdowns that are ever reported as a bad node. `noise` is the
+    usual difference of two tests of the same nodes, for runs too small to show it. With
+    `carries_network`, the device itself moves what goes through the network.
     """
 
     network_floor: float
@@ -63,11 +63,11 @@ class LocalizeSettings:
     """How sure a verdict must be, and how much testing it may cost.
 
     The floors, `noise` and `carries_network` are those of `Usual`. `error` is the probability, over
-    the whole run, that any healthy node is accused. `expected_ms` holds what a metric takes on good
-    hardware, where that is known; it decides where peers cannot, because there are none or all are
-    slow. `expected_slack` is the factor by which a time may exceed it.
-    Where `alone` is set nodes are tested by themselves, all at once, and not in pairs.
-    `workload` is what a group of nodes does together, for the words of a verdict.
+    the whole run, that any healthy node is accused. `expected_ms` holds known times
+    of good hardware, by metric. They decide when peers cannot: there are none, or all are slow.
+    `expected_slack` is the factor by which a time may exceed it. With `alone`, nodes are tested by
+    themselves, all at once, and not in pairs. `workload` is what a group of nodes does together,
+    for the words of a verdict.
     """
 
     seed: int = 0
@@ -113,10 +113,10 @@ CHOICES = ("network_floor", "compute_floor", "min_rounds", "expected_ms")
 
 
 def settings_from(chosen: Mapping[str, object], *, kind: DeviceKind) -> LocalizeSettings:
-    """Return the settings for this kind of device, with what a site chose of `CHOICES`.
+    """Return the settings for this kind of device, with a site's choices of `CHOICES`.
 
     Raises:
-        ValueError: a name is that of no option, or its value is not allowed; it says which.
+        ValueError: a name is not in `CHOICES`, or its value is not allowed.
     """
     for name in chosen:
         if name not in CHOICES:
@@ -143,14 +143,14 @@ def _fraction(name: str, value: object) -> float:
     number = _number(value)
     if not _LEAST_FLOOR <= number <= _LARGEST_FLOOR:
         allowed = f"a number from {_LEAST_FLOOR:g} to {_LARGEST_FLOOR:g}, 0.08 for 8 %"
-        raise ValueError(f"{name}: expected {allowed}, found {value!r}")
+        raise ValueError(f"{name}: expected {allowed}, not {value!r}")
     return number
 
 
 def _count(name: str, value: object) -> int:
     number = _number(value)
     if not (number >= 1 and number.is_integer()):
-        raise ValueError(f"{name}: expected a whole number of at least 1, found {value!r}")
+        raise ValueError(f"{name}: expected a whole number of at least 1, not {value!r}")
     return int(number)
 
 
@@ -160,7 +160,7 @@ def _times_ms(name: str, value: object) -> dict[str, float]:
         if all(metric and 0 < ms < math.inf for metric, ms in times_ms.items()):
             return times_ms
     allowed = "milliseconds above 0 by metric, {matmul = 3.1, allgather = 50}"
-    raise ValueError(f"{name}: expected {allowed}, found {value!r}")
+    raise ValueError(f"{name}: expected {allowed}, not {value!r}")
 
 
 def _number(value: object) -> float:

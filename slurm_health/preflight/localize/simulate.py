@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cluster that exists only as numbers: to show, to test and to benchmark the Localizer.
+"""A simulated cluster to demonstrate, test and benchmark the Localizer.
 
 A pair takes the base time of its slowest part times noise. The model is deliberately not the
 one the Localizer assumes: healthy nodes differ a little, and noise may have heavy tails, spikes,
@@ -65,7 +65,7 @@ class Faults:
 class SimulatedCluster:
     """Answers planned rounds; the same seed gives the same answers.
 
-    The times of `devices` of each node are told apart where there are several.
+    Nodes with several `devices` report a time per device.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class SimulatedCluster:
         return {node: math.log(slow.get(node, 1.0)) or own for node, own in drawn.items()}
 
     def answer(self, round_: Round) -> list[GroupResult]:
-        """Return what the groups of this round report."""
+        """Return the results of the groups of a round."""
         jam = {leaf: self._jam() for leaf in self._leaves}
         if self._weather.drift:
             self._now = self._rng.gauss(0, self._weather.drift)
@@ -125,7 +125,7 @@ class SimulatedCluster:
         )
 
     def _matmul(self, group: tuple[str, ...]) -> dict[MetricName, dict[str, float]]:
-        """Return what each device measures of the members."""
+        """Return the times of the members by device."""
         parts = [f":device {device}" for device in range(len(self._devices))]
         return {
             f"matmul{part if len(parts) > 1 else ''}": {

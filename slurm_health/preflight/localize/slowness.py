@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How slow each node is in one metric, from times that only show the slowest of a group.
+"""How slow the nodes are in a metric, from times that only show the slowest of a group.
 
-Times are logarithms, so that a slowdown adds. Each source has a state on a grid of slowdowns.
+Times are logarithms, so that a slowdown adds. A source has a state on a grid of slowdowns.
 An observation is the baseline of its kind plus its slowest source plus noise: mostly normal,
 sometimes a spike upwards. Baseline, noise and the share of bad nodes are estimated from the
-run. A small run cannot know its noise, so several levels are tried and weighed by how well each
-explains the data.
+run. A small run cannot know its noise: it tries several levels and weighs them by their evidence.
 """
 
 from __future__ import annotations
@@ -32,22 +31,22 @@ _FEW_TESTS = 100  # below this many tests the noise level is averaged over, not 
 # Quantiles of the times at which the search for a baseline begins. With much data the second is
 # for many slow nodes.
 _STARTS, _STARTS_OF_FEW = (0.5, 0.15), (0.0, 0.3, 0.6)
-# Devices that are well differ for good. A search that begins at the fastest of a few would take
-# it for the measure of all; half of them being slow is the most that is looked for.
+# Healthy devices differ for good. A search that begins at the fastest of a few would measure all
+# by it. It allows for half of them to be slow.
 _START_ALONE = 0.5
 _TURNS = 6  # of estimating baseline, noise and bad share in turn with the beliefs
 _WIDE_TURNS = 2  # of these over all tests; later ones spare nodes that are clearly well
 _CLEARLY_WELL = -6.0  # log-likelihood ratio of slow to well, over all tests of such a node
 _TRUSTED = 0.5  # the others of a test are believed well from this probability on
 _NEVER = -60.0  # log odds of a variable that is left out
-# Of the usual noise: what a small run tries, each about 1.5 times the one before, and how far
-# from the usual its noise is believed to lie (deviation of the logarithm).
+# Of the usual noise: the levels that a small run tries, and how far from the usual its noise may
+# lie (deviation of the logarithm).
 _NOISE_LEVELS, _NOISE_WIDTH = (0.3, 0.44, 0.66, 1.0, 1.5, 2.2, 3.4, 5.0, 7.6), 0.8
 # Of the usual noise: where the estimate of a large run begins, worth so many tests.
 _NOISE_PRIOR, _NOISE_PRIOR_TESTS = 0.6, 12.0
 LEAST_NOISE = 0.003  # relative; clocks and schedulers alone make as much
 _SPIKES, _SPIKES_PRIOR_TESTS = 0.02, 50.0  # share of tests, and how many tests that belief is worth
-_TOP = float(np.log(300.0))  # the largest slowdown that is told apart from a larger one
+_TOP = float(np.log(300.0))  # larger slowdowns look the same
 _FIRST_TOP = 0.5  # the grid reaches at least this far, and as far as the slowest time
 _STEP, _GROWTH = 0.03, 0.17  # between states: absolute for small slowdowns, relative for large
 _SPIKE_MEAN = 0.4  # mean log-excess of a spike
@@ -76,12 +75,12 @@ class Observations:
 
     @property
     def alone(self) -> bool:
-        """Tell whether each time is that of a single source, that nobody else can slow down."""
+        """Whether a time is that of a single source, which no other can slow down."""
         return bool(self.sources.shape[1] == 1)
 
     @property
     def few(self) -> bool:
-        """Tell whether there is too little data to estimate the noise from."""
+        """Whether there is too little data to estimate the noise from."""
         return len(self.log_ms) < _FEW_TESTS
 
     def spread(self, quantiles: tuple[float, float]) -> float:
@@ -94,7 +93,7 @@ class Observations:
 
 @dataclass(frozen=True, kw_only=True)
 class Slowness:
-    """What is believed about one metric.
+    """The beliefs about a metric.
 
     `slow` is the probability per variable to be slower than healthy nodes differ, `effect` its
     log-slowdown if so, `beyond` the probability to be slower than the floor; `others` (tests, K)
@@ -112,9 +111,9 @@ class Slowness:
 
 
 def infer(data: Observations, odds: Floats, floor: float, usual_noise: float) -> Slowness:
-    """Return what the times say; `odds` are log prior odds per variable, relative to its kind.
+    """Return what the times show; `odds` are log prior odds per variable, relative to its kind.
 
-    `usual_noise` is the relative noise of a test that is looked for first. Variables from
+    `usual_noise` is the relative noise of a test to try first. Variables from
     `data.nodes` on are leaves and paths; their `odds` are absolute.
     """
     states, spread = grid_of(floor, float(data.log_ms.max() - data.log_ms.min()))
@@ -138,7 +137,7 @@ def infer(data: Observations, odds: Floats, floor: float, usual_noise: float) ->
 
 @dataclass
 class _Estimate:
-    """What is estimated in turn with the beliefs; every field has a leading batch axis."""
+    """The estimates, renewed in turn with the beliefs; every field has a leading batch axis."""
 
     baseline: Floats  # (batch, kinds)
     noise: Floats
@@ -148,7 +147,7 @@ class _Estimate:
 
 @dataclass
 class _Focus:
-    """The tests that are still propagated, and the beliefs about all."""
+    """The tests still in propagation, and the beliefs about all."""
 
     rows: Ints
     graph: Graph
@@ -211,8 +210,8 @@ class _Model:
     def _by_time(self) -> list[Ints]:
         """The tests of each kind, in the order of their times."""
         kind = self.data.kind
-        tests = [np.flatnonzero(kind == each) for each in range(int(kind.max()) + 1)]
-        return [each[np.argsort(self.data.log_ms[each], kind="stable")] for each in tests]
+        tests = [np.flatnonzero(kind == number) for number in range(int(kind.max()) + 1)]
+        return [own[np.argsort(self.data.log_ms[own], kind="stable")] for own in tests]
 
     def _everything(self, batch: int) -> _Focus:
         tests, width = self.data.sources.shape
@@ -276,8 +275,8 @@ class _Model:
         weight = focus.well * ordinary(excess, estimate.noise, estimate.spikes)
         self._rebase(estimate.baseline, weight)
         slow = focus.states[:, FIRST_SLOW:, : self.data.nodes].sum(axis=(1, 2))
-        found, extra = (0.2, 10.0) if self.data.few else (0.05, 1.0)
-        estimate.share = np.minimum((found + slow) / (self.data.nodes + extra), 0.5)
+        known, extra = (0.2, 10.0) if self.data.few else (0.05, 1.0)
+        estimate.share = np.minimum((known + slow) / (self.data.nodes + extra), 0.5)
         if not self.data.few:
             self._scatter(estimate, weight, focus.well)
 
@@ -298,10 +297,10 @@ class _Model:
         precision = np.dtype(np.float64 if self.data.few else np.float32)
         excess = self.data.log_ms[rows] - estimate.baseline[:, self.data.kind[rows]]
         known = (excess, self.states, self.spread, estimate.noise, estimate.spikes)
-        return log_likelihood(*(np.asarray(each, dtype=precision) for each in known))
+        return log_likelihood(*(np.asarray(values, dtype=precision) for values in known))
 
     def _rebase(self, baseline: Floats, weight: Floats) -> None:
-        """Move each baseline to the weighted median of its tests, where enough are well."""
+        """Move the baselines to the weighted medians of their tests, if enough are well."""
         for kind, fastest_first in enumerate(self._by_time):
             times = self.data.log_ms[fastest_first]
             for entry in range(len(baseline)):
@@ -321,7 +320,7 @@ class _Model:
         estimate.spikes = np.clip(spiky / (well.sum(axis=1) + _SPIKES_PRIOR_TESTS), 0.005, 0.2)
 
     def mix(self, fits: Sequence[_Fit], prior: Floats) -> Slowness:
-        """Return the best fit of each noise level, weighed by evidence and prior of the level."""
+        """Return the best fits of the noise levels, weighed by evidence and prior of the level."""
         evidence = np.stack([fit.log_evidence for fit in fits])
         best = evidence.argmax(axis=0)
         weight = prior * np.exp(evidence.max(axis=0) - evidence.max())
@@ -362,7 +361,7 @@ def grid_of(floor: float, reach: float) -> tuple[Floats, Floats]:
 def log_likelihood(
     excess: Numbers, states: Numbers, spread: Numbers, noise: Numbers, spikes: Numbers
 ) -> Numbers:
-    """Return (batch, grid, tests): how likely each excess is, given the slowest source's state."""
+    """Return (batch, grid, tests): the likelihood of an excess given the slowest source."""
     above = excess[:, None, :] - states[:, None]
     variance = noise[:, None, None] ** 2 + spread[:, None] ** 2
     rare = spikes[:, None, None]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What convicts a node beyond a high probability, and who is a suspect before the first round."""
+"""What convicts a node beyond a high probability; suspects before the first round."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slurm_health.preflight.localize.findings import judge
 from slurm_health.preflight.localize.metrics import MetricEvidence
 from slurm_health.preflight.localize.settings import LocalizeSettings
 from slurm_health.preflight.localize.slowness import Observations, Slowness
-from slurm_health.preflight.localize.stopping import needs_of
+from slurm_health.preflight.localize.stopping import next_request
 from slurm_health.records.probe_catalog import Metric
 from slurm_health.records.verdict import Outcome
 
@@ -28,11 +28,6 @@ def _tested(victim_excess: list[float]) -> tuple[list[Trial], MetricEvidence, So
             nodes=(number % _NODES,),
             outcome=Outcome.MEASURED,
             bearing=Bearing.PASSED,
-            shared_ms={},
-            node_ms={},
-            silent=(),
-            crashed=(),
-            said={},
         )
         for number in range(_NODES * _ROUNDS)
     ]
@@ -55,7 +50,7 @@ def _tested(victim_excess: list[float]) -> tuple[list[Trial], MetricEvidence, So
         ),
         trial=np.arange(count),
         round=np.arange(count) // _NODES,
-        found=Slowness(
+        slowness=Slowness(
             slow=np.array([1.0] + [0.0] * (_NODES - 1)),
             effect=np.array([0.15] + [0.0] * (_NODES - 1)),
             beyond=np.array([1.0] + [0.0] * (_NODES - 1)),
@@ -95,7 +90,8 @@ def test_a_history_that_speaks_against_a_node_makes_it_a_suspect_before_the_firs
     known = {2: prior}
     findings = judge([], Fabric.of(ledger.names, None), known, settings)
 
-    needs = needs_of(ledger, findings, known, settings)
+    request = next_request(ledger, findings, known, settings)
 
-    assert needs.undecided == suspects
-    assert needs.trusted.isdisjoint(suspects)
+    assert request is not None
+    assert request.undecided == suspects
+    assert request.trusted.isdisjoint(suspects)

@@ -79,7 +79,7 @@ def test_where_only_its_partners_said_something_that_stands_in_the_verdict() -> 
     verdict, _ = run(names(3), answer)
 
     assert "(failed); n" in verdict.nodes["n2"].reason
-    assert "said: received other data than rank 1 sent" in verdict.nodes["n2"].reason
+    assert "reported: received other data than rank 1 sent" in verdict.nodes["n2"].reason
 
 
 def test_an_undecided_pair_says_what_it_reported() -> None:
@@ -89,7 +89,7 @@ def test_an_undecided_pair_says_what_it_reported() -> None:
     verdict, _ = run(names(2), answer)
 
     assert verdict.nodes["n1"].reason.endswith("identify the faulty node: no route to host")
-    assert verdict.nodes["n2"].reason.endswith("; n1 said: no route to host")
+    assert verdict.nodes["n2"].reason.endswith("; n1 reported: no route to host")
 
 
 def test_a_node_that_is_silent_twice_is_left_alone_and_its_partners_are_healthy() -> None:

@@ -79,9 +79,7 @@ def test_where_nothing_is_known_few_nodes_are_paired_again_if_that_is_cheap(
 
     assert rounds == 2
     reasons = {found.reason for found in verdict.nodes.values()}
-    assert reasons == {
-        "passed with 2 partners; a second round was cheap: the first took less than 2 s"
-    }
+    assert reasons == {"passed with 2 partners"}
 
 
 @pytest.mark.parametrize("compute", [{}, {"n1": 3.0}])
@@ -110,4 +108,4 @@ def test_a_round_that_is_dear_or_of_many_nodes_is_not_repeated(
     verdict, rounds = judged(count, round_s=round_s)
 
     assert rounds == 1
-    assert all("a second round" not in found.reason for found in verdict.nodes.values())
+    assert not verdict.named(Level.SLOW)

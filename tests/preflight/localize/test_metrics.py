@@ -52,7 +52,7 @@ def test_a_device_within_what_healthy_ones_differ_by_is_told_and_its_node_is_hea
 
     assert found.level is Level.HEALTHY
     assert found.reason == (
-        "matmul:device 3 is 7 % slower than its peers, within what healthy devices differ by"
+        "matmul:device 3 is 6.9 % slower than its peers, within what healthy devices differ by"
     )
     assert found.slowdown == pytest.approx(1.07, abs=0.01)
 

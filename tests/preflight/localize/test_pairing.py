@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is paired with whom."""
+"""The pairs of a round."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from collections.abc import Collection
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_health.preflight.localize.pairing import Pair, PlanState, circle, plan_round
+from slurm_health.preflight.localize.pairing import (
+    Pair,
+    RoundRequest,
+    plan_round,
+    round_robin_pairs,
+)
 
 
 def standing(
@@ -21,12 +26,12 @@ def standing(
     round_index: int = 1,
     seed: int = 0,
     repeats: tuple[Pair, ...] = (),
-) -> PlanState:
+) -> RoundRequest:
     partners: list[set[int]] = [set() for _ in range(count)]
     for one, other in met:
         partners[one].add(other)
         partners[other].add(one)
-    return PlanState(
+    return RoundRequest(
         active=tuple(range(count)),
         risk=[0.5 if node in undecided else 0.0 for node in range(count)],
         undecided=frozenset(undecided),
@@ -43,7 +48,9 @@ def standing(
 @given(st.integers(2, 30))
 def test_in_a_full_circle_everybody_meets_everybody_once(count: int) -> None:
     turns = count - 1 if count % 2 == 0 else count
-    pairs = [frozenset(pair) for turn in range(turns) for pair in circle(range(count), turn)]
+    pairs = [
+        frozenset(pair) for turn in range(turns) for pair in round_robin_pairs(range(count), turn)
+    ]
     assert len(pairs) == len(set(pairs)) == count * (count - 1) // 2
 
 
