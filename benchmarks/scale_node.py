@@ -16,6 +16,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol
 
+from slurm_health.preflight import orders
 from slurm_health.preflight.agent.agent import Agent, AgentSettings
 from slurm_health.preflight.agent.worker_process import (
     ProcessStandstill,
@@ -93,9 +94,9 @@ class Filesystem:
         main = threading.get_ident()
 
         def seen(event: str, arguments: tuple[Any, ...]) -> None:
-            if event != "open" or ".jsonl" not in str(arguments[0]):
+            name, _, flags = arguments if event == "open" else ("", None, 0)
+            if not str(name).endswith((".jsonl", orders.NAME)):
                 return
-            name, _, flags = arguments
             self.opens[self.actor] += 1
             if not flags & _WRITES and not self.heard_of(Path(name).stem):
                 self.polls[self.actor] += 1

@@ -100,7 +100,7 @@ class Cluster:
         """Tell whether whoever opens this file to read it was told that it has news."""
         if self._files.actor == "agents":
             node = self.awake
-            if file != orders.ORDERS or node is None:
+            if f"{file}.txt" != orders.NAME or node is None:
                 return True  # its own file, when it starts
             heard, node.heard = node.heard, False
             return heard

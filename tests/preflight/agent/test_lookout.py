@@ -86,7 +86,7 @@ def test_a_journal_that_does_not_show_this_run_is_given_up_in_time(
         clock.now_s += 5.0
         return clock.now_s
 
-    with pytest.raises(JournalNotVisible, match=r"orders\.jsonl"):
+    with pytest.raises(JournalNotVisible, match=r"orders\.txt"):
         Agent(stage.settings(), dict(os.environ), monotonic=hurry).run()
 
     assert stage.records() == []
