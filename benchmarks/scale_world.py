@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.scale_node import LAUNCH_S, LOAD_S, LOAD_SPREAD_S, Bad, Clock, Filesystem, Node
 from slurm_health.preflight import orders
-from slurm_health.preflight.agent.agent import AgentSettings
+from slurm_health.preflight.agent.workers import AgentSettings
 from slurm_health.records.records import AgentsLost
 
 
