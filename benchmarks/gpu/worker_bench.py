@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from slurm_health.preflight.agent import node_facts
-from slurm_health.preflight.agent.worker_process import Worker, end_together
+from slurm_health.preflight.agent.worker_process import Line, Worker, end_together
 from slurm_health.preflight.probes.sizes import CPU, choose, work_for
 from slurm_health.preflight.session.measurement import reduced_ms
 from slurm_health.records.probe_catalog import Probe, Scope
@@ -124,11 +124,20 @@ class Bench:
             self._selector.select(1.0)
             for worker, events in zip(self.workers, said, strict=True):
                 # In this order: what a worker said before it ended is read.
-                ended = worker.ended()
-                events.extend(msgspec.to_builtins(event) for event in worker.read_events())
-                if ended is not None:
-                    raise NotMeasured(f"the worker of device {worker.local_rank} {ended}")
+                gone = worker.gone()
+                events.extend(map(_plain, worker.read_lines()))
+                if gone is not None:
+                    raise NotMeasured(f"the worker of device {worker.local_rank} {gone.how}")
         return said
+
+
+def _plain(line: Line | Sampled) -> dict[str, Any]:
+    """Return a line as a dictionary; what a worker measured alone as the event `sample`."""
+    if not isinstance(line, Sampled):
+        builtins: dict[str, Any] = msgspec.to_builtins(line)
+        return builtins
+    fields = msgspec.structs.asdict(line)
+    return {**fields, "event": "sample", "iteration_ms": line.iteration_ms[0]}
 
 
 def _as_node(ready: Mapping[str, Any]) -> WorkersReady:

@@ -13,6 +13,7 @@ memory of processors is tested with these two, and little of it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from slurm_health.preflight.probes.context import ProbeContext, Sample, WrongResults
 from slurm_health.preflight.probes.timing import TimingPlan, timed
@@ -90,9 +91,7 @@ def _walking() -> Iterator[int]:
         yield ~int.from_bytes(word, "little", signed=True)
 
 
-def _require_same(
-    context: ProbeContext, name: str, words: object, expected: object, number: int
-) -> None:
+def _require_same(context: ProbeContext, name: str, words: Any, expected: Any, number: int) -> None:
     """Make sure that the words of a block are the expected ones.
 
     Raises:
@@ -103,6 +102,6 @@ def _require_same(
         of = context.compute.name if context.on_cuda else name or "the processors"
         at_bytes = number * BLOCK_BYTES + place * _WORD_BYTES
         raise WrongResults(
-            f"memory of {of} does not give back what was written: {count} words differ, the first"
-            f" {at_bytes} bytes from where the test begins (0x{word:016x})"
+            f"memory of {of} does not give back what was written: {count} of {len(words)} words"
+            f" differ, the first {at_bytes} bytes from where the test begins (0x{word:016x})"
         )

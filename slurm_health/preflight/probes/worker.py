@@ -11,18 +11,20 @@ as JSON lines on its standard input and reads events as JSON lines from its stan
                          "rail": {"rank": 0, "world_size": 2}, ...}}
              {"op": "abort", "round": 0}
              end of file: leave
-    event    {"event": "loaded", "torch": "2.4.1"}, or {"event": "no_torch", "detail": "..."}
-             {"event": "opened"}, or before it ends {"event": "unusable", "detail": "..."} or
-             {"event": "refused", "detail": "..."}
+    line     {"event": "state", "state": "loaded", "torch": "2.4.1"}, or before it ends
+             {"event": "state", "state": "no_torch", "detail": "..."}
+             {"event": "state", "state": "opened"}, or before it ends
+             {"event": "state", "state": "unusable" or "refused", "detail": "..."}
              {"event": "ready", "store_port": 4711, "torch": "2.4.1", "backend": "gloo", ...}
              {"event": "scope", "round": 0, "scope": "solo"}
-             {"event": "sample", "round": 0, "probe": "matmul", "iteration_ms": [...], ...}
+             {"kind": "sampled", "round": 0, "probe": "matmul", "iteration_ms": [[...]], ...}
              {"event": "done", "round": 0, "outcome": "measured", "detail": "", "own_fault": false,
               "wrong_results": false, "spent": false, "connecting": []}
 
-Between "loaded", which a worker without a device does not say, and "opened" it waits for its device
-and its driver, and for nothing else; "unusable" says that one of these failed, in its own words,
-"refused" why it cannot be used for a reason that says nothing of the node.
+What it measures is a record of the journal's, `Sampled`, without node and group: the agent adds
+these. Between "loaded", which a worker without a device does not say, and "opened" it waits for its
+device and its driver, and for nothing else; "unusable" says that one of these failed, in its own
+words, "refused" why it cannot be used for a reason that says nothing of the node.
 A probe whose scope has no group in the command is left out: there is nobody to run it with.
 "scope" says with whom the worker works from now on: if it dies, whose fault that may be.
 Outcomes: "measured", "failed" ("own_fault" where no partner can be to blame, "wrong_results" where
@@ -76,17 +78,17 @@ def main() -> None:
     except ModuleNotFoundError as err:
         if err.name != "torch":
             raise
-        channel.send("no_torch", detail=f"{sys.executable} has no torch")
+        channel.send("state", state="no_torch", detail=f"{sys.executable} has no torch")
         raise SystemExit(str(err)) from err
     except Unusable as err:
-        channel.send("unusable", detail=_cut(str(err)))
+        channel.send("state", state="unusable", detail=_cut(str(err)))
         raise SystemExit(str(err)) from err
     except SystemExit as err:
-        channel.send("refused", detail=_cut(str(err)))
+        channel.send("state", state="refused", detail=_cut(str(err)))
         raise
     gc.enable()
     gc.freeze()  # what is loaded stays: the collector need not walk it during a measurement
-    channel.send("opened")
+    channel.send("state", state="opened")
     start_ms = round((time.perf_counter() - _STARTED) * 1e3, 1)
     channel.send("ready", store_port=opened.port, **facts, start_ms=start_ms)
     while True:
@@ -112,7 +114,7 @@ def _open_torch(channel: Channel, local_rank: int, threads: int, devices: int) -
 
     torch_group.record_ways(os.environ)
     if devices:
-        channel.send("loaded", torch=str(torch.__version__))
+        channel.send("state", state="loaded", torch=str(torch.__version__))
     device = torch_device.claim(local_rank, expected=devices, environ=os.environ, threads=threads)
     server, port = torch_group.serve_store() if local_rank == 0 else (None, 0)
 

@@ -41,7 +41,11 @@ class Channel:
 
     def send(self, event: str, **fields: object) -> None:
         """Send one event."""
-        self._events.write(json.dumps({"event": event, **fields}) + "\n")
+        self.write({"event": event, **fields})
+
+    def write(self, line: dict[str, object]) -> None:
+        """Write a line of JSON."""
+        self._events.write(json.dumps(line) + "\n")
 
     def _listen(self) -> None:
         for line in sys.stdin:
@@ -137,18 +141,21 @@ class WorkerRound:
         self._raise_if_aborted()  # what an interrupted collective left behind is no measurement
         for sample in samples:
             ways = self.group.figures() if sample.shared and self.has_partners else {}
-            self._channel.send(
-                "sample",
-                round=self.index,
-                probe=probe["name"],
-                quantity=sample.quantity,
-                scope=probe["scope"] if sample.shared else "solo",
-                iteration_ms=sample.iteration_ms,
-                taken_ms=sample.taken_ms,
-                flop=sample.flop,
-                total_bytes=sample.total_bytes,
-                world_size=world_size,
-                figures={**sample.figures, **ways},
+            # The journal's own record (`records.Sampled`), whose node and group the agent adds.
+            self._channel.write(
+                {
+                    "kind": "sampled",
+                    "round": self.index,
+                    "probe": probe["name"],
+                    "quantity": sample.quantity,
+                    "scope": probe["scope"] if sample.shared else "solo",
+                    "iteration_ms": [[float(ms) for ms in sample.iteration_ms]],
+                    "taken_ms": [[float(ms) for ms in sample.taken_ms]] if sample.taken_ms else [],
+                    "flop": float(sample.flop),
+                    "total_bytes": int(sample.total_bytes),
+                    "world_size": world_size,
+                    "figures": {**sample.figures, **ways},
+                }
             )
 
     @property

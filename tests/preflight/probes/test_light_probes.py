@@ -105,7 +105,7 @@ def test_a_worker_whose_partner_is_gone_stops_when_told_to_and_goes_on_after_it(
 
     done = bench.hears(0, "done")
     assert (done["outcome"], done["own_fault"]) in {("failed", False), ("timed_out", False)}
-    assert bench.workers[0].ended() is None
+    assert bench.workers[0].gone() is None
 
 
 def test_a_probe_that_needs_torch_is_left_out_and_one_that_does_not_is_run(

@@ -163,8 +163,10 @@ def test_a_node_with_fewer_devices_than_it_was_given_says_so() -> None:
         python=sys.executable, local_rank=0, threads=1, devices=2, environ=dict(os.environ)
     )
     try:
-        eventually(lambda: worker.ended() is not None, "the worker's end")
-        assert "2 accelerators were expected, but torch" in (worker.ended() or "")
+        eventually(lambda: worker.gone() is not None, "the worker's end")
+        gone = worker.gone()
+        assert gone is not None
+        assert "2 accelerators were expected, but torch" in gone.how
     finally:
         end_together([worker])
 
