@@ -32,7 +32,6 @@ from slurm_health.report.sentences import ends_for_hang
 from slurm_health.system import journal
 from slurm_health.system.processes import die_with_parent
 from slurm_health.system.signals import leaving_on
-from slurm_health.torchrun import watching
 from slurm_health.torchrun.arguments import CHECKS, Arguments
 from slurm_health.torchrun.check import KEY_VARIABLE, checked, say
 from slurm_health.torchrun.earlier_check import measured_in
@@ -126,6 +125,11 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
 
     exit_code: int | None
     leaves: bool = False
+
+
+def on_hang(arguments: Arguments) -> str:
+    """Return what is to be done about a hang."""
+    return arguments.text("monitor") or OnHang.REPORT.value
 
 
 def decide(
@@ -254,7 +258,7 @@ def _plan(
 ) -> DiagnosisAction:
     """Return what is to be done: as for a failed script, and within what torchrun may."""
     least = question.context.least
-    mode = watching.mode(question.context.arguments)
+    mode = on_hang(question.context.arguments)
     if question.hang is not None and mode == OnHang.STOP.value:
         return StopJob(reason=ends_for_hang(OnHang.STOP.value))
     if question.restart > question.max_restarts:
