@@ -99,7 +99,6 @@ def question(
     ]
     context = Context(place=place(meeting), arguments=arguments, python="python3", least=least)
     return RestartQuestion(
-        what="decide",
         context=context,
         reports=reports,
         silent=silent,
