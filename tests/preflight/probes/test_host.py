@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adapters as /sys shows them."""
+"""A worker's machine as /sys shows it: adapters and memory nodes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.preflight.probes.adapters import ports_gbit_per_s
+from slurm_health.preflight.probes.host import numa_nodes, ports_gbit_per_s
 
 
 def write_port(sys: Path, adapter: str, *, port: str = "1", **files: str) -> None:
@@ -58,3 +58,13 @@ def test_the_ports_of_a_node_are_those_that_nccl_may_use(
     write_port(sys, "storage_0", rate="100 Gb/sec (4X EDR)")
 
     assert ports_gbit_per_s(environ, sys) == rates
+
+
+def test_each_numa_node_with_processors_of_the_job_is_listed(tmp_path: Path) -> None:
+    allowed = sorted(numa_nodes()[min(numa_nodes())])
+    for name, processors in {"node0": f"{allowed[0]}", "node1": "9000-9003", "node10": ""}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "cpulist").write_text(processors + "\n")
+
+    assert numa_nodes(tmp_path) == {0: {allowed[0]}}
+    assert list(numa_nodes(tmp_path / "none")) == [0]

@@ -8,10 +8,11 @@ from itertools import count
 
 import pytest
 
+from slurm_health.preflight.agent.node_round import NodeRound
+from slurm_health.preflight.agent.worker_process import Gone, ScopeEntered
 from slurm_health.preflight.localize.settings import DeviceKind, settings_from
 from slurm_health.preflight.master.run_check import make_localizer
 from slurm_health.preflight.session.measurement import group_result
-from slurm_health.preflight.session.node_round import NodeRound, ScopeEntered
 from slurm_health.records.records import NodeReported, Rendezvous, RoundStarted
 from slurm_health.records.verdict import GroupResult, Level, Outcome, Verdict
 
@@ -42,8 +43,8 @@ def died(index: int, group: Sequence[str], node: str) -> NodeReported:
     meet = Rendezvous(address="10.0.0.1", port=1)
     started = RoundStarted(round=index, groups=[[*group]], rendezvous=[meet], deadline_s=60.0)
     current = NodeRound(record=started, node=node, group=[*group], workers=8, started_s=0.0)
-    current.hear(3, ScopeEntered(round=index, scope="pair"))
-    ending = current.died(3, "killed by SIGABRT")
+    current.take(3, ScopeEntered(round=index, scope="pair"))
+    ending = current.gone(3, Gone("killed by SIGABRT"))
     return NodeReported(
         node=node,
         round=index,

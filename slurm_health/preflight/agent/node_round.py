@@ -1,66 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """One node's part in one round: which groups its workers form, what they gave, how it ended.
 
-Pure. The agent carries words between this, its workers and the journal. What a worker says in a
-round is plain JSON, as `preflight.probes.worker` writes it; each event becomes a value of a type
-here where it arrives.
+Pure. The agent carries lines between this, its workers and the journal.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 from msgspec import field
+from msgspec.structs import replace as changed
 
+from slurm_health.preflight.agent.worker_process import Done, Gone, InRound, ScopeEntered
 from slurm_health.records.probe_catalog import Metric, Scope
 from slurm_health.records.records import GroupAborted, Rendezvous, RoundStarted, Sampled
 from slurm_health.records.verdict import Outcome
 
 # In these a worker waits for workers of other nodes, and may end because one of those has.
 _WITH_PARTNERS = frozenset({Scope.RAIL.value, Scope.PAIR.value})
-
-
-class InRound(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
-    """One thing that a worker says in a round."""
-
-    round: int
-
-
-class ScopeEntered(InRound, frozen=True, kw_only=True, tag="scope"):
-    """With whom it works from now on."""
-
-    scope: str
-
-
-class Measured(InRound, frozen=True, kw_only=True, tag="sample"):
-    """What one probe measured; the fields are those of `Sampled`, for one worker."""
-
-    probe: str
-    quantity: str
-    scope: str
-    iteration_ms: list[float]
-    world_size: int
-    total_bytes: int
-    flop: float
-    figures: dict[str, Any]
-    taken_ms: list[float] = []
-
-
-class Done(InRound, frozen=True, kw_only=True, tag="done"):
-    """How its round ended: `measured`, `unmeasured`, `timed_out` or `failed`.
-
-    `own_fault`: no other node can be the cause. `spent`: it is not to be used again. `connecting`:
-    whom NCCL was connecting when it was told to stop, of its node by local rank, or all by rank.
-    """
-
-    outcome: str
-    detail: str
-    own_fault: bool = False
-    wrong_results: bool = False
-    spent: bool = False
-    connecting: list[int] = []  # msgspec copies it
 
 
 class RoundEnding(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,36 +54,45 @@ class NodeRound(msgspec.Struct):
     aborted: GroupAborted | None = None
     kill_at_s: float | None = None
     _scopes: dict[int, str] = field(default_factory=dict)
-    _samples: dict[Metric, dict[int, Measured]] = field(default_factory=dict)
+    _samples: dict[Metric, dict[int, Sampled]] = field(default_factory=dict)
     _done: dict[int, Done] = field(default_factory=dict)
 
     def is_aborted_by(self, record: GroupAborted) -> bool:
         """Tell whether a record ends this round for this node."""
         return (record.round, record.group) == (self.record.round, self.group)
 
-    def hear(self, local_rank: int, event: InRound) -> Sampled | RoundEnding | None:
-        """Take what a worker says; return what is to be recorded of it, if that is known now."""
-        match event:
+    def take(self, local_rank: int, line: InRound) -> Sampled | RoundEnding | None:
+        """Take what a worker says; return what is to be recorded of it, if that is known now.
+
+        A quantity is recorded once all workers have measured it.
+        """
+        match line:
             case ScopeEntered(scope=scope):
                 self._scopes[local_rank] = scope
-            case Measured():
-                return self._sample(local_rank, event)
+                return None
             case Done():
-                return self.done(local_rank, event)
-        return None
+                return self.done(local_rank, line)
+            case Sampled():
+                samples = self._samples.setdefault(line.metric, {})
+                samples[local_rank] = line
+                return self._together(samples) if len(samples) == self.workers else None
 
-    def died(self, local_rank: int, how: str) -> RoundEnding:
-        """Return how the round ends of which a worker's process did not see the end.
+    def gone(self, local_rank: int, gone: Gone) -> RoundEnding:
+        """Return how the round ends in which a worker ended, or stands still.
 
-        A library may end a process because its partner's has ended, so it counts as a crash of
-        this node only where no other node can be the cause.
+        A library may end a process because its partner's has ended, so that counts as a crash of
+        this node only where no other node can be the cause. That a process was stopped by a signal
+        is this node's own failure. That the kernel holds it may be a filesystem's, and says nothing
+        about the node.
         """
-        return RoundEnding(
-            outcome=Outcome.FAILED,
-            detail=f"{self._process(local_rank)} died: {how}",
-            crashed=self._scopes.get(local_rank) not in _WITH_PARTNERS,
-            replace=True,
-        )
+        process = self._process(local_rank)
+        if not gone.still or gone.stopped:
+            own = gone.stopped or self._scopes.get(local_rank) not in _WITH_PARTNERS
+            how = "stands still" if gone.still else "died"
+            detail = f"{process} {how}: {gone.how}"
+            return RoundEnding(outcome=Outcome.FAILED, detail=detail, crashed=own, replace=True)
+        detail = f"{process} stands still: {gone.how}"
+        return RoundEnding(outcome=Outcome.NOT_RUN, detail=detail, unmeasured=True, replace=True)
 
     def not_begun(self, how: str) -> RoundEnding:
         """Return how the round ends of which a worker's process did not see the begin.
@@ -135,30 +102,12 @@ class NodeRound(msgspec.Struct):
         detail = f"a check process died before the round began: {how}"
         return RoundEnding(outcome=Outcome.NOT_RUN, detail=detail, unmeasured=True)
 
-    def stands_still(self, local_rank: int, how: str, *, stopped: bool) -> RoundEnding:
-        """Return how the round ends in which a worker's process is found to stand still.
-
-        That it was stopped by a signal is this node's own failure. That the kernel holds it may be
-        a filesystem's, and says nothing about the node.
-        """
-        detail = f"{self._process(local_rank)} stands still: {how}"
-        if stopped:
-            return RoundEnding(outcome=Outcome.FAILED, detail=detail, crashed=True, replace=True)
-        return RoundEnding(outcome=Outcome.NOT_RUN, detail=detail, unmeasured=True, replace=True)
-
-    def _sample(self, local_rank: int, event: Measured) -> Sampled | None:
-        """Take what a worker measured; return the quantity's record once all have given theirs."""
-        metric = Metric(probe=event.probe, quantity=event.quantity)
-        given = self._samples.setdefault(metric, {})
-        given[local_rank] = event
-        return self._sampled(metric) if len(given) == self.workers else None
-
     def partial_samples(self) -> list[Sampled]:
         """Return the records of what only some of the workers measure, once all have ended."""
         return [
-            self._sampled(metric)
-            for metric, given in self._samples.items()
-            if len(given) < self.workers
+            self._together(samples)
+            for samples in self._samples.values()
+            if len(samples) < self.workers
         ]
 
     def done(self, local_rank: int, event: Done) -> RoundEnding | None:
@@ -221,17 +170,6 @@ class NodeRound(msgspec.Struct):
             f" {'in check process' if self.on_cpus else 'on device'} {', '.join(map(str, stuck))}"
         )
 
-    def _together(self, *, with_others: bool) -> str:
-        """Say that devices do not connect, and that nothing tells which of them is at fault."""
-        what = f"all {self.workers} devices" if self.workers > 1 else "the device"
-        others = " with those of the other node" if with_others else ""
-        where = f": NCCL does not connect {what}{others}"
-        if "apart" not in self.record.options:
-            return where
-        return (
-            f"{where}, though it initialises on each by itself; which one is at fault is not known"
-        )
-
     def _ended_as(self, outcome: str) -> list[Done]:
         return [each for each in self._done.values() if each.outcome == outcome]
 
@@ -262,111 +200,90 @@ class NodeRound(msgspec.Struct):
         fewest = min(map(len, circles))
         named = sorted(each for each in circles if len(each) == fewest)
         if fewest >= max(self.workers, 2):
-            return self._together(with_others=fewest > self.workers)
+            what = f"all {self.workers} devices" if self.workers > 1 else "the device"
+            others = " with those of the other node" if fewest > self.workers else ""
+            where = f": NCCL does not connect {what}{others}"
+            if "apart" not in self.record.options:
+                return where
+            return (
+                f"{where}, though it initialises on each by itself; which one is at fault is not"
+                " known"
+            )
         if fewest == 1:
             numbers = ", ".join(str(circle[0]) for circle in named)
             return f": NCCL does not initialise on device {numbers}, even by itself"
         between = ", ".join(f"{first} and {second}" for first, second in named)
         return f": NCCL does not connect devices {between}, though it initialises on each by itself"
 
-    def _sampled(self, metric: Metric) -> Sampled:
-        events = self._samples[metric]
-        first = next(iter(events.values()))
-        return Sampled(
+    def _together(self, samples: Mapping[int, Sampled]) -> Sampled:
+        """Return the record of all workers: the times of each, by local rank.
+
+        The figures are those of the one with least room: what fits it fits all.
+        """
+        ranks = range(max(samples) + 1)
+        taken = any(sample.taken_ms for sample in samples.values())
+        least = min(samples.values(), key=_micro_batch)
+        return changed(
+            least,
             node=self.node,
-            round=self.record.round,
             group=self.group,
-            probe=metric.probe,
-            quantity=metric.quantity,
-            scope=first.scope,
-            iteration_ms=[
-                [round(value, 4) for value in events[rank].iteration_ms] if rank in events else []
-                for rank in range(max(events) + 1)
+            iteration_ms=[_rounded(samples[r].iteration_ms) if r in samples else [] for r in ranks],
+            taken_ms=[
+                _rounded(samples[r].taken_ms) if r in samples else [] for r in ranks if taken
             ],
-            taken_ms=_taken_ms(events),
-            world_size=first.world_size,
-            total_bytes=first.total_bytes,
-            flop=first.flop,
-            figures=min(events.values(), key=_micro_batch).figures,
         )
 
 
-def _micro_batch(event: Measured) -> float:
-    """Return which batch fits the device; what fits all is what fits the one with least room."""
-    batch = event.figures.get("micro_batch")
+def _rounded(alone: list[list[float]]) -> list[float]:
+    return [round(value, 4) for values in alone for value in values]
+
+
+def _micro_batch(sample: Sampled) -> float:
+    batch = sample.figures.get("micro_batch")
     return batch if isinstance(batch, int | float) else 0
 
 
-def _taken_ms(events: Mapping[int, Measured]) -> list[list[float]]:
-    """Return what others took of each rank's times, nothing where they took none of any."""
-    if not any(event.taken_ms for event in events.values()):
-        return []
-    return [
-        [round(value, 4) for value in events[rank].taken_ms] if rank in events else []
-        for rank in range(max(events) + 1)
-    ]
-
-
-def part_of(record: RoundStarted, node: str) -> tuple[list[str], Rendezvous] | None:
-    """Return the node's group in a round and where it meets, None where it takes no part."""
-    pairs = zip(record.groups, record.rendezvous, strict=True)
-    return next(((group, meeting) for group, meeting in pairs if node in group), None)
-
-
 def round_command(
-    run_id: str, current: NodeRound, local_rank: int, *, far: Rendezvous, near: Rendezvous
+    secret: str, current: NodeRound, local_rank: int, *, far: Rendezvous, near: Rendezvous
 ) -> dict[str, object]:
-    """Return what a worker is told of a round; the arguments are those of `process_groups`."""
-    record = current.record
-    return {
-        "op": "round",
-        "round": record.round,
-        "timeout_s": record.deadline_s + 10.0,
-        "local_size": current.workers,
-        "probes": msgspec.to_builtins(record.probes),
-        "options": record.options,
-        "groups": process_groups(run_id, current, local_rank, far=far, near=near),
-    }
+    """Return what a worker is told of a round: the process group of each scope among all else.
 
-
-def process_groups(
-    run_id: str,
-    current: NodeRound,
-    local_rank: int,
-    *,
-    far: Rendezvous,
-    near: Rendezvous,
-) -> dict[str, dict[str, object]]:
-    """Return the process group of each scope in which a worker has somebody beside it.
+    A scope in which a worker has nobody beside it has none.
 
     Args:
-        run_id: keeps the names of different runs apart.
+        secret: names the meetings, for nobody else to come to them.
         current: the round.
         local_rank: which of the node's workers.
         far: where the nodes of the group meet.
         near: where the workers of this node meet.
     """
-    group, index, size = current.group, current.record.round, current.workers
+    record, group, size = current.record, current.group, current.workers
     place = group.index(current.node)
-    meeting = f"{run_id}/{index}/{group[0]}"
-    groups = {}
+    groups: dict[str, dict[str, object]] = {}
+
+    def join(scope: str, at: Rendezvous, name: str, rank: int, world_size: int) -> None:
+        groups[scope] = {
+            "rank": rank,
+            "world_size": world_size,
+            "prefix": f"{secret}/{record.round}/{name}",
+            "address": at.address,
+            "port": at.port,
+        }
+
     if size > 1:
-        groups["node"] = _joined(near, f"{run_id}/{index}/node", local_rank, size)
+        join("node", near, "node", local_rank, size)
     if size > 1 and len(group) > 1:
         groups["rail"] = {"rank": place, "world_size": len(group)}  # part of the pair's group
     if len(group) > 1:
-        rank, world_size = place * size + local_rank, len(group) * size
-        groups["pair"] = _joined(far, meeting, rank, world_size)
-    return groups
-
-
-def _joined(at: Rendezvous, prefix: str, rank: int, world_size: int) -> dict[str, object]:
+        join("pair", far, group[0], place * size + local_rank, len(group) * size)
     return {
-        "rank": rank,
-        "world_size": world_size,
-        "prefix": prefix,
-        "address": at.address,
-        "port": at.port,
+        "op": "round",
+        "round": record.round,
+        "timeout_s": record.deadline_s + 10.0,
+        "local_size": size,
+        "probes": msgspec.to_builtins(record.probes),
+        "options": record.options,
+        "groups": groups,
     }
 
 

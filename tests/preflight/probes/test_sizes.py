@@ -1,15 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from dataclasses import replace as changed
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from slurm_health.preflight.expectations import expectations_from, expected_ms
-from slurm_health.preflight.session.gpt_sizing import CPU, TABLE, choose, flop_per_step
-from slurm_health.preflight.session.work_sizing import FULL, work_for
+from slurm_health.preflight.probes.sizes import (
+    CPU,
+    FULL,
+    TABLE,
+    GptModel,
+    choose,
+    gpt_options,
+    work_for,
+)
 from slurm_health.records.records import AgentsLaunched, NodesAdmitted, RoundStarted, WorkersReady
 from tests.support.session_story import Story, ready, started
 
@@ -83,18 +91,67 @@ def test_peaks_say_nothing_of_work_that_is_less_than_full() -> None:
 
     assert {"matmul", "memory_copy"} <= expected_ms(models, known).keys()
     assert not FULL.reduced()
-    small = changed(FULL, matmul_size=128, copy_bytes=1 << 20, gather_bytes=1 << 14)
+    small = FULL._replace(matmul_size=128, copy_bytes=1 << 20, gather_bytes=1 << 14)
     assert not expected_ms(models, known, reduced=small.reduced())
 
 
 @pytest.mark.parametrize("gflop_per_s", [0.0, 20_000.0, 300_000.0])
 def test_every_current_gpu_trains_the_model_that_its_memory_holds(gflop_per_s: float) -> None:
-    assert choose(85_000_000_000, gflop_per_s) == TABLE[5]
+    assert choose(85_000_000_000, gflop_per_s) == TABLE[5][1]
 
 
 def test_a_slow_device_trains_the_largest_model_with_steps_of_seconds() -> None:
     model = choose(85_000_000_000, 2000.0)
 
-    assert model in TABLE[:5]
-    assert flop_per_step(model) <= 10 * 2000e9
+    assert model in [row for _, row in TABLE[:5]]
+    assert model.flop_per_step <= 10 * 2000e9
     assert choose(85_000_000_000, 1.0) == CPU
+
+
+PAGE = Path(__file__).parents[3] / "docs/explanation/gpt-rounds.md"
+# What idle devices report as theirs, and the row meant for them. An "8 GB" device has 8 GiB.
+DEVICES = [
+    ("8 GiB", 8 << 30, 0),
+    ("16 GiB", 16 << 30, 1),
+    ("24 GiB", 24 << 30, 2),
+    ("32 GiB", 32 << 30, 3),
+    ("40 GiB", 40 << 30, 4),
+    ("48 GB less ECC", 45 << 30, 4),
+    ("80 GB H100", 85_000_000_000, 5),
+    ("141 GB H200", 150_000_000_000, 6),
+    ("180 GB B200", 191_000_000_000, 7),
+    ("192 GiB MI300X", 192 << 30, 7),
+    ("4 GiB, whose batch is halved by trying", 4 << 30, 0),
+]
+
+
+@pytest.mark.parametrize(("name", "device_bytes", "row"), DEVICES, ids=[d[0] for d in DEVICES])
+def test_a_device_gets_the_row_meant_for_it(name: str, device_bytes: int, row: int) -> None:
+    assert choose(device_bytes - 500_000_000) == TABLE[row][1]
+
+
+def test_the_run_trains_with_the_smallest_batch_that_fits_any_device() -> None:
+    options = gpt_options([85_000_000_000, 150_000_000_000], [10, 4])
+
+    assert options["gpt_batch"] == 4
+    assert options["gpt_hidden"] == TABLE[5][1].hidden
+    assert gpt_options([], [])["gpt_hidden"] == CPU.hidden
+
+
+def test_the_documentation_has_the_table_of_the_code() -> None:
+    found = re.findall(r"^\| (\d+\.\d .*) \|$", PAGE.read_text(), re.MULTILINE)
+
+    assert found == [documented(*row) for row in TABLE]
+
+
+def documented(least_gb: float, model: GptModel) -> str:
+    columns = (
+        f"{least_gb:.1f}",
+        f"{model.layers} / {model.hidden} / {model.heads}",
+        model.sequence,
+        model.batch,
+        f"{model.parameters / 1e6:.0f}",
+        f"{model.flop_per_step / 1e12:.1f}",
+        model.light.batch,
+    )
+    return " | ".join(str(column) for column in columns)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When an agent looks for the master's orders, and since when the master has said nothing."""
+"""When an agent reads the master's orders, and since when the master has said nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def at_random() -> float:
     return int.from_bytes(os.urandom(4), "big") / (1 << 32)
 
 
-class Lookout:
+class OrderPoller:
     """Reads one node's orders: when the bell rings, and now and then.
 
     Args:
@@ -60,6 +60,11 @@ class Lookout:
         self._rung = False
         self._bell_works = False
         self._heard_s = self._looked_s = self.next_s = 0.0
+
+    @property
+    def secret(self) -> str:
+        """What names the meetings of this run's groups."""
+        return self._orders.secret
 
     def first_orders(self, run_id: str) -> list[Record]:
         """Return the master's first orders, which must be those of this run.

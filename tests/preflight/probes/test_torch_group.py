@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slurm_health.preflight.probes import torch_kit
+from slurm_health.preflight.probes import torch_group
 
 LOG = """\
 n1:71:93 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB ib0:10.0.0.1<0>
@@ -16,10 +16,10 @@ n1:71:93 [0] NCCL INFO Channel 01/0 : 0[0] -> 1[0] [send] via NET/IB/0/GDRDMA
 def said(log: str) -> str:
     """Return what is read from a log that a library wrote where it was told to."""
     environ: dict[str, str] = {}
-    torch_kit.record_ways(environ)
+    torch_group.record_ways(environ)
     with Path(environ["NCCL_DEBUG_FILE"]).open("w") as file:
         file.write(log)
-    return torch_kit.ways_used(environ, on_cuda=True)
+    return torch_group.ways_used(environ, on_cuda=True)
 
 
 def test_the_way_is_the_one_that_nccl_connected_by() -> None:
@@ -34,11 +34,11 @@ def test_the_way_is_the_one_that_nccl_connected_by() -> None:
 
 def test_a_log_that_the_user_wants_is_left_to_him() -> None:
     environ = {"NCCL_DEBUG": "WARN"}
-    torch_kit.record_ways(environ)
+    torch_group.record_ways(environ)
 
     assert environ == {"NCCL_DEBUG": "WARN"}
-    assert torch_kit.ways_used(environ, on_cuda=True) == ""
+    assert torch_group.ways_used(environ, on_cuda=True) == ""
 
 
 def test_over_gloo_it_is_the_interface() -> None:
-    assert torch_kit.ways_used({"GLOO_SOCKET_IFNAME": "ib0"}, on_cuda=False) == "ib0"
+    assert torch_group.ways_used({"GLOO_SOCKET_IFNAME": "ib0"}, on_cuda=False) == "ib0"

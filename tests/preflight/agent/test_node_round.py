@@ -5,15 +5,8 @@ import pytest
 from msgspec import structs
 from msgspec.structs import replace
 
-from slurm_health.preflight.session.node_round import (
-    Done,
-    Measured,
-    NodeRound,
-    RoundEnding,
-    ScopeEntered,
-    part_of,
-    process_groups,
-)
+from slurm_health.preflight.agent.node_round import NodeRound, RoundEnding, round_command
+from slurm_health.preflight.agent.worker_process import Done, Gone, ScopeEntered
 from slurm_health.records.records import GroupAborted, ProbeUsed, Rendezvous, RoundStarted, Sampled
 from slurm_health.records.verdict import Outcome
 
@@ -28,22 +21,21 @@ NEAR = Rendezvous(address="127.0.0.1", port=4000)
 
 
 def round_of(node: str = "n2", *, workers: int = 2) -> NodeRound:
-    part = part_of(STARTED, node)
-    assert part is not None
-    return NodeRound(record=STARTED, node=node, group=part[0], workers=workers, started_s=0.0)
+    (group,) = (group for group in STARTED.groups if node in group)
+    return NodeRound(record=STARTED, node=node, group=group, workers=workers, started_s=0.0)
 
 
-def sample(*iteration_ms: float, probe: str = "allgather") -> Measured:
-    return Measured(
+def sample(*iteration_ms: float, probe: str = "allgather") -> Sampled:
+    """Return what one worker measured, before its node and group are named."""
+    return Sampled(
+        node="",
+        group=[],
         round=3,
         probe=probe,
-        quantity="",
         scope="pair",
-        iteration_ms=[*iteration_ms],
+        iteration_ms=[[*iteration_ms]],
         world_size=4,
         total_bytes=1024,
-        flop=0.0,
-        figures={},
     )
 
 
@@ -52,10 +44,11 @@ def done(outcome: str, detail: str = "", *, own_fault: bool = False, spent: bool
 
 
 def groups(node: str, local_rank: int, *, workers: int = 2) -> dict[str, dict[str, object]]:
-    part = part_of(STARTED, node)
-    assert part is not None
     current = round_of(node, workers=workers)
-    return process_groups("a7", current, local_rank, far=part[1], near=NEAR)
+    far = STARTED.rendezvous[STARTED.groups.index(current.group)]
+    command = round_command("a7", current, local_rank, far=far, near=NEAR)
+    found: dict[str, dict[str, object]] = command["groups"]  # type: ignore[assignment]
+    return found
 
 
 def test_ranks_follow_the_order_of_the_group_and_within_a_node_that_of_its_workers() -> None:
@@ -75,8 +68,8 @@ def test_the_batch_of_a_node_is_the_one_that_fits_its_device_with_least_room() -
     current = round_of()
     fits = [replace(sample(probe="gpt_fit"), figures={"micro_batch": batch}) for batch in (10, 5)]
 
-    assert current.hear(0, fits[0]) is None
-    recorded = current.hear(1, fits[1])
+    assert current.take(0, fits[0]) is None
+    recorded = current.take(1, fits[1])
 
     assert isinstance(recorded, Sampled)
     assert recorded.figures == {"micro_batch": 5}
@@ -85,8 +78,8 @@ def test_the_batch_of_a_node_is_the_one_that_fits_its_device_with_least_room() -
 def test_a_quantity_is_recorded_once_all_workers_have_measured_it() -> None:
     current = round_of()
 
-    assert current.hear(1, sample(2.0)) is None
-    sampled = current.hear(0, sample(1.00004, 1.5))
+    assert current.take(1, sample(2.0)) is None
+    sampled = current.take(0, sample(1.00004, 1.5))
 
     assert isinstance(sampled, Sampled)
     assert sampled.iteration_ms == [[1.0, 1.5], [2.0]]
@@ -95,7 +88,7 @@ def test_a_quantity_is_recorded_once_all_workers_have_measured_it() -> None:
 
 def test_what_one_worker_alone_measures_is_recorded_with_the_others_places_empty() -> None:
     current = round_of()
-    current.hear(1, sample(2.0, probe="values"))
+    current.take(1, sample(2.0, probe="values"))
 
     (sampled,) = current.partial_samples()
 
@@ -189,9 +182,9 @@ def test_a_death_is_the_nodes_own_where_no_partner_can_be_its_cause(
 ) -> None:
     current = round_of()
     for scope in scopes:
-        current.hear(1, ScopeEntered(round=3, scope=scope))
+        current.take(1, ScopeEntered(round=3, scope=scope))
 
-    assert current.died(1, "killed by SIGABRT") == RoundEnding(
+    assert current.gone(1, Gone("killed by SIGABRT")) == RoundEnding(
         outcome=Outcome.FAILED,
         detail="check process of device 1 died: killed by SIGABRT",
         crashed=crashed,
@@ -213,7 +206,7 @@ def test_a_device_that_never_ends_what_it_does_alone_is_named(
     current = round_of("n3")
     current.aborted = GroupAborted(round=3, group=current.group, reason="late", timed_out=True)
     for rank, scope in enumerate(scopes):
-        current.hear(rank, ScopeEntered(round=3, scope=scope))
+        current.take(rank, ScopeEntered(round=3, scope=scope))
 
     assert current.done(0, done("timed_out", "told to stop")) is None
 
@@ -243,6 +236,6 @@ def test_a_process_of_a_node_without_devices_is_not_called_one(
     current.on_cpus = True
     current.aborted = GroupAborted(round=3, group=current.group, reason="late", timed_out=True)
     for rank in range(workers):
-        current.hear(rank, ScopeEntered(round=3, scope="solo"))
+        current.take(rank, ScopeEntered(round=3, scope="solo"))
 
-    assert (current.stuck().detail, current.died(0, "exit code 1").detail) == (stuck, died)
+    assert (current.stuck().detail, current.gone(0, Gone("exit code 1")).detail) == (stuck, died)
