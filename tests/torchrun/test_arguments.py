@@ -14,7 +14,6 @@ from slurm_health.torchrun.arguments import (
     NodeZeroAddress,
     Team,
     command_line,
-    host_and_port,
     node_range,
     node_rank,
     node_zero_address,
@@ -210,26 +209,11 @@ def test_starts_that_can_meet_on_a_node_have_ports_of_their_own() -> None:
     assert max(ports) < 32768
 
 
-@pytest.mark.parametrize(
-    ("text", "host", "port"),
-    [
-        ("a", "a", ""),
-        ("a:1", "a", "1"),
-        ("10.0.0.1:29500", "10.0.0.1", "29500"),
-        ("::1", "::1", ""),
-        ("[::1]", "::1", ""),
-        ("[fd00::1]:29500", "fd00::1", "29500"),
-        ("", "", ""),
-    ],
-)
-def test_an_address_may_have_a_port(text: str, host: str, port: str) -> None:
-    assert host_and_port(text) == (host, port)
-
-
 # What is given, from last to first in the stated order; each replaces all before it.
 ADDRESSES = [
     ({}, {"DLROVER_MASTER_ADDR": "dlrover:4"}, NodeZeroAddress(host="dlrover", port=4)),
-    ({}, {"MASTER_ADDR": "master:3"}, NodeZeroAddress(host="master", port=3)),
+    ({}, {"MASTER_ADDR": "::1"}, NodeZeroAddress(host="::1", port=9)),
+    ({}, {"MASTER_ADDR": "[fd00::1]:3"}, NodeZeroAddress(host="fd00::1", port=3)),
     ({"master_addr": "pet:2"}, {}, NodeZeroAddress(host="pet", port=2)),
     ({"rdzv_endpoint": "endpoint:1"}, {}, NodeZeroAddress(host="endpoint", port=1)),
 ]
