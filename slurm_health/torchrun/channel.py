@@ -5,16 +5,14 @@ Node 0 has the directory. What is appended there to the files for all nodes appe
 of each other node, and what a node appends to its own file appears in node 0's directory. So a
 check runs as on a shared filesystem.
 
-Every message is a frame: four bytes that name this protocol, four with the length of the text, a
-MAC, and the text, which is JSON. The MAC covers the sender, the number of the message, and the
-text. The first message of each side is signed with the secret of the run, all others with a key
-made from it and a fresh nonce of each side. So a process without the secret, even one that relays
-all messages, can repeat, insert, omit or swap none.
+Each side first sends four bytes that name this protocol, and a fresh nonce. Then every message is
+a frame: four bytes with the length of the text, a MAC, and the text, which is JSON. The MAC covers
+the sender, the number of the message, and the text; its key is made from the secret of the run and
+both nonces. So a process without the secret, even one that relays all bytes, can repeat, insert,
+omit or swap no message.
 
     node             node 0
     Hello       ->             rank, and what must be the same on all nodes
-                <-  Challenge  node 0's nonce, and the node's
-    Piece       ->             without bytes: the first message with the new key
                 <-  Welcome    or End: the node is refused
     Piece ...  <->  Piece ...  at least every 10 s
     End         ->             the node has all, or is ended; or from node 0: the run is over
@@ -48,7 +46,7 @@ from slurm_health.records.errors import ChannelError, JournalError, UsageError
 from slurm_health.records.text import cut, one_line
 from slurm_health.torchrun.arguments import NodeZeroAddress
 
-_MAGIC = b"slh2"
+_MAGIC, _NONCE_BYTES = b"slh2", 16
 _MAC_BYTES = hashlib.sha256().digest_size
 _UNPROVEN_BYTES = 4096  # of a message whose sender has proven nothing
 _PIECE_BYTES, _MOST_BYTES = 1 << 18, 1 << 20
@@ -76,20 +74,12 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     counts its bytes of node 0's files. `terms` must be the same on all nodes.
     """
 
-    nonce: str
     token: str
     rank: int
     host: str
     terms: str
     run_id: str = ""
     have: dict[str, int] = {}
-
-
-class Challenge(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Node 0's nonce, and the one of the node."""
-
-    nonce: str
-    yours: str
 
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -123,7 +113,7 @@ class End(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     unchecked: bool = False
 
 
-_Message = Hello | Challenge | Welcome | Piece | End
+_Message = Hello | Welcome | Piece | End
 _decoder = JsonDecoder[_Message](_Message)
 
 
@@ -138,30 +128,37 @@ class NobodyThere(ChannelError):
 class Link:
     """One connection, on which every message is authenticated."""
 
-    def __init__(self, streams: Any, secret: bytes, own: bytes, other: bytes) -> None:
+    def __init__(self, streams: Any, own: bytes, other: bytes) -> None:
         self._reader, self._writer = streams
-        self._secret = self._key = secret
-        self._own, self._other = own, other
+        self._own, self._other, self._key = own, other, b""
         self._most_bytes = _UNPROVEN_BYTES
         self._sent = self._received = 0
+
+    async def open(self, secret: bytes) -> None:
+        """Exchange nonces with the other side, and make a key.
+
+        Raises:
+            Cut: it does not answer, or not like slurm-health.
+        """
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        self._writer.write(_MAGIC + nonce)
+        start = await self._read(len(_MAGIC) + _NONCE_BYTES, _HANDSHAKE_S)
+        if not start.startswith(_MAGIC):
+            raise Cut(_FOREIGN)
+        both = sorted([self._own + nonce, self._other + start[len(_MAGIC) :]])
+        self._key = hmac.digest(secret, b" ".join(both), "sha256")
 
     def host(self, end: str) -> str:
         """Return the address of one end: `peername` or `sockname`."""
         address = self._writer.get_extra_info(end) or ("an unknown address",)
         return str(address[0]).removeprefix("::ffff:")
 
-    def rekey(self, node: str, node_zero: str) -> None:
-        """Go on with a key made from the nonces of both sides, and with longer messages."""
-        self._key = hmac.digest(self._secret, f"{node} {node_zero}".encode(), "sha256")
-        self._most_bytes = _MOST_BYTES
-        self._sent = self._received = 0
-
     def send(self, message: _Message) -> None:
         """Send a message, as soon as the connection takes it."""
         text = msgspec.json.encode(message)
         mac = self._mac(self._own, self._sent, text)
         self._sent += 1
-        self._writer.write(_MAGIC + len(text).to_bytes(4, "big") + mac + text)
+        self._writer.write(len(text).to_bytes(4, "big") + mac + text)
 
     async def receive(self, limit_s: float = _HANDSHAKE_S) -> _Message:
         """Return the next message.
@@ -170,23 +167,27 @@ class Link:
             Cut: none comes in time, none can come any more, or it is none of this protocol.
             UsageError: it is signed with another secret.
         """
-        try:
-            head = await asyncio.wait_for(self._reader.readexactly(8 + _MAC_BYTES), limit_s)
-            length = int.from_bytes(head[4:8], "big")
-            if head[:4] != _MAGIC or length > self._most_bytes:
-                raise Cut(_FOREIGN)
-            text = await asyncio.wait_for(self._reader.readexactly(length), limit_s)
-        except TimeoutError:
-            raise Cut(f"nothing was received from it for {limit_s:g} s") from None
-        except (asyncio.IncompleteReadError, OSError) as err:
-            raise Cut(getattr(err, "strerror", "") or "the connection was closed") from err
-        if not hmac.compare_digest(head[8:], self._mac(self._other, self._received, text)):
+        head = await self._read(4 + _MAC_BYTES, limit_s)
+        length = int.from_bytes(head[:4], "big")
+        if length > self._most_bytes:
+            raise Cut(_FOREIGN)
+        text = await self._read(length, limit_s)
+        if not hmac.compare_digest(head[4:], self._mac(self._other, self._received, text)):
             raise UsageError("it has another secret")
         self._received += 1
+        self._most_bytes = _MOST_BYTES
         try:
             return _decoder.decode(text)
         except ValueError as err:
             raise Cut("it sent an impossible message") from err
+
+    async def _read(self, count: int, limit_s: float) -> bytes:
+        try:
+            return bytes(await asyncio.wait_for(self._reader.readexactly(count), limit_s))
+        except TimeoutError:
+            raise Cut(f"nothing was received from it for {limit_s:g} s") from None
+        except (asyncio.IncompleteReadError, OSError) as err:
+            raise Cut(getattr(err, "strerror", "") or "the connection was closed") from err
 
     async def mirror(
         self,
@@ -412,7 +413,7 @@ class NodeZero(_Side):
         if len(self._visitors) >= _MOST_VISITORS:
             next(iter(self._visitors)).cancel()
         self._visitors[task] = None
-        link = Link(streams, self._secret, b"node0", b"node")
+        link = Link(streams, b"node0", b"node")
         try:
             hello = await asyncio.wait_for(self._introduced(link), _HANDSHAKE_S)
             del self._visitors[task]
@@ -429,12 +430,10 @@ class NodeZero(_Side):
 
     async def _introduced(self, link: Link) -> Hello:
         """Return what a visitor says that it is, once it has proven that it knows the secret."""
-        hello, nonce = await link.receive(), secrets.token_hex(16)
+        await link.open(self._secret)
+        hello = await link.receive()
         if not isinstance(hello, Hello):
             raise Cut(_FOREIGN)
-        link.send(Challenge(nonce=nonce, yours=hello.nonce))
-        link.rekey(hello.nonce, nonce)
-        await link.receive()
         return hello
 
     async def _serve(self, hello: Hello, link: Link) -> None:
@@ -565,15 +564,11 @@ class OtherNode(_Side):
             OSError, Cut: there is no connection, or what answers is not node 0 of a run.
             ChannelError, JournalError, UsageError: as `raise_failure`.
         """
-        at, nonce, link = self._meeting.text, secrets.token_hex(16), await self._linked()
-        welcome: _Message | None = None
+        at, link = self._meeting.text, await self._linked()
         try:
-            link.send(msgspec.structs.replace(self._hello, nonce=nonce, have=self._have))
-            end = challenge = await link.receive()
-            if isinstance(challenge, Challenge) and challenge.yours == nonce:
-                link.rekey(nonce, challenge.nonce)
-                link.send(Piece())
-                end = welcome = await link.receive()
+            await link.open(self._secret)
+            link.send(msgspec.structs.replace(self._hello, have=self._have))
+            end = welcome = await link.receive()
             if isinstance(welcome, Welcome):
                 if self.welcome is not None:
                     self._say(f"connected to node0 at {at} again")
@@ -611,7 +606,7 @@ class OtherNode(_Side):
             opening = asyncio.open_connection(str(place[0]), port, family=family)
             try:
                 streams = await asyncio.wait_for(opening, _ATTEMPT_S)
-                return Link(streams, self._secret, b"node", b"node0")
+                return Link(streams, b"node", b"node0")
             except OSError as err:
                 failure = err
         raise failure

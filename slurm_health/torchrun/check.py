@@ -62,6 +62,7 @@ from slurm_health.torchrun.channel import (
     OtherNode,
     Welcome,
 )
+from slurm_health.torchrun.earlier_check import EarlierCheck
 from slurm_health.torchrun.node_choice import Bounds, NodeChoice, choose, others_text
 from slurm_health.torchrun.place import TaskPlace, agent_environ, single
 from slurm_health.torchrun.step import (
@@ -83,17 +84,9 @@ _LEAST_KEY_BYTES, _MOST_KEY_BYTES = 16, 65536
 LAST_CALL_S = 30.0  # for the next node, once enough are there; torchrun waits as long
 _REPORT_S, _POLL_S = 5.0, 0.02
 _HEARD_S = 10.0  # for the others to read the outcome, or to sign off
-# What is wrong with a directory itself is the same on all nodes that share it, and one reports it.
-_SAME_EVERYWHERE = {
-    errno.EACCES,
-    errno.EDQUOT,
-    errno.EEXIST,
-    errno.ENOENT,
-    errno.ENOSPC,
-    errno.ENOTDIR,
-    errno.EPERM,
-    errno.EROFS,
-}
+# Of a filesystem that one node does not reach. Other errors are the same on all nodes that share
+# it, and one of them reports it.
+_OF_ONE_NODE = {None, errno.EIO, errno.ENOTCONN, errno.EREMOTEIO, errno.ESTALE, errno.ETIMEDOUT}
 
 
 def checked(
@@ -155,12 +148,10 @@ def checked(
 
 def _is_to_report(err: Exception, place: TaskPlace) -> bool:
     """Tell whether this process is the one of the step that reports why nothing was checked."""
-    if place.meeting is not None:
-        return True
     if isinstance(err, Unheard):
         return place.node == place.nodes[1]  # the first one cannot
-    shared = isinstance(err.__cause__, OSError) and err.__cause__.errno in _SAME_EVERYWHERE
-    return place.leads or not shared
+    of_one = getattr(err.__cause__, "errno", None) in _OF_ONE_NODE
+    return place.leads or place.meeting is not None or of_one
 
 
 def say(text: str) -> None:
@@ -250,13 +241,19 @@ def _lead(
     phases = chosen_phases(arguments.check)
     probes = {probe.name for phase in phases for probe in phase.probes}
     earlier = earlier_check.find(directory, place, probes)
-    nodes, now_s = list(place.nodes), time.time()
-    known = priors.of_site(config.standings(environ), place.cluster, nodes, now_s=now_s)
-    optional: dict[str, str] = {}
+    nodes = list(place.nodes)
+    site = config.standings(environ)
+    prior = priors.of_site(site, place.cluster, nodes, now_s=time.time())
+    recorded: dict[str, str | int | float | bool] = {
+        "python": python,
+        "check": arguments.check,
+        "nnodes": within.text,
+        "exclude_straggler": arguments.exclude_straggler,
+    }
     if "setup" in arguments.own:
-        optional["setup"] = str(arguments.own["setup"])
+        recorded["setup"] = arguments.own["setup"]
     if earlier is not None:
-        optional[earlier_check.ADOPTED] = earlier.directory.name
+        recorded[earlier_check.ADOPTED] = earlier.directory.name
     started = records.RunStarted(
         run_id=place.start,
         job_id=place.job_id,
@@ -270,30 +267,21 @@ def _lead(
         array=place.array,
         start_time_s=place.start_time_s,
         slurm_health=__version__,
-        settings={
-            "python": python,
-            "check": arguments.check,
-            "nnodes": within.text,
-            "exclude_straggler": arguments.exclude_straggler,
-            **optional,
-        },
-        prior={} if earlier is not None else known,
+        settings=recorded,
+        prior=prior,
     )
     if place.array:
         journal.link_array_task(directory.parents[2], started)
     journal.create(directory, [journal.MASTER, STEP, *nodes])
     step = journal.Writer(directory, STEP, time.time)
-    excluding = arguments.exclude_straggler
+    choose_from = functools.partial(choose, within, exclude_slow=arguments.exclude_straggler)
     if earlier is not None:
         here = [verdict for verdict in earlier.verdict.nodes if verdict.node in nodes]
-        adopted = records.VerdictReached(nodes=here)
-        choice = choose(adopted, within, absent=(), exclude_slow=excluding)
-        master_file = journal.Writer(directory, journal.MASTER, time.time)
-        master_file.append(started, *_outcome(choice))
-        start = _decided(directory, step, adopted, choice)
-        ago = duration_text(max(0.0, time.time() - earlier.ended_s))
-        why = f"; {start.reason}" if start.nodes and start.reason else ""
-        say(f"the job's nodes were checked {ago} ago: {_levels(earlier.directory)}{why}")
+        verdict = records.VerdictReached(nodes=here)
+        choice = choose_from(verdict, absent=())
+        journal.Writer(directory, journal.MASTER, time.time).append(started, *_outcome(choice))
+        start = _decided(directory, step, verdict, choice)
+        _report_verdict(directory, start, earlier)
         return start
     looked_for = len(nodes) * (1 if place.meeting else READ_SHARE)
     command = agent_command(directory, run_id=place.start, nodes=looked_for, python=python)
@@ -302,25 +290,24 @@ def _lead(
         settings = MasterSettings(
             limits=TimeLimits(),
             phases=phases,
-            make_localizer=functools.partial(make_localizer, prior=known),
+            make_localizer=functools.partial(make_localizer, prior=prior),
             expectations=config.expectations(environ),
             localize=config.localize(environ),
             light=why_light(arguments.check),
             alive=agents.keep_alive,
         )
-        master = Master(directory, nodes, agents, settings)
         try:
+            master = Master(directory, nodes, agents, settings)
             with master.led(started) as verdict:
                 agents.stop()
-                absent = _absent(directory, nodes[1:])
-                choice = choose(verdict, within, absent=absent, exclude_slow=excluding)
+                choice = choose_from(verdict, absent=_absent(directory, nodes[1:]))
                 master.append(*_outcome(choice))
                 start = _decided(directory, step, verdict, choice)
         except (KeyboardInterrupt, SystemExit) as end:
             with contextlib.suppress(JournalError):
                 step.append(records.MasterStopped(reason=signal_behind(end)))
             raise
-    _summarize(directory, start)
+    _report_verdict(directory, start, None)
     return start
 
 
@@ -416,20 +403,16 @@ def _absent(directory: Path, nodes: Sequence[str]) -> list[str]:
 
 def _outcome(choice: NodeChoice) -> list[records.Record]:
     """Return the records of how the check ends."""
-    if not choice.nodes:
-        stop = records.Disposition.STOP
-        return [
-            records.JobOutcome(disposition=stop, exit_code=ExitCode.BAD_NODES, reason=choice.reason)
-        ]
-    proceed = records.Action.PROCEED
-    return [
-        records.ActionIntended(action=proceed, nodes=list(choice.nodes), reason=choice.reason),
-        records.JobOutcome(
-            disposition=records.Disposition.PROCEED,
-            exit_code=ExitCode.HEALTHY,
-            reason=choice.reason,
-        ),
-    ]
+    go, reason = bool(choice.nodes), choice.reason
+    outcome = records.JobOutcome(
+        disposition=records.Disposition.PROCEED if go else records.Disposition.STOP,
+        exit_code=ExitCode.HEALTHY if go else ExitCode.BAD_NODES,
+        reason=reason,
+    )
+    if not go:
+        return [outcome]
+    proceed, nodes = records.Action.PROCEED, list(choice.nodes)
+    return [records.ActionIntended(action=proceed, nodes=nodes, reason=reason), outcome]
 
 
 def _decided(
@@ -450,21 +433,20 @@ def _decided(
     return start
 
 
-def _levels(directory: Path) -> str:
-    from slurm_health.report import read
-    from slurm_health.report.build import run_of
-    from slurm_health.report.sentences import levels_text
-
-    return levels_text(run_of(read.read_run(directory)))
-
-
-def _summarize(directory: Path, start: Start) -> None:
+def _report_verdict(directory: Path, start: Start, earlier: EarlierCheck | None) -> None:
     from slurm_health.report import read, text
     from slurm_health.report.build import run_of
     from slurm_health.report.layout import Page
+    from slurm_health.report.sentences import levels_text
 
-    run = run_of(read.read_run(directory))
-    say(text.check_text(run, Page()) if start.reason else text.headline(run))
+    if earlier is None:
+        run = run_of(read.read_run(directory))
+        say(text.check_text(run, Page()) if start.reason else text.headline(run))
+        return
+    levels = levels_text(run_of(read.read_run(earlier.directory)))
+    ago = duration_text(max(0.0, time.time() - earlier.ended_s))
+    why = f"; {start.reason}" if start.nodes and start.reason else ""
+    say(f"the job's nodes were checked {ago} ago: {levels}{why}")
 
 
 # --- nodes that share no directory --------------------------------------------------------------
@@ -489,7 +471,6 @@ def _follow_over_channel(
     assert place.meeting is not None
     secret = read_secret(arguments.text(KEY_OPTION), environ) or _weak_key(arguments)
     hello = Hello(
-        nonce="",
         token=secrets.token_hex(16),
         rank=place.nodes.index(place.node),
         host=socket.gethostname(),

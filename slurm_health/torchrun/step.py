@@ -19,7 +19,6 @@ from slurm_health.preflight.master.launcher import LEAVE_S, AgentCommand
 from slurm_health.preflight.master.master import SILENCE_S, poll_interval_s
 from slurm_health.records import records
 from slurm_health.records.errors import ChannelError, JournalError
-from slurm_health.records.verdict import Level
 from slurm_health.system import journal
 from slurm_health.system.processes import (
     Process,
@@ -29,6 +28,7 @@ from slurm_health.system.processes import (
     start_tied,
 )
 from slurm_health.system.signals import exit_text
+from slurm_health.torchrun.node_choice import why_left_out
 from slurm_health.torchrun.place import TaskPlace
 
 STEP = "step"
@@ -37,7 +37,6 @@ BEGIN_S = 180.0
 # Of the usual interval between reads: the processes and their agents together then read no more
 # often than agents alone do.
 READ_SHARE = 2
-NOT_NEEDED = "not needed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,10 +191,7 @@ def start_of(written: Iterable[records.Record], directory: Path) -> Start | None
             case records.AgentStarted(node=node, address=address):
                 addresses[node] = address
             case records.VerdictReached(nodes=judged):
-                for verdict in judged:
-                    healthy = verdict.level is Level.HEALTHY
-                    why = NOT_NEEDED if healthy else f"{verdict.level.value}, {verdict.reason}"
-                    left_out[verdict.node] = why
+                left_out = {verdict.node: why_left_out(verdict) for verdict in judged}
             case records.ActionIntended(nodes=chosen):
                 nodes = tuple(chosen)
             case records.JobOutcome(reason=reason):

@@ -33,7 +33,7 @@ from tests.support.unshared import free_port
 NODES = ("node0", "node1", "node2")
 SECRET = b"correct horse battery staple"
 TERMS = "slurm-health 1, --nnodes=3"
-HELLO = Hello(nonce="", token="mine", rank=1, host="second", terms=TERMS)
+HELLO = Hello(token="mine", rank=1, host="second", terms=TERMS)
 DEADLINE_S = 30.0
 
 
@@ -193,7 +193,7 @@ def test_a_relay_without_the_secret_can_insert_nothing_after_the_handshake(
 ) -> None:
     relay = Relay(zero.meeting)
     node = Node(tmp_path, relay.meeting)
-    forged = b"slh2" + (2).to_bytes(4, "big") + bytes(32) + b"{}"
+    forged = (2).to_bytes(4, "big") + bytes(32) + b"{}"
     meddled: list[bytes] = []
 
     def meddle(data: bytes, up: bool) -> bytes:
@@ -252,13 +252,14 @@ def test_a_second_node_of_a_rank_is_refused_and_the_first_stays(tmp_path: Path, 
         eventually(lambda: zero.read("node1.jsonl") == b"line\n", "the first is mirrored")
 
 
+START = b"slh2" + bytes(16)
 STRANGE = [
     b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
     b"\x00" * 64,
-    b"slh2\xff\xff\xff\xff" + bytes(64),
-    b"slh2" + (2).to_bytes(4, "big") + bytes(32) + b"{}",
-    b"slh2" + (4000).to_bytes(4, "big") + bytes(32) + b"[" * 4000,
-    b"slh2" + (5000).to_bytes(4, "big") + bytes(5032),
+    START + b"\xff\xff\xff\xff" + bytes(64),
+    START + (2).to_bytes(4, "big") + bytes(32) + b"{}",
+    START + (4000).to_bytes(4, "big") + bytes(32) + b"[" * 4000,
+    START + (5000).to_bytes(4, "big") + bytes(5032),
 ]
 
 
@@ -305,12 +306,9 @@ def test_a_node_writes_nothing_but_the_next_bytes_of_its_own_file(
 ) -> None:
     async def send() -> None:
         streams = await asyncio.open_connection("127.0.0.1", zero.meeting.port)
-        link = Link(streams, SECRET, b"node", b"node0")
-        link.send(msgspec.structs.replace(HELLO, nonce="n"))
-        challenge = await link.receive()
-        assert isinstance(challenge, channel.Challenge)
-        link.rekey("n", challenge.nonce)
-        link.send(Piece())
+        link = Link(streams, b"node", b"node0")
+        await link.open(SECRET)
+        link.send(HELLO)
         assert isinstance(await link.receive(), Welcome)
         link.send(piece)
         with contextlib.suppress(channel.Cut):
@@ -395,8 +393,8 @@ def test_what_answers_and_is_no_node_0_is_named(tmp_path: Path, answer: bytes) -
 
 
 def test_who_poses_as_node_0_without_the_secret_is_not_believed(tmp_path: Path) -> None:
-    challenge = msgspec.json.encode(channel.Challenge(nonce="n", yours=""))
-    frame = b"slh2" + len(challenge).to_bytes(4, "big") + bytes(32) + challenge
+    welcome = msgspec.json.encode(Welcome(run_id="r", job_id=1, directory="/", host="h"))
+    frame = START + len(welcome).to_bytes(4, "big") + bytes(32) + welcome
     with contextlib.closing(Impostor(frame)) as impostor:
         assert "it has another secret" in Node(tmp_path, impostor.meeting).refused()
 

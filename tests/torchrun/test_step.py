@@ -30,6 +30,7 @@ from slurm_health.records.verdict import Level, NodeVerdict
 from slurm_health.system import journal
 from slurm_health.torchrun.place import TaskPlace
 from slurm_health.torchrun.step import BEGIN_S, STEP, OwnAgent, Start, directory_of, follow
+from tests.support.supervised import eventually
 
 NODES = ("n1", "n2")
 STARTED = RunStarted(
@@ -137,17 +138,15 @@ def test_the_end_of_an_agent_is_written_for_it_and_the_next_one_is_started(tmp_p
     assert (second.launch, second.reason) == (1, "its agent ended: exit code 0")
 
 
-def test_agents_of_other_nodes_are_left_to_them(tmp_path: Path) -> None:
-    own = agent("raise SystemExit(9)")
-    own.start(0, ["n1", "n3"])
-    assert own.poll() == []
-    assert ends_of(tmp_path) == []
-
-
-def test_an_agent_that_does_not_leave_is_ended(tmp_path: Path) -> None:
+def test_an_agent_is_started_for_its_own_node_and_ended_if_it_does_not_leave(
+    tmp_path: Path,
+) -> None:
     ready = tmp_path / "ready"
     own = agent(f"import pathlib, time; pathlib.Path({str(ready)!r}).touch(); time.sleep(600)")
+    own.start(0, ["n1", "n3"])
+    assert own.poll() == []
     own.start(0, ["n2"])
+    eventually(ready.exists, "it runs")
     own.stop(0.0)
     assert own.poll() == []
 

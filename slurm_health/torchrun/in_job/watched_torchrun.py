@@ -212,9 +212,8 @@ class Watched:
         if decision["next"] == "stop":
             return 1
         if decision["next"] == "check":
-            answer = self._ask("check", decision=decision)
-            self._leaves = bool(answer["leaves"])
-            code: int | None = answer["exit_code"]
+            code: int | None = self._ask(decision=decision)["exit_code"]
+            self._leaves = code == 0  # the others go on without this node
             return code
         return None
 
@@ -224,7 +223,6 @@ class Watched:
         hang, self._hang = self._hang, None
         try:
             decision = self._ask(
-                "decide",
                 reports=reports,
                 silent=silent,
                 restart=self._restarts,
@@ -240,13 +238,13 @@ class Watched:
         nodes.decide(decision, len(reports) - 1)
         return decision
 
-    def _ask(self, what: str, **question: Any) -> dict[str, Any]:
+    def _ask(self, **question: Any) -> dict[str, Any]:
         """Ask slurm-health, and return its answer.
 
         Raises:
             RuntimeError: it has none.
         """
-        text = json.dumps({"what": what, "context": self._facts.context, **question})
+        text = json.dumps({"context": self._facts.context, **question})
         process = subprocess.Popen(
             self._facts.command,
             stdin=subprocess.PIPE,
