@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The phases of one check in their order: which round comes next, and what all of them conclude.
 
-It is a function of the rounds that have ended, so a master that takes over an interrupted run
-comes to the same round as the one before it.
+It is a function of the rounds that have ended, so a journal can be replayed.
 """
 
 from __future__ import annotations
@@ -86,10 +85,7 @@ class Course:
         self._observed = 0
 
     def next_round(self, ended: Sequence[tuple[int, Sequence[GroupResult]]]) -> Round | None:
-        """Return the next round of the run, None after the last; `ended` are all before it.
-
-        One that ended without any result is void: it is planned again.
-        """
+        """Return the next round of the run, None after the last; `ended` are all before it."""
         while True:
             if self._localizer is None and not self._begin():
                 return None
@@ -102,8 +98,7 @@ class Course:
             elif self._put_aside(planned):
                 continue
             elif self._observed < len(ended):
-                if results := ended[self._observed][1]:
-                    self._localizer.observe(planned.index, results)
+                self._localizer.observe(planned.index, ended[self._observed][1])
                 self._observed += 1
             else:
                 return planned

@@ -11,10 +11,10 @@ from msgspec.structs import replace
 
 from slurm_health.preflight.localize.settings import USUAL, DeviceKind, LocalizeSettings
 from slurm_health.preflight.master.run_check import make_localizer
+from slurm_health.preflight.session.controller import Controller
+from slurm_health.preflight.session.course import RoundPlanner
 from slurm_health.preflight.session.deadlines import TimeLimits
-from slurm_health.preflight.session.phase_runner import RoundPlanner
 from slurm_health.preflight.session.phases import phases
-from slurm_health.preflight.session.session import Append, Session
 from slurm_health.records.record_codec import Entry
 from slurm_health.records.records import (
     AgentsLaunched,
@@ -89,18 +89,14 @@ def test_a_job_that_has_ended_leaves_every_node_undecided_and_nothing_is_started
     ended = "Slurm job 1 has expired"
     story.says(AgentsLost(launch=1, nodes=[*NODES], reason=ended, cause=LossCause.JOB_ENDED))
 
-    while not isinstance(step := story.next(), Append) or not isinstance(
-        step.record, VerdictReached
-    ):
-        assert isinstance(step, Append)
-        assert not isinstance(step.record, AgentsLaunched)
-        story.says(step.record)
-    assert {node.level for node in step.record.nodes} == {Level.INCONCLUSIVE}
+    while not isinstance(record := story.writes(), VerdictReached):
+        assert not isinstance(record, AgentsLaunched)
+    assert {node.level for node in record.nodes} == {Level.INCONCLUSIVE}
 
 
 def test_a_second_round_with_nothing_in_doubt_measures_only_what_pairs_do_together() -> None:
     story = Story()
-    story.session = Session(NODES, make_localizer, LIMITS, phases(["quick"]))
+    story.controller = Controller(NODES, make_localizer, LIMITS, phases(["quick"]))
     story.does(AgentsLaunched)
     story.is_ready(*NODES)
     story.does(NodesAdmitted)
@@ -113,7 +109,7 @@ def test_a_second_round_with_nothing_in_doubt_measures_only_what_pairs_do_togeth
         story.does(RoundEnded)
 
     assert used == [["matmul", "allgather"], ["allgather"]]
-    assert isinstance(story.next(), Append)
+    story.does(VerdictReached)
 
 
 def test_when_one_member_fails_the_others_are_told_at_once() -> None:
@@ -152,7 +148,7 @@ def test_a_node_lost_between_rounds_is_absent_and_its_partner_not_to_blame() -> 
     assert begun.rendezvous[0].port == 0
     story.says(*measured("n4", "n1", index=1))
     assert story.does(RoundEnded) == RoundEnded(round=1, silent=["n2"])
-    _, results = story.session.state.ended[-1]
+    _, results = story.controller.state.ended[-1]
     assert [(r.outcome, r.silent) for r in results] == [
         (Outcome.NOT_RUN, ("n2",)),
         (Outcome.MEASURED, ()),
@@ -162,7 +158,7 @@ def test_a_node_lost_between_rounds_is_absent_and_its_partner_not_to_blame() -> 
 def test_all_rounds_of_a_phase_train_one_model_whichever_nodes_they_have() -> None:
     free_bytes = {"n1": 79_000_000_000, "n2": 79_000_000_000, "n3": 45_000_000_000}
     story = Story(list(free_bytes))
-    story.session = Session(list(free_bytes), make_localizer, LIMITS, phases(["gpt"])[1:])
+    story.controller = Controller(list(free_bytes), make_localizer, LIMITS, phases(["gpt"])[1:])
     story.does(AgentsLaunched)
     for node, free in free_bytes.items():
         on_gpu = replace(ready(node), backend="nccl", devices=["H100"], free_bytes=free)
@@ -195,13 +191,13 @@ def test_the_localizer_is_told_what_is_usual_for_the_devices_and_what_was_chosen
         return make_localizer(nodes, leaves, chosen)
 
     chosen = {"min_rounds": 3, "expected_ms": {"allgather": 50}}
-    session = Session(NODES, make, LIMITS, phases(["allgather"]), localize_options=chosen)
+    controller = Controller(NODES, make, LIMITS, phases(["allgather"]), localize_options=chosen)
     records: list[Record] = [AgentsLaunched(launch=0, nodes=list(NODES))]
     for node in NODES:
         records += [started(node), msgspec.structs.replace(ready(node), backend=backend)]
     for record in (*records, NodesAdmitted(nodes=list(NODES))):
-        session.state.fold(Entry(id="", time_s=START_S, kind="", record=record))
-    session.next_step(START_S)
+        controller.state.fold(Entry(id="", time_s=START_S, kind="", record=record))
+    controller.next_step(START_S)
 
     (settings_made,) = made
     assert settings_made.network_floor == USUAL[kind].network_floor

@@ -11,15 +11,13 @@ from msgspec.structs import replace
 
 from slurm_health.preflight.localize.settings import DeviceKind, LocalizeSettings, settings_from
 from slurm_health.preflight.master.run_check import make_localizer
-from slurm_health.preflight.session.conclusion import merged, with_burns, with_transports
-from slurm_health.preflight.session.phase_runner import Course, RoundPlanner
+from slurm_health.preflight.session.conclusion import merged
+from slurm_health.preflight.session.course import Course, RoundPlanner
 from slurm_health.preflight.session.phases import phases
-from slurm_health.records.gpu_load import HARDWARE_THERMAL, Burn
 from slurm_health.records.verdict import (
     GroupResult,
     Level,
     LinkVerdict,
-    NodeVerdict,
     Outcome,
     Verdict,
 )
@@ -36,21 +34,15 @@ def course(check: str, nodes: Sequence[str] = NODES, **expected_ms: float) -> Co
 def run(
     under_test: Course,
     answer: Callable[[str, tuple[str, ...]], GroupResult],
-    *,
-    void: int | None = None,
 ) -> tuple[Ended, list[str]]:
-    """Play a course to its end; return what was measured and the phase of each round.
-
-    The round `void` has no results.
-    """
+    """Play a course to its end; return what was measured and the phase of each round."""
     ended: Ended = []
     names = []
     while (planned := under_test.next_round(ended)) is not None:
         assert planned.index == len(ended)
         assert under_test.phase is not None
         names.append(under_test.phase.name)
-        groups = planned.groups if planned.index != void else ()
-        ended.append((planned.index, [answer(names[-1], group) for group in groups]))
+        ended.append((planned.index, [answer(names[-1], group) for group in planned.groups]))
     return ended, names
 
 
@@ -96,17 +88,6 @@ def test_a_course_that_is_replayed_comes_to_the_same_round(crashes: int) -> None
         assert planned is not None
         assert planned.index == known
         assert set(planned.groups) == {result.nodes for result in ended[known][1]}
-
-
-@pytest.mark.parametrize("void", range(5))
-def test_a_round_that_a_masters_end_made_void_is_planned_again_and_costs_nobody(void: int) -> None:
-    under_test = course("thorough")
-
-    _, names = run(under_test, lambda _, group: measured(group), void=void)
-
-    without = ["solo", "pair", "size", "gpt", "gpt"]
-    assert names == [*without[: void + 1], *without[void:]]
-    assert under_test.verdict().named(Level.HEALTHY) == NODES
 
 
 def test_who_calculates_wrongly_twice_alone_meets_nobody() -> None:
@@ -238,63 +219,6 @@ def test_slow_memory_shows_in_what_a_node_does_alone(slowdown: float) -> None:
 
     assert under_test.verdict().named(Level.SLOW) == ("n2",)
     assert under_test.verdict().nodes["n2"].component == "memory"
-
-
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_a_node_is_as_bad_as_its_worst_phase_and_has_the_evidence_of_all(
-    order: tuple[int, int],
-) -> None:
-    well = NodeVerdict(node="n1", level=Level.HEALTHY, reason="well", evidence=("a",))
-    slow = NodeVerdict(
-        node="n1", level=Level.SLOW, slowdown=1.4, reason="copy slow", evidence=("b",)
-    )
-    both = (Verdict(nodes={"n1": well}), Verdict(nodes={"n1": slow}))
-
-    found = merged([both[at] for at in order]).nodes["n1"]
-
-    assert (found.level, found.reason, found.slowdown) == (Level.SLOW, "copy slow", 1.4)
-    assert set(found.evidence) == {"a", "b"}
-
-
-def test_what_a_throttled_gpu_said_explains_and_does_not_convict() -> None:
-    throttled = Burn(
-        index=3, uuid="GPU-7", bus="", samples=9, reason_samples={HARDWARE_THERMAL: 9}, reasons=64
-    )
-    before = Verdict(nodes={"n1": NodeVerdict(node="n1", level=Level.HEALTHY, reason="well")})
-
-    found = with_burns(before, {"n1": [throttled]}).nodes["n1"]
-
-    assert found.level is Level.HEALTHY
-    assert "GPU 3 (GPU-7): hardware thermal slowdown" in found.reason
-
-
-def test_memory_errors_that_were_not_corrected_are_proof() -> None:
-    broken = Burn(index=0, uuid="GPU-1", bus="", samples=9, uncorrected=2)
-    before = Verdict(nodes={"n1": NodeVerdict(node="n1", level=Level.HEALTHY, reason="well")})
-
-    found = with_burns(before, {"n1": [broken]}).nodes["n1"]
-
-    assert (found.level, found.component) == (Level.FAULTY, "memory")
-    assert found.evidence
-
-
-def test_the_way_that_data_went_is_said_where_the_network_is_slow_and_nowhere_else() -> None:
-    nodes = {
-        name: NodeVerdict(node=name, level=level, component=component, reason="slow")
-        for name, level, component in (
-            ("n1", Level.SLOW, "network rail 3"),
-            ("n2", Level.SLOW, "compute device 1"),
-            ("n3", Level.HEALTHY, "network"),
-        )
-    }
-
-    found = with_transports(Verdict(nodes=nodes), dict.fromkeys(nodes, "NET/Socket")).nodes
-
-    assert [found[name].reason for name in ("n1", "n2", "n3")] == [
-        "slow; data went over NET/Socket",
-        "slow",
-        "slow",
-    ]
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
