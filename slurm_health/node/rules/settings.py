@@ -221,8 +221,7 @@ class Settings(_Table, frozen=True, kw_only=True):
 
     # Where journals go; may begin with `~`; empty: `~/.slurm-health/journal`.
     journal: str = ""
-    # The [history's index](../admin/fleet.md#one-index-for-a-site) for all users; empty: each
-    # user's own.
+    # The [history's index](../admin/fleet.md#the-index) for all users; empty: each user's own.
     index: str = ""
     # The file in which root [publishes](../admin/fleet.md#let-the-checks-know) what the history
     # says of nodes.
