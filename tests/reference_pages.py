@@ -33,6 +33,7 @@ _PART = re.compile(
 )
 _LONG = 60  # characters of a default
 _NONE = "–"  # noqa: RUF001 - as in the reports
+_FEW = 2  # meanings of one cause
 _MANY = 5  # choices, of which the comment says more
 
 
@@ -208,16 +209,19 @@ def _causes() -> Iterator[str]:
         *words_of_launchers.REFUSALS,
         *words_of_launchers.WAITS,
     )
-    seen: dict[str, str] = {}
+    meanings: dict[str, list[str]] = {}
+    ends: dict[str, str] = {}
     for row in rows:
         # What follows a colon or a semicolon are details, which the report has.
-        said = re.sub(r"\{(\w+)\}", r"these \1", re.split(r"[:;] ", row.says)[0])
-        cell = f"{said} | {row.blame.value} | {row.sureness.name.lower()}"
-        seen.setdefault(row.name, cell)
+        text = re.sub(r"(?<=\w)\{\w+\}", "", re.split(r"[:;] ", row.says)[0])
+        text = re.sub(r"\{(\w+)\}", r"these \1", text)
+        if text not in meanings.setdefault(row.name, []):
+            meanings[row.name].append(text)
+        ends.setdefault(row.name, f"{row.blame.value} | {row.sureness.name.lower()}")
     yield "| cause | meaning | blame | confidence |"
     yield "|---|---|---|---|"
-    for name, cell in sorted(seen.items()):
-        yield f"| `{name}` | {cell} |"
+    for name, texts in sorted(meanings.items()):
+        yield f"| `{name}` | {'; or '.join(texts[:_FEW])} | {ends[name]} |"
 
 
 def _records() -> Iterator[str]:

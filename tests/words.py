@@ -9,6 +9,7 @@ only fall: `--accept` lowers them, and raises none.
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import re
 import sys
@@ -41,6 +42,7 @@ WORDS = {
 _PATTERNS = {word: re.compile(rf"\b{word}\b", re.IGNORECASE) for word in WORDS}
 
 
+@functools.cache
 def counts() -> dict[str, dict[str, int]]:
     """Return how often each word stands in pages, and in messages and help."""
     texts = {"pages": "\n".join(_pages()), "messages": "\n".join(_messages())}
@@ -75,9 +77,8 @@ def _messages() -> Iterator[str]:
             and isinstance(node.body[0], ast.Expr)
         }
         for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                if id(node) not in docstrings:
-                    yield node.value
+            if isinstance(node, ast.Constant) and id(node) not in docstrings:
+                yield str(node.value)
 
 
 def _is_command(node: ast.AST) -> bool:

@@ -60,7 +60,8 @@ class Gpu(Check, frozen=True, kw_only=True):
     count: Count = 0
     # Uncorrected ECC errors since the last reset; more is a node fault.
     max_uncorrected: Count = 0
-    # Active NVLinks of each GPU; fewer is a node fault, ten minutes after a boot. 0: not judged.
+    # Active NVLinks of each GPU; fewer is a node fault, in the ten minutes after a boot a warning.
+    # 0: not judged.
     nvlinks: Count = 0
     # Judged while a GPU is busy: an idle one lowers it. 0: not judged.
     min_pcie_generation: Count = 0
