@@ -61,7 +61,8 @@ def kept() -> dict[str, dict[str, int]]:
 def _pages() -> Iterator[str]:
     for path in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]):
         if path.name != "commands.md":  # is counted as help
-            text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+            made = r"```.*?```|<!-- made by .*?<!-- end -->"  # those are messages, or examples
+            text = re.sub(made, "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
             yield re.sub(r"^ {4}.*$", "", text, flags=re.MULTILINE)
 
 
