@@ -109,7 +109,7 @@ def measure(nodes: int, bad: float, options: argparse.Namespace) -> dict[str, ob
         )
 
     def groups_now() -> list[tuple[str, ...]]:
-        current = master.session.state.round
+        current = master.state.round
         assert current is not None
         return current.groups
 
@@ -150,7 +150,7 @@ def measure(nodes: int, bad: float, options: argparse.Namespace) -> dict[str, ob
     return {
         "nodes": nodes,
         "bad %": bad,
-        "rounds": len(master.session.state.ended),
+        "rounds": len(master.state.ended),
         "verdict s": round(took_s, 2),
         "of it measuring s": round(cluster.measuring_s, 2),
         "beyond s": round(took_s - cluster.measuring_s, 2),

@@ -29,9 +29,9 @@ from slurm_health.preflight.options import FOR_JOB, MAGIC, given_in, given_in_sc
 from slurm_health.preflight.sbatch.arguments import listed_options, parse
 from slurm_health.preflight.sbatch.node_counts import node_counts, options_asked, require_room
 from slurm_health.preflight.sbatch.script import header, read_template, refusal, render
+from slurm_health.preflight.session.controller import Controller
 from slurm_health.preflight.session.deadlines import TimeLimits
 from slurm_health.preflight.session.phases import phases
-from slurm_health.preflight.session.session import Session
 from slurm_health.records.errors import SlurmHealthError
 from slurm_health.records.record_codec import Entry, decode, encode
 from slurm_health.records.records import Record
@@ -213,14 +213,14 @@ def assert_indexed(files_of_jobs: list[list[bytes]]) -> None:
 
 
 @given(RECORDS)
-def test_a_master_that_takes_over_any_records_goes_on_or_says_why_not(
+def test_any_records_lead_to_a_next_step_or_an_error_of_ours(
     written: list[Record],
 ) -> None:
-    session = Session(["n1", "n2", "n3"], make_localizer, TimeLimits(), phases(["quick"]))
+    controller = Controller(["n1", "n2", "n3"], make_localizer, TimeLimits(), phases(["quick"]))
     with suppress(SlurmHealthError):
         for entry in stamped(written):
-            session.state.fold(entry)
-        session.next_step(1.0)
+            controller.state.fold(entry)
+        controller.next_step(1.0)
 
 
 def stamped(written: Sequence[Record]) -> list[Entry]:

@@ -106,14 +106,8 @@ class NodesAdmitted(Record, frozen=True, kw_only=True, tag="nodes_admitted"):
     leaves: dict[str, list[str]] = {}
 
 
-class MasterResumed(Record, frozen=True, kw_only=True, tag="master_resumed"):
-    """A new master took over from one that died. Its agents and its current round are void."""
-
-    pid: int
-
-
 class MasterStopped(Record, frozen=True, kw_only=True, tag="master_stopped"):
-    """The master was ended by `reason`, the name of a signal. A new one may yet take over.
+    """The master was ended by `reason`, the name of a signal. Its check may yet begin again.
 
     `job` is what became of its job, where Slurm said so: "the job was cancelled".
     """
@@ -166,15 +160,10 @@ class GroupAborted(Record, frozen=True, kw_only=True, tag="group_aborted"):
 
 
 class RoundEnded(Record, frozen=True, kw_only=True, tag="round_ended"):
-    """Nothing more is expected of a round. `silent` names nodes that did not report in it.
-
-    `void` is set when the round was cut short by the master's own end: it says nothing, and the
-    next round is the same again.
-    """
+    """Nothing more is expected of a round. `silent` names nodes that did not report in it."""
 
     round: Count
     silent: list[str] = []
-    void: bool = False
 
 
 class VerdictReached(Record, frozen=True, kw_only=True, tag="verdict_reached"):

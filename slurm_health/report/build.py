@@ -147,9 +147,8 @@ def run_of(
     took_s = judged_s[-1] - master[0].time_s if judged_s else -1.0
     since_s = max(_times(entries.supervisor, ScriptStarted), default=0.0)
     post_mortem = _last([e for e in entries.post_mortem if e.time_s >= since_s], Diagnosed)
-    void = _void_rounds(master)
     of_nodes = (entry.record for node in entries.nodes.values() for entry in node)
-    samples = [s for s in of_nodes if isinstance(s, records.Sampled) and s.round not in void]
+    samples = [s for s in of_nodes if isinstance(s, records.Sampled)]
     figures = figures_of(samples, verdict)
     acts = acts_of([*master, *entries.requeue])
     ours |= _requeues(acts)
@@ -188,7 +187,7 @@ def run_of(
         since_start=sum(time_s < since_s for time_s in _times(entries.monitor, TrainingEvent)),
         requeued="" if ours else _requeued(post_mortem, later=requeued),
         timeline=tuple(_timeline(entries, start, queued_s)),
-        rounds=tuple(_rounds(entries, void, figures.by_round)),
+        rounds=tuple(_rounds(entries, figures.by_round)),
         life=tuple(_life(entries, start, queued_s, None if superseded else now_s)),
         missing=entries.missing,
     )
@@ -210,17 +209,6 @@ def _times(entries: Iterable[Entry], kind: type[records.Record]) -> list[float]:
     return [entry.time_s for entry in entries if isinstance(entry.record, kind)]
 
 
-def _void_rounds(master: Sequence[Entry]) -> set[int]:
-    """Return the rounds that a master's end cut short and that were not begun again."""
-    void: set[int] = set()
-    for entry in master:
-        if isinstance(entry.record, records.RoundStarted):
-            void.discard(entry.record.round)
-        elif isinstance(entry.record, records.RoundEnded) and entry.record.void:
-            void.add(entry.record.round)
-    return void
-
-
 # --- how far it got ------------------------------------------------------------------------------
 
 
@@ -236,12 +224,7 @@ def _state(entries: RunEntries, *, superseded: bool, now_s: float | None) -> tup
         return State.FINISHED, sentences.adopted_text(*place) if place else ""
     judged = _first(master, records.VerdictReached) is not None
     rounds = [record.round for record in _all(master, records.RoundStarted)]
-    ends = [
-        entry.record
-        for entry in master
-        if isinstance(entry.record, records.MasterStopped | records.MasterResumed)
-    ]
-    stopped = ends[-1] if ends and isinstance(ends[-1], records.MasterStopped) else None
+    stopped = _last(master, records.MasterStopped)
     # A living master has written again by then.
     by_s = max(entry.time_s for entry in master) + (_ACTING_S if judged else _SILENCE_S)
     silent = now_s is not None and now_s > by_s
@@ -340,9 +323,9 @@ def _replaces(later: Node, earlier: Node | None) -> bool:
 
 
 def _rounds(
-    entries: RunEntries, void: set[int], measured: Mapping[tuple[int, str], Mapping[str, float]]
+    entries: RunEntries, measured: Mapping[tuple[int, str], Mapping[str, float]]
 ) -> Iterator[Round]:
-    """Yield the rounds in their order, but for void ones; one begun again counts once."""
+    """Yield the rounds in their order."""
     began: dict[int, tuple[float, records.RoundStarted]] = {}
     ended: dict[int, tuple[float, records.RoundEnded]] = {}
     aborted: dict[tuple[int, tuple[str, ...]], records.GroupAborted] = {}
@@ -350,7 +333,6 @@ def _rounds(
         match entry.record:
             case records.RoundStarted(round=number) as record:
                 began[number] = entry.time_s, record
-                ended.pop(number, None)
             case records.RoundEnded(round=number) as record:
                 ended[number] = entry.time_s, record
             case records.GroupAborted(round=number, group=group) as record:
@@ -362,8 +344,6 @@ def _rounds(
     }
     start_s = min(_times(entries.master, records.RunStarted), default=None)
     for number, (time_s, record) in sorted(began.items()):
-        if number in void:
-            continue
         end_s, end = ended.get(number, (None, None))
         silent = {*record.absent, *(end.silent if end else ())}
         yield Round(

@@ -273,8 +273,6 @@ def record_text(record: records.Record, script: str) -> str:
             return f"began to check {nodes_text(nodes)}"
         case records.MasterStopped(reason=reason, job=job):
             return f"the check was stopped by {reason}{f': {job}' if job else ''}"
-        case records.MasterResumed():
-            return "a new master took over"
         case records.VerdictReached(nodes=nodes, paths=paths, leaves=leaves):
             bad = [
                 f"{nodes_text(names)} {word}"

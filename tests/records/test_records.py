@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_health.records.record_codec import KINDS, VERSION, Entry, NewerVersion, decode, encode
-from slurm_health.records.records import MasterResumed, Record
+from slurm_health.records.records import Record
 from slurm_health.records.script_records import ScriptStarted
 from tests.strategies import random_record
 from tests.strategies import records as any_record
@@ -65,13 +65,13 @@ def test_a_kind_that_is_not_known_is_kept_without_its_content() -> None:
 
 
 def test_a_field_that_is_not_known_is_passed_over() -> None:
-    line = b'{"v":1,"id":"master:1","time_s":2.5,"kind":"master_resumed","pid":7,"new":true}\n'
+    line = b'{"v":1,"id":"s:1","time_s":2,"kind":"script_started","script":"s","pid":7,"new":1}\n'
 
-    assert decode(line).record == MasterResumed(pid=7)
+    assert decode(line).record == ScriptStarted(script="s", pid=7)
 
 
 def test_a_newer_version_is_refused_by_its_number() -> None:
-    line = json.dumps({"v": VERSION + 1, "id": "m:0", "time_s": 0.0, "kind": "master_resumed"})
+    line = json.dumps({"v": VERSION + 1, "id": "m:0", "time_s": 0.0, "kind": "script_started"})
 
     with pytest.raises(NewerVersion, match=rf"version {VERSION + 1}, known {VERSION}") as caught:
         decode(line.encode())
@@ -82,10 +82,10 @@ def test_a_newer_version_is_refused_by_its_number() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        b'{"v":1,"id":"m:0","time_s":0,"kind":"master_resumed"}',
-        b'{"v":1,"id":"m:0","time_s":0,"kind":"master_resumed","pid":"7"}',
+        b'{"v":1,"id":"m:0","time_s":0,"kind":"script_started"}',
+        b'{"v":1,"id":"m:0","time_s":0,"kind":"script_started","pid":"7"}',
         b'{"v":1,"id":"m:0","time_s":0,"kind":"round_ended","round":-1}',
-        b'{"id":"m:0","time_s":0,"kind":"master_resumed","pid":7}',
+        b'{"id":"m:0","time_s":0,"kind":"script_started","pid":7}',
     ],
 )
 def test_a_line_with_missing_or_wrong_fields_is_not_a_record(line: bytes) -> None:

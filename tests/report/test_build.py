@@ -10,11 +10,9 @@ from slurm_health.records.records import (
     Action,
     ActionDone,
     ActionIntended,
-    MasterResumed,
     MasterStopped,
     MasterWaits,
     Record,
-    RoundEnded,
     Sampled,
     VerdictReached,
 )
@@ -136,23 +134,6 @@ def test_what_was_not_measured_is_missing_and_not_zero(tmp_path: Path, sample: S
     assert node_of(run_with_a_round(tmp_path, sample), "n1").figures == {}
 
 
-def test_a_void_round_neither_counts_nor_has_figures(tmp_path: Path) -> None:
-    run = RunJournal(tmp_path, nodes=["n1", "n2"])
-    run.start()
-    run.begin_round(0, [["n1", "n2"]])
-    run.measure(0, ["n1", "n2"], allgather_gb_per_s=0.1)
-    run.master(RoundEnded(round=0, void=True), MasterResumed(pid=7))
-    run.begin_round(1, [["n1", "n2"]])
-    run.measure(1, ["n1", "n2"], allgather_gb_per_s=0.4)
-    run.end_round(1)
-    run.judge()
-
-    report = report_of(run)
-
-    assert len(report.rounds) == 1
-    assert values(report, "n1", "allgather") == [0.4]
-
-
 # --- how far a check got -------------------------------------------------------------------------
 
 
@@ -224,14 +205,6 @@ def test_a_check_that_a_signal_ended_is_stopped_at_once_and_says_by_whom_and_whe
 
     report = report_of(run, now_s=run.clock.now_s)
     assert (report.state, report.note) == (State.STOPPED, note)
-
-
-def test_a_check_that_a_new_master_took_over_runs_again(tmp_path: Path) -> None:
-    run = RunJournal(tmp_path)
-    run.start()
-    run.master(MasterStopped(reason="SIGTERM"), MasterResumed(pid=7))
-
-    assert report_of(run, now_s=run.clock.now_s).state is State.RUNNING
 
 
 def test_a_check_that_another_followed_is_over(tmp_path: Path) -> None:

@@ -1,21 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A session that is told what happens, second by second."""
+"""A controller that is told what happens, second by second."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TypeVar
 
+from slurm_health.preflight.session.controller import Controller, Step, Wait
 from slurm_health.preflight.session.deadlines import TimeLimits
 from slurm_health.preflight.session.phases import Phase
-from slurm_health.preflight.session.session import (
-    Abort,
-    Append,
-    LaunchAgents,
-    Session,
-    Step,
-    Wait,
-)
 from slurm_health.records.record_codec import Entry
 from slurm_health.records.records import (
     AgentsLaunched,
@@ -38,7 +31,7 @@ NODES = ("n1", "n2", "n3", "n4")
 
 
 class Story:
-    """A session that is told what happens, second by second."""
+    """A controller that is told what happens, second by second."""
 
     def __init__(
         self,
@@ -46,17 +39,17 @@ class Story:
         limits: TimeLimits = LIMITS,
         course: Sequence[Phase] = QUICK,
     ) -> None:
-        self.session = Session(nodes, CountingLocalizer, limits, course)
+        self.controller = Controller(nodes, CountingLocalizer, limits, course)
         self.now_s = START_S
 
     def says(self, *records: Record, at_s: float | None = None) -> None:
         self.now_s = self.now_s if at_s is None else at_s
         for record in records:
-            self.session.state.fold(Entry(id="", time_s=self.now_s, kind="", record=record))
+            self.controller.state.fold(Entry(id="", time_s=self.now_s, kind="", record=record))
 
     def next(self, at_s: float | None = None) -> Step:
         self.now_s = self.now_s if at_s is None else at_s
-        return self.session.next_step(self.now_s)
+        return self.controller.next_step(self.now_s)
 
     def waits(self, at_s: float | None = None) -> Wait:
         """Expect the next step to be a wait."""
@@ -64,13 +57,17 @@ class Story:
         assert isinstance(step, Wait), step
         return step
 
+    def writes(self, at_s: float | None = None) -> Record:
+        """Expect the next step to write records, and take in the first of them."""
+        step = self.next(at_s)
+        assert isinstance(step, tuple), step
+        self.says(step[0])
+        return step[0]
+
     def does(self, kind: type[R], at_s: float | None = None) -> R:
         """Expect the next step to write records of a kind, and take in the first of them."""
-        step = self.next(at_s)
-        assert isinstance(step, Append | Abort | LaunchAgents), step
-        record = step.records[0] if isinstance(step, Abort) else step.record
-        assert isinstance(record, kind), step
-        self.says(record)
+        record = self.writes(at_s)
+        assert isinstance(record, kind), record
         return record
 
     def relaunches(self) -> Record:
@@ -83,7 +80,7 @@ class Story:
 
     def is_in_round(self) -> None:
         self.does(AgentsLaunched)
-        self.is_ready(*self.session.state.nodes)
+        self.is_ready(*self.controller.state.nodes)
         self.does(NodesAdmitted)
         self.does(RoundStarted)
 

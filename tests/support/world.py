@@ -1,37 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cluster that exists only as journal entries, for the session to be driven through.
+"""A cluster that exists only as journal entries, for the controller to be driven through.
 
 Anything may happen in it that can happen to a journal: agents that never start, end, stop
-answering or come too late; lines written twice; lines of strangers; a master that dies.
+answering or come too late; lines written twice; lines of strangers.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
 from slurm_health.preflight.localize.settings import LocalizeSettings
+from slurm_health.preflight.session.controller import Controller, Wait
+from slurm_health.preflight.session.course import MakeLocalizer
 from slurm_health.preflight.session.deadlines import TimeLimits
-from slurm_health.preflight.session.phase_runner import MakeLocalizer
 from slurm_health.preflight.session.phases import Phase, phases
-from slurm_health.preflight.session.session import (
-    Abort,
-    Append,
-    Conclude,
-    LaunchAgents,
-    Session,
-    Wait,
-)
 from slurm_health.records.record_codec import Entry
 from slurm_health.records.records import (
     AgentEnded,
+    AgentsLaunched,
     AgentsLost,
     AgentStarted,
     GroupAborted,
     LossCause,
-    MasterResumed,
     NodeReported,
     Record,
     RoundStarted,
@@ -95,10 +88,6 @@ class _Event:
     record: Record | None = field(compare=False)
 
 
-class Killed(Exception):
-    """The master was killed as soon as a record was written, before it could do what that says."""
-
-
 class World:
     """Plays one check; `trouble` is how often something goes wrong, from 0 to 1."""
 
@@ -125,28 +114,24 @@ class World:
         self._events: list[_Event] = []
         self._number = 0
         self._launch: dict[str, int] = {}
-        self._fatal_writes: Collection[int] = ()
-        self.session = self.new_session()
+        self.controller = self.new_controller()
 
-    def new_session(self) -> Session:
-        return Session(self.nodes, self._make_localizer, self._limits, self._course)
+    def new_controller(self) -> Controller:
+        return Controller(self.nodes, self._make_localizer, self._limits, self._course)
 
-    def replayed(self, *, without: type[Record] | None = None) -> Session:
-        """Return a session that has read the journal: the nodes' files first, in any order."""
-        session = self.new_session()
+    def replayed(self, *, without: type[Record] | None = None) -> Controller:
+        """Return a controller that has read the journal: the nodes' files first, in any order."""
+        controller = self.new_controller()
         logs = list(self.node_logs.values())
         self._random.shuffle(logs)
         for log in [*logs, self.master_log]:
             for entry in log:
                 if without is None or not isinstance(entry.record, without):
-                    session.state.fold(entry)
-        return session
+                    controller.state.fold(entry)
+        return controller
 
-    def play(self, *, die_after: Sequence[int] = (), killed_at: Collection[int] = ()) -> Session:
-        """Run to the verdict.
-
-        The master dies after so many steps, each time anew, and on writing these lines.
-        """
+    def play(self) -> Controller:
+        """Run to the verdict."""
         self._master_says(
             RunStarted(
                 run_id="r",
@@ -159,69 +144,30 @@ class World:
                 user="u",
             )
         )
-        self._fatal_writes = killed_at
-        deaths = list(die_after)
-        lived = 0
-        while not self._lived_through_end():
+        while not self._step():
             self.steps += 1
-            lived += 1
             assert self.steps < STEPS, f"no end after {STEPS} steps at {self.now_s} s"
-            if deaths and lived >= deaths[0]:
-                deaths.pop(0)
-                lived = 0
-                self._replace_master()
-        return self.session
-
-    def _lived_through_end(self) -> bool:
-        try:
-            return self._step()
-        except Killed:
-            self._replace_master()
-            return False
+        return self.controller
 
     def _step(self) -> bool:
-        step = self.session.next_step(self.now_s)
-        match step:
-            case Append(record=record):
-                self._master_says(record)
-                self._react(record)
-            case Abort(records=records):
-                for record in records:
-                    self._master_says(record)
-                    self._react(record)
-            case LaunchAgents(record=record):
-                assert record.nodes
-                self._master_says(record)
-                for node in record.nodes:
-                    self._start_agent(node, record.launch)
-            case Wait(until_s=until_s, reason=reason):
-                assert until_s > self.now_s, f"waits for the past: {reason}"
-                assert reason
-                self._wait(until_s)
-            case Conclude():
-                return True
-        return False
+        """Take the next step; tell whether there was none."""
+        step = self.controller.next_step(self.now_s)
+        if isinstance(step, Wait):
+            assert step.until_s > self.now_s, f"waits for the past: {step.reason}"
+            assert step.reason
+            self._wait(step.until_s)
+            return False
+        for record in step:
+            self._master_says(record)
+            self._react(record)
+        return not step
 
     def _master_says(self, record: Record) -> None:
         entry = Entry(
             id=f"master:{len(self.master_log)}", time_s=self.now_s, kind="", record=record
         )
         self.master_log.append(entry)
-        self.session.state.fold(entry)
-        if len(self.master_log) in self._fatal_writes:
-            raise Killed
-
-    def _replace_master(self) -> None:
-        """Let the agents end with their master, all but a few words."""
-        self._events = [
-            event
-            for event in self._events
-            if event.writer in self.node_logs and self._random.random() < 0.3
-        ]
-        heapq.heapify(self._events)
-        self.session = self.replayed()
-        if self.session.state.verdict is None:
-            self._master_says(MasterResumed(pid=self.steps))
+        self.controller.state.fold(entry)
 
     # --- what nodes do ------------------------------------------------------------------------
 
@@ -251,7 +197,11 @@ class World:
                 self._lose(node, launch, LossCause.ENDED, self._random.uniform(1.0, 30.0))
 
     def _react(self, record: Record) -> None:
-        if isinstance(record, RoundStarted):
+        if isinstance(record, AgentsLaunched):
+            assert record.nodes
+            for node in record.nodes:
+                self._start_agent(node, record.launch)
+        elif isinstance(record, RoundStarted):
             for group in record.groups:
                 if not set(group) & set(record.absent):
                     self._run_group(record.round, group)
@@ -336,7 +286,7 @@ class World:
         log = self.node_logs[event.writer]
         entry_id = f"{event.writer}:{len(log)}"
         log.append(Entry(id=entry_id, time_s=self.now_s, kind="", record=event.record))
-        self.session.state.fold(log[-1])
+        self.controller.state.fold(log[-1])
 
 
 def _times(result: GroupResult) -> list[tuple[str, list[tuple[str, float]]]]:

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from slurm_health.records.errors import JournalError
-from slurm_health.records.records import MasterResumed
+from slurm_health.records.records import MasterWaits
 from slurm_health.system import journal, private_files
 from tests.support.full_filesystem import full_filesystem
 from tests.support.journals import Clock
 
-WORD = MasterResumed(pid=1)
+WORD = MasterWaits(reason="")
 
 
 class Shared:

@@ -38,7 +38,7 @@ def conclude(
     Raises:
         JournalError: an intent or a result cannot be recorded; nothing is done unrecorded.
     """
-    before = master.session.state.finished
+    before = master.state.finished
     if before is not None and before.disposition is not records.Disposition.REQUEUE:
         return before  # acted on to the end, and only not heard: the job is as it says
 
@@ -65,7 +65,7 @@ def _cut_short(
     append: Callable[[records.Record], None],
 ) -> records.JobOutcome | None:
     """End a check of which what was found is not worth acting on; None for any other."""
-    agents = master.session.state.agents
+    agents = master.state.agents
     over = [node.failed for node in agents.values() if node.job_ended]
     if over:
         accounts = Client(environ, patience_s=0.0).keeps_accounts()

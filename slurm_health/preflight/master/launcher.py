@@ -25,7 +25,7 @@ from slurm_health.records.text import LineBuffer
 from slurm_health.system import processes
 from slurm_health.system.signals import exit_text
 from slurm_health.system.slurm.command import clean_environ, step_argv
-from slurm_health.system.slurm.job_gres import NodeGres, Share, may_have_gpus, shares
+from slurm_health.system.slurm.job_gres import NodeGres, may_have_gpus, shares
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class _Started:
     launch: int
     nodes: tuple[str, ...]
     process: processes.Process
-    pending: set[str] = field(default_factory=set)
+    pending: set[str]
     said: dict[str, str] = field(default_factory=dict)
     short_of_files: bool = False
     lines: LineBuffer = field(default_factory=LineBuffer)
@@ -121,7 +121,82 @@ class _Started:
         return [line.decode(errors="replace").strip() for line in lines]
 
 
-class SlurmLauncher:
+class _Running:
+    """The commands that run agents, whatever they are."""
+
+    def __init__(self) -> None:
+        self._started: list[_Started] = []
+
+    def _start(
+        self, launch: int, nodes: Sequence[str], argv: Sequence[str], environ: Mapping[str, str]
+    ) -> None:
+        process = processes.start_tied(
+            argv, environ=environ, stdin=processes.PIPE, stdout=processes.PIPE
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        os.set_blocking(process.stdin.fileno(), False)
+        with contextlib.suppress(OSError):  # the user has as much in pipes as is allowed
+            fcntl.fcntl(process.stdout.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        self._started.append(_Started(launch, tuple(nodes), process, set(nodes)))
+
+    def _ended(self) -> list[tuple[_Started, list[str], int | None]]:
+        """Return what each command has written to standard error, and its exit status if it ended.
+
+        One that has ended is not asked again.
+        """
+        news = []
+        for each in list(self._started):
+            returncode = each.process.poll()  # before reading: nothing is written after it
+            lines = each.read_lines()
+            for line in lines:  # first: what an agent says often comes after srun's word of its end
+                if said := _AGENT_SAYS.search(line):
+                    each.said[said["node"]] = said["text"]
+            if returncode is not None:
+                self._started.remove(each)
+                processes.close_pipes(each.process)
+            news.append((each, lines, returncode))
+        return news
+
+    def ring(self) -> None:
+        """Send a line to all agents."""
+        for each in self._started:
+            assert each.process.stdin is not None
+            ring_all(each.process.stdin.fileno())
+
+    def wait(self, timeout_s: float, gather_s: float) -> set[str]:
+        """Wait for rings, for others that follow within `gather_s`, and for what a command says."""
+        rung: set[str] = set()
+        until_s = time.monotonic() + timeout_s
+        with selectors.DefaultSelector() as selector:
+            for each in self._started:
+                for stream in each.streams:
+                    selector.register(stream, selectors.EVENT_READ, each)
+            while True:
+                left_s = until_s - time.monotonic()
+                ready = selector.select(max(0.0, left_s))
+                for key, _ in ready:
+                    rung |= key.data.hear(key.fd)
+                    if key.fd in key.data.ended:
+                        selector.unregister(key.fd)
+                if not ready or left_s <= 0.0:
+                    return rung
+                until_s = min(until_s, time.monotonic() + gather_s)
+
+    def stop(self, leave_s: float = LEAVE_S) -> None:
+        """Let the agents leave, or end them; say on which nodes they had time to, and did not."""
+        late = processes.end_sessions(
+            [each.process for each in self._started], leave_s=leave_s, grace_s=_GRACE_S
+        )
+        if leave_s and late:
+            nodes = [node for each in self._started if each.process in late for node in each.nodes]
+            log.warning(
+                "agents on %s have not left within %g s and were killed", fold(nodes), leave_s
+            )
+        self._started.clear()
+
+
+class SlurmLauncher(_Running):
     """Agents as the tasks of one `srun` for all nodes of a launch.
 
     Where the job's nodes differ in the GPUs it has there, those that have the same have one srun,
@@ -135,54 +210,41 @@ class SlurmLauncher:
         environ: Mapping[str, str],
         read_gres: ReadGres,
     ) -> None:
+        super().__init__()
         self._job_id = job_id
         self._agent_command = agent_command
         self._environ = clean_environ(environ)
         self._read_gres = read_gres
         self._gres: Mapping[str, NodeGres] | None = None if may_have_gpus(environ) else {}
-        self._steps: list[_Started] = []
         self._by_sigterm: list[tuple[float, AgentsLost]] = []
         if shutil.which("srun", path=environ.get("PATH")) is None:
             raise SlurmCommandMissing("srun")
 
     def start(self, launch: int, nodes: Sequence[str]) -> None:
         """Start one agent on each node, where it sees every GPU that the job has there."""
-        command = self._agent_command(launch, None)
-        for share in shares(nodes, self._known_gres()):
-            argv = srun_argv(self._job_id, share, [*command, f"--gpus={share.gpus}"])
-            process = _start_with_bell(argv, self._environ)
-            pending = set(share.nodes)
-            self._steps.append(
-                _Started(launch=launch, nodes=share.nodes, process=process, pending=pending)
-            )
-
-    def _known_gres(self) -> Mapping[str, NodeGres]:
         if self._gres is None:
             try:
                 self._gres = self._read_gres()
             except SlurmError as err:
                 log.warning("which GPUs the job has is not known, agents may see fewer: %s", err)
                 self._gres = {}
-        return self._gres
+        command = self._agent_command(launch, None)
+        for share in shares(nodes, self._gres):
+            words = [*command, f"--gpus={share.gpus}"]
+            argv = step_argv(self._job_id, share.nodes, share.options, words)
+            self._start(launch, share.nodes, argv, self._environ)
 
     def poll(self) -> list[AgentsLost]:
         """Return what srun says of tasks that ended or did not start, and its own end."""
         lost = []
-        for step in list(self._steps):
-            returncode = step.process.poll()  # before reading: nothing is written after it
-            lines = step.read_lines()
+        for step, lines, returncode in self._ended():
             step.short_of_files |= any(_FEW_FILES.search(line) for line in lines)
-            for line in lines:  # first: what an agent says often comes after srun's word of its end
-                _note_what_agent_says(step, line)
             for line in lines:
                 lost += _heard(step, line)
-            if returncode is not None:
-                self._steps.remove(step)
-                processes.close_pipes(step.process)
-                if step.pending:
-                    why = step.last_line or f"srun ended with {exit_text(returncode)}"
-                    over = LossCause.JOB_ENDED if _JOB_ENDED.search(why) else LossCause.ENDED
-                    lost.append(_lost(step, sorted(step.pending), why, over))
+            if returncode is not None and step.pending:
+                why = step.last_line or f"srun ended with {exit_text(returncode)}"
+                over = LossCause.JOB_ENDED if _JOB_ENDED.search(why) else LossCause.ENDED
+                lost.append(_lost(step, sorted(step.pending), why, over))
         return _together(self._not_of_the_jobs_end(lost))
 
     def _not_of_the_jobs_end(self, lost: Iterable[AgentsLost]) -> list[AgentsLost]:
@@ -198,25 +260,14 @@ class SlurmLauncher:
         self._by_sigterm = [each for each in self._by_sigterm if each[1] not in due]
         return [*at_once, *due]
 
-    def ring(self) -> None:
-        """Send a line to all tasks."""
-        _ring(self._steps)
 
-    def wait(self, timeout_s: float, gather_s: float) -> set[str]:
-        """Wait for rings, and for what srun says."""
-        return _wait(self._steps, timeout_s, gather_s)
-
-    def stop(self, leave_s: float = LEAVE_S) -> None:
-        """Let srun end by itself, which it does when its tasks have, or end it with its tasks."""
-        _end(self._steps, leave_s)
-
-
-class LocalLauncher:
+class LocalLauncher(_Running):
     """Agents as processes of this machine, each playing one of `nodes` on its share of devices."""
 
     def __init__(
         self, agent_command: AgentCommand, environ: Mapping[str, str], nodes: Sequence[str]
     ) -> None:
+        super().__init__()
         self._agent_command = agent_command
         cpus = max(1, len(os.sched_getaffinity(0)) // len(nodes))
         self._environ = {
@@ -226,97 +277,22 @@ class LocalLauncher:
             "SLURM_CPUS_ON_NODE": str(cpus),
         }
         self._devices_of = environ_of_each(nodes, visible_devices(environ))
-        self._agents: list[_Started] = []
 
     def start(self, launch: int, nodes: Sequence[str]) -> None:
         """Start one agent process per node."""
         for node in nodes:
-            process = _start_with_bell(
-                self._agent_command(launch, node), {**self._environ, **self._devices_of[node]}
-            )
-            self._agents.append(_Started(launch=launch, nodes=(node,), process=process))
+            environ = {**self._environ, **self._devices_of[node]}
+            self._start(launch, [node], self._agent_command(launch, node), environ)
 
     def poll(self) -> list[AgentsLost]:
         """Return the agents that have ended."""
         lost = []
-        for agent in list(self._agents):
-            returncode = agent.process.poll()
-            for line in agent.read_lines():
-                _note_what_agent_says(agent, line)
-                agent.last_line = line or agent.last_line
+        for agent, lines, returncode in self._ended():
+            agent.last_line = next((line for line in reversed(lines) if line), agent.last_line)
             if returncode is not None:
-                self._agents.remove(agent)
-                processes.close_pipes(agent.process)
                 said = f": {agent.last_line}" if agent.last_line else ""
-                lost += [_ended(agent, node, exit_text(returncode) + said) for node in agent.nodes]
+                lost += [_end_of(agent, node, exit_text(returncode) + said) for node in agent.nodes]
         return lost
-
-    def ring(self) -> None:
-        """Send a line to each agent."""
-        _ring(self._agents)
-
-    def wait(self, timeout_s: float, gather_s: float) -> set[str]:
-        """Wait for rings, and for the end of an agent."""
-        return _wait(self._agents, timeout_s, gather_s)
-
-    def stop(self, leave_s: float = LEAVE_S) -> None:
-        """Let the agents leave, or end them."""
-        _end(self._agents, leave_s)
-
-
-def _start_with_bell(argv: Sequence[str], environ: Mapping[str, str]) -> processes.Process:
-    process = processes.start_tied(
-        argv, environ=environ, stdin=processes.PIPE, stdout=processes.PIPE
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    os.set_blocking(process.stdin.fileno(), False)
-    with contextlib.suppress(OSError):  # the user has as much in pipes as is allowed
-        fcntl.fcntl(process.stdout.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-    return process
-
-
-def _ring(started: Sequence[_Started]) -> None:
-    for each in started:
-        assert each.process.stdin is not None
-        ring_all(each.process.stdin.fileno())
-
-
-def _wait(started: Sequence[_Started], timeout_s: float, gather_s: float) -> set[str]:
-    """Wait for a stream to say something, and for others that do within `gather_s` of it."""
-    rung: set[str] = set()
-    until_s = time.monotonic() + timeout_s
-    with selectors.DefaultSelector() as selector:
-        for each in started:
-            for stream in each.streams:
-                selector.register(stream, selectors.EVENT_READ, each)
-        while True:
-            left_s = until_s - time.monotonic()
-            ready = selector.select(max(0.0, left_s))
-            for key, _ in ready:
-                rung |= key.data.hear(key.fd)
-                if key.fd in key.data.ended:
-                    selector.unregister(key.fd)
-            if not ready or left_s <= 0.0:
-                break
-            until_s = min(until_s, time.monotonic() + gather_s)
-    return rung
-
-
-def _end(started: list[_Started], leave_s: float) -> None:
-    """End them all; say on which nodes agents had time to leave, and did not."""
-    late = processes.end_sessions(
-        [each.process for each in started], leave_s=leave_s, grace_s=_GRACE_S
-    )
-    if leave_s and late:
-        nodes = [node for each in started if each.process in late for node in each.nodes]
-        log.warning("agents on %s have not left within %g s and were killed", fold(nodes), leave_s)
-    started.clear()
-
-
-def srun_argv(job_id: int, share: Share, command: Sequence[str]) -> list[str]:
-    """Return the srun command of a launch on the nodes of one share."""
-    return step_argv(job_id, share.nodes, share.options, command)
 
 
 # What srun writes to standard error. The wording is the same from 22.05 to 26.05.
@@ -330,12 +306,6 @@ _JOB_ENDED = re.compile(r"job \d+ has expired")
 _AGENT_SAYS = re.compile(r"slurm-health agent: (?P<node>\S+): (?P<text>.+)")
 
 
-def _note_what_agent_says(step: _Started, line: str) -> None:
-    said = _AGENT_SAYS.search(line)
-    if said:
-        step.said[said["node"]] = said["text"]
-
-
 def _heard(step: _Started, line: str) -> list[AgentsLost]:
     """Take in one line of srun's own."""
     if _AGENT_SAYS.search(line):
@@ -344,7 +314,7 @@ def _heard(step: _Started, line: str) -> list[AgentsLost]:
         step.last_line = line.split("srun: error:", 1)[1].strip()
     found = _TASK_ENDED.search(line)
     if found:
-        return [_ended(step, node, found["how"]) for node in _names(found["nodes"], step)]
+        return [_end_of(step, node, found["how"]) for node in _names(found["nodes"], step)]
     found = _NOT_STARTED.search(line)
     if found and step.short_of_files:  # which says nothing of any node
         return [_lost(step, _names(found["nodes"], step), _SHORT_OF_FILES)]
@@ -356,7 +326,7 @@ def _heard(step: _Started, line: str) -> list[AgentsLost]:
     return []
 
 
-def _ended(step: _Started, node: str, how: str) -> AgentsLost:
+def _end_of(step: _Started, node: str, how: str) -> AgentsLost:
     """Say why an agent ended: in its own words, which are about the journal, if it left any."""
     said = step.said.get(node)
     if said:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loop of one check: read the journal, ask the session what to do, do it."""
+"""The loop of one check: read the journal, ask the controller what to do, do it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from slurm_health.preflight import orders
 from slurm_health.preflight.expectations import Expectation
 from slurm_health.preflight.master.check_log import end_text, log_record
 from slurm_health.preflight.master.launcher import Launcher
-from slurm_health.preflight.session import session
+from slurm_health.preflight.session.controller import Controller, Step, Wait
+from slurm_health.preflight.session.course import MakeLocalizer
 from slurm_health.preflight.session.deadlines import TimeLimits
-from slurm_health.preflight.session.phase_runner import MakeLocalizer
 from slurm_health.preflight.session.phases import Phase
 from slurm_health.records import records
 from slurm_health.records.errors import JournalBusy, JournalError
@@ -87,7 +87,7 @@ class Master:
         settings: MasterSettings,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.session = session.Session(
+        self._controller = Controller(
             nodes,
             settings.make_localizer,
             settings.limits,
@@ -96,6 +96,7 @@ class Master:
             settings.localize,
             settings.light,
         )
+        self.state = self._controller.state
         self._directory = directory
         self._launcher = launcher
         self._clock = clock
@@ -112,7 +113,7 @@ class Master:
         self._waiting_since_s = 0.0
         self._progress = settings.progress
         self._alive = settings.alive
-        self._load_ahead: Callable[[], None] | None = settings.load_ahead
+        self._load_ahead = settings.load_ahead
         self._writer: journal.Writer | None = None
         self._orders: orders.OrderWriter | None = None
 
@@ -138,7 +139,7 @@ class Master:
             self.close()
 
     def open(self, started: records.RunStarted) -> None:
-        """Begin the run, or take over the one a dead master left.
+        """Begin the run, or take over one that was judged: then all that is left is to act.
 
         Raises:
             JournalBusy: another master is at it.
@@ -153,19 +154,14 @@ class Master:
         else:
             if self._lock is None:
                 raise JournalBusy(self._directory)
-        before = journal.read_all(self._directory, journal.MASTER)
-        if before:
-            self._make_files()
-            self._read(self.session.state.nodes)
-        for entry in before:
-            self.session.state.fold(entry)
+        for entry in journal.read_all(self._directory, journal.MASTER):
+            self.state.fold(entry)
         self._writer = journal.Writer(self._directory, journal.MASTER, self._clock)
-        if self.session.state.started is None:
-            self.append(started)
-        elif self.session.state.verdict is None:
-            log.info("taking over a check that was interrupted")
-            self.append(records.MasterResumed(pid=os.getpid()))
-        self._orders = orders.OrderWriter(self._directory, started.run_id, self.session.state.nodes)
+        if self.state.verdict is not None:
+            log.info("acting on the verdict of a check that was interrupted")
+            return
+        self.append(started)
+        self._orders = orders.OrderWriter(self._directory, started.run_id, self.state.nodes)
 
     def run(self) -> records.VerdictReached:
         """Run the check to its verdict.
@@ -177,44 +173,39 @@ class Master:
             return self._to_verdict()
 
     def _to_verdict(self) -> records.VerdictReached:
-        while True:
+        while self.state.verdict is None:
             self._alive()
             self._read_news()
-            lost = self._launcher.poll()
-            if lost and self.session.state.verdict is None:
+            if lost := self._launcher.poll():
                 self.append(*lost)
-            step = self.session.next_step(self._clock())
-            if _rests_on_silence(step) and self._read(self.session.state.unheard()):
-                step = self.session.next_step(self._clock())
-            while not isinstance(step, session.Wait | session.Conclude):
-                self._perform(step)
-                step = self.session.next_step(self._clock())
-            if isinstance(step, session.Conclude):
-                assert self.session.state.verdict is not None
-                return self.session.state.verdict
-            self._wait(step)
+            step = self._next_step()
+            if isinstance(step, Wait):
+                self._wait(step)
+            else:
+                self.append(*step)
+                for record in step:
+                    if isinstance(record, records.AgentsLaunched):
+                        self._start(record)
+        return self.state.verdict
 
-    def _make_files(self) -> None:
-        """Make the nodes' files before they are looked for, which agents do that are quicker."""
+    def _next_step(self) -> Step:
+        """Return what to do now; what nodes have written, and not rung for, is read before."""
+        step = self._controller.next_step(self._clock())
+        if isinstance(step, Wait) or isinstance(step[0], records.AgentsLaunched):
+            return step
+        if self._read(self.state.unheard()):
+            step = self._controller.next_step(self._clock())
+        return step
+
+    def _start(self, launched: records.AgentsLaunched) -> None:
+        self._launcher.start(launched.launch, launched.nodes)
         if not self._has_files:
-            journal.create(self._directory, self.session.state.nodes)
+            # Before they are looked for, which agents do that are quicker.
+            journal.create(self._directory, self.state.nodes)
             self._has_files = True
+            self._load_ahead()
 
-    def _perform(self, step: session.Append | session.Abort | session.LaunchAgents) -> None:
-        match step:
-            case session.Append(record=record):
-                self.append(record)
-            case session.Abort():
-                self.append(*step.records)
-            case session.LaunchAgents(record=record):
-                self.append(record)
-                self._launcher.start(record.launch, record.nodes)
-                self._make_files()
-                if self._load_ahead is not None:
-                    self._load_ahead()
-                    self._load_ahead = None
-
-    def _wait(self, step: session.Wait) -> None:
+    def _wait(self, step: Wait) -> None:
         self._say(step.reason)
         if abs(self._clock() - self._told_s) >= HEARTBEAT_S:  # clocks are set back
             self.append(records.MasterWaits(reason=step.reason))
@@ -231,7 +222,7 @@ class Master:
 
         What many have written by then is read meanwhile.
         """
-        missing = set(self.session.state.awaited()) - self._rung
+        missing = set(self.state.awaited()) - self._rung
         until_s = self._clock() + self._gather_s
         while missing and (left_s := until_s - self._clock()) > 0.0:
             if len(self._rung) >= READ_TOGETHER:
@@ -244,7 +235,7 @@ class Master:
         """Return the nodes that the run waits for and whose rings do not arrive."""
         if len(self._ringing) == len(self._readers):
             return []
-        return [node for node in self.session.state.awaited() if node not in self._ringing]
+        return [node for node in self.state.awaited() if node not in self._ringing]
 
     def finish(self, finished: records.JobOutcome) -> None:
         """Write the end of the run, unless it stands there as it is.
@@ -252,7 +243,7 @@ class Master:
         Raises:
             JournalError: the journal cannot be written.
         """
-        if self.session.state.finished != finished:
+        if self.state.finished != finished:
             self.append(finished)
 
     def note_end(
@@ -262,7 +253,7 @@ class Master:
 
         `job` tells what became of its job, and is asked where the signal is not a person's here.
         """
-        if self._writer is not None and self.session.state.finished is None:
+        if self._writer is not None and self.state.finished is None:
             told = "" if isinstance(end, KeyboardInterrupt) else job()
             with contextlib.suppress(JournalError):
                 self.append(records.MasterStopped(reason=signal_behind(end), job=told))
@@ -291,12 +282,12 @@ class Master:
         for record in new:
             if isinstance(record, records.RoundEnded) and log.isEnabledFor(logging.INFO):
                 self._log_end_of(record)
-            self.session.state.fold(Entry(id="", time_s=now_s, kind="", record=record))
+            self.state.fold(Entry(id="", time_s=now_s, kind="", record=record))
             log_record(record)
 
     def _log_end_of(self, ended: records.RoundEnded) -> None:
-        current = self.session.state.round
-        if current is not None and not ended.void:
+        current = self.state.round
+        if current is not None:
             log.info("round %d: %s", ended.round, end_text(current.reports, ended.silent))
 
     def _read_news(self) -> None:
@@ -318,7 +309,7 @@ class Master:
         """
         if abs(now_s - self._swept_s) >= self._sweep_s:
             self._swept_s = now_s
-            return set(self.session.state.nodes)
+            return set(self.state.nodes)
         mute = self._mute()
         if abs(now_s - self._looked_s) < poll_interval_s(len(mute)):
             return set()
@@ -332,7 +323,7 @@ class Master:
         readers = [self._readers[node] for node in nodes]
         wrote = set()
         for entry in journal.read_new_of(self._directory, readers):
-            self.session.state.fold(entry)
+            self.state.fold(entry)
             wrote.add(entry.id.rpartition(":")[0])
         return wrote
 
@@ -344,11 +335,6 @@ class Master:
         if self._progress is not None:
             waited_s = self._clock() - self._waiting_since_s
             self._progress(f"waiting for {reason}, {waited_s:.0f} s")
-
-
-def _rests_on_silence(step: session.Step) -> bool:
-    """Tell whether a step is one because nodes have said nothing, which may only be unread."""
-    return isinstance(step, session.Append | session.Abort)
 
 
 @contextlib.contextmanager

@@ -33,7 +33,7 @@ from slurm_health.preflight.master.launcher import (
     SlurmLauncher,
 )
 from slurm_health.preflight.master.master import SILENCE_S, Master, MasterSettings, poll_interval_s
-from slurm_health.preflight.session.phase_runner import RoundPlanner
+from slurm_health.preflight.session.course import RoundPlanner
 from slurm_health.records.allocation import Allocation
 from slurm_health.records.errors import JournalError
 from slurm_health.records.records import (
@@ -220,7 +220,7 @@ def _check(
 
         # The workers still hold the devices: the job must not start beside them.
         launcher.stop(LEAVE_S + poll_interval_s(len(started.nodes)))
-        before = master.session.state.finished
+        before = master.state.finished
         finished = conclude(verdict, master, started, directory, settings, environ)
         if before is None and config.verdicts_to_machine_log(environ):
             check_log.tell(verdict, started, finished)

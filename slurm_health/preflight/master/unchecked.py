@@ -115,7 +115,7 @@ class _LateJournal:
         started = run_started(
             allocation, self._environ, run_id=self._run_id, script=self._script, settings={}
         )
-        directory, begun = journal.directory_of_check(root, started)
+        directory, begun = journal.directory_of_failed_check(root, started)
         journal.create(directory, [journal.MASTER])
         if started.array:
             journal.link_array_task(root, started)

@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which nodes take part in the rounds of a check, and what is said of those that do not. Pure."""
+"""Which nodes take part in the rounds of a check, and the verdict on those that do not. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
 
-from slurm_health.preflight.session.conclusion import Absence, unmeasured
 from slurm_health.preflight.session.deadlines import TimeLimits
-from slurm_health.preflight.session.round_state import NodeState
-from slurm_health.preflight.session.run_state import RunState
+from slurm_health.preflight.session.state import CheckState, NodeState
 from slurm_health.records.text import counted
-from slurm_health.records.verdict import NodeVerdict
+from slurm_health.records.verdict import Level, NodeVerdict
 
 
 def comparable(agents: Mapping[str, NodeState]) -> list[str]:
@@ -26,7 +24,7 @@ def comparable(agents: Mapping[str, NodeState]) -> list[str]:
     return [name for name, stack in stacks.items() if stack == common]
 
 
-def without_torch(state: RunState) -> str:
+def without_torch(state: CheckState) -> str:
     """Return why light probes are to measure all nodes instead: some have no torch, others may.
 
     Empty once anything is measured. Where others have accelerators and torch, these are worth more
@@ -43,33 +41,50 @@ def without_torch(state: RunState) -> str:
     return f"{lacking[0]}{more}: {agents[lacking[0]].failed}"
 
 
-def judged(state: RunState, limits: TimeLimits) -> dict[str, NodeVerdict]:
-    """Judge the nodes the Localizer never saw, and those whose devices failed since."""
+def judged(state: CheckState, limits: TimeLimits) -> dict[str, NodeVerdict]:
+    """Judge the nodes that took part in no round, and those whose devices failed since.
+
+    Two things are the node's own fault: Slurm could repeatedly not start a step there while it
+    could elsewhere, and its devices repeatedly failed with a torch that can use those of most
+    others. Everything else may be ours, the job's or the interpreter's.
+    """
     agents = state.agents
     device_failures = _device_failures(state)
     admitted = frozenset(state.admitted or ())
     compared = {_stack(agents[name]) for name in admitted}
     others_started = bool(admitted) or any(node.started for node in agents.values())
-    return {
-        name: unmeasured(
-            name,
-            Absence(
-                could_not_start=node.failed_starts >= limits.failed_starts_per_node,
-                others_started=others_started,
-                lost=node.lost,
-                failed=node.failed,
-                device_failed=device_failures.get(name, ""),
-                started=node.started is not None,
-                stack=_stack(node) if node.usable and _stack(node) not in compared else "",
-                common_stack=", ".join(sorted(compared)),
-            ),
+    verdicts = {}
+    for name, node in agents.items():
+        if name in admitted and name not in device_failures:
+            continue
+        fault = component = ""
+        stack = _stack(node)
+        if node.failed_starts >= limits.failed_starts_per_node and others_started:
+            fault, component = f"Slurm cannot start a step there: {node.lost}", "slurmd"
+        elif name in device_failures:
+            fault, component = f"{device_failures[name]}; most nodes can use theirs", "device"
+        elif node.failed:
+            reason = f"could not be measured: {node.failed}"
+        elif node.usable and stack not in compared:
+            others = f" ({', '.join(sorted(compared))})" if compared else ""
+            reason = f"not compared: {stack} there, unlike the other nodes{others}"
+        elif node.lost:
+            reason = f"could not be measured: {node.lost}"
+        elif node.started:
+            reason = "could not be measured: its check processes were not ready in time"
+        else:
+            reason = "could not be measured: its agent never reported"
+        verdicts[name] = (
+            NodeVerdict(
+                node=name, level=Level.FAULTY, component=component, reason=fault, evidence=(fault,)
+            )
+            if fault
+            else NodeVerdict(node=name, level=Level.INCONCLUSIVE, probability=0.0, reason=reason)
         )
-        for name, node in agents.items()
-        if name in device_failures or name not in admitted
-    }
+    return verdicts
 
 
-def _device_failures(state: RunState) -> dict[str, str]:
+def _device_failures(state: CheckState) -> dict[str, str]:
     """Return what devices did that others do not, where most nodes can use theirs."""
     agents = state.agents
     failures = {name: node.device_failure for name, node in agents.items() if node.device_failure}

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the Localizer's verdict, and from what could not be measured, to the record of a verdict."""
+"""From the Localizer's verdicts, and from what else is known, to the record of a verdict. Pure."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median_high
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
@@ -18,66 +18,8 @@ from slurm_health.records.verdict import Level, LinkVerdict, NodeVerdict, Verdic
 _HALF_SERVED = 0.5  # of what most nodes had: a job's arithmetic takes twice as long there
 _SEVERAL = 2  # devices: of one it is clear which
 _PLACE = re.compile(r"\b(?:device|rail) (\d+)\b")  # a rail is that of one device of each node
-_Found = TypeVar("_Found", NodeVerdict, LinkVerdict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Absence:
-    """What is known of a node that took part in no round.
-
-    Args:
-        could_not_start: Slurm failed to start the agent as often as it was tried.
-        others_started: an agent did start on some node of the run.
-        lost: why the agent ended, empty if it did not.
-        failed: why its workers could not be used, empty if they could.
-        device_failed: what its devices did that those of most nodes do not, else empty.
-        started: the agent did write to the journal.
-        stack: what runs, and on how many devices, on a node that was ready but unlike the others.
-        common_stack: what runs on those.
-    """
-
-    could_not_start: bool = False
-    others_started: bool = True
-    lost: str = ""
-    failed: str = ""
-    device_failed: str = ""
-    started: bool = False
-    stack: str = ""
-    common_stack: str = ""
-
-
-def unmeasured(node: str, known: Absence) -> NodeVerdict:
-    """Judge a node that took part in no round.
-
-    Two findings are the node's own fault: Slurm could repeatedly not start a step there while it
-    could elsewhere, and its devices repeatedly failed with a torch that can use those of most
-    others. Everything else may be ours, the job's or the interpreter's.
-    """
-    if known.could_not_start and known.others_started:
-        reason = f"Slurm cannot start a step there: {known.lost}"
-        return NodeVerdict(
-            node=node, level=Level.FAULTY, component="slurmd", reason=reason, evidence=(reason,)
-        )
-    if known.device_failed:
-        reason = f"{known.device_failed}; most nodes can use theirs"
-        return NodeVerdict(
-            node=node, level=Level.FAULTY, component="device", reason=reason, evidence=(reason,)
-        )
-    if known.failed:
-        reason = f"could not be measured: {known.failed}"
-    elif known.stack:
-        others = f" ({known.common_stack})" if known.common_stack else ""
-        reason = f"not compared: {known.stack} there, unlike the other nodes{others}"
-    elif known.lost:
-        reason = f"could not be measured: {known.lost}"
-    elif known.started:
-        reason = "could not be measured: its check processes were not ready in time"
-    else:
-        reason = "could not be measured: its agent never reported"
-    return NodeVerdict(node=node, level=Level.INCONCLUSIVE, probability=0.0, reason=reason)
-
-
 _WORST_FIRST = (Level.FAULTY, Level.SLOW, Level.INCONCLUSIVE, Level.HEALTHY)
+_Judged = TypeVar("_Judged", NodeVerdict, LinkVerdict)
 
 
 def merged(verdicts: Sequence[Verdict]) -> Verdict:
@@ -120,160 +62,58 @@ def _both(first: NodeVerdict, then: NodeVerdict) -> NodeVerdict:
     )
 
 
-def with_burns(verdict: Verdict, burns: Mapping[str, Sequence[Burn]]) -> Verdict:
-    """Return the verdict with what GPUs said of themselves while they were under load.
-
-    Memory errors that could not be corrected, and rows that could not be remapped, are the
-    driver's own proof: such a node is faulty. Everything else explains, and changes no level: a
-    GPU that was throttled and kept up with its peers is no slower than they are.
-    """
-    nodes = dict(verdict.nodes)
-    for name, of_node in burns.items():
-        words = words_of_all(of_node)
-        if name not in nodes or not words:
-            continue
-        before = nodes[name]
-        proven = any(burn.uncorrected or burn.remap_failed for burn in of_node)
-        reason = "; ".join([*words, before.reason] if proven else [before.reason, *words])
-        after = replace(before, reason=reason, evidence=(*before.evidence, *words))
-        if proven and before.level is not Level.FAULTY:
-            after = replace(after, level=Level.FAULTY, component="memory", probability=1.0)
-        nodes[name] = after
-    return replace(verdict, nodes=nodes)
-
-
-def with_wrong_results(
-    verdict: Verdict, wrong: Mapping[str, Sequence[str]], exact: Collection[str]
-) -> Verdict:
-    """Return the verdict with what devices have computed wrongly, be it once.
-
-    There is one correct result, whatever the device and the library: so a wrong one is proof, and
-    later ones that are correct take nothing back. Only where most nodes were wrong, or none was
-    ever right, it may be the software. Then no node is to blame, and none of them is healthy.
-    """
-    nodes = dict(verdict.nodes)
-    tested = {*wrong, *exact}
-    software = not exact or 1 < len(tested) < 2 * len(wrong)
-    for name, texts in wrong.items():
-        if name not in nodes:
-            continue
-        before = nodes[name]
-        new = [text for text in dict.fromkeys(texts) if text not in before.reason]
-        reason = "; ".join([*new, before.reason])
-        after = replace(before, reason=reason, evidence=(*before.evidence, *dict.fromkeys(texts)))
-        if not software:
-            after = replace(after, level=Level.FAULTY, component="compute", probability=1.0)
-        elif before.level is Level.HEALTHY:
-            reason += f"; as on {len(wrong)} of {len(tested)} nodes: probably a software problem"
-            after = replace(after, level=Level.INCONCLUSIVE, probability=0.0, reason=reason)
-        nodes[name] = after
-    return replace(verdict, nodes=nodes)
-
-
-def with_interfaces(verdict: Verdict, failed_over: Mapping[str, str]) -> Verdict:
-    """Return the verdict with the interfaces of nodes that are not healthy and failed over them.
-
-    A wrong interface, chosen by the user or by NCCL, looks like a broken network.
-    """
-    nodes = {
-        name: replace(node, reason=f"{node.reason}; connects over {failed_over[name]}")
-        if name in failed_over and node.level is not Level.HEALTHY
-        else node
-        for name, node in verdict.nodes.items()
-    }
-    return replace(verdict, nodes=nodes)
-
-
-def with_transports(verdict: Verdict, transports: Mapping[str, str]) -> Verdict:
-    """Return the verdict with the way by which data went, where the network is to blame.
-
-    Sockets where there should be RDMA explain a slow network; it changes no level.
-    """
-    nodes = dict(verdict.nodes)
-    for name, node in verdict.nodes.items():
-        blamed = node.level in {Level.SLOW, Level.FAULTY} and node.component.startswith("network")
-        if blamed and name in transports:
-            way = f"data went over {transports[name]}"
-            nodes[name] = replace(
-                node, reason=f"{node.reason}; {way}", evidence=(*node.evidence, way)
-            )
-    return replace(verdict, nodes=nodes)
-
-
-def with_others(verdict: Verdict, served: Mapping[str, float]) -> Verdict:
-    """Return the verdict with the time that others had the processors of nodes.
-
-    That time is left out of what is compared, so that no node is slow for it. But who had them for
-    less than half as long as most may be slow for a job, and that is nothing the node can be
-    blamed for: it could not be measured as its job would find it. `served` is the share of the
-    time that each node had its own.
-    """
-    nodes = dict(verdict.nodes)
-    most = median_high(served.values()) if served else 1.0
-    for name, share in served.items():
-        before = nodes.get(name)
-        if before is None or share > _HALF_SERVED * most:
-            continue
-        said = (
-            f"others had its processors {1 - share:.0%} of the time (on most nodes {1 - most:.0%}),"
-            " which is left out"
-        )
-        after = replace(
-            before, reason=f"{said}; {before.reason}", evidence=(*before.evidence, said)
-        )
-        if before.level is Level.HEALTHY:
-            after = replace(after, level=Level.INCONCLUSIVE, probability=0.0)
-        nodes[name] = after
-    return replace(verdict, nodes=nodes)
-
-
-def with_limits(verdict: Verdict, limits: Mapping[str, str]) -> Verdict:
-    """Return the verdict with the limit that slow devices were held to, where a site has its own.
-
-    It is what they were compared with beside their peers; it changes no level.
-    """
-    nodes = dict(verdict.nodes)
-    for name, node in verdict.nodes.items():
-        slow = node.level is Level.SLOW and node.component.startswith(("compute", "memory"))
-        if slow and name in limits:
-            nodes[name] = replace(node, evidence=(*node.evidence, limits[name]))
-    return replace(verdict, nodes=nodes)
-
-
-def with_devices(verdict: Verdict, devices: Mapping[str, Sequence[str]]) -> Verdict:
-    """Return the verdict with what the devices are that it names by their places on a node.
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """What is known of nodes beside what they measured, by their names.
 
     Args:
-        verdict: what was found.
-        devices: for each node, model, identifier and PCI address of each device.
+        burns: what GPUs reported of themselves under load.
+        wrong_results: what devices have computed wrongly.
+        exact: the nodes all of whose devices have computed correctly in a round.
+        interfaces: the interface of each node whose group failed in some round.
+        transports: the way by which data went.
+        served: the share of the time of its own work that a node had its processors.
+        limits: the limit that slow devices were held to, where a site has its own.
+        devices: model, identifier and PCI address of each device.
     """
-    nodes = dict(verdict.nodes)
-    for name, node in verdict.nodes.items():
-        known = devices.get(name, ())
-        if node.level is Level.HEALTHY or len(known) < _SEVERAL:
-            continue
-        numbers = {int(number) for number in _PLACE.findall(f"{node.component} {node.reason}")}
-        names = [
-            f"device {number} is {known[number]}"
-            for number in sorted(numbers)
-            if number < len(known) and known[number] not in node.reason
-        ]
-        nodes[name] = replace(
-            node, reason="; ".join([node.reason, *names]), evidence=(*node.evidence, *names)
-        )
-    return replace(verdict, nodes=nodes)
+
+    burns: Mapping[str, Sequence[Burn]] = field(default_factory=dict)
+    wrong_results: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    exact: Collection[str] = ()
+    interfaces: Mapping[str, str] = field(default_factory=dict)
+    transports: Mapping[str, str] = field(default_factory=dict)
+    served: Mapping[str, float] = field(default_factory=dict)
+    limits: Mapping[str, str] = field(default_factory=dict)
+    devices: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
-def judged(
-    nodes: Sequence[str], verdict: Verdict, others: Mapping[str, NodeVerdict]
+def concluded(
+    nodes: Sequence[str], verdict: Verdict, known: Known, others: Mapping[str, NodeVerdict]
 ) -> VerdictReached:
     """Return the record of a verdict over all `nodes`, in their order.
 
-    `others` are what was found apart from it, also of nodes that it judges.
+    `others` are judged apart from it: nodes that took part in no round, and nodes it judges too.
     """
-    verdicts = {**verdict.nodes}
-    for name, other in others.items():
-        verdicts[name] = _both(verdicts[name], other) if name in verdicts else other
+    tested = {*known.wrong_results, *known.exact}
+    wrong = len(known.wrong_results)
+    # There is one correct result, whatever the device and the library. Only where most nodes were
+    # wrong, or none was ever right, it may be the software.
+    software = not known.exact or 1 < len(tested) < 2 * wrong
+    usual = median_high(known.served.values()) if known.served else 1.0
+    verdicts = dict(others)
+    for name, node in verdict.nodes.items():
+        judged = _with_load(node, known.burns.get(name, ()))
+        if texts := known.wrong_results.get(name):
+            whose = f"as on {wrong} of {len(tested)} nodes" if software else ""
+            judged = _with_wrong_results(judged, texts, whose)
+        judged = _with_network(judged, known)
+        if (share := known.served.get(name, 1.0)) <= _HALF_SERVED * usual:
+            judged = _crowded(judged, share, usual)
+        slow = judged.level is Level.SLOW and judged.component.startswith(("compute", "memory"))
+        if slow and name in known.limits:
+            judged = replace(judged, evidence=(*judged.evidence, known.limits[name]))
+        judged = _with_devices(judged, known.devices.get(name, ()))
+        verdicts[name] = _both(judged, others[name]) if name in others else judged
     return VerdictReached(
         nodes=[_rounded(verdicts[node]) for node in nodes],
         paths=[_rounded(path) for path in verdict.paths],
@@ -282,7 +122,92 @@ def judged(
     )
 
 
-def _rounded(found: _Found) -> _Found:
+def _noting(
+    node: NodeVerdict, words: Sequence[str], *, first: bool = False, **changes: Any
+) -> NodeVerdict:
+    """Return a verdict with these words in its reason and among its evidence."""
+    reason = "; ".join([*words, node.reason] if first else [node.reason, *words])
+    return replace(node, reason=reason, evidence=(*node.evidence, *words), **changes)
+
+
+def _with_load(node: NodeVerdict, burns: Sequence[Burn]) -> NodeVerdict:
+    """Return the verdict with what GPUs reported of themselves while they were under load.
+
+    Memory errors that could not be corrected, and rows that could not be remapped, are the
+    driver's own proof: such a node is faulty. Everything else explains, and changes no level: a
+    GPU that was throttled and kept up with its peers is no slower than they are.
+    """
+    words = words_of_all(burns)
+    if not words:
+        return node
+    proven = any(burn.uncorrected or burn.remap_failed for burn in burns)
+    if not proven or node.level is Level.FAULTY:
+        return _noting(node, words, first=proven)
+    fault = {"level": Level.FAULTY, "component": "memory", "probability": 1.0}
+    return _noting(node, words, first=True, **fault)
+
+
+def _with_wrong_results(node: NodeVerdict, texts: Sequence[str], software: str) -> NodeVerdict:
+    """Return the verdict with what devices have computed wrongly, be it once.
+
+    A wrong result is proof, and later ones that are correct take nothing back. Where `software`
+    may be why, no node is to blame, and none of those nodes is healthy.
+    """
+    texts = tuple(dict.fromkeys(texts))
+    reason = "; ".join([*(text for text in texts if text not in node.reason), node.reason])
+    changes: dict[str, Any] = {}
+    if not software:
+        changes = {"level": Level.FAULTY, "component": "compute", "probability": 1.0}
+    elif node.level is Level.HEALTHY:
+        reason += f"; {software}: probably a software problem"
+        changes = {"level": Level.INCONCLUSIVE, "probability": 0.0}
+    return replace(node, reason=reason, evidence=(*node.evidence, *texts), **changes)
+
+
+def _with_network(node: NodeVerdict, known: Known) -> NodeVerdict:
+    """Return the verdict with the interface and the way by which a bad node reached others.
+
+    A wrong interface, chosen by the user or by NCCL, looks like a broken network; sockets where
+    there should be RDMA explain a slow one. Neither changes a level.
+    """
+    if node.level is not Level.HEALTHY and node.node in known.interfaces:
+        over = known.interfaces[node.node]
+        node = replace(node, reason=f"{node.reason}; connects over {over}")
+    blamed = node.level in {Level.SLOW, Level.FAULTY} and node.component.startswith("network")
+    if blamed and node.node in known.transports:
+        return _noting(node, [f"data went over {known.transports[node.node]}"])
+    return node
+
+
+def _crowded(node: NodeVerdict, share: float, usual: float) -> NodeVerdict:
+    """Return the verdict on a node whose processors others had for more than half of the time.
+
+    That time is left out of what is compared, so that no node is slow for it. But the node may be
+    slow for a job, for which it cannot be blamed: it was not measured as its job would find it.
+    """
+    words = (
+        f"others had its processors {1 - share:.0%} of the time (on most nodes {1 - usual:.0%}),"
+        " which is left out"
+    )
+    if node.level is not Level.HEALTHY:
+        return _noting(node, [words], first=True)
+    return _noting(node, [words], first=True, level=Level.INCONCLUSIVE, probability=0.0)
+
+
+def _with_devices(node: NodeVerdict, devices: Sequence[str]) -> NodeVerdict:
+    """Return the verdict with what the devices are that it names by their places on a node."""
+    if node.level is Level.HEALTHY or len(devices) < _SEVERAL:
+        return node
+    numbers = {int(number) for number in _PLACE.findall(f"{node.component} {node.reason}")}
+    names = [
+        f"device {number} is {devices[number]}"
+        for number in sorted(numbers)
+        if number < len(devices) and devices[number] not in node.reason
+    ]
+    return _noting(node, names)
+
+
+def _rounded(verdict: _Judged) -> _Judged:
     return replace(
-        found, slowdown=round(found.slowdown, 3), probability=round(found.probability, 4)
+        verdict, slowdown=round(verdict.slowdown, 3), probability=round(verdict.probability, 4)
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long nodes and rounds may take, from what others took."""
+"""How long nodes and rounds may take, from what others took. Pure."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from statistics import median
 
 from slurm_health.preflight.session.phases import Phase
-from slurm_health.preflight.session.round_state import RoundState
-from slurm_health.preflight.session.run_state import RunState
+from slurm_health.preflight.session.state import CheckState, RoundState
 from slurm_health.records.records import WorkersReady
+from slurm_health.records.verdict import Outcome
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,61 +49,49 @@ class TimeLimits:
     failed_starts_per_node: int = 2
 
 
-class Deadlines:
-    """The deadlines of one run; `state` is what is known of it."""
+def to_get_ready_s(limits: TimeLimits, state: CheckState) -> float:
+    """Return how long a node may take to get its workers ready.
 
-    def __init__(self, limits: TimeLimits, state: RunState) -> None:
-        self._limits = limits
-        self._state = state
-        self._margins_s: dict[int, float] = {}  # of the round in progress
+    Loading torch from a cold network filesystem can take minutes; once half of the nodes have done
+    it, the others are measured against them.
+    """
+    alive = [node for node in state.agents.values() if not node.gone]
+    took_s = [node.ready.start_ms / 1e3 for node in alive if node.ready]
+    if not took_s or 2 * len(took_s) < len(alive):
+        return limits.ready_s
+    return min(limits.adaptive_factor * median(took_s) + limits.ready_extra_s, limits.ready_s)
 
-    def to_get_ready_s(self) -> float:
-        """Return how long a node may take to get its workers ready.
 
-        Loading torch from a cold network filesystem can take minutes; once half of the nodes
-        have done it, the others are measured against them.
-        """
-        limits = self._limits
-        alive = [node for node in self._state.agents.values() if not node.gone]
-        took_s = [node.ready.start_ms / 1e3 for node in alive if node.ready]
-        if not took_s or 2 * len(took_s) < len(alive):
-            return limits.ready_s
-        return min(limits.adaptive_factor * median(took_s) + limits.ready_extra_s, limits.ready_s)
+def margin_s(limits: TimeLimits, ready: Sequence[WorkersReady]) -> float:
+    """Return the margin of a round: what it took its nodes to load torch, within bounds."""
+    return min(max(_start_s(ready), limits.least_margin_s), limits.most_margin_s)
 
-    def at_most_s(self, phase: Phase, nodes: Sequence[str]) -> float:
-        """Return how long a round may take while nothing is known of how long it takes here."""
-        ready = self._state.ready(nodes)
-        extra_s = phase.extra_s()
-        limits = self._limits
-        allowed_s = limits.adaptive_factor * _start_s(ready) + self._margin_s(ready)
-        short_s = limits.patience * allowed_s
-        blind_s = min(max(short_s, limits.round_deadline_s / 2), limits.round_deadline_s)
-        return blind_s + limits.patience * extra_s
 
-    def end_of_s(self, current: RoundState) -> float:
-        """Return when the round in progress has taken too long, by what its groups took so far."""
-        limits, measured_ms = self._limits, self._state.measured_ms(current.record.phase)
-        if not measured_ms:
-            return current.started_s + current.record.deadline_s
-        margin_s = self._margin_of_round_s(current)
-        allowed_s = limits.adaptive_factor * median(measured_ms) / 1e3 + margin_s
-        if 2 * current.reported < current.running and not self._state.has_timed_out():
-            allowed_s *= limits.patience  # earlier rounds were quick, this one shows nothing
-        elif "apart" in current.record.options:
-            allowed_s *= limits.patience  # devices connect one by one and two by two first
-        return current.started_s + min(allowed_s, current.record.deadline_s)
+def at_most_s(limits: TimeLimits, phase: Phase, ready: Sequence[WorkersReady]) -> float:
+    """Return how long a round may take while nothing is known of how long it takes here."""
+    allowed_s = limits.adaptive_factor * _start_s(ready) + margin_s(limits, ready)
+    short_s = limits.patience * allowed_s
+    blind_s = min(max(short_s, limits.round_deadline_s / 2), limits.round_deadline_s)
+    return blind_s + limits.patience * phase.extra_s()
 
-    def _margin_of_round_s(self, current: RoundState) -> float:
-        """Return the margin as it was when the round began: to find it goes through all nodes."""
-        index = current.record.round
-        if index not in self._margins_s:
-            members = [node for group in current.groups for node in group]
-            self._margins_s = {index: self._margin_s(self._state.ready(members))}
-        return self._margins_s[index]
 
-    def _margin_s(self, ready: Sequence[WorkersReady]) -> float:
-        limits = self._limits
-        return min(max(_start_s(ready), limits.least_margin_s), limits.most_margin_s)
+def end_of_s(
+    limits: TimeLimits, current: RoundState, state: CheckState, round_margin_s: float
+) -> float:
+    """Return when the round in progress has taken too long, by what its groups took so far.
+
+    `round_margin_s` is its margin: to compute it goes through all nodes.
+    """
+    took_ms = [*state.took_ms[current.record.phase], *current.took_ms]
+    if not took_ms:
+        return current.started_s + current.record.deadline_s
+    allowed_s = limits.adaptive_factor * median(took_ms) / 1e3 + round_margin_s
+    timed_out = any(r.outcome is Outcome.TIMED_OUT for _, results in state.ended for r in results)
+    if 2 * current.reported < len(current.begun) and not timed_out:
+        allowed_s *= limits.patience  # earlier rounds were quick, this one shows nothing
+    elif "apart" in current.record.options:
+        allowed_s *= limits.patience  # devices connect one by one and two by two first
+    return current.started_s + min(allowed_s, current.record.deadline_s)
 
 
 def _start_s(ready: Sequence[WorkersReady]) -> float:

@@ -36,7 +36,7 @@ from slurm_health.system.signals import FOR_SCRIPT, signal_name
 class SupervisorPatience:
     """How long the supervisor waits, and how often it tries."""
 
-    master_starts: int = 3
+    master_starts: int = 2
     grace_s: float = 5.0  # for a check that has to end; Slurm kills 30 s after its signal
     silence_s: float = check_process.SILENCE_S
     requeue_wait_s: float = 90.0
@@ -203,7 +203,7 @@ class _Check:
     def answer(self, argv: Sequence[str]) -> JobOutcome | None:
         """Return what the check says; None where it never does.
 
-        One that dies or hangs is started again: it goes on from its journal.
+        One that dies or hangs is begun again, once; what it has done already it does not do twice.
         """
         for start in range(1, self._patience.master_starts + 1):
             answer = self._ask(argv)

@@ -8,11 +8,11 @@ import errno
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
-from slurm_health.records.records import JobOutcome, Record, RunStarted
+from slurm_health.records.records import JobOutcome, Record, RunStarted, VerdictReached
 from slurm_health.system import private_files
 from slurm_health.system.journal.files import MASTER, read_all, unusable
 from slurm_health.system.proc import mounted_by_users
@@ -154,28 +154,50 @@ def attempt_and_check(label: str) -> tuple[int, int] | None:
 def directory_of_check(root: Path, started: RunStarted) -> tuple[Path, RunStarted]:
     """Return the directory for a check, and the first record it has or is to get.
 
-    A check with this very name is taken over however it stands: whoever gave both the name has not
-    heard how the first ended. One that was cut short is taken over if it is of the very same job
-    start; one whose requeue did not happen too, because the job is evidently still here.
+    One that was cut short begins again, in a directory of its own, unless it has its verdict: then
+    it is taken over, so that nothing is done twice. So it is with this very name however it stands,
+    as whoever gave both the name has not heard how the first ended; with another one if it is of
+    the very same job start, and has not ended, or its requeue did not happen: the job is here.
 
     Raises:
         JournalError: an older journal cannot be read.
     """
-
-    def is_ours(begun: RunStarted, records: Sequence[Record]) -> bool:
+    for directory, begun, records in _checks_of(root, started):
+        if begun is None:
+            return directory, started
         finished = [record for record in records if isinstance(record, JobOutcome)]
         over = finished and not finished[-1].leaves
-        return begun.run_id == started.run_id or (not over and _same_start(begun, started))
+        ours = begun.run_id == started.run_id or (not over and _same_start(begun, started))
+        if ours and any(isinstance(record, VerdictReached) for record in records):
+            return directory, begun
+    raise AssertionError("labels never end")
 
+
+def directory_of_failed_check(root: Path, started: RunStarted) -> tuple[Path, RunStarted]:
+    """Return the directory of the last check of this name, one for it if it has none yet.
+
+    With it comes the first record that it has or is to get.
+
+    Raises:
+        JournalError: an older journal cannot be read.
+    """
+    last = None
+    for directory, begun, _ in _checks_of(root, started):
+        if begun is None:
+            return last or (directory, started)
+        if begun.run_id == started.run_id:
+            last = directory, begun
+    raise AssertionError("labels never end")
+
+
+def _checks_of(root: Path, started: RunStarted) -> Iterator[_Begun]:
     try:
         name = name_of(root, started.cluster, str(started.job_id), os.geteuid(), make=True)
     except OSError as err:
         job = job_directory(root, started.cluster, started.job_id)
         raise unusable(job, "written", err) from err
-    job = job_directory(root, started.cluster, name)
     labels = (label_of(started.attempt, number) for number in itertools.count(1))
-    directory, begun = _first_free(job, labels, is_ours)
-    return directory, begun or started
+    return _begun(job_directory(root, started.cluster, name), labels)
 
 
 def directory_of_start(job: Path, *, attempt: int, step: int, run_id: str) -> Path:
@@ -192,19 +214,22 @@ def directory_of_start(job: Path, *, attempt: int, step: int, run_id: str) -> Pa
     """
     # A check by itself takes a step and the next free number, so none of them is this one's.
     labels = (label_of(attempt, number) for number in itertools.count(step + 2, _NEXT_START))
-    return _first_free(job, labels, lambda begun, _: begun.run_id == run_id)[0]
+    runs = _begun(job, labels)
+    return next(path for path, begun, _ in runs if begun is None or begun.run_id == run_id)
 
 
-def _first_free(
-    job: Path, labels: Iterable[str], is_ours: Callable[[RunStarted, Sequence[Record]], bool]
-) -> tuple[Path, RunStarted | None]:
-    """Return the first directory whose run nobody has begun, or is ours; and how that began."""
+_Begun = tuple[Path, RunStarted | None, list[Record]]
+
+
+def _begun(job: Path, labels: Iterable[str]) -> Iterator[_Begun]:
+    """Yield the runs of these names: the directory, how it began, and what its master wrote.
+
+    A run that nobody has begun has no beginning.
+    """
     for label in labels:
         records = [entry.record for entry in read_all(job / label, MASTER) if entry.record]
         begun = next((record for record in records if isinstance(record, RunStarted)), None)
-        if begun is None or is_ours(begun, records):
-            return job / label, begun
-    raise AssertionError("labels never end")
+        yield job / label, begun, records
 
 
 def _same_start(before: RunStarted, now: RunStarted) -> bool:

@@ -14,8 +14,8 @@ from pathlib import Path
 from slurm_health.preflight.chosen_probes import chosen_phases
 from slurm_health.preflight.expectations import expectations_from
 from slurm_health.preflight.master.run_check import make_localizer
+from slurm_health.preflight.session.controller import Controller
 from slurm_health.preflight.session.deadlines import TimeLimits
-from slurm_health.preflight.session.session import Append, Session
 from slurm_health.records.errors import SlurmHealthError
 from slurm_health.records.nodeset import expand
 from slurm_health.records.records import ActionDone, JobOutcome, RunStarted, VerdictReached
@@ -205,7 +205,7 @@ def _replay_problem(directory: Path) -> str:
     if not began or not verdict:
         return "" if len(began) == 1 or not entries else "it does not say how the run began"
     phases = chosen_phases(str(began[0].settings["check"]))
-    session = Session(
+    controller = Controller(
         began[0].nodes,
         partial(make_localizer, prior=began[0].prior),
         TimeLimits(),
@@ -215,11 +215,11 @@ def _replay_problem(directory: Path) -> str:
     for node in began[0].nodes:
         for entry in journal.read_all(directory, node):
             if entry.time_s <= verdict[0].time_s:  # then the agents leave
-                session.state.fold(entry)
+                controller.state.fold(entry)
     for entry in entries[: entries.index(verdict[0])]:
-        session.state.fold(entry)
-    step = session.next_step(verdict[0].time_s)
-    replayed = step.record if isinstance(step, Append) else step
+        controller.state.fold(entry)
+    step = controller.next_step(verdict[0].time_s)
+    replayed = step[0] if isinstance(step, tuple) else step
     same = _finds(replayed) == _finds(verdict[0].record)
     return "" if same else f"replayed, the next step is {step}"
 

@@ -116,7 +116,7 @@ def test_a_batch_jobs_check_bears_one_name_however_often_it_is_started(tmp_path:
     done = supervise(tmp_path)
 
     starts = (tmp_path / "starts").read_text().splitlines()
-    assert (done.code, len(starts), len(set(starts))) == (0, 3, 1), done.stderr
+    assert (done.code, len(starts), len(set(starts))) == (0, 2, 1), done.stderr
     assert "--for-supervisor" in starts[0]
     directory = journal.job_directory(tmp_path / "journal", "lab", 12) / "0"
     started = journal.read_all(directory, journal.MASTER)[0].record

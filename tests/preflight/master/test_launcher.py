@@ -16,10 +16,10 @@ from slurm_health.preflight.master.launcher import (
     Launcher,
     ReadGres,
     SlurmLauncher,
-    srun_argv,
 )
 from slurm_health.records.errors import SlurmCommandMissing, SlurmError
 from slurm_health.records.records import AgentsLost, LossCause
+from slurm_health.system.slurm.command import step_argv
 from slurm_health.system.slurm.job_gres import NodeGres, Share
 from tests.support.supervised import eventually, write_executable
 
@@ -76,8 +76,7 @@ def losses(launcher: Launcher, nodes: Sequence[str], launch: int = 0) -> dict[st
 
 
 def test_the_command_of_a_launch_leaves_nothing_to_the_surrounding_job() -> None:
-    share = Share(nodes=("n1", "n2"), options=("--gres=gpu:4",), gpus=4)
-    argv = srun_argv(12, share, ["agent", "--x"])
+    argv = step_argv(12, ("n1", "n2"), ["--gres=gpu:4"], ["agent", "--x"])
 
     assert argv[0] == "srun"
     assert argv[-3:] == ["--gres=gpu:4", "agent", "--x"]
@@ -103,7 +102,7 @@ def test_srun_is_started_with_that_command_and_without_the_jobs_variables(
     losses(launcher, NODES, launch=3)
 
     said = (tmp_path / "said").read_text()
-    command = srun_argv(12, Share(nodes=NODES), ["agent", "--launch=3", "--gpus=0"])
+    command = step_argv(12, NODES, Share(nodes=NODES).options, ["agent", "--launch=3", "--gpus=0"])
     assert said.splitlines()[0].split() == command[1:]
     assert "SLURM_NTASKS" not in said
     assert "SLURM_GPUS" not in said

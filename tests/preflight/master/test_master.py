@@ -17,11 +17,8 @@ from slurm_health.records.errors import JournalBusy
 from slurm_health.records.records import (
     AgentsLaunched,
     AgentsLost,
-    MasterResumed,
     Record,
-    RoundEnded,
     RoundStarted,
-    RunStarted,
     VerdictReached,
 )
 from slurm_health.records.verdict import Level, NodeVerdict
@@ -162,25 +159,6 @@ def test_an_agent_that_is_killed_in_a_round_is_started_again_and_named(machine: 
     assert lost == AgentsLost(launch=0, nodes=["n2"], reason="its agent ended: killed by SIGKILL")
     assert AgentsLaunched(launch=1, nodes=["n2"]) in machine.records()
     assert {found[node] for node in ("n1", "n3", "n4")} == {"healthy"}
-
-
-@pytest.mark.heavy
-def test_a_master_that_is_killed_in_a_round_is_gone_on_for_by_the_next(machine: Machine) -> None:
-    machine.behave(n3="stuck")
-    first = machine.start()
-    eventually(lambda: machine.of_kind(RoundStarted), "the first round")
-    below = descendants(first.pid)
-    first.kill()
-    first.communicate()
-    eventually(lambda: not [p for p in below if Path(f"/proc/{p}").exists()], "the agents' end")
-
-    found = finish(machine.start())
-
-    assert found == {**dict.fromkeys(NODES, "healthy"), "n3": "faulty"}
-    assert len(machine.of_kind(RunStarted)) == len(machine.of_kind(MasterResumed)) == 1
-    assert RoundEnded(round=0, void=True) in machine.records()
-    rounds = [r.round for r in machine.records() if isinstance(r, RoundStarted)]
-    assert rounds == list(range(len(rounds)))
 
 
 def test_a_run_that_is_over_is_not_run_again(machine: Machine) -> None:

@@ -8,7 +8,7 @@ from msgspec import structs
 
 from slurm_health.preflight.session import absent
 from slurm_health.preflight.session.phases import light_phases, phases, without_torch
-from slurm_health.preflight.session.run_state import RunState
+from slurm_health.preflight.session.state import CheckState
 from slurm_health.records.record_codec import Entry
 from slurm_health.records.records import (
     AgentsLaunched,
@@ -22,8 +22,8 @@ NODES = ["n1", "n2", "n3"]
 LAUNCHED = AgentsLaunched(launch=0, nodes=NODES)
 
 
-def state_of(*records: Record) -> RunState:
-    state = RunState(NODES)
+def state_of(*records: Record) -> CheckState:
+    state = CheckState(NODES)
     for record in (LAUNCHED, *records):
         state.fold(Entry(id="", time_s=1.0, kind="", record=record))
     return state

@@ -1,102 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
+"""From verdicts of phases, and what else is known of nodes, to the record of a verdict."""
+
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from slurm_health.preflight.session.conclusion import (
-    Absence,
-    judged,
-    merged,
-    unmeasured,
-    with_devices,
-    with_interfaces,
-    with_others,
-    with_wrong_results,
-)
+from slurm_health.preflight.session.conclusion import Known, concluded, merged
+from slurm_health.records.gpu_load import HARDWARE_THERMAL, Burn
 from slurm_health.records.verdict import Level, LinkVerdict, NodeVerdict, Verdict
 
-
-def test_a_device_that_fails_where_most_do_not_is_a_fault_of_its_node_in_its_own_words() -> None:
-    said = "device 3: ECC error"
-    verdict = unmeasured("n1", Absence(failed=said, device_failed=said))
-
-    assert (verdict.level, verdict.component) == (Level.FAULTY, "device")
-    assert verdict.reason == "device 3: ECC error; most nodes can use theirs"
-    assert verdict.evidence
+WRONG = "device 3 computes wrong results"
+WELL = {
+    name: NodeVerdict(node=name, level=Level.HEALTHY, reason="passed")
+    for name in ("n1", "n2", "n3")
+}
 
 
-def test_where_slurm_can_start_nothing_at_all_no_node_is_to_blame() -> None:
-    verdict = unmeasured(
-        "n1", Absence(could_not_start=True, others_started=False, lost="no answer")
-    )
-
-    assert verdict.level is Level.INCONCLUSIVE
-
-
-@given(
-    st.fixed_dictionaries(
-        {
-            "others_started": st.booleans(),
-            "lost": st.text(),
-            "failed": st.text(),
-            "started": st.booleans(),
-            "stack": st.text(),
-        }
-    )
-)
-def test_what_could_not_be_measured_is_never_healthy_and_never_a_fault(
-    known: dict[str, Any],
-) -> None:
-    verdict = unmeasured("n1", Absence(**known))
-
-    assert verdict.level is Level.INCONCLUSIVE
-    assert verdict.probability == 0.0
-    assert verdict.reason
-
-
-@pytest.mark.parametrize(
-    ("known", "reason"),
-    [
-        ({}, "could not be measured: its agent never reported"),
-        ({"started": True}, "could not be measured: its check processes were not ready in time"),
-        ({"lost": "its master died"}, "could not be measured: its master died"),
-        ({"failed": "no torch", "lost": "left"}, "could not be measured: no torch"),
-        ({"stack": "torch 2.4"}, "not compared: torch 2.4 there, unlike the other nodes"),
-    ],
-)
-def test_the_reason_is_the_most_telling_one(known: dict[str, Any], reason: str) -> None:
-    verdict = unmeasured("n1", Absence(**known))
-
-    assert verdict.reason.startswith(reason)
+def judged(nodes: dict[str, NodeVerdict], known: Known) -> dict[str, NodeVerdict]:
+    """Return the verdicts on nodes of which this is known."""
+    record = concluded(list(nodes), Verdict(nodes=nodes), known, {})
+    return {node.node: node for node in record.nodes}
 
 
 def test_a_node_that_others_crowd_is_not_judged_as_its_job_would_find_it() -> None:
-    well = NodeVerdict(node="n1", level=Level.HEALTHY, reason="passed with 3 partners")
-    verdict = Verdict(nodes={name: replace(well, node=name) for name in ("n1", "n2", "n3")})
-
-    nodes = with_others(verdict, {"n1": 0.3, "n2": 0.9, "n3": 1.0}).nodes
+    nodes = judged(WELL, Known(served={"n1": 0.3, "n2": 0.9, "n3": 1.0}))
 
     assert nodes["n1"].level is Level.INCONCLUSIVE
     assert nodes["n1"].reason == (
-        "others had its processors 70% of the time (on most nodes 10%), which is left out;"
-        " passed with 3 partners"
+        "others had its processors 70% of the time (on most nodes 10%), which is left out; passed"
     )
     assert nodes["n2"].level is nodes["n3"].level is Level.HEALTHY
 
 
 def test_where_all_nodes_are_crowded_alike_that_is_usual_there() -> None:
-    well = NodeVerdict(node="n1", level=Level.HEALTHY, reason="passed")
-    verdict = Verdict(nodes={"n1": well, "n2": replace(well, node="n2")})
-
-    assert with_others(verdict, {"n1": 0.2, "n2": 0.3}) == verdict
-
-
-WRONG = "device 3 computes wrong results"
+    assert judged(WELL, Known(served={"n1": 0.2, "n2": 0.3, "n3": 0.2})) == WELL
 
 
 @pytest.mark.parametrize(
@@ -115,15 +53,109 @@ WRONG = "device 3 computes wrong results"
 def test_one_wrong_result_is_proof_where_others_are_right_and_never_healthy(
     wrong: list[str], exact: list[str], level: Level
 ) -> None:
-    names = ("n1", "n2", "n3")
-    healthy = {name: NodeVerdict(node=name, level=Level.HEALTHY) for name in names}
+    nodes = judged(WELL, Known(wrong_results={name: [WRONG] for name in wrong}, exact=exact))
 
-    verdict = with_wrong_results(Verdict(nodes=healthy), {name: [WRONG] for name in wrong}, exact)
+    first = nodes["n1"]
+    assert (first.level, WRONG in first.reason, first.evidence) == (level, True, (WRONG,))
+    assert (first.component == "compute") is (level is Level.FAULTY)
+    assert {nodes[name].level for name in WELL if name not in wrong} <= {Level.HEALTHY}
 
-    found = verdict.nodes["n1"]
-    assert (found.level, WRONG in found.reason, found.evidence) == (level, True, (WRONG,))
-    assert (found.component == "compute") is (level is Level.FAULTY)
-    assert {verdict.nodes[name].level for name in names if name not in wrong} <= {Level.HEALTHY}
+
+def test_what_a_throttled_gpu_reported_explains_and_does_not_convict() -> None:
+    throttled = Burn(
+        index=3, uuid="GPU-7", bus="", samples=9, reason_samples={HARDWARE_THERMAL: 9}, reasons=64
+    )
+
+    node = judged(WELL, Known(burns={"n1": [throttled]}))["n1"]
+
+    assert node.level is Level.HEALTHY
+    assert "GPU 3 (GPU-7): hardware thermal slowdown" in node.reason
+
+
+def test_memory_errors_that_were_not_corrected_are_proof() -> None:
+    broken = Burn(index=0, uuid="GPU-1", bus="", samples=9, uncorrected=2)
+
+    node = judged(WELL, Known(burns={"n1": [broken]}))["n1"]
+
+    assert (node.level, node.component) == (Level.FAULTY, "memory")
+    assert node.evidence
+
+
+def test_the_way_that_data_went_is_named_where_the_network_is_slow_and_nowhere_else() -> None:
+    nodes = {
+        name: NodeVerdict(node=name, level=level, component=component, reason="slow")
+        for name, level, component in (
+            ("n1", Level.SLOW, "network rail 3"),
+            ("n2", Level.SLOW, "compute device 1"),
+            ("n3", Level.HEALTHY, "network"),
+        )
+    }
+
+    verdicts = judged(nodes, Known(transports=dict.fromkeys(nodes, "NET/Socket")))
+
+    assert [verdicts[name].reason for name in nodes] == [
+        "slow; data went over NET/Socket",
+        "slow",
+        "slow",
+    ]
+
+
+def test_a_device_that_a_verdict_names_by_its_place_is_named_by_its_address_too() -> None:
+    devices = ["H100 GPU-0a at 0000:19:00.0", "H100 GPU-1b at 0000:3b:00.0"]
+    slow = NodeVerdict(
+        node="n1", level=Level.SLOW, component="compute device 1", reason="matmul:device 1 2.00x"
+    )
+    nodes = {"n1": slow, "n2": replace(slow, node="n2", level=Level.HEALTHY)}
+
+    verdicts = judged(nodes, Known(devices={"n1": devices, "n2": devices}))
+
+    assert verdicts["n1"].reason == f"matmul:device 1 2.00x; device 1 is {devices[1]}"
+    assert verdicts["n1"].evidence == (f"device 1 is {devices[1]}",)
+    assert verdicts["n2"] == nodes["n2"]
+    assert judged(nodes, Known(devices={"n1": devices[:1]})) == nodes
+
+
+def test_the_interface_is_named_where_an_exchange_failed_and_the_node_is_not_healthy() -> None:
+    nodes = {
+        node: NodeVerdict(node=node, level=level, reason=reason)
+        for node, level, reason in (
+            ("n1", Level.FAULTY, "no allgather with n2"),
+            ("n2", Level.INCONCLUSIVE, "timed out"),
+            ("n3", Level.HEALTHY, "passed"),
+        )
+    }
+    interfaces = {"n1": "NCCL_SOCKET_IFNAME=docker0", "n3": "eth0"}
+
+    assert [each.reason for each in judged(nodes, Known(interfaces=interfaces)).values()] == [
+        "no allgather with n2; connects over NCCL_SOCKET_IFNAME=docker0",
+        "timed out",
+        "passed",
+    ]
+
+
+def test_the_limit_of_a_site_is_evidence_against_a_slow_device_and_changes_no_level() -> None:
+    slow = NodeVerdict(node="n1", level=Level.SLOW, component="compute", reason="slow")
+
+    nodes = judged({**WELL, "n1": slow}, Known(limits=dict.fromkeys(WELL, "H100: 700 TFLOP/s")))
+
+    assert nodes["n1"] == replace(slow, evidence=("H100: 700 TFLOP/s",))
+    assert nodes["n2"] == WELL["n2"]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_node_is_as_bad_as_its_worst_phase_and_has_the_evidence_of_all(
+    order: tuple[int, int],
+) -> None:
+    well = NodeVerdict(node="n1", level=Level.HEALTHY, reason="well", evidence=("a",))
+    slow = NodeVerdict(
+        node="n1", level=Level.SLOW, slowdown=1.4, reason="copy slow", evidence=("b",)
+    )
+    both = (Verdict(nodes={"n1": well}), Verdict(nodes={"n1": slow}))
+
+    node = merged([both[at] for at in order]).nodes["n1"]
+
+    assert (node.level, node.reason, node.slowdown) == (Level.SLOW, "copy slow", 1.4)
+    assert set(node.evidence) == {"a", "b"}
 
 
 def test_every_node_is_judged_once_in_the_order_of_the_run() -> None:
@@ -137,7 +169,7 @@ def test_every_node_is_judged_once_in_the_order_of_the_run() -> None:
     )
     others = {"n3": NodeVerdict(node="n3", level=Level.INCONCLUSIVE, probability=0.0)}
 
-    record = judged(["n1", "n2", "n3"], verdict, others)
+    record = concluded(["n1", "n2", "n3"], verdict, Known(), others)
 
     assert [(node.node, node.level) for node in record.nodes] == [
         ("n1", Level.SLOW),
@@ -169,43 +201,7 @@ def test_what_was_found_apart_from_the_verdict_is_added_to_what_it_says_of_the_n
         node="n1", level=Level.FAULTY, component="device", reason="lost", evidence=("lost",)
     )
 
-    (found,) = judged(["n1"], Verdict(nodes={"n1": healthy}), {"n1": broken}).nodes
+    (found,) = concluded(["n1"], Verdict(nodes={"n1": healthy}), Known(), {"n1": broken}).nodes
 
     assert (found.level, found.component, found.reason) == (Level.FAULTY, "device", "lost")
     assert found.evidence == ("round 0", "lost")
-
-
-def test_a_device_that_a_verdict_names_by_its_place_is_named_by_its_address_too() -> None:
-    devices = ["H100 GPU-0a at 0000:19:00.0", "H100 GPU-1b at 0000:3b:00.0"]
-    slow = NodeVerdict(
-        node="n1", level=Level.SLOW, component="compute device 1", reason="matmul:device 1 2.00x"
-    )
-    well = replace(slow, node="n2", level=Level.HEALTHY)
-    verdict = Verdict(nodes={"n1": slow, "n2": well})
-
-    found = with_devices(verdict, {"n1": devices, "n2": devices}).nodes
-
-    assert found["n1"].reason == f"matmul:device 1 2.00x; device 1 is {devices[1]}"
-    assert found["n1"].evidence == (f"device 1 is {devices[1]}",)
-    assert found["n2"] == well
-    assert with_devices(verdict, {"n1": devices[:1]}) == verdict
-
-
-def test_the_interface_is_named_where_an_exchange_failed_and_the_node_is_not_healthy() -> None:
-    bad, doubted, well = (
-        NodeVerdict(node=node, level=level, reason=reason)
-        for node, level, reason in (
-            ("n1", Level.FAULTY, "no allgather with n2"),
-            ("n2", Level.INCONCLUSIVE, "timed out"),
-            ("n3", Level.HEALTHY, "passed"),
-        )
-    )
-    verdict = Verdict(nodes={each.node: each for each in (bad, doubted, well)})
-
-    found = with_interfaces(verdict, {"n1": "NCCL_SOCKET_IFNAME=docker0", "n3": "eth0"})
-
-    assert [each.reason for each in found.nodes.values()] == [
-        "no allgather with n2; connects over NCCL_SOCKET_IFNAME=docker0",
-        "timed out",
-        "passed",
-    ]

@@ -73,8 +73,8 @@ def test_a_round_of_cpus_names_no_work() -> None:
     story = Story(("n1", "n2"))
     story.is_in_round()
 
-    assert story.session.state.round is not None
-    assert not story.session.state.round.record.options
+    assert story.controller.state.round is not None
+    assert not story.controller.state.round.record.options
 
 
 def test_peaks_say_nothing_of_work_that_is_less_than_full() -> None:

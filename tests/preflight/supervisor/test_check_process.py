@@ -84,7 +84,7 @@ def test_a_check_that_the_kernel_holds_is_given_up_and_what_it_started_is_ended(
         code, _, err = bench.finish(process)
     assert code == 0
     assert bench.lines() == ["start", "told", "start", "ran"]
-    assert b"start 1 of 3 of the check: it hangs: nothing heard for 1 s" in err
+    assert b"start 1 of 2 of the check: it hangs: nothing heard for 1 s" in err
     assert b"running the script anyway: UNCHECKED" in err
 
 

@@ -15,7 +15,13 @@ import pytest
 
 from slurm_health.fleet.clean import journals, remove
 from slurm_health.fleet.index import opened
-from slurm_health.records.records import Disposition, JobOutcome, Record, RunStarted
+from slurm_health.records.records import (
+    Disposition,
+    JobOutcome,
+    Record,
+    RunStarted,
+    VerdictReached,
+)
 from slurm_health.report.find import runs_of_job
 from slurm_health.system import journal
 from tests.support.journals import Clock, write_healthy_run
@@ -31,6 +37,9 @@ STARTED = RunStarted(
     user="ml",
     start_time_s=1000,
 )
+
+
+JUDGED = VerdictReached(nodes=[])
 
 
 def write(root: Path, label: str, *records: Record) -> Path:
@@ -68,14 +77,25 @@ def test_an_empty_directory_is_used(tmp_path: Path) -> None:
     assert journal.directory_of_check(tmp_path, STARTED) == (directory, STARTED)
 
 
-def test_a_check_that_was_cut_short_is_gone_on_with(tmp_path: Path) -> None:
-    directory = write(tmp_path, "0", before())
+@pytest.mark.parametrize("begun", [before(), STARTED])
+def test_a_check_that_was_cut_short_begins_again_beside_it(
+    tmp_path: Path, begun: RunStarted
+) -> None:
+    write(tmp_path, "0", begun)
+
+    directory, started = journal.directory_of_check(tmp_path, STARTED)
+
+    assert (directory.name, started) == ("0-2", STARTED)
+
+
+def test_a_check_that_was_cut_short_behind_its_verdict_is_taken_over(tmp_path: Path) -> None:
+    directory = write(tmp_path, "0", before(), JUDGED)
 
     assert journal.directory_of_check(tmp_path, STARTED) == (directory, before())
 
 
-def test_a_check_whose_requeue_did_not_happen_is_gone_on_with(tmp_path: Path) -> None:
-    directory = write(tmp_path, "0", before(), finished("requeue"))
+def test_a_check_whose_requeue_did_not_happen_is_taken_over(tmp_path: Path) -> None:
+    directory = write(tmp_path, "0", before(), JUDGED, finished("requeue"))
 
     assert journal.directory_of_check(tmp_path, STARTED) == (directory, before())
 
@@ -84,8 +104,8 @@ def test_a_check_whose_requeue_did_not_happen_is_gone_on_with(tmp_path: Path) ->
 def test_a_second_check_in_the_same_job_does_not_touch_the_first(
     tmp_path: Path, disposition: str
 ) -> None:
-    write(tmp_path, "0", before(), finished(disposition))
-    write(tmp_path, "0-2", before(), finished(disposition))
+    write(tmp_path, "0", before(), JUDGED, finished(disposition))
+    write(tmp_path, "0-2", before(), JUDGED, finished(disposition))
 
     directory, started = journal.directory_of_check(tmp_path, STARTED)
 
@@ -93,8 +113,10 @@ def test_a_second_check_in_the_same_job_does_not_touch_the_first(
 
 
 def test_a_check_that_ended_unheard_is_told_by_its_name(tmp_path: Path) -> None:
-    write(tmp_path, "0", before(), finished("proceed"))  # a start before, or the script's own check
-    directory = write(tmp_path, "0-2", STARTED, finished("proceed"))
+    write(
+        tmp_path, "0", before(), JUDGED, finished("proceed")
+    )  # a start before, or the script's own check
+    directory = write(tmp_path, "0-2", STARTED, JUDGED, finished("proceed"))
     fewer = msgspec.structs.replace(STARTED, nodes=["n1"])
 
     assert journal.directory_of_check(tmp_path, fewer) == (directory, STARTED)
@@ -103,12 +125,23 @@ def test_a_check_that_ended_unheard_is_told_by_its_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change", [{"nodes": ["n1", "n3"]}, {"user": "other"}, {"start_time_s": 999}]
 )
-def test_an_older_job_with_the_same_id_is_not_gone_on_with(
+def test_an_older_job_with_the_same_id_is_not_taken_over(
     tmp_path: Path, change: dict[str, object]
 ) -> None:
-    write(tmp_path, "0", before(**change))
+    write(tmp_path, "0", before(**change), JUDGED)
 
     directory, started = journal.directory_of_check(tmp_path, STARTED)
+
+    assert (directory.name, started) == ("0-2", STARTED)
+
+
+def test_a_check_that_failed_is_the_last_of_its_name(tmp_path: Path) -> None:
+    assert journal.directory_of_failed_check(tmp_path, STARTED)[0].name == "0"
+    write(tmp_path, "0", STARTED)
+    write(tmp_path, "0-2", STARTED)
+    write(tmp_path, "0-3", before())
+
+    directory, started = journal.directory_of_failed_check(tmp_path, STARTED)
 
     assert (directory.name, started) == ("0-2", STARTED)
 

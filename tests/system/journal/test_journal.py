@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slurm_health.records.errors import ExitCode, JournalError, RecordTooNew
-from slurm_health.records.records import MasterResumed, Record
+from slurm_health.records.records import Record
+from slurm_health.records.script_records import ScriptStarted
 from slurm_health.system import journal
 from tests.strategies import records
 from tests.support.journals import Clock
@@ -18,14 +19,14 @@ from tests.support.journals import Clock
 HERE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
-def resumed(pid: int) -> MasterResumed:
-    return MasterResumed(pid=pid)
+def started(pid: int) -> ScriptStarted:
+    return ScriptStarted(script="s", pid=pid)
 
 
 def pids(directory: Path, writer: str = "n1") -> list[int]:
     found = []
     for entry in journal.read_all(directory, writer):
-        assert isinstance(entry.record, MasterResumed)
+        assert isinstance(entry.record, ScriptStarted)
         found.append(entry.record.pid)
     return found
 
@@ -33,9 +34,9 @@ def pids(directory: Path, writer: str = "n1") -> list[int]:
 def test_what_is_appended_is_read_in_order_with_ids_and_times(tmp_path: Path) -> None:
     clock = Clock(5.0)
     writer = journal.Writer(tmp_path, "n1", clock)
-    writer.append(resumed(1), resumed(2))
+    writer.append(started(1), started(2))
     clock.now_s = 6.00004
-    writer.append(resumed(3))
+    writer.append(started(3))
 
     entries = journal.read_all(tmp_path, "n1")
 
@@ -51,15 +52,15 @@ def test_a_reader_goes_on_where_it_stopped(tmp_path: Path) -> None:
     writer = journal.Writer(tmp_path, "n1", Clock())
     reader = journal.Reader(tmp_path, "n1")
     assert reader.read_new() == []
-    writer.append(resumed(1))
+    writer.append(started(1))
     assert [entry.id for entry in reader.read_new()] == ["n1:0"]
     assert reader.read_new() == []
-    writer.append(resumed(2))
+    writer.append(started(2))
     assert [entry.id for entry in reader.read_new()] == ["n1:1"]
 
 
 def test_a_line_that_is_still_being_written_is_left_for_later(tmp_path: Path) -> None:
-    journal.Writer(tmp_path, "n1", Clock()).append(resumed(1))
+    journal.Writer(tmp_path, "n1", Clock()).append(started(1))
     path = journal.path_of(tmp_path, "n1")
     whole = path.read_bytes()
     reader = journal.Reader(tmp_path, "n1")
@@ -81,16 +82,16 @@ def test_a_file_cut_at_any_byte_loses_the_last_record_at_most(
     cut = data.draw(st.integers(whole.rstrip(b"\n").rfind(b"\n") + 1, len(whole)))
     path.write_bytes(whole[:cut])
 
-    journal.Writer(tmp_path, "n1", Clock()).append(resumed(7))
+    journal.Writer(tmp_path, "n1", Clock()).append(started(7))
 
     read = [entry.record for entry in journal.read_all(tmp_path, "n1")]
-    assert read[-1] == resumed(7)
+    assert read[-1] == started(7)
     assert read[:-1] in (written, written[:-1])
 
 
 def test_a_writer_that_takes_over_goes_on_counting(tmp_path: Path) -> None:
-    journal.Writer(tmp_path, "n1", Clock()).append(resumed(1), resumed(2))
-    journal.Writer(tmp_path, "n1", Clock()).append(resumed(3))
+    journal.Writer(tmp_path, "n1", Clock()).append(started(1), started(2))
+    journal.Writer(tmp_path, "n1", Clock()).append(started(3))
 
     assert [entry.id for entry in journal.read_all(tmp_path, "n1")] == ["n1:0", "n1:1", "n1:2"]
 
@@ -98,14 +99,14 @@ def test_a_writer_that_takes_over_goes_on_counting(tmp_path: Path) -> None:
 def test_lines_that_are_no_records_are_passed_over(tmp_path: Path) -> None:
     path = journal.path_of(tmp_path, "n1")
     path.write_bytes(b"\0\0\0\n\n[]\nnot json\n")
-    journal.Writer(tmp_path, "n1", Clock()).append(resumed(1))
+    journal.Writer(tmp_path, "n1", Clock()).append(started(1))
 
     assert pids(tmp_path) == [1]
 
 
 def test_records_of_a_newer_release_are_refused_with_the_way_out(tmp_path: Path) -> None:
     path = journal.path_of(tmp_path, "n1")
-    path.write_bytes(b'{"v":99,"id":"n1:0","time_s":0,"kind":"master_resumed","pid":1}\n')
+    path.write_bytes(b'{"v":99,"id":"n1:0","time_s":0,"kind":"script_started","pid":1}\n')
 
     with pytest.raises(RecordTooNew, match=r"version 99.*use the slurm-health that wrote it"):
         journal.read_all(tmp_path, "n1")
@@ -123,7 +124,7 @@ def test_a_run_is_private_to_its_owner_and_every_file_exists_beforehand(tmp_path
 
 
 def test_creating_what_exists_keeps_its_content(tmp_path: Path) -> None:
-    journal.Writer(tmp_path, "n1", Clock()).append(resumed(1))
+    journal.Writer(tmp_path, "n1", Clock()).append(started(1))
 
     journal.create(tmp_path, ["n1"])
 
@@ -155,6 +156,6 @@ def test_a_full_filesystem_is_an_error_that_says_so(tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))  # as full as can be
     try:
         with pytest.raises(JournalError, match="File too large"):
-            writer.append(resumed(1))
+            writer.append(started(1))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

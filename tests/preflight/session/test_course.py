@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The phases of a check, driven with the real Localizer and invented results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+
+import pytest
+from msgspec.structs import replace
+
+from slurm_health.preflight.localize.settings import DeviceKind, LocalizeSettings, settings_from
+from slurm_health.preflight.master.run_check import make_localizer
+from slurm_health.preflight.session.conclusion import merged
+from slurm_health.preflight.session.course import Course, RoundPlanner
+from slurm_health.preflight.session.phases import phases
+from slurm_health.records.verdict import (
+    GroupResult,
+    Level,
+    LinkVerdict,
+    Outcome,
+    Verdict,
+)
+
+NODES = ("n1", "n2", "n3", "n4")
+Ended = list[tuple[int, Sequence[GroupResult]]]
+
+
+def course(check: str, nodes: Sequence[str] = NODES, **expected_ms: float) -> Course:
+    settings = LocalizeSettings(expected_ms=expected_ms)
+    return Course(nodes, None, phases([check]), make_localizer, settings)
+
+
+def run(
+    under_test: Course,
+    answer: Callable[[str, tuple[str, ...]], GroupResult],
+) -> tuple[Ended, list[str]]:
+    """Play a course to its end; return what was measured and the phase of each round."""
+    ended: Ended = []
+    names = []
+    while (planned := under_test.next_round(ended)) is not None:
+        assert planned.index == len(ended)
+        assert under_test.phase is not None
+        names.append(under_test.phase.name)
+        ended.append((planned.index, [answer(names[-1], group) for group in planned.groups]))
+    return ended, names
+
+
+def measured(group: tuple[str, ...], slow: Mapping[str, float] | None = None) -> GroupResult:
+    """Return what healthy members measure, but for those that are `slow` by a factor in matmul."""
+    factors = slow or {}
+    return GroupResult(
+        nodes=group,
+        outcome=Outcome.MEASURED,
+        shared_ms={"allgather": 50.0} if len(group) > 1 else {},
+        node_ms={"matmul": {node: 3.0 * factors.get(node, 1.0) for node in group}},
+    )
+
+
+def crashing_alone(node: str, times: int) -> Callable[[str, tuple[str, ...]], GroupResult]:
+    """Return answers in which a node's process crashes so often when it works alone."""
+    crashed: list[str] = []
+
+    def answer(phase: str, group: tuple[str, ...]) -> GroupResult:
+        if phase == "solo" and group == (node,) and len(crashed) < times:
+            crashed.append(node)
+            return GroupResult(nodes=group, outcome=Outcome.FAILED, crashed=group)
+        return measured(group)
+
+    return answer
+
+
+def test_healthy_nodes_pass_each_phase_in_its_least_rounds() -> None:
+    under_test = course("thorough")
+
+    _, names = run(under_test, lambda _, group: measured(group))
+
+    assert names == ["solo", "pair", "size", "gpt", "gpt"]
+    assert under_test.verdict().named(Level.HEALTHY) == NODES
+
+
+@pytest.mark.parametrize("crashes", [0, 1, 9])
+def test_a_course_that_is_replayed_comes_to_the_same_round(crashes: int) -> None:
+    ended, _ = run(course("thorough"), crashing_alone("n3", crashes))
+
+    for known in range(len(ended)):
+        planned = course("thorough").next_round(ended[:known])
+        assert planned is not None
+        assert planned.index == known
+        assert set(planned.groups) == {result.nodes for result in ended[known][1]}
+
+
+def test_who_calculates_wrongly_twice_alone_meets_nobody() -> None:
+    text = "device 0 computes wrong results"
+
+    def answer(phase: str, group: tuple[str, ...]) -> GroupResult:
+        if phase == "solo" and group == ("n3",):
+            said = {"n3": text}
+            return GroupResult(nodes=group, outcome=Outcome.FAILED, crashed=group, said=said)
+        return measured(group)
+
+    under_test = course("standard")
+    ended, names = run(under_test, answer)
+    verdict = under_test.verdict()
+
+    assert verdict.named(Level.FAULTY) == ("n3",)
+    assert verdict.nodes["n3"].reason == f"{text} (rounds 0 and 4)"
+    assert not any(
+        "n3" in result.nodes
+        for (_, results), phase in zip(ended, names, strict=True)
+        if phase == "pair"
+        for result in results
+    )
+
+
+def test_while_a_process_that_crashed_alone_starts_again_the_others_meet() -> None:
+    under_test = course("standard")
+    _, names = run(under_test, crashing_alone("n3", 2))
+
+    assert names == ["solo", "pair", "pair", "pair", "solo"]
+    assert under_test.verdict().nodes["n1"].reason == "passed with 2 partners"
+
+
+def test_with_one_other_node_left_nobody_waits_to_be_tested_alone_again() -> None:
+    _, names = run(course("standard", ("n1", "n3")), crashing_alone("n3", 2))
+
+    assert names[:2] == ["solo", "solo"]
+
+
+def test_who_crashed_alone_once_meets_the_others_after_them() -> None:
+    under_test = course("standard")
+    ended, names = run(under_test, crashing_alone("n3", 1))
+
+    met = [
+        {node for result in results for node in result.nodes}
+        for (_, results), phase in zip(ended, names, strict=True)
+        if phase == "pair"
+    ]
+    assert names == ["solo", "pair", "pair", "pair", "solo", "solo", "pair"]
+    assert met[-1] == set(NODES)
+    assert not any("n3" in nodes for nodes in met[:-1])
+    assert set(under_test.verdict().named(Level.HEALTHY)) == set(NODES)
+
+
+def test_who_is_slow_alone_is_compared_with_all_others_once_more() -> None:
+    slow = {"n3": 2.0}
+    ended, names = run(course("standard"), lambda _, group: measured(group, slow))
+
+    alone = [
+        len(results) for (_, results), phase in zip(ended, names, strict=True) if phase == "solo"
+    ]
+    assert len(alone) > 1
+    assert set(alone) == {len(NODES)}
+
+
+def test_a_node_that_hangs_twice_alone_is_said_to_have_hung() -> None:
+    def answer(phase: str, group: tuple[str, ...]) -> GroupResult:
+        if phase == "solo" and group == ("n3",):
+            return GroupResult(nodes=group, outcome=Outcome.TIMED_OUT)
+        return measured(group)
+
+    under_test = course("standard")
+    run(under_test, answer)
+
+    assert under_test.verdict().named(Level.FAULTY) == ("n3",)
+    assert under_test.verdict().nodes["n3"].reason == "did not finish in time (rounds 0 and 4)"
+
+
+def test_nobody_is_blamed_for_what_could_not_be_measured() -> None:
+    text = "another process holds the device"
+
+    def answer(phase: str, group: tuple[str, ...]) -> GroupResult:
+        if "n2" in group:
+            said = {"n2": text}
+            return GroupResult(nodes=group, outcome=Outcome.NOT_RUN, silent=("n2",), said=said)
+        return measured(group)
+
+    under_test = course("standard")
+    run(under_test, answer)
+    verdict = under_test.verdict()
+
+    assert verdict.named(Level.HEALTHY) == ("n1", "n3", "n4")
+    assert verdict.nodes["n2"].level is Level.INCONCLUSIVE
+    assert verdict.nodes["n2"].reason == f"could not be measured: {text}"
+
+
+def test_a_slow_node_trains_no_gpt() -> None:
+    under_test = course("thorough")
+
+    ended, names = run(under_test, lambda _, group: measured(group, {"n4": 1.5}))
+
+    assert under_test.verdict().named(Level.SLOW) == ("n4",)
+    trained = {
+        node
+        for (_, results), phase in zip(ended, names, strict=True)
+        if phase == "gpt"
+        for result in results
+        for node in result.nodes
+    }
+    assert trained == {"n1", "n2", "n3"}
+
+
+@pytest.mark.parametrize("slowdown", [1.15, 1.5, 4.0])
+def test_slow_memory_shows_in_what_a_node_does_alone(slowdown: float) -> None:
+    noise = Random(7)
+
+    def answer(phase: str, group: tuple[str, ...]) -> GroupResult:
+        copy_ms = {
+            node: 10.0 * noise.gauss(1.0, 0.01) * (slowdown if node == "n2" else 1.0)
+            for node in group
+        }
+        result = measured(group)
+        if phase != "solo":
+            return result
+        return replace(result, node_ms={**result.node_ms, "memory_copy": copy_ms})
+
+    under_test = course("standard")
+    run(under_test, answer)
+
+    assert under_test.verdict().named(Level.SLOW) == ("n2",)
+    assert under_test.verdict().nodes["n2"].component == "memory"
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_link_is_as_bad_as_its_worst_phase(order: tuple[int, int]) -> None:
+    ends = ("n1", "n2")
+    both = (
+        Verdict(nodes={}, paths=(LinkVerdict(ends=ends, level=Level.INCONCLUSIVE),)),
+        Verdict(nodes={}, paths=(LinkVerdict(ends=ends, level=Level.FAULTY),)),
+    )
+
+    (found,) = merged([both[at] for at in order]).paths
+
+    assert found.level is Level.FAULTY
+
+
+def test_what_was_chosen_holds_in_every_phase_but_for_rounds_of_its_own() -> None:
+    chosen = settings_from(
+        {"network_floor": 0.3, "min_rounds": 5, "expected_ms": {"matmul": 4.0}}, kind=DeviceKind.CPU
+    )
+    seen: list[LocalizeSettings] = []
+
+    def make(
+        nodes: Sequence[str], leaves: Mapping[str, Sequence[str]] | None, settings: LocalizeSettings
+    ) -> RoundPlanner:
+        seen.append(settings)
+        return make_localizer(nodes, leaves, settings)
+
+    under_test = Course(NODES, None, phases(["thorough"]), make, chosen)
+    _, names = run(under_test, lambda _, group: measured(group))
+
+    assert {settings.network_floor for settings in seen} == {0.3}
+    assert {settings.expected_ms["matmul"] for settings in seen} == {4.0}
+    assert [names.count(name) for name in ("solo", "pair", "size", "gpt")] == [1, 5, 1, 2]
