@@ -14,7 +14,7 @@ from slurm_health.cli.main import commands
 from tests import reference_pages
 
 PAGE = Path(__file__).parents[1] / "docs/reference/commands.md"
-WIDTH = 100
+WIDTH = 80
 _BEGINNING = """\
 # Commands
 

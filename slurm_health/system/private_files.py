@@ -141,19 +141,30 @@ def read(
         os.close(file)
 
 
-def directories_in(handle: int) -> list[str]:
-    """Return the names of directories, not links, in a directory that is held open; not too many.
+@contextlib.contextmanager
+def entries(handle: int) -> Iterator[Iterator[os.DirEntry[str]]]:
+    """List a directory that is held open, for as long as its entries are used.
 
     Raises:
         OSError: it cannot be read.
     """
     listing = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=handle)
     try:
-        with os.scandir(listing) as entries:
-            some = itertools.islice(entries, _MOST_NAMES)
-            return [entry.name for entry in some if entry.is_dir(follow_symlinks=False)]
+        with os.scandir(listing) as found:
+            yield found
     finally:
         os.close(listing)
+
+
+def directories_in(handle: int) -> list[str]:
+    """Return the names of directories, not links, in a directory that is held open; not too many.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with entries(handle) as found:
+        some = itertools.islice(found, _MOST_NAMES)
+        return [entry.name for entry in some if entry.is_dir(follow_symlinks=False)]
 
 
 @contextlib.contextmanager

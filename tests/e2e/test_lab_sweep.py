@@ -53,7 +53,7 @@ def test_a_sweep_checks_every_node_in_turns_and_the_history_names_the_bad_one(si
 
 
 def test_a_dry_run_submits_nothing_and_says_what_it_would(site: Site) -> None:
-    result = sweep(site, "--dry-run", "--every=1h", "--size=3", "--", "--qos=scavenger")
+    result = sweep(site, "--dry-run", "--every=1h", "--", "--qos=scavenger")
 
     for line in result.stdout.splitlines():
         words = shlex.split(line)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a node spoils more of its jobs than other nodes do theirs: the lemon score.
+"""Whether a node spoils more of its jobs than other nodes do theirs: the lemon score. Pure.
 
-What counts is a *job* on a node, spoiled or not: the attempts and checks of one job repeat what one
+The unit is a *job* on a node, spoiled or not: the attempts and checks of one job repeat what one
 fault does, and would count it often. Several kinds of signals spoil a job (`observation.Signal`),
 and several of them at once spoil it once. The window of 28 days, and several signals instead of
 one, are those of Kokolis et al., "Revisiting Reliability in Large-Scale Machine Learning Research
@@ -12,6 +12,7 @@ here each node is compared with all others by an exact test.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from math import erfc, exp, inf, lgamma, log, log1p, sqrt
@@ -43,8 +44,8 @@ _SIGNIFICANCE = 0.01
 _LEAST_CHANGE = 0.02
 
 
-class JobOnNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A job that something spoke against a node in: when it was checked there first, and whose."""
+class SpoiledJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A job with evidence against a node: when it was first checked there, and whose it is."""
 
     job: str
     time_s: float
@@ -61,7 +62,16 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     jobs: int
     users: int
-    spoiled: tuple[JobOnNode, ...] = ()
+    spoiled: tuple[SpoiledJob, ...] = ()
+
+    @property
+    def spoiled_by_users(self) -> int:
+        """What the node adds to the rate of all: one user's jobs once, if others use it too.
+
+        Otherwise one user's journals, of jobs that never were, would make the worst node look like
+        any other.
+        """
+        return len({job.uid for job in self.spoiled}) if self.users > 1 else len(self.spoiled)
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,82 +95,62 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def standings(records: Iterable[NodeRecord]) -> list[Standing]:
-    """Return what is concluded about each node of one cluster, the worst first."""
+    """Return the conclusion about each node of one cluster, the worst first."""
     nodes = list(records)
-    jobs, spoiled = sum(each.jobs for each in nodes), sum(_by_users(each) for each in nodes)
-    found = [_standing(each, jobs=jobs, spoiled=spoiled, nodes=len(nodes)) for each in nodes]
+    jobs = sum(node.jobs for node in nodes)
+    spoiled = sum(node.spoiled_by_users for node in nodes)
     order = list(Reliability)
-    return sorted(found, key=lambda each: (order.index(each.level), -each.score, each.node))
-
-
-def _by_users(record: NodeRecord) -> int:
-    """Return what a node adds to the rate of all: one user's jobs once, where others use it too.
-
-    Or one user's journals, of jobs that never were, would make the worst node look like any other.
-    """
-    return len({each.uid for each in record.spoiled}) if record.users > 1 else len(record.spoiled)
-
-
-def _standing(record: NodeRecord, *, jobs: int, spoiled: int, nodes: int) -> Standing:
-    own = len(record.spoiled)
-    others, others_spoiled = jobs - record.jobs, spoiled - _by_users(record)
-    # Laplace's rule: where little is known of the others, they are not taken to be perfect.
-    rate = (others_spoiled + 1) / (others + 2)
-    chance = min(1.0, nodes * at_least(own, record.jobs, rate)) if own else 1.0
-    expected = (own + _PRIOR_JOBS * rate) / (record.jobs + _PRIOR_JOBS)
-    level, reason = _level(record, chance)
-    return Standing(
-        node=record.node,
-        level=level,
-        score=round(100 * expected, 1),
-        chance=chance,
-        jobs=record.jobs,
-        spoiled=own,
-        elsewhere_jobs=others,
-        elsewhere_spoiled=others_spoiled,
-        signals=_counts(record.spoiled),
-        reason=reason,
-        evidence=tuple(each.job for each in record.spoiled),
-    )
+    concluded = []
+    for node in nodes:
+        own = len(node.spoiled)
+        others, others_spoiled = jobs - node.jobs, spoiled - node.spoiled_by_users
+        # Laplace's rule: where little is known of the others, they are not taken to be perfect.
+        rate = (others_spoiled + 1) / (others + 2)
+        chance = min(1.0, len(nodes) * at_least(own, node.jobs, rate)) if own else 1.0
+        expected = (own + _PRIOR_JOBS * rate) / (node.jobs + _PRIOR_JOBS)
+        level, reason = _level(node, chance)
+        concluded.append(
+            Standing(
+                node=node.node,
+                level=level,
+                score=round(100 * expected, 1),
+                chance=chance,
+                jobs=node.jobs,
+                spoiled=own,
+                elsewhere_jobs=others,
+                elsewhere_spoiled=others_spoiled,
+                signals=dict(Counter(signal for job in node.spoiled for signal in job.signals)),
+                reason=reason,
+                evidence=tuple(job.job for job in node.spoiled),
+            )
+        )
+    return sorted(concluded, key=lambda each: (order.index(each.level), -each.score, each.node))
 
 
 def _level(record: NodeRecord, chance: float) -> tuple[Reliability, str]:
-    spoiled = record.spoiled
+    """Decide what a node is, and why."""
+    spoiled, jobs = record.spoiled, counted(record.jobs, "job")
+    if not spoiled and record.jobs < _LEAST_CLEAR:
+        return Reliability.UNKNOWN, f"no fault seen, but only {jobs}: too few to tell"
     if not spoiled:
-        if record.jobs < _LEAST_CLEAR:
-            return (
-                Reliability.UNKNOWN,
-                f"no fault seen, but only {counted(record.jobs, 'job')}: too few to tell",
-            )
-        return Reliability.CLEAR, f"no fault seen in {counted(record.jobs, 'job')}"
+        return Reliability.CLEAR, f"no fault seen in {jobs}"
     if len(spoiled) < _LEAST_SPOILED:
-        return (
-            Reliability.SUSPECT,
-            f"{len(spoiled)} of {counted(record.jobs, 'job')}: too few to tell",
-        )
-    apart_s = max(each.time_s for each in spoiled) - min(each.time_s for each in spoiled)
+        return Reliability.SUSPECT, f"{len(spoiled)} of {jobs}: too few to tell"
+    apart_s = max(job.time_s for job in spoiled) - min(job.time_s for job in spoiled)
     if apart_s < _LEAST_APART_S:
         hours = max(1, round(apart_s / 3600))
         return (
             Reliability.SUSPECT,
             f"all within {hours} h: one fault so far, not one that comes back",
         )
-    if record.users > 1 and len({each.uid for each in spoiled}) == 1:
+    if record.users > 1 and len({job.uid for job in spoiled}) == 1:
         return Reliability.SUSPECT, "only in jobs of one user, and others used it too"
     if chance >= _CHANCE:
         often = "every fleet" if chance > 0.9 else f"1 of {max(2, round(1 / chance))} fleets"
         return Reliability.SUSPECT, f"no more than chance gives a node in {often}"
-    days = round(apart_s / 86400, 1)
     often = f"1 of {round(1 / chance):,} fleets" if chance > 1e-9 else "no fleet"
+    days = round(apart_s / 86400, 1)
     return Reliability.LEMON, f"again and again over {days:g} days; by chance in {often}"
-
-
-def _counts(spoiled: Sequence[JobOnNode]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for each in spoiled:
-        for signal in each.signals:
-            counts[signal] = counts.get(signal, 0) + 1
-    return counts
 
 
 def at_least(successes: int, trials: int, rate: float) -> float:
@@ -180,19 +170,19 @@ def at_least(successes: int, trials: int, rate: float) -> float:
     return min(1.0, sum(terms))
 
 
-def published(found: Mapping[str, Iterable[Standing]], *, now_s: float) -> bytes:
-    """Return the file's content, for the standings of each cluster."""
-    clusters = {
+def published(clusters: Mapping[str, Iterable[Standing]], *, now_s: float) -> bytes:
+    """Return the content of the file that checks read, with the standings of each cluster."""
+    worst = {
         cluster: {
-            each.node: Known(
-                level=each.level, score=each.score, jobs=each.jobs, spoiled=each.spoiled
+            node.node: Known(
+                level=node.level, score=node.score, jobs=node.jobs, spoiled=node.spoiled
             )
-            for each in standings
-            if each.level in MOST
+            for node in nodes
+            if node.level in MOST
         }
-        for cluster, standings in found.items()
+        for cluster, nodes in clusters.items()
     }
-    return written(clusters, now_s=now_s)
+    return written(worst, now_s=now_s)
 
 
 class Trend(msgspec.Struct, frozen=True, kw_only=True):

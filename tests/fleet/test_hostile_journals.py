@@ -10,15 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.fleet.history import answer, place, refresh
-from slurm_health.fleet.history.index import MOST_JOBS_OF_USER, Index
-from slurm_health.fleet.history.read import MOST_RUNS, read_job
-from slurm_health.fleet.standing.observation import CheckSeen, JobSeen, Observation, Signal
+from slurm_health.fleet import answers
+from slurm_health.fleet.index import MOST_JOBS_OF_USER, Index, bring_up_to_date, opened
+from slurm_health.fleet.observation import Observation, Signal
+from slurm_health.fleet.reading import (
+    MOST_RUNS,
+    CheckReading,
+    JobReading,
+    KnownJob,
+    read_job,
+)
 from slurm_health.records.records import Sampled
 from slurm_health.records.standings import Reliability
 from slurm_health.records.verdict import Level
 from slurm_health.system import journal
 from slurm_health.system.accounts import Accounts
+from tests.fleet.test_reading import give
 from tests.support.command_line import slurm_health
 from tests.support.hooked_slurm import HookedSlurm
 from tests.support.journals import Clock, RunJournal, write_healthy_run
@@ -31,38 +38,48 @@ ALICE, BOB = 1001, 1002
 class Fleet:
     """An index of jobs of several users, as their journals were read."""
 
-    def __init__(self, directory: Path) -> None:
-        self.root = directory / "journal"
-        self.index = Index(place.choose(str(directory / "index"), {}, self.root))
+    def __init__(self) -> None:
+        self.index = Index(None)
         self.jobs = 0
 
     def ran(
-        self, uid: int, nodes: Collection[str], *, bad: str = "", time_s: float = NOW_S
+        self,
+        uid: int,
+        nodes: Collection[str],
+        *,
+        bad: str = "",
+        time_s: float = NOW_S,
+        level: Level = Level.HEALTHY,
     ) -> None:
         """Let a user have one job on some nodes, of which one may be called slow."""
         self.jobs += 1
         seen = tuple(
             Observation(
                 node=node,
-                level=Level.SLOW if node == bad else Level.HEALTHY,
+                level=Level.SLOW if node == bad else level,
                 signals=(Signal.SLOW,) if node == bad else (),
             )
             for node in nodes
         )
-        check = CheckSeen(label="0", time_s=time_s, seen=seen)
-        job = JobSeen(uid=uid, stamp="", final_s=0.0, checks=(check,))
-        self.index.keep(self.root, "lab", str(self.jobs), job, now_s=NOW_S)
+        check = CheckReading(label="0", time_s=time_s, nodes=seen)
+        job = JobReading(uid=uid, final_s=0.0, checks=(check,))
+        self.index.keep("lab", str(self.jobs), job, now_s=NOW_S)
 
-    def level(self, node: str, known: Mapping[str, Collection[str]] | None = None) -> Reliability:
-        """Return what is concluded about a node."""
-        (found,) = answer.lemons(self.index, cluster=None, now_s=NOW_S, known=known or {})
-        return next(each.level for each in found.standings if each.node == node)
+    def standings(
+        self, known: Mapping[str, Collection[str]] | None = None
+    ) -> answers.ClusterStandings:
+        (found,) = answers.lemons(self.index, cluster=None, now_s=NOW_S, known=known or {})
+        return found
+
+    def level(self, node: str) -> Reliability:
+        """Return the conclusion about a node."""
+        return next(each.level for each in self.standings().nodes if each.node == node)
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> Fleet:
+def fleet() -> Fleet:
     """A fleet on which Alice has had twenty jobs that were well."""
-    found = Fleet(tmp_path)
+    found = Fleet()
     for number in range(20):
         found.ran(ALICE, ("n1", "n2", "n3"), time_s=NOW_S - number * DAY_S / 4)
     return found
@@ -74,28 +91,19 @@ def accuse(fleet: Fleet, uid: int, node: str = "n3", jobs: int = 12) -> None:
         fleet.ran(uid, ("n1", "n2", node), bad=node, time_s=NOW_S - number * DAY_S)
 
 
-def test_one_users_word_makes_no_lemon_where_another_was_long_ago(tmp_path: Path) -> None:
-    fleet = Fleet(tmp_path)
-    fleet.ran(ALICE, ("n1", "n2", "n3"), time_s=NOW_S - 300 * DAY_S)
+@pytest.mark.parametrize(("level", "days_ago"), [(Level.HEALTHY, 300), (Level.INCONCLUSIVE, 0)])
+def test_one_users_word_makes_no_lemon_where_another_has_ever_been(
+    level: Level, days_ago: float
+) -> None:
+    fleet = Fleet()
+    fleet.ran(ALICE, ("n1", "n2", "n3"), time_s=NOW_S - days_ago * DAY_S, level=level)
     fleet.ran(ALICE, ("n1", "n2"))
     accuse(fleet, BOB)
     assert fleet.level("n3") is Reliability.SUSPECT
 
 
-def test_one_users_word_makes_no_lemon_where_anothers_check_came_to_no_verdict(
-    tmp_path: Path,
-) -> None:
-    fleet = Fleet(tmp_path)
-    seen = (Observation(node="n3", level=Level.INCONCLUSIVE),)
-    check = CheckSeen(label="0", time_s=NOW_S, seen=seen)
-    job = JobSeen(uid=ALICE, stamp="", final_s=0.0, checks=(check,))
-    fleet.index.keep(fleet.root, "lab", "900", job, now_s=NOW_S)
-    accuse(fleet, BOB)
-    assert fleet.level("n3") is Reliability.SUSPECT
-
-
-def test_a_cluster_of_one_account_keeps_its_lemons(tmp_path: Path) -> None:
-    fleet = Fleet(tmp_path)
+def test_a_cluster_of_one_account_keeps_its_lemons() -> None:
+    fleet = Fleet()
     accuse(fleet, BOB)
     assert fleet.level("n3") is Reliability.LEMON
 
@@ -111,8 +119,7 @@ def test_a_thousand_healthy_jobs_of_one_user_do_not_hide_what_others_met(fleet: 
     accuse(fleet, BOB, jobs=2)
     for number in range(10 * MOST_JOBS_OF_USER):
         fleet.ran(BOB, ("n3",), time_s=NOW_S - 5 * DAY_S - number)
-    (found,) = answer.lemons(fleet.index, cluster=None, now_s=NOW_S)
-    (bad,) = [each for each in found.standings if each.node == "n3"]
+    (bad,) = [each for each in fleet.standings().nodes if each.node == "n3"]
     assert bad.jobs == 32 + MOST_JOBS_OF_USER
     assert bad.level is Reliability.LEMON
 
@@ -121,8 +128,7 @@ def test_of_too_many_jobs_of_one_user_the_latest_count(fleet: Fleet) -> None:
     accuse(fleet, BOB, jobs=4)
     for number in range(MOST_JOBS_OF_USER):
         fleet.ran(BOB, ("n3",), time_s=NOW_S - number)
-    (found,) = answer.lemons(fleet.index, cluster=None, now_s=NOW_S)
-    (node,) = [each for each in found.standings if each.node == "n3"]
+    (node,) = [each for each in fleet.standings().nodes if each.node == "n3"]
     assert (node.jobs, node.spoiled) == (20 + MOST_JOBS_OF_USER, 1)
 
 
@@ -130,15 +136,15 @@ def test_nodes_that_slurm_does_not_know_are_left_out(fleet: Fleet) -> None:
     invented = [f"evil{number}" for number in range(3000)]
     fleet.ran(BOB, invented)
     known = {"lab": frozenset({"n1", "n2", "n3"})}
-    (found,) = answer.lemons(fleet.index, cluster=None, now_s=NOW_S, known=known)
-    assert {each.node for each in found.standings} == known["lab"]
-    assert found.unknown == 3000
+    found = fleet.standings(known)
+    assert {each.node for each in found.nodes} == known["lab"]
+    assert found.left_out == 3000
 
 
 def test_the_history_of_a_node_that_slurm_has_no_more_counts_its_jobs(fleet: Fleet) -> None:
     accuse(fleet, BOB, jobs=2)
     known = {"lab": frozenset({"n1", "n2"})}
-    both = answer.histories(fleet.index, "n[1,3]", cluster=None, now_s=NOW_S, known=known)
+    both = answers.histories(fleet.index, "n[1,3]", cluster=None, now_s=NOW_S, known=known)
     still, gone = (each.standing for each in both)
     assert (gone.jobs, gone.spoiled, gone.level) == (22, 2, Reliability.SUSPECT)
     assert still.elsewhere_jobs == still.jobs  # those of n2, and not of the one that is gone
@@ -146,10 +152,9 @@ def test_the_history_of_a_node_that_slurm_has_no_more_counts_its_jobs(fleet: Fle
 
 def test_where_slurm_cannot_be_asked_one_user_names_only_so_many(fleet: Fleet) -> None:
     fleet.ran(BOB, [f"evil{number}" for number in range(3000)])
-    (found,) = answer.lemons(fleet.index, cluster=None, now_s=NOW_S)
-    names = {each.node for each in found.standings}
+    names = {each.node for each in fleet.standings().nodes}
     assert {"n1", "n2", "n3"} <= names
-    assert len(names) == 3 + answer.MOST_NODES_OF_USER
+    assert len(names) == 3 + answers.MOST_NODES_OF_USER
 
 
 def test_the_metrics_have_no_node_that_slurm_does_not_know(tmp_path: Path) -> None:
@@ -175,8 +180,7 @@ def test_a_check_from_the_future_was_when_its_file_was_written_or_now(
     run.pass_check()
     for path in root.rglob("*.jsonl"):
         os.utime(path, (touched_s, touched_s))
-    where = place.choose(str(tmp_path / "index"), {}, root)
-    with refresh.opened(where, root, now_s=NOW_S) as found:
+    with opened(None, root, now_s=NOW_S) as found:
         assert found.last_verdicts("lab", uid=os.geteuid()) == {
             "n1": min(touched_s, NOW_S),
             "n2": min(touched_s, NOW_S),
@@ -197,9 +201,9 @@ SWEEPER = 1003
     ],
 )
 def test_one_users_word_keeps_no_node_from_the_sweep(
-    tmp_path: Path, checks: list[tuple[int, float]], verdict_s: float
+    checks: list[tuple[int, float]], verdict_s: float
 ) -> None:
-    fleet = Fleet(tmp_path)
+    fleet = Fleet()
     for uid, days_ago in checks:
         fleet.ran(uid, ("n1",), time_s=NOW_S - days_ago * DAY_S)
 
@@ -235,26 +239,24 @@ def test_names_of_figures_are_cut(tmp_path: Path) -> None:
     sample = Sampled(node="n1", round=0, group=["n1"], probe="x" * 10**6, iteration_ms=[[1.0]])
     run.write("n1", sample)
 
-    (check,) = read_job(tmp_path, "lab", "12").checks
+    reading = read_job(tmp_path, KnownJob("lab", "12"))
 
-    assert [len(each.metric) for each in check.seen[0].figures] == [300]
+    assert isinstance(reading, JobReading)
+    assert [len(metric) for metric in reading.checks[0].nodes[0].figures[""]] == [300]
 
 
 @pytest.mark.root
-def test_who_has_many_ids_is_one_user(tmp_path: Path) -> None:
-    (tmp_path / "subuid").write_text(f"{BOB}:100000:65536\n")
-    fleet = Fleet(tmp_path)
-    (fleet.root / "lab").mkdir(parents=True)
-    (fleet.root / "lab").chmod(0o1777)
+def test_a_user_with_many_ids_is_one_user(public_path: Path) -> None:
+    (public_path / "subuid").write_text(f"{BOB}:100000:65536\n")
+    (public_path / "lab").mkdir(parents=True)
+    (public_path / "lab").chmod(0o1777)
     for job, uid in ((12, BOB), (13, 100_001), (14, 165_535)):
-        directory = write_healthy_run(fleet.root, job=job, nodes=("n1", "n2")).directory.parent
-        for path in (directory, *directory.rglob("*")):
-            os.chown(path, uid, uid)
+        give(write_healthy_run(public_path, job=job, nodes=("n1", "n2")).directory.parent, uid)
 
-    accounts = Accounts(tmp_path / "subuid")
-    refresh.bring_up_to_date(fleet.index, fleet.root, now_s=NOW_S, accounts=accounts)
+    index, accounts = Index(None), Accounts(public_path / "subuid")
+    bring_up_to_date(index, public_path, now_s=NOW_S, accounts=accounts)
 
-    assert fleet.index.users("lab") == {"n1": BOB, "n2": BOB}
+    assert index.only_users("lab") == {"n1": BOB, "n2": BOB}
 
 
 def test_no_name_and_no_number_of_runs_of_a_user_ends_the_index(tmp_path: Path) -> None:
@@ -268,8 +270,7 @@ def test_no_name_and_no_number_of_runs_of_a_user_ends_the_index(tmp_path: Path) 
         for writer in (journal.MASTER, journal.SUPERVISOR, journal.POST_MORTEM):
             journal.path_of(run, writer).touch(mode=0o600)
 
-    where = place.choose(str(tmp_path / "index"), {}, root)
-    with refresh.opened(where, root, now_s=NOW_S) as index:
-        (history,) = answer.histories(index, "n1", cluster=None, now_s=NOW_S)
+    with opened(None, root, now_s=NOW_S) as index:
+        (history,) = answers.histories(index, "n1", cluster=None, now_s=NOW_S, known={})
 
-    assert sorted(each.job for each in history.checks) == ["12", "1234567890.0123456789abcdef"]
+    assert sorted(check.job for check in history.checks) == ["12", "1234567890.0123456789abcdef"]

@@ -12,8 +12,8 @@ import pytest
 
 from slurm_health.records.script_records import Attribution, Diagnosed, ScriptStarted
 from slurm_health.system import journal
-from tests.fleet.history.test_refresh import indexed
-from tests.fleet.history.test_refresh_of_others import opened_here
+from tests.fleet.test_index import indexed
+from tests.fleet.test_reading import opened_here
 from tests.support.journals import Clock, RunJournal, write_healthy_run
 
 BEGAN_S = 1_700_000_000.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_health.fleet.sweep.choice import groups, met
+from slurm_health.fleet.partners import groups, meetings
 
 NEVER = 0.0
 
@@ -17,15 +17,6 @@ def test_what_was_checked_lately_is_no_reason_for_a_check() -> None:
     assert groups(nodes(20, 150.0), {}, due=set(), size=4, room=20) == []
 
 
-def test_a_single_node_that_is_due_gets_partners_that_are_not() -> None:
-    idle = {**nodes(6, 150.0), "new": NEVER}
-
-    (group,) = groups(idle, {}, due={"new"}, size=3, room=6)
-
-    assert "new" in group
-    assert len(group) == 3
-
-
 def test_a_node_whose_check_was_cut_short_is_due_and_waits_behind_the_others() -> None:
     idle = {**nodes(3), "cut": 150.0, "done": 140.0}
 
@@ -36,12 +27,11 @@ def test_a_node_whose_check_was_cut_short_is_due_and_waits_behind_the_others() -
 
 
 def test_nodes_that_have_never_met_are_put_together() -> None:
-    meetings = met([["n00", "n01", "n02"], ["n03", "n04", "n05"]] * 3, nodes(9))
+    met = meetings([["n00", "n01", "n02"], ["n03", "n04", "n05"]] * 3, nodes(9))
 
-    found = groups(nodes(9), meetings, due={*nodes(9)}, size=3, room=9)
+    found = groups(nodes(9), met, due={*nodes(9)}, size=3, room=9)
 
-    together = met(found, nodes(9))
-    assert not together.keys() & meetings.keys()
+    assert not meetings(found, nodes(9)).keys() & met.keys()
 
 
 def test_two_nodes_alone_are_not_checked_because_they_could_only_accuse_each_other() -> None:
@@ -68,9 +58,9 @@ def test_every_group_is_of_different_idle_nodes_and_has_one_that_is_due(
 
 def test_a_stranger_is_preferred_to_one_that_waits_for_longer() -> None:
     idle = {"first": 0.0, "second": 10.0, "known": 20.0, "stranger": 90.0}
-    meetings = met([["first", "known"]], idle)
+    met = meetings([["first", "known"]], idle)
 
-    (group,) = groups(idle, meetings, due={*idle}, size=3, room=3)
+    (group,) = groups(idle, met, due={*idle}, size=3, room=3)
 
     assert group == ("first", "second", "stranger")
 

@@ -3,12 +3,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slurm_health.fleet.standing.observation import (
-    Observation,
-    Signal,
-    observations,
-    without_job_end,
-)
+import pytest
+
+from slurm_health.fleet.observation import Observation, Signal, observe
 from slurm_health.records.gpu_load import HARDWARE_THERMAL, Burn
 from slurm_health.records.record_codec import Entry
 from slurm_health.records.records import (
@@ -18,7 +15,6 @@ from slurm_health.records.records import (
     DevicesWatched,
     LossCause,
     MasterStopped,
-    MasterWaits,
     Record,
     Sampled,
     VerdictReached,
@@ -33,53 +29,57 @@ UUID = "6b1e0c5a-1111-4222-8333-0123456789ab"
 
 
 def check(
-    *master: Record,
+    *master: Record | tuple[float, Record],
     nodes: dict[str, Sequence[Record]] | None = None,
     post_mortem: Sequence[Record] = (),
     names: Sequence[str] = NODES,
+    decided: bool = True,
     **levels: Level,
 ) -> dict[str, Observation]:
-    """Return what a check says of its nodes: healthy, where nothing else is said."""
-    start = run_started(names)
+    """Return what a check says of its nodes: healthy, unless a level is given.
+
+    A record may have the second in which it was written; one without is written at once.
+    """
     verdict = VerdictReached(
         nodes=[
             NodeVerdict(node=name, level=levels.get(name, Level.HEALTHY), reason="why")
             for name in names
         ]
     )
-    seen = observations([start, *master, verdict], nodes or {}, post_mortem, {})
-    return {each.node: each for each in seen}
+    records = [run_started(names), *master, *([verdict] if decided else [])]
+    timed = [each if isinstance(each, tuple) else (0.0, each) for each in records]
+    entries = [Entry(id="", time_s=time_s, kind="", record=record) for time_s, record in timed]
+    return {each.node: each for each in observe(entries, nodes or {}, post_mortem)}
 
 
 def signals(**found: Observation) -> dict[str, tuple[Signal, ...]]:
     return {name: each.signals for name, each in found.items() if each.signals}
 
 
-def lost_while(*records: tuple[float, Record]) -> list[Record]:
-    """Return what is left of a check's records, of which n3 was lost at 100 s."""
+@pytest.mark.parametrize(
+    ("after", "decided", "blamed"),
+    [
+        ([(100.03, MasterStopped(reason="SIGTERM"))], False, False),
+        ([], False, False),
+        ([(180.0, MasterStopped(reason="SIGTERM"))], False, True),
+        ([], True, True),
+    ],
+)
+def test_an_agent_that_is_lost_while_its_job_ends_speaks_against_no_node(
+    after: list[tuple[float, Record]], decided: bool, blamed: bool
+) -> None:
     lost = AgentsLost(launch=0, nodes=["n3"], reason="its agent ended: Terminated")
-    entries = [
-        Entry(id="", time_s=time_s, kind="", record=record)
-        for time_s, record in ((100.0, lost), *records)
-    ]
-    return [record for record in without_job_end(entries) if isinstance(record, AgentsLost)]
 
+    found = check((100.0, lost), *after, decided=decided)
 
-def test_an_agent_that_is_lost_while_its_job_ends_speaks_against_no_node() -> None:
-    stopped = MasterStopped(reason="SIGTERM")
-    verdict = VerdictReached(nodes=[])
-
-    assert lost_while((100.03, stopped)) == []
-    assert lost_while() == []
-    assert lost_while((101.0, MasterWaits(reason="pairs")), (180.0, stopped)) != []
-    assert lost_while((101.0, verdict)) != []
+    assert ("n3" in signals(**found)) is blamed
 
 
 def test_verdicts_of_faulty_and_slow_nodes_speak_against_them() -> None:
     found = check(n2=Level.FAULTY)
 
     assert signals(**found) == {"n2": (Signal.FAULTY,)}
-    assert found["n2"].said == "why"
+    assert found["n2"].reason == "why"
     assert signals(**check(n3=Level.SLOW)) == {"n3": (Signal.SLOW,)}
 
 
@@ -165,9 +165,9 @@ def test_what_each_device_did_alone_is_kept_by_its_uuid_where_it_is_known() -> N
 
     found = check(nodes={"n2": [ready, sample]})["n2"]
 
-    assert {each.part: (each.metric, each.value) for each in found.figures} == {
-        f"GPU-{UUID}": ("matmul GFLOP/s", 4000.0),
-        "device 1": ("matmul GFLOP/s", 2000.0),
+    assert {part: found.figures[part] for part in found.figures if part} == {
+        f"GPU-{UUID}": {"matmul GFLOP/s": 4000.0},
+        "device 1": {"matmul GFLOP/s": 2000.0},
     }
 
 
@@ -176,4 +176,4 @@ def test_names_that_no_node_has_are_left_out() -> None:
 
 
 def test_a_check_that_never_began_says_nothing() -> None:
-    assert observations([], {}, [], {}) == []
+    assert observe([], {}, []) == []
