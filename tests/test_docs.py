@@ -16,8 +16,7 @@ import pytest
 
 from slurm_health.cli.main import commands
 from slurm_health.records.probe_catalog import BUILT_IN, SETS
-from slurm_health.records.record_codec import KINDS
-from tests import command_reference
+from tests import command_reference, reference_pages
 from tests.support.supervised import write_executable
 from tests.test_layers import MODULES, NAME, PACKAGE
 
@@ -27,6 +26,10 @@ LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 # A module in the list of a package's docstring.
 LISTED = re.compile(r"^ {4}(\w+) {2,}\S", re.MULTILINE)
 PACKAGES = [m for m, path in MODULES.items() if path.name == "__init__.py" and m != NAME]
+
+
+# Options of other programs, of the lab and of benchmarks, that pages name.
+FOREIGN = set((ROOT / "tests/data/foreign_options.txt").read_text().split())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -144,10 +147,58 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     assert not re.search(r'(?:src|href)="https?://(?!squidfunk)', home)  # nothing from elsewhere
 
 
-def test_every_kind_of_record_is_in_the_page_about_the_journal() -> None:
-    text = (ROOT / "docs/reference/journal.md").read_text()
-    kinds = {str(kind.__struct_config__.tag) for kind in KINDS}
-    assert {kind for kind in kinds if f"`{kind}`" not in text} == set()
+def test_the_reference_is_what_the_code_says() -> None:
+    stale = [
+        path.name for path, text in reference_pages.pages().items() if path.read_text() != text
+    ]
+    assert stale == [], "make docs writes them anew"
+
+
+def test_every_page_that_the_code_names_exists() -> None:
+    named = re.compile(r"(?:documentation[:,] |docs/)((?:[\w-]+/)*[\w-]+\.md)")
+    places = ("slurm_health", "benchmarks", "distribution", "tests", "grafana")
+    files = [
+        path
+        for place in places
+        for path in (ROOT / place).rglob("*")
+        if path.suffix in {".py", ".yml", ".json", ".md"}
+        and not {"data", "replay"} & {*path.parts}  # pages of others
+    ]
+    missing = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in files
+        for name in named.findall(path.read_text())
+        if not (ROOT / "docs" / name).exists()
+    }
+    assert missing == set()
+
+
+def test_every_option_that_a_page_names_is_one() -> None:
+    help_of_all = (ROOT / "docs/reference/commands.md").read_text()
+    known = FOREIGN | set(re.findall(r"--([a-z][\w-]+)", help_of_all))
+    pages = [page for page in PAGES if (ROOT / "docs") in page.parents]
+    named = {
+        f"{page.name}: --{option}"
+        for page in pages
+        for option in re.findall(r"(?<![\w-])--([a-z][\w-]+)", page.read_text())
+        if option not in known
+    }
+    assert named == set()
+
+
+def test_every_variable_of_ours_that_a_page_names_is_one() -> None:
+    help_of_all = (ROOT / "docs/reference/commands.md").read_text()
+    options = re.findall(r"--([a-z][a-z-]+)", help_of_all)
+    known = {f"SLURM_HEALTH_{option.upper().replace('-', '_')}" for option in options}
+    for path in PACKAGE.rglob("*.py"):
+        known |= set(re.findall(r"SLURM_HEALTH_[A-Z_]+", path.read_text()))
+    named = {
+        f"{page.name}: {variable}"
+        for page in PAGES
+        for variable in re.findall(r"(?<!_)SLURM_HEALTH_[A-Z_]+[A-Z]", page.read_text())
+        if variable not in known
+    }
+    assert named == set()
 
 
 def test_every_probe_and_every_set_of_them_is_described() -> None:

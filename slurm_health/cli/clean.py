@@ -10,7 +10,7 @@ import time
 import click
 
 from slurm_health.cli.options import age
-from slurm_health.cli.output import page_here, print_result
+from slurm_health.cli.output import page_here, print_lines, print_result
 from slurm_health.preflight import config
 from slurm_health.preflight.options import JOURNAL, with_options
 from slurm_health.records.errors import ExitCode
@@ -20,7 +20,7 @@ from slurm_health.report.layout import moment_text
 _FEW = 5  # jobs that are named of those that stay
 
 
-@click.command(short_help="Remove old journals.")
+@click.command()
 @click.option(
     "--older-than",
     "older_than_s",
@@ -65,7 +65,7 @@ def clean(older_than_s: float, dry_run: bool, yes: bool, journal: str | None) ->
             size = cleaning.size_text(each.size_bytes)
             rows.append((each.job, size, moment_text(each.written_s), each.cluster))
         lines = page.table(rows, align=("right", "right", "left"))
-        print_result("".join(f"{line}\n" for line in lines))
+        print_lines(lines)
     all_bytes = cleaning.size_text(sum(each.size_bytes for each in own))
     there = counted(len(own), "journal")
     if not go:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from slurm_health.cli.options import json_option
-from slurm_health.cli.output import page_here, print_result, progress_line, replace_file
+from slurm_health.cli.options import json_option, number_option
+from slurm_health.cli.output import ProgressLine, page_here, print_result, replace_file
 from slurm_health.preflight import config
 from slurm_health.preflight.options import JOURNAL, with_options
 from slurm_health.records.errors import ExitCode, JournalError, SlurmError
@@ -27,26 +27,16 @@ _MANY = 100  # fewer jobs are indexed before a person could read it
 
 def _index_options(command: _F) -> _F:
     """Add the options of all commands that the history answers."""
-    days = click.FloatRange(min=0, min_open=True, max=3650)
     text = "How far back jobs count for the score."
-    for option in (
-        with_options(JOURNAL),
-        click.option("--cluster", metavar="NAME", help="Only this cluster."),
-        click.option("--days", metavar="DAYS", type=days, default=28, show_default=True, help=text),
-    ):
-        command = option(command)
-    return command
+    days = number_option("--days", 1, 3650, text, default=28, metavar="DAYS")
+    cluster = click.option("--cluster", metavar="NAME", help="Only this cluster.")
+    return days(cluster(with_options(JOURNAL)(command)))
 
 
-@click.command(short_help="Print what all checks have found on a node.")
+@click.command()
 @click.argument("nodes", metavar="NODE")
-@click.option(
-    "--limit",
-    metavar="N",
-    type=click.IntRange(min=1),
-    default=20,
-    show_default=True,
-    help="How many checks to print, the latest first. JSON has all.",
+@number_option(
+    "--limit", 1, 1_000_000, "How many checks to print, the latest first. JSON has all.", default=20
 )
 @_index_options
 @json_option
@@ -74,7 +64,7 @@ def history(
     return ExitCode.HEALTHY
 
 
-@click.command(short_help="List nodes that spoil one job after another.")
+@click.command()
 @_index_options
 @json_option
 @click.option("--prometheus", is_flag=True, help="Print metrics of all nodes; exit with 0.")
@@ -172,11 +162,11 @@ def open_index(root: Path) -> Iterator[Index]:
     """
     from slurm_health.fleet import index
 
-    with progress_line() as show:
+    with ProgressLine() as line:
 
         def progress(done: int, of: int) -> None:
-            if show is not None and of >= _MANY:
-                show(f"indexing journals: {done} of {of} jobs")
+            if of >= _MANY:
+                line.show(f"indexing journals: {done} of {of} jobs")
 
         path = index.index_path(root, os.environ)
         opened = index.opened(path, root, now_s=time.time(), progress=progress)

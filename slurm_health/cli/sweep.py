@@ -12,13 +12,13 @@ from typing import Any
 import click
 
 from slurm_health.cli.history import open_index
-from slurm_health.cli.options import age
-from slurm_health.cli.output import print_result
+from slurm_health.cli.options import age, number_option
+from slurm_health.cli.output import print_lines
 from slurm_health.preflight import config
 from slurm_health.preflight.options import CHECK, JOURNAL, PYTHON, given_in_environ, with_options
 
 
-@click.command(short_help="Check idle nodes, a few at a time.")
+@click.command()
 @click.option("-p", "--partition", required=True, metavar="NAME", help="Check its nodes.")
 @click.option("--dry-run", is_flag=True, help="Print what would be submitted, and submit nothing.")
 @click.option(
@@ -30,22 +30,16 @@ from slurm_health.preflight.options import CHECK, JOURNAL, PYTHON, given_in_envi
     callback=age,
     help="Check a node again after so long: 12h, 7d, 4w.",
 )
-@click.option(
+@number_option(
     "--share",
-    metavar="SHARE",
-    type=click.FloatRange(min=0, max=0.5, min_open=True),
+    0.001,
+    0.5,
+    "The share of its nodes to check at a time: at least three nodes, never all.",
     default=0.1,
-    show_default=True,
-    help="The share of its nodes to check at a time: at least three nodes, never all.",
+    metavar="SHARE",
 )
-@click.option(
-    "--time",
-    "limit_min",
-    metavar="MINUTES",
-    type=click.IntRange(min=1, max=1440),
-    default=15,
-    show_default=True,
-    help="The time limit of each check.",
+@number_option(
+    "--time limit_min", 1, 1440, "The time limit of each check.", default=15, metavar="MINUTES"
 )
 @click.option(
     "--node",
@@ -95,7 +89,7 @@ def sweep(**options: Any) -> int:
             turn = run.check_node(index, options["node"], options["avoid"] or "", now_s=time.time())
         else:
             turn = run.run(index, now_s=time.time())
-    print_result("".join(f"{line}\n" for line in turn.lines))
+    print_lines(turn.lines)
     for note in turn.notes:
         _note(note)
     return turn.exit_code

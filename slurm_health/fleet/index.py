@@ -47,7 +47,7 @@ MOST_JOBS_OF_USER = 100
 _LOCK_TIMEOUT_S = 10.0
 
 # Changes with every change of the tables or of what is put into them.
-_SCHEMA = 8
+_SCHEMA = 9
 _TABLES = (
     """CREATE TABLE slurm_health_jobs (
         cluster TEXT, job TEXT, uid INTEGER, stamp TEXT,
@@ -57,7 +57,7 @@ _TABLES = (
         cluster TEXT, node TEXT, time_s REAL, job TEXT, label TEXT, uid INTEGER,
         counted INTEGER, judged INTEGER, spoilt_by TEXT, data BLOB
     )""",
-    "CREATE INDEX slurm_health_of_node ON slurm_health_checks (cluster, node, time_s)",
+    "CREATE INDEX slurm_health_of_node ON slurm_health_checks (cluster, node, time_s, uid)",
     "CREATE INDEX slurm_health_of_job ON slurm_health_checks (cluster, job)",
     """CREATE INDEX slurm_health_in_time ON slurm_health_checks
         (cluster, counted, node, job, time_s, uid, spoilt_by)""",

@@ -181,19 +181,19 @@ def _device_figures(records: Sequence[Record]) -> dict[str, dict[str, float]]:
     for sample in _all(records, Sampled):
         if sample.scope != "solo" or not 1 < len(sample.iteration_ms) <= _MOST_DEVICES:
             continue
+        unit = "GFLOP/s" if sample.flop > 0 else "GB/s" if sample.total_bytes > 0 else "ms"
+        metric = shown(f"{sample.metric} {unit}")
+        total_bytes = min(sample.total_bytes, _IMPOSSIBLE_BYTES)
         for rank, elapsed_ms in enumerate(typical_ms(sample)):
             if elapsed_ms is None:
                 continue
-            unit, value = "ms", elapsed_ms
+            value = elapsed_ms
             if sample.flop > 0:
-                unit = "GFLOP/s"
                 value = rate_gflop_per_s(flop=sample.flop, elapsed_ms=elapsed_ms)
-            elif sample.total_bytes > 0:
-                unit = "GB/s"
-                value = min(sample.total_bytes, _IMPOSSIBLE_BYTES) / (elapsed_ms * 1e6)
+            elif total_bytes > 0:
+                value = total_bytes / (elapsed_ms * 1e6)
             if value < _MOST_VALUE and len(values) < _MOST_FIGURES:
                 name = (names[rank] if rank < len(names) else "") or f"device {rank}"
-                metric = shown(f"{sample.metric} {unit}")
                 values.setdefault((name, metric), []).append(value)
     figures: dict[str, dict[str, float]] = {}
     for (name, metric), measured in values.items():

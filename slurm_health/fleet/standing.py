@@ -40,7 +40,7 @@ _LEAST_POINTS = 8
 _MOST_POINTS = 50
 # One series in a hundred without a trend shows one.
 _SIGNIFICANCE = 0.01
-# What repeated runs of one probe differ by; docs/performance.md has how much that is.
+# What repeated runs of one probe differ by.
 _LEAST_CHANGE = 0.02
 
 

@@ -13,7 +13,7 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import Enum, auto
+from enum import Enum
 from pathlib import Path
 
 import slurm_health
@@ -22,7 +22,6 @@ from slurm_health.system.private_files import publish
 
 _SCRIPTS = "sbatch_templates"
 _SETTING = re.compile(r"^(command|python|config|slurm|limit)=(.*)$", re.MULTILINE)
-_ELF = b"\x7fELF"  # how a compiled program begins
 _LICENSE = "# SPDX-"
 
 
@@ -31,12 +30,12 @@ _PATH = re.compile(r"^PATH=(.*)$", re.MULTILINE)
 
 
 class TemplateKind(Enum):
-    """What a template is for."""
+    """What a template is for, as a list of them is titled."""
 
-    BATCH_SCRIPT = auto()
-    WRAPPER = auto()
-    HOOK = auto()
-    DASHBOARD = auto()
+    BATCH_SCRIPT = "Batch scripts that check their nodes, for sbatch:"
+    WRAPPER = "For programs that call sbatch by its name:"
+    HOOK = "For slurm.conf, as root (slurm-health init hooks writes all three):"
+    DASHBOARD = "For Grafana (documentation: admin/metrics.md):"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +64,26 @@ class Template:
     def example(self) -> str:
         """How its comment says that it is called; empty where it does not."""
         return next((line.strip() for line in self._comment() if line.startswith("  ")), "")
+
+    @property
+    def next_step(self) -> str:
+        """What to do with it, in a sentence."""
+        match self.kind:
+            case TemplateKind.BATCH_SCRIPT:
+                return f"edit its #SBATCH lines, then: {self.example}"
+            case TemplateKind.WRAPPER:
+                return (
+                    "save it as sbatch in a directory that is first on PATH where jobs are"
+                    " submitted, and make it executable: chmod +x"
+                )
+            case TemplateKind.DASHBOARD:
+                return "in Grafana, choose Dashboards, New, Import, and upload it"
+            case TemplateKind.HOOK:
+                key = next(key for key, hook in HOOKS.items() if hook is self)
+                return (
+                    "save it on every node, owned by root and executable, and name it in"
+                    f" slurm.conf: {key}=FILE; slurm-health doctor says what is missing"
+                )
 
     def _comment(self) -> list[str]:
         found = []
@@ -115,6 +134,14 @@ def every() -> dict[str, Template]:
     return {template.name: template for template in (*batch, _WRAPPER, *HOOKS.values(), _DASHBOARD)}
 
 
+def listed() -> dict[str, list[tuple[str, str]]]:
+    """Return the name and the purpose of every template, by what they are for."""
+    titles: dict[str, list[tuple[str, str]]] = {kind.value: [] for kind in TemplateKind}
+    for template in every().values():
+        titles[template.kind.value].append((template.name, template.purpose))
+    return titles
+
+
 def find(name: str) -> Template:
     """Return the template of this name, or of this file's.
 
@@ -150,83 +177,6 @@ def write_script(path: Path, text: str, *, mode: int = 0o755) -> None:
     """
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     publish(path, os.fsencode(text), mode=mode)
-
-
-def copy(template: Template, destination: str, said: Mapping[str, str], *, force: bool) -> Path:
-    """Write a copy that says this, and return where it is.
-
-    Args:
-        template: what is copied.
-        destination: a file, or a directory; one that ends with a slash is made.
-        said: by the names of the lines that may be edited.
-        force: replace a script that is there; a compiled program never.
-
-    Raises:
-        UsageError: something is there already.
-        OSError: the copy cannot be written.
-    """
-    path = Path(destination)
-    if path.is_dir() or destination.endswith(os.sep):
-        path /= template.file_name
-    path = path.absolute()
-    if _is_program(path):
-        raise UsageError(
-            f"{path} is a program, not a script, and is not replaced; choose another directory"
-        )
-    if os.path.lexists(path) and not force:
-        raise UsageError(f"{path} is there already; --force replaces it")
-    runs = template.kind in {TemplateKind.WRAPPER, TemplateKind.HOOK}  # not by sbatch or Grafana
-    mode = 0o755 if runs else 0o644
-    write_script(path, edited(template.text, said), mode=mode)
-    return path
-
-
-def next_steps(
-    template: Template, path: Path, *, command: str, found: str | None, first_sbatch: str | None
-) -> str:
-    """Say what to do with a copy.
-
-    Args:
-        template: what was copied.
-        path: the copy.
-        command: this slurm-health.
-        found: the `slurm-health` that PATH leads to, None where there is none.
-        first_sbatch: the `sbatch` that PATH leads to.
-    """
-    match template.kind:
-        case TemplateKind.BATCH_SCRIPT:
-            call = template.example.replace(template.file_name, shlex.quote(str(path)))
-            text = f"Edit its #SBATCH lines, then submit your training with it:\n    {call}\n"
-            if found is None:
-                directory = shlex.quote(str(Path(command).parent))
-                text += f"The job calls slurm-health, so first: export PATH={directory}:$PATH\n"
-            return text
-        case TemplateKind.WRAPPER if first_sbatch == str(path):
-            return "It is the first sbatch on PATH: each job's nodes are checked from now on.\n"
-        case TemplateKind.WRAPPER:
-            directory = shlex.quote(str(path.parent))
-            return (
-                "Put its directory first on PATH where jobs are submitted, as in ~/.bashrc:\n"
-                f"    export PATH={directory}:$PATH\n"
-                "From then on, the nodes of each job that is submitted there are checked.\n"
-            )
-        case TemplateKind.DASHBOARD:
-            return f"In Grafana, choose Dashboards, New, Import, and upload it:\n    {path}\n"
-        case TemplateKind.HOOK:
-            key = next(key for key, hook in HOOKS.items() if hook is template)
-            return (
-                "Have it on every node, owned by root, and name it in slurm.conf:\n"
-                f"    {key}={path}\n"
-                "slurm-health doctor then says what is missing. All three hooks where they\n"
-                "usually are: slurm-health init hooks\n"
-            )
-
-
-def _is_program(path: Path) -> bool:
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.read(len(_ELF)) == _ELF
 
 
 def shipped(name: str) -> Path:

@@ -153,7 +153,7 @@ def test_an_unknown_node_is_answered_with_those_it_may_be(tmp_path: Path) -> Non
     ("words", "said"),
     [
         (("history", "n[1-"), "node list"),
-        (("history",), "Missing argument"),
+        (("history",), "NODE is missing"),
         (("lemons", "--days=0"), "--days"),
         (("lemons", "--cluster=nowhere"), "no journal is of cluster 'nowhere'"),
         (("lemons", "--output=/x"), "--output needs --prometheus"),

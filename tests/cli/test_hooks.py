@@ -333,5 +333,5 @@ def test_a_node_is_ignored_until_an_age_has_passed_a_date_or_now(node: Node, whe
 
 
 def test_a_word_that_is_no_time_is_refused_with_what_one_looks_like(node: Node) -> None:
-    with pytest.raises(click.BadParameter, match="'friday' is no time; write an age"):
+    with pytest.raises(click.BadParameter, match="'friday' is not a time; write an age"):
         call(node, "nodes", "ignore", "n3", "--until", "friday")

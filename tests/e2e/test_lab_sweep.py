@@ -120,7 +120,7 @@ def test_the_variable_names_the_interpreter_as_for_a_job(site: Site) -> None:
 
 # --- giving way ----------------------------------------------------------------------------------
 
-# As docs/admin/sweep.md has it: a partition over the same nodes that all others preempt.
+# As docs/admin/fleet.md has it: a partition over the same nodes that all others preempt.
 GIVES_WAY = """\
 PreemptType=preempt/partition_prio
 PreemptMode=CANCEL

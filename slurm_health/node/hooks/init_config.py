@@ -51,7 +51,7 @@ _OF_THE_SYSTEM = frozenset(
 Table = tuple[str, dict[str, Any]]
 _HEAD = """\
 # slurm-health: the site's settings. Drafted from {node}.
-# Root owns this file and nobody else may write it. What a key means: documentation, admin/checks.md
+# Root owns this file and nobody else may write to it. Keys: documentation, reference/checks.md
 # What would run on a node, and why: slurm-health healthcheck --explain
 
 # Where journals of jobs go, the same for every user and for the epilog. With ~, each user's home,
