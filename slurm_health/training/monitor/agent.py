@@ -96,10 +96,10 @@ class Agent:
             first = msgspec.structs.replace(report, ranks=located(report.ranks, where))
             time.sleep(self._options.scale * _BETWEEN_S)
             report = self._report(Look.INSPECTION, connections=True)
-            where, not_seen = self._ranks.locate(again=True)
+            where, unavailable = self._ranks.locate(again=True)
             ranks = located(report.ranks, where)
             self._send(first)
-            self._send(msgspec.structs.replace(report, ranks=ranks, not_seen=not_seen))
+            self._send(msgspec.structs.replace(report, ranks=ranks, unavailable=unavailable))
             self._send(self._report(Look.BASELINE))
         elif word == STATE:
             # Not before it is asked for: it takes some megabytes.

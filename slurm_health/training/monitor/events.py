@@ -28,7 +28,7 @@ from slurm_health.records.script_records import (
 from slurm_health.report.sentences import ends_for_hang, event_line, lines_of
 from slurm_health.system import journal
 from slurm_health.system.slurm.client import Client
-from slurm_health.training.diagnosis.collected import FlightRecords, MonitorSaw
+from slurm_health.training.diagnosis.collected import FlightRecords, MonitorReport
 from slurm_health.training.diagnosis.diagnostician import CauseDiagnostician
 from slurm_health.training.diagnosis.hang import HangDiagnostician
 from slurm_health.training.diagnosis.operators import OPERATORS
@@ -84,9 +84,9 @@ class Events:
         """
         records = tuple(rank.flight for rank in standstill.ranks if rank.flight is not None)
         flights = FlightRecords(records=records)
-        known = [standstill, flights, MonitorSaw(slow=tuple(self._slow)), *data]
+        known = [standstill, flights, MonitorReport(slow=tuple(self._slow)), *data]
         live = collect(registry.while_it_hangs(), self._environ, known, limit_s=COLLECT_LIVE_S)
-        live.missing.update(standstill.not_seen)
+        live.missing.update(standstill.unavailable)
         site = registry.registered()
         live.failed.update(site.failed)
         cause = HangDiagnostician(site.operators).diagnose(data_manager=live).diagnosed

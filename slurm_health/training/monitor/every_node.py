@@ -16,7 +16,7 @@ from slurm_health.records.text import cut, one_line
 from slurm_health.system.processes import Process
 from slurm_health.training.diagnosis.collected import (
     FlightRecords,
-    NodesTold,
+    NodeStates,
     TrainingLog,
 )
 from slurm_health.training.framework import DataCollector, DataManager, NothingCollected
@@ -42,12 +42,12 @@ class EveryNode(DataCollector):
     """After a failure."""
 
     kind = "nodes"
-    data = NodesTold
+    data = NodeStates
 
     def __init__(self, job: EndedJob) -> None:
         self._job = job
 
-    def collect_data(self) -> NodesTold:
+    def collect_data(self) -> NodeStates:
         """Ask all nodes at once.
 
         Raises:
@@ -61,7 +61,7 @@ class EveryNode(DataCollector):
         with tempfile.TemporaryFile() as errors:
             return self._asked(int(number), others, errors)
 
-    def _asked(self, number: int, others: Sequence[str], errors: IO[bytes]) -> NodesTold:
+    def _asked(self, number: int, others: Sequence[str], errors: IO[bytes]) -> NodeStates:
         job, until_s = self._job, time.monotonic() + ANSWER_S
         began_s = job.ended_s - job.duration_s
 
@@ -94,7 +94,7 @@ class EveryNode(DataCollector):
             if line.startswith("srun: error: "):
                 why = cut(one_line(line), _REASON_CHARACTERS)
                 break
-        return NodesTold(
+        return NodeStates(
             nodes=(own, *(states[node] for node in others if node in states)),
             silent=silent,
             why_silent=why if silent else "",
@@ -107,7 +107,7 @@ def with_dumps(data: DataManager) -> DataManager:
     Without those at torch's own path, where all trainings of the user leave theirs, if no watchdog
     of this one wrote that it left any.
     """
-    told, read = data.get(NodesTold), data.get(FlightRecords)
+    told, read = data.get(NodeStates), data.get(FlightRecords)
     records = {
         record.rank: record for node in (told.nodes if told else ()) for record in node.flights
     }

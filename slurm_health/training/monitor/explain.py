@@ -21,8 +21,8 @@ from slurm_health.system import killable
 from slurm_health.training.diagnosis.collected import (
     UNKNOWN_CODE,
     FlightRecords,
-    NodesTold,
-    NodeTold,
+    NodeState,
+    NodeStates,
     ScriptEnd,
     TrainingLog,
 )
@@ -141,10 +141,12 @@ def explain(
         data.append(log)
     if inputs.kernel:
         reports = (
-            NodeTold(node=node, kernel=tuple(lines), not_seen={"memory kills": "a kernel's log"})
+            NodeState(
+                node=node, kernel=tuple(lines), unavailable={"memory kills": "a kernel's log"}
+            )
             for node, lines in sorted(inputs.kernel.items())
         )
-        data.append(NodesTold(nodes=tuple(reports)))
+        data.append(NodeStates(nodes=tuple(reports)))
     if inputs.flights:
         records = tuple(record for _, record in sorted(inputs.flights.items()))
         data.append(FlightRecords(records=records))

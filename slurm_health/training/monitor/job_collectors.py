@@ -32,7 +32,12 @@ from slurm_health.records.text import cut
 from slurm_health.records.verdict import Level
 from slurm_health.system import journal
 from slurm_health.system.slurm.client import Client
-from slurm_health.training.diagnosis.collected import Listeners, MonitorSaw, SlurmView, TrainingLog
+from slurm_health.training.diagnosis.collected import (
+    Listeners,
+    MonitorReport,
+    SlurmView,
+    TrainingLog,
+)
 from slurm_health.training.diagnosis.output import read_output
 from slurm_health.training.framework import DataCollector, NothingCollected
 from slurm_health.training.monitor import connections
@@ -183,12 +188,12 @@ class MonitorFindings(DataCollector):
     """A hang that was not over when the script ended, what was slow, what the check met before."""
 
     kind = "monitor"
-    data = MonitorSaw
+    data = MonitorReport
 
     def __init__(self, job: EndedJob) -> None:
         self._job = job
 
-    def collect_data(self) -> MonitorSaw:
+    def collect_data(self) -> MonitorReport:
         """Read what was recorded since the script began: by this node's clock, as its end is.
 
         Raises:
@@ -231,7 +236,7 @@ class MonitorFindings(DataCollector):
             raise NothingCollected(str(err)) from err
         if hang is None and not slow and not check:
             raise NothingCollected("the monitor saw no hang, and nothing that was slow")
-        return MonitorSaw(
+        return MonitorReport(
             hang=hang,
             cancels=ended_by is Action.CANCEL,
             ends_script=ended_by is Action.END_SCRIPT,

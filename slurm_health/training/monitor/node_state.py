@@ -38,7 +38,7 @@ from slurm_health.records.text import cut, one_line, whole_number
 from slurm_health.system import killable
 from slurm_health.system.nvml import Gpus, read_gpus
 from slurm_health.system.proc import mount_of, mounted
-from slurm_health.training.diagnosis.collected import NodeTold, ScriptEnd
+from slurm_health.training.diagnosis.collected import NodeState, ScriptEnd
 from slurm_health.training.diagnosis.collectives import FlightRecord
 from slurm_health.training.diagnosis.samples import NodeReport, RankSample
 from slurm_health.training.framework import NothingCollected
@@ -91,7 +91,7 @@ def node_state(
     ranks: Ranks | None = None,
     *,
     with_dumps: bool = False,
-) -> NodeTold:
+) -> NodeState:
     """Return how this node is.
 
     Args:
@@ -119,21 +119,21 @@ def node_state(
         name: (partial(_encoded, look), LIMIT_S) for name, (look, _) in looks.items()
     }
     answered: dict[str, Any] = {}
-    not_seen: dict[str, str] = {}
+    unavailable: dict[str, str] = {}
     for name, answer in killable.run_all(works).items():
         match answer:
             case killable.Answered(data=data):
                 answered[name] = from_json(data, looks[name][1])
             case killable.Broke(reason=reason):
-                not_seen[name] = cut(one_line(reason), _LINE_CHARACTERS)
+                unavailable[name] = cut(one_line(reason), _LINE_CHARACTERS)
             case killable.Hung(limit_s=limit_s):
-                not_seen[name] = f"no answer within {limit_s:g} s"
+                unavailable[name] = f"no answer within {limit_s:g} s"
     kills: _Kills = answered.get("memory kills", _Kills(kills=0))
     gpus: _Gpus = answered.get("gpus", _Gpus())
     count = whole_number(os.environ.get("SLURM_GPUS_ON_NODE", ""))
     kernel = of_the_job(answered.get("kernel log", ()), gpus.buses, count)
     others = (line for key in ("memory", "disk", "links") for line in answered.get(key, ()))
-    return NodeTold(
+    return NodeState(
         node=node,
         kernel=most_telling(kernel, _MOST_MESSAGES),
         kills=kills.kills,
@@ -142,7 +142,7 @@ def node_state(
         state=(*gpus.state, *others)[:_MOST_LINES],
         left=answered.get("ranks", ())[:_MOST_LINES],
         flights=answered.get("dumps", ()),
-        not_seen=not_seen,
+        unavailable=unavailable,
     )
 
 
@@ -320,11 +320,11 @@ def _read(path: Path) -> str:
         return ""
 
 
-def within(state: NodeTold, most_bytes: int) -> NodeTold:
+def within(state: NodeState, most_bytes: int) -> NodeState:
     """Return a node's state without what makes its message longer than that, dumps first."""
     replaced = msgspec.structs.replace
     without = replaced(
-        state, flights=(), not_seen={**state.not_seen, "dumps": "too long to be sent"}
+        state, flights=(), unavailable={**state.unavailable, "dumps": "too long to be sent"}
     )
     for shorter in (state, without):
         if sum(map(len, lines_of(NodeReport(node=state.node, state=shorter), 1))) <= most_bytes:

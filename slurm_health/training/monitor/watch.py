@@ -30,7 +30,7 @@ from slurm_health.records.nodeset import expand, fold
 from slurm_health.records.script_records import EventKind, ProgressSeen
 from slurm_health.system.processes import Process
 from slurm_health.system.slurm.client import Client
-from slurm_health.training.diagnosis.collected import NodesTold, SlurmView
+from slurm_health.training.diagnosis.collected import NodeStates, SlurmView
 from slurm_health.training.diagnosis.output_lines import first_without_number
 from slurm_health.training.diagnosis.pace import PaceAnalysis, PaceFinding, speeds_of
 from slurm_health.training.diagnosis.pulse import LIMITS, Program, Pulse
@@ -257,7 +257,7 @@ class Watch:
         wanted = [node for node in self._agents.nodes if node not in standstill.silent]
         reports = self._agents.ask(STATE, wanted)
         states = [reports[node].state for node in wanted if node in reports]
-        data: list[msgspec.Struct] = [NodesTold(nodes=tuple(filter(None, states)))]
+        data: list[msgspec.Struct] = [NodeStates(nodes=tuple(filter(None, states)))]
         if standstill.silent:
             data.append(SlurmView(node_states=self._job.states(standstill.silent)))
         self._events.hang(standstill, data)
