@@ -2,7 +2,7 @@
 """The diagnosis of a training, in the names of DLRover's design, for built-in parts and a site's.
 
     DataCollector   collects one kind of data
-    DataManager     stores the data of collectors, by kind and time
+    DataManager     stores the data of collectors, by kind
     Diagnostician   observes a problem and resolves it to a `DiagnosisAction`
     InferenceChain  leads from an `Inference` to its causes, by `InferenceOperator`s
 
@@ -26,8 +26,6 @@ from slurm_health.records.script_records import Sureness as Sureness
 from slurm_health.records.verdict import NodeVerdict
 
 T = TypeVar("T")
-KEEP_S = 600.0
-MOST_KEPT = 10_000  # of one kind
 MOST_STEPS = 64  # of a walk: the built-in chains have three, and a site's may lead in a circle
 
 
@@ -69,25 +67,13 @@ class DataCollector(ABC):
         """
 
 
-@dataclass(frozen=True)
-class Kept:
-    """One collected item, and when, in seconds by the manager's clock."""
-
-    kind: str
-    time_s: float
-    data: Any
-
-
 class DataManager:
-    """Stores data by kind: the name of its type, or of the collector.
+    """Stores the latest data by kind: the name of its type, or of the collector.
 
     Args:
         data: the first items.
         missing: by collector, why it has no data.
         failed: by collector or operator, the errors of those that raised or hung.
-        clock: returns seconds, such as `time.time`; without one no item expires.
-        keep_s: older items expire.
-        most: the number of items that are kept of one kind, the latest.
     """
 
     def __init__(
@@ -96,46 +82,29 @@ class DataManager:
         *,
         missing: Mapping[str, str] | None = None,
         failed: Mapping[str, str] | None = None,
-        clock: Callable[[], float] = lambda: 0.0,
-        keep_s: float = KEEP_S,
-        most: int = MOST_KEPT,
     ) -> None:
         self.missing = dict(missing or {})
         self.failed = dict(failed or {})
-        self._clock = clock
-        self._keep_s = keep_s
-        self._most = most
-        self._kept: dict[str, deque[Kept]] = {}
+        self._data: dict[str, Any] = {}
         for item in data:
             self.store(item)
 
-    def store(self, data: object, kind: str = "", *, time_s: float | None = None) -> None:
-        """Store an item, as collected now or at `time_s`."""
-        kind = kind or type(data).__name__
-        of_kind = self._kept.setdefault(kind, deque(maxlen=self._most))
-        of_kind.append(Kept(kind, self._clock() if time_s is None else time_s, data))
+    def store(self, data: object, kind: str = "") -> None:
+        """Store an item, in place of an earlier one of its kind."""
+        self._data[kind or type(data).__name__] = data
 
     @overload
     def get(self, kind: type[T], /) -> T | None: ...
     @overload
     def get(self, kind: str, /) -> Any: ...
     def get(self, kind: type[T] | str, /) -> Any:
-        """Return the latest data of a kind, None without any."""
-        kept = self.history(kind)
-        return kept[-1].data if kept else None
-
-    def history(self, kind: type | str) -> list[Kept]:
-        """Return all stored items of a kind, in their order."""
-        of_kind = self._kept.get(kind if isinstance(kind, str) else kind.__name__, deque())
-        oldest_s = self._clock() - self._keep_s
-        while of_kind and of_kind[0].time_s < oldest_s:
-            of_kind.popleft()
-        return list(of_kind)
+        """Return the data of a kind, None without any."""
+        return self._data.get(kind if isinstance(kind, str) else kind.__name__)
 
     @property
     def all(self) -> tuple[Any, ...]:
-        """The latest data of every kind."""
-        return tuple(kept[-1].data for kind in self._kept if (kept := self.history(kind)))
+        """The data of all kinds."""
+        return tuple(self._data.values())
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from slurm_health.records.script_records import (
     EventKind,
 )
 from slurm_health.records.text import listed
-from slurm_health.training.diagnosis.output_lines import LossIsNone
+from slurm_health.training.diagnosis.output_lines import NonFiniteLoss
 from slurm_health.training.diagnosis.pulse import Program
 from slurm_health.training.diagnosis.samples import RankSample
 from slurm_health.training.framework import Attribution, DataManager, Inference, Sureness
@@ -427,7 +427,7 @@ def speeds_of(
 
 def observe_pace(data: DataManager) -> Inference | None:
     """Return the symptom of a finding about the pace, or of a loss that is NaN or infinite."""
-    loss, finding = data.get(LossIsNone), data.get(PaceFinding)
+    loss, finding = data.get(NonFiniteLoss), data.get(PaceFinding)
     if loss is not None:
         return _loss(loss)
     if finding is None:
@@ -582,7 +582,7 @@ def _uneven(finding: PaceFinding) -> Inference:
     )
 
 
-def _loss(loss: LossIsNone) -> Inference:
+def _loss(loss: NonFiniteLoss) -> Inference:
     since = f", since step {loss.step}" if loss.step else ""
     before = f"step {loss.step}" if loss.step else "the first of these lines"
     return Inference(

@@ -3,8 +3,8 @@
 
 The signs of progress are the steps of heartbeats; without these, lines of output that count, and
 main threads that run. `Pulse.due` compares the time since the latest sign with the pace so far.
-That alone decides nothing: all agents then inspect their ranks, and `judge` returns why the training
-may still go on, or that it hangs. Pure: callers pass the time, in seconds.
+That alone decides nothing: all agents then inspect their ranks, and `judge` returns why the
+training may still go on, or that it hangs. Pure: callers pass the time, in seconds.
 
 A start may take long: compilation uses processors, a checkpoint is read, data comes over the
 network. While any rank is busy so, the start makes progress; a pause that ended by itself is usual
@@ -20,7 +20,7 @@ from enum import StrEnum
 
 import msgspec
 
-from slurm_health.training.diagnosis.output_lines import LossIsNone, StepLines
+from slurm_health.training.diagnosis.output_lines import NonFiniteLoss, StepLines
 from slurm_health.training.diagnosis.samples import (
     IDLE_BYTES_PER_S,
     IN_KERNEL,
@@ -251,7 +251,9 @@ class Pulse:
         steps = [program.step for program in self.programs.values()]
         return max(steps, default=0) or (self.line.step if self.line else 0)
 
-    def read(self, file: str, text: str, now_s: float, *, torn: bool = False) -> LossIsNone | None:
+    def read(
+        self, file: str, text: str, now_s: float, *, torn: bool = False
+    ) -> NonFiniteLoss | None:
         """Read the new text of a file; `torn`: a part before it is left out.
 
         Returns:
