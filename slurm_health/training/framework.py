@@ -2,13 +2,13 @@
 """The diagnosis of a training, in the names of DLRover's design, for built-in parts and a site's.
 
     DataCollector   collects one kind of data
-    DataManager     keeps what collectors have collected, by kind and time
+    DataManager     stores the data of collectors, by kind
     Diagnostician   observes a problem and resolves it to a `DiagnosisAction`
     InferenceChain  leads from an `Inference` to its causes, by `InferenceOperator`s
 
 Built-in operators are rules: a function of an inference and the data. A site registers classes as
-entry points; `training.monitor` runs each in a child process with a time limit.
-docs/reference/plugins.md shows how.
+entry points; `training.monitor` runs every one in a child process with a time limit. See
+docs/reference/plugins.md.
 """
 
 from __future__ import annotations
@@ -26,26 +26,24 @@ from slurm_health.records.script_records import Sureness as Sureness
 from slurm_health.records.verdict import NodeVerdict
 
 T = TypeVar("T")
-KEEP_S = 600.0
-MOST_KEPT = 10_000  # of one kind
 MOST_STEPS = 64  # of a walk: the built-in chains have three, and a site's may lead in a circle
 
 
 class NothingCollected(Exception):
-    """There is nothing to collect, for the reason that this says. That is no failure."""
+    """There is nothing to collect, for the reason in the text. That is no failure."""
 
 
 class OperatorFailed(Exception):
-    """An operator hung, or answered with something else than inferences; says which of them."""
+    """An operator hung, or its answer is no list of inferences; the text has the reason."""
 
 
 class DataCollector(ABC):
     """Collects one kind of data. It runs in a child process with a time limit, and may raise.
 
     Attributes:
-        kind: under which its data is kept, and what reports call it; its class's name unless set.
-        data: the type of what it collects, None for what JSON carries by itself.
-        environ: of the job; set before it is asked anything.
+        kind: the name of its data, also in reports; its class's name unless set.
+        data: the type of its data, None for plain JSON values.
+        environ: of the job; set before any call.
     """
 
     kind: str = ""
@@ -57,37 +55,25 @@ class DataCollector(ABC):
         cls.kind = cls.__dict__.get("kind") or cls.__name__
 
     def is_enabled(self) -> bool:
-        """Tell whether it can collect here."""
+        """Return whether it can collect here."""
         return True
 
     @abstractmethod
     def collect_data(self) -> object:
-        """Return what there is, None where there is nothing.
+        """Return the data, None without any.
 
         Raises:
-            NothingCollected: there is nothing, and why.
+            NothingCollected: there is no data, for the reason in its text.
         """
 
 
-@dataclass(frozen=True)
-class Kept:
-    """One thing that was collected, and when, in seconds by the manager's clock."""
-
-    kind: str
-    time_s: float
-    data: Any
-
-
 class DataManager:
-    """Keeps what was collected, by kind: the name of its type, or of the collector.
+    """Stores the latest data by kind: the name of its type, or of the collector.
 
     Args:
-        data: what is known already.
+        data: the first items.
         missing: by collector, why it has no data.
-        failed: by collector or operator, what happened to those that raised or hung.
-        clock: seconds, as of `time.time`; without one nothing gets older.
-        keep_s: what is older than this is forgotten.
-        most: so many of one kind are kept, the latest.
+        failed: by collector or operator, the errors of those that raised or hung.
     """
 
     def __init__(
@@ -96,64 +82,47 @@ class DataManager:
         *,
         missing: Mapping[str, str] | None = None,
         failed: Mapping[str, str] | None = None,
-        clock: Callable[[], float] = lambda: 0.0,
-        keep_s: float = KEEP_S,
-        most: int = MOST_KEPT,
     ) -> None:
         self.missing = dict(missing or {})
         self.failed = dict(failed or {})
-        self._clock = clock
-        self._keep_s = keep_s
-        self._most = most
-        self._kept: dict[str, deque[Kept]] = {}
+        self._data: dict[str, Any] = {}
         for item in data:
             self.store(item)
 
-    def store(self, data: object, kind: str = "", *, time_s: float | None = None) -> None:
-        """Keep something, as collected now unless `time_s` says otherwise."""
-        kind = kind or type(data).__name__
-        of_kind = self._kept.setdefault(kind, deque(maxlen=self._most))
-        of_kind.append(Kept(kind, self._clock() if time_s is None else time_s, data))
+    def store(self, data: object, kind: str = "") -> None:
+        """Store an item, in place of an earlier one of its kind."""
+        self._data[kind or type(data).__name__] = data
 
     @overload
     def get(self, kind: type[T], /) -> T | None: ...
     @overload
     def get(self, kind: str, /) -> Any: ...
     def get(self, kind: type[T] | str, /) -> Any:
-        """Return the latest data of a kind, None where there is none."""
-        kept = self.history(kind)
-        return kept[-1].data if kept else None
-
-    def history(self, kind: type | str) -> list[Kept]:
-        """Return all that is kept of a kind, in the order in which it was stored."""
-        of_kind = self._kept.get(kind if isinstance(kind, str) else kind.__name__, deque())
-        oldest_s = self._clock() - self._keep_s
-        while of_kind and of_kind[0].time_s < oldest_s:
-            of_kind.popleft()
-        return list(of_kind)
+        """Return the data of a kind, None without any."""
+        return self._data.get(kind if isinstance(kind, str) else kind.__name__)
 
     @property
     def all(self) -> tuple[Any, ...]:
-        """The latest data of each kind."""
-        return tuple(kept[-1].data for kind in self._kept if (kept := self.history(kind)))
+        """The data of all kinds."""
+        return tuple(self._data.values())
 
 
 @dataclass(frozen=True)
 class Inference:
-    """A problem, a failure, or what is behind it: one step towards the cause.
+    """A problem, a failure, or its cause: one step towards the root cause.
 
     Attributes:
-        name: what it is, as operators recognize it: `rank-failed`.
-        attribution: whose doing it is, an `Attribution`. Your own words reach your operators
-            unchanged, belong to what an inference is known by, and blame nobody.
+        name: its name, by which operators recognize it: `rank-failed`.
+        attribution: the blame, an `Attribution`. Your own words reach your operators unchanged,
+            are part of the inference's identity, and blame neither node nor user.
         description: the same in words, the end of a sentence.
-        configs: what an operator passes on to the next ones.
-        sureness: how sure this step is of itself.
-        nodes: where it happened. That is no accusation.
-        ranks: which ranks it happened to.
-        evidence: the lines and figures that it rests on.
+        configs: options from an operator to the next ones.
+        sureness: of this step.
+        nodes: where it happened, without blame.
+        ranks: the ranks concerned.
+        evidence: lines and figures.
         advice: what a person can do about it.
-        advises_process: the advice is about a process that lives.
+        advises_process: the advice is about a living process.
     """
 
     name: str = ""
@@ -170,7 +139,7 @@ class Inference:
 
     @property
     def blame(self) -> Attribution:
-        """Whose doing it is; undecided in words that are no `Attribution`."""
+        """The blame; undecided if its words are no `Attribution`."""
         known = self.attribution in list(Attribution)
         return Attribution(self.attribution) if known else Attribution.UNDECIDED
 
@@ -182,17 +151,17 @@ class Inference:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What tells it from others in a walk."""
+        """Its identity in a walk."""
         if not self.attribution or self.attribution in list(Attribution):
             return (self.name,)
         return self.name, self.attribution, self.description
 
 
 class InferenceOperator(ABC):
-    """Infers what is behind an inference, from what was collected. It may raise.
+    """Infers the causes of an inference from collected data. It may raise.
 
     Attributes:
-        name: what reports call it; its class's name unless set.
+        name: its name in reports; its class's name unless set.
     """
 
     name: str = ""
@@ -206,11 +175,11 @@ class InferenceOperator(ABC):
 
     @abstractmethod
     def is_compatible(self, inference: Inference) -> bool:
-        """Tell whether it can lead on from this inference."""
+        """Return whether it can infer causes of this inference."""
 
     @abstractmethod
     def infer(self, inferences: list[Inference]) -> list[Inference]:
-        """Return what is behind inferences, none where it sees no cause; a chain gives it one."""
+        """Return the causes of inferences, none if it knows none; a chain passes one at a time."""
 
 
 OperatorMaker = Callable[[DataManager], InferenceOperator]
@@ -221,9 +190,9 @@ class Rule:
     """Makes a built-in operator of a function.
 
     Args:
-        name: what reports call it.
-        leads_on_from: the names of these inferences.
-        cause: returns what is behind one of them, None where it sees nothing or lacks data.
+        name: its name in reports.
+        leads_on_from: the names of the inferences whose causes it knows.
+        cause: returns the cause of one of them, None without a cause or data.
     """
 
     name: str
@@ -251,7 +220,7 @@ class _RuleOperator(InferenceOperator):
 
 @dataclass(frozen=True, kw_only=True)
 class ChainStep:
-    """One operator led from one inference to another."""
+    """The step of one operator from an inference to another."""
 
     operator: str
     before: Inference
@@ -260,7 +229,7 @@ class ChainStep:
 
 @dataclass(frozen=True, kw_only=True)
 class Walk:
-    """Where a chain led: all of its steps, and by name the operators that failed."""
+    """All steps of a chain, and the errors of operators by name."""
 
     symptom: Inference
     steps: tuple[ChainStep, ...] = ()
@@ -268,16 +237,16 @@ class Walk:
 
     @property
     def ends(self) -> tuple[Inference, ...]:
-        """The inferences from which nothing led on, in the order in which they were reached."""
+        """The inferences without a further cause, in their order."""
         led_on = [step.before for step in self.steps]
         reached = [self.symptom, *(step.after for step in self.steps)]
         return tuple(inference for inference in reached if inference not in led_on)
 
     @property
     def conclusion(self) -> Inference:
-        """The surest end; undecided where ends that are as sure name different culprits.
+        """The surest end; undecided if equally sure ends have different blame.
 
-        Of ends that are as sure, what was inferred comes before what diagnosticians ask for.
+        Of equally sure ends, inferences come before the requests of diagnosticians.
         """
         most = max(end.sureness for end in self.ends)
         surest = [end for end in self.ends if end.sureness == most]
@@ -294,7 +263,7 @@ class Walk:
         return min(decided or surest, key=lambda end: ASKS_FOR in end.configs)
 
     def way_to(self, end: Inference) -> tuple[ChainStep, ...]:
-        """Return the steps that led to an inference, first step first."""
+        """Return the steps to an inference, first step first."""
         way: list[ChainStep] = []
         while step := next((s for s in self.steps if s.after == end and s not in way), None):
             way.insert(0, step)
@@ -303,13 +272,13 @@ class Walk:
 
 
 class InferenceChain:
-    """Runs operators until nothing new follows; one that raises is named and leads nowhere."""
+    """Runs operators until nothing new follows; one that raises is reported and skipped."""
 
     def __init__(self, operators: Sequence[InferenceOperator]) -> None:
         self._operators = tuple(operators)
 
     def infer(self, inferences: list[Inference]) -> list[Inference]:
-        """Return what these lead to: themselves where nothing is behind them."""
+        """Return the ends of their chains: themselves without a further cause."""
         ends: list[Inference] = []
         for inference in inferences:
             ends += [end for end in self.walk(inference).ends if end not in ends]
@@ -329,7 +298,7 @@ class InferenceChain:
                 try:
                     inferred = operator.infer([before]) if operator.is_compatible(before) else []
                     new = [after for after in inferred if after.key not in behind[before.key]]
-                except Exception as err:  # a boundary: what the others infer must still be said
+                except Exception as err:  # a boundary: the other operators still count
                     ours = isinstance(err, OperatorFailed)
                     failed[operator.name] = str(err) if ours else f"{type(err).__name__}: {err}"
                     continue
@@ -341,12 +310,12 @@ class InferenceChain:
         return Walk(symptom=symptom, steps=tuple(steps), failed=failed)
 
 
-ASKS_FOR = "asks for"  # in `configs` of what a site's diagnostician concludes: its action
+ASKS_FOR = "asks for"  # in `configs` of the inference of a site's diagnostician: its action
 
 
 @dataclass(frozen=True)
 class DiagnosisObservation:
-    """A problem, as `resolve` recognizes it, what was seen of it, and where its chain begins."""
+    """A problem for `resolve`, its details, and the symptom from which its chain begins."""
 
     observation: str
     details: dict[str, str] = field(default_factory=dict)
@@ -355,16 +324,15 @@ class DiagnosisObservation:
 
 @dataclass(frozen=True, kw_only=True)
 class DiagnosisAction:
-    """What a diagnostician asks for. The job's supervisor carries out what concerns the whole job,
-    the agent on a node what concerns its ranks.
+    """The request of a diagnostician, which the job's supervisor carries out.
 
     Args:
         reason: why, the end of a sentence.
-        nodes: those that it is about.
-        evidence: the lines and figures that this rests on.
-        diagnosed: what the problem is, where a chain led to it.
-        failed: why no diagnosis was made, where none was.
-    """  # noqa: D205 - one sentence
+        nodes: those concerned.
+        evidence: lines and figures.
+        diagnosed: the conclusion of the chain, if there is one.
+        failed: why there is no diagnosis, empty if there is one.
+    """
 
     kind: ClassVar[str] = "none"
     reason: str = ""
@@ -375,26 +343,26 @@ class DiagnosisAction:
 
 
 class NoAction(DiagnosisAction):
-    """Nothing is to be done."""
+    """Do nothing."""
 
 
 class EventAction(DiagnosisAction):
-    """It is to be recorded and reported."""
+    """Record and report it."""
 
     kind = "event"
 
 
 class RestartRanks(DiagnosisAction):
-    """The ranks are to be started again where they ran."""
+    """Start the ranks again on their nodes."""
 
     kind = "restart"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckNodes(DiagnosisAction):
-    """`nodes` are to be checked before the ranks start again, without those `at_fault`.
+    """Check `nodes` before the ranks start again, without those `at_fault`.
 
-    The job does without `last_choice` if it has other nodes that are as good.
+    The job uses `last_choice` only if no other nodes are as good.
     """
 
     kind = "check"
@@ -404,7 +372,7 @@ class CheckNodes(DiagnosisAction):
 
 @dataclass(frozen=True, kw_only=True)
 class LeaveNode(DiagnosisAction):
-    """The job is to go on without `nodes`, which `evidence` accuses; `at_fault` says of what."""
+    """Go on without `nodes`, which `evidence` accuses; `at_fault` has the verdicts."""
 
     kind = "leave"
     at_fault: tuple[NodeVerdict, ...] = ()
@@ -415,16 +383,16 @@ class LeaveNode(DiagnosisAction):
 
 
 class StopJob(DiagnosisAction):
-    """The job is to end: the same again would fail again."""
+    """End the job: the same again would fail again."""
 
     kind = "stop"
 
 
 class Diagnostician:
-    """Finds out about one kind of problem; to be subclassed.
+    """Diagnoses one kind of problem; to be subclassed.
 
-    In `kwargs` are `data_manager`, what was collected, and for a site's diagnostician `inference`,
-    the symptom that the built-in ones have observed.
+    `kwargs` has `data_manager`, the collected data, and for a site's diagnostician `inference`, the
+    symptom of the built-in ones.
 
     Attributes:
         operators: those of its chain; a job adds a site's.
@@ -436,15 +404,15 @@ class Diagnostician:
         self._operators = (*type(self).operators, *operators)
 
     def observe(self, **_kwargs: Any) -> DiagnosisObservation | None:
-        """Return the problem that is there, None where there is none."""
+        """Return the problem, None without one."""
         return DiagnosisObservation("unknown")
 
     def resolve(self, problem: DiagnosisObservation, **_kwargs: Any) -> DiagnosisAction:
-        """Return what is to be done about a problem."""
+        """Return the action about a problem."""
         return EventAction(reason=problem.observation)
 
     def diagnose(self, **kwargs: Any) -> DiagnosisAction:
-        """Observe and resolve; a diagnosis that fails is no action, and says why.
+        """Observe and resolve; a diagnosis that fails is no action, with the reason.
 
         A diagnostician that observes several times for one failure overrides this.
         """
@@ -455,6 +423,6 @@ class Diagnostician:
             return NoAction(failed=f"{type(err).__name__}: {err}")
 
     def walk(self, symptom: Inference, data_manager: DataManager) -> Walk:
-        """Return where its chain leads from a symptom."""
+        """Return the walk of its chain from a symptom."""
         made = [operator(data_manager) for operator in self._operators]
         return InferenceChain(made).walk(symptom)

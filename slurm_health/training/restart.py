@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""After a script has failed: it is started again here, on a spare, or elsewhere, or the job ends.
+"""After a script has failed: it starts again here, on a spare, or elsewhere, or the job ends.
 
-The supervisor starts this as a process, as it starts the check, and hears the same kind of answer.
-What is done is decided in `diagnosis.failure`; here Slurm and the journal are asked
-what that rests on, and it is recorded and carried out: by a check, or by acting on what is known
-already.
+The supervisor starts this as a process, like the check, and receives the same answer.
+`diagnosis.failure` decides; here Slurm and the journal are read for that, and the action is
+recorded and carried out: by a check, or by acting on known verdicts.
 """
 
 from __future__ import annotations
@@ -61,12 +60,12 @@ def after_failure(
     *,
     less_checked: str = "",
 ) -> JobOutcome:
-    """Decide what follows a failed script, and do it; `settings` are those of a check after it.
+    """Decide on the action after a failed script, and do it; `settings` are those of a check.
 
-    `less_checked` says why that check is quick where its user asked for another, else empty.
+    `less_checked` is why that check is quick although its user asked for another, else empty.
 
-    `settings.tell` is told how it ends, as by a check. To PROCEED is to start the script again, on
-    the nodes that it says; to STOP, to end the job as the script ended.
+    `settings.tell` receives the outcome, as of a check. PROCEED starts the script again, on the
+    nodes of the outcome; STOP ends the job with the script's exit status.
 
     Raises:
         SlurmError: Slurm does not answer.
@@ -77,7 +76,7 @@ def after_failure(
     job = allocation.array or str(allocation.job_id)
     client = Client(environ, patience_s=_PATIENCE_S)
     cause, failure = failure_of(failed, job, client, settings.policy)
-    # What the script itself has given back is the job's no longer, whatever follows.
+    # Nodes that the script itself has given back are no longer the job's.
     failed = replace(failed, nodes=failure.nodes, spares=failure.spares)
     action = what_follows(cause, failure)
     journal.Writer(failed.directory, journal.RESTART, time.time).append(
@@ -112,14 +111,14 @@ def _checked(
     environ: Mapping[str, str],
     less_checked: str,
 ) -> JobOutcome:
-    """Check nodes, and act on the verdict and on what is known already."""
+    """Check nodes, and act on the verdict and on earlier ones."""
     _say(f"{chosen.reason}; checking {fold(chosen.nodes)} before the script is started again")
     if less_checked:
         _say(f"that check is quick: {less_checked}")
     tell = settings.tell
 
     def tell_nodes(finished: JobOutcome, directory: Path) -> None:
-        if not finished.nodes:  # all that were checked, which may be fewer than Slurm once gave
+        if not finished.nodes:  # all checked nodes, which may be fewer than Slurm once gave
             finished = msgspec.structs.replace(finished, nodes=list(chosen.nodes))
         tell(finished, directory)
 
@@ -143,7 +142,7 @@ def _left(
     settings: CheckSettings,
     environ: Mapping[str, str],
 ) -> JobOutcome:
-    """Act on what is known of nodes as on the verdict of a check, which this records as one."""
+    """Act on the nodes at fault as on the verdict of a check, and record it as one."""
     from slurm_health.preflight.acting.perform import Acting, act  # seldom needed
 
     all_nodes = (*failed.nodes, *failed.spares)
@@ -159,7 +158,7 @@ def _left(
     journal.create(directory, [journal.MASTER, *all_nodes])
     writer = journal.Writer(directory, journal.MASTER, time.time)
     verdict = VerdictReached(nodes=list(chosen.at_fault))
-    # Of the others nothing new is known: they stand as the check before the script left them.
+    # The other nodes keep the verdict of the check before the script.
     names = {verdict.node for verdict in chosen.at_fault}
     well = [NodeVerdict(node=n, level=Level.HEALTHY) for n in all_nodes if n not in names]
 
@@ -184,14 +183,14 @@ def _say(text: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class FailedScript:
-    """What the supervisor tells of the script that has failed.
+    """The script that has failed, by its supervisor.
 
     Args:
-        directory: of the run in the journal that the script belongs to.
-        restart: which restart it would be, from 1 on.
-        max_restarts: how many its user allows.
-        batch_node: where the supervisor runs.
-        nodes: the nodes that it ran on; all that Slurm gave the job where it names none.
+        directory: of the script's run in the journal.
+        restart: the number of its next restart, from 1 on.
+        max_restarts: their limit, by its user.
+        batch_node: the supervisor's node.
+        nodes: the script's nodes; empty for all that Slurm gave the job.
         spares: those that the job kept beside them.
     """
 
@@ -206,9 +205,9 @@ class FailedScript:
 def failure_of(
     failed: FailedScript, job: str, client: Client, policy: Policy
 ) -> tuple[Diagnosed | None, JobAtFailure]:
-    """Return why a script failed, if a post-mortem concluded it, and the job as it is now.
+    """Return why a script failed, by its post-mortem if there is one, and the job as it is now.
 
-    Nodes that the job no longer has are left out where nothing is against them: the script, or a
+    Nodes that the job no longer has are left out unless they are at fault: the script, or a
     person, gave them back.
 
     Raises:
@@ -253,11 +252,11 @@ class _Start:
 
     Attributes:
         attempt: the directory of the attempt.
-        nodes: where it ran; none if that were all of the job's.
+        nodes: its nodes; empty for all of the job's.
         cause: why it failed, by its post-mortem.
         hang: the hang for which it was ended.
-        plan: what followed its failure.
-        left: the job went on without a node of it after that.
+        plan: the action after its failure.
+        left: the job went on without one of its nodes after that.
     """
 
     attempt: Path
@@ -269,7 +268,7 @@ class _Start:
 
 
 def _starts(directory: Path) -> list[_Start]:
-    """Return all starts of a job's script, the last one last, with what became of them.
+    """Return all starts of a job's script, the last one last, and how they ended.
 
     The journal of an attempt was written on one node, by one clock.
 
@@ -312,13 +311,13 @@ def _starts(directory: Path) -> list[_Start]:
 
 
 def check_took_s(directory: Path) -> float | None:
-    """Return how long the check in a run's directory took, None where it came to no verdict.
+    """Return how long the check in a run's directory took, None without a verdict.
 
     Raises:
         JournalError: the journal cannot be read.
     """
     began_s: float | None = None
-    for entry in journal.read_all(directory, journal.MASTER):  # all was written by one clock
+    for entry in journal.read_all(directory, journal.MASTER):  # one clock wrote all of it
         match entry.record:
             case RunStarted() if began_s is None:
                 began_s = entry.time_s
@@ -330,12 +329,12 @@ def check_took_s(directory: Path) -> float | None:
 
 
 def _lost(gone: Sequence[str], client: Client) -> tuple[tuple[str, str], ...]:
-    """Return those of the nodes that a job no longer has which Slurm has lost, as it says.
+    """Return the nodes that Slurm has lost, of those that a job no longer has, with its words.
 
-    A script may give nodes back itself, and of others it is not known why they are gone.
+    A script may give nodes back itself, or they are gone for an unknown reason.
     """
     states: Mapping[str, Node] = {}
-    with contextlib.suppress(SlurmError):  # what Slurm cannot tell is not lost
+    with contextlib.suppress(SlurmError):  # unknown states mean no loss
         states = client.nodes(gone)
     return tuple(
         (node, f"Slurm took {node} out of the job; it is {states[node].state}")

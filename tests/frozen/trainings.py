@@ -19,9 +19,9 @@ from slurm_health.records.script_records import Diagnosed
 from slurm_health.system.nvml import Gpus
 from slurm_health.training.diagnosis.collected import (
     FlightRecords,
-    MonitorSaw,
-    NodesTold,
-    NodeTold,
+    MonitorReport,
+    NodeState,
+    NodeStates,
     ScriptEnd,
     SlurmView,
     TrainingLog,
@@ -52,8 +52,8 @@ _KINDS: dict[str, type[msgspec.Struct]] = {
     kind.__name__: kind
     for kind in (
         FlightRecords,
-        MonitorSaw,
-        NodesTold,
+        MonitorReport,
+        NodeStates,
         PaceFinding,
         ScriptEnd,
         SlurmView,
@@ -157,8 +157,8 @@ def _post_mortem(directory: Path, facts: Mapping[str, Any], output: str) -> obje
             return "its dumps are not read"
     kernel = directory / "kernel.txt"
     if kernel.exists():
-        told = NodeTold(node=NODES[-1], kernel=tuple(kernel.read_text().splitlines()))
-        data.append(NodesTold(nodes=(told,)))
+        told = NodeState(node=NODES[-1], kernel=tuple(kernel.read_text().splitlines()))
+        data.append(NodeStates(nodes=(told,)))
     return _inferred("failure", data)
 
 

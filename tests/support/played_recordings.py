@@ -24,7 +24,12 @@ from slurm_health.node.rules.finding import Status
 from slurm_health.records.gpu_load import DeviceSample
 from slurm_health.records.script_records import Diagnosed
 from slurm_health.system.nvml import Gpus
-from slurm_health.training.diagnosis.collected import FlightRecords, NodesTold, NodeTold, ScriptEnd
+from slurm_health.training.diagnosis.collected import (
+    FlightRecords,
+    NodeState,
+    NodeStates,
+    ScriptEnd,
+)
 from slurm_health.training.diagnosis.failure import FailureDiagnostician
 from slurm_health.training.diagnosis.hang import HangDiagnostician
 from slurm_health.training.diagnosis.output import read_output
@@ -105,7 +110,7 @@ def post_mortem(recorded: Recording) -> Diagnosed | None:
     if dumps.files():
         data.append(dumps.collect_data())
     if recorded.kernel:
-        data.append(NodesTold(nodes=(NodeTold(node=NODES[-1], kernel=recorded.kernel),)))
+        data.append(NodeStates(nodes=(NodeState(node=NODES[-1], kernel=recorded.kernel),)))
     return FailureDiagnostician().diagnose(data_manager=DataManager(data)).diagnosed
 
 

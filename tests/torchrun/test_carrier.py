@@ -24,7 +24,7 @@ from slurm_health.training.diagnosis.samples import Look, NodeReport
 from slurm_health.training.monitor.messages import lines_of
 for number, word in enumerate(sys.stdin):
     seen = {"word": word.strip(), "process": str(os.getpid())}
-    report = NodeReport(node=sys.argv[1], look=Look.INSPECTION, not_seen=seen)
+    report = NodeReport(node=sys.argv[1], look=Look.INSPECTION, unavailable=seen)
     for line in lines_of(report, number):
         os.write(1, line)
 """
@@ -77,7 +77,9 @@ def inspected(agents: Agents) -> dict[str, dict[str, str]]:
     answers: dict[str, dict[str, str]] = {}
     while answers.keys() != set(NODES):
         reports = agents.ask(INSPECT)
-        answers |= {n: r.not_seen for n, r in reports.items() if r.not_seen["word"] == "inspect"}
+        answers |= {
+            n: r.unavailable for n, r in reports.items() if r.unavailable["word"] == "inspect"
+        }
     return answers
 
 

@@ -136,17 +136,14 @@ def test_a_rule_is_an_operator_that_leads_on_from_its_names() -> None:
     assert not rule(data).is_compatible(named("b"))
 
 
-def test_data_is_kept_by_kind_and_forgotten_after_its_time() -> None:
-    now_s = 0.0
-    data = DataManager([ScriptEnd(exit_code=1)], clock=lambda: now_s, keep_s=10.0, most=2)
+def test_the_latest_data_of_a_kind_is_stored() -> None:
+    data = DataManager([ScriptEnd(exit_code=1)])
     for number in range(3):
-        data.store(number, "count", time_s=float(number))
+        data.store(number, "count")
 
     assert data.get(ScriptEnd) == data.get("ScriptEnd") == ScriptEnd(exit_code=1)
-    assert [kept.data for kept in data.history("count")] == [1, 2]
-    now_s = 11.5
-    assert [kept.data for kept in data.history("count")] == [2]
-    assert data.get(ScriptEnd) is None
+    assert data.get("count") == 2
+    assert data.get("another") is None
 
 
 def test_a_diagnosis_that_fails_is_no_action_and_says_why() -> None:
@@ -214,7 +211,7 @@ def held(
     """Hold a post-mortem of a failed script with what is installed."""
     job = EndedJob(end=END, environ=environ or {}, node="n1", directory=directory)
     out = io.StringIO()
-    found = post_mortem.hold(
+    found = post_mortem.run_post_mortem(
         job,
         None,
         clock=lambda: 2e9,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of a failure, by kind: what its output says, and what collectors gather."""
+"""Data about a failure, by kind: from its output, and from collectors."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from slurm_health.records.text import SIGKILL, SIGTERM, listed
 from slurm_health.training.diagnosis.collectives import FlightRecord as FlightRecord
 from slurm_health.training.framework import DataManager
 
-UNKNOWN_CODE = -1  # of a script that failed, and no exit code of it is known
+UNKNOWN_CODE = -1  # of a script that failed with an unknown exit code
 
 
 class Fact(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that a line says beside the ends of ranks: its kind, and what it is about.
+    """An observation in one line of the output, other than the end of a rank.
 
-    `order` is its place in the output, `text` the line.
+    `value` and `node` are its subject, `order` is its place in the output, `text` the line.
     """
 
     kind: str
@@ -30,23 +30,23 @@ class Fact(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """How one rank, or one task whose rank is not known, failed.
+    """The failure of one rank, or of one task of unknown rank.
 
     Args:
-        rank: its number in the training, None where nothing says it.
-        node: where it ran, as the source calls it; empty where it is not known.
+        rank: its number in the training, None if unknown.
+        node: its node, by the name that the source has for it; empty if unknown.
         error: the exception with its text, `KeyError: 'lr'`; of a chain, the first.
         place: the deepest line of the user's own code in its traceback.
         raises: that line is a `raise`: the script itself ended, and knew why.
         waits_in: the collective that it was in, `all_gather`, or `backward`.
         loading: it was in `torch.load`.
-        exit_code: 0 where none is known.
-        signal: by which it was killed, 0 for none.
-        at: the place of the first line about it in the output, to tell which was first.
-        line: what the output says of it, in a line.
-        consequence: it is what ranks do when another one has failed.
+        exit_code: 0 if unknown.
+        signal: the signal that killed it, 0 for none.
+        at: the place of the first line about it in the output; failures are ordered by it.
+        line: its evidence, in one line.
+        consequence: it followed from another rank's failure.
         cut: it began to write an exception, whose words are lost.
-        bare: nothing but a line with an exception shows it: it may have been dealt with.
+        bare: only a line with an exception shows it, and the program may have handled that.
     """
 
     rank: int | None = None
@@ -66,18 +66,18 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def who(self) -> str:
-        """Its rank and node, as far as they are known."""
+        """Its rank and node, if they are known."""
         who = f"rank {self.rank}" if self.rank is not None else "a process"
         return f"{who} on {self.node}" if self.node else who
 
 
 def failed_ranks(failures: Iterable[RankFailure]) -> tuple[int, ...]:
-    """Return the ranks that are known, in order."""
+    """Return the known ranks, in order."""
     return tuple(sorted({failure.rank for failure in failures if failure.rank is not None}))
 
 
 def failed_nodes(failures: Iterable[RankFailure]) -> tuple[str, ...]:
-    """Return the nodes that are known, in order."""
+    """Return the known nodes, in order."""
     return tuple(sorted({failure.node for failure in failures if failure.node}))
 
 
@@ -88,8 +88,8 @@ class LastWords(msgspec.Struct, frozen=True, kw_only=True):
         text: the line.
         at: its place in the output, where it stands first.
         times: how often it was written.
-        last: for how many processes it was the last complaint, as far as they can be told apart.
-        ranks: those that wrote it, as far as their lines name them.
+        last: for how many distinguishable processes it was the last complaint.
+        ranks: those that wrote it, by the prefixes of their lines.
         first: it was the first complaint of a process.
         complains: it reads like an error; else it is only the last line of a process.
     """
@@ -104,12 +104,12 @@ class LastWords(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrainingLog(msgspec.Struct, frozen=True, kw_only=True):
-    """What the output says: failures in the order in which they came, and facts of the system.
+    """The decoded output: failures in the order of their lines, and facts of the system.
 
-    Of very many failures the first are kept; `failed` counts all. `words` are what processes wrote
-    at their end beside tracebacks, `progress` how far each rank came by NCCL's own watchdog, where
-    all work is in the group of all ranks, `watchdogs` whether one wrote at all, and `subgroups`
-    whether one named a group of some ranks only.
+    Of very many failures the first are kept; `failed` counts all. `words` are the last lines of
+    processes outside tracebacks. `progress` is how far every rank came by NCCL's own watchdogs, if
+    all work is in the group of all ranks. `watchdogs`: at least one wrote; `subgroups`: one named a
+    group of some ranks only.
     """
 
     failures: tuple[RankFailure, ...] = ()
@@ -133,9 +133,9 @@ class TrainingLog(msgspec.Struct, frozen=True, kw_only=True):
 class ScriptEnd(msgspec.Struct, frozen=True, kw_only=True):
     """How the job's script ended, with `exit_code` or by `signal` (0: none), and where it ran.
 
-    `exit_code` is 128 + n after signal n, as a shell has it. `nodes` are those of the job. With
-    `told_to_end` it was sent a signal with which jobs are ended, and may have ended well for it.
-    Without `in_slurm` it was no job of Slurm's; `job` is its number there, empty if not known.
+    `exit_code` is 128 + n after signal n, as in a shell. `nodes` are those of the job. With
+    `told_to_end` it received a signal that ends jobs, and may have ended well because of it.
+    Without `in_slurm` it was no job of Slurm's; `job` is its number there, empty if unknown.
     """
 
     exit_code: int
@@ -148,7 +148,7 @@ class ScriptEnd(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def well(self) -> bool:
-        """Whether it ended as a script does that has done its work."""
+        """Whether it ended without an error."""
         return self.exit_code == 0 and self.signal == 0
 
     @property
@@ -159,10 +159,10 @@ class ScriptEnd(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlurmView(msgspec.Struct, frozen=True, kw_only=True):
-    """What Slurm said of the job and its nodes when the script had ended.
+    """Slurm's view of the job and its nodes after the end of the script.
 
-    `node_states` holds the words of each node's state as Slurm writes them, `DOWN*`; `required` are
-    the nodes that the job asked for by name.
+    `node_states` has the state of every node as Slurm writes it, `DOWN*`; `required` are the nodes
+    that the job asked for by name.
     """
 
     job_states: tuple[str, ...] = ()
@@ -171,25 +171,25 @@ class SlurmView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FlightRecords(msgspec.Struct, frozen=True, kw_only=True):
-    """The Flight Recorder dumps that were found."""
+    """The Flight Recorder dumps of the job."""
 
     records: tuple[FlightRecord, ...] = ()
 
 
 class Listeners(msgspec.Struct, frozen=True, kw_only=True):
-    """Who listens on which TCP port of the batch host, in words."""
+    """The owners of listening TCP ports of the batch host, in words."""
 
     holders: dict[int, str] = {}
 
 
-class NodeTold(msgspec.Struct, frozen=True, kw_only=True):
-    """What one node of the job tells after a failure, and while a hang is looked at.
+class NodeState(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of one node of the job, after a failure or during a hang.
 
-    `kernel` is what its kernel said since the script began, oldest first. `kills` is how often that
-    killed for memory in the job's cgroup, which may have `limit_bytes`. `lost_gpus` are those that
-    no program can use now, each in words; `state` is what else is not as it should be, `left` what
-    ranks do that still run. `flights` are dumps that no other node sees. `not_seen` says what could
-    not be looked at, and why.
+    `kernel` has its kernel's lines since the script began, oldest first. `kills` counts the kills
+    for memory in the job's cgroup, which may have `limit_bytes`. `lost_gpus` are the GPUs that no
+    program can use now, in words; `state` has all other trouble, `left` the ranks that still run.
+    `flights` are dumps on this node's own filesystems. `unavailable` has by name what could not be
+    read, and why.
     """
 
     node: str
@@ -200,26 +200,26 @@ class NodeTold(msgspec.Struct, frozen=True, kw_only=True):
     state: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
     flights: tuple[FlightRecord, ...] = ()
-    not_seen: dict[str, str] = {}
+    unavailable: dict[str, str] = {}
 
 
-class NodesTold(msgspec.Struct, frozen=True, kw_only=True):
-    """What all nodes of the job told; `silent` are those that did not, for a reason if it is known.
+class NodeStates(msgspec.Struct, frozen=True, kw_only=True):
+    """The states of all nodes of the job; `silent` are those without an answer.
 
-    That a node is silent is no accusation: it may be the way to it, or its load.
+    Silence alone does not blame a node: it may be the network, or the node's load.
     """
 
-    nodes: tuple[NodeTold, ...] = ()
+    nodes: tuple[NodeState, ...] = ()
     silent: tuple[str, ...] = ()
     why_silent: str = ""
 
 
-class MonitorSaw(msgspec.Struct, frozen=True, kw_only=True):
-    """What was seen before the script ended: the hang that was not over, and what was slow.
+class MonitorReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The monitor's events before the script ended.
 
-    `slow` are ranks and connections that were found to be slow before, oldest first. `cancels` is
-    set where the monitor cancelled the job for the hang, `ends_script` where it had the script
-    ended. `check` is what kept the check before the script from finding nodes healthy, in words.
+    `hang` was not over. `cancels`: the monitor cancelled the job for it; `ends_script`: it had the
+    script ended. `slow` are causes of slow ranks and connections, oldest first. `check` has the
+    reasons for which the check before the script did not judge nodes healthy.
     """
 
     hang: TrainingEvent | None = None
@@ -229,8 +229,8 @@ class MonitorSaw(msgspec.Struct, frozen=True, kw_only=True):
     check: tuple[str, ...] = ()
 
 
-def leaving_out(nodes: Sequence[str], data: DataManager) -> str:
-    """Return how sbatch is told to do without nodes: it refuses one both asked for and excluded."""
+def exclude_options(nodes: Sequence[str], data: DataManager) -> str:
+    """Return the command that submits without nodes: sbatch refuses to exclude a required one."""
     view = data.get(SlurmView)
     asked = [node for node in nodes if view and node in view.required]
     others = [node for node in nodes if node not in asked]

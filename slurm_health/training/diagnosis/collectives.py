@@ -3,14 +3,14 @@
 
 Sources are dumps of PyTorch's Flight Recorder, the lines and reports of NCCL's watchdog, and NCCL's
 own answer (RAS). The ranks of a process group number its collectives alike, so the same number must
-be the same collective with the same sizes. Each source numbers in its own way, and so has groups of
-its own in the one graph of who waits for whom.
+be the same collective with the same sizes. Sources number differently, so every source has groups
+of its own in the one graph of waits.
 
-The host enqueues works long before the device does them, so the highest number means nothing. What
-counts in a group is its first work that is not over on any rank: a rank that has not entered it
-holds up those that have. One that is missing in one group often waits in another: only a rank that
-is missing somewhere and waits nowhere is named. Where ranks wait for each other in a circle, or all
-are in one work and none leaves it, no rank is.
+The host enqueues works long before the device does them, so the highest number means nothing. A
+group is held up at its first work that is not over on any rank, by the ranks that have not entered
+it. A rank that is missing in one group often waits in another: only a rank that is missing
+somewhere and waits nowhere is named. If ranks wait for each other in a circle, or all are in one
+work and none leaves it, no rank is named.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ import msgspec
 from slurm_health.records.script_records import MOST_LINES
 from slurm_health.records.text import listed, ranks_text
 
-# What PyTorch says that a group is for, where the script has not said it.
+# PyTorch's purposes for groups whose script gives none.
 NO_PURPOSE = {None, "", "default_pg", "undefined"}
 _OVER = {"completed", "retired"}
-STAND_IN = 1 << 20  # from here on, numbers of ranks whose number in the training is not known
-_REPEATED = 2  # a collective that all ranks have called so often is one that their steps have
+STAND_IN = 1 << 20  # from here on, numbers of ranks with an unknown number in the training
+_REPEATED = 2  # a collective that all ranks have called so often is part of their steps
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
-    """One collective as a rank's Flight Recorder has it; `sequence` counts within its group."""
+    """One collective in a rank's Flight Recorder; `sequence` counts within its group."""
 
     group: str
     sequence: int
@@ -49,12 +49,12 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def named(self) -> str:
-        """What it is, with its sizes."""
+        """Its name, with its sizes."""
         return f"{self.what} {self.sizes}".strip()
 
 
 class Transfer(msgspec.Struct, frozen=True, kw_only=True):
-    """A send to rank `peer`, or a receive from it; not `certain` where it may be over."""
+    """A send to rank `peer`, or a receive from it; not `certain` if it may be over."""
 
     peer: int
     sends: bool
@@ -62,7 +62,7 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reached(msgspec.Struct, frozen=True, array_like=True):
-    """How far a rank came in one group: -1 where none is known.
+    """How far a rank came in one group; -1 is unknown.
 
     Works are numbered within their group. `entered` is the last one that the rank called, `over`
     the last one that its device has left, `inside` those between that are not over: first, last.
@@ -76,13 +76,13 @@ class Reached(msgspec.Struct, frozen=True, array_like=True):
 class FlightRecord(msgspec.Struct, frozen=True, kw_only=True):
     """How far one rank came, by one source or several.
 
-    `operations` are its latest collectives, oldest first. `members` has all ranks of each process
-    group that it knows, whether they left a record or not, `reached` how far it came in each group,
-    also where `operations` had to leave some out. `transfers` are not over, `exchanged` are those
-    of which an entry says that they were. `whole`: no older entry was overwritten, so that a group
-    without one was not used; without any, a record that is not whole is that of a dump that could
-    not be read. `unclaimed`: it lay where all trainings of the user leave theirs. `host` is where
-    the rank runs, `lines` what the source says of it, if it has no single collectives.
+    `operations` are its latest collectives, oldest first. `members` has all ranks of its known
+    process groups, with or without a record; `reached` is how far it came by group, even if
+    `operations` had to leave some out. `transfers` are not over, `exchanged` are over by an entry.
+    `whole`: no older entry was overwritten, so a group without one was not used. An empty record
+    that is not whole is that of an unreadable dump. `unclaimed`: it was at the path that all
+    trainings of the user share. `host` is the rank's, `lines` are evidence of a source without
+    single collectives.
     """
 
     rank: int
@@ -98,12 +98,12 @@ class FlightRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def groups(self) -> dict[str, Reached]:
-        """How far it came in each group."""
+        """How far it came, by group."""
         return self.reached or reached_of(self.operations)
 
 
 def reached_of(operations: Iterable[Operation]) -> dict[str, Reached]:
-    """Return how far a rank came in every group, by its entries there, oldest first."""
+    """Return how far a rank came by group; its entries are ordered, oldest first."""
     reached: dict[str, Reached] = {}
     for call in operations:
         before = reached.get(call.group, Reached())
@@ -117,12 +117,12 @@ def reached_of(operations: Iterable[Operation]) -> dict[str, Reached]:
 
 
 class Why(enum.Enum):
-    """What shows that a rank holds others up."""
+    """Why a rank holds others up."""
 
     NEVER_ENTERED = "it has not entered a collective in which others wait"
     NO_TRANSFER = "it has not begun the send or the receive that another waits for"
-    NOT_RECORDED = "nothing is recorded of it, and others wait in a group of it"
-    DEVICE_BEHIND = "its device has not left what others left collectives ago"
+    NOT_RECORDED = "it has no record, and others wait in a group of it"
+    DEVICE_BEHIND = "its device has not left a work that others left collectives ago"
 
 
 @dataclass
@@ -139,7 +139,7 @@ class Group:
     calls: dict[int, dict[int, Operation]] = field(default_factory=dict)
 
     def called(self, rank: int, sequence: int) -> Operation | None:
-        """Return what a rank called under a number, as far as that is recorded."""
+        """Return the recorded call of a rank under a number."""
         return self.calls.get(rank, {}).get(sequence)
 
     def mismatch(self) -> Difference | None:
@@ -164,9 +164,9 @@ class Group:
         return None
 
     def _repeated(self, call: Operation) -> bool:
-        """Tell whether all ranks called it again and again before, about as often as anything.
+        """Return whether all ranks called it before, about as often as anything else.
 
-        What only the end of an epoch has is called more seldom.
+        Calls at the end of an epoch are less frequent.
         """
         for calls in self.calls.values():
             before = (c for number, c in calls.items() if number < call.sequence)
@@ -192,9 +192,9 @@ class Culprit:
 class Difference:
     """The first collective in which ranks differ; `ranks` are the fewer.
 
-    `mismatched`: they called something else. Otherwise they never entered it. `of_a_step`: what
-    they called, all ranks had called again and again, so that they may only be at another step.
-    `counted`: no source has single collectives. `apart`: they are missing in different groups.
+    `mismatched`: they called something else. Otherwise they never entered it. `of_a_step`: their
+    call is part of all ranks' steps, so they may only be at another step. `counted`: no source has
+    single collectives. `apart`: they are missing in different groups.
     """
 
     mismatched: bool
@@ -208,7 +208,7 @@ class Difference:
 
 @dataclass
 class _Waits:
-    """Who waits for whom; `inside` are in a work that no rank has left."""
+    """The waits of ranks; `inside` are in a work that no rank has left."""
 
     missing: dict[int, Culprit] = field(default_factory=dict)
     behind: dict[int, Culprit] = field(default_factory=dict)
@@ -221,7 +221,7 @@ class _Waits:
 
 
 class CollectiveState:
-    """How far all ranks came, merged from their records: several of a rank are several sources."""
+    """How far all ranks came, merged from their records, of which a rank has one per source."""
 
     def __init__(self, records: Iterable[FlightRecord]) -> None:
         merged: dict[int, FlightRecord] = {}
@@ -233,7 +233,7 @@ class CollectiveState:
 
     @cached_property
     def difference(self) -> Difference | None:
-        """Where ranks parted, None where all that is known agrees, or leaves it open."""
+        """Where ranks parted, None if all records agree, or leave it open."""
         for group in self._groups:
             if len(group.calls) > 1 and (mismatch := group.mismatch()):
                 return mismatch
@@ -241,7 +241,7 @@ class CollectiveState:
 
     @cached_property
     def culprits(self) -> tuple[Culprit, ...]:
-        """The ranks that hold the others up, none where the records leave that open."""
+        """The ranks that hold the others up, none if the records leave that open."""
         recorded = {r.rank for r in self.records if r.groups or r.transfers or r.exchanged}
         unknown = {r.rank for r in self.records if not r.whole}
         waits = _Waits()
@@ -253,17 +253,17 @@ class CollectiveState:
         held = waits.waiting | waits.inside
         missing = [culprit for rank, culprit in sorted(waits.missing.items()) if rank not in held]
         silent = [culprit for culprit in missing if culprit.why is Why.NOT_RECORDED]
-        if len(silent) >= len(recorded):  # their dumps are only not where we look
+        if len(silent) >= len(recorded):  # their dumps are in a place that is not read
             missing = [culprit for culprit in missing if culprit not in silent]
         ranks = {culprit.rank for culprit in missing}
         behind = (culprit for rank, culprit in sorted(waits.behind.items()) if rank not in ranks)
         return (*missing, *behind)
 
     def _find_transfers(self, waits: _Waits, recorded: set[int], unknown: set[int]) -> None:
-        """Find who has not begun its side of a send or a receive that another has begun.
+        """Find ranks that have not begun their side of a send or a receive of another rank.
 
-        The record of a peer that has lost its oldest entries shows that only where it goes back to
-        an earlier one of the same: a later one would be there too.
+        The record of a peer that has lost its oldest entries shows that only if it goes back to an
+        earlier one of the same kind.
         """
         open_ = [(record.rank, to) for record in self.records for to in record.transfers]
         begun = {(rank, to.peer, to.sends) for rank, to in open_}
@@ -272,7 +272,7 @@ class CollectiveState:
             other = (peer, rank, not sends)
             if rank in waits.behind:
                 continue
-            if other in begun:  # both have begun: one of their devices is held up before
+            if other in begun:  # both have begun: an earlier work holds up one of their devices
                 waits.inside |= {rank, peer}
             elif peer in unknown and other not in kept:
                 waits.inside.add(rank)
@@ -281,7 +281,7 @@ class CollectiveState:
                 waits.add(Culprit(rank=peer, why=why, waiting=(rank,)))
 
     def _absence(self) -> Difference:
-        """Return the ranks that hold up the others, with those that they share a work with."""
+        """Return the ranks that hold up the others as a `Difference`."""
         alike: dict[tuple[object, ...], list[Culprit]] = {}
         calls: dict[int, Operation] = {}
         shown: dict[int, None] = dict.fromkeys(culprit.rank for culprit in self.culprits)
@@ -320,12 +320,12 @@ class CollectiveState:
             work = f"collective {first.sequence} of group {group.name}{what}"
         match first.why:
             case Why.NOT_RECORDED:
-                return f"nothing is recorded of {ranks}, while {others} {wait} in {work}"
+                return f"there is no record of {ranks}, while {others} {wait} in {work}"
             case Why.NO_TRANSFER:
                 side = "its side" if len(alike) == 1 else "their sides"
                 return f"{ranks} never began {side} of a transfer that {others} {wait} for"
             case Why.DEVICE_BEHIND:
-                return f"on {ranks}, {work} is not over, and {others} left it collectives ago"
+                return f"{ranks} never finished {work}; {others} left it collectives ago"
             case Why.NEVER_ENTERED:
                 return f"{ranks} never entered {work}, in which {others} waited"
 
@@ -344,9 +344,9 @@ class CollectiveState:
 
 
 def _groups(records: Sequence[FlightRecord]) -> list[Group]:
-    """Return all groups, by name and members, with how far ranks came and what they called.
+    """Return all groups, by name and members, with the progress and calls of their ranks.
 
-    Of many records one has the ranks of a group. A name may have the library behind it.
+    Only one of many records has the ranks of a group. A name may have the library behind it.
     """
     known: dict[str, dict[tuple[int, ...], tuple[int, ...]]] = {}
     of_rank: dict[tuple[str, int], tuple[int, ...]] = {}
@@ -378,7 +378,7 @@ def _groups(records: Sequence[FlightRecord]) -> list[Group]:
 
 
 def _both(one: FlightRecord, other: FlightRecord) -> FlightRecord:
-    """Return the record of a rank by two sources; each has groups of its own."""
+    """Return the record of a rank by two sources, whose groups differ."""
     return msgspec.structs.replace(
         one,
         operations=(*one.operations, *other.operations),
@@ -393,10 +393,10 @@ def _both(one: FlightRecord, other: FlightRecord) -> FlightRecord:
 
 
 def _find_missing(waits: _Waits, group: Group, others: Iterable[int], recorded: set[int]) -> None:
-    """Find who is missing in a group's first work that no rank has left; `others` used none.
+    """Find the ranks that are missing in a group's first work that no rank has left.
 
-    Where the device of a rank did its part, or others would not be on, and the rank does not see
-    it, it is behind.
+    `others` have no work in the group. A rank is behind if it has not left a work that others have:
+    its device did its part there, and does not notice it.
     """
     over = max(reached.over for reached in group.reached.values())
     left = tuple(sorted(rank for rank, reached in group.reached.items() if reached.over == over))
@@ -423,7 +423,7 @@ def _find_missing(waits: _Waits, group: Group, others: Iterable[int], recorded: 
         if reached.entered >= sequence:
             continue
         if reached.inside and reached.inside[0] == over:
-            waits.inside.add(rank)  # held up in what others have left, as where a path loses data
+            waits.inside.add(rank)  # held up in a work that others have left: a path may lose data
             continue
         why = Why.NEVER_ENTERED if rank in recorded else Why.NOT_RECORDED
         waits.add(Culprit(rank=rank, why=why, group=group, sequence=sequence, waiting=waiting))

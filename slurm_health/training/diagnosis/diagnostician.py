@@ -10,9 +10,8 @@ from slurm_health.node.rules.kernel_lines import device_error
 from slurm_health.records.script_records import Diagnosed
 from slurm_health.records.text import cut, listed, one_line
 from slurm_health.training.diagnosis.collected import (
-    MonitorSaw,
-    NodesTold,
-    NodeTold,
+    MonitorReport,
+    NodeStates,
     ScriptEnd,
     TrainingLog,
 )
@@ -25,7 +24,6 @@ from slurm_health.training.diagnosis.words import known
 from slurm_health.training.framework import (
     ASKS_FOR,
     Attribution,
-    ChainStep,
     DataManager,
     DiagnosisAction,
     DiagnosisObservation,
@@ -37,15 +35,15 @@ from slurm_health.training.framework import (
 )
 
 _MOST_EVIDENCE = 6
-_QUOTED = 120  # characters of what the check met
-_MOST_BEFORE = 2  # of these: what had been slow before
-_MOST_LINES = 24  # of what nodes report
+_QUOTED = 120  # characters of the check's words
+_MOST_BEFORE = 2  # lines about earlier slowness
+_MOST_LINES = 24  # of the nodes' states
 _MOST_OF_NODE = 5
-_REASONS = 3  # of what one kind of thing was not seen for
+_REASONS = 3  # for which one kind of data is unavailable
 
 
 class CauseDiagnostician(Diagnostician):
-    """Leads from a symptom to its cause, and asks for that to be recorded."""
+    """Leads from a symptom to its cause, and has that recorded."""
 
     def __init__(
         self,
@@ -56,7 +54,7 @@ class CauseDiagnostician(Diagnostician):
         self._symptom = symptom
 
     def observe(self, **kwargs: Any) -> DiagnosisObservation | None:
-        """Return the symptom in what was collected, None where there is none."""
+        """Return the symptom in the collected data, None without one."""
         symptom = self._symptom(kwargs["data_manager"])
         return None if symptom is None else DiagnosisObservation(symptom.name, symptom=symptom)
 
@@ -68,7 +66,7 @@ class CauseDiagnostician(Diagnostician):
 
 
 def diagnosed(walk: Walk, data: DataManager) -> Diagnosed:
-    """Return the record of where a chain led."""
+    """Return the record of the conclusion of a chain."""
     cause = walk.conclusion
     way = walk.way_to(cause)
     evidence = dict.fromkeys(
@@ -79,27 +77,41 @@ def diagnosed(walk: Walk, data: DataManager) -> Diagnosed:
         evidence |= dict.fromkeys(quotes(data))
     log = data.get(TrainingLog)
     own = log.of_their_own if log and cause.ranks else ()
-    first = next((failure for failure in own if failure.rank in cause.ranks), None)
+    failure = next((failure for failure in own if failure.rank in cause.ranks), None)
+    # The step before has nothing to add if all ranks made the same mistake.
+    is_first = len(way) < 2 or (cause.blame is Attribution.USER and len(cause.ranks) > 1)
+    description = cause.description or cause.name
+    monitor = data.get(MonitorReport)
+    for text in monitor.check if monitor else ():  # the check before the script met the same words
+        row = known(text)
+        if row is not None and row.name == cause.name and On.LAST_WORDS in row.on:
+            description += "; the check before the script met it too:"
+            description += f" {cut(one_line(text), _QUOTED)}"
+            break
+    asked_for = [end for end in walk.ends if ASKS_FOR in end.configs and end != cause]
     return Diagnosed(
         cause=cause.name,
-        description=(cause.description or cause.name) + _known_before(cause, data),
+        description=description,
         attribution=cause.blame.value,
         sureness=cause.sureness.name.lower(),
-        error=first.error if first else "",
-        place=first.place if first else "",
-        first=_first_of(cause, way),
+        error=failure.error if failure else "",
+        place=failure.place if failure else "",
+        first="" if is_first else way[-2].after.description,
         nodes=_of_the_job(cause.nodes, data),
         ranks=list(cause.ranks),
         accused=_of_the_job(cause.accused, data),
         evidence=[*list(evidence)[: _MOST_EVIDENCE - len(before)], *before],
         told=[
-            *_not_followed(walk),
-            *_lines_told(data, cause.nodes, ended=cause.blame is Attribution.OUTSIDE),
+            *(
+                f"{end.name} asks for {end.configs[ASKS_FOR]}: {end.description}"
+                for end in asked_for
+            ),
+            *_node_lines(data, cause.nodes, ended=cause.blame is Attribution.OUTSIDE),
         ],
         advice=cause.advice,
         advises_process=cause.advises_process,
         chain=[f"{step.operator}: {step.after.name}" for step in way],
-        not_collected=[f"{name}: {why}" for name, why in _not_seen(data).items()],
+        not_collected=[f"{name}: {why}" for name, why in _unavailable(data).items()],
         failed=[
             *(f"collector {name}: {what}" for name, what in data.failed.items()),
             *(f"operator {name}: {what}" for name, what in walk.failed.items()),
@@ -107,67 +119,52 @@ def diagnosed(walk: Walk, data: DataManager) -> Diagnosed:
     )
 
 
-def _known_before(cause: Inference, data: DataManager) -> str:
-    """Return that the check before the script met the same, by the same words."""
-    saw = data.get(MonitorSaw)
-    for text in saw.check if saw else ():
-        row = known(text)
-        if row is not None and row.name == cause.name and On.LAST_WORDS in row.on:
-            return f"; the check before the script met it too: {cut(one_line(text), _QUOTED)}"
-    return ""
-
-
-def _first_of(cause: Inference, way: Sequence[ChainStep]) -> str:
-    """Return what happened first: no step of its own where it is the cause, or all ranks met it."""
-    if len(way) < 2 or (cause.blame is Attribution.USER and len(cause.ranks) > 1):
-        return ""
-    return way[-2].after.description
-
-
-def _not_followed(walk: Walk) -> Iterator[str]:
-    """Yield what diagnosticians of others asked for where something else is the conclusion."""
-    for end in walk.ends:
-        if ASKS_FOR in end.configs and end != walk.conclusion:
-            yield f"{end.name} asks for {end.configs[ASKS_FOR]}: {end.description}"
-
-
 def _of_the_job(nodes: Iterable[str], data: DataManager) -> list[str]:
-    """Return those that are nodes of the job: what a job prints may name any."""
+    """Return the nodes that are the job's: its output may name any."""
     sources: list[ScriptEnd | Standstill | PaceFinding | None]
     sources = [data.get(ScriptEnd), data.get(Standstill), data.get(PaceFinding)]
     of_the_job = {node for source in sources if source is not None for node in source.nodes}
     return [node for node in nodes if node in of_the_job]
 
 
-def _lines_told(data: DataManager, concerned: Collection[str], *, ended: bool) -> Iterator[str]:
-    """Yield what nodes report that may matter, at most so many lines; `concerned` nodes first.
+def _node_lines(data: DataManager, concerned: Collection[str], *, ended: bool) -> Iterator[str]:
+    """Yield lines of the nodes' states that may matter; those of `concerned` nodes first.
 
-    What every node reports of its state is how these nodes are, and says nothing of one of them.
-    Nor is it news that nodes of a job that was `ended` do not answer it.
+    Conditions that all nodes report are normal there. Nor is it news that nodes do not answer a job
+    that was `ended`.
     """
-    reports = data.get(NodesTold)
+    reports = data.get(NodeStates)
     if reports is None:
         return
     if reports.silent and not ended:
         why = reports.why_silent or "no answer in time"
         yield f"{listed(reports.silent)} did not answer: {why}"
-    alike = _alike(reports.nodes)
+    normal = set[str]()
+    if len(reports.nodes) > 1:
+        normal = set.intersection(*(set(node.state) for node in reports.nodes))
     by_line: dict[str, list[str]] = {}
     for node in sorted(
         reports.nodes, key=lambda node: (node.node not in concerned, not node.kernel)
     ):
-        for line in list(_lines(node, alike))[:_MOST_OF_NODE]:
+        lines = list(node.lost_gpus)
+        for line in reversed(node.kernel):
+            error = device_error(line)
+            lines.append(f"kernel: {line}" + (f" (that is: {error.words})" if error else ""))
+        lines += [f"{node.kills} killed for memory"] if node.kills else []
+        lines += [line for line in node.state if line not in {*normal, *node.lost_gpus}]
+        lines += node.left
+        for line in lines[:_MOST_OF_NODE]:
             by_line.setdefault(line, []).append(node.node)
-    lines = [f"{listed(nodes)}: {line}" for line, nodes in by_line.items()]
-    yield from lines[:_MOST_LINES]
+    texts = [f"{listed(nodes)}: {line}" for line, nodes in by_line.items()]
+    yield from texts[:_MOST_LINES]
 
 
-def _not_seen(data: DataManager) -> dict[str, str]:
-    """Return what was not collected, and why, with what nodes could not look at."""
-    reports = data.get(NodesTold)
+def _unavailable(data: DataManager) -> dict[str, str]:
+    """Return the data that was not collected, by collectors or on nodes, and why."""
+    reports = data.get(NodeStates)
     reasons: dict[str, dict[str, list[str]]] = {}
     for node in reports.nodes if reports else ():
-        for what, why in node.not_seen.items():
+        for what, why in node.unavailable.items():
             reasons.setdefault(what, {}).setdefault(why, []).append(node.node)
     of_nodes = {
         what: "; ".join(
@@ -176,20 +173,3 @@ def _not_seen(data: DataManager) -> dict[str, str]:
         for what, by_why in reasons.items()
     }
     return {**data.missing, **of_nodes}
-
-
-def _alike(nodes: Sequence[NodeTold]) -> frozenset[str]:
-    if len(nodes) < 2:  # there is nothing to compare with
-        return frozenset()
-    return frozenset.intersection(*(frozenset(node.state) for node in nodes))
-
-
-def _lines(node: NodeTold, alike: Collection[str]) -> Iterator[str]:
-    yield from node.lost_gpus
-    for line in reversed(node.kernel):
-        error = device_error(line)
-        yield f"kernel: {line}" + (f" (that is: {error.words})" if error else "")
-    if node.kills:
-        yield f"{node.kills} killed for memory"
-    yield from (line for line in node.state if line not in {*alike, *node.lost_gpus})
-    yield from node.left

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a process ended, by its traceback, and by what launchers and frameworks say of it."""
+"""How a process ended: by its traceback, or by lines of launchers and frameworks."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from slurm_health.records.text import one_line
 from slurm_health.training.diagnosis.collected import RankFailure
 from slurm_health.training.diagnosis.words_of_launchers import is_consequence
 
-_SHORT = 300  # characters of what is kept of a line
-_LONG = 500  # of an exception with what NCCL says behind it
+_SHORT = 300  # kept characters of a line
+_LONG = 500  # of an exception with the lines of NCCL behind it
 # Names of signals as strsignal(3) words them, with which srun reports a task's end.
 SIGNALS = {
     "Aborted": 6,
@@ -45,7 +45,7 @@ _WHAT = re.compile(r"\s+what\(\):\s*(?P<text>.*)")
 _NCCL_RESULT = re.compile(r"nccl[A-Z]\w+: ")  # the name of the result, in a line of its own
 _OF_A_LIBRARY = ("site-packages/", "dist-packages/", "/lib/python", "<frozen", "<string>")
 _NOT_WAITS = frozenset({"wrapper", "_wait", "wait"})
-# How other launchers and frameworks report a process that ended, with its rank if they name it.
+# Lines of other launchers and frameworks about the end of a process, some with its rank.
 _LAUNCHERS = tuple(
     re.compile(pattern)
     for pattern in (
@@ -94,7 +94,7 @@ def signal_of(exit_code: int) -> int:
 
 @dataclass
 class Traceback:
-    """A traceback that is being read, and those it is chained to."""
+    """A traceback in the course of reading, and those it is chained to."""
 
     at: int
     rank: int | None
@@ -110,10 +110,10 @@ class Traceback:
     original: bool = False
     chained: bool = False
     nccl: bool = False  # its exception is one of NCCL's, which has several lines
-    last_error: bool = False  # the next of them is the last, and says the cause
+    last_error: bool = False  # the next of them is the last, with the cause
 
     def take(self, text: str) -> bool:
-        """Take in a line that may belong to it; tell whether it does."""
+        """Read a line that may belong to it; return whether it does."""
         if what := _WHAT.match(text):
             if self.error and not self.inside and "what():" not in self.error:
                 self.error = one_line(f"{self.error}: {what['text']}")[:_SHORT]
@@ -121,7 +121,13 @@ class Traceback:
             return True
         if not self.inside:
             self.chained |= _CHAINED.match(text) is not None
-            return self.nccl and self._take_nccl(text)
+            if self.nccl and self.last_error:  # the cause in an exception of NCCL's
+                self.nccl = self.last_error = False
+                if text.strip():
+                    self.error = one_line(f"{self.error}: {text.strip()}")[:_LONG]
+                return True
+            self.last_error = self.nccl and text.startswith("Last error:")
+            return self.last_error or (self.nccl and _NCCL_RESULT.match(text) is not None)
         if frame := _FRAME.match(text):
             if not self.placed:
                 self._take_frame(frame)
@@ -137,19 +143,6 @@ class Traceback:
             self.error = one_line(text)[:_SHORT]
             self.nccl = "NCCL error" in text
         return is_exception
-
-    def _take_nccl(self, text: str) -> bool:
-        """Take in a further line of an exception of NCCL, whose cause is the last of them."""
-        if text.startswith("Last error:"):
-            self.last_error = True
-            return True
-        if self.last_error:
-            self.nccl = self.last_error = False
-            self.error = one_line(f"{self.error}: {text.strip()}" if text.strip() else self.error)[
-                :500
-            ]
-            return True
-        return _NCCL_RESULT.match(text) is not None
 
     def _take_frame(self, frame: re.Match[str]) -> None:
         file, function = frame["file"], frame["function"] or ""

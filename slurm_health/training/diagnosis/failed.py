@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why a script failed, from what it wrote: the first rank that failed, and what that means.
+"""Why a script failed, by its output: the first rank that failed, and the meaning of its end.
 
-Rules lead from `script-failed` to `rank-failed`, the first failure, or to `ranks-waited` where
-every failure is only a consequence; and from `rank-failed` to what its exception, its signal or its
-last words mean. What several nodes meet is no node's own fault; what one of several alone may lack
-is not decided.
+Rules lead from `script-failed` to `rank-failed`, the first failure, or to `ranks-waited` if all
+failures are consequences; and from `rank-failed` to the meaning of its exception, its signal or its
+last words. A failure on several nodes is no single node's fault; a failure on one of several nodes
+that may lack files is undecided.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from slurm_health.records.script_records import (
 from slurm_health.records.text import SIGKILL, counted, cut, listed, ranks_text, signal_text
 from slurm_health.training.diagnosis.collected import (
     LastWords,
-    NodesTold,
+    NodeStates,
     RankFailure,
     ScriptEnd,
     TrainingLog,
+    exclude_options,
     failed_nodes,
     failed_ranks,
-    leaving_out,
 )
 from slurm_health.training.diagnosis.ends import signal_of
 from slurm_health.training.diagnosis.rows import (
@@ -54,8 +54,8 @@ _OF_SURROUNDINGS = re.compile(
     re.I,
 )
 # By exception: the name of the cause, and what a process did.
-_NOT_FOUND = ("file-not-found", "used a file that is not there")
-_NO_MODULE = ("module-not-found", "imported what is not installed there, or cannot be loaded")
+_NOT_FOUND = ("file-not-found", "used a file that does not exist")
+_NO_MODULE = ("module-not-found", "imported a module that is not installed or cannot be loaded")
 _NOT_THERE = {
     "FileNotFoundError": _NOT_FOUND,
     "IsADirectoryError": _NOT_FOUND,
@@ -65,7 +65,7 @@ _NOT_THERE = {
     "ModuleNotFoundError": _NO_MODULE,
 }
 _SENT = {1, 2, 10, 12}  # SIGHUP, SIGINT, SIGUSR1, SIGUSR2: no error raises them
-# Signals that a processor or the C library raises for what a program does: see signal(7).
+# Signals that a processor or the C library raises for errors of a program: see signal(7).
 _CRASHES = {
     4: "an illegal instruction",
     6: "it gave up",
@@ -80,11 +80,11 @@ _PATH = re.compile(r"""(?:'|")(/[^'"]{1,200})(?:'|")\s*$""")
 
 
 def first_failure(_: Inference, data: DataManager) -> Inference | None:
-    """Which rank failed first, as opposed to those that only noticed."""
+    """The rank that failed first, as opposed to those that only noticed."""
     log, end = data.get(TrainingLog), data.get(ScriptEnd)
     if log is None or not log.failures:
         return None
-    # What a signal ended may have gone on for long after an exception that it wrote.
+    # A script that a signal ended may have run on for long after an exception that it wrote.
     if end and end.by_a_signal and all(failure.bare for failure in log.failures):
         return None
     if not log.of_their_own:
@@ -112,12 +112,12 @@ def first_failure(_: Inference, data: DataManager) -> Inference | None:
         ranks=failed_ranks([first]),
         nodes=failed_nodes([first]),
         evidence=(first.line,),
-        advice="look at what this rank wrote before it failed",
+        advice="look at the last lines of this rank",
     )
 
 
 def why_rank_failed(_: Inference, data: DataManager) -> Inference | None:
-    """What the first failure of a rank means: its exception, its signal, or its last words."""
+    """The meaning of the first failure of a rank: of its exception, signal or last words."""
     log = data.get(TrainingLog)
     if log is None or not log.of_their_own:
         return None
@@ -125,7 +125,7 @@ def why_rank_failed(_: Inference, data: DataManager) -> Inference | None:
     if first.error:
         return _raised(first, log, data)
     if first.signal:
-        # A library that says why it crashes knows more than the signal.
+        # The last words of a library before it crashes say more than the signal.
         words = _words(log.of_their_own, data) if first.signal in _CRASHES else None
         return words or _signalled(first, data)
     if first.cut:
@@ -133,7 +133,7 @@ def why_rank_failed(_: Inference, data: DataManager) -> Inference | None:
         return Inference(
             name="exception-cut-off",
             description=f"{first.who} raised a Python exception{at}, whose words were cut off"
-            " when the step was ended: whose fault it is was in them",
+            " when the step was ended: they held the cause",
             sureness=Sureness.LIKELY,
             nodes=failed_nodes([first]),
             ranks=failed_ranks([first]),
@@ -145,13 +145,13 @@ def why_rank_failed(_: Inference, data: DataManager) -> Inference | None:
 
 
 def last_words(_: Inference, data: DataManager) -> Inference | None:
-    """What a script wrote last that failed without any rank that is known to have failed."""
+    """The last words of a script that failed without a known failure of a rank."""
     log = data.get(TrainingLog)
     return _words((), data) if log and not log.failures else None
 
 
 def _raised(first: RankFailure, log: TrainingLog, data: DataManager) -> Inference | None:
-    """What an exception means: by known words, else by its type and by how many ranks met it."""
+    """The meaning of an exception: by its words, else by its type and the number of its ranks."""
     end = data.get(ScriptEnd)
     several = end is not None and len(end.nodes) > 1
     row = known(first.error, loading=first.loading)
@@ -190,13 +190,13 @@ def _raised(first: RankFailure, log: TrainingLog, data: DataManager) -> Inferenc
         says = f"{cause.description}: one that they share"
         return replace(cause, attribution=Attribution.USER, description=says)
     if row.blame is Attribution.NODE:
-        # What a program says of a device blames no node by itself: its driver, its kernel or a
-        # check has to agree, and each of these is an inference of its own.
+        # A program's words about a device blame no node by themselves: its driver, its kernel or
+        # a check has to agree, and all of these are inferences of their own.
         cause = replace(cause, sureness=Sureness.POSSIBLE)
         if len(nodes) != 1:
             return replace(cause, attribution=Attribution.UNDECIDED)
         if end and nodes[0] in end.nodes:
-            leave = leaving_out(nodes, data)
+            leave = exclude_options(nodes, data)
             advice = f"leave out {nodes[0]} ({leave}) and tell your administrator"
             return replace(cause, advice=advice)
     if row.blame is Attribution.USER and len(same) > 1:
@@ -205,7 +205,7 @@ def _raised(first: RankFailure, log: TrainingLog, data: DataManager) -> Inferenc
 
 
 def _row_by_type(first: RankFailure, same: Sequence[RankFailure], *, several: bool) -> Row | None:
-    """Return what an exception without known words means: `several` nodes have the job."""
+    """Return the meaning of an exception without known words; `several`: the job has more nodes."""
     nodes, kind = failed_nodes(same), kind_of(first.error)
     place = f", {first.place}" if first.place else ""
     where = _on_how_many(same).removeprefix(" on ") or first.who
@@ -216,13 +216,13 @@ def _row_by_type(first: RankFailure, same: Sequence[RankFailure], *, several: bo
         look = "look at what it names on these nodes, and have them checked"
         return Row("same-error-everywhere", "", quoted, look, sureness=Sureness.POSSIBLE)
     if len(same) > 1 and len(nodes) == 1 and several and kind in OF_THE_PLACE:
-        # What all ranks of one node alone lack may be missing there; else they share the script.
+        # Only the ranks of this node fail: files may be missing there. Else they share the script.
         has = f"check whether {listed(nodes)} has the files and packages that the other nodes have"
         return Row("same-error-everywhere", "", quoted, has, sureness=Sureness.POSSIBLE)
     if len(same) > 1:
         correct = "correct the script or what it reads; starting it again as it is fails again"
         return Row("same-error-everywhere", "", quoted, correct, user, certain)
-    # What a script raises because of its machine is not its own mistake.
+    # An exception about its machine is no mistake of the script.
     if of_program or (first.raises and not of_surroundings(first.error)):
         look = (
             "look at this place in the script and at the data of this rank; starting it again as"
@@ -245,21 +245,21 @@ def _row_by_type(first: RankFailure, same: Sequence[RankFailure], *, several: bo
 
 def _signalled(first: RankFailure, data: DataManager) -> Inference:
     """A signal from outside, whose sender is not recorded; or a crash, of program or node."""
-    told, end = data.get(NodesTold), data.get(ScriptEnd)
+    reports, end = data.get(NodeStates), data.get(ScriptEnd)
     number = first.signal
-    if number == SIGKILL and told and first.node in told.silent:
+    if number == SIGKILL and reports and first.node in reports.silent:
         name, node = "node-silent", first.node
-        says = f"was killed, and {node} does not answer any more: the node, or the network to it"
+        says = f"was killed, and {node} no longer answers: the node, or the network to it"
         advice = f"check whether Slurm still reaches it: scontrol show node {node}"
     elif number == SIGKILL:
         name, says, advice = "killed", _KILLED, _after_a_kill(end)
     elif number in _SENT:
         name = "killed"
         sent = signal_text(number)
-        says = f"was ended by {sent}, which was sent to it and which it does not handle"
+        says = f"was ended by {sent}, which it does not handle"
         advice = (
             "handle it in the program, or have it sent to the batch script alone"
-            " (sbatch --signal=B:...); scancel --signal and people send such signals too"
+            " (sbatch --signal=B:...); scancel --signal and users send such signals too"
         )
     else:
         name, says, advice = "crashed", _crashed(number), _AFTER_A_CRASH
@@ -275,10 +275,9 @@ def _signalled(first: RankFailure, data: DataManager) -> Inference:
 
 
 def script_crashed(_: Inference, data: DataManager) -> Inference | None:
-    """The script, or what a shell ran last, was ended by a signal of its own making, or killed.
+    """The script, or the last command of its shell, crashed or was killed; no rank failed.
 
-    No rank is known to have failed. The program or the node: a crash alone does not show; nor
-    SIGKILL, who sent it.
+    A crash alone does not show whether program or node is at fault, nor SIGKILL its sender.
     """
     log, end = data.get(TrainingLog), data.get(ScriptEnd)
     number = (end.signal or signal_of(end.exit_code)) if end else 0  # a shell says 128 + n
@@ -289,7 +288,7 @@ def script_crashed(_: Inference, data: DataManager) -> Inference | None:
         return Inference(
             name="killed",
             sureness=Sureness.POSSIBLE,
-            description=f"the script, or what it ran last, {_KILLED}",
+            description=f"the script, or its last command, {_KILLED}",
             evidence=(ended,),
             advice=_after_a_kill(end),
         )
@@ -304,8 +303,8 @@ def script_crashed(_: Inference, data: DataManager) -> Inference | None:
 
 
 _KILLED = (
-    "was killed by SIGKILL from outside; nothing that was collected says by whom (memory used up on"
-    " its node, or a person)"
+    "was killed by SIGKILL from outside; the collected data does not show the sender (the kernel,"
+    " for memory, or a person)"
 )
 _AFTER_A_CRASH = (
     "start again with PYTHONFAULTHANDLER=1; if the same node crashes again while others do not,"
@@ -316,13 +315,13 @@ _AFTER_A_CRASH = (
 def _after_a_kill(end: ScriptEnd | None) -> str:
     if end is None or end.in_slurm:
         return (
-            "look at the job's memory, where Slurm keeps account of it"
-            " (sacct --format=JobID,MaxRSS,State), and ask your administrator for the kernel's log"
-            " of the node"
+            "look at the job's memory, if Slurm accounts for it (sacct"
+            " --format=JobID,MaxRSS,State), and ask your administrator for the kernel's log of the"
+            " node"
         )
     return (
-        "look on its node whether memory was used up: the kernel's log says so (dmesg -T | grep -i"
-        " 'killed process'), and in a container or a service oom_kill in its cgroup's memory.events"
+        "check on its node whether memory was used up: by the kernel's log (dmesg -T | grep -i"
+        " 'killed process'), in a container or a service by oom_kill in its cgroup's memory.events"
     )
 
 
@@ -335,11 +334,10 @@ def _crashed(number: int) -> str:
 
 
 def _words(failures: Sequence[RankFailure], data: DataManager) -> Inference | None:
-    """What last words mean where no exception or signal says more.
+    """The meaning of last words, if no exception or signal says more.
 
-    Those of a mistake, and the same of all ranks that failed, are sure. Others that name a known
-    cause may have been dealt with, and are possible only; nor are they a rank's user, by words that
-    machines write to all ranks.
+    Those of a mistake, and equal ones of all failed ranks, are sure. The program may have handled
+    others that name a known cause: these are only possible, and blame the user for no rank.
     """
     log, end = data.get(TrainingLog), data.get(ScriptEnd)
     if log is None or end is None or end.by_a_signal:
@@ -366,7 +364,7 @@ def _words(failures: Sequence[RankFailure], data: DataManager) -> Inference | No
                     ranks=failed_ranks(failures),
                     evidence=(words.text,),
                 ),
-                description=f"{row.says}, by the last that was written of it",
+                description=f"{row.says}, by the last words of the output",
                 attribution=row.blame if alone else Attribution.UNDECIDED,
                 sureness=Sureness.POSSIBLE,
             )
@@ -374,9 +372,9 @@ def _words(failures: Sequence[RankFailure], data: DataManager) -> Inference | No
 
 
 def _mistake(last: LastWords, failures: Sequence[RankFailure], end: ScriptEnd) -> Inference | None:
-    """A mistake in what was submitted, or the same last words of all ranks that failed.
+    """A mistake in the submission, or the same last words of all ranks that failed.
 
-    It is none that a peer, a device, a network or a filesystem fails all ranks alike.
+    Trouble of a peer, a device, a network or a filesystem fails all ranks alike, and is none.
     """
     row = mistake(last.text, failures[0].exit_code if failures else end.exit_code)
     # A shell names the script by the path at which a node had its copy.
@@ -412,14 +410,14 @@ def _mistake(last: LastWords, failures: Sequence[RankFailure], end: ScriptEnd) -
 
 
 def of_surroundings(text: str) -> bool:
-    """Tell whether a line is about what a program needs of machines, network and storage."""
+    """Return whether a line is about machines, network or storage."""
     return bool(_OF_SURROUNDINGS.search(text))
 
 
 def quotes(data: DataManager) -> list[str]:
-    """Return the first complaints of what failed as lines of evidence.
+    """Return the first complaints of failed ranks as lines of evidence.
 
-    Where there are none, and no exception either, its last line: that may be mere progress.
+    Without any, and without an exception, it is their last line, which may be mere progress.
     """
     log = data.get(TrainingLog)
     if log is None:
@@ -441,7 +439,7 @@ def quotes(data: DataManager) -> list[str]:
 
 
 def _on_how_many(same: Sequence[RankFailure]) -> str:
-    """Return on how many ranks and nodes, empty for one rank."""
+    """Return ` on ranks 0-3 of n1`, empty for one rank."""
     ranks, nodes = failed_ranks(same), failed_nodes(same)
     if len(ranks) < 2:
         return ""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What follows a failed script: it starts again, stops, leaves a node, or its nodes are checked.
+"""The action after a failed script: it starts again, stops, leaves a node, or nodes are checked.
 
-Only nodes that evidence names are held at fault here. Where evidence decides nothing, the check of
-the nodes does, and what follows its verdict is decided in `preflight.decide`. What a person or a
-limit ended stays ended; a user's error is never retried and accuses no node.
+Only evidence blames a node here. If the evidence is undecided, the check of the nodes decides, and
+`preflight.decide` acts on its verdict. A job that a person or a limit ended stays ended; a user's
+error is never retried and blames no node.
 """
 
 from __future__ import annotations
@@ -42,31 +42,31 @@ from slurm_health.training.framework import (
     StopJob,
 )
 
-# A verdict wants a figure; an inference has none that anybody counted. `likely` must not be read as
-# the 99 % that measured rounds can reach.
+# A verdict needs a figure, which no statistics back here: `likely` must stay below the 99 % that
+# measured rounds can reach.
 _PROBABILITY = {"possible": 0.5, "likely": 0.9, "certain": 0.99}
-# Faults that a check, which comes later, does not meet: Slurm's own trouble with a node, and memory
-# that failed once.
+# Faults that a later check cannot reproduce: Slurm's own trouble with a node, and memory that
+# failed once.
 UNSEEN_BY_CHECKS = frozenset({"node-lost", "memory-broken", "launch-refused", "launch-failed"})
-_MOST_OF_A_KIND = 2  # restarts after hangs of one cause, nodes that are at fault aside
+_MOST_OF_A_KIND = 2  # restarts after hangs of one cause that blames no node
 
 
 class JobAtFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """A job whose script has failed, and what is known of it and its nodes.
+    """A job whose script has failed, its nodes and its history.
 
     Args:
         batch_node: the node that the job cannot be without.
         nodes: the nodes that the script ran on.
-        job_over: what Slurm calls the job where that no longer runs, else empty.
+        job_over: Slurm's state of a job that no longer runs, else empty.
         spares: nodes that the job keeps beside these.
-        lost: nodes of both that Slurm has lost and taken out of the job, with what it says of them.
+        lost: nodes of both that Slurm has lost and taken out of the job, with its reason.
         restarted_unchecked: this start of the job has restarted the script before without a check.
-        least: with how few nodes the job goes on; None if it has to be requeued without one.
-        hang: the hang for which this start of the script was ended, None where it ended otherwise.
+        least: the fewest nodes with which the job goes on; None if it has to be requeued instead.
+        hang: the hang for which this start of the script was ended, None if it ended otherwise.
         hangs_before: those for which earlier starts of it in this attempt of the job were ended.
-        before: what the post-mortems of earlier starts in this job concluded, oldest first.
-        checked: those of them after which a check found all of its nodes healthy, and since which
-            the job has left no node: one that a check found at fault explains a failure before it.
+        before: the conclusions of the post-mortems of earlier starts in this job, oldest first.
+        checked: those of them after which a check judged all nodes healthy, and since which the
+            job has left no node: a node that a check judged faulty explains earlier failures.
     """
 
     batch_node: str
@@ -83,10 +83,10 @@ class JobAtFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FailureNodeDiagnostician(Diagnostician):
-    """Leaves a machine that broke: one that Slurm lost, or that the post-mortem accuses."""
+    """Leaves a broken node: one that Slurm lost, or that the post-mortem accuses."""
 
     def observe(self, **kwargs: Any) -> DiagnosisObservation | None:
-        """Return the nodes that evidence is against, None where there are none."""
+        """Return the nodes at fault, None without any."""
         verdicts = _at_fault(kwargs["data_manager"])
         if not verdicts:
             return None
@@ -104,7 +104,7 @@ class FailureNodeDiagnostician(Diagnostician):
         if cause and left and not job.lost and not set(left) & set(cause.accused):
             return StopJob(
                 reason=f"{cause.description}: the same as on {fold(left)}, which the job left for"
-                " it; it follows the job, not a node",
+                " that reason; it follows the job, not a node",
                 evidence=tuple(cause.evidence),
             )
         stay = tuple(node for node in (*job.nodes, *job.spares) if node not in problem.details)
@@ -122,14 +122,14 @@ class FailureNodeDiagnostician(Diagnostician):
 
 
 class FailureDiagnostician(Diagnostician):
-    """Concludes why a script failed, unless that was concluded; and what follows in its job."""
+    """Concludes why a script failed, unless a conclusion exists; and what follows in its job."""
 
     operators = OPERATORS
 
     def observe(self, **kwargs: Any) -> DiagnosisObservation | None:
-        """Return that a script failed, None where it ended well or its end is not known.
+        """Return that a script failed, None if it ended well or its end is unknown.
 
-        One that ended well when it was told to end is a problem: its job may have been ended.
+        A script that ended well on request is a problem: its job may have been ended.
         """
         data: DataManager = kwargs["data_manager"]
         if data.get(Diagnosed) is not None or data.get(ScriptEnd) is None:
@@ -138,7 +138,7 @@ class FailureDiagnostician(Diagnostician):
         return None if symptom is None else DiagnosisObservation(SCRIPT_FAILED, symptom=symptom)
 
     def resolve(self, problem: DiagnosisObservation, **kwargs: Any) -> DiagnosisAction:
-        """Return what to record; with a `JobAtFailure`, what the job does."""
+        """Return the record; with a `JobAtFailure`, the action of the job."""
         data: DataManager = kwargs["data_manager"]
         cause, job = data.get(Diagnosed), data.get(JobAtFailure)
         if problem.symptom is not None:
@@ -162,7 +162,7 @@ class FailureDiagnostician(Diagnostician):
             return _after_hang(job.hang, job, evidence)
         passing = cause is not None and cause.attribution == Attribution.TRANSIENT
         if cause and evidence and not passing and _is_known(cause, job.checked):
-            reason = f"{what}; it failed in these words before, and a check has found its nodes"
+            reason = f"{what}; it failed in these words before, and a check has judged its nodes"
             return StopJob(reason=f"{reason} healthy since", evidence=evidence, diagnosed=cause)
         if passing:
             if not job.restarted_unchecked:
@@ -174,28 +174,28 @@ class FailureDiagnostician(Diagnostician):
 
 
 def observe_failure(data: DataManager) -> Inference | None:
-    """Return the symptom of a failed script, None where it ended well without being told to."""
+    """Return the symptom of a failed script, None if it ended well by itself."""
     end = data.get(ScriptEnd)
     if end is None or (end.well and not end.told_to_end):
         return None
     how = signal_text(end.signal) if end.signal else f"exit code {end.exit_code}"
     return Inference(
         name=SCRIPT_FAILED,
-        description=f"{end.script or 'the script'} ended with {how}; nothing that was collected"
-        " says why",
+        description=f"{end.script or 'the script'} ended with {how}; the collected data does not"
+        " show why",
         advice="look at the end of the job's output",
     )
 
 
 def what_follows(cause: Diagnosed | None, job: JobAtFailure) -> DiagnosisAction:
-    """Return what a job does about a failure whose cause was concluded, None if it was not."""
+    """Return the action of a job after a failure; `cause` is None without a conclusion."""
     data = DataManager([job] if cause is None else [job, cause])
     action = FailureDiagnostician().diagnose(data_manager=data)
     return StopJob(reason=f"nothing follows: {action.failed}") if action.failed else action
 
 
 def planned(action: DiagnosisAction, *, restart: int, max_restarts: int) -> FailurePlanned:
-    """Return an action as the journal has it, with the number of this restart of at most these."""
+    """Return the journal's record of an action, with the number of this restart and its limit."""
     at_fault = action.at_fault if isinstance(action, CheckNodes | LeaveNode) else ()
     return FailurePlanned(
         plan=action.kind,
@@ -208,7 +208,7 @@ def planned(action: DiagnosisAction, *, restart: int, max_restarts: int) -> Fail
 
 
 def _at_fault(data: DataManager) -> tuple[NodeVerdict, ...]:
-    """Return the nodes that evidence is against: those that Slurm lost, and those accused."""
+    """Return the nodes at fault: those that Slurm lost, and those accused."""
     job, cause = data.get(JobAtFailure), data.get(Diagnosed)
     verdicts = {
         node: NodeVerdict(
@@ -223,10 +223,10 @@ def _at_fault(data: DataManager) -> tuple[NodeVerdict, ...]:
         return tuple(verdicts.values())
     reason = cause.description
     if job and _is_known(cause, job.checked):
-        # A node that a check found healthy after the failure is not at fault for it.
+        # A node that a check judged healthy after the failure is not at fault for it.
         if cause.cause not in UNSEEN_BY_CHECKS:
             return tuple(verdicts.values())
-        reason += "; a check has found it healthy since it failed so before, but cannot see that"
+        reason += "; a check has judged it healthy since the same failure, but cannot test for it"
     for node in cause.accused:
         verdict = NodeVerdict(
             node=node,
@@ -240,7 +240,7 @@ def _at_fault(data: DataManager) -> tuple[NodeVerdict, ...]:
 
 
 def _alike(earlier: Diagnosed, later: Diagnosed) -> bool:
-    """Tell whether two failures have one cause in the same words, whatever the rank or address."""
+    """Return whether two failures have one cause in the same words, but for rank and address."""
 
     def words(cause: Diagnosed) -> str:
         first = cause.evidence[0] if cause.evidence else ""
@@ -258,9 +258,9 @@ def _is_known(cause: Diagnosed, earlier: Sequence[Diagnosed]) -> bool:
 def _after_hang(
     hang: TrainingEvent, job: JobAtFailure, evidence: tuple[str, ...]
 ) -> DiagnosisAction:
-    """Check all nodes, and take those where it hung last: that they are at fault is not shown.
+    """Check all nodes, and use those of the hang only as a last choice: it does not blame them.
 
-    A hang without a place restarts once, another kind as often as `_MOST_OF_A_KIND`.
+    A hang without a place restarts once, others `_MOST_OF_A_KIND` times per kind.
     """
     what = hung_text(hang.description)
     if hang.is_of_script:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a training hangs: a chain from no progress to what the others wait for.
+"""Where a training hangs: a chain from no progress to the rank or network that the others wait for.
 
     no-progress -- KernelHangChecker -- ChipHangChecker -+- SendRecvHangChecker
                                                          +- CollectiveHangChecker -- HostHangChecker
                                                          +- HostHangChecker
                                                          +- NetworkHangChecker
 
-Without stacks of kernels the chain begins at the chips' metrics, without chips at the ranks.
+Without stacks of kernels the chain begins at the metrics of chips, without these at the ranks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from slurm_health.records.script_records import (
 )
 from slurm_health.records.text import listed, ranks_text
 from slurm_health.training.diagnosis import surroundings, waits
-from slurm_health.training.diagnosis.collected import FlightRecords, NodesTold, SlurmView
+from slurm_health.training.diagnosis.collected import FlightRecords, NodeStates, SlurmView
 from slurm_health.training.diagnosis.collectives import CollectiveState, Why
 from slurm_health.training.diagnosis.diagnostician import diagnosed
 from slurm_health.training.diagnosis.ras import rank_unresponsive
@@ -58,7 +58,7 @@ from slurm_health.training.framework import (
 )
 
 KERNELS, CHIPS = "kernels-hang", "chips-wait"
-KERNEL_STACKS = "KernelStacks"  # of a site's collector: by rank the kernel on its device, or ""
+KERNEL_STACKS = "KernelStacks"  # of a site's collector: the kernel on the device by rank, or ""
 _NAMES = {Doing.LOADING: DATA_LOADER_STUCK, Doing.CHECKPOINT: "checkpoint-stuck"}
 _ADVICE = {
     Doing.LOADING: "look at what the data loader reads there: its file, filesystem or pipe",
@@ -71,12 +71,12 @@ Placed = list[tuple[RankSample, StackPlace]]
 
 
 class Scene:
-    """What was collected of a training that hangs, in the terms of its operators.
+    """The collected data of a training that hangs, in the terms of its operators.
 
     Attributes:
         data: all of it.
         standstill: of that training.
-        kernels: the kernel on the device of each rank, nothing unless all are in one.
+        kernels: the kernel on the device by rank, empty unless all are in one.
         chips: the ranks whose GPUs wait for their peers.
     """
 
@@ -103,7 +103,7 @@ class Scene:
 
     @cached_property
     def placed(self) -> Placed:
-        """Where ranks are: by their stacks, and in a collective if their device is in one."""
+        """The places of ranks by their stacks; in a collective if their device is in one."""
         last = {record.rank: record.operations[-1] for record in self._records if record.operations}
         placed = []
         for rank in self.ranks:
@@ -128,10 +128,10 @@ class Scene:
     def holding_up(self) -> Placed:
         """The ranks that the others wait for.
 
-        On a GPU the host does not stand in a collective, but wherever it next needs the device: in
-        `loss.item()`, `synchronize`, `clip_grad_norm_`. Such a rank is told from one that is
-        elsewhere by the Flight Recorder; else by what its GPU does, by the call, and if none is in
-        a collective by their number: most stand at one line and use no processor.
+        On a GPU the host does not wait in a collective, but wherever it next needs the device: in
+        `loss.item()`, `synchronize`, `clip_grad_norm_`. The Flight Recorder distinguishes such a
+        rank from one that is elsewhere; else the activity of its GPU does, the call, and if none is
+        in a collective their number: most stand at one line and use no processor.
         """
         difference, outside = self.collectives.difference, self.outside
         if difference is not None and not difference.mismatched:
@@ -150,7 +150,7 @@ class Scene:
 
     @property
     def silent(self) -> tuple[RankSample, ...]:
-        """All ranks, if none says where it is, or is gone or stopped."""
+        """All ranks, if none has a stack, or is gone or stopped."""
         known = any(rank.stack or rank.gone or rank.state == STOPPED for rank in self.ranks)
         return () if known else self.ranks
 
@@ -158,7 +158,7 @@ class Scene:
     def awaiting_files(self) -> list[RankSample]:
         """The silent ranks that wait for a file, unless all wait for the same."""
         ranks = self.silent
-        # What all have in common is how the program waits: a loader's workers read from pipes.
+        # Waits in common are normal for the program: a loader's workers read from pipes.
         common = frozenset.intersection(*(r.file_waits for r in ranks)) if ranks else frozenset()
         awaiting = [rank for rank in ranks if rank.file_waits - common]
         return awaiting if len(awaiting) < len(ranks) else []
@@ -171,7 +171,7 @@ def _waits_for_device(rank: RankSample, place: StackPlace) -> bool:
 
 
 Rule = Callable[[Inference, Scene], Inference | None]
-_SYMPTOM = Inference(name=NO_PROGRESS)  # as rules know it that are shared with failures
+_SYMPTOM = Inference(name=NO_PROGRESS)  # for rules that are shared with failures
 
 
 class HangOperator(InferenceOperator):
@@ -189,15 +189,15 @@ class HangOperator(InferenceOperator):
 
     @property
     def begins(self) -> str:
-        """Where the chain comes to it."""
+        """The inference from which the chain reaches it."""
         return CHIPS if self.scene.kernels or self.scene.chips else NO_PROGRESS
 
     def is_compatible(self, inference: Inference) -> bool:
-        """Whether the chain has come to it."""
+        """Whether the chain has reached it."""
         return inference.name in {self.begins, *self.behind}
 
     def infer(self, inferences: list[Inference]) -> list[Inference]:
-        """Return what its rules see behind inferences."""
+        """Return the inferences of its rules."""
         inferred = (rule(behind, self.scene) for behind in inferences for rule in self.rules)
         return [inference for inference in inferred if inference is not None]
 
@@ -227,7 +227,7 @@ def chips_wait(_: Inference, scene: Scene) -> Inference | None:
 
 
 class ChipHangChecker(HangOperator):
-    """What chips do, and what their driver logged: AntMonitorHangChecker."""
+    """The activity of chips, and the log of their driver: AntMonitorHangChecker."""
 
     rules = (lambda inference, scene: surroundings.gpu_errors(inference, scene.data), chips_wait)
 
@@ -297,7 +297,7 @@ def never_met(_: Inference, scene: Scene) -> Inference | None:
 
 
 class CollectiveHangChecker(HangOperator):
-    """Who has not come to a collective that others are in: XCCLHangChecker."""
+    """Ranks that have not entered a collective of the others: XCCLHangChecker."""
 
     rules = (
         lambda _, scene: waits.data_ended_before(_SYMPTOM, scene.data),
@@ -324,10 +324,10 @@ def rank_gone(_: Inference, scene: Scene) -> Inference | None:
         gone,
         name=RANK_GONE,
         description=f"{who(gone)} {_have(gone)} ended, and the others still wait",
-        # One that was never there may be hidden, as in a container, or have done its part.
+        # A process that never appeared may be hidden, as in a container, or have done its part.
         sureness=Sureness.CERTAIN if all(rank.pid for rank in gone) else Sureness.POSSIBLE,
         evidence=tuple(lines),
-        advice="look at what this rank wrote last, and at memory used up on its node; have"
+        advice="look at the last lines of this rank, and at memory used up on its node; have"
         " srun end the others with it (--kill-on-bad-exit=1)",
     )
 
@@ -348,24 +348,24 @@ def rank_stopped(_: Inference, scene: Scene) -> Inference | None:
             " (stopped)"
             for rank in stopped[:MOST_LINES]
         ),
-        advice=f"let it go on: kill -CONT {stopped[0].pid} on {stopped[0].node}",
+        advice=f"resume it: kill -CONT {stopped[0].pid} on {stopped[0].node}",
         advises_process=True,
     )
 
 
 def rank_elsewhere(inference: Inference, scene: Scene) -> Inference | None:
-    """Ranks do not get to a collective, whether others wait in it or not.
+    """Ranks do not reach a collective, whether others wait in it or not.
 
     By their stacks they wait for data, are at a checkpoint, or in code of their own.
     """
     difference, held_up_by = scene.collectives.difference, scene.holding_up
-    # A Flight Recorder that shows who is missing leads here.
+    # A Flight Recorder that shows the missing ranks leads here.
     missing = difference is not None and not difference.mismatched
     if (inference.name == NEVER_ENTERED) != missing or not held_up_by:
         return None
     away = {rank.rank for rank, _ in held_up_by}
     inside = [rank.rank for rank, _ in scene.placed if rank.rank not in away]
-    # One that loads or is at a checkpoint does not wait there for others, as code of its own may.
+    # Unlike code of its own, a loader or a checkpoint does not wait for other ranks.
     known = (place.doing for _, place in held_up_by if place.doing is not Doing.OWN_CODE)
     doing = next(known, Doing.OWN_CODE)
     same = [(rank, place) for rank, place in held_up_by if place.doing is doing]
@@ -379,7 +379,7 @@ def rank_elsewhere(inference: Inference, scene: Scene) -> Inference | None:
     at = f" ({same[0][1].at})" if same[0][1].at else ""
     others = ""
     if inside:
-        what = "in a collective" if scene.inside else "for what their devices do"
+        what = "in a collective" if scene.inside else "for their devices"
         others = f", while {ranks_text(inside)} {'waits' if len(inside) == 1 else 'wait'} {what}"
     kernel = any(rank.state == IN_KERNEL for rank in ranks)
     return _about(
@@ -395,7 +395,7 @@ def rank_elsewhere(inference: Inference, scene: Scene) -> Inference | None:
 def file_awaited(_: Inference, scene: Scene) -> Inference | None:
     """Some ranks wait in the kernel for a file, and the others do not.
 
-    No rank says where it is, and none is gone or stopped, which says more.
+    No rank has a stack, and none is gone or stopped, which would explain more.
     """
     ranks = scene.awaiting_files
     if not ranks:
@@ -411,14 +411,14 @@ def file_awaited(_: Inference, scene: Scene) -> Inference | None:
             f" the kernel: {rank.kernel}"
             for rank in ranks[:MOST_LINES]
         ),
-        advice="look at the files that it has open there (ls -l /proc/PID/fd), and whether"
-        " their filesystems answer on this node",
+        advice="look at its open files (ls -l /proc/PID/fd), and whether their filesystems answer"
+        " on this node",
         advises_process=True,
     )
 
 
 class HostHangChecker(HangOperator):
-    """What ranks do on their hosts that others wait for: the rest of AntMonitorHangChecker."""
+    """The activity of ranks that others wait for: the rest of AntMonitorHangChecker."""
 
     behind = (RANK_GONE, NEVER_ENTERED)
 
@@ -435,11 +435,11 @@ class HostHangChecker(HangOperator):
 
 
 def network_of_group(_: Inference, scene: Scene) -> Inference | None:
-    """The network between nodes: by broken connections, or by what is left.
+    """The network between nodes: by broken connections, or by exclusion.
 
-    All ranks are alive in the same collective, and none leaves it; or no rank says where it is, and
-    connections between nodes of the job are not answered. It is the node that all broken
-    connections share, if there is one.
+    All ranks are alive in the same collective, and none leaves it; or no rank has a stack, and
+    connections between nodes of the job get no answer. The node that all broken connections share
+    is named, if there is one.
     """
     inside, paths = scene.inside, scene.standstill.paths
     ranks: Sequence[RankSample] = [rank for rank, _ in inside]
@@ -454,7 +454,7 @@ def network_of_group(_: Inference, scene: Scene) -> Inference | None:
     return Inference(
         name="network-of-group",
         description=f"{what}: the network between {listed(nodes)}{f'; {means}' if means else ''}",
-        # Connections that break show which way; without them it is what is left.
+        # Broken connections show the way; without them it is an exclusion.
         sureness=Sureness.LIKELY if paths else Sureness.POSSIBLE,
         nodes=nodes,
         ranks=ranks_of([rank for rank in ranks if rank.node in nodes]),
@@ -474,32 +474,32 @@ def network_of_group(_: Inference, scene: Scene) -> Inference | None:
 def node_silent(_: Inference, scene: Scene) -> Inference | None:
     """The agent of a node does not answer, and those of others do.
 
-    It is the node, or the way to it, only if Slurm or a connection says so too: else its agent
-    has ended, which says nothing of the node.
+    Only Slurm or a connection can confirm that it is the node, or the network to it: else its agent
+    has ended, which means nothing for the node.
     """
     standstill, silent = scene.standstill, scene.standstill.silent
     if not 0 < len(silent) < len(standstill.nodes):
         return None
     one = len(silent) == 1
-    nodes_told, slurm = scene.data.get(NodesTold), scene.data.get(SlurmView)
+    reports, slurm = scene.data.get(NodeStates), scene.data.get(SlurmView)
     unreached = {end for path in standstill.paths for end in (path.node, path.peer)}
-    unreached |= set(nodes_told.silent if nodes_told else ())
+    unreached |= set(reports.silent if reports else ())
     states = slurm.node_states if slurm else {}
     unreached |= {n for n, s in states.items() if any(mark in s.upper() for mark in _LOST_STATES)}
     no_answer = (f"no answer from the agent on {listed(silent)}",)
     if not unreached & set(silent):
         return Inference(
             name="agent-ended",
-            description=f"the agent{'' if one else 's'} on {listed(silent)} ended, and nothing"
-            " that was collected says where the training hangs",
+            description=f"the agent{'' if one else 's'} on {listed(silent)} ended, and the"
+            " collected data does not show where the training hangs",
             sureness=Sureness.POSSIBLE,
             evidence=no_answer,
             advice=f"look at the ranks on {silent[0]} (py-spy dump --pid PID)",
         )
     return Inference(
         name="node-silent",
-        description=f"{listed(silent)} {'does' if one else 'do'} not answer any more: the node, or"
-        " the network to it",
+        description=f"{listed(silent)} no longer answer{'s' if one else ''}: the node, or the"
+        " network to it",
         sureness=Sureness.LIKELY,
         nodes=silent,
         ranks=ranks_of([rank for rank in scene.ranks if rank.node in silent]),
@@ -509,13 +509,13 @@ def node_silent(_: Inference, scene: Scene) -> Inference | None:
 
 
 class NetworkHangChecker(HangOperator):
-    """What is between the nodes: no operator of the document's, which ends at the collective."""
+    """The network between the nodes; DLRover's design ends at the collective."""
 
     rules = (network_of_group, node_silent)
 
 
 class HangDiagnostician(Diagnostician):
-    """Says where a training hangs; `pulse` says when it does."""
+    """Infers where a training hangs; `pulse` decides whether it does."""
 
     operators: ClassVar[Sequence[OperatorMaker]] = (
         KernelHangChecker,
@@ -527,7 +527,7 @@ class HangDiagnostician(Diagnostician):
     )
 
     def observe(self, **kwargs: Any) -> DiagnosisObservation | None:
-        """Return that there is no progress, None if the training goes on or may do so."""
+        """Return that there is no progress, None if the training goes on or may go on."""
         standstill = kwargs["data_manager"].get(Standstill)
         if standstill is None or standstill.why_not:
             return None
@@ -535,8 +535,8 @@ class HangDiagnostician(Diagnostician):
             return None
         symptom = Inference(
             name=NO_PROGRESS,
-            description=f"no step for {standstill.stalled_s:.0f} s, and nothing that was collected"
-            " says where it hangs",
+            description=f"no step for {standstill.stalled_s:.0f} s; the collected data does not"
+            " show where it hangs",
             evidence=(
                 f"a pause of {standstill.allowance_s:.0f} s would be usual for this training",
             ),
@@ -545,7 +545,7 @@ class HangDiagnostician(Diagnostician):
         return DiagnosisObservation(NO_PROGRESS, symptom=symptom)
 
     def resolve(self, problem: DiagnosisObservation, **kwargs: Any) -> DiagnosisAction:
-        """Walk from the standstill to what the others wait for."""
+        """Walk from the standstill to its cause."""
         assert problem.symptom is not None
         data: DataManager = kwargs["data_manager"]
         walk = self.walk(problem.symptom, data)
@@ -561,7 +561,7 @@ def _about(ranks: Sequence[RankSample], **more: Any) -> Inference:
 
 
 def where_line(rank: RankSample, place: StackPlace) -> str:
-    """Return where a rank is: its line, what it does, its process's state."""
+    """Return the place of a rank: its line, its activity, its process's state."""
     what = f" {place.what}" if place.what else ""
     at = f" at {place.at}" if place.at else ""
     state = f", state {rank.state}" if rank.state else ""

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operators that are built in. Each looks at one kind of data, and is silent without it.
+"""The built-in operators, which need one kind of data, and infer nothing without it.
 
-From `script-failed`, the symptom, to what Slurm, kernel and driver say, and to `rank-failed`, the
-first failure; from there to what it means. Where every failure is only a consequence, from
-`ranks-waited` to what the ranks waited in. From `no-progress`, the symptom of a script that still
-runs, to who does not come to what the others wait in; from `slower-steps` to a slow link; from
-`slower-rank` to what takes its time.
+From `script-failed`, the symptom, to causes by Slurm, kernel and driver, and to `rank-failed`, the
+first failure; from there to its meaning. If all failures are consequences, from `ranks-waited` to
+the waits of the ranks. From `slower-steps` to a slow link; from `slower-rank` to its cause.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job's output, decoded once: how processes ended, what they wrote at last, facts of the system.
+"""Decodes a job's output once: the ends of processes, their last words, facts of the system.
 
-Any text is read; what is not known is passed over. Ranks are known apart by the prefixes that torch
-(`[rank3]:`), torchrun (`[default3]:`; `[n5:3]:` with `--role n5:`), mpirun, Ray and `srun --label`
-(`3: `) put before their lines. What torchrun, srun, other launchers, NCCL's watchdogs and a rank's
-own traceback say of its end becomes one `RankFailure`.
+Any text is accepted; unknown lines are skipped. The prefixes of torch (`[rank3]:`), torchrun
+(`[default3]:`; `[n5:3]:` with `--role n5:`), mpirun, Ray and `srun --label` (`3: `) name the ranks.
+The lines of torchrun, srun, other launchers and NCCL's watchdogs about the end of a rank, and its
+own traceback, become one `RankFailure`.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from slurm_health.training.diagnosis.watchdogs import Watchdogs
 from slurm_health.training.diagnosis.words_of_launchers import is_consequence
 
 _LINE_CHARACTERS = 2000  # of a line; an exception may hold a whole tensor
-_SHORT = 300  # characters of what is kept of one
-_MOST_FAILURES = 16_384  # that are read; a job of that many ranks is not known to us
-_KEPT = 500  # of each kind, the first ones: enough to know all ranks from some
+_SHORT = 300  # characters of it that are kept
+_MOST_FAILURES = 16_384  # more ranks than any known job has
+_KEPT = 500  # of a kind, the first ones
 _MOST_FACTS = 200
 _MOST_WORDS = 200
-_LINES = 40  # of a stream that is one process's: what it wrote at its end
-_MIXED_LINES = 4000  # of one that many share
+_LINES = 40  # the last ones of a process
+_MIXED_LINES = 4000  # of a stream that many processes share
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-# What a collector of logs puts before each line, with one space: `2026-11-02T10:00:00.123Z `.
+# The prefix of log collectors, with one space: `2026-11-02T10:00:00.123Z `.
 _STAMP = re.compile(r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,:+Z-]{0,16} (?:std(?:err|out) [FP] )?")
 _PREFIX = re.compile(
     r"(?:\[\d{1,3},(?P<mpi>\d{1,6})\]<std(?:err|out)>: ?)?"  # mpirun --tag-output
@@ -55,13 +55,13 @@ _TRACEBACK = re.compile(r"(?P<original>Original )?Traceback \(most recent call l
 _TERMINATED = re.compile(r"terminate called after throwing an instance of '(?P<type>[^']*)'")
 _OF_CHILDREN = re.compile(
     r"\S*(?:ChildFailed|ProcessRaised)E|(?:Base)?ExceptionGroup: "
-)  # theirs stand too
+)  # the children's exceptions stand there too
 _NATIVE = re.compile(r"(?:\w+::)+\w+")
 # How the exception begins with which NCCL's watchdog ends a process that may have raised before.
 _BY_WATCHDOG = "Process group watchdog thread terminated"
-# One that stands alone: its name says that it is one. Python writes those of syntax so, always, and
-# they are known as mistakes. NCCL's own names stand in the second line of its exceptions, which is
-# what is left where the lines of many ranks mix.
+# An exception that stands alone, by its name. Python always writes those of syntax so; they are
+# mistakes. NCCL's own names stand in the second line of its exceptions, which may be all that is
+# left of the mixed lines of many ranks.
 _RAISED = re.compile(
     r"(?!SyntaxError|IndentationError|TabError)(?:[A-Za-z_]\w*\.)*_*[A-Z]\w*(?:Error|Exception)(?::\s|$)"
     r"|nccl[A-Z]\w+: "
@@ -76,11 +76,11 @@ _TASK = re.compile(
     r" (?P<how>.+?)(?: \(core dumped\))?$"
 )
 _EXITED = re.compile(r"Exited with exit code (\d+)")
-# That srun, or slurmstepd by its order, ends what is left of a step.
+# srun, or slurmstepd by its order, ends the rest of a step.
 _TERMINATING = re.compile(
     r"srun: (?:\S+: ){0,2}(?:Terminating|Job step aborted)|slurmstepd: error: \*\*\* STEP \S+ ON"
 )
-# What Slurm, the kernel, the driver and NCCL say of a job in a line of their own, by kind.
+# Lines of Slurm, the kernel, the driver and NCCL about a job, by kind.
 _FACTS = {
     kind: re.compile(pattern)
     for kind, pattern in {
@@ -121,9 +121,9 @@ _FACTS = {
         "peer-gone": r"NCCL WARN .{0,40}[Cc]onn.{1,120}"
         r"(?:refused|reset|closed by remote|timed out)|Transport retry count exceeded on",
         # n2:5776:5902 [0] transport/net_ib.cc:94 NCCL WARN NET/IB : mlx5_2:1 Got async event : port
-        # error. What a peer's end causes has the same words as what a cable does, and both name the
-        # adapter. But a subnet manager that restarts, or reads its network anew, has every port
-        # report so; nothing failed.
+        # error. The end of a peer and a broken cable cause the same words, with the adapter's name.
+        # A subnet manager that restarts, or scans its network, makes every port report so without
+        # a failure.
         "adapter": r"(?P<node>[\w.-]{1,255}):\d+:\d+ \[\d+\] (?:\S+:\d+ )?NCCL WARN NET/IB ?: ?"
         r"(?P<value>(?:\S{1,40}:\d+ )?Got (?:async (?:\w+ )?event|completion from peer)"
         r"(?!.{0,200}(?i:client reregistration|SM change|LID change|P_?Key change"
@@ -136,8 +136,8 @@ _HINT = re.compile(
 )
 _CANCELLED_AT = re.compile(r"\*\*\* JOB \S+ ON \S+ CANCELLED AT (?P<time>[\dT:-]{19})")
 
-# Lines of launchers, of torch's and NCCL's logs and C++ exceptions, and of ours; the summary of
-# torchrun: no program's last words.
+# Lines that are no program's last words: of launchers, torch's and NCCL's logs, C++ exceptions,
+# torchrun's summary, and slurm-health.
 _OF_OTHERS = re.compile(
     r"slurm-health: |srun: (?:error: \S+: tasks? |Terminating|Force Terminated|Job step|launch/)"
     r"|slurmstepd\S*: error: \*\*\*|\[?[IWEF]\d{4}[ :]|\S+ FAILED$|Failures:$|Root Cause |\[\d+\]:$"
@@ -158,14 +158,14 @@ _STEPD = re.compile(r"^slurmstepd-[\w.-]+: ")
 def read_output(
     texts: Iterable[tuple[str, str]], *, began: str = "", shared: int = 1
 ) -> TrainingLog:
-    """Return what the texts of files, by their names, say of the end of a training.
+    """Return the facts in output files about the end of a training.
 
     Args:
-        texts: the name and the text of each file; the job's own output first.
-        began: when the script began, `2026-11-22T10:50:00` by the clock of the batch host: what
-            an earlier attempt of the job wrote before is left out.
-        shared: how many of the files, the first ones, all processes of the job write to; each
-            further one is a task's.
+        texts: the name and the text of every file; the job's own output first.
+        began: when the script began, `2026-11-22T10:50:00` by the clock of the batch host: the
+            output of an earlier attempt of the job is left out.
+        shared: the number of files, the first ones, that all processes of the job write to; any
+            further file is a single task's.
     """
     reader = _Reader()
     at = 0
@@ -186,7 +186,7 @@ def read_output(
 
 
 def facts_of(text: str, order: int = 0) -> Iterator[Fact]:
-    """Yield what a line of Slurm, the kernel, a driver or NCCL says of the job."""
+    """Yield the facts in a line of Slurm, the kernel, a driver or NCCL."""
     if not _HINT.search(text):
         return
     for kind, pattern in _FACTS.items():
@@ -204,7 +204,7 @@ def facts_of(text: str, order: int = 0) -> Iterator[Fact]:
 
 @dataclass
 class _Stream:
-    """The lines behind one prefix of a file: a process's, or those of all that share it."""
+    """The lines behind one prefix of a file: those of one process, or of all that share it."""
 
     rank: int | None
     task: int | None
@@ -228,25 +228,35 @@ class _Group:
 
 
 class _Reader:
-    """Takes in lines, those of each stream apart."""
+    """Reads lines, those of every stream apart."""
 
     def __init__(self) -> None:
         self._streams: dict[tuple[str, str], _Stream] = {}
         self._tracebacks: list[Traceback] = []
         self._workers: dict[int | None, RankFailure] = {}  # by torchrun's summary
         self._tasks: dict[int | None, RankFailure] = {}  # by srun
-        self._launched: list[RankFailure] = []  # by what is neither
+        self._launched: list[RankFailure] = []  # by other launchers
         self._watchdogs = Watchdogs()
         self._facts: dict[tuple[str, str, str, str], Fact] = {}
         self._terminating = False
 
     def take(self, at: int, whole: str, file: str) -> None:
-        """Take in a line of a file, empty for what all processes share."""
+        """Read a line of a file; the name is empty for the output of all processes."""
         whole = _STAMP.sub("", whole, count=1)
         prefix = _PREFIX.match(whole)
         assert prefix is not None  # it may be empty
         text = whole[prefix.end() :]
-        stream = self._stream(file, prefix)
+        key = file, prefix[0].strip()
+        stream = self._streams.get(key)
+        if stream is None:
+            number = prefix["rank"] or prefix["mpi"]
+            stream = _Stream(
+                rank=int(number) if number else None,
+                task=int(prefix["task"]) if prefix["task"] else None,
+                lines=deque(maxlen=_LINES if any(key) else _MIXED_LINES),
+            )
+            if len(self._streams) < _MOST_FAILURES:
+                self._streams[key] = stream
         if self._in_traceback(at, stream, text):
             return
         if where := _FILE_LINE.match(text):  # Python reports wrong syntax without a traceback
@@ -267,11 +277,25 @@ class _Reader:
             stream.lines.append((at, text))
 
     def log(self) -> TrainingLog:
-        """Return what all lines say."""
+        """Return the facts of all lines."""
         for stream in self._streams.values():
             self._close(stream)
         words = self._words()
-        failures = self._failures() or list(_standing_alone(words))
+        failures = self._failures()
+        if not failures:  # an output with nothing but exceptions in lines of their own
+            failures = [
+                RankFailure(
+                    rank=rank,
+                    error=word.text,
+                    at=word.at,
+                    line=word.text,
+                    consequence=is_consequence(word.text),
+                    bare=True,
+                )
+                for word in words
+                if word.complains and _RAISED.match(word.text)
+                for rank in word.ranks or (None,)
+            ]
         failures = [_with_exception(failure, failures, words) for failure in failures]
         for failure in failures:
             self._take_facts(failure.error, failure.at)
@@ -287,22 +311,8 @@ class _Reader:
             subgroups=self._watchdogs.has_subgroups,
         )
 
-    def _stream(self, file: str, prefix: re.Match[str]) -> _Stream:
-        key = file, prefix[0].strip()
-        stream = self._streams.get(key)
-        if stream is None:
-            number = prefix["rank"] or prefix["mpi"]
-            stream = _Stream(
-                rank=int(number) if number else None,
-                task=int(prefix["task"]) if prefix["task"] else None,
-                lines=deque(maxlen=_LINES if any(key) else _MIXED_LINES),
-            )
-            if len(self._streams) < _MOST_FAILURES:
-                self._streams[key] = stream
-        return stream
-
     def _in_traceback(self, at: int, stream: _Stream, text: str) -> bool:
-        """Read a line of a traceback; tell whether it was one."""
+        """Read a line of a traceback; return whether it is one."""
         current = stream.traceback
         if "Traceback (" in text and (begun := _TRACEBACK.search(text)):
             original = begun["original"] is not None
@@ -332,7 +342,7 @@ class _Reader:
                 self._facts.setdefault((fact.kind, fact.node, fact.value, line), fact)
 
     def _take_launcher(self, end: RankFailure) -> None:
-        """Take in an end by a launcher; some name the process in a line, and how in the next."""
+        """Read an end by a launcher; some name the process in one line, its status in the next."""
         before = self._launched[-1] if self._launched else None
         # MPICH reports a signal as an exit code first.
         how = before and (before.signal or before.exit_code)
@@ -342,7 +352,7 @@ class _Reader:
             self._launched.append(end)
 
     def _take_summary(self, at: int, stream: _Stream, text: str) -> None:
-        """Read a line of torchrun's summary; the exit code is the last one of a worker."""
+        """Read a line of torchrun's summary; the exit code is the last line of a worker."""
         item = _ITEM.match(text)
         if item is None:
             return
@@ -365,7 +375,7 @@ class _Reader:
             )
 
     def _take_task(self, at: int, text: str) -> None:
-        """Read how a task of srun ended."""
+        """Read the end of a task of srun."""
         match = _TASK.match(text)
         if match is None:
             return
@@ -376,7 +386,7 @@ class _Reader:
             tasks = [int(task.lstrip("t")) for task in expand(f"t[{match['tasks']}]")]
         except ValueError:
             return
-        if len(nodes) != len(tasks):  # else one task on each, in their order
+        if len(nodes) != len(tasks):  # else one task per node, in their order
             nodes = (nodes[0] if len(nodes) == 1 else "",) * len(tasks)
         for node, task in zip(nodes, tasks[:_MOST_FAILURES], strict=False):
             self._tasks[task] = RankFailure(
@@ -390,16 +400,15 @@ class _Reader:
             )
 
     def _failures(self) -> list[RankFailure]:
-        """Return one failure per rank from all that is said of its end.
+        """Return one failure per rank, merged from all sources.
 
-        Without torchrun a task of srun is a rank; where it is a torchrun that was killed with all
-        of its ranks, none is named. A rank that was restarted counts with its last exception.
+        Without torchrun a task of srun is a rank; if it is a torchrun that was killed with all of
+        its ranks, no rank is named. A restarted rank counts with its last exception.
         """
         ends = dict(self._workers or self._tasks)
         raised: dict[int, RankFailure] = {}
-        unnamed: dict[
-            str, RankFailure
-        ] = {}  # a program may print what it got over, again and again
+        # By its words: a program may print an exception that it handles again and again.
+        unnamed: dict[str, RankFailure] = {}
         for traceback in self._tracebacks:
             if not traceback.error or _OF_CHILDREN.match(traceback.error):
                 continue
@@ -428,11 +437,11 @@ class _Reader:
         failures = sorted(self._watchdogs.merged(failures), key=lambda failure: failure.at)
         if any(not failure.consequence for failure in failures):
             return failures
-        # A launcher's bare exit code says nothing beside ranks that only waited.
+        # A launcher's bare exit code adds nothing to ranks that only waited.
         return [*(end for end in self._launched if end.signal or not failures), *failures]
 
     def _mark_cut(self, ends: dict[int | None, RankFailure]) -> None:
-        """Mark the end of a rank whose traceback breaks off: the step was ended meanwhile."""
+        """Mark the end of a rank whose traceback breaks off: the end of the step cut it."""
         lost = [traceback for traceback in self._tracebacks if not traceback.error]
         bare = [end for end in ends.values() if end.exit_code == 1 and not end.signal]
         if not lost or not bare:
@@ -446,9 +455,9 @@ class _Reader:
         )
 
     def _words(self) -> tuple[LastWords, ...]:
-        """Return what was written at the end, in the order in which it came.
+        """Return the last words of processes, in their order.
 
-        What others' failures brought about is quoted only if there is nothing else.
+        Consequences of others' failures are quoted only if there is nothing else.
         """
         groups: dict[str, _Group] = {}
         for (file, prefix), stream in self._streams.items():
@@ -469,7 +478,7 @@ class _Reader:
                 rank = stream.task if stream.rank is None else stream.rank
                 group.ranks |= set() if rank is None else {rank}
             groups[keys[0]].first = True
-            # In what many share, each that wrote it wrote it as its last.
+            # In a shared stream, every process that wrote it wrote it last.
             groups[keys[-1]].last += 1 if file or prefix else keys.count(keys[-1])
         lasting = sorted(
             (group for group in groups.values() if group.last or group.first),
@@ -492,7 +501,7 @@ class _Reader:
 def _of_unnamed(
     raised: Sequence[RankFailure], ends: dict[int | None, RankFailure]
 ) -> Iterator[RankFailure]:
-    """Yield failures whose tracebacks name no rank, with the ranks that can only have been theirs.
+    """Yield failures whose tracebacks name no rank, with the only ranks that can have raised them.
 
     An exception of C++ that nothing catches aborts its process.
     """
@@ -516,9 +525,9 @@ def _with_exception(
 ) -> RankFailure:
     """Return the end of a process with the exception that it wrote last, if no traceback has it.
 
-    What people quote of an output, and what is left of one, often begins behind the traceback. Only
-    a last complaint counts: a program may go on after an exception that it reports. Without the
-    rank in front of it, it is that of all processes that ended so.
+    An excerpt of an output often begins behind the traceback. Only a last complaint counts: a
+    program may go on after an exception that it reports. Without a rank in front of it, it belongs
+    to all processes that ended so.
     """
     if failure.error or failure.signal or failure.cut or not failure.exit_code:
         return failure
@@ -527,7 +536,7 @@ def _with_exception(
     if not raised and not any(other.error for other in failures):
         own = [word for word in words if not word.ranks]
         raised = [word for word in own if word.complains and _RAISED.match(word.text)]
-    # NCCL's own words, and the last error that it met, stand in the lines behind its exception.
+    # NCCL's own words, and its last error, stand in the lines behind its exception.
     if any("NCCL error" in word.text or word.text.startswith("nccl") for word in raised):
         raised += [word for word in own if word.last and word not in raised]
     if not any(word.last for word in raised) or len({alike(word.text) for word in raised}) > 3:
@@ -541,19 +550,3 @@ def _with_exception(
         line=f"{who}{error}",
         consequence=is_consequence(error),
     )
-
-
-def _standing_alone(words: Sequence[LastWords]) -> Iterator[RankFailure]:
-    """Yield the exceptions that stand in a line of their own, of an output with nothing else."""
-    for word in words:
-        if not word.complains or not _RAISED.match(word.text):
-            continue
-        for rank in word.ranks or (None,):
-            yield RankFailure(
-                rank=rank,
-                error=word.text,
-                at=word.at,
-                line=word.text,
-                consequence=is_consequence(word.text),
-                bare=True,
-            )

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lines of a job's output that count steps, and the losses that they show.
 
-A training goes on while lines come again with a number that counts up: `step 120 loss 0.31`,
-`iter 120/1000`, `Epoch 1:  12%|#2   | 120/1000 [00:12<01:28]` with carriage returns. No line is
-known beforehand. Lines are compared without their numbers, and a number that rose often enough
-while its line came again is a counter. Times of day and durations rise without a training, so they
-are no numbers here.
+A training makes progress while lines repeat with a number that counts up: `step 120 loss 0.31`,
+`iter 120/1000`, `Epoch 1:  12%|#2   | 120/1000 [00:12<01:28]` with carriage returns. No format is
+known beforehand. Lines are compared without their numbers, and a number that rose often enough in
+repeated lines is a counter. Times of day and durations rise without a training, so they do not
+count.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from dataclasses import dataclass
 import msgspec
 
 _LINE_CHARACTERS = 300
-_MOST_LINES = 500  # of what was written since the last time
+_MOST_LINES = 500  # of the new text
 _MOST_SHAPES = 256
 _MOST_LABEL = 15  # lines of ranks behind this one repeat those of others
 _RISES = 6  # and no fall: then a number counts
-_MOST_APART = 16  # lines, by which ranks that write the same ones and do not wait may differ
-_OURS = "slurm-health: "  # what we write about a hang ends none
+_MOST_APART = 16  # lines, by which ranks that write the same ones may differ
+_OURS = "slurm-health: "  # our own lines about a hang do not end it
 _ENDS = re.compile(r"[\r\n]+")
 _CONTROLS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[^\x20-\x7e]")
 _BAR = re.compile(r"\|[#\d\s=>.-]*\|")
@@ -32,21 +32,21 @@ _TIMES = re.compile(
 )
 _LABEL = re.compile(r"\[?(?:rank\s?)?(\d{1,6})\]?:\s", re.IGNORECASE)  # of a launcher
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
-_IN_A_ROW = 2  # steps whose losses are none: a loss scaler may skip one alone
+_IN_A_ROW = 2  # steps with NaN or infinite losses: a loss scaler may skip a single one
 # `step 120 | loss nan`, `{'loss': nan, 'epoch': 0.02}`, `train_loss=inf`, `lm loss: tensor(nan, …)`
 _LOSS = re.compile(
     r"(?<![a-z])loss['\"]?\s{0,3}(?:[:=]|is)?\s{0,3}(?:tensor\()?"
     r"(?P<value>nan\b|[-+]?inf(?:inity)?\b|[-+]?\d)",
     re.IGNORECASE,
 )
-# What stands before the word: the best of earlier steps, which is infinite before there is any ...
+# Prefixes of the word: the best of earlier steps, which is infinite at first ...
 _EARLIER = re.compile(
     r"(?<![a-z])(?:best|(?<!\d)(?<!\d )min|minimum|lowest|prev|previous)"
     r"(?:[ _./-](?:train|training|val|valid|validation|eval|test|dev|lm|total|mean|avg))?"
     r"[ _./-]{1,2}$",
     re.IGNORECASE,
 )
-# ... or what is measured at times, or is a part (`val_loss`, `aux_loss`), and not the loss itself.
+# ... or an occasional or a partial loss (`val_loss`, `aux_loss`).
 _BESIDE = re.compile(
     r"(?<![a-z])(?!(?:train|training|total|lm|step|batch)[ _./-])[a-z]\w*[ _./-]$", re.IGNORECASE
 )
@@ -54,28 +54,28 @@ _NAME_CHARACTERS = 40  # before the word
 _COUNTED = re.compile(r"(?<![a-z])(?:global_?)?(?:step|iter(?:ation)?)s?\W{0,4}(\d+)", re.I)
 
 
-class LossIsNone(msgspec.Struct, frozen=True, kw_only=True):
-    """The first line and the latest one of those in a row whose loss is no number."""
+class NonFiniteLoss(msgspec.Struct, frozen=True, kw_only=True):
+    """The first and the latest of consecutive lines whose loss is NaN or infinite."""
 
     first: str
     line: str
 
     @property
     def step(self) -> int:
-        """The step at which it began, 0 where its line names none."""
+        """The step of the first line, 0 without one."""
         named = _COUNTED.search(self.first)
         return int(named[1]) if named else 0
 
 
 class _Number:
-    """One number of a line that comes again, and the highest that it was of late."""
+    """One number of a repeated line, and its highest recent values."""
 
     def __init__(self, value: float) -> None:
         self._highest: deque[float] = deque([value], maxlen=_MOST_APART)
         self._rises = 0
 
     def take(self, value: float) -> bool:
-        """Take in its next value; tell whether it is a counter that went on."""
+        """Add its next value; return whether it is a counter that went on."""
         counts = self._rises >= _RISES
         highest = self._highest[-1]
         if value > highest:
@@ -87,7 +87,7 @@ class _Number:
             self._highest.append(value)
             self._rises = max(0, self._rises - _RISES)
             return counts
-        # Ranks that write the same line are steps apart: what one writes, another wrote before.
+        # Ranks that write the same line are steps apart: another one wrote this value before.
         comes_behind = value.is_integer() and (value >= highest - 1 or value in self._highest)
         if value != highest and not comes_behind:
             self._rises = max(0, self._rises - 2)
@@ -95,13 +95,13 @@ class _Number:
 
 
 class StepLines:
-    """Learns which lines of a file count, and when they last did. Callers pass the time.
+    """Detects the lines of a file that count, and when they last did. Callers pass the time.
 
-    What is written between two readings counts as written at the later one.
+    Text between two readings counts as written at the later one.
 
     Attributes:
         line: the latest line that counted, empty before there is one; `step` is its number.
-        last_s: when a line last counted, or one came that had never come before.
+        last_s: when a line last counted, or a new kind of line came.
         intervals: readings with such a line, less one; `longest_s` is the longest time between two.
     """
 
@@ -116,18 +116,18 @@ class StepLines:
 
     @property
     def typical_s(self) -> float:
-        """How far apart readings with a line that counts are."""
+        """The usual time between readings with a line that counts."""
         return (self.last_s - self._first_s) / max(1, self.intervals)
 
-    def take(self, text: str, now_s: float) -> LossIsNone | None:
-        """Take in what was written since the last time; it may end within a line.
+    def take(self, text: str, now_s: float) -> NonFiniteLoss | None:
+        """Read new text, which may end within a line.
 
         Returns:
-            that the losses are no numbers any more, if that is new.
+            that the losses have become NaN or infinite, if that is new.
         """
         *lines, self._rest = _ENDS.split(self._rest + text)
         self._rest = self._rest[-_LINE_CHARACTERS:]
-        # Any line that never came before is something new: an evaluation, a checkpoint, a warning.
+        # A new kind of line is progress, too: an evaluation, a checkpoint, a warning.
         went_on, lost = False, None
         for line in lines[-_MOST_LINES:]:
             if line.startswith(_OURS):
@@ -144,7 +144,7 @@ class StepLines:
         return lost
 
     def skip(self) -> None:
-        """Forget the half line before a part of the output that was not read."""
+        """Drop the partial line before a part of the output that was not read."""
         self._rest = ""
 
     def _take_line(self, line: str) -> bool:
@@ -170,11 +170,10 @@ class StepLines:
 
 @dataclass
 class Losses:
-    """Follows the losses of one file; reports once that they are no numbers.
+    """Follows the losses of one file; reports once that they are NaN or infinite.
 
-    Once weights are no numbers, no later loss is one, and a training goes on so for days and ends
-    well. Ranks may each write a line for one step: what counts is that the losses of two steps in a
-    row are none.
+    Weights that are NaN stay so, and the training goes on for days and ends well. Several ranks may
+    write a line for one step: two consecutive steps with such losses count.
     """
 
     first: str = ""
@@ -182,8 +181,8 @@ class Losses:
     _steps: int = 0
     _latest: tuple[str, ...] = ()
 
-    def take(self, text: str) -> LossIsNone | None:
-        """Take in a line; return what is known if this is the first to show it."""
+    def take(self, text: str) -> NonFiniteLoss | None:
+        """Read a line; return the losses if this line is the first to show it."""
         line = _CONTROLS.sub(" ", text)[:_LINE_CHARACTERS]
         begin, losses = _losses(line)
         if not losses:
@@ -199,13 +198,13 @@ class Losses:
         if self._steps < _IN_A_ROW or self.reported:
             return None
         self.reported = True
-        return LossIsNone(first=self.first, line=line.strip())
+        return NonFiniteLoss(first=self.first, line=line.strip())
 
 
-def first_without_number(lines: Iterable[str]) -> str:
-    """Return the first line of those whose losses are no numbers, empty if the latest is one.
+def first_non_finite(lines: Iterable[str]) -> str:
+    """Return the first of the latest lines with NaN or infinite losses, empty without any.
 
-    `lines` come latest first; what stands before a loss that is a number is not read.
+    `lines` come latest first; they are read back to a finite loss.
     """
     first = ""
     for text in lines:
@@ -219,10 +218,9 @@ def first_without_number(lines: Iterable[str]) -> str:
 
 
 def _losses(line: str) -> tuple[int, list[str]]:
-    """Return where the first loss of a line is, and those of its step.
+    """Return the place of the first loss of a line, and the losses of its step.
 
-    They are none of an earlier step; a part, and one that is measured at times, only if the line
-    has nothing else.
+    Losses of earlier steps do not count; occasional and partial ones only without another.
     """
     matches = list(_LOSS.finditer(line))
     now = [match for match in matches if not _is_named(_EARLIER, line, match.start())]
@@ -236,7 +234,7 @@ def _is_named(pattern: re.Pattern[str], line: str, end: int) -> bool:
 
 
 def _numbers_of_step(line: str, end: int) -> tuple[str, ...]:
-    """Return the numbers that say which step a line is about: those before its loss, or all."""
+    """Return the numbers that identify the step of a line: those before its loss, or all."""
     label = _LABEL.match(line)
     begin = label.end() if label else 0
     return tuple(_NUMBER.findall(line, begin, end) or _NUMBER.findall(line, begin))

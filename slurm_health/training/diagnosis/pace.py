@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """How fast a training is: slow ranks, uneven work, and steps that take longer than before.
 
-All three come from the same windows of time. In a window each rank has a `StepCost`, and each role,
-such as a stage of a pipeline, has a usual one. What shows in several windows on end is a
-`PaceFinding`, reported once until it is over:
+All three come from the same windows of time. In a window every rank has a `StepCost`, and every
+role, such as a stage of a pipeline, has a usual one. A condition that lasts for several windows is
+a `PaceFinding`, reported once until it is over:
 
 - STRAGGLER: a rank takes longer by itself than those with its role, also for as many tokens.
 - UNEVEN: all ranks of a role take longer than other roles, or batches differ. No rank is slow.
-- SLOWDOWN: steps take longer than earlier ones, by what is no rank's own: communication.
+- SLOWDOWN: steps take longer than earlier ones because of communication, not of any rank.
 
-The rules at the end say why a rank is slow, and which node's link slows the steps down. Whatever
-is slow is no fault of a node by itself.
+The rules at the end infer why a rank is slow, and which node's link slows the steps down. Slowness
+alone blames no node.
 """
 
 from __future__ import annotations
@@ -30,43 +30,42 @@ from slurm_health.records.script_records import (
     EventKind,
 )
 from slurm_health.records.text import listed
-from slurm_health.training.diagnosis.output_lines import LossIsNone
+from slurm_health.training.diagnosis.output_lines import NonFiniteLoss
 from slurm_health.training.diagnosis.pulse import Program
 from slurm_health.training.diagnosis.samples import RankSample
 from slurm_health.training.framework import Attribution, DataManager, Inference, Sureness
 
 STAGES, DATA, NOT_A_NUMBER = "uneven-stages", "uneven-data", "not-a-number"
-FEWEST_STEPS = 3  # of each rank in a window
+FEWEST_STEPS = 3  # of every rank in a window
 FEWEST_RANKS = 3  # of a role: of two that differ either may be the slow one
-SLOWER = 1.10  # times the usual, in each of the latest WINDOWS
+SLOWER = 1.10  # times the usual, in all of the latest WINDOWS
 WINDOWS = 5
-# Without roles, so many slower ranks have another role, rather than a fault each.
+# Without roles, so many slower ranks have another role rather than faults of their own.
 _CROWD, _CROWD_SHARE = 2, 1 / 4
 _FEWEST_REPLICAS = 3
 _SLOWEST_IN_TURN = 2  # replicas: a slow machine stays the same one
 _NOT_SHARED = 0.25  # of the variance between ranks of a role: at most so much within a replica
 _USUAL_WINDOWS, _LONGER_WINDOWS = 3, 3  # a checkpoint or an evaluation is over by then
 _LONGER = 0.3  # of a usual step
-_MOST = 0.5  # of a difference: what takes so much of it explains it
+_MOST = 0.5  # of a difference: a part of this size explains it
 _KEPT = 60  # windows
-# Connections of healthy nodes differ by the pace of who reads; a link that slows a training down by
-# itself differs by more.
+# Connections of healthy nodes differ by the pace of their readers; a slow link differs by more.
 _SLOW_LINK, _FAST_LINK = 1 / 4, 1 / 2
 _TICK_S = 0.01  # the kernel counts time in ticks of 1 to 10 ms
 _FEWEST_BYTES = 1 << 20  # of fewer, the speed of a connection says little
 
 _CHECK = "check {node} before the next start (slurm-health check --straggler-detection)"
 _TOP = (
-    "look at what runs on {node} (top), and whether its threads and the data loader's workers are"
-    " more than its processors (--cpus-per-task, OMP_NUM_THREADS)"
+    "look at the processes on {node} (top), and whether threads and data loader workers outnumber"
+    " the processors (--cpus-per-task, OMP_NUM_THREADS)"
 )
 _CPU_LIMIT = (
-    "look at the limit (cpu.max, or cpu.cfs_quota_us) of the cgroups that it is in on {node}, and"
-    " at what Slurm gave the job (--cpus-per-task)"
+    "look at the limits (cpu.max, or cpu.cfs_quota_us) of its cgroups on {node}, and at the job's"
+    " processors (--cpus-per-task)"
 )
 _LOADER = (
-    "look at the filesystem of its data as {node} sees it; more workers of the loader may hide the"
-    " wait (num_workers, prefetch_factor)"
+    "look at the filesystem of its data on {node}; more workers of the loader may hide the wait"
+    " (num_workers, prefetch_factor)"
 )
 
 Sent = Mapping[str, Mapping[str, tuple[int, float]]]
@@ -74,7 +73,7 @@ Sent = Mapping[str, Mapping[str, tuple[int, float]]]
 
 
 class StepCost(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step takes a rank, in ms: all of it, by itself, and as a `RankSample` has the rest.
+    """The cost of a step for a rank, in ms: in all, its own part, and by the times of `RankSample`.
 
     `own_ms` is 0 if the rank does not report it; `tokens` are those of a step.
     """
@@ -89,27 +88,27 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def waits_ms(self) -> float:
-        """What is not its own: communication."""
+        """The time of communication: all but its own."""
         return self.step_ms - self.own_ms
 
     def times_tokens(self, usual: StepCost) -> float:
-        """Return how many times the usual tokens it has, 1 if either is not known."""
+        """Return the ratio of its tokens to the usual ones, 1 if either is unknown."""
         return self.tokens / usual.tokens if self.tokens and usual.tokens else 1.0
 
     def is_slower(self, usual: StepCost) -> bool:
-        """Whether it takes longer than is usual, also for as many tokens."""
+        """Whether it takes longer than usual, also for its tokens."""
         return self.own_ms >= SLOWER * usual.own_ms * max(1.0, self.times_tokens(usual))
 
 
 def middle(costs: Iterable[StepCost]) -> StepCost:
-    """Return the median of each figure."""
+    """Return the medians of all figures."""
     rows = list(costs)
     names = StepCost.__struct_fields__
     return StepCost(**{name: median(getattr(row, name) for row in rows) for name in names})
 
 
 class PathSpeed(msgspec.Struct, frozen=True, kw_only=True):
-    """How fast the connections of the job from a node to another one were."""
+    """The speed of the job's connections from one node to another."""
 
     node: str
     peer: str
@@ -122,20 +121,20 @@ class PathSpeed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PaceFinding(msgspec.Struct, frozen=True, kw_only=True):
-    """What several windows on end showed.
+    """A condition that lasted for several windows.
 
     Args:
         event: STRAGGLER, SLOWDOWN or UNEVEN.
-        name: of what is uneven, STAGES or DATA.
+        name: STAGES or DATA for uneven work.
         nodes: of the slow rank, or all nodes with slower steps.
-        ranks: the slow one, or those that have the most to compute.
+        ranks: the slow one, or those with the most work.
         cost: of the slow rank, or of a step now.
         usual: of the ranks with its role, or of a step before.
-        ratio: how many times as long as the others it takes.
-        reports_loading: the rank reports how long it waits for its data.
-        roles: that have the most to compute, none if no role is known.
+        ratio: its time divided by that of the others.
+        reports_loading: the rank reports its waits for data.
+        roles: those with the most work, none if no role is known.
         one_node: the uneven ranks are all on one node, which may be the reason.
-        figures: what shows that work is uneven, in words.
+        figures: the evidence of uneven work, in words.
         speeds: of the connections between `nodes` while steps were slow.
     """
 
@@ -155,7 +154,7 @@ class PaceFinding(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class _Window:
-    """The costs of all ranks in a window, and the usual one of each role and of the steps."""
+    """The costs of all ranks in a window, and the usual ones by role and of the steps."""
 
     samples: Mapping[int, RankSample]
     costs: Mapping[int, StepCost]  # of those that report their own time
@@ -166,7 +165,7 @@ class _Window:
         return [rank for rank in self.costs if self.samples[rank].role == role]
 
     def usual_of(self, rank: int) -> StepCost | None:
-        """Return what is usual for a rank, None if too few do the same."""
+        """Return the usual cost for a rank, None if too few ranks have its role."""
         role = self.samples[rank].role
         return self.usual[role] if len(self.of_role(role)) >= FEWEST_RANKS else None
 
@@ -177,7 +176,7 @@ class _Window:
 
 @dataclass
 class _Run:
-    """One program: where its current window began, its windows, and what was reported."""
+    """One program: the begin of its current window, its windows, and its reported findings."""
 
     began: Mapping[int, tuple[RankSample, float]] = field(default_factory=dict)
     windows: deque[_Window] = field(default_factory=lambda: deque(maxlen=_KEPT))
@@ -185,13 +184,13 @@ class _Run:
 
 
 class PaceAnalysis:
-    """Closes windows of time for each program, and returns what they newly show."""
+    """Closes windows of time by program, and returns new findings."""
 
     def __init__(self) -> None:
         self._runs: dict[str, _Run] = {}
 
     def close_window(self, programs: Iterable[Program]) -> list[PaceFinding]:
-        """Close a window, of programs with enough steps in it; return what is new."""
+        """Close the windows of programs with enough steps; return new findings."""
         new = []
         for program in programs:
             run = self._runs.setdefault(program.name, _Run())
@@ -250,7 +249,7 @@ def _window(
 
 
 def _shown(windows: Sequence[_Window]) -> dict[str, PaceFinding]:
-    """Return what the latest windows show, by a key that stays the same while it lasts."""
+    """Return the findings of the latest windows, by a key that is stable while they last."""
     latest = list(windows)[-WINDOWS:]
     shown: dict[str, PaceFinding] = {}
     if len(latest) == WINDOWS:
@@ -266,7 +265,7 @@ def _shown(windows: Sequence[_Window]) -> dict[str, PaceFinding]:
 
 
 def _slow_ranks(windows: Sequence[_Window]) -> tuple[list[PaceFinding], PaceFinding | None]:
-    """Return the slow ranks; if they are too many to be slow, what is uneven instead."""
+    """Return the slow ranks; if they are too many to be slow, uneven work instead."""
     last, slow = windows[-1], []
     for rank, sample in last.samples.items():
         pairs = [
@@ -300,7 +299,7 @@ def _slow_ranks(windows: Sequence[_Window]) -> tuple[list[PaceFinding], PaceFind
 
 
 def _uneven_roles(windows: Sequence[_Window]) -> PaceFinding | None:
-    """Return the roles of which each rank takes longer than is usual for the other roles."""
+    """Return the roles whose ranks all take longer than is usual for the other roles."""
     ratios: dict[str, list[float]] = {}
     for window in windows:
         for role in window.usual:
@@ -324,7 +323,7 @@ def _uneven_roles(windows: Sequence[_Window]) -> PaceFinding | None:
 
 
 def _uneven_tokens(windows: Sequence[_Window]) -> PaceFinding | None:
-    """Return that in each window some rank takes longer, and has as many more tokens."""
+    """Return that in every window some rank takes longer, and has as many more tokens."""
     heaviest: list[tuple[float, float, int]] = []
     for window in windows:
         heavy = []
@@ -382,7 +381,7 @@ def _replicas(windows: Sequence[_Window]) -> PaceFinding | None:
 
 
 def _slowdown(steps: Sequence[StepCost]) -> PaceFinding | None:
-    """Return that ranks wait much longer than is usual, and for most of what steps take longer.
+    """Return that ranks wait much longer than usual, and that this makes up most of the slowdown.
 
     A rank without a processor computes longer, and serves its connections late as well: the others
     wait, and those connections look slow.
@@ -401,10 +400,10 @@ def _slowdown(steps: Sequence[StepCost]) -> PaceFinding | None:
 def speeds_of(
     before: Sent, after: Sent, addresses: Mapping[str, str], nodes: Iterable[str]
 ) -> tuple[PathSpeed, ...]:
-    """Return the speeds between two looks; `addresses` has the node of each address.
+    """Return the speeds between two reports; `addresses` maps addresses to nodes.
 
-    A connection's speed is what it sent by the time in which it had something to send and its peer
-    took it.
+    The speed of a connection is its bytes divided by the time in which it had data to send and its
+    peer accepted it.
     """
     known = set(nodes)
     speeds = []
@@ -413,7 +412,7 @@ def speeds_of(
         for address, (sent, seconds) in peers.items():
             peer = addresses.get(address, "")
             first = before.get(node, {}).get(address)
-            # Of a connection that was closed meanwhile, what it had sent is gone.
+            # The bytes of a connection that was closed meanwhile are gone.
             if peer not in known or first is None or sent < first[0] or seconds < first[1]:
                 continue
             so_far = sums.get(peer, (0.0, 0.0))
@@ -427,8 +426,8 @@ def speeds_of(
 
 
 def observe_pace(data: DataManager) -> Inference | None:
-    """Return the symptom of a finding about the pace, or of a loss that is no number."""
-    loss, finding = data.get(LossIsNone), data.get(PaceFinding)
+    """Return the symptom of a finding about the pace, or of a loss that is NaN or infinite."""
+    loss, finding = data.get(NonFiniteLoss), data.get(PaceFinding)
     if loss is not None:
         return _loss(loss)
     if finding is None:
@@ -437,8 +436,10 @@ def observe_pace(data: DataManager) -> Inference | None:
         return _uneven(finding)
     if finding.event is EventKind.SLOWDOWN:
         now_ms, usual_ms = finding.cost.step_ms, finding.usual.step_ms
-        description = f"a step takes {now_ms:.0f} ms instead of {usual_ms:.0f} ms, and nothing that"
-        description += " was collected says why"
+        description = (
+            f"a step takes {now_ms:.0f} ms instead of {usual_ms:.0f} ms; the collected data"
+        )
+        description += " does not show why"
         slower = now_ms > usual_ms
         return Inference(name=SLOWER_STEPS, description=description) if slower else None
     unknown = "a device, a filesystem or a library"
@@ -449,16 +450,16 @@ def observe_pace(data: DataManager) -> Inference | None:
     return _of_rank(
         finding,
         SLOWER_RANK,
-        f"slower than the others and waits for something ({unknown}); what for is not known",
+        f"slower than the others and waits for an unknown reason ({unknown})",
         sureness=Sureness.POSSIBLE,
         advice=advice,
     )
 
 
 def why_slower(_: Inference, data: DataManager) -> Inference | None:
-    """Say why a rank is slower: what takes most of the time that it has over the others.
+    """Infer why a rank is slower, by the largest part of its time over the others.
 
-    Without a processor it is late in all that it does; a rank that loads does not compute.
+    Without a processor it is late in everything; a rank that loads does not compute.
     """
     finding = data.get(PaceFinding)
     if finding is None or finding.event is not EventKind.STRAGGLER:
@@ -479,7 +480,7 @@ def why_slower(_: Inference, data: DataManager) -> Inference | None:
         evidence = ["its data kept it waiting for " + _ms(finding, "loading")]
     elif cost.ran_ms - usual.ran_ms >= most_ms:
         name, advice = "computes-longer", f"{_CHECK}; check whether this rank has longer batches"
-        why = "computes for longer: a slower processor or device, or more to do than the others"
+        why = "computes for longer: a slower processor or device, or more work than the others"
         evidence = ["its main thread ran for " + _ms(finding, "ran")]
     else:
         return None
@@ -515,7 +516,7 @@ def _of_rank(
 def slow_paths(_: Inference, data: DataManager) -> Inference | None:
     """Some connections are many times slower than others, and lead to one node.
 
-    It is the node where all slow connections meet, and no fast one.
+    It is the common end of all slow connections, and of no fast one.
     """
     finding = data.get(PaceFinding)
     if finding is None or len(finding.speeds) < 2:
@@ -551,24 +552,26 @@ def slow_paths(_: Inference, data: DataManager) -> Inference | None:
 
 
 def _uneven(finding: PaceFinding) -> Inference:
-    """Return what is uneven as an inference that blames the script at most, and no node."""
+    """Return the inference about uneven work: it blames the script at most, and no node."""
     sure, times = True, f"{finding.ratio:.2f} times as long"
     if finding.name == DATA:
-        description = "batches are uneven: ranks with the same part of the model have more to"
-        description += " compute in turn, as with longer sequences"
-        advice = "sort or pack sequences so that each rank has as much to compute (attention grows"
-        advice += " with the square of a sequence's length)"
+        description = "batches are uneven: ranks with the same part of the model have more work in"
+        description += " turn, as with longer sequences"
+        advice = (
+            "sort or pack sequences so that all ranks have equal work (attention grows with the"
+        )
+        advice += " square of a sequence's length)"
     elif finding.roles:
         sure = not finding.one_node
         node = "" if sure else ", or its only node is slow"
-        description = f"{', '.join(finding.roles)} takes {times} as the other roles: it has more to"
-        description += f" compute{node}"
+        description = f"{', '.join(finding.roles)} takes {times} as the other roles: it has more"
+        description += f" work{node}"
         advice = "give that stage fewer layers, or count the embedding and the loss as layers"
     else:
         sure = False
         description = f"{len(finding.ranks)} ranks take {times} as the others, as with stages that"
-        description += " have more to compute"
-        advice = "name with heartbeat.role(...) which ranks do the same, so that these are compared"
+        description += " have more work"
+        advice = "name ranks with the same work by heartbeat.role(...), so that these are compared"
     return Inference(
         name=finding.name,
         description=description,
@@ -579,7 +582,7 @@ def _uneven(finding: PaceFinding) -> Inference:
     )
 
 
-def _loss(loss: LossIsNone) -> Inference:
+def _loss(loss: NonFiniteLoss) -> Inference:
     since = f", since step {loss.step}" if loss.step else ""
     before = f"step {loss.step}" if loss.step else "the first of these lines"
     return Inference(

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The one clock of a job's trainings: when one is due for an inspection, and whether it hangs then.
 
-A training shows that it goes on by the steps of its heartbeats; without these by lines of output
-that count, and by main threads that run. `Pulse.due` compares the time since the latest of them
-with the pace so far. That alone decides nothing: all agents then inspect their ranks, and `judge`
-says why the training may still go on, or that it hangs. Pure: callers pass the time, in seconds.
+The signs of progress are the steps of heartbeats; without these, lines of output that count, and
+main threads that run. `Pulse.due` compares the time since the latest sign with the pace so far.
+That alone decides nothing: all agents then inspect their ranks, and `judge` returns why the
+training may still go on, or that it hangs. Pure: callers pass the time, in seconds.
 
-A start takes as long as it takes: compilation uses processors, a checkpoint is read, data comes
-over the network. While any rank does such a thing the start gets on, and a stillness that it has
-ended by itself is usual for it. Where nothing moves at all, no rank is busy with it.
+A start may take long: compilation uses processors, a checkpoint is read, data comes over the
+network. While any rank is busy so, the start makes progress; a pause that ended by itself is usual
+for it. If nothing moves at all, no rank is busy.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from enum import StrEnum
 
 import msgspec
 
-from slurm_health.training.diagnosis.output_lines import LossIsNone, StepLines
+from slurm_health.training.diagnosis.output_lines import NonFiniteLoss, StepLines
 from slurm_health.training.diagnosis.samples import (
     IDLE_BYTES_PER_S,
     IN_KERNEL,
@@ -34,8 +34,8 @@ from slurm_health.training.diagnosis.samples import (
 )
 
 _FEW = 8  # steps, lines or moves: fewer make no pace
-# That a main thread runs before it trains: torch alone takes it half a second on a fast processor
-# and more than a second on a slow one; a shell, or a Python without it, runs for a tenth of one.
+# CPU time of a main thread before it trains: torch alone takes half a second on a fast processor
+# and more than a second on a slow one; a shell, or a Python without torch, takes a tenth of one.
 _LOADED_S = 0.3
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 10.0, 600.0  # from one inspection that shows no hang to the next
 _SUSPENDED_S = 60.0  # without a report from any node: all report every five
@@ -43,23 +43,23 @@ _SHORTEST_S = 0.5  # between two samples that are compared: less shows too littl
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a standstill is measured against, in seconds unless said otherwise.
+    """The limits of a standstill, in seconds unless noted otherwise.
 
     Args:
-        at_least_s: a shorter one is never looked at: an evaluation, a pause of the filesystem.
-        runs_s: the same of main threads that run, once there is a pace,
-        lines_s: and of lines of output, which may be buffered.
+        at_least_s: a shorter one is ignored: an evaluation, a pause of the filesystem.
+        runs_s: the same for main threads that run, once there is a pace,
+        lines_s: and for lines of output, which may be buffered.
         times: a training may pause for so many of its usual steps,
         pauses: or for so many times its longest pause.
-        quiet_s: before it has a pace, where nothing moves on any node and all ranks are known to
-            wait for each other,
-        loading_s: or where a rank waits for its data loader, and nothing is read,
-        unseen_s: or where what their GPUs do is not known, or one is at a checkpoint,
-        alone_s: or where one waits for what is not seen, as by polling.
-        first_s: where a rank may still be to come.
-        storage_s: where a rank waits for storage in the kernel, which may be slow and well,
-        reading_s: and where its data loader does: nothing that is read takes so long.
-        working_s: where others wait for a rank that still computes, reads or writes.
+        quiet_s: before it has a pace, if nothing moves on any node and all ranks are known to wait
+            for each other,
+        loading_s: or if a rank waits for its data loader, without any reading,
+        unknown_s: or if the activity of GPUs is unknown, or a rank is at a checkpoint,
+        alone_s: or if a rank waits for an unknown event, such as by polling.
+        first_s: if a rank may still be to come.
+        storage_s: if a rank waits for storage in the kernel, which may be slow and well,
+        reading_s: and if its data loader does: no read takes so long.
+        working_s: if others wait for a rank that still computes, reads or writes.
     """
 
     at_least_s: float = 25.0
@@ -69,7 +69,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     pauses: float = 1.5
     quiet_s: float = 20.0
     loading_s: float = 60.0
-    unseen_s: float = 120.0
+    unknown_s: float = 120.0
     alone_s: float = 900.0
     first_s: float = 1800.0
     storage_s: float = 120.0
@@ -90,7 +90,7 @@ LIMITS = Limits()
 
 
 class Sign(StrEnum):
-    """What shows that a training goes on."""
+    """A sign of progress."""
 
     STEP = "a step of its heartbeats"
     LINE = "a line of output that counts"
@@ -99,7 +99,7 @@ class Sign(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """By what sign a training stands still, for how long, and how long a pause would be usual.
+    """A training without a sign of progress for `stalled_s`; a pause of `allowance_s` is usual.
 
     `is_young`: there are too few steps, lines or runs to compare with.
     """
@@ -116,7 +116,7 @@ class Track:
 
     Args:
         sample: the latest one, compared with the one before; it came at `at_s`.
-        sampled_s: when it was taken, by the clock of its node.
+        sampled_s: its time by the clock of its node.
         ran_s: when its main thread last ran; `moved_s` is when anything of it moved.
         moves: samples at which it had run; `longest_rest_s` is the longest time between two.
         inspected: the sample of the latest inspection.
@@ -136,7 +136,7 @@ class Track:
 
 @dataclass(frozen=True, kw_only=True)
 class Resumed:
-    """A training that hung goes on by itself, after it stood still for so long."""
+    """A training that hung goes on by itself, after a standstill of `stalled_s`."""
 
     stalled_s: float
     step: int
@@ -144,7 +144,7 @@ class Resumed:
 
 @dataclass(kw_only=True)
 class Program:
-    """The ranks of one step of the job, or of its script itself, and when they last went on."""
+    """The ranks of one step of the job, or of its script itself, and their progress."""
 
     name: str
     ranks: dict[int, Track] = field(default_factory=dict)
@@ -178,13 +178,13 @@ class Program:
 
     @property
     def has_begun(self) -> bool:
-        """Whether all ranks have run for as long as it takes to load what they train with."""
+        """Whether all ranks have run for long enough to load their libraries."""
         return all(track.sample.ran_s >= _LOADED_S for track in self.ranks.values())
 
     def take(self, sample: RankSample, report: NodeReport, now_s: float, *, resumed: bool) -> bool:
-        """Take in a sample of a rank; return whether it has run. `resumed`: the job was suspended.
+        """Add a sample of a rank; return whether it has run. `resumed`: the job was suspended.
 
-        While it was suspended neither the ranks ran nor we: what came before is no standstill.
+        A suspension stops the ranks and us alike: the time before it is no standstill.
         """
         track = self.ranks.get(sample.rank)
         if track is None or track.sample.pid != sample.pid or sample.steps < track.sample.steps:
@@ -215,18 +215,18 @@ class Program:
         return track.ran_s == now_s
 
     def move(self, at_s: float) -> None:
-        """Note that something moved or worked then."""
+        """Record movement or work at a time."""
         if at_s > self.moved_s > -math.inf:
             self.longest_still_s = max(self.longest_still_s, at_s - self.moved_s)
         self.moved_s = max(self.moved_s, at_s)
 
 
 class Pulse:
-    """All trainings of a job: reports and output go in, what is due comes out.
+    """All trainings of a job: reports and output go in, due inspections come out.
 
     Args:
         nodes: those of the job.
-        limits: what a standstill is measured against.
+        limits: of a standstill.
     """
 
     def __init__(self, nodes: Sequence[str], limits: Limits = LIMITS) -> None:
@@ -234,28 +234,30 @@ class Pulse:
         self.programs: dict[str, Program] = {}
         self._limits = limits
         self._files: dict[str, StepLines] = {}
-        # By node: programs and ranks as reported last, and when how many bytes had come.
+        # By node: programs and ranks of the last report, and the received bytes at a time.
         self._on_node: dict[str, set[tuple[str, int]]] = {}
         self._received: dict[str, tuple[float, int]] = {}
         self._reported_s = math.inf
 
     @property
     def line(self) -> StepLines | None:
-        """The output file that counted last, None where none does."""
+        """The output file that counted last, None if none does."""
         counting = [lines for lines in self._files.values() if lines.line]
         return max(counting, key=lambda lines: lines.last_s, default=None)
 
     @property
     def step(self) -> int:
-        """The latest step that heartbeats or output show, 0 where neither does."""
+        """The latest step of heartbeats or output, 0 without one."""
         steps = [program.step for program in self.programs.values()]
         return max(steps, default=0) or (self.line.step if self.line else 0)
 
-    def read(self, file: str, text: str, now_s: float, *, torn: bool = False) -> LossIsNone | None:
-        """Take in what was written to a file since the last time; `torn`: not all of it.
+    def read(
+        self, file: str, text: str, now_s: float, *, torn: bool = False
+    ) -> NonFiniteLoss | None:
+        """Read the new text of a file; `torn`: a part before it is left out.
 
         Returns:
-            that its losses are no numbers any more, if that is new.
+            that its losses have become NaN or infinite, if that is new.
         """
         lines = self._files.setdefault(file, StepLines())
         if torn:
@@ -263,7 +265,7 @@ class Pulse:
         return lines.take(text, now_s)
 
     def observe(self, report: NodeReport, now_s: float) -> None:
-        """Take in a report: ranks of its node that it does not have any more have ended."""
+        """Add a report: ranks of its node that it no longer has have ended."""
         resumed = now_s - self._reported_s > _SUSPENDED_S
         self._reported_s = now_s
         present = {(sample.program, sample.rank) for sample in report.ranks}
@@ -292,10 +294,10 @@ class Pulse:
                 self.programs[name].move(now_s)
 
     def due(self, now_s: float) -> Program | None:
-        """Return a training that stands still for longer than is usual for it, if there is one.
+        """Return a training that stands still for longer than usual, if there is one.
 
-        After one that showed no hang the next inspection comes later and later. A training that
-        hangs is not due before it goes on.
+        Inspections that show no hang come later and later. A training that hangs is not due before
+        it goes on.
         """
         lines_s = now_s - self.line.last_s if self.line else 0.0
         for program in self.programs.values():
@@ -306,7 +308,7 @@ class Pulse:
                 continue
             standing = self._standing(program, now_s)
             late = standing.stalled_s >= standing.allowance_s
-            # What has not begun is no training, or none yet: nothing looks at it.
+            # A program that has not begun is no training, or none yet.
             begun = standing.sign is Sign.STEP or not standing.is_young or program.has_begun
             if not late or not begun:
                 program.pause_s = 0.0
@@ -322,7 +324,7 @@ class Pulse:
         program.not_before_s = now_s + min(program.pause_s, at_most_s)
 
     def resumed(self, now_s: float) -> list[Resumed]:
-        """Return the trainings that hung, and go on by what had shown the hang; once each."""
+        """Return the trainings that go on after a hang, by the sign that had shown it; once."""
         resumed = []
         for program in self.programs.values():
             match program.hung_by:
@@ -336,7 +338,7 @@ class Pulse:
                     again_s = program.stepped_s
                 case _:
                     continue
-            # A report may be late, and make an age younger than it is.
+            # A late report makes the age of a step too young.
             late_s = self._limits.at_least_s / 5
             if again_s > program.hung_s + late_s and now_s - again_s < self._limits.at_least_s:
                 stalled_s = again_s - program.hung_s
@@ -351,10 +353,10 @@ class Pulse:
         now_s: float,
         silent: Collection[str] = (),
     ) -> Standstill:
-        """Return what an inspection showed of a program; `why_not` says why it is no hang so far.
+        """Return the standstill of a program by an inspection; `why_not` is why it is no hang yet.
 
         Args:
-            program: what was due.
+            program: the one that was due.
             reports: the inspections of the nodes that answered, which were observed, too.
             now_s: the time.
             silent: the nodes that did not answer.
@@ -379,14 +381,14 @@ class Pulse:
             ranks=(*known, *([] if silent else missing_ranks(known, self.nodes))),
             paths=paths_between(reports),
             silent=tuple(silent),
-            not_seen={
+            unavailable={
                 what: f"{why} ({node})"
                 for node, report in reports.items()
-                for what, why in report.not_seen.items()
+                for what, why in report.unavailable.items()
             },
         )
         why, again_s = who_gets_on(standstill, self._limits)
-        if not why and not standstill.cannot_be_well:
+        if not why and not standstill.is_definitely_hung:
             why, again_s = self._why_not(standstill, standing, program, now_s)
         if why:
             self.put_off(program, now_s, again_s)
@@ -396,7 +398,7 @@ class Pulse:
         return standstill
 
     def _standing(self, program: Program, now_s: float) -> Standing:
-        """Return by what a program stands still, for how long, and what would be usual."""
+        """Return the sign that is missing, for how long, and the usual pause."""
         samples = [track.sample for track in program.ranks.values()]
         if program.beats:
             allowance_s, is_young = max(
@@ -408,7 +410,7 @@ class Pulse:
             return Standing(
                 sign=Sign.STEP, stalled_s=stalled_s, allowance_s=allowance_s, is_young=is_young
             )
-        # All come to rest together: the one that rested least before shows what is usual.
+        # All come to rest together: the rank with the shortest rests shows the usual one.
         moves = max((track.moves for track in program.ranks.values()), default=0)
         rests = [track.longest_rest_s for track in program.ranks.values() if track.moves]
         rested_s = now_s - program.ran_s
@@ -434,11 +436,11 @@ class Pulse:
     def _usual(
         self, sign: Sign, count: int, typical_s: float, longest_s: float
     ) -> tuple[float, bool]:
-        """Return how long a pause would be usual, and whether too few were counted to know."""
+        """Return the usual pause, and whether too few signs were counted to know it."""
         limits = self._limits
         pauses_s = limits.pauses * longest_s
         if count < _FEW:
-            # What is seen then decides; lines that did not count for long are no training's.
+            # The inspection decides then; lines that did not count for long are no training's.
             return limits.first_s if sign is Sign.LINE else max(limits.at_least_s, pauses_s), True
         least_s = {Sign.LINE: limits.lines_s, Sign.RUN: limits.runs_s, Sign.STEP: limits.at_least_s}
         return max(least_s[sign], limits.times * typical_s, pauses_s + typical_s), False
@@ -446,14 +448,14 @@ class Pulse:
     def _why_not(
         self, standstill: Standstill, standing: Standing, program: Program, now_s: float
     ) -> tuple[str, float]:
-        """Return why nothing shows that a training hangs, and when to look again at the latest.
+        """Return why this may be no hang, and the time to the next inspection at the latest.
 
         The reason is empty if it hangs.
         """
         limits = self._limits
         alive = [rank for rank in standstill.ranks if not rank.gone]
         gone = [rank for rank in standstill.ranks if rank.gone]
-        # One that does not wait for others may wait for what is not seen, as for another job's
+        # A rank that does not wait for others may wait for an unknown event, as for another job's
         # file.
         apart = [r for r in alive if r.rank not in standstill.waiting and not r.gpu_waits]
         places = {rank.place.doing for rank in apart}
@@ -471,23 +473,23 @@ class Pulse:
         if places == {Doing.LOADING}:
             limit_s = limits.loading_s
         elif places and places <= {Doing.LOADING, Doing.CHECKPOINT}:
-            limit_s = limits.unseen_s
+            limit_s = limits.unknown_s
         elif places:
             limit_s = limits.alone_s
-        elif "gpu-activity" in standstill.not_seen:
-            limit_s = limits.unseen_s
+        elif "gpu-activity" in standstill.unavailable:
+            limit_s = limits.unknown_s
         still_s = now_s - program.moved_s
         left_s = max(limit_s, limits.pauses * program.longest_still_s) - still_s
         to_come = gone or standstill.silent or not any(rank.world for rank in alive)
         if standing.is_young and to_come:
             left_s = limits.first_s - standstill.stalled_s
-        start = "nothing is seen that its start does not explain"
-        why = start if standing.is_young else "a rank polls for what is not seen"
+        start = "its start may explain all of this"
+        why = start if standing.is_young else "a rank polls for an unknown event"
         return (why, left_s) if left_s > 0 else ("", 0.0)
 
 
 def who_gets_on(standstill: Standstill, limits: Limits) -> tuple[str, float]:
-    """Return which rank still works, or waits for what may come, and for how long at most."""
+    """Return a rank that still works, or that may wait with reason, and for how long at most."""
     stalled_s, waiting = standstill.stalled_s, standstill.waiting
     if stalled_s < standstill.allowance_s:
         return "it goes on", math.inf

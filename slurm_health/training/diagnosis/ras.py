@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What NCCL itself says of its ranks (RAS): how far they came, and which do not answer."""
+"""NCCL's own report of its ranks (RAS): how far they came, and which do not answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_RANKS = 65_536
 
 
 class RasRank(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank of a communicator, as NCCL reports it; counts are of collectives launched so far."""
+    """One rank of a communicator; counts are of collectives launched so far."""
 
     rank: int
     host: str = ""
@@ -29,12 +29,12 @@ class RasRank(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def launched(self) -> int:
-        """All collectives that it has launched."""
+        """The number of all launched collectives."""
         return sum(self.collective_counts.values())
 
 
 class MissingStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Why nothing is known of a rank."""
+    """Why a rank has no report."""
 
     unresponsive: bool = False
     considered_dead: bool = False
@@ -64,7 +64,7 @@ class RasStatus(msgspec.Struct, frozen=True, kw_only=True):
     communicators: tuple[Communicator, ...] = ()
 
 
-# Of NCCL's RAS as text: `#0-0 (fa93daea854b060b) MISMATCH`, `30 ranks have launched up to operation
+# NCCL's RAS as text: `#0-0 (fa93daea854b060b) MISMATCH`, `30 ranks have launched up to operation
 # 640`, `Rank 12 -- GPU 4 managed by process 323032 on node 10.0.0.124`
 _REPORTED = re.compile(r"^#\d+-\d+ \((?P<hash>[0-9a-f]{1,32})\)")
 _LAUNCHED = re.compile(
@@ -77,10 +77,10 @@ _RANK = re.compile(
 
 
 def read_report(text: str) -> RasStatus:
-    """Return what NCCL's RAS says as text of communicators whose ranks differ.
+    """Return the communicators whose ranks differ, by NCCL's RAS as text.
 
-    It names the ranks of the last, smallest count, and only counts the others: these get numbers
-    that no named one has.
+    It names the ranks of the last, smallest count, and only counts the others: these get unused
+    numbers.
     """
     communicators = []
     for block in re.split(r"^(?=#\d+-\d+ \()", text, flags=re.MULTILINE)[1:]:
@@ -114,9 +114,9 @@ def read_report(text: str) -> RasStatus:
 
 
 def records_of(status: RasStatus, samples: Sequence[RankSample]) -> list[FlightRecord]:
-    """Return how far ranks came in communicators where some launched fewer than others.
+    """Return how far ranks came in communicators in which some launched fewer than others.
 
-    Unless most did: what is ahead is then the odd one. A process is one rank in all communicators.
+    If most did, the one that is ahead is the odd one. A process is one rank in all communicators.
     """
     numbers = _Numbers(samples)
     records = []
@@ -162,7 +162,7 @@ def rank_unresponsive(_: Inference, data: DataManager) -> Inference | None:
         return Inference(
             name="rank-unresponsive",
             description=f"{ranks_text(ranks) if ranks else 'a rank'} on {hosts}"
-            f" {'does' if len(missing) == 1 else 'do'} not answer NCCL, and the others do",
+            f" {'does' if len(missing) == 1 else 'do'} not answer NCCL, while the others do",
             sureness=Sureness.LIKELY,
             nodes=tuple(
                 sorted({rank.node for rank in samples if rank.rank in ranks and rank.node})
@@ -174,13 +174,13 @@ def rank_unresponsive(_: Inference, data: DataManager) -> Inference | None:
                 f" {'considered dead' if rank.status.considered_dead else 'unresponsive'}"
                 for rank in missing[:MOST_LINES]
             ),
-            advice="check whether its process runs there, and whether the network to its node does",
+            advice="check whether its process runs there, and whether its node can be reached",
         )
     return None
 
 
 class _Numbers:
-    """The training's numbers of NCCL's ranks: by their processes, or where all are in one.
+    """The training's numbers of NCCL's ranks: by their processes, or by a communicator of all.
 
     Two nodes may have processes of one number, and containers repeat them.
     """
@@ -192,7 +192,7 @@ class _Numbers:
         self._stand_ins: dict[tuple[str, int, int], int] = {}
 
     def of(self, rank: RasRank | MissingRank, communicator: Communicator) -> int:
-        """Return the number of a rank, a stand-in where it is not known."""
+        """Return the number of a rank, a stand-in if it is unknown."""
         if (known := self._by_pid.get(rank.pid)) is not None:
             return known
         if communicator.size == self._many:

@@ -27,7 +27,7 @@ OF_THE_PROGRAM = frozenset(
         "ZeroDivisionError",
     }
 )
-# Exceptions that what is on the node, or is not there, may cause.
+# Exceptions that the files and packages of a node may cause.
 OF_THE_PLACE = frozenset(
     {
         "FileNotFoundError",
@@ -43,29 +43,29 @@ _END_OF_NAME = re.compile(r"(?<!:):(?!:)")  # two colons are C++'s, within the n
 
 
 class On(Flag):
-    """What a row is also good for, beside the exception of a rank."""
+    """The uses of a row beside the exception of a rank."""
 
     EXCEPTION = 0
-    LAST_WORDS = auto()  # nothing else has these words: they count without an exception
-    SHARED = auto()  # of what nodes share: where several meet it, it is no node's own
-    ONE_NODE = auto()  # one of several nodes may lack what the others have
-    CRASH = auto()  # a library writes it before it crashes, and so knows more than the signal
+    LAST_WORDS = auto()  # the words are unambiguous: they count without an exception
+    SHARED = auto()  # nodes share its subject: if several fail so, it is no single node's
+    ONE_NODE = auto()  # one of several nodes may lack files of the others
+    CRASH = auto()  # a library writes it before a crash: it says more than the signal
 
 
 @dataclass(frozen=True)
 class Row:
-    """Words, and what they mean.
+    """Words, and their meaning.
 
     Args:
         name: of the cause.
         pattern: of the words.
         says: the cause, the end of a sentence.
         advice: what helps.
-        blame: whose doing it is.
-        sureness: how sure the words make that.
-        unless: where the words are another row's, or nobody's.
-        on: what it is also good for.
-        codes: exit codes of a process that wrote it, empty where it always ends by it.
+        blame: node, transient, user, outside or undecided.
+        sureness: how sure the words are of it.
+        unless: an exclusion: these words have another meaning.
+        on: its further uses.
+        codes: exit codes of a process that wrote it, empty for any.
     """
 
     name: str
@@ -79,7 +79,7 @@ class Row:
     codes: frozenset[int] = frozenset()
 
     def fits(self, text: str) -> bool:
-        """Tell whether a text has the words."""
+        """Return whether a text has the words."""
         return re.search(self.pattern, text) is not None and not self.unless(text)
 
     def inference(
@@ -90,7 +90,7 @@ class Row:
         ranks: tuple[int, ...] = (),
         evidence: tuple[str, ...] = (),
     ) -> Inference:
-        """Return the cause that it stands for; `names` fill its sentences."""
+        """Return its cause; `names` fill its sentences."""
         return Inference(
             name=self.name,
             attribution=self.blame,
@@ -110,5 +110,5 @@ def kind_of(error: str) -> str:
 
 
 def alike(error: str) -> str:
-    """Return an exception without what differs from rank to rank: figures and addresses."""
+    """Return an exception without figures and addresses, which differ between ranks."""
     return re.sub(r"0x[0-9a-f]+|\d+", "#", error)

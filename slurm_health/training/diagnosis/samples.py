@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What agents send of the ranks on their nodes, and what one training that stands still is like.
+"""The reports of agents about the ranks on their nodes, and the standstill of a training.
 
-A `RankSample` is one rank at one moment: its heartbeat, its processes as /proc has them, and after
-an inspection also where it is. Agents remember nothing: the `Pulse` compares each sample with the
-one before. A main thread that only waits comes back seldom and runs for next to nothing; one that
-spins runs all the time; one that polls comes back often and runs for little. None of this is
-progress.
+A `RankSample` is one rank at one moment: its heartbeat, its processes in /proc, and after an
+inspection also its place in the code. Agents are stateless: the `Pulse` compares consecutive
+samples. A main thread that only waits wakes seldom and hardly runs; one that spins runs all the
+time; one that polls wakes often and runs for little. None of this is progress.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from enum import Enum, StrEnum
 import msgspec
 
 from slurm_health.records.text import listed, ranks_text
-from slurm_health.training.diagnosis.collected import FlightRecord, NodeTold
+from slurm_health.training.diagnosis.collected import FlightRecord, NodeState
 
 STOPPED, IN_KERNEL, TRACED = "T", "D", "t"  # states of processes, as proc(5) names them
-# What a process that only waits may use: threads that look after connections and logs.
+# The CPU share of a process that only waits: its threads serve connections and logs.
 IDLE_SHARE = 0.05
 IDLE_BYTES_PER_S = 16 << 10  # that a rank and its children read and write
 _WAKES_PER_S = 0.5  # of a wait with a time limit
-# Of the time in which a main thread at rest runs, and on a starved node is ready to. One that polls
-# does both for longer, and one that spins does not wait in the kernel.
+# Shares of time in which a main thread at rest runs, and on a starved node is ready to. One that
+# polls does both for longer, and one that spins does not wait in the kernel.
 _RESTS, _POLLS, _SPINS = (0.002, 0.05), (0.05, 0.3), 0.9
 _BUSY_SHARE = 0.5
 _LIBRARIES = ("site-packages/", "dist-packages/", "/lib/python", "<frozen", "<string>")
@@ -39,9 +38,9 @@ _BACKWARD = "_engine_run_backward"
 _LOADERS = "torch/utils/data/"
 _COMPILERS = ("torch/_dynamo/", "torch/_inductor/", "torch/_functorch/", "triton/")
 _CHECKPOINTS = ("torch/serialization.py", "torch/distributed/checkpoint/", "safetensors/")
-# Where a checkpoint that is written waits for its device, and so for the collectives queued there.
+# The write of a checkpoint waits here for its device, and so for the collectives queued there.
 _FROM_DEVICE = (("torch/storage.py", "cpu"), ("torch/cuda/streams.py", "synchronize"))
-# Where Python's debuggers wait for a person: pdb, and pydevd below the debuggers of editors.
+# Python's debuggers wait here for a person: pdb, and pydevd below the debuggers of editors.
 _AT_A_PROMPT = frozenset({"interaction", "do_wait_suspend", "_do_wait_suspend"})
 _DEBUGGERS = ("/pdb.py", "pydevd")
 # Functions of the kernel in which a process waits for a file, a pipe or a filesystem. Ranks that
@@ -61,7 +60,7 @@ class Frame(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Doing(Enum):
-    """What a rank does, in words."""
+    """The activity of a rank, in words."""
 
     COLLECTIVE = "in a collective"
     LOADING = "waits for its data loader"
@@ -72,7 +71,7 @@ class Doing(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class StackPlace:
-    """Where a rank is: `what` is the collective's name, `at` the deepest line of the user's."""
+    """A rank's place: `what` is the collective's name, `at` the deepest line of the user's."""
 
     doing: Doing
     what: str = ""
@@ -85,7 +84,7 @@ class StackPlace:
 
 
 def place_of(stack: Sequence[Frame]) -> StackPlace:
-    """Return where a stack is, outermost call first."""
+    """Return the place of a stack, outermost call first."""
     if not stack:
         return StackPlace(doing=Doing.NOT_KNOWN)
     own = [frame for frame in stack if not any(mark in frame.file for mark in _LIBRARIES)]
@@ -110,28 +109,28 @@ def place_of(stack: Sequence[Frame]) -> StackPlace:
 
 
 class RankSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One rank at one moment; what is not known is 0, empty, or -1 for `replica`.
+    """One rank at one moment; unknown values are 0, empty, or -1 for `replica`.
 
     Args:
-        rank: its number; `world` is how many ranks there are.
-        node: where it runs.
+        rank: its number; `world` is the number of ranks.
+        node: its node.
         program: the step of the job that it belongs to, or the job's script itself.
         pid: its process there, 0 of a rank that ended before it was ever sampled.
         gone: its process has ended.
-        step: at which it is, by its heartbeat; `steps` is how many so far, the latest `age_s` ago.
-        typical_s: what a step takes; `longest_s` is the longest pause between two.
+        step: its current one, by its heartbeat; `steps` counts them, the latest was `age_s` ago.
+        typical_s: the usual time of a step; `longest_s` is the longest pause between two.
         own_s: seconds of its own in `own_steps` steps, `loading_s` of them for its data, which has
-            given so many `batches`, and may have ended.
-        tokens: that it has computed; ranks with the same `role` do the same part of the model, and
+            given `batches`; `data_ended`: there are no more.
+        tokens: those it has computed; ranks with the same `role` do the same part of the model, and
             those of one `replica` have the same data.
         state: of its main thread, one letter of proc(5), which ran for `ran_s`, was ready to for
             `unserved_s` without a processor, and went to wait `wakes` times.
         cpu_s: of the process and its children, which read and wrote `io_bytes`.
-        throttled_s: how long a CPU limit held its cgroup back.
-        answered: it said where it is. The following are of an inspection.
-        stack: where its main thread is, outermost call first.
-        kernel: where in the kernel it waits, and its children.
-        flight: which collectives it has recorded.
+        throttled_s: the time for which a CPU limit held its cgroup back.
+        answered: it answered an inspection, which the following are of.
+        stack: of its main thread, outermost call first.
+        kernel: the waits in the kernel of it and its children.
+        flight: its recorded collectives.
         gpu_share: of time in which its GPUs were used; with `gpu_waits` they did next to nothing
             in it, as in a collective that waits for its peers.
         cpu_share: of one core, since the sample before; `unserved_share` of that time its main
@@ -178,7 +177,7 @@ class RankSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     polls: bool = False
 
     def since(self, before: RankSample, window_s: float) -> RankSample:
-        """Return this sample with what the rank did in the `window_s` since an earlier one."""
+        """Return this sample with the activity in the `window_s` since an earlier one."""
         ran = (self.ran_s - before.ran_s) / window_s
         ready = (self.unserved_s - before.unserved_s) / window_s
         # A child that has ended takes its figures along.
@@ -188,7 +187,7 @@ class RankSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         most_ran, most_ready = _RESTS if seldom else _POLLS
         waits = ran <= most_ran and ready <= most_ready
         idle = self.steps == before.steps and moved_bytes <= IDLE_BYTES_PER_S * window_s
-        # A rank that is elsewhere by now does not rest, whatever the kernel has counted.
+        # A rank that has moved to another place does not rest, whatever the kernel has counted.
         idle &= not (before.stack and self.stack) or before.place == self.place
         return msgspec.structs.replace(
             self,
@@ -216,12 +215,12 @@ class RankSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def lacks_processor(self) -> bool:
-        """Whether others have the processors that it needs, or a limit keeps it from them."""
+        """Whether others use its processors, or a limit keeps it from them."""
         return self.unserved_share >= _BUSY_SHARE
 
     @property
     def compiles(self) -> bool:
-        """Whether it compiles kernels: that takes minutes, and a GPU may wait for it meanwhile."""
+        """Whether it compiles kernels, which takes minutes while a GPU may wait."""
         return any(mark in frame.file for frame in self.stack for mark in _COMPILERS)
 
     @property
@@ -231,7 +230,7 @@ class RankSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def is_debugged(self) -> bool:
-        """Whether a person looks at it with a debugger, and holds it meanwhile."""
+        """Whether a debugger holds it."""
         return self.state == TRACED or any(
             frame.function in _AT_A_PROMPT and any(mark in frame.file for mark in _DEBUGGERS)
             for frame in self.stack
@@ -239,7 +238,7 @@ class RankSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def file_waits(self) -> frozenset[str]:
-        """Where in the kernel it and its children wait for a file, a pipe or a filesystem."""
+        """Its waits in the kernel, and its children's, for a file, a pipe or a filesystem."""
         return frozenset(wait for wait in self.kernel.split(", ") if _FILES.search(wait))
 
     @property
@@ -250,34 +249,33 @@ class RankSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def place(self) -> StackPlace:
-        """Where it is, by its stack."""
+        """Its place, by its stack."""
         return place_of(self.stack)
 
 
 class Look(StrEnum):
-    """What a report was made for."""
+    """The purpose of a report."""
 
     SAMPLE = ""
-    # The ranks have answered questions, and worked for that: the next sample is compared with this.
+    # The ranks have just worked to answer questions: the next sample is compared with this one.
     BASELINE = "baseline"
     INSPECTION = "inspection"  # the ranks were sampled before they were asked
 
 
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What an agent sends: the ranks on its node, and if asked, how these and the node are.
+    """An agent's message: the ranks on its node, and on request their places and the node's state.
 
     Args:
         node: its name.
         at_s: when the ranks were sampled, by the node's own clock.
         ranks: samples of all of them.
-        look: what it was made for; the following come with an inspection.
+        look: its purpose; the following come with an inspection.
         addresses: this node's own.
-        broken: of each connection with unanswered data the address at its other end, and how often
-            was sent again.
-        sent: by address, the bytes that were sent to it so far, and the seconds that this took.
-        received: the bytes that came so far.
-        not_seen: what could not be looked at, and why.
-        state: how the node is, if that was asked.
+        broken: the peer's address and the retransmissions of connections with unanswered data.
+        sent: by address, the bytes sent so far, and the seconds that this took.
+        received: the bytes received so far.
+        unavailable: by name, what could not be read, and why.
+        state: the state of the node, on request.
     """
 
     node: str
@@ -288,8 +286,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     broken: tuple[tuple[str, int], ...] = ()
     sent: dict[str, tuple[int, float]] = {}
     received: int = 0
-    not_seen: dict[str, str] = {}
-    state: NodeTold | None = None
+    unavailable: dict[str, str] = {}
+    state: NodeState | None = None
 
 
 def ranks_of(ranks: Iterable[RankSample]) -> tuple[int, ...]:
@@ -298,7 +296,7 @@ def ranks_of(ranks: Iterable[RankSample]) -> tuple[int, ...]:
 
 
 def nodes_of(ranks: Iterable[RankSample]) -> tuple[str, ...]:
-    """Return their nodes that are known, in order."""
+    """Return their known nodes, in order."""
     return tuple(sorted({rank.node for rank in ranks if rank.node}))
 
 
@@ -309,7 +307,7 @@ def who(ranks: Sequence[RankSample]) -> str:
 
 
 class BrokenPath(msgspec.Struct, frozen=True, kw_only=True):
-    """TCP connections of the job between two nodes on which `node` retransmits and gets no answer.
+    """TCP connections of the job between two nodes on which `node` retransmits without an answer.
 
     `peer` is a node, or an address that no node of the job has.
     """
@@ -321,19 +319,19 @@ class BrokenPath(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Standstill(msgspec.Struct, frozen=True, kw_only=True):
-    """A training that makes no progress: all of its ranks, since when, and at which step.
+    """A training without progress: all of its ranks, since when, and at which step.
 
     Args:
-        stalled_s: for how long; a pause of `allowance_s` would be usual.
-        step: the last one, 0 where none is known.
+        stalled_s: its duration; a pause of `allowance_s` would be usual.
+        step: the last one, 0 if unknown.
         line: the last line of output that counted steps, if output alone shows the standstill.
         at_rest: the ranks' main threads show it.
         nodes: those of the job.
         ranks: all of them.
         paths: connections that do not get through.
-        silent: nodes whose monitor does not answer.
-        not_seen: what could not be looked at, and why.
-        why_not: why this is no hang as far as is known, empty if it is one.
+        silent: nodes whose agent does not answer.
+        unavailable: by name, what could not be read, and why.
+        why_not: why this may be no hang, empty if it is one.
     """
 
     stalled_s: float
@@ -345,7 +343,7 @@ class Standstill(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[RankSample, ...] = ()
     paths: tuple[BrokenPath, ...] = ()
     silent: tuple[str, ...] = ()
-    not_seen: dict[str, str] = {}
+    unavailable: dict[str, str] = {}
     why_not: str = ""
 
     @property
@@ -363,20 +361,20 @@ class Standstill(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @property
-    def cannot_be_well(self) -> bool:
-        """Whether something is seen that no start or pause explains: not only that ranks wait.
+    def is_definitely_hung(self) -> bool:
+        """Whether there is evidence that no start or pause explains: not only waits of ranks.
 
-        That is a rank that is stopped, and not all of them; data between nodes of the job that is
-        not answered; a node that is silent, while connections are broken.
+        Such are a stopped rank, if not all are stopped; unanswered data between nodes of the job; a
+        silent node while connections are broken.
         """
-        # What is not answered from outside the job is a user's that has left, not a rank's.
+        # A broken connection to a peer outside the job is a user's that has left, not a rank's.
         within = any(path.peer in self.nodes for path in self.paths)
         silent = bool(self.paths and self.silent)
         return 0 < len(self.stopped) < len(self.ranks) or within or silent
 
 
 def paths_between(reports: Mapping[str, NodeReport]) -> tuple[BrokenPath, ...]:
-    """Return the broken paths that nodes report, with the names of both ends."""
+    """Return the broken paths in reports, with the names of both ends."""
     owners = {address: node for node, report in reports.items() for address in report.addresses}
     paths: dict[tuple[str, str], list[int]] = {}
     for node, report in reports.items():
@@ -389,7 +387,7 @@ def paths_between(reports: Mapping[str, NodeReport]) -> tuple[BrokenPath, ...]:
 
 
 def shared_end(paths: Sequence[BrokenPath]) -> tuple[tuple[str, ...], str]:
-    """Return the nodes of broken paths, and what they mean: one node, if all lead to it."""
+    """Return the nodes of broken paths, only one if all lead to it, and that in words."""
     ends = [{path.node, path.peer} for path in paths]
     if not ends:
         return (), ""
@@ -402,9 +400,9 @@ def shared_end(paths: Sequence[BrokenPath]) -> tuple[tuple[str, ...], str]:
 
 
 def missing_ranks(ranks: Iterable[RankSample], nodes: Sequence[str]) -> list[RankSample]:
-    """Return the ranks of a program that ended before they were ever sampled.
+    """Return the ranks of a program that ended before any sample.
 
-    Which node they were on is known where a single one has fewer ranks than the others.
+    Their node is known if it alone has fewer ranks than the others.
     """
     samples = list(ranks)
     known = {sample.rank for sample in samples}

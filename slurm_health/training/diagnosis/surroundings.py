@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of a job beside its words: by Slurm, kernels, drivers and the monitor."""
+"""Causes beside a job's output: by Slurm, kernels, drivers and the monitor."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from slurm_health.records.script_records import (
 from slurm_health.records.text import listed
 from slurm_health.report.sentences import event_text, hung_text
 from slurm_health.training.diagnosis.collected import (
-    MonitorSaw,
-    NodesTold,
+    MonitorReport,
+    NodeStates,
     ScriptEnd,
     SlurmView,
     TrainingLog,
+    exclude_options,
     failed_ranks,
-    leaving_out,
 )
 from slurm_health.training.diagnosis.rows import Row
 from slurm_health.training.diagnosis.samples import Standstill
@@ -50,10 +50,10 @@ from slurm_health.training.diagnosis.words_of_launchers import (
 )
 from slurm_health.training.framework import Attribution, DataManager, Inference, Sureness
 
-# What ends a job from outside, by Slurm's names of job states, and by its words where it has some.
+# Ends from outside, by Slurm's job states, and by its words for their reasons.
 _OUTSIDE = {
     "CANCELLED": ("the job was cancelled", ""),
-    "PREEMPTED": ("the job had to make way for another one", "it goes on when it is started again"),
+    "PREEMPTED": ("the job was preempted by another one", "it goes on when it is started again"),
     "REQUEUED": ("the job was requeued (scontrol requeue)", ""),
     "PENDING": ("the job was requeued", ""),
     "TIMEOUT": ("the job reached its time limit", "ask for more time (--time), or save more often"),
@@ -69,15 +69,15 @@ _REFUSED = re.compile(
     "|".join(kind.pattern for kind in KINDS if kind.name == "gpu-reset-required")
     + r"|^NVRM: (?:GPU \S+: )?(?:RmInitAdapter|rm_init_adapter) failed"
 )
-_KERNELS_OWN = "kernel-log"  # the check of what is no error of a device
-_DOMAIN = 3  # nodes that report the same have one cause, which may be at none of them
+_KERNELS_OWN = "kernel-log"  # the check of errors that are no device's
+_DOMAIN = 3  # so many nodes with the same error share one cause, which may be at none of them
 
 
 def ended_from_outside(_: Inference, data: DataManager) -> Inference | None:
-    """Slurm, or the person that asked it to, ended the job: by the job's state, or the output.
+    """Slurm, or a user by it, ended the job: by the job's state, or the output.
 
-    A hang that ran into the time limit, or that our monitor ended, is the cause; others who end a
-    job may have other reasons.
+    A hang that ran into the time limit, or that our monitor ended, is the cause; anyone else may
+    end a job for another reason.
     """
     end, view, log = data.get(ScriptEnd), data.get(SlurmView), data.get(TrainingLog)
     # A script may print what Slurm writes of another job.
@@ -95,16 +95,17 @@ def ended_from_outside(_: Inference, data: DataManager) -> Inference | None:
         return None
     means, advice = _OUTSIDE[state]
     evidence = lines[-1:] or [f"Slurm: the job's state is {state}"]
-    saw = data.get(MonitorSaw)
-    if saw and saw.hang and saw.hang.diagnosed and state not in _BACK_IN_THE_QUEUE:
-        evidence.append(_line_of(saw.hang))
-        own = state == "CANCELLED" and saw.cancels
+    monitor = data.get(MonitorReport)
+    hang = monitor.hang if monitor else None
+    if monitor and hang and hang.diagnosed and state not in _BACK_IN_THE_QUEUE:
+        evidence.append(_line_of(hang))
+        own = state == "CANCELLED" and monitor.cancels
         if own or state == "TIMEOUT":
             until = "slurm-health cancelled the job (--monitor=stop)" if own else means
-            return _hung_until(until, saw.hang.diagnosed, evidence)
+            return _hung_until(until, hang.diagnosed, evidence)
         means = f"{means} while the training hung"
-        advice = advice_afterwards(saw.hang.diagnosed)
-        evidence.append(saw.hang.diagnosed.description)
+        advice = advice_afterwards(hang.diagnosed)
+        evidence.append(hang.diagnosed.description)
     return Inference(
         name=REQUEUED if state in _BACK_IN_THE_QUEUE else "ended-from-outside",
         description=means,
@@ -116,12 +117,13 @@ def ended_from_outside(_: Inference, data: DataManager) -> Inference | None:
 
 
 def hung_until_ended(_: Inference, data: DataManager) -> Inference | None:
-    """The training hung until slurm-health ended the script: how its processes ended is no sign."""
-    saw = data.get(MonitorSaw)
-    if saw is None or not saw.ends_script or saw.hang is None or saw.hang.diagnosed is None:
+    """The training hung until slurm-health ended the script, which explains how it ended."""
+    monitor = data.get(MonitorReport)
+    hang = monitor.hang if monitor and monitor.ends_script else None
+    if hang is None or hang.diagnosed is None:
         return None
     ended = "slurm-health ended the script, as --monitor asks"
-    return _hung_until(ended, saw.hang.diagnosed, [_line_of(saw.hang)])
+    return _hung_until(ended, hang.diagnosed, [_line_of(hang)])
 
 
 def hung_before_failure(inference: Inference, data: DataManager) -> Inference | None:
@@ -129,8 +131,8 @@ def hung_before_failure(inference: Inference, data: DataManager) -> Inference | 
 
     The hang was not over, and no rank explains the failure by itself.
     """
-    saw, log = data.get(MonitorSaw), data.get(TrainingLog)
-    hang = saw.hang if saw else None
+    monitor, log = data.get(MonitorReport), data.get(TrainingLog)
+    hang = monitor.hang if monitor else None
     if hang is None or hang.diagnosed is None:
         return None
     own = log.of_their_own if log else ()
@@ -170,17 +172,17 @@ def _line_of(hang: TrainingEvent) -> str:
 
 
 def slow_before(cause: Inference, data: DataManager) -> list[str]:
-    """Return what was slow before, as lines of evidence: on the nodes of a cause, if it has any."""
-    saw = data.get(MonitorSaw)
+    """Return earlier slowness as lines of evidence: on the nodes of a cause, if it has any."""
+    monitor = data.get(MonitorReport)
     nodes = set(cause.nodes)
-    slow = [why for why in (saw.slow if saw else ()) if not nodes or nodes & set(why.nodes)]
+    slow = [why for why in (monitor.slow if monitor else ()) if not nodes or nodes & {*why.nodes}]
     return list(dict.fromkeys(f"monitor, before that: {why.description}" for why in slow))
 
 
 def lost_node(_: Inference, data: DataManager) -> Inference | None:
-    """Slurm has lost a node of the job: it is down or does not answer; srun says so, or Slurm.
+    """Slurm has lost a node of the job: it is down or does not answer, by srun or by Slurm.
 
-    One that is down ended the job; one that only does not answer need not have. Where all of
+    A node that is down ended the job; one that only does not answer need not have. If all of
     several nodes are gone, the trouble is more likely Slurm's or the network's.
     """
     view, log, end = data.get(SlurmView), data.get(TrainingLog), data.get(ScriptEnd)
@@ -205,7 +207,7 @@ def lost_node(_: Inference, data: DataManager) -> Inference | None:
 def slurm_names_a_node(_: Inference, data: DataManager) -> Inference | None:
     """Slurm, or an MPI's launcher, names a node: its memory, its daemon, or a launch that failed.
 
-    Nothing of the script ran where a launch failed. A node is likely at fault where it alone of
+    After a failed launch no part of the script ran. A node is likely at fault if it alone of
     several refused for a reason of its own.
     """
     log, end = data.get(TrainingLog), data.get(ScriptEnd)
@@ -235,9 +237,9 @@ def slurm_names_a_node(_: Inference, data: DataManager) -> Inference | None:
 
 
 def _of_nodes(row: Row, lines: Mapping[str, str], data: DataManager, **names: str) -> Inference:
-    """Return what a row says of nodes, with a line of them."""
+    """Return the inference of a row about nodes, with a line of every one."""
     nodes = tuple(sorted(lines))
-    leave = f"start again without {listed(nodes)} ({leaving_out(nodes, data)})" if nodes else ""
+    leave = f"start again without {listed(nodes)} ({exclude_options(nodes, data)})" if nodes else ""
     names |= {"nodes": listed(nodes) or "a node", "node": "".join(nodes[:1]), "leave": leave}
     evidence = tuple(lines[node] for node in nodes)[:MOST_LINES]
     return row.inference(names, nodes=nodes, evidence=evidence)
@@ -247,16 +249,16 @@ def killed_for_memory(inference: Inference, data: DataManager) -> Inference | No
     """The kernel ended processes because the job's memory was used up.
 
     By the kernel's count, or by lines of Slurm's. The kernel's own lines may be about any job of
-    the node, and so count where its count could not be read. Of a rank that has gone while the
-    others wait, where its own node tells of it.
+    the node, and so count only if its count could not be read. For a rank that is gone while the
+    others wait, only its own node counts.
     """
-    log, told = data.get(TrainingLog), data.get(NodesTold)
+    log, reports = data.get(TrainingLog), data.get(NodeStates)
     lines = [fact.text for fact in (log.of("memory-kill") if log else ())]
-    nodes = {each.node for each in (log.failures if log else ()) if each.line in lines}
-    for node in told.nodes if told else ():
+    nodes = {failure.node for failure in (log.failures if log else ()) if failure.line in lines}
+    for node in reports.nodes if reports else ():
         if inference.name == RANK_GONE and node.node not in inference.nodes:
             continue
-        if "memory kills" in node.not_seen:
+        if "memory kills" in node.unavailable:
             lines += [text for text in node.kernel if re.search(OUT_OF_MEMORY, text)]
         if node.kills:
             limit = f", limit {node.limit_bytes / 1e9:.1f} GB" if node.limit_bytes else ""
@@ -266,8 +268,7 @@ def killed_for_memory(inference: Inference, data: DataManager) -> Inference | No
         return None
     return Inference(
         name="killed-for-memory",
-        description="the memory that the job may use on a node was used up, and the kernel"
-        " killed a process",
+        description="the job used up its memory on a node, and the kernel killed a process",
         attribution=Attribution.USER,
         sureness=Sureness.CERTAIN,
         nodes=tuple(sorted(nodes - {""})),
@@ -281,11 +282,11 @@ def killed_for_memory(inference: Inference, data: DataManager) -> Inference | No
 def gpu_errors(_: Inference, data: DataManager) -> Inference | None:
     """The driver of a node reports an error of a GPU that a program cannot cause.
 
-    Numbers are judged as the checks of nodes do; then come words without a number, and what NVML
-    says now, which may have come after what failed.
+    Numbers are judged as by the checks of nodes; then come words without a number, and NVML's
+    present state, which may be newer than the failure.
     """
-    told = data.get(NodesTold)
-    nodes = told.nodes if told else ()
+    reports = data.get(NodeStates)
+    nodes = reports.nodes if reports else ()
     errors: dict[str, list[tuple[KernelError, str]]] = {}
     refused: dict[str, list[str]] = {}
     for node in nodes:
@@ -296,7 +297,7 @@ def gpu_errors(_: Inference, data: DataManager) -> Inference | None:
             elif _REFUSED.search(line):
                 refused.setdefault(node.node, []).append(line)
     if errors:
-        kinds = {n: frozenset(error.name for error, _ in found) for n, found in errors.items()}
+        kinds = {node: frozenset(error.name for error, _ in of) for node, of in errors.items()}
         accused = _apart_from_the_domain(kinds)
         error, line = errors[accused[0]][0]
         device = f"GPU {error.bus}" if error.bus else "a GPU"
@@ -316,9 +317,9 @@ def gpu_errors(_: Inference, data: DataManager) -> Inference | None:
 
 
 def _apart_from_the_domain(kinds: Mapping[str, frozenset[str]]) -> tuple[str, ...]:
-    """Return the nodes whose errors are not those that most nodes report.
+    """Return the nodes with other errors than most nodes.
 
-    Where a GPU of an NVLink domain fails, or its fabric does, all of its nodes report the same.
+    If a GPU of an NVLink domain fails, or its fabric does, all of its nodes report the same.
     """
     alike, many = Counter(kinds.values()).most_common(1)[0]
     others = tuple(node for node, names in kinds.items() if names != alike)
@@ -332,10 +333,10 @@ def _gpu_broken(
     data: DataManager,
     reporting: int,
 ) -> Inference:
-    """Return that GPUs of nodes failed. What all of several nodes report has one cause."""
+    """Return that GPUs of nodes failed. The same errors of several nodes have one cause."""
     nodes, log, stands = tuple(lines), data.get(TrainingLog), data.get(Standstill)
     failed = [failure for failure in (log.failures if log else ()) if failure.node in nodes]
-    # Those that only waited for the rank of this GPU may be on the same node.
+    # Ranks that only waited for the rank of this GPU may be on the same node.
     own = [failure for failure in failed if not failure.consequence] or failed
     stopped = [rank.rank for rank in (stands.ranks if stands else ()) if rank.node in nodes]
     one = len(nodes) == 1
@@ -350,15 +351,15 @@ def _gpu_broken(
         nodes=nodes,
         ranks=tuple(sorted({*failed_ranks(own), *stopped})),
         evidence=tuple(evidence[:MOST_LINES]),
-        advice=f"leave out {listed(nodes)} ({leaving_out(nodes, data)}) and tell your"
+        advice=f"leave out {listed(nodes)} ({exclude_options(nodes, data)}) and tell your"
         " administrator",
     )
 
 
 def broken_hardware(_: Inference, data: DataManager) -> Inference | None:
-    """The kernel of a node reports broken hardware; that it ended the script is possible only."""
-    told = data.get(NodesTold)
-    for node in told.nodes if told else ():
+    """The kernel of a node reports broken hardware, which possibly ended the script."""
+    reports = data.get(NodeStates)
+    for node in reports.nodes if reports else ():
         errors: dict[str, tuple[KernelError, list[str]]] = {}
         for line in node.kernel:
             error = of_line(line)

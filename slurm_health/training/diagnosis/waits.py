@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks that waited for each other: in what, for whom, or for a rendezvous that never formed.
 
-Sources of who parted from the others are merged in one `CollectiveState`; of these, dumps of the
-Flight Recorder know most, then NCCL's watchdogs, then NCCL's own answer (RAS).
+All sources are merged in one `CollectiveState`. Dumps of the Flight Recorder know most, then NCCL's
+watchdogs, then NCCL's own answer (RAS).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from slurm_health.records.text import listed, ranks_text
 from slurm_health.training.diagnosis.collected import (
     FlightRecords,
     Listeners,
-    NodesTold,
+    NodeStates,
     RankFailure,
     ScriptEnd,
     TrainingLog,
@@ -47,22 +47,27 @@ from slurm_health.training.framework import Attribution, DataManager, Inference,
 
 _JOIN = "torch/distributed/algorithms/join.py"
 _MORE_BATCHES = (
-    "give all ranks as many batches (drop_last=True, a sampler that pads), or train below"
-    " torch.distributed.algorithms.join.Join"
+    "give all ranks the same number of batches (drop_last=True, a sampler that pads), or train"
+    " below torch.distributed.algorithms.join.Join"
 )
 # WorkNCCL(SeqNum=1042, OpType=ALLREDUCE, NumelIn=...
 _TIMED_OUT = re.compile(r"SeqNum=(?P<number>\d{1,15}), OpType=(?P<what>\w{1,40})")
 
 
 def ranks_parted(inference: Inference, data: DataManager) -> Inference | None:
-    """Ranks called different collectives, or some never entered what the others wait in.
+    """Ranks called different collectives, or some never entered the one of the others.
 
-    Of a script that has ended, each symptom has its own: a rank failed of what it called wrongly,
-    and others waited for one that never came.
+    Of a script that has ended, a wrong call is a rank's failure, and a rank that never came is
+    behind the wait of the others.
     """
     difference = _difference(data)
     if difference is None:
         return None
+    # The nodes of ranks, by their agents, or by their ends.
+    log = data.get(TrainingLog)
+    nodes = {failure.rank: failure.node for failure in (log.failures if log else ())}
+    nodes |= {sample.rank: sample.node for sample in _ranks(data)}
+    where = {node for rank, node in nodes.items() if rank in difference.ranks and node}
     is_over = inference.name != NO_PROGRESS
     if is_over and (inference.name == SCRIPT_FAILED) != difference.mismatched:
         return None
@@ -71,7 +76,7 @@ def ranks_parted(inference: Inference, data: DataManager) -> Inference | None:
         name=NEVER_ENTERED,
         description=difference.description,
         sureness=Sureness.POSSIBLE if difference.apart and difference.counted else Sureness.LIKELY,
-        nodes=_nodes_of_ranks(difference.ranks, data),
+        nodes=tuple(sorted(where)),
         ranks=difference.ranks,
         evidence=difference.evidence,
         advice=f"look at what {ranks} did instead: the data loader, a filesystem, a GPU",
@@ -84,7 +89,7 @@ def ranks_parted(inference: Inference, data: DataManager) -> Inference | None:
             name=OUT_OF_STEP,
             description=f"{ranks} {are} not at the step of the others: {difference.description}",
             attribution=Attribution.USER,
-            advice=f"{_MORE_BATCHES}; or check whether {leave} out what the others call",
+            advice=f"{_MORE_BATCHES}; or check whether {leave} out a call of the others",
         )
     if difference.mismatched:
         return replace(
@@ -93,7 +98,7 @@ def ranks_parted(inference: Inference, data: DataManager) -> Inference | None:
             attribution=Attribution.USER,
             sureness=Sureness.CERTAIN,
             advice="have all ranks call the same collectives with the same sizes in the"
-            " same order, and give all as many batches",
+            " same order, and give all the same number of batches",
         )
     if difference.counted:
         # A work counts as enqueued, or launched, once NCCL's call for it has returned.
@@ -107,7 +112,7 @@ def ranks_parted(inference: Inference, data: DataManager) -> Inference | None:
 
 
 def _difference(data: DataManager) -> Difference | None:
-    """Return where ranks parted by the source that knows most, merged with those that know more."""
+    """Return the difference by the first source that shows one, merged with better sources."""
     flights, log, status = data.get(FlightRecords), data.get(TrainingLog), data.get(RasStatus)
     records: list[FlightRecord] = []
     for source in (
@@ -122,26 +127,18 @@ def _difference(data: DataManager) -> Difference | None:
     return None
 
 
-def _nodes_of_ranks(ranks: Sequence[int], data: DataManager) -> tuple[str, ...]:
-    """Return where ranks run, as far as agents saw it, or their ends named it."""
-    log = data.get(TrainingLog)
-    nodes = {failure.rank: failure.node for failure in (log.failures if log else ())}
-    nodes |= {sample.rank: sample.node for sample in _ranks(data)}
-    return tuple(sorted({node for rank, node in nodes.items() if rank in ranks and node}))
-
-
 def data_ended_before(_: Inference, data: DataManager) -> Inference | None:
     """The data of some ranks has ended, and that of the others has given more.
 
-    Ranks report how many batches their data gave, and wait in different collectives. It is the
-    fewer: those whose data ended before, or those that go on.
+    Ranks report their numbers of batches, and wait in different collectives. The fewer are named:
+    those whose data ended before, or those that go on.
     """
     ranks = _ranks(data)
     ended = [rank for rank in ranks if rank.data_ended and not rank.gone]
     others = [rank for rank in ranks if not rank.data_ended]
     if not ended or not others or not all(rank.batches for rank in ranks):
         return None
-    # An end that all meet after as many batches is an epoch's.
+    # If all meet the end after the same number of batches, it is that of an epoch.
     last = max(rank.batches for rank in ended)
     if any(rank.batches != last for rank in ended) or any(rank.batches <= last for rank in others):
         return None
@@ -177,8 +174,8 @@ def data_ended_before(_: Inference, data: DataManager) -> Inference | None:
 def _sureness_of_parting(data: DataManager) -> Sureness | None:
     """Return how sure it is that ranks are in different collectives, None if they may not be.
 
-    A rank that is in none may have to do more than the others, as one that evaluates. Below `Join`,
-    uneven data is as it should be.
+    A rank in none may have more work than the others, such as an evaluation. Below `Join`, uneven
+    data is normal.
     """
     stacks = [rank.stack for rank in _ranks(data)]
     if any(frame.file.endswith(_JOIN) for stack in stacks for frame in stack):
@@ -198,9 +195,9 @@ def _ranks(data: DataManager) -> tuple[RankSample, ...]:
 
 
 def why_ranks_waited(inference: Inference, data: DataManager) -> Inference | None:
-    """No rank failed by itself: what they waited in, or that they never met.
+    """No rank failed by itself: they waited in a collective, or never met.
 
-    Possible only where what broke is not known: a rank that lags behind also waits elsewhere.
+    Without a known cause it is only possible: a rank that lags behind also waits elsewhere.
     """
     log = data.get(TrainingLog)
     failures = log.failures if log else ()
@@ -210,14 +207,14 @@ def why_ranks_waited(inference: Inference, data: DataManager) -> Inference | Non
         return replace(
             inference,
             name="killed",
-            description=f"{names} ended by SIGTERM; nothing that was collected says who sent it",
-            advice="see who ends such steps: a launcher, scancel, or the script itself",
+            description=f"{names} ended by SIGTERM; the collected data does not show the sender",
+            advice="find the sender: a launcher, scancel, or the script itself",
         )
     row = common(WAITS, errors) if errors else WAITS[-1]
     if row is WAITS[0]:
         return _never_met(data)
     by_call: dict[str, list[RankFailure]] = {}  # by the function that a traceback ends in
-    by_work: dict[str, list[RankFailure]] = {}  # by the work that a watchdog gave up
+    by_work: dict[str, list[RankFailure]] = {}  # by the work that a watchdog timed out
     for failure in failures:
         if failure.rank is None:
             continue
@@ -231,14 +228,14 @@ def why_ranks_waited(inference: Inference, data: DataManager) -> Inference | Non
             name="collectives-differ",
             description="ranks waited for each other in different collectives ("
             + "; ".join(f"{ranks_text(failed_ranks(f))} in {what}" for what, f in by_call.items())
-            + "): the script lets them call different ones, or one of them lagged behind",
+            + "): the script calls different ones on them, or one rank lagged behind",
             attribution=Attribution.USER,
             ranks=failed_ranks([waiting[0] for waiting in by_call.values()]),
             evidence=tuple(waiting[0].line for waiting in by_call.values())[:MOST_LINES],
             advice="check whether every rank calls the same collectives in the same order; to"
             " know, start again with TORCH_DISTRIBUTED_DEBUG=DETAIL",
         )
-    # Numbers count within a group: they are compared if all lines are of the group of all ranks.
+    # Numbers count within a group: they compare only if all lines are of the group of all ranks.
     (few, of_few), *rest = sorted(by_work.items(), key=lambda item: len(item[1])) or [("", [])]
     if len(rest) == 1 and len(of_few) < len(rest[0][1]) and log and not log.subgroups:
         other, of_other = rest[0]
@@ -247,10 +244,10 @@ def why_ranks_waited(inference: Inference, data: DataManager) -> Inference | Non
             name="collective-timed-out",
             description=f"{ranks} waited in {few} while {ranks_text(failed_ranks(of_other))} waited"
             f" in {other}: they called different collectives, some lag behind, or a connection"
-            " carried nothing",
+            " carried no data",
             ranks=failed_ranks(of_few),
             evidence=(of_few[0].line, of_other[0].line),
-            advice=f"look at what {ranks} did before; check whether every rank calls the"
+            advice=f"look at the last lines of {ranks}; check whether every rank calls the"
             " same collectives in the same order",
         )
     return _of_connections(row, inference, data)
@@ -266,8 +263,8 @@ def warned_of_connections(inference: Inference, data: DataManager) -> Inference 
 
 
 def _of_connections(row: Row, inference: Inference, data: DataManager) -> Inference:
-    """Ranks waited in vain: a node that does not answer, an adapter, or what the words mean."""
-    log, reports = data.get(TrainingLog), data.get(NodesTold)
+    """Ranks waited in vain: for a silent node, an adapter, or by the row's own meaning."""
+    log, reports = data.get(TrainingLog), data.get(NodeStates)
     silent = reports.silent if reports and reports.nodes else ()
     if reports and silent:
         return Inference(
@@ -280,7 +277,7 @@ def _of_connections(row: Row, inference: Inference, data: DataManager) -> Infere
             advice=f"check whether Slurm still reaches it: scontrol show node {silent[0]}",
         )
     if log and (adapters := log.of("adapter")):
-        # One that sends in vain says as much of its peer and the way.
+        # A failed send concerns the peer and the network as well.
         ports = tuple(sorted({fact.node for fact in adapters if " async " in fact.value}))
         where = f" of {listed(ports)}" if ports else ""
         return Inference(
@@ -293,16 +290,16 @@ def _of_connections(row: Row, inference: Inference, data: DataManager) -> Infere
                 *(f"NCCL on {fact.node}: {fact.value}" for fact in adapters[:MOST_LINES]),
                 *inference.evidence[:1],
             ),
-            advice="look at the state and the counters of the adapters (ibstat, rdma statistic) and"
-            " at which rank ended first; the check before the script tests the connections",
+            advice="look at the state and the counters of the adapters (ibstat, rdma statistic),"
+            " and which rank ended first; the check before the script tests the connections",
         )
     return row.inference(ranks=inference.ranks, evidence=inference.evidence)
 
 
 def _never_met(data: DataManager) -> Inference:
-    """The ranks never met: their port was in use, or they were sent to a host without the job.
+    """The ranks never met: their port was in use, or their address is no node of the job.
 
-    A rendezvous that never formed is no connection that broke: the same again fails again.
+    Unlike after a broken connection, the same again fails again.
     """
     log, end = data.get(TrainingLog), data.get(ScriptEnd)
     assert log is not None
@@ -313,14 +310,14 @@ def _never_met(data: DataManager) -> Inference:
     if to and nodes and not _is_of_job(to.value, nodes):
         return Inference(
             name="wrong-master-address",
-            description=f"the ranks were to meet at {to.value}, which is no node of the job"
-            f" ({listed(nodes)}), and never did",
+            description=f"the ranks never met: their rendezvous at {to.value} is on no node of"
+            f" the job ({listed(nodes)})",
             attribution=Attribution.USER,
             sureness=Sureness.LIKELY,
             evidence=(to.text,),
             advice="set MASTER_ADDR (--rdzv-endpoint) to a node of the job:"
-            " $(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1); if this is another name"
-            " of one, check that it listens there",
+            " $(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1); if it is another name of"
+            " one, check that a rank listens there",
         )
     return WAITS[0].inference(
         {"where": f" at {to.value}" if to else ""},
@@ -330,24 +327,24 @@ def _never_met(data: DataManager) -> Inference:
 
 
 def port_taken(port: str, text: str, data: DataManager) -> Inference:
-    """The port where ranks were to meet was in use: by what, as far as the batch host shows it."""
+    """The rendezvous port was in use; the owner is known if it is on the batch host."""
     listeners = data.get(Listeners)
     holder = listeners.holders.get(int(port), "") if listeners else ""
-    by = f"{holder} has it" if holder else "another job or process on that node had it"
+    by = f"by {holder}" if holder else "by another job or process on that node"
     return Inference(
         name="port-in-use",
-        description=f"port {port}, where the ranks were to meet, was in use: {by}",
+        description=f"port {port}, where the ranks were to meet, was in use {by}",
         attribution=Attribution.TRANSIENT,
         sureness=Sureness.LIKELY,
         evidence=(text,),
         advice=f"choose the port by the job's number instead of {port}"
-        " (MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000))); `ss -tlnp` on the node shows who"
-        " has it",
+        " (MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000))); `ss -tlnp` on the node shows its"
+        " owner",
     )
 
 
 def _is_of_job(host: str, nodes: Sequence[str]) -> bool:
-    """Tell whether a host is a node of the job, or may be: an address may be any node's."""
+    """Return whether a host is or may be a node of the job: an address may be any node's."""
     name = host.strip("[]").removeprefix("::ffff:")
     try:
         ipaddress.ip_address(name)

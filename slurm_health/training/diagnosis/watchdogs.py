@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What NCCL's watchdogs write before they end a process: why, and how far ranks came."""
+"""The lines of NCCL's watchdogs before they end a process: why, and how far ranks came."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from slurm_health.training.diagnosis.words_of_launchers import is_consequence
 
 _MOST_RANKS = 16_384
 # [rank3]:[E1123 02:41:16.35 ProcessGroupNCCL.cpp:2174] [PG ID 0 PG GUID 0(default_pg) Rank 3] …
-# The month has no leading zero; torch 2.2 gave no time, and those before no rank that is sure: what
-# is behind them in brackets is numbered within its group.
+# The month has no leading zero; torch 2.2 has no time, and earlier releases no reliable rank: the
+# number in brackets counts within its group.
 _ENDED = re.compile(
     r"(?:\[[EF](?:\d{3,4} [\d:.]+)? ?ProcessGroupNCCL\.cpp:\d+\] .*?|^\[Rank \d+\] )"
     r"(?:watchdog thread terminated with exception: (?:\[Rank \d+\] )?(?P<error>.+)"
     r"|(?P<timeout>Watchdog caught collective operation timeout: .+)"
-    # Of the watchdog itself, by the thread that looks after it (TORCH_NCCL_ENABLE_MONITORING).
+    # Of the watchdog itself, by the thread that monitors it (TORCH_NCCL_ENABLE_MONITORING).
     r"|(?P<stuck>ProcessGroupNCCL's watchdog got stuck for \d+ seconds"
     r"|Terminating the process .{0,80}due to ProcessGroupNCCL watchdog hang)"
     r"|taking the entire process down|Received a dump signal due to a collective timeout)"
@@ -35,7 +35,7 @@ _PROGRESS = re.compile(
     r"[Ll]ast enqueued (?:NCCL )?work: (?P<entered>-?\d{1,15}),.{0,80}?"
     r"last completed (?:NCCL )?work: (?P<over>-?\d{1,15})"
 )
-# What it reports with TORCH_NCCL_DESYNC_DEBUG=1, in lines of their own and by numbers of its group:
+# Its report with TORCH_NCCL_DESYNC_DEBUG=1, in lines of their own and by numbers of its group:
 #  - [0] Timeout at collective: ALLREDUCE, #3
 #    - [0] joined but didn't finish collective #3 (count from 1)
 #      [1, 2] finished collective #2, but didn't join collective #3 (count from 1)
@@ -61,9 +61,9 @@ class Watchdogs:
 
     Attributes:
         ends: the ranks that their watchdog ended: it aborts the process, which is no crash.
-        of_groups: before torch 2.2 none names its rank, but its number in a group: in that of all,
-            the rank.
-        has_subgroups: one wrote of a group that not all ranks are in, whose numbers differ.
+        of_groups: before torch 2.2 a watchdog has its number in a group instead of its rank; in
+            the group of all these are equal.
+        has_subgroups: one wrote about a group of some ranks only, whose numbers differ.
     """
 
     def __init__(self) -> None:
@@ -73,10 +73,10 @@ class Watchdogs:
         self._own: dict[int, Reached] = {}
         self._reported: dict[int, Reached] = {}  # by the watchdogs of others
         self._snapshot: tuple[int, bool] | None = None
-        self._latest_over = 1 << 60  # of the ranks that a watchdog names as behind
+        self._latest_over = 1 << 60  # of the ranks that a watchdog reports as behind
 
     def take(self, at: int, text: str, rank: int | None) -> bool:
-        """Take in a line; tell whether it is a watchdog's."""
+        """Read a line; return whether it is a watchdog's."""
         if "ProcessGroupNCCL" in text or text.startswith("[Rank "):
             if rank is not None:
                 self._progress(text, rank)
@@ -93,8 +93,8 @@ class Watchdogs:
             self._snapshot = int(snapshot["number"]), snapshot["what"] == "finished"
         elif self._snapshot and (listed := _IN_SNAPSHOT.match(text)):
             number, finished = self._snapshot
-            # A work that was started may be one of many that were: the first counts that is not
-            # over on any rank, and that is behind what a rank finished last.
+            # Many works may have started: the first one that is not over on any rank counts, and
+            # it is behind the last finished one.
             over = number if finished else min(number - 1, self._latest_over)
             inside_of = None if finished else (over + 1, number)
             self._report(listed["ranks"], Reached(number, over, inside_of))
@@ -103,7 +103,7 @@ class Watchdogs:
         return True
 
     def records(self) -> tuple[FlightRecord, ...]:
-        """Return how far ranks came, by the source that has more of them: each numbers anew."""
+        """Return how far ranks came, by the source with more ranks: their numbers differ."""
         if self.has_subgroups:
             return ()
         records = []
@@ -116,9 +116,9 @@ class Watchdogs:
         return tuple(records)
 
     def merged(self, failures: list[RankFailure]) -> list[RankFailure]:
-        """Return failures with what watchdogs wrote of them, and those that only watchdogs show."""
+        """Return failures with the words of watchdogs, and those that only watchdogs show."""
         named = {failure.rank for failure in failures}
-        # One whose rank is not known shows nothing new of processes that are known to have failed.
+        # One without a rank adds nothing to processes whose failure is known.
         known = named or self.ends.keys() - {None}
         rest = [
             end
@@ -161,7 +161,7 @@ class Watchdogs:
             return
         entered, over = int(match["entered"]), int(match["over"])
         if match["group"] != "0":
-            # A rank that is behind in one of several groups may wait in another, unseen.
+            # A rank that is behind in one of several groups may wait in another one.
             self.has_subgroups = True
         elif entered >= 0:
             inside = (over + 1, entered) if entered > over else None

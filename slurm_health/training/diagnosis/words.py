@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From words to causes: the rows of what exceptions say.
+"""From words to causes: the rows for exceptions.
 
 The first row that fits counts. Sources are the texts of PyTorch, CUDA and NCCL, and NVIDIA's guide
-of Xid errors for what a lost GPU and an uncorrectable memory error mean.
+of Xid errors for lost GPUs and uncorrectable memory errors.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
 def _this_process_has_most(error: str) -> bool:
-    """Tell whether no other process has more of the GPU's memory, as far as PyTorch names them."""
+    """Return whether this process has most of the GPU's memory, of those that PyTorch names."""
     own = others = 0.0
     for match in _IN_USE.finditer(error):
         size = float(match["size"]) * _UNITS[match["unit"]]
@@ -41,7 +41,7 @@ def _this_process_has_most(error: str) -> bool:
 
 
 def _of_the_place(error: str) -> bool:
-    """Tell whether an exception is about a file or a module: figures do not cause it."""
+    """Return whether an exception is about a file or a module: figures do not cause it."""
     return kind_of(error) in OF_THE_PLACE
 
 
@@ -76,11 +76,11 @@ EXCEPTIONS: tuple[Row, ...] = (
     ),
     Row(
         "gpu-out-of-memory",
-        # What PyTorch asked for itself is told otherwise, with its size.
+        # PyTorch's own allocations fail with other words, and their size.
         r"CUDA (?:driver )?error: out of memory|CUDA_ERROR_OUT_OF_MEMORY"
         r"|[Cc]uda failure (?:\d+ )?'out of memory'|Failed to CUDA c\w*alloc",
-        "CUDA found no memory on the GPU for work of its own: this program has used it up,"
-        " another one on the same GPU has, or the GPU is broken",
+        "CUDA got no memory on the GPU for work of its own: this program or another one on the"
+        " same GPU has used it up, or the GPU is broken",
         "look at what else uses the GPU (nvidia-smi); if it fails on one node only, have that"
         " node checked",
     ),
@@ -104,7 +104,7 @@ EXCEPTIONS: tuple[Row, ...] = (
     Row(
         "launch-failure",
         r"unspecified launch failure|CUDA_ERROR_LAUNCH_FAILED",
-        "a kernel failed on the GPU: it used memory of others, or the GPU is broken",
+        "a kernel failed on the GPU: it used memory that is not its own, or the GPU is broken",
         _BLOCKING,
     ),
     Row(
@@ -144,16 +144,16 @@ EXCEPTIONS: tuple[Row, ...] = (
         r"|unsupported display driver / cuda driver combination"
         r"|[Dd]river/library version mismatch",
         "the driver does not fit: this PyTorch was built for a newer CUDA than it supports,"
-        " or the process found libraries of another version than the driver of its node",
-        "compare the node's driver (nvidia-smi) with torch.version.cuda, and in a container"
-        " what it brings of the driver's libraries; if one node alone says so, have it checked",
+        " or the process loaded libraries of another version than the driver of its node",
+        "compare the node's driver (nvidia-smi) with torch.version.cuda, and with the driver"
+        " libraries of a container; if only one node fails so, have it checked",
         on=On.LAST_WORDS | On.SHARED,
     ),
     Row(
         "gpu-unknown-error",
         r"CUDA (?:driver )?error: unknown error|CUDA_ERROR_UNKNOWN|unhandled cuda error",
-        "CUDA met an error that it has no name for: a GPU or its driver has failed, or the"
-        " program has broken its own context",
+        "CUDA met an error without a name: a GPU or its driver has failed, or the program has"
+        " broken its own context",
         "look for Xids of that time in the kernel's log of the node; if it fails on one node"
         " only, have that node checked",
     ),
@@ -171,7 +171,7 @@ EXCEPTIONS: tuple[Row, ...] = (
     Row(
         "gpu-fabric",
         r"CUDA error\W{1,3}802\b|SystemNotReady|system not yet initialized",
-        "the driver had not set up the GPUs of the node: on machines with NVSwitch its fabric"
+        "the driver had not set up the GPUs of the node: on machines with NVSwitch the fabric"
         " manager does that, and most likely it does not run",
         _LEAVE,
         _NODE,
@@ -187,8 +187,8 @@ EXCEPTIONS: tuple[Row, ...] = (
         "gpu-library-failed",
         r"CU(?:BLAS|DNN|FFT|SOLVER)_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR"
         r"|INVALID_VALUE|NOT_INITIALIZED)",
-        "a kernel of a GPU library failed: what it was given is wrong, libraries of several"
-        " releases of CUDA are mixed, or the GPU is broken",
+        "a kernel of a GPU library failed: its input is wrong, libraries of several releases of"
+        " CUDA are mixed, or the GPU is broken",
         _BLOCKING,
     ),
     Row(
@@ -201,14 +201,14 @@ EXCEPTIONS: tuple[Row, ...] = (
     ),
     Row(
         "checkpoint-broken",
-        # The first: what torch.load says where a file was cut before what its beginning promises.
+        # The first: torch.load, of a file that is shorter than its beginning promises.
         r"^torch\.load: .*(?:\[Errno 22\]|EOFError)|PytorchStreamReader failed"
         r"|failed finding central directory|pickle data was truncated"
         r"|[Ii]nvalid magic number; corrupt|unpickling stack underflow|SafetensorError"
         r"|InvalidHeaderDeserialization|Ran out of input|\bUnpicklingError"
         r"|mmap can only be used with files saved with|No data left in file",
-        "a file that was to be loaded cannot be decoded: it was not written to its end, is"
-        " something else, or holds what is not loaded unless one asks for it (weights_only)",
+        "a file cannot be decoded: it was not written to its end, is of another kind, or holds"
+        " objects that torch loads only on request (weights_only)",
         "go on from an earlier checkpoint; " + _FIX,
         _USER,
     ),
@@ -236,7 +236,7 @@ EXCEPTIONS: tuple[Row, ...] = (
         r"|Sizes of tensors must match|stack expects each tensor|inconsistent tensor size"
         r"|resize storage that is not resizable",
         "a tensor has the wrong shape",
-        "look at the batch that this rank got, and at the model's sizes; " + _FIX,
+        "look at the batch of this rank, and at the model's sizes; " + _FIX,
         _USER,
         unless=_of_the_place,
     ),
@@ -250,20 +250,20 @@ EXCEPTIONS: tuple[Row, ...] = (
     Row(
         "shared-memory-full",  # of NCCL's, whose reason is that a disk is full
         r"shared memory segment .{0,160}No space left on device"
-        # Older ones tell no reason of this; of memory there is hardly another.
+        # Older releases give no reason; for memory there is hardly another.
         r"|failed to extend /dev/shm/\S{1,80} to \d+ bytes(?!, error: (?!No space))",
-        "the shared memory of the node has no room for what its ranks exchange: in a"
-        " container it often has 64 MB; elsewhere files that were left there may fill it",
-        "give the container more (docker --shm-size or --ipc=host), or look at what lies in"
-        " it (df, ls); starting it again as it is fails again",
+        "the shared memory of the node has no room for the exchange between its ranks: in a"
+        " container it often has 64 MB; elsewhere leftover files may fill it",
+        "give the container more (docker --shm-size or --ipc=host), or look for leftover files"
+        " (df, ls); starting it again as it is fails again",
         _USER,
         on=On.LAST_WORDS,
     ),
     Row(
         "shared-memory-removed",
         r"unlink shared memory /dev/shm/nccl-.{1,80}No such file",
-        "a file of NCCL's was removed from the node's shared memory: systemd does so"
-        " when a user's last session ends, unless logind.conf says RemoveIPC=no",
+        "a file of NCCL's was removed from the node's shared memory: systemd does that"
+        " when a user's last session ends, unless logind.conf has RemoveIPC=no",
         "tell your administrator which node it is (RemoveIPC in logind.conf)",
         on=On.LAST_WORDS,
     ),
@@ -286,7 +286,7 @@ EXCEPTIONS: tuple[Row, ...] = (
     ),
     Row(
         "disk-full",
-        # What torch.save says where the kernel said ENOSPC: the reason itself is lost in it.
+        # torch.save's words for ENOSPC: the reason itself is lost in them.
         r"basic_ios::clear: iostream error|PytorchStreamWriter failed writing"
         r"|inline_container\.cc.*unexpected pos",
         "torch could not write a file to its end: most likely its filesystem is full, or a"
@@ -323,8 +323,8 @@ EXCEPTIONS: tuple[Row, ...] = (
         r"Call to ibv_(?:reg_\w+|create_\w+) failed.{0,80}Cannot allocate memory",
         "an adapter of InfiniBand or RoCE could not lock memory: most often the limit of the"
         " job's processes is low (ulimit -l)",
-        "look at `ulimit -l` in a step on that node: it should say unlimited, which slurmd's"
-        " own limit and PropagateResourceLimitsExcept=MEMLOCK decide",
+        "look at `ulimit -l` in a step on that node: it should be unlimited; slurmd's own limit"
+        " and PropagateResourceLimitsExcept=MEMLOCK decide that",
         on=On.LAST_WORDS,
     ),
     Row(
@@ -341,15 +341,15 @@ EXCEPTIONS: tuple[Row, ...] = (
         r"version [`'\"]GLIBC(?:XX)?_[\d.]+['\"]? not found",
         "a library of the node is older than the one that the program, or an extension of it, was"
         " built with",
-        "use an environment or a container that brings its own libraries; if one node alone says"
-        " so, tell your administrator which",
+        "use an environment or a container with its own libraries; if only one node fails so,"
+        " tell your administrator which",
         on=On.LAST_WORDS | On.SHARED,
     ),
     Row(
         "extension-mismatch",
         r"undefined symbol: ",
         "an extension was built for other versions of its libraries than are installed there",
-        "install one that was built for this PyTorch; if one node alone says so, have it checked",
+        "install one that was built for this PyTorch; if only one node fails so, have it checked",
         on=On.LAST_WORDS | On.SHARED,
     ),
     Row(
@@ -363,7 +363,7 @@ EXCEPTIONS: tuple[Row, ...] = (
     Row(
         "too-many-open-files",
         r"Too many open files|\[Errno 24\]|received 0 items of ancdata",
-        "the process had as many files open as it may have",
+        "the process reached its limit of open files",
         "raise the limit (ulimit -n), close files, or set"
         " torch.multiprocessing.set_sharing_strategy('file_system')",
         _USER,
@@ -373,7 +373,7 @@ EXCEPTIONS: tuple[Row, ...] = (
         r"can't start new thread|pthread_create failed|fork: (?:retry: )?Resource temporarily"
         r"|\[Errno 11\] Resource temporarily unavailable",
         "the node started no more threads or processes for the job: a limit of the user or of its"
-        " cgroup is reached, by this job or by what was left there",
+        " cgroup is reached, by this job or by leftover processes",
         "look at `ulimit -u` and at the user's processes on the node (ps -LU USER | wc -l); use"
         " fewer threads (OMP_NUM_THREADS) and data loader workers",
         on=On.LAST_WORDS | On.CRASH,
@@ -397,7 +397,7 @@ EXCEPTIONS: tuple[Row, ...] = (
         r"404 Client Error|RepositoryNotFoundError|EntryNotFoundError"
         r"|does not appear to have a file named|is not a valid model identifier"
         r"|Can't load (?:the )?(?:tokenizer|model|configuration|image processor) for",
-        "what was to be loaded by its name has no such files: the path is wrong, or nothing was"
+        "a model or data set has no files under this name: the path is wrong, or nothing was"
         " downloaded there",
         "correct the path or the name; starting it again as it is fails again",
         _USER,
@@ -408,28 +408,28 @@ EXCEPTIONS: tuple[Row, ...] = (
         "a process of the data loader ended: killed, most often for memory, or by a crash of its"
         " own",
         "see how much memory the job used on the node (sacct --format=JobID,MaxRSS,State), and run"
-        " once with num_workers=0, where the exception of the loader is shown",
+        " once with num_workers=0, which shows the loader's exception",
     ),
     Row(
         "loader-timed-out",
         r"DataLoader timed out after",
-        "the data loader gave nothing in the time that the script allows it: storage is slow or"
-        " stuck, or a worker is",
-        "look at what it reads, and at the filesystem as this node sees it; see the workers' stacks"
-        " (py-spy dump) when it happens again",
+        "the data loader gave no batch within the script's timeout: storage or a worker is slow or"
+        " stuck",
+        "look at its files, and at their filesystem on this node; see the workers' stacks (py-spy"
+        " dump) when it happens again",
     ),
     Row(
         "peer-lost",
         r"tasks (?:are unhealthy|have crashed)",
         "JAX's coordination service lost a task: its process or its node ended, or the network to"
         " it",
-        "look at what the task that it names wrote last, and at its node",
+        "look at the last lines of the task that it names, and at its node",
         on=On.LAST_WORDS | On.CRASH,
     ),
     Row(
         "adapter-not-connected",
         r"Call to ibv_modify_qp failed",
-        "an adapter of InfiniBand or RoCE could not connect to that of a peer: a port, a cable or a"
+        "an adapter of InfiniBand or RoCE could not connect to a peer's: a port, a cable or a"
         " switch failed, the ports are of different networks, or NCCL_IB_GID_INDEX is wrong",
         "look at the state of the adapters on both nodes (ibstat, show_gids); the check before the"
         " script tests the connections of the nodes",
@@ -446,7 +446,7 @@ EXCEPTIONS: tuple[Row, ...] = (
     Row(
         "port-in-use",
         r"[Aa]ddress already in use|EADDRINUSE",
-        "the port where ranks were to meet was in use",
+        "the rendezvous port was in use",
         "start again; choose MASTER_PORT by the job's id",
         Attribution.TRANSIENT,
         on=On.LAST_WORDS,
@@ -463,7 +463,7 @@ EXCEPTIONS: tuple[Row, ...] = (
         "access-refused",
         r"40[13] Client Error|[Gg]ated repo|(?:HTTP|Error) (?:code )?40[13]\b|GatedRepoError"
         r"|Invalid user token|api_key not configured|AccessDenied|Unable to locate credentials",
-        "a service on the network refused the program's credentials, or asked for some",
+        "a service on the network refused the program's credentials, or required some",
         "give the job its token or login (HF_TOKEN, WANDB_API_KEY, ...); starting it again as it is"
         " fails again",
         _USER,
@@ -474,8 +474,8 @@ EXCEPTIONS: tuple[Row, ...] = (
         r"|Temporary failure in name resolution|HfHubHTTPError|SlowDown\b|EndpointConnectionError"
         r"|^wandb\.|HTTPSConnectionPool",
         "a service on the network, or the way to it, did not answer the program",
-        "look whether the service answers from a node; keep what the script downloads in a local"
-        " cache (HF_HUB_OFFLINE=1)",
+        "check whether the service answers from a node; keep downloads in a local cache"
+        " (HF_HUB_OFFLINE=1)",
     ),
     Row(
         "clock-wrong",
@@ -486,28 +486,28 @@ EXCEPTIONS: tuple[Row, ...] = (
     Row(
         "network-plugin-missing",
         r"(?:(?<!\w)Error: |WARN )network .{1,60} not found\.?",
-        "NCCL was told to use a network (NCCL_NET) that no plugin that it found provides",
+        "no plugin that NCCL loaded provides the network of NCCL_NET",
         "load the plugin's module or container hook, or correct NCCL_NET and"
-        " NCCL_NET_PLUGIN; NCCL_DEBUG=INFO says which it looked for",
+        " NCCL_NET_PLUGIN; NCCL_DEBUG=INFO lists the plugins that it tried",
         _USER,
         on=On.LAST_WORDS,
     ),
     Row(
         "network-plugin-missing",  # or, since 2.27, the adapters of a plugin that is built in
         r"Failed to initialize any NET plugin",
-        "NCCL cannot use the network that it was told to (NCCL_NET): no plugin that it found"
-        " has that name, or the node has no adapter for it",
+        "NCCL cannot use the network of NCCL_NET: no plugin that it loaded has that name, or the"
+        " node has no adapter for it",
         "load the plugin's module or container hook, or correct NCCL_NET and"
-        " NCCL_NET_PLUGIN; if one node alone says so, have its adapters checked",
+        " NCCL_NET_PLUGIN; if only one node fails so, have its adapters checked",
         on=On.LAST_WORDS,
     ),
     Row(
         "network-interface-missing",
         r"no socket interface found|with family \d+ is neither AF_INET"
         r"|Unable to find address for: |Unable to find interface for: ",
-        "NCCL or gloo found no network interface for its ranks to meet by: NCCL_SOCKET_IFNAME or"
+        "NCCL or gloo has no network interface for the rendezvous: NCCL_SOCKET_IFNAME or"
         " GLOO_SOCKET_IFNAME names one that does not exist or is down, or there is none",
-        "correct NCCL_SOCKET_IFNAME (GLOO_SOCKET_IFNAME), or leave it out; if one node alone says"
+        "correct NCCL_SOCKET_IFNAME (GLOO_SOCKET_IFNAME), or leave it out; if only one node fails"
         " so, look at its interfaces (ip -br address)",
         on=On.LAST_WORDS | On.SHARED,
     ),
@@ -515,7 +515,7 @@ EXCEPTIONS: tuple[Row, ...] = (
         "duplicate-gpu",
         r"Duplicate GPU detected|ncclInvalidUsage|invalid usage",
         "ranks were given the same GPU, or NCCL was called wrongly",
-        "give each rank a GPU of its own (torch.cuda.set_device(LOCAL_RANK)); " + _FIX,
+        "give every rank a GPU of its own (torch.cuda.set_device(LOCAL_RANK)); " + _FIX,
         _USER,
         on=On.LAST_WORDS,
     ),
@@ -525,8 +525,8 @@ EXCEPTIONS: tuple[Row, ...] = (
         r"|spank_pyxis\.so: task_init\(\) failed|FATAL: .{0,40}container creation failed",
         "the container of the job could not be started: its image does not fit the site's"
         " hooks, or the node lacks something, such as the user's account",
-        "read what the container's own log says after it; if other nodes start it, tell"
-        " your administrator which node does not",
+        "read the container's own log behind this line; if other nodes start it, tell your"
+        " administrator which node does not",
         on=On.LAST_WORDS,
     ),
     Row(
@@ -541,11 +541,11 @@ EXCEPTIONS: tuple[Row, ...] = (
     ),
 )
 
-# The file that Python names behind an error of the system: people call theirs as they like.
+# The file that Python names behind an error of the system: its name may be anything.
 _FILE = re.compile(r"""(\[Errno \d+\] [^:'"]+): (?:'[^']*'|"[^"]*")""")
 
 
 def known(error: str, *, loading: bool = False) -> Row | None:
-    """Return what is known of an exception, by its words; `loading`: `torch.load` raised it."""
+    """Return the row of an exception, None if no row fits; `loading`: `torch.load` raised it."""
     text = ("torch.load: " if loading else "") + _FILE.sub(r"\1", error)
     return next((row for row in EXCEPTIONS if row.fits(text)), None)

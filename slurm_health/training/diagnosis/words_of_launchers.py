@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From words to causes: the rows of what shells, Slurm and ranks that only waited write.
+"""From words to causes: the rows for shells, Slurm and ranks that only waited.
 
 Sources are the texts of CPython, argparse, click, absl, bash, dash, Slurm (`slurm_errno.h`), and of
 PyTorch for peers that do not answer.
@@ -16,7 +16,7 @@ from slurm_health.training.diagnosis.rows import On, Row
 from slurm_health.training.diagnosis.words import known
 from slurm_health.training.framework import Attribution, Sureness
 
-# The words of gloo, NCCL, torch's stores and rendezvous for a peer that does not answer any more.
+# The words of gloo, NCCL, torch's stores and rendezvous for a peer that no longer answers.
 _OF_A_PEER = re.compile(
     r"[Cc]onnection (reset|closed|refused|was closed)|Broken pipe|Socket ?[Cc]losed"
     r"|Timed out (?:waiting|initializing process group)|Socket Timeout|wait timeout"
@@ -26,15 +26,14 @@ _OF_A_PEER = re.compile(
     r"|communicator was aborted|ProcessGroupNCCL.*(watchdog|[Hh]eartbeat)"
     r"|\bDist(Backend|Store|Network)Error\b|\bRendezvous\w*Error\b|SignalException|ChildFailedError"
     r"|NCCL operations have failed or timed out"
-    # DDP compares sizes that an exchange which timed out did not bring; a rank that has none raises
-    # something else before.
+    # DDP, after an exchange of sizes that timed out; a rank without parameters raises earlier.
     r"|DDP expects same model .{0,80} inconsistent 0 params"
     # gloo that connects all ranks, and the coordination service of JAX
     r"|connectFullMesh failed|DEADLINE_EXCEEDED|waiting for clients"
-    # What a launcher or a person sends to all ranks.
+    # A signal that a launcher or a user sends to all ranks.
     r"|^KeyboardInterrupt\b"
 )
-# The same exceptions with a cause of their own that the table does not know.
+# The same exceptions with a cause of their own that no row has.
 _OF_ITSELF = re.compile(
     r"[Mm]ismatch|nccl(?:Invalid|Internal)|internal error - |CUDA error|[Cc](?:UDA|uda) failure|ECC"
     r"|shared memory"
@@ -42,23 +41,23 @@ _OF_ITSELF = re.compile(
 
 
 def is_consequence(error: str) -> bool:
-    """Tell whether an exception only says that another rank, or the way to it, has failed."""
+    """Return whether an exception only reports the failure of another rank or its network."""
     if not _OF_A_PEER.search(error) or _OF_ITSELF.search(error):
         return False
     row = known(error)
     return row is None or row.name == "adapter-not-connected"
 
 
-# The last words of what failed without an exception. Other errors of a file, such as a stale handle
-# or one of input and output, are none of a person's.
+# The last words of a failure without an exception. Other errors of a file, such as a stale handle
+# or one of input and output, are no user's mistake.
 _GONE = r"No such file or directory|Permission denied|Is a directory|Not a directory"
-CORRECT = "correct what was submitted; started again as it is, it fails again"
+CORRECT = "correct the submission; started again as it is, it fails again"
 
 
 def _mistake(
     name: str, pattern: str, says: str, on: On = On.EXCEPTION, codes: Iterable[int] = ()
 ) -> Row:
-    """Return a row for words of a mistake in what was submitted."""
+    """Return a row for a mistake in the submission."""
     return Row(
         name,
         pattern,
@@ -75,7 +74,7 @@ MISTAKES: tuple[Row, ...] = (
     _mistake(
         "script-not-found",
         r"can't open file '.+': \[Errno (?:2|13|20|21)\]",
-        "the file that Python was told to run cannot be opened",
+        "Python cannot open the file that it should run",
         On.ONE_NODE,
     ),
     _mistake(
@@ -84,18 +83,18 @@ MISTAKES: tuple[Row, ...] = (
         r"|argument \S+.*: |ambiguous option|one of the arguments )"
         r"|^Error: (?:No such option|Missing (?:option|argument|parameter)|Invalid value"
         r"|Got unexpected extra argument)|FATAL Flags parsing error",
-        "the program does not take the arguments that it was given",
+        "the program does not take these arguments",
     ),
     _mistake(
         "wrong-arguments",
         r"^Could not override '",
-        "the program's configuration does not have what it was told to override",
+        "the program's configuration has no such entry to override",
     ),
     _mistake(
         "command-not-found",
         # Of the batch script itself it may be that the node has lost slurmd's copy.
         rf"error: execve\(\): (?!\S*/slurm_script:).+: (?:{_GONE}|Exec format error)$",
-        "srun was told to start a program that cannot be started",
+        "srun cannot start the program",
         On.ONE_NODE,
     ),
     _mistake(
@@ -119,13 +118,13 @@ MISTAKES: tuple[Row, ...] = (
     _mistake(
         "module-not-found",
         r"^\S*python[\d.]*: (?:No module named |Error while finding module)",
-        "Python was told to run a module that it cannot find",
+        "Python cannot find the module that it should run",
         On.ONE_NODE,
     ),
     _mistake(
         "step-refused",
         r"^There are not enough slots available in the system",
-        "mpirun was asked for more ranks than the job has slots for",
+        "mpirun should start more ranks than the job has slots for",
     ),
     _mistake(
         "step-refused",
@@ -134,21 +133,20 @@ MISTAKES: tuple[Row, ...] = (
         r"|Invalid (?:node|partition|account|qos))|^srun: (?:unrecognized|invalid) option"
         r"|error: (?:Unable to allocate resources|Batch job submission failed): (?:Requested node"
         r"|Requested partition|Invalid |Job violates|Memory specification|More processors)",
-        "Slurm was asked for what the job does not have or may not have, or with an option that it"
-        " does not know",
+        "the job asks Slurm for resources that it does not have or may not have, or with an unknown"
+        " option",
     ),
 )
 
-# What Slurm and MPI's launchers say of nodes: `{nodes}`, `{node}` the first of them, `{leave}` how
-# to start without them.
-_TELL = "{leave} and tell your administrator"
-NODE_LOST = Row("node-lost", "", "Slurm lost {nodes} while the job ran", _TELL, Attribution.NODE)
+# Rows about nodes, for Slurm and MPI's launchers. `{nodes}` are those, `{node}` is the first of
+# them, `{leave}` starts the job without them.
+_LEAVE = "{leave} and tell your administrator"
+NODE_LOST = Row("node-lost", "", "Slurm lost {nodes} while the job ran", _LEAVE, Attribution.NODE)
 A_NODE_LOST = Row(
     "node-lost",
     "",
-    "Slurm lost a node of the job, and does not say here which",
-    "start again: Slurm gives out no node that it has lost; `sinfo -R` and slurmctld's log say"
-    " which it was",
+    "Slurm lost a node of the job, which is not named here",
+    "start again: Slurm allocates no node that it has lost; `sinfo -R` and slurmctld's log name it",
     Attribution.NODE,
 )
 HELD = Row("launch-failed", "", LAUNCH_FAILED_TEXT, LAUNCH_FAILED_ADVICE, Attribution.NODE)
@@ -157,7 +155,7 @@ BY_FACT = {
         "memory-broken",
         "",
         "the memory of {nodes} had an error that it could not correct",
-        _TELL,
+        _LEAVE,
         Attribution.NODE,
     ),
     "daemon-lost": Row(
@@ -175,7 +173,7 @@ REFUSALS: tuple[Row, ...] = (
         "the credential of a step had expired when {nodes} read it: the clocks of the"
         " nodes and of slurmctld's host differ, or the launch took minutes",
         "tell your administrator: compare the clocks (chronyc tracking) of these nodes and"
-        " of the host of slurmctld; the node that is named need not be the wrong one",
+        " of the host of slurmctld; the wrong clock may be on either",
     ),
     Row(
         "launch-refused",
@@ -204,12 +202,12 @@ REFUSALS: tuple[Row, ...] = (
         "launch-failed",
         r"",
         "Slurm could not launch a step: {why}",
-        "read what slurmd says there; check the nodes before the next start",
+        "read slurmd's log there; check the nodes before the next start",
     ),
 )
 
-# What ranks raise that only waited for others, where all of them say so. The way from connections
-# that broke to a cause is not in their words.
+# The exceptions of ranks that only waited, if all ranks raise one of them. Their words do not lead
+# from broken connections to a cause.
 _AGAIN_WITH_RECORDER = "start again with --flight-recorder=on"
 WAITS: tuple[Row, ...] = (
     Row(
@@ -221,8 +219,8 @@ WAITS: tuple[Row, ...] = (
         r"|client socket has (?:timed out|failed to connect)|while trying to connect to",
         "the ranks never met{where}: a rank did not start, listened elsewhere, or the way there is"
         " closed",
-        "check that every node starts its ranks with one address and port; the check before"
-        " the script tests the connections of the nodes",
+        "check that all nodes start their ranks with one address and port; the check before the"
+        " script tests the connections of the nodes",
     ),
     Row(
         "interrupted",
@@ -235,8 +233,8 @@ WAITS: tuple[Row, ...] = (
     Row(
         "watchdog-stuck",
         r"watchdog (?:got stuck|hang)",
-        "PyTorch ended ranks because NCCL's watchdog got nowhere: a call of CUDA or NCCL did not"
-        " come back, or a thread of the program kept Python's lock (the GIL)",
+        "PyTorch ended ranks because NCCL's watchdog got stuck: a call of CUDA or NCCL did not"
+        " return, or a thread of the program held Python's lock (the GIL)",
         f"{_AGAIN_WITH_RECORDER}; if it happens again, look at the stacks of all threads before"
         " the ranks end (py-spy dump --native)",
         sureness=Sureness.POSSIBLE,
@@ -246,17 +244,17 @@ WAITS: tuple[Row, ...] = (
         # NCCL's watchdog of a work that took too long, and DDP of sizes that never came.
         r"collective operation timeout|NCCL operations have failed or timed out"
         r"|inconsistent 0 params",
-        "ranks waited in a collective until NCCL's watchdog ended them; which rank did not come to"
-        " it, or which connection carried nothing, is not in what was collected",
-        f"{_AGAIN_WITH_RECORDER}, which tells it of the next hang; the check before the script"
+        "ranks waited in a collective until NCCL's watchdog ended them; the collected data does not"
+        " show which rank never entered it, or which connection carried no data",
+        f"{_AGAIN_WITH_RECORDER}, which shows it at the next hang; the check before the script"
         " tests these nodes' connections",
         sureness=Sureness.POSSIBLE,
     ),
     Row(
         "connections-broke",
         r"",
-        "connections between ranks broke or timed out; which node was the cause is not in what was"
-        " collected",
+        "connections between ranks broke or timed out; the collected data does not show which node"
+        " was the cause",
         "start again; the check before the script tests these nodes' connections",
         Attribution.TRANSIENT,
         Sureness.POSSIBLE,
@@ -265,7 +263,7 @@ WAITS: tuple[Row, ...] = (
 
 
 def mistake(text: str, code: int) -> Row | None:
-    """Return the mistake that the last words of a process with this exit code name."""
+    """Return the mistake in the last words of a process with this exit code."""
     fitting = (row for row in MISTAKES if row.fits(text))
     return next(
         (row for row in fitting if not row.codes or code in {*row.codes, UNKNOWN_CODE}), None
@@ -274,5 +272,5 @@ def mistake(text: str, code: int) -> Row | None:
 
 def common(rows: Iterable[Row], texts: Iterable[str]) -> Row:
     """Return the first row that fits all texts; the last one fits any."""
-    every = list(texts)
-    return next(row for row in rows if all(map(row.fits, every)))
+    all_texts = list(texts)
+    return next(row for row in rows if all(map(row.fits, all_texts)))

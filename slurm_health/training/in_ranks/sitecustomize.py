@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A heartbeat for scripts without one: a step of torch's optimizers is one of the training.
 
-Python loads this at its start where PYTHONPATH leads here, before any module of the user's. It
-only puts an object on `sys.meta_path` that compares names until `torch.optim.optimizer` is
-imported; the sitecustomize that it stands before is loaded then as if this were not there. Once
-torch's optimizers are there it registers a hook by their public function, which counts, and tells
-`heartbeat.py`.
+Python loads this at its start if PYTHONPATH leads here, before any module of the user's. It only
+puts an object on `sys.meta_path` that compares names until `torch.optim.optimizer` is imported; the
+user's own sitecustomize, which it hides, is then loaded as usual. After the import it registers a
+hook by torch's public function, which counts steps for `heartbeat.py`.
 
-Runs in each Python from 3.6 on, so without newer syntax. Every error is dropped: without torch,
-with an older one, or where the kernel knows no memfd, there is no heartbeat, and nothing is said.
+Runs in any Python from 3.6 on, so without newer syntax. Every error is dropped: without torch, with
+an older one, or if the kernel has no memfd, there is no heartbeat, and no message.
 """
 
 import os
@@ -24,12 +23,12 @@ _PACKAGE = os.path.dirname(os.path.dirname(_HERE))  # noqa: PTH120
 _HEARTBEAT = os.path.join(_PACKAGE, "heartbeat.py")  # noqa: PTH118
 _OPTIMIZERS = "torch.optim.optimizer"
 _SCRIPTS_OWN = "slurm_health.heartbeat"
-# A script with a heartbeat of its own tells its first step after the optimizer's.
+# A script with a heartbeat of its own reports its first step after the optimizer's.
 _BEGINS_AT = 3
 
 
 class _Waiting:
-    """Stands first among the finders of modules, and waits for torch's optimizers."""
+    """The first finder of modules, which waits for torch's optimizers."""
 
     def __init__(self) -> None:
         self._looking = False
@@ -42,36 +41,35 @@ class _Waiting:
             for finder in list(sys.meta_path):
                 spec = getattr(finder, "find_spec", lambda *_: None)(name, path, target)
                 if spec is not None:
-                    _tell_when_loaded(spec.loader, self)
+                    self._register_after(spec.loader)
                     return spec
         finally:
             self._looking = False
         return None
 
+    def _register_after(self, loader: "Any") -> None:
+        """Register the hook after this loader, which is the module's own, has run the module."""
+        run = getattr(loader, "exec_module", None)
+        if run is None:
+            return
 
-def _tell_when_loaded(loader: "Any", waiting: _Waiting) -> None:
-    """Have the hook registered once this loader, which is this module's own, has run the module."""
-    run = getattr(loader, "exec_module", None)
-    if run is None:
-        return
+        def exec_module(module: "ModuleType") -> None:
+            run(module)
+            try:
+                loader.__dict__.pop("exec_module", None)
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
+                    module.register_optimizer_step_post_hook(_Beats())
+            except Exception:  # noqa: S110 - an older torch; training is worth more
+                pass
 
-    def exec_module(module: "ModuleType") -> None:
-        run(module)
-        try:
-            loader.__dict__.pop("exec_module", None)
-            if waiting in sys.meta_path:
-                sys.meta_path.remove(waiting)
-                module.register_optimizer_step_post_hook(_Beats())
-        except Exception:  # noqa: S110 - an older torch; training is worth more
-            pass
-
-    # A loader of another kind may have no place for it; `contextlib` is not to be loaded for that.
-    if hasattr(loader, "__dict__"):
-        loader.exec_module = exec_module
+        # A loader of another kind may have no place for it; `contextlib` would cost a start.
+        if hasattr(loader, "__dict__"):
+            loader.exec_module = exec_module
 
 
 class _Beats:
-    """The hook: counts the steps of each optimizer; the one with the most counts."""
+    """The hook: counts the steps of every optimizer; the one with the most counts."""
 
     def __init__(self) -> None:
         self._steps: dict[int, int] = {}
@@ -93,27 +91,21 @@ class _Beats:
 
     def _beat(self, count: int) -> None:
         if self._heartbeat is None:
-            self._heartbeat = None if _is_ours() or _has_its_own() else _loaded()
+            main = getattr(sys.modules.get("__main__"), "__file__", None) or ""
+            # A probe of slurm-health's trains too, and then waits.
+            is_ours = os.path.abspath(main).startswith(_PACKAGE + os.sep)  # noqa: PTH100
+            # A script may report its steps itself, perhaps by a copy of heartbeat.py.
+            modules = [getattr(module, "__dict__", {}) for module in list(sys.modules.values())]
+            has_own = any(m.get("MAGIC") == b"shbeat1\0" and m.get("_mine") for m in modules)
+            self._heartbeat = None if is_ours or has_own else _loaded()
             self._silent = self._heartbeat is None
         own = sys.modules.get(_SCRIPTS_OWN)
         if own is not None and own is not self._heartbeat and own.__dict__.get("_mine"):
-            self._silent = True  # it has begun to tell its steps itself
+            self._silent = True  # it now reports its steps itself
             if self._heartbeat is not None:
                 self._heartbeat.stop()
         if self._heartbeat is not None and not self._silent:
             self._heartbeat.step_of_optimizer(count)
-
-
-def _is_ours() -> bool:
-    """Tell whether this is a probe of slurm-health's, which trains too, and then waits."""
-    main = getattr(sys.modules.get("__main__"), "__file__", None) or ""
-    return os.path.abspath(main).startswith(_PACKAGE + os.sep)  # noqa: PTH100
-
-
-def _has_its_own() -> bool:
-    """Tell whether the script tells its steps itself, perhaps by a copy of heartbeat.py."""
-    modules = [getattr(each, "__dict__", {}) for each in list(sys.modules.values())]
-    return any(each.get("MAGIC") == b"shbeat1\0" and each.get("_mine") for each in modules)
 
 
 def _loaded() -> "Any":
@@ -131,25 +123,18 @@ def _loaded() -> "Any":
     return module
 
 
-def _load_the_users() -> None:
-    """Load the sitecustomize that this one stands before, as Python would have done.
-
-    What it raises is Python's to tell of, as it would.
-    """
-    ours = sys.modules.get(__name__)
-    sys.path[:] = [each for each in sys.path if os.path.abspath(each) != _HERE]  # noqa: PTH100
+# Not if another module imports it by its full name.
+if __name__ == "sitecustomize":
+    sys.meta_path.insert(0, _Waiting())
+    # Load the user's own sitecustomize, as Python would have done; its errors are Python's.
+    _ours = sys.modules.get(__name__)
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != _HERE]  # noqa: PTH100
     sys.modules.pop(__name__, None)
     try:
         __import__(__name__)
-    except ImportError as err:
-        if err.name != __name__:
+    except ImportError as _err:
+        if _err.name != __name__:
             raise
     finally:
-        if ours is not None:
-            sys.modules.setdefault(__name__, ours)
-
-
-# Not where another imports it to look at it, by its full name.
-if __name__ == "sitecustomize":
-    sys.meta_path.insert(0, _Waiting())
-    _load_the_users()
+        if _ours is not None:
+            sys.modules.setdefault(__name__, _ours)

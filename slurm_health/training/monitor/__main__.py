@@ -20,15 +20,15 @@ from slurm_health.training.monitor.output_files import script_text
 
 
 def main() -> int:
-    """Hold a post-mortem of the script that has just ended; 0 whatever it finds."""
+    """Run a post-mortem of the script that has just ended; 0 for any conclusion."""
     script = from_json(sys.argv[1].encode(), EndedScript)
     number = os.WTERMSIG(script.status) if os.WIFSIGNALED(script.status) else 0
     try:
         nodes = from_environ(os.environ).nodes
     except AllocationError:
         nodes = ()
-    # Slurm opened the files that are our standard output and error for the job. Where both are one,
-    # the output of this start of the script begins at the first of both places.
+    # Our standard output and error are the job's files, opened by Slurm. If both are one file, the
+    # output of this start of the script begins at the first of both places.
     outputs: dict[Path, int] = {}
     for stream, begin in zip((1, 2), script.output_from or (0, 0), strict=False):
         file = Path(f"/proc/self/fd/{stream}").readlink()
@@ -56,7 +56,7 @@ def main() -> int:
         duration_s=script.duration_s,
         run_directory=directory,
     )
-    post_mortem.hold(job, directory, clock=time.time)
+    post_mortem.run_post_mortem(job, directory, clock=time.time)
     return 0
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m slurm_health.training.monitor.agent`: samples the ranks on one node.
 
-It sleeps, samples the ranks on its node, sends a report, and leaves when its reader has gone. If
-asked, it inspects the ranks, twice, or says how the node is. It holds no device, changes nothing,
-and makes no call to Slurm.
+It sleeps, samples the ranks on its node, sends a report, and leaves when its reader has gone. On
+request it inspects the ranks, twice, or sends the node's state. It holds no device, changes
+nothing, and makes no call to Slurm.
 """
 
 from __future__ import annotations
@@ -26,15 +26,14 @@ from slurm_health.training.monitor.ranks import Ranks, located
 
 JOB = "SLURM_JOB_ID"
 TRAINING = "SLURM_HEALTH_TRAINING"
-"""What `run` sets outside Slurm, for a training's processes to be known by."""
+"""Set by `run` outside Slurm, to mark the processes of a training."""
 SAMPLE_S = 5.0
-# New processes are searched for so often; that costs more than a sample of those that are known.
-_FIND_S = 15.0
+_FIND_S = 15.0  # between two searches for new processes, which cost more than a sample
 _OLD_S = 60.0  # after that processes are searched for half as often
-# The watch writes every ten seconds. Counted in samples, in which we run ourselves: a job that is
-# suspended stands still as a whole.
+# The watch writes every ten seconds. Counted in samples, because a suspended job stands still as a
+# whole.
 _LOST_SAMPLES = 24
-_BETWEEN_S = 4.0  # the two looks of an inspection
+_BETWEEN_S = 4.0  # the two samples of an inspection
 _MOST_BYTES = 256 << 10  # of a node's state
 
 
@@ -42,7 +41,7 @@ class Agent:
     """Samples the ranks of one job on this node.
 
     Args:
-        ranks: those.
+        ranks: the ranks on this node.
         options: of the command line, with the name of this node.
     """
 
@@ -54,7 +53,7 @@ class Agent:
     def run(self) -> None:
         """Serve until standard input ends, or is silent for too long.
 
-        Of a script that has ended, say how the node is, and leave: srun passes no word on before
+        After the end of a script, send the node's state and leave: srun forwards no request before
         all nodes have started, and one may be lost.
         """
         if self._options.ended:
@@ -83,11 +82,11 @@ class Agent:
             self._send(self._report(Look.SAMPLE))
 
     def _answer(self, word: bytes) -> None:
-        """Inspect the ranks, twice, or say how the node is.
+        """Inspect the ranks, twice, or send the node's state.
 
-        Ranks that answer work for that. So they are sampled after they have answered for the first
-        time and before they are asked again: what is between the two is their own. Nothing is sent
-        meanwhile: on the batch node, the connections would show it.
+        Ranks work to answer. So they are sampled after their first answer and before the second
+        question: the activity between is their own. No report is sent meanwhile, because the
+        connections of the batch node would show it.
         """
         if word == INSPECT:
             self._ranks.find()
@@ -96,13 +95,13 @@ class Agent:
             first = msgspec.structs.replace(report, ranks=located(report.ranks, where))
             time.sleep(self._options.scale * _BETWEEN_S)
             report = self._report(Look.INSPECTION, connections=True)
-            where, not_seen = self._ranks.locate(again=True)
+            where, unavailable = self._ranks.locate(again=True)
             ranks = located(report.ranks, where)
             self._send(first)
-            self._send(msgspec.structs.replace(report, ranks=ranks, not_seen=not_seen))
+            self._send(msgspec.structs.replace(report, ranks=ranks, unavailable=unavailable))
             self._send(self._report(Look.BASELINE))
         elif word == STATE:
-            # Not before it is asked for: it takes some megabytes.
+            # It takes some megabytes, and most agents never need it.
             from slurm_health.training.monitor.node_state import node_state, within
 
             given = self._options
@@ -117,7 +116,7 @@ class Agent:
             self._send(NodeReport(node=given.node, state=within(state, given.most_bytes)))
 
     def _report(self, look: Look, *, connections: bool = False) -> NodeReport:
-        """Return what the ranks on this node are like now."""
+        """Return a report with samples of the ranks on this node."""
         report = NodeReport(
             node=self._options.node,
             at_s=round(time.monotonic(), 3),
@@ -136,7 +135,7 @@ class Agent:
         )
 
     def _send(self, report: NodeReport) -> None:
-        """Write each line with one call: lines of several nodes do not mix."""
+        """Write every line with one call, so that lines of several nodes do not mix."""
         self._sent += 1
         for line in lines_of(report, self._sent):
             os.write(1, line)
@@ -145,10 +144,12 @@ class Agent:
 def main() -> int:
     """Serve."""
     parser = argparse.ArgumentParser(prog="slurm_health.training.monitor.agent")
-    parser.add_argument("--job", required=True)  # the value of the variable that marks processes
+    parser.add_argument(
+        "--job", required=True
+    )  # the value of the variable that marks its processes
     parser.add_argument("--variable", default=JOB)
     parser.add_argument("--node", default="")  # if Slurm does not say which it is
-    parser.add_argument("--step", default="")  # which alone is watched
+    parser.add_argument("--step", default="")  # the only watched one
     parser.add_argument("--began-s", type=float, required=True)
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--ended", action="store_true")  # the script has

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agents of all nodes: started, asked, replaced.
+"""The agents of all nodes: start, ask, replace.
 
 In a job one srun starts them, while its script runs and once more after it has failed; outside
-Slurm each node's torchrun runs its own, and carries what they send (`torchrun.in_job.monitor`).
+Slurm the torchrun on every node runs its own, and carries its reports (`torchrun.in_job.monitor`).
 """
 
 from __future__ import annotations
@@ -35,31 +35,31 @@ from slurm_health.training.monitor.messages import (
     MessageReader,
 )
 
-HERE_S = 10.0  # from one word that the watch is there to the next
-# For all nodes to answer: an inspection takes two looks, and a state what a child may take; a busy
-# node takes longer.
+HERE_S = 10.0  # between two signs of life of the watch
+# For the answers of all nodes: an inspection samples twice, a state has a child's time limit, and a
+# busy node takes longer.
 _LIMITS_S = {INSPECT: 25.0, STATE: 8.0}
 _MOST_LINE_BYTES = 1 << 20
 _LEAVE_S, _GRACE_S = 1.0, 0.5
 _SILENT_S = 30.0  # six samples without a report
 _STARTS_S = 20.0  # for srun and the interpreters
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 10.0, 600.0  # from one start of agents that are gone to the next
-_FEW = 8  # nodes: each is started alone, so that one that is lost does not hold up the others
-_CARRIED_STARTS_S = 30.0  # until all that was sent before is read
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 10.0, 600.0  # between two restarts of agents
+_FEW = 8  # nodes: their agents start one by one, so that a lost node does not hold up the others
+_CARRIED_STARTS_S = 30.0  # until all earlier reports are read
 _END = b"end"
 
 
 class ScriptOver(Exception):
-    """The script has ended, and nothing is read any more."""
+    """The script has ended: no more reports are read."""
 
 
 class AgentsEnded(Exception):
-    """Nothing carries what the agents send any more."""
+    """The carrier of the agents' reports has ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Carried:
-    """Where to read what agents send, and to write to them, in place of a process of ours."""
+    """Files to and from agents, in place of a process of ours."""
 
     stdin: IO[bytes]
     stdout: IO[bytes]
@@ -67,7 +67,7 @@ class Carried:
 
 @dataclass(kw_only=True)
 class Connection:
-    """The agents of some nodes that were started together."""
+    """The agents of some nodes, by one start."""
 
     process: Process | Carried
     nodes: tuple[str, ...]
@@ -76,7 +76,7 @@ class Connection:
 
     @property
     def pipe(self) -> int:
-        """Where their lines are read."""
+        """The file number of their lines."""
         assert self.process.stdout is not None
         return self.process.stdout.fileno()
 
@@ -100,11 +100,11 @@ Start = Callable[[Sequence[str]], Process | Carried]
 
 
 class Agents:
-    """One agent on each node.
+    """One agent per node.
 
     Args:
         start: starts those of some nodes; raises OSError.
-        observe: is called with each report.
+        observe: receives every report.
         control: a file that ends when the script does, if there is one.
         alone: agents can be started for some nodes without the others.
     """
@@ -122,7 +122,7 @@ class Agents:
         self._control = () if control is None else (control,)
         self._alone = alone
         self._connections: list[Connection] = []
-        self._last_seen_s: dict[str, float] = {}
+        self._reported_s: dict[str, float] = {}
         self._here_s = self._again_s = -math.inf
         self._pause_s = 0.0
         self.nodes: tuple[str, ...] = ()
@@ -136,15 +136,15 @@ class Agents:
         process = self._start(nodes)
         self._connections.append(Connection(process=process, nodes=tuple(nodes)))
         starts_s = time.monotonic() + _STARTS_S - _SILENT_S
-        self._last_seen_s |= dict.fromkeys(nodes, starts_s)
+        self._reported_s |= dict.fromkeys(nodes, starts_s)
         self.nodes = tuple(dict.fromkeys((*self.nodes, *nodes)))
 
     def receive(self, wait_s: float) -> list[NodeReport]:
-        """Take in what agents send for so long; return their reports.
+        """Receive reports for `wait_s`.
 
         Raises:
             ScriptOver: the script has ended.
-            AgentsEnded: what carries them has ended.
+            AgentsEnded: the carrier of their reports has ended.
         """
         now_s = time.monotonic()
         if now_s - self._here_s >= HERE_S:
@@ -171,12 +171,12 @@ class Agents:
             self._connections.remove(connection)
             others = {node for other in self._connections for node in other.nodes}
             lost = set(connection.nodes) & set(self.nodes) - others
-            self._last_seen_s |= dict.fromkeys(lost, -math.inf)
+            self._reported_s |= dict.fromkeys(lost, -math.inf)
         reports = []
         for line in connection.lines.feed(data):
             report = connection.reader.take(line)
             if report is not None and report.node in self.nodes:
-                self._last_seen_s[report.node] = time.monotonic()
+                self._reported_s[report.node] = time.monotonic()
                 self._observe(report)
                 reports.append(report)
         return reports
@@ -184,10 +184,10 @@ class Agents:
     def ask(
         self, word: bytes, nodes: Sequence[str] = (), limit_s: float = math.inf
     ) -> dict[str, NodeReport]:
-        """Ask all agents to inspect their ranks, or how their nodes are; return who answers.
+        """Ask all agents for an inspection, or for the states of their nodes; return the answers.
 
-        Until all nodes, or the given ones, have answered whose agents are there, or the time is
-        over; raises as `receive`.
+        Wait for all nodes, or the given ones, without a silent agent, at most for the time limit;
+        raises as `receive`.
         """
         self._write(word)
         answers: dict[str, NodeReport] = {}
@@ -201,12 +201,12 @@ class Agents:
         return answers
 
     def nodes_without_report(self) -> list[str]:
-        """Return the nodes whose agent has been silent for too long, or has ended."""
+        """Return the nodes whose agents have been silent for too long, or have ended."""
         silent_s = time.monotonic() - _SILENT_S
-        return [node for node in self.nodes if self._last_seen_s[node] < silent_s]
+        return [node for node in self.nodes if self._reported_s[node] < silent_s]
 
     def is_time_to_replace(self, silent: Sequence[str]) -> bool:
-        """Whether agents that are gone may be started again: later and later while they are."""
+        """Whether ended agents may start again: after longer and longer pauses."""
         if not silent:
             self._pause_s = 0.0
         return bool(silent) and time.monotonic() >= self._again_s
@@ -229,7 +229,7 @@ class Agents:
             self.begin(some)
 
     def drop(self, nodes: Sequence[str]) -> None:
-        """Expect nothing any more of nodes that the job has lost."""
+        """Expect no more reports of nodes that the job has lost."""
         self.nodes = tuple(node for node in self.nodes if node not in nodes)
 
     def end(self) -> None:
@@ -252,9 +252,9 @@ def start_in_job(
     here: str = "",
     stderr: int = NOTHING,
 ) -> Process:
-    """Start the agents of some nodes of a job by srun; that of `here`, alone, needs no step.
+    """Start the agents of some nodes of a job by srun; a single one on `here` needs no step.
 
-    Steps overlap with the script's in their devices too: NVML shows them what ranks have.
+    Steps overlap with the script's in their devices too, so that NVML shows the ranks' GPUs.
 
     Raises:
         OSError: they cannot be started.
@@ -272,13 +272,11 @@ def start_in_job(
 
 
 def start_carried(reading: int, writing: int, number: int, control: int) -> Carried:
-    """Start the agents that torchrun runs; the `number` tells this start from those before.
-
-    What agents sent before that is passed over.
+    """Start the agents that torchrun runs; reports from before the answer `number` are dropped.
 
     Raises:
         ScriptOver: the script has ended.
-        AgentsEnded: nothing carries what they send any more.
+        AgentsEnded: the carrier of their reports has ended.
         OSError: they do not start in time.
     """
     # The files are those of the next start, too.
@@ -296,4 +294,4 @@ def start_carried(reading: int, writing: int, number: int, control: int) -> Carr
                 raise AgentsEnded
             if b"started %d" % number in lines.feed(data):
                 return Carried(stdin=to_them, stdout=from_them)
-    raise OSError("the agents of nodes do not start")
+    raise OSError("the agents did not start in time")

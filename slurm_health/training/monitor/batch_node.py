@@ -2,11 +2,10 @@
 """On another node: gives a job back whose batch node is lost.
 
 `python -m slurm_health.training.monitor.batch_node JOB NODE PULSE_S RESTARTS`. Standard input
-brings something every PULSE_S while the batch script is there, and ends with it. Only where it is
-silent is Slurm asked, and only what Slurm says counts: the job runs, and not on that node any more.
-Then it is requeued, as Slurm does with jobs that lose a node; one that may not be requeued is
-cancelled. Where Slurm has started it more than RESTARTS times again, it was given back already:
-Slurm had lost this node, too, and the job runs elsewhere.
+delivers data every PULSE_S while the batch script runs, and ends with it. After a silence Slurm is
+asked, and decides: the job runs, and no longer on that node. Then it is requeued, as Slurm requeues
+jobs that lose a node; a job without permission to requeue is cancelled. More than RESTARTS restarts
+mean that it was given back already: Slurm had lost this node, too, and the job runs elsewhere.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ import signal
 import sys
 from collections.abc import Mapping
 
-_SILENT_PULSES = 3  # counted in pulses in which we run ourselves: jobs are suspended as a whole
+_SILENT_PULSES = 3  # of our own running time: a suspension stops the whole job
 
 
 def main() -> int:
-    """Listen until the batch script ends, or is gone for good."""
+    """Wait until the batch script ends, or its node is lost."""
     job, node, pulse_s, restarts = sys.argv[1:]
-    # What Slurm sends to every process of the job is for the script.
+    # Slurm's signals to all processes of the job are for the script.
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     silent = 0
@@ -39,7 +38,7 @@ def main() -> int:
 
 
 def _given_back(job: str, node: str, restarts: int, environ: Mapping[str, str]) -> bool:
-    """Ask Slurm, and give the job back if its batch node is lost; tell whether that is over."""
+    """Ask Slurm, and give the job back if its batch node is lost; return whether it is done."""
     from slurm_health.records.errors import SlurmError
     from slurm_health.system.slurm.client import Client
 

@@ -15,17 +15,17 @@ class EndedJob:
     """A job whose script has ended.
 
     Args:
-        end: how, and on which nodes it ran.
+        end: its exit status and nodes.
         environ: the script's environment.
         node: the name of the batch host, on which this process runs.
-        directory: where the script was started.
-        outputs: the files of its standard output and error; one that is no file is left out.
-        output_from: where in these files its output begins; what an earlier start of the script
-            wrote stands before it.
-        script_text: the script itself, empty where it cannot be read.
+        directory: the script's working directory.
+        outputs: the files of its standard output and error; pipes and devices are left out.
+        output_from: the places in these files at which its output begins, behind that of an
+            earlier start.
+        script_text: the script itself, empty if it cannot be read.
         ended_s: when it ended, in seconds since the epoch, by this node's clock.
         duration_s: how long it ran.
-        run_directory: of the run in the journal, None where there is none.
+        run_directory: of the run in the journal, None without one.
     """
 
     end: ScriptEnd

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The TCP sockets of this node, as the kernel lists them: which get no answer, how much they sent.
+"""The TCP sockets of this node by the kernel: unanswered data, traffic, listeners.
 
 They come through a netlink socket of sock_diag(7), which needs no privilege.
 """
@@ -14,7 +14,7 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-# A segment is sent again after twice the time: four are some seconds without an answer.
+# The pause before a retransmission doubles: four are some seconds without an answer.
 _IN_VAIN = 4
 _MOST = 256  # of a node
 _RETRANSMITS = 1  # the number of the timer that sends again (linux/inet_diag.h)
@@ -28,19 +28,19 @@ _HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
 _ASK = struct.Struct("=BBBxI48x")  # family, protocol, wanted attributes, states
 # struct inet_diag_msg: timer, retransmits, port, own address, the peer's, user, inode.
 _SOCKET = struct.Struct("=xxBB2sxx16s16s24xII")
-# Of struct tcp_info, since Linux 4.10: what was acknowledged and what came; µs with something to
-# send, and of these with a peer that took no more.
+# Of struct tcp_info, since Linux 4.10: acknowledged and received bytes; µs with data to send, and
+# of these with a peer that accepted no more.
 _BYTES_AT, _BUSY_AT = 120, 168
 _TWO_COUNTS = struct.Struct("=QQ")
 _LIMIT_S = 1.0
 
 
 class Socket(NamedTuple):
-    """One socket: its own end and the peer's, its owner, what it has carried.
+    """One socket: its own end and the peer's, its owner, its traffic.
 
-    `resent` counts how often data without an answer was sent again. It sent `acked` bytes in
-    `busy_s`, in which it had something to send and its peer took it; `came` are the bytes received.
-    The latter three are 0 if the kernel does not count them.
+    `resent` counts the retransmissions of unanswered data. It sent `acked` bytes in `busy_s`, in
+    which it had data to send and its peer accepted it; `received` are bytes. The latter three are 0
+    if the kernel does not count them.
     """
 
     address: str
@@ -50,18 +50,18 @@ class Socket(NamedTuple):
     inode: int
     resent: int
     acked: int
-    came: int
+    received: int
     busy_s: float
 
 
 class Traffic(NamedTuple):
-    """What this user's connections are, and have carried so far.
+    """The traffic of this user's connections so far.
 
     Args:
-        broken: of those with unanswered data the peer's address, and how often was sent again.
+        broken: the peers' addresses and the retransmissions of those with unanswered data.
         addresses: this node's own.
         sent: by address of the peer the bytes sent, and the seconds that this took.
-        received: all bytes that came.
+        received: all received bytes.
     """
 
     broken: tuple[tuple[str, int], ...]
@@ -71,7 +71,7 @@ class Traffic(NamedTuple):
 
 
 def traffic() -> Traffic:
-    """Return what this user's connections have carried."""
+    """Return the traffic of this user's connections."""
     own = [item for item in _sockets(_CONNECTED) if item.uid == os.geteuid()]
     sent: dict[str, tuple[int, float]] = {}
     for item in own:
@@ -82,7 +82,7 @@ def traffic() -> Traffic:
         broken=tuple((s.peer, s.resent) for s in own if s.resent >= _IN_VAIN)[:_MOST],
         addresses=tuple(sorted(a for a in addresses if not ipaddress.ip_address(a).is_loopback)),
         sent=sent,
-        received=sum(item.came for item in own),
+        received=sum(item.received for item in own),
     )
 
 
@@ -92,7 +92,7 @@ def listening() -> Iterator[Socket]:
 
 
 def listeners(address: str, port: int) -> set[int]:
-    """Return whose processes of this node listen where a connection to this address arrives."""
+    """Return the users whose processes on this node listen on an address and port."""
     ends = {address, "0.0.0.0", "::"}  # noqa: S104 - nothing is bound
     return {item.uid for item in listening() if item.port == port and item.address in ends}
 
@@ -103,9 +103,9 @@ def _sockets(states: int) -> Iterator[Socket]:
             for message in _messages(family, states):
                 timer, resent, port, own, peer, uid, inode = _SOCKET.unpack_from(message)
                 info = _tcp_info(message)
-                acked = came = busy_us = refused_us = 0
+                acked = received = busy_us = refused_us = 0
                 if len(info) >= _BUSY_AT + _TWO_COUNTS.size:
-                    acked, came = _TWO_COUNTS.unpack_from(info, _BYTES_AT)
+                    acked, received = _TWO_COUNTS.unpack_from(info, _BYTES_AT)
                     busy_us, refused_us = _TWO_COUNTS.unpack_from(info, _BUSY_AT)
                 yield Socket(
                     address=_address(family, own),
@@ -115,13 +115,13 @@ def _sockets(states: int) -> Iterator[Socket]:
                     inode=inode,
                     resent=resent if timer == _RETRANSMITS else 0,
                     acked=acked,
-                    came=came,
+                    received=received,
                     busy_s=max(0, busy_us - refused_us) / 1e6,
                 )
 
 
 def _messages(family: int, states: int) -> Iterator[bytes]:
-    """Yield what the kernel lists, a message for each socket.
+    """Yield the kernel's messages, one per socket.
 
     Raises:
         OSError: it lists nothing.

@@ -32,18 +32,17 @@ from slurm_health.training.framework import (
     Sureness,
 )
 
-# What a person who looks at a failed job waits for without thinking of it; all together take what
-# the supervisor gives (POST_MORTEM_S) with room to say what the cause is.
+# All together stay within the supervisor's limit (POST_MORTEM_S), with time left for the diagnosis.
 COLLECT_S = 13.0
-COLLECT_LIVE_S = 8.0  # while a training hangs, which is to be reported soon
+COLLECT_LIVE_S = 8.0  # while a training hangs: its report has to come soon
 OPERATOR_S = 2.0
 OPERATORS_S = 5.0
-_ANSWER_BYTES = 16 << 20  # how far 4,096 ranks came in their groups takes 4 MB
-_LEAST_S = 0.1  # with less than that left, none is begun
+_ANSWER_BYTES = 16 << 20  # the progress of 4,096 ranks in their groups takes 4 MB
+_LEAST_S = 0.1  # with less time left, no operator starts
 _REASON_CHARACTERS = 200
 _COLLECTED, _NOTHING = b"+", b"-"
-# Whose doing a failure is decides what is done about it, so an action says whose it must be, and as
-# surely as that takes. What is surer prevails; what is as sure and blames another decides nothing.
+# The blame for a failure decides its action, so an action implies a blame, as surely as the action
+# needs. Surer inferences prevail; equally sure ones with another blame leave it undecided.
 _MEANS = {
     EventAction: (Attribution.UNDECIDED, Sureness.POSSIBLE),
     RestartRanks: (Attribution.TRANSIENT, Sureness.LIKELY),
@@ -59,15 +58,15 @@ def collect(
     *,
     limit_s: float = COLLECT_S,
 ) -> DataManager:
-    """Run all collectors at once, each in a child; return what they collected in time.
+    """Run all collectors at once, every one in a child; return the data that came in time.
 
     Args:
         collectors: of different kinds.
         environ: of the job.
-        known: what need not be collected.
-        limit_s: for each of them.
+        known: data that exists already.
+        limit_s: of every collector.
     """
-    works = {each.kind: (partial(_work, each, environ), limit_s) for each in collectors}
+    works = {c.kind: (partial(_work, c, environ), limit_s) for c in collectors}
     answers = killable.run_all(works, most_bytes=_ANSWER_BYTES)
     manager = DataManager(known)
     for collector in collectors:
@@ -101,7 +100,7 @@ def _work(collector: DataCollector, environ: Mapping[str, str]) -> bytes:
 
 
 class Allowance:
-    """What a site's operators may take together in one diagnosis, and one of them each time."""
+    """The time of a site's operators together in one diagnosis, and of a single call."""
 
     def __init__(
         self,
@@ -114,10 +113,10 @@ class Allowance:
         self._until_s = monotonic() + total_s
 
     def next_s(self) -> float:
-        """Return what the next call may take, in seconds.
+        """Return the time limit of the next call.
 
         Raises:
-            OperatorFailed: nothing is left.
+            OperatorFailed: no time is left.
         """
         left_s = min(self._limit_s, self._until_s - self._monotonic())
         if left_s < _LEAST_S:
@@ -126,7 +125,7 @@ class Allowance:
 
 
 class InChild(InferenceOperator):
-    """A site's operator, made and asked in a child process with a time limit, each time anew."""
+    """A site's operator; every call makes and runs it in a new child with a time limit."""
 
     def __init__(
         self, data_manager: DataManager, made: OperatorMaker, name: str, allowance: Allowance
@@ -141,16 +140,16 @@ class InChild(InferenceOperator):
         return True
 
     def infer(self, inferences: list[Inference]) -> list[Inference]:
-        """Return what the operator infers.
+        """Return the inferences of the operator.
 
         Raises:
-            OperatorFailed: it raised, hung, or answered something else.
+            OperatorFailed: it raised, hung, or its answer is no list of inferences.
         """
 
         def work() -> bytes:
             operator = self._made(self._data_manager)
-            led = [each for each in inferences if operator.is_compatible(each)]
-            inferred = [after for each in led for after in operator.infer([each])]
+            compatible = [before for before in inferences if operator.is_compatible(before)]
+            inferred = [after for before in compatible for after in operator.infer([before])]
             if not all(isinstance(after, Inference) and after.name for after in inferred):
                 raise TypeError("it must return inferences that have names")
             return msgspec.json.encode(inferred)
@@ -168,7 +167,7 @@ class InChild(InferenceOperator):
 
 
 class AskedDiagnostician(InferenceOperator):
-    """A site's diagnostician as a step of a chain: its action is one voice among others."""
+    """A site's diagnostician as a step of a chain: its action is one inference among others."""
 
     def __init__(self, data_manager: DataManager, diagnostician: Diagnostician) -> None:
         super().__init__(data_manager)
@@ -176,14 +175,14 @@ class AskedDiagnostician(InferenceOperator):
         self._diagnostician = diagnostician
 
     def is_compatible(self, inference: Inference) -> bool:
-        """It is asked when a script has failed, and when a training hangs."""
+        """Whether a script has failed, or a training hangs."""
         return inference.name in {SCRIPT_FAILED, NO_PROGRESS}
 
     def infer(self, inferences: list[Inference]) -> list[Inference]:
-        """Return what its action says; what follows is decided with all that is known.
+        """Return its action as an inference: the decision takes all inferences into account.
 
         Raises:
-            OperatorFailed: it failed, or answered something else.
+            OperatorFailed: it failed, or its answer is no action.
         """
         action = self._diagnostician.diagnose(
             data_manager=self._data_manager, inference=inferences[0]
@@ -210,4 +209,4 @@ class AskedDiagnostician(InferenceOperator):
 
 
 def _reason(text: str) -> str:
-    return cut(one_line(text), _REASON_CHARACTERS) or "it did not say why"
+    return cut(one_line(text), _REASON_CHARACTERS) or "without a reason"

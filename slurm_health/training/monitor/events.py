@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the watch does about what it sees in a training: infers why, reports, records, acts.
+"""Events of a training: the watch infers their causes, reports, records and acts.
 
-About a hang nothing is done, the job is cancelled or the script ended, as its user has asked.
+After a hang it does nothing, cancels the job or ends the script, as the user has chosen.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from slurm_health.records.script_records import (
 from slurm_health.report.sentences import ends_for_hang, event_line, lines_of
 from slurm_health.system import journal
 from slurm_health.system.slurm.client import Client
-from slurm_health.training.diagnosis.collected import FlightRecords, MonitorSaw
+from slurm_health.training.diagnosis.collected import FlightRecords, MonitorReport
 from slurm_health.training.diagnosis.diagnostician import CauseDiagnostician
 from slurm_health.training.diagnosis.hang import HangDiagnostician
 from slurm_health.training.diagnosis.operators import OPERATORS
-from slurm_health.training.diagnosis.output_lines import LossIsNone
+from slurm_health.training.diagnosis.output_lines import NonFiniteLoss
 from slurm_health.training.diagnosis.pace import PaceFinding, observe_pace
 from slurm_health.training.diagnosis.pulse import Resumed
 from slurm_health.training.diagnosis.samples import Standstill
@@ -45,7 +45,7 @@ _KEPT, _MOST_KEPT = "hang-", 16  # files of stacks and records of collectives
 
 
 class ScriptToEnd(Exception):
-    """The training hangs, and who started the watch is to end it and to see what follows."""
+    """The training hangs, and the starter of the watch has to end it."""
 
     def __init__(self, hang: TrainingEvent) -> None:
         self.hang = hang
@@ -58,8 +58,8 @@ class Events:
     Args:
         directory: of the run in the journal, None if there is none.
         environ: of the job.
-        out: where it is reported.
-        on_hang: what is done about a hang that was reported and recorded; raises ScriptToEnd.
+        out: the file for reports.
+        on_hang: acts on a hang that was reported and recorded; raises ScriptToEnd.
     """
 
     def __init__(
@@ -77,16 +77,16 @@ class Events:
         self._kept = 0
 
     def hang(self, standstill: Standstill, data: Iterable[msgspec.Struct] = ()) -> None:
-        """Infer where a training hangs, with other data that was collected of it.
+        """Infer where a training hangs, with other collected data, and report it.
 
         Raises:
-            ScriptToEnd: the script is to be ended.
+            ScriptToEnd: the script has to be ended.
         """
         records = tuple(rank.flight for rank in standstill.ranks if rank.flight is not None)
         flights = FlightRecords(records=records)
-        known = [standstill, flights, MonitorSaw(slow=tuple(self._slow)), *data]
+        known = [standstill, flights, MonitorReport(slow=tuple(self._slow)), *data]
         live = collect(registry.while_it_hangs(), self._environ, known, limit_s=COLLECT_LIVE_S)
-        live.missing.update(standstill.not_seen)
+        live.missing.update(standstill.unavailable)
         site = registry.registered()
         live.failed.update(site.failed)
         cause = HangDiagnostician(site.operators).diagnose(data_manager=live).diagnosed
@@ -110,7 +110,7 @@ class Events:
         self._on_hang(hang, self)
 
     def _keep(self, standstill: Standstill, flights: FlightRecords) -> None:
-        """Write all that was seen of the ranks beside the journal: they may be ended next."""
+        """Write all data about the ranks beside the journal: they may be ended next."""
         if self._directory is None or self._kept >= _MOST_KEPT:
             return
         self._kept += 1
@@ -119,15 +119,15 @@ class Events:
         with contextlib.suppress(OSError), file.open("xb") as kept:
             kept.write(data)
 
-    def pace(self, observed: PaceFinding | LossIsNone) -> None:
-        """Infer why a rank is slow, steps take longer, work is uneven, or the loss is no number."""
+    def pace(self, observed: PaceFinding | NonFiniteLoss) -> None:
+        """Infer why a rank is slow, steps take longer, work is uneven, or the loss is NaN."""
         site = registry.registered()
         data = DataManager([observed], failed=site.failed)
         diagnostician = CauseDiagnostician(observe_pace, (*OPERATORS, *site.operators))
         cause = diagnostician.diagnose(data_manager=data).diagnosed
         if cause is None or cause.cause == SLOWER_STEPS:
-            return  # longer batches, an evaluation: it may be as it should
-        if isinstance(observed, LossIsNone):
+            return  # longer batches, an evaluation: it may be normal
+        if isinstance(observed, NonFiniteLoss):
             event = TrainingEvent(event=EventKind.LOSS, step=observed.step, line=observed.first)
         elif observed.event is EventKind.UNEVEN:
             event = TrainingEvent(event=observed.event, ratio=round(observed.ratio, 3))
@@ -173,7 +173,7 @@ class Events:
             )
 
     def record(self, record: Record, *, lossy: bool = False) -> None:
-        """Write to the journal; if that cannot be, say so, unless it may be `lossy`."""
+        """Write to the journal; report a failure, unless the record may be `lossy`."""
         if self._directory is None:
             return
         try:
@@ -184,10 +184,10 @@ class Events:
 
 
 def acting(mode: str, environ: Mapping[str, str]) -> Callable[[TrainingEvent, Events], None]:
-    """Return what does about a hang what the user has asked for.
+    """Return the action on a hang that the user has chosen.
 
-    Never on what output alone guesses: a job may print nothing for good reasons, so the place must
-    be known. Outside Slurm a training is stopped by what started the watch, as if it restarts.
+    Output alone is not enough: a job may print nothing for good reasons, so the place must be
+    known. Outside Slurm the starter of the watch stops a training, as for a restart.
     """
     job = name_in_slurm(environ)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collector: how every node of the job is after a failure.
+"""Collector: the states of all nodes of the job after a failure.
 
-An agent on each other node says how that is (`node_state`), unasked. The batch host looks without
-one: it answers even if srun cannot start anything any more.
+An agent on every other node sends its state (`node_state`) unasked. The batch host reads its own
+without an agent, even if srun can no longer start any.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from slurm_health.records.text import cut, one_line
 from slurm_health.system.processes import Process
 from slurm_health.training.diagnosis.collected import (
     FlightRecords,
-    NodesTold,
+    NodeStates,
     TrainingLog,
 )
 from slurm_health.training.framework import DataCollector, DataManager, NothingCollected
@@ -26,42 +26,42 @@ from slurm_health.training.monitor.messages import STATE
 from slurm_health.training.monitor.node_state import node_state
 from slurm_health.training.monitor.ranks import Ranks
 
-# Of the seconds that a collector has: for srun, an interpreter on each node, and what it looks at.
+# Of a collector's time: for srun, the interpreters on all nodes, and their states.
 ANSWER_S = 11.0
 _MOST_BYTES = 12 << 20  # of all nodes together; a child's answer has a limit
 _MOST_BYTES_OF_NODE, _LEAST_BYTES_OF_NODE = 256 << 10, 2 << 10
 _REASON_CHARACTERS = 160
 _FLIGHT_RECORDER = "flight-recorder"
 _OF_ANY = (
-    "the dumps at torch's own path may be of another training: no watchdog of this one wrote that"
-    " it left any (--flight-recorder=on keeps them apart)"
+    "the dumps at torch's own path may be of another training: no watchdog of this one reported a"
+    " dump (--flight-recorder=on keeps them apart)"
 )
 
 
 class EveryNode(DataCollector):
-    """After a failure."""
+    """The states of all nodes after a failure."""
 
     kind = "nodes"
-    data = NodesTold
+    data = NodeStates
 
     def __init__(self, job: EndedJob) -> None:
         self._job = job
 
-    def collect_data(self) -> NodesTold:
+    def collect_data(self) -> NodeStates:
         """Ask all nodes at once.
 
         Raises:
-            NothingCollected: this is no job of Slurm's.
+            NothingCollected: this is no Slurm job.
         """
         job = self._job
         number = job.environ.get("SLURM_JOB_ID", "")
         if not number:
-            raise NothingCollected("this is no job of Slurm's")
+            raise NothingCollected("this is no Slurm job")
         others = [node for node in job.end.nodes if node != job.node]
         with tempfile.TemporaryFile() as errors:
             return self._asked(int(number), others, errors)
 
-    def _asked(self, number: int, others: Sequence[str], errors: IO[bytes]) -> NodesTold:
+    def _asked(self, number: int, others: Sequence[str], errors: IO[bytes]) -> NodeStates:
         job, until_s = self._job, time.monotonic() + ANSWER_S
         began_s = job.ended_s - job.duration_s
 
@@ -94,7 +94,7 @@ class EveryNode(DataCollector):
             if line.startswith("srun: error: "):
                 why = cut(one_line(line), _REASON_CHARACTERS)
                 break
-        return NodesTold(
+        return NodeStates(
             nodes=(own, *(states[node] for node in others if node in states)),
             silent=silent,
             why_silent=why if silent else "",
@@ -102,16 +102,16 @@ class EveryNode(DataCollector):
 
 
 def with_dumps(data: DataManager) -> DataManager:
-    """Return the same, with the Flight Recorder dumps that other nodes have read.
+    """Return the same data with the Flight Recorder dumps that other nodes have read.
 
-    Without those at torch's own path, where all trainings of the user leave theirs, if no watchdog
-    of this one wrote that it left any.
+    All trainings of the user share torch's own path: dumps there are left out if no watchdog of
+    this one reported a dump.
     """
-    told, read = data.get(NodesTold), data.get(FlightRecords)
+    states, own = data.get(NodeStates), data.get(FlightRecords)
     records = {
-        record.rank: record for node in (told.nodes if told else ()) for record in node.flights
+        record.rank: record for node in (states.nodes if states else ()) for record in node.flights
     }
-    records |= {record.rank: record for record in (read.records if read else ())}
+    records |= {record.rank: record for record in (own.records if own else ())}
     if not records:
         return data
     missing = {name: why for name, why in data.missing.items() if name != _FLIGHT_RECORDER}

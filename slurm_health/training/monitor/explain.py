@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why a job failed, by files that somebody has of it: its output, kernel logs, dumps, NCCL's RAS.
+"""Why a job failed, by its files on any machine: output, kernel logs, dumps, NCCL's RAS.
 
-The same operators decide as in a post-mortem. Nothing of the machine that reads them is looked at.
+The same operators decide as in a post-mortem. The state of the reading machine does not matter.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,10 +22,9 @@ from slurm_health.system import killable
 from slurm_health.training.diagnosis.collected import (
     UNKNOWN_CODE,
     FlightRecords,
-    NodesTold,
-    NodeTold,
+    NodeState,
+    NodeStates,
     ScriptEnd,
-    TrainingLog,
 )
 from slurm_health.training.diagnosis.collectives import FlightRecord
 from slurm_health.training.diagnosis.failure import (
@@ -47,26 +47,26 @@ _RANK_AT_THE_END = re.compile(r"(\d{1,5})$")
 _RAS = re.compile(r"^NCCL version \S+ compiled with", re.MULTILINE)
 _KERNEL = re.compile("|".join((ANY_XID, OUT_OF_MEMORY, r"^NVRM: ", *(k.pattern for k in KINDS))))
 _HOST = re.compile(r"^\S{3,40}(?: {1,2}\d{1,2} [\d:]{8})? (?P<host>[A-Za-z0-9][\w.-]*) kernel: ")
-_SHARE_OF_KERNEL = 0.5  # of the lines that are read first: then a file is a kernel's log
+_SHARE_OF_KERNEL = 0.5  # of a file's first lines: then it is a kernel's log
 _HEAD_LINES = 200
 _HEAD_CHARACTERS = 4096
-_SHARE_OF_NO_TEXT = 0.3  # of these, which no text has
+_SHARE_OF_NO_TEXT = 0.3  # of characters that no text has
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """What `slurm-health explain FILE --json` prints.
+    """The JSON of `slurm-health explain FILE --json`.
 
     Args:
         cause: the name of the cause.
         blame: node, transient, user, outside or undecided.
         confidence: possible, likely or certain.
-        nodes: where the cause showed; no accusation.
-        accused: the nodes that are held at fault.
-        ranks: which ranks the cause concerns.
+        nodes: the nodes of the cause, without blame.
+        accused: the nodes at fault.
+        ranks: the ranks of the cause.
         says: the cause in a sentence.
-        evidence: the lines that it rests on.
+        evidence: its lines.
         advice: what helps.
-        action: what would follow in a job: restart, check, leave, stop or none.
+        action: that of a job after it: restart, check, leave, stop or none.
     """
 
     cause: str
@@ -99,18 +99,18 @@ class _Message(msgspec.Struct):
 
 
 class _ErrorFile(msgspec.Struct):
-    """What torchrun's `record` writes of an exception (`error.json`)."""
+    """The file of torchrun's `record` with an exception (`error.json`)."""
 
     message: _Message
 
 
 class UnreadableInput(UsageError):
-    """A file that was named cannot be read; says which and why."""
+    """A named file cannot be read; the text has the file and the reason."""
 
 
 @dataclass
 class _Inputs:
-    """What the files hold, by kind."""
+    """The content of the files, by kind."""
 
     outputs: list[tuple[str, str]] = field(default_factory=list)
     kernel: dict[str, list[str]] = field(default_factory=dict)
@@ -121,19 +121,20 @@ class _Inputs:
 def explain(
     paths: Sequence[Path], *, nodes: Sequence[str] = (), exit_code: int | None = None
 ) -> tuple[Diagnosed, Explanation]:
-    """Return why a job failed, and what would follow.
+    """Return why a job failed, and the action after it.
 
     Args:
         paths: files and directories, in any order.
-        nodes: those of the job; without them, those that the output names.
-        exit_code: of its script; without it, one that failed in a way that is not known.
+        nodes: those of the job; without them, those in the output.
+        exit_code: of its script; without it, an unknown one of a failure.
 
     Raises:
-        UnreadableInput: a file cannot be read, or none holds anything.
+        UnreadableInput: a file cannot be read, or all are empty.
     """
     inputs = _read(paths, nodes)
     log = read_output(inputs.outputs, shared=len(inputs.outputs))
-    known = tuple(nodes) or _nodes_named(log, inputs)
+    named = {failure.node for failure in log.failures} | {fact.node for fact in log.facts}
+    known = tuple(nodes) or tuple(sorted((named | inputs.kernel.keys()) - {""}))
     data: list[msgspec.Struct] = [
         ScriptEnd(exit_code=UNKNOWN_CODE if exit_code is None else exit_code, nodes=known)
     ]
@@ -141,16 +142,18 @@ def explain(
         data.append(log)
     if inputs.kernel:
         reports = (
-            NodeTold(node=node, kernel=tuple(lines), not_seen={"memory kills": "a kernel's log"})
+            NodeState(
+                node=node, kernel=tuple(lines), unavailable={"memory kills": "a kernel's log"}
+            )
             for node, lines in sorted(inputs.kernel.items())
         )
-        data.append(NodesTold(nodes=tuple(reports)))
+        data.append(NodeStates(nodes=tuple(reports)))
     if inputs.flights:
         records = tuple(record for _, record in sorted(inputs.flights.items()))
         data.append(FlightRecords(records=records))
     if inputs.ras is not None:
         data.append(inputs.ras)
-    if inputs.ras is not None and not inputs.outputs:  # a training that hangs, as somebody saw it
+    if inputs.ras is not None and not inputs.outputs:  # the report of a training that hangs
         data.append(Standstill(stalled_s=1.0, allowance_s=0.0, step=0, nodes=known))
         cause = HangDiagnostician().diagnose(data_manager=DataManager(data)).diagnosed
         action = what_follows(cause, JobAtFailure(batch_node="", nodes=known))
@@ -169,27 +172,18 @@ def explain(
     elif exit_code is None and cause.cause == SCRIPT_FAILED:
         words = "nothing in these files says why the script failed"
         cause = msgspec.structs.replace(cause, description=words)
-    return cause, _explanation(cause, "none" if exit_code == 0 else action.kind)
-
-
-def _explanation(diagnosed: Diagnosed, action: str) -> Explanation:
-    return Explanation(
-        cause=diagnosed.cause,
-        blame=_BLAME[Attribution(diagnosed.attribution)],
-        confidence=diagnosed.sureness,
-        nodes=diagnosed.nodes,
-        accused=diagnosed.accused,
-        ranks=diagnosed.ranks,
-        says=diagnosed.description,
-        evidence=diagnosed.evidence,
-        advice=diagnosed.advice,
-        action=action,
+    return cause, Explanation(
+        cause=cause.cause,
+        blame=_BLAME[Attribution(cause.attribution)],
+        confidence=cause.sureness,
+        nodes=cause.nodes,
+        accused=cause.accused,
+        ranks=cause.ranks,
+        says=cause.description,
+        evidence=cause.evidence,
+        advice=cause.advice,
+        action="none" if exit_code == 0 else action.kind,
     )
-
-
-def _nodes_named(log: TrainingLog, inputs: _Inputs) -> tuple[str, ...]:
-    named = {failure.node for failure in log.failures} | {fact.node for fact in log.facts}
-    return tuple(sorted((named | inputs.kernel.keys()) - {""}))
 
 
 def _read(paths: Sequence[Path], nodes: Sequence[str]) -> _Inputs:
@@ -211,13 +205,20 @@ def _read(paths: Sequence[Path], nodes: Sequence[str]) -> _Inputs:
             if named:  # a directory may hold anything
                 raise UnreadableInput(f"{path} is no text, and no dump that can be read")
             continue
-        text = _error_file(text) or text
+        with contextlib.suppress(msgspec.MsgspecError):  # it is no error file of torchrun's
+            text = from_json(text, _ErrorFile).message.extra.py_callstack or text
         if _RAS.search(text[: 1 << 16]):
             inputs.ras = read_report(text)
             continue
-        for host, line in _kernel_lines(text):  # an output may quote some
-            node = host or _node_of(path, nodes)
-            inputs.kernel.setdefault(node, []).append(line)
+        # A kernel's log is named for a node of the job, or of its only node, or after its file.
+        words = re.split(r"[^\w-]+", path.name)
+        owner = nodes[0] if len(nodes) == 1 else path.name.partition(".")[0]
+        owner = next((node for node in nodes if node in words), owner)
+        for line in text.splitlines()[-_MOST_KERNEL_LINES:]:  # an output may quote some
+            host, message = _HOST.match(line), without_stamp(line)
+            if _KERNEL.search(message):
+                node = host["host"].partition(".")[0] if host else owner
+                inputs.kernel.setdefault(node, []).append(message[:2000])
         if text.strip() and not _is_kernel_log(text):
             inputs.outputs.append((str(path), text))
     if not (inputs.outputs or inputs.kernel or inputs.flights or inputs.ras):
@@ -238,16 +239,8 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
             yield file
 
 
-def _error_file(text: str) -> str:
-    """Return the traceback in an error file of torchrun, empty where it is none."""
-    try:
-        return from_json(text, _ErrorFile).message.extra.py_callstack
-    except msgspec.MsgspecError:
-        return ""
-
-
 def _read_flight(path: Path, inputs: _Inputs) -> bool:
-    """Read a dump of the Flight Recorder; tell whether it was one."""
+    """Read a dump of the Flight Recorder; return whether it is one."""
     number = _RANK_AT_THE_END.search(
         path.stem if path.suffix in {".json", ".pickle"} else path.name
     )
@@ -266,7 +259,7 @@ def _read_flight(path: Path, inputs: _Inputs) -> bool:
 
 
 def _is_kernel_log(text: str) -> bool:
-    """Tell whether most lines are the kernel's; a job's output may quote some."""
+    """Return whether most lines are the kernel's; a job's output may quote some."""
     lines = [line for line in text.splitlines()[:_HEAD_LINES] if line.strip()]
     kernels = sum(
         bool(_HOST.match(line) or _KERNEL.search(without_stamp(line)) or line.startswith("["))
@@ -275,20 +268,3 @@ def _is_kernel_log(text: str) -> bool:
     )
     real = any(_HOST.match(line) or _KERNEL.search(without_stamp(line)) for line in lines)
     return real and kernels >= _SHARE_OF_KERNEL * len(lines)
-
-
-def _kernel_lines(text: str) -> Iterator[tuple[str, str]]:
-    for line in text.splitlines()[-_MOST_KERNEL_LINES:]:
-        host = _HOST.match(line)
-        message = without_stamp(line)
-        if _KERNEL.search(message):
-            yield (host["host"].partition(".")[0] if host else ""), message[:2000]
-
-
-def _node_of(path: Path, nodes: Sequence[str]) -> str:
-    """Return whose log a file is: named for a node of the job, of its only node, or by the file."""
-    words = re.split(r"[^\w-]+", path.name)
-    named = [node for node in nodes if node in words]
-    if named:
-        return named[0]
-    return nodes[0] if len(nodes) == 1 else path.name.partition(".")[0]

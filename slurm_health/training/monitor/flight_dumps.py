@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's Flight Recorder dumps, where ranks left them on a filesystem that this node sees.
+"""PyTorch's Flight Recorder dumps, on filesystems of this node.
 
 An entry is decoded once into an `_Entry`; damaged and hostile dumps are refused within a limit of
 memory.
@@ -38,7 +38,7 @@ from slurm_health.training.monitor.collector import EndedJob
 
 Kept = Callable[[tuple[Operation, ...]], tuple[Operation, ...]]
 
-# The prefixes of files, to which torch adds the rank: as the job sets it, else as it chooses.
+# The prefixes of files, to which torch adds the rank: the job's, else torch's own.
 _VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 _OF_CACHE = "torch/comm_lib_trace_rank_"
 _OF_OLD = "/tmp/nccl_trace_rank_"  # noqa: S108 - files of other users are passed over
@@ -47,8 +47,8 @@ _READ_S = 6.0  # of the seconds that a collector has
 _MOST_BYTES = 64 << 20
 _MOST_TEXT = 8 * _MOST_RANKS  # of numbers, with what is between them
 _MOST_OPERATIONS = 8192  # of all ranks together: what a child answers has a limit
-# A pickle of ten bytes may have its reader lay out gigabytes. What is in one takes up to 64 times
-# its size: an empty dictionary is one byte there.
+# A pickle of ten bytes may make its reader allocate gigabytes. The content of an honest one takes
+# up to 64 times its size: an empty dictionary is one byte there.
 _LEAST_MEMORY_BYTES = 64 << 20
 _MEMORY_PER_BYTE = 64
 _TRANSFER = re.compile(r"(?P<what>send|recv) \d{1,6}(?:->|<-)(?P<peer>\d{1,6})")
@@ -59,14 +59,14 @@ _BATCH = "coalesced"  # what ends a batch, as of batch_isend_irecv
 
 
 class _Plain(pickle.Unpickler):
-    """Reads what is made of plain values only: a dump is, and nothing else may run here."""
+    """Reads plain values only, as in a dump; no code may run here."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"holds {module}.{name}, which no dump does")
 
 
-class AnotherTraining(ValueError):
-    """A dump has collectives of before this script began, as one at torch's own path may."""
+class StaleDump(ValueError):
+    """A dump has collectives from before the script began, as one at torch's own path may."""
 
 
 class FlightDumps(DataCollector):
@@ -80,7 +80,7 @@ class FlightDumps(DataCollector):
         self._reads = reads  # whether to read a file
 
     def files(self) -> dict[int, Path]:
-        """Return the dumps of this job, by rank: what this user wrote since the script began.
+        """Return the dumps of this job, by rank: files of this user since the script began.
 
         A prefix that names this node stands for those of others, which name theirs.
         """
@@ -112,7 +112,7 @@ class FlightDumps(DataCollector):
         job = self._job
         files = self.files()
         if not files:
-            raise NothingCollected("no dump was found (--flight-recorder=on has NCCL leave them)")
+            raise NothingCollected("there is no dump (--flight-recorder=on makes NCCL write them)")
         most = max(2, _MOST_OPERATIONS // len(files))
         unclaimed = not any(job.environ.get(name) for name in _VARIABLES)
         until_s = time.monotonic() + _READ_S
@@ -126,12 +126,12 @@ class FlightDumps(DataCollector):
                     record = read_dump(
                         path, rank, lambda read: read[-most:], job.ended_s - job.duration_s
                     )
-            except AnotherTraining as err:
+            except StaleDump as err:
                 problem = f"{path}: {err}"
                 continue
             except (OSError, ValueError, pickle.UnpicklingError) as err:
                 problem = f"{path}: {err}"
-            # The members of a group stand in one record: thousands of ranks have thousands.
+            # Only one record has the members of a group: thousands of ranks have thousands.
             members = {name: of for name, of in record.members.items() if (name, of) not in named}
             named |= set(members.items())
             records.append(msgspec.structs.replace(record, members=members, unclaimed=unclaimed))
@@ -141,56 +141,49 @@ class FlightDumps(DataCollector):
 
 
 def prefixes(environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield the paths to which torch adds the rank: as the job sets them, else as it chooses."""
+    """Yield the paths to which torch adds the rank: the job's, else torch's own."""
     own = [environ[name] for name in _VARIABLES if environ.get(name)]
     cache = environ.get("XDG_CACHE_HOME") or f"{environ.get('HOME', '')}/.cache"
     yield from dict.fromkeys(own or [f"{cache}/{_OF_CACHE}", _OF_OLD])
 
 
 def read_dump(path: Path, rank: int, kept: Kept, since_s: float = 0.0) -> FlightRecord:
-    """Return what a dump in a file says of a rank; `kept` chooses the single collectives.
+    """Return the record of a rank in a dump; `kept` chooses the single collectives.
 
     Raises:
-        AnotherTraining: it is of one that began before `since_s`.
+        StaleDump: its training began before `since_s`.
         OSError: it cannot be read.
-        ValueError: it is none.
-        pickle.UnpicklingError: it holds what no dump does.
+        ValueError: it is no dump.
+        pickle.UnpicklingError: it holds types that no dump has.
     """
     with path.open("rb") as file:
         data = file.read(_MOST_BYTES)
     try:
-        with _memory_within(_LEAST_MEMORY_BYTES + _MEMORY_PER_BYTE * len(data)):
+        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+        limits = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
+        most_bytes = own_memory_bytes() + _LEAST_MEMORY_BYTES + _MEMORY_PER_BYTE * len(data)
+        resource.setrlimit(resource.RLIMIT_AS, (min([most_bytes, *limits]), hard))
+        try:  # more memory is a MemoryError
             plain = data[:1] == b"{"
             dump = from_json(data, dict[str, Any]) if plain else _Plain(io.BytesIO(data)).load()
             created_ns = [entry.get("time_created_ns", math.inf) for entry in dump["entries"]]
             record = record_of(dump, rank, kept)
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
     except (pickle.UnpicklingError, OSError):
         raise
     except Exception as err:  # a damaged pickle raises anything
         raise ValueError(f"is no dump of the Flight Recorder: {err!r}") from err
     if min(created_ns, default=math.inf) / 1e9 < since_s:
-        raise AnotherTraining("is of a training that began before this one")
+        raise StaleDump("is of a training that began before this one")
     return record
-
-
-@contextlib.contextmanager
-def _memory_within(more_bytes: int) -> Iterator[None]:
-    """While active, this process can have so much more memory; more is a MemoryError."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limits = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
-    limit = min([own_memory_bytes() + more_bytes, *limits])
-    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 class _Entry(msgspec.Struct):
     """One call, or the end of a batch of calls.
 
     `library` numbers the calls of a group by itself; `transfer` numbers sends and receives. `state`
-    is None where nothing is known, `over` set once the device has left it: gloo marks only that.
+    is None if unknown; `over`: the device has left it, which is all that gloo marks.
     """
 
     group: str
@@ -224,12 +217,21 @@ def _entry(raw: Mapping[str, Any]) -> _Entry:
 
 
 def record_of(dump: Mapping[str, Any], rank: int, kept: Kept) -> FlightRecord:
-    """Return what a dump says of a rank; `kept` chooses the single collectives.
+    """Return the record of a rank in a dump; `kept` chooses the single collectives.
 
-    Raises what there is to raise where it is none.
+    Raises any exception if it is no dump.
     """
-    every = [_entry(raw) for raw in dump["entries"]]
-    entries = _of_last_life(every)
+    recorded = [_entry(raw) for raw in dump["entries"]]
+    # No entry was overwritten: the entries of a full buffer follow on each other.
+    recorders: dict[str, list[int]] = {}  # a library has a buffer and numbers of its own
+    for entry in recorded:
+        if isinstance(entry.record, int):
+            recorders.setdefault(entry.library, []).append(entry.record)
+    whole = all(
+        numbers[0] == 0 or numbers[-1] - numbers[0] + 1 != len(numbers)
+        for numbers in recorders.values()
+    )
+    entries = _of_last_life(recorded)
     _take_states_of_batches(entries)
     operations = tuple(
         Operation(
@@ -254,21 +256,21 @@ def record_of(dump: Mapping[str, Any], rank: int, kept: Kept) -> FlightRecord:
         reached=reached_of(operations),
         transfers=transfers,
         exchanged=exchanged,
-        whole=_is_whole(every),
+        whole=whole,
     )
 
 
 def _group(name: object) -> str:
-    """Return a process group's name with what it is for, where the script has said that."""
+    """Return a process group's name with its purpose, if the script has given one."""
     number, purpose = (*name, "")[:2] if isinstance(name, list | tuple) else (name, "")
     purpose = "" if purpose in NO_PURPOSE else str(purpose).partition(",")[0].replace(" (", " ")
     return _short(f"{number} {purpose}".strip())
 
 
 def _of_last_life(entries: Sequence[_Entry]) -> list[_Entry]:
-    """Leave out a group's entries from before its numbers began anew.
+    """Return entries without those from before their group's numbers began anew.
 
-    As where a process destroys its groups and makes them again, with the same names.
+    A process may destroy its groups and make them again, with the same names.
     """
     last: dict[tuple[str, str], int] = {}
     began: dict[tuple[str, str], int] = {}
@@ -288,8 +290,8 @@ def _of_last_life(entries: Sequence[_Entry]) -> list[_Entry]:
 def _take_states_of_batches(entries: Sequence[_Entry]) -> None:
     """Give the entries of a batch the state of the entry that ends it.
 
-    Torch has no event for each of them: they stay `scheduled` for good, and only the last entry of
-    their batch, with the same numbers, goes on. Without that one, nothing is known of them.
+    Torch has no events for them: they stay `scheduled`, and only the last entry of their batch,
+    with the same numbers, goes on. Without that one, their states are unknown.
     """
     batches: dict[tuple[object, ...], list[_Entry]] = {}
     for entry in entries:
@@ -298,7 +300,7 @@ def _take_states_of_batches(entries: Sequence[_Entry]) -> None:
             batch = batches.pop(key, [])
             for call in batch:
                 call.state, call.over = entry.state, entry.over
-            # Not all versions say so of this one.
+            # Some versions of torch do not mark this one.
             entry.p2p = entry.p2p or any(call.p2p for call in batch)
         elif entry.state == "scheduled" and not entry.over:
             batches.setdefault(key, []).append(entry)
@@ -333,18 +335,6 @@ def _transfers(
     )
 
 
-def _is_whole(entries: Sequence[_Entry]) -> bool:
-    """Tell whether no entry was overwritten: those left of a full buffer follow on each other."""
-    recorders: dict[str, list[int]] = {}  # a library has a buffer and numbers of its own
-    for entry in entries:
-        if isinstance(entry.record, int):
-            recorders.setdefault(entry.library, []).append(entry.record)
-    return all(
-        numbers[0] == 0 or numbers[-1] - numbers[0] + 1 != len(numbers)
-        for numbers in recorders.values()
-    )
-
-
 def latest(operations: Sequence[Operation], most: int) -> tuple[Operation, ...]:
     """Return the latest operations of every group."""
     by_group: dict[str, list[Operation]] = {}
@@ -354,7 +344,7 @@ def latest(operations: Sequence[Operation], most: int) -> tuple[Operation, ...]:
 
 
 def _sizes(raw: Mapping[str, Any], what: str) -> str:
-    """Return the sizes and kinds of numbers of what went in, and out where that is not the same."""
+    """Return the sizes and types of the input, and of an output that differs."""
     sizes = raw.get("input_sizes", "")
     kinds, made = (
         ", ".join(map(str, of)) if isinstance(of, list | tuple) else str(of or "")

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which GPU a rank trains on, and whether that works or only waits, by NVML.
+"""The GPU of a rank, and whether it works or only waits, by NVML.
 
 A rank that waits for its own GPU may use no processor. A collective that waits for its peers runs a
-kernel that asks for them again and again. NVML shows that GPU as used all the time, as it shows one
-that works; but next to nothing moves through its memory, and it draws little power. All of this
-together, in every sample, is taken for waiting. If one of them is not known, a GPU that is used
-works.
+polling kernel: NVML shows that GPU as used all the time, like one that works, but next to nothing
+moves through its memory, and it draws little power. All three together, in every sample, mean a
+wait. If one of them is unknown, a used GPU works.
 """
 
 from __future__ import annotations
@@ -22,12 +21,11 @@ from slurm_health.records.decoding import from_json
 _DRIVER_S = 3.0
 _DRIVER = Path("/dev/nvidiactl")
 _SAMPLES, _BETWEEN_S = 5, 0.25  # the driver makes a new one up to six times a second
-# Of a GPU that waits: used for so much of the time at least, its memory for so much at most, and
-# power at most so much of what it may draw. The driver's sample of one that works may miss one sign
-# of these for a moment, so all samples count.
+# A GPU waits if it is used for at least so much of the time, its memory for at most so much, and
+# with at most so much of its power limit. A working one may look so briefly: all samples count.
 _WAITS_USED, _WAITS_MEMORY, _WAITS_POWER = 0.9, 0.01, 0.4
 _FEWEST_SAMPLES = 3
-# What a process holds for its context alone is less than this share of what it trains with.
+# The memory of a mere context is less than this share of a training's.
 _CONTEXT_SHARE = 0.25
 
 
@@ -40,10 +38,10 @@ class GpuSample(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SampledGpu(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU for a second or two: which processes opened it, with how many bytes; what it did.
+    """One GPU for a second or two: the bytes of its processes, and its samples.
 
-    Bytes are None if NVML does not know them, as inside some containers. `limit_w` is the power
-    that it may draw, None if that is not known.
+    Bytes are None if NVML does not know them, as inside some containers. `limit_w` is its power
+    limit, None if unknown.
     """
 
     processes: dict[int, int | None] = {}
@@ -52,37 +50,40 @@ class SampledGpu(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def share(self) -> float:
-        """Of time in which it was used; the highest sample counts."""
+        """The share of time in which it was used; the highest sample counts."""
         return max((sample.used for sample in self.samples), default=0.0)
 
     @property
     def waits(self) -> bool:
         """Whether it was used all the time, for next to nothing."""
-        return len(self.samples) >= _FEWEST_SAMPLES and all(map(self._waits_in, self.samples))
-
-    def _waits_in(self, sample: GpuSample) -> bool:
-        if sample.memory_used is None or sample.power_w is None or self.limit_w is None:
-            return False
-        little = sample.power_w <= _WAITS_POWER * self.limit_w
-        return sample.used >= _WAITS_USED and sample.memory_used <= _WAITS_MEMORY and little
+        limit_w = self.limit_w
+        return len(self.samples) >= _FEWEST_SAMPLES and all(
+            sample.memory_used is not None
+            and sample.power_w is not None
+            and limit_w is not None
+            and sample.used >= _WAITS_USED
+            and sample.memory_used <= _WAITS_MEMORY
+            and sample.power_w <= _WAITS_POWER * limit_w
+            for sample in self.samples
+        )
 
 
 class GpuUse(msgspec.Struct, frozen=True, array_like=True):
-    """What a process's GPUs do: the share of time they are used, and whether they only wait."""
+    """The activity of a process's GPUs: their share of used time, and whether they only wait."""
 
     share: float = 0.0
     waits: bool = False
 
 
 class GpuActivity(msgspec.Struct, frozen=True):
-    """What the GPUs of processes did of late, by process; why nothing is known of some."""
+    """The recent activity of GPUs, by process; why some of it is unknown."""
 
     by_pid: dict[int, GpuUse] = {}
     why_not: str = ""
 
 
 def combined(uses: Iterable[GpuUse]) -> GpuUse:
-    """Return what the GPUs of several processes do, as those of a rank and its children."""
+    """Return the activity of several processes' GPUs, such as of a rank and its children."""
     busy = [use for use in uses if use.share]
     return GpuUse(
         share=max((use.share for use in busy), default=0.0),
@@ -91,7 +92,7 @@ def combined(uses: Iterable[GpuUse]) -> GpuUse:
 
 
 def by_process(gpus: Sequence[SampledGpu]) -> dict[int, GpuUse]:
-    """Return what each process's own GPUs do.
+    """Return the activity of processes' own GPUs.
 
     PyTorch's NCCL watchdog opens the first GPU of its node in every process, beside the one that
     the process trains on. That one has the most of its memory, or else the fewest processes.
@@ -114,10 +115,10 @@ def by_process(gpus: Sequence[SampledGpu]) -> dict[int, GpuUse]:
 
 
 def activity(*, driver: Path = _DRIVER, read: Callable[[], bytes] | None = None) -> GpuActivity:
-    """Return what processes' GPUs do. The driver may hang, so a child asks it."""
+    """Return the activity of processes' GPUs. The driver may hang, so a child asks it."""
     if not driver.exists():
         return GpuActivity()
-    # Not before there is a GPU: it takes a megabyte.
+    # It takes a megabyte, and is useless without a GPU.
     from slurm_health.system import killable
 
     answer = killable.run_one(read or _read, _DRIVER_S)
@@ -129,7 +130,7 @@ def activity(*, driver: Path = _DRIVER, read: Callable[[], bytes] | None = None)
 
 
 def _read() -> bytes:
-    """Be the child: sample every GPU that this process may see."""
+    """In the child, sample every GPU that is visible to this process."""
     from slurm_health.records.errors import Unmeasured
     from slurm_health.system import nvml as driver
 
@@ -152,7 +153,7 @@ def _read() -> bytes:
                     gpus.pop(index, None)
         for index, asked in questions.items():
             if asked.unanswered:
-                problems[f"GPU {index} cannot be asked: {asked.unanswered}"] = None
+                problems[f"GPU {index} does not answer: {asked.unanswered}"] = None
     except nvml.NVMLError as err:
         gpus, problems = {}, {f"NVML: {err}": None}
     uses = by_process([gpu for gpu in gpus.values() if gpu.samples])
@@ -164,7 +165,7 @@ def _sampled(nvml: Any, index: int, asked: Any, before: SampledGpu | None) -> Sa
     """Return a GPU with one more sample.
 
     Raises:
-        Lost: it has gone.
+        Lost: it is off the bus.
     """
     handle, ask = asked.handle(index), asked.told
     if handle is None:

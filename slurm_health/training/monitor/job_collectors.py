@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectors of what a job tells of its end: its output, Slurm's word, what the monitor found.
+"""Collectors about the end of a job: its output, Slurm's view, the monitor's events.
 
-Many jobs may fail at the same moment, as those of an array that miss a file, and slurmctld is then
-the last that should hear of it: it is asked once, where it can know more than the script.
+Many jobs may fail at the same moment, such as the tasks of an array without their input, and must
+not overload slurmctld: it is asked once, and only if it can know more than the script.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import contextlib
 import os
 import pwd
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from slurm_health.records.allocation import name_in_slurm
@@ -32,25 +31,30 @@ from slurm_health.records.text import cut
 from slurm_health.records.verdict import Level
 from slurm_health.system import journal
 from slurm_health.system.slurm.client import Client
-from slurm_health.training.diagnosis.collected import Listeners, MonitorSaw, SlurmView, TrainingLog
+from slurm_health.training.diagnosis.collected import (
+    Listeners,
+    MonitorReport,
+    SlurmView,
+    TrainingLog,
+)
 from slurm_health.training.diagnosis.output import read_output
 from slurm_health.training.framework import DataCollector, NothingCollected
 from slurm_health.training.monitor import connections
 from slurm_health.training.monitor.collector import EndedJob
 from slurm_health.training.monitor.output_files import srun_files
 
-# Of the job's own output: what a thousand ranks write when their connections break is 4 MB.
+# Of the job's own output: a thousand ranks write 4 MB when their connections break.
 JOB_TAIL_BYTES = 16 << 20
-# Of each further file, and how many of them: those that were written last.
+# Of any further file, and the number of these: the latest ones.
 TASK_TAIL_BYTES = 256 << 10
 MOST_TASK_FILES = 64
-_SLACK_S = 120.0  # clocks of a file server and a node differ by less, or the files are left out
+_SLACK_S = 120.0  # clocks of a file server and a node differ by less
 _SLURM_S = 5.0
-_MOST_OF_CHECK = 100  # lines of what the check before the script met
+_MOST_OF_CHECK = 100  # reasons of the check before the script
 
 
 class JobOutput(DataCollector):
-    """What the job's standard output and error say, and the files that its sruns wrote."""
+    """The job's standard output and error, and the files of its sruns."""
 
     kind = "job-output"
     data = TrainingLog
@@ -59,7 +63,7 @@ class JobOutput(DataCollector):
         self._job = job
 
     def collect_data(self) -> TrainingLog:
-        """Read the ends of the files, and what they say.
+        """Read and decode the ends of the files.
 
         Raises:
             NothingCollected: none of them can be read.
@@ -67,7 +71,12 @@ class JobOutput(DataCollector):
         job = self._job
         texts = []
         problems = []
-        for path, most_bytes in _files(job):
+        files = dict.fromkeys(job.outputs, JOB_TAIL_BYTES)
+        since_s = job.ended_s - job.duration_s - _SLACK_S
+        latest = srun_files(job.script_text, job.directory, job.environ, since_s=since_s)
+        of_tasks = [path for path in latest if path not in files][:MOST_TASK_FILES]
+        files |= dict.fromkeys(sorted(of_tasks), TASK_TAIL_BYTES)
+        for path, most_bytes in files.items():
             try:
                 text = tail(path, most_bytes, begin=job.output_from.get(path, 0))
             except OSError as err:
@@ -106,15 +115,6 @@ def tail(path: Path, most_bytes: int, *, begin: int = 0) -> str:
     return data.decode(errors="replace")
 
 
-def _files(job: EndedJob) -> Iterator[tuple[Path, int]]:
-    for path in dict.fromkeys(job.outputs):
-        yield path, JOB_TAIL_BYTES
-    since_s = job.ended_s - job.duration_s - _SLACK_S
-    found = srun_files(job.script_text, job.directory, job.environ, since_s=since_s)
-    newest = [path for path in found if path not in job.outputs]
-    yield from ((path, TASK_TAIL_BYTES) for path in sorted(newest[:MOST_TASK_FILES]))
-
-
 class SlurmWord(DataCollector):
     """The states of the job and of its nodes."""
 
@@ -125,14 +125,14 @@ class SlurmWord(DataCollector):
         self._job = job
 
     def collect_data(self) -> SlurmView:
-        """Ask for all nodes at once, and for the job: its state counts where a signal ended it.
+        """Ask for all nodes at once, and for the job: its state counts if a signal ended it.
 
         Raises:
             NothingCollected: Slurm does not answer, or can know no more than the script.
         """
         job = self._job
         if not name_in_slurm(job.environ) or not job.end.nodes:
-            raise NothingCollected("this is no job of Slurm's")
+            raise NothingCollected("this is no Slurm job")
         if len(job.end.nodes) == 1 and not job.end.by_a_signal:
             raise NothingCollected("not asked: the job has one node, and no signal ended it")
         client = Client.for_hook(job.environ, limit_s=_SLURM_S)
@@ -149,50 +149,46 @@ class SlurmWord(DataCollector):
 
 
 class PortHolders(DataCollector):
-    """Who listens on which port of the batch host, where ranks most often are to meet."""
+    """The owners of listening ports of the batch host, where most rendezvous are."""
 
     kind = "ports"
     data = Listeners
 
     def collect_data(self) -> Listeners:
-        """Name the owner of each port, and the process where it is this user's."""
+        """Return the owner of every port, and the process if it is this user's."""
         holders: dict[int, str] = {}
         inodes: dict[str, int] = {}
         for listener in connections.listening():
             inodes[str(listener.inode)] = listener.port
-            holders[listener.port] = f"a process of {_user(listener.uid)}"
+            user = f"user {listener.uid}"
+            with contextlib.suppress(KeyError):
+                user = pwd.getpwuid(listener.uid).pw_name
+            holders[listener.port] = f"a process of {user}"
         for directory in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):  # it is another user's, or gone
+            with contextlib.suppress(OSError):  # it is another user's, or has ended
                 for link in (directory / "fd").iterdir():
                     target = str(link.readlink())
-                    if target.startswith("socket:[") and (taken := inodes.get(target[8:-1])):
+                    if target.startswith("socket:[") and (port := inodes.get(target[8:-1])):
                         command = (directory / "cmdline").read_bytes().replace(b"\0", b" ")
                         words = cut(command.decode(errors="replace").strip(), 80)
-                        holders[taken] = f"process {directory.name} ({words})"
+                        holders[port] = f"process {directory.name} ({words})"
         return Listeners(holders=holders)
 
 
-def _user(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"user {uid}"
-
-
 class MonitorFindings(DataCollector):
-    """A hang that was not over when the script ended, what was slow, what the check met before."""
+    """A hang that was not over when the script ended, slow ranks, doubts of the check before."""
 
     kind = "monitor"
-    data = MonitorSaw
+    data = MonitorReport
 
     def __init__(self, job: EndedJob) -> None:
         self._job = job
 
-    def collect_data(self) -> MonitorSaw:
-        """Read what was recorded since the script began: by this node's clock, as its end is.
+    def collect_data(self) -> MonitorReport:
+        """Read the records since the script began: this node's clock timed both.
 
         Raises:
-            NothingCollected: nothing was recorded, or that cannot be read.
+            NothingCollected: there are no records, or they cannot be read.
         """
         job = self._job
         if job.run_directory is None:
@@ -230,8 +226,8 @@ class MonitorFindings(DataCollector):
         except JournalError as err:
             raise NothingCollected(str(err)) from err
         if hang is None and not slow and not check:
-            raise NothingCollected("the monitor saw no hang, and nothing that was slow")
-        return MonitorSaw(
+            raise NothingCollected("the monitor recorded no hang, and no slow rank")
+        return MonitorReport(
             hang=hang,
             cancels=ended_by is Action.CANCEL,
             ends_script=ended_by is Action.END_SCRIPT,

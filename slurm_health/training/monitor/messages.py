@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What agents send to the watch, and how it travels.
+"""The transport of reports from agents to the watch.
 
-srun passes on what tasks write in pieces of 1024 bytes, those of several tasks as they come. So a
-message travels in short lines, each with its node, its number, and its place among them.
+srun forwards the output of tasks in pieces of 1024 bytes, mixed between tasks. So a message travels
+in short lines with its node, its number, and their places in it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from slurm_health.training.diagnosis.samples import NodeReport
 
 T = TypeVar("T")
 
-# What the watch sends, a line each: that it is there; inspect the ranks; say how the node is.
+# Lines of the watch: it is alive; inspect the ranks; send the state of the node.
 HERE, INSPECT, STATE = b".", b"inspect", b"state"
 REPORTS = JsonDecoder[NodeReport](NodeReport)
 _LINE = re.compile(rb"(\S{1,255}) (\d{1,9}) (\d{1,6})/(\d{1,6}) ([A-Za-z0-9+/=]*)")
@@ -46,14 +46,14 @@ def lines_of(message: HasNode, number: int) -> Iterator[bytes]:
 
 
 class MessageReader(Generic[T]):
-    """Puts messages together again. Of each node, the lines of an older message are dropped."""
+    """Joins the lines of messages; those of a node's older message are dropped."""
 
     def __init__(self, decoder: JsonDecoder[T]) -> None:
         self._decoder = decoder
         self._parts: dict[bytes, tuple[bytes, dict[int, bytes]]] = {}
 
     def take(self, line: bytes) -> T | None:
-        """Take in a line; return the message that it completes."""
+        """Add a line; return the message that it completes."""
         match = _LINE.fullmatch(line)
         if match is None:  # srun's own, or torn
             return None

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Live collector: how far each rank is by NCCL itself, which answers on every node of a job (RAS).
+"""Live collector: how far ranks are by NCCL itself, which answers on every node of a job (RAS).
 
-NCCL has the service since 2.24, and tells it as JSON since 2.28.7. It asks all ranks and gives up
-on those that do not answer.
+NCCL has the service since 2.24, and JSON since 2.28.7. It asks all ranks, with a timeout.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class _Answer(msgspec.Struct):
 
 
 class NcclRas(DataCollector):
-    """What NCCL's RAS says of all communicators of the job."""
+    """NCCL's report of all communicators of the job."""
 
     kind = "nccl-ras"
     data = RasStatus
@@ -43,7 +42,7 @@ class NcclRas(DataCollector):
         """Ask the NCCL of a rank on this node.
 
         Raises:
-            NothingCollected: there is no answer, or not as JSON, or it was switched off.
+            NothingCollected: there is no answer, or none as JSON, or it is switched off.
         """
         if self.environ.get("NCCL_RAS_ENABLE") == "0":
             raise NothingCollected("NCCL_RAS_ENABLE is 0")
@@ -63,10 +62,10 @@ def _status(address: str, limit_s: float) -> tuple[Communicator, ...]:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S) as ras,
         ras.makefile("rwb", buffering=0) as lines,
     ):
-        # Any process may have taken the port; only what this user's own ranks say is believed.
+        # Any process may have taken the port; only this user's own ranks are trusted.
         there, number = ras.getpeername()[:2]
         if listeners(there, number) != {os.geteuid()}:
-            raise ValueError("what listens there is not a process of this user on this node")
+            raise ValueError("no process of this user on this node listens there")
         ras.settimeout(limit_s)
 
         def ask(word: str) -> str:
@@ -80,7 +79,7 @@ def _status(address: str, limit_s: float) -> tuple[Communicator, ...]:
             if answer != "OK":
                 raise ValueError(f"{answer or 'no answer'} (JSON comes with NCCL 2.28.7)")
         lines.write(b"VERBOSE STATUS\n")
-        # An answer ends where the other end closes; the limit of the whole is the collector's.
+        # The other end closes after its answer; the collector has a time limit for the whole.
         parts = itertools.islice(iter(lambda: lines.read(_MOST_BYTES), b""), _MOST_PARTS)
         data = b"".join(parts)
         return from_json(data, _Answer).communicators

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How one node of a job is, as its agent or the batch host sees it, as the job's user.
+"""The state of one node of a job, read by its agent or the batch host as the job's user.
 
-Each thing is looked at in a child of its own, so that a GPU or a filesystem that hangs costs its
-own line and no other. Nothing is changed, and nothing is read that the job's user could not read.
+Every part is read in a child of its own, so that a GPU or a filesystem that hangs costs only its
+own line. Nothing is changed, and no file is read that the job's user cannot read.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from slurm_health.records.text import cut, one_line, whole_number
 from slurm_health.system import killable
 from slurm_health.system.nvml import Gpus, read_gpus
 from slurm_health.system.proc import mount_of, mounted
-from slurm_health.training.diagnosis.collected import NodeTold, ScriptEnd
+from slurm_health.training.diagnosis.collected import NodeState, ScriptEnd
 from slurm_health.training.diagnosis.collectives import FlightRecord
 from slurm_health.training.diagnosis.samples import NodeReport, RankSample
 from slurm_health.training.framework import NothingCollected
@@ -47,8 +47,8 @@ from slurm_health.training.monitor.flight_dumps import FlightDumps
 from slurm_health.training.monitor.messages import lines_of
 from slurm_health.training.monitor.ranks import SCRIPT, Ranks, located
 
-LIMIT_S = 4.0  # for all that a node looks at, which it does at once
-# What the operators look for, and what a person wants to see beside it.
+LIMIT_S = 4.0  # of all parts, which are read at once
+# Lines for the operators, and more for a reader.
 _MESSAGES = "|".join(
     dict.fromkeys(
         f"(?:{re.sub(r'[?]P<[a-z]+>', '', pattern)})"
@@ -56,22 +56,23 @@ _MESSAGES = "|".join(
     )
 )
 _MOST_READ, _MOST_MESSAGES = 400, 40  # the first with those of GPUs that belong to other jobs
-_CLOCKS_S = 1.0  # by which those of nodes differ
+_CLOCKS_S = 1.0  # the difference between clocks of nodes
 _MOST_LINES = 20
 _LINE_CHARACTERS = 300
 _ROOTS = {"v1": "sys/fs/cgroup/memory", "v2": "sys/fs/cgroup"}
 _V1_EVENTS = "memory.oom_control"
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - nothing is written there
-_LOW_SHARE = 0.01  # of memory, of a filesystem or of its files: less than that is next to none
-_UP = 0x1  # IFF_UP: somebody wants the interface to work
-# Asked for by NVML: a GPU that no program can use before (nvml.h, nvmlGpuRecoveryAction_t).
+_LOW_SHARE = 0.01  # of memory, of a filesystem or of its files: less is next to none
+_UP = 0x1  # IFF_UP: the interface is configured to work
+# Recovery actions of NVML, before which no program can use a GPU (nvml.h,
+# nvmlGpuRecoveryAction_t).
 _RESET, _REBOOT = 1, 2
-# What other nodes see too; dumps there are read once, on the batch host.
+# Filesystems of a single node; dumps on others are read once, on the batch host.
 _OF_THE_NODE = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs", "ramfs", "overlay"}
 
 
 class _Gpus(msgspec.Struct, frozen=True, kw_only=True):
-    """What NVML says, and the PCI addresses of all GPUs that the job sees here."""
+    """NVML's report, and the PCI addresses of all GPUs that are visible to the job here."""
 
     buses: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
@@ -91,8 +92,8 @@ def node_state(
     ranks: Ranks | None = None,
     *,
     with_dumps: bool = False,
-) -> NodeTold:
-    """Return how this node is.
+) -> NodeState:
+    """Return the state of this node.
 
     Args:
         job: the number of the job.
@@ -115,25 +116,29 @@ def node_state(
         looks["ranks"] = (lambda: _left(ranks), tuple[str, ...])
     if with_dumps:
         looks["dumps"] = (lambda: _dumps(node, began_s, directory), tuple[FlightRecord, ...])
+
+    def encoded(name: str) -> bytes:
+        return msgspec.json.encode(looks[name][0]())
+
     works: dict[str, tuple[killable.Work, float]] = {
-        name: (partial(_encoded, look), LIMIT_S) for name, (look, _) in looks.items()
+        name: (partial(encoded, name), LIMIT_S) for name in looks
     }
     answered: dict[str, Any] = {}
-    not_seen: dict[str, str] = {}
+    unavailable: dict[str, str] = {}
     for name, answer in killable.run_all(works).items():
         match answer:
             case killable.Answered(data=data):
                 answered[name] = from_json(data, looks[name][1])
             case killable.Broke(reason=reason):
-                not_seen[name] = cut(one_line(reason), _LINE_CHARACTERS)
+                unavailable[name] = cut(one_line(reason), _LINE_CHARACTERS)
             case killable.Hung(limit_s=limit_s):
-                not_seen[name] = f"no answer within {limit_s:g} s"
+                unavailable[name] = f"no answer within {limit_s:g} s"
     kills: _Kills = answered.get("memory kills", _Kills(kills=0))
     gpus: _Gpus = answered.get("gpus", _Gpus())
     count = whole_number(os.environ.get("SLURM_GPUS_ON_NODE", ""))
     kernel = of_the_job(answered.get("kernel log", ()), gpus.buses, count)
     others = (line for key in ("memory", "disk", "links") for line in answered.get(key, ()))
-    return NodeTold(
+    return NodeState(
         node=node,
         kernel=most_telling(kernel, _MOST_MESSAGES),
         kills=kills.kills,
@@ -142,16 +147,12 @@ def node_state(
         state=(*gpus.state, *others)[:_MOST_LINES],
         left=answered.get("ranks", ())[:_MOST_LINES],
         flights=answered.get("dumps", ()),
-        not_seen=not_seen,
+        unavailable=unavailable,
     )
 
 
-def _encoded(look: Callable[[], object]) -> bytes:
-    return msgspec.json.encode(look())
-
-
 def kernel_lines(root: Path, age_s: float) -> tuple[str, ...]:
-    """Return the kernel's lines of the last `age_s` that matter.
+    """Return the relevant lines of the kernel in the last `age_s`.
 
     Raises:
         Unmeasured: its log cannot be read: many sites keep it for root.
@@ -163,8 +164,8 @@ def kernel_lines(root: Path, age_s: float) -> tuple[str, ...]:
 def of_the_job(lines: Sequence[str], buses: Sequence[str], count: int | None) -> tuple[str, ...]:
     """Return the lines without Xids of GPUs that belong to other jobs.
 
-    `buses` are those of the GPUs that the job sees here, `count` how many it has: where it sees as
-    many, and an Xid is of none of them, that GPU is another's.
+    `buses` are those of the GPUs that are visible to the job here, `count` is their number by
+    Slurm: if both agree, and an Xid is of none of them, that GPU is another job's.
     """
     own = {_address(bus) for bus in buses}
     if not count or len(own) != count:
@@ -224,7 +225,7 @@ def _memory(root: Path) -> tuple[str, ...]:
 
 
 def _disks(directory: Path) -> tuple[str, ...]:
-    """Return which filesystems that a training writes to are full."""
+    """Return the full filesystems of those that a training writes to."""
     lines: dict[int, str] = {}
     for place in dict.fromkeys((directory, Path(tempfile.gettempdir()), _SHARED_MEMORY)):
         try:
@@ -241,7 +242,7 @@ def _disks(directory: Path) -> tuple[str, ...]:
 
 
 def links(root: Path) -> tuple[str, ...]:
-    """Return which ports of adapters and which interfaces are down, or have been."""
+    """Return the adapter ports and interfaces that are down, or were."""
     machine = CheckContext(root=root)
     lines = []
     for name, port in sorted(read_ports(machine).items()):
@@ -260,7 +261,7 @@ def links(root: Path) -> tuple[str, ...]:
 
 
 def judged(gpus: Gpus) -> _Gpus:
-    """Return how GPUs are; an old error in one is no sign that it fails now."""
+    """Return the state of GPUs; an old error is no sign of a present fault."""
     finding = Gpu().judge(gpus)
     state = () if finding.status is Status.PASS else (one_line(finding.text),)
     lost = [gpus.broken] if gpus.broken else []
@@ -276,7 +277,7 @@ def judged(gpus: Gpus) -> _Gpus:
 
 
 def _left(ranks: Ranks) -> tuple[str, ...]:
-    """Return where the ranks are that have not ended with the script."""
+    """Return the places of ranks that have not ended with the script."""
     ranks.find()
     samples = ranks.sample()
     where, _ = ranks.locate(again=False) if samples else ({}, {})
@@ -284,7 +285,7 @@ def _left(ranks: Ranks) -> tuple[str, ...]:
 
 
 def _where(sample: RankSample) -> str:
-    # What a script starts without srun inherits the number of its batch step, and is no rank.
+    # A process without srun inherits the number of the batch step, and is no rank.
     of_script = sample.program == SCRIPT
     who = f"process {sample.pid} of the script" if of_script else f"rank {sample.rank}"
     kernel, stack = sample.kernel, sample.stack
@@ -313,18 +314,18 @@ def _dumps(node: str, began_s: float, directory: Path) -> tuple[FlightRecord, ..
 
 
 def _read(path: Path) -> str:
-    """Return the text of a small file, empty where it cannot be read."""
+    """Return the text of a small file, empty if it cannot be read."""
     try:
         return path.read_text(errors="replace")[: 1 << 16]
     except OSError:
         return ""
 
 
-def within(state: NodeTold, most_bytes: int) -> NodeTold:
-    """Return a node's state without what makes its message longer than that, dumps first."""
+def within(state: NodeState, most_bytes: int) -> NodeState:
+    """Return a node's state, shortened to a message of `most_bytes`: dumps go first."""
     replaced = msgspec.structs.replace
     without = replaced(
-        state, flights=(), not_seen={**state.not_seen, "dumps": "too long to be sent"}
+        state, flights=(), unavailable={**state.unavailable, "dumps": "too long to be sent"}
     )
     for shorter in (state, without):
         if sum(map(len, lines_of(NodeReport(node=state.node, state=shorter), 1))) <= most_bytes:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of a job's output: which a script had srun write, and what is new in them.
+"""The files of a job's output, also those of the sruns in its script, and their new text.
 
-Patterns are expanded as srun(1) says. Of much that is new since the last look, the end is read.
+Patterns are expanded as in srun(1). Of long new text, only the end is read.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-_MOST_BYTES = 64 << 10  # of a file, each time: what is skipped in between says the same
+_MOST_BYTES = 64 << 10  # of a file at a time: skipped lines are repetitive
 _MOST_FILES = 8  # of a script's sruns
-_FIND_S = 60.0  # new files are looked for this often
-_SLACK_S = 900.0  # by so much may the clock of a file server be behind ours
+_FIND_S = 60.0  # between two searches for new files
+_SLACK_S = 900.0  # the clock of a file server may be behind ours
 _OWN = (Path("/proc/self/fd/1"), Path("/proc/self/fd/2"))  # Slurm opened them for the job
 _OPTION = re.compile(r"(?:--(?:output|error)|-[oe])")
 _SPECIFIER = re.compile(r"%(\d*)([A-Za-z%])")
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _NOT_FILES = {"none", "/dev/null", "/dev/stdout", "/dev/stderr"}
-# By srun(1): what the batch script's environment has of them. The others differ from task to
-# task or from step to step.
+# The specifiers of srun(1) in the batch script's environment. The others differ between tasks or
+# steps.
 _BY_VARIABLE = {
     "A": ("SLURM_ARRAY_JOB_ID", "SLURM_JOB_ID"),
     "a": ("SLURM_ARRAY_TASK_ID",),
@@ -44,7 +44,7 @@ _MOST_DIGITS = 10  # srun: no width is more
 
 
 class Written(NamedTuple):
-    """The end of what was written to a file; `torn`: there was more before it."""
+    """The end of a file's new text; `torn`: there was more before it."""
 
     file: str
     text: str
@@ -52,7 +52,7 @@ class Written(NamedTuple):
 
 
 class Tails:
-    """Follows the files of the job's own output and error, and those that its sruns write."""
+    """Follows the files of the job's own output and error, and those of its sruns."""
 
     def __init__(
         self,
@@ -70,18 +70,18 @@ class Tails:
         self._by_name: dict[str, Path] = {}
         self._look_again_s = -_FIND_S
         self._theirs: list[Path] = []
-        for path in self._paths():  # what stands there is of an earlier start
+        for path in self._paths():  # their text is of an earlier start
             self._take(path, from_end=True)
 
     def written(self) -> Iterator[Written]:
-        """Yield what was written since the last time."""
+        """Yield the text since the last call."""
         for path in self._paths():
             written = self._take(path)
             if written is not None:
                 yield written
 
     def backwards(self, file: str) -> Iterator[str]:
-        """Yield the lines of a file, the latest first, as far back as is read."""
+        """Yield the lines of a file, the latest first."""
         torn = b""
         with contextlib.suppress(OSError), self._by_name[file].open("rb") as text:
             at = text.seek(0, os.SEEK_END)
@@ -127,7 +127,7 @@ class Tails:
 
 
 def script_text(path: Path | None) -> str:
-    """Return a script, empty where it cannot be read. slurmd keeps it on the node itself."""
+    """Return a script, empty if it cannot be read. slurmd keeps it on the node itself."""
     try:
         return path.read_bytes()[:_MOST_SCRIPT_BYTES].decode(errors="replace") if path else ""
     except OSError:
@@ -137,23 +137,33 @@ def script_text(path: Path | None) -> str:
 def srun_files(
     script: str, directory: Path, environ: Mapping[str, str], *, since_s: float
 ) -> list[Path]:
-    """Return the files of a script's sruns that were written to since then, the latest first.
+    """Return the files of a script's sruns with new text since then, the latest first.
+
+    Other users can write files in directories such as /tmp, which are no output of the job.
 
     Args:
         script: its text.
-        directory: where it was started.
-        environ: with which environment.
+        directory: its working directory.
+        environ: its environment.
         since_s: seconds since the epoch.
     """
     files: dict[Path, float] = {}
     for pattern in patterns_in(script):
         with contextlib.suppress(OSError, ValueError):  # a directory or a name that cannot be read
-            files |= _changed_since(since_s, directory, glob_of(pattern, environ))
+            name = glob_of(pattern, environ)
+            whole = str(Path(glob.escape(str(directory))) / name)
+            names = Path("/").glob(whole.lstrip("/")) if name else ()
+            for path in itertools.islice(names, _MOST_NAMES):
+                with contextlib.suppress(OSError):  # it is removed meanwhile
+                    status = path.stat()
+                    own = status.st_uid == path.lstat().st_uid == os.geteuid()
+                    if own and stat.S_ISREG(status.st_mode) and status.st_mtime >= since_s:
+                        files[path] = status.st_mtime
     return sorted(files, key=lambda path: -files[path])
 
 
 def patterns_in(script: str) -> Iterator[str]:
-    """Yield the values of --output and --error of the srun commands in a script, as they stand."""
+    """Yield the literal values of --output and --error of the srun commands in a script."""
     for line in script.replace("\\\n", " ").splitlines():
         if "srun" not in line or line.lstrip().startswith("#"):
             continue
@@ -161,24 +171,20 @@ def patterns_in(script: str) -> Iterator[str]:
             words = shlex.split(line, comments=True)
         except ValueError:  # a quotation that ends on another line
             words = line.split()
-        yield from _values(words)
-
-
-def _values(words: list[str]) -> Iterator[str]:
-    for at, word in enumerate(words):
-        option, equals, value = word.partition("=")
-        if equals and option in {"--output", "--error"}:
-            yield value
-        elif _OPTION.fullmatch(word) and at + 1 < len(words):
-            yield words[at + 1]
-        elif re.match(r"-[oe][^-=]", word):
-            yield word[2:]
+        for at, word in enumerate(words):
+            option, equals, value = word.partition("=")
+            if equals and option in {"--output", "--error"}:
+                yield value
+            elif _OPTION.fullmatch(word) and at + 1 < len(words):
+                yield words[at + 1]
+            elif re.match(r"-[oe][^-=]", word):
+                yield word[2:]
 
 
 def glob_of(pattern: str, environ: Mapping[str, str]) -> str:
-    """Return what a file's name is like, for glob; empty where that is no file of the job's own.
+    """Return a glob for a file's name; empty if it is no file of the job's own.
 
-    What the script alone knows, as a variable of its own, stands for anything.
+    Variables of the script itself are unknown here, and match anything.
     """
     if not pattern or pattern in _NOT_FILES or pattern.startswith("/dev/"):
         return ""
@@ -191,7 +197,7 @@ def glob_of(pattern: str, environ: Mapping[str, str]) -> str:
         parts.append(_expanded(match, environ))
         at = match.end()
     name = "".join([*parts, _quoted(pattern[at:])])
-    # A name of nothing but what may be anything would take in what is not the job's.
+    # A name of wildcards alone would match files of other jobs.
     fixed = re.sub(r"\[0-9\]\*|(?<!\[)\*", "", name.rpartition("/")[2])
     return name if re.search(r"\w", fixed) else ""
 
@@ -215,20 +221,3 @@ def _expanded(match: re.Match[str], environ: Mapping[str, str]) -> str:
 
 def _quoted(text: str) -> str:
     return re.sub(r"[*?\[]", r"[\g<0>]", text)
-
-
-def _changed_since(since_s: float, directory: Path, pattern: str) -> dict[Path, float]:
-    """Return this user's files with such a name that were written to since then, and when.
-
-    Where others can write, as in /tmp, they can lay what no srun of the job has written.
-    """
-    whole = str(Path(glob.escape(str(directory))) / pattern)
-    names = Path("/").glob(whole.lstrip("/")) if pattern else ()
-    changed = {}
-    for path in itertools.islice(names, _MOST_NAMES):
-        with contextlib.suppress(OSError):  # it is gone again
-            status = path.stat()
-            own = status.st_uid == path.lstat().st_uid == os.geteuid()
-            if own and stat.S_ISREG(status.st_mode) and status.st_mtime >= since_s:
-                changed[path] = status.st_mtime
-    return changed

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why the script failed: collected, inferred, printed in the job's output, and recorded."""
+"""The post-mortem of a script: collect, infer, print in the job's output, record."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from slurm_health.training.monitor.registry import Registered
 _TITLE_WIDTH = 8  # of the longest title, `evidence`
 
 
-def hold(
+def run_post_mortem(
     job: EndedJob,
     directory: Path | None,
     *,
@@ -41,24 +41,24 @@ def hold(
     limit_s: float = COLLECT_S,
     out: TextIO = sys.stderr,
 ) -> Diagnosed | None:
-    """Find out why a script failed; say it, and then record it.
+    """Infer why a script failed; print it, and then record it.
 
     Args:
-        job: what has ended.
-        directory: of the run in the journal, None where there is none.
+        job: the job whose script has ended.
+        directory: of the run in the journal, None without one.
         clock: seconds since the epoch.
-        used: a site's collectors and operators; all that are registered if None.
+        used: a site's collectors and operators; all registered ones if None.
         collectors: the built-in ones, all of them if empty.
-        limit_s: how long the collectors may take.
-        out: where it is printed: before it is recorded, because the journal may hang.
+        limit_s: the time limit of the collectors.
+        out: the file for printing, which comes before the record, because the journal may hang.
 
     Returns:
-        The cause, None where nothing failed. Where that is nothing, that the job was requeued, or
-        that a script that ended well was asked to, it is recorded and not printed: what the script
-        itself says, and Slurm, is better.
+        The cause, None if nothing failed. An unknown cause, a requeue, and the end of a script that
+        ended well on request are recorded and not printed: the output of the script itself, and
+        Slurm's, is better.
     """
     well = job.end.well
-    if well:  # nothing failed: it is only asked whether the job was ended
+    if well:  # nothing failed: only whether the job was ended is of interest
         used = Registered()
         asked = [rule for rule in OPERATORS if rule.name == "slurm-ended-it"]
         diagnostician: Diagnostician = CauseDiagnostician(observe_failure, asked)
@@ -84,7 +84,7 @@ def hold(
 
 
 def text_of(cause: Diagnosed, script: str) -> str:
-    """Return what is printed in the job's output."""
+    """Return a cause as text for the job's output."""
     name, outside = script or "the script", cause.attribution == Attribution.OUTSIDE
     lines = [f"post-mortem: {f'what ended {name}' if outside else f'why {name} failed'}"]
     lines += [f"  {title:{_TITLE_WIDTH}}  {text}" for title, text in lines_of(cause)]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ranks of one job on one node: found among its processes, sampled, located.
+"""The ranks of one job on one node: which processes they are, their samples, their places.
 
-A rank with a heartbeat is the process that has it open. Else it is known by its environment: srun
-gives each task SLURM_PROCID, torchrun each worker RANK, and their children inherit it. So a rank is
-the topmost process with a number, or what its shell or container runs.
+A rank with a heartbeat is the process that has it open. Else its environment identifies it: tasks
+of srun have SLURM_PROCID, workers of torchrun have RANK, and their children inherit it. So a rank
+is the topmost process with a number, or the program that its shell or container runs.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from slurm_health.training.monitor.voices import (
     read_stacks,
 )
 
-SCRIPT = "script"  # what runs in the batch script itself belongs to no step
-# What runs a training: torch calls its main thread so, for profilers.
+SCRIPT = "script"  # processes of the batch script itself belong to no step
+# The names of interpreters; torch renames its main thread for profilers.
 _INTERPRETERS = ("python", "pypy", "pt_main")
 _OURS = "slurm_health"
 # Between a failure and a restart a torchrun that srun started has no ranks, and is none itself.
@@ -47,9 +47,9 @@ _LIMITS_S = 18.0  # from one reading of a rank's CPU limits to the next
 
 
 class JobProcess(NamedTuple):
-    """A process of the job: `rank` is torchrun's number, `task` srun's, None if it has none.
+    """A process of the job: `rank` is torchrun's number, `task` srun's, None without one.
 
-    `group` is its process group, `world` how many ranks there are, 0 if that is not known.
+    `group` is its process group, `world` is the number of ranks, 0 if unknown.
     """
 
     directory: Path
@@ -63,7 +63,7 @@ class JobProcess(NamedTuple):
 
     @property
     def number(self) -> int | None:
-        """Its rank, as its heartbeat would have it."""
+        """Its rank, by the numbers of heartbeats."""
         return self.task if self.rank is None else self.rank
 
     @property
@@ -78,9 +78,9 @@ class JobProcess(NamedTuple):
 
     @property
     def is_training(self) -> bool:
-        """Whether it is an interpreter that is not ours.
+        """Whether it is an interpreter of the user's.
 
-        One that is ending has given its memory back, and has no command line: it may be ours.
+        One that is ending has no command line any longer, and may be ours.
         """
         words = self.words if self.is_interpreter else []
         return any(words) and not any(word.startswith(_OURS) for word in words)
@@ -88,11 +88,11 @@ class JobProcess(NamedTuple):
 
 @dataclass(kw_only=True)
 class Rank:
-    """One rank, and the children that it had when it was last looked for."""
+    """One rank, and its children at the last search."""
 
     pid: int
     program: str
-    rank: int  # by its environment; its heartbeat may know better
+    rank: int  # by its environment; its heartbeat prevails
     world: int = 0
     voice: Voice = field(default_factory=Voice)
     key: tuple[int, int] = (0, 0)  # of its heartbeat
@@ -102,7 +102,7 @@ class Rank:
 
 
 class Whereabouts(NamedTuple):
-    """Where a rank is, in the fields of a `RankSample`."""
+    """The place of a rank, in the fields of a `RankSample`."""
 
     answered: bool
     stack: tuple[Frame, ...]
@@ -113,13 +113,13 @@ class Whereabouts(NamedTuple):
 
 
 class Ranks:
-    """Finds and samples the ranks of one job on one node.
+    """Searches for and samples the ranks of one job on one node.
 
     Args:
         job: the value of `variable` in the environment of all its processes.
         node: the name of this node.
-        own_step: whose processes are no ranks.
-        only_step: if named, its ranks alone.
+        own_step: the step whose processes are no ranks.
+        only_step: the only step with ranks, empty for all.
         monotonic: seconds.
         root: of /proc.
     """
@@ -143,11 +143,11 @@ class Ranks:
         self._limits = proc.CpuLimits()
         self._ranks: list[Rank] = []
         self._beaten: set[tuple[str, int]] = set()
-        # By process and its start: what it belongs to does not change.
+        # By process and its start: its job and step do not change.
         self._known: dict[tuple[int, int], JobProcess | None] = {}
 
     def find(self) -> None:
-        """Look at all processes of this user; takes some ms on a full node."""
+        """Search all processes of this user; takes some ms on a full node."""
         beating: dict[tuple[int, int], Rank] = {}
         processes: dict[int, JobProcess] = {}
         children: dict[int, list[int]] = {}
@@ -159,7 +159,7 @@ class Ranks:
                 children.setdefault(now.parent, []).append(pid)
                 key = pid, now.start_ticks
                 process = self._known[key] if key in self._known else self._process(now)
-                # A program that is executed keeps both, and may have another environment.
+                # A newly executed program keeps both, and may have another environment.
                 if up_s - now.start_ticks * _TICK_S > _SETTLED_S:
                     known[key] = process
                 if process is None:
@@ -188,7 +188,7 @@ class Ranks:
                 # Children that outlive a rank with a heartbeat are not that rank.
                 if (rank.program, rank.rank) not in self._beaten
             ]
-        except (OSError, ValueError):  # one has ended meanwhile: the next search comes
+        except (OSError, ValueError):  # one has ended meanwhile: the next search corrects it
             silent = [rank for rank in self._ranks if not isinstance(rank.voice, Heartbeat)]
         ranks = [*beating.values(), *silent]
         self._ranks = [before.get((rank.pid, rank.key), rank) for rank in ranks]
@@ -196,7 +196,7 @@ class Ranks:
             rank.children = tuple(_below(rank.pid, children))
 
     def sample(self) -> list[RankSample]:
-        """Return the ranks as they are; those that have ended are no longer among them."""
+        """Return samples of the ranks, without those that have ended."""
         samples = []
         for rank in list(self._ranks):
             try:
@@ -206,12 +206,12 @@ class Ranks:
         return samples
 
     def locate(self, *, again: bool) -> tuple[dict[int, Whereabouts], dict[str, str]]:
-        """Return where the ranks are, by process; with all that can be learnt if `again`.
+        """Return the places of the ranks, by process; from all sources if `again`.
 
-        Ranks that answer run, read and write.
+        To answer, a rank runs, reads and writes.
 
         Returns:
-            also why some of it cannot be learnt.
+            also why some sources gave nothing.
         """
         asked = [r.voice for r in self._ranks if again or isinstance(r.voice, Heartbeat)]
         waiting = [voice for voice in asked if voice.ask()]
@@ -238,7 +238,7 @@ class Ranks:
         return where, {what: why for what, why in reasons.items() if why}
 
     def _read(self, rank: Rank) -> RankSample:
-        """Return how a rank is now.
+        """Return a sample of a rank.
 
         Raises:
             OSError: it has ended.
@@ -284,7 +284,7 @@ class Ranks:
             age_s=round(max(0.0, now_s - beat.last_s), 1),
             typical_s=round((beat.last_s - beat.first_s) / timed, 4),
             longest_s=round(beat.longest_s, 2),
-            # What a rank waits for its data is its own, too.
+            # The waits of a rank for its data are its own, too.
             own_s=round(beat.own_s + (beat.loading_s if beat.own_steps else 0.0), 4),
             own_steps=beat.own_steps,
             loading_s=round(beat.loading_s, 4),
@@ -296,7 +296,7 @@ class Ranks:
         )
 
     def _pids(self) -> list[int]:
-        """Return those of this user, the oldest first as far as numbers say that."""
+        """Return the processes of this user, by number."""
         own, pids = os.geteuid(), []
         with os.scandir(self._root) as entries:
             for entry in entries:
@@ -307,7 +307,7 @@ class Ranks:
         return sorted(pids)
 
     def _process(self, now: proc.Stat) -> JobProcess | None:
-        """Return a process with what it belongs to, if that is a step of this job on this node."""
+        """Return a process with its step and number, if it is of this job and node."""
         directory = self._root / str(now.pid)
         environ = proc.environ_of(directory)
         step = environ.get("SLURM_STEP_ID", environ.get("SLURM_STEPID", ""))
@@ -317,10 +317,10 @@ class Ranks:
         if not (ours and here and watched):
             return None
         rank, task = _whole(environ.get("RANK")), _whole(environ.get("SLURM_PROCID"))
-        # Of the batch script, SLURM_NTASKS says what its steps may have.
+        # In the batch script, SLURM_NTASKS is the number of tasks that its steps may have.
         tasks = environ.get("SLURM_STEP_NUM_TASKS", environ.get("SLURM_NTASKS")) if step else None
-        # Without a torchrun above it, a rank has as many peers as srun has tasks, whatever a script
-        # says: a rendezvous for more never forms.
+        # Without a torchrun above it, a rank has one peer per task of srun, whatever WORLD_SIZE is:
+        # a rendezvous for more never forms.
         by_torchrun = "TORCHELASTIC_RUN_ID" in environ or tasks is None
         world = environ.get("WORLD_SIZE") if rank is not None and by_torchrun else tasks
         return JobProcess(
@@ -351,7 +351,8 @@ def ranks_without_heartbeat(
         OSError: a process has ended.
         ValueError: the same.
     """
-    claimed = set[int]()  # by a heartbeat: its process, all below it, those above with its number
+    # By a heartbeat: its process, all below it, those above with its number.
+    claimed = set[int]()
     for pid in beating:
         claimed |= {pid, *_below(pid, children)}
         above: JobProcess | None = processes[pid]
@@ -362,7 +363,7 @@ def ranks_without_heartbeat(
         members = [process for process in processes.values() if process.program == program]
         for root, number in _roots(members, processes):
             leaf = root
-            while not leaf.is_interpreter:  # a shell or a container: of several, what worked most
+            while not leaf.is_interpreter:  # a shell or a container: its busiest child
                 below = [processes[p] for p in children.get(leaf.pid, ()) if p in processes]
                 if not below:
                     break
@@ -393,7 +394,7 @@ def _roots(
         number = process.rank if by_torchrun else process.task
         above = processes.get(process.parent)
         same = above is not None and number == (above.rank if by_torchrun else above.task)
-        # It has outlived its rank, as a data loader's worker may: what srun starts leads a group.
+        # A data loader's worker may outlive its rank; tasks of srun lead a process group.
         is_orphan = above is None and process.group != process.pid
         if number is not None and not same and not is_orphan:
             yield process, number
@@ -412,7 +413,7 @@ def _below(pid: int, children: Mapping[int, list[int]]) -> Iterator[int]:
 def located(
     samples: Sequence[RankSample], where: Mapping[int, Whereabouts]
 ) -> tuple[RankSample, ...]:
-    """Return samples with where their ranks are."""
+    """Return samples with the places of their ranks."""
     return tuple(
         msgspec.structs.replace(sample, **where[sample.pid]._asdict())
         if sample.pid in where

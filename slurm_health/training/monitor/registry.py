@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The collectors, operators and diagnosticians of a site, by entry points of its distributions."""
+"""The built-in collectors, and a site's own classes by entry points of its distributions."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ from slurm_health.training.monitor.nccl_ras import NcclRas
 COLLECTOR_POINTS = "slurm_health.collectors"
 OPERATOR_POINTS = "slurm_health.operators"
 DIAGNOSTICIAN_POINTS = "slurm_health.diagnosticians"
-_ROOM_S = 1.0  # for a live collector to come to an end by itself
-_LOAD_S = 3.0  # for all of them; a module that takes longer is given up
+_ROOM_S = 1.0  # for a live collector to end by itself
+_LOAD_S = 3.0  # for all entry points; loading is stopped then
 
 
 def after_failure(job: EndedJob) -> tuple[DataCollector, ...]:
@@ -59,7 +59,7 @@ def after_failure(job: EndedJob) -> tuple[DataCollector, ...]:
 def while_it_hangs() -> tuple[DataCollector, ...]:
     """Return the collectors on the batch host while a training hangs, with a site's.
 
-    The agent on each node answers for its ranks, its connections and its state.
+    Agents report ranks, connections and states of nodes.
     """
     limit_s = COLLECT_LIVE_S - _ROOM_S
     return (NcclRas(limit_s), *registered().collectors)
@@ -70,7 +70,7 @@ _BUILT_IN = (JobOutput, SlurmWord, EveryNode, FlightDumps, MonitorFindings, Port
 
 @dataclass(frozen=True)
 class Registered:
-    """A site's own, and by name what happened to what could not be loaded."""
+    """A site's own, and by name the errors of those that could not be loaded."""
 
     collectors: tuple[DataCollector, ...] = ()
     operators: tuple[OperatorMaker, ...] = ()
@@ -78,14 +78,14 @@ class Registered:
 
 
 def registered(allowance: Callable[[], Allowance] = Allowance) -> Registered:
-    """Return what distributions have registered; an operator runs in a child within its allowance.
+    """Return the registered ones; an operator runs in a child within its allowance.
 
     A diagnostician is one of the operators.
     """
     failed: dict[str, str] = {}
     allowed = allowance()
     with _time_limit(_LOAD_S):
-        collectors = tuple(made for made in _loaded(COLLECTOR_POINTS, DataCollector, failed))
+        collectors = tuple(_loaded(COLLECTOR_POINTS, DataCollector, failed))
         makers: list[tuple[str, OperatorMaker]] = [
             (made.name, made) for made in _loaded(OPERATOR_POINTS, InferenceOperator, failed)
         ]
@@ -99,8 +99,8 @@ def registered(allowance: Callable[[], Allowance] = Allowance) -> Registered:
 
 
 def _loaded(group: str, kind: type, failed: dict[str, str]) -> Iterator[Any]:
-    """Yield the classes of operators, and an instance of each other class, that a group names."""
-    taken = {rule.name for rule in OPERATORS} | {each.kind for each in _BUILT_IN}
+    """Yield the operator classes of a group, and instances of its other classes."""
+    taken = {rule.name for rule in OPERATORS} | {collector.kind for collector in _BUILT_IN}
     for point in entry_points(group=group):
         try:
             loaded = point.load()
@@ -121,7 +121,7 @@ def _loaded(group: str, kind: type, failed: dict[str, str]) -> Iterator[Any]:
 
 @contextmanager
 def _time_limit(limit_s: float) -> Iterator[None]:
-    """While active, what takes longer is ended by TimeoutError, once a second from then on."""
+    """Raise TimeoutError in the block after `limit_s`, and then once a second."""
 
     def end(_number: int, _frame: FrameType | None) -> None:
         raise TimeoutError(f"not within {limit_s:g} s")

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Three ways to learn where a rank is: its heartbeat, PyTorch's Flight Recorder, py-spy.
+"""Three sources for the place of a rank: its heartbeat, PyTorch's Flight Recorder, py-spy.
 
 A rank with a heartbeat answers a byte in a pipe, first with its stack, then with its collectives.
-The Flight Recorder of another is asked through the pipe that torch makes if the environment names
-one, and leaves a dump when a line with a 1 comes; a thread of its own reads it, whatever the rank's
-main thread does. py-spy reads the memory of a process and stops nothing (`--nonblocking`), so a
-stack may be torn: one that cannot be read is read once more.
+The Flight Recorder of another rank has a pipe if the environment names one: after a line with a 1
+its own thread writes a dump, independent of the rank's main thread. py-spy reads the memory of a
+process without stopping it (`--nonblocking`), so a stack may be torn: then it is read once more.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ from slurm_health.training.diagnosis.samples import Frame
 from slurm_health.training.monitor.flight_dumps import latest, prefixes, read_dump, record_of
 
 PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"  # to which torch adds the rank, and `.pipe`
-_MARK = f"/memfd:{heartbeat.NAME} "  # how /proc shows a heartbeat; the kernel adds "(deleted)"
+_MARK = f"/memfd:{heartbeat.NAME} "  # a heartbeat in /proc; the kernel adds "(deleted)"
 _MOST_FRAMES = 40
-_MOST_OPERATIONS = 64  # of a group: some steps, by which a step's own are known
+_MOST_OPERATIONS = 64  # of a group: some steps, which show the collectives of a step
 _MOST_ANSWER_BYTES = 16 << 20
 _STACK_S = 2.0  # of one process
 _TRIES = 2
@@ -45,7 +44,7 @@ _INSTALL = "py-spy is not installed (pip install 'slurm-health[diagnosis]')"
 
 
 class Beat(NamedTuple):
-    """What stands in a heartbeat, as `heartbeat.LAYOUT` and `WORK_LAYOUT` have it."""
+    """The fields of a heartbeat, in the order of `heartbeat.LAYOUT` and `WORK_LAYOUT`."""
 
     magic: bytes
     serial: int
@@ -69,10 +68,10 @@ class Beat(NamedTuple):
 
 
 class Voice:
-    """What a rank says when it is asked; nothing by itself.
+    """A source for the place of a rank; this base class has none.
 
     Attributes:
-        answered: it has answered with its stack.
+        answered: the rank has answered with its stack.
         stack: outermost call first.
         flight: its collectives.
     """
@@ -83,12 +82,12 @@ class Voice:
         self.flight: FlightRecord | None = None
 
     def ask(self) -> bool:
-        """Forget earlier answers, and ask; return whether there may be an answer."""
+        """Drop earlier answers, and ask; return whether an answer may come."""
         self.answered, self.stack, self.flight = False, (), None
         return False
 
     def poll(self) -> bool:
-        """Take in what has come; return whether that is all."""
+        """Read answers; return whether they are complete."""
         return True
 
 
@@ -106,7 +105,7 @@ class Heartbeat(Voice):
 
         Raises:
             OSError: the process has ended.
-            ValueError: it is none, or is being written at every look.
+            ValueError: it is no heartbeat, or changes during every read.
         """
         layout, work = heartbeat.LAYOUT, heartbeat.WORK_LAYOUT
         for _ in range(3):
@@ -118,7 +117,7 @@ class Heartbeat(Voice):
             if beat.magic != heartbeat.MAGIC or beat.serial != beat.serial_again:
                 continue
             if len(data) < layout.size + work.size:
-                return beat  # by a copy of heartbeat.py that does not have it yet
+                return beat  # of an older copy of heartbeat.py
             *behind, serial = work.unpack(data[layout.size :])
             if serial == beat.serial:
                 return Beat(*beat[:16], *behind)
@@ -133,7 +132,7 @@ class Heartbeat(Voice):
         return False
 
     def poll(self) -> bool:
-        """Take in its answer: the stack comes at once, the record as soon as torch gives it."""
+        """Read its answer: the stack comes at once, the record when torch returns it."""
         with contextlib.suppress(OSError, ValueError):
             beat = self.read()
             path = self._files / str(beat.answer)
@@ -149,7 +148,7 @@ class Heartbeat(Voice):
                     Frame(str(file)[-300:], int(line), str(function)[:100])
                     for file, line, function in answer["stack"][-_MOST_FRAMES:]
                 )
-            with contextlib.suppress(Exception):  # another version of torch may record anything
+            with contextlib.suppress(Exception):  # other versions of torch may record anything
                 self.flight = record_of(answer["flight"] or {}, beat.rank, _kept)
             return "flight" in answer
         return False
@@ -166,7 +165,7 @@ class Recorder(Voice):
         self._before_ns = 0
 
     def ask(self) -> bool:
-        """Write a line into its pipe; torch may be too old to read it, or may not have made one."""
+        """Write a line into its pipe, which an old torch may not read or make."""
         super().ask()
         with contextlib.suppress(OSError):
             environ = proc.environ_of(self._process)
@@ -179,7 +178,7 @@ class Recorder(Voice):
         return False
 
     def poll(self) -> bool:
-        """Read the dump, if it is new; it may be read while it is written."""
+        """Read the dump, if it is new; it may be incomplete."""
         with contextlib.suppress(OSError, ValueError, pickle.UnpicklingError):
             if self._written_ns() > self._before_ns:
                 self.flight = read_dump(self._dump, self._rank, _kept)
@@ -196,7 +195,7 @@ class Recorder(Voice):
 
 
 def heartbeats(process: Path) -> list[tuple[int, tuple[int, int]]]:
-    """Return the heartbeats among the open files of a process, with the identity of each.
+    """Return the heartbeats among the open files of a process, with their identities.
 
     Raises:
         OSError: the process has ended.
@@ -212,7 +211,7 @@ def heartbeats(process: Path) -> list[tuple[int, tuple[int, int]]]:
 
 
 class Stacks(msgspec.Struct, frozen=True):
-    """The stacks of main threads by process, outermost call first; why others have none."""
+    """The stacks of main threads by process, outermost call first; why some are missing."""
 
     by_pid: dict[int, tuple[Frame, ...]] = {}
     why_not: str = ""
@@ -231,13 +230,13 @@ class _Thread(msgspec.Struct):
 
 
 def find_py_spy() -> str | None:
-    """Return where py-spy is: beside our own interpreter, or among the user's commands."""
+    """Return the path of py-spy: beside our own interpreter, or among the user's commands."""
     beside = Path(sys.executable).with_name("py-spy")
     return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")
 
 
 def read_stacks(pids: Sequence[int], *, wait_s: float, command: str | None = None) -> Stacks:
-    """Return the stacks of processes, as far as they can be read within `wait_s`."""
+    """Return the stacks of processes that can be read within `wait_s`."""
     program = command or find_py_spy()
     if program is None:
         return Stacks(why_not=_INSTALL)
@@ -257,10 +256,10 @@ def _stack(command: str, pid: int, until_s: float) -> tuple[Frame, ...]:
     """Return the stack of one main thread.
 
     Raises:
-        OSError: py-spy cannot be run, or not in time.
-        ValueError: py-spy says why it cannot look, or answers nonsense.
+        OSError: py-spy cannot run, or not in time.
+        ValueError: py-spy reports an error, or its answer cannot be read.
     """
-    # Not before a stack is needed: it takes a megabyte.
+    # It takes a megabyte, and most agents never need it.
     from slurm_health.system.processes import run
 
     argv = [command, "dump", "--nonblocking", "--json", "--pid", str(pid)]
@@ -274,23 +273,23 @@ def _stack(command: str, pid: int, until_s: float) -> tuple[Frame, ...]:
             try:
                 threads = from_json(ended.stdout, list[_Thread])
             except msgspec.MsgspecError as err:
-                raise ValueError(f"py-spy answered with something else: {err}") from err
+                raise ValueError(f"py-spy's answer cannot be read: {err}") from err
             for thread in threads:
                 if thread.os_thread_id == pid or thread.thread_name == "MainThread":
                     frames = [Frame(f.filename[-300:], f.line, f.name[:100]) for f in thread.frames]
                     return tuple(frames[:_MOST_FRAMES][::-1])
-            raise ValueError("py-spy saw no main thread")
+            raise ValueError("py-spy reported no main thread")
         error = ended.stderr.decode(errors="replace")
         if "permission denied" in error.lower():
-            raise ValueError("py-spy may not look: ptrace is not allowed here")
+            raise ValueError("py-spy may not read processes: ptrace is not allowed here")
     raise ValueError(f"py-spy: {error}")
 
 
 def _write(pipe: Path, data: bytes) -> bool:
     """Write to a pipe that has a reader; return whether it is one.
 
-    By now the number of an open file may be that of another one, which a byte would spoil. Opening
-    a pipe that no process reads fails at once.
+    The number of an open file may belong to another file by now, which a byte would spoil. Opening
+    a pipe without a reader fails at once.
 
     Raises:
         OSError: it cannot be written to.

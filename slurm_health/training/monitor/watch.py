@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Beside the user's script: `python -m slurm_health.training.monitor.watch`, until the script ends.
 
-The supervisor starts it beside its script, and the torchrun that leads (`torchrun.in_job`)
-beside its workers; outside Slurm torchrun names the nodes, and carries what agents send. It waits
-some seconds, because most scripts that fail do so soon, and then starts an agent on each node. What
-they send, and the job's output, goes to the `Pulse`; of what is due all agents are asked, twice,
-and what hangs is reported. It ends when its standard input does, and all that it started with it. A
-script whose watch cannot be started, or dies, runs on as it would.
+The supervisor starts it beside its script, and the leading torchrun (`torchrun.in_job`)
+beside its workers; outside Slurm torchrun names the nodes, and carries the agents' reports. It
+waits some seconds, because most scripts that fail do so soon, and then starts an agent on every
+node. Reports and the job's output go to the `Pulse`. When a training is due, all agents inspect it
+twice, and a hang is reported. The watch ends with its standard input, and ends all its processes. A
+script whose watch cannot start, or dies, runs on unchanged.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from slurm_health.records.nodeset import expand, fold
 from slurm_health.records.script_records import EventKind, ProgressSeen
 from slurm_health.system.processes import Process
 from slurm_health.system.slurm.client import Client
-from slurm_health.training.diagnosis.collected import NodesTold, SlurmView
-from slurm_health.training.diagnosis.output_lines import first_without_number
+from slurm_health.training.diagnosis.collected import NodeStates, SlurmView
+from slurm_health.training.diagnosis.output_lines import first_non_finite
 from slurm_health.training.diagnosis.pace import PaceAnalysis, PaceFinding, speeds_of
 from slurm_health.training.diagnosis.pulse import LIMITS, Program, Pulse
-from slurm_health.training.diagnosis.samples import STOPPED, NodeReport, Standstill
+from slurm_health.training.diagnosis.samples import STOPPED, NodeReport
 from slurm_health.training.monitor.agents import (
     Agents,
     AgentsEnded,
@@ -52,23 +52,23 @@ if TYPE_CHECKING:
 _TICK_S = 2.0
 _OUTPUT_S = 10.0  # from one reading of the output to the next
 _WINDOW_S = 20.0  # in which ranks are compared with each other, and steps with earlier ones
-_PATHS_S = 15.0  # some steps of which each takes seconds
-# From one record of the progress to the next: the later, the longer, so that a bar moves by a
-# hundredth of the time so far, and a day has some 1,700 records of 200 bytes.
+_PATHS_S = 15.0  # some steps of several seconds
+# From one record of the progress to the next: a hundredth of the time so far within these limits,
+# so that a progress bar moves, and a day has some 1,700 records of 200 bytes.
 _SOONEST_S, _LATEST_S, _OF_THE_TIME = 5.0, 60.0, 1 / 100
-_TELL_S = 60.0  # after which it is said what the job does not show
-_MOST_STOPPED = 64  # that are named
-_AGAIN_S = 5.0  # until agents are asked again of which some were late
-_SLURM_S = 5.0  # to say which nodes the job has
+_WARN_S = 60.0  # until a warning about missing heartbeats and py-spy
+_MOST_STOPPED = 64  # named ranks
+_AGAIN_S = 5.0  # until the next inspection if some agents were late
+_SLURM_S = 5.0  # the timeout of a question about the job's nodes
 _END_OF_STEPS_S = 5.0  # between the end of a job's steps and that of its script
 
 
 class SlurmJob:
-    """The job that an environment is of, or the step of it that is named.
+    """The job of an environment, or the one step of it that is named.
 
     Raises:
         AllocationError: the job cannot be read.
-        ValueError: it is not known which nodes the step has.
+        ValueError: the nodes of the step are unknown.
     """
 
     alone = True  # agents can be started for some nodes without the others
@@ -95,7 +95,7 @@ class SlurmJob:
         return start_in_job(self._number, nodes, self._options, self._environ, here=self.here)
 
     def left_of(self, nodes: Sequence[str]) -> Sequence[str]:
-        """Return those that the job still has, none if it has ended, all if Slurm is silent."""
+        """Return the nodes that the job still has, none if it has ended, all if Slurm is silent."""
         try:
             job = Client.for_hook(self._environ, limit_s=_SLURM_S).job(self._name)
         except (SlurmError, ValueError):  # no answer, or one that cannot be read
@@ -103,7 +103,7 @@ class SlurmJob:
         return [node for node in nodes if job.states == {"RUNNING"} and node in job.nodes]
 
     def states(self, nodes: Sequence[str]) -> dict[str, str]:
-        """Return how Slurm sees some nodes, nothing if it is silent."""
+        """Return Slurm's states of some nodes, nothing if it is silent."""
         try:
             shown = Client.for_hook(self._environ, limit_s=_SLURM_S).nodes(nodes)
         except (SlurmError, ValueError):
@@ -112,7 +112,7 @@ class SlurmJob:
 
 
 class CarriedTraining:
-    """A training that is no job, whose torchrun has started us, and carries what agents send."""
+    """A training without a job, whose torchrun has started us, and carries the agents' reports."""
 
     alone = False
 
@@ -132,7 +132,7 @@ class CarriedTraining:
         return nodes
 
     def states(self, _: Sequence[str]) -> dict[str, str]:
-        """Return nothing: no Slurm sees them."""
+        """Return nothing: there is no Slurm."""
         return {}
 
 
@@ -140,10 +140,9 @@ class Watch:
     """Follows one training until its script ends.
 
     Args:
-        job: what is watched.
+        job: the watched job.
         tails: its output.
-        events: reports what is seen.
-        environ: of the job.
+        events: reports, records and acts.
         scale: of all times, for a rehearsal in which time is compressed.
     """
 
@@ -152,13 +151,11 @@ class Watch:
         job: SlurmJob | CarriedTraining,
         tails: Tails,
         events: Events,
-        environ: Mapping[str, str],
         scale: float = 1.0,
     ) -> None:
         self._job = job
         self._tails = tails
         self._events = events
-        self._environ = environ
         self._scale = scale
         self._pulse = Pulse(job.nodes, LIMITS.scaled(scale))
         self._pace = PaceAnalysis()
@@ -166,15 +163,15 @@ class Watch:
         self._began_s = self._window_s = time.monotonic()
         self._output_s = self._recorded_s = float("-inf")
         self._recorded: ProgressSeen | None = None
-        self._said_what_is_missing = False
+        self._warned = False
 
     def run(self) -> None:
         """Watch.
 
         Raises:
             ScriptOver: the script has ended.
-            AgentsEnded: nothing can be watched any more.
-            ScriptToEnd: the script hangs, and is to be ended.
+            AgentsEnded: no agent can report any more.
+            ScriptToEnd: the script hangs, and has to be ended.
             OSError: the agents cannot be started.
         """
         try:
@@ -203,11 +200,11 @@ class Watch:
             self._pulse.observe(report, time.monotonic())
 
     def _replace_agents(self) -> None:
-        """Start agents again that are gone, except on nodes that the job has lost."""
+        """Start agents that have ended again, except on nodes that the job has lost."""
         silent = self._agents.nodes_without_report()
         if not self._agents.is_time_to_replace(silent):
             return
-        # At a job's end its steps may end before its script does: that is no news.
+        # At a job's end its steps may end before its script does, which is normal.
         if _script_ends_within(_END_OF_STEPS_S):
             raise ScriptOver
         left = self._job.left_of(silent)
@@ -232,11 +229,11 @@ class Watch:
         for written in self._tails.written():
             loss = self._pulse.read(written.file, written.text, now_s, torn=written.torn)
             if loss is not None:
-                first = first_without_number(self._tails.backwards(written.file)) or loss.first
+                first = first_non_finite(self._tails.backwards(written.file)) or loss.first
                 self._events.pace(msgspec.structs.replace(loss, first=first))
 
     def _inspect(self, program: Program) -> None:
-        """Have all agents look, twice; report where a program hangs, if it does."""
+        """Have all agents inspect their ranks, twice; report a hang of the program."""
         reports = self._agents.ask(INSPECT)
         silent = self._agents.nodes_without_report()
         self._output_s = float("-inf")
@@ -249,21 +246,18 @@ class Watch:
             self._pulse.put_off(program, now_s, self._scale * _AGAIN_S)
             return
         standstill = self._pulse.judge(program, reports, now_s, silent)
-        if not standstill.why_not:
-            self._report(standstill)
-
-    def _report(self, standstill: Standstill) -> None:
-        """Ask how the nodes are, and Slurm about those that are silent; report the hang."""
-        wanted = [node for node in self._agents.nodes if node not in standstill.silent]
+        if standstill.why_not:
+            return
+        wanted = [node for node in self._agents.nodes if node not in silent]
         reports = self._agents.ask(STATE, wanted)
         states = [reports[node].state for node in wanted if node in reports]
-        data: list[msgspec.Struct] = [NodesTold(nodes=tuple(filter(None, states)))]
-        if standstill.silent:
-            data.append(SlurmView(node_states=self._job.states(standstill.silent)))
+        data: list[msgspec.Struct] = [NodeStates(nodes=tuple(filter(None, states)))]
+        if silent:
+            data.append(SlurmView(node_states=self._job.states(silent)))
         self._events.hang(standstill, data)
 
     def _with_speeds(self, finding: PaceFinding) -> PaceFinding:
-        """Measure for a while how fast connections are."""
+        """Measure the speeds of connections for a while."""
         before = self._agents.ask(INSPECT)
         self._agents.receive(_PATHS_S)
         after = self._agents.ask(INSPECT)
@@ -276,17 +270,26 @@ class Watch:
         return msgspec.structs.replace(finding, nodes=self._agents.nodes, speeds=speeds)
 
     def _record_progress(self, now_s: float) -> None:
-        """Record how far the training is: at times, or at once if a rank is stopped or resumed."""
+        """Record the progress at times, or at once if a rank is stopped or resumed.
+
+        Warn once if the job can show neither heartbeats nor stacks.
+        """
         samples = [s for program in self._pulse.programs.values() for s in program.samples]
         alive = [sample for sample in samples if not sample.gone]
         stopped = sorted({sample.rank for sample in alive if sample.state == STOPPED})
         ages_s = [sample.age_s for sample in alive if sample.steps]
         line = self._pulse.line
         since_s = now_s - self._began_s
-        if alive and not self._said_what_is_missing and since_s > _TELL_S:
-            self._said_what_is_missing = True
-            self._say_what_is_missing(beats=bool(ages_s))
-        seen = ProgressSeen(
+        if alive and not self._warned and since_s > _WARN_S:
+            from slurm_health.training.monitor.voices import find_py_spy
+
+            self._warned = True
+            if not ages_s and find_py_spy() is None:
+                self._events.say(
+                    "the ranks have no heartbeat, and there is no py-spy: the place of a hang may"
+                    " stay unknown (--heartbeat=auto, pip install 'slurm-health[diagnosis]')"
+                )
+        progress = ProgressSeen(
             node=self._job.here,
             ranks=len(alive),
             stopped=stopped[:_MOST_STOPPED],
@@ -295,24 +298,17 @@ class Watch:
             age_s=round(min(ages_s) if ages_s else now_s - line.last_s if line else 0.0, 1),
             beating=bool(ages_s),
         )
-        known = self._recorded
-        news = known is None or (known.stopped, known.beating) != (seen.stopped, seen.beating)
+        before = self._recorded
+        news = before is None or (before.stopped, before.beating) != (
+            progress.stopped,
+            progress.beating,
+        )
         pause_s = self._scale * _LATEST_S
-        if known is not None and known.step != seen.step:
+        if before is not None and before.step != progress.step:
             pause_s = min(max(self._scale * _SOONEST_S, _OF_THE_TIME * since_s), pause_s)
         if news or now_s - self._recorded_s >= pause_s:
-            self._recorded, self._recorded_s = seen, now_s
-            self._events.record(seen, lossy=True)
-
-    def _say_what_is_missing(self, *, beats: bool) -> None:
-        """Say once what the job cannot show: a hang is found later then, or without its place."""
-        from slurm_health.training.monitor.voices import find_py_spy
-
-        if not beats and find_py_spy() is None:
-            self._events.say(
-                "the ranks have no heartbeat, and there is no py-spy: a hang may be found without"
-                " its place (--heartbeat=auto, pip install 'slurm-health[diagnosis]')"
-            )
+            self._recorded, self._recorded_s = progress, now_s
+            self._events.record(progress, lossy=True)
 
 
 def _script_ends_within(wait_s: float) -> bool:
@@ -320,23 +316,23 @@ def _script_ends_within(wait_s: float) -> bool:
 
 
 def main() -> int:
-    """Watch until the script has ended; 0 unless it is to be ended because it hangs."""
+    """Watch until the script has ended; 0 unless it has to be ended because it hangs."""
     parser = argparse.ArgumentParser(prog="slurm_health.training.monitor.watch")
     parser.add_argument("--directory", default="")
     parser.add_argument("--on-hang", default="report")
     parser.add_argument("--after-s", type=float, required=True)
     parser.add_argument("--script-source", type=Path)
-    parser.add_argument("--step", default="")  # which alone is watched, on its nodes
-    parser.add_argument("--tell", action="store_true")  # the hang, on standard output
+    parser.add_argument("--step", default="")  # the only watched one, on its nodes
+    parser.add_argument("--tell", action="store_true")  # print the hang
     parser.add_argument("--scale", type=float, default=1.0)
-    # A training that is no job: what marks its processes, where agents are read and written to.
+    # A training without a job: the mark of its processes, the files to and from its agents.
     parser.add_argument("--training", default="")
     parser.add_argument("--node", default="")
     parser.add_argument("--nodes", default="")
     parser.add_argument("--reading", type=int, default=-1)
     parser.add_argument("--writing", type=int, default=-1)
     options = parser.parse_args()
-    # What Slurm sends to every process of the job is for the script; we end when it does.
+    # Slurm's signals to all processes of the job are for the script; we end when it does.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     began_s = time.time()
@@ -359,16 +355,16 @@ def main() -> int:
         return 0
     try:
         tails = Tails(script_text(options.script_source), Path.cwd(), environ)
-        Watch(job, tails, events, environ, options.scale).run()
+        Watch(job, tails, events, options.scale).run()
     except (ScriptOver, AgentsEnded):
         pass
     except ScriptToEnd as ends:
         if options.tell:
             os.write(1, msgspec.json.encode(ends.hang))
         return SCRIPT_HANGS
-    except Exception as err:  # a boundary: a traceback in the job's output is taken for its own
+    except Exception as err:  # a boundary: a traceback would pass for one of the job's
         why = err.strerror if isinstance(err, OSError) else f"{type(err).__name__}: {err}"
-        events.say(f"not running any more: {why}")
+        events.say(f"no longer running: {why}")
     return 0
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from slurm_health.records.script_records import Diagnosed, EventKind, TrainingEvent
 from slurm_health.training.diagnosis.collected import (
-    MonitorSaw,
+    MonitorReport,
     RankFailure,
     SlurmView,
     TrainingLog,
@@ -24,7 +24,7 @@ STUCK = Diagnosed(
     evidence=["rank 1 on n2 at train.py:39: waits for its data loader"],
     advice="look at what the data loader reads there",
 )
-SAW = MonitorSaw(
+SAW = MonitorReport(
     hang=TrainingEvent(
         event=EventKind.HANG,
         stalled_s=33.0,
@@ -62,7 +62,7 @@ def test_a_job_that_was_cancelled_while_it_hung_is_told_where_it_hung() -> None:
 def test_a_hang_that_the_monitor_or_the_time_limit_ended_is_told_as_a_hang(
     state: str, cancels: bool, until: str
 ) -> None:
-    saw = MonitorSaw(hang=SAW.hang, cancels=cancels)
+    saw = MonitorReport(hang=SAW.hang, cancels=cancels)
     found = diagnose(SlurmView(job_states=(state,)), saw)
 
     assert found.description == f"the training hung until {until}: {STUCK.description}"
@@ -84,9 +84,9 @@ BEFORE = "monitor, before that: rank 1 on n2 is slow because it waits for its da
 def test_a_failure_or_hang_on_a_node_that_was_slow_before_says_so() -> None:
     killed = RankFailure(rank=1, signal=9, node="n2", line="srun: error: n2: task 1: Killed")
     elsewhere = RankFailure(rank=2, signal=9, node="n3", line="srun: error: n3: task 2: Killed")
-    saw = MonitorSaw(slow=(SLOW,))
+    saw = MonitorReport(slow=(SLOW,))
 
     assert diagnose(TrainingLog(failures=(killed,)), saw).evidence[-1] == BEFORE
     assert BEFORE not in diagnose(TrainingLog(failures=(elsewhere,)), saw).evidence
-    hung = diagnose(TrainingLog(failures=(TIMED_OUT,)), MonitorSaw(hang=SAW.hang, slow=(SLOW,)))
+    hung = diagnose(TrainingLog(failures=(TIMED_OUT,)), MonitorReport(hang=SAW.hang, slow=(SLOW,)))
     assert hung.evidence[-1] == BEFORE

@@ -140,8 +140,8 @@ def test_the_same_words_undecided_twice_are_not_started_a_third_time() -> None:
 @pytest.mark.parametrize(
     ("name", "follows_it", "words"),
     [
-        ("gpu-broken", StopJob, "a check has found its nodes healthy since"),
-        ("memory-broken", LeaveNode, "but cannot see that"),
+        ("gpu-broken", StopJob, "a check has judged its nodes healthy since"),
+        ("memory-broken", LeaveNode, "but cannot test for it"),
     ],
 )
 def test_a_node_that_a_check_found_healthy_since_is_at_fault_only_for_what_no_check_sees(

@@ -233,7 +233,7 @@ PAIR = (0, 1)
 @pytest.mark.parametrize(
     ("records", "ranks", "words"),
     [
-        ([*WAITS], [2], "nothing is recorded of rank 2, while ranks 0-1 wait in collective 5"),
+        ([*WAITS], [2], "there is no record of rank 2, while ranks 0-1 wait in collective 5"),
         ([*WAITS, FlightRecord(rank=2, whole=False)], [], ""),  # its dump cannot be read
         # Most left no record: their dumps are only not where we look.
         ([at(n, "0", 5, 4, 5, members=tuple(range(8))) for n in range(4)], [], ""),
@@ -241,7 +241,7 @@ PAIR = (0, 1)
         (
             [at(0, "0", 9, 3, 4), at(1, "0", 9, 7, 8)],
             [0],
-            "on rank 0, collective 4 of group 0 is not over, and rank 1 left it collectives ago",
+            "rank 0 never finished collective 4 of group 0; rank 1 left it collectives ago",
         ),
         ([at(0, "0", 7, 6, 7), at(1, "0", 8, 7, 8)], [], ""),
         # A circle, and a full buffer that says nothing of a group.

@@ -10,8 +10,8 @@ import msgspec
 
 from slurm_health.records.script_records import Diagnosed
 from slurm_health.training.diagnosis.collected import (
-    NodesTold,
-    NodeTold,
+    NodeState,
+    NodeStates,
     RankFailure,
     ScriptEnd,
     SlurmView,
@@ -32,8 +32,8 @@ def diagnose(*data: msgspec.Struct, end: ScriptEnd = END) -> Diagnosed:
     return action.diagnosed
 
 
-def told(node: str, **told: Any) -> NodesTold:
-    return NodesTold(nodes=(NodeTold(node=node, **told),))
+def told(node: str, **told: Any) -> NodeStates:
+    return NodeStates(nodes=(NodeState(node=node, **told),))
 
 
 def of_text(text: str) -> Diagnosed:
@@ -71,8 +71,8 @@ def test_an_xid_on_one_of_the_nodes_is_the_cause_of_a_failure_that_all_ranks_met
     log = TrainingLog(
         failures=tuple(failed(n, TIMED_OUT, f"n{n + 1}", consequence=True) for n in range(3))
     )
-    nodes = NodesTold(
-        nodes=(NodeTold(node="n1"), NodeTold(node="n3", kernel=(xid,))), silent=("n2",)
+    nodes = NodeStates(
+        nodes=(NodeState(node="n1"), NodeState(node="n3", kernel=(xid,))), silent=("n2",)
     )
     found = diagnose(nodes, log)
 
@@ -83,7 +83,9 @@ def test_an_xid_on_one_of_the_nodes_is_the_cause_of_a_failure_that_all_ranks_met
 
 
 def test_a_node_that_does_not_answer_is_named_and_not_accused() -> None:
-    found = diagnose(NodesTold(nodes=(NodeTold(node="n1"),), silent=("n2", "n3"), why_silent="why"))
+    found = diagnose(
+        NodeStates(nodes=(NodeState(node="n1"),), silent=("n2", "n3"), why_silent="why")
+    )
 
     assert found.told == ["n[2-3] did not answer: why"]
     assert (found.nodes, found.accused) == ([], [])
@@ -91,16 +93,16 @@ def test_a_node_that_does_not_answer_is_named_and_not_accused() -> None:
 
 def test_what_every_node_tells_of_its_state_is_left_out_and_what_some_tell_is_told_once() -> None:
     state = [("usb0 has no link", full) for full in ("/tmp is full", "/tmp is full", "ib0 is down")]
-    nodes = [NodeTold(node=f"n{n}", state=each) for n, each in enumerate(state, 1)]
-    found = diagnose(NodesTold(nodes=tuple(nodes)))
+    nodes = [NodeState(node=f"n{n}", state=each) for n, each in enumerate(state, 1)]
+    found = diagnose(NodeStates(nodes=tuple(nodes)))
 
     assert found.told == ["n[1-2]: /tmp is full", "n3: ib0 is down"]
 
 
 def test_what_could_not_be_looked_at_on_nodes_is_among_what_was_not_collected() -> None:
     missing = {"kernel log": "/dev/kmsg: Operation not permitted"}
-    nodes = tuple(NodeTold(node=node, not_seen=missing) for node in ("n1", "n2"))
-    found = diagnose(NodesTold(nodes=nodes))
+    nodes = tuple(NodeState(node=node, unavailable=missing) for node in ("n1", "n2"))
+    found = diagnose(NodeStates(nodes=nodes))
 
     assert found.not_collected == ["kernel log: /dev/kmsg: Operation not permitted (n[1-2])"]
 
@@ -121,7 +123,7 @@ def test_what_a_program_says_of_its_gpu_accuses_its_node_only_where_the_kernel_a
     kernel = "NVRM: Xid (PCI:0000:3b:00): 95, pid=77, name=python, Uncontained ECC error"
     log = TrainingLog(failures=(failed(0, error, "n2"),))
     alone = diagnose(log)
-    confirmed = diagnose(log, NodesTold(nodes=(NodeTold(node="n2", kernel=(kernel,)),)))
+    confirmed = diagnose(log, NodeStates(nodes=(NodeState(node="n2", kernel=(kernel,)),)))
     everywhere = diagnose(TrainingLog(failures=(failed(0, error, "n2"), failed(1, error, "n3"))))
 
     assert (alone.cause, alone.nodes, alone.accused) == ("gpu-broken", ["n2"], [])

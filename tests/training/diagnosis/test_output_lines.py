@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from slurm_health.training.diagnosis.output_lines import (
     Losses,
-    LossIsNone,
+    NonFiniteLoss,
     StepLines,
-    first_without_number,
+    first_non_finite,
 )
 
 READ_S = 20.0
@@ -146,10 +146,10 @@ def test_what_began_before_it_was_read_is_searched_backwards_to_its_first_line()
     (known,) = losses_told(since[100:])
 
     assert known.first == "step 120 loss nan"
-    first = first_without_number(reversed(["", *before, "saved", *since, "step 161 lo"]))
+    first = first_non_finite(reversed(["", *before, "saved", *since, "step 161 lo"]))
     assert first == "step 20 loss nan"
-    assert LossIsNone(first=first, line=known.line).step == 20
-    assert first_without_number(reversed(before)) == ""
+    assert NonFiniteLoss(first=first, line=known.line).step == 20
+    assert first_non_finite(reversed(before)) == ""
 
 
 @pytest.mark.parametrize(
@@ -164,10 +164,10 @@ def test_what_began_before_it_was_read_is_searched_backwards_to_its_first_line()
 def test_the_step_at_which_a_loss_is_lost_is_named_where_its_line_names_it(
     line: str, step: int
 ) -> None:
-    assert LossIsNone(first=line, line=line).step == step
+    assert NonFiniteLoss(first=line, line=line).step == step
 
 
-def losses_told(lines: Sequence[str]) -> list[LossIsNone]:
+def losses_told(lines: Sequence[str]) -> list[NonFiniteLoss]:
     losses = Losses()
     return [each for line in lines if (each := losses.take(line)) is not None]
 

@@ -201,7 +201,7 @@ USUAL = {"own_ms": 500.0, "loading_ms": 5.0, "ran_ms": 200.0, "unserved_ms": 20.
         ({"unserved_ms": 330.0}, "no-processor", "others use its processors"),
         ({"unserved_ms": 330.0, "throttled_ms": 320.0}, "no-processor", "a CPU limit holds it"),
         ({"ran_ms": 480.0}, "computes-longer", "it computes for longer"),
-        ({}, "slower-rank", "waits for something (its data, a device"),
+        ({}, "slower-rank", "waits for an unknown reason (its data, a device"),
     ],
 )
 def test_what_takes_most_of_the_time_that_a_rank_has_over_the_others_is_why(

@@ -84,7 +84,7 @@ def test_dumps_of_an_earlier_job_in_the_same_place_name_nobody(tmp_path: Path) -
     for rank in (0, 1, 2):
         laid(tmp_path, rank, entered(5 if rank == 1 else 6), age_s=3600)
 
-    with pytest.raises(NothingCollected, match="no dump was found"):
+    with pytest.raises(NothingCollected, match="there is no dump"):
         FlightDumps(ended(tmp_path)).collect_data()
 
 

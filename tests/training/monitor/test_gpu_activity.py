@@ -108,7 +108,7 @@ def test_a_gpu_that_is_used_without_memory_and_power_waits_if_no_sign_is_missing
         (-1, [], "did not answer within 3 s"),
         (0, [], "no process on a GPU"),
         (0, [(0, "nvml_error", 15), (1, "nvml_error", 15)], "GPU 1 is lost: GPU is lost"),
-        (0, [(1, "nvml_error", 999)], "GPU 1 cannot be asked: Unknown Error"),
+        (0, [(1, "nvml_error", 999)], "GPU 1 does not answer: Unknown Error"),
     ],
 )
 def test_what_the_driver_does_not_tell_has_a_reason(

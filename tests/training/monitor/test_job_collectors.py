@@ -89,7 +89,7 @@ def test_the_files_that_srun_wrote_for_each_task_are_read(tmp_path: Path) -> Non
 
 
 def test_outside_a_job_slurm_is_not_asked(tmp_path: Path) -> None:
-    with pytest.raises(NothingCollected, match="no job of Slurm"):
+    with pytest.raises(NothingCollected, match="no Slurm job"):
         SlurmWord(job(tmp_path, environ={})).collect_data()
 
 

@@ -234,4 +234,4 @@ def test_another_user_who_listens_on_the_port_is_not_believed(serve: Serve) -> N
 
     ended = run_one(ask, LIMIT_S)
     assert isinstance(ended, Answered)
-    assert b"not a process of this user" in ended.data
+    assert b"no process of this user" in ended.data

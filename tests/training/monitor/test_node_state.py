@@ -13,7 +13,7 @@ import pytest
 
 from slurm_health.records.errors import Unmeasured
 from slurm_health.system.nvml import GpuDevice, Gpus
-from slurm_health.training.diagnosis.collected import FlightRecord, NodeTold, ScriptEnd
+from slurm_health.training.diagnosis.collected import FlightRecord, NodeState, ScriptEnd
 from slurm_health.training.monitor.every_node import EveryNode
 from slurm_health.training.monitor.node_state import (
     judged,
@@ -150,7 +150,7 @@ def test_a_flood_of_harmless_lines_hides_no_fault_from_the_job(tmp_path: Path) -
 
     assert list(kept[:3]) == rare
     assert len(kept) < len(lines)
-    short = within(NodeTold(node="n1", kernel=kept), 1 << 10)
+    short = within(NodeState(node="n1", kernel=kept), 1 << 10)
     assert set(short.kernel) == {*rare, exception, disk}
 
 
@@ -226,7 +226,7 @@ def test_a_node_tells_what_it_can_see_and_why_not_the_rest(tmp_path: Path) -> No
 
     assert told.node == "n1"
     assert f"{tmp_path}/gone: No such file or directory" in told.state
-    assert "memory kills" in told.not_seen
+    assert "memory kills" in told.unavailable
 
 
 def test_a_message_that_is_too_long_loses_dumps_first_and_then_older_lines() -> None:
@@ -234,10 +234,12 @@ def test_a_message_that_is_too_long_loses_dumps_first_and_then_older_lines() -> 
         FlightRecord(rank=rank, members={os.urandom(40).hex(): (rank,)}) for rank in range(499)
     )
     kernel = tuple(os.urandom(140).hex() for _ in range(40))
-    whole = NodeTold(node="n1", kernel=kernel, flights=flights)
+    whole = NodeState(node="n1", kernel=kernel, flights=flights)
 
     assert within(whole, 1 << 20) == whole
-    without = msgspec.structs.replace(whole, flights=(), not_seen={"dumps": "too long to be sent"})
+    without = msgspec.structs.replace(
+        whole, flights=(), unavailable={"dumps": "too long to be sent"}
+    )
     assert within(whole, 16 << 10) == without
     assert within(whole, 1 << 10).kernel == kernel[-5:]
 

@@ -51,7 +51,7 @@ def held(
     directory: Path | None = None,
 ) -> tuple[Diagnosed, str]:
     out = io.StringIO()
-    found = post_mortem.hold(
+    found = post_mortem.run_post_mortem(
         job,
         directory,
         clock=lambda: 2e9,
@@ -130,7 +130,7 @@ def test_a_script_that_ended_well_is_not_written_about(tmp_path: Path) -> None:
     out = io.StringIO()
     job = ended(tmp_path, exit_code=0)
 
-    assert post_mortem.hold(job, None, clock=lambda: 0.0, out=out) is None
+    assert post_mortem.run_post_mortem(job, None, clock=lambda: 0.0, out=out) is None
     assert out.getvalue() == ""
 
 

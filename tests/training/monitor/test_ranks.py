@@ -484,7 +484,7 @@ def py_spy(path: Path, text: str) -> str:
     [
         ("echo 'Permission Denied: Try again as root' >&2; exit 1", "ptrace is not allowed here"),
         ("sleep 600", "did not answer in time"),
-        ("echo '['", "something else"),
+        ("echo '['", "cannot be read"),
         ("echo '[]'", "no main thread"),
         ("echo no stack >&2; exit 2", "no stack"),
     ],
