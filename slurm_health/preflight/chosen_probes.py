@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `--check` asks for: sets of probes, probes by name, and programs by path.
+"""The value of `--check`: sets of probes, probes by name, and programs by path.
 
-Probes of other packages are found through entry points of the groups `slurm_health.probes.solo`,
-`.node`, `.rail` and `.pair`. The name of one is the probe's, its value the module that is its file.
-That file is not loaded here: it may need torch, which only the job's interpreter has.
+Other packages name probes in entry points of the groups `slurm_health.probes.solo`, `.node`,
+`.rail` and `.pair`. The name of one is the probe's, its value the module that is its file. That
+file is not loaded here: it may need torch, which only the job's interpreter has.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,16 +18,14 @@ from slurm_health.records.errors import ConfigError
 from slurm_health.records.probe_catalog import BUILT_IN, DEFAULT, LIGHT_SET, SETS, Probe, Scope
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
-
     from slurm_health.preflight.session.phases import Phase
 
 OFF = "off"
-# What an interpreter runs to say whether it finds torch, without loading it: it ends with 0 or 1.
+# Run by an interpreter: exits with 0 if it has torch, else with 1, without loading it.
 FIND_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
 _GROUP = "slurm_health.probes"
 _ADAPTERS = "no such probe; rails name an adapter, and perftest runs as an external check"
-# What is said of a name that another way of measuring replaces.
+# Names that another way of measuring replaces.
 _REPLACED = {"ib_write_bw": _ADAPTERS, "nic_loopback": _ADAPTERS}
 
 
@@ -55,7 +53,7 @@ def chosen_phases(value: str, option: str = "--check") -> tuple[Phase, ...]:
 
 
 def what_to_check(settings: Mapping[str, object]) -> str:
-    """Return all that is to be checked, from `check` and the flags beside it."""
+    """Return the value of `check`, with the flags beside it."""
     named = settings.get("check")
     if named == OFF:
         return OFF
@@ -68,12 +66,12 @@ def what_to_check(settings: Mapping[str, object]) -> str:
 
 
 def asks_for_light(value: str) -> bool:
-    """Tell whether a list asks for light probes."""
+    """Return whether a list asks for light probes."""
     return LIGHT_SET in {item.strip() for item in value.split(",")}
 
 
 def why_light(value: str) -> str:
-    """Return why light probes are to measure, empty where a list does not ask for them."""
+    """Return why light probes measure, empty if a list does not ask for them."""
     return f"--check={LIGHT_SET}" if asks_for_light(value) else ""
 
 
@@ -89,13 +87,13 @@ def spelled_out(value: str, option: str) -> str:
 
 
 def _programs(paths: Iterable[str], named: Iterable[str], option: str) -> list[Probe]:
-    """Return the probes that programs are, each under its own name, beside those `named`.
+    """Return programs as probes under their own names, beside those `named`.
 
     Raises:
-        ConfigError: one of them cannot be run, or is named like another probe.
+        ConfigError: one of them cannot be run, or has the name of another probe.
     """
     taken = {probe.name for probe in BUILT_IN} | SETS.keys() | {*named}
-    found = []
+    programs = []
     for path, given in {_absolute(path): path for path in paths}.items():
         if not os.access(path, os.X_OK) or not path.is_file():
             raise ConfigError(option, given, "is not a program that can be run here")
@@ -103,12 +101,12 @@ def _programs(paths: Iterable[str], named: Iterable[str], option: str) -> list[P
             problem = f"is named like the probe {path.name}; give it another name"
             raise ConfigError(option, given, problem)
         taken.add(path.name)
-        found.append(Probe(path.name, Scope.SOLO, str(path)))
-    return found
+        programs.append(Probe(path.name, Scope.SOLO, str(path)))
+    return programs
 
 
 def _absolute(path: str) -> Path:
-    """Return where a program lies. A link is not followed: it may say how it is to be run."""
+    """Return the path of a program. A link is not followed: its name may select what it does."""
     return Path(os.path.abspath(path))  # noqa: PTH100 - pathlib leaves `..` in place
 
 
@@ -116,32 +114,22 @@ def _installed(name: str, option: str) -> Probe:
     """Return the probe of another package.
 
     Raises:
-        ConfigError: there is none of that name, or its file cannot be found.
+        ConfigError: there is none of that name, or its file is unknown.
     """
-    # Loaded where somebody asks for such a probe: it is a quarter of what a check loads at first.
+    # Loaded for such a probe only: it is a quarter of what a check loads at first.
     from importlib.metadata import entry_points
 
     for scope in Scope:
-        found: Iterable[EntryPoint] = entry_points(group=f"{_GROUP}.{scope.value}", name=name)
-        for point in found:
-            return Probe(name, scope, _file_of(point, option))
+        for point in entry_points(group=f"{_GROUP}.{scope.value}", name=name):
+            try:
+                spec = importlib.util.find_spec(point.module)
+            except (ImportError, ValueError) as err:
+                raise ConfigError(option, name, f"{point.module} cannot be loaded: {err}") from err
+            if spec is None or not spec.origin or not spec.origin.endswith(".py"):
+                raise ConfigError(option, name, f"{point.module} is not a module of a single file")
+            return Probe(name, scope, spec.origin)
     if name in _REPLACED:
         raise ConfigError(option, name, _REPLACED[name])
-    raise ConfigError(option, name, "no such probe", valid=_all_names())
-
-
-def _file_of(point: EntryPoint, option: str) -> str:
-    try:
-        spec = importlib.util.find_spec(point.module)
-    except (ImportError, ValueError) as err:
-        raise ConfigError(option, point.name, f"{point.module} cannot be found: {err}") from err
-    if spec is None or not spec.origin or not spec.origin.endswith(".py"):
-        raise ConfigError(option, point.name, f"{point.module} is not a module of a single file")
-    return spec.origin
-
-
-def _all_names() -> Sequence[str]:
-    from importlib.metadata import entry_points
-
     foreign = [p.name for scope in Scope for p in entry_points(group=f"{_GROUP}.{scope.value}")]
-    return [*SETS, OFF, *(probe.name for probe in BUILT_IN), *sorted(foreign)]
+    valid = [*SETS, OFF, *(probe.name for probe in BUILT_IN), *sorted(foreign)]
+    raise ConfigError(option, name, "no such probe", valid=valid)

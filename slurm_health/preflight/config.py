@@ -27,7 +27,7 @@ def _home_in_passwd() -> str:
 
 
 def default_root(home: Path) -> Path:
-    """Return where journals go when nobody says otherwise."""
+    """Return the default directory of journals."""
     return home / ".slurm-health" / "journal"
 
 

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a device of a known model does when it is well, for when all of them are slow. Pure.
+"""The least that a healthy device of a known model does, for when all of them are slow. Pure.
 
 Peers show which device is slower than the others, never that all are. These figures are for that
-and for nothing finer: a device between them and its peers is judged by its peers. A model that is
-not in the table, a MIG slice among them, has no expectation and is never judged by one.
+and for nothing finer: peers judge a device between them and its peers. A model that is not in the
+table, such as a MIG slice, has no expectation.
 
 Peaks are the dense bf16 rates and the memory bandwidths of the makers' data sheets: NVIDIA's for
 H100, H200, GH200, HGX B200 and B300, GB200 and GB300 NVL72, A100, A30, A40, L40 and L40S; AMD's
-for Instinct MI250X, MI300X, MI325X and MI355X. The peaks of most are collected, beside the best
-rates anybody measured, in Stas Bekman's ML Engineering Open Book (accelerators, "MAMF").
+for Instinct MI250X, MI300X, MI325X and MI355X. Stas Bekman collects most of them, beside the best
+published rates, in the ML Engineering Open Book (accelerators, "MAMF").
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from slurm_health.records.errors import ConfigError
 from slurm_health.records.probe_catalog import Metric
 from slurm_health.records.text import one_line
 
-# What a well device reaches of its peak at least, where the best measured rates are published:
+# The least share of its peak that a healthy device reaches, from the best published rates:
 # A100 SXM 87 %, H100, H200 and GH200 80-84 %, B200, B300, GB200 73-79 %, each with the shape
 # that suits it best. A plain square product, sustained, stays well below those.
 _SXM4 = 0.70
 _SXM5 = 0.55
-# The Instinct MI300X's best is 51 %, after tuning. It also serves where nothing is published.
+# The Instinct MI300X's best is 51 %, after tuning. It also serves for models without a rate.
 LEAST_KNOWN = 0.40
 # The bus bandwidth of all-gathers between any of a node's devices. Nodes of eight reach 230 (A100),
 # 361 (H200) and 680 GB/s (B200) by nccl-tests; two of the four on a board without NVLink switches
@@ -45,8 +45,8 @@ class Expectation(msgspec.Struct, frozen=True, kw_only=True):
 
     `allgather_gb_per_s` is no peak, but the bus bandwidth that all-gathers between any two or more
     devices of every healthy node exceed. `port_fraction` is the fraction of its network ports' rate
-    that every healthy node reaches between GPUs. None: nothing is expected of that kind. `basis`
-    says where a site has its figures from.
+    that every healthy node reaches between GPUs. None: no expectation of that kind. `basis` is the
+    source of a site's figures.
     """
 
     model: str
@@ -59,9 +59,9 @@ class Expectation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Links(msgspec.Struct, frozen=True, kw_only=True):
-    """What connects the devices of a node: how many they are, and the rates of its network ports.
+    """The links of a node: the number of its devices, and the rates of its network ports.
 
-    The ports are those that NCCL may use; none where they are not known.
+    The ports are those that NCCL may use; none if they are unknown.
     """
 
     devices: int
@@ -84,7 +84,7 @@ def _known(
     )
 
 
-# Named as torch names them. Where one name stands for variants, the figures are the lower ones.
+# The names are torch's. If a name stands for variants, the figures are the lower ones.
 KNOWN = (
     _known("NVIDIA A100-SXM4-40GB", 312, 1555, _SXM4, _NVLINK3),
     _known("NVIDIA A100-SXM4-80GB", 312, 2039, _SXM4, _NVLINK3),
@@ -113,7 +113,7 @@ KNOWN = (
 
 
 class _SiteTable(msgspec.Struct, frozen=True, kw_only=True):
-    """`[expectations."<device model>"]`. 0: nothing is expected of that kind."""
+    """`[expectations."<device model>"]`. 0: no expectation of that kind."""
 
     bf16_tflop_per_s: Annotated[float, msgspec.Meta(ge=0, le=100_000)] | None = None
     memory_gb_per_s: Annotated[float, msgspec.Meta(ge=0, le=1_000_000)] | None = None
@@ -124,7 +124,7 @@ class _SiteTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def expectation_of(model: str, known: Mapping[str, Expectation]) -> Expectation | None:
-    """Return what is expected of a device, None where its model is not known.
+    """Return the expectation of a device, None if its model is unknown.
 
     Names are compared whole, but for case and spacing: a MIG slice has a longer one.
     """
@@ -132,16 +132,16 @@ def expectation_of(model: str, known: Mapping[str, Expectation]) -> Expectation 
 
 
 def expectations_from(site: object, source: str) -> dict[str, Expectation]:
-    """Return what is expected of each known model, with a site's changes and additions.
+    """Return the expectations of all known models, with a site's changes and additions.
 
     Args:
-        site: the table `expectations` of the site's file.
-        source: what to call that file in an error.
+        site: the table `expectations` of the config file.
+        source: the name of that file in an error.
 
     Raises:
-        ConfigError: the table holds a key or a value it must not.
+        ConfigError: the table has an unknown key or an impossible value.
     """
-    known = {_key(each.model): each for each in KNOWN}
+    known = {_key(expectation.model): expectation for expectation in KNOWN}
     if not isinstance(site, Mapping):
         raise ConfigError(source, "expectations", f"expected a table, found {site!r}")
     for model, table in site.items():
@@ -170,7 +170,7 @@ def largest_copy_ms(expectation: Expectation, *, moved_bytes: float) -> float | 
     return None if peak is None else moved_bytes / (peak * 1e6 * expectation.healthy_fraction)
 
 
-# What one iteration of the probes does on an accelerator; tests hold these and the probes together.
+# The work of one iteration of the probes on an accelerator; tests compare these with the probes.
 MATMUL_FLOP = 2.0 * 8192**3
 COPY_BYTES = 2 * (2 << 30)
 ALLGATHER_BYTES_PER_RANK = 128 << 20
@@ -183,18 +183,18 @@ def expected_ms(
     links: Mapping[str, Links] = MappingProxyType({}),
     reduced: Collection[str] = (),
 ) -> dict[str, float]:
-    """Return what each metric takes at most on a healthy node, for `LocalizeSettings.expected_ms`.
+    """Return the longest times of metrics on a healthy node, for `LocalizeSettings.expected_ms`.
 
     Args:
-        models: what each node of the run computes with. Where they differ, metrics of one node are
+        models: the device model of each node of the run. If they differ, metrics of one node are
             named `matmul on MODEL`, as in `measurement.group_result`.
-        known: what is expected of each model.
+        known: the expectations by model.
         slack: the factor by which the Localizer lets a time exceed it.
-        links: what connects the devices of each node. What is expected of pairs is what the worst
-            of all nodes could do; nothing if that is not known of one of them.
-        reduced: probes that do less in this run than a peak says anything of.
+        links: the links of each node. Pairs are expected to do what the worst node could; none is
+            expected to do anything if the links of a node are unknown.
+        reduced: probes that do too little work in this run for a peak.
     """
-    found: dict[Metric, float | None] = {}
+    largest_ms: dict[Metric, float | None] = {}
     several = len(set(models.values())) > 1
     for model in set(models.values()):
         expectation = expectation_of(model, known)
@@ -208,14 +208,14 @@ def expected_ms(
             "memory_copy": largest_copy_ms(expectation, moved_bytes=COPY_BYTES),
             "node_allgather": _gathering_ms(expectation.allgather_gb_per_s, devices),
         }
-        for probe, largest_ms in times_ms.items():
-            found[Metric(probe=probe, model=model if several else "")] = largest_ms
-    found |= _network_ms(
+        for probe, ms in times_ms.items():
+            largest_ms[Metric(probe=probe, model=model if several else "")] = ms
+    largest_ms |= _network_ms(
         [(links.get(node), expectation_of(model, known)) for node, model in models.items()]
     )
     return {
         str(metric): ms / slack
-        for metric, ms in found.items()
+        for metric, ms in largest_ms.items()
         if ms is not None and metric.probe not in reduced
     }
 
@@ -226,7 +226,7 @@ def _network_ms(
     """Return the longest times of pairs of healthy nodes: over a rail, and between all devices.
 
     A rail may use one port, and all rails together no more than there are. All devices of a pair
-    also exchange within each node.
+    also exchange within their nodes.
     """
     rail, pair, devices = [], [], 1
     for links, expected in nodes:
@@ -258,52 +258,47 @@ def _key(model: str) -> str:
 def _changed(
     model: str, table: Mapping[str, object], source: str, known: Expectation | None
 ) -> Expectation:
-    read = _read(model, table, source)
-    figures = (read.bf16_tflop_per_s, read.memory_gb_per_s, read.allgather_gb_per_s)
-    if known is None and all(each is None for each in figures):
-        raise ConfigError(
-            source,
-            model,
-            "nothing is known of this device model: set bf16_tflop_per_s, memory_gb_per_s or"
-            " allgather_gb_per_s, or name the model as torch.cuda.get_device_name() does",
-            valid=[each.model for each in KNOWN],
-        )
-    base = known or Expectation(model=model)
-    return msgspec.structs.replace(
-        base,
-        bf16_tflop_per_s=_chosen(read.bf16_tflop_per_s, base.bf16_tflop_per_s),
-        memory_gb_per_s=_chosen(read.memory_gb_per_s, base.memory_gb_per_s),
-        healthy_fraction=read.healthy_fraction or base.healthy_fraction,
-        allgather_gb_per_s=_chosen(read.allgather_gb_per_s, base.allgather_gb_per_s),
-        port_fraction=_chosen(read.port_fraction, base.port_fraction),
-        basis=one_line(read.basis),
-    )
-
-
-def bases(models: Mapping[str, str], known: Mapping[str, Expectation]) -> dict[str, str]:
-    """Return, for each node, what the limit of its devices is, where a site says where from."""
-    found = {node: expectation_of(model, known) for node, model in models.items()}
-    return {
-        node: f"limit of {each.model}: {each.healthy_fraction:g} of {each.basis}"
-        for node, each in found.items()
-        if each is not None and each.basis
-    }
-
-
-def _chosen(site: float | None, otherwise: float | None) -> float | None:
-    """Return a site's figure, None where it says 0, and the table's where it says nothing."""
-    return otherwise if site is None else site or None
-
-
-def _read(model: str, table: Mapping[str, object], source: str) -> _SiteTable:
+    """Return the expectation of a model with a site's figures; its 0 means none."""
     where = f'{source}: expectations."{model}"'
-    for key in table:
+    for key, value in table.items():
         if key not in _SiteTable.__struct_fields__:
             raise ConfigError(where, key, "unknown setting", valid=_SiteTable.__struct_fields__)
-    for key, value in table.items():
         try:
             msgspec.convert({key: value}, _SiteTable)
         except msgspec.ValidationError as err:
             problem = str(err).split(" - at `")[0]
             raise ConfigError(where, key, f"{problem}, found {value!r}") from err
-    return msgspec.convert(table, _SiteTable)
+    site = msgspec.convert(table, _SiteTable)
+    figures = (site.bf16_tflop_per_s, site.memory_gb_per_s, site.allgather_gb_per_s)
+    if known is None and all(figure is None for figure in figures):
+        raise ConfigError(
+            source,
+            model,
+            "unknown device model: set bf16_tflop_per_s, memory_gb_per_s or"
+            " allgather_gb_per_s, or name the model as torch.cuda.get_device_name() does",
+            valid=[expectation.model for expectation in KNOWN],
+        )
+    base = known or Expectation(model=model)
+
+    def chosen(figure: float | None, otherwise: float | None) -> float | None:
+        return otherwise if figure is None else figure or None
+
+    return msgspec.structs.replace(
+        base,
+        bf16_tflop_per_s=chosen(site.bf16_tflop_per_s, base.bf16_tflop_per_s),
+        memory_gb_per_s=chosen(site.memory_gb_per_s, base.memory_gb_per_s),
+        healthy_fraction=site.healthy_fraction or base.healthy_fraction,
+        allgather_gb_per_s=chosen(site.allgather_gb_per_s, base.allgather_gb_per_s),
+        port_fraction=chosen(site.port_fraction, base.port_fraction),
+        basis=one_line(site.basis),
+    )
+
+
+def bases(models: Mapping[str, str], known: Mapping[str, Expectation]) -> dict[str, str]:
+    """Return, by node, the limit of its devices, if the site names the source of its figures."""
+    limits = {}
+    for node, model in models.items():
+        limit = expectation_of(model, known)
+        if limit is not None and limit.basis:
+            limits[node] = f"limit of {limit.model}: {limit.healthy_fraction:g} of {limit.basis}"
+    return limits

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs that are checked because their site wants it, though their users typed plain `sbatch`.
+"""Jobs that are checked by the rules of their site, though their users typed plain `sbatch`.
 
-slurmctld asks a few lines of Lua about each job that is submitted. They put a launcher before the
-script of one that the site's rules name; whether they name it is decided again where the job
-starts, by what it was given.
+slurmctld runs a few lines of Lua on every submitted job. They put a launcher before the script of a
+job that the rules name. The launcher decides again on the batch host, by what the job was given.
 
-    installing      `init default`: writes the Lua, says the line of slurm.conf, takes both away
-    job_submit.lua  what slurmctld loads; it can do nothing but call the next
-    default.lua     looks at a job, and puts the launcher before its script
+    installing      `init default`: writes and removes the Lua, gives the line of slurm.conf
+    job_submit.lua  loaded by slurmctld; does nothing but call the next
+    default.lua     reads a job, and puts the launcher before its script
     at_start        on the batch host: whether the job is checked, and with what options
 """

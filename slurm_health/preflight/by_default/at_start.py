@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""On the batch host: whether a job that its site may have checked is checked, and how.
+"""On the batch host: whether and how a job is checked by the rules of its site.
 
-When it was submitted, its nodes, its partition and its account were not all known; now they are.
-Its user's own wishes count as with `slurm-health sbatch`: variables and `#HEALTH` lines.
+Its nodes, its partition and its account were not all known at submission; now they are. Its user's
+own wishes count as with `slurm-health sbatch`: variables and `#HEALTH` lines.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from slurm_health.records.errors import ConfigError
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the launcher tells of the site's rules. Without names in a tuple, all are named."""
+    """The site's rules as the launcher passes them. An empty tuple names all."""
 
     min_nodes: int = 1
     partitions: tuple[str, ...] = ()
@@ -35,16 +35,16 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     may_opt_out: bool = False
     check: str = ""
     limit_s: float = 0.0
-    # Where a node's hooks say that it has passed, and for how long that is enough for a job on it.
+    # Where a node's hooks record that it has passed, and for how long a pass counts.
     passes: str = ""
     passed_min: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What is asked for, None for a job that is not checked; what there is to log.
+    """The spec of a check, None for a job that is not checked, with a message for the log.
 
-    A check that takes longer than `limit_s` is given up.
+    A check ends after `limit_s`.
     """
 
     spec: JobSpec | None
@@ -52,20 +52,35 @@ class Choice:
     said: str = ""
 
 
-def choose(told: str, script: bytes, environ: Mapping[bytes, bytes]) -> Choice:
+def choose(rules_json: str, script: bytes, environ: Mapping[bytes, bytes]) -> Choice:
     """Decide about a job with this script, in the environment that Slurm gave it.
 
-    `told` are the rules, as the launcher has them. Nothing is raised: what cannot be understood
-    leaves the job unchecked, and is said.
+    `rules_json` are the rules, as the launcher has them. Nothing is raised: a job whose rules
+    cannot be read is not checked, and the message says so.
     """
     try:
-        rules = from_json(told, Rules)
+        rules = from_json(rules_json, Rules)
     except msgspec.MsgspecError as err:
         return Choice(spec=None, said=f"the site's rules cannot be read: {err}")
     text = {os.fsdecode(name): os.fsdecode(value) for name, value in environ.items()}
-    if not _named(rules, text) or _passed_alone(rules, text):
+    if not _named(rules, text):
         return Choice(spec=None)
-    wishes, said = _wishes(script, text)
+    # Between several nodes lies a network, which no node's hooks test.
+    if text.get("SLURM_JOB_NUM_NODES") == "1" and rules.passes and rules.passed_min:
+        boot_time = CheckContext().boot_time()
+        if passes.lately(Path(rules.passes), boot_time, 60 * rules.passed_min):
+            return Choice(spec=None)
+    wishes: dict[str, Any] = {}
+    message = ""
+    readers: tuple[Callable[[], dict[str, Any]], ...] = (
+        lambda: given_in_script(header(script), "the script"),
+        lambda: given_in_environ(text),  # which wins over the script
+    )
+    for read in readers:
+        try:
+            wishes |= read()
+        except ConfigError as err:
+            message = f"the options of its user are not used: {err}"
     # The script and its output stay as they are, unless the user wants more.
     of_site = {
         "check": rules.check or None,
@@ -78,11 +93,11 @@ def choose(told: str, script: bytes, environ: Mapping[bytes, bytes]) -> Choice:
         if rules.may_opt_out:
             return Choice(spec=None, said="its user opted out")
         spec = job_spec(of_site | wishes | {"check": of_site["check"]})
-    return Choice(spec=spec, limit_s=rules.limit_s or math.inf, said=said)
+    return Choice(spec=spec, limit_s=rules.limit_s or math.inf, said=message)
 
 
 def _named(rules: Rules, environ: Mapping[str, str]) -> bool:
-    """Tell whether the rules name a job; what Slurm does not tell does not except it."""
+    """Return whether the rules name a job; a variable that Slurm does not set excludes none."""
     nodes = environ.get("SLURM_JOB_NUM_NODES", "")
     if nodes.isdecimal() and int(nodes) < rules.min_nodes:
         return False
@@ -93,30 +108,3 @@ def _named(rules: Rules, environ: Mapping[str, str]) -> bool:
             (rules.accounts, "SLURM_JOB_ACCOUNT"),
         )
     )
-
-
-def _passed_alone(rules: Rules, environ: Mapping[str, str]) -> bool:
-    """Tell whether the job is on one node only, this one, which has passed its own checks lately.
-
-    Between several nodes lies a network, of which no node's hooks know.
-    """
-    if environ.get("SLURM_JOB_NUM_NODES") != "1" or not rules.passes or not rules.passed_min:
-        return False
-    now = CheckContext().boot_time()
-    return bool(passes.lately(Path(rules.passes), now, 60 * rules.passed_min))
-
-
-def _wishes(script: bytes, environ: Mapping[str, str]) -> tuple[dict[str, Any], str]:
-    """Return what the job's user has asked for, and what of it cannot be understood."""
-    wishes: dict[str, Any] = {}
-    said = ""
-    readers: tuple[Callable[[], dict[str, Any]], ...] = (
-        lambda: given_in_script(header(script), "the script"),
-        lambda: given_in_environ(environ),  # which wins over the script
-    )
-    for read in readers:
-        try:
-            wishes |= read()
-        except ConfigError as err:
-            said = f"the options of its user are not used: {err}"
-    return wishes, said

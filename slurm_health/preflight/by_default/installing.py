@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`slurm-health init default`: the Lua files beside slurm.conf, written and taken away."""
+"""`slurm-health init default`: write and remove the Lua files beside slurm.conf."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from slurm_health.system.templates import write_script
 
 LOADER, CHECK = "job_submit.lua", "slurm-health.lua"
 PLUGIN = "lua"
-# Stands in the launcher where the Lua writes another: no site can ask for so long a check.
+# A placeholder in the launcher, which the Lua replaces: no site can ask for so long a check.
 _LIMIT_S = 987654321.5
 _HERE = Path(__file__).parent
 _OURS = "-- Written by slurm-health init default"
@@ -33,7 +33,7 @@ and these in slurm_job_submit, before it returns slurm.SUCCESS:
 
 @dataclass(frozen=True, kw_only=True)
 class Installed:
-    """What was done: files `written` or `removed`, and what is left for a person, in words."""
+    """The files `written` or `removed`, and what is `left` for an administrator, in words."""
 
     written: tuple[Path, ...] = ()
     removed: tuple[Path, ...] = ()
@@ -41,9 +41,9 @@ class Installed:
 
 
 def lua(rules: Default, *, python: str, flags: Sequence[str], site: str, passes: str = "") -> str:
-    """Return the Lua that looks at each job, for jobs that are checked by this interpreter.
+    """Return the Lua that reads every job, for checks by this interpreter.
 
-    `site` is its file, `passes` where its nodes' hooks say that they have passed.
+    `site` is the config file, `passes` where hooks record that their nodes have passed.
     """
     at_start = Rules(
         min_nodes=rules.min_nodes,
@@ -61,7 +61,7 @@ def lua(rules: Default, *, python: str, flags: Sequence[str], site: str, passes:
         flags=flags,
         rules=msgspec.json.encode(at_start).decode(),
     )
-    # How long a check may take differs from job to job, and nothing else does.
+    # Only the limit of a check differs from job to job.
     before, _, after = launcher.partition(str(_LIMIT_S).encode())
     return _filled(
         "default.lua",
@@ -83,40 +83,40 @@ def lua(rules: Default, *, python: str, flags: Sequence[str], site: str, passes:
 
 
 def loader(check: Path) -> str:
-    """Return the file that slurmctld loads, where the site has none of its own."""
+    """Return the file that slurmctld loads, for a site without its own."""
     return _filled("job_submit.lua", {"default": lua_string(os.fsencode(check))})
 
 
 def lua_string(data: bytes) -> str:
-    """Return bytes as a string of Lua, as it is where it has lines."""
+    """Return bytes as a string of Lua; text of several lines stays readable."""
     if b"\n" in data[1:] and data.isascii() and b"]==]" not in data:
         return f"[==[\n{data.decode()}]==]"
     plain = frozenset(range(32, 127)) - {ord('"'), ord("\\")}
-    return '"' + "".join(chr(each) if each in plain else f"\\{each:03d}" for each in data) + '"'
+    return '"' + "".join(chr(byte) if byte in plain else f"\\{byte:03d}" for byte in data) + '"'
 
 
 def directory_of(config: Mapping[str, str]) -> Path:
-    """Return where slurmctld has slurm.conf, and looks for job_submit.lua."""
+    """Return the directory of slurm.conf, in which slurmctld looks for job_submit.lua."""
     return Path(config.get("SLURM_CONF") or "/etc/slurm/slurm.conf").parent
 
 
 def plugin_line(config: Mapping[str, str]) -> str:
-    """Return the line of slurm.conf, with what the site has there already."""
-    there = [each for each in config.get("JobSubmitPlugins", "").split(",") if each]
+    """Return the line of slurm.conf, with the plugins that the site has already."""
+    there = [name for name in config.get("JobSubmitPlugins", "").split(",") if name]
     return "JobSubmitPlugins=" + ",".join([*there, *([] if PLUGIN in there else [PLUGIN])])
 
 
 def is_loaded(config: Mapping[str, str]) -> bool:
-    """Tell whether slurmctld calls Lua for each job."""
+    """Return whether slurmctld runs Lua on every job."""
     return PLUGIN in config.get("JobSubmitPlugins", "").split(",")
 
 
 def advise(
     directory: Path, config: Mapping[str, str], rules: Default, text: str
 ) -> Iterator[Advice]:
-    """Say what is wrong with an installation here, or that there is one; nothing without rules.
+    """Yield what is wrong with an installation here, or that it works; nothing without rules.
 
-    `text` is the Lua as it would be written now.
+    `text` is the Lua as `install` would write it now.
     """
     check, load = directory / CHECK, directory / LOADER
     again = "on the machine of slurmctld, as root: slurm-health init default"
@@ -125,22 +125,22 @@ def advise(
             yield look(f"jobs are not checked by default: {check} is not on this machine", again)
         return
     if not is_loaded(config):
-        told = "jobs are not checked by default: slurmctld loads no Lua"
-        yield change(told, f"in slurm.conf: {plugin_line(config)}; then scontrol reconfigure")
+        problem = "jobs are not checked by default: slurmctld loads no Lua"
+        yield change(problem, f"in slurm.conf: {plugin_line(config)}; then scontrol reconfigure")
     elif not load.exists():
         yield change(f"{load} is not there: slurmctld does not start without it", again)
     elif CHECK not in load.read_text(encoding="utf-8", errors="replace"):
         yield change(f"jobs are not checked by default: {load} does not call {check}", again)
     elif check.read_text(encoding="utf-8", errors="replace") != text:
-        yield change(f"{check} is not what the site's file and this installation make it", again)
+        yield change(f"{check} differs from what the config file and this installation make", again)
     else:
         yield fine(f"batch jobs of {rules.min_nodes} or more nodes are checked by default")
 
 
 def install(directory: Path, text: str) -> Installed:
-    """Write the files; a job_submit.lua of the site's own is left alone.
+    """Write the files, but never over a job_submit.lua of the site's own.
 
-    slurmctld reads the loader again once that is newer, so it is written last.
+    The loader is written last: slurmctld reads both again once it is newer.
 
     Raises:
         OSError: one cannot be written.
@@ -155,10 +155,10 @@ def install(directory: Path, text: str) -> Installed:
 
 
 def remove(directory: Path, *, is_loaded: bool) -> Installed:
-    """Take away what `install` wrote.
+    """Remove what `install` wrote.
 
-    While slurmctld is told to load job_submit.lua it does not start without one: that stays, and
-    does nothing.
+    While slurm.conf names the plugin, slurmctld does not start without job_submit.lua: that stays,
+    and does nothing.
 
     Raises:
         OSError: one cannot be removed.
@@ -187,7 +187,7 @@ def remove(directory: Path, *, is_loaded: bool) -> Installed:
 
 
 def is_ours(path: Path) -> bool:
-    """Tell whether a job_submit.lua was written by `install`."""
+    """Return whether `install` wrote a job_submit.lua."""
     return _OURS in path.read_text(encoding="utf-8", errors="replace")
 
 

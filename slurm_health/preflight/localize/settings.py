@@ -143,14 +143,14 @@ def _fraction(name: str, value: object) -> float:
     number = _number(value)
     if not _LEAST_FLOOR <= number <= _LARGEST_FLOOR:
         allowed = f"a number from {_LEAST_FLOOR:g} to {_LARGEST_FLOOR:g}, 0.08 for 8 %"
-        raise ValueError(f"{name}: expected {allowed}, not {value!r}")
+        raise ValueError(f"{name}: expected {allowed}, found {value!r}")
     return number
 
 
 def _count(name: str, value: object) -> int:
     number = _number(value)
     if not (number >= 1 and number.is_integer()):
-        raise ValueError(f"{name}: expected a whole number of at least 1, not {value!r}")
+        raise ValueError(f"{name}: expected a whole number of at least 1, found {value!r}")
     return int(number)
 
 
@@ -160,7 +160,7 @@ def _times_ms(name: str, value: object) -> dict[str, float]:
         if all(metric and 0 < ms < math.inf for metric, ms in times_ms.items()):
             return times_ms
     allowed = "milliseconds above 0 by metric, {matmul = 3.1, allgather = 50}"
-    raise ValueError(f"{name}: expected {allowed}, not {value!r}")
+    raise ValueError(f"{name}: expected {allowed}, found {value!r}")
 
 
 def _number(value: object) -> float:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Start one agent per node, as one Slurm step or as local processes, and notice when they end."""
+"""Start an agent per node, as a Slurm step or as local processes, and notice when they end."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from slurm_health.system.slurm.job_gres import NodeGres, may_have_gpus, shares
 
 log = logging.getLogger(__name__)
 
-# How long agents may take to leave before they are killed, which leaves it to the driver when the
-# devices are free: a process that has used NCCL takes seconds to give them back.
+# How long agents may take to leave before they are killed. A process that has used NCCL takes
+# seconds to give its devices back; after a kill, the driver decides when they are free.
 LEAVE_S = 20.0
-_GRACE_S = 2.0  # from their SIGTERM on
+_GRACE_S = 2.0  # after SIGTERM
 
-# Where Slurm ends a job it sends SIGTERM to all of its processes, to this one a moment earlier or
-# later: whose agents end by it is told to wait that long for its own.
+# When Slurm ends a job it sends SIGTERM to all of its processes, to this one a moment earlier or
+# later. So agents that end by SIGTERM are reported after this time only.
 JOB_END_S = 3.0
 
-# What rings may wait in while nobody reads them, as when agents are left to end: 30 bytes for each
-# of more nodes than there are. Users may have this much by default (pipe(7)).
+# For doorbells that no process reads, such as while agents leave: 30 bytes for each of more nodes
+# than there are. Users may have this much by default (pipe(7)).
 _PIPE_BYTES = 1 << 20
 
 AgentCommand = Callable[[int, str | None], list[str]]
@@ -49,85 +49,99 @@ More of the agent's options may follow it.
 """
 
 ReadGres = Callable[[], Mapping[str, NodeGres]]
-"""What the job has on each of its nodes; raises SlurmError where Slurm does not say."""
+"""Return what the job has on its nodes; raise SlurmError if Slurm does not answer."""
 
 
 class Launcher(Protocol):
     """Starts agents. `poll` never blocks."""
 
     def start(self, launch: int, nodes: Sequence[str]) -> None:
-        """Start one agent on each node."""
+        """Start an agent on every node."""
 
     def poll(self) -> list[AgentsLost]:
         """Return what has ended, or failed to start, since the last call."""
 
     def ring(self) -> None:
-        """Tell all agents that there are orders. Never waits."""
+        """Notify all agents of new orders. Never waits."""
 
     def wait(self, timeout_s: float, gather_s: float) -> set[str]:
-        """Return when this time is over, or so long after a node rang that others may have too.
+        """Wait until a node rings, and `gather_s` for others to ring too; return these nodes.
 
-        Whoever has written something new rings. Not every ring arrives.
+        An agent that has written something new rings. Some rings get lost.
         """
 
     def stop(self, leave_s: float = LEAVE_S) -> None:
-        """Return when the agents have left; end those that have not within this time."""
+        """Wait for the agents to leave; end those that have not within this time."""
 
 
 @dataclass
-class _Started:
-    """One running command and the nodes it serves."""
+class _Command:
+    """A running command and the nodes that it serves."""
 
     launch: int
     nodes: tuple[str, ...]
     process: processes.Process
     pending: set[str]
-    said: dict[str, str] = field(default_factory=dict)
+    own_words: dict[str, str] = field(default_factory=dict)  # of agents, by node
     short_of_files: bool = False
     lines: LineBuffer = field(default_factory=LineBuffer)
     unread: list[bytes] = field(default_factory=list)
     last_line: str = ""
     ringers: Ringers = field(default_factory=Ringers)
-    ended: set[int] = field(default_factory=set)
+    closed: set[int] = field(default_factory=set)
 
     @cached_property
     def members(self) -> frozenset[str]:
-        """The same nodes, to look them up among thousands."""
+        """The same nodes, for look-ups among thousands."""
         return frozenset(self.nodes)
 
     @property
     def streams(self) -> list[int]:
-        """What becomes readable when the command, or an agent behind it, says something."""
+        """The open streams of the command."""
         pipes = [self.process.stdout, self.process.stderr]
-        return [pipe.fileno() for pipe in pipes if pipe and pipe.fileno() not in self.ended]
+        return [pipe.fileno() for pipe in pipes if pipe and pipe.fileno() not in self.closed]
 
-    def hear(self, stream: int) -> Set[str]:
-        """Take in what has arrived on a stream; return the nodes that rang."""
+    def receive(self, stream: int) -> Set[str]:
+        """Read a stream; return the nodes that rang."""
         try:
             data = os.read(stream, 1 << 16)
         except BlockingIOError:
             return set()
         if not data:
-            self.ended.add(stream)
+            self.closed.add(stream)
         if self.process.stderr and stream == self.process.stderr.fileno():
             self.unread += self.lines.feed(data)
             return set()
         return self.members.intersection(self.ringers.rung(data))
 
     def read_lines(self) -> list[str]:
-        """Return the complete lines the command has written to standard error."""
+        """Return the new complete lines of standard error."""
         lines = self.unread + self.lines.feed(processes.read_available(self.process.stderr))
         self.unread = []
         return [line.decode(errors="replace").strip() for line in lines]
 
+    def lost(
+        self, nodes: Iterable[str], reason: str, cause: LossCause = LossCause.ENDED
+    ) -> AgentsLost:
+        """Return the loss of these nodes' agents, which are no longer pending."""
+        nodes = list(nodes)
+        self.pending.difference_update(nodes)
+        return AgentsLost(launch=self.launch, nodes=nodes, reason=reason, cause=cause)
 
-class _Running:
-    """The commands that run agents, whatever they are."""
+    def ended(self, node: str, how: str) -> AgentsLost:
+        """Return the loss of an agent that ended; its own words, if any, are about the journal."""
+        if words := self.own_words.get(node):
+            return self.lost([node], words, LossCause.NO_JOURNAL)
+        return self.lost([node], f"its agent ended: {how}")
+
+
+class _Commands:
+    """The commands that run agents."""
 
     def __init__(self) -> None:
-        self._started: list[_Started] = []
+        self._commands: list[_Command] = []
 
-    def _start(
+    def _run(
         self, launch: int, nodes: Sequence[str], argv: Sequence[str], environ: Mapping[str, str]
     ) -> None:
         process = processes.start_tied(
@@ -136,71 +150,66 @@ class _Running:
         assert process.stdin is not None
         assert process.stdout is not None
         os.set_blocking(process.stdin.fileno(), False)
-        with contextlib.suppress(OSError):  # the user has as much in pipes as is allowed
+        with contextlib.suppress(OSError):  # the user's pipes are at their limit
             fcntl.fcntl(process.stdout.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-        self._started.append(_Started(launch, tuple(nodes), process, set(nodes)))
+        self._commands.append(_Command(launch, tuple(nodes), process, set(nodes)))
 
-    def _ended(self) -> list[tuple[_Started, list[str], int | None]]:
-        """Return what each command has written to standard error, and its exit status if it ended.
-
-        One that has ended is not asked again.
-        """
+    def _news(self) -> list[tuple[_Command, list[str], int | None]]:
+        """Return the new lines of every command, and its exit status once it has ended."""
         news = []
-        for each in list(self._started):
-            returncode = each.process.poll()  # before reading: nothing is written after it
-            lines = each.read_lines()
-            for line in lines:  # first: what an agent says often comes after srun's word of its end
-                if said := _AGENT_SAYS.search(line):
-                    each.said[said["node"]] = said["text"]
+        for command in list(self._commands):
+            returncode = command.process.poll()  # before reading: it writes nothing afterwards
+            lines = command.read_lines()
+            for line in lines:  # first: an agent's words often follow srun's line about its end
+                if words := _AGENT_WORDS.search(line):
+                    command.own_words[words["node"]] = words["text"]
             if returncode is not None:
-                self._started.remove(each)
-                processes.close_pipes(each.process)
-            news.append((each, lines, returncode))
+                self._commands.remove(command)
+                processes.close_pipes(command.process)
+            news.append((command, lines, returncode))
         return news
 
     def ring(self) -> None:
         """Send a line to all agents."""
-        for each in self._started:
-            assert each.process.stdin is not None
-            ring_all(each.process.stdin.fileno())
+        for command in self._commands:
+            assert command.process.stdin is not None
+            ring_all(command.process.stdin.fileno())
 
     def wait(self, timeout_s: float, gather_s: float) -> set[str]:
-        """Wait for rings, for others that follow within `gather_s`, and for what a command says."""
+        """Wait for rings or output, and `gather_s` for more of them; return the nodes that rang."""
         rung: set[str] = set()
         until_s = time.monotonic() + timeout_s
         with selectors.DefaultSelector() as selector:
-            for each in self._started:
-                for stream in each.streams:
-                    selector.register(stream, selectors.EVENT_READ, each)
+            for command in self._commands:
+                for stream in command.streams:
+                    selector.register(stream, selectors.EVENT_READ, command)
             while True:
                 left_s = until_s - time.monotonic()
                 ready = selector.select(max(0.0, left_s))
                 for key, _ in ready:
-                    rung |= key.data.hear(key.fd)
-                    if key.fd in key.data.ended:
+                    rung |= key.data.receive(key.fd)
+                    if key.fd in key.data.closed:
                         selector.unregister(key.fd)
                 if not ready or left_s <= 0.0:
                     return rung
                 until_s = min(until_s, time.monotonic() + gather_s)
 
     def stop(self, leave_s: float = LEAVE_S) -> None:
-        """Let the agents leave, or end them; say on which nodes they had time to, and did not."""
+        """Let the agents leave, or end them; log the nodes whose agents left too late."""
         late = processes.end_sessions(
-            [each.process for each in self._started], leave_s=leave_s, grace_s=_GRACE_S
+            [command.process for command in self._commands], leave_s=leave_s, grace_s=_GRACE_S
         )
         if leave_s and late:
-            nodes = [node for each in self._started if each.process in late for node in each.nodes]
-            log.warning(
-                "agents on %s have not left within %g s and were killed", fold(nodes), leave_s
-            )
-        self._started.clear()
+            nodes = [node for c in self._commands if c.process in late for node in c.nodes]
+            log.warning("killed agents that did not leave within %g s: %s", leave_s, fold(nodes))
+        self._commands.clear()
 
 
-class SlurmLauncher(_Running):
+class SlurmLauncher(_Commands):
     """Agents as the tasks of one `srun` for all nodes of a launch.
 
-    Where the job's nodes differ in the GPUs it has there, those that have the same have one srun,
-    or on Slurm 22.05 each has its own.
+    If the job's nodes differ in their GPUs, nodes with the same GPUs share an srun; on Slurm 22.05
+    every node has its own.
     """
 
     def __init__(
@@ -221,48 +230,54 @@ class SlurmLauncher(_Running):
             raise SlurmCommandMissing("srun")
 
     def start(self, launch: int, nodes: Sequence[str]) -> None:
-        """Start one agent on each node, where it sees every GPU that the job has there."""
+        """Start an agent on every node, with every GPU that the job has there."""
         if self._gres is None:
             try:
                 self._gres = self._read_gres()
             except SlurmError as err:
-                log.warning("which GPUs the job has is not known, agents may see fewer: %s", err)
+                log.warning("agents may miss GPUs, those of the job are unknown: %s", err)
                 self._gres = {}
         command = self._agent_command(launch, None)
         for share in shares(nodes, self._gres):
             words = [*command, f"--gpus={share.gpus}"]
             argv = step_argv(self._job_id, share.nodes, share.options, words)
-            self._start(launch, share.nodes, argv, self._environ)
+            self._run(launch, share.nodes, argv, self._environ)
 
     def poll(self) -> list[AgentsLost]:
-        """Return what srun says of tasks that ended or did not start, and its own end."""
+        """Return the tasks that ended or did not start according to srun, and the end of srun.
+
+        Losses by SIGTERM wait `JOB_END_S`: this process ends with the job, too.
+        """
         lost = []
-        for step, lines, returncode in self._ended():
+        for step, lines, returncode in self._news():
             step.short_of_files |= any(_FEW_FILES.search(line) for line in lines)
             for line in lines:
-                lost += _heard(step, line)
+                lost += _losses_in(line, step)
             if returncode is not None and step.pending:
                 why = step.last_line or f"srun ended with {exit_text(returncode)}"
-                over = LossCause.JOB_ENDED if _JOB_ENDED.search(why) else LossCause.ENDED
-                lost.append(_lost(step, sorted(step.pending), why, over))
-        return _together(self._not_of_the_jobs_end(lost))
-
-    def _not_of_the_jobs_end(self, lost: Iterable[AgentsLost]) -> list[AgentsLost]:
-        """Return losses, those by SIGTERM after a while: with the job this process ends too."""
+                cause = LossCause.JOB_ENDED if _JOB_ENDED.search(why) else LossCause.ENDED
+                lost.append(step.lost(sorted(step.pending), why, cause))
         now_s = time.monotonic()
-        at_once = []
-        for each in lost:
-            if each.cause is LossCause.ENDED and _BY_SIGTERM.search(each.reason):
-                self._by_sigterm.append((now_s, each))
+        due = []
+        for loss in lost:
+            if loss.cause is LossCause.ENDED and _BY_SIGTERM.search(loss.reason):
+                self._by_sigterm.append((now_s, loss))
             else:
-                at_once.append(each)
-        due = [each for since_s, each in self._by_sigterm if now_s - since_s >= JOB_END_S]
-        self._by_sigterm = [each for each in self._by_sigterm if each[1] not in due]
-        return [*at_once, *due]
+                due.append(loss)
+        due += [loss for since_s, loss in self._by_sigterm if now_s - since_s >= JOB_END_S]
+        self._by_sigterm = [(s, loss) for s, loss in self._by_sigterm if now_s - s < JOB_END_S]
+        # One node on which a step does not start ends it everywhere, a line of srun per node.
+        alike: dict[tuple[int, str, LossCause], list[str]] = {}
+        for loss in due:
+            alike.setdefault((loss.launch, loss.reason, loss.cause), []).extend(loss.nodes)
+        return [
+            AgentsLost(launch=launch, nodes=nodes, reason=reason, cause=cause)
+            for (launch, reason, cause), nodes in alike.items()
+        ]
 
 
-class LocalLauncher(_Running):
-    """Agents as processes of this machine, each playing one of `nodes` on its share of devices."""
+class LocalLauncher(_Commands):
+    """Agents as processes of this machine; each plays one of `nodes` on its share of devices."""
 
     def __init__(
         self, agent_command: AgentCommand, environ: Mapping[str, str], nodes: Sequence[str]
@@ -272,30 +287,30 @@ class LocalLauncher(_Running):
         cpus = max(1, len(os.sched_getaffinity(0)) // len(nodes))
         self._environ = {
             **clean_environ(environ),
-            # As srun tells its tasks where it was started; here all nodes are on the loopback.
+            # As srun sets it to where it was started; here all nodes are on the loopback.
             "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1",
             "SLURM_CPUS_ON_NODE": str(cpus),
         }
         self._devices_of = environ_of_each(nodes, visible_devices(environ))
 
     def start(self, launch: int, nodes: Sequence[str]) -> None:
-        """Start one agent process per node."""
+        """Start an agent process per node."""
         for node in nodes:
             environ = {**self._environ, **self._devices_of[node]}
-            self._start(launch, [node], self._agent_command(launch, node), environ)
+            self._run(launch, [node], self._agent_command(launch, node), environ)
 
     def poll(self) -> list[AgentsLost]:
         """Return the agents that have ended."""
         lost = []
-        for agent, lines, returncode in self._ended():
+        for agent, lines, returncode in self._news():
             agent.last_line = next((line for line in reversed(lines) if line), agent.last_line)
             if returncode is not None:
-                said = f": {agent.last_line}" if agent.last_line else ""
-                lost += [_end_of(agent, node, exit_text(returncode) + said) for node in agent.nodes]
+                how = exit_text(returncode) + (f": {agent.last_line}" if agent.last_line else "")
+                lost += [agent.ended(node, how) for node in agent.nodes]
         return lost
 
 
-# What srun writes to standard error. The wording is the same from 22.05 to 26.05.
+# Lines of srun on standard error. The wording is the same from 22.05 to 26.05.
 _TASK_ENDED = re.compile(r"srun: error: (?P<nodes>\S+): tasks? [\d,-]+: (?P<how>.+)")
 _NOT_STARTED = re.compile(r"Task launch for \S+ failed on node (?P<nodes>\S+): (?P<how>.+)")
 _BY_SIGTERM = re.compile(r"ended: Terminated$|ended with SIGTERM|Job step aborted")
@@ -303,60 +318,28 @@ _FEW_FILES = re.compile(r"srun: error: .*Too many open files")
 _NODE_FAILED = re.compile(r"srun: error: Node failure on (?P<nodes>\S+)")
 _SHORT_OF_FILES = "srun may not open enough files for so many nodes; raise the limit (ulimit -Hn)"
 _JOB_ENDED = re.compile(r"job \d+ has expired")
-_AGENT_SAYS = re.compile(r"slurm-health agent: (?P<node>\S+): (?P<text>.+)")
+_AGENT_WORDS = re.compile(r"slurm-health agent: (?P<node>\S+): (?P<text>.+)")
 
 
-def _heard(step: _Started, line: str) -> list[AgentsLost]:
-    """Take in one line of srun's own."""
-    if _AGENT_SAYS.search(line):
+def _losses_in(line: str, step: _Command) -> list[AgentsLost]:
+    """Return the agents that are lost according to a line of srun."""
+    if _AGENT_WORDS.search(line):
         return []
     if "srun: error:" in line:
         step.last_line = line.split("srun: error:", 1)[1].strip()
-    found = _TASK_ENDED.search(line)
-    if found:
-        return [_end_of(step, node, found["how"]) for node in _names(found["nodes"], step)]
-    found = _NOT_STARTED.search(line)
-    if found and step.short_of_files:  # which says nothing of any node
-        return [_lost(step, _names(found["nodes"], step), _SHORT_OF_FILES)]
-    if found:
-        return [_lost(step, _names(found["nodes"], step), found["how"], LossCause.NOT_STARTED)]
-    found = _NODE_FAILED.search(line)
-    if found:
-        return [_lost(step, _names(found["nodes"], step), "node failure", LossCause.NOT_STARTED)]
-    return []
-
-
-def _end_of(step: _Started, node: str, how: str) -> AgentsLost:
-    """Say why an agent ended: in its own words, which are about the journal, if it left any."""
-    said = step.said.get(node)
-    if said:
-        return _lost(step, [node], said, LossCause.NO_JOURNAL)
-    return _lost(step, [node], f"its agent ended: {how}")
-
-
-def _names(text: str, step: _Started) -> list[str]:
-    try:
-        return [node for node in expand(text) if node in step.members]
-    except ValueError:
+    for pattern in (_TASK_ENDED, _NOT_STARTED, _NODE_FAILED):
+        if match := pattern.search(line):
+            break
+    else:
         return []
-
-
-def _together(lost: Iterable[AgentsLost]) -> list[AgentsLost]:
-    """Return losses with one record for all nodes of which the same is known.
-
-    One node on which a step does not start ends it everywhere, and srun says so node by node.
-    """
-    alike: dict[tuple[int, str, LossCause], list[str]] = {}
-    for each in lost:
-        alike.setdefault((each.launch, each.reason, each.cause), []).extend(each.nodes)
-    return [
-        AgentsLost(launch=launch, nodes=nodes, reason=reason, cause=cause)
-        for (launch, reason, cause), nodes in alike.items()
-    ]
-
-
-def _lost(
-    step: _Started, nodes: Sequence[str], reason: str, cause: LossCause = LossCause.ENDED
-) -> AgentsLost:
-    step.pending.difference_update(nodes)
-    return AgentsLost(launch=step.launch, nodes=list(nodes), reason=reason, cause=cause)
+    try:
+        nodes = [node for node in expand(match["nodes"]) if node in step.members]
+    except ValueError:
+        nodes = []
+    if pattern is _TASK_ENDED:
+        return [step.ended(node, match["how"]) for node in nodes]
+    if pattern is _NODE_FAILED:
+        return [step.lost(nodes, "node failure", LossCause.NOT_STARTED)]
+    if step.short_of_files:  # which is not about any node
+        return [step.lost(nodes, _SHORT_OF_FILES)]
+    return [step.lost(nodes, match["how"], LossCause.NOT_STARTED)]

@@ -96,7 +96,7 @@ def test_doctor_says_what_keeps_jobs_from_being_checked(tmp_path: Path) -> None:
     installing.install(tmp_path, lua())
     assert "loads no Lua" in advice(tmp_path, {}, lua())[0]
     assert "checked by default" in advice(tmp_path, ON, lua())[0]
-    assert "is not what the site's file" in advice(tmp_path, ON, lua(python="/new/python"))[0]
+    assert "differs from what the config file" in advice(tmp_path, ON, lua(python="/new/python"))[0]
     (tmp_path / installing.LOADER).write_text("-- the site's own\n")
     assert "does not call" in advice(tmp_path, ON, lua())[0]
     (tmp_path / installing.LOADER).unlink()

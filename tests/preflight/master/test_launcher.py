@@ -138,7 +138,7 @@ def test_where_slurm_does_not_say_what_the_job_has_the_agents_are_started_all_th
     launcher.start(1, NODES)
 
     assert len(asked) == 1
-    assert "which GPUs the job has is not known" in caplog.text
+    assert "agents may miss GPUs, those of the job are unknown" in caplog.text
 
 
 def test_without_srun_there_is_an_error_before_anything_is_started(tmp_path: Path) -> None:
@@ -340,4 +340,4 @@ def test_agents_that_were_killed_because_they_did_not_leave_are_named(
 
     launcher.stop(0.1)
 
-    assert "agents on n[1-2] have not left within 0.1 s and were killed" in caplog.text
+    assert "killed agents that did not leave within 0.1 s: n[1-2]" in caplog.text
