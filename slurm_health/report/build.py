@@ -75,16 +75,16 @@ def story_of(runs: Sequence[RunEntries], *, now_s: float | None = None) -> Story
         if _requeues(acts_of([*run.master, *run.requeue]))
     }
     checks = []
-    for index, run in enumerate(runs):
+    for index, entries in enumerate(runs):
         queued_from_s = None  # of the first check of an attempt
         if index and attempts[index] == attempts[index - 1] + 1:
             queued_from_s = max((entry.time_s for entry in runs[index - 1].written), default=None)
         elif index == 0 and attempts[0] == 0:
-            started = _first(run.master, records.RunStarted)
+            started = _first(entries.master, records.RunStarted)
             queued_from_s = started.submit_time_s if started else None
         checks.append(
             run_of(
-                run,
+                entries,
                 now_s=now_s,
                 superseded=index + 1 < len(runs),
                 requeued=max(attempts) > attempts[index],
