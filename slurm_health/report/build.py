@@ -74,17 +74,24 @@ def story_of(runs: Sequence[RunEntries], *, now_s: float | None = None) -> Story
         for run, attempt in zip(runs, attempts, strict=True)
         if _requeues(acts_of([*run.master, *run.requeue]))
     }
-    checks = tuple(
-        run_of(
-            run,
-            now_s=now_s,
-            superseded=index + 1 < len(runs),
-            requeued=max(attempts) > attempts[index],
-            ours=attempts[index] in ours,
-            queued_from_s=_queued_from_s(runs, attempts, index),
+    checks = []
+    for index, entries in enumerate(runs):
+        queued_from_s = None  # of the first check of an attempt
+        if index and attempts[index] == attempts[index - 1] + 1:
+            queued_from_s = max((entry.time_s for entry in runs[index - 1].written), default=None)
+        elif index == 0 and attempts[0] == 0:
+            started = _first(entries.master, records.RunStarted)
+            queued_from_s = started.submit_time_s if started else None
+        checks.append(
+            run_of(
+                entries,
+                now_s=now_s,
+                superseded=index + 1 < len(runs),
+                requeued=max(attempts) > attempts[index],
+                ours=attempts[index] in ours,
+                queued_from_s=queued_from_s,
+            )
         )
-        for index, run in enumerate(runs)
-    )
     start = next((run.started for run in reversed(checks) if run.started), None)
     nodes: dict[str, Node] = {}
     paths: dict[frozenset[str], LinkVerdict] = {}
@@ -110,7 +117,7 @@ def story_of(runs: Sequence[RunEntries], *, now_s: float | None = None) -> Story
         script=name or _script_name(start),
         user=start.user if start else "",
         now_s=now_s,
-        runs=checks,
+        runs=tuple(checks),
         nodes=tuple(nodes.values()),
         paths=tuple(paths.values()),
         leaves=tuple({leaf.ends: leaf for run in checks for leaf in run.leaves}.values()),
@@ -247,16 +254,6 @@ def _state(entries: RunEntries, *, superseded: bool, now_s: float | None) -> tup
 def _requeues(acts: Sequence[Act]) -> bool:
     """Return whether a check put its job back into the queue, by its journal."""
     return any(act.action == "requeue" and act.progress is not Progress.FAILED for act in acts)
-
-
-def _queued_from_s(runs: Sequence[RunEntries], attempts: Sequence[int], index: int) -> float | None:
-    """Return when the attempt was put into the queue that this run is the first check of."""
-    if index == 0:
-        start = _first(runs[0].master, records.RunStarted)
-        return start.submit_time_s if start and attempts[0] == 0 else None
-    if attempts[index] != attempts[index - 1] + 1:
-        return None
-    return max((entry.time_s for entry in runs[index - 1].written), default=None)
 
 
 # --- its nodes and rounds ------------------------------------------------------------------------

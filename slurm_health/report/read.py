@@ -119,11 +119,17 @@ def read_run(directory: Path, *, of_nodes: bool = True) -> RunEntries:
             names = started.nodes if started and of_nodes else []
             # The master creates the nodes' files after its first record.
             begun = len(master) > 1
+            # A task of an array: its record and a link of the owner's must agree. Where users share
+            # a root, a job could pass itself off as a task of any other's array.
+            job, task = directory.parent, started.array if started else ""
+            is_task = _TASK.fullmatch(task) is not None
+            if not is_task or journal.linked_to(job.parents[1], job.parent.name, task) != job.name:
+                task = ""
             return RunEntries(
                 label=directory.name,
-                job=directory.parent.name,
-                cluster=directory.parent.parent.name,
-                task=_task(directory.parent, started.array if started else ""),
+                job=job.name,
+                cluster=job.parent.name,
+                task=task,
                 master=master,
                 nodes={
                     name: files.entries_of_node(name, expected=begun)
@@ -199,16 +205,6 @@ class _Files:
 
     def _note(self, what: str, writer: str) -> None:
         self._lacks.setdefault(what, Counter())[writer] += 1
-
-
-def _task(job: Path, task: str) -> str:
-    """Return the task of an array that a job is: its record and a link of the owner's must agree.
-
-    Where users share a root, a job could pass itself off as a task of any other's array.
-    """
-    if not _TASK.fullmatch(task):
-        return ""
-    return task if journal.linked_to(job.parents[1], job.parent.name, task) == job.name else ""
 
 
 def jobs_in(runs: Sequence[RunEntries]) -> list[list[RunEntries]]:

@@ -146,7 +146,13 @@ class Scene:
             at_line = [at for at in waiting if at[1].at == line]
             few = [at for at in outside if at not in at_line]
             outside = few if few and most > len(self.ranks) / 2 else outside
-        return [at for at in outside if not _waits_for_device(*at)] or outside
+        busy = []
+        for rank, place in outside:
+            last = rank.stack[-1]
+            synchronizes = "torch/cuda/" in last.file and last.function == "synchronize"
+            if place.doing is not Doing.OWN_CODE or not (rank.gpu_waits or synchronizes):
+                busy.append((rank, place))
+        return busy or outside
 
     @property
     def silent(self) -> tuple[RankSample, ...]:
@@ -162,12 +168,6 @@ class Scene:
         common = frozenset.intersection(*(r.file_waits for r in ranks)) if ranks else frozenset()
         awaiting = [rank for rank in ranks if rank.file_waits - common]
         return awaiting if len(awaiting) < len(ranks) else []
-
-
-def _waits_for_device(rank: RankSample, place: StackPlace) -> bool:
-    last = rank.stack[-1]
-    synchronizes = "torch/cuda/" in last.file and last.function == "synchronize"
-    return place.doing is Doing.OWN_CODE and (rank.gpu_waits or synchronizes)
 
 
 Rule = Callable[[Inference, Scene], Inference | None]

@@ -265,7 +265,15 @@ class _Reader:
             text = f"{text} ({stream.place})"
         is_watchdogs = self._watchdogs.take(at, text, stream.rank)
         if not is_watchdogs and (end := launcher_end(text, at)):
-            self._take_launcher(end)
+            # Some launchers name the process in one line, and its status in the next; MPICH reports
+            # a signal as an exit code first.
+            before = self._launched.pop() if end.rank is None and self._launched else None
+            how = before and (before.signal or before.exit_code)
+            if before and how and how != end.signal:
+                self._launched.append(before)
+            elif before:
+                end = msgspec.structs.replace(end, rank=before.rank, node=before.node)
+            self._launched.append(end)
         if text[:2] == "  ":
             self._take_summary(at, stream, text)
         elif text.startswith("srun: error: "):
@@ -340,16 +348,6 @@ class _Reader:
             if len(self._facts) < _MOST_FACTS:
                 line = "" if fact.kind == "adapter" else fact.text
                 self._facts.setdefault((fact.kind, fact.node, fact.value, line), fact)
-
-    def _take_launcher(self, end: RankFailure) -> None:
-        """Read an end by a launcher; some name the process in one line, its status in the next."""
-        before = self._launched[-1] if self._launched else None
-        # MPICH reports a signal as an exit code first.
-        how = before and (before.signal or before.exit_code)
-        if before and end.rank is None and (not how or how == end.signal):
-            self._launched[-1] = msgspec.structs.replace(end, rank=before.rank, node=before.node)
-        else:
-            self._launched.append(end)
 
     def _take_summary(self, at: int, stream: _Stream, text: str) -> None:
         """Read a line of torchrun's summary; the exit code is the last line of a worker."""

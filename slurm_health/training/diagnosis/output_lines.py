@@ -190,7 +190,10 @@ class Losses:
         if any(value[-1].isdigit() for value in losses):
             self.first, self._steps, self._latest = "", 0, ()
             return None
-        step = _numbers_of_step(line, begin)
+        # The numbers that identify the step: those before the loss, or all.
+        label = _LABEL.match(line)
+        first = label.end() if label else 0
+        step = tuple(_NUMBER.findall(line, first, begin) or _NUMBER.findall(line, first))
         if step and step != self._latest:
             self.first = self.first or line.strip()
             self._latest = step
@@ -231,10 +234,3 @@ def _losses(line: str) -> tuple[int, list[str]]:
 
 def _is_named(pattern: re.Pattern[str], line: str, end: int) -> bool:
     return pattern.search(line, max(0, end - _NAME_CHARACTERS), end) is not None
-
-
-def _numbers_of_step(line: str, end: int) -> tuple[str, ...]:
-    """Return the numbers that identify the step of a line: those before its loss, or all."""
-    label = _LABEL.match(line)
-    begin = label.end() if label else 0
-    return tuple(_NUMBER.findall(line, begin, end) or _NUMBER.findall(line, begin))

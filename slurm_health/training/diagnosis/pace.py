@@ -429,7 +429,18 @@ def observe_pace(data: DataManager) -> Inference | None:
     """Return the symptom of a finding about the pace, or of a loss that is NaN or infinite."""
     loss, finding = data.get(NonFiniteLoss), data.get(PaceFinding)
     if loss is not None:
-        return _loss(loss)
+        since, before = f", since step {loss.step}", f"step {loss.step}"
+        if not loss.step:
+            since, before = "", "the first of these lines"
+        return Inference(
+            name=NOT_A_NUMBER,
+            description=f"the loss is NaN or infinite at one step after another{since}",
+            attribution=Attribution.USER,
+            sureness=Sureness.LIKELY,
+            evidence=(loss.first, loss.line),
+            advice="look at the data, the learning rate and the loss scale, and go on from a"
+            f" checkpoint before {before}",
+        )
     if finding is None:
         return None
     if finding.event is EventKind.UNEVEN:
@@ -579,18 +590,4 @@ def _uneven(finding: PaceFinding) -> Inference:
         sureness=Sureness.LIKELY if sure else Sureness.POSSIBLE,
         evidence=(finding.figures,),
         advice=advice,
-    )
-
-
-def _loss(loss: NonFiniteLoss) -> Inference:
-    since = f", since step {loss.step}" if loss.step else ""
-    before = f"step {loss.step}" if loss.step else "the first of these lines"
-    return Inference(
-        name=NOT_A_NUMBER,
-        description=f"the loss is NaN or infinite at one step after another{since}",
-        attribution=Attribution.USER,
-        sureness=Sureness.LIKELY,
-        evidence=(loss.first, loss.line),
-        advice="look at the data, the learning rate and the loss scale, and go on from a checkpoint"
-        f" before {before}",
     )

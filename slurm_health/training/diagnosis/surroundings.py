@@ -297,8 +297,13 @@ def gpu_errors(_: Inference, data: DataManager) -> Inference | None:
             elif _REFUSED.search(line):
                 refused.setdefault(node.node, []).append(line)
     if errors:
+        # If a GPU of an NVLink domain fails, or its fabric does, all of its nodes report the same:
+        # those with other errors than most are accused.
         kinds = {node: frozenset(error.name for error, _ in of) for node, of in errors.items()}
-        accused = _apart_from_the_domain(kinds)
+        alike, many = Counter(kinds.values()).most_common(1)[0]
+        others = tuple(node for node, names in kinds.items() if names != alike)
+        apart = others and many >= _DOMAIN and many > len(others)
+        accused = others if apart else tuple(kinds)
         error, line = errors[accused[0]][0]
         device = f"GPU {error.bus}" if error.bus else "a GPU"
         name = f"{error.name}, " if error.name.partition(" ")[2] in line else ""
@@ -314,16 +319,6 @@ def gpu_errors(_: Inference, data: DataManager) -> Inference | None:
     first = next(iter(lost))
     lines = {node: [f"NVML: {words}" for words in gpus] for node, gpus in lost.items()}
     return _gpu_broken(f"{first}: {lost[first][0]}", lines, Sureness.LIKELY, data, len(lost))
-
-
-def _apart_from_the_domain(kinds: Mapping[str, frozenset[str]]) -> tuple[str, ...]:
-    """Return the nodes with other errors than most nodes.
-
-    If a GPU of an NVLink domain fails, or its fabric does, all of its nodes report the same.
-    """
-    alike, many = Counter(kinds.values()).most_common(1)[0]
-    others = tuple(node for node, names in kinds.items() if names != alike)
-    return others if others and many >= _DOMAIN and many > len(others) else tuple(kinds)
 
 
 def _gpu_broken(

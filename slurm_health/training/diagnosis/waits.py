@@ -7,9 +7,9 @@ watchdogs, then NCCL's own answer (RAS).
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 
 from slurm_health.records.script_records import (
@@ -307,7 +307,13 @@ def _never_met(data: DataManager) -> Inference:
         return port_taken(taken[0].value, taken[0].text, data)
     to = next(iter(log.of("connect")), None)
     nodes = end.nodes if end else ()
-    if to and nodes and not _is_of_job(to.value, nodes):
+    host = to.value.strip("[]").removeprefix("::ffff:") if to else ""
+    known = {"localhost", *(node.partition(".")[0].lower() for node in nodes)}
+    is_foreign = bool(nodes) and host.partition(".")[0].lower() not in known
+    with contextlib.suppress(ValueError):  # an address may be any node's
+        ipaddress.ip_address(host)
+        is_foreign = False
+    if to and is_foreign:
         return Inference(
             name="wrong-master-address",
             description=f"the ranks never met: their rendezvous at {to.value} is on no node of"
@@ -341,14 +347,3 @@ def port_taken(port: str, text: str, data: DataManager) -> Inference:
         " (MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000))); `ss -tlnp` on the node shows its"
         " owner",
     )
-
-
-def _is_of_job(host: str, nodes: Sequence[str]) -> bool:
-    """Return whether a host is or may be a node of the job: an address may be any node's."""
-    name = host.strip("[]").removeprefix("::ffff:")
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        short = name.partition(".")[0].lower()
-        return short == "localhost" or short in {node.partition(".")[0].lower() for node in nodes}
-    return True

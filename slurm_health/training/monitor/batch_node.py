@@ -14,7 +14,6 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Mapping
 
 _SILENT_PULSES = 3  # of our own running time: a suspension stops the whole job
 
@@ -33,29 +32,26 @@ def main() -> int:
             silent = 0
             continue
         silent += 1
-        if silent >= _SILENT_PULSES and _given_back(job, node, int(restarts), os.environ):
-            return 0
+        if silent < _SILENT_PULSES:
+            continue
+        from slurm_health.records.errors import SlurmError
+        from slurm_health.system.slurm.client import Client
 
-
-def _given_back(job: str, node: str, restarts: int, environ: Mapping[str, str]) -> bool:
-    """Ask Slurm, and give the job back if its batch node is lost; return whether it is done."""
-    from slurm_health.records.errors import SlurmError
-    from slurm_health.system.slurm.client import Client
-
-    client = Client(environ)
-    try:
-        shown = client.job(job)
-        if shown.restarts > restarts:
-            return True
-        if shown.states != {"RUNNING"} or not shown.nodes or node in shown.nodes:
-            return False
-        if shown.value("Requeue") == "0":  # --no-requeue, or JobRequeue=0
-            client.cancel(job)
-        else:
-            client.requeue(job)
-    except SlurmError:  # it does not answer, or not now: asked again after the next pulse
-        return False
-    return True
+        client = Client(os.environ)
+        try:
+            allocation = client.job(job)
+            if allocation.restarts > int(restarts):
+                return 0
+            here = not allocation.nodes or node in allocation.nodes
+            if allocation.states != {"RUNNING"} or here:
+                continue
+            if allocation.value("Requeue") == "0":  # --no-requeue, or JobRequeue=0
+                client.cancel(job)
+            else:
+                client.requeue(job)
+        except SlurmError:  # it does not answer, or refuses now: asked again after the next pulse
+            continue
+        return 0
 
 
 if __name__ == "__main__":

@@ -102,7 +102,11 @@ def _sockets(states: int) -> Iterator[Socket]:
         with contextlib.suppress(OSError):  # the kernel lists none
             for message in _messages(family, states):
                 timer, resent, port, own, peer, uid, inode = _SOCKET.unpack_from(message)
-                info = _tcp_info(message)
+                info, at = b"", _SOCKET.size
+                while at + 4 <= len(message) and not info:
+                    length, kind = struct.unpack_from("=HH", message, at)
+                    info = message[at + 4 : at + length] if kind == _INFO else b""
+                    at += max(4, _aligned(length))
                 acked = received = busy_us = refused_us = 0
                 if len(info) >= _BUSY_AT + _TWO_COUNTS.size:
                     acked, received = _TWO_COUNTS.unpack_from(info, _BYTES_AT)
@@ -139,17 +143,6 @@ def _messages(family: int, states: int) -> Iterator[bytes]:
                     return
                 yield data[_HEADER.size : length]
                 data = data[_aligned(length) :]
-
-
-def _tcp_info(message: bytes) -> bytes:
-    """Return struct tcp_info out of a message, empty if it has none."""
-    at = _SOCKET.size
-    while at + 4 <= len(message):
-        length, kind = struct.unpack_from("=HH", message, at)
-        if kind == _INFO:
-            return message[at + 4 : at + length]
-        at += max(4, _aligned(length))
-    return b""
 
 
 def _address(family: int, data: bytes) -> str:

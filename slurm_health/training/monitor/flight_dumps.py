@@ -200,6 +200,18 @@ class _Entry(msgspec.Struct):
 
 def _entry(raw: Mapping[str, Any]) -> _Entry:
     library, _, what = str(raw["profiling_name"]).rpartition(":")
+    sizes = ""
+    if what in _SAME_SIZES:  # sizes and types of the input, and of an output that differs
+        given = raw.get("input_sizes", "")
+        types, made = (
+            ", ".join(map(str, of)) if isinstance(of, list | tuple) else str(of or "")
+            for of in (raw.get("input_dtypes"), raw.get("output_dtypes"))
+        )
+        sizes = f"{given} {types}"
+        if what in _IN_PLACE and raw.get("output_sizes", given) != given:
+            sizes += f" to {raw['output_sizes']}"
+        if made and made != types:
+            sizes += f" as {made}"
     p2p = bool(raw.get("is_p2p"))
     state = raw.get("state")
     return _Entry(
@@ -212,7 +224,7 @@ def _entry(raw: Mapping[str, Any]) -> _Entry:
         state=None if state is None else _short(state),
         over=bool(raw.get("retired")),
         record=raw.get("record_id"),
-        sizes=_sizes(raw, what) if what in _SAME_SIZES else "",
+        sizes=_short(sizes).strip(),
     )
 
 
@@ -341,21 +353,6 @@ def latest(operations: Sequence[Operation], most: int) -> tuple[Operation, ...]:
     for operation in operations:
         by_group.setdefault(operation.group, []).append(operation)
     return tuple(operation for group in by_group.values() for operation in group[-most:])
-
-
-def _sizes(raw: Mapping[str, Any], what: str) -> str:
-    """Return the sizes and types of the input, and of an output that differs."""
-    sizes = raw.get("input_sizes", "")
-    kinds, made = (
-        ", ".join(map(str, of)) if isinstance(of, list | tuple) else str(of or "")
-        for of in (raw.get("input_dtypes"), raw.get("output_dtypes"))
-    )
-    text = f"{sizes} {kinds}"
-    if what in _IN_PLACE and raw.get("output_sizes", sizes) != sizes:
-        text += f" to {raw['output_sizes']}"
-    if made and made != kinds:
-        text += f" as {made}"
-    return _short(text).strip()
 
 
 def _short(value: object) -> str:

@@ -186,7 +186,15 @@ def memory_kills(root: Path, job: str) -> _Kills:
     Raises:
         Unmeasured: Slurm gives the job none, or the kernel keeps no count, or none of the steps.
     """
-    directory = _cgroup(root, job)
+    directory: Path | None = None  # the cgroup of this process, up to `job_12`
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        parts = [part for part in path.split("/") if part]
+        counts_memory = not controllers or "memory" in controllers.split(",")
+        if counts_memory and f"job_{job}" in parts:
+            base = root / _ROOTS["v1" if controllers else "v2"]
+            directory = base.joinpath(*parts[: parts.index(f"job_{job}") + 1])
+            break
     if directory is None:
         raise Unmeasured("Slurm gives the job no memory cgroup of its own here")
     for name in ("memory.events", _V1_EVENTS):
@@ -194,26 +202,13 @@ def memory_kills(root: Path, job: str) -> _Kills:
         kills = whole_number(counts.get("oom_kill", ""))
         if kills == 0 and name == _V1_EVENTS:
             raise Unmeasured(
-                "in version 1 of cgroups each step counts for itself, and until it ends"
+                "in version 1 of cgroups every step counts for itself, and until it ends"
             )
         if kills is not None:
             limits = (_read(directory / n) for n in ("memory.max", "memory.limit_in_bytes"))
             limit = next((n for text in limits if (n := whole_number(text.strip()))), None)
             return _Kills(kills=kills, limit_bytes=limit)
     raise Unmeasured(f"{directory} counts no kills")
-
-
-def _cgroup(root: Path, job: str) -> Path | None:
-    """Return the cgroup of the job: that of this process, up to `job_12`."""
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = (*line.split(":", 2), "", "")[:3]
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        parts = [part for part in path.split("/") if part]
-        if f"job_{job}" in parts:
-            base = root / _ROOTS["v1" if controllers else "v2"]
-            return base.joinpath(*parts[: parts.index(f"job_{job}") + 1])
-    return None
 
 
 def _memory(root: Path) -> tuple[str, ...]:

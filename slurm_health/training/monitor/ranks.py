@@ -153,7 +153,14 @@ class Ranks:
         children: dict[int, list[int]] = {}
         known: dict[tuple[int, int], JobProcess | None] = {}
         up_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-        for pid in self._pids():
+        own, pids = os.geteuid(), []
+        with os.scandir(self._root) as entries:
+            for entry in entries:
+                if entry.name.isdecimal():
+                    with contextlib.suppress(OSError):
+                        if entry.stat().st_uid == own:
+                            pids.append(int(entry.name))
+        for pid in sorted(pids):
             with contextlib.suppress(OSError, ValueError):  # it has ended meanwhile
                 now = proc.stat(self._root / str(pid))
                 children.setdefault(now.parent, []).append(pid)
@@ -181,10 +188,10 @@ class Ranks:
         self._beaten |= {(rank.program, rank.rank) for rank in beating.values()}
         before = {(rank.pid, rank.key): rank for rank in self._ranks}
         try:
-            pids = [rank.pid for rank in beating.values()]
+            beats = [rank.pid for rank in beating.values()]
             silent = [
                 rank
-                for rank in ranks_without_heartbeat(processes, children, pids)
+                for rank in ranks_without_heartbeat(processes, children, beats)
                 # Children that outlive a rank with a heartbeat are not that rank.
                 if (rank.program, rank.rank) not in self._beaten
             ]
@@ -294,17 +301,6 @@ class Ranks:
             role=one_line(beat.role.rstrip(b"\0").decode(errors="replace")),
             replica=beat.replica,
         )
-
-    def _pids(self) -> list[int]:
-        """Return the processes of this user, by number."""
-        own, pids = os.geteuid(), []
-        with os.scandir(self._root) as entries:
-            for entry in entries:
-                if entry.name.isdecimal():
-                    with contextlib.suppress(OSError):
-                        if entry.stat().st_uid == own:
-                            pids.append(int(entry.name))
-        return sorted(pids)
 
     def _process(self, now: proc.Stat) -> JobProcess | None:
         """Return a process with its step and number, if it is of this job and node."""

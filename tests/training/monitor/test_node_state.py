@@ -63,7 +63,7 @@ def test_kills_are_not_counted_where_steps_count_for_themselves_or_the_job_has_n
     """In version 1 of cgroups a kill counts in the cgroup of the killed, and in none above."""
     directory = cgroup(tmp_path, "5:memory:", "sys/fs/cgroup/memory")
     (directory / "memory.oom_control").write_text("oom_kill_disable 0\noom_kill 0\n")
-    with pytest.raises(Unmeasured, match="each step counts for itself"):
+    with pytest.raises(Unmeasured, match="every step counts for itself"):
         memory_kills(tmp_path, "12")
     with pytest.raises(Unmeasured, match="no memory cgroup"):
         memory_kills(tmp_path, "13")
