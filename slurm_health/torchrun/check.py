@@ -321,7 +321,7 @@ def _channel(
 ) -> Iterator[NodeZero | None]:
     """Provide the channel to the other nodes, once they are there; None if they share a directory.
 
-    However this ends, the others are told.
+    However this ends, the others get a last word.
 
     Raises:
         ChannelError: the port is taken, or may not be opened.
@@ -332,7 +332,7 @@ def _channel(
     at = place.meeting.text
     secret = read_secret(arguments.text(KEY_OPTION), environ)
     if not secret:
-        say(f"no secret is set ({KEY_VARIABLE}): whoever reaches {at} may take part in the check")
+        say(f"no secret is set ({KEY_VARIABLE}): any process that reaches {at} may take part")
     welcome = Welcome(
         run_id=place.start,
         job_id=place.job_id,

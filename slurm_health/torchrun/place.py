@@ -65,7 +65,7 @@ class TaskPlace:
 
     @property
     def port(self) -> int:
-        """Where the processes meet, unless they are told otherwise."""
+        """The port where the processes meet if none is given."""
         return port(job_id=self.job_id, attempt=self.attempt, step=self.step)
 
 
@@ -156,7 +156,7 @@ def _step_nodes(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _outside_slurm(arguments: Arguments, environ: Mapping[str, str]) -> TaskPlace | None:
-    """Return the place that NODE_RANK and --nnodes tell, None where they tell none."""
+    """Return the place that NODE_RANK and --nnodes give, None if they give none."""
     given = arguments.given
     rank = node_rank(given, environ)
     nnodes = given.get("nnodes")
@@ -175,7 +175,7 @@ def _outside_slurm(arguments: Arguments, environ: Mapping[str, str]) -> TaskPlac
     start = given.get("rdzv_id", "")
     job_id = zlib.crc32(start.encode())
     place = TaskPlace(
-        nodes=tuple(f"node{each}" for each in range(count)),
+        nodes=tuple(f"node{place}" for place in range(count)),
         node=f"node{number}",
         start=start or "none",
         job_id=job_id,

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What follows when workers of a training have failed: decided by one node, done by all.
 
-The torchrun of each node (`in_job.watched_torchrun`) starts this with what `run` told it, and a
+The torchrun of each node (`in_job.watched_torchrun`) starts this with what `run` handed over, and a
 question: on the node that leads, what is to be done; on all of them, to take part in a check. The
-answer is the last line of standard output, the user is told on standard error.
+answer is the last line of standard output; what the user reads is on standard error.
 """
 
 from __future__ import annotations
@@ -133,16 +133,18 @@ def on_hang(arguments: Arguments) -> str:
 def decide(
     question: RestartQuestion, clock_s: float, environ: Mapping[str, str]
 ) -> RestartDecision:
-    """Return what follows a failure, and have it said and recorded.
+    """Return what follows a failure, and report and record it.
 
     `environ` is the one that the workers had.
     """
     context, place = question.context, question.context.place
-    names = tuple(dict.fromkeys([place.node, *(each.node for each in question.reports)]))
-    found = _diagnosed(question, clock_s, environ)
-    chosen = _plan(question, found, names)
-    if found is not None and (found.cause not in (SCRIPT_FAILED, REQUEUED) or found.failed):
-        say(text_of(found, context.arguments.program[0]).removeprefix("slurm-health: "))
+    names = tuple(dict.fromkeys([place.node, *(report.node for report in question.reports)]))
+    diagnosed = _diagnosed(question, clock_s, environ)
+    chosen = _plan(question, diagnosed, names)
+    if diagnosed is not None and (
+        diagnosed.cause not in (SCRIPT_FAILED, REQUEUED) or diagnosed.failed
+    ):
+        say(text_of(diagnosed, context.arguments.program[0]).removeprefix("slurm-health: "))
     times = f"restart {question.restart} of {question.max_restarts}"
     match chosen:
         case StopJob() if question.max_restarts == 0 and question.hang is None:
@@ -155,7 +157,7 @@ def decide(
             say(
                 f"{chosen.reason}; checking {fold(chosen.nodes)} before the workers start ({times})"
             )
-    _record(question, found, chosen, clock_s, environ)
+    _record(question, diagnosed, chosen, clock_s, environ)
     if not isinstance(chosen, CheckNodes):
         return RestartDecision(next="restart" if isinstance(chosen, RestartRanks) else "stop")
     here = replace(place, start=f"{place.start}.{question.restart}")
@@ -209,7 +211,7 @@ def _diagnosed(
     place = question.context.place
     log = _log_of(question.reports)
     in_slurm = place.cluster != OUTSIDE_SLURM
-    nodes = place.nodes if in_slurm else tuple(each.node for each in question.reports)
+    nodes = place.nodes if in_slurm else tuple(report.node for report in question.reports)
     script = question.context.arguments.program[0]
     end = ScriptEnd(exit_code=1, nodes=nodes, script=script, in_slurm=in_slurm)
     used = registry.registered()
@@ -223,7 +225,9 @@ def _diagnosed(
         run_directory=_directory(question, environ),
     )
     # What torchrun's nodes report is the output.
-    built_in = [each for each in registry.after_failure(job) if each.data is not TrainingLog]
+    built_in = [
+        collector for collector in registry.after_failure(job) if collector.data is not TrainingLog
+    ]
     known = with_dumps(collect([*built_in, *used.collectors], environ, [end, log]))
     known.failed.update(used.failed)
     return FailureDiagnostician(used.operators).diagnose(data_manager=known).diagnosed
@@ -235,30 +239,32 @@ def _log_of(reports: Sequence[WorkersEnd]) -> TrainingLog:
     torchrun itself prints one only when it gives up.
     """
     texts = []
-    for each in reports:
-        ended = {int(local): code for code, local in _WORKER_ENDED.findall(each.text)}
+    for report in reports:
+        ended = {int(local): code for code, local in _WORKER_ENDED.findall(report.text)}
         summary = "".join(
-            f"  host      : {each.node}\n"
-            f"  rank      : {each.rank * each.processes + local}\n"
+            f"  host      : {report.node}\n"
+            f"  rank      : {report.rank * report.processes + local}\n"
             f"  exitcode  : {code}\n"
             for local, code in ended.items()
         )
-        texts.append((each.node, f"{each.text}\n{summary}"))
+        texts.append((report.node, f"{report.text}\n{summary}"))
     log = read_output(texts)
     nodes = {
-        each.rank * each.processes + local: each.node
-        for each in reports
-        for local in range(each.processes)
+        report.rank * report.processes + local: report.node
+        for report in reports
+        for local in range(report.processes)
     }
     named = [
-        each if each.rank is None else msgspec.structs.replace(each, node=nodes.get(each.rank, ""))
-        for each in log.failures
+        failure
+        if failure.rank is None
+        else msgspec.structs.replace(failure, node=nodes.get(failure.rank, ""))
+        for failure in log.failures
     ]
     return msgspec.structs.replace(log, failures=tuple(named))
 
 
 def _plan(
-    question: RestartQuestion, found: Diagnosed | None, names: tuple[str, ...]
+    question: RestartQuestion, diagnosed: Diagnosed | None, names: tuple[str, ...]
 ) -> DiagnosisAction:
     """Return what is to be done: as for a failed script, and within what torchrun may."""
     least = question.context.least
@@ -276,7 +282,7 @@ def _plan(
         hang=question.hang,
         hangs_before=question.hangs_before,
     )
-    action = what_follows(found, job)
+    action = what_follows(diagnosed, job)
     if isinstance(action, StopJob) or not question.silent:
         return action
     silent = f"{question.silent} of {len(names) + question.silent} nodes do not answer any more"
@@ -290,7 +296,7 @@ def _plan(
 
 def _record(
     question: RestartQuestion,
-    found: Diagnosed | None,
+    diagnosed: Diagnosed | None,
     chosen: DiagnosisAction,
     clock_s: float,
     environ: Mapping[str, str],
@@ -299,8 +305,8 @@ def _record(
     if directory is None:
         return
     try:
-        if found is not None:
-            journal.Writer(directory, journal.POST_MORTEM, lambda: clock_s).append(found)
+        if diagnosed is not None:
+            journal.Writer(directory, journal.POST_MORTEM, lambda: clock_s).append(diagnosed)
         journal.Writer(directory, journal.RESTART, lambda: clock_s).append(
             planned(chosen, restart=question.restart, max_restarts=question.max_restarts)
         )
