@@ -27,7 +27,7 @@ from slurm_health.preflight.decide.policy import OnHang
 from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import ExitCode, JournalError, SlurmHealthError
 from slurm_health.records.nodeset import fold
-from slurm_health.records.script_records import REQUEUED, SCRIPT_FAILED, Diagnosed, TrainingEvent
+from slurm_health.records.script_records import Diagnosed, TrainingEvent
 from slurm_health.report.sentences import ends_for_hang
 from slurm_health.system import journal
 from slurm_health.system.processes import die_with_parent
@@ -40,7 +40,6 @@ from slurm_health.torchrun.place import OUTSIDE_SLURM, TaskPlace
 from slurm_health.torchrun.step import directory_of
 from slurm_health.training.diagnosis.collected import ScriptEnd, TrainingLog
 from slurm_health.training.diagnosis.failure import (
-    FailureDiagnostician,
     JobAtFailure,
     planned,
     what_follows,
@@ -48,16 +47,14 @@ from slurm_health.training.diagnosis.failure import (
 from slurm_health.training.diagnosis.output import read_output
 from slurm_health.training.framework import (
     CheckNodes,
+    DataCollector,
     DiagnosisAction,
     LeaveNode,
     RestartRanks,
     StopJob,
 )
-from slurm_health.training.monitor import registry
+from slurm_health.training.monitor import post_mortem, registry
 from slurm_health.training.monitor.collector import EndedJob
-from slurm_health.training.monitor.containment import collect
-from slurm_health.training.monitor.every_node import with_dumps
-from slurm_health.training.monitor.post_mortem import text_of
 from slurm_health.training.restart import check_took_s
 
 # What torchrun says of the worker that fails first: `failed (exitcode: -9) local_rank: 0 (pid: 12)`
@@ -139,12 +136,9 @@ def decide(
     """
     context, place = question.context, question.context.place
     names = tuple(dict.fromkeys([place.node, *(report.node for report in question.reports)]))
-    diagnosed = _diagnosed(question, clock_s, environ)
+    directory = _directory(question, environ)
+    diagnosed = _diagnosed(question, directory, clock_s, environ)
     chosen = _plan(question, diagnosed, names)
-    if diagnosed is not None and (
-        diagnosed.cause not in (SCRIPT_FAILED, REQUEUED) or diagnosed.failed
-    ):
-        say(text_of(diagnosed, context.arguments.program[0]).removeprefix("slurm-health: "))
     times = f"restart {question.restart} of {question.max_restarts}"
     match chosen:
         case StopJob() if question.max_restarts == 0 and question.hang is None:
@@ -157,7 +151,12 @@ def decide(
             say(
                 f"{chosen.reason}; checking {fold(chosen.nodes)} before the workers start ({times})"
             )
-    _record(question, diagnosed, chosen, clock_s, environ)
+    if directory is not None:
+        action = planned(chosen, restart=question.restart, max_restarts=question.max_restarts)
+        try:
+            journal.Writer(directory, journal.RESTART, lambda: clock_s).append(action)
+        except JournalError as err:
+            say(f"the failure is not recorded: {err}")
     if not isinstance(chosen, CheckNodes):
         return RestartDecision(next="restart" if isinstance(chosen, RestartRanks) else "stop")
     here = replace(place, start=f"{place.start}.{question.restart}")
@@ -167,7 +166,6 @@ def decide(
             port = int(server.getsockname()[1])
         here = replace(here, meeting=replace(here.meeting, port=port))
     took_s = None
-    directory = _directory(question, environ)
     if directory is not None:
         with contextlib.suppress(JournalError):  # then how long the first check took is not known
             took_s = check_took_s(measured_in(directory))
@@ -204,33 +202,44 @@ def check(context: Context, decision: RestartDecision, environ: Mapping[str, str
     return Checked(exit_code=starting if isinstance(starting, int) else None)
 
 
+class WorkersOutput(DataCollector):
+    """What the workers of all nodes wrote at last, as torchrun's nodes report it."""
+
+    kind = "job-output"
+    data = TrainingLog
+
+    def __init__(self, reports: Sequence[WorkersEnd]) -> None:
+        self._reports = reports
+
+    def collect_data(self) -> TrainingLog:
+        """Return what they wrote."""
+        return _log_of(self._reports)
+
+
 def _diagnosed(
-    question: RestartQuestion, clock_s: float, environ: Mapping[str, str]
+    question: RestartQuestion, directory: Path | None, clock_s: float, environ: Mapping[str, str]
 ) -> Diagnosed | None:
-    """Return what the workers' last words say of the cause, and in Slurm what all nodes tell."""
+    """Return what the workers' last words say of the cause, and in Slurm what all nodes say."""
     place = question.context.place
-    log = _log_of(question.reports)
     in_slurm = place.cluster != OUTSIDE_SLURM
     nodes = place.nodes if in_slurm else tuple(report.node for report in question.reports)
     script = question.context.arguments.program[0]
-    end = ScriptEnd(exit_code=1, nodes=nodes, script=script, in_slurm=in_slurm)
-    used = registry.registered()
     job = EndedJob(
-        end=end,
+        end=ScriptEnd(exit_code=1, nodes=nodes, script=script, in_slurm=in_slurm),
         environ=environ,
         node=place.node,
         directory=Path.cwd(),
         ended_s=clock_s,
         duration_s=question.ran_s,
-        run_directory=_directory(question, environ),
+        run_directory=directory,
     )
-    # What torchrun's nodes report is the output.
-    built_in = [
+    others = [
         collector for collector in registry.after_failure(job) if collector.data is not TrainingLog
     ]
-    known = with_dumps(collect([*built_in, *used.collectors], environ, [end, log]))
-    known.failed.update(used.failed)
-    return FailureDiagnostician(used.operators).diagnose(data_manager=known).diagnosed
+    collectors = [WorkersOutput(question.reports), *others]
+    return post_mortem.hold(
+        job, directory, clock=lambda: clock_s, collectors=collectors, out=sys.stderr
+    )
 
 
 def _log_of(reports: Sequence[WorkersEnd]) -> TrainingLog:
@@ -292,26 +301,6 @@ def _plan(
     if isinstance(action, RestartRanks):
         action = CheckNodes(reason=action.reason, nodes=names, evidence=action.evidence)
     return replace(action, reason=f"{silent}; {action.reason}")
-
-
-def _record(
-    question: RestartQuestion,
-    diagnosed: Diagnosed | None,
-    chosen: DiagnosisAction,
-    clock_s: float,
-    environ: Mapping[str, str],
-) -> None:
-    directory = _directory(question, environ)
-    if directory is None:
-        return
-    try:
-        if diagnosed is not None:
-            journal.Writer(directory, journal.POST_MORTEM, lambda: clock_s).append(diagnosed)
-        journal.Writer(directory, journal.RESTART, lambda: clock_s).append(
-            planned(chosen, restart=question.restart, max_restarts=question.max_restarts)
-        )
-    except JournalError as err:
-        say(f"the failure is not recorded: {err}")
 
 
 def _directory(question: RestartQuestion, environ: Mapping[str, str]) -> Path | None:
