@@ -30,7 +30,7 @@ from tabulate import tabulate
 from benchmarks.command import INTERRUPTED, count, end_as_on_interrupt
 from benchmarks.scale_node import Clock, Filesystem
 from benchmarks.scale_world import Cluster
-from slurm_health.preflight.agent.agent import AgentSettings
+from slurm_health.preflight.agent.workers import AgentSettings
 from slurm_health.preflight.master.master import SILENCE_S, Master, MasterSettings, poll_interval_s
 from slurm_health.preflight.master.run_check import load_ahead, make_localizer
 from slurm_health.preflight.session.deadlines import TimeLimits

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import heapq
 import math
 import os
@@ -16,16 +17,19 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol
 
-from slurm_health.preflight.agent.agent import Agent, AgentSettings
+from slurm_health.preflight import orders
+from slurm_health.preflight.agent.agent import Agent
 from slurm_health.preflight.agent.worker_process import (
-    ProcessStandstill,
+    Gone,
+    Line,
     Ready,
+    State,
     Worker,
-    WorkerEvent,
-    event_of,
+    line_of,
 )
-from slurm_health.preflight.agent.workers import Workers
+from slurm_health.preflight.agent.workers import AgentSettings
 from slurm_health.preflight.orders import Bell
+from slurm_health.records.records import Sampled
 
 LAUNCH_S = 0.3  # from srun's start to the agents'
 LOAD_S, LOAD_SPREAD_S = 2.5, 0.3  # a worker loads torch
@@ -93,9 +97,9 @@ class Filesystem:
         main = threading.get_ident()
 
         def seen(event: str, arguments: tuple[Any, ...]) -> None:
-            if event != "open" or ".jsonl" not in str(arguments[0]):
+            name, _, flags = arguments if event == "open" else ("", None, 0)
+            if not str(name).endswith((".jsonl", orders.NAME)):
                 return
-            name, _, flags = arguments
             self.opens[self.actor] += 1
             if not flags & _WRITES and not self.heard_of(Path(name).stem):
                 self.polls[self.actor] += 1
@@ -114,13 +118,15 @@ class Filesystem:
 class PlayedWorker(Worker):
     """A worker process that measures what the simulation says."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, **_: object) -> None:
         self.local_rank = 0
-        self.ready: Ready | None = None
-        self.torch = ""
-        self.opened = False
-        self.unusable = ""
+        self.on_cpus = True
+        self.ready = None
+        self.states = {}
+        self._process = self._watch = None
+        self._killed = False
         self._node = node
+        node.loads()
 
     def send(self, command: Mapping[str, object]) -> None:
         """Take a round, or its end."""
@@ -129,52 +135,19 @@ class PlayedWorker(Worker):
         else:
             self._node.measures(command)
 
-    def read_events(self) -> list[WorkerEvent]:
+    def read_lines(self) -> list[Line | Sampled]:
         """Return what it has said by now."""
-        return [event_of(said) for said in self._node.said()]
+        lines = [line_of(data) for data in self._node.said()]
+        for line in lines:
+            if isinstance(line, State):
+                self.states[line.state] = line
+            elif isinstance(line, Ready):
+                self.ready = line
+        return lines
 
-    def ended(self) -> str | None:
+    def gone(self) -> Gone | None:
         """Say that it lives."""
         return None
-
-    def standstill(self) -> ProcessStandstill | None:
-        """Say that it moves."""
-        return None
-
-
-class PlayedWorkers(Workers):
-    """The one worker of a simulated node."""
-
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self._workers: list[Worker] = []
-        self._due = False
-
-    def replace(self) -> None:
-        """End it; another is started."""
-        self._workers = []
-        self._due = True
-
-    def start_due(self) -> str:
-        """Start the one that is due."""
-        if self._due:
-            self._due = False
-            self._workers = [PlayedWorker(self._node)]
-            self._node.loads()
-        return ""
-
-    def wait(self, timeout_s: float, also: int | None = None) -> None:  # noqa: ARG002
-        """Refuse: the simulation waits for all."""
-        raise AssertionError(f"a simulated node was to wait {timeout_s} s by itself")
-
-    def kill(self) -> None:
-        """End it."""
-        self._workers = []
-
-    def end(self) -> str:
-        """End it."""
-        self._workers = []
-        return ""
 
 
 class PlayedBell(Bell):
@@ -249,7 +222,7 @@ class Node:
             },
             clock=cluster.clock,
             monotonic=cluster.clock,
-            make_workers=lambda **_: PlayedWorkers(self),
+            make_worker=functools.partial(PlayedWorker, self),
             bell=self._bell,
             random=self._random.random,
         )
@@ -317,8 +290,8 @@ class Node:
         """Let the worker load torch."""
         self._events.clear()
         load_s = LOAD_S + self._random.uniform(0.0, LOAD_SPREAD_S)
-        self.says(load_s, {"event": "loaded", "torch": "2.4.0"})
-        self.says(load_s, {"event": "opened"})
+        self.says(load_s, {"event": "state", "state": "loaded", "torch": "2.4.0"})
+        self.says(load_s, {"event": "state", "state": "opened"})
         self.says(load_s, _ready(load_s))
 
     def measures(self, command: Mapping[str, Any]) -> None:
@@ -346,13 +319,13 @@ class Node:
     ) -> dict[str, Any]:
         typical_ms = _TYPICAL_MS.get(probe["name"], 5.0) * factor
         return {
-            "event": "sample",
+            "kind": "sampled",
             "round": index,
             "probe": probe["name"],
             "quantity": "",
             "scope": probe["scope"],
             "iteration_ms": [
-                typical_ms * self._random.lognormvariate(0.0, _NOISE) for _ in range(_ITERATIONS)
+                [typical_ms * self._random.lognormvariate(0.0, _NOISE) for _ in range(_ITERATIONS)]
             ],
             "world_size": ranks if probe["scope"] == "pair" else 1,
             "total_bytes": 1 << 24,

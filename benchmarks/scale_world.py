@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.scale_node import LAUNCH_S, LOAD_S, LOAD_SPREAD_S, Bad, Clock, Filesystem, Node
 from slurm_health.preflight import orders
-from slurm_health.preflight.agent.agent import AgentSettings
+from slurm_health.preflight.agent.workers import AgentSettings
 from slurm_health.records.records import AgentsLost
 
 
@@ -100,7 +100,7 @@ class Cluster:
         """Tell whether whoever opens this file to read it was told that it has news."""
         if self._files.actor == "agents":
             node = self.awake
-            if file != orders.ORDERS or node is None:
+            if f"{file}.txt" != orders.NAME or node is None:
                 return True  # its own file, when it starts
             heard, node.heard = node.heard, False
             return heard

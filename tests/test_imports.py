@@ -17,7 +17,6 @@ SELDOM = (
     "filelock",
     "difflib",
     "slurm_health.preflight.localize.localizer",
-    "slurm_health.preflight.session.gpt_sizing",
     "slurm_health.system.slurm.client",
 )
 

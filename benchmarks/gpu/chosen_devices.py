@@ -6,10 +6,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.step import Amount, Figure, Section, Step
-from slurm_health.preflight.agent.workers import Workers
+from slurm_health.preflight.agent.worker_process import Gone
+from slurm_health.preflight.agent.workers import AgentSettings, Workers
+from slurm_health.records.records import Record, WorkersFailed, WorkersReady
 
 _LIMIT_S = 120.0
 _CUDA = "CUDA_VISIBLE_DEVICES"
@@ -79,35 +82,36 @@ def _tried(machine: Machine, case: Case) -> Figure:
 
 def _first_words(machine: Machine, environ: Mapping[str, str]) -> str:
     """Return what the workers of a node say once they have started, or why they do not."""
-    workers = Workers(
+    said: list[Record] = []
+    settings = AgentSettings(
+        node="here",
+        directory=Path(),
+        run_id="",
+        launch=0,
         python=machine.python,
-        on_cpus=1,
+        poll_s=1.0,
+        silence_s=_LIMIT_S,
+    )
+    workers = Workers(
+        settings,
         address="127.0.0.1",
         environ={**machine.environ, **environ},
+        say=said.append,
         monotonic=time.monotonic,
     )
     try:
         workers.replace()
-        obstacle = workers.start_due()
         give_up = time.monotonic() + _LIMIT_S
-        while not obstacle and not workers.ready and time.monotonic() < give_up:
+        while not said and time.monotonic() < give_up:
             workers.wait(1.0)
-            obstacle = _heard(workers)
-        if obstacle:
-            return obstacle
-        if not workers.ready:
-            return f"nothing within {_LIMIT_S:.0f} s"
-        return f"{len(workers)} ready with {workers.ready[0].backend}"
+            for worker, line in workers.lines():
+                if isinstance(line, Gone):
+                    return "".join(state.detail for state in worker.states.values()) or line.how
+        match said:
+            case [WorkersReady() as ready]:
+                return f"{len(ready.devices)} ready with {ready.backend}"
+            case [WorkersFailed() as failed]:
+                return failed.reason
+        return f"nothing within {_LIMIT_S:.0f} s"
     finally:
         workers.end()
-
-
-def _heard(workers: Workers) -> str:
-    """Note which worker is ready; return how one ended, if one did."""
-    for worker in workers:
-        ended = worker.ended()  # before: what it said until then is read
-        for event in worker.read_events():
-            worker.hears_start(event)
-        if ended is not None:
-            return ended
-    return ""

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""5: what a GPT of each size takes, against its estimate, and what running out of memory does."""
+"""5: what a GPT of each size takes, and what running out of memory does."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,15 +11,7 @@ from benchmarks.gpu import worker_bench
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.probe_spread import workers
 from benchmarks.gpu.step import Amount, Figure, NotMeasured, Section, Step
-from slurm_health.preflight.session.gpt_sizing import (
-    CONTEXT_BYTES,
-    CPU,
-    TABLE,
-    GptModel,
-    bytes_needed,
-    least_free_bytes,
-    to_options,
-)
+from slurm_health.preflight.probes.sizes import CPU, TABLE, GptModel
 from slurm_health.records.probe_catalog import BUILT_IN
 
 _PROBES = {each.name: each for each in BUILT_IN}
@@ -35,11 +26,11 @@ def steps(amount: Amount) -> list[Step]:
     sized = [
         Step(
             name=f"{model.layers} layers of {model.hidden}, batch of {model.batch}",
-            does=f"train two steps; {bytes_needed(model) / 1e9:.1f} GB are estimated",
+            does=f"train two steps on a device with {least_gb:.1f} GB free",
             takes_s=40.0,
-            measure=partial(_sized, model),
+            measure=partial(_sized, least_gb, model),
         )
-        for model in TABLE[: amount.gpt_sizes]
+        for least_gb, model in TABLE[: amount.gpt_sizes]
     ]
     does = "train with a batch that cannot fit, then see that the same process still measures"
     return [*sized, Step(name="no memory", does=does, takes_s=60.0, measure=_without_memory)]
@@ -48,43 +39,37 @@ def steps(amount: Amount) -> list[Step]:
 SECTION = Section(number=5, title="memory of the GPTs", steps=steps)
 
 
-def _sized(model: GptModel, machine: Machine) -> list[Figure]:
+def _sized(least_gb: float, model: GptModel, machine: Machine) -> list[Figure]:
     with workers(machine) as bench:
         small = machine.on_cpus or bool(bench.work.reduced())
         if small:
-            model = replace(CPU, batch=2)  # what estimates are for is not there: see that it runs
+            model = CPU._replace(
+                batch=2
+            )  # what the row is meant for is not there: see that it runs
         free_bytes = min(int(each["free_bytes"]) for each in bench.ready)
-        if least_free_bytes(model) > free_bytes:
-            text = f"needs {least_free_bytes(model) / 1e9:.0f} GB, {free_bytes / 1e9:.0f} are free"
+        if least_gb * 1e9 > free_bytes and not small:
+            text = f"is meant for {least_gb:.0f} GB, {free_bytes / 1e9:.0f} are free"
             return [Figure(name="left out", value=text)]
-        (sample,) = _run(bench, "gpt_fit", to_options(model))
-    return compared(model, sample["figures"], small=small)
+        (sample,) = _run(bench, "gpt_fit", model.options())
+    return fitted(model, sample["figures"], small=small)
 
 
-def compared(model: GptModel, fit: Mapping[str, int], *, small: bool) -> list[Figure]:
-    """Return the peak beside the estimate by which the model was chosen.
-
-    The peak is that of torch's allocator, so the driver's context, which a model is chosen with
-    room for, is in neither.
-    """
-    peak_bytes, batch = fit["peak_bytes"], fit["micro_batch"]
-    estimate_bytes = bytes_needed(model) - CONTEXT_BYTES
+def fitted(model: GptModel, fit: Mapping[str, int], *, small: bool) -> list[Figure]:
+    """Return the peak of torch's allocator, and the batch that fits beside that of the row."""
     wrong = ""
-    if batch < model.batch and not small:
-        wrong = f"only {batch} fit, though the estimate says that {model.batch} do"
+    if fit["micro_batch"] < model.batch and not small:
+        wrong = f"only {fit['micro_batch']} fit, though the row has {model.batch}"
     return [
-        Figure(name="estimate", value=round(estimate_bytes / 1e9, 3), unit="GB"),
-        Figure(name="peak", value=round(peak_bytes / 1e9, 3), unit="GB"),
-        Figure(name="peak / estimate", value=round(peak_bytes / estimate_bytes, 3)),
-        Figure(name="sequences that fit", value=batch, wrong=wrong),
+        Figure(name="peak", value=round(fit["peak_bytes"] / 1e9, 3), unit="GB"),
+        Figure(name="sequences that fit", value=fit["micro_batch"], wrong=wrong),
     ]
 
 
 def _without_memory(machine: Machine) -> list[Figure]:
-    base = CPU if machine.on_cpus else TABLE[-1]
+    base = CPU if machine.on_cpus else TABLE[-1][1]
     batch = _TOO_MANY_SEQUENCES if machine.on_cpus else _TOO_MANY_ON_ACCELERATORS
     with workers(machine) as bench:
-        said, wrong = _overfill(bench, replace(base, batch=batch))
+        said, wrong = _overfill(bench, base._replace(batch=batch))
         exact = _run(bench, "values", {})[0]["figures"]
     return [
         Figure(name="without memory", value=said, wrong=wrong),
@@ -95,7 +80,7 @@ def _without_memory(machine: Machine) -> list[Figure]:
 def _overfill(bench: worker_bench.Bench, model: GptModel) -> tuple[str, str]:
     """Return what the probe says, and what is wrong with that."""
     try:
-        bench.run(_PROBES["gpt"], to_options(model))
+        bench.run(_PROBES["gpt"], model.options())
     except worker_bench.Failed as err:
         return str(err), "taken for a fault of the node"
     except worker_bench.NotMeasured as err:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from benchmarks.gpu.machine import Machine
-from slurm_health.preflight.session.gpt_sizing import TABLE
+from slurm_health.preflight.probes.sizes import TABLE
 
 
 class NotMeasured(Exception):

@@ -17,16 +17,9 @@ from typing import Any
 import msgspec
 
 from slurm_health.preflight.agent import node_facts
-from slurm_health.preflight.agent.worker_process import Worker, end_together
-from slurm_health.preflight.session.gpt_sizing import (
-    CPU,
-    GptModel,
-    TooLittleMemory,
-    choose,
-    to_options,
-)
+from slurm_health.preflight.agent.worker_process import Line, Worker, end_together
+from slurm_health.preflight.probes.sizes import CPU, choose, work_for
 from slurm_health.preflight.session.measurement import reduced_ms
-from slurm_health.preflight.session.work_sizing import work_for
 from slurm_health.records.probe_catalog import Probe, Scope
 from slurm_health.records.records import Sampled, WorkersReady
 
@@ -131,11 +124,20 @@ class Bench:
             self._selector.select(1.0)
             for worker, events in zip(self.workers, said, strict=True):
                 # In this order: what a worker said before it ended is read.
-                ended = worker.ended()
-                events.extend(msgspec.to_builtins(event) for event in worker.read_events())
-                if ended is not None:
-                    raise NotMeasured(f"the worker of device {worker.local_rank} {ended}")
+                gone = worker.gone()
+                events.extend(map(_plain, worker.read_lines()))
+                if gone is not None:
+                    raise NotMeasured(f"the worker of device {worker.local_rank} {gone.how}")
         return said
+
+
+def _plain(line: Line | Sampled) -> dict[str, Any]:
+    """Return a line as a dictionary; what a worker measured alone as the event `sample`."""
+    if not isinstance(line, Sampled):
+        builtins: dict[str, Any] = msgspec.to_builtins(line)
+        return builtins
+    fields = msgspec.structs.asdict(line)
+    return {**fields, "event": "sample", "iteration_ms": line.iteration_ms[0]}
 
 
 def _as_node(ready: Mapping[str, Any]) -> WorkersReady:
@@ -155,13 +157,10 @@ def _as_node(ready: Mapping[str, Any]) -> WorkersReady:
 def model_options(bench: Bench) -> dict[str, object]:
     """Return the options of the GPT that these devices would get in a check."""
     if bench.ready[0]["backend"] == "gloo":
-        return dict(to_options(CPU))
+        return dict(CPU.options())
     free_bytes = min(int(each["free_bytes"]) for each in bench.ready)
     chosen = choose(free_bytes, min(float(each["gflop_per_s"]) for each in bench.ready))
-    if isinstance(chosen, TooLittleMemory):
-        raise NotMeasured(str(chosen))
-    assert isinstance(chosen, GptModel)
-    return dict(to_options(chosen))
+    return dict(chosen.options())
 
 
 def rows_of(bench: Bench, probe: Probe, options: Mapping[str, object], runs: int) -> list[Row]:

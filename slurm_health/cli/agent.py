@@ -13,8 +13,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from slurm_health.preflight.agent.agent import Agent, AgentSettings
-from slurm_health.preflight.agent.lookout import JournalNotVisible
+from slurm_health.preflight.agent.agent import Agent
+from slurm_health.preflight.agent.order_poller import JournalNotVisible
+from slurm_health.preflight.agent.workers import AgentSettings
 from slurm_health.records.errors import ExitCode, SlurmHealthError, UsageError
 from slurm_health.system.signals import FOR_SCRIPT
 

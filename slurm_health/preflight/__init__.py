@@ -7,7 +7,6 @@ What is pure decides; what stands beside it performs.
     decide          verdict -> what becomes of the job and its nodes. Pure
     session         journal -> the master's next step. Pure
     expectations    what a healthy device of a known model reaches. Pure
-    order_lines     the lines by which the master tells its agents what to do. Pure
     orders          the file of those lines, each agent reads its own part; the doorbell
     job_spec        all that was asked for a job, from submission to check and journal
     options         the options that ask for it: on command lines, in variables, in scripts

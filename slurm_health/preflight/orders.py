@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The master's orders to its agents: `orders.jsonl`, beside the journal and made from it.
+"""The master's orders to its agents: `orders.txt`, beside the journal and made from it.
 
 What the master decides stands in `master.jsonl`, and there first. An agent reads none of that: it
-would be every group of every round. Here it reads short lines and, by its number, its own part of a
-round (`preflight.order_lines` has the format). Nothing that decides or reports reads this file.
+would be every group of every round. Here it reads short lines, which are for all agents, and its
+own row of a round. Nothing that decides or reports reads this file.
+
+Each line is JSON, and short however many nodes there are: a record of the master's without what
+differs between nodes. After a line with `rows` come that many, of `width` bytes each, in the order
+of the nodes' names. The rows of the first line are the names themselves, so that an agent knows its
+number; those of a round are `group address port`, empty for who takes no part.
 
 The doorbell says that there is something new to read, and no more. Its channel is there already:
 the standard streams of the step, which srun forwards. An agent that has written prints a line with
@@ -13,64 +18,77 @@ is lost, torn or late costs time, because each side also looks by itself now and
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import errno
+import io
 import os
 import stat
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
-from slurm_health.preflight import order_lines as orders
 from slurm_health.records import records
+from slurm_health.records.decoding import JsonDecoder
 from slurm_health.records.text import LineBuffer
-from slurm_health.records.verdict import NodeVerdict
 from slurm_health.system import journal, private_files
 
-ORDERS = "orders"
-NAME = f"{ORDERS}.jsonl"
+NAME = "orders.txt"
 # A line is read with what follows it, up to this: seldom more than one read.
 _AHEAD_BYTES = 2048
 _RING = b"slurm-health: news of "
 _ALL = b"slurm-health: news\n"
 _MOST_BYTES = 65536  # of what is read at once, and kept of a line that does not end
+_Numbers = list[tuple[int, int]]  # nodes by their numbers, as ranges: first and last
+
+
+class _Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One line. `to` are the nodes that it is for, all where none are named."""
+
+    record: (
+        records.RoundStarted
+        | records.GroupAborted
+        | records.AgentsLaunched
+        | records.MasterWaits
+        | records.VerdictReached
+    )
+    to: _Numbers = []
+    width: int = 0
+    rows: int = 0
+    run_id: str = ""  # of the first line
+    secret: str = ""  # so, which names the meetings of groups and stands nowhere else
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = JsonDecoder[_Order](_Order)
+_STAY = records.MasterWaits(reason="")
 
 
 class OrderWriter:
-    """Appends to the orders of one run, of which there is one master at a time."""
+    """Appends to the orders of one run, of which there is one master."""
 
     def __init__(self, directory: Path, run_id: str, nodes: Sequence[str]) -> None:
-        """Begin the orders, or go on with those of a master that died.
+        """Begin the orders.
 
         Raises:
             JournalError: the file cannot be written.
         """
         self.path = directory / NAME
-        self._numbers = orders.numbers_of(nodes)
+        names = sorted(nodes)
+        self._numbers = {name: number for number, name in enumerate(names)}
         try:
             with (
                 journal.opened(directory, os.geteuid(), make=True) as run,
                 private_files.opened(run, NAME, os.O_RDWR, make=True) as file,
             ):
-                blocks = _Blocks(file)
-                for _ in blocks:
-                    pass
-                os.ftruncate(file, blocks.offset)  # what the other one did not write whole
+                os.ftruncate(file, 0)
         except OSError as err:
             raise journal.unusable(self.path, "written", err) from err
-        if not blocks.offset:
-            self._write(orders.beginning(run_id, nodes))
-
-    def conclude(
-        self, verdict: records.VerdictReached, nodes: Collection[str], reason: str
-    ) -> None:
-        """Write who trains, for the processes of `slurm-health run`.
-
-        Raises:
-            JournalError: the file cannot be written.
-        """
-        self._write(orders.training(verdict, nodes, reason, self._numbers))
+        first = _Order(record=_STAY, run_id=run_id, secret=os.urandom(16).hex())
+        self._write(_with_rows(first, [name.encode() for name in names]))
 
     def append(self, *new: records.Record) -> bool:
         """Write what agents are to hear of records that stand in the journal; tell if that is any.
@@ -78,10 +96,48 @@ class OrderWriter:
         Raises:
             JournalError: the file cannot be written.
         """
-        blocks = orders.blocks(new, self._numbers)
-        if blocks:
-            self._write(blocks)
-        return bool(blocks)
+        lines: list[bytes] = []
+        stopped: dict[tuple[int, bool], list[str]] = {}
+        for record in new:
+            match record:
+                case records.RoundStarted(groups=groups, rendezvous=meetings):
+                    rows = [b""] * len(self._numbers)
+                    for group, at in zip(groups, meetings, strict=True):
+                        for node in group if at.port else ():
+                            row = f"{','.join(group)} {at.address} {at.port}"
+                            rows[self._numbers[node]] = row.encode()
+                    common = replace(record, groups=[], rendezvous=[], absent=[])
+                    lines.append(_with_rows(_Order(record=common), rows))
+                case records.GroupAborted(round=index, group=group, timed_out=timed_out):
+                    stopped.setdefault((index, timed_out), []).extend(group)
+                case records.AgentsLaunched(nodes=nodes):
+                    order = _Order(record=replace(record, nodes=[]), to=self._ranges(nodes))
+                    lines.append(_encoder.encode(order) + b"\n")
+                case records.MasterWaits():
+                    lines.append(_encoder.encode(_Order(record=_STAY)) + b"\n")
+                case records.VerdictReached() | records.JobOutcome():
+                    over = _Order(record=records.VerdictReached(nodes=[]))
+                    lines.append(_encoder.encode(over) + b"\n")
+                case _:
+                    pass
+        for (index, timed_out), nodes in stopped.items():
+            # Whose failure it was, if one's, stands in the master's file.
+            reason = "the deadline of the round has passed" if timed_out else "a member failed"
+            stop = records.GroupAborted(round=index, group=[], reason=reason, timed_out=timed_out)
+            order = _Order(record=stop, to=self._ranges(nodes))
+            lines.append(_encoder.encode(order) + b"\n")
+        if lines:
+            self._write(b"".join(lines))
+        return bool(lines)
+
+    def _ranges(self, nodes: Iterable[str]) -> _Numbers:
+        ranges: _Numbers = []
+        for number in sorted(self._numbers[node] for node in nodes):
+            if ranges and ranges[-1][1] == number - 1:
+                ranges[-1] = (ranges[-1][0], number)
+            else:
+                ranges.append((number, number))
+        return ranges
 
     def _write(self, data: bytes) -> None:
         try:
@@ -96,25 +152,35 @@ class OrderWriter:
             raise journal.unusable(self.path, "written", err) from err
 
 
-class Training(msgspec.Struct, frozen=True, kw_only=True):
-    """Who trains, by their numbers, and why; the verdict on this node where it does not."""
+def _with_rows(order: _Order, rows: Sequence[bytes]) -> bytes:
+    """Return an order with a row for each node, all of the same width."""
+    width = max(map(len, rows)) + 1
+    line = _encoder.encode(replace(order, width=width, rows=len(rows))) + b"\n"
+    return line + b"".join(row.ljust(width - 1) + b"\n" for row in rows)
 
-    nodes: orders.Numbers
-    reason: str
-    verdict: NodeVerdict | None
+
+class _Rows(NamedTuple):
+    """The rows behind a line, of an open file."""
+
+    file: int
+    begin: int
+    width: int
+
+    def row(self, number: int) -> bytes:
+        """Return a row without what fills it."""
+        return os.pread(self.file, self.width, self.begin + number * self.width).rstrip(b" \n")
 
 
 class OrderReader:
     """Reads what concerns one node, as records in which nothing else is.
 
-    Whatever else the master says is read as that it is there. `training` is None until it is
-    decided, which only `slurm-health run` does.
+    Whatever else the master says is read as that it is there.
     """
 
     def __init__(self, directory: Path, node: str) -> None:
         self.path = directory / NAME
         self.run_id = ""
-        self.training: Training | None = None
+        self.secret = ""
         self._node = node
         self._number = 0
         self._offset = 0
@@ -131,7 +197,7 @@ class OrderReader:
                 journal.opened(self.path.parent, os.geteuid()) as run,
                 private_files.opened(run, NAME) as file,
             ):
-                return self._read(_Blocks(file, self._offset))
+                return self._read(file)
         except FileNotFoundError:
             return []
         except OSError as err:
@@ -139,107 +205,55 @@ class OrderReader:
                 return []
             raise journal.unusable(self.path, "read", err) from err
 
-    def _read(self, blocks: _Blocks) -> list[records.Record]:
-        found: list[records.Record] = []
-        for order in blocks:
+    def _read(self, file: int) -> list[records.Record]:
+        """Return what stands whole behind the last order.
+
+        A network filesystem shows the length of a file before what was written.
+        """
+        news: list[records.Record] = []
+        size = os.fstat(file).st_size
+        lines = io.BufferedReader(io.FileIO(file, closefd=False), _AHEAD_BYTES)
+        while self._offset < size:
+            lines.seek(self._offset)
+            line = lines.readline()
+            begin = self._offset + len(line)
             try:
-                found.append(self._heard(blocks, order))
+                order = _decoder.decode(line)
+                end = begin + order.rows * order.width
+                if not line.endswith(b"\n") or end > size:
+                    break  # it is being written
+                rows = _Rows(file, begin, order.width)
+                if order.run_id:
+                    name = self._node.encode()
+                    self._number = bisect.bisect_left(range(order.rows), name, key=rows.row)
+                    if rows.row(self._number) != name:
+                        break  # this node is none of that run's
+                    self.run_id, self.secret = order.run_id, order.secret
+                row = rows.row(self._number).decode() if order.rows else ""
+                news.append(self._own(order, row.split()))
             except ValueError:
-                break  # a network filesystem shows the length before what was written
-        self._offset = blocks.offset
-        return found
+                break
+            self._offset = end
+        return news
 
-    def _heard(self, blocks: _Blocks, order: orders.AnyOrder) -> records.Record:
-        match order:
-            case orders.Begin(run_id=run_id, cells=cells):
-                self._number = orders.number_in(cells, blocks.cell, self._node)
-                self.run_id = run_id
-            case orders.BeginRound():
-                if part := blocks.part(self._number):
-                    started = orders.round_of(order, part)
-                    self._group = started.groups[0]
-                    return started
-            case orders.Stop(round=index, nodes=nodes, timed_out=timed_out):
-                if orders.names(nodes, self._number):
-                    return _stopped(index, self._group, timed_out=timed_out)
-            case orders.Train(nodes=nodes, reason=reason):
-                verdict = orders.verdict_in(blocks.part(self._number))
-                self.training = Training(nodes=nodes, reason=reason, verdict=verdict)
-            case orders.Launch(launch=launch, nodes=nodes, light=light):
-                if orders.names(nodes, self._number):
-                    return records.AgentsLaunched(launch=launch, nodes=[self._node], light=light)
-            case orders.Leave():
-                return records.VerdictReached(nodes=[])
-            case _:
-                pass
-        return records.MasterWaits(reason="")
-
-
-class _Blocks:
-    """The whole blocks of an open file, from an offset on.
-
-    `offset` is behind the last one whose successor was asked for: one that breaks off has it again.
-    """
-
-    def __init__(self, file: int, offset: int = 0) -> None:
-        self.offset = offset
-        self._file = file
-        self._size = os.fstat(file).st_size
-        self._order: orders.AnyOrder | None = None
-        self._table = 0
-        self._ahead, self._ahead_from = b"", 0
-
-    def __iter__(self) -> Iterator[orders.AnyOrder]:
-        while self.offset < self._size:
-            line = self._line()
-            try:
-                order = orders.decode(line)
-            except ValueError:
-                return
-            self._order, self._table = order, self.offset + len(line)
-            end = self._table + order.follow_bytes
-            if end > self._size:
-                return  # it is being written
-            yield order
-            self.offset = end
-
-    def cell(self, number: int) -> bytes:
-        """Return a cell of the table of the block that was yielded last."""
-        assert self._order is not None
-        return self._read(self._table + number * self._order.width, self._order.width)
-
-    def part(self, number: int) -> bytes:
-        """Return a node's part in the text of that block, empty where it has none."""
-        assert self._order is not None
-        place = orders.place_in_text(self.cell(number))
-        if place is None:
-            return b""
-        text = self._table + self._order.cells * self._order.width
-        return self._read(text + place[0], place[1])
-
-    def _line(self) -> bytes:
-        """Return the line at `offset`, with its end if it has one."""
-        length = _AHEAD_BYTES
-        while True:
-            line, newline, _ = self._read(self.offset, length).partition(b"\n")
-            if newline or self.offset + length >= self._size:
-                return line + newline
-            length *= 2
-
-    def _read(self, start: int, length: int) -> bytes:
-        """Return these bytes, from what was read last if they are in it."""
-        length = min(length, self._size - start)
-        known = start - self._ahead_from
-        if known < 0 or known + length > len(self._ahead):
-            self._ahead = os.pread(self._file, length, start)
-            self._ahead_from, known = start, 0
-        return self._ahead[known : known + length]
-
-
-def _stopped(index: int, group: list[str], *, timed_out: bool) -> records.GroupAborted:
-    """Return the end of a group; whose failure it was, if one's, stands in the master's file."""
-    reason = "the deadline of the round has passed" if timed_out else "a member failed"
-    return records.GroupAborted(round=index, group=group, reason=reason, timed_out=timed_out)
+    def _own(self, order: _Order, row: Sequence[str]) -> records.Record:
+        """Return an order as a record of this node's."""
+        if order.to and not any(first <= self._number <= last for first, last in order.to):
+            return _STAY
+        match order.record:
+            case records.RoundStarted() if not row:
+                return _STAY
+            case records.RoundStarted():
+                group, address, port = row
+                self._group = group.split(",")
+                meeting = records.Rendezvous(address=address, port=int(port))
+                return replace(order.record, groups=[self._group], rendezvous=[meeting])
+            case records.GroupAborted():
+                return replace(order.record, group=self._group)
+            case records.AgentsLaunched():
+                return replace(order.record, nodes=[self._node])
+            case other:
+                return other
 
 
 class Bell:

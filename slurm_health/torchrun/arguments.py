@@ -196,101 +196,73 @@ def trains_alone(arguments: Arguments) -> bool:
 
 def command_line(arguments: Arguments, team: Team | None, environ: Mapping[str, str]) -> list[str]:
     """Return torchrun's arguments, for one node of a team, or for one that trains alone."""
-    added = [] if team is None else _added(arguments, team, environ)
-    # The last of several counts, so what is added holds whatever the user wrote.
-    return [*arguments.options, *added, *arguments.program]
-
-
-def _added(arguments: Arguments, team: Team, environ: Mapping[str, str]) -> list[str]:
     given = arguments.given
-    added = []
-    if "nnodes" not in given or arguments.checks:
-        added.append(f"--nnodes={_nnodes(given, team)}")
-    may_grow = team.open and _is_range(given)
-    if len(team.nodes) == 1 and not may_grow and given.keys() <= _SETS_NO_MEETING:
-        return added  # torchrun meets itself, on a port that is free
-    backend = given.get("rdzv_backend") or ("static" if _wants_static(given) else "c10d")
-    if backend == "static":
-        return added + _static(given, team, environ)
-    if "rdzv_backend" not in given:
-        added.append(f"--rdzv-backend={backend}")
-    if "rdzv_id" not in given:
-        added.append(f"--rdzv-id={team.rendezvous_id}")
-    return added + (_c10d(given, team, environ) if backend == "c10d" else [])
-
-
-def _nnodes(given: Mapping[str, str], team: Team) -> str:
-    """Return how many nodes torchrun is to train on: those that are to, or a range.
-
-    A range goes up to those that are to, because torchrun would wait for more that do not come;
-    where others may come it is as the user wrote it. The static rendezvous knows no range.
-    """
-    count = len(team.nodes)
-    if not _is_range(given):
-        return str(count)
-    if team.open:
-        return given["nnodes"]
-    least, _ = node_range(given["nnodes"])
-    return f"{least}:{count}" if least < count else str(count)
-
-
-def _is_range(given: Mapping[str, str]) -> bool:
-    """Tell whether the number of nodes may change while they train."""
-    backend = given.get("rdzv_backend") or ("static" if _wants_static(given) else "c10d")
-    least, most = node_range(given.get("nnodes", "1"))
-    return least < most and backend != "static"
-
-
-def _wants_static(given: Mapping[str, str]) -> bool:
-    """Tell whether only options were given that torchrun heeds with its static rendezvous."""
-    return "rdzv_endpoint" not in given and bool(
-        {"node_rank", "master_addr", "master_port"} & given.keys()
-    )
-
-
-def _static(given: Mapping[str, str], team: Team, environ: Mapping[str, str]) -> list[str]:
-    added = []
-    if "node_rank" not in given or team.left_out:
-        added.append(f"--node-rank={team.nodes.index(team.node)}")
-    if "rdzv_endpoint" in given:
-        return added + _moved_endpoint(given["rdzv_endpoint"], team)
-    host, number = _meeting_point(given, team, environ)
-    if host != given.get("master_addr"):
-        added.append(f"--master-addr={host}")
-    if "master_port" not in given:
-        added.append(f"--master-port={number}")
-    return added
-
-
-def _c10d(given: Mapping[str, str], team: Team, environ: Mapping[str, str]) -> list[str]:
-    if "rdzv_endpoint" in given:
-        return _moved_endpoint(given["rdzv_endpoint"], team)
-    host, number = _meeting_point(given, team, environ)
-    added = [f"--rdzv-endpoint={bracketed(host)}:{number}"]
-    if host == team.host and "rdzv_conf" not in given:
-        # torchrun would compare names, which fails where a node is known by several.
-        is_host = f"is_host={int(team.node == team.nodes[0])}"
-        last_call = f",last_call_timeout={_LAST_CALL_S}" if _is_range(given) else ""
-        added.append(f"--rdzv-conf={is_host}{last_call}")
-    return added
+    added: dict[str, str] = {}
+    replaced: set[str] = set()
+    if team is not None:
+        static_options = {"node_rank", "master_addr", "master_port"} & given.keys()
+        wants_static = "rdzv_endpoint" not in given and bool(static_options)
+        backend = given.get("rdzv_backend") or ("static" if wants_static else "c10d")
+        least, most = node_range(given.get("nnodes", "1"))
+        is_range = least < most and backend != "static"
+        count = len(team.nodes)
+        # A range goes up to those that train: torchrun would wait for more, which do not come.
+        # Where others may come it is as the user wrote it. The static rendezvous knows no range.
+        within = given.get("nnodes") if team.open else f"{least}:{count}"
+        added["nnodes"] = (
+            within if is_range and within and (team.open or least < count) else str(count)
+        )
+        replaced |= {"nnodes"} if arguments.checks else set()
+        meets_itself = count == 1 and not (team.open and is_range)  # on a port that is free
+        if not meets_itself or not given.keys() <= _SETS_NO_MEETING:
+            if backend == "c10d":
+                added["rdzv_backend"] = backend
+            if backend == "static":
+                added["node_rank"] = str(team.nodes.index(team.node))
+                replaced |= {"node_rank"} if team.left_out else set()
+            else:
+                added["rdzv_id"] = team.rendezvous_id
+            where, moved = _meeting_point(given, team, environ, backend)
+            added |= where
+            replaced |= moved
+            ours = f"{bracketed(team.host)}:"
+            if not moved and added.get("rdzv_endpoint", "").startswith(ours):
+                # torchrun would compare names, which fails where a node is known by several.
+                last_call = f",last_call_timeout={_LAST_CALL_S}" if is_range else ""
+                added["rdzv_conf"] = f"is_host={int(team.node == team.nodes[0])}{last_call}"
+    words = [
+        f"--{name.replace('_', '-')}={value}"
+        for name, value in added.items()
+        if name not in given or name in replaced
+    ]
+    # The last of several counts, so what is added holds whatever the user wrote.
+    return [*arguments.options, *words, *arguments.program]
 
 
 def _meeting_point(
-    given: Mapping[str, str], team: Team, environ: Mapping[str, str]
-) -> tuple[str, str]:
-    """Return host and port: as given, as in the variables that training scripts use, or ours."""
-    host, number = master_address(given, environ)
-    host = host or team.host
-    return (team.host if _is_left_out(host, team) else host), number or str(team.port)
+    given: Mapping[str, str], team: Team, environ: Mapping[str, str], backend: str
+) -> tuple[dict[str, str], set[str]]:
+    """Return the options for where nodes meet, and which of them replace what the user gave.
 
+    They are as given, as in the variables that training scripts use, or ours. What names a node
+    that is left out moves to the first one that trains.
+    """
 
-def _moved_endpoint(endpoint: str, team: Team) -> list[str]:
-    """Return nothing, or the endpoint on a node that takes part where the user's does not."""
-    host, number = host_and_port(endpoint)
-    if not _is_left_out(host, team):
-        return []
-    return [f"--rdzv-endpoint={bracketed(team.host)}:{number or team.port}"]
+    def is_left_out(host: str) -> bool:
+        return bool({host, host.partition(".")[0]} & set(team.left_out))
 
-
-def _is_left_out(host: str, team: Team) -> bool:
-    return bool({host, host.partition(".")[0]} & set(team.left_out))
+    if backend not in ("static", "c10d"):
+        return {}, set()
+    if "rdzv_endpoint" in given:
+        host, number = host_and_port(given["rdzv_endpoint"])
+        if not is_left_out(host):
+            return {}, set()
+        endpoint = f"{bracketed(team.host)}:{number or team.port}"
+        return {"rdzv_endpoint": endpoint}, {"rdzv_endpoint"}
+    named, number = master_address(given, environ)
+    host = team.host if not named or is_left_out(named) else named
+    number = number or str(team.port)
+    if backend == "c10d":
+        return {"rdzv_endpoint": f"{bracketed(host)}:{number}"}, set()
+    moved = {"master_addr"} if host != given.get("master_addr") else set()
+    return {"master_addr": host, "master_port": number}, moved

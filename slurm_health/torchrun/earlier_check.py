@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_health.records.errors import ExitCode
-from slurm_health.records.record_codec import Entry
 from slurm_health.records.records import Disposition, JobOutcome, RunStarted, VerdictReached
 from slurm_health.system import journal
 from slurm_health.torchrun.place import TaskPlace
@@ -42,15 +41,27 @@ def find(own: Path, place: TaskPlace, probes: Collection[str]) -> EarlierCheck |
     if place.chosen_start:
         return None
     try:
-        runs = journal.runs_of(own.parents[2], place.cluster, own.parent.name)
+        runs = [
+            run
+            for run in journal.runs_of(own.parents[2], place.cluster, own.parent.name)
+            if run != own and (journal.attempt_and_check(run.name) or (-1,))[0] == place.attempt
+        ]
     except OSError:
         return None
-    this_attempt = [run for run in runs if run != own and _attempt(run) == place.attempt]
-    if not this_attempt:
-        return None
-    directory = this_attempt[-1]
-    entries = journal.read_all(directory, journal.MASTER)
-    started, verdict, ended_s = _told(entries)
+    started: RunStarted | None = None
+    verdict: VerdictReached | None = None
+    ended_s: float | None = None
+    for entry in journal.read_all(runs[-1], journal.MASTER) if runs else ():
+        match entry.record:
+            case RunStarted() as record:
+                started = record
+            case VerdictReached() as record:
+                verdict = record
+            case JobOutcome(disposition=disposition, exit_code=code):
+                goes_on = disposition is Disposition.PROCEED and code != ExitCode.UNAVAILABLE
+                ended_s = entry.time_s if goes_on else None
+            case _:
+                pass
     if started is None or verdict is None or ended_s is None:
         return None
     fits = (
@@ -59,13 +70,7 @@ def find(own: Path, place: TaskPlace, probes: Collection[str]) -> EarlierCheck |
         and set(place.nodes) <= {node.node for node in verdict.nodes}
         and set(probes) <= set(str(started.settings.get("check", "")).split(","))
     )
-    return EarlierCheck(directory=directory, verdict=verdict, ended_s=ended_s) if fits else None
-
-
-def verdict_of(directory: Path, started: RunStarted) -> VerdictReached | None:
-    """Return the verdict that a start has adopted, None where it has adopted none."""
-    adopted = _adopted(directory, started)
-    return None if adopted is None else _told(journal.read_all(adopted, journal.MASTER))[1]
+    return EarlierCheck(directory=runs[-1], verdict=verdict, ended_s=ended_s) if fits else None
 
 
 def measured_in(directory: Path) -> Path:
@@ -74,39 +79,8 @@ def measured_in(directory: Path) -> Path:
     Raises:
         JournalError: the journal cannot be read.
     """
-    started = _told(journal.read_all(directory, journal.MASTER))[0]
-    return (_adopted(directory, started) if started else None) or directory
-
-
-def _adopted(directory: Path, started: RunStarted) -> Path | None:
-    label = started.settings.get(ADOPTED)
-    if not isinstance(label, str) or journal.attempt_and_check(label) is None:
-        return None
-    return directory.parent / label
-
-
-def _attempt(run: Path) -> int | None:
-    found = journal.attempt_and_check(run.name)
-    return found[0] if found else None
-
-
-def _told(
-    entries: Sequence[Entry],
-) -> tuple[RunStarted | None, VerdictReached | None, float | None]:
-    """Return a check's beginning, its verdict, and when it ended with the job going on."""
-    started: RunStarted | None = None
-    verdict: VerdictReached | None = None
-    ended_s: float | None = None
-    for entry in entries:
-        match entry.record:
-            case RunStarted() as record:
-                started = record
-            case VerdictReached() as record:
-                verdict = record
-            case JobOutcome(disposition=Disposition.PROCEED, exit_code=code):
-                ended_s = None if code == ExitCode.UNAVAILABLE else entry.time_s
-            case JobOutcome():
-                ended_s = None
-            case _:
-                pass
-    return started, verdict, ended_s
+    for entry in journal.read_all(directory, journal.MASTER):
+        if isinstance(entry.record, RunStarted) and ADOPTED in entry.record.settings:
+            label = str(entry.record.settings[ADOPTED])
+            return directory.parent / label if journal.attempt_and_check(label) else directory
+    return directory

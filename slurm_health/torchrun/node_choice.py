@@ -78,77 +78,65 @@ def bounds(
 
 
 def choose(
-    verdict: VerdictReached,
     bounds: Bounds,
+    verdict: VerdictReached,
     *,
     absent: Collection[str],
     exclude_slow: bool,
 ) -> NodeChoice:
     """Choose the nodes to start with.
 
-    A faulty node never trains. Doubt is no fault: an undecided node does, and so does one of which
-    nothing is heard (`absent`) where training cannot start without it. It does not join others,
+    A faulty node never trains. Doubt is no fault: an undecided node does, and so does one whose
+    process is silent (`absent`) where training cannot start without it. It does not join others,
     who train well without it and would be interrupted.
     """
     unfit = {Level.FAULTY, Level.SLOW} if exclude_slow else {Level.FAULTY}
     if bounds.joins:
         unfit.add(Level.INCONCLUSIVE)
-    fit = [node for node in verdict.nodes if node.level not in unfit]
+    bad = {node.node: node for node in verdict.nodes if node.level in unfit}
+    fit = [node for node in verdict.nodes if node.node not in bad]
     present = [node for node in fit if node.node not in absent]
     present.sort(key=lambda node: _PREFERENCE.index(node.level))
     chosen = {node.node for node in present[: bounds.most]}
     missing = [node.node for node in fit if node.node in absent]
     chosen.update(missing[: max(0, bounds.least - len(chosen))])
     nodes = tuple(node.node for node in verdict.nodes if node.node in chosen)
-    bad = [node for node in verdict.nodes if node.level in unfit]
+    why = "; ".join(f"{name} is {node.level.value}: {node.reason}" for name, node in bad.items())
     if bounds.host and bounds.host not in chosen:
-        return NodeChoice(nodes=(), reason=_without_host(verdict, bounds.host))
+        host = next(node for node in verdict.nodes if node.node == bounds.host)
+        reason = (
+            f"{host.node} is {why_left_out(host)}; the nodes meet on it, so they cannot go on"
+            f" without it: start the training again with --exclude={host.node}"
+        )
+        return NodeChoice(nodes=(), reason=reason)
+    if len(nodes) < bounds.least and not bounds.joins:
+        fewer = f", or allow fewer with --nnodes={len(fit)}:{bounds.most}" if fit else ""
+        why += (
+            f". --nnodes={bounds.text} cannot be met by the other {len(fit)}:"
+            f" submit the job again with --exclude={fold(bad)}{fewer}"
+        )
     if len(nodes) < bounds.least:
-        return NodeChoice(nodes=(), reason=_too_few(verdict, bad, bounds))
-    left = [node for node in verdict.nodes if node.node not in chosen]
-    said = [f"without {node.node}: {_why_left(node, unfit, absent)}" for node in left]
-    said += [
+        return NodeChoice(nodes=(), reason=why)
+    reasons = []
+    for node in verdict.nodes:
+        if node.node not in chosen:
+            silent = node.reason or "nothing more was heard from its task"
+            needed = node.node in bad or node.node in absent
+            reasons.append(f"without {node.node}: {silent if needed else NOT_NEEDED}")
+    reasons += [
         f"with {node.node} anyway: {node.level.value}, {node.reason}"
         for node in verdict.nodes
         if node.node in chosen and node.level is not Level.HEALTHY
     ]
-    return NodeChoice(nodes=nodes, reason="; ".join(said))
+    return NodeChoice(nodes=nodes, reason="; ".join(reasons))
 
 
-def why_left_out(verdict: VerdictReached, node: str) -> str:
-    """Say why a node does not train although others do."""
-    judged = next(each for each in verdict.nodes if each.node == node)
-    if judged.level is Level.HEALTHY:
-        return NOT_NEEDED
-    return f"{judged.level.value}, {judged.reason}"
+def why_left_out(node: NodeVerdict) -> str:
+    """Return why a node does not train although others do."""
+    healthy = node.level is Level.HEALTHY
+    return NOT_NEEDED if healthy else f"{node.level.value}, {node.reason}"
 
 
 def others_text(count: int) -> str:
     """Return how many nodes train without one that is left out."""
     return "the other node" if count == 1 else f"the other {count} nodes"
-
-
-def _why_left(node: NodeVerdict, unfit: Collection[Level], absent: Collection[str]) -> str:
-    if node.level in unfit or node.node in absent:
-        return node.reason or "nothing more was heard from its task"
-    return NOT_NEEDED
-
-
-def _without_host(verdict: VerdictReached, host: str) -> str:
-    return (
-        f"{host} is {why_left_out(verdict, host)}; the nodes meet on it, so they cannot go on"
-        f" without it: start the training again with --exclude={host}"
-    )
-
-
-def _too_few(verdict: VerdictReached, bad: list[NodeVerdict], bounds: Bounds) -> str:
-    left = len(verdict.nodes) - len(bad)
-    why = "; ".join(f"{node.node} is {node.level.value}: {node.reason}" for node in bad)
-    if bounds.joins:
-        return why
-    names = fold(node.node for node in bad)
-    fewer = f", or allow fewer with --nnodes={left}:{bounds.most}" if left else ""
-    return (
-        f"{why}. --nnodes={bounds.text} cannot be met by the other {left}:"
-        f" submit the job again with --exclude={names}{fewer}"
-    )

@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where one process of `slurm-health run` stands among the others, from its environment. Pure."""
+"""Where one process of `slurm-health run` stands among the others, from its environment.
+
+And where the nodes that train meet.
+"""
 
 from __future__ import annotations
 
+import secrets
+import socket
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,6 +21,8 @@ from slurm_health.records.text import whole_number
 from slurm_health.torchrun.arguments import (
     Arguments,
     NodeZeroAddress,
+    Team,
+    master_address,
     node_range,
     node_rank,
     node_zero_address,
@@ -184,3 +191,97 @@ def _outside_slurm(arguments: Arguments, environ: Mapping[str, str]) -> TaskPlac
             " and new for every start"
         )
     return replace(place, meeting=where)
+
+
+def named(place: TaskPlace) -> TaskPlace:
+    """Return node 0's place with a name for this start, so that the same command can come again.
+
+    One `--rdzv-id` at one meeting point is one job, each of whose starts has a journal; without it
+    each start is a job.
+    """
+    assert place.meeting is not None
+    start = secrets.token_hex(4)
+    job = start if place.start == "none" else f"{place.start} {place.meeting.text}"
+    return replace(place, start=start, job_id=zlib.crc32(job.encode()))
+
+
+def place_among(
+    place: TaskPlace, nodes: tuple[str, ...], addresses: Mapping[str, str]
+) -> TaskPlace:
+    """Return the place of a node among those that train, for a later check of these.
+
+    Where node 0 is not one of them, they meet on the first of them, which leads that check and
+    names it, as node 0 does.
+    """
+    moved = replace(place, nodes=nodes)
+    if place.meeting is None or nodes[0] == place.nodes[0]:
+        return moved
+    host = addresses.get(nodes[0], place.meeting.host)
+    moved = replace(moved, meeting=replace(place.meeting, host=host))
+    return named(moved) if moved.leads else moved
+
+
+def agent_environ(place: TaskPlace, environ: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the agent's environment: outside Slurm, too, it must find its own address."""
+    host = _master_host(place, environ) if place.chosen_start else ""
+    if len(place.nodes) == 1 and "SLURM_LAUNCH_NODE_IPADDR" not in environ:
+        host = "127.0.0.1"
+    if not host:
+        return environ
+    try:
+        # IPv4 first, which the workers' libraries prefer.
+        places = sorted(socket.getaddrinfo(host, None), key=lambda place: place[0])
+    except OSError:
+        return environ
+    return {**environ, "SLURM_LAUNCH_NODE_IPADDR": str(places[0][4][0])}
+
+
+def team_of(
+    place: TaskPlace,
+    nodes: tuple[str, ...],
+    addresses: Mapping[str, str],
+    given: Mapping[str, str],
+    environ: Mapping[str, str],
+) -> Team | None:
+    """Return the nodes that train, None where they can only meet as the user says.
+
+    `addresses` are known ones of nodes, `given` torchrun's options.
+    """
+    left_out = set(place.nodes).difference(nodes)
+    host = addresses.get(nodes[0], "")
+    if place.chosen_start:
+        master = _master_host(place, environ)  # by custom the first node
+        if place.nodes[0] in left_out and master:
+            left_out.add(master)
+        host = (master if nodes[0] == place.nodes[0] else "") or host or master
+        if not host:
+            return None
+    elif not host or _resolves(nodes[0]):
+        host = nodes[0]
+    return Team(
+        nodes=nodes,
+        node=place.node,
+        host=host,
+        port=place.meeting.port if place.meeting else place.port,
+        rendezvous_id="none" if place.meeting else place.start,
+        left_out=left_out | {addresses[node] for node in left_out & addresses.keys()},
+        open=place.meeting is not None or may_be_joined(given),
+    )
+
+
+def may_be_joined(given: Mapping[str, str]) -> bool:
+    """Tell whether the user has said where a training meets, so that another start can find it."""
+    return {"rdzv_endpoint", "rdzv_id"} <= given.keys()
+
+
+def _master_host(place: TaskPlace, environ: Mapping[str, str]) -> str:
+    """Return the host of node 0, as the user or another scheduler says; empty where none does."""
+    return place.meeting.host if place.meeting else master_address({}, environ)[0]
+
+
+def _resolves(name: str) -> bool:
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError:
+        return False
+    return True

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What follows when workers of a training have failed: decided by one node, done by all.
 
-The torchrun of each node (`probes.torchrun_restarts`) starts this with what `run` told it, and a
+The torchrun of each node (`in_job.watched_torchrun`) starts this with what `run` told it, and a
 question: on the node that leads, what is to be done; on all of them, to take part in a check. The
 answer is the last line of standard output, the user is told on standard error.
 """
@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 
 from slurm_health.preflight import config
-from slurm_health.preflight.decide.check_again import CheckAgain, check_again
+from slurm_health.preflight.decide.check_again import check_again
 from slurm_health.preflight.decide.policy import OnHang
 from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import ExitCode, JournalError, SlurmHealthError
@@ -32,12 +32,12 @@ from slurm_health.report.sentences import ends_for_hang
 from slurm_health.system import journal
 from slurm_health.system.processes import die_with_parent
 from slurm_health.system.signals import leaving_on
-from slurm_health.torchrun import joint_check, unshared_check, watching
 from slurm_health.torchrun.arguments import CHECKS, Arguments
-from slurm_health.torchrun.checking import checked, say
+from slurm_health.torchrun.check import KEY_VARIABLE, checked, say
 from slurm_health.torchrun.earlier_check import measured_in
 from slurm_health.torchrun.node_choice import Bounds, others_text
 from slurm_health.torchrun.place import OUTSIDE_SLURM, TaskPlace
+from slurm_health.torchrun.step import directory_of
 from slurm_health.training.diagnosis.collected import ScriptEnd, TrainingLog
 from slurm_health.training.diagnosis.failure import (
     FailureDiagnostician,
@@ -101,14 +101,13 @@ class RestartDecision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RestartQuestion(msgspec.Struct, frozen=True, kw_only=True):
-    """What torchrun asks: `decide`, with the nodes' reports, or `check`, with the decision.
+    """What torchrun asks: what to do, with the nodes' reports, or a check, with the `decision`.
 
     `silent` nodes have not reported. It would be restart number `restart` of `max_restarts`. The
     workers ran for `ran_s`, and were ended because of a `hang` if there was one; for `hangs_before`
     others were.
     """
 
-    what: str
     context: Context
     reports: list[WorkersEnd] = []
     silent: int = 0
@@ -121,10 +120,14 @@ class RestartQuestion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True):
-    """The code to end with, None to go on; the others go on where this node `leaves`."""
+    """The code to end with, None to go on; a node that ends with 0 only leaves the others."""
 
     exit_code: int | None
-    leaves: bool = False
+
+
+def on_hang(arguments: Arguments) -> str:
+    """Return what is to be done about a hang."""
+    return arguments.text("monitor") or OnHang.REPORT.value
 
 
 def decide(
@@ -158,8 +161,16 @@ def decide(
     here = replace(place, start=f"{place.start}.{question.restart}")
     if here.meeting is not None:
         # torchrun's own store is at the port where the training meets.
-        here = replace(here, meeting=replace(here.meeting, port=_free_port()))
-    again = _check_again(question, environ)
+        with socket.create_server(("", 0)) as server:
+            port = int(server.getsockname()[1])
+        here = replace(here, meeting=replace(here.meeting, port=port))
+    took_s = None
+    directory = _directory(question, environ)
+    if directory is not None:
+        with contextlib.suppress(JournalError):  # then how long the first check took is not known
+            took_s = check_took_s(measured_in(directory))
+    asked = context.arguments.check if context.arguments.checks else None
+    again = check_again(asked, took_s if asked else None, quick=_QUICK)
     if again.less:
         say(f"that check is quick: {again.less}")
     return RestartDecision(
@@ -178,7 +189,7 @@ def check(context: Context, decision: RestartDecision, environ: Mapping[str, str
     nodes = tuple(decision.nodes)
     if own not in nodes:
         say(f"{own} is LEFT OUT: it is at fault; training goes on with {others_text(len(nodes))}")
-        return Checked(exit_code=ExitCode.HEALTHY, leaves=True)
+        return Checked(exit_code=ExitCode.HEALTHY)
     place = replace(decision.place, nodes=nodes, node=own)
     within = Bounds(least=context.least, most=len(nodes), host=nodes[0] if nodes[1:] else "")
     own_options = context.arguments.own.items()
@@ -186,11 +197,9 @@ def check(context: Context, decision: RestartDecision, environ: Mapping[str, str
     options |= {**dict.fromkeys(decision.checks, True), "check-again": True}
     arguments = msgspec.structs.replace(context.arguments, own=options)
     if context.shared_secret:
-        environ = {**environ, unshared_check.KEY_VARIABLE: context.shared_secret}
+        environ = {**environ, KEY_VARIABLE: context.shared_secret}
     starting = checked(place, within, arguments, context.python, environ)
-    if isinstance(starting, int):
-        return Checked(exit_code=starting, leaves=starting == ExitCode.HEALTHY)
-    return Checked(exit_code=None)
+    return Checked(exit_code=starting if isinstance(starting, int) else None)
 
 
 def _diagnosed(
@@ -253,7 +262,7 @@ def _plan(
 ) -> DiagnosisAction:
     """Return what is to be done: as for a failed script, and within what torchrun may."""
     least = question.context.least
-    mode = watching.mode(question.context.arguments)
+    mode = on_hang(question.context.arguments)
     if question.hang is not None and mode == OnHang.STOP.value:
         return StopJob(reason=ends_for_hang(OnHang.STOP.value))
     if question.restart > question.max_restarts:
@@ -277,19 +286,6 @@ def _plan(
     if isinstance(action, RestartRanks):
         action = CheckNodes(reason=action.reason, nodes=names, evidence=action.evidence)
     return replace(action, reason=f"{silent}; {action.reason}")
-
-
-def _check_again(question: RestartQuestion, environ: Mapping[str, str]) -> CheckAgain:
-    """Return which check it is: as before the training, where that is known to take seconds."""
-    arguments = question.context.arguments
-    if not arguments.checks:
-        return check_again(None, None, quick=_QUICK)
-    directory = _directory(question, environ)
-    took_s = None
-    if directory is not None:
-        with contextlib.suppress(JournalError):  # then how long it took is not known
-            took_s = check_took_s(measured_in(directory))
-    return check_again(arguments.check, took_s, quick=_QUICK)
 
 
 def _record(
@@ -316,17 +312,11 @@ def _directory(question: RestartQuestion, environ: Mapping[str, str]) -> Path | 
     """Return where the check before this training was recorded, None where there is nothing."""
     root = config.journal_root(question.context.arguments.text("journal"), environ)
     try:
-        directory = joint_check.directory_of(root, question.context.place)
+        directory = directory_of(root, question.context.place)
     except JournalError as err:
         say(f"the failure is not recorded: {err}")
         return None
     return directory if directory.is_dir() else None
-
-
-def _free_port() -> int:
-    """Return a port that is free at the moment."""
-    with socket.create_server(("", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def main() -> int:

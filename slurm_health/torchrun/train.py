@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -22,15 +23,17 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_health.preflight.decide.policy import Heartbeat
+from slurm_health.preflight import config
+from slurm_health.preflight.decide.policy import Heartbeat, OnHang
 from slurm_health.preflight.master.job_environment import find_python
 from slurm_health.preflight.options import FOR_RUN, given_in
-from slurm_health.preflight.supervisor.monitor_process import heartbeat_environ
+from slurm_health.preflight.supervisor.monitor_process import AFTER_S, heartbeat_environ
 from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import ConfigError, ExitCode, UsageError
+from slurm_health.records.script_records import ScriptStarted
+from slurm_health.system import journal, killable
 from slurm_health.system.processes import own_module, run_in_foreground
 from slurm_health.system.signals import leaving_on
-from slurm_health.torchrun import unshared_check, watching
 from slurm_health.torchrun.arguments import (
     Arguments,
     command_line,
@@ -38,19 +41,27 @@ from slurm_health.torchrun.arguments import (
     node_zero_address,
     trains_alone,
 )
-from slurm_health.torchrun.checking import checked, say
+from slurm_health.torchrun.check import KEY_VARIABLE, checked, say, without_secret
 from slurm_health.torchrun.node_choice import Bounds, bounds
-from slurm_health.torchrun.place import TaskPlace, find, single, speaks_for_step
-from slurm_health.torchrun.restarts import Context
-from slurm_health.torchrun.starting import Starting, all_of, may_be_joined, place_among, team_of
+from slurm_health.torchrun.place import (
+    TaskPlace,
+    find,
+    may_be_joined,
+    named,
+    place_among,
+    single,
+    speaks_for_step,
+    team_of,
+)
+from slurm_health.torchrun.restarts import Context, on_hang
+from slurm_health.torchrun.step import Start
 from slurm_health.training.monitor.agent import TRAINING
 
-_TORCHRUN = ("-m", "torch.distributed.run")
-# The same, watched, with nodes looked at before workers are started again, and what it is told.
-_CHECKING_TORCHRUN = Path(__file__).parents[1] / "preflight" / "probes" / "torchrun_restarts.py"
-_RESTARTS = "SLURM_HEALTH_RESTARTS"
-_MOST_CONTEXT_BYTES = 127 * 1024  # MAX_ARG_STRLEN of Linux, less the variable's name: execve(2)
-_READER = Path(__file__).parents[1] / "preflight" / "probes" / "torchrun_arguments.py"
+# The job's own interpreter runs these, and need not have slurm-health installed.
+_IN_JOB = Path(__file__).with_name("in_job")
+_WATCHED_TORCHRUN = _IN_JOB / "watched_torchrun.py"
+_READER = _IN_JOB / "arguments.py"
+_JOURNAL_S = 10.0  # for what takes milliseconds on a filesystem that is well
 # Loading torch from a cold network filesystem can take minutes.
 _DEADLINE_S = 600.0
 # The help, and a command line that is refused; with any other code the trouble is this node's own.
@@ -78,127 +89,150 @@ def _train(python: str, arguments: Arguments, environ: Mapping[str, str]) -> int
     place = find(arguments, environ)
     alone = place is None or trains_alone(arguments)
     here = place or single(environ, host=socket.gethostname(), now_s=int(time.time()))
-    own = _own_environ(environ)
-    starting = all_of(place)
-    torchrun: Sequence[str] = _TORCHRUN
-    told: dict[str, object] | None = None
-    if arguments.checks:
-        if here.meeting is not None and here.leads:
-            here = unshared_check.named(here)
-        within = _bounds(here, arguments, environ, alone=alone)
-        with _ended_in_order():
-            found = checked(here, within, arguments, python, environ)
-        if isinstance(found, int):
-            return found
-        starting = found
-        if arguments.restarts:
-            context = _context(here, within, found, arguments, python, environ, alone=alone)
-            told = _told(context, within)
-    if watching.is_on(here, arguments, environ) and _is_known(place, arguments):
-        if told is None:
-            told = _told_unchecked(here, starting, arguments, python, environ, alone=alone)
-        own |= watching.marked(environ, alone=alone)
-        trains = replace(starting, nodes=(here.node,)) if alone else starting
-        told["monitor"] = watching.monitor(here, trains, arguments, own)
-        told["node_agent"] = watching.node_agent(here, own)
-    if told is not None and (encoded := _in_variable(told, here.node)):
-        torchrun = (str(_CHECKING_TORCHRUN),)
-        own[_RESTARTS] = encoded
+    several = "nnodes" in arguments.given and not trains_alone(arguments)
+    known = place is not None or not several  # nodes without ranks know only themselves
+    monitored = is_to_watch(here, arguments, environ)
+    if monitored and not known:
+        monitored = False
+        say("this training is not watched: the node's rank is not known (NODE_RANK, --node-rank)")
+    start = Start(nodes=here.nodes if place else ())
+    own = without_secret(environ)
+    own.pop(TRAINING, None)  # of a training around this one
+    torchrun: list[str] = ["-m", "torch.distributed.run"]
+    if arguments.checks or monitored:
+        joins = "SLURM_JOB_ID" in environ and may_be_joined(arguments.given)
+        within = bounds(arguments.given.get("nnodes"), len(here.nodes), alone=alone, joins=joins)
+        if here.chosen_start and here.meeting is None and not arguments.checks:
+            # Of a check before a restart; the training itself meets as it always does.
+            where = node_zero_address(arguments.given, environ, here.port)
+            checks_at = replace(here, meeting=where)
+        else:
+            checks_at = here
+        if checks_at.meeting is not None and checks_at.leads:
+            checks_at = named(checks_at)
+        if arguments.checks:
+            here = checks_at
+            with _ended_in_order():
+                outcome = checked(here, within, arguments, python, environ)
+            if isinstance(outcome, int):
+                return outcome
+            start = outcome
+        if monitored and ("SLURM_JOB_ID" not in environ or alone):
+            # A mark of the training's processes; in a job of Slurm's they are those of the step.
+            own[TRAINING] = secrets.token_hex(8)
+        if monitored or arguments.restarts:
+            trains = replace(start, nodes=(here.node,)) if alone else start
+            facts = _facts(checks_at, trains, within, arguments, python, environ, alone=alone)
+            if monitored:
+                facts |= monitor_commands(here, trains, arguments, own)
+            torchrun = [str(_WATCHED_TORCHRUN), str(_handed_over(facts))]
     if arguments.text("heartbeat") != Heartbeat.OFF.value:
         own |= heartbeat_environ(environ)
     team = None
     if not alone and place is not None:
-        team = team_of(place, starting, arguments.given, environ)
+        team = team_of(here, start.nodes, start.addresses, arguments.given, environ)
     return _become(python, [*torchrun, *command_line(arguments, team, environ)], own)
 
 
-def _in_variable(told: Mapping[str, object], node: str) -> str:
-    """Return what a torchrun with something beside it is told, empty where that is too much."""
-    context = msgspec.json.encode(told)
-    if len(context) < _MOST_CONTEXT_BYTES:
-        return context.decode()
-    size = f"{len(context)} bytes of arguments and node names do not fit into a variable"
-    say(f"{node}: this training is not watched, nor checked before a restart: {size}")
-    return ""
-
-
-def _own_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what the training inherits: no secret, and no mark of a training around it."""
-    own = dict(unshared_check.without_secret(environ))
-    own.pop(TRAINING, None)
-    return own
-
-
-def _is_known(place: TaskPlace | None, arguments: Arguments) -> bool:
-    """Tell whether it is known who trains; several nodes without ranks know only each other."""
-    several = "nnodes" in arguments.given and not trains_alone(arguments)
-    if place is None and several:
-        say("this training is not watched: the node's rank is not known (NODE_RANK, --node-rank)")
-    return place is not None or not several
-
-
-def _bounds(
-    place: TaskPlace, arguments: Arguments, environ: Mapping[str, str], *, alone: bool
-) -> Bounds:
-    joins = "SLURM_JOB_ID" in environ and may_be_joined(arguments.given)
-    return bounds(arguments.given.get("nnodes"), len(place.nodes), alone=alone, joins=joins)
-
-
-def _context(
+def _facts(
     place: TaskPlace,
+    start: Start,
     within: Bounds,
-    starting: Starting,
-    arguments: Arguments,
-    python: str,
-    environ: Mapping[str, str],
-    *,
-    alone: bool,
-) -> Context:
-    """Return what is known now, and needed when workers have failed."""
-    nodes = (place.node,) if alone else starting.nodes
-    if alone and len(place.nodes) > 1:  # the others have failures of their own
-        place = replace(place, start=f"{place.start}.{place.node}")
-    place = replace(place, nodes=nodes) if alone else place_among(place, starting)
-    least = within.least if within.least < within.most and not alone else len(nodes)
-    if within.joins:
-        least, _ = node_range(arguments.given["nnodes"])
-    return Context(
-        place=place,
-        arguments=arguments,
-        python=python,
-        least=least,
-        shared_secret=environ.get(unshared_check.KEY_VARIABLE, ""),
-    )
-
-
-def _told_unchecked(
-    place: TaskPlace,
-    starting: Starting,
     arguments: Arguments,
     python: str,
     environ: Mapping[str, str],
     *,
     alone: bool,
 ) -> dict[str, object]:
-    """Return the same for nodes that were not checked: they may be, once workers have failed."""
-    within = _bounds(place, arguments, environ, alone=alone)
-    if place.chosen_start and place.meeting is None:
-        where = node_zero_address(arguments.given, environ, place.port)
-        place = replace(place, meeting=where)
-    if place.meeting is not None and place.leads:
-        place = unshared_check.named(place)
-    context = _context(place, within, starting, arguments, python, environ, alone=alone)
-    return _told(context, within)
-
-
-def _told(context: Context, within: Bounds) -> dict[str, object]:
-    """Return what torchrun is told, to ask us by."""
+    """Return what torchrun needs to ask `restarts`, and what that needs to answer."""
+    least = within.least if within.least < within.most and not alone else len(start.nodes)
+    if within.joins:
+        least, _ = node_range(arguments.given["nnodes"])
+    if not alone:
+        place = place_among(place, start.nodes, start.addresses)
+    elif len(place.nodes) > 1:  # the others have failures of their own
+        place = replace(place, start=f"{place.start}.{place.node}", nodes=start.nodes)
+    context = Context(
+        place=place,
+        arguments=arguments,
+        python=python,
+        least=least,
+        shared_secret=environ.get(KEY_VARIABLE, ""),
+    )
     return {
         "command": own_module("slurm_health.torchrun.restarts"),
-        "node": context.place.node,
-        "leads": not within.joins and context.place.leads,
+        "node": place.node,
+        "leads": not within.joins and place.leads,
         "context": context,
     }
+
+
+def _handed_over(facts: Mapping[str, object]) -> int:
+    """Return the number of an open file with what is known, which the next program inherits."""
+    file = os.memfd_create("slurm-health", 0)
+    with os.fdopen(file, "wb", closefd=False) as writing:
+        writing.write(msgspec.json.encode(facts))
+    os.lseek(file, 0, os.SEEK_SET)
+    return file
+
+
+def monitor_commands(
+    place: TaskPlace, start: Start, arguments: Arguments, environ: Mapping[str, str]
+) -> dict[str, object]:
+    """Return the commands of the monitor, on the first node that trains, and of the node's agent.
+
+    Where srun can start the agents, torchrun starts none.
+    """
+    training, step = environ.get(TRAINING), environ.get("SLURM_STEP_ID")
+    commands: dict[str, object] = {}
+    if start.nodes[:1] == (place.node,):
+        commands["monitor"] = own_module(
+            "slurm_health.training.monitor.watch",
+            f"--directory={start.directory or ''}",
+            f"--on-hang={on_hang(arguments)}",
+            f"--after-s={AFTER_S:g}",
+            "--tell",
+            # Another step of the job may be another training.
+            *([f"--training={training}"] if training else [f"--step={step}"] if step else []),
+        )
+    if training:
+        commands["node_agent"] = own_module(
+            "slurm_health.training.monitor.agent",
+            f"--job={training}",
+            f"--variable={TRAINING}",
+            f"--node={place.node}",
+            f"--began-s={time.time():.3f}",
+        )
+    return commands
+
+
+def is_to_watch(place: TaskPlace, arguments: Arguments, environ: Mapping[str, str]) -> bool:
+    """Tell whether the training is to have a monitor: the batch script's own may watch it already.
+
+    Where the journal cannot be read that is not known; a filesystem that hangs must not keep the
+    training from starting, so a child reads it.
+    """
+    if on_hang(arguments) == OnHang.OFF.value or "SLURM_JOB_ID" not in environ:
+        return on_hang(arguments) != OnHang.OFF.value
+    root = config.journal_root(arguments.text("journal"), environ)
+
+    def read_journal() -> bytes:
+        runs = journal.runs_of(root, place.cluster, str(place.array or place.job_id))
+        started = any(
+            isinstance(entry.record, ScriptStarted)
+            for run in runs
+            if (journal.attempt_and_check(run.name) or (-1,))[0] == place.attempt
+            for entry in journal.read_all(run, journal.SUPERVISOR)
+        )
+        return b"watched" if started else b""
+
+    match killable.run_one(read_journal, _JOURNAL_S):
+        case killable.Answered(data=data):
+            return not data
+        case killable.Hung(limit_s=limit_s):
+            silent = f"journal {root}: its filesystem did not answer within {limit_s:g} s"
+            say(f"{place.node}: {silent}; not known to be watched, the training is by us")
+    return True
 
 
 @contextlib.contextmanager

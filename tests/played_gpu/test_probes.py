@@ -132,7 +132,7 @@ def test_an_nvlink_domain_is_told_only_where_it_reaches_beyond_the_node(
         Fault(device=2, kind="fabric_state", value=2),
     )
     ask = (
-        "import torch; from slurm_health.preflight.probes.device import nvlink_domain as of\n"
+        "import torch; from slurm_health.preflight.probes.torch_device import nvlink_domain as of\n"
         "print([of(torch.device('cuda', number)) for number in range(3)])"
     )
     done = subprocess.run(
@@ -167,7 +167,7 @@ def test_who_occupies_a_device_is_told_with_name_and_user(
     other = int(started.stdout)
     try:
         strike(gpus, fault, Fault(device=1, kind="occupied_by", value=other))
-        claim = "import os; from slurm_health.preflight.probes.device import claim"
+        claim = "import os; from slurm_health.preflight.probes.torch_device import claim"
         done = subprocess.run(
             [played_python, "-c", f"{claim}; claim(1, expected=2, environ=os.environ)"],
             env={**environment(gpus), "PYTHONPATH": str(ROOT)},

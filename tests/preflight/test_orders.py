@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from slurm_health.preflight import orders
 from slurm_health.records.records import (
@@ -22,7 +21,6 @@ from slurm_health.records.records import (
     RoundStarted,
     VerdictReached,
 )
-from slurm_health.records.verdict import Level, NodeVerdict
 
 HERE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
 NODES = ("b", "a", "c10", "c9", "é")
@@ -33,7 +31,8 @@ def round_of(*groups: list[str], index: int = 0) -> RoundStarted:
         round=index,
         groups=list(groups),
         rendezvous=[
-            Rendezvous(address=f"10.0.0.{number}", port=number) for number, _ in enumerate(groups)
+            Rendezvous(address=f"10.0.0.{number}", port=number + 1)
+            for number, _ in enumerate(groups)
         ],
         deadline_s=30.0,
         phase="pair",
@@ -55,7 +54,7 @@ def test_a_node_reads_its_own_group_of_a_round_and_where_it_meets(tmp_path: Path
         RoundStarted(
             round=0,
             groups=[["é", "b"]],
-            rendezvous=[Rendezvous(address="10.0.0.1", port=1)],
+            rendezvous=[Rendezvous(address="10.0.0.1", port=2)],
             deadline_s=30.0,
             phase="pair",
             options={"burn_s": 3.0},
@@ -152,64 +151,6 @@ def test_orders_that_are_shown_in_pieces_are_read_whole(
     assert found[1:] == heard(run, "b")
 
 
-@HERE
-@given(data=st.data())
-def test_a_master_that_takes_over_cuts_off_what_the_dead_one_did_not_write_whole(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
-    run = tmp_path_factory.mktemp("place") / "run"
-    orders.OrderWriter(run, "r", NODES).append(round_of(["a", "b"]))
-    path = run / orders.NAME
-    whole = path.read_bytes()
-    path.write_bytes(whole[: data.draw(st.integers(0, len(whole)))])
-
-    orders.OrderWriter(run, "r", NODES).append(round_of(["c9", "b"], index=1))
-
-    last = heard(run, "b")[-1]
-    assert isinstance(last, RoundStarted)
-    assert (last.round, last.groups) == (1, [["c9", "b"]])
-    assert heard(run, "c10") == []
-
-
-def test_a_node_hears_that_it_trains_and_another_one_why_it_does_not(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    verdict = VerdictReached(
-        nodes=[NodeVerdict(node=node, level=Level.HEALTHY) for node in NODES[1:]]
-        + [NodeVerdict(node="b", level=Level.FAULTY, reason="it fails")]
-    )
-    reader, left_out = orders.OrderReader(run, "a"), orders.OrderReader(run, "b")
-    orders.OrderWriter(run, "r", NODES).conclude(verdict, ["a", "c10", "c9", "é"], "without b")
-
-    for each in (reader, left_out):
-        each.read_new()
-
-    told = orders.Training(nodes=[(0, 0), (2, 4)], reason="without b", verdict=None)
-    assert reader.training == told
-    assert left_out.training == replace(told, verdict=verdict.nodes[-1])
-
-
-def test_what_a_node_reads_of_who_trains_hardly_grows_with_the_number_of_nodes(
-    tmp_path: Path,
-) -> None:
-    def bytes_read(count: int) -> int:
-        nodes = [f"n{number:06d}" for number in range(count)]
-        found = [
-            NodeVerdict(node=node, level=Level.HEALTHY, reason="passed with 2 partners")
-            for node in nodes
-        ]
-        run = tmp_path / str(count) / "run"
-        writer = orders.OrderWriter(run, "r", nodes)
-        reader = orders.OrderReader(run, nodes[-1])
-        reader.read_new()
-        writer.conclude(VerdictReached(nodes=found), nodes, "")
-        before = _bytes_read()
-        reader.read_new()
-        assert reader.training is not None
-        return _bytes_read() - before
-
-    assert bytes_read(4096) < bytes_read(64) + 2048
-
-
 def test_what_one_agent_reads_of_a_round_hardly_grows_with_the_number_of_nodes(
     tmp_path: Path,
 ) -> None:
@@ -230,3 +171,17 @@ def test_what_one_agent_reads_of_a_round_hardly_grows_with_the_number_of_nodes(
 
 def _bytes_read() -> int:
     return int(Path("/proc/self/io").read_text().split()[1])
+
+
+def test_meetings_have_a_secret_that_only_the_orders_tell(tmp_path: Path) -> None:
+    secrets = []
+    for name in ("one", "two"):
+        orders.OrderWriter(tmp_path / name, "r", NODES)
+        readers = [orders.OrderReader(tmp_path / name, node) for node in ("a", "é")]
+        for reader in readers:
+            reader.read_new()
+        assert readers[0].secret == readers[1].secret
+        secrets.append(readers[0].secret)
+    assert len(set(secrets)) == 2
+    assert min(map(len, secrets)) == 32
+    assert (tmp_path / "one" / orders.NAME).stat().st_mode & 0o077 == 0

@@ -11,7 +11,6 @@ import msgspec
 import pytest
 
 import slurm_health
-from slurm_health.preflight import order_lines as orders
 from slurm_health.records import gpu_load, record_codec, standings
 from slurm_health.records.decoding import JsonDecoder, from_json, from_msgpack
 
@@ -32,7 +31,6 @@ class Thing(msgspec.Struct):
         lambda: from_json(DEEP, object),
         lambda: from_msgpack(b"\x81\xa1x" + b"\x91" * 100_000, Thing),
         lambda: JsonDecoder[Thing](Thing).decode(DEEP),
-        lambda: orders.decode(DEEP),
         lambda: record_codec.decode(DEEP),
         lambda: standings.read(DEEP, now_s=0.0),
     ],

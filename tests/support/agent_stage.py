@@ -15,7 +15,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from slurm_health.preflight import orders
-from slurm_health.preflight.agent.agent import AgentSettings
+from slurm_health.preflight.agent.workers import AgentSettings
 from slurm_health.records.records import GroupAborted, Record, Rendezvous, RoundStarted
 from slurm_health.system import journal
 from tests.support.supervised import descendants, eventually

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from slurm_health.preflight.probes.torch_kit import exception_of
+from slurm_health.preflight.probes.torch_group import exception_of
 
 MIB = 1 << 20
 _LIMIT = timedelta(seconds=60)

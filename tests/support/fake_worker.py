@@ -77,7 +77,8 @@ def sample(index: int, probe: str, iteration_ms: list[float], **more: object) ->
         "figures": {},
     }
     fields |= more
-    say("sample", round=index, probe=probe, iteration_ms=iteration_ms, **fields)
+    line = {"kind": "sampled", "round": index, "probe": probe, "iteration_ms": [iteration_ms]}
+    print(json.dumps({**line, **fields}), flush=True)
 
 
 def done(index: int, outcome: str, detail: str = "", **flags: bool) -> None:
@@ -151,7 +152,7 @@ def serve(command: dict[str, Any], aborted: set[int]) -> None:
 def main() -> None:
     how = behaviour()
     if how == "no-torch":
-        say("no_torch", detail="its python has no torch")
+        say("state", state="no_torch", detail="its python has no torch")
         raise SystemExit("No module named 'torch'")
     if how == "broken-torch":
         raise SystemExit("ImportError: libtorch_cpu.so: cannot open shared object file")
@@ -160,20 +161,20 @@ def main() -> None:
     threading.Thread(target=listen, args=(rounds, aborted), daemon=True).start()
     while behaviour() == "never-ready":
         time.sleep(0.02)
-    say("loaded", torch="2.4.0")
+    say("state", state="loaded", torch="2.4.0")
     if how == "broken-device":
         detail = "device 3: CUDA error: uncorrectable ECC error encountered"
-        say("unusable", detail=detail)
+        say("state", state="unusable", detail=detail)
         raise SystemExit(detail)
     if how == "refusing":
         detail = "device 0 (used by process 4711, python of alice): out of memory"
-        say("refused", detail=detail)
+        say("state", state="refused", detail=detail)
         raise SystemExit(detail)
     if how == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     while behaviour() == "driver-hangs":
         time.sleep(0.02)
-    say("opened")
+    say("state", state="opened")
     say(
         "ready",
         store_port=4711,

@@ -9,10 +9,20 @@ from typing import Any
 
 import msgspec
 
-from slurm_health.preflight.agent.worker_process import Worker
+from slurm_health.preflight.agent.worker_process import Line, Worker
+from slurm_health.records.records import Sampled
 from tests.support.supervised import eventually
 
 VALUES = {"name": "values", "scope": "solo", "path": ""}
+
+
+def plain(line: Line | Sampled) -> dict[str, Any]:
+    """Return a line as a dictionary; what a worker measured alone as the event `sample`."""
+    if not isinstance(line, Sampled):
+        builtins: dict[str, Any] = msgspec.to_builtins(line)
+        return builtins
+    fields = msgspec.structs.asdict(line)
+    return {**fields, "event": "sample", "iteration_ms": line.iteration_ms[0]}
 
 
 class Bench:
@@ -45,12 +55,13 @@ class Bench:
         worker, events = self.workers[rank], self.events[rank]
 
         def heard() -> bool:
-            events.extend(msgspec.to_builtins(event) for event in worker.read_events())
-            return any(event["event"] == kind for event in events) or worker.ended() is not None
+            gone = worker.gone()
+            events.extend(map(plain, worker.read_lines()))
+            return any(event["event"] == kind for event in events) or gone is not None
 
         eventually(heard, f"the event {kind}")
         found = [event for event in events if event["event"] == kind]
-        assert found, worker.ended()
+        assert found, worker.gone()
         return found[0]
 
     def round(self, *probes: dict[str, str], **groups: str) -> list[dict[str, Any]]:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a command line as `torchrun_arguments.py` does, by torchrun's own parser without torch.
+"""Reads a command line as `arguments.py` does, by torchrun's own parser without torch.
 
 To load torch takes each of a test's nodes seconds of a processor, which a test of what nodes do
-with one another does not need. Called as `torchrun_reading.py torchrun_arguments.py WORDS...`.
+with one another does not need. Called as `torchrun_reading.py arguments.py WORDS...`.
 """
 
 from __future__ import annotations

@@ -28,9 +28,9 @@ DEADLINE_S = 240
 _PYTHON = """\
 #!/bin/sh
 case "{trains} $*" in
-    False*torch.distributed.run*|False*torchrun_restarts.py*) echo "TRAINS $*"; exit 0 ;;
+    False*torch.distributed.run*|False*watched_torchrun.py*) echo "TRAINS $*"; exit 0 ;;
     */probes/worker.py*) exec {fake} "$@" ;;
-    */probes/torchrun_arguments.py*) exec {real} {reading} "$@" ;;
+    */in_job/arguments.py*) exec {real} {reading} "$@" ;;
 esac
 exec {real} "$@"
 """

@@ -232,8 +232,8 @@ NO_INTERPRETERS = {
     "node/checks/external.py",
     "node/checks/vendors.py",
     "torchrun/train.py",
-    "preflight/probes/torchrun_agents.py",
-    "preflight/probes/torchrun_nodes.py",
+    "torchrun/in_job/monitor.py",
+    "torchrun/in_job/watched_torchrun.py",
 }
 
 

@@ -56,13 +56,13 @@ def test_training_starts_with_the_nodes_that_can_be_used_if_they_are_enough(
     levels: str, nnodes: str | None, exclude_slow: bool, absent: str, expected: str
 ) -> None:
     within = bounds(nnodes, len(levels), alone=False)
-    choice = choose(verdict(levels), within, absent=absent.split(), exclude_slow=exclude_slow)
+    choice = choose(within, verdict(levels), absent=absent.split(), exclude_slow=exclude_slow)
     assert " ".join(choice.nodes) == expected
 
 
 def test_a_stop_names_the_node_and_what_to_do() -> None:
     within = bounds("4", 4, alone=False)
-    choice = choose(verdict("hhfh"), within, absent=(), exclude_slow=False)
+    choice = choose(within, verdict("hhfh"), absent=(), exclude_slow=False)
     assert "n3 is faulty: because" in choice.reason
     assert "--exclude=n3" in choice.reason
     assert "--nnodes=3:4" in choice.reason
@@ -70,7 +70,7 @@ def test_a_stop_names_the_node_and_what_to_do() -> None:
 
 def test_who_trains_alone_does_so_on_every_node_that_can_be_used() -> None:
     within = bounds("1", 3, alone=True)
-    choice = choose(verdict("hfh"), within, absent=(), exclude_slow=False)
+    choice = choose(within, verdict("hfh"), absent=(), exclude_slow=False)
     assert choice.nodes == ("n1", "n3")
 
 
@@ -92,11 +92,11 @@ def test_an_undecided_node_does_not_join_those_who_train_well_without_it(
     level: str, joins: bool
 ) -> None:
     within = Bounds(least=1, most=1, joins=True)
-    assert bool(choose(verdict(level), within, absent=(), exclude_slow=False).nodes) is joins
+    assert bool(choose(within, verdict(level), absent=(), exclude_slow=False).nodes) is joins
 
 
 def test_nobody_goes_on_without_the_node_on_which_they_meet() -> None:
     within = Bounds(least=2, most=3, host="n1")
-    choice = choose(verdict("fhh"), within, absent=(), exclude_slow=False)
+    choice = choose(within, verdict("fhh"), absent=(), exclude_slow=False)
     assert choice.nodes == ()
     assert "n1 is faulty, because; the nodes meet on it" in choice.reason

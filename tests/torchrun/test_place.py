@@ -7,8 +7,7 @@ import pytest
 
 from slurm_health.records.errors import AllocationError, UsageError
 from slurm_health.torchrun.arguments import Arguments, NodeZeroAddress, command_line
-from slurm_health.torchrun.place import TaskPlace, find
-from slurm_health.torchrun.starting import Starting, all_of, place_among, team_of
+from slurm_health.torchrun.place import TaskPlace, find, place_among, team_of
 
 # As Slurm 22.05 set them, less what is not looked at: batch script, and task 1 of a step of three.
 BATCH = {
@@ -51,6 +50,7 @@ def test_a_task_of_a_step_stands_among_the_nodes_of_the_step() -> None:
     assert place.nodes == ("n2", "n3", "n4")
     assert place.node == "n3"
     assert not place.leads
+    assert place_of(CHECKED, {**STEP, "SLURMD_NODENAME": "n2"}).leads
     assert (place.job_id, place.attempt, place.step) == (12, 0, 0)
 
 
@@ -66,32 +66,25 @@ def test_ranks_go_along_the_nodes_as_slurm_lists_them(node: str, rank: int) -> N
     }
     given = with_given(master_addr="rack1-node1")
     place = place_of(given, environ)
-    team = team_of(place, all_of(place), given.given, environ)
+    team = team_of(place, place.nodes, {}, given.given, environ)
 
     assert f"--node-rank={rank}" in command_line(given, team, environ)
 
 
-def test_the_task_on_the_first_node_leads() -> None:
-    assert place_of(CHECKED, {**STEP, "SLURMD_NODENAME": "n2"}).leads
-
-
-def test_every_start_has_a_name_and_a_port_of_its_own() -> None:
-    starts = [
-        place_of(CHECKED, {**STEP, **other})
-        for other in (
-            {},
-            {"SLURM_STEP_ID": "1"},
-            {"SLURM_RESTART_COUNT": "1"},
-            {"SLURM_JOB_ID": "13"},
-        )
-    ]
-    assert len({start.start for start in starts}) == len(starts)
-    assert len({start.port for start in starts}) == len(starts)
-
-
-def test_all_tasks_of_a_start_agree_on_its_name_and_port() -> None:
-    tasks = [place_of(PLAIN, {**STEP, "SLURMD_NODENAME": node}) for node in ("n2", "n3", "n4")]
-    assert len({(task.start, task.port, task.nodes) for task in tasks}) == 1
+@pytest.mark.parametrize(
+    ("other", "same"),
+    [
+        ({"SLURMD_NODENAME": "n2"}, True),
+        ({"SLURM_STEP_ID": "1"}, False),
+        ({"SLURM_RESTART_COUNT": "1"}, False),
+        ({"SLURM_JOB_ID": "13"}, False),
+    ],
+)
+def test_all_tasks_of_a_start_have_a_name_and_a_port_that_no_other_start_has(
+    other: dict[str, str], same: bool
+) -> None:
+    one, another = place_of(PLAIN, STEP), place_of(PLAIN, {**STEP, **other})
+    assert (one.start == another.start, one.port == another.port) == (same, same)
 
 
 def test_a_job_id_that_is_given_out_again_names_another_start() -> None:
@@ -113,13 +106,11 @@ def test_who_trains_alone_needs_no_place(environ: dict[str, str]) -> None:
     assert find(alone, environ) is None
 
 
-def test_several_tasks_on_a_node_are_refused() -> None:
+def test_several_tasks_on_a_node_are_refused_unless_each_trains_alone() -> None:
+    environ = {**STEP, "SLURM_STEP_NUM_TASKS": "6"}
     with pytest.raises(UsageError, match="one task per node is enough"):
-        find(PLAIN, {**STEP, "SLURM_STEP_NUM_TASKS": "6"})
-
-
-def test_several_tasks_on_a_node_may_each_train_alone() -> None:
-    assert find(with_given(nnodes="1"), {**STEP, "SLURM_STEP_NUM_TASKS": "6"}) is None
+        find(PLAIN, environ)
+    assert find(with_given(nnodes="1"), environ) is None
 
 
 @pytest.mark.parametrize("nodelist", ["", "n[1", "n[5-6]"])
@@ -162,28 +153,16 @@ def test_outside_slurm_it_is_said_what_is_missing(
         find(arguments, environ)
 
 
-def test_nodes_that_know_where_node_0_is_need_no_name_for_their_start() -> None:
+def test_nodes_meet_where_their_check_can_be_reached_and_compute_a_port_that_is_not_given() -> None:
     environ = {"GROUP_RANK": "1", "DLROVER_MASTER_ADDR": "a:29500"}
     place = place_of(with_given(nnodes="2", checks=True), environ)
-    assert place.node == "node1"
-    assert place.meeting == NodeZeroAddress(host="a", port=29500)
-
-
-def test_without_a_port_all_nodes_compute_the_same() -> None:
-    places = [
-        place_of(
-            with_given(nnodes="2", checks=True, rdzv_id="a7"),
-            {"NODE_RANK": rank, "MASTER_ADDR": "a"},
-        )
-        for rank in ("0", "1")
-    ]
-    assert places[0].meeting == places[1].meeting
-    assert places[0].meeting == NodeZeroAddress(host="a", port=places[0].port)
-
-
-def test_a_training_that_is_not_checked_meets_as_it_always_did() -> None:
-    place = place_of(with_given(nnodes="2"), {"NODE_RANK": "1", "MASTER_ADDR": "a"})
-    assert place.meeting is None
+    assert (place.node, place.meeting) == ("node1", NodeZeroAddress(host="a", port=29500))
+    given = with_given(nnodes="2", checks=True, rdzv_id="a7")
+    places = [place_of(given, {"NODE_RANK": rank, "MASTER_ADDR": "a"}) for rank in "01"]
+    assert places[0].meeting == NodeZeroAddress(host="a", port=places[1].port)
+    # A training that is not checked meets as it always did.
+    unchecked = place_of(with_given(nnodes="2"), {"NODE_RANK": "1", "MASTER_ADDR": "a"})
+    assert unchecked.meeting is None
 
 
 @pytest.mark.parametrize(
@@ -194,8 +173,7 @@ def test_the_check_after_a_failure_meets_where_the_first_node_that_trains_leads_
 ) -> None:
     given = with_given(checks=True, nnodes="2:3")
     place = place_of(given, {"NODE_RANK": "2", "MASTER_ADDR": "n0"})
-    starting = Starting(nodes=nodes, addresses={"node0": "10.0.0.1", "node1": "10.0.0.2"})
-    later = place_among(place, starting)
+    later = place_among(place, nodes, {"node0": "10.0.0.1", "node1": "10.0.0.2"})
 
     assert later.nodes == nodes
     assert later.meeting is not None
@@ -205,8 +183,8 @@ def test_the_check_after_a_failure_meets_where_the_first_node_that_trains_leads_
 def test_who_leads_that_check_in_the_place_of_node_0_gives_it_a_name_of_its_own() -> None:
     given = with_given(checks=True, nnodes="2:3")
     place = place_of(given, {"NODE_RANK": "1", "MASTER_ADDR": "n0"})
-    starting = Starting(nodes=("node1", "node2"), addresses={"node1": "10.0.0.2"})
+    nodes = ("node1", "node2")
 
-    later = [place_among(place, starting) for _ in range(2)]
+    later = [place_among(place, nodes, {"node1": "10.0.0.2"}) for _ in range(2)]
     assert all(each.leads for each in later)
     assert len({place.start, *(each.start for each in later)}) == 3

@@ -13,7 +13,6 @@ from slurm_health.records.records import RunStarted, VerdictReached
 from slurm_health.records.script_records import Diagnosed, EventKind, FailurePlanned, TrainingEvent
 from slurm_health.system import journal
 from slurm_health.torchrun.arguments import Arguments, NodeZeroAddress
-from slurm_health.torchrun.joint_check import directory_of
 from slurm_health.torchrun.place import TaskPlace
 from slurm_health.torchrun.restarts import (
     Context,
@@ -22,6 +21,7 @@ from slurm_health.torchrun.restarts import (
     WorkersEnd,
     decide,
 )
+from slurm_health.torchrun.step import directory_of
 
 KILLED = (
     "E1122 10:00:00.0 12 api.py:1002] failed (exitcode: -9) local_rank: 0 (pid: 7) of binary: py"
@@ -99,7 +99,6 @@ def question(
     ]
     context = Context(place=place(meeting), arguments=arguments, python="python3", least=least)
     return RestartQuestion(
-        what="decide",
         context=context,
         reports=reports,
         silent=silent,
@@ -117,70 +116,55 @@ def answered(root: Path, asked: RestartQuestion) -> RestartDecision:
     return decide(asked, 0.0, {"TORCH_FR_DUMP_TEMP_FILE": str(root / "flight_")})
 
 
-def test_the_same_exception_on_all_ranks_ends_the_training(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert decided(tmp_path, RAISED, RAISED, RAISED).next == "stop"
-    said = capsys.readouterr().err
-    assert "the training ends: KeyError: " in said
+ALL, FIRST_TWO = ["n1", "n2", "n3"], ["n1", "n2"]
+KILLS = "rank 1 on n2 was killed by SIGKILL"
+FEW = "1 of 3 nodes do not answer any more, and --nnodes asks for at least 3"
 
 
-def test_a_killed_rank_has_the_nodes_checked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    decision = decided(tmp_path, BROKE, KILLED, BROKE)
-    assert (decision.next, decision.nodes) == ("check", ["n1", "n2", "n3"])
-    assert decision.place is not None
-    assert decision.place.start == "7.0.1.1"
-    assert "rank 1 on n2 was killed by SIGKILL" in capsys.readouterr().err
-
-
-def test_broken_connections_are_tried_again_once_and_checked_the_next_time(tmp_path: Path) -> None:
-    assert decided(tmp_path, BROKE, BROKE, BROKE).next == "restart"
-    assert decided(tmp_path, BROKE, BROKE, BROKE, restart=2).next == "check"
-
-
-def test_without_a_node_that_is_silent_the_others_are_checked(tmp_path: Path) -> None:
-    decision = decided(tmp_path, BROKE, BROKE, silent=1)
-    assert (decision.next, decision.nodes) == ("check", ["n1", "n2"])
-
-
-def test_with_too_few_nodes_left_the_training_ends(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert decided(tmp_path, BROKE, BROKE, silent=1, least=3).next == "stop"
-    assert "1 of 3 nodes do not answer any more, and --nnodes asks for at least 3" in (
-        capsys.readouterr().err
-    )
-
-
-def test_a_node_of_whose_gpu_a_program_complains_is_checked_with_the_others(
+@pytest.mark.parametrize(
+    ("texts", "options", "expected", "nodes", "text"),
+    [
+        ((RAISED,) * 3, {}, "stop", [], "the training ends: KeyError: "),
+        ((BROKE, KILLED, BROKE), {}, "check", ALL, KILLS),
+        # Once again, and then not unchecked.
+        ((BROKE,) * 3, {}, "restart", [], ""),
+        ((BROKE,) * 3, {"restart": 2}, "check", ALL, ""),
+        ((BROKE, BROKE), {"silent": 1}, "check", FIRST_TWO, ""),
+        ((BROKE, BROKE), {"silent": 1, "least": 3}, "stop", [], FEW),
+        # A program complains of its GPU: the check decides.
+        ((BROKE, ECC, BROKE), {}, "check", ALL, ""),
+        # Slurm lost a node; without the first one nobody can meet.
+        ((BROKE, LOST.replace("NODE", "n2"), BROKE), {}, "check", ["n1", "n3"], ""),
+        ((LOST.replace("NODE", "n1"), BROKE, BROKE), {}, "stop", [], ""),
+        (
+            (BROKE, KILLED, BROKE),
+            {"restart": 3},
+            "stop",
+            [],
+            "started again 2 times (--max-restarts)",
+        ),
+    ],
+)
+def test_what_workers_wrote_at_last_decides_what_follows(
     tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    texts: tuple[str, ...],
+    options: dict[str, int],
+    expected: str,
+    nodes: list[str],
+    text: str,
 ) -> None:
-    decision = decided(tmp_path, BROKE, ECC, BROKE)
-    assert (decision.next, decision.nodes) == ("check", ["n1", "n2", "n3"])
+    decision = decided(tmp_path, *texts, **options)
+    assert (decision.next, decision.nodes) == (expected, nodes)
+    assert text in capsys.readouterr().err
+    assert (decision.place is not None) == (expected == "check")
 
 
-def test_a_node_that_slurm_lost_is_left(tmp_path: Path) -> None:
-    decision = decided(tmp_path, BROKE, LOST.replace("NODE", "n2"), BROKE)
-    assert (decision.next, decision.nodes) == ("check", ["n1", "n3"])
-
-
-def test_a_training_whose_first_node_is_at_fault_ends(tmp_path: Path) -> None:
-    assert decided(tmp_path, LOST.replace("NODE", "n1"), BROKE, BROKE).next == "stop"
-
-
-def test_no_more_restarts_are_made_than_are_allowed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert decided(tmp_path, BROKE, KILLED, BROKE, restart=3).next == "stop"
-    assert "started again 2 times (--max-restarts)" in capsys.readouterr().err
-
-
-def test_nodes_that_share_no_directory_meet_at_a_port_of_their_own(tmp_path: Path) -> None:
+def test_a_check_before_a_restart_has_a_name_and_a_port_of_its_own(tmp_path: Path) -> None:
     meeting = NodeZeroAddress(host="10.0.0.1", port=29500)
     decision = answered(tmp_path, question(tmp_path, BROKE, KILLED, BROKE, meeting=meeting))
     assert decision.place is not None
+    assert decision.place.start == "7.0.1.1"
     assert decision.place.meeting is not None
     assert decision.place.meeting.host == "10.0.0.1"
     assert decision.place.meeting.port != 29500

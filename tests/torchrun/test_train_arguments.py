@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 
 from slurm_health.preflight.options import FOR_RUN
-from slurm_health.preflight.probes import torchrun_arguments
-from slurm_health.preflight.probes.torchrun_arguments import (
+from slurm_health.records.errors import ConfigError
+from slurm_health.torchrun.in_job import arguments
+from slurm_health.torchrun.in_job.arguments import (
     Option,
     add_options,
     read,
     suggestion,
     wrong_processes,
 )
-from slurm_health.records.errors import ConfigError
 from slurm_health.torchrun.train import ParserEnded
 from slurm_health.torchrun.train import read as read_with_interpreter
 from tests.support.command_line import slurm_health
@@ -74,53 +74,51 @@ def test_of_a_mistyped_option_it_is_said_what_may_have_been_meant() -> None:
     assert said == "; did you mean --network-check?"
 
 
+CHECK = {"network-check": True}
+
+
 @pytest.mark.parametrize(
-    ("argv", "options"),
+    ("argv", "options", "program", "own", "given"),
     [
-        ("--network-check --nproc_per_node=2 train.py", ["--nproc_per_node=2"]),
-        ("--nproc-per-node 2 --network_check train.py", ["--nproc-per-node", "2"]),
-        ("--journal /j -t 3 --exclude-straggler train.py", ["-t", "3"]),
-        ("--journal=/j --max_restarts=3 --python=/usr/bin/env train.py", ["--max_restarts=3"]),
-        ("--straggler_det --role a -m train.py", ["--role", "a", "-m"]),
-        ("train.py", []),
+        ("train.py", "", "train.py", {}, {}),
+        ("--network-check --standalone train.py", "--standalone", "train.py", CHECK, {}),
+        ("--nproc-per-node 2 --network_check t.py", "--nproc-per-node 2", "t.py", CHECK, {}),
+        ("--journal /j -t 3 train.py", "-t 3", "train.py", {"journal": "/j"}, {}),
+        (
+            "--straggler_det --role a -m train.py",
+            "--role a -m",
+            "train.py",
+            {"straggler-detection": True},
+            {},
+        ),
+        # What follows the script is its own.
+        (
+            "train.py --network-check -- --journal",
+            "",
+            "train.py --network-check -- --journal",
+            {},
+            {},
+        ),
+        ("--nnodes=2 -- train.py -x", "--nnodes=2", "-- train.py -x", {}, {"nnodes": "2"}),
+        ("--nnodes 2 2 2", "--nnodes 2", "2 2", {}, {"nnodes": "2"}),
+        (
+            "--rdzv_endpoint n1:5 --nno=2:3 --node_rank=0 t.py",
+            "--rdzv_endpoint n1:5 --nno=2:3 --node_rank=0",
+            "t.py",
+            {},
+            {"nnodes": "2:3", "rdzv_endpoint": "n1:5", "node_rank": "0"},
+        ),
     ],
 )
 def test_our_options_are_taken_out_and_torchruns_kept_as_they_were_written(
-    argv: str, options: list[str]
+    argv: str, options: str, program: str, own: dict[str, object], given: dict[str, str]
 ) -> None:
     found = parsed(*argv.split())
-    assert found["options"] == options
-    assert found["program"] == ["train.py"]
-
-
-def test_what_follows_the_script_is_the_scripts() -> None:
-    found = parsed("--standalone", "train.py", "--network-check", "--nnodes=9", "--", "--journal")
-    assert found["program"] == ["train.py", "--network-check", "--nnodes=9", "--", "--journal"]
-    assert found["own"] == {}
-    assert found["given"] == {}
-    assert found["standalone"]
-
-
-def test_two_dashes_may_stand_before_the_script() -> None:
-    found = parsed("--nnodes=2", "--network-check", "--", "train.py", "-x")
-    assert found["options"] == ["--nnodes=2"]
-    assert found["program"] == ["--", "train.py", "-x"]
-
-
-def test_a_script_named_like_a_value_is_found() -> None:
-    found = parsed("--nnodes", "2", "2", "2")
-    assert found["options"] == ["--nnodes", "2"]
-    assert found["program"] == ["2", "2"]
-
-
-def test_only_what_was_given_counts_as_given_whatever_its_spelling() -> None:
-    found = parsed("--rdzv_endpoint", "n1:5", "--nno=2:3", "--node_rank=0", "train.py")
-    assert found["given"] == {"nnodes": "2:3", "rdzv_endpoint": "n1:5", "node_rank": "0"}
-
-
-def test_our_options_have_values() -> None:
-    found = parsed("--straggler-detection", "--journal", "/j", "train.py")
-    assert found["own"] == {"straggler-detection": True, "journal": "/j"}
+    assert found["options"] == options.split()
+    assert found["program"] == program.split()
+    assert found["own"] == own
+    assert found["given"] == given
+    assert found["standalone"] == ("--standalone" in argv)
 
 
 @pytest.mark.parametrize("argv", ["--nnods=2 train.py", "--network-chekc train.py", ""])
@@ -184,7 +182,7 @@ def test_ctrl_c_while_torch_is_loaded_shows_none_of_our_code(tmp_path: Path) -> 
     for each in (package, package.parent):
         (each / "__init__.py").touch()
     (package / "run.py").write_text("import time\nprint('loading', flush=True)\ntime.sleep(60)\n")
-    reader = Path(torchrun_arguments.__file__)
+    reader = Path(arguments.__file__)
     process = subprocess.Popen(
         [sys.executable, str(reader), "1", "[]", "train.py"],
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
@@ -201,7 +199,7 @@ def test_ctrl_c_while_torch_is_loaded_shows_none_of_our_code(tmp_path: Path) -> 
 @pytest.mark.parametrize("argv", [f"--nnodes=2:3 -t 3 --journal=/j {__file__} -x", "--stand -m x"])
 def test_read_without_torch_a_command_line_says_the_same(argv: str) -> None:
     ours = [(e.name, e.metavar, e.help) for e in FOR_RUN]
-    reader = [str(TORCHRUN_READING), torchrun_arguments.__file__, "1", json.dumps(ours)]
+    reader = [str(TORCHRUN_READING), arguments.__file__, "1", json.dumps(ours)]
     done = subprocess.run(
         [sys.executable, *reader, *argv.split()], capture_output=True, check=True, timeout=60
     )

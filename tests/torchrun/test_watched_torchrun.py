@@ -8,21 +8,21 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from slurm_health.preflight import probes
+from slurm_health.torchrun.in_job import nodes
 from tests.support.unshared import free_port
 
-TORCHRUN = Path(probes.__file__).with_name("torchrun_restarts.py")
+TORCHRUN = Path(nodes.__file__).with_name("watched_torchrun.py")
 TOLD = {"command": ["false"], "node": "n1", "leads": True, "context": {}}
 PLAIN = """\
 import os, sys
 if __name__ == "__main__":
-    print("plain", sys.argv[1:], "SLURM_HEALTH_RESTARTS" in os.environ)
+    print("plain", sys.argv[1:])
 """
 ARGUED = """
 from types import SimpleNamespace
@@ -31,16 +31,20 @@ def parse_args(argv): return SimpleNamespace(nproc_per_node="1", max_restarts=0)
 SIZED = ARGUED + "def determine_local_world_size(nproc): return int(nproc)\n"
 
 
-def run(told: Any, words: Sequence[str], **environ: str) -> subprocess.CompletedProcess[str]:
+def run(told: str, words: Sequence[str], **environ: str) -> subprocess.CompletedProcess[str]:
     """Run it by itself, with what it is told."""
-    return subprocess.run(
-        [sys.executable, str(TORCHRUN), *words],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environ, "SLURM_HEALTH_RESTARTS": told},
-    )
+    with tempfile.TemporaryFile() as file:
+        file.write(told.encode())
+        file.seek(0)
+        return subprocess.run(
+            [sys.executable, str(TORCHRUN), str(file.fileno()), *words],
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+            pass_fds=(file.fileno(),),
+            env={**os.environ, "OMP_NUM_THREADS": "1", **environ},
+        )
 
 
 def torch_with(root: Path, *, run: str, registry: str | None) -> str:
@@ -56,9 +60,8 @@ def torch_with(root: Path, *, run: str, registry: str | None) -> str:
             f"{elastic}/__init__.py": "",
             f"{elastic}/multiprocessing/__init__.py": "",
             f"{elastic}/multiprocessing/errors.py": "class ChildFailedError(Exception): ...\n",
-            f"{elastic}/rendezvous/__init__.py": (
-                "class RendezvousHandler: ...\nclass RendezvousParameters: ...\n"
-            ),
+            f"{elastic}/multiprocessing/api.py": "class SignalException(Exception): ...\n",
+            f"{elastic}/rendezvous/__init__.py": ("class RendezvousParameters: ...\n"),
             f"{elastic}/rendezvous/registry.py": registry,
         }
     for name, text in files.items():
@@ -84,7 +87,7 @@ def test_a_torch_of_other_names_is_run_as_it_is(
     where = torch_with(tmp_path, run=has, registry=registry)
     done = run(json.dumps(TOLD), ["--nnodes=2", "train.py", "a b"], PYTHONPATH=where)
 
-    assert done.stdout == "plain ['--nnodes=2', 'train.py', 'a b'] False\n", done.stderr
+    assert done.stdout == "plain ['--nnodes=2', 'train.py', 'a b']\n", done.stderr
     assert done.stderr.startswith("slurm-health: this training is not monitored: ")
 
 
@@ -158,4 +161,4 @@ def test_a_failure_that_nobody_explains_ends_as_torchrun_ends_it(training: Path)
     assert done.returncode == 1
     assert "KeyError: 'lr'" in done.stderr
     assert "ChildFailedError" in done.stderr
-    assert "slurm_health/torchrun" not in done.stderr
+    assert "During handling" not in done.stderr

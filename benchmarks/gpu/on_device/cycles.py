@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.gpu.on_device.events import Events
-from slurm_health.preflight.probes import device as devices_of
+from slurm_health.preflight.probes import torch_device as devices_of
 
 BYTES_PER_RANK = 4 << 20
 _LIMIT = timedelta(seconds=120)
@@ -23,8 +23,7 @@ def main() -> None:
     """Say after each cycle what it took and what the process holds by then."""
     rank, ranks, file, cycles, devices = sys.argv[1:]
     events = Events()
-    torch.set_num_threads(1)
-    device = devices_of.claim(0, expected=int(devices), environ=os.environ)
+    device = devices_of.claim(0, expected=int(devices), environ=os.environ).raw
     store = dist.FileStore(file, int(ranks))
     for index in range(int(cycles)):
         taken = _cycle(device, dist.PrefixStore(str(index), store), int(rank), int(ranks))
@@ -42,7 +41,11 @@ def _cycle(device: torch.device, store: dist.Store, rank: int, ranks: int) -> di
         moments.append(time.perf_counter())
 
     dist.init_process_group(
-        devices_of.backend(device), store=store, rank=rank, world_size=ranks, timeout=_LIMIT
+        "nccl" if device.type == "cuda" else "gloo",
+        store=store,
+        rank=rank,
+        world_size=ranks,
+        timeout=_LIMIT,
     )
     mark()
     for _ in range(2):  # NCCL connects in the first

@@ -11,19 +11,22 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu.on_device.events import Events
-from slurm_health.preflight.probes import device as devices_of
+from slurm_health.preflight.probes import host
+from slurm_health.preflight.probes import torch_device as devices_of
 
 
 def main() -> None:
     """Describe them, or end with the reason why they cannot be used."""
     expected = int(sys.argv[1])
-    device = devices_of.claim(0, expected=expected, environ=os.environ)
+    device = devices_of.claim(0, expected=expected, environ=os.environ).raw
     packages = Path(torch.__file__).parents[1]
     Events().say(
         torch=str(torch.__version__),
         collective_library=devices_of.collective_library(device),
         runtime=str(torch.version.cuda or getattr(torch.version, "hip", None) or ""),
-        model=devices_of.model(device, torch.get_num_threads()),
+        model=torch.cuda.get_device_name(device)
+        if expected
+        else host.model(torch.get_num_threads()),
         devices=[_described(number) for number in range(expected)],
         python=platform.python_version(),
         directories=[str(path) for path in (packages / "torch", packages / "nvidia")],

@@ -27,11 +27,10 @@ def main() -> None:
     import torch
     import torch.distributed as dist
 
-    from slurm_health.preflight.probes import device as devices_of
+    from slurm_health.preflight.probes import torch_device as devices_of
 
-    torch.set_num_threads(1)
     taken = {"import": lap_s()}
-    device = devices_of.claim(0, expected=int(devices), environ=os.environ)
+    device = devices_of.claim(0, expected=int(devices), environ=os.environ).raw
     square = torch.ones(_SIZE, _SIZE, device=device).to(
         devices_of.half_precision(device) if device.type == "cuda" else torch.float32
     )
@@ -41,7 +40,7 @@ def main() -> None:
         float(torch.mm(square, square)[0, 0])
         taken[name] = lap_s()
     dist.init_process_group(
-        devices_of.backend(device),
+        "nccl" if device.type == "cuda" else "gloo",
         store=dist.FileStore(file, int(ranks)),
         rank=int(rank),
         world_size=int(ranks),

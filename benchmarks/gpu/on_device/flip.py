@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.gpu.on_device.events import Events
 from slurm_health.preflight.probes import compute
-from slurm_health.preflight.probes import device as devices_of
+from slurm_health.preflight.probes import torch_device as devices_of
 from slurm_health.preflight.probes.context import NodeFault, ProbeContext
 
 _INTEGERS = {2: torch.int16, 4: torch.int32}
@@ -61,7 +61,7 @@ def main() -> None:
     expected = int(sys.argv[1])
     events = Events()
     context = ProbeContext(
-        device=devices_of.claim(0, expected=expected, environ=os.environ),
+        devices_of.claim(0, expected=expected, environ=os.environ),
         options=json.loads(sys.argv[2]),
     )
     bits = _try(context, events, "nowhere", 0)

@@ -10,7 +10,7 @@ import time
 import torch
 
 from benchmarks.gpu.on_device.events import Events
-from slurm_health.preflight.probes import device as devices_of
+from slurm_health.preflight.probes import torch_device as devices_of
 
 _SIZE, _SMALL_SIZE = 8192, 256
 _FAST_GFLOP_PER_S = 2000.0  # a product of the large size takes half a second there
@@ -21,9 +21,9 @@ def main() -> None:
     """Hold it, say so, and wait or multiply for ever."""
     held_bytes, what, devices = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     events = Events()
-    torch.set_num_threads(1)
-    device = devices_of.claim(0, expected=devices, environ=os.environ)
-    size = _SIZE if devices_of.speeds(device)[0] >= _FAST_GFLOP_PER_S else _SMALL_SIZE
+    claimed = devices_of.claim(0, expected=devices, environ=os.environ)
+    device, fast = claimed.raw, claimed.on_cuda and claimed.speeds()[0] >= _FAST_GFLOP_PER_S
+    size = _SIZE if fast else _SMALL_SIZE
     square = torch.ones(size, size, device=device)
     out = torch.mm(square, square)
     held = torch.ones(held_bytes, dtype=torch.uint8, device=device)

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu.on_device.events import Events
-from slurm_health.preflight.probes import device as devices_of
+from slurm_health.preflight.probes import torch_device as devices_of
 
 _INTERVAL_S = 0.02
 
@@ -24,7 +24,7 @@ _INTERVAL_S = 0.02
 def main() -> None:
     """Say it until standard input ends."""
     events = Events()
-    device = devices_of.claim(0, expected=int(sys.argv[1]), environ=os.environ)
+    device = devices_of.claim(0, expected=int(sys.argv[1]), environ=os.environ).raw
     pids: list[int] = []
     while True:
         events.say(at_s=time.time(), used_bytes=_used_bytes(device, pids))

@@ -10,24 +10,14 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from slurm_health.preflight.agent import node_facts, worker_process
-from slurm_health.preflight.agent.lookout import Lookout, at_random
-from slurm_health.preflight.agent.worker_process import Worker, WorkerEvent
-from slurm_health.preflight.agent.workers import Workers, WorkerStarts
+from slurm_health.preflight.agent import node_facts
+from slurm_health.preflight.agent.node_round import NodeRound, RoundEnding, round_command
+from slurm_health.preflight.agent.order_poller import OrderPoller, at_random
+from slurm_health.preflight.agent.worker_process import Done, Gone, InRound, Worker
+from slurm_health.preflight.agent.workers import AgentSettings, Workers
 from slurm_health.preflight.orders import Bell
-from slurm_health.preflight.session.node_round import (
-    Done,
-    InRound,
-    NodeRound,
-    RoundEnding,
-    part_of,
-    round_command,
-)
 from slurm_health.records import records
 from slurm_health.records.verdict import Outcome
 from slurm_health.system import journal
@@ -41,22 +31,6 @@ ABORT_GRACE_S, ABORT_GRACE_CPUS_S = 3.0, 0.3
 TOGETHER_S = 1.0
 
 
-class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the master tells an agent on its command line.
-
-    `gpus` is how many the job has on this node, as Slurm told the master; 0 where it did not.
-    """
-
-    node: str
-    directory: Path
-    run_id: str
-    launch: int
-    python: str
-    poll_s: float
-    silence_s: float
-    gpus: int = 0
-
-
 class Agent:
     """The agent of one node; `run` serves until the master is done."""
 
@@ -66,7 +40,7 @@ class Agent:
         environ: Mapping[str, str],
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
-        make_workers: Callable[..., Workers] = Workers,
+        make_worker: Callable[..., Worker] = Worker,
         bell: Bell | None = None,
         random: Callable[[], float] = at_random,
     ) -> None:
@@ -75,7 +49,7 @@ class Agent:
         self._monotonic = monotonic
         self._writer = journal.Writer(settings.directory, settings.node, clock)
         self._bell = Bell(settings.node) if bell is None else bell
-        self._lookout = Lookout(
+        self._poller = OrderPoller(
             settings.directory,
             self._bell,
             node=settings.node,
@@ -91,20 +65,13 @@ class Agent:
         self._watch: BurnWatch | None = None
         self._hostname = socket.gethostname()
         self._address = node_facts.own_address(environ, self._hostname)
-        self._workers = make_workers(
-            python=settings.python,
-            gpus=settings.gpus,
+        self._workers = Workers(
+            settings,
             address=self._address,
             environ=environ,
+            say=self._say,
             monotonic=monotonic,
-        )
-        self._starts = WorkerStarts(
-            self._workers,
-            self._say,
-            node=settings.node,
-            launch=settings.launch,
-            interface=lambda backend: node_facts.chosen_interface(environ, self._address, backend),
-            monotonic=monotonic,
+            make=make_worker,
         )
 
     def run(self) -> None:
@@ -132,7 +99,7 @@ class Agent:
             JournalNotVisible: this node does not see the master's journal.
             JournalError: the journal cannot be read or written.
         """
-        backlog = self._lookout.first_orders(self._settings.run_id)
+        backlog = self._poller.first_orders(self._settings.run_id)
         self._say(
             records.AgentStarted(
                 node=self._settings.node,
@@ -143,8 +110,8 @@ class Agent:
                 driver_keeps_state=node_facts.driver_keeps_state(),
             )
         )
-        self._heed(backlog)  # first: it says which probes to start
-        self._start_workers()
+        self._obey(backlog)  # first: it says which probes to start
+        self._replace_workers()
 
     @property
     def serves(self) -> bool:
@@ -153,7 +120,7 @@ class Agent:
 
     def wait_s(self) -> float:
         """Return how long there is nothing to do unless a worker says something."""
-        due_s = self._lookout.next_s
+        due_s = self._poller.next_s
         for current in (self._round, self._unsettled):
             if current is not None and current.kill_at_s is not None:
                 due_s = min(due_s, current.kill_at_s)
@@ -165,24 +132,28 @@ class Agent:
         Raises:
             JournalError: the journal cannot be read or written.
         """
-        self._lookout.listen()
-        if self._monotonic() >= self._lookout.next_s:
-            self._look()
-        self._check_workers()
-        self._starts.start_due()
-        self._starts.say_unopened()
+        self._poller.listen()
+        if self._monotonic() >= self._poller.next_s:
+            news = self._poller.look(self._settings.silence_s)
+            if news is None:
+                self._end = f"the master has been silent for {self._settings.silence_s:.0f} s"
+            else:
+                self._obey(news)
+        for worker, line in self._workers.lines():
+            if isinstance(line, Gone):
+                self._worker_gone(worker, line)
+            else:
+                self._take(worker, line)
+        current, late, now_s = self._round, self._unsettled, self._monotonic()
+        if current and current.kill_at_s is not None and now_s >= current.kill_at_s:
+            self._report(current.stuck())
+        if late and late.kill_at_s is not None and now_s >= late.kill_at_s:
+            self._replace_workers()
+        self._workers.tick()
         if self._watch is not None:
             self._watch.read()
         if self._unsaid and self._monotonic() - self._unsaid_since_s >= TOGETHER_S:
             self._say()
-
-    def _look(self) -> None:
-        """Read the orders, and carry them out."""
-        news = self._lookout.look(self._settings.silence_s)
-        if news is None:
-            self._end = f"the master has been silent for {self._settings.silence_s:.0f} s"
-        else:
-            self._heed(news)
 
     def _say(self, *new: records.Record) -> None:
         """Write records, after those that waited for others to be written with."""
@@ -202,9 +173,9 @@ class Agent:
         )
         self._writer.append(*self._unsaid, last)  # the master may not be listening any more
 
-    # --- the master's words ----------------------------------------------------------------------
+    # --- the master's orders ----------------------------------------------------------------------
 
-    def _heed(self, news: Sequence[records.Record]) -> None:
+    def _obey(self, news: Sequence[records.Record]) -> None:
         for record in news:
             match record:
                 case records.RoundStarted():
@@ -225,31 +196,30 @@ class Agent:
         if self._round is not None and self._watch is not None:  # void: a new master begins anew
             self._say(*self._watched(self._round.record.round))
         self._round = None
-        part = part_of(record, self._settings.node)
         ready = self._workers.ready
-        if part is None or not part[1].port or not (ready or self._starts.ended):
+        if not (ready or self._workers.ended):
             return  # the master knows: it did not count on this node
-        group, far = part
+        (group,), (far,) = record.groups, record.rendezvous
         self._round = NodeRound(
             record=record,
             node=self._settings.node,
             group=group,
             workers=len(ready),
             started_s=self._monotonic(),
-            on_cpus=all(each.on_cpus for each in ready),
+            on_cpus=all(line.on_cpus for line in ready),
         )
         if not ready:  # it did: one ended before this was read, and others are being started
-            self._report(self._round.not_begun(self._starts.ended))
+            self._report(self._round.not_begun(self._workers.ended))
             return
         if "burn_s" in record.options and not ready[0].on_cpus:
             # Not before the workers are started: until they are, every node waits.
             from slurm_health.preflight.agent.gpu_monitor import BurnWatch
 
-            self._watch = BurnWatch(self._environ, [event.device for event in ready])
+            self._watch = BurnWatch(self._environ, [line.device for line in ready])
         near = records.Rendezvous(address="127.0.0.1", port=ready[0].store_port)
-        run_id, current = self._settings.run_id, self._round
+        secret, current = self._poller.secret, self._round
         for worker in self._workers:
-            worker.send(round_command(run_id, current, worker.local_rank, far=far, near=near))
+            worker.send(round_command(secret, current, worker.local_rank, far=far, near=near))
 
     def _abort(self, record: records.GroupAborted) -> None:
         current = self._round
@@ -259,70 +229,46 @@ class Agent:
 
     def _stop(self, current: NodeRound) -> None:
         """Tell the workers to stop; who is not done by `kill_at_s` is killed."""
-        on_cpus = all(each.ready is None or each.ready.on_cpus for each in self._workers)
+        on_cpus = all(w.ready is None or w.ready.on_cpus for w in self._workers)
         current.kill_at_s = self._monotonic() + (ABORT_GRACE_CPUS_S if on_cpus else ABORT_GRACE_S)
         for worker in self._workers:
             worker.send({"op": "abort", "round": current.record.round})
 
-    # --- the workers' words ----------------------------------------------------------------------
+    # --- the workers' lines ----------------------------------------------------------------------
 
-    def _check_workers(self) -> None:
-        for worker in self._workers:
-            if worker not in self._workers:
-                return  # all were replaced because of what another one said
-            # In this order: what a worker said before it ended is read before its end is noted.
-            ended = worker.ended()
-            for event in worker.read_events():
-                self._hear(worker, event)
-            if ended is not None:
-                self._worker_ended(worker, ended)
+    def _take(self, worker: Worker, line: InRound) -> None:
+        late, current = self._unsettled, self._round
+        if late is not None and line.round == late.record.round:
+            if isinstance(line, Done):
+                ending = late.done(worker.local_rank, line)
+                assert ending is not None  # a worker has failed
+                if ending.replace:
+                    self._replace_workers()
+                elif not ending.unsettled:
+                    self._unsettled = None
+                    self._workers.say_ready()
+        elif current is not None and line.round == current.record.round:
+            result = current.take(worker.local_rank, line)
+            if isinstance(result, RoundEnding):
+                self._report(result)
+            elif result is not None:
+                if not self._unsaid:
+                    self._unsaid_since_s = self._monotonic()
+                self._unsaid.append(result)
+
+    def _worker_gone(self, worker: Worker, gone: Gone) -> None:
+        """Report it, where a round is in progress, and replace it: it will answer nobody."""
+        if worker.ready:
+            self._workers.succeeded()
+            if self._round is not None:
+                self._report(self._round.gone(worker.local_rank, gone))
                 return
-            if (still := worker.standstill()) is not None:
-                self._worker_stands_still(worker, still)
-                return
-        current = self._round
-        if current and current.kill_at_s is not None and self._monotonic() >= current.kill_at_s:
-            self._report(current.stuck())
-        late = self._unsettled
-        if late and late.kill_at_s is not None and self._monotonic() >= late.kill_at_s:
-            self._start_workers()
+        self._unsettled = None
+        self._workers.again(worker, gone)
 
-    def _hear(self, worker: Worker, event: WorkerEvent) -> None:
-        if worker.hears_start(event):
-            if isinstance(event, worker_process.Ready) and self._workers.ready:
-                self._starts.say_ready()
-            elif isinstance(event, worker_process.Loaded) and all(
-                each.torch for each in self._workers
-            ):
-                self._starts.loaded()
-        elif isinstance(event, InRound) and not self._settles(worker, event):
-            current = self._round
-            if current is not None and event.round == current.record.round:
-                self._hear_in_round(current, worker, event)
-
-    def _hear_in_round(self, current: NodeRound, worker: Worker, event: InRound) -> None:
-        heard = current.hear(worker.local_rank, event)
-        if isinstance(heard, RoundEnding):
-            self._report(heard)
-        elif heard is not None:
-            now_s = self._monotonic()
-            self._unsaid_since_s = self._unsaid_since_s if self._unsaid else now_s
-            self._unsaid.append(heard)
-
-    def _settles(self, worker: Worker, event: InRound) -> bool:
-        """Take what a worker says of a round that has been reported; tell if it is of that."""
-        late = self._unsettled
-        if late is None or event.round != late.record.round:
-            return False
-        if isinstance(event, Done):
-            ending = late.done(worker.local_rank, event)
-            assert ending is not None  # a worker has failed
-            if ending.replace:
-                self._start_workers()
-            elif not ending.unsettled:
-                self._unsettled = None
-                self._starts.say_ready()
-        return True
+    def _replace_workers(self) -> None:
+        self._unsettled = None
+        self._workers.replace()
 
     def _report(self, ending: RoundEnding) -> None:
         """Say the last word on the current round; replace the workers after it if need be."""
@@ -345,10 +291,10 @@ class Agent:
         )
         # In one write: who sees the report sees that this node is not ready.
         if ending.replace or ending.unsettled:
-            last.append(self._starts.starting())
+            last.append(self._workers.starting())
         self._say(*last, reported)
         if ending.replace:
-            self._start_workers()
+            self._replace_workers()
         elif ending.unsettled:
             self._unsettled = current
             self._stop(current)
@@ -363,33 +309,3 @@ class Agent:
             node=self._settings.node, round=round_index, devices=devices, not_watched=not_watched
         )
         return [seen]
-
-    # --- the workers' lives ---------------------------------------------------------------
-
-    def _start_workers(self) -> None:
-        self._unsettled = None
-        self._starts.replace()
-
-    def _worker_ended(self, worker: Worker, how: str) -> None:
-        if worker.ready:
-            self._starts.succeeded()
-            if self._round is not None:
-                self._report(self._round.died(worker.local_rank, how))
-                return
-        self._start_again(worker, how)
-
-    def _worker_stands_still(self, worker: Worker, still: worker_process.ProcessStandstill) -> None:
-        """Report it, where a round is in progress, and replace it: it will answer nobody."""
-        if worker.ready:
-            self._starts.succeeded()
-            if self._round is not None:
-                ending = self._round.stands_still(
-                    worker.local_rank, still.words, stopped=still.stopped
-                )
-                self._report(ending)
-                return
-        self._start_again(worker, f"its check process stands still: {still.words}")
-
-    def _start_again(self, worker: Worker, how: str) -> None:
-        self._unsettled = None
-        self._starts.again(worker, how)

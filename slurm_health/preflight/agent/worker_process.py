@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One worker process: started, spoken to, listened to, killed; and whether it stands still.
 
-A worker has nothing of ours but the standard library, so it writes plain JSON. What it says before
-its first round becomes a value of a type here, what it says in a round one of `node_round`.
+A worker has nothing of ours but the standard library, so it writes plain JSON. What it measures is
+the journal's own record; the agent adds its node, and the group. All else it says is a `Line`.
 
 A process that is busy, or waits for another one, cannot be told from outside from one that hangs,
 however long it takes: a machine may be loaded, a kernel long, torch slow to load. Two things are
@@ -17,11 +17,12 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
-from slurm_health.preflight.session.node_round import Done, InRound, Measured, ScopeEntered
 from slurm_health.records.probe_catalog import ON_CPUS
+from slurm_health.records.records import Sampled
 from slurm_health.records.text import LineBuffer
 from slurm_health.system import processes
 from slurm_health.system.signals import exit_text
@@ -35,39 +36,24 @@ _FRAME, _TELLING = "frame #", (_CPP, "CUDA error:")
 UNKILLABLE_S = 10.0
 
 
-class AtStart(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
-    """One thing that a worker says before its first round."""
+class Line(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
+    """One thing that a worker says, besides the records `Sampled`."""
 
 
-class Loaded(AtStart, frozen=True, kw_only=True, tag="loaded"):
-    """It has loaded what it measures with, and opens its device next."""
+class State(Line, frozen=True, kw_only=True, tag="state"):
+    """How far it is before its first round, or why it ends.
 
-    torch: str
+    `loaded`: it has loaded `torch` and opens its device next, which is then `opened`. `no_torch`:
+    its interpreter has none. `unusable`: its device is at fault, in its own words. `refused`: it
+    does not use its device, for a reason that is no fault of it.
+    """
 
-
-class TorchMissing(AtStart, frozen=True, kw_only=True, tag="no_torch"):
-    """Its interpreter has no torch: it is of no use."""
-
-    detail: str
-
-
-class DeviceOpened(AtStart, frozen=True, kw_only=True, tag="opened"):
-    """Its device is open."""
+    state: Literal["loaded", "opened", "no_torch", "unusable", "refused"]
+    torch: str = ""
+    detail: str = ""
 
 
-class DeviceUnusable(AtStart, frozen=True, kw_only=True, tag="unusable"):
-    """Its device cannot be used, and is at fault."""
-
-    detail: str
-
-
-class DeviceRefused(AtStart, frozen=True, kw_only=True, tag="refused"):
-    """It does not use its device, for a reason that is no fault of it."""
-
-    detail: str
-
-
-class Ready(AtStart, frozen=True, kw_only=True, tag="ready"):
+class Ready(Line, frozen=True, kw_only=True, tag="ready"):
     """It waits for rounds; what it works with is recorded in `WorkersReady`."""
 
     store_port: int
@@ -89,37 +75,61 @@ class Ready(AtStart, frozen=True, kw_only=True, tag="ready"):
         return self.backend in ON_CPUS
 
 
-WorkerEvent = AtStart | InRound
-_ANY = (
-    Loaded
-    | TorchMissing
-    | DeviceOpened
-    | DeviceUnusable
-    | DeviceRefused
-    | Ready
-    | ScopeEntered
-    | Measured
-    | Done
-)
+class ScopeEntered(Line, frozen=True, kw_only=True, tag="scope"):
+    """With whom it works from now on in a round."""
+
+    round: int
+    scope: str
 
 
-def event_of(said: object) -> WorkerEvent:
-    """Return the event that a worker's JSON stands for.
+class Done(Line, frozen=True, kw_only=True, tag="done"):
+    """How its round ended: `measured`, `unmeasured`, `timed_out` or `failed`.
+
+    `own_fault`: no other node can be the cause. `spent`: it is not to be used again. `connecting`:
+    whom NCCL was connecting when it was told to stop, of its node by local rank, or all by rank.
+    """
+
+    round: int
+    outcome: str
+    detail: str
+    own_fault: bool = False
+    wrong_results: bool = False
+    spent: bool = False
+    connecting: list[int] = []  # msgspec copies it
+
+
+class Gone(msgspec.Struct, frozen=True):
+    """A worker ended or, `still`, its process stands still; `stopped`: by a signal."""
+
+    how: str
+    still: bool = False
+    stopped: bool = False
+
+
+InRound = ScopeEntered | Sampled | Done
+_LINES = State | Ready | ScopeEntered | Done
+
+
+def line_of(data: object) -> Line | Sampled:
+    """Return what a worker's JSON stands for: a line, or a record of what it measured alone.
+
+    The record's node and group are for the agent to name.
 
     Raises:
         ValueError: it stands for none.
     """
-    event: WorkerEvent = msgspec.convert(said, _ANY)
-    return event
+    if isinstance(data, dict) and "kind" in data:
+        sampled: Sampled = msgspec.convert({**data, "node": "", "group": []}, Sampled)
+        return sampled
+    line: Line = msgspec.convert(data, _LINES)
+    return line
 
 
 class Worker:
-    """One worker process of one device.
+    """One worker process of one device; it dies with the agent. A light one has its interpreter.
 
-    `descriptors` are to be waited on; `read_events` returns what has arrived. `ready` is what it
-    said when it was, None before; `torch` what it has loaded, `unusable` what its device said
-    that cannot be used, `refused` why it does not use it, `no_torch` that there is none for it. The
-    process dies with the agent. A light one runs in the agent's interpreter.
+    `descriptors` are to be waited on; `read_lines` returns what has arrived. `ready` is what it
+    said when it was, None before; `states` what it said of itself until then.
     """
 
     def __init__(
@@ -131,31 +141,34 @@ class Worker:
         devices: int,
         environ: Mapping[str, str],
         light: bool = False,
+        address: str = "127.0.0.1",
     ) -> None:
         self.local_rank = local_rank
         self.on_cpus = not devices
         self.ready: Ready | None = None
-        self.torch = ""
-        self.opened = False
-        self.unusable = self.refused = ""
-        self.no_torch = False
+        self.states: dict[str, State] = {}
         self._lines = LineBuffer()
-        self._said: list[str] = []
+        self._errors: list[str] = []
         self._killed = False
         try:
             interpreter = processes.own_python() if light else (python,)
             numbers = map(str, (local_rank, threads, devices))
             self._process: processes.Process | None = processes.start_tied(
-                [*interpreter, str(WORKER), *numbers, "light" if light else "torch"],
+                [*interpreter, str(WORKER), *numbers, "light" if light else "torch", address],
                 environ=environ,
                 stdin=processes.PIPE,
                 stdout=processes.PIPE,
             )
         except OSError as err:
             self._process = None
-            self.no_torch = True
-            self._said.append(f"cannot run {python}: {err.strerror}")
+            self.states["no_torch"] = State(state="no_torch")
+            self._errors.append(f"cannot run {python}: {err.strerror}")
         self._watch = StandstillWatch(self._process.pid) if self._process else None
+
+    @property
+    def torch(self) -> str:
+        """What it has loaded."""
+        return self.states["loaded"].torch if "loaded" in self.states else ""
 
     @property
     def descriptors(self) -> tuple[int, ...]:
@@ -167,7 +180,7 @@ class Worker:
         return self._process.stdout.fileno(), self._process.stderr.fileno()
 
     def send(self, command: Mapping[str, object]) -> None:
-        """Send a command. A worker that is gone is noticed when its events end."""
+        """Send a command. A worker that is gone is noticed when its lines end."""
         if self._process is None or self._killed:
             return
         assert self._process.stdin is not None
@@ -175,61 +188,49 @@ class Worker:
             self._process.stdin.write(json.dumps(command).encode() + b"\n")
             self._process.stdin.flush()
 
-    def read_events(self) -> list[WorkerEvent]:
-        """Return the events that have arrived since the last call."""
+    def read_lines(self) -> list[Line | Sampled]:
+        """Return the lines that have arrived since the last call; `ready` and `states` have them.
+
+        What a library prints is none.
+        """
         if self._process is None or self._killed:
             return []
         self._read_errors()
-        lines = self._lines.feed(processes.read_available(self._process.stdout))
-        # Not decoded by msgspec: a probe of a site may give a figure that is not a number.
-        return [event_of(json.loads(line)) for line in lines if line.startswith(b"{")]
+        lines = []
+        for text in self._lines.feed(processes.read_available(self._process.stdout)):
+            # Not decoded by msgspec: a probe of a site may give a figure that is not a number.
+            with contextlib.suppress(ValueError, RecursionError):
+                line = line_of(json.loads(text))
+                lines.append(line)
+                if isinstance(line, State):
+                    self.states[line.state] = line
+                elif isinstance(line, Ready):
+                    self.ready = line
+        return lines
 
-    def hears_start(self, event: WorkerEvent) -> bool:
-        """Take what the worker says before its first round; tell if that is what an event is."""
-        match event:
-            case Loaded(torch=torch):
-                self.torch = torch
-            case TorchMissing(detail=detail):
-                self.refused, self.no_torch = detail, True
-            case DeviceOpened():
-                self.opened = True
-            case DeviceUnusable(detail=detail):
-                self.unusable = detail
-            case DeviceRefused(detail=detail):
-                self.refused = detail
-            case Ready():
-                self.ready = event
-            case _:
-                return False
-        return True
+    def gone(self) -> Gone | None:
+        """Return how the worker ended, or that it stands still; None while it may be at work.
 
-    def ended(self) -> str | None:
-        """Say how the worker ended, None while it lives."""
+        Until it is ready it reads torch, and who knows from where: only a signal stops it then.
+        """
         if self._killed:
-            return "killed"
+            return Gone("killed")
         if self._process is None:
-            return self._said[-1]
+            return Gone(self._errors[-1])
         returncode = self._process.poll()
         if returncode is None:
-            return None
+            still = self._watch.found() if self._watch is not None else None
+            return still if still and (still.stopped or self.ready) else None
         self._read_errors()
-        telling = [line for line in self._said if any(text in line for text in _TELLING)]
-        last = (telling or self._said)[-1:]
-        said = f": {last[0].removeprefix(_CPP).strip()}" if last else ""
-        return exit_text(returncode) + said
+        telling = [line for line in self._errors if any(text in line for text in _TELLING)]
+        last = (telling or self._errors)[-1:]
+        reason = f": {last[0].removeprefix(_CPP).strip()}" if last else ""
+        return Gone(exit_text(returncode) + reason)
 
     def look(self, now_s: float) -> None:
         """Look whether the worker stands still, now and then."""
         if self._watch is not None and not self._killed:
             self._watch.look(now_s)
-
-    def standstill(self) -> ProcessStandstill | None:
-        """Return why the worker stands still, None unless that is proven.
-
-        Until it is ready it reads torch, and who knows from where: only a signal stops it then.
-        """
-        found = self._watch.found() if self._watch is not None and not self._killed else None
-        return found if found and (found.stopped or self.ready) else None
 
     def leave(self) -> None:
         """Tell the worker to leave. It need not be heard."""
@@ -255,8 +256,8 @@ class Worker:
         assert self._process is not None
         text = processes.read_available(self._process.stderr).decode(errors="replace")
         lines = [line.strip() for line in text.splitlines()]
-        self._said += [line for line in lines if line and not line.startswith(_FRAME)]
-        del self._said[:-STDERR_LINES]
+        self._errors += [line for line in lines if line and not line.startswith(_FRAME)]
+        del self._errors[:-STDERR_LINES]
 
 
 def end_together(
@@ -290,13 +291,6 @@ HELD_S = 2.0
 _STOPPED, _HELD = "T", "D"  # proc(5); "t", a process that is being debugged, is none of our concern
 
 
-class ProcessStandstill(msgspec.Struct, frozen=True):
-    """Why a process stands still. `stopped`: by a signal, so that no other node is the cause."""
-
-    words: str
-    stopped: bool
-
-
 class _Seen(msgspec.Struct, frozen=True):
     """The main thread's state, and how often it has been scheduled since its start."""
 
@@ -327,17 +321,21 @@ class StandstillWatch:
         self._still_s = self._still_s + min(passed_s, 2 * LOOK_S) if stands else 0.0
         self._seen, self._looked_s = seen, now_s
 
-    def found(self) -> ProcessStandstill | None:
+    def found(self) -> Gone | None:
         """Return why the process stands still, None unless it is proven that it does."""
         if self._seen is None:
             return None
         if self._seen.state == _STOPPED and self._still_s >= STOPPED_S:
-            return ProcessStandstill(f"stopped by a signal for {self._still_s:.0f} s", stopped=True)
-        if self._seen.state == _HELD and self._still_s >= HELD_S:
-            return ProcessStandstill(
-                f"held{self._where()} for {self._still_s:.0f} s", stopped=False
-            )
-        return None
+            how = f"stopped by a signal for {self._still_s:.0f} s"
+            return Gone(how, still=True, stopped=True)
+        if self._seen.state != _HELD or self._still_s < HELD_S:
+            return None
+        try:
+            function = self._wchan.read_text().strip()
+        except OSError:
+            function = ""
+        where = f" ({function})" if function.strip("0") else ""
+        return Gone(f"held in the kernel{where} for {self._still_s:.0f} s", still=True)
 
     def _read(self) -> _Seen | None:
         try:
@@ -350,11 +348,3 @@ class StandstillWatch:
             return _Seen(fields["State"].split()[0], sum(map(int, switches)))
         except (KeyError, ValueError):
             return None
-
-    def _where(self) -> str:
-        """Say where in the kernel, if it tells."""
-        try:
-            function = self._wchan.read_text().strip()
-        except OSError:
-            function = ""
-        return f" in the kernel ({function})" if function.strip("0") else " in the kernel"

@@ -1,20 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """All workers of a node: started, once more where that makes sense, waited on, ended.
 
-And what is said of it in the node's file.
+Nobody else owns a worker's life. How it goes until all are ready is said in the node's file.
 """
 
 from __future__ import annotations
 
-import contextlib
-import selectors
+import select
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
 
 from slurm_health.preflight.agent import node_facts
 from slurm_health.preflight.agent.worker_process import (
     LOOK_S,
     UNKILLABLE_S,
+    Gone,
+    InRound,
     Ready,
+    State,
     Worker,
     end_together,
 )
@@ -27,39 +32,86 @@ STARTS_PER_LAUNCH = 2  # a worker that ends before it is ready gets one more try
 # Eight GPUs are opened within this. One whose driver keeps no state between processes may take
 # longer, and is not accused for it where the drivers of other nodes do.
 OPEN_S = 20.0
+_ENVIRON = {
+    # torch would end the process when NCCL reports an error, and the death of a partner's process
+    # be taken for a fault of this node. The second of these turns the first on again.
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_DESYNC_DEBUG": "0",
+    # Nor is a Flight Recorder's dump of ours to replace that of a training. Where there is one to
+    # write, an abort waits for it: the watchdog imports torch._inductor for the stacks, and then
+    # sleeps for a minute so that other ranks can write theirs. Both names of the buffer are in use.
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_FR_BUFFER_SIZE": "0",
+    "TORCH_NCCL_TRACE_BUFFER_SIZE": "0",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "10",  # the watchdog sleeps four times as long
+    # Nodes that share NVLink (GB200 NVL72) would exchange over it, several times faster than
+    # others: their network would not be tested, and pairs across domains would look slow beside
+    # them.
+    "NCCL_MNNVL_ENABLE": "0",
+    # torch 2.6 keeps its events in a cache of the thread that made them, and gives them back to it
+    # when that thread has ended, as those in which groups are formed have: the heap is corrupted.
+    "TORCH_NCCL_CUDA_EVENT_CACHE": "0",
+}
+
+
+class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the master tells an agent on its command line.
+
+    `gpus` is how many the job has on this node, as Slurm told the master; 0 where it did not.
+    """
+
+    node: str
+    directory: Path
+    run_id: str
+    launch: int
+    python: str
+    poll_s: float
+    silence_s: float
+    gpus: int = 0
 
 
 class Workers:
-    """All workers of this node: one for each accelerator, or `on_cpus` of them where it has none.
+    """All workers of this node: one for each accelerator, one where it has none.
 
-    Light ones use no accelerator: where they are `light`, there are `on_cpus` of them on any node.
+    Light ones use no accelerator: where they are `light`, there is one on any node.
 
-    `address` is that of the node for the others of the job, `gpus` how many the job has here, as
-    far as that is known.
+    Args:
+        settings: the agent's: the node, and the job's interpreter.
+        address: that of the node for the others of the job.
+        environ: of the agent.
+        say: writes a record of the node's.
+        monotonic: a clock that never goes back.
+        make: makes a worker.
     """
 
     def __init__(
         self,
+        settings: AgentSettings,
         *,
-        python: str,
-        on_cpus: int = 1,
         address: str,
         environ: Mapping[str, str],
+        say: Callable[[records.Record], None],
         monotonic: Callable[[], float],
-        gpus: int = 0,
+        make: Callable[..., Worker] = Worker,
     ) -> None:
-        self._python = python
-        self._on_cpus = on_cpus
-        self._gpus = gpus
-        self._threads_of_all = node_facts.usable_cpus(environ)
-        self._environ = _worker_environ(environ, address)
-        self._selector = selectors.DefaultSelector()
-        self._monotonic = monotonic
         self.light = False
-        self.accelerators = 0  # that this node had when they were started
+        self.ended = ""  # how the last one did that was ready and in no round, until all are ready
+        self._node, self._launch = settings.node, settings.launch
+        self._python, self._gpus, self._address = settings.python, settings.gpus, address
+        self._given_environ = environ
+        self._environ = {**environ, **_ENVIRON}
+        if interface := node_facts.interface_of(address):
+            # Otherwise gloo resolves the host name, which may be a loopback address.
+            self._environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        # What a worker says last explains its end; torch warns of names it cannot look up.
+        self._environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        self._say, self._monotonic, self._make = say, monotonic, make
+        self._accelerators = 0  # that this node had when they were started
         self._workers: list[Worker] = []
         self._killed: list[Worker] = []  # and not known to be gone
         self._give_up_s: float | None = None  # set while new ones are to be started
+        self._starts = self._device_failures = 0
+        self._loaded_s: float | None = None
 
     def __len__(self) -> int:
         """Return how many there are."""
@@ -72,48 +124,68 @@ class Workers:
     @property
     def ready(self) -> list[Ready]:
         """What each said when it was ready, in their order; empty until all are."""
-        said = [worker.ready for worker in self._workers if worker.ready is not None]
-        return said if len(said) == len(self._workers) else []
+        lines = [worker.ready for worker in self._workers if worker.ready is not None]
+        return lines if len(lines) == len(self._workers) else []
+
+    def starting(self) -> records.WorkersStarting:
+        """Return the record that workers are being replaced."""
+        return records.WorkersStarting(node=self._node, launch=self._launch)
 
     def replace(self) -> None:
-        """Kill them all; `start_due` starts others as soon as these are gone."""
-        self.kill()
+        """Kill them all, and start others as soon as these are gone."""
+        self._loaded_s = None
+        self._kill()
         self._give_up_s = self._monotonic() + UNKILLABLE_S
+        self.tick()
 
-    def start_due(self) -> str:
-        """Start those that are due. Return what stands in the way, empty if nothing does.
+    def tick(self) -> None:
+        """Start those that are due, and say once which devices do not open; never wait.
 
-        Nobody waits here: a killed process may need seconds to give back the memory of its device,
-        which the next one needs.
+        A killed process may need seconds to give back the memory of its device, which the next one
+        needs.
         """
-        if self._give_up_s is None:
-            return ""
-        self._killed = [worker for worker in self._killed if not worker.ends_within(0.0)]
-        if self._killed and self._monotonic() < self._give_up_s:
-            return ""
-        self._give_up_s = None
-        return _hanging(self._killed) or self._start()
+        if self._give_up_s is not None:
+            self._killed = [worker for worker in self._killed if not worker.ends_within(0.0)]
+            if not self._killed or self._monotonic() >= self._give_up_s:
+                self._give_up_s = None
+                if obstacle := _hanging(self._killed) or self._start():
+                    self._fail(obstacle)
+        unopened = [worker for worker in self._workers if "opened" not in worker.states]
+        waited_s = 0.0 if self._loaded_s is None else self._monotonic() - self._loaded_s
+        if unopened and waited_s >= OPEN_S:
+            self._loaded_s = None
+            self._say(
+                records.DevicesUnopened(
+                    node=self._node,
+                    launch=self._launch,
+                    devices=[worker.local_rank for worker in unopened],
+                    waited_s=round(waited_s, 1),
+                    torch=unopened[0].torch,
+                )
+            )
 
     def _start(self) -> str:
+        """Start one for each device; return what stands in the way."""
         devices = node_facts.device_count(self._environ)
         obstacle = node_facts.missing_devices(self._environ, devices, gpus=self._gpus)
         if obstacle:
             return obstacle
-        self.accelerators = devices
+        self._accelerators = devices
         devices = 0 if self.light else devices
-        count = devices or self._on_cpus
-        for local_rank in range(count):
-            worker = Worker(
+        count = devices or 1
+        threads = max(1, node_facts.usable_cpus(self._given_environ) // count)
+        self._workers = [
+            self._make(
                 python=self._python,
                 local_rank=local_rank,
-                threads=max(1, self._threads_of_all // count),
+                threads=threads,
                 devices=devices,
                 environ=self._environ,
                 light=self.light,
+                address=self._address,
             )
-            for descriptor in worker.descriptors:
-                self._selector.register(descriptor, selectors.EVENT_READ)
-            self._workers.append(worker)
+            for local_rank in range(count)
+        ]
         return ""
 
     def wait(self, timeout_s: float, also: int | None = None) -> None:
@@ -121,157 +193,52 @@ class Workers:
 
         Or when there is something to read from the descriptor `also`.
         """
-        with contextlib.ExitStack() as stack:
-            if also is not None:
-                self._selector.register(also, selectors.EVENT_READ)
-                stack.callback(self._selector.unregister, also)
-            self._await_news(timeout_s)
-
-    def _await_news(self, timeout_s: float) -> None:
+        poll = select.poll()
+        for worker in self._workers:
+            for descriptor in worker.descriptors:
+                poll.register(descriptor, select.POLLIN)
+        if also is not None:
+            poll.register(also, select.POLLIN)
         until_s = self._monotonic() + timeout_s
         while True:
             now_s = self._monotonic()
             for worker in self._workers:
                 worker.look(now_s)
-            if any(worker.standstill() for worker in self._workers):
+            if any(gone.still for worker in self._workers if (gone := worker.gone())):
                 return
             due = self._give_up_s is not None
-            left_s = until_s - now_s
-            if self._selector.select(min(max(0.0, left_s), _LOOK_S if due else LOOK_S)):
+            left_s = max(0.0, until_s - now_s)
+            if poll.poll(min(left_s, _LOOK_S if due else LOOK_S) * 1e3):
                 return
             if due or left_s <= LOOK_S:
                 return
 
-    def kill(self) -> None:
-        """Kill them all, and wait for none."""
-        self._forget()
-        for worker in self._killed:
-            worker.kill()
+    def lines(self) -> Iterator[tuple[Worker, InRound | Gone]]:
+        """Yield what they have said in their round, and at last how one is gone, if one is.
 
-    def end(self) -> str:
-        """End them all: who is idle leaves. Return who cannot be killed, empty if nobody is."""
-        self._forget()
-        self._killed = end_together(self._killed, leave_s=LEAVE_S)
-        return _hanging(self._killed)
-
-    def _forget(self) -> None:
-        """Listen to none of them any more."""
-        self._give_up_s = None
-        for worker in self._workers:
-            for descriptor in worker.descriptors:
-                self._selector.unregister(descriptor)
-        self._killed += self._workers
-        self._workers = []
-
-
-def _hanging(workers: Sequence[Worker]) -> str:
-    """Say which workers hang, empty if none does."""
-    if not workers:
-        return ""
-    numbers = ", ".join(str(worker.local_rank) for worker in workers)
-    several = len(workers) > 1
-    of = "" if workers[0].on_cpus else f" of device{'s' if several else ''}"
-    which = "" if workers[0].on_cpus and not several else f"{of} {numbers}"
-    return (
-        f"the check process{'es' if several else ''}{which}"
-        f" hang{'' if several else 's'} in the kernel and cannot be killed"
-    )
-
-
-# torch would end the process when NCCL reports an error, and the death of a partner's process be
-# taken for a fault of this node. The second of these turns the first on again.
-_NO_WATCHDOG = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_DESYNC_DEBUG": "0"}
-# Nor is a Flight Recorder's dump of ours to replace that of a training. Where there is
-# one to write, an abort waits for it: the watchdog imports torch._inductor for the stacks, and then
-# sleeps for a minute so that other ranks can write theirs. Both names of the buffer are in use.
-_NO_DUMPS = {
-    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
-    "TORCH_FR_BUFFER_SIZE": "0",
-    "TORCH_NCCL_TRACE_BUFFER_SIZE": "0",
-    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "10",  # the watchdog sleeps four times as long
-}
-
-
-# Nodes that share NVLink (GB200 NVL72) would exchange over it, several times faster than others:
-# their network would not be tested, and pairs across domains would look slow beside them.
-_NETWORK_ONLY = {"NCCL_MNNVL_ENABLE": "0"}
-
-# torch 2.6 keeps its events in a cache of the thread that made them, and gives them back to it when
-# that thread has ended, as those in which groups are formed have: the heap is corrupted then.
-_NO_EVENT_CACHE = {"TORCH_NCCL_CUDA_EVENT_CACHE": "0"}
-
-
-def _worker_environ(environ: Mapping[str, str], address: str) -> dict[str, str]:
-    changed = {**environ, **_NO_WATCHDOG, **_NO_DUMPS, **_NETWORK_ONLY, **_NO_EVENT_CACHE}
-    interface = node_facts.interface_of(address)
-    if interface:
-        # Otherwise gloo resolves the host name, which may be a loopback address.
-        changed.setdefault("GLOO_SOCKET_IFNAME", interface)
-    # What a worker says last explains its end; torch warns of names it cannot look up.
-    changed.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    return changed
-
-
-class WorkerStarts:
-    """Starts the workers of one node, as often as that makes sense, and says how it went.
-
-    Args:
-        workers: those that it starts.
-        say: writes a record of the node's.
-        node: its name.
-        launch: of the node's agent.
-        interface: over which network interface workers of a backend reach other nodes.
-        monotonic: a clock that never goes back.
-    """
-
-    def __init__(
-        self,
-        workers: Workers,
-        say: Callable[[records.Record], None],
-        *,
-        node: str,
-        launch: int,
-        interface: Callable[[str], str],
-        monotonic: Callable[[], float],
-    ) -> None:
-        self._workers = workers
-        self._say = say
-        self._node = node
-        self._launch = launch
-        self._interface = interface
-        self._monotonic = monotonic
-        self._starts = 0
-        self._device_failures = 0
-        self._loaded_s: float | None = None
-        self.ended = ""  # how the last one did that was ready and in no round, until all are ready
-
-    def replace(self) -> None:
-        """Have others in the place of all, as soon as these are gone."""
-        self._loaded_s = None
-        self._workers.replace()
-        self.start_due()
-
-    def start_due(self) -> None:
-        """Start those that are due, or say why that cannot be."""
-        obstacle = self._workers.start_due()
-        if obstacle:
-            self._fail(obstacle)
-
-    def loaded(self) -> None:
-        """Note that all have loaded torch: their devices open next."""
-        self._loaded_s = self._monotonic()
-
-    def succeeded(self) -> None:
-        """Note that they were ready: those that are started next have all tries again."""
-        self._starts = self._device_failures = 0
-
-    def starting(self) -> records.WorkersStarting:
-        """Return the record that workers are being replaced."""
-        return records.WorkersStarting(node=self._node, launch=self._launch)
+        Whoever handles a line may have all of them replaced.
+        """
+        for worker in list(self._workers):
+            if worker not in self._workers:
+                return
+            # In this order: what a worker said before it ended is read before its end is noted.
+            gone = worker.gone()
+            for line in worker.read_lines():
+                if isinstance(line, Ready):
+                    if self.ready:
+                        self.say_ready()
+                elif isinstance(line, State):
+                    if line.state == "loaded" and all(w.torch for w in self._workers):
+                        self._loaded_s = self._monotonic()  # their devices open next
+                elif isinstance(line, InRound):
+                    yield worker, line
+            if gone is not None:
+                yield worker, gone
+                return
 
     def say_ready(self) -> None:
         """Say that all are ready, and what they work with."""
-        ready = self._workers.ready
+        ready = self.ready
         first = ready[0]
         self.ended = ""
         self._say(
@@ -281,63 +248,50 @@ class WorkerStarts:
                 store_port=first.store_port,
                 torch=first.torch,
                 backend=first.backend,
-                devices=[event.device for event in ready],
+                devices=[line.device for line in ready],
                 collective_library=first.collective_library,
-                start_ms=max(event.start_ms for event in ready),
-                model=" and ".join(dict.fromkeys(event.model for event in ready)),
-                free_bytes=min(event.free_bytes for event in ready),
-                interface=self._interface(first.backend),
+                start_ms=max(line.start_ms for line in ready),
+                model=" and ".join(dict.fromkeys(line.model for line in ready)),
+                free_bytes=min(line.free_bytes for line in ready),
+                interface=node_facts.chosen_interface(
+                    self._given_environ, self._address, first.backend
+                ),
                 ports_gbit_per_s=first.ports_gbit_per_s,
-                gflop_per_s=min(event.gflop_per_s for event in ready),
-                memory_gb_per_s=min(event.memory_gb_per_s for event in ready),
+                gflop_per_s=min(line.gflop_per_s for line in ready),
+                memory_gb_per_s=min(line.memory_gb_per_s for line in ready),
                 nvlink_domain=first.nvlink_domain,
-                accelerators=self._workers.accelerators,
+                accelerators=self._accelerators,
             )
         )
 
-    def say_unopened(self) -> None:
-        """Say once which devices do not open, when they should have."""
-        unopened = [worker for worker in self._workers if not worker.opened]
-        if self._loaded_s is None or not unopened:
-            return
-        waited_s = self._monotonic() - self._loaded_s
-        if waited_s < OPEN_S:
-            return
-        self._loaded_s = None
-        self._say(
-            records.DevicesUnopened(
-                node=self._node,
-                launch=self._launch,
-                devices=[worker.local_rank for worker in unopened],
-                waited_s=round(waited_s, 1),
-                torch=unopened[0].torch,
-            )
-        )
+    def succeeded(self) -> None:
+        """Note that they were ready: those that are started next have all tries again."""
+        self._starts = self._device_failures = 0
 
-    def again(self, worker: Worker, how: str) -> None:
-        """Start the workers again because of how one ended, unless that has been tried before."""
+    def again(self, worker: Worker, gone: Gone) -> None:
+        """Start them again because one is gone, unless that has been tried before."""
+        how = f"its check process stands still: {gone.how}" if gone.still else gone.how
+        states = worker.states
         self._starts += 1
-        self._device_failures += bool(worker.unusable)
+        self._device_failures += "unusable" in states
         self.ended = self.ended or (how if worker.ready else "")
-        if self._starts < STARTS_PER_LAUNCH and not worker.no_torch:
+        if self._starts < STARTS_PER_LAUNCH and "no_torch" not in states:
             self._say(self.starting())
             self.replace()
             return
-        self._workers.kill()
+        self._kill()
+        told = [
+            states[name].detail for name in ("unusable", "refused", "no_torch") if name in states
+        ]
         self._fail(
-            worker.unusable or worker.refused or how,
+            next(filter(None, told), how),
             device_failed=self._device_failures == self._starts,
             torch=worker.torch,
-            no_torch=worker.no_torch,
+            no_torch="no_torch" in states,
         )
 
     def _fail(
-        self,
-        reason: str,
-        *,
-        device_failed: bool = False,
-        torch: str = "",
-        no_torch: bool = False,
+        self, reason: str, *, device_failed: bool = False, torch: str = "", no_torch: bool = False
     ) -> None:
         """Say that this node can take part in no round."""
         self._say(
@@ -348,6 +302,35 @@ class WorkerStarts:
                 device_failed=device_failed,
                 torch=torch,
                 no_torch=no_torch,
-                accelerators=self._workers.accelerators,
+                accelerators=self._accelerators,
             )
         )
+
+    def end(self) -> str:
+        """End them all: who is idle leaves. Return who cannot be killed, empty if nobody is."""
+        self._give_up_s = None
+        self._killed = end_together([*self._killed, *self._workers], leave_s=LEAVE_S)
+        self._workers = []
+        return _hanging(self._killed)
+
+    def _kill(self) -> None:
+        self._give_up_s = None
+        for worker in self._workers:
+            worker.kill()
+        self._killed += self._workers
+        self._workers = []
+
+
+def _hanging(workers: Sequence[Worker]) -> str:
+    """Say which workers hang, empty if none does."""
+    if not workers:
+        return ""
+    several = len(workers) > 1
+    which = ""
+    if several or not workers[0].on_cpus:
+        of = "" if workers[0].on_cpus else f" of device{'s' if several else ''}"
+        which = f"{of} {', '.join(str(worker.local_rank) for worker in workers)}"
+    return (
+        f"the check process{'es' if several else ''}{which}"
+        f" hang{'' if several else 's'} in the kernel and cannot be killed"
+    )

@@ -5,32 +5,23 @@ Workers run in the training job's own interpreter (`--python`), which may be old
 that slurm-health runs in and has none of its dependencies. So these modules use the standard
 library and torch, and nothing else of slurm-health. They touch the device, and talk to their agent
 through pipes. Where that interpreter has no torch, or none is wanted, light probes run in
-slurm-health's own, with numpy.
+slurm-health's own, with numpy. Each probe is written once.
 
-    worker               the process: loads a kit once, then runs round after round
-    kits                 one face for both kits; finds a probe: ours, in a file, or any program
-    torch_kit            torch's devices, store, and groups: formed, tried, interrupted, left
-    light_kit            processors, numpy and sockets
+    worker               the process: opens a device once, then runs round after round
     worker_round         one round of it: its probes and groups, what it hears and says meanwhile
-    meeting              how a group comes together, and stops waiting; a node's smaller groups
-    context              what a probe is given, and what it returns
-    device               which device a worker has, and whether it can be used
-    nvml                 the driver's own library, asked about one device and who uses it
+    context              what a probe is given and returns; the protocols Device and Group
+    own                  what runs a probe: ours, one in a site's own file, any program
+    torch_device         a device of torch's: an accelerator, or processors
+    torch_group          groups over NCCL and gloo: formed, tried, interrupted, left
+    light                a device and a group without torch: processors, numpy and TCP
+    meeting              how workers reach each other, and in which order
+    sizes                how much work a run's devices are given, and which GPT they train
     timing               what takes how long, and what others took of it; by all of a group at once
-    host                 processors and their memory, and which interface the job's data takes
-    adapters             which network adapters the job's NCCL may use, and how fast they are
     compute              how fast, and whether exactly, a device multiplies matrices
     memory               how fast a device's memory is, and whether it holds what is written
-    device_copy          how fast a device exchanges data with its host, and with each other one
-    allgather            how fast the members of a group exchange data
-    light_compute        how fast, and whether exactly, processors multiply
-    light_memory         how fast each NUMA node's memory is, and whether it holds what is written
-    light_exchange       how fast and how soon light workers exchange data
-    light_ring           the group of light workers: where they meet, each connected to the next
+    exchange             how fast devices exchange data, with each other and with their host
     gpt                  a pair of nodes that trains one: compute, communication, and both; and the
                          largest batch with which it fits a device
-    torchrun_arguments   a torchrun command line, read by torchrun's own parser
-    torchrun_restarts    torchrun, whose nodes are looked at before it starts workers again
-    torchrun_nodes       what that has of its nodes: workers' words, a monitor, what they tell
-    torchrun_agents      agents of nodes outside Slurm: their lines go through its store
+    host                 processors and their memory, interfaces and adapters of the job
+    nvml                 the driver's own library, asked about one device and who uses it
 """

@@ -5,16 +5,17 @@ A probe is one file with one function, `measure(context) -> list[Sample]`. It ma
 library, this module, and torch or, as a light one, numpy. Raising is its other way to answer:
 NodeFault for a measured fault of this node, WrongPayload for data that arrived changed, NotMeasured
 for everything that is not the node's fault; any other exception counts as a crash of the probe.
+
+Probes of ours are written once, over two protocols: a `Device` makes arrays and computes with them,
+a `Group` exchanges them. Each has two backends: torch (`torch_device`, `torch_group`), and numpy
+with TCP (`light`). An array is whatever the backend of its device calls one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, Union
-
-if TYPE_CHECKING:
-    import torch
+from typing import Any, NamedTuple, Protocol, Union
 
 Figure = Union[int, float, str]  # noqa: UP007 - read when it is run, by older Pythons too
 
@@ -34,15 +35,6 @@ class NotMeasured(Exception):
 class WrongPayload(Exception):
     """Data arrived changed; the text says whose and where. Either end, or the way, is at fault."""
 
-    @classmethod
-    def of(cls, rank: int, world_size: int, senders: Sequence[int]) -> WrongPayload:
-        """Return what a rank says that has other data than these ranks sent."""
-        wrong = ", ".join(map(str, senders))
-        return cls(
-            f"rank {rank} of {world_size} received other data than rank {wrong} sent:"
-            f" {len(senders)} of {world_size} checksums of an all-gather differ"
-        )
-
 
 class Unusable(Exception):
     """A device, or the driver, did not do what it does elsewhere; the text is in its own words.
@@ -52,54 +44,11 @@ class Unusable(Exception):
     """
 
 
-def _nobody_else() -> None:
-    """Wait for nobody."""
+class Unreachable(Exception):
+    """The place where a group meets does not answer: its host, this one or the way is at fault."""
 
 
 # Named tuples: to load dataclasses takes a light worker a fifth of the time until it is ready.
-
-
-class ProbeContext(NamedTuple):
-    """One worker of one device, and its rank in the group that the probe's scope gives it.
-
-    A probe of scope "solo" has no group. For the others `group` is what the functions of
-    `torch.distributed` take as theirs (None: the default process group): all workers of this node
-    ("node"), the workers of the same local rank of all nodes of the group ("rail"), or all workers
-    of all its nodes ("pair"); for a light probe it is the `Ring` of these. `meet` waits until all
-    workers of all these nodes have called it: all rails, where each is a group. `options` are the
-    round's, the same for all its members.
-    """
-
-    device: torch.device | Any
-    local_rank: int = 0
-    local_size: int = 1
-    rank: int = 0
-    world_size: int = 1
-    options: Mapping[str, Figure] = MappingProxyType({})
-    group: Any = None
-    meet: Callable[[], None] = _nobody_else
-
-    @property
-    def on_cuda(self) -> bool:
-        """Whether the device is an accelerator that torch drives through its CUDA interface."""
-        return bool(self.device.type == "cuda")
-
-    def synchronize(self) -> None:
-        """Wait until the device has done all it was given."""
-        if self.on_cuda:
-            import torch
-
-            torch.cuda.synchronize(self.device)
-
-    def slowest_ms(self, elapsed_ms: float) -> float:
-        """Return the longest of the ranks' times, the same on all of them, and never 0."""
-        import torch
-        import torch.distributed as dist
-
-        slowest = torch.tensor([max(elapsed_ms, 1e-3)], device=self.device)
-        if self.world_size > 1:
-            dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=self.group)
-        return float(slowest.item())
 
 
 class Sample(NamedTuple):
@@ -120,3 +69,169 @@ class Sample(NamedTuple):
     flop: float = 0.0
     total_bytes: int = 0
     figures: Mapping[str, Figure] = MappingProxyType({})
+
+
+class Watch(Protocol):
+    """Times windows of work on a device."""
+
+    def begin(self) -> None:
+        """Start a window."""
+
+    def end(self, iterations: int) -> None:
+        """End a window with so many iterations."""
+
+    def sample(self) -> Sample:
+        """Return the milliseconds of each window per iteration."""
+
+
+class Product(Protocol):
+    """A product of two square matrices, as many at once as the device has threads of its own."""
+
+    def multiply(self) -> None:
+        """Multiply once."""
+
+    def wrong(self) -> int:
+        """Return how many values of the last result are not exact. Only where they are known."""
+
+    def values(self) -> int:
+        """Return how many values one multiplication calculates."""
+
+
+class Device(Protocol):
+    """Where a worker computes. `raw` is what its library calls it; a worker has one device."""
+
+    raw: Any
+    on_cuda: bool
+    torch: str  # the version of torch, empty where there is none
+    name: str  # in a sentence: `device 3`, or `the processors`
+
+    def facts(self) -> dict[str, Any]:
+        """Return what the event `ready` says of a worker with it."""
+
+    def product(self, size: int, *, exact: bool) -> Product:
+        """Make two matrices: of integers, whose product is known, or of random numbers."""
+
+    def memory(self) -> Iterator[str]:
+        """Yield each memory that is tested by itself, while arrays are made there: its name."""
+
+    def words(self, size_bytes: int) -> Any:
+        """Return an array of 64-bit integers that holds nothing yet."""
+
+    def fill(self, words: Any, value: int) -> Any:
+        """Write one integer to each word; return the array."""
+
+    def number(self, words: Any, first: int, step: int) -> Any:
+        """Write `first` to the first word, and to each one `step` more; return the array."""
+
+    def payload(self, size_bytes: int, rank: int) -> Any:
+        """Return what a rank sends: no two words are alike, and every rank knows that of others."""
+
+    def copy(self, target: Any, source: Any) -> None:
+        """Copy an array; it need not be waited for."""
+
+    def difference(self, words: Any, expected: Any) -> tuple[int, int, int]:
+        """Return how many words differ from others, or a value; the first one's place, and it."""
+
+    def watch(self) -> Watch:
+        """Return what times this device."""
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all it was given."""
+
+    def free_bytes(self) -> int:
+        """Return how much of its memory is free; 0 where that is not known."""
+
+    def is_out_of_memory(self, err: BaseException) -> bool:
+        """Tell an error that says there is no memory from all others."""
+
+    def users(self) -> str:
+        """Return which other processes use it, as ` (used by ...)`, empty where none is known."""
+
+
+class Group(Protocol):
+    """The group that a worker is in during a round, at most one at a time.
+
+    All that waits in it looks whether the agent has said to stop. `connecting` are the members that
+    its library is connecting at the moment: some of this node by local rank, or all by rank.
+    """
+
+    connecting: list[int]
+    handle: Any  # what a site's own probe is given of it
+
+    def join(self, place: Mapping[str, Any], scope: str) -> None:
+        """Come together with all members of the group of a scope, and exchange something.
+
+        Raises:
+            Unreachable: the place where they meet does not answer.
+        """
+
+    def join_rail(self) -> None:
+        """Go on with the members of this worker's local rank alone."""
+
+    def join_all(self) -> None:
+        """Go on with all members after that."""
+
+    def meet(self) -> None:
+        """Return once every member of the whole group has called this as often."""
+
+    def all_gather(self, whole: Any, mine: Any) -> None:
+        """Fill the parts of all other ranks in an array of all; it need not be waited for."""
+
+    def most(self, value: float) -> float:
+        """Return the largest value of all ranks, the same on all of them."""
+
+    def figures(self) -> dict[str, Figure]:
+        """Return what else there is to tell of its connections, `transport` among it."""
+
+    def leave(self) -> None:
+        """Leave it, with all its members, if there is one."""
+
+    def leave_broken(self) -> bool:
+        """Leave one of which a member may be missing; tell whether this worker is still good."""
+
+    def interrupt(self) -> None:
+        """End whatever the main thread waits for in it without looking; from another thread."""
+
+
+class ProbeContext(NamedTuple):
+    """One worker of one device, and its rank in the group that the probe's scope gives it.
+
+    A probe of scope "solo" has no group. For the others `group` is what the functions of
+    `torch.distributed` take as theirs (None: the default process group): all workers of this node
+    ("node"), the workers of the same local rank of all nodes of the group ("rail"), or all workers
+    of all its nodes ("pair"); for a light probe it is a `light.LightGroup`. `meet` waits until all
+    workers of all these nodes have called it: all rails, where each is a group. `options` are the
+    round's, the same for all its members. `device` is torch's, `compute` and `peers` are ours.
+    """
+
+    compute: Device
+    local_rank: int = 0
+    local_size: int = 1
+    rank: int = 0
+    world_size: int = 1
+    options: Mapping[str, Figure] = MappingProxyType({})
+    group: Any = None
+    meet: Callable[[], None] = lambda: None
+    peers: Any = None  # a Group, where world_size is more than 1
+
+    @property
+    def device(self) -> Any:
+        """The device as torch knows it, or `cpu`."""
+        return self.compute.raw
+
+    @property
+    def on_cuda(self) -> bool:
+        """Whether the device is an accelerator that torch drives through its CUDA interface."""
+        return self.compute.on_cuda
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all it was given."""
+        self.compute.synchronize()
+
+    def size(self, option: str, on_cpus: int) -> int:
+        """Return how large or how often something is: an accelerator's by the round's options."""
+        if not self.on_cuda:
+            return on_cpus
+        from slurm_health.preflight.probes.sizes import FULL  # what no light worker needs
+
+        return int(self.options.get(option, getattr(FULL, option)))

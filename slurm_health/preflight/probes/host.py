@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker's machine: its processors, their memory, and the interface that the job's data takes."""
+"""A worker's machine: its processors and their memory, and the ways that the job's data takes."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import os
+import re
 import socket
 import struct
 from collections.abc import Iterator, Mapping
@@ -14,11 +15,20 @@ from pathlib import Path
 from slurm_health.preflight.probes.context import NotMeasured
 
 _NODES = Path("/sys/devices/system/node")
+# Variables that name the interfaces a collective library uses. NCCL's may be a pattern of its own
+# (^docker, =eth0, eth): only plain names can be looked up.
+_INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+_SIOCGIFADDR = 0x8915
+_IPV6_ADDRESSES = "/proc/net/if_inet6"
+_GLOBAL = "00"  # the scope of an address by which other nodes can be reached
+_LINK_LAYERS = ("InfiniBand", "Ethernet")
 
 
-def model(threads: int, cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+def model(threads: int) -> str:
     """Return what nodes must share to be compared: the processors' model, and how many are used."""
-    return f"{_cpu_model(cpuinfo)} with {threads} thread{'s' if threads != 1 else ''}"
+    found = re.search(r"^model name\s*:\s*(.*)$", read(Path("/proc/cpuinfo")), re.MULTILINE)
+    name = found.group(1) if found else "cpu"
+    return f"{name} with {threads} thread{'s' if threads != 1 else ''}"
 
 
 def memory_bytes() -> tuple[int, int]:
@@ -36,15 +46,15 @@ def numa_nodes(root: Path = _NODES) -> dict[int, set[int]]:
     One node with all of them where the kernel tells of none.
     """
     allowed = os.sched_getaffinity(0)
-    found = {}
+    nodes = {}
     for place in root.glob("node[0-9]*"):
-        try:
-            processors = _numbers((place / "cpulist").read_text()) & allowed
-        except OSError:
-            continue
-        if processors:
-            found[int(place.name[len("node") :])] = processors
-    return dict(sorted(found.items())) or {0: allowed}
+        processors: set[int] = set()
+        for part in filter(None, read(place / "cpulist").split(",")):  # 0-3,8-11
+            first, _, last = part.partition("-")
+            processors.update(range(int(first), int(last or first) + 1))
+        if processors & allowed:
+            nodes[int(place.name[len("node") :])] = processors & allowed
+    return dict(sorted(nodes.items())) or {0: allowed}
 
 
 @contextlib.contextmanager
@@ -60,49 +70,22 @@ def only_on(processors: set[int]) -> Iterator[None]:
             os.sched_setaffinity(0, before)
 
 
-def _numbers(ranges: str) -> set[int]:
-    """Return the numbers of a list of the kernel's: `0-3,8-11`."""
-    found: set[int] = set()
-    for part in filter(None, ranges.strip().split(",")):
-        first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
-    return found
-
-
-def _cpu_model(cpuinfo: Path) -> str:
-    try:
-        lines = cpuinfo.read_text().splitlines()
-    except OSError:
-        return "cpu"
-    found = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return found[0] if found else "cpu"
-
-
-# Variables that name the interfaces a collective library uses. NCCL's may be a pattern of its own
-# (^docker, =eth0, eth): only plain names can be looked up.
-_INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-_SIOCGIFADDR = 0x8915
-_IPV6_ADDRESSES = "/proc/net/if_inet6"
-_GLOBAL = "00"  # the scope of an address by which other nodes can be reached
-
-
 def require_interfaces(environ: Mapping[str, str]) -> None:
     """Make sure that the interfaces which the environment names exist.
 
     Raises:
         NotMeasured: one does not.
     """
-    present = {found for _, found in socket.if_nameindex()}
+    present = sorted({name for _, name in socket.if_nameindex()})
     for variable in _INTERFACE_VARIABLES:
-        names = [each for each in environ.get(variable, "").split(",") if each]
-        if any(not each[0].isalnum() for each in names):
+        names = [name for name in environ.get(variable, "").split(",") if name]
+        if any(not name[0].isalnum() for name in names):
             continue
         exact = variable.startswith("GLOO")
-        for each in names:
-            if not any(found == each if exact else found.startswith(each) for found in present):
+        for name in names:
+            if not any(other == name if exact else other.startswith(name) for other in present):
                 raise NotMeasured(
-                    f"{variable} names the interface {each}, but this node has"
-                    f" {', '.join(sorted(present))}"
+                    f"{variable} names the interface {name}, but this node has {', '.join(present)}"
                 )
 
 
@@ -113,22 +96,60 @@ def address_of(environ: Mapping[str, str]) -> str:
         NotMeasured: it has none, or none is named.
     """
     name = environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
-    for address in _addresses(name) if name else ():
-        return address
-    raise NotMeasured(
-        f"the interface {name} has no address" if name else "no interface reaches the other nodes"
-    )
-
-
-def _addresses(name: str) -> Iterator[str]:
+    if not name:
+        raise NotMeasured("no interface reaches the other nodes")
     with (
         contextlib.suppress(OSError),  # without an IPv4 address
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked,
     ):
         reply = fcntl.ioctl(asked.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-        yield socket.inet_ntoa(reply[20:24])
-    with contextlib.suppress(OSError), open(_IPV6_ADDRESSES) as file:  # noqa: PTH123
-        for line in file:
-            packed, _, _, scope, _, interface = line.split()
-            if interface == name and scope == _GLOBAL:
-                yield socket.inet_ntop(socket.AF_INET6, bytes.fromhex(packed))
+        return socket.inet_ntoa(reply[20:24])
+    for line in read(Path(_IPV6_ADDRESSES)).splitlines():
+        packed, _, _, scope, _, interface = line.split()
+        if interface == name and scope == _GLOBAL:
+            return socket.inet_ntop(socket.AF_INET6, bytes.fromhex(packed))
+    raise NotMeasured(f"the interface {name} has no address")
+
+
+def ports_gbit_per_s(environ: Mapping[str, str], sys: Path = Path("/sys")) -> list[float]:
+    """Return the rates of the InfiniBand and RoCE ports that the job's NCCL may use (0: unknown).
+
+    It is read from /sys, as NCCL does: ports that are active and speak InfiniBand or Ethernet.
+    NCCL_IB_HCA lists beginnings of names; with `=` in front, whole names; with `^`, those not to
+    use. A port may follow a name, behind a colon. None where one that it names is not there. Nodes
+    that are played on one machine, each under a host id of its own, speak through none.
+    """
+    infiniband = sys / "class/infiniband"
+    if "NCCL_HOSTID" in environ or environ.get("NCCL_IB_DISABLE", "0") not in ("", "0"):
+        return []
+    present = sorted(path.name for path in infiniband.iterdir()) if infiniband.is_dir() else []
+    wanted = environ.get("NCCL_IB_HCA", "")
+    unwanted, whole = wanted.startswith("^"), wanted.lstrip("^").startswith("=")
+    names = [name.partition(":")[0] for name in wanted.lstrip("^").lstrip("=").split(",") if name]
+
+    def fits(adapter: str, name: str) -> bool:
+        return adapter == name if whole else adapter.startswith(name)
+
+    if not unwanted and any(not any(fits(a, name) for a in present) for name in names):
+        return []
+    chosen = [
+        adapter
+        for adapter in present
+        if not names or any(fits(adapter, name) for name in names) is not unwanted
+    ]
+    rates = []
+    for port in (
+        p for adapter in chosen for p in sorted((infiniband / adapter / "ports").glob("*"))
+    ):
+        if "ACTIVE" in read(port / "state").split() and read(port / "link_layer") in _LINK_LAYERS:
+            rate = re.match(r"([\d.]+) Gb/sec", read(port / "rate"))
+            rates.append(float(rate.group(1)) if rate else 0.0)
+    return rates
+
+
+def read(path: Path) -> str:
+    """Return the text of a file of the kernel's, empty where it cannot be read."""
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""

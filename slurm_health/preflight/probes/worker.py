@@ -11,18 +11,20 @@ as JSON lines on its standard input and reads events as JSON lines from its stan
                          "rail": {"rank": 0, "world_size": 2}, ...}}
              {"op": "abort", "round": 0}
              end of file: leave
-    event    {"event": "loaded", "torch": "2.4.1"}, or {"event": "no_torch", "detail": "..."}
-             {"event": "opened"}, or before it ends {"event": "unusable", "detail": "..."} or
-             {"event": "refused", "detail": "..."}
+    line     {"event": "state", "state": "loaded", "torch": "2.4.1"}, or before it ends
+             {"event": "state", "state": "no_torch", "detail": "..."}
+             {"event": "state", "state": "opened"}, or before it ends
+             {"event": "state", "state": "unusable" or "refused", "detail": "..."}
              {"event": "ready", "store_port": 4711, "torch": "2.4.1", "backend": "gloo", ...}
              {"event": "scope", "round": 0, "scope": "solo"}
-             {"event": "sample", "round": 0, "probe": "matmul", "iteration_ms": [...], ...}
+             {"kind": "sampled", "round": 0, "probe": "matmul", "iteration_ms": [[...]], ...}
              {"event": "done", "round": 0, "outcome": "measured", "detail": "", "own_fault": false,
               "wrong_results": false, "spent": false, "connecting": []}
 
-Between "loaded", which a worker without a device does not say, and "opened" it waits for its device
-and its driver, and for nothing else; "unusable" says that one of these failed, in its own words,
-"refused" why it cannot be used for a reason that says nothing of the node.
+What it measures is a record of the journal's, `Sampled`, without node and group: the agent adds
+these. Between "loaded", which a worker without a device does not say, and "opened" it waits for its
+device and its driver, and for nothing else; "unusable" says that one of these failed, in its own
+words, "refused" why it cannot be used for a reason that says nothing of the node.
 A probe whose scope has no group in the command is left out: there is nobody to run it with.
 "scope" says with whom the worker works from now on: if it dies, whose fault that may be.
 Outcomes: "measured", "failed" ("own_fault" where no partner can be to blame, "wrong_results" where
@@ -49,8 +51,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from slurm_health.preflight.probes.kits import Kit
-    from slurm_health.preflight.probes.worker_round import Channel, WorkerRound
+    from slurm_health.preflight.probes.context import Device
+    from slurm_health.preflight.probes.worker_round import Channel, MakeGroup, WorkerRound
 
 _STARTED = time.perf_counter()
 DETAIL_LENGTH = 300
@@ -67,78 +69,98 @@ def main() -> None:
 
     channel = worker_round.Channel()
     gc.disable()  # it finds nothing in what is being loaded, and takes its time
-    kit = _loaded_kit(sys.argv[4], threads, channel)
-    gc.enable()
-    gc.freeze()  # what is loaded stays: the collector need not walk it during a measurement
-    if devices:
-        channel.send("loaded", torch=kit.version)
     try:
-        device = kit.claim(local_rank, devices=devices, environ=os.environ)
-        facts = kit.facts(device, devices=devices, environ=os.environ)
-    except Unusable as err:
-        channel.send("unusable", detail=_cut(str(err)))
-        raise SystemExit(str(err)) from err
-    except SystemExit as err:
-        channel.send("refused", detail=_cut(str(err)))
-        raise
-    channel.send("opened")
-    # The first worker of a node serves the rendezvous of every group its node leads.
-    _store, port = kit.serve_store() if local_rank == 0 else (None, 0)
-    start_ms = round((time.perf_counter() - _STARTED) * 1e3, 1)
-    channel.send("ready", store_port=port, **facts, start_ms=start_ms)
-    while True:
-        command = channel.rounds.get()
-        assert command is not None
-        _serve(channel, command, kit, device, local_rank)
-
-
-def _loaded_kit(name: str, threads: int, channel: Channel) -> Kit:
-    """Return the kit, with all that it loads."""
-    if name == LIGHT:
-        from slurm_health.preflight.probes.light_kit import LightKit
-
-        return LightKit(threads)
-    try:
-        from slurm_health.preflight.probes.torch_kit import TorchKit
+        if sys.argv[4] == LIGHT:
+            opened = _open_light(threads, sys.argv[5])
+        else:
+            opened = _open_torch(channel, local_rank, threads, devices)
+        facts = opened.device.facts()
     except ModuleNotFoundError as err:
         if err.name != "torch":
             raise
-        channel.send("no_torch", detail=f"{sys.executable} has no torch")
+        channel.send("state", state="no_torch", detail=f"{sys.executable} has no torch")
         raise SystemExit(str(err)) from err
-    return TorchKit(threads)
+    except Unusable as err:
+        channel.send("state", state="unusable", detail=_cut(str(err)))
+        raise SystemExit(str(err)) from err
+    except SystemExit as err:
+        channel.send("state", state="refused", detail=_cut(str(err)))
+        raise
+    gc.enable()
+    gc.freeze()  # what is loaded stays: the collector need not walk it during a measurement
+    channel.send("state", state="opened")
+    start_ms = round((time.perf_counter() - _STARTED) * 1e3, 1)
+    channel.send("ready", store_port=opened.port, **facts, start_ms=start_ms)
+    while True:
+        _serve(channel, channel.rounds.get(), opened, local_rank)
 
 
-def _serve(
-    channel: Channel, command: dict[str, Any], kit: Kit, device: Any, local_rank: int
-) -> None:
+class _Opened(NamedTuple):
+    """A device, what makes groups, and the port at which those meet that its node leads.
+
+    The first worker of a node serves the rendezvous, as long as `server` lives.
+    """
+
+    device: Device
+    make_group: MakeGroup
+    port: int
+    server: object
+
+
+def _open_torch(channel: Channel, local_rank: int, threads: int, devices: int) -> _Opened:
+    import torch
+
+    from slurm_health.preflight.probes import torch_device, torch_group
+
+    torch_group.record_ways(os.environ)
+    if devices:
+        channel.send("state", state="loaded", torch=str(torch.__version__))
+    device = torch_device.claim(local_rank, expected=devices, environ=os.environ, threads=threads)
+    server, port = torch_group.serve_store() if local_rank == 0 else (None, 0)
+
+    def make_group(command: dict[str, Any], check: Any) -> torch_group.TorchGroup:
+        return torch_group.TorchGroup(device, command, local_rank, check)
+
+    return _Opened(device, make_group, port, server)
+
+
+def _open_light(threads: int, address: str) -> _Opened:
+    from slurm_health.preflight.probes import light
+
+    server = light.listen(address)
+
+    def make_group(command: dict[str, Any], check: Any) -> light.LightGroup:
+        del command
+        return light.LightGroup(server, check)
+
+    return _Opened(light.LightDevice(threads), make_group, server.getsockname()[1], server)
+
+
+def _serve(channel: Channel, command: dict[str, Any], opened: _Opened, local_rank: int) -> None:
     """Run one round and say how it ended, whatever happened."""
     from slurm_health.preflight.probes.context import NodeFault
     from slurm_health.preflight.probes.worker_round import WorkerRound
 
-    course = WorkerRound(channel, command, kit, device, local_rank)
+    course = WorkerRound(channel, command, opened.device, opened.make_group, local_rank)
     ended, suspect = _Ended("measured"), False
     try:
         course.run()
     except Exception as err:
-        ended = _ended_by(err, course, kit, device)
+        ended = _ended_by(err, course, opened.device)
         suspect = isinstance(err, NodeFault)
-    connecting = course.connecting if ended.outcome == "timed_out" else []
-    # What a device computed wrongly is tried again by another process.
-    spent = kit.is_replaced(device) and (
-        suspect or (ended.outcome != "measured" and not course.leave_broken_group())
+    # What a device computed wrongly is tried again by another process. Processors are not spoilt.
+    spent = opened.device.on_cuda and (
+        suspect or (ended.outcome != "measured" and not course.group.leave_broken())
     )
     channel.send(
         "done",
-        round=int(command["round"]),
-        outcome=ended.outcome,
-        detail=_cut(ended.detail),
-        own_fault=ended.own_fault,
-        wrong_results=ended.wrong_results,
+        round=course.index,
+        **ended._asdict() | {"detail": _cut(ended.detail)},
         spent=spent,
-        connecting=connecting,
+        connecting=course.group.connecting if ended.outcome == "timed_out" else [],
     )
     if not spent:
-        course.leave_group()
+        course.group.leave()
 
 
 class _Ended(NamedTuple):
@@ -150,10 +172,14 @@ class _Ended(NamedTuple):
     wrong_results: bool = False
 
 
-def _ended_by(err: Exception, course: WorkerRound, kit: Kit, device: Any) -> _Ended:
+def _ended_by(err: Exception, course: WorkerRound, device: Device) -> _Ended:
     """Return how a round ended that an error ended."""
-    from slurm_health.preflight.probes.context import NodeFault, NotMeasured, WrongResults
-    from slurm_health.preflight.probes.meeting import Unreachable
+    from slurm_health.preflight.probes.context import (
+        NodeFault,
+        NotMeasured,
+        Unreachable,
+        WrongResults,
+    )
     from slurm_health.preflight.probes.worker_round import Aborted
 
     told_to_stop = _Ended("timed_out", "told to stop")
@@ -167,9 +193,9 @@ def _ended_by(err: Exception, course: WorkerRound, kit: Kit, device: Any) -> _En
     own_fault = not course.has_partners
     if isinstance(err, Unreachable):
         return _Ended("failed", f"{course.probe}: {_said(err)}", own_fault)
-    no_memory = kit.is_out_of_memory(err)
-    others = kit.users(device) if no_memory else ""
-    own = "on device" if device.type == "cuda" else "in check process"
+    no_memory = device.is_out_of_memory(err)
+    others = device.users() if no_memory else ""
+    own = "on device" if device.on_cuda else "in check process"
     where = f" {own} {course.local_rank}{others}" if others or course.has_siblings else ""
     detail = f"{course.probe}{where}: {type(err).__name__}: {_said(err)}"
     if no_memory:
@@ -217,10 +243,10 @@ def _make_package_importable() -> None:
 
 
 if __name__ == "__main__":
-    *numbers, kit = sys.argv[1:] or [""]
-    if len(numbers) != 3 or not all(map(str.isdigit, numbers)) or kit not in (TORCH, LIGHT):
+    words = sys.argv[1:]
+    if len(words) != 5 or not all(map(str.isdigit, words[:3])) or words[3] not in (TORCH, LIGHT):
         raise SystemExit(
-            "usage: worker.py LOCAL_RANK THREADS DEVICES torch|light (the agent starts it)"
+            "usage: worker.py LOCAL_RANK THREADS DEVICES torch|light ADDRESS (the agent starts it)"
         )
     # A worker is run by its path; its own directory must not be searched for modules.
     if not getattr(sys.flags, "safe_path", False):

@@ -9,9 +9,6 @@ The master calls it: it folds what it has read, asks for the next step, and take
     absent         which nodes take part, and the verdict on those that do not
     phases         what a check consists of: probes, and the phases that run them
     course         takes the phases in order: the next round, and what all of them conclude
-    node_round     one node's part in one round: its groups, its results, how it ended
     measurement    raw samples to measured values and group results
-    gpt_sizing     the largest GPT that fits a run's smallest device
-    work_sizing    how much work the probes give to the accelerators of a run
     conclusion     the Localizer's verdict, and what else is known, to a record
 """

@@ -11,7 +11,8 @@ import msgspec
 
 from slurm_health.preflight.expectations import Expectation, bases, expected_ms
 from slurm_health.preflight.localize.settings import DeviceKind, settings_from
-from slurm_health.preflight.session import absent, deadlines, work_sizing
+from slurm_health.preflight.probes import sizes
+from slurm_health.preflight.session import absent, deadlines
 from slurm_health.preflight.session.conclusion import Known, concluded
 from slurm_health.preflight.session.course import Course, MakeLocalizer
 from slurm_health.preflight.session.deadlines import TimeLimits
@@ -228,8 +229,6 @@ class Controller:
                 options["apart"] = 1
         if not any(probe.name in GPT for probe in phase.probes):
             return options
-        from slurm_health.preflight.session import gpt_sizing  # few checks need it
-
         assert self._course is not None
         in_phase, ready = self._course.members, self.state.first_ready()
         free_bytes = [
@@ -240,12 +239,12 @@ class Controller:
             for figures in self.state.figures("gpt_fit", in_phase)
             if "micro_batch" in figures
         ]
-        speed = work_sizing.typical_gflop_per_s(ready.values())
-        return {**options, **gpt_sizing.options_for(free_bytes, batches, speed)}
+        speed = sizes.typical_gflop_per_s(ready.values())
+        return {**options, **sizes.gpt_options(free_bytes, batches, speed)}
 
-    def _work(self) -> work_sizing.Work:
+    def _work(self) -> sizes.Work:
         """Return the work of this run's rounds, by what its nodes said when they were ready."""
-        return work_sizing.work_for(list(self.state.first_ready().values()))
+        return sizes.work_for(list(self.state.first_ready().values()))
 
     def _in_round(self, current: RoundState, now_s: float) -> Step:
         """Stop the groups that failed or have taken too long; end the round when nobody is left."""

@@ -2,7 +2,7 @@
 """The agents of all nodes: started, asked, replaced.
 
 In a job one srun starts them, while its script runs and once more after it has failed; outside
-Slurm each node's torchrun runs its own, and carries what they send (`torchrun_agents`).
+Slurm each node's torchrun runs its own, and carries what they send (`torchrun.in_job.monitor`).
 """
 
 from __future__ import annotations

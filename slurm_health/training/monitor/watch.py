@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Beside the user's script: `python -m slurm_health.training.monitor.watch`, until the script ends.
 
-The supervisor starts it beside its script, and the torchrun that leads (`torchrun_nodes.Monitor`)
+The supervisor starts it beside its script, and the torchrun that leads (`torchrun.in_job`)
 beside its workers; outside Slurm torchrun names the nodes, and carries what agents send. It waits
 some seconds, because most scripts that fail do so soon, and then starts an agent on each node. What
 they send, and the job's output, goes to the `Pulse`; of what is due all agents are asked, twice,

@@ -5,7 +5,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,17 +13,18 @@ import pytest
 
 from slurm_health.preflight.agent.worker_process import (
     STDERR_LINES,
-    DeviceOpened,
+    Line,
     Ready,
+    State,
     Worker,
-    WorkerEvent,
     end_together,
 )
-from slurm_health.preflight.agent.workers import Workers
+from slurm_health.preflight.agent.workers import AgentSettings, Workers
+from slurm_health.records.records import Record, WorkersFailed
 from tests.support.frozen import FREEZER, frozen
 from tests.support.supervised import eventually, with_variable, write_executable
 
-E = TypeVar("E", bound=WorkerEvent)
+L = TypeVar("L", bound=Line)
 FAKE = Path(__file__).parents[2] / "support" / "fake_worker.py"
 
 
@@ -33,6 +34,7 @@ class Bench:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.workers: list[Worker] = []
+        self.said: list[Record] = []
 
     def start(self, python: str | Path) -> Worker:
         environ = {**os.environ, "FAKE_WORKER_DIR": str(self.directory)}
@@ -40,21 +42,29 @@ class Bench:
         self.workers.append(worker)
         return worker
 
-    def all_of_a_node(self, count: int, **environ: str) -> Workers:
+    def all_of_a_node(self, count: int = 1, environ: Mapping[str, str] | None = None) -> Workers:
+        devices = ",".join(map(str, range(count))) if count > 1 else ""
         workers = Workers(
-            python=str(FAKE),
-            on_cpus=count,
+            AgentSettings(
+                node="n1",
+                directory=self.directory,
+                run_id="r1",
+                launch=0,
+                python=str(FAKE),
+                poll_s=1.0,
+                silence_s=60.0,
+            ),
             address="127.0.0.1",
             environ={
                 **os.environ,
                 "FAKE_WORKER_DIR": str(self.directory),
-                "CUDA_VISIBLE_DEVICES": "",
-                **environ,
+                "CUDA_VISIBLE_DEVICES": devices,
+                **(environ or {}),
             },
+            say=self.said.append,
             monotonic=time.monotonic,
         )
         workers.replace()
-        assert workers.start_due() == ""
         self.workers += workers
         return workers
 
@@ -73,28 +83,30 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     end_together(bench.workers)
 
 
-def hears(worker: Worker, kind: type[E]) -> E:
-    found: list[E] = []
+def hears(worker: Worker, kind: type[L]) -> L:
+    found: list[L] = []
 
     def heard() -> bool:
-        found.extend(event for event in worker.read_events() if isinstance(event, kind))
+        found.extend(line for line in worker.read_lines() if isinstance(line, kind))
         return bool(found)
 
-    eventually(heard, f"the event {kind.__name__}")
+    eventually(heard, f"the line {kind.__name__}")
     return found[0]
 
 
 def end_of(worker: Worker) -> str:
-    eventually(lambda: worker.ended() is not None, "the worker's end")
-    return worker.ended() or ""
+    eventually(lambda: worker.gone() is not None, "the worker's end")
+    gone = worker.gone()
+    assert gone is not None
+    return gone.how
 
 
 def test_an_interpreter_that_is_not_there_is_an_end_with_its_reason(bench: Bench) -> None:
     worker = bench.start("/nonexistent/python")
 
-    assert worker.ended() == "cannot run /nonexistent/python: No such file or directory"
+    assert end_of(worker) == "cannot run /nonexistent/python: No such file or directory"
     assert worker.descriptors == ()
-    assert worker.read_events() == []
+    assert worker.read_lines() == []
     worker.send({"op": "abort", "round": 0})
     worker.kill()
 
@@ -119,16 +131,20 @@ def test_a_signal_that_ended_a_worker_is_named(bench: Bench) -> None:
     assert end_of(bench.script("kill -SEGV $$")) == "killed by SIGSEGV"
 
 
-def test_what_a_library_prints_is_no_event(bench: Bench) -> None:
-    worker = bench.script("""echo 'NCCL INFO {'; echo; echo '{"event": "opened"}'; exec sleep 99""")
+def test_what_a_library_prints_is_no_line(bench: Bench) -> None:
+    line = '{"event": "state", "state": "opened"}'
+    rubbish = ("NCCL INFO {", "", '{"event": "done"}', "[" * 5000)
+    words = "; ".join(f"echo '{text}'" for text in (*rubbish, line))
+    worker = bench.script(f"{words}; exec sleep 99")
 
-    assert hears(worker, DeviceOpened) == DeviceOpened()
+    assert hears(worker, Line) == State(state="opened")
 
 
-def test_an_event_that_comes_in_two_pieces_is_one_event(bench: Bench) -> None:
-    worker = bench.script("""printf '{"event":'; sleep 0.1; echo ' "opened"}'; exec sleep 100""")
+def test_a_line_that_comes_in_two_pieces_is_one(bench: Bench) -> None:
+    first, second = '{"event": "state", ', '"state": "opened"}'
+    worker = bench.script(f"printf '{first}'; sleep 0.1; echo '{second}'; exec sleep 100")
 
-    assert hears(worker, DeviceOpened) == DeviceOpened()
+    assert hears(worker, State) == State(state="opened")
 
 
 def test_a_worker_that_writes_without_end_is_not_kept_in_memory(bench: Bench) -> None:
@@ -146,7 +162,7 @@ def test_a_command_to_a_worker_that_has_ended_is_no_error(bench: Bench) -> None:
     worker.send({"op": "abort", "round": 0})
     worker.send({"op": "abort", "round": 0})
 
-    assert worker.ended() == "exit code 3"
+    assert end_of(worker) == "exit code 3"
 
 
 def test_a_stopped_or_deaf_worker_is_killed_with_its_children(bench: Bench) -> None:
@@ -158,7 +174,7 @@ def test_a_stopped_or_deaf_worker_is_killed_with_its_children(bench: Bench) -> N
     assert end_together([worker]) == []
 
     eventually(lambda: not bench.processes(), "their end")
-    assert worker.ended() == "killed"
+    assert end_of(worker) == "killed"
 
 
 def test_a_worker_that_is_told_to_leave_may_do_its_last_work(bench: Bench) -> None:
@@ -167,27 +183,6 @@ def test_a_worker_that_is_told_to_leave_may_do_its_last_work(bench: Bench) -> No
     end_together([worker], leave_s=60.0)
 
     assert (bench.directory / "left").is_dir()
-
-
-def test_nodes_that_share_nvlink_are_tested_over_their_network(bench: Bench) -> None:
-    environ = {**os.environ, "FAKE_WORKER_DIR": str(bench.directory), "NCCL_MNNVL_ENABLE": "1"}
-    workers = Workers(
-        python=str(FAKE),
-        on_cpus=1,
-        address="127.0.0.1",
-        environ={**environ, "CUDA_VISIBLE_DEVICES": ""},
-        monotonic=time.monotonic,
-    )
-    workers.replace()
-    assert workers.start_due() == ""
-    bench.workers += workers
-
-    def told() -> list[bytes]:  # nothing between the fork of a process and its exec
-        found = [Path(f"/proc/{pid}/environ").read_bytes() for pid in bench.processes()]
-        return found[0].split(b"\0") if found else []
-
-    eventually(lambda: b"NCCL_MNNVL_ENABLE=0" in told(), "a worker that was told")
-    assert workers.end() == ""
 
 
 @pytest.mark.skipif(not FREEZER.is_dir(), reason="needs root and the freezer of cgroup v1")
@@ -203,23 +198,29 @@ def test_all_workers_are_killed_before_any_is_waited_for(bench: Bench) -> None:
         workers.replace()
 
         assert [_is_killed(pid) for pid in processes] == [True] * 3
-        assert (workers.start_due(), len(workers)) == ("", 0)
+        workers.tick()
+        assert len(workers) == 0
         assert len(end_together(bench.workers, wait_s=0.1)) == 3
-    eventually(lambda: workers.start_due() == "" and len(workers) == 3, "others in their place")
+
+    def others() -> bool:
+        workers.tick()
+        return len(workers) == 3
+
+    eventually(others, "others in their place")
+    assert not [record for record in bench.said if isinstance(record, WorkersFailed)]
     assert workers.end() == ""
 
 
-def test_torch_ends_no_worker_because_a_partner_is_gone_whatever_the_job_sets(
-    bench: Bench,
-) -> None:
-    (worker,) = bench.all_of_a_node(
-        1, TORCH_NCCL_ASYNC_ERROR_HANDLING="1", TORCH_NCCL_CUDA_EVENT_CACHE="1"
-    )
+@pytest.mark.parametrize(
+    "name",
+    ["TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_CUDA_EVENT_CACHE", "NCCL_MNNVL_ENABLE"],
+)
+def test_what_would_spoil_a_check_is_off_whatever_the_job_sets(bench: Bench, name: str) -> None:
+    (worker,) = bench.all_of_a_node(environ={name: "1"})
     hears(worker, Ready)
 
     (pid,) = bench.processes()
-    assert pid in with_variable("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
-    assert pid in with_variable("TORCH_NCCL_CUDA_EVENT_CACHE", "0")
+    assert pid in with_variable(name, "0")
 
 
 def _is_killed(pid: int) -> bool:

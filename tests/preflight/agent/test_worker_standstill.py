@@ -16,7 +16,7 @@ from slurm_health.preflight.agent.worker_process import (
     HELD_S,
     LOOK_S,
     STOPPED_S,
-    ProcessStandstill,
+    Gone,
     StandstillWatch,
 )
 from tests.support.frozen import FREEZER, frozen
@@ -36,7 +36,7 @@ def state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def watched(pid: int, for_s: float, every_s: float = LOOK_S) -> ProcessStandstill | None:
+def watched(pid: int, for_s: float, every_s: float = LOOK_S) -> Gone | None:
     """Return what is found of a process that is looked at so long, and so often."""
     watch = StandstillWatch(pid)
     for look in range(round(for_s / every_s) + 1):
@@ -51,7 +51,7 @@ def test_a_process_that_was_stopped_by_a_signal_stands_still(process: int) -> No
     assert watched(process, STOPPED_S - LOOK_S) is None
     found = watched(process, STOPPED_S)
 
-    assert found == ProcessStandstill("stopped by a signal for 1 s", stopped=True)
+    assert found == Gone("stopped by a signal for 1 s", still=True, stopped=True)
 
 
 def test_a_process_that_goes_on_again_has_not_stood_still(process: int) -> None:
@@ -82,7 +82,7 @@ def test_a_process_that_the_kernel_holds_stands_still_and_was_not_stopped(proces
 
     assert found is not None
     assert not found.stopped
-    assert found.words.startswith("held in the kernel")
+    assert found.how.startswith("held in the kernel")
 
 
 def test_time_in_which_nobody_looked_does_not_count(process: int) -> None:

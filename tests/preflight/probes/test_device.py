@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from slurm_health.preflight.probes.context import Unusable
-from slurm_health.preflight.probes.device import claim
+from slurm_health.preflight.probes.torch_device import claim
 
 ECC = "CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might be asynchronous"
 

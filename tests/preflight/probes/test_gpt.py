@@ -15,28 +15,26 @@ import torch
 
 from slurm_health.preflight.probes import gpt
 from slurm_health.preflight.probes.context import NotMeasured, ProbeContext
-from slurm_health.preflight.probes.kits import Measure
-from slurm_health.preflight.session.gpt_sizing import (
-    CPU,
-    flop_per_step,
-    light,
-    parameters,
-    to_options,
-)
+from slurm_health.preflight.probes.own import Measure
+from slurm_health.preflight.probes.sizes import CPU
+from slurm_health.preflight.probes.torch_device import TorchDevice
 
 DEADLINE_S = 300.0  # on a machine on which much else runs; alone it is seconds
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(2 * DEADLINE_S)]
 
-OPTIONS = to_options(CPU)
+OPTIONS = CPU.options()
+DEVICE = TorchDevice(torch.device("cpu"))
 MEMBER = """
 import gc, json, sys
 from datetime import timedelta
 import torch
 import torch.distributed as dist
-from slurm_health.preflight.session.gpt_sizing import CPU, to_options
 from slurm_health.preflight.probes import gpt
 from slurm_health.preflight.probes.gpt import Gpt
+from slurm_health.preflight.probes.sizes import CPU
+from slurm_health.preflight.probes.torch_device import TorchDevice
+from slurm_health.preflight.probes.torch_group import TorchGroup
 from slurm_health.preflight.probes.context import ProbeContext
 
 rank, path = int(sys.argv[1]), sys.argv[2]
@@ -44,7 +42,10 @@ torch.set_num_threads(1)
 dist.init_process_group(
     "gloo", store=dist.FileStore(path, 2), rank=rank, world_size=2, timeout=timedelta(seconds=60)
 )
-context = ProbeContext(torch.device("cpu"), rank=rank, world_size=2, options=to_options(CPU))
+device = TorchDevice(torch.device("cpu"))
+command = {"options": {}, "local_size": 1, "timeout_s": 60.0}
+group = TorchGroup(device, command, 0, lambda: None)
+context = ProbeContext(device, rank=rank, world_size=2, options=CPU.options(), peers=group)
 samples = gpt.measure(context)
 dist.destroy_process_group()
 left = [each for each in gc.get_objects() if type(each) is Gpt]
@@ -55,19 +56,21 @@ print(json.dumps([{**sample._asdict(), "figures": dict(sample.figures)} for samp
 CRAMPED = """
 import json, resource, sys
 import torch
-from slurm_health.preflight.session.gpt_sizing import CPU, to_options
 from slurm_health.preflight.probes import gpt
 from slurm_health.preflight.probes.context import NotMeasured, ProbeContext
+from slurm_health.preflight.probes.sizes import CPU
+from slurm_health.preflight.probes.torch_device import TorchDevice
 
 torch.set_num_threads(1)
-options = to_options(CPU)
+options = CPU.options()
+device = TorchDevice(torch.device("cpu"))
 measure = {"gpt": gpt.measure, "gpt_fit": gpt.measure_fit}[sys.argv[1]]
-measure(ProbeContext(torch.device("cpu"), options=options))  # everything is loaded
+measure(ProbeContext(device, options=options))  # everything is loaded
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (int(sys.argv[3]) << 20),) * 2)
 options.update(json.loads(sys.argv[2]))
 try:
-    print(json.dumps(measure(ProbeContext(torch.device("cpu"), options=options))[0].figures))
+    print(json.dumps(measure(ProbeContext(device, options=options))[0].figures))
 except NotMeasured as err:
     print(json.dumps(str(err)))
 """
@@ -120,19 +123,19 @@ def test_the_members_of_a_pair_take_equally_many_steps(pair: list[list[dict[str,
     first, second = ([len(each["iteration_ms"]) for each in samples] for samples in pair)
 
     assert first == second
-    assert min(first) >= gpt.MIN_WINDOWS
+    assert min(first) >= 3
 
 
 def test_work_and_bytes_are_those_of_the_model(pair: list[list[dict[str, Any]]]) -> None:
     found = {each["quantity"]: (each["flop"], each["total_bytes"]) for each in pair[0]}
 
-    heavy, few = flop_per_step(CPU), flop_per_step(light(CPU))
+    heavy, few = CPU.flop_per_step, CPU.light.flop_per_step
     assert found == {
         "compute": (heavy, 0),
         "light_compute": (few, 0),
-        "communication": (0.0, 4 * parameters(CPU)),
-        "step": (heavy, 4 * parameters(CPU)),
-        "light_step": (few, 4 * parameters(CPU)),
+        "communication": (0.0, 4 * CPU.parameters),
+        "step": (heavy, 4 * CPU.parameters),
+        "light_step": (few, 4 * CPU.parameters),
     }
 
 
@@ -146,7 +149,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def alone(**options: int | float | str) -> ProbeContext:
-    return ProbeContext(torch.device("cpu"), options={**OPTIONS, **options})
+    return ProbeContext(DEVICE, options={**OPTIONS, **options})
 
 
 @pytest.mark.usefixtures("_one_thread")
@@ -180,7 +183,7 @@ def test_a_model_that_fits_keeps_its_batch_and_says_how_much_it_takes() -> None:
 @pytest.mark.parametrize("measure", [gpt.measure, gpt.measure_fit])
 def test_a_round_that_names_no_model_measures_nothing(measure: Measure) -> None:
     with pytest.raises(NotMeasured, match="which GPT to train: no gpt_layers, gpt_hidden"):
-        measure(ProbeContext(torch.device("cpu")))
+        measure(ProbeContext(DEVICE))
 
 
 def cramped(probe: str, *, spare_mib: int, **options: int) -> Any:

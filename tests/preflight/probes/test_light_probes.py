@@ -4,10 +4,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,13 +14,10 @@ import numpy
 import pytest
 
 from slurm_health.preflight.agent.worker_process import end_together
-from slurm_health.preflight.probes import host
-from slurm_health.preflight.probes.light_ring import Ring
+from slurm_health.preflight.probes.light import LightGroup, listen
 from tests.support import wrong_numpy
 from tests.support.probe_bench import PAIR, VALUES, Bench, solo
 
-RAIL = {"name": "rail_allgather", "scope": "rail", "path": ""}
-NODE = {"name": "node_allgather", "scope": "node", "path": ""}
 ALONE = (VALUES, solo("matmul"), solo("memory_copy"), solo("memory_pattern"))
 
 
@@ -35,14 +30,14 @@ Make = Callable[..., Bench]
 
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
-    """Make workers; `site` is what their interpreter runs at its start."""
+    """Make workers, each of a node; `site` is what their interpreter runs at its start."""
     made: list[Bench] = []
 
-    def begin(count: int = 1, *, nodes: int = 1, site: str = "", **environ: str) -> Bench:
+    def begin(nodes: int = 1, *, site: str = "", **environ: str) -> Bench:
         if site:
             (tmp_path / "sitecustomize.py").write_text(site)
             monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-        bench = LightBench(count, nodes=nodes, **environ)
+        bench = LightBench(nodes, nodes=nodes, **environ)
         made.append(bench)
         bench.get_ready()
         return bench
@@ -66,37 +61,31 @@ def test_it_needs_no_torch_and_measures_what_a_node_does_alone(make: Make) -> No
     assert bench.samples().keys() == {each["name"] for each in ALONE}
 
 
-def test_ranks_of_nodes_with_several_workers_exchange_in_all_their_circles(make: Make) -> None:
-    bench = make(4, nodes=2)
-
-    done = bench.round(RAIL, PAIR, pair="127.0.0.1")
-
-    assert outcomes(done) == ["measured"] * 4
-    assert bench.samples(3).keys() == {"rail_allgather", "allgather"}
-    assert bench.samples(3)["rail_allgather"]["world_size"] == 2
-    assert bench.samples(3)["allgather"]["figures"]["latency_us"] > 0
-    assert bench.samples(3)["allgather"]["figures"]["transport"] == "lo"
-
-
-def test_the_workers_of_one_node_exchange_among_themselves(make: Make) -> None:
+def test_three_nodes_exchange_data_with_each_other(make: Make) -> None:
     bench = make(3)
 
-    assert outcomes(bench.round(NODE, node="127.0.0.1")) == ["measured"] * 3
+    done = bench.round(PAIR, pair="127.0.0.1")
+
+    assert outcomes(done) == ["measured"] * 3
+    sample = bench.samples(2)["allgather"]
+    assert (sample["scope"], sample["world_size"]) == ("pair", 3)
+    assert sample["figures"]["latency_us"] > 0
+    assert sample["figures"]["transport"] == "lo"
 
 
-def test_arithmetic_that_is_wrong_is_found_and_is_the_nodes_fault(make: Make) -> None:
+def test_arithmetic_that_is_wrong_is_the_nodes_fault(make: Make) -> None:
     bench = make(site=wrong_numpy.LYING)
 
-    for probe in (VALUES, solo("matmul")):
-        (done,) = bench.round(probe)
-        assert (done["outcome"], done["own_fault"]) == ("failed", True)
-        assert done["wrong_results"]
-        assert not done["spent"]
-        assert done["detail"].startswith("the processors compute wrong results: ")
+    (done,) = bench.round(VALUES)
+
+    assert (done["outcome"], done["own_fault"]) == ("failed", True)
+    assert done["wrong_results"]
+    assert not done["spent"]
+    assert done["detail"].startswith("the processors compute wrong results: ")
 
 
-def test_data_that_arrives_changed_is_a_failure_and_whose_it_was_is_said(make: Make) -> None:
-    bench = make(2, nodes=2, site=wrong_numpy.CHANGED_ON_THE_WAY)
+def test_data_that_arrives_changed_is_a_failure_and_names_the_sender(make: Make) -> None:
+    bench = make(2, site=wrong_numpy.CHANGED_ON_THE_WAY)
 
     done = bench.round(PAIR, pair="127.0.0.1")
 
@@ -105,10 +94,10 @@ def test_data_that_arrives_changed_is_a_failure_and_whose_it_was_is_said(make: M
     assert "rank 0 of 2 received other data than rank 1 sent" in done[0]["detail"]
 
 
-def test_who_waits_for_a_partner_that_is_gone_stops_when_told_to_and_goes_on_after_it(
+def test_a_worker_whose_partner_is_gone_stops_when_told_to_and_goes_on_after_it(
     make: Make,
 ) -> None:
-    bench = make(2, nodes=2)
+    bench = make(2)
     bench.begin(PAIR, pair="127.0.0.1")
     bench.workers[1].kill()
     bench.hears(0, "scope")
@@ -116,7 +105,7 @@ def test_who_waits_for_a_partner_that_is_gone_stops_when_told_to_and_goes_on_aft
 
     done = bench.hears(0, "done")
     assert (done["outcome"], done["own_fault"]) in {("failed", False), ("timed_out", False)}
-    assert bench.workers[0].ended() is None
+    assert bench.workers[0].gone() is None
 
 
 def test_a_probe_that_needs_torch_is_left_out_and_one_that_does_not_is_run(
@@ -137,51 +126,56 @@ def test_a_probe_that_needs_torch_is_left_out_and_one_that_does_not_is_run(
     assert bench.samples().keys() == {"own"}
 
 
-def test_the_memory_of_each_numa_node_with_processors_of_the_job_is_found(tmp_path: Path) -> None:
-    allowed = sorted(host.numa_nodes()[min(host.numa_nodes())])
-    for name, processors in {"node0": f"{allowed[0]}", "node1": "9000-9003", "node10": ""}.items():
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "cpulist").write_text(processors + "\n")
+def test_it_listens_on_the_address_that_the_orders_name_and_on_no_other() -> None:
+    with listen("127.0.0.2") as server:
+        assert server.getsockname()[0] == "127.0.0.2"
 
-    assert host.numa_nodes(tmp_path) == {0: {allowed[0]}}
-    assert list(host.numa_nodes(tmp_path / "none")) == [0]
+    with pytest.raises(SystemExit, match=r"cannot listen on 192\.0\.2\.1"):
+        listen("192.0.2.1")
 
 
-class Board:
-    """The part of a store that a ring uses."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, str] = {}
-
-    def set(self, key: str, value: str) -> None:
-        self.values[key] = value
-
-    def get(self, key: str) -> bytes:
-        return self.values[key].encode()
-
-    def check(self, keys: list[str]) -> bool:
-        return all(key in self.values for key in keys)
+# What a stranger says to the first member, before and while the others come.
+STRANGERS = {
+    "nothing": b"",
+    "another protocol": b"GET / HTTP/1.1\r\n\r\n",
+    "a line without an end": b"x" * 100_000,
+    "another meeting": b"7/other 1 127.0.0.1 4711\n",
+    "a rank of nobody": b"7/pair 5 127.0.0.1 4711\n",
+    "no rank": b"7/pair \xff\xfe 127.0.0.1 4711\n",
+}
 
 
-@pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\n\r\n"])
-def test_a_stranger_that_connects_to_a_ring_holds_up_no_group(said: bytes) -> None:
-    board = Board()
-    rings = [Ring(rank, 2, lambda: None) for rank in range(2)]
-    found: list[list[int]] = [[], []]
+@pytest.mark.parametrize("words", STRANGERS.values(), ids=STRANGERS)
+def test_strangers_at_its_port_hold_up_no_group(words: bytes) -> None:
+    environ = {"GLOO_SOCKET_IFNAME": "lo"}
+    numbers: dict[int, list[int]] = {}
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(listen("127.0.0.1"))
+        port = server.getsockname()[1]
+        for _ in range(70):  # more than it keeps
+            stranger = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            stranger.setblocking(False)
+            stranger.send(words.ljust(512))
 
-    def join(ring: Ring) -> None:
-        with contextlib.closing(ring):
-            ring.connect(board, "pair", "127.0.0.1")
-            found[ring.rank] = ring.numbers(ring.rank + 7)
+        def join(rank: int) -> None:
+            group = LightGroup(server, lambda: None, environ)
+            place = {
+                "rank": rank,
+                "world_size": 3,
+                "address": "127.0.0.1",
+                "port": port,
+                "prefix": "7/pair",
+            }
+            try:
+                group.join(place, "pair")
+                numbers[rank] = group.numbers(rank + 7)
+            finally:
+                group.leave()
 
-    first, second = (threading.Thread(target=join, args=[ring]) for ring in rings)
-    first.start()
-    while not board.check(["pair/at/0"]):
-        time.sleep(0.01)
-    with socket.create_connection(json.loads(board.get("pair/at/0"))) as stranger:
-        stranger.sendall(said)
-        second.start()
-        first.join()
-        second.join()
+        members = [threading.Thread(target=join, args=[rank]) for rank in range(3)]
+        for member in members:
+            member.start()
+        for member in members:
+            member.join()
 
-    assert found == [[7, 8], [7, 8]]
+    assert numbers == {rank: [7, 8, 9] for rank in range(3)}

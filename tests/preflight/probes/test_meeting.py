@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.preflight.agent.worker_process import end_together
+from slurm_health.preflight.agent.worker_process import Done, end_together
 from slurm_health.preflight.probes.meeting import ATTEMPT_S, ATTEMPTS
-from slurm_health.preflight.session.node_round import Done
 from tests.support import wrong_torch
 from tests.support.probe_bench import PAIR, Bench, solo
 from tests.support.supervised import eventually
@@ -67,7 +66,7 @@ def test_a_meeting_place_that_refuses_is_waited_for_until_an_abort(make: type[Be
     bench.hears(0, "scope")
     begun_s = time.monotonic()
     eventually(lambda: time.monotonic() > begun_s + 1.2 * ATTEMPTS * ATTEMPT_S, "some patience")
-    assert not [e for e in bench.workers[0].read_events() if isinstance(e, Done)]
+    assert not [e for e in bench.workers[0].read_lines() if isinstance(e, Done)]
     bench.workers[0].send({"op": "abort", "round": 7})
 
     assert bench.hears(0, "done")["outcome"] == "timed_out"

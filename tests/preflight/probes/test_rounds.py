@@ -81,7 +81,7 @@ def test_processors_that_calculate_wrongly_are_found_and_are_at_fault(
     (done,) = bench.round(VALUES)
 
     assert (done["outcome"], done["own_fault"], done["wrong_results"]) == ("failed", True, True)
-    assert done["detail"].startswith("the processors compute wrong results: 4 of 1048576 values")
+    assert done["detail"].startswith("the processors compute wrong results: 2 of 524288 values")
 
 
 def test_the_burn_ends_with_exact_products_so_that_a_hot_device_is_found_too(
@@ -163,8 +163,10 @@ def test_a_node_with_fewer_devices_than_it_was_given_says_so() -> None:
         python=sys.executable, local_rank=0, threads=1, devices=2, environ=dict(os.environ)
     )
     try:
-        eventually(lambda: worker.ended() is not None, "the worker's end")
-        assert "2 accelerators were expected, but torch" in (worker.ended() or "")
+        eventually(lambda: worker.gone() is not None, "the worker's end")
+        gone = worker.gone()
+        assert gone is not None
+        assert "2 accelerators were expected, but torch" in gone.how
     finally:
         end_together([worker])
 

@@ -6,15 +6,18 @@ import time
 import torch
 
 from slurm_health.preflight import expectations
-from slurm_health.preflight.probes import allgather, compute, memory
-from slurm_health.preflight.probes.allgather import CUDA_PACE
 from slurm_health.preflight.probes.context import ProbeContext
+from slurm_health.preflight.probes.exchange import CUDA_PLAN
+from slurm_health.preflight.probes.sizes import FULL
 from slurm_health.preflight.probes.timing import TimingPlan, timed
+from slurm_health.preflight.probes.torch_device import TorchDevice
+
+DEVICE = TorchDevice(torch.device("cpu"))
 
 
 def test_all_meet_after_the_warm_up_and_before_what_counts() -> None:
     said: list[str] = []
-    context = ProbeContext(torch.device("cpu"), meet=lambda: said.append("met"))
+    context = ProbeContext(DEVICE, meet=lambda: said.append("met"))
 
     timed(
         context, lambda: said.append("ran"), TimingPlan(warm_ups=2, budget_s=0.0, least=3, most=9)
@@ -24,7 +27,7 @@ def test_all_meet_after_the_warm_up_and_before_what_counts() -> None:
 
 
 def test_iterations_that_take_long_are_warmed_up_twice_and_no_more() -> None:
-    context = ProbeContext(torch.device("cpu"))
+    context = ProbeContext(DEVICE)
     ran: list[str] = []
 
     def slow() -> None:
@@ -49,15 +52,15 @@ def test_short_iterations_are_timed_for_half_a_second_on_accelerators() -> None:
         if not begun:
             took_s.append(time.perf_counter() - start)
 
-    context = ProbeContext(torch.device("cpu"), meet=lambda: begun.append(time.perf_counter()))
+    context = ProbeContext(DEVICE, meet=lambda: begun.append(time.perf_counter()))
 
-    windows = timed(context, never_quicker_than_the_warm_up, CUDA_PACE)
+    windows = timed(context, never_quicker_than_the_warm_up, CUDA_PLAN)
 
     assert time.perf_counter() - begun[0] >= 0.5
-    assert len(windows.iteration_ms) <= CUDA_PACE.most
+    assert len(windows.iteration_ms) <= CUDA_PLAN.most
 
 
 def test_expectations_are_of_what_the_probes_do() -> None:
-    assert expectations.ALLGATHER_BYTES_PER_RANK == allgather.CUDA_BYTES_PER_RANK
-    assert expectations.MATMUL_FLOP == 2.0 * compute.CUDA_SIZE**3
-    assert expectations.COPY_BYTES == 2 * memory.COPY_BYTES
+    assert FULL.gather_bytes == expectations.ALLGATHER_BYTES_PER_RANK
+    assert 2.0 * FULL.matmul_size**3 == expectations.MATMUL_FLOP
+    assert 2 * FULL.copy_bytes == expectations.COPY_BYTES

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`srun slurm-health run` that is ended during its check, or has another one beside it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.lab import processes
+from tests.lab.installed_site import COMMAND, Site, eventually
+from tests.lab.played_nodes import play
+from tests.support.unshared import played_python
+
+pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.torch, pytest.mark.timeout(600)]
+
+SCRIPT = """\
+#!/bin/bash
+#SBATCH -N3 --ntasks-per-node=1 --output=ends.out --no-requeue
+export FAKE_WORKER_DIR={played}
+run() {{ srun --overlap "$@" {command} run --python={python} --network-check train.py; }}
+{body}
+"""
+
+
+def submitted(site: Site, tmp_path: Path, body: str, **behaviours: str) -> int:
+    """Submit a script that calls `run`, on nodes that behave so."""
+    play(site, **behaviours)
+    site.script("train.py", "")
+    python = site.script("python", played_python(tmp_path, trains=False).read_text())
+    (site.lab.home("alice") / "ends.out").unlink(missing_ok=True)
+    script = SCRIPT.format(
+        played=site.directory("played"), command=COMMAND, python=python, body=body
+    )
+    words = ["sbatch", "--parsable", site.script("ends.sh", script)]
+    return int(site.lab.run(words, user="alice").stdout)
+
+
+def checks(site: Site) -> None:
+    eventually(site, lambda: "round 0" in site.read("ends.out"), "a check has begun", 200)
+
+
+def test_two_steps_at_once_are_checked_and_train_apart(site: Site, tmp_path: Path) -> None:
+    job = submitted(site, tmp_path, "run & run & wait")
+    site.ended(job)
+    text = site.read("ends.out")
+    assert text.count("all healthy") == 2, text
+    assert text.count("TRAINS") == 6
+    assert len(site.report(job)["runs"]) == 2
+    site.assert_nothing_left()
+
+
+@pytest.mark.parametrize("word", ["the job", "the step"])
+def test_a_check_that_is_cancelled_leaves_nothing(site: Site, tmp_path: Path, word: str) -> None:
+    job = submitted(site, tmp_path, "run", n2="stuck")
+    checks(site)
+    site.lab.run(["scancel", str(job) if word == "the job" else f"{job}.0"], user="alice")
+    site.ended(job)
+    site.assert_nothing_left()
+    assert "TRAINS" not in site.read("ends.out")
+
+
+def sent(site: Site, number: int, *, to_srun: bool) -> None:
+    """Send a signal to srun, or to the task on the first node."""
+    found = [
+        process.pid
+        for process in processes.on_node(site.lab.pid("n1"))
+        if "--network-check" in process.argv and (Path(process.argv[0]).name == "srun") == to_srun
+    ]
+    assert found
+    for pid in found:
+        os.kill(pid, number)
+
+
+def test_ctrl_c_ends_all_tasks(site: Site, tmp_path: Path) -> None:
+    job = submitted(site, tmp_path, "run", n2="stuck")
+    checks(site)
+    for _ in range(2):  # the first one only asks
+        sent(site, signal.SIGINT, to_srun=True)
+    site.ended(job)
+    site.assert_nothing_left()
+    assert "TRAINS" not in site.read("ends.out")
+
+
+def test_the_others_do_not_wait_for_a_first_task_that_is_interrupted(
+    site: Site, tmp_path: Path
+) -> None:
+    job = submitted(site, tmp_path, "run --kill-on-bad-exit=0 --wait=0", n2="stuck")
+    checks(site)
+    sent(site, signal.SIGTERM, to_srun=False)
+    site.ended(job, 40.0)
+    text = site.read("ends.out")
+    assert text.count("n1: the run was ended: it was ended by SIGTERM") == 2, text
+    site.assert_nothing_left()

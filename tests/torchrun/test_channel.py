@@ -1,0 +1,405 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Both sides of the channel, between real sockets: nodes, strangers, and a relay in between."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from slurm_health.records.errors import ChannelError, JournalError, UsageError
+from slurm_health.torchrun import channel
+from slurm_health.torchrun.arguments import NodeZeroAddress
+from slurm_health.torchrun.channel import (
+    End,
+    Hello,
+    Link,
+    NobodyThere,
+    NodeZero,
+    OtherNode,
+    Piece,
+    Welcome,
+)
+from tests.support.supervised import eventually
+from tests.support.unshared import free_port
+
+NODES = ("node0", "node1", "node2")
+SECRET = b"correct horse battery staple"
+TERMS = "slurm-health 1, --nnodes=3"
+HELLO = Hello(token="mine", rank=1, host="second", terms=TERMS)
+DEADLINE_S = 30.0
+
+
+class Zero:
+    """Node 0 with a directory, and what it has reported."""
+
+    def __init__(self, root: Path) -> None:
+        self.directory = root / "zero"
+        self.directory.mkdir()
+        self.reported: list[str] = []
+        self.meeting = NodeZeroAddress(host="127.0.0.1", port=free_port())
+        self.side = self.again()
+
+    def again(self) -> NodeZero:
+        welcome = Welcome(run_id="r1", job_id=7, directory=str(self.directory), host="first")
+        return NodeZero(self.meeting, SECRET, welcome, TERMS, NODES, self.reported.append)
+
+    def write(self, name: str, data: bytes) -> None:
+        with (self.directory / name).open("ab") as file:
+            file.write(data)
+
+    def read(self, name: str) -> bytes:
+        path = self.directory / name
+        return path.read_bytes() if path.exists() else b""
+
+
+@pytest.fixture
+def zero(tmp_path: Path) -> Iterator[Zero]:
+    found = Zero(tmp_path)
+    yield found
+    found.side.close()
+
+
+class Node:
+    """Another node with a directory, and what it has reported."""
+
+    def __init__(
+        self,
+        root: Path,
+        meeting: NodeZeroAddress,
+        *,
+        rank: int = 1,
+        secret: bytes = SECRET,
+        **differing: Any,
+    ) -> None:
+        self.directory = root / f"own{rank}{differing.get('token', '')}"
+        self.directory.mkdir()
+        self.file = self.directory / f"node{rank}.jsonl"
+        self.reported: list[str] = []
+        hello = msgspec.structs.replace(HELLO, rank=rank, **differing)
+        self.side = OtherNode(meeting, secret, hello, self.file, self.reported.append)
+
+    def read(self, name: str) -> bytes:
+        path = self.directory / name
+        return path.read_bytes() if path.exists() else b""
+
+    def refused(self) -> str:
+        with contextlib.closing(self.side), pytest.raises(UsageError) as refused:
+            self.side.join()
+        return str(refused.value)
+
+    def failure(self) -> Exception:
+        errors: list[Exception] = []
+
+        def failed() -> bool:
+            try:
+                self.side.raise_failure()
+            except (ChannelError, JournalError) as err:
+                errors.append(err)
+            return bool(errors)
+
+        eventually(failed, "it has failed")
+        return errors[0]
+
+
+class Relay:
+    """Stands between a node and node 0; `meddle` sees what each sends, and returns what goes on."""
+
+    def __init__(self, to: NodeZeroAddress) -> None:
+        self.meddle: Callable[[bytes, bool], bytes] = lambda data, _: data
+        self._to = to
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._ends: list[socket.socket] = []
+        self.meeting = NodeZeroAddress(host="127.0.0.1", port=self._listener.getsockname()[1])
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self) -> None:
+        ends, self._ends = self._ends, []
+        for end in ends:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+    def close(self) -> None:
+        self._listener.close()
+        self.cut()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.create_connection((self._to.host, self._to.port))
+                self._ends += [near, far]
+                for one, other, up in ((near, far, True), (far, near, False)):
+                    threading.Thread(target=self._carry, args=(one, other, up), daemon=True).start()
+
+    def _carry(self, one: socket.socket, other: socket.socket, up: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := one.recv(1 << 16):
+                other.sendall(self.meddle(data, up))
+            other.shutdown(socket.SHUT_WR)
+
+
+def test_files_appear_on_the_other_side_as_they_grow(tmp_path: Path, zero: Zero) -> None:
+    zero.write("orders.jsonl", b"first\n")
+    zero.write("master.jsonl", b"not for others\n")
+    node = Node(tmp_path, zero.meeting)
+    with contextlib.closing(node.side):
+        assert node.side.join().job_id == 7
+        node.file.write_bytes(b"\xff torn")
+        zero.write("orders.jsonl", bytes(range(256)) * 4096)
+        zero.write("step.jsonl", b"step\n")
+        eventually(lambda: node.read("step.jsonl") == b"step\n", "the step")
+        whole = zero.read("orders.jsonl")
+        eventually(lambda: node.read("orders.jsonl") == whole, "the orders")
+        eventually(lambda: zero.read("node1.jsonl") == b"\xff torn", "the node's own file")
+    assert node.read("master.jsonl") == b""
+
+
+def test_a_node_that_was_cut_off_gets_what_it_missed_and_nothing_twice(
+    tmp_path: Path, zero: Zero
+) -> None:
+    relay = Relay(zero.meeting)
+    node = Node(tmp_path, relay.meeting)
+    with contextlib.closing(relay), contextlib.closing(node.side):
+        zero.write("orders.jsonl", b"one\n")
+        node.file.write_bytes(b"one\n")
+        node.side.join()
+        eventually(lambda: node.read("orders.jsonl") == b"one\n", "the first orders")
+        eventually(lambda: zero.read("node1.jsonl") == b"one\n", "the first line")
+        relay.cut()
+        zero.write("orders.jsonl", b"two\n")
+        with node.file.open("ab") as file:
+            file.write(b"two\n")
+        eventually(lambda: node.read("orders.jsonl") == b"one\ntwo\n", "the orders")
+        eventually(lambda: zero.read("node1.jsonl") == b"one\ntwo\n", "the lines")
+    assert [line.partition(" (")[0] for line in node.reported] == [
+        f"connection to node0 at {relay.meeting.text} lost",
+        f"connected to node0 at {relay.meeting.text} again",
+    ]
+
+
+@pytest.mark.parametrize("upwards", [True, False])
+@pytest.mark.parametrize("how", ["repeats", "changes", "inserts"])
+def test_a_relay_without_the_secret_can_insert_nothing_after_the_handshake(
+    tmp_path: Path, zero: Zero, how: str, upwards: bool
+) -> None:
+    relay = Relay(zero.meeting)
+    node = Node(tmp_path, relay.meeting)
+    forged = (2).to_bytes(4, "big") + bytes(32) + b"{}"
+    meddled: list[bytes] = []
+
+    def meddle(data: bytes, up: bool) -> bytes:
+        if up != upwards or (b"wanted" not in data and b"d2FudGVk" not in data):
+            return data
+        meddled.append(data)
+        return {
+            "repeats": data + data,
+            "changes": data[:-3] + b"x" + data[-2:],
+            "inserts": forged + data,
+        }[how]
+
+    with contextlib.closing(relay), contextlib.closing(node.side):
+        node.side.join()
+        relay.meddle = meddle
+        if upwards:
+            node.file.write_bytes(b"wanted")
+        else:
+            zero.write("orders.jsonl", b"wanted")
+        eventually(lambda: bool(meddled), "it has meddled")
+        if upwards:
+            eventually(lambda: bool(zero.reported), "node 0 has noticed")
+        else:
+            eventually(lambda: node.side._over.done() or bool(node.reported), "it is noticed")
+        relay.meddle = lambda data, _: data
+    written = zero.read("node1.jsonl") if upwards else node.read("orders.jsonl")
+    assert written in (b"", b"wanted")
+
+
+@pytest.mark.parametrize(
+    ("differing", "why"),
+    [
+        ({"secret": b"another one of this length"}, "it has another secret than this node"),
+        ({"terms": "slurm-health 2"}, f"second (127.0.0.1) has slurm-health 2; node0: {TERMS}"),
+        ({"rank": 0}, "rank 0; the nodes beside first have 1 to 2, each its own (NODE_RANK)"),
+        ({"rank": 3}, "rank 3; the nodes beside first have 1 to 2"),
+        ({"rank": -1}, "rank -1; the nodes beside first have 1 to 2"),
+        ({"run_id": "r0"}, "node0 was started again since"),
+    ],
+)
+def test_a_node_that_does_not_fit_is_refused_and_both_sides_say_why(
+    tmp_path: Path, zero: Zero, differing: dict[str, Any], why: str
+) -> None:
+    assert why in Node(tmp_path, zero.meeting, **differing).refused()
+    shown = "it has another secret" if "secret" in differing else why
+    eventually(lambda: any(shown in line for line in zero.reported), "node 0 says so too")
+
+
+def test_a_second_node_of_a_rank_is_refused_and_the_first_stays(tmp_path: Path, zero: Zero) -> None:
+    first = Node(tmp_path, zero.meeting)
+    with contextlib.closing(first.side):
+        first.side.join()
+        second = Node(tmp_path, zero.meeting, token="another")
+        assert "has the rank of second (127.0.0.1)" in second.refused()
+        first.file.write_bytes(b"line\n")
+        eventually(lambda: zero.read("node1.jsonl") == b"line\n", "the first is mirrored")
+
+
+START = b"slh2" + bytes(16)
+STRANGE = [
+    b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+    b"\x00" * 64,
+    START + b"\xff\xff\xff\xff" + bytes(64),
+    START + (2).to_bytes(4, "big") + bytes(32) + b"{}",
+    START + (4000).to_bytes(4, "big") + bytes(32) + b"[" * 4000,
+    START + (5000).to_bytes(4, "big") + bytes(5032),
+]
+
+
+@pytest.mark.parametrize("text", STRANGE)
+def test_a_stranger_is_sent_away_and_nothing_is_written(
+    tmp_path: Path, zero: Zero, text: bytes
+) -> None:
+    with socket.create_connection(("127.0.0.1", zero.meeting.port), DEADLINE_S) as stranger:
+        stranger.sendall(text)
+        stranger.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(ConnectionResetError):
+            while stranger.recv(1 << 16):
+                pass
+    node = Node(tmp_path, zero.meeting)
+    with contextlib.closing(node.side):
+        node.side.join()
+    assert zero.read("node1.jsonl") == b""
+
+
+def test_many_strangers_keep_no_node_out(tmp_path: Path, zero: Zero) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(300):
+            address = ("127.0.0.1", zero.meeting.port)
+            stack.enter_context(socket.create_connection(address, DEADLINE_S)).sendall(b"slh")
+        node = Node(tmp_path, zero.meeting)
+        stack.enter_context(contextlib.closing(node.side))
+        node.side.join()
+    assert len(zero.reported) < 30
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        Piece(file="node2.jsonl", data=b"x\n"),
+        Piece(file="master.jsonl", data=b"x\n"),
+        Piece(file="../node1.jsonl", data=b"x\n"),
+        Piece(file="orders.jsonl", data=b"x\n"),
+        Piece(file="node1.jsonl", at=5, data=b"x\n"),
+        Piece(file="node1.jsonl", at=-1, data=b"x\n"),
+    ],
+)
+def test_a_node_writes_nothing_but_the_next_bytes_of_its_own_file(
+    tmp_path: Path, zero: Zero, piece: Piece
+) -> None:
+    async def send() -> None:
+        streams = await asyncio.open_connection("127.0.0.1", zero.meeting.port)
+        link = Link(streams, b"node", b"node0")
+        await link.open(SECRET)
+        link.send(HELLO)
+        assert isinstance(await link.receive(), Welcome)
+        link.send(piece)
+        with contextlib.suppress(channel.Cut):
+            while True:
+                await link.receive(DEADLINE_S)
+        link.close()
+
+    asyncio.run(send())
+    written = {path.name: path.read_bytes() for path in zero.directory.iterdir()}
+    assert set(written.values()) <= {b""}
+    assert any("it sent an impossible message" in line for line in zero.reported)
+
+
+@pytest.mark.parametrize(
+    ("end", "error", "text"),
+    [
+        (End(why="node0 was ended by SIGINT"), ChannelError, "ended: node0 was ended by SIGINT"),
+        (End(why="its disk is full", unchecked=True), JournalError, "its disk is full"),
+    ],
+)
+def test_the_last_word_of_node_0_reaches_all_nodes(
+    tmp_path: Path, zero: Zero, end: End, error: type[Exception], text: str
+) -> None:
+    nodes = [Node(tmp_path, zero.meeting, rank=rank) for rank in (1, 2)]
+    for node in nodes:
+        node.side.join()
+    zero.side.close(end)
+    for node in nodes:
+        failure = node.failure()
+        assert isinstance(failure, error)
+        assert text in str(failure)
+        node.side.close()
+
+
+def test_a_node_that_leaves_says_why_and_ctrl_c_there_is_for_all(
+    tmp_path: Path, zero: Zero
+) -> None:
+    done, ended = (Node(tmp_path, zero.meeting, rank=rank) for rank in (1, 2))
+    for node in (done, ended):
+        node.side.join()
+    done.side.close(End())
+    zero.side.raise_interrupt()
+    ended.side.close(End(why="Ctrl-C (SIGINT)", for_all=True))
+    eventually(lambda: zero.side.peers["node2"].end is not None, "node 0 knows")
+    assert zero.reported == ["node2 (second (127.0.0.1)) was ended by Ctrl-C (SIGINT)"]
+    with pytest.raises(SystemExit) as interrupt:
+        zero.side.raise_interrupt()
+    assert interrupt.value.code == 130
+
+
+class Impostor:
+    """Listens where node 0 should be, and answers everything with the same."""
+
+    def __init__(self, answer: bytes) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.meeting = NodeZeroAddress(host="127.0.0.1", port=self._listener.getsockname()[1])
+        self._answer = answer
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                visitor, _ = self._listener.accept()
+                with visitor, contextlib.suppress(OSError):
+                    visitor.recv(1 << 16)
+                    visitor.sendall(self._answer)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n" + b" " * 40])
+def test_what_answers_and_is_no_node_0_is_named(tmp_path: Path, answer: bytes) -> None:
+    with contextlib.closing(Impostor(answer)) as impostor:
+        node = Node(tmp_path, impostor.meeting)
+        with (
+            contextlib.closing(node.side),
+            pytest.raises(NobodyThere, match="the others may be training already"),
+        ):
+            node.side.join()
+
+
+def test_who_poses_as_node_0_without_the_secret_is_not_believed(tmp_path: Path) -> None:
+    welcome = msgspec.json.encode(Welcome(run_id="r", job_id=1, directory="/", host="h"))
+    frame = START + len(welcome).to_bytes(4, "big") + bytes(32) + welcome
+    with contextlib.closing(Impostor(frame)) as impostor:
+        assert "it has another secret" in Node(tmp_path, impostor.meeting).refused()
+
+
+@pytest.mark.heavy
+def test_a_port_that_another_has_is_named(zero: Zero) -> None:
+    with pytest.raises(ChannelError, match="give each run on a machine its own MASTER_PORT"):
+        zero.again()
