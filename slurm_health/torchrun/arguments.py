@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torchrun is told beside what the user wrote: node counts, ranks and the rendezvous. Pure.
+"""What torchrun gets beside what the user wrote: node counts, ranks and the rendezvous. Pure.
 
 Where node 0 is, and which node this is, is read here too, as other schedulers say it.
 """
@@ -88,7 +88,7 @@ def node_zero_address(
         port: which port it is where nothing says it.
 
     Raises:
-        UsageError: what is said is no port.
+        UsageError: what stands for the port is none.
     """
     if given.get("rdzv_backend", "c10d") not in {"c10d", "static"}:
         return None  # the endpoint is a server of its own
@@ -97,10 +97,10 @@ def node_zero_address(
         host, number = master_address(given, environ)
     if not host:
         return None
-    found = whole_number(number) if number else port
-    if found is None or not 0 < found <= _MOST_PORT:
+    port_number = whole_number(number) if number else port
+    if port_number is None or not 0 < port_number <= _MOST_PORT:
         raise UsageError(f"the port of node 0: expected 1 to {_MOST_PORT}, found {number!r}")
-    return NodeZeroAddress(host=host, port=found)
+    return NodeZeroAddress(host=host, port=port_number)
 
 
 class Arguments(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import getpass
 import os
 import secrets
 import socket
@@ -22,6 +21,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+
+import msgspec
 
 from slurm_health import __version__
 from slurm_health.preflight import config
@@ -35,7 +36,7 @@ from slurm_health.preflight.master.master import (
     MasterSettings,
     poll_interval_s,
 )
-from slurm_health.preflight.master.run_check import agent_command, make_localizer
+from slurm_health.preflight.master.run_check import agent_command, make_localizer, run_started
 from slurm_health.preflight.session.deadlines import TimeLimits
 from slurm_health.records import records
 from slurm_health.records.errors import (
@@ -254,22 +255,14 @@ def _lead(
         recorded["setup"] = arguments.own["setup"]
     if earlier is not None:
         recorded[earlier_check.ADOPTED] = earlier.directory.name
-    started = records.RunStarted(
+    started = run_started(
+        place,
+        {**environ, "SLURMD_NODENAME": place.node},
         run_id=place.start,
-        job_id=place.job_id,
-        attempt=place.attempt,
-        cluster=place.cluster,
-        partition=place.partition,
-        nodes=nodes,
-        master_node=place.nodes[0],
-        user=getpass.getuser(),
         script=arguments.program[0],
-        array=place.array,
-        start_time_s=place.start_time_s,
-        slurm_health=__version__,
         settings=recorded,
-        prior=prior,
     )
+    started = msgspec.structs.replace(started, prior=prior)
     if place.array:
         journal.link_array_task(directory.parents[2], started)
     journal.create(directory, [journal.MASTER, STEP, *nodes])
@@ -321,7 +314,7 @@ def _channel(
 ) -> Iterator[NodeZero | None]:
     """Provide the channel to the other nodes, once they are there; None if they share a directory.
 
-    However this ends, the others are told.
+    However this ends, the others get a last word.
 
     Raises:
         ChannelError: the port is taken, or may not be opened.
@@ -332,7 +325,7 @@ def _channel(
     at = place.meeting.text
     secret = read_secret(arguments.text(KEY_OPTION), environ)
     if not secret:
-        say(f"no secret is set ({KEY_VARIABLE}): whoever reaches {at} may take part in the check")
+        say(f"no secret is set ({KEY_VARIABLE}): any process that reaches {at} may take part")
     welcome = Welcome(
         run_id=place.start,
         job_id=place.job_id,

@@ -57,7 +57,7 @@ def bounds(
     Args:
         nnodes: the option.
         available: how many there are.
-        alone: each trains for itself.
+        alone: every node trains for itself.
         joins: too few for a training of their own may join another one.
 
     Raises:
@@ -120,7 +120,7 @@ def choose(
     reasons = []
     for node in verdict.nodes:
         if node.node not in chosen:
-            silent = node.reason or "nothing more was heard from its task"
+            silent = node.reason or "its task is silent"
             needed = node.node in bad or node.node in absent
             reasons.append(f"without {node.node}: {silent if needed else NOT_NEEDED}")
     reasons += [

@@ -36,25 +36,23 @@ OUTSIDE_SLURM = "torchrun"
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskPlace:
-    """One process per node, all started at the same time.
+class TaskPlace(Allocation):
+    """One process per node, all started at the same time, in a job or outside Slurm.
 
-    `start` tells this start from every other one and is the same for all its processes; where it
-    was chosen by the user (`chosen_start`) it may have been used before. `step` numbers the starts
-    of one attempt of a job. `meeting` is where the first process is to be found by the others of a
-    check, where they share no directory.
+    Args:
+        node: of this process, one of the `nodes`.
+        start: tells this start from every other one, and is the same for all its processes.
+        chosen_start: the user has chosen that name, which may have been used before.
+        step: numbers the starts of one attempt of a job.
+        meeting: where the others reach the first process for a check, if they share no directory.
     """
 
-    nodes: tuple[str, ...]
     node: str
     start: str
-    job_id: int
     attempt: int = 0
-    step: int = 0
     cluster: str = OUTSIDE_SLURM
     partition: str = ""
-    array: str = ""
-    start_time_s: int | None = None
+    step: int = 0
     chosen_start: bool = False
     meeting: NodeZeroAddress | None = None
 
@@ -65,7 +63,7 @@ class TaskPlace:
 
     @property
     def port(self) -> int:
-        """Where the processes meet, unless they are told otherwise."""
+        """The port where the processes meet if none is given."""
         return port(job_id=self.job_id, attempt=self.attempt, step=self.step)
 
 
@@ -112,7 +110,8 @@ def _in_slurm(arguments: Arguments, environ: Mapping[str, str]) -> TaskPlace | N
     # Slurm counts jobs anew when it loses its state; then only time, or srun's port, differs.
     stamp = job.start_time_s or environ.get("SLURM_SRUN_COMM_PORT", "")
     start = f"{job.job_id}.{job.attempt}.{step}.{stamp}".rstrip(".")
-    return _in_job(job, nodes=nodes, node=node, start=start, step=step)
+    job = replace(job, nodes=nodes)
+    return TaskPlace(**vars(job), node=node, start=start, step=step)
 
 
 def speaks_for_step(environ: Mapping[str, str]) -> bool:
@@ -128,24 +127,8 @@ def single(environ: Mapping[str, str], *, host: str, now_s: int) -> TaskPlace:
             nodes=(node,), node=node, start=str(now_s), job_id=now_s, cluster=LOCAL_CLUSTER
         )
     job = allocation.from_environ(environ)
-    return _in_job(job, nodes=(node,), node=node, start=f"{job.job_id}.{job.attempt}.{now_s}")
-
-
-def _in_job(
-    job: Allocation, *, nodes: tuple[str, ...], node: str, start: str, step: int = 0
-) -> TaskPlace:
-    return TaskPlace(
-        nodes=nodes,
-        node=node,
-        start=start,
-        job_id=job.job_id,
-        attempt=job.attempt,
-        step=step,
-        cluster=job.cluster,
-        partition=job.partition,
-        array=job.array,
-        start_time_s=job.start_time_s,
-    )
+    job = replace(job, nodes=(node,))
+    return TaskPlace(**vars(job), node=node, start=f"{job.job_id}.{job.attempt}.{now_s}")
 
 
 def _step_nodes(environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -156,7 +139,7 @@ def _step_nodes(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _outside_slurm(arguments: Arguments, environ: Mapping[str, str]) -> TaskPlace | None:
-    """Return the place that NODE_RANK and --nnodes tell, None where they tell none."""
+    """Return the place that NODE_RANK and --nnodes give, None if they give none."""
     given = arguments.given
     rank = node_rank(given, environ)
     nnodes = given.get("nnodes")
@@ -175,7 +158,7 @@ def _outside_slurm(arguments: Arguments, environ: Mapping[str, str]) -> TaskPlac
     start = given.get("rdzv_id", "")
     job_id = zlib.crc32(start.encode())
     place = TaskPlace(
-        nodes=tuple(f"node{each}" for each in range(count)),
+        nodes=tuple(f"node{place}" for place in range(count)),
         node=f"node{number}",
         start=start or "none",
         job_id=job_id,

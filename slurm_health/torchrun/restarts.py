@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What follows when workers of a training have failed: decided by one node, done by all.
 
-The torchrun of each node (`in_job.watched_torchrun`) starts this with what `run` told it, and a
+The torchrun of each node (`in_job.watched_torchrun`) starts this with what `run` handed over, and a
 question: on the node that leads, what is to be done; on all of them, to take part in a check. The
-answer is the last line of standard output, the user is told on standard error.
+answer is the last line of standard output; what the user reads is on standard error.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from slurm_health.preflight.decide.policy import OnHang
 from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import ExitCode, JournalError, SlurmHealthError
 from slurm_health.records.nodeset import fold
-from slurm_health.records.script_records import REQUEUED, SCRIPT_FAILED, Diagnosed, TrainingEvent
+from slurm_health.records.script_records import Diagnosed, TrainingEvent
 from slurm_health.report.sentences import ends_for_hang
 from slurm_health.system import journal
 from slurm_health.system.processes import die_with_parent
@@ -40,7 +40,6 @@ from slurm_health.torchrun.place import OUTSIDE_SLURM, TaskPlace
 from slurm_health.torchrun.step import directory_of
 from slurm_health.training.diagnosis.collected import ScriptEnd, TrainingLog
 from slurm_health.training.diagnosis.failure import (
-    FailureDiagnostician,
     JobAtFailure,
     planned,
     what_follows,
@@ -48,16 +47,14 @@ from slurm_health.training.diagnosis.failure import (
 from slurm_health.training.diagnosis.output import read_output
 from slurm_health.training.framework import (
     CheckNodes,
+    DataCollector,
     DiagnosisAction,
     LeaveNode,
     RestartRanks,
     StopJob,
 )
-from slurm_health.training.monitor import registry
+from slurm_health.training.monitor import post_mortem, registry
 from slurm_health.training.monitor.collector import EndedJob
-from slurm_health.training.monitor.containment import collect
-from slurm_health.training.monitor.every_node import with_dumps
-from slurm_health.training.monitor.post_mortem import text_of
 from slurm_health.training.restart import check_took_s
 
 # What torchrun says of the worker that fails first: `failed (exitcode: -9) local_rank: 0 (pid: 12)`
@@ -133,16 +130,15 @@ def on_hang(arguments: Arguments) -> str:
 def decide(
     question: RestartQuestion, clock_s: float, environ: Mapping[str, str]
 ) -> RestartDecision:
-    """Return what follows a failure, and have it said and recorded.
+    """Return what follows a failure, and report and record it.
 
     `environ` is the one that the workers had.
     """
     context, place = question.context, question.context.place
-    names = tuple(dict.fromkeys([place.node, *(each.node for each in question.reports)]))
-    found = _diagnosed(question, clock_s, environ)
-    chosen = _plan(question, found, names)
-    if found is not None and (found.cause not in (SCRIPT_FAILED, REQUEUED) or found.failed):
-        say(text_of(found, context.arguments.program[0]).removeprefix("slurm-health: "))
+    names = tuple(dict.fromkeys([place.node, *(report.node for report in question.reports)]))
+    directory = _directory(question, environ)
+    diagnosed = _diagnosed(question, directory, clock_s, environ)
+    chosen = _plan(question, diagnosed, names)
     times = f"restart {question.restart} of {question.max_restarts}"
     match chosen:
         case StopJob() if question.max_restarts == 0 and question.hang is None:
@@ -155,7 +151,12 @@ def decide(
             say(
                 f"{chosen.reason}; checking {fold(chosen.nodes)} before the workers start ({times})"
             )
-    _record(question, found, chosen, clock_s, environ)
+    if directory is not None:
+        action = planned(chosen, restart=question.restart, max_restarts=question.max_restarts)
+        try:
+            journal.Writer(directory, journal.RESTART, lambda: clock_s).append(action)
+        except JournalError as err:
+            say(f"the failure is not recorded: {err}")
     if not isinstance(chosen, CheckNodes):
         return RestartDecision(next="restart" if isinstance(chosen, RestartRanks) else "stop")
     here = replace(place, start=f"{place.start}.{question.restart}")
@@ -165,7 +166,6 @@ def decide(
             port = int(server.getsockname()[1])
         here = replace(here, meeting=replace(here.meeting, port=port))
     took_s = None
-    directory = _directory(question, environ)
     if directory is not None:
         with contextlib.suppress(JournalError):  # then how long the first check took is not known
             took_s = check_took_s(measured_in(directory))
@@ -202,31 +202,44 @@ def check(context: Context, decision: RestartDecision, environ: Mapping[str, str
     return Checked(exit_code=starting if isinstance(starting, int) else None)
 
 
+class WorkersOutput(DataCollector):
+    """What the workers of all nodes wrote at last, as torchrun's nodes report it."""
+
+    kind = "job-output"
+    data = TrainingLog
+
+    def __init__(self, reports: Sequence[WorkersEnd]) -> None:
+        self._reports = reports
+
+    def collect_data(self) -> TrainingLog:
+        """Return what they wrote."""
+        return _log_of(self._reports)
+
+
 def _diagnosed(
-    question: RestartQuestion, clock_s: float, environ: Mapping[str, str]
+    question: RestartQuestion, directory: Path | None, clock_s: float, environ: Mapping[str, str]
 ) -> Diagnosed | None:
-    """Return what the workers' last words say of the cause, and in Slurm what all nodes tell."""
+    """Return what the workers' last words say of the cause, and in Slurm what all nodes say."""
     place = question.context.place
-    log = _log_of(question.reports)
     in_slurm = place.cluster != OUTSIDE_SLURM
-    nodes = place.nodes if in_slurm else tuple(each.node for each in question.reports)
+    nodes = place.nodes if in_slurm else tuple(report.node for report in question.reports)
     script = question.context.arguments.program[0]
-    end = ScriptEnd(exit_code=1, nodes=nodes, script=script, in_slurm=in_slurm)
-    used = registry.registered()
     job = EndedJob(
-        end=end,
+        end=ScriptEnd(exit_code=1, nodes=nodes, script=script, in_slurm=in_slurm),
         environ=environ,
         node=place.node,
         directory=Path.cwd(),
         ended_s=clock_s,
         duration_s=question.ran_s,
-        run_directory=_directory(question, environ),
+        run_directory=directory,
     )
-    # What torchrun's nodes report is the output.
-    built_in = [each for each in registry.after_failure(job) if each.data is not TrainingLog]
-    known = with_dumps(collect([*built_in, *used.collectors], environ, [end, log]))
-    known.failed.update(used.failed)
-    return FailureDiagnostician(used.operators).diagnose(data_manager=known).diagnosed
+    others = [
+        collector for collector in registry.after_failure(job) if collector.data is not TrainingLog
+    ]
+    collectors = [WorkersOutput(question.reports), *others]
+    return post_mortem.hold(
+        job, directory, clock=lambda: clock_s, collectors=collectors, out=sys.stderr
+    )
 
 
 def _log_of(reports: Sequence[WorkersEnd]) -> TrainingLog:
@@ -235,30 +248,32 @@ def _log_of(reports: Sequence[WorkersEnd]) -> TrainingLog:
     torchrun itself prints one only when it gives up.
     """
     texts = []
-    for each in reports:
-        ended = {int(local): code for code, local in _WORKER_ENDED.findall(each.text)}
+    for report in reports:
+        ended = {int(local): code for code, local in _WORKER_ENDED.findall(report.text)}
         summary = "".join(
-            f"  host      : {each.node}\n"
-            f"  rank      : {each.rank * each.processes + local}\n"
+            f"  host      : {report.node}\n"
+            f"  rank      : {report.rank * report.processes + local}\n"
             f"  exitcode  : {code}\n"
             for local, code in ended.items()
         )
-        texts.append((each.node, f"{each.text}\n{summary}"))
+        texts.append((report.node, f"{report.text}\n{summary}"))
     log = read_output(texts)
     nodes = {
-        each.rank * each.processes + local: each.node
-        for each in reports
-        for local in range(each.processes)
+        report.rank * report.processes + local: report.node
+        for report in reports
+        for local in range(report.processes)
     }
     named = [
-        each if each.rank is None else msgspec.structs.replace(each, node=nodes.get(each.rank, ""))
-        for each in log.failures
+        failure
+        if failure.rank is None
+        else msgspec.structs.replace(failure, node=nodes.get(failure.rank, ""))
+        for failure in log.failures
     ]
     return msgspec.structs.replace(log, failures=tuple(named))
 
 
 def _plan(
-    question: RestartQuestion, found: Diagnosed | None, names: tuple[str, ...]
+    question: RestartQuestion, diagnosed: Diagnosed | None, names: tuple[str, ...]
 ) -> DiagnosisAction:
     """Return what is to be done: as for a failed script, and within what torchrun may."""
     least = question.context.least
@@ -276,7 +291,7 @@ def _plan(
         hang=question.hang,
         hangs_before=question.hangs_before,
     )
-    action = what_follows(found, job)
+    action = what_follows(diagnosed, job)
     if isinstance(action, StopJob) or not question.silent:
         return action
     silent = f"{question.silent} of {len(names) + question.silent} nodes do not answer any more"
@@ -286,26 +301,6 @@ def _plan(
     if isinstance(action, RestartRanks):
         action = CheckNodes(reason=action.reason, nodes=names, evidence=action.evidence)
     return replace(action, reason=f"{silent}; {action.reason}")
-
-
-def _record(
-    question: RestartQuestion,
-    found: Diagnosed | None,
-    chosen: DiagnosisAction,
-    clock_s: float,
-    environ: Mapping[str, str],
-) -> None:
-    directory = _directory(question, environ)
-    if directory is None:
-        return
-    try:
-        if found is not None:
-            journal.Writer(directory, journal.POST_MORTEM, lambda: clock_s).append(found)
-        journal.Writer(directory, journal.RESTART, lambda: clock_s).append(
-            planned(chosen, restart=question.restart, max_restarts=question.max_restarts)
-        )
-    except JournalError as err:
-        say(f"the failure is not recorded: {err}")
 
 
 def _directory(question: RestartQuestion, environ: Mapping[str, str]) -> Path | None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`slurm-health run` from end to end: read, check if told to, become torchrun.
+"""`slurm-health run` from end to end: read, check if asked to, become torchrun.
 
 A torchrun command line is read by the torchrun of the job's own interpreter.
 """
@@ -260,7 +260,7 @@ def _become(python: str, arguments: Sequence[str], environ: Mapping[str, str]) -
 
 
 class ParserEnded(Exception):
-    """The parser has said what there was to say: the help, or what is wrong."""
+    """The parser has printed what there was to print: the help, or what is wrong."""
 
     def __init__(self, exit_code: int) -> None:
         self.exit_code = exit_code
@@ -280,61 +280,61 @@ def read(
             or one of our options has an impossible value.
         ParserEnded: the command line is refused, or asks for help.
     """
-    # Only the parser knows where the options end, and only an interpreter has the parser.
-    guess = _perhaps_named(argv)
+    # Only the parser knows where the options end, and only an interpreter has the parser: what
+    # follows the first `--python` may be an option of the script's.
+    named = (
+        following if word == "--python" else word.partition("=")[2]
+        for word, following in zip_longest(argv, argv[1:])
+        if word == "--python" or word.startswith("--python=")
+    )
+    guess = next(named, None)
     if guess is not None and shutil.which(guess, path=environ.get("PATH")) is None:
         guess = None
     python = find_python(guess, environ)
-    found = _ask(python, argv, environ, speaks=speaks)
-    if found.text("python") != guess:
-        python = find_python(found.text("python"), environ)
-        found = _ask(python, argv, environ, speaks=speaks)
+    arguments = _ask(python, argv, environ, speaks=speaks)
+    if arguments.text("python") != guess:
+        python = find_python(arguments.text("python"), environ)
+        arguments = _ask(python, argv, environ, speaks=speaks)
     words = [
-        f"--{name}" if value is True else f"--{name}={value}" for name, value in found.own.items()
+        f"--{name}" if value is True else f"--{name}={value}"
+        for name, value in arguments.own.items()
     ]
-    own = {
-        name.replace("_", "-"): value
-        for name, value in given_in(words, "command line", FOR_RUN).items()
-    }
-    return python, msgspec.structs.replace(found, own=own)
-
-
-def _perhaps_named(argv: Sequence[str]) -> str | None:
-    """Return what follows the first `--python`, which may be an option of the script's."""
-    for word, following in zip_longest(argv, argv[1:]):
-        if word.startswith("--python="):
-            return word.partition("=")[2]
-        if word == "--python":
-            return following
-    return None
+    own = given_in(words, "command line", FOR_RUN)
+    return python, msgspec.structs.replace(
+        arguments, own={name.replace("_", "-"): value for name, value in own.items()}
+    )
 
 
 def _ask(
     python: str, argv: Sequence[str], environ: Mapping[str, str], *, speaks: bool
 ) -> Arguments:
-    options = [(each.name, each.metavar, each.help) for each in FOR_RUN]
-    with tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as said:
+    """Return what the parser of an interpreter's torchrun reads.
+
+    Raises:
+        ConfigError: the interpreter cannot be run, or does not end in time.
+        ParserEnded: the command line is refused, or asks for help.
+    """
+    options = json.dumps([(option.name, option.metavar, option.help) for option in FOR_RUN])
+    with tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as output:
         os.set_inheritable(answer.fileno(), True)
-        words = [str(answer.fileno()), json.dumps(options), *argv]
         try:
             code = run_in_foreground(
-                [python, str(_READER), *words],
+                [python, str(_READER), str(answer.fileno()), options, *argv],
                 environ=environ,
                 stdin=b"",
-                output=None if speaks else said,
+                output=None if speaks else output,
                 deadline_s=_DEADLINE_S,
             )
         except TimeoutError:
-            raise ConfigError(
-                "--python", python, f"has not loaded torch within {_DEADLINE_S:.0f} s"
-            ) from None
+            problem = f"has not loaded torch within {_DEADLINE_S:.0f} s"
+            raise ConfigError("--python", python, problem) from None
         except OSError as err:
             raise ConfigError("--python", python, f"cannot be run: {err.strerror}") from err
         answer.seek(0)
-        found = answer.read()
+        text = answer.read()
         if code not in _SAME_EVERYWHERE:
-            said.seek(0)
-            sys.stderr.buffer.write(said.read())
-    if code != 0 or not found:
+            output.seek(0)
+            sys.stderr.buffer.write(output.read())
+    if code != 0 or not text:
         raise ParserEnded(code)
-    return from_json(found, Arguments)
+    return from_json(text, Arguments)

@@ -163,7 +163,7 @@ class TrainingNodes:
         """Publish what all are to do; wait for the readers, since the store may end with us."""
         self._store.set(f"{_KEY}/decision", json.dumps(decision))
         give_up_s = time.monotonic() + _HEAR_S
-        while self._store.add(f"{_KEY}/heard", 0) < readers and time.monotonic() < give_up_s:
+        while self._store.add(f"{_KEY}/read", 0) < readers and time.monotonic() < give_up_s:
             time.sleep(_POLL_S)
 
     def decision(self) -> dict[str, Any]:
@@ -179,7 +179,7 @@ class TrainingNodes:
                 raise RuntimeError(f"nothing was decided within {DECIDE_S:g} s")
             time.sleep(_POLL_S)
         decision: dict[str, Any] = json.loads(self._store.get(f"{_KEY}/decision"))
-        self._store.add(f"{_KEY}/heard", 1)
+        self._store.add(f"{_KEY}/read", 1)
         return decision
 
     def _has(self, key: str) -> bool:
