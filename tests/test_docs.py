@@ -28,6 +28,10 @@ LISTED = re.compile(r"^ {4}(\w+) {2,}\S", re.MULTILINE)
 PACKAGES = [m for m, path in MODULES.items() if path.name == "__init__.py" and m != NAME]
 
 
+# Options of other programs, of the lab and of benchmarks, that pages name.
+FOREIGN = set((ROOT / "tests/data/foreign_options.txt").read_text().split())
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_of_a_page_leads_to_a_file(page: Path) -> None:
     missing = [
@@ -167,6 +171,34 @@ def test_every_page_that_the_code_names_exists() -> None:
         if not (ROOT / "docs" / name).exists()
     }
     assert missing == set()
+
+
+def test_every_option_that_a_page_names_is_one() -> None:
+    help_of_all = (ROOT / "docs/reference/commands.md").read_text()
+    known = FOREIGN | set(re.findall(r"--([a-z][\w-]+)", help_of_all))
+    pages = [page for page in PAGES if (ROOT / "docs") in page.parents]
+    named = {
+        f"{page.name}: --{option}"
+        for page in pages
+        for option in re.findall(r"(?<![\w-])--([a-z][\w-]+)", page.read_text())
+        if option not in known
+    }
+    assert named == set()
+
+
+def test_every_variable_of_ours_that_a_page_names_is_one() -> None:
+    help_of_all = (ROOT / "docs/reference/commands.md").read_text()
+    options = re.findall(r"--([a-z][a-z-]+)", help_of_all)
+    known = {f"SLURM_HEALTH_{option.upper().replace('-', '_')}" for option in options}
+    for path in PACKAGE.rglob("*.py"):
+        known |= set(re.findall(r"SLURM_HEALTH_[A-Z_]+", path.read_text()))
+    named = {
+        f"{page.name}: {variable}"
+        for page in PAGES
+        for variable in re.findall(r"(?<!_)SLURM_HEALTH_[A-Z_]+[A-Z]", page.read_text())
+        if variable not in known
+    }
+    assert named == set()
 
 
 def test_every_probe_and_every_set_of_them_is_described() -> None:

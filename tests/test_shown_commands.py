@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import re
 import shlex
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from slurm_health.cli.main import commands
 from tests.test_docs import PAGES, ROOT
@@ -79,3 +81,18 @@ def test_a_command_that_a_page_shows_is_one(page: Path, words: list[str]) -> Non
         pass  # --help, --version
     except click.UsageError as err:
         pytest.fail(f"{page}: {err.format_message()}")
+
+
+def test_what_the_first_tutorial_shows_is_what_the_commands_print() -> None:
+    page = (ROOT / "docs/tutorial/first-check.md").read_text()
+    blocks = re.findall(r"^    \$ slurm-health ((?:plan|explain) .*)\n((?:    .*\n)+)", page, re.M)
+    assert len(blocks) == 2
+    for command, output in blocks:
+        printed = CliRunner().invoke(commands, shlex.split(command)).stdout.splitlines()
+        lines = iter(printed)  # each line of the page comes after the one before
+        missing = [
+            line
+            for line in textwrap.dedent(output).splitlines()
+            if line.strip() != "…" and line not in lines
+        ]
+        assert missing == [], printed
