@@ -457,5 +457,5 @@ def bring_up_to_date(
             progress(done, len(left))
             done += 1
             if isinstance(reading, JobReading):
-                read = msgspec.structs.replace(reading, uid=reader.user(reading.uid))
+                read = msgspec.structs.replace(reading, uid=reader.user(uid))
                 index.keep(job.cluster, job.job, read, now_s=now_s)
