@@ -34,7 +34,7 @@ CONFIG = """\
 state = "{state}"
 {hooks}
 [breaker]
-directory = "{directory}/shared"
+directory = "{shared}"
 share = {share}
 [recovery]
 apart_s = 0
@@ -79,15 +79,17 @@ END
 class HookedSite(Site):
     """A cluster whose nodes run the hooks, and the directory they are installed in."""
 
-    def __init__(self, lab: Lab, directory: Path) -> None:
+    def __init__(self, lab: Lab, directory: Path, shared: Path | None = None) -> None:
+        """Take a lab with the hooks in `directory`; the breaker's ledger lies in `shared`."""
         super().__init__(lab)
         self.installed = directory
+        self.shared = shared or directory / "shared"
 
     def configure(self, more: str = "", share: float = 0.2, hooks: str = "") -> None:
         """Write the site's file, and forget what earlier tests had drained."""
         text = CONFIG.format(
             state=STATE,
-            directory=self.installed,
+            shared=self.shared,
             share=share,
             flag=FLAG,
             hidden=HIDDEN,
@@ -95,9 +97,7 @@ class HookedSite(Site):
             hooks=hooks,
         )
         write_site(self.installed / "etc", text)
-        for path in (self.installed / "shared").rglob("*"):
-            if path.is_file():
-                path.unlink()
+        self.on(self.lab.nodes[0], "find", str(self.shared), "-type", "f", "-delete")
         for node in self.lab.nodes:
             self.on(node, "rm", "-rf", FLAG, HIDDEN, STATE)
 
@@ -184,8 +184,9 @@ def hooked_site(
     *,
     gpus: int = 0,
     visible: Sequence[Path] = (),
+    volume_mb: int = 0,
 ) -> Iterator[HookedSite]:
-    """Start a cluster with the hooks in place."""
+    """Start a cluster with the hooks in place; with `volume_mb` the ledger is on GlusterFS."""
     install(directory)
     # slurmd runs a first health check before a test writes its settings, and a node of the lab has
     # the host's /var/lib.
@@ -193,5 +194,14 @@ def hooked_site(
     extra = SLURM_CONF.format(directory=directory) + "RebootProgram=/bin/true\n"
     extra += slurm_conf_extra
     seen = (directory, *visible)
-    with Lab.start(nodes=nodes, slurm_conf_extra=extra, gpus=gpus, visible=seen) as lab:
-        yield HookedSite(lab, directory)
+    with Lab.start(
+        nodes=nodes,
+        slurm_conf_extra=extra,
+        gpus=gpus,
+        visible=seen,
+        network_filesystem_mb=volume_mb,
+    ) as lab:
+        shared = lab.paths.shared / "breaker" if volume_mb else None
+        if shared:
+            lab.run(["install", "-d", "-m", "755", str(shared)])
+        yield HookedSite(lab, directory, shared)

@@ -6,6 +6,7 @@ And which devices each node has that processes of one machine play.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import socket
@@ -33,9 +34,13 @@ _SEPARATE_HOSTS = {
 def own_address(environ: Mapping[str, str], hostname: str) -> str:
     """Return the address under which the other nodes of the job reach this one.
 
-    It is the source address of the route to where srun was started. The node's own name is the
-    second choice: Debian resolves it to 127.0.1.1, which no other node can reach.
+    It is that of the interface which the job names for its data. Else it is the source address of
+    the route to where srun was started, or the node's own name, the last choice: Debian resolves it
+    to 127.0.1.1, which no other node can reach.
     """
+    named = _address_on(environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0])
+    if named and not named.startswith("127."):
+        return named
     target = environ.get("SLURM_LAUNCH_NODE_IPADDR", "")
     if target:
         try:
@@ -66,16 +71,19 @@ def leaf_switch(environ: Mapping[str, str]) -> str:
 
 def interface_of(address: str) -> str | None:
     """Return the network interface that has this IPv4 address, None where there is none."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name.encode()[:15])
-            try:
-                reply = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
-            except OSError:
-                continue  # an interface without an IPv4 address
-            if socket.inet_ntoa(reply[20:24]) == address:
-                return name
-    return None
+    names = (name for _, name in socket.if_nameindex())
+    return next((name for name in names if _address_on(name) == address), None)
+
+
+def _address_on(name: str) -> str:
+    """Return the IPv4 address of an interface, empty where it has none."""
+    with (
+        contextlib.suppress(OSError),
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe,
+    ):
+        request = struct.pack("256s", name.encode()[:15])
+        return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24])
+    return ""
 
 
 def chosen_interface(environ: Mapping[str, str], address: str, backend: str) -> str:

@@ -4,11 +4,9 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import socket
-import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -18,9 +16,6 @@ _NODES = Path("/sys/devices/system/node")
 # Variables that name the interfaces a collective library uses. NCCL's may be a pattern of its own
 # (^docker, =eth0, eth): only plain names can be looked up.
 _INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-_SIOCGIFADDR = 0x8915
-_IPV6_ADDRESSES = "/proc/net/if_inet6"
-_GLOBAL = "00"  # the scope of an address by which other nodes can be reached
 _LINK_LAYERS = ("InfiniBand", "Ethernet")
 
 
@@ -87,28 +82,6 @@ def require_interfaces(environ: Mapping[str, str]) -> None:
                 raise NotMeasured(
                     f"{variable} names the interface {name}, but this node has {', '.join(present)}"
                 )
-
-
-def address_of(environ: Mapping[str, str]) -> str:
-    """Return the address of the interface that the worker is told to use: the first, of several.
-
-    Raises:
-        NotMeasured: it has none, or none is named.
-    """
-    name = environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
-    if not name:
-        raise NotMeasured("no interface reaches the other nodes")
-    with (
-        contextlib.suppress(OSError),  # without an IPv4 address
-        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked,
-    ):
-        reply = fcntl.ioctl(asked.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-        return socket.inet_ntoa(reply[20:24])
-    for line in read(Path(_IPV6_ADDRESSES)).splitlines():
-        packed, _, _, scope, _, interface = line.split()
-        if interface == name and scope == _GLOBAL:
-            return socket.inet_ntop(socket.AF_INET6, bytes.fromhex(packed))
-    raise NotMeasured(f"the interface {name} has no address")
 
 
 def ports_gbit_per_s(environ: Mapping[str, str], sys: Path = Path("/sys")) -> list[float]:

@@ -5,25 +5,23 @@ numpy's library uses the vector units. It multiplies in as many threads as the w
 a product of its own: the threads of such a library wait for each other at each product, and burn
 what time they share with others.
 
-Each member of a group has a connection with every other one, of the interface that the job's data
-would take, and sends what is its own to all of them at once. Whatever waits looks every few
-milliseconds whether it is to stop, so no worker is ever stuck in an exchange.
+A group is two nodes with one connection. Whatever waits looks every few milliseconds whether it is
+to stop, so no worker is ever stuck in an exchange.
 
-The members meet at the first one, which listens on the address that the orders name. Anybody may
-reach it: it keeps few connections, reads few bytes of each, and takes part only with who knows the
-name of the meeting. What is read are numbers and addresses, and nothing is ever executed.
+The first member listens on the address that the orders name. Anybody may reach it: it keeps few
+connections, reads few bytes of each, and takes part only with who knows the name of the meeting,
+which has a secret in it. No address is believed, and nothing that is read is ever executed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import os
 import select
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -45,8 +43,8 @@ _LARGEST, _TILE = 8, 16
 _WORD_BYTES = 8
 _FACTOR = 0x1E3779B97F4A7C15  # odd: the products of all numbers below 2^64 differ
 _LOOK_MS = 20  # how often an exchange looks whether it is to stop
-_HELLO_BYTES = 512  # all that anybody says of himself before it is known who that is
-_MEMBER_BYTES = 64  # the most that is said of a member
+_HELLO_BYTES = 512  # all that anybody says before it is known who that is
+_WELCOME = b"+"
 _STRANGERS = 64  # connections of which it is not known yet whose they are
 _NUMBER = 8
 _ROUND_TRIPS = 10
@@ -182,141 +180,105 @@ def listen(address: str) -> socket.socket:
     Raises:
         SystemExit: this node cannot listen there.
     """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
-        return _listening(address, 1024)
+        return socket.create_server((address, 0), family=family, backlog=1024)
     except OSError as err:
         raise SystemExit(f"light probes cannot listen on {address}: {err.strerror}") from err
 
 
 class LightGroup:
-    """As `context.Group` says; there is one light worker on each node, so it has no rails.
+    """As `context.Group` says; of two nodes, each with one light worker: it has no rails.
 
     Args:
-        server: where the others meet this worker, if it is the first of its group.
+        server: where the other one meets this worker, if it is the first of its group.
         check: raises once the agent has said to stop.
-        environ: names the interface.
     """
 
-    def __init__(
-        self, server: socket.socket, check: Check, environ: Mapping[str, str] = os.environ
-    ) -> None:
+    def __init__(self, server: socket.socket, check: Check) -> None:
         self.connecting: list[int] = []
         self.handle = self
-        self.rank, self.size = 0, 1
+        self._rank = 0
         self._server = server
         self._check = check
-        self._environ = environ
-        self._peers: dict[int, socket.socket] = {}
+        self._peer: socket.socket | None = None
 
     def join(self, place: Mapping[str, Any], scope: str) -> None:  # noqa: ARG002 - all have one
-        """Come together with all members, connect with all of them, and exchange something.
+        """Come together with the other member, and exchange something.
 
         Raises:
-            Unreachable: the place where they meet, or a member, does not answer.
-            ConnectionError: a member is gone.
+            Unreachable: the place where they meet does not answer.
+            ConnectionError: the other one is gone.
+            RuntimeError: what it says is wrong.
         """
-        self.rank, self.size = int(place["rank"]), int(place["world_size"])
-        name, own = str(place["prefix"]), host.address_of(self._environ)
-        with _listening(own, self.size) as listening:
-            at = f"{own} {listening.getsockname()[1]}"
-            if self.rank == 0:
-                members = self._assemble(name, at)
-            else:
-                members = self._report(str(place["address"]), int(place["port"]), name, at)
-            for rank in range(self.rank):
-                address, port = members[rank]
-                peer = connected(address, port, self._check, source=own)
-                self._peers[rank] = peer
-                peer.sendall(_hello(name, self.rank))
-            expected = range(self.rank + 1, self.size)
-            self._peers |= {
-                rank: peer for rank, (peer, _) in self._accept(listening, name, expected).items()
-            }
-        for peer in self._peers.values():
-            peer.setblocking(False)
-            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        ranks = self.numbers(self.rank)
-        if ranks != list(range(self.size)):
+        self._rank = int(place["rank"])
+        name = str(place["prefix"]).encode().ljust(_HELLO_BYTES)
+        if self._rank == 0:
+            self._peer = self._accept(name)
+        else:
+            self._peer = self._connect(str(place["address"]), int(place["port"]), name)
+        self._peer.setblocking(False)
+        self._peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        ranks = self.numbers(self._rank)
+        if ranks != [0, 1]:
             raise RuntimeError(f"the group's first exchange failed: it brought {ranks}")
 
-    def _assemble(self, name: str, own: str) -> list[tuple[str, int]]:
-        """Wait until every member has said where it listens, and tell that to all of them."""
-        reports = self._accept(self._server, name, range(1, self.size))
-        lines = [own, *(" ".join(reports[rank][1]) for rank in sorted(reports))]
-        for connection, _ in reports.values():
-            connection.sendall(f"{','.join(lines)}\n".encode())
-            connection.close()
-        return [_member(line) for line in lines]
-
-    def _report(self, address: str, port: int, name: str, own: str) -> list[tuple[str, int]]:
-        """Say where this member listens, and return where all of them do.
-
-        The first member closes the connection while it has not come to this meeting.
-        """
+    def _connect(self, address: str, port: int, name: bytes) -> socket.socket:
+        """Connect to the first member, which closes while it has not come to this meeting."""
         while True:
-            with connected(address, port, self._check) as connection:
-                connection.sendall(_hello(name, self.rank, own))
-                line = b""
-                poll = select.poll()
-                poll.register(connection, select.POLLIN)
-                while not line.endswith(b"\n"):
+            peer = connected(address, port, self._check, source=self._server.getsockname()[0])
+            peer.sendall(name)
+            poll = select.poll()
+            poll.register(peer, select.POLLIN)
+            try:
+                while not poll.poll(_LOOK_MS):
                     self._check()
-                    if not poll.poll(_LOOK_MS):
-                        continue
-                    part = _received(connection, _MEMBER_BYTES * self.size)
-                    line += part
-                    if not part or len(line) > _MEMBER_BYTES * self.size:
-                        break
-                else:
-                    return [_member(text) for text in line.decode().strip().split(",")]
+                if _received(peer, len(_WELCOME)) == _WELCOME:
+                    return peer
+            except BaseException:
+                peer.close()
+                raise
+            peer.close()
             time.sleep(POLL_S)
 
-    def _accept(
-        self, listening: socket.socket, name: str, expected: Sequence[int]
-    ) -> dict[int, tuple[socket.socket, list[str]]]:
-        """Return the connections of the expected ranks, and what else each said in its line.
+    def _accept(self, name: bytes) -> socket.socket:
+        """Return the connection of the member that names this meeting.
 
         Others that come are none of the group. One of these that says nothing holds up nobody, and
         goes when there are too many of them.
         """
-        members: dict[int, tuple[socket.socket, list[str]]] = {}
         strangers: dict[socket.socket, bytes] = {}
-        listening.setblocking(False)
-        with contextlib.ExitStack() as stack:
-            while len(members) < len(expected):
+        self._server.setblocking(False)
+        try:
+            while True:
                 poll = select.poll()
-                for each in (listening, *strangers):
+                for each in (self._server, *strangers):
                     poll.register(each, select.POLLIN)
                 ready = {descriptor for descriptor, _ in poll.poll(_LOOK_MS)}
                 self._check()
                 for stranger in [one for one in strangers if one.fileno() in ready]:
-                    line = strangers.pop(stranger)
-                    part = _received(stranger, _HELLO_BYTES - len(line))
-                    line += part
-                    if part and len(line) < _HELLO_BYTES:
-                        strangers[stranger] = line
-                        continue
-                    words = line.decode(errors="replace").split()
-                    known = len(words) >= 2 and words[0] == name and words[1].isdecimal()
-                    rank = int(words[1]) if known else -1
-                    if rank in expected and rank not in members:
-                        members[rank] = stranger, words[2:]
+                    hello = strangers.pop(stranger)
+                    part = _received(stranger, _HELLO_BYTES - len(hello))
+                    hello += part
+                    if part and len(hello) < _HELLO_BYTES:
+                        strangers[stranger] = hello
+                    elif hello == name:
+                        stranger.sendall(_WELCOME)
+                        return stranger
                     else:
                         stranger.close()
-                if listening.fileno() in ready:
+                if self._server.fileno() in ready:
                     with contextlib.suppress(OSError):  # it is gone again
-                        stranger, _ = listening.accept()
+                        stranger, _ = self._server.accept()
                         stranger.setblocking(False)
-                        stack.callback(stranger.close)
                         strangers[stranger] = b""
                     if len(strangers) > _STRANGERS:
                         oldest = next(iter(strangers))
                         del strangers[oldest]
                         oldest.close()
-            stack.pop_all()
-        for stranger in strangers:
-            stranger.close()
-        return members
+        finally:
+            for stranger in strangers:
+                stranger.close()
 
     def join_rail(self) -> None:
         """Go on: there is one worker on each node."""
@@ -325,120 +287,89 @@ class LightGroup:
         """Go on."""
 
     def meet(self) -> None:
-        """Return once every member of the group has called this as often."""
+        """Return once the other member has called this as often."""
         self._check()
-        if self._peers:
+        if self._peer is not None:
             self.numbers(0)
 
     def all_gather(self, whole: Any, mine: Any) -> None:
-        """Fill the parts of all other ranks, one after another in an array.
+        """Fill the part of the other rank, in an array of both.
 
         Raises:
-            ConnectionError: a member is gone.
+            ConnectionError: the other member is gone.
         """
-        parts = [part.data.cast("B") for part in np.split(whole, self.size)]
-        self._exchange(mine.data.cast("B"), parts)
+        other = 1 - self._rank
+        theirs = whole[other * len(mine) : (other + 1) * len(mine)]
+        self._exchange(mine.data.cast("B"), theirs.data.cast("B"))
 
     def numbers(self, mine: int) -> list[int]:
         """Return the number that each rank gives."""
-        parts = [memoryview(bytearray(_NUMBER)) for _ in range(self.size)]
-        parts[self.rank][:] = mine.to_bytes(_NUMBER, "big")
-        self._exchange(parts[self.rank], parts)
-        return [int.from_bytes(part, "big") for part in parts]
+        theirs = bytearray(_NUMBER)
+        self._exchange(memoryview(mine.to_bytes(_NUMBER, "big")), memoryview(theirs))
+        both = [mine, int.from_bytes(theirs, "big")]
+        return both if self._rank == 0 else both[::-1]
 
     def most(self, value: float) -> float:
-        """Return the largest value of all ranks, the same on all of them."""
+        """Return the larger value of both, the same on both of them."""
         return max(self.numbers(round(value * 1e6))) / 1e6
 
     def figures(self) -> dict[str, Figure]:
         """Return the interface, how long the smallest exchange takes, and what was sent again.
 
-        `latency_us`: until every rank has a number of every other. `retransmitted`: segments that
-        were lost on their way, or late.
+        `latency_us`: until both have a number of the other. `retransmitted`: segments that were
+        lost on their way, or late.
         """
+        assert self._peer is not None
         took_ms = []
         for _ in range(_ROUND_TRIPS):
             start = time.perf_counter()
-            self.numbers(self.rank)
+            self.numbers(self._rank)
             took_ms.append((time.perf_counter() - start) * 1e3)
-        retransmitted = 0
-        for peer in self._peers.values():
-            info = peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-            retransmitted += int.from_bytes(info[_TOTAL_RETRANS], sys.byteorder)
+        info = self._peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
         return {
             "latency_us": round(sorted(took_ms)[_ROUND_TRIPS // 2] * 1e3, 1),
-            "retransmitted": retransmitted,
-            "transport": self._environ.get("GLOO_SOCKET_IFNAME", ""),
+            "retransmitted": int.from_bytes(info[_TOTAL_RETRANS], sys.byteorder),
+            "transport": os.environ.get("GLOO_SOCKET_IFNAME", ""),
         }
 
     def leave(self) -> None:
         """Leave it, if there is one."""
-        for peer in self._peers.values():
-            peer.close()
-        self._peers = {}
+        if self._peer is not None:
+            self._peer.close()
+        self._peer = None
 
     def leave_broken(self) -> bool:
-        """Leave it whatever its members do; this worker stays good."""
+        """Leave it whatever the other does; this worker stays good."""
         self.leave()
         return True
 
     def interrupt(self) -> None:
         """Nothing waits here that does not hear of an abort by itself."""
 
-    def _exchange(self, mine: memoryview, parts: list[memoryview]) -> None:
-        """Send one's own part to all others, while receiving theirs."""
-        out = dict.fromkeys(self._peers, mine)
-        into = {rank: parts[rank] for rank in self._peers}
-        ranks = {peer.fileno(): rank for rank, peer in self._peers.items()}
+    def _exchange(self, out: memoryview, into: memoryview) -> None:
+        """Send all of one while receiving all of the other."""
+        peer = self._peer
+        assert peer is not None
+        poll = select.poll()
         while out or into:
-            poll = select.poll()
-            for rank, peer in self._peers.items():
-                if wanted := (select.POLLOUT * (rank in out)) | (select.POLLIN * (rank in into)):
-                    poll.register(peer, wanted)
+            poll.register(peer, (select.POLLOUT if out else 0) | (select.POLLIN if into else 0))
             ready = poll.poll(_LOOK_MS)
             self._check()
-            for descriptor, events in ready:
-                rank = ranks[descriptor]
-                peer = self._peers[rank]
-                if rank in out and events & ~select.POLLIN:
+            for _, events in ready:
+                if out and events & ~select.POLLIN:
                     with contextlib.suppress(BlockingIOError):
-                        out[rank] = out[rank][peer.send(out[rank]) :]
-                if rank in into and events & ~select.POLLOUT:
+                        out = out[peer.send(out) :]
+                if into and events & ~select.POLLOUT:
                     with contextlib.suppress(BlockingIOError):
-                        count = peer.recv_into(into[rank])
+                        count = peer.recv_into(into)
                         if not count:
-                            raise ConnectionError(f"rank {rank} has closed its connection")
-                        into[rank] = into[rank][count:]
-                for left in (out, into):
-                    if rank in left and not left[rank]:
-                        del left[rank]
-
-
-def _listening(address: str, backlog: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    return socket.create_server((address, 0), family=family, backlog=backlog)
-
-
-def _hello(name: str, rank: int, listens: str = "") -> bytes:
-    """Return what a member says first: so little fits the buffer of a new connection."""
-    return f"{name} {rank} {listens}".encode().ljust(_HELLO_BYTES)
+                            raise ConnectionError(f"rank {1 - self._rank} closed its connection")
+                        into = into[count:]
 
 
 def _received(connection: socket.socket, most_bytes: int) -> bytes:
     """Return what has arrived, nothing where the other side is gone."""
     try:
         return connection.recv(most_bytes)
-    except BlockingIOError:
-        return b""
     except OSError:
         return b""
-
-
-def _member(line: str) -> tuple[str, int]:
-    """Return where a member listens.
-
-    Raises:
-        ValueError: this is no address.
-    """
-    address, port = line.split()
-    return str(ipaddress.ip_address(address)), int(port)

@@ -24,6 +24,7 @@ _CPU_PLAN = TimingPlan(warm_ups=2, budget_s=0.15, least=3, most=10)
 _CUDA_PLAN = TimingPlan(warm_ups=2, budget_s=0.15, least=10, most=50)
 BLOCK_BYTES = 128 << 20
 _BITS, _WORD_BYTES = 8, 8
+_WORD = 0x0102040810204080  # what is copied
 
 
 def copy(context: ProbeContext) -> list[Sample]:
@@ -35,7 +36,7 @@ def copy(context: ProbeContext) -> list[Sample]:
     device, size = context.compute, context.size("copy_bytes", CPU_COPY_BYTES)
     samples = []
     for name in device.memory():
-        source = device.number(device.words(size), 1, 1)
+        source = device.fill(device.words(size), _WORD)
         target = device.fill(device.words(size), 0)
 
         def once(target: object = target, source: object = source) -> None:
@@ -43,7 +44,7 @@ def copy(context: ProbeContext) -> list[Sample]:
 
         sample = timed(context, once, _CUDA_PLAN if context.on_cuda else _CPU_PLAN)
         samples.append(sample._replace(quantity=name, total_bytes=2 * size))
-        _require_same(context, name, target, source, 0)
+        _require_same(context, name, target, _WORD, 0)
     return samples
 
 

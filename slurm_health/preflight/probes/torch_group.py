@@ -312,12 +312,13 @@ class _Beside(threading.Thread):
 
     def __init__(self, work: Callable[[], None], device: torch.device) -> None:
         super().__init__(daemon=True)
-        self._work, self._device = work, device
+        self._work = work
+        self._place = device
         self.error: Exception | None = None
         self.start()
 
     def run(self) -> None:
-        torch.cuda.set_device(self._device)  # each thread has its own
+        torch.cuda.set_device(self._place)  # each thread has its own
         try:
             self._work()
         except Exception as err:  # it is raised again in the main thread

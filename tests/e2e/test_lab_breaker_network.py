@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many nodes fail at once, and the ledger of their drains is on a filesystem that caches names."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.e2e.hooks_support import FLAG, hooked_site
+
+NODES, FAILURES = 6, 50
+
+pytestmark = [
+    pytest.mark.lab(network_filesystem=True),
+    pytest.mark.slow,
+    pytest.mark.timeout(3600),  # a mass failure takes some 10 s, on a machine that is busy 40
+]
+
+
+def test_in_fifty_mass_failures_no_more_nodes_are_drained_than_the_breaker_allows(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    drained = []
+    with hooked_site(tmp_path_factory.mktemp("hooks"), NODES, volume_mb=16) as site:
+        for _ in range(FAILURES):
+            site.configure(share=0.5)
+            for node in site.lab.nodes:
+                site.on(node, "touch", FLAG)
+            hook, environ = str(site.installed / "healthcheck"), "SLURMD_NODENAME"
+            running = [
+                site.lab.popen([hook], node=node, env={environ: node}) for node in site.lab.nodes
+            ]
+            assert [process.wait(120) for process in running] == [0] * NODES
+            drained.append(len(site.out_of_pool()))
+            site.lab.reset()
+    assert set(drained) <= {1, 2, 3}, drained
