@@ -32,7 +32,6 @@ WORDS = {
     "somebody": "a user, another process",
     "a person": "an administrator",
     "site's file": "config file",
-    "all the same": "anyway",
     "no longer": "the present tense",
     "since then": "the present tense",
     "by now": "the present tense",

@@ -69,7 +69,12 @@ def check(**options: Any) -> int:
             settings = replace(settings, act=options["act"], progress=line.show)
             result = _checked(options["local"], settings, os.environ)
         _print(result, as_json=options["as_json"])
-        return _exit_code(result.finished, acted=options["act"])
+        finished = result.finished
+        goes_on = finished.disposition == Disposition.PROCEED
+        # For a script: what was found or, once acted on, whether it may go on.
+        if options["act"] and goes_on and finished.exit_code != ExitCode.UNAVAILABLE:
+            return ExitCode.HEALTHY
+        return finished.exit_code
 
 
 def _for_supervisor(options: Mapping[str, Any], environ: Mapping[str, str]) -> int:
@@ -82,7 +87,9 @@ def _for_supervisor(options: Mapping[str, Any], environ: Mapping[str, str]) -> i
 
     spec, run_id = from_json(options["spec"], JobSpec), options["for_supervisor"]
     if options["unchecked"] is not None:
-        return _unchecked(_died(options["unchecked"]), spec, run_id, environ, tell)
+        remedy = "the lines above say more; if not, report it as an error of slurm-health"
+        died = Unchecked(reason=options["unchecked"], remedy=remedy)
+        return _unchecked(died, spec, run_id, environ, tell)
     alive = heartbeat()
     if options["after_failure"]:
         return _after_failure(options["after_failure"], spec, environ, tell, alive)
@@ -114,7 +121,7 @@ def _after_failure(
     from slurm_health.preflight.decide.check_again import check_again
     from slurm_health.training.restart import FailedScript, after_failure, check_took_s
 
-    failed = from_json(failure, FailedScript, dec_hook=_path)
+    failed = from_json(failure, FailedScript, dec_hook=lambda kind, value: kind(value))
     try:
         again = check_again(spec.check, check_took_s(failed.directory))
         settings = _settings(msgspec.structs.replace(spec, check=again.check), environ)
@@ -129,15 +136,6 @@ def _after_failure(
         )
         tell(finished, "")
     return finished.exit_code
-
-
-def _path(kind: type, value: object) -> object:
-    return kind(value)
-
-
-def _died(how: str) -> Unchecked:
-    remedy = "the lines above say more; if they do not help, report it as an error of slurm-health"
-    return Unchecked(reason=how, remedy=remedy)
 
 
 def _unchecked(
@@ -165,14 +163,6 @@ def _unchecked(
         environ=environ,
         tell=tell,
     )
-    return finished.exit_code
-
-
-def _exit_code(finished: JobOutcome, *, acted: bool) -> int:
-    """Return the code for a script: what was found or, once acted on, whether it may go on."""
-    goes_on = finished.disposition == Disposition.PROCEED
-    if acted and goes_on and finished.exit_code != ExitCode.UNAVAILABLE:
-        return ExitCode.HEALTHY
     return finished.exit_code
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from slurm_health.cli.options import json_option, number_option
-from slurm_health.cli.output import page_here, print_result
+from slurm_health.cli.output import page_here, print_lines, print_result
 from slurm_health.preflight import config
 from slurm_health.preflight.options import JOURNAL, with_options
 from slurm_health.records.errors import ExitCode, JournalError, PackageMissing, RunNotFound
@@ -87,7 +87,7 @@ def _list(root: Path, name: str, last: int, cluster: str | None, form: str) -> N
     if latest.unasked:
         pending = f"Slurm cannot be asked which are pending: {latest.unasked}"
     called = f" called {name}" if name else ""
-    _print(f"no jobs of yours{called} under {root}, and {pending}")
+    print_lines(page_here().paragraph(f"no jobs of yours{called} under {root}, and {pending}"))
 
 
 def _print_list(listed: list[export.LatestJob], foot: str, form: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -28,6 +29,7 @@ def templates(name: str | None) -> int:
     """  # noqa: D301 - \b is click's mark for a block that keeps its lines
     if name is None:
         page = page_here()
+        page = replace(page, width=page.width and page.width - 2)
         for title, rows in shelf.listed().items():
             lines = [title, *(f"  {line}" for line in page.titled(rows)), ""]
             print_lines(lines)

@@ -73,19 +73,9 @@ _encoder = msgspec.msgpack.Encoder()
 class DamagedIndex(IndexUnusable):
     """The file is no index that this version can use."""
 
-    def __init__(self, where: object, problem: str) -> None:
-        super().__init__(str(where), f"is damaged: {problem}", fix="remove it: it is made anew")
-
 
 class IndexBusy(IndexUnusable):
     """Another process has held the index for too long."""
-
-    def __init__(self, where: object, problem: str) -> None:
-        super().__init__(
-            str(where),
-            f"another process works on it: {problem}",
-            fix="try again when that has ended",
-        )
 
 
 def index_path(root: Path, environ: Mapping[str, str]) -> Path | None:
@@ -150,7 +140,7 @@ class Index:
         if application == _APPLICATION and version == _SCHEMA:
             self._rows("SELECT 1 FROM slurm_health_checks, slurm_health_jobs LIMIT 0")  # are there
         elif tables:
-            raise DamagedIndex(self.path, "it was made by another version of slurm-health")
+            raise self._damaged("it was made by another version of slurm-health")
         else:
             with self._changing():
                 ((version,),) = self._rows("PRAGMA user_version")
@@ -160,6 +150,10 @@ class Index:
                     self._rows(f"PRAGMA application_id = {_APPLICATION}")
                     self._rows(f"PRAGMA user_version = {_SCHEMA}")
 
+    def _damaged(self, problem: str) -> DamagedIndex:
+        fix = "remove it: it is made anew"
+        return DamagedIndex(str(self.path), f"is damaged: {problem}", fix=fix)
+
     @contextlib.contextmanager
     def _sorting_errors(self) -> Iterator[None]:
         try:
@@ -167,9 +161,10 @@ class Index:
         except sqlite3.DatabaseError as err:
             code = getattr(err, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
             if code in _BUSY:
-                raise IndexBusy(self.path, str(err)) from err
+                problem, fix = f"another process works on it: {err}", "try again when it has ended"
+                raise IndexBusy(str(self.path), problem, fix=fix) from err
             if code in _DAMAGED:
-                raise DamagedIndex(self.path, str(err)) from err
+                raise self._damaged(str(err)) from err
             raise IndexUnusable(str(self.path), str(err)) from err
 
     def _rows(self, statement: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
@@ -268,7 +263,7 @@ class Index:
             try:
                 fields = msgspec.structs.asdict(from_msgpack(data, Observation))
             except msgspec.DecodeError as err:
-                raise DamagedIndex(self.path, str(err)) from err
+                raise self._damaged(str(err)) from err
             checks.append(NodeCheck(job=job, label=label, time_s=time_s, uid=uid, **fields))
         return checks
 
@@ -457,5 +452,5 @@ def bring_up_to_date(
             progress(done, len(left))
             done += 1
             if isinstance(reading, JobReading):
-                read = msgspec.structs.replace(reading, uid=reader.user(reading.uid))
+                read = msgspec.structs.replace(reading, uid=reader.user(uid))
                 index.keep(job.cluster, job.job, read, now_s=now_s)

@@ -132,8 +132,12 @@ class JournalReader:
                 partial(self._read_as, uid, some), _READ_LIMIT_S, most_bytes=_ANSWER_BYTES
             )
             self._spent_s[user] = spent_s + time.monotonic() - began_s
+            readings: list[Reading] = []
             if isinstance(outcome, Answered):
-                readings = from_msgpack(outcome.data, list[Reading])
+                # Its owner may kill the child while it answers.
+                with contextlib.suppress(msgspec.DecodeError):
+                    readings = from_msgpack(outcome.data, list[Reading])
+            if readings:
                 yield from zip(some, readings, strict=False)
                 at += len(readings)
             elif len(some) > 1:

@@ -189,15 +189,3 @@ def test_two_clusters_with_the_same_names_are_kept_apart(tmp_path: Path) -> None
 
     assert [each["cluster"] for each in both] == ["east", "west"]
     assert [each["cluster"] for each in one] == ["west"]
-
-
-@pytest.mark.slow
-@pytest.mark.torch
-def test_a_real_check_of_this_machine_is_in_the_history_of_its_nodes(tmp_path: Path) -> None:
-    for _ in range(2):
-        assert called(tmp_path, "check", "--local", "2", "--check=quick").code in {0, 1, 3}
-
-    found = json.loads(called(tmp_path, "history", "local1", "--json").stdout)["nodes"][0]
-
-    assert len(found["checks"]) == 2
-    assert {"allgather GB/s", "matmul GFLOP/s"} <= {each["metric"] for each in found["figures"]}

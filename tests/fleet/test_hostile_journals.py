@@ -17,8 +17,6 @@ from slurm_health.fleet.reading import (
     MOST_RUNS,
     CheckReading,
     JobReading,
-    KnownJob,
-    read_job,
 )
 from slurm_health.records.records import Sampled
 from slurm_health.records.standings import Reliability
@@ -231,18 +229,6 @@ def test_figures_beyond_all_measure_are_left_out(tmp_path: Path) -> None:
     (found,) = json.loads(done.stdout)["nodes"]
     assert len(found["checks"]) == 2
     assert found["figures"] == []
-
-
-def test_names_of_figures_are_cut(tmp_path: Path) -> None:
-    run = RunJournal(tmp_path, job=12, nodes=("n1", "n2"), clock=Clock(NOW_S))
-    run.start()
-    sample = Sampled(node="n1", round=0, group=["n1"], probe="x" * 10**6, iteration_ms=[[1.0]])
-    run.write("n1", sample)
-
-    reading = read_job(tmp_path, KnownJob("lab", "12"))
-
-    assert isinstance(reading, JobReading)
-    assert [len(metric) for metric in reading.checks[0].nodes[0].figures[""]] == [300]
 
 
 @pytest.mark.root

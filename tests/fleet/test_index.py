@@ -33,12 +33,12 @@ def indexed(
         return set(found.nodes())
 
 
-def history_of(root: Path, index: Path, nodes: str) -> list[answers.NodeHistory]:
+def history_of(root: Path, index: Path | None, nodes: str) -> list[answers.NodeHistory]:
     with opened(index, root, now_s=NOW_S) as found:
         return answers.histories(found, nodes, cluster=None, now_s=NOW_S, known={})
 
 
-def checks_of(root: Path, index: Path, node: str) -> list[tuple[str, str]]:
+def checks_of(root: Path, index: Path | None, node: str) -> list[tuple[str, str]]:
     (history,) = history_of(root, index, node)
     return [(check.job, check.label) for check in history.checks]
 

@@ -13,10 +13,6 @@ def nodes(count: int, checked_s: float = NEVER) -> dict[str, float]:
     return {f"n{number:02}": checked_s for number in range(count)}
 
 
-def test_what_was_checked_lately_is_no_reason_for_a_check() -> None:
-    assert groups(nodes(20, 150.0), {}, due=set(), size=4, room=20) == []
-
-
 def test_a_node_whose_check_was_cut_short_is_due_and_waits_behind_the_others() -> None:
     idle = {**nodes(3), "cut": 150.0, "done": 140.0}
 
@@ -63,11 +59,3 @@ def test_a_stranger_is_preferred_to_one_that_waits_for_longer() -> None:
     (group,) = groups(idle, met, due={*idle}, size=3, room=3)
 
     assert group == ("first", "second", "stranger")
-
-
-def test_of_strangers_the_one_that_waits_longest_is_taken() -> None:
-    idle = {"first": 0.0, "young": 90.0, "old": 10.0, "older": 5.0}
-
-    (group,) = groups(idle, {}, due={*idle}, size=3, room=3)
-
-    assert group == ("first", "old", "older")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -113,3 +114,40 @@ def test_a_journal_beyond_all_size_hides_no_other_job_of_its_owner(public_path: 
     assert "n1.jsonl has 1099511627776 bytes" in large.trouble
     assert large.final_s == NEVER_S  # it is looked at until it can be read
     assert (usual.trouble, len(usual.checks)) == ("", 1)
+
+
+# Kills whatever becomes this user, as that user could: no other test has it.
+_KILLS = """
+import os, signal, sys
+user = int(sys.argv[1])
+os.setresuid(user, user, user)
+print("begun", flush=True)
+while True:
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if int(name) != os.getpid() and os.stat(f"/proc/{name}").st_uid == user:
+                os.kill(int(name), signal.SIGKILL)
+        except OSError:
+            pass
+"""
+_KILLER = 61_999
+
+
+@pytest.mark.root
+def test_an_owner_who_kills_the_reader_hides_their_own_jobs_and_no_more(
+    public_path: Path,
+) -> None:
+    for job in (12, 13):
+        write_healthy_run(public_path, job=job, nodes=("n1", "n2"))
+    (public_path / "lab").chmod(0o1777)
+    give(public_path / "lab" / "12", _KILLER)
+    argv = [sys.executable, "-c", _KILLS, str(_KILLER)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as killer:
+        assert killer.stdout is not None
+        killer.stdout.readline()
+        try:
+            jobs = [job for job, _ in checks_of(public_path, None, "n1")]
+        finally:
+            killer.kill()
+
+    assert "13" in jobs

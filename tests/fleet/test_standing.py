@@ -79,15 +79,6 @@ def test_a_node_is_compared_with_the_others_and_not_with_perfection() -> None:
     assert level_of(record("bad", jobs=20, spoiled=6), as_bad) is Reliability.SUSPECT
 
 
-def test_in_a_larger_fleet_the_same_node_is_less_surprising() -> None:
-    def chance(nodes: int) -> float:
-        # The others together are as they were: only how many nodes could have been odd differs.
-        fleet = [record(f"n{number}", jobs=2000 // nodes) for number in range(nodes)]
-        return standings([*fleet, record("bad", jobs=20, spoiled=3)])[0].chance
-
-    assert chance(1000) > 10 * chance(10)
-
-
 @given(st.integers(1, 40), st.integers(0, 40), st.fractions("1/1000", "999/1000"))
 def test_the_probability_is_that_of_the_binomial_distribution(
     trials: int, successes: int, rate: Fraction
@@ -97,22 +88,6 @@ def test_the_probability_is_that_of_the_binomial_distribution(
     )
 
     assert at_least(successes, trials, float(rate)) == pytest.approx(float(exact), rel=1e-9)
-
-
-@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=20))
-def test_every_fleet_has_a_standing_for_every_node_and_no_lemon_without_three_spoiled_jobs(
-    counts: list[tuple[int, int]],
-) -> None:
-    fleet = [
-        record(f"n{number}", jobs=max(jobs, spoiled), spoiled=spoiled)
-        for number, (jobs, spoiled) in enumerate(counts)
-    ]
-
-    found = standings(fleet)
-
-    assert sorted(each.node for each in found) == sorted(each.node for each in fleet)
-    assert all(each.spoiled >= 3 for each in found if each.level is Reliability.LEMON)
-    assert all(0 <= each.score <= 100 and 0 <= each.chance <= 1 for each in found)
 
 
 def series(*values: float) -> list[tuple[float, float]]:
