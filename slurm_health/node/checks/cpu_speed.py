@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast the processors are, measured: the answer to a job that calls its node slow."""
+"""The measured speed of the processors: the test for a job that calls its node slow."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from slurm_health.records.errors import Unmeasured
 _ROUNDS = 10_000
 _SECONDS = 0.5
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-# Of the processors' time. If others have more of it, a low figure is theirs, not the node's.
+# Of the processors' time. If others use more of it, a low figure is theirs, not the node's.
 _MOST_FOR_OTHERS = 0.1
 
 
 class CpuSample(msgspec.Struct, frozen=True, kw_only=True):
-    """One thread on each processor, for a while; times are sums over all of them.
+    """One busy thread per processor, for a while; times are sums over all of them.
 
     `throttled_s`: how long a CPU quota held this process's group back; `others_s`: how long other
     processes, or other machines on the same hardware, ran.
@@ -76,7 +76,7 @@ class CpuSpeed(Check, frozen=True, kw_only=True):
             if sample.throttled_s < (1 - self.min_share) / 2 * time_s:
                 return inconclusive(f"the node is busy with other work: root's processes {text}")
             return node_fault(f"held back by a CPU quota: root's processes {text}", **figures)
-        speed = f"{speed_per_s:.0f} rounds/s on each processor"
+        speed = f"{speed_per_s:.0f} rounds/s per processor"
         if not self.min_rounds_per_s:
             return inconclusive(f"{speed}; nothing to compare it with: min_rounds_per_s is not set")
         if speed_per_s >= self.min_rounds_per_s:

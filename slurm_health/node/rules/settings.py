@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every setting of a site, with its default: one structure, each table of the file a struct in it.
+"""Every setting of a site, with its default: one structure, with a struct for every table.
 
 The nodes that a setting is for are named by patterns: `gpu[01-16,20]`, `gpu*`, `!login*`. The hooks
 match one name against a few of them before every job, and expand none.
@@ -38,26 +38,26 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class Hooks(_Table, frozen=True, kw_only=True):
     """`[hooks]`: how the three hooks run."""
 
-    # Root's own directory on every node: what this node was drained for, what checks remember.
+    # Root's own directory on every node: the record of its drain, the history of its checks.
     state: AbsolutePath = "/var/lib/slurm-health"
     # False: everything is measured and logged, and no node is drained.
     drain: bool = True
     # The prolog does not check a node again that has passed all of its checks in the last so many
-    # minutes; 0: it checks before every job. What happens to a node in between is not noticed.
+    # minutes; 0: it checks before every job. A fault in between is not noticed.
     passed_min: Minutes = 0.0
 
 
 class Breaker(_Table, frozen=True, kw_only=True):
-    """`[breaker]`: how much may be drained at once, by hooks and by root's jobs together.
+    """`[breaker]`: how many nodes may be drained at once, by hooks and by root's jobs together.
 
-    Without `directory` no node is drained: one alone cannot know how many others are.
+    Without `directory` no node is drained: the number of other drained nodes is unknown.
     """
 
     # On a filesystem every node shares, writable by root on the nodes only.
     directory: AbsolutePath | Literal[""] = ""
     # Of a partition's nodes, drained by us at one time.
     share: Share = 0.1
-    # The same of the nodes below one leaf switch, which fail together where a rack does. Larger: a
+    # The same of the nodes below one leaf switch, which fail together when a rack does. Larger: a
     # rack has few nodes, and those that wait for repair count.
     rack_share: Share = 0.25
 
@@ -66,7 +66,7 @@ class Breaker(_Table, frozen=True, kw_only=True):
 
         With `alike`, for one kind of fault: one always, and two of four or more. In a small
         cluster, a second fault within the hour is a coincidence more often than a common cause.
-        Faults of different kinds have none in common, and four of eight may be out for them.
+        Faults of different kinds have no common cause: four of eight nodes may be out for them.
         """
         few = min(2 if alike else 4, max(1, nodes // 2))
         return max(int((self.rack_share if in_rack else self.share) * nodes), few)
@@ -82,7 +82,7 @@ class Recovery(_Table, frozen=True, kw_only=True):
 
 
 class AccusationPolicy(Enum):
-    """What an accusation can bring about."""
+    """The effect of an accusation."""
 
     CONFIRM = "confirm"  # a drain if a local check confirms it, a mark otherwise
     EVIDENCE = "evidence"  # a drain if its own evidence is strong: users are trusted
@@ -90,7 +90,7 @@ class AccusationPolicy(Enum):
 
 
 class Accusations(_Table, frozen=True, kw_only=True):
-    """`[accusations]`: what the epilog does with what a job's own check says of a node."""
+    """`[accusations]`: the effect of the verdicts of a job's own check."""
 
     policy: AccusationPolicy = AccusationPolicy.CONFIRM
     # Marks of so many different users, and jobs, drain a node. 0 users: marks never drain.
@@ -107,11 +107,11 @@ class Sweep(_Table, frozen=True, kw_only=True):
 
     # Without rights, and used by no one else; empty: no user's word drains.
     user: str = ""
-    # The interpreter with torch that jobs train with; empty: as a check finds it.
+    # The interpreter with torch that jobs train with; empty: as for any check.
     python: str = ""
-    # What is checked; empty: what a check does by default.
+    # The probes of the check; empty: the default.
     check: str = ""
-    # More options of sbatch for the check of an accused node, as --gres=gpu:8.
+    # More options of sbatch for the check of an accused node, such as --gres=gpu:8.
     sbatch: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -120,9 +120,9 @@ class Sweep(_Table, frozen=True, kw_only=True):
 
 
 class Default(_Table, frozen=True, kw_only=True):
-    """`[default]`: which batch jobs are checked though their users type plain `sbatch`.
+    """`[default]`: the batch jobs that are checked although their users type plain `sbatch`.
 
-    A job that all of these name, once `slurm-health init default` has been run.
+    A job must match all of these, after `slurm-health init default` has been run.
     """
 
     # Of the allocation.
@@ -132,35 +132,35 @@ class Default(_Table, frozen=True, kw_only=True):
     # Empty: all.
     partitions: tuple[Text, ...] = ()
     accounts: tuple[Text, ...] = ()
-    # Of the job's time limit: the check of a short job costs too large a part of it.
+    # The least time limit of the job: a check would cost too large a part of a shorter one.
     min_time_min: Count = 10
-    # A check that takes longer is given up, and the job runs unchecked; 0: it takes its time.
+    # A check that takes longer is aborted, and the job runs unchecked; 0: no limit.
     limit_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0.0
-    # Of the job's time limit: a check that takes more of it is given up; 0: only `limit_s` counts.
+    # Of the job's time limit: a check that takes more of it is aborted; 0: only `limit_s` counts.
     share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
     # A job on one node is not checked if that node has passed all checks of the prolog or the
     # health check in the last so many minutes; 0: every job is.
     passed_min: Minutes = 0.0
     # A word in a job's --comment with which its user leaves it unchecked; empty: there is none.
     opt_out: str = ""
-    # What is checked; empty: what a check does by default.
+    # The probes of the check; empty: the default.
     check: str = ""
 
 
 class Metrics(_Table, frozen=True, kw_only=True):
-    """`[metrics]`: what the hooks write for monitoring."""
+    """`[metrics]`: the output of the hooks for monitoring."""
 
     # node_exporter's --collector.textfile.directory; the health check writes a file there.
     directory: AbsolutePath | Literal[""] = ""
-    # One line of JSON in the machine's log for what each check of each hook concludes, and each
-    # check of a job's nodes.
+    # A line of JSON in the machine's log for every result of a hook's check, and for every check of
+    # a job's nodes.
     syslog_json: bool = False
 
 
 class Notify(_Table, frozen=True, kw_only=True):
-    """`[notify]`: what a site runs, or where it sends, when something happens to a node."""
+    """`[notify]`: the command and the URLs that get the events of nodes."""
 
-    # What events call this cluster.
+    # The name of this cluster in events.
     cluster: str = ""
     # Reads one event, as JSON, on its standard input.
     command: tuple[Text, ...] = ()
@@ -171,20 +171,20 @@ class Notify(_Table, frozen=True, kw_only=True):
 
 
 class Repair(_Table, frozen=True, kw_only=True):
-    """`[repair]`: what is done to a node whose fault root's own checks have confirmed."""
+    """`[repair]`: the steps to repair a node whose fault root's own checks have confirmed."""
 
-    # What may be done; the order is fixed. Empty: nothing.
+    # The steps that may be taken; the order is fixed. Empty: none.
     steps: tuple[StepName, ...] = ()
-    # What would be done is logged and listed, and nothing is done.
+    # Steps are logged and listed, and not taken.
     dry_run: bool = True
-    # By the name of a check, the step its faults begin with: before what the check itself knows.
+    # By the name of a check, the first step for its faults, instead of the check's own remedy.
     first: dict[str, StepName] = {}
     # {gpus} becomes the PCI addresses of the GPUs at fault, with commas between.
     reset: tuple[Text, ...] = ("nvidia-smi", "--gpu-reset", "-i", "{gpus}")
     # A command that a drained node must pass before it returns to service: run by root, on the
     # node, once its checks pass. Empty: its checks are enough.
     test: tuple[Text, ...] = ()
-    # Then it is killed, and has failed.
+    # A test that takes longer is killed, and has failed.
     test_limit_min: Annotated[float, msgspec.Meta(gt=0, le=10080)] = 90.0
 
 
@@ -196,17 +196,17 @@ class CommonKeys(_Table, frozen=True, kw_only=True):
     nodes: tuple[str, ...] = ()
     partitions: tuple[str, ...] = ()
     severity: Status | None = None
-    # It takes the node for itself, so that a retest runs it on an idle node only.
+    # It needs the node alone, so a retest runs it on an idle node only.
     exclusive: bool | None = None
     time_limit_s: Annotated[float, msgspec.Meta(gt=0, le=600)] = 5.0
     shadow: bool = False
-    # A check that does not end within `time_limit_s` has found a fault of the node.
+    # A check that does not end within `time_limit_s` is a fault of the node.
     hang_is_fault: bool = False
     enabled: bool = True
 
 
 class Settings(_Table, frozen=True, kw_only=True):
-    """The whole file. The first five are for everybody; preflight checks the last two of these."""
+    """The whole file. The first five keys are for every user; preflight checks the last two."""
 
     # May begin with `~`; empty: each user's default.
     journal: str = ""
@@ -239,9 +239,9 @@ def is_pattern(text: str) -> bool:
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
-    """Return whether a name is meant by patterns. None at all mean every name.
+    """Return whether patterns match a name. No pattern at all matches every name.
 
-    A pattern that begins with `!` takes names away, wherever it stands.
+    A pattern that begins with `!` excludes names, wherever it stands.
     """
     if any(_matches_one(name, pattern[1:]) for pattern in patterns if pattern.startswith("!")):
         return False

@@ -25,7 +25,7 @@ def seen(**changes: float) -> CpuSample:
 @pytest.mark.parametrize(
     ("changes", "status", "said"),
     [
-        ({}, Status.PASS, "2000000 rounds/s on each processor, limit 1500000"),
+        ({}, Status.PASS, "2000000 rounds/s per processor, limit 1500000"),
         ({"rounds": 2_000_000}, Status.NODE_FAULT, "1000000 rounds/s"),
         ({"rounds": 2_000_000, "others_s": 0.5}, Status.INCONCLUSIVE, "other work takes 25%"),
         ({"cpu_s": 0.4, "throttled_s": 1.2}, Status.NODE_FAULT, "get 20% of 4 processors"),
