@@ -145,8 +145,8 @@ def _act(config: str | None, *, as_json: bool) -> int:
     if this.not_checked:  # which its log has said; a launcher that asks is not told of a pass
         return int(ExitCode.INCONCLUSIVE)
     if as_json:
-        print_result(_results_json(this.found))
-    return int(exit_code_of(this.found))
+        print_result(_results_json(this.results))
+    return int(exit_code_of(this.results))
 
 
 def _results_json(results: list[CheckResult]) -> str:

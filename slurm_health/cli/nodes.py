@@ -69,7 +69,7 @@ def nodes(context: click.Context, config: str | None, as_json: bool) -> int:
         print_result(json.dumps(msgspec.to_builtins(found), indent=2) + "\n")
     else:
         print_result(listing.text(found, time.time()))
-    return int(ExitCode.BAD_NODES if found.needs_a_person else ExitCode.HEALTHY)
+    return int(ExitCode.BAD_NODES if found.needs_administrator else ExitCode.HEALTHY)
 
 
 @nodes.command(short_help="Return nodes that slurm-health has drained to service.")
@@ -162,7 +162,7 @@ def retest(config: str | None) -> int:
     from slurm_health.node.run import node_name
 
     site = load_site(config)
-    kept = state.recall(site.state, node_name(os.environ))
+    kept = state.load_record(site.state, node_name(os.environ))
     if kept is None:
         print_result("this node was not drained by its hooks\n")
         return int(ExitCode.HEALTHY)

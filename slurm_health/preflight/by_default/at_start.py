@@ -103,7 +103,7 @@ def _passed_alone(rules: Rules, environ: Mapping[str, str]) -> bool:
     if environ.get("SLURM_JOB_NUM_NODES") != "1" or not rules.passes or not rules.passed_min:
         return False
     now = CheckContext().boot_time()
-    return bool(passes.lately(Path(rules.passes), now, 60 * rules.passed_min))
+    return bool(passes.recent(Path(rules.passes), now, 60 * rules.passed_min))
 
 
 def _wishes(script: bytes, environ: Mapping[str, str]) -> tuple[dict[str, Any], str]:
