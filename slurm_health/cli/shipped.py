@@ -73,7 +73,7 @@ def copy(name: str, destination: str, force: bool) -> int:
         template,
         path,
         command=said["command"],
-        found=shutil.which(_COMMAND),
+        on_path=shutil.which(_COMMAND),
         first_sbatch=shutil.which("sbatch"),
     )
     print_result(f"wrote {path}\n{next_steps}")

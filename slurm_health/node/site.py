@@ -175,7 +175,7 @@ def _plan(file: SiteFile, name: str, table: dict[str, Any]) -> Planned | None:
 def _kind(file: SiteFile, name: str, table: dict[str, Any]) -> type[Check]:
     where, asked = ("checks", name), table.get("check", name)
     if not isinstance(asked, str):
-        raise file.error(where, "check", f"expected a name, not {asked!r}")
+        raise file.error(where, "check", f"expected a name, found {asked!r}")
     try:
         return find_check(asked)
     except UnknownCheck as err:

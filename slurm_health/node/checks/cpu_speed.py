@@ -7,6 +7,7 @@ import hashlib
 import os
 import threading
 import time
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -14,6 +15,7 @@ import msgspec
 from slurm_health.node.checks.check import Check, CheckContext, NotNegative
 from slurm_health.node.rules.finding import Finding, inconclusive, node_fault, passed
 from slurm_health.records.errors import Unmeasured
+from slurm_health.system.proc import CpuLimits
 
 # A few milliseconds of arithmetic in the caches, during which Python's lock is not held.
 _ROUNDS = 10_000
@@ -93,7 +95,8 @@ def sample_cpus(machine: CheckContext, seconds: float = _SECONDS) -> CpuSample:
         Unmeasured: no processor could be kept busy, or the kernel's account cannot be read.
     """
     processors = sorted(os.sched_getaffinity(0))
-    held_s, busy_s = throttled_s(machine), _busy_s(machine)
+    limits, process = CpuLimits(), Path("/proc/self")
+    held_s, busy_s = limits.throttled_s(process), _busy_s(machine)
     began_s = time.monotonic()
     burners = [_Burner(number, began_s + seconds) for number in processors]
     for burner in burners:
@@ -109,7 +112,7 @@ def sample_cpus(machine: CheckContext, seconds: float = _SECONDS) -> CpuSample:
         wall_s=wall_s,
         cpu_s=cpu_s,
         rounds=sum(burner.rounds for burner in burners),
-        throttled_s=throttled_s(machine) - held_s,
+        throttled_s=limits.throttled_s(process) - held_s,
         others_s=max(0.0, _busy_s(machine) - busy_s - cpu_s),
     )
 
@@ -140,23 +143,3 @@ def _busy_s(machine: CheckContext) -> float:
     except ValueError as err:
         raise Unmeasured(f"/proc/stat begins with {' '.join(words)[:80]!r}") from err
     return (user + nice + system + irq + soft + steal) / _TICKS_PER_S
-
-
-def throttled_s(machine: CheckContext) -> float:
-    """Return how long a quota has held this process's group, or one above it, back; 0 for none."""
-    longest_s = 0.0
-    for line in (machine.read_or_none("/proc/self/cgroup") or "").splitlines():
-        _, controllers, path = (*line.split(":", 2), "", "")[:3]
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        version_1 = ("/sys/fs/cgroup/cpu,cpuacct", "/sys/fs/cgroup/cpu")
-        parts = [part for part in path.split("/") if part]
-        for base in version_1 if controllers else ("/sys/fs/cgroup",):
-            for count in range(len(parts), 0, -1):
-                place = "/".join([base, *parts[:count], "cpu.stat"])
-                words = (machine.read_or_none(place) or "").split()
-                counters = dict(zip(words[::2], words[1::2], strict=False))
-                for name, per_s in (("throttled_usec", 1e6), ("throttled_time", 1e9)):
-                    if (value := counters.get(name, "")).isdecimal():
-                        longest_s = max(longest_s, int(value) / per_s)
-    return longest_s

@@ -9,7 +9,7 @@ import socket
 import time
 
 from slurm_health.records.text import LineBuffer
-from slurm_health.system.signals import heard_afterwards
+from slurm_health.system.signals import signals_delayed
 
 _READ_BYTES = 1 << 16
 # What may wait for an end that does not read.
@@ -93,7 +93,7 @@ class Connection:
         try:
             while self._leaving:
                 # What has left and still stands here would be sent twice: a last word comes next.
-                with heard_afterwards():
+                with signals_delayed():
                     self._leaving = self._leaving[self._socket.send(self._leaving) :]
         except BlockingIOError:
             pass
