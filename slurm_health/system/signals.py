@@ -11,6 +11,8 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
+from slurm_health.records.text import signal_text
+
 # Signals that mean only what a script's trap makes of them, such as `--signal=B:USR1@120`. SIGTERM
 # and SIGINT are not among them: they come with a cancellation and with the time limit too.
 FOR_SCRIPT = frozenset(
@@ -80,19 +82,14 @@ def exit_text(returncode: int) -> str:
     """Return how a process ended: `exit code 3`, or `killed by SIGSEGV`."""
     if returncode >= 0:
         return f"exit code {returncode}"
-    return f"killed by {signal_name(-returncode)}"
+    return f"killed by {signal_text(-returncode)}"
 
 
-def signal_name(number: int) -> str:
-    """Return `SIGSEGV`, or `signal 40` for one that has no name."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+signal_name = signal_text
 
 
 def signal_behind(end: KeyboardInterrupt | SystemExit) -> str:
     """Return the name of the signal that raised this exception, for example by `leaving_on`."""
     if isinstance(end, KeyboardInterrupt):
         return signal.SIGINT.name
-    return signal_name(end.code - 128) if isinstance(end.code, int) else "no signal"
+    return signal_text(end.code - 128) if isinstance(end.code, int) else "no signal"

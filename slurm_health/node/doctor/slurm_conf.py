@@ -24,6 +24,7 @@ from slurm_health.records.errors import SlurmCommandError, SlurmError
 from slurm_health.records.text import whole_number
 from slurm_health.system import templates
 from slurm_health.system.slurm import command
+from slurm_health.system.slurm.parsing import parse_config
 from slurm_health.system.templates import HOOKS_DIRECTORY, SHIMS, search_path
 
 _CALL = "slurm_health.node.hooks"
@@ -59,12 +60,7 @@ class Shim(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_config(text: str) -> dict[str, str]:
     """Return the fields of `scontrol show config`."""
-    fields = {}
-    for line in _printable(text).splitlines():
-        name, sign, value = line.partition("=")
-        if sign:
-            fields[name.strip()] = "" if value.strip() == "(null)" else value.strip()
-    return fields
+    return parse_config(_printable(text))
 
 
 def _printable(text: str) -> str:

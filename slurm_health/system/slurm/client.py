@@ -20,7 +20,7 @@ from slurm_health.system.slurm import command, parsing
 from slurm_health.system.slurm.command import PRINT_EPOCH
 from slurm_health.system.slurm.job_gres import NodeGres, gres_of
 from slurm_health.system.slurm.parsing import parse_topology
-from slurm_health.system.slurm.reads import Reads, Run, pyslurm_obstacle
+from slurm_health.system.slurm.reads import Reads, Run, pyslurm_obstacle, release
 
 # The controller never received the request, so it can be sent again.
 _UNREACHABLE = re.compile(r"Unable to contact slurm controller|Connection refused")
@@ -73,8 +73,8 @@ class Client:
         return Reads(run, pyslurm=not pyslurm_obstacle(run))
 
     @cached_property
-    def _config(self) -> str:
-        return self._run("scontrol", "show", "config")
+    def _config(self) -> dict[str, str]:
+        return parsing.parse_config(self._run("scontrol", "show", "config"))
 
     # --- queries ---------------------------------------------------------------------------------
 
@@ -92,10 +92,10 @@ class Client:
     def keeps_accounts(self) -> bool | None:
         """Return whether sacct knows jobs that have ended, None if that is unknown."""
         try:
-            storage = re.search(r"^AccountingStorageType\s*=\s*(\S+)", self._config, re.MULTILINE)
+            storage = self._config.get("AccountingStorageType", "")
         except SlurmError:
             return None
-        return storage is not None and storage[1] not in {"(null)", "accounting_storage/none"}
+        return storage not in {"", "accounting_storage/none"}
 
     def nodes(self, names: Sequence[str] = ()) -> dict[str, parsing.Node]:
         """Read some nodes, or all, in one call; one that Slurm does not know is an error."""
@@ -194,10 +194,10 @@ class Client:
 
     def cluster_name(self) -> str:
         """Return the name of the cluster whose Slurm answers."""
-        cluster = re.search(r"^ClusterName\s*=\s*(\S+)", self._config, re.MULTILINE)
-        if cluster is None:
+        cluster = self._config.get("ClusterName", "")
+        if not cluster:
             raise SlurmError("scontrol show config names no cluster")
-        return cluster[1]
+        return cluster
 
     def forgets_late(self) -> bool:
         """Return whether a node may take a requeued job for an ended one for two seconds.
@@ -211,12 +211,9 @@ class Client:
         Raises:
             SlurmError: Slurm does not answer.
         """
-        release = re.search(r"^SLURM_VERSION\s*=\s*(\d+)\.(\d+)", self._config, re.MULTILINE)
-        flags = re.search(r"^PrologFlags\s*=\s*(\S+)", self._config, re.MULTILINE)
-        if release is None or flags is None:
-            return False
-        before = (int(release[1]), int(release[2])) < _FORGETS_AT_ONCE
-        return before and "alloc" in flags[1].lower().split(",")
+        version = release(self._config.get("SLURM_VERSION", ""))
+        flags = self._config.get("PrologFlags", "").lower().split(",")
+        return version is not None and version < _FORGETS_AT_ONCE and "alloc" in flags
 
     def cancelled_by(self, job_id: parsing.JobId) -> int | None:
         """Return the uid of the user who cancelled a job; None if Slurm's accounts have none.
@@ -238,10 +235,9 @@ class Client:
         """
         if uid == 0:
             return True
-        slurm_user = re.search(r"^SlurmUser\s*=\s*\S+\((\d+)\)", self._config, re.MULTILINE)
-        if slurm_user and int(slurm_user.group(1)) == uid:
+        if self._config.get("SlurmUser", "").endswith(f"({uid})"):
             return True
-        if not re.search(r"^AccountingStorageType\s*=\s*\S*slurmdbd", self._config, re.MULTILINE):
+        if not self._config.get("AccountingStorageType", "").endswith("slurmdbd"):
             return False
         try:
             which = ("show", "user", pwd.getpwuid(uid).pw_name, "format=adminlevel")

@@ -329,6 +329,16 @@ def parse_pairs(line: str) -> dict[str, str]:
     return fields
 
 
+def parse_config(text: str) -> dict[str, str]:
+    """Return the fields of `scontrol show config`."""
+    fields = {}
+    for line in text.splitlines():
+        name, sign, value = line.partition("=")
+        if sign:
+            fields[name.strip()] = "" if value.strip() in _NOTHING else value.strip()
+    return fields
+
+
 def nodes_of(text: str) -> tuple[str, ...]:
     """Return the nodes of a list.
 
