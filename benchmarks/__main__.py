@@ -4,7 +4,7 @@
     python -m benchmarks                 what there is
     python -m benchmarks NAME [ARGS]     `--help` lists its options
 
-docs/performance.md has the results.
+docs/explanation/performance.md has the results.
 """
 
 from __future__ import annotations

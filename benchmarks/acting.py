@@ -5,7 +5,7 @@
     python -m benchmarks.acting --only requeue --played --runs 50
 
 Exits 0 if every job ended as it should, however slow; 1 if one did not, for example because it ran
-on the bad node; 3 if a case could not be measured. docs/performance.md says what the figures mean.
+on the bad node; 3 if a case could not be measured. docs/explanation/performance.md has figures.
 """
 
 from __future__ import annotations

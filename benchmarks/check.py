@@ -6,7 +6,7 @@
     python -m benchmarks.check --dlrover VENV                 compared with DLRover's check
 
 Exits 0 if every verdict was right, however slow; 1 if one was wrong; 3 if a case could not be
-measured. docs/performance.md says what the figures mean.
+measured. docs/explanation/performance.md says what the figures mean.
 """
 
 from __future__ import annotations

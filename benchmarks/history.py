@@ -24,7 +24,7 @@ from statistics import median
 
 from tabulate import tabulate
 
-from slurm_health.fleet.history import place, refresh
+from slurm_health.fleet.index import index_path, opened
 from slurm_health.records.record_codec import encode
 from slurm_health.records.records import (
     Disposition,
@@ -57,7 +57,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=10_000)
     parser.add_argument("--directory", type=Path)
-    parser.add_argument("--index", help="a file, which is replaced")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         directory = chosen.directory or Path(scratch)
@@ -65,16 +64,18 @@ def main() -> None:
         began_s = time.monotonic()
         make_journals(root, chosen.runs, now_s=time.time())
         made_s = time.monotonic() - began_s
-        rows = measure(chosen.index or str(directory / "index.sqlite"), root, chosen.runs)
+        rows = measure(directory / "cache", root, chosen.runs)
     print(f"{chosen.runs} runs of {_PER_RUN} nodes, made in {made_s:.0f} s")
     print(tabulate(rows, headers=["what", "measured", "target", ""]))
 
 
-def measure(index: str, root: Path, runs: int) -> list[list[str]]:
+def measure(cache: Path, root: Path, runs: int) -> list[list[str]]:
     """Return the rows of the table."""
-    where = place.choose(index, {}, root)
+    index = index_path(root, {"XDG_CACHE_HOME": str(cache)})
+    assert index is not None
+    index.unlink(missing_ok=True)
     began_s = time.monotonic()
-    with refresh.opened(where, root, now_s=time.time(), rebuild=True):
+    with opened(index, root, now_s=time.time()):
         pass
     indexed_s = time.monotonic() - began_s
     per_min = 60 * runs / indexed_s
@@ -86,10 +87,9 @@ def measure(index: str, root: Path, runs: int) -> list[list[str]]:
             _judged(per_min >= _RUNS_PER_MIN),
         ],
     ]
-    assert where.path is not None
-    rows.append(["size of the index, MB", f"{where.path.stat().st_size / 1e6:.0f}", "", ""])
+    rows.append(["size of the index, MB", f"{index.stat().st_size / 1e6:.0f}", "", ""])
     for words in (["history", _LEMON], ["lemons"]):
-        answers = [_answer_s(words, root, index) for _ in range(_TIMES)]
+        answers = [_answer_s(words, root, cache) for _ in range(_TIMES)]
         goal = [f"{_ANSWER_S * 1e3:.0f}", _judged(median(wall for wall, _ in answers) <= _ANSWER_S)]
         told = _spread_ms([wall for wall, _ in answers])
         rows.append([f"{' '.join(words)}, ms", told, *goal])
@@ -107,12 +107,12 @@ def _judged(good: bool) -> str:
     return "ok" if good else "MISSED"
 
 
-def _answer_s(words: Sequence[str], root: Path, index: str) -> tuple[float, float]:
+def _answer_s(words: Sequence[str], root: Path, cache: Path) -> tuple[float, float]:
     """Return how long a whole process took to answer, and how long a core worked for it."""
     environ = {
         **os.environ,
         "SLURM_HEALTH_JOURNAL": str(root),
-        "SLURM_HEALTH_INDEX": index,
+        "XDG_CACHE_HOME": str(cache),
     }
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     began_s = time.monotonic()

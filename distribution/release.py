@@ -5,7 +5,7 @@
 
 The wheel and the source archive, built twice and compared; the packages that the tools at hand can
 build; a list of all that is installed with it (CycloneDX); SHA256SUMS, signed if `--sign` names a
-key of GnuPG. docs/admin/releases.md has the checklist around it.
+key of GnuPG. docs/admin/elsewhere.md has the checklist around it.
 """
 
 from __future__ import annotations

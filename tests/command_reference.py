@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make docs`: the page of all commands, from what each says with --help."""
+"""`make docs`: the page of all commands, from their --help, and what else is made from the code."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import click
 from click.testing import CliRunner
 
 from slurm_health.cli.main import commands
+from tests import reference_pages
 
 PAGE = Path(__file__).parents[1] / "docs/reference/commands.md"
-WIDTH = 100
+WIDTH = 80
 _BEGINNING = """\
 # Commands
 
@@ -49,3 +50,5 @@ def _help_of(path: tuple[str, ...]) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
+    for path, text in reference_pages.pages().items():
+        path.write_text(text, encoding="utf-8")

@@ -81,7 +81,7 @@ def files() -> dict[Path, str]:
     """Return what each file is to hold: the pages, and what the documentation shows of them."""
     made = dict(pages())
     found = {GOLDEN / name: f"{text}\n" for name, text in [*made.items(), *checks()]}
-    example = f"```\n$ slurm-health report 12\n{made['requeued.txt']}\n```\n"
+    example = f"```\n$ slurm-health report 12\n{made['moved.txt']}\n```\n"
     found[GUIDE] = _EXAMPLE.sub(lambda _: example, GUIDE.read_text(encoding="utf-8"))
     schema = msgspec.json.format(msgspec.json.encode(export.schema()), indent=2).decode()
     return {**found, SCHEMA: f"{schema}\n"}

@@ -16,8 +16,7 @@ import pytest
 
 from slurm_health.cli.main import commands
 from slurm_health.records.probe_catalog import BUILT_IN, SETS
-from slurm_health.records.record_codec import KINDS
-from tests import command_reference
+from tests import command_reference, reference_pages
 from tests.support.supervised import write_executable
 from tests.test_layers import MODULES, NAME, PACKAGE
 
@@ -144,10 +143,30 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     assert not re.search(r'(?:src|href)="https?://(?!squidfunk)', home)  # nothing from elsewhere
 
 
-def test_every_kind_of_record_is_in_the_page_about_the_journal() -> None:
-    text = (ROOT / "docs/reference/journal.md").read_text()
-    kinds = {str(kind.__struct_config__.tag) for kind in KINDS}
-    assert {kind for kind in kinds if f"`{kind}`" not in text} == set()
+def test_the_reference_is_what_the_code_says() -> None:
+    stale = [
+        path.name for path, text in reference_pages.pages().items() if path.read_text() != text
+    ]
+    assert stale == [], "make docs writes them anew"
+
+
+def test_every_page_that_the_code_names_exists() -> None:
+    named = re.compile(r"(?:documentation[:,] |docs/)((?:[\w-]+/)*[\w-]+\.md)")
+    places = ("slurm_health", "benchmarks", "distribution", "tests", "grafana")
+    files = [
+        path
+        for place in places
+        for path in (ROOT / place).rglob("*")
+        if path.suffix in {".py", ".yml", ".json", ".md"}
+        and not {"data", "replay"} & {*path.parts}  # pages of others
+    ]
+    missing = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in files
+        for name in named.findall(path.read_text())
+        if not (ROOT / "docs" / name).exists()
+    }
+    assert missing == set()
 
 
 def test_every_probe_and_every_set_of_them_is_described() -> None:

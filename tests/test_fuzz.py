@@ -19,14 +19,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_health.fleet.history import answer, refresh
-from slurm_health.fleet.history.place import IndexPlace
-from slurm_health.fleet.history.presentation import (
-    histories_json,
-    history_text,
-    lemons_json,
-    lemons_text,
-)
+from slurm_health.fleet import answers
+from slurm_health.fleet.index import opened
 from slurm_health.node import site as site_file
 from slurm_health.node.rules.accusations import from_journal
 from slurm_health.preflight import config
@@ -201,20 +195,21 @@ def assert_indexed(files_of_jobs: list[list[bytes]]) -> None:
             run.mkdir(mode=0o755, parents=True)
             for name, data in zip(("master", NODE, "post-mortem"), contents, strict=False):
                 (run / f"{name}.jsonl").write_bytes(data)
-        memory = IndexPlace(path=None)
-        with refresh.opened(memory, Path(scratch), now_s=1.8e9) as index:
-            told = answer.lemons(index, cluster=None, now_s=1.8e9, days=3650)
+        with opened(None, Path(scratch), now_s=1.8e9) as index:
+            lemons = answers.lemons(index, cluster=None, now_s=1.8e9, days=3650, known={})
             names = [each for each in index.nodes() if fullmatch(r"[\w.-]+", each, ASCII)]
-            found = [
+            nodes = [
                 each
                 for name in names
-                for each in answer.histories(index, name, cluster=None, now_s=1.8e9, days=3650)
+                for each in answers.histories(
+                    index, name, cluster=None, now_s=1.8e9, days=3650, known={}
+                )
             ]
-            histories_json(found, index.troubles())
-            lemons_json(told, index.troubles())
-            lemons_text(told, Page(width=60))
-            for each in found:
-                assert "\x1b" not in history_text(each, Page(width=60), most=5)
+            answers.as_json("nodes", nodes, index.troubles())
+            answers.as_json("clusters", lemons, index.troubles())
+            answers.lemons_text(lemons, Page(width=60))
+            for each in nodes:
+                assert "\x1b" not in answers.history_text(each, Page(width=60), most=5)
 
 
 @given(RECORDS)

@@ -8,7 +8,7 @@
     python -m benchmarks.diagnosis --gpus                        over NCCL on played GPUs
 
 Exits 0 if every run was right; 1 if one was not; 3 if a cause could not be injected.
-docs/explanation/diagnosis-figures.md says what the figures mean.
+docs/explanation/evidence.md says what the figures mean.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
     python -m benchmarks.hangs --results FILE           goes on where it stopped
 
 No script says anything to slurm-health. Exits 0 if every hang was reported in time, and no healthy
-job was. docs/explanation/diagnosis-figures.md has the results.
+job was. docs/explanation/evidence.md has the results.
 """
 
 from __future__ import annotations

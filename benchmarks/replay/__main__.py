@@ -5,7 +5,7 @@
     python -m benchmarks.replay DIR --missed      and each case that was not named rightly
 
 Exits 0 where no innocent was accused, 1 where one was, 2 where DIR has none of them.
-docs/explanation/recordings.md says how to get each and what its truth is.
+docs/explanation/evidence.md names the repositories; threads.py has the issues.
 """
 
 from __future__ import annotations

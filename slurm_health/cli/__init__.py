@@ -4,22 +4,22 @@
 Parses, builds, calls one room and exits. Results go to standard output, everything else to
 standard error; every error becomes one line and an exit code in `main`.
 
-    main             the command `slurm-health`: finds the others, turns errors into exit codes
-    check            `slurm-health check`
-    drop_ins         `slurm-health sbatch`, `slurm-health run`
-    report           `slurm-health report`
-    follow           `slurm-health report --follow`
-    history          history, lemons, metrics: what all checks say of nodes
-    clean            `slurm-health clean`
-    sweep            `slurm-health sweep`
-    plan             `slurm-health plan`
-    hooks            prolog, epilog, healthcheck: what runs on a node
-    nodes            nodes, notify: what was drained, and who is notified
-    site_setup       doctor, init config, init hooks, init default: how a site is set up
-    explain          why a job failed, by its files; what an error means
-    shipped          templates: what comes with slurm-health
-    internal         what only slurm-health itself calls: supervise, requeue-helper
-    agent            `python -m slurm_health agent`: without click, because each node starts it
-    shared_options   the options of `slurm_health.preflight.options`, as click has them
-    output           printed results, and a file that a command writes for others
+    main         the command `slurm-health`: finds the others, turns errors into exit codes
+    options      what several commands share: options, values, how a subcommand is found
+    output       printed results, and a file that a command writes for others
+    drop_ins     `slurm-health sbatch`, `slurm-health run`
+    check        `slurm-health check`
+    plan         `slurm-health plan`
+    templates    `slurm-health templates`: scripts to edit
+    report       `slurm-health report`
+    follow       `slurm-health report --follow`
+    history      history, lemons: what all checks say of nodes
+    explain      why a job failed, by its files; what an error means
+    clean        `slurm-health clean`
+    hooks        healthcheck: what runs on a node, and the config file as commands read it
+    nodes        nodes: what was drained
+    sweep        `slurm-health sweep`
+    site_setup   doctor, init config, init hooks, init default: how a site is set up
+    internal     what only slurm-health itself calls: supervise, requeue-helper
+    agent        `python -m slurm_health agent`: without click, because each node starts it
 """

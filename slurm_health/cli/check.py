@@ -4,12 +4,10 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import signal
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from typing import Any
 import click
 import msgspec
 
+from slurm_health.cli.options import json_option, number_option
 from slurm_health.cli.output import ProgressLine, page_here, print_result
 from slurm_health.preflight import config
 from slurm_health.preflight.chosen_probes import chosen_phases, why_light
@@ -35,20 +34,18 @@ from slurm_health.system.signals import leaving_on
 _Tell = Callable[[JobOutcome, Path | str], None]
 
 
-@click.command(short_help="Check the nodes of this allocation, or this machine.")
-@click.option(
-    "--local",
-    type=click.IntRange(1, 64),
-    metavar="N",
-    help="Check this machine, without Slurm, with N processes that play nodes.",
+@click.command()
+@with_options(*FOR_CHECK[:3])
+@number_option(
+    "--local", 1, 64, "Check this machine, without Slurm, with N processes that play nodes."
 )
-@with_options(*FOR_CHECK)
+@json_option
 @click.option(
     "--act",
     is_flag=True,
     help="Drain faulty nodes (with rights to) and requeue the job without its bad nodes.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@with_options(*FOR_CHECK[3:])
 @click.option("--spec", metavar="JSON", hidden=True)
 @click.option("--for-supervisor", metavar="RUN_ID", default="", hidden=True)
 @click.option("--unchecked", metavar="REASON", hidden=True)
@@ -57,9 +54,9 @@ def check(**options: Any) -> int:
     """Check the nodes of this allocation (salloc, or a line in a batch script).
 
     Every node is measured alone, then exchanges data with changing partners, round by round,
-    until each node is decided. Prints a table; exits 0 when all nodes are healthy, 1 when bad
-    ones were found, 3 when some could not be decided. With --act it exits 0 whenever the script
-    may go on. Options are read from variables, too, such as SLURM_HEALTH_CHECK.
+    until each node is decided. Exits 0 if all nodes are healthy, 1 if some are bad, 3 if some
+    could not be decided; with --act 0 if the script may go on. Options are read from variables,
+    too, such as SLURM_HEALTH_CHECK.
     """
     if options["local"] and options["act"]:
         raise click.UsageError("--act needs a Slurm job; --local has none")
@@ -67,9 +64,9 @@ def check(**options: Any) -> int:
         if options["for_supervisor"]:
             return _for_supervisor(options, os.environ)
         given = {k: v for k, v in options.items() if v is not None and v is not False}
-        with _progress_line() as show:
+        with ProgressLine() as line:
             settings = _settings(job_spec(given_in_environ(os.environ) | given), os.environ)
-            settings = replace(settings, act=options["act"], progress=show)
+            settings = replace(settings, act=options["act"], progress=line.show)
             result = _checked(options["local"], settings, os.environ)
         _print(result, as_json=options["as_json"])
         return _exit_code(result.finished, acted=options["act"])
@@ -209,21 +206,6 @@ def _settings(spec: JobSpec, environ: Mapping[str, str]) -> CheckSettings:
         localize=config.localize(environ),
         probe_environ=probe_environ,
     )
-
-
-@contextlib.contextmanager
-def _progress_line() -> Iterator[Callable[[str], None] | None]:
-    """Provide what shows, in one line, what is going on; None where there is no terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    line = ProgressLine(sys.stderr)
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(line)
-    try:
-        yield line.show
-    finally:
-        line.erase()
 
 
 def _print(result: FinishedCheck, *, as_json: bool) -> None:

@@ -6,70 +6,60 @@ from __future__ import annotations
 import os
 import sys
 import time
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
 from slurm_health.preflight.options import DRY_RUN, FOR_JOB, FOR_RUN, JobOption
 
-_FILLED = (
-    ("--nnodes", "the number of nodes of the step"),
-    ("--rdzv-backend", "c10d"),
-    ("--rdzv-endpoint", "the first node; a port of this start's own"),
-    ("--rdzv-id", "job, restart and step"),
-    ("--node-rank", "with --rdzv-backend=static: the node's place in the step"),
-)
+_FILLED_IN = """Filled in from Slurm if you do not give it: --nnodes, --rdzv-backend=c10d,
+--rdzv-endpoint (the first node), --rdzv-id (job, restart and step); with --rdzv-backend=static also
+--node-rank. All of torchrun's options are accepted: see torchrun --help."""
 
 
 class PassesOn(click.Command):
-    """A command whose words are another program's too: a shell completes our options."""
+    """A command whose words are another program's too: ours are completed and explained."""
 
-    job_options: tuple[JobOption, ...]
+    def __init__(self, *args: Any, job_options: tuple[JobOption, ...], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._options = job_options
 
     def shell_complete(self, _: click.Context, incomplete: str) -> list[CompletionItem]:
         """Return what a word that begins like an option may become."""
-        names = (f"--{each.name}" for each in self.job_options)
+        names = (f"--{option.name}" for option in self._options)
         return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
+    def format_options(self, _: click.Context, formatter: click.HelpFormatter) -> None:
+        """Describe our options, and what Slurm fills in."""
+        with formatter.section("Options"):
+            rows = [(f"--{each.name} {each.metavar}".strip(), each.help) for each in self._options]
+            formatter.write_dl([*rows, ("-h, --help", "Show this text.")], col_max=24)
+        formatter.write_paragraph()
+        formatter.write_text(_FILLED_IN)
 
-def files(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+
+def _files(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Leave the completion of a word to the shell, which knows files."""
     return [CompletionItem(incomplete, type="file")]
 
 
-class _RunCommand(PassesOn):
-    """Describes our options, which torchrun's parser reads, beside what is filled in."""
-
-    job_options = FOR_RUN
-
-    def format_options(self, _: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Options"):
-            ours = [
-                (f"--{option.name} {option.metavar}".strip(), option.help) for option in FOR_RUN
-            ]
-            formatter.write_dl([*ours, ("-h, --help", "Show this text.")])
-        with formatter.section("Filled in from Slurm where you do not give it"):
-            formatter.write_dl(list(_FILLED))
-        formatter.write_paragraph()
-        formatter.write_text("All of torchrun's options are accepted: see torchrun --help.")
-
-
 @click.command(
-    cls=_RunCommand,
+    cls=PassesOn,
+    job_options=FOR_RUN,
     context_settings={
         "ignore_unknown_options": True,
         "allow_interspersed_args": False,
         "help_option_names": ["-h", "--help"],
     },
     options_metavar="[OPTIONS, ALSO TORCHRUN'S]",
-    short_help="torchrun that knows Slurm and can check the nodes first.",
 )
 @click.argument(
     "arguments",
     metavar="SCRIPT [ARGS...]",
     nargs=-1,
     type=click.UNPROCESSED,
-    shell_complete=files,
+    shell_complete=_files,
 )
 def run(arguments: tuple[str, ...]) -> int:
     """Start a training with torchrun, and check its nodes first if asked to. Once per node:
@@ -93,17 +83,13 @@ def run(arguments: tuple[str, ...]) -> int:
     return train(list(arguments), dict(os.environ))
 
 
-class _SbatchCommand(PassesOn):
-    job_options = (*FOR_JOB, DRY_RUN)
-
-
 @click.command(
-    cls=_SbatchCommand,
+    cls=PassesOn,
+    job_options=(*FOR_JOB, DRY_RUN),
     context_settings={"ignore_unknown_options": True, "help_option_names": []},
     add_help_option=False,
-    short_help="Submit a batch job that is checked first; a drop-in for sbatch.",
 )
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, shell_complete=files)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, shell_complete=_files)
 def sbatch(arguments: tuple[str, ...]) -> int:
     """Submit a batch job that is checked first; a drop-in for sbatch."""
     from slurm_health.preflight.sbatch.submit import submit

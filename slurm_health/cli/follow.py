@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,11 +25,8 @@ from slurm_health.report.story import Script, State, Story
 _REFRESH_S = 1.0
 # Reading a journal of hundreds of megabytes takes long; the rest of the time is others'.
 _PAUSES, _LONGEST_PAUSE_S = 4.0, 20.0
-# Slurm is asked only about a job without a journal, or whose script has ended, and seldom: it is
-# others' too.
-_ASK_SLURM_S = 10.0
-# While a check or a script runs, whether its job does: who kills both leaves no word of their end.
-_ASK_IF_ENDED_S = 30.0
+# Slurm is asked seldom: it is others' too.
+_ASK_SLURM_S = 15.0
 _NO_ANSWER = "no journal of it yet, and Slurm cannot be asked about it here"
 # The terminal's other screen, without a cursor; what was there before comes back.
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
@@ -62,7 +57,8 @@ def follow(root: Path, job: str, cluster: str | None) -> None:
         view.refresh(time.time())  # what is wrong is printed before the screen is taken
         if view.story is None and view.over:
             raise RunNotFound(job, root, reason=view.word)
-        with _screen():
+        try:
+            print_result(_ENTER)
             _draw(view)
             while not view.over:
                 began_s = time.monotonic()
@@ -70,6 +66,8 @@ def follow(root: Path, job: str, cluster: str | None) -> None:
                 _draw(view)
                 if not view.over:
                     time.sleep(pause_s(time.monotonic() - began_s))
+        finally:
+            print_result(_LEAVE)
     finally:
         logging.disable(logging.NOTSET)
     shown = view.word if view.story is None else text.job_text(view.story, page_here())
@@ -79,15 +77,6 @@ def follow(root: Path, job: str, cluster: str | None) -> None:
 def pause_s(refresh_s: float) -> float:
     """Return for how many seconds to wait after a refresh that took so many."""
     return min(max(_REFRESH_S, _PAUSES * refresh_s), _LONGEST_PAUSE_S)
-
-
-@contextlib.contextmanager
-def _screen() -> Iterator[None]:
-    try:
-        print_result(_ENTER)
-        yield
-    finally:
-        print_result(_LEAVE)
 
 
 def _draw(view: _JobView) -> None:
@@ -112,16 +101,14 @@ def _bar(script: Script | None, page: Page) -> list[str]:
     if script is None or script.exit_code is not None or script.seen is None or not script.steps:
         return []
     done = min(1.0, script.seen.step / script.steps)
-    left_s = (script.steps - script.seen.step) * script.step_ms / 1000
-    still = f", {duration_text(left_s)} to go" if script.step_ms else ""
-    rate = f", {1000 / script.step_ms:.2g} steps/s" if script.step_ms else ""
     filled = round(done * _BAR)
-    bar = (
-        ("█" * filled + "·" * (_BAR - filled))
-        if page.unicode
-        else "#" * filled + "." * (_BAR - filled)
-    )
-    return [f"[{bar}] {100 * done:.0f} %, step {script.seen.step} of {script.steps}{rate}{still}"]
+    full, empty = ("█", "·") if page.unicode else ("#", ".")
+    bar = f"[{full * filled}{empty * (_BAR - filled)}]"
+    pace = ""
+    if script.step_ms:
+        left_s = (script.steps - script.seen.step) * script.step_ms / 1000
+        pace = f", {1000 / script.step_ms:.2g} steps/s, {duration_text(left_s)} to go"
+    return [f"{bar} {100 * done:.0f} %, step {script.seen.step} of {script.steps}{pace}"]
 
 
 class _JobView:
@@ -131,46 +118,47 @@ class _JobView:
         self._root, self._job, self._cluster = root, job, cluster
         self._ask_s = float("-inf")
         self._slurm: Story | None = None
+        self._doubtful = False
         self.story: Story | None = None
         self.word = "looking"
         self.over = False
 
     def refresh(self, now_s: float) -> None:
-        """Read the journal; ask Slurm if there is none yet, and seldom how its job stands."""
+        """Read the journal, and now and then ask Slurm about the job."""
+        asks = now_s >= self._ask_s
+        if asks:
+            self._ask_s = now_s + _ASK_SLURM_S
         try:
             story = read.load(self._root, self._job, cluster=self._cluster, now_s=now_s)
         except RunNotFound as err:
             if not slurm_now.may_know(err, self._cluster, os.environ):
                 raise
-            if now_s >= self._ask_s:
-                self._ask_s = now_s + _ASK_SLURM_S
-                said = slurm_now.word(self._job, os.environ)
-                self.word, self.over = said.text or _NO_ANSWER, said.final
+            if asks:
+                word = slurm_now.word(self._job, os.environ)
+                self.word, self.over = word.text or _NO_ANSWER, word.final
             return
         runs = story.training.script_runs or story.last.state is State.RUNNING
-        known = self._slurm
-        if now_s >= self._ask_s or not (runs or known):
-            asked = slurm_now.asked(story, now_s=now_s, environ=os.environ)
-            # What the job wrote last may come later than Slurm's word: that is believed the
-            # second time.
-            first = bool(asked.ended) and runs and not (known and known.ended)
-            self._ask_s = now_s + (_ASK_IF_ENDED_S if runs and not asked.ended else _ASK_SLURM_S)
-            self._slurm, self.story = asked, story if first else asked
-        elif known is not None and not (known.ended and runs):
-            self.story = msgspec.structs.replace(
+        if asks:
+            answer = slurm_now.asked(story, now_s=now_s, environ=os.environ)
+            # What the job wrote last may be seen later than Slurm's answer: an end that nothing
+            # recorded is believed the second time.
+            doubtful = bool(answer.ended) and runs and not self._doubtful
+            self._doubtful, self._slurm = doubtful, None if doubtful else answer
+            if not doubtful:
+                story = answer
+        elif self._slurm is not None:
+            story = msgspec.structs.replace(
                 story,
-                slurm_state=known.slurm_state,
-                over_in_slurm=known.over_in_slurm,
-                waits="" if runs else known.waits,
-                out_of_use=known.out_of_use,
+                slurm_state=self._slurm.slurm_state,
+                over_in_slurm=self._slurm.over_in_slurm,
+                waits="" if runs else self._slurm.waits,
+                out_of_use=self._slurm.out_of_use,
             )
-        else:
-            self.story = story
-        self.over = _is_over(self.story, now_s)
+        self.story, self.over = story, _is_over(story, now_s)
 
 
 def _is_over(story: Story, now_s: float) -> bool:
-    """Say whether nothing more will come of a job."""
+    """Tell whether nothing more will come of a job."""
     run, last = story.training, story.last
     if story.ended or last.disposition == "stop":
         return True

@@ -6,33 +6,21 @@ slurmd does not call this but the shims, which start `slurm_health.node.hooks` w
 
 from __future__ import annotations
 
-import json
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
-from slurm_health.cli.output import print_result
+from slurm_health.cli.options import config_option, json_option
+from slurm_health.cli.output import print_json, print_result
 from slurm_health.records.errors import ConfigError, ExitCode
 
 if TYPE_CHECKING:
     from slurm_health.node.checks.check import CheckContext
     from slurm_health.node.rules.finding import CheckResult
     from slurm_health.node.site import Site
-
-_F = TypeVar("_F", bound=Callable[..., Any])
-
-
-def config_option(command: _F) -> _F:
-    """Add the option that names the site's file."""
-    return click.option(
-        "--config",
-        metavar="FILE",
-        help="The site's file [default: SLURM_HEALTH_CONFIG, else /etc/slurm-health/config.toml].",
-    )(command)
 
 
 def load_site(config: str | None) -> Site:
@@ -92,26 +80,27 @@ def check_context(context: str, site: Site) -> CheckContext:
     return msgspec.structs.replace(place, returned_uptime_s=returned_s)
 
 
-@click.command(short_help="Run this node's checks and print what they find.")
-@config_option
-@click.option(
-    "--context",
-    type=click.Choice(["prolog", "epilog", "healthcheck", "retest"]),
-    default="healthcheck",
-    show_default=True,
-    help="Run the checks of this hook.",
-)
+@click.command()
 @click.option("--explain", is_flag=True, help="Run nothing; say what would run here, and why.")
 @click.option(
     "--act", is_flag=True, help="Drain and return to service, as HealthCheckProgram does."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
-def healthcheck(config: str | None, context: str, explain: bool, act: bool, as_json: bool) -> int:
+@json_option
+@click.option(
+    "--context",
+    metavar="HOOK",
+    type=click.Choice(["prolog", "epilog", "healthcheck", "retest"]),
+    default="healthcheck",
+    show_default=True,
+    help="Run the checks of the prolog, epilog, healthcheck or retest.",
+)
+@config_option
+def healthcheck(explain: bool, act: bool, as_json: bool, context: str, config: str | None) -> int:
     """Run the checks that are configured for this node and print what they find.
 
-    Nothing is drained or returned to service without --act. Exits 0 when the node is healthy, 1
-    for a proven fault, 3 when something could not be measured or, with --act, when another health
-    check is at work.
+    Nothing is drained or returned to service without --act. Exits 0 if the node is healthy, 1 for
+    a proven fault, 3 if something could not be measured or, with --act, if another health check
+    is running.
     """
     if act and explain:
         raise click.UsageError("--explain runs nothing: leave out --act")
@@ -119,40 +108,32 @@ def healthcheck(config: str | None, context: str, explain: bool, act: bool, as_j
         raise click.UsageError(
             f"--act does what HealthCheckProgram does: leave out --context {context}"
         )
-    if act:
-        return _act(config, as_json=as_json)
     from slurm_health.node.hooks import explain as texts
     from slurm_health.node.run import chosen, node_name, run_checks
 
     site = load_site(config)
-    node = node_name(os.environ)
-    partition = os.environ.get("SLURM_JOB_PARTITION")
-    if explain:
-        print_result(texts.explain(site, node, partition))
-        return int(ExitCode.HEALTHY)
-    checks = chosen(site.planned, context, node, partition)
-    results = run_checks(checks, check_context(context, site))
-    print_result(_results_json(results) if as_json else texts.results_text(results))
-    return int(exit_code_of(results))
+    if act:
+        from slurm_health.node.hooks import healthcheck as hook
+        from slurm_health.node.hooks.__main__ import frame
 
-
-def _act(config: str | None, *, as_json: bool) -> int:
-    from slurm_health.node.hooks import healthcheck as hook
-    from slurm_health.node.hooks.__main__ import frame
-
-    this = frame("healthcheck", load_site(config), os.environ)
-    hook.run(this)
-    if this.not_checked:  # which its log has said; a launcher that asks is not told of a pass
-        return int(ExitCode.INCONCLUSIVE)
+        this = frame("healthcheck", site, os.environ)
+        hook.run(this)
+        if this.not_checked:  # its log has said why; a launcher that asks learns of no pass
+            return ExitCode.INCONCLUSIVE
+        results, text = this.results, ""
+    else:
+        node, partition = node_name(os.environ), os.environ.get("SLURM_JOB_PARTITION")
+        if explain:
+            print_result(texts.explain(site, node, partition))
+            return ExitCode.HEALTHY
+        checks = chosen(site.planned, context, node, partition)
+        results = run_checks(checks, check_context(context, site))
+        text = texts.results_text(results)
     if as_json:
-        print_result(_results_json(this.results))
-    return int(exit_code_of(this.results))
-
-
-def _results_json(results: list[CheckResult]) -> str:
-    import msgspec
-
-    return json.dumps(msgspec.to_builtins(results), indent=2) + "\n"
+        print_json(results)
+    else:
+        print_result(text)
+    return exit_code_of(results)
 
 
 def exit_code_of(results: list[CheckResult]) -> ExitCode:

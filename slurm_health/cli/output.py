@@ -8,11 +8,9 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TextIO
-
-import click
+from typing import Self, TextIO
 
 from slurm_health.records.errors import NotWritten
 from slurm_health.report.layout import Page
@@ -49,33 +47,59 @@ def print_result(text: str) -> None:
             raise NotWritten(Path("standard output"), err) from err
 
 
+def print_lines(lines: Iterable[str]) -> None:
+    """Print lines to standard output, as `print_result` does."""
+    print_result("".join(f"{line}\n" for line in lines))
+
+
+def print_json(value: object) -> None:
+    """Print a value as JSON to read.
+
+    Raises:
+        NotWritten: standard output is a file that cannot be written to.
+    """
+    import msgspec
+
+    print_result(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+
+
 _REDRAW_S = 0.2
 _ERASE = "\r\x1b[K"
 
 
 class ProgressLine(logging.Filter):
-    """A line of progress, redrawn in place.
+    """A line of progress, redrawn in place while it is entered; nothing if there is no terminal.
 
-    As a filter of the log's handler it is erased before anything is logged.
+    As a filter of the log's handlers it is erased before anything is logged.
     """
 
-    def __init__(self, terminal: TextIO, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, terminal: TextIO | None = None, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
         super().__init__()
-        self._terminal = terminal
+        self._terminal = terminal or sys.stderr
         self._monotonic = monotonic
         self._drawn_s = -_REDRAW_S
         self._shown = False
 
+    def __enter__(self) -> Self:
+        for handler in logging.getLogger().handlers:
+            handler.addFilter(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.erase()
+        for handler in logging.getLogger().handlers:
+            handler.removeFilter(self)
+
     def show(self, text: str) -> None:
         """Draw the line anew, unless that has just been done."""
         now_s = self._monotonic()
-        if now_s - self._drawn_s < _REDRAW_S:
+        if now_s - self._drawn_s < _REDRAW_S or not self._terminal.isatty():
             return
-        self._drawn_s = now_s
-        width = shutil.get_terminal_size().columns - 1
-        self._terminal.write(_ERASE + text[:width])
+        self._drawn_s, self._shown = now_s, True
+        self._terminal.write(_ERASE + text[: shutil.get_terminal_size().columns - 1])
         self._terminal.flush()
-        self._shown = True
 
     def erase(self) -> None:
         """Leave nothing of the line on the terminal."""
@@ -94,17 +118,11 @@ def replace_file(path: Path, data: bytes) -> None:
     """Replace a file that all users may read.
 
     Raises:
-        click.UsageError: it cannot be written.
+        NotWritten: it cannot be written.
     """
     from slurm_health.system.private_files import publish
 
     try:
         publish(path, data)
     except OSError as err:
-        why = err.strerror or str(err)
-        raise click.UsageError(f"{path} cannot be written: {why}{_hint(path)}") from err
-
-
-def _hint(path: Path) -> str:
-    parent = path.absolute().parent
-    return "" if os.access(parent, os.W_OK) else f"; {parent} must be a directory you may write"
+        raise NotWritten(path, err) from err

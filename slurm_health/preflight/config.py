@@ -58,15 +58,6 @@ def journal_root(
     return path.absolute()
 
 
-def history_index(environ: Mapping[str, str]) -> str | None:
-    """Return the file in which the site has the index of its history, None without one.
-
-    Raises:
-        ConfigError: the site's file cannot be used.
-    """
-    return _site(environ).document.get("index")
-
-
 def standings(environ: Mapping[str, str]) -> Path | None:
     """Return the file in which the site publishes what its history says of nodes, if it does.
 

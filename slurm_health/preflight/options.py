@@ -134,39 +134,36 @@ _DEFAULT = JobSpec()
 CHECK = JobOption(
     "check",
     Kind("WHAT[,WHAT...]", _read_probes),
-    "What to measure: auto, which is standard, with light probes if there is no torch; quick,"
-    " standard or thorough; light, without torch; probes by name; a program of your own by its"
-    " path; with sbatch also off.",
+    "What to measure: auto (standard, or light without torch), quick, standard, thorough, light,"
+    " probes by name, a program by its path; with sbatch also off.",
     default=_DEFAULT.check,
 )
 JOURNAL = JobOption(
     "journal",
     Kind("DIR", _path_of("a directory")),
-    "Where the journal goes; in Slurm, on a filesystem that all nodes share.",
-    default="SLURM_HEALTH_JOURNAL, else the site's choice, else ~/.slurm-health/journal",
+    "The directory of journals, which all nodes share.",
+    default="SLURM_HEALTH_JOURNAL, else the site's, else ~/.slurm-health/journal",
 )
 PYTHON = JobOption(
     "python",
     Kind("PATH", _read_interpreter),
-    "The interpreter that runs the probes: the one that the job trains with.",
-    default="python3 on PATH if it has torch, else slurm-health's own",
+    "The interpreter of the probes: the one that the job trains with.",
+    default="python3 on PATH if it has torch, else slurm-health's",
 )
 _SETUP = JobOption(
     "setup",
     _FILE,
-    "A file that bash sources before the check starts its probes, so that they run with what the"
-    " job exports, loads or activates.",
-    default="the environment as it is",
+    "A file that bash sources before the probes start: what the job exports, loads or activates.",
 )
 _NETWORK_CHECK = JobOption(
     "network-check",
     None,
-    "Measure the network in pairs of nodes; alone or in addition to --check.",
+    "Measure the network in pairs of nodes; alone, or besides --check.",
 )
 _STRAGGLER_DETECTION = JobOption(
     "straggler-detection",
     None,
-    "Train a GPT that fits the device, in pairs of nodes; alone or in addition to --check.",
+    "Train a GPT that fits the device, in pairs of nodes; alone, or besides --check.",
 )
 _ON_STRAGGLER = JobOption(
     "on-straggler",
@@ -177,86 +174,85 @@ _ON_STRAGGLER = JobOption(
 _MAX_REQUEUES = JobOption(
     "max-requeues",
     _COUNT,
-    "How often the job may be requeued because of bad nodes; then it stops.",
+    "How often bad nodes may requeue the job; then it stops.",
     default=_DEFAULT.max_requeues,
 )
 _HEARTBEAT = JobOption(
     "heartbeat",
     _choice(policy.Heartbeat),
-    "Take the steps of PyTorch's optimizers as the heartbeat of a script that sends none of its"
-    " own: sets PYTHONPATH in the script's environment.",
+    "Take the steps of PyTorch's optimizers for a heartbeat if the script sends none of its own"
+    " (sets PYTHONPATH).",
     default=_DEFAULT.heartbeat,
 )
+# In the order in which people need them.
 FOR_CHECK = (
     CHECK,
     _NETWORK_CHECK,
     _STRAGGLER_DETECTION,
-    JOURNAL,
-    PYTHON,
-    _SETUP,
     _ON_STRAGGLER,
     _MAX_REQUEUES,
+    PYTHON,
+    _SETUP,
+    JOURNAL,
 )
 FOR_JOB = (
-    *FOR_CHECK,
-    JobOption(
-        "on-unchecked",
-        _choice(policy.OnUnchecked),
-        "What a job does if its nodes could not be checked: run all the same, or stop with exit"
-        f" code {ExitCode.UNAVAILABLE}.",
-        default=_DEFAULT.on_unchecked,
-    ),
+    *FOR_CHECK[:3],
     JobOption(
         "spares",
         Kind("K", _read_spares),
-        "Allocate this many nodes more than --nodes, and run the script on the best. The others"
-        " are given back at the start, or kept in the job for --max-restarts.",
+        "Allocate K nodes more, and run the script on the best; the others are given back, or kept"
+        " for --max-restarts.",
     ),
     JobOption(
         "max-restarts",
         _COUNT,
-        "How often the script may be started again in its job after it has failed, unless that is"
-        " its own fault; nodes at fault are left first.",
+        "How often a failed script is started again in its job, unless the fault is its own; nodes"
+        " at fault are left first.",
         default=_DEFAULT.max_restarts,
     ),
     JobOption(
         "monitor",
         _choice(policy.OnHang),
-        "Watch the script while it trains: report where it hangs and which rank is slow; cancel a"
-        " job that hangs, too, or end its script and start it again as after a failure"
-        " (--max-restarts); or watch nothing.",
+        "Watch the script: report hangs and slow ranks; stop also cancels a job that hangs, restart"
+        " starts its script again (--max-restarts).",
         default=_DEFAULT.monitor,
+    ),
+    *FOR_CHECK[3:5],
+    JobOption(
+        "on-unchecked",
+        _choice(policy.OnUnchecked),
+        "What a job does if its nodes could not be checked: run, or stop with exit code"
+        f" {ExitCode.UNAVAILABLE}.",
+        default=_DEFAULT.on_unchecked,
     ),
     _HEARTBEAT,
     JobOption(
         "flight-recorder",
         _choice(policy.FlightRecorder),
-        "Have PyTorch record the script's collectives, and leave them in the journal when they time"
-        " out, so that a post-mortem can name the rank that never came: sets variables in the"
-        " script's environment that it has not set itself.",
+        "Have PyTorch record collectives, so that a post-mortem can name the rank that never came"
+        " to one (sets variables).",
         default=_DEFAULT.flight_recorder,
     ),
+    *FOR_CHECK[5:],
 )
 DRY_RUN = JobOption("dry-run", None, "Print the batch script without submitting it.")
 FOR_RUN = (
     JobOption(
         "network-check",
         None,
-        "Check the nodes before training: all multiply matrices and exchange data with changing"
-        " partners until each is decided. Training starts without the faulty ones if --nnodes"
-        " allows it, and not at all otherwise.",
+        "Check the nodes first: all compute, and exchange data with changing partners. Training"
+        " starts without the faulty ones if --nnodes allows it, else not at all.",
     ),
     JobOption(
         "straggler-detection",
         None,
-        "Check the nodes before training with training steps: pairs of them train a GPT that fits"
-        " the device, and each node's computation is separated from the communication. Alone, or"
-        " after --network-check on the nodes that passed.",
+        "Check the nodes first with training steps of a GPT, in pairs; alone, or after"
+        " --network-check on the nodes that passed.",
     ),
     JobOption(
         "exclude-straggler",
         None,
-        "Check, and treat a slow node like a faulty one. Without this it is named and trains.",
+        "Check, and treat a slow node like a faulty one; else it is named and trains.",
     ),
     JOURNAL,
     JobOption(
@@ -270,9 +266,8 @@ FOR_RUN = (
     JobOption(
         "monitor",
         _choice(policy.OnHang),
-        "Watch the training: report why it failed, where it hangs and which rank is slow; end one"
-        " that hangs, too (in Slurm its job is cancelled), or end its workers and start them again"
-        " as after a failure (--max-restarts); or watch nothing.",
+        "Watch the training: report failures, hangs and slow ranks; stop also ends one that hangs,"
+        " restart starts its workers again (--max_restarts).",
         default=_DEFAULT.monitor,
     ),
     _HEARTBEAT,

@@ -249,7 +249,7 @@ class IndexUnusable(SlurmHealthError):
         where: Path | str,
         problem: str,
         *,
-        fix: str = "choose another file with --index FILE or SLURM_HEALTH_INDEX",
+        fix: str = "choose another directory with XDG_CACHE_HOME",
     ) -> None:
         self.where = where
         super().__init__(f"history index {where}: {problem}; {fix}")

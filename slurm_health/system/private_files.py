@@ -143,19 +143,30 @@ def read(
         os.close(file)
 
 
-def directories_in(handle: int) -> list[str]:
-    """Return the names of directories, not links, in an open directory, up to a limit.
+@contextlib.contextmanager
+def entries(handle: int) -> Iterator[Iterator[os.DirEntry[str]]]:
+    """List an open directory, for as long as its entries are used.
 
     Raises:
         OSError: it cannot be read.
     """
     listing = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=handle)
     try:
-        with os.scandir(listing) as entries:
-            some = itertools.islice(entries, _MOST_NAMES)
-            return [entry.name for entry in some if entry.is_dir(follow_symlinks=False)]
+        with os.scandir(listing) as names:
+            yield names
     finally:
         os.close(listing)
+
+
+def directories_in(handle: int) -> list[str]:
+    """Return the names of directories, not links, in an open directory, up to a limit.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with entries(handle) as names:
+        some = itertools.islice(names, _MOST_NAMES)
+        return [entry.name for entry in some if entry.is_dir(follow_symlinks=False)]
 
 
 @contextlib.contextmanager

@@ -34,10 +34,9 @@ _ADMIN_TABLES = (
     "checks",
 )
 _HEADER, _QUOTES = re.compile(r"\s*\[\s*([^]]+?)\s*\]"), re.compile(r"[\"'\s]")
-_KEYS = ("journal", "index", "standings", "expectations", "localize", *_ADMIN_TABLES)
+_KEYS = ("journal", "standings", "expectations", "localize", *_ADMIN_TABLES)
 _TEXTS = {
     "journal": "a directory",
-    "index": "a file or a URL",
     "standings": "a file, with its whole path",
 }
 

@@ -13,7 +13,7 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import Enum, auto
+from enum import Enum
 from itertools import takewhile
 from pathlib import Path
 
@@ -23,7 +23,6 @@ from slurm_health.system.private_files import publish
 
 _SCRIPTS = "sbatch_templates"
 _SETTING = re.compile(r"^(command|python|config|slurm|limit)=(.*)$", re.MULTILINE)
-_ELF = b"\x7fELF"  # the first bytes of a compiled program
 _LICENSE = "# SPDX-"
 
 
@@ -32,12 +31,12 @@ _PATH = re.compile(r"^PATH=(.*)$", re.MULTILINE)
 
 
 class TemplateKind(Enum):
-    """The kinds of templates."""
+    """The kinds of templates, with their titles in a list."""
 
-    BATCH_SCRIPT = auto()
-    WRAPPER = auto()
-    HOOK = auto()
-    DASHBOARD = auto()
+    BATCH_SCRIPT = "Batch scripts that check their nodes, for sbatch:"
+    WRAPPER = "For programs that call sbatch by its name:"
+    HOOK = "For slurm.conf, as root (slurm-health init hooks writes all three):"
+    DASHBOARD = "For Grafana (documentation: admin/metrics.md):"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +65,26 @@ class Template:
     def example(self) -> str:
         """The call that its comment shows; empty if it shows none."""
         return next((line.strip() for line in self._comment() if line.startswith("  ")), "")
+
+    @property
+    def next_step(self) -> str:
+        """The next step with it, in a sentence."""
+        match self.kind:
+            case TemplateKind.BATCH_SCRIPT:
+                return f"edit its #SBATCH lines, then: {self.example}"
+            case TemplateKind.WRAPPER:
+                return (
+                    "save it as sbatch in a directory that is first on PATH where jobs are"
+                    " submitted, and make it executable: chmod +x"
+                )
+            case TemplateKind.DASHBOARD:
+                return "in Grafana, choose Dashboards, New, Import, and upload it"
+            case TemplateKind.HOOK:
+                key = next(key for key, hook in HOOKS.items() if hook is self)
+                return (
+                    "save it on every node, owned by root and executable, and name it in"
+                    f" slurm.conf: {key}=FILE; slurm-health doctor says what is missing"
+                )
 
     def _comment(self) -> list[str]:
         lines = takewhile(lambda line: line.startswith("# "), self.text.splitlines()[1:])
@@ -111,6 +130,14 @@ def every() -> dict[str, Template]:
     return {template.name: template for template in (*batch, _WRAPPER, *HOOKS.values(), _DASHBOARD)}
 
 
+def listed() -> dict[str, list[tuple[str, str]]]:
+    """Return the name and the purpose of every template, by the title of its kind."""
+    titles: dict[str, list[tuple[str, str]]] = {kind.value: [] for kind in TemplateKind}
+    for template in every().values():
+        titles[template.kind.value].append((template.name, template.purpose))
+    return titles
+
+
 def find(name: str) -> Template:
     """Return the template of this name, or of this file name.
 
@@ -147,78 +174,6 @@ def write_script(path: Path, text: str, *, mode: int = 0o755) -> None:
     """
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     publish(path, os.fsencode(text), mode=mode)
-
-
-def copy(template: Template, destination: str, values: Mapping[str, str], *, force: bool) -> Path:
-    """Write a copy with these settings, and return its path.
-
-    Args:
-        template: to copy.
-        destination: a file, or a directory; one that ends with a slash is made.
-        values: of settings, by name.
-        force: replace a script that is there; a compiled program never.
-
-    Raises:
-        UsageError: something is there already.
-        OSError: the copy cannot be written.
-    """
-    path = Path(destination)
-    if path.is_dir() or destination.endswith(os.sep):
-        path /= template.file_name
-    path = path.absolute()
-    if path.is_file():
-        with path.open("rb") as file:
-            is_program = file.read(len(_ELF)) == _ELF
-        if is_program:
-            problem = "is a program, not a script, and is not replaced"
-            raise UsageError(f"{path} {problem}; choose another directory")
-    if os.path.lexists(path) and not force:
-        raise UsageError(f"{path} is there already; --force replaces it")
-    runs = template.kind in {TemplateKind.WRAPPER, TemplateKind.HOOK}  # not by sbatch or Grafana
-    mode = 0o755 if runs else 0o644
-    write_script(path, edited(template.text, values), mode=mode)
-    return path
-
-
-def next_steps(
-    template: Template, path: Path, *, command: str, on_path: str | None, first_sbatch: str | None
-) -> str:
-    """Return the next steps with a copy.
-
-    Args:
-        template: that was copied.
-        path: the copy.
-        command: this slurm-health.
-        on_path: the first `slurm-health` on PATH, None without one.
-        first_sbatch: the first `sbatch` on PATH.
-    """
-    match template.kind:
-        case TemplateKind.BATCH_SCRIPT:
-            call = template.example.replace(template.file_name, shlex.quote(str(path)))
-            text = f"Edit its #SBATCH lines, then submit your training with it:\n    {call}\n"
-            if on_path is None:
-                directory = shlex.quote(str(Path(command).parent))
-                text += f"The job calls slurm-health, so first: export PATH={directory}:$PATH\n"
-            return text
-        case TemplateKind.WRAPPER if first_sbatch == str(path):
-            return "It is the first sbatch on PATH: each job's nodes are checked from now on.\n"
-        case TemplateKind.WRAPPER:
-            directory = shlex.quote(str(path.parent))
-            return (
-                "Put its directory first on PATH where jobs are submitted, as in ~/.bashrc:\n"
-                f"    export PATH={directory}:$PATH\n"
-                "From then on, the nodes of each job that is submitted there are checked.\n"
-            )
-        case TemplateKind.DASHBOARD:
-            return f"In Grafana, choose Dashboards, New, Import, and upload it:\n    {path}\n"
-        case TemplateKind.HOOK:
-            key = next(key for key, hook in HOOKS.items() if hook is template)
-            return (
-                "Have it on every node, owned by root, and name it in slurm.conf:\n"
-                f"    {key}={path}\n"
-                "Then see what is missing: slurm-health doctor\n"
-                "All three hooks in their usual places: slurm-health init hooks\n"
-            )
 
 
 def shipped(name: str) -> Path:

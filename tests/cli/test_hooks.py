@@ -326,13 +326,12 @@ def test_an_unusable_file_is_an_error_with_its_line(tmp_path: Path) -> None:
     assert ":3: min_total: unknown setting; did you mean min_total_gib?" in str(result.exception)
 
 
-def test_until_when_a_node_is_ignored_is_an_age_a_date_or_now() -> None:
-    import time
+@pytest.mark.parametrize("when", ["2h", "2100-01-01", "2100-01-01T12:00", "now"])
+def test_a_node_is_ignored_until_an_age_has_passed_a_date_or_now(node: Node, when: str) -> None:
+    assert call(node, "nodes", "ignore", "n3", "--until", when).return_value == 0
+    assert ("ignored" in call(node, "nodes").output) is (when != "now")
 
-    from slurm_health.cli.nodes import read_until
 
-    assert read_until("now") <= time.time()
-    assert abs(read_until("2h") - time.time() - 7200) < 60
-    assert read_until("2100-01-01") > read_until("52w")
-    with pytest.raises(ValueError, match="an age as 12h or 3d, a date as 2026-12-04, or now"):
-        read_until("friday")
+def test_a_word_that_is_no_time_is_refused_with_what_one_looks_like(node: Node) -> None:
+    with pytest.raises(click.BadParameter, match="'friday' is not a time; write an age"):
+        call(node, "nodes", "ignore", "n3", "--until", "friday")

@@ -31,8 +31,15 @@ def test_a_full_disk_is_told_in_a_line() -> None:
     assert "Traceback" not in done.stderr
 
 
+class Terminal(io.StringIO):
+    """Keeps what is written to it."""
+
+    def isatty(self) -> bool:
+        return True
+
+
 def test_the_line_gives_way_to_what_is_logged_and_leaves_nothing() -> None:
-    terminal = io.StringIO()
+    terminal = Terminal()
     line = ProgressLine(terminal, monotonic=iter(range(100)).__next__)
     handler = logging.StreamHandler(terminal)
     handler.addFilter(line)
@@ -50,7 +57,7 @@ def test_the_line_gives_way_to_what_is_logged_and_leaves_nothing() -> None:
 
 
 def test_the_line_is_not_drawn_faster_than_anybody_reads() -> None:
-    terminal = io.StringIO()
+    terminal = Terminal()
     line = ProgressLine(terminal, monotonic=iter([0.0, 0.1, 0.3]).__next__)
 
     for text in ("a", "b", "c"):

@@ -69,8 +69,8 @@ def copy(tmp_path: Path, packages: Path) -> Callable[[str], str]:
 IN_PLACE = """
 mkdir /root/of-another && echo 'raise SystemExit("of another Python")' > /root/of-another/click.py
 PYTHONPATH=/root/of-another slurm-health --version
-slurm-health templates copy sweep /root/ | head -n 1
-slurm-health templates show dashboard | grep -c '"title": "slurm-health"'
+slurm-health templates sweep | head -n 1
+slurm-health templates dashboard | grep -c '"title": "slurm-health"'
 ls /usr/share/bash-completion/completions/slurm-health
 grep ^python= /etc/slurm-health/prolog/slurm-health
 slurm-health init hooks /root/hooks
@@ -89,7 +89,7 @@ test ! -e /opt/slurm-health && echo gone
 
 def holds(said: str) -> None:
     for line in (
-        "slurm-health 0.", "wrote /root/sweep.sbatch",
+        "slurm-health 0.", "#!/bin/bash",
         "/usr/share/bash-completion/completions/slurm-health",
         "python=/opt/slurm-health/bin/python", "Prolog=/root/hooks/prolog/slurm-health",
         "ModuleNotFoundError: No module named 'torch'",

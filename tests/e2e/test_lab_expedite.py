@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slurm's own expedited requeue (25.11 and later), beside ours: docs/howto/requeue.md says why."""
+"""Slurm's own expedited requeue (25.11 and later), beside ours.
+
+The page what-happens-to-my-job says why we do not use it.
+"""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def test_a_sweep_checks_every_node_in_turns_and_the_history_names_the_bad_one(si
 
 
 def test_a_dry_run_submits_nothing_and_says_what_it_would(site: Site) -> None:
-    result = sweep(site, "--dry-run", "--every=1h", "--size=3", "--", "--qos=scavenger")
+    result = sweep(site, "--dry-run", "--every=1h", "--", "--qos=scavenger")
 
     for line in result.stdout.splitlines():
         words = shlex.split(line)
@@ -120,7 +120,7 @@ def test_the_variable_names_the_interpreter_as_for_a_job(site: Site) -> None:
 
 # --- giving way ----------------------------------------------------------------------------------
 
-# As docs/admin/sweep.md has it: a partition over the same nodes that all others preempt.
+# As docs/admin/fleet.md has it: a partition over the same nodes that all others preempt.
 GIVES_WAY = """\
 PreemptType=preempt/partition_prio
 PreemptMode=CANCEL

@@ -8,8 +8,8 @@ import random
 from collections.abc import Iterator
 from itertools import product
 
-from slurm_health.fleet.standing.standing import JobOnNode, NodeRecord, standings, trend
-from slurm_health.fleet.sweep import choice
+from slurm_health.fleet import partners
+from slurm_health.fleet.standing import NodeRecord, SpoiledJob, standings, trend
 
 _HOUR_S = 3600.0
 
@@ -21,10 +21,10 @@ def entries() -> Iterator[tuple[str, object]]:
     yield from _choices()
 
 
-def _spoiled(count: int, hours: float, users: int) -> tuple[JobOnNode, ...]:
+def _spoiled(count: int, hours: float, users: int) -> tuple[SpoiledJob, ...]:
     apart_s = hours * _HOUR_S / max(1, count - 1)
     return tuple(
-        JobOnNode(
+        SpoiledJob(
             job=str(each), time_s=each * apart_s, uid=1000 + each % users, signals=("faulty",)
         )
         for each in range(count)
@@ -64,13 +64,13 @@ def _trends() -> Iterator[tuple[str, object]]:
 
 def _choices() -> Iterator[tuple[str, object]]:
     for nodes, share in product((2, 3, 4, 10, 64), (0.01, 0.1, 0.5, 1.0)):
-        yield f"sweep: of {nodes} nodes, share {share:g}", choice.at_once(nodes, share)
+        yield f"sweep: of {nodes} nodes, share {share:g}", partners.at_once(nodes, share)
     for seed, size, room, share_due in product(range(3), (3, 4, 8), (3, 7, 12), (0.3, 1.0)):
         rng = random.Random(seed)
         idle = {f"n{each}": float(rng.choice((0, 100, 200, 300, 400))) for each in range(12)}
         checks = [rng.sample(sorted(idle), 4) for _ in range(8)]
         due = {node for node in idle if rng.random() < share_due}
-        met = choice.met(checks, idle)
-        groups = choice.groups(idle, met, due=due, size=size, room=room)
+        met = partners.meetings(checks, idle)
+        groups = partners.groups(idle, met, due=due, size=size, room=room)
         key = f"sweep: seed {seed}, groups of {size}, room for {room}, due {share_due:g}"
         yield key, [" ".join(group) for group in groups]

@@ -1,1 +1,1 @@
-"""Jobs as users of other tools write them, checked first. Described in docs/howto/recipes."""
+"""Jobs as users of other tools write them, checked first. Described in docs/howto/launchers.md."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_health.fleet.standing.standing import Standing, published
+from slurm_health.fleet.standing import Standing, published
 from slurm_health.preflight.localize import Localizer
 from slurm_health.records.standings import OLD_S, Reliability, known_of, prior_of, read
 

@@ -125,6 +125,12 @@ def requeued(root: Path) -> float:
     return write_requeued_job(root)[1].clock.now_s
 
 
+def moved(root: Path) -> float:
+    """The same job of a user, who drains no node: the example of the documentation."""
+    jobs = write_requeued_job(root, started_s=1795860960.0, drains=False)
+    return jobs[1].clock.now_s
+
+
 def checking(root: Path) -> float:
     """The second attempt is being checked."""
     clock = Clock()
@@ -496,6 +502,7 @@ STORIES: dict[str, Callable[[Path], float]] = {
     story.__name__.replace("_", "-"): story
     for story in (
         requeued,
+        moved,
         checking,
         running,
         hangs,

@@ -272,10 +272,11 @@ def write_run_with_a_faulty_node(
     label: str = "0",
     cluster: str = "lab",
     clock: Clock | None = None,
+    drains: bool = True,
 ) -> RunJournal:
     """Write a check of n1 to n5 in which n3 never completes an allgather.
 
-    It is measured with n4, then with n1, drained, and the job requeued without it.
+    It is measured with n4, then with n1, drained if the job may, and the job requeued without it.
     """
     run = RunJournal(root, cluster=cluster, job=job, label=label, clock=clock)
     run.start()
@@ -313,16 +314,19 @@ def write_run_with_a_faulty_node(
         after_s=0.2,
     )
     run.act("exclude", ["n3"])
-    run.act("drain", ["n3"])
+    if drains:
+        run.act("drain", ["n3"])
     run.finish("requeue", exit_code=1)
     run.act("requeue", by=journal.REQUEUE)
     return run
 
 
-def write_requeued_job(root: Path, *, job: int | str = 12) -> tuple[RunJournal, RunJournal]:
+def write_requeued_job(
+    root: Path, *, job: int | str = 12, started_s: float = STARTED_S, drains: bool = True
+) -> tuple[RunJournal, RunJournal]:
     """Write a job whose first attempt leaves n3 behind, and whose second one is healthy."""
-    clock = Clock()
-    first = write_run_with_a_faulty_node(root, job=job, clock=clock)
+    clock = Clock(started_s)
+    first = write_run_with_a_faulty_node(root, job=job, clock=clock, drains=drains)
     clock.now_s += 5.0
     return first, write_healthy_run(root, job=job, label="1", clock=clock)
 

@@ -28,13 +28,15 @@ class ClockState(NamedTuple):
 class Clock(Check, frozen=True, kw_only=True):
     """The clock follows a time server, and is not far off.
 
-    It warns: a bad clock spoils logs and tickets, seldom a job.
+    A bad clock spoils logs and tickets, seldom a job.
     """
 
     TOGETHER = True
     SEVERITY = Status.WARN
 
+    # The kernel must call it synchronised.
     synchronised: bool = True
+    # From the time server.
     max_offset_ms: NotNegative = 100.0
 
     def measure(self, machine: CheckContext) -> Finding:  # noqa: ARG002 - no file holds this
@@ -80,14 +82,15 @@ def read_clock() -> ClockState:
 
 
 class ClockSource(Check, frozen=True, kw_only=True):
-    """The clock source is one of the fast ones; the kernel leaves tsc when it goes wrong.
+    """The clock source is one of the fast ones.
 
-    A slow one makes every call for the time slow.
+    The kernel leaves tsc when it goes wrong, and every call for the time is then slow.
     """
 
     TOGETHER = True
     COMPONENTS = ("node", "compute")
 
+    # Any other is a node fault.
     allowed: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = (
         "tsc",
         "kvm-clock",
@@ -116,6 +119,7 @@ class Cpus(Check, frozen=True, kw_only=True):
     TOGETHER = True
     COMPONENTS = ("node", "compute")
 
+    # Fewer is a node fault.
     min_online: Annotated[int, msgspec.Meta(ge=1)]
 
     def measure(self, machine: CheckContext) -> Finding:

@@ -51,17 +51,20 @@ class CpuSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CpuSpeed(Check, frozen=True, kw_only=True):
-    """The processors are as fast as they were when the node was known to be well.
+    """The processors are as fast as they were when the node was known to be healthy.
 
     It keeps every processor busy for half a second, so it runs only for an accusation, while no
-    other job is on the node, unless the site says otherwise.
+    other job is on the node, unless the site says otherwise. On a node that other work uses it is
+    inconclusive.
     """
 
     COMPONENTS = ("node", "compute")
     EXCLUSIVE = True
     CONTEXTS = ("retest",)
 
+    # Of one processor. `init config` writes 60 % of what it measures. 0: not judged.
     min_rounds_per_s: NotNegative = 0
+    # Of processor time that root's own threads get. Less is a node fault if a CPU quota caused it.
     min_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.5
 
     def measure(self, machine: CheckContext) -> Finding:

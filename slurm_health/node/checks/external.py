@@ -117,13 +117,22 @@ def _not_run(run: ProgramRun, program: str) -> Finding | None:
 
 
 class Command(Check, frozen=True, kw_only=True):
-    """A program of the site. The table gives its exit codes a meaning; all others have none."""
+    """A program of the site, run as root with a fixed PATH and Slurm's variables.
+
+    0 is a pass; a code that no key names, a signal, or a program that cannot run is inconclusive.
+    Its first line becomes the reason of a drain, of which `sinfo -R` shows 20 columns. A job's
+    comment and extra, among the variables, are text of a user.
+    """
 
     COMPONENTS = _ANYTHING
 
+    # The program and its arguments; no shell.
     argv: Argv
+    # Codes that mean a node fault.
     fault_codes: ExitCodes = (77,)
+    # A user fault.
     user_fault_codes: ExitCodes = ()
+    # A warning.
     warn_codes: ExitCodes = ()
 
     def measure(self, machine: CheckContext) -> Finding:
@@ -147,10 +156,11 @@ class Command(Check, frozen=True, kw_only=True):
 
 
 class Nagios(Check, frozen=True, kw_only=True):
-    """A Nagios plugin: 0 fine, 1 warning, 2 critical; 3 and everything else unknown."""
+    """A Nagios plugin: 0 pass, 1 warning, 2 node fault, everything else inconclusive."""
 
     COMPONENTS = _ANYTHING
 
+    # The plugin and its arguments.
     argv: Argv
 
     def measure(self, machine: CheckContext) -> Finding:
@@ -164,11 +174,16 @@ class Nagios(Check, frozen=True, kw_only=True):
 
 
 class Nhc(Check, frozen=True, kw_only=True):
-    """LBNL Node Health Check with the site's own nhc.conf, unchanged. It marks nothing offline."""
+    """LBNL Node Health Check with the site's own nhc.conf, unchanged. It marks nothing offline.
+
+    Only a check that nhc reports as failed counts.
+    """
 
     COMPONENTS = _ANYTHING
 
+    # Its path.
     program: AbsolutePath = "/usr/sbin/nhc"
+    # Another nhc.conf; empty: its default.
     conf: str = ""
 
     def measure(self, machine: CheckContext) -> Finding:
@@ -192,19 +207,29 @@ class Nhc(Check, frozen=True, kw_only=True):
 
 
 class File(Check, frozen=True, kw_only=True):
-    """A file or directory: there or not, of a kind, mode, owner, age and content."""
+    """A file or directory. Do not name anything that users can write."""
 
     TOGETHER = True
     COMPONENTS = ("node", "storage")
 
+    # Which.
     path: AbsolutePath
+    # Whether it must be there.
     exists: bool = True
+    # `file`, `directory`, `link`, `block device`, `character device`, `socket` or `pipe`; empty:
+    # any.
     kind: str = ""
+    # Octal.
     mode: Annotated[str, msgspec.Meta(pattern="^[0-7]{3,4}$")] | None = None
+    # Its owner.
     uid: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    # Its group.
     gid: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    # Since it was last written.
     max_age_s: NotNegative | None = None
+    # A regular expression over its first MiB.
     contains: str = ""
+    # The same, of what must not be there.
     lacks: str = ""
 
     def __post_init__(self) -> None:

@@ -52,23 +52,35 @@ class MountState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Filesystem(Check, frozen=True, kw_only=True):
-    """One filesystem. A hung one is caught by the time limit, as every check is."""
+    """One filesystem. Asking it has an automounter mount it.
+
+    One that hangs is inconclusive, since its server may be at fault; `hang_is_fault` says
+    otherwise. If the server is down, every node has that fault, and the breaker stops the drains.
+    """
 
     TOGETHER = True
     COMPONENTS = ("node", "storage")
 
+    # What to check.
     path: AbsolutePath
-    # The path must be a mount point, not a directory of what lies below it.
+    # The path must be a mount point.
     mounted: bool = True
+    # Its type; empty: any.
     fstype: str = ""
-    # A file is written, synced and removed.
+    # Writes, syncs and removes a file. Read-only, an I/O error or a stale handle is a node fault, a
+    # full filesystem a user fault, a refusal (root squashed) inconclusive.
     writable: bool = False
+    # It must be read-only.
     read_only: bool = False
+    # Less is a node fault.
     min_total_gib: NotNegative = 0.0
+    # Less is a user fault.
     min_available_gib: NotNegative = 0.0
+    # Less is a user fault.
     min_available_percent: Percent = 0.0
+    # Less is a user fault.
     min_free_inodes_percent: Percent = 0.0
-    # Full is the node's fault: for one that only the node fills.
+    # Full is a node fault: for a local disk that no job can fill on every node.
     full_is_fault: bool = False
 
     def measure(self, machine: CheckContext) -> Finding:

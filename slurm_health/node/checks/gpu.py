@@ -45,19 +45,29 @@ _LOST = "GPU is lost"
 
 
 class Gpu(Check, frozen=True, kw_only=True):
-    """Every GPU of the node, in one pass over NVML."""
+    """All NVIDIA GPUs in one pass over NVML; needs the extra `gpu`.
+
+    A node fault: a GPU that is lost, needs a reset or reboot, failed to remap a row or has one
+    left, runs on fewer PCIe lanes than it could, or failed to join its NVLink fabric; a driver
+    that is not loaded or does not match its library. What a GPU does not report is not held
+    against it. If none of several GPUs answers, as during a reset, the check is inconclusive.
+    """
 
     COMPONENTS = ("node", "device", "compute", "memory", "links", "network")
 
-    # How many there should be; 0: as many as Slurm counts on for the job.
+    # How many there should be; 0: as many as Slurm expects for the job. A retest that knows no
+    # number does not pass, so set it.
     count: Count = 0
+    # Uncorrected ECC errors since the last reset; more is a node fault.
     max_uncorrected: Count = 0
-    # Active NVLinks per GPU; 0: not judged.
+    # Active NVLinks of each GPU; fewer is a node fault, in the ten minutes after a boot a warning.
+    # 0: not judged.
     nvlinks: Count = 0
     # Judged while a GPU is busy: an idle one lowers it. 0: not judged.
     min_pcie_generation: Count = 0
-    # The version of the driver; empty: any.
+    # The exact version; empty: any.
     driver: str = ""
+    # Slowdown by hardware, heat or power brake. The power cap never counts.
     throttling: Weight = "warn"
 
     def measure(self, machine: CheckContext) -> Finding:
@@ -170,7 +180,10 @@ class Gpu(Check, frozen=True, kw_only=True):
 
 
 class GpuProcesses(Check, frozen=True, kw_only=True):
-    """Processes on the GPUs that Slurm gives a job, or has just taken back from one."""
+    """Processes on the GPUs that Slurm gives the job, or has just taken back from one.
+
+    Not applicable without GPUs, and where one is divided (MIG).
+    """
 
     SEVERITY = Status.USER_FAULT
     CONTEXTS = ("prolog", "epilog")

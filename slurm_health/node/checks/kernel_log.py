@@ -115,13 +115,21 @@ def _read_kmsg(machine: CheckContext) -> list[str]:
 
 
 class KernelLog(Check, frozen=True, kw_only=True):
-    """Messages of broken hardware or a broken filesystem."""
+    r"""Messages of broken hardware or a broken filesystem, within an hour, in /dev/kmsg.
+
+    Users choose names of programs, files and interfaces, and the kernel prints them. So begin a
+    pattern with `^`, name a device as `[\w-]+`, and let nothing like `.*` stand before the
+    kernel's own words. A line that begins with a process never counts. For a node that was drained
+    for a message, older ones count until it is rebooted or released.
+    """
 
     TOGETHER = True
     READS = KERNEL_LOG
     COMPONENTS = ("node", "compute", "storage")
 
+    # Regular expressions of node faults. [Defaults](kernel-lines.md).
     fault: tuple[str, ...] = FAULTS
+    # Regular expressions of warnings.
     warn: tuple[str, ...] = WARNINGS
 
     def __post_init__(self) -> None:
@@ -162,14 +170,21 @@ def _compiled(patterns: Sequence[str]) -> list[re.Pattern[str]]:
 
 
 class Xid(Check, frozen=True, kw_only=True):
-    """The worst Xids and SXids, judged by NVIDIA's tables as the site has amended them."""
+    """The worst Xids (GPUs) and SXids (NVSwitches) within an hour, by NVIDIA's tables.
+
+    [Kernel lines](kernel-lines.md) lists them. Numbers that the tables lack are warnings. An SXid
+    that the driver calls fatal is a fault. Of 154 the latest counts.
+    """
 
     TOGETHER = True
     READS = KERNEL_LOG
     COMPONENTS = ("node", "device", "compute", "memory", "links", "network")
 
+    # Numbers that your site calls a node fault.
     fault: Numbers = ()
+    # A warning.
     warn: Numbers = ()
+    # Nothing.
     ignore: Numbers = ()
 
     def measure(self, machine: CheckContext) -> Finding:

@@ -45,12 +45,14 @@ def read_meminfo(machine: CheckContext) -> Meminfo:
 
 
 class Memory(Check, frozen=True, kw_only=True):
-    """RAM present, and RAM free before a job begins."""
+    """RAM present, and RAM free before a job begins, by /proc/meminfo."""
 
     TOGETHER = True
     COMPONENTS = _COMPUTE
 
+    # Less is a node fault: a module is missing or was mapped out.
     min_total_gib: NotNegative = 0.0
+    # Less is a user fault, since what uses the rest is unknown.
     min_available_gib: NotNegative = 0.0
 
     def measure(self, machine: CheckContext) -> Finding:
@@ -73,8 +75,11 @@ class Swap(Check, frozen=True, kw_only=True):
     TOGETHER = True
     SEVERITY = Status.WARN
 
+    # Less is a fault.
     min_total_gib: NotNegative = 0.0
+    # More is a fault; 0: there should be none.
     max_total_gib: NotNegative | None = None
+    # More is a user fault.
     max_used_percent: Percent = 50.0
 
     def measure(self, machine: CheckContext) -> Finding:
@@ -94,12 +99,14 @@ class Swap(Check, frozen=True, kw_only=True):
 
 
 class Edac(Check, frozen=True, kw_only=True):
-    """Memory errors that the EDAC driver counted since it was loaded."""
+    """Memory errors since the EDAC driver was loaded. Inconclusive without the driver."""
 
     TOGETHER = True
     COMPONENTS = _COMPUTE
 
+    # More is a node fault.
     max_uncorrected: Count = 0
+    # More is a warning.
     max_corrected: Count = 1000
 
     def measure(self, machine: CheckContext) -> Finding:
@@ -127,12 +134,13 @@ class Edac(Check, frozen=True, kw_only=True):
 
 
 class HugePages(Check, frozen=True, kw_only=True):
-    """Huge pages that an earlier job reserved and did not give back."""
+    """Huge pages that an earlier job reserved and did not return."""
 
     TOGETHER = True
     SEVERITY = Status.USER_FAULT
     CONTEXTS = ("prolog", "epilog")
 
+    # More is a user fault.
     max_reserved_gib: NotNegative = 0.0
 
     def measure(self, machine: CheckContext) -> Finding:

@@ -85,19 +85,26 @@ def read_ports(machine: CheckContext) -> dict[str, Port]:
 
 
 class InfiniBand(Check, frozen=True, kw_only=True):
-    """The ports named (`mlx5_0`, `mlx5_0:1`), or as many active ones as there should be."""
+    """InfiniBand and RoCE ports.
+
+    In the ten minutes after a boot, one that is down is a warning.
+    """
 
     TOGETHER = True
     COMPONENTS = ("node", "network", "nic")
 
+    # `mlx5_0` or `mlx5_0:1`; each must be active.
     ports: tuple[str, ...] = ()
+    # How many of all ports must be active.
     min_active: Count = 0
-    # Of every port; a port that `rates` names (`mlx5_0`, `mlx5_0:1`) is judged by that alone.
+    # Of every port in `ports`; without these, of every active one but Ethernet beside InfiniBand
+    # and bonds.
     min_rate_gbit_per_s: NotNegative = 0.0
+    # Of single ports, as `init config` writes them: `{ "mlx5_0:1" = 400 }`.
     rates: dict[str, Rate] = msgspec.field(default_factory=dict)
-    # Lost links within six hours; any number since the last run is a warning.
+    # Lost links within six hours; more is a node fault, any since the last run a warning.
     max_link_downed: Count = 10
-    # Since the last run on this node.
+    # Since the last run on this node; more is a warning.
     max_errors: Count = 100
 
     def measure(self, machine: CheckContext) -> Finding:
@@ -180,17 +187,21 @@ def _full(name: str) -> str:
 
 
 class Ethernet(Check, frozen=True, kw_only=True):
-    """One interface."""
+    """One interface. In the ten minutes after a boot, one that is down is a warning."""
 
     TOGETHER = True
     COMPONENTS = ("node", "network", "nic")
 
+    # Its name.
     interface: Annotated[str, msgspec.Meta(pattern=r"^[^/\s]{1,15}$")]
+    # Less is a node fault.
     min_speed_mbit: NotNegative = 0.0
+    # Half duplex is a node fault.
     full_duplex: bool = False
-    # Links lost and gained within six hours; any since the last run are a warning.
+    # Links lost and gained within six hours; more is a node fault, any since the last run a
+    # warning.
     max_carrier_changes: Count = 20
-    # Since the last run on this node.
+    # Since the last run on this node; more is a warning.
     max_errors_per_s: NotNegative = 1.0
 
     def measure(self, machine: CheckContext) -> Finding:

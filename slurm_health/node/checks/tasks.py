@@ -66,8 +66,11 @@ class Load(Check, frozen=True, kw_only=True):
     SEVERITY = Status.WARN
     CONTEXTS = ("prolog",)
 
+    # Not judged unless set.
     max_per_cpu_1min: NotNegative | None = None
+    # More is a warning.
     max_per_cpu_5min: NotNegative | None = 2.0
+    # Not judged unless set.
     max_per_cpu_15min: NotNegative | None = None
 
     def measure(self, machine: CheckContext) -> Finding:
@@ -99,12 +102,13 @@ def count_cpus(ranges: str) -> int:
 
 
 class Zombies(Check, frozen=True, kw_only=True):
-    """Processes that have ended and whose parents do not take notice."""
+    """Processes that have ended and that their parents have not collected."""
 
     TOGETHER = True
     READS = PROCESSES
     SEVERITY = Status.WARN
 
+    # More is a warning.
     max_count: Count = 50
 
     def measure(self, machine: CheckContext) -> Finding:
@@ -117,16 +121,16 @@ class Zombies(Check, frozen=True, kw_only=True):
 
 
 class Uninterruptible(Check, frozen=True, kw_only=True):
-    """Processes the kernel holds (state D), twice in a row: dead storage or a dead device.
+    """Processes in state D, twice in a row: dead storage or a dead device.
 
-    It names what hangs. What it hangs on it cannot know, and a filesystem that is down hangs the
-    same processes on every node, so this warns and does not drain unless a site says so.
+    A filesystem that is down blocks the same processes on every node, so this warns.
     """
 
     TOGETHER = True
     READS = PROCESSES
     SEVERITY = Status.WARN
 
+    # More is a warning.
     max_count: Count = 10
 
     def measure(self, machine: CheckContext) -> Finding:
@@ -144,9 +148,9 @@ class Uninterruptible(Check, frozen=True, kw_only=True):
 
 
 class Leftovers(Check, frozen=True, kw_only=True):
-    """Processes of the job that has just ended, by the job's number in their environment.
+    """Processes of the job that has just ended, by its user and the job id in their environment.
 
-    Only processes of the job's own user count, so no other job and no other user is ever blamed.
+    They are named and left alone: Slurm ends them with `ProctrackType=proctrack/cgroup`.
     """
 
     SEVERITY = Status.USER_FAULT
@@ -173,12 +177,15 @@ class Leftovers(Check, frozen=True, kw_only=True):
 
 
 class Daemon(Check, frozen=True, kw_only=True):
-    """A process of this name runs, of this user or, if none is named, of a system account."""
+    """A process of this name runs."""
 
     TOGETHER = True
     READS = PROCESSES
 
+    # As `ps -o comm` shows it.
     name: Annotated[str, msgspec.Meta(min_length=1)]
+    # Who started it; empty: a system account (user id below 1000), since anyone can name a program
+    # so.
     user: str = ""
 
     def measure(self, machine: CheckContext) -> Finding:
@@ -209,8 +216,9 @@ class Daemon(Check, frozen=True, kw_only=True):
 
 
 class Unit(Check, frozen=True, kw_only=True):
-    """A systemd unit is active. On its way to another state it is neither well nor broken."""
+    """A systemd unit is active. One that is starting or stopping is a warning."""
 
+    # Its name.
     unit: Annotated[str, msgspec.Meta(pattern=r"^[\w@.:\\-]+$")]
 
     def measure(self, machine: CheckContext) -> Finding:

@@ -47,14 +47,21 @@ _SLOWED = {
 
 
 class AmdGpus(Check, frozen=True, kw_only=True):
-    """AMD GPUs: all there, no uncorrected errors, not throttled, no XGMI link shut (`amd-smi`)."""
+    """All AMD GPUs, by `amd-smi` (ROCm 6 and 7). It has not met an AMD GPU yet.
+
+    An XGMI link that is shut is a node fault. `init config` writes `time_limit_s = 40`.
+    """
 
     COMPONENTS = ("node", "device", "compute", "memory", "links", "network")
 
+    # Name or path.
     program: str = "amd-smi"
-    # How many there should be; 0: as many as Slurm counts on for the job.
+    # How many there should be; 0: as many as Slurm expects for the job. Parts of a divided GPU
+    # count.
     count: Count = 0
+    # Uncorrected ECC errors; more is a node fault.
     max_uncorrected: Count = 0
+    # Slowdown by heat or prochot. The power cap never counts.
     throttling: Weight = "warn"
 
     def measure(self, machine: CheckContext) -> Finding:
@@ -118,21 +125,22 @@ _CRITICAL: dict[int, tuple[Callable[[str], Finding], str]] = {
 
 
 class Nvme(Check, frozen=True, kw_only=True):
-    """Local NVMe drives: all there, not read-only, not worn out, no data lost.
+    """Local NVMe drives, by /sys and `smartctl` or `nvme`.
 
-    Drives reached over a network are not the node's own. Wear and lost blocks are warnings.
+    A drive that the kernel has given up, that is read-only or calls itself degraded is a node
+    fault. Used-up spare blocks and heat are warnings.
     """
 
     COMPONENTS = ("node", "storage")
     CONTEXTS = ("healthcheck", "retest")
 
-    # smartctl or nvme; empty: smartctl if it is installed, else nvme.
+    # Name or path of smartctl or nvme; empty: whichever is installed.
     program: str = ""
-    # How many there should be; 0: as many as there are.
+    # Fewer is a node fault; 0: not judged.
     count: Count = 0
-    # Of what the manufacturer promises; a drive goes on beyond 100.
+    # Of the life that the maker promises; more is a warning.
     max_used_percent: NotNegative = 100.0
-    # Blocks that could not be read back right, since the last run on this node.
+    # Blocks that could not be read back, since the last run on this node; more is a warning.
     max_media_errors: Count = 0
 
     def measure(self, machine: CheckContext) -> Finding:
@@ -231,15 +239,22 @@ _MEMORY_WINDOW_S = 86_400.0
 
 
 class Bmc(Check, frozen=True, kw_only=True):
-    """Fans, power supplies, and the memory events of the last day, by `ipmitool`."""
+    """Fans, power supplies, and memory events of the last day, by `ipmitool` over /dev/ipmi0.
+
+    A node that was drained for a memory event comes back after a day.
+    """
 
     COMPONENTS = ("node", "memory")
     # Its sensors take seconds to read, which a job should not wait for.
     CONTEXTS = ("healthcheck", "retest")
 
+    # Name or path.
     program: str = "ipmitool"
+    # A sensor beyond its critical threshold.
     fans: Weight = "warn"
+    # A supply that failed or lost its input, or lost redundancy.
     power: Weight = "warn"
+    # An uncorrectable error, a parity error or a disabled module in the log's last 100 entries.
     memory: Weight = "fault"
 
     def measure(self, machine: CheckContext) -> Finding:
@@ -326,9 +341,9 @@ _BIT_ERROR_RATE = 1e-12
 
 
 class Optics(Check, frozen=True, kw_only=True):
-    """The modules in the ports named, by `ethtool -m` and `mlxlink`.
+    """Modules of cables and optics, by `ethtool -m` and `mlxlink --json`.
 
-    A dirty fibre may end at the switch: it is a warning.
+    A dirty fibre may end at the switch, so it warns. Many copper cables have nothing to report.
     """
 
     SEVERITY = Status.WARN
@@ -336,10 +351,13 @@ class Optics(Check, frozen=True, kw_only=True):
     # A module answers over a slow bus, in up to a second.
     CONTEXTS = ("healthcheck", "retest")
 
-    # Ethernet interfaces, asked by ethtool, and adapters (`mlx5_0`), asked by mlxlink.
+    # Ethernet interfaces, asked by ethtool.
     interfaces: tuple[Name, ...] = ()
+    # Adapters (`mlx5_0`), asked by mlxlink.
     devices: tuple[Name, ...] = ()
+    # Name or path.
     ethtool: str = "ethtool"
+    # Name or path.
     mlxlink: str = "mlxlink"
 
     def __post_init__(self) -> None:
@@ -449,13 +467,22 @@ _DIAGNOSTIC = (
 
 
 class Dcgm(Check, frozen=True, kw_only=True):
-    """`dcgmi diag` at a level. It needs the GPUs alone, for minutes from level 2 on."""
+    """`dcgmi diag -j`, where DCGM is installed. It needs the GPUs to itself.
+
+    By DCGM's severity, *isolate* and *reset* are a node fault, *monitor* and *config* a warning.
+    What concerns software is a warning whatever DCGM calls it; a link that is down is a node
+    fault. If every hardware test was skipped, the check is inconclusive. To run it before jobs
+    too, add `healthcheck` to `contexts` and set `HealthCheckNodeState=IDLE`.
+    """
 
     EXCLUSIVE = True
     CONTEXTS = ("retest",)
     COMPONENTS = ("node", "device", "compute", "memory", "links")
 
+    # Name or path.
     program: str = "dcgmi"
+    # 1 tests no hardware; 2 takes two minutes, 3 fifteen, 4 an hour: set `time_limit_s`. The epilog
+    # leaves room for 300 s, and a health check for less than a minute.
     level: Annotated[int, msgspec.Meta(ge=1, le=4)] = 2
 
     def measure(self, machine: CheckContext) -> Finding:

@@ -51,8 +51,8 @@ _OF_THE_SYSTEM = frozenset(
 Table = tuple[str, dict[str, Any]]
 _HEAD = """\
 # slurm-health: the site's settings. Drafted from {node}.
-# Only root may write this file. The meaning of a key: documentation, admin/checks.md
-# The checks that would run on a node, and why: slurm-health healthcheck --explain
+# Root owns this file and nobody else may write to it. Keys: documentation, reference/checks.md
+# What would run on a node, and why: slurm-health healthcheck --explain
 
 # The directory of jobs' journals, the same for every user and for the epilog. With ~, the user's
 # home, root's fleet commands (lemons, metrics, history) have no journals to read.

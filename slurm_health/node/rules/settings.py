@@ -38,12 +38,13 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class Hooks(_Table, frozen=True, kw_only=True):
     """`[hooks]`: how the three hooks run."""
 
-    # Root's own directory on every node: the record of its drain, the history of its checks.
+    # Root's directory on every node, on a local disk: what the node was drained for. Refused if
+    # others can write to it.
     state: AbsolutePath = "/var/lib/slurm-health"
     # False: everything is measured and logged, and no node is drained.
     drain: bool = True
-    # The prolog does not check a node again that has passed all of its checks in the last so many
-    # minutes; 0: it checks before every job. A fault in between is not noticed.
+    # A prolog does not check a node again that passed in the last so many minutes; 0: it checks
+    # before every job.
     passed_min: Minutes = 0.0
 
 
@@ -53,12 +54,11 @@ class Breaker(_Table, frozen=True, kw_only=True):
     Without `directory` no node is drained: the number of other drained nodes is unknown.
     """
 
-    # On a filesystem every node shares, writable by root on the nodes only.
+    # On a filesystem that all nodes share, writable by root only. Without it no node is drained.
     directory: AbsolutePath | Literal[""] = ""
-    # Of a partition's nodes, drained by us at one time.
+    # Of a partition's nodes that may be drained at one time; one always, and two of four or more.
     share: Share = 0.1
-    # The same of the nodes below one leaf switch, which fail together when a rack does. Larger: a
-    # rack has few nodes, and those that wait for repair count.
+    # The same below one leaf switch, or of one block, where Slurm has a topology.
     rack_share: Share = 0.25
 
     def allowed(self, nodes: int, *, in_rack: bool = False, alike: bool = True) -> int:
@@ -75,9 +75,10 @@ class Breaker(_Table, frozen=True, kw_only=True):
 class Recovery(_Table, frozen=True, kw_only=True):
     """`[recovery]`: when a node we drained goes back into the pool."""
 
-    # Passes in a row of the very checks it was drained for; 0: an administrator releases it.
+    # Passes in a row of the checks that a node was drained for, then it returns; 0: an
+    # administrator releases it.
     passes: Count = 3
-    # A pass sooner after the last than this is not a fresh one.
+    # Passes closer together count once.
     apart_s: Annotated[float, msgspec.Meta(ge=0, le=86400)] = 60.0
 
 
@@ -92,9 +93,11 @@ class AccusationPolicy(Enum):
 class Accusations(_Table, frozen=True, kw_only=True):
     """`[accusations]`: the effect of the verdicts of a job's own check."""
 
+    # See [the policy](../explanation/policy.md#accusations).
     policy: AccusationPolicy = AccusationPolicy.CONFIRM
-    # Marks of so many different users, and jobs, drain a node. 0 users: marks never drain.
+    # Marks of so many different users drain a node; 0: marks never drain.
     users: Count = 2
+    # And of so many different jobs.
     jobs: Positive = 3
 
 
@@ -105,13 +108,13 @@ class Sweep(_Table, frozen=True, kw_only=True):
     accused node is checked by one at once, with two partners that Slurm chooses.
     """
 
-    # Without rights, and used by no one else; empty: no user's word drains.
+    # Without rights, and used by no one else; empty: no user's verdict alone drains.
     user: str = ""
     # The interpreter with torch that jobs train with; empty: as for any check.
     python: str = ""
-    # The probes of the check; empty: the default.
+    # What is checked; empty: the default.
     check: str = ""
-    # More options of sbatch for the check of an accused node, such as --gres=gpu:8.
+    # More options of sbatch for the check of an accused node: `["--qos=scavenger"]`.
     sbatch: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -131,29 +134,29 @@ class Default(_Table, frozen=True, kw_only=True):
     gpus: bool = False
     # Empty: all.
     partitions: tuple[Text, ...] = ()
+    # Empty: all.
     accounts: tuple[Text, ...] = ()
-    # The least time limit of the job: a check would cost too large a part of a shorter one.
+    # Jobs with a shorter time limit are not checked; without one, the partition's counts.
     min_time_min: Count = 10
-    # A check that takes longer is aborted, and the job runs unchecked; 0: no limit.
+    # A check that takes longer is given up, and the job runs unchecked; 0: no limit.
     limit_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0.0
-    # Of the job's time limit: a check that takes more of it is aborted; 0: only `limit_s` counts.
+    # Of the job's time limit: a check that takes more is given up; 0: only `limit_s` counts.
     share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
-    # A job on one node is not checked if that node has passed all checks of the prolog or the
-    # health check in the last so many minutes; 0: every job is.
+    # A job on one node is not checked if the node's hooks passed in the last so many minutes; 0:
+    # every job is.
     passed_min: Minutes = 0.0
-    # A word in a job's --comment with which its user leaves it unchecked; empty: there is none.
+    # A word in a job's --comment with which its user leaves it unchecked; empty: none.
     opt_out: str = ""
-    # The probes of the check; empty: the default.
+    # What is checked; empty: the default.
     check: str = ""
 
 
 class Metrics(_Table, frozen=True, kw_only=True):
     """`[metrics]`: the output of the hooks for monitoring."""
 
-    # node_exporter's --collector.textfile.directory; the health check writes a file there.
+    # node_exporter's --collector.textfile.directory, where the health check writes a file.
     directory: AbsolutePath | Literal[""] = ""
-    # A line of JSON in the machine's log for every result of a hook's check, and for every check of
-    # a job's nodes.
+    # Also write each check's result to the log, as one line of JSON.
     syslog_json: bool = False
 
 
@@ -164,7 +167,7 @@ class Notify(_Table, frozen=True, kw_only=True):
     cluster: str = ""
     # Reads one event, as JSON, on its standard input.
     command: tuple[Text, ...] = ()
-    # For apprise; one that begins with / is a file of URLs that only root can read.
+    # For apprise; an entry that begins with / is a file of URLs that only root can read.
     urls: tuple[Text, ...] = ()
     # For one event; then the command is killed.
     limit_s: Annotated[float, msgspec.Meta(gt=0, le=600)] = 30.0
@@ -177,40 +180,51 @@ class Repair(_Table, frozen=True, kw_only=True):
     steps: tuple[StepName, ...] = ()
     # Steps are logged and listed, and not taken.
     dry_run: bool = True
-    # By the name of a check, the first step for its faults, instead of the check's own remedy.
+    # By the name of a check, the step that its faults begin with.
     first: dict[str, StepName] = {}
     # {gpus} becomes the PCI addresses of the GPUs at fault, with commas between.
     reset: tuple[Text, ...] = ("nvidia-smi", "--gpu-reset", "-i", "{gpus}")
-    # A command that a drained node must pass before it returns to service: run by root, on the
-    # node, once its checks pass. Empty: its checks are enough.
+    # A command that a drained node must pass before it returns. Empty: its checks are enough.
     test: tuple[Text, ...] = ()
-    # A test that takes longer is killed, and has failed.
+    # Then the test is killed, and has failed.
     test_limit_min: Annotated[float, msgspec.Meta(gt=0, le=10080)] = 90.0
 
 
 class CommonKeys(_Table, frozen=True, kw_only=True):
     """Keys every `[checks.NAME]` table may have; the others belong to the check."""
 
+    # Which check to run; unset: the table's name.
     check: Text | None = None
+    # Any of `prolog`, `epilog`, `healthcheck`, `retest`; unset: the check's own.
     contexts: tuple[str, ...] | None = None
+    # Patterns, such as `gpu[01-16,20]`, `gpu*`, `!gpu07`; empty: all.
     nodes: tuple[str, ...] = ()
+    # Patterns; with these, a check runs only if there is a job. Empty: all.
     partitions: tuple[str, ...] = ()
+    # Its most severe result: `warn`, `user_fault` or `node_fault`; unset: the check's own.
     severity: Status | None = None
-    # It needs the node alone, so a retest runs it on an idle node only.
+    # A retest runs it only while no other job is on the node; unset: the check's own.
     exclusive: bool | None = None
+    # After this it is killed, and inconclusive.
     time_limit_s: Annotated[float, msgspec.Meta(gt=0, le=600)] = 5.0
+    # Its result is logged and has no other effect.
     shadow: bool = False
-    # A check that does not end within `time_limit_s` is a fault of the node.
+    # Not to end within `time_limit_s` is a node fault. Only for what can hang because of the node
+    # alone.
     hang_is_fault: bool = False
+    # False: the table is ignored.
     enabled: bool = True
 
 
 class Settings(_Table, frozen=True, kw_only=True):
     """The whole file. The first five keys are for every user; preflight checks the last two."""
 
-    # May begin with `~`; empty: each user's default.
+    # Where journals go; may begin with `~`; empty: `~/.slurm-health/journal`.
     journal: str = ""
+    # The [history's index](../admin/fleet.md#the-index) for all users; empty: each user's own.
     index: str = ""
+    # The file in which root [publishes](../admin/fleet.md#let-the-checks-know) what the history
+    # says of nodes.
     standings: AbsolutePath | Literal[""] = ""
     expectations: dict[str, dict[str, Any]] = {}
     localize: dict[str, Any] = {}

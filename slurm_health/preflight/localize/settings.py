@@ -43,7 +43,7 @@ class Usual:
 USUAL: Mapping[DeviceKind, Usual] = MappingProxyType(
     {
         # Network: the least effect that simulated runs could convict without accusing healthy
-        # nodes; noise: at which four nodes stay within `error` (docs/explanation/localisation.md).
+        # nodes; noise: at which four nodes stay within `error` (docs/explanation/statistics.md).
         # Compute: four deviations of 3 %, which is our reading of how much GPUs of one model differ
         # for good (Sinha et al., SC 2022: they vary by 8 % on average, by 22 % at most).
         DeviceKind.ACCELERATOR: Usual(network_floor=0.08, compute_floor=0.12, noise=0.05),

@@ -22,8 +22,7 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_health.fleet.history import refresh
-from slurm_health.fleet.history.place import IndexPlace
+from slurm_health.fleet.index import opened
 from slurm_health.node import repair, shared
 from slurm_health.node.checks.check import CheckContext, Planned
 from slurm_health.node.checks.filesystem import Filesystem
@@ -151,7 +150,7 @@ def owners(directory: Path, state: Path) -> list[object]:
     """Have root list all jobs, and index them, where a user mounted over one of them."""
     root = directory.parents[1]
     listed = jobs.latest_jobs(root, 9, cluster=None, now_s=_NOW_S, environ={"PATH": "/"}).jobs
-    with refresh.opened(IndexPlace(path=None), root, now_s=_NOW_S) as index:
+    with opened(None, root, now_s=_NOW_S) as index:
         return [[each.job for each in listed], index.troubles()]
 
 

@@ -335,7 +335,7 @@ def test_a_mark_from_another_day_to_come_counts_no_more_than_an_old_one() -> Non
 def test_a_monitor_of_drain_reasons_reads_ours_by_the_expression_that_the_documentation_gives() -> (
     None
 ):
-    page = Path(__file__).parents[3] / "docs/admin/platforms.md"
+    page = Path(__file__).parents[3] / "docs/admin/elsewhere.md"
     found = re.search(r"`(\^shealth:.*)`", page.read_text())
     assert found is not None
     note = DrainNote(checks=("nvme", "gpu"), job=7, time_s=1763661234, text="nvme0: it is gone")

@@ -171,7 +171,7 @@ SLOW = verdict_of(n1=Level.HEALTHY, n2=Level.SLOW, n3=Level.HEALTHY, n4=Level.HE
 def test_a_slow_node_causes_what_the_table_of_the_documentation_says(
     choice: OnStraggler, policy: Policy, free: int, expected: str
 ) -> None:
-    """The table is in docs/howto/slow-and-undecided-nodes.md."""
+    """The table is in docs/howto/what-happens-to-my-job.md."""
     decision = decide(SLOW, replace(policy, on_straggler=choice), job_facts(free=free))
 
     left = ",".join([*decision.leave, *decision.drop[0]])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.fleet.standing.standing import Standing, published
+from slurm_health.fleet.standing import Standing, published
 from slurm_health.preflight.localize import Localizer
 from slurm_health.preflight.master.priors import of_site, prior_of_findings
 from slurm_health.records import standings

@@ -13,9 +13,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from slurm_health.fleet.history import place, refresh
-from slurm_health.fleet.retention import removal
-from slurm_health.fleet.retention.removal import journals
+from slurm_health.fleet.clean import journals, remove
+from slurm_health.fleet.index import opened
 from slurm_health.records.records import (
     Disposition,
     JobOutcome,
@@ -294,10 +293,9 @@ def test_what_stands_beside_a_taken_name_is_found_by_who_reads_and_removes(
         shutil.rmtree(occupied)
 
     assert runs_of_job(tmp_path, str(STARTED.job_id)) == [job / "0"]
-    where = place.choose(str(tmp_path / "index"), {}, tmp_path)
-    with refresh.opened(where, tmp_path, now_s=time.time()) as found:
+    with opened(None, tmp_path, now_s=time.time()) as found:
         assert set(found.nodes()) == {"n1", "n2"}
-    there = {each.job: each for each in journals(tmp_path, uid=os.geteuid())}
+    there = {each.job: each for each in journals(tmp_path)}
     assert set(there) == {job.name}
-    removal.remove(tmp_path, there[job.name])
+    assert remove(tmp_path, there[job.name]) == ""
     assert not job.exists()

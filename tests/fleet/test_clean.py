@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import pytest
+
+from slurm_health.fleet.clean import JobJournal, RunningJobs, choose, size_text
+
+NOW_S = 1_700_000_000.0
+DAY_S = 86400.0
+
+
+@pytest.mark.parametrize(
+    ("job", "cluster", "days_ago", "older_than_days", "why_it_stays"),
+    [
+        ("1", "lab", 31, 30, None),
+        ("1", "lab", 29, 30, ""),  # not old enough
+        ("7", "lab", 900, 30, "its job has not ended"),
+        ("7.0123456789abcdef", "lab", 900, 30, "its job has not ended"),  # beside a taken name
+        ("7", "old", 90, 30, None),  # another job with that id
+        ("1", "old", 61, 30, None),
+        ("1", "old", 59, 30, "Slurm cannot be asked about its job, and it is younger than 60 days"),
+        ("1", "local", 0.01, 0, "its check may still run"),
+        ("1", "local", 0.1, 0, None),
+    ],
+)
+def test_what_is_old_goes_unless_its_job_may_be_running(
+    job: str, cluster: str, days_ago: float, older_than_days: float, why_it_stays: str | None
+) -> None:
+    own = [JobJournal(cluster, job, 10, NOW_S - days_ago * DAY_S)]
+
+    go, stay = choose(
+        own,
+        RunningJobs("lab", frozenset({"7"})),
+        local="local",
+        now_s=NOW_S,
+        older_than_s=older_than_days * DAY_S,
+    )
+
+    assert go == ([] if why_it_stays is not None else own)
+    assert stay == ({why_it_stays: own} if why_it_stays else {})
+
+
+def test_sizes_are_said_as_people_say_them() -> None:
+    assert [size_text(each) for each in (0, 999, 999_999, 34_100_000)] == [
+        "0 bytes",
+        "999 bytes",
+        "1 MB",
+        "34.1 MB",
+    ]

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The index is a cache: whatever becomes of it, the journals are the truth."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slurm_health.fleet import answers
+from slurm_health.fleet.index import index_path, opened
+from slurm_health.records.errors import IndexUnusable
+from slurm_health.records.standings import Reliability
+from slurm_health.records.verdict import Level, NodeVerdict
+from tests.support.command_line import finish, slurm_health, start
+from tests.support.journals import Clock, RunJournal, write_healthy_run, write_requeued_job
+
+NOW_S = 1_700_100_000.0
+
+
+def indexed(
+    root: Path, index: Path, *, now_s: float = NOW_S, lock_timeout_s: float = 10.0
+) -> set[str]:
+    """Bring the index up to date; the nodes that it then knows."""
+    with opened(index, root, now_s=now_s, lock_timeout_s=lock_timeout_s) as found:
+        return set(found.nodes())
+
+
+def history_of(root: Path, index: Path, nodes: str) -> list[answers.NodeHistory]:
+    with opened(index, root, now_s=NOW_S) as found:
+        return answers.histories(found, nodes, cluster=None, now_s=NOW_S, known={})
+
+
+def checks_of(root: Path, index: Path, node: str) -> list[tuple[str, str]]:
+    (history,) = history_of(root, index, node)
+    return [(check.job, check.label) for check in history.checks]
+
+
+def troubles_of(root: Path, index: Path) -> dict[str, int]:
+    with opened(index, root, now_s=NOW_S) as found:
+        return found.troubles()
+
+
+def test_checks_of_all_jobs_are_there_with_their_figures(tmp_path: Path) -> None:
+    root = tmp_path / "journal"
+    write_requeued_job(root, job=12)
+    write_healthy_run(root, job=13, nodes=("n1", "n3"), clock=Clock(1_700_050_000.0))
+
+    (history,) = history_of(root, tmp_path / "index", "n3")
+
+    assert [(check.job, check.level) for check in history.checks] == [
+        ("12", Level.FAULTY),
+        ("13", Level.HEALTHY),
+    ]
+    assert [str(signal) for signal in history.checks[0].signals] == ["faulty", "left out"]
+    assert history.standing.level is Reliability.SUSPECT
+    assert {series.metric for series in history.figures} == {"allgather GB/s", "matmul GFLOP/s"}
+
+
+def test_the_history_of_many_nodes_is_that_of_each(tmp_path: Path) -> None:
+    root, index = tmp_path / "journal", tmp_path / "index"
+    write_requeued_job(root, job=12)
+    write_healthy_run(root, job=13, nodes=("n1", "n7"), clock=Clock(1_600_000_000.0))  # long ago
+
+    many = history_of(root, index, "n[1,3,7]")
+
+    assert [history.node for history in many] == ["n1", "n3", "n7"]
+    assert many == [history_of(root, index, node)[0] for node in ("n1", "n3", "n7")]
+    assert many[2].standing.jobs == 0
+
+
+def test_two_attempts_of_a_job_are_two_checks_and_one_job(tmp_path: Path) -> None:
+    write_requeued_job(tmp_path / "journal", job=12)
+
+    (history,) = history_of(tmp_path / "journal", tmp_path / "index", "n1")
+
+    assert [check.label for check in history.checks] == ["0", "1"]
+    assert history.standing.jobs == 1
+
+
+def test_a_job_that_went_on_is_read_again_and_one_that_is_gone_is_forgotten(
+    tmp_path: Path,
+) -> None:
+    root, index = tmp_path / "journal", tmp_path / "index"
+    run = RunJournal(root, job=12, nodes=("n1", "n2"))
+    run.start()
+    assert indexed(root, index) == {"n1", "n2"}
+
+    run.judge(NodeVerdict(node="n2", level=Level.FAULTY, reason="why", evidence=("x",)))
+    (history,) = history_of(root, index, "n2")
+    assert history.checks[0].level is Level.FAULTY
+
+    write_healthy_run(root, job=13, nodes=("n3", "n4"))
+    shutil.rmtree(root / "lab" / "12")
+    assert indexed(root, index) == {"n3", "n4"}
+
+
+def truncate(index: Path) -> None:
+    os.truncate(index, index.stat().st_size // 2)
+
+
+def garble(index: Path) -> None:
+    data = bytearray(index.read_bytes())
+    data[0:12288] = os.urandom(12288)
+    index.write_bytes(data)
+
+
+def outdate(index: Path) -> None:
+    with sqlite3.connect(index) as found:
+        found.execute("PRAGMA user_version = 0")
+
+
+def drop(index: Path) -> None:
+    with sqlite3.connect(index) as found:
+        found.execute("DROP TABLE slurm_health_checks")
+
+
+def forge_a_rollback(index: Path) -> None:
+    with sqlite3.connect(index) as found:
+        found.execute("UPDATE slurm_health_jobs SET final_s = 0")
+    (Path(f"{index}-journal")).write_bytes(os.urandom(2000))
+
+
+@pytest.mark.parametrize("harm", [truncate, garble, outdate, drop, forge_a_rollback])
+def test_an_index_that_is_harmed_is_made_anew(tmp_path: Path, harm: Callable[[Path], None]) -> None:
+    root, index = tmp_path / "journal", tmp_path / "index"
+    write_healthy_run(root, job=12, nodes=("n1", "n2"))
+    indexed(root, index)
+
+    harm(index)
+
+    assert indexed(root, index) == {"n1", "n2"}
+    assert checks_of(root, index, "n1") == [("12", "0")]
+
+
+def test_a_damaged_row_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+    root, index = tmp_path / "journal", tmp_path / "index"
+    write_healthy_run(root, job=12, nodes=("n1", "n2"))
+    indexed(root, index)
+    with sqlite3.connect(index) as found:
+        found.execute("UPDATE slurm_health_checks SET data = x'00'")
+    found.close()
+
+    with pytest.raises(IndexUnusable, match=r"is damaged: .*; remove it: it is made anew"):
+        checks_of(root, index, "n1")
+
+
+@pytest.mark.heavy
+def test_an_index_that_a_reader_keeps_locked_answers_with_what_it_has_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root, index = tmp_path / "journal", tmp_path / "index"
+    write_healthy_run(root, job=12, nodes=("n1", "n2"))
+    assert indexed(root, index) == {"n1", "n2"}
+    write_healthy_run(root, job=13, nodes=("n3",), clock=Clock(1_700_050_000.0))
+
+    with contextlib.closing(sqlite3.connect(f"{index.as_uri()}?mode=ro", uri=True)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM slurm_health_jobs").fetchone()
+        assert indexed(root, index, lock_timeout_s=0.1) == {"n1", "n2"}
+
+    assert "the answer may lack the latest jobs" in caplog.text
+    assert indexed(root, index) == {"n1", "n2", "n3"}
+
+
+def test_without_a_home_that_can_be_written_the_history_is_read_each_time(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "home").write_text("a file")
+    write_healthy_run(tmp_path / "journal", job=12, nodes=("n1", "n2"))
+
+    path = index_path(tmp_path / "journal", {"XDG_CACHE_HOME": str(tmp_path / "home")})
+
+    assert path is None
+    assert "the index is not kept" in caplog.text
+    with opened(path, tmp_path / "journal", now_s=NOW_S) as found:
+        assert found.nodes() == ["n1", "n2"]
+
+
+def test_a_journal_that_cannot_be_read_is_counted_and_the_others_are_there(tmp_path: Path) -> None:
+    root, index = tmp_path / "journal", tmp_path / "index"
+    write_healthy_run(root, job=12, nodes=("n1", "n2"))
+    odd = write_healthy_run(root, job=13, nodes=("n3", "n4"))
+    (odd.directory / "n3.jsonl").write_text('{"v":99,"id":"n3:0","time_s":1,"kind":"new"}\n')
+    (root / "lab" / "14").symlink_to("12")
+    (root / "lab" / "15").mkdir(mode=0o777)
+    (root / "lab" / "15").chmod(0o777)
+    (root / "lab" / "15" / "0").mkdir()
+    # Anybody may make a directory in a root that users share, and no text is in `\xff`.
+    (root / os.fsdecode(b"\xff") / "13" / "0").mkdir(parents=True)
+
+    assert indexed(root, index) == {"n1", "n2"}
+    reasons = " ".join(troubles_of(root, index))
+    assert "holds records of version 99" in reasons
+    assert "others can write" in reasons
+
+
+@pytest.mark.parametrize("part", ["", "n1.jsonl"])
+def test_a_job_that_could_not_be_read_is_read_when_it_can_be_and_what_was_read_stays(
+    tmp_path: Path, part: str
+) -> None:
+    root, index = tmp_path / "journal", tmp_path / "index"
+    run = write_healthy_run(root, job=12, nodes=("n1", "n2"))
+    hindered = run.directory / part
+    mode = hindered.stat().st_mode
+    hindered.chmod(0o666)  # others can write, so it is refused
+    assert indexed(root, index) == set()
+
+    hindered.chmod(mode)
+    assert indexed(root, index) == {"n1", "n2"}
+    assert troubles_of(root, index) == {}
+
+    run.finish("proceed")
+    hindered.chmod(0o666)
+    assert indexed(root, index) == {"n1", "n2"}
+    assert list(troubles_of(root, index).values()) == [1]
+
+
+def test_two_processes_index_the_same_journals_at_once(tmp_path: Path) -> None:
+    root = tmp_path / "journal"
+    for job in range(40):
+        write_healthy_run(root, job=100 + job, nodes=("n1", "n2"))
+    words = ("history", "n1", "--json", f"--journal={root}")
+
+    processes = [start(*words, environ={"XDG_CACHE_HOME": str(tmp_path)}) for _ in range(3)]
+    ends = [finish(process) for process in processes]
+
+    assert [end.code for end in ends] == [0, 0, 0], ends
+    counts = [len(json.loads(end.stdout)["nodes"][0]["checks"]) for end in ends]
+    assert counts == [40, 40, 40]
+
+
+@pytest.mark.heavy
+def test_an_interrupted_command_keeps_what_it_has_and_prints_no_traceback(tmp_path: Path) -> None:
+    root, environ = tmp_path / "journal", {"XDG_CACHE_HOME": str(tmp_path)}
+    for job in range(300):
+        write_healthy_run(root, job=100 + job, nodes=("n1", "n2"))
+    process = start("lemons", f"--journal={root}", environ=environ)
+    while process.poll() is None and not list(tmp_path.glob("slurm-health/*.sqlite")):
+        pass
+    process.send_signal(signal.SIGINT)
+    ended = finish(process)
+
+    assert ended.code in {130, 0}, ended
+    assert "Traceback" not in ended.stderr
+    done = slurm_health("history", "n1", "--json", f"--journal={root}", environ=environ)
+    assert len(json.loads(done.stdout)["nodes"][0]["checks"]) == 300

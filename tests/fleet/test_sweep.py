@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a sweep's jobs have left, from real shells in real directories."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from slurm_health.fleet.index import Index
+from slurm_health.fleet.sweep import EndedJob, Sweep, SweepSettings, ended_text, script
+from tests.support.fake_slurm import FakeSlurm
+
+
+def swept(root: Path, environ: Mapping[str, str] | None = None, *sbatch: str) -> Sweep:
+    settings = SweepSettings(
+        partition="main", share=0.1, every_s=1.0, limit_min=15, check=["true"], sbatch=sbatch
+    )
+    return Sweep(settings, root, environ or {})
+
+
+NOW_S = 1_700_000_000.0
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Sweep:
+    return swept(tmp_path)
+
+
+def run(sweep: Sweep, job: int, *words: str, ended_by_slurm: str = "") -> None:
+    """Let a job run whose check is this command."""
+    with (sweep.directory / f"{job}.out").open("w") as output:
+        if ended_by_slurm:
+            output.write(f"slurmstepd: error: *** JOB {job} ON n1 CANCELLED {ended_by_slurm} ***\n")
+        else:
+            subprocess.run(
+                ["/bin/sh", "-c", script(words)], stdout=output, stderr=output, check=False
+            )
+
+
+@pytest.mark.parametrize(
+    ("words", "outcome"),
+    [
+        (["true"], EndedJob(job=7, checked=True)),
+        (["sh", "-c", "exit 1"], EndedJob(job=7, checked=True)),
+        (["sh", "-c", "exit 3"], EndedJob(job=7, checked=True, undecided=True)),
+        (
+            ["sh", "-c", "echo no torch; exit 2"],
+            EndedJob(job=7, trouble="its check ended with 2: no torch"),
+        ),
+        (
+            ["sh", "-c", "exit 70"],
+            EndedJob(job=7, trouble="its check ended with 70: no output"),
+        ),
+        (
+            ["sh", "-c", "echo 'error: *** JOB 7 ON n1 CANCELLED AT x DUE TO PREEMPTION'; exit 4"],
+            EndedJob(job=7),
+        ),
+    ],
+)
+def test_a_job_tells_how_its_check_ended(sweep: Sweep, words: list[str], outcome: EndedJob) -> None:
+    run(sweep, 7, *words)
+    assert sweep.ended(sweep.begun()) == [outcome]
+    assert sweep.ended(sweep.begun()) == []  # told once
+
+
+def test_a_check_that_slurm_ended_has_given_way_or_run_out_of_time(sweep: Sweep) -> None:
+    run(sweep, 1, ended_by_slurm="AT 2026-11-23T02:00:00 DUE TO PREEMPTION")
+    run(sweep, 2, ended_by_slurm="AT 2026-11-23T02:00:00 DUE TO TIME LIMIT")
+    found = sweep.ended(sweep.begun())
+    assert found == [EndedJob(job=1), EndedJob(job=2, trouble="Slurm ended it: time limit")]
+    assert ended_text(found) == (
+        "of 2 jobs that have ended, 0 checked their nodes, 1 gave way, 1 checked nothing: Slurm"
+        " ended it: time limit (job 2)"
+    )
+
+
+def test_a_job_that_lost_a_node_has_not_given_way(sweep: Sweep) -> None:
+    why = "AT 2026-11-23T02:00:00 DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS"
+    run(sweep, 7, ended_by_slurm=why)
+    found = sweep.ended(sweep.begun())
+    assert found == [EndedJob(job=7, trouble="Slurm ended it: node failure")]
+
+
+def test_a_job_that_waits_or_runs_is_left_alone(sweep: Sweep) -> None:
+    run(sweep, 7, "true")
+    assert sweep.ended([8]) == []
+    assert len(sweep.ended([7])) == 1
+
+
+def test_a_shell_that_is_ended_waits_for_its_check(sweep: Sweep) -> None:
+    run(sweep, 7, "sh", "-c", "kill -TERM $PPID; sleep 0.1; exit 1")
+    assert sweep.ended(sweep.begun()) == [EndedJob(job=7, checked=True)]
+
+
+def partition(directory: Path, names: Sequence[str]) -> FakeSlurm:
+    slurm = FakeSlurm(directory, names)
+    slurm.set(partition_nodes=f"n[1-{len(names)}]")
+    return slurm
+
+
+@pytest.mark.parametrize(
+    ("codes", "exit_code"), [([], 0), ([0, 3], 0), ([3], 3), ([0, 2], 3), ([1], 0)]
+)
+def test_a_person_has_to_look_if_a_job_failed_or_none_could_decide(
+    tmp_path: Path, codes: list[int], exit_code: int
+) -> None:
+    slurm = partition(tmp_path / "slurm", [f"n{number}" for number in range(1, 6)])
+    sweep = swept(tmp_path, slurm.environ())
+    for number, code in enumerate(codes):
+        run(sweep, 4700 + number, "sh", "-c", f"exit {code}")
+
+    with contextlib.closing(Index(None)) as index:
+        turn = sweep.run(index, now_s=NOW_S)
+
+    assert turn.exit_code == exit_code, turn
+
+
+def test_a_directory_that_is_anothers_is_not_used(tmp_path: Path) -> None:
+    slurm = partition(tmp_path / "slurm", [f"n{number}" for number in range(1, 6)])
+    swept(tmp_path).directory.rmdir()
+    swept_directory = tmp_path / f".sweep-{os.getuid()}"
+    swept_directory.symlink_to("/tmp")
+
+    sweep = swept(tmp_path, slurm.environ())
+    with contextlib.closing(Index(None)) as index:
+        turn = sweep.run(index, now_s=NOW_S)
+
+    assert turn.exit_code == 3
+    assert turn.notes[0].startswith("the outcome of the jobs will not be recorded: ")
+
+
+@pytest.mark.parametrize(
+    ("options", "chosen", "idle"),
+    [
+        (["--qos=scavenger"], "n[4-6]", 6),
+        (["--reservation=repair"], "n[1-3]", 9),
+        (["--reservation", "repair"], "n[1-3]", 9),
+    ],
+)
+def test_nodes_of_a_reservation_are_passed_over_unless_the_jobs_are_in_one(
+    tmp_path: Path, options: list[str], chosen: str, idle: int
+) -> None:
+    slurm = partition(tmp_path / "slurm", [f"n{number}" for number in range(1, 10)])
+    for name in ("n1", "n2", "n3"):
+        slurm.change_node(name, state="IDLE+RESERVED")
+
+    with contextlib.closing(Index(None)) as index:
+        turn = swept(tmp_path, slurm.environ(), *options).run(index, now_s=NOW_S)
+
+    assert [line.split()[1] for line in turn.lines] == [chosen]
+    assert f"of {idle} idle nodes are due" in turn.notes[-1]
+
+
+@pytest.mark.parametrize("silent", ["IDLE*", "IDLE+NOT_RESPONDING"])
+def test_nodes_that_do_not_answer_slurm_are_passed_over(tmp_path: Path, silent: str) -> None:
+    slurm = partition(tmp_path / "slurm", [f"n{number}" for number in range(1, 6)])
+    slurm.change_node("n1", state=silent)
+
+    with contextlib.closing(Index(None)) as index:
+        turn = swept(tmp_path, slurm.environ()).run(index, now_s=NOW_S)
+
+    assert [line.split()[1] for line in turn.lines] == ["n[2-4]"]
