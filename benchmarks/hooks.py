@@ -141,7 +141,7 @@ def look_up_ms(directory: Path) -> list[float]:
     took_ms = []
     for _ in range(_LOOK_UPS):
         began = time.perf_counter()
-        found = hook.passed_lately()
+        found = hook.has_recent_pass()
         took_ms.append((time.perf_counter() - began) * 1000)
         if not found:
             raise SystemExit("the pass of this node was not found")
@@ -155,7 +155,7 @@ def passed_hook(config: Path) -> Hook:
     if began is None:
         raise SystemExit("the kernel's clock cannot be read")
     names = frozenset(each.name for each in hook.site.planned)
-    by = passes.site_mark(hook.site.path)
+    by = passes.config_fingerprint(hook.site.path)
     passes.add(hook.site.passes, Pass(hook="prolog", checks=names, began=began, by=by))
     return hook
 

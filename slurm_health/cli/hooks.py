@@ -120,7 +120,7 @@ def healthcheck(explain: bool, act: bool, as_json: bool, context: str, config: s
         hook.run(this)
         if this.not_checked:  # its log has said why; a launcher that asks learns of no pass
             return ExitCode.INCONCLUSIVE
-        results, text = this.found, ""
+        results, text = this.results, ""
     else:
         node, partition = node_name(os.environ), os.environ.get("SLURM_JOB_PARTITION")
         if explain:

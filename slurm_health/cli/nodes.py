@@ -70,7 +70,7 @@ def nodes(context: click.Context, config: str | None, as_json: bool) -> int:
         print_json(found)
     else:
         print_result(listing.text(found, time.time()))
-    return ExitCode.BAD_NODES if found.needs_a_person else ExitCode.HEALTHY
+    return ExitCode.BAD_NODES if found.needs_administrator else ExitCode.HEALTHY
 
 
 @nodes.command()
@@ -154,7 +154,7 @@ def retest(config: str | None) -> int:
     from slurm_health.node.run import node_name
 
     site = load_site(config)
-    kept = state.recall(site.state, node_name(os.environ))
+    kept = state.load_record(site.state, node_name(os.environ))
     if kept is None:
         print_result("this node was not drained by its hooks\n")
         return ExitCode.HEALTHY

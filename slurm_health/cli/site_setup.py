@@ -192,7 +192,7 @@ def init_hooks(directory: Path) -> int:
     except OSError as err:
         raise _cannot_write(err) from err
     print_lines(f"{key}={path}" for key, path in written.items())
-    for file in templates.files_that_lack(written.values()):
+    for file in templates.missing_config_files(written.values()):
         text = f"the hooks read {file}, which is not there: on a healthy, idle node, slurm-health"
         click.echo(f"slurm-health: {text} init config > {file}", err=True)
     return ExitCode.HEALTHY

@@ -1,24 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What root does on one node: its hooks, what they check, and what becomes of the node.
+"""What root does on one node: the hooks, their checks, drains, repairs and notifications.
 
-Their own errors end in exit code 0: what could not be measured takes no node out of the pool.
+An error of a hook ends in exit code 0: a node that could not be measured stays in the pool.
 
-    rules           what a hook finds -> what becomes of the node. Pure
+    rules           decisions about a node, from the results of its checks. Pure
     checks          what the hooks measure on a node, one file per family
     site            the config file as the hooks read it, checks included
-    run             chooses checks and runs them, each in a child
-    passes          that a node has passed its checks lately: said by root, read by everybody
-    notify          sends what happens to a node to a command, or to URLs
+    run             chooses checks and runs them in children
+    passes          the recent passes of a node: root writes them, every user may read them
+    notify          sends events of a node to a command, or to URLs
     store           values in files: a node's own, and those that all nodes change
-    shared          what all nodes keep together: the breaker's ledger
+    shared          the directory that all nodes share: the breaker's ledger
     marks           accusations of nodes that no check of theirs confirms
-    state           what a node keeps about its own drains
+    state           the record of a node's own drain
     drain           takes a node out of the pool, and returns it
     repair          resets, reboots and tests a node as far as its site allows
     hooks           prolog, epilog, health check, and the administrators' commands
     doctor          `slurm-health doctor`: is this site set up for the hooks?
 """
 
-# In the directory of root's own on each node: what `drain` keeps there. Hooks that drain nothing
-# look whether it is there, and load nothing else for that.
+# The state of `state`, in root's own directory on the node. A hook without a drain only checks
+# whether the file is there, and loads nothing for it.
 STATE_FILE = "node.json"

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The one way to take a node out of the pool, and the one way to return it.
 
-A drain asks who holds the node, asks the breaker, looks again, sets our note, and looks again.
-Only our own drain is lifted, only as we left it, and only if nothing else holds the node. What this
-node was drained for is kept on it, before the drain: a hook that is killed in between has drained
-nothing, or is known to have.
+A drain asks Slurm who holds the node, asks the breaker, reads the node again, sets our note, and
+verifies. Only our own drain is lifted, only with our note unedited, and only if nothing else holds
+the node. The node keeps a record of its drain, written before the drain: a hook that is killed in
+between has drained nothing, or left a record of it.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from slurm_health.node.shared import StoreSilent, StoreUnusable
 from slurm_health.node.site import Site
 from slurm_health.node.state import (
     AGAIN_LIMIT_S,
-    alone,
-    forget,
-    keep_return,
-    recall,
-    remember,
+    delete_record,
+    drain_lock,
+    load_record,
+    save_record,
+    save_return,
 )
 from slurm_health.records.errors import SlurmCommandError, SlurmError, SlurmTimeoutError
 from slurm_health.records.text import counted
@@ -49,9 +49,9 @@ if TYPE_CHECKING:  # a health check loads this every time, and seldom asks Slurm
     from slurm_health.system.slurm.parsing import Node
 
 _LEDGER_TEXT = 500
-# What scontrol says when slurmctld took a request and was too slow, or died, to answer it.
+# The words of scontrol if slurmctld took a request and was too slow, or died, to answer it.
 _NO_ANSWER = re.compile(r"timed out|Zero Bytes", re.IGNORECASE)
-# Nodes that all lose their shared filesystem at once cannot count each other, and ask Slurm spread
+# Nodes that all lose their shared filesystem at once cannot count one another, and ask Slurm spread
 # over so many times as long: 9 s.
 _SPREAD_WITHOUT_LEDGER = 3
 # So many nodes with the same fault on a silent shared filesystem are a server's problem.
@@ -65,29 +65,33 @@ class DrainStatus(Enum):
     """What became of a drain."""
 
     DRAINED = "drained"
-    ALREADY_OUT = "already_out"  # somebody, or we, drained it before; their note stands
+    ALREADY_OUT = "already_out"  # it was drained before, by anyone; that note stands
     FOREIGN_NOTE = "foreign_note"  # in the pool with another's note on it, which stays
     NOT_DRAINED = "not_drained"
-    UNCLEAR = "unclear"  # Slurm was asked, and has not answered: it may still do it
+    UNCLEAR = "unclear"  # Slurm has not answered the request, and may still drain it
 
 
 class DrainResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of it, in words for the log."""
+    """The status of a drain, with words for the log."""
 
     status: DrainStatus
     text: str
 
 
 class Cause(msgspec.Struct, frozen=True, kw_only=True):
-    """Why, after which job, and which checks have to pass before the node may come back.
+    """Why a node is drained, after which job, and which checks return it.
 
     Args:
-        checks: what measured it; of a job's check, the component.
+        checks: that failed; of a job's check, the component.
         text: what is wrong.
-        retest: empty if no check of this node can tell: then an administrator releases it.
-        expected: what the checks went by beside the config file: variables of the job.
+        retest: checks that must pass again; empty if no check can clear the node, and an
+            administrator releases it.
+        expected: variables of the job's environment that the checks depended on.
         confirms: the component that the job's own check accused, if this confirms it.
-        found: when, by the kernel's clock.
+        job: after which job; 0 for none.
+        uid: the job's user; -1 without a job.
+        hook: that drains.
+        measured: when, by the kernel's clock.
     """
 
     checks: tuple[str, ...]
@@ -98,33 +102,33 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     job: int = 0
     uid: int = -1
     hook: str = ""
-    found: BootTime | None = None
+    measured: BootTime | None = None
 
 
 def sync_with_slurm(
     state: Path, name: str, controller: Client, now: BootTime | None
 ) -> Node | None:
-    """Return how Slurm has the node that we drained; None if there is no drain of ours.
+    """Return the node in Slurm that we drained; None if there is no drain of ours.
 
-    A drain that an administrator has lifted is deleted, and so is one whose note is another by now:
-    it is theirs. Lifting it says that the node is repaired, so what only tells of the past, as the
-    kernel's log does, counts from now on.
+    The record of a drain that an administrator lifted is deleted, and so is one with another note
+    by now: that drain is theirs. Lifting it means that the node is repaired, so records of the
+    past, such as the kernel's log, count from now on.
 
     Raises:
         SlurmError: Slurm cannot be asked.
-        StoreUnusable: another hook has been at it for too long.
+        StoreUnusable: another hook holds the lock for too long.
     """
-    with alone(state, AGAIN_LIMIT_S):
-        kept = recall(state, name)
+    with drain_lock(state, AGAIN_LIMIT_S):
+        kept = load_record(state, name)
         if kept is None:
             return None
         node = controller.node(kept.node)
         if not node.out_of_pool:
             if kept.confirmed:
-                keep_return(state, now)
-            forget(state)
+                save_return(state, now)
+            delete_record(state)
         elif drain_note.unsigned(node.reason) != kept.reason:
-            forget(state)
+            delete_record(state)
         return node
 
 
@@ -138,7 +142,7 @@ def drain_this_node(
     # When a cluster fails at once, the first trip the breaker and the others see it.
     time.sleep(site.timing.spread_s * _spread(node))
     try:
-        with alone(site.state):
+        with drain_lock(site.state):
             return drain_node(
                 site, node, cause, controller=controller, now_s=now_s, state=site.state
             )
@@ -169,7 +173,7 @@ def drain_node(
 
 
 class _Reserved(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a drain may happen: not, if `why_not` says so. It is the `today`th of a day."""
+    """Whether a drain may happen: `why_not` is empty if so. It is the `today`th of a day."""
 
     why_not: str = ""
     today: int = 0
@@ -208,11 +212,11 @@ class _Draining:
         self._racks: dict[str, Collection[str]] = {}
 
     def run(self) -> DrainResult:
-        """Ask everybody, count the drain, and do it."""
+        """Ask ledger and Slurm, count the drain, and perform it."""
         why_not, silent = "", ""
         try:
             why_not = self._known_refusal()
-        except StoreSilent as err:
+        except StoreSilent as err:  # the shared filesystem does not answer
             if self._state is None:
                 return _not_drained(f"could not use the breaker's ledger: {err}")
             silent = str(err)
@@ -249,12 +253,12 @@ class _Draining:
         if silent and result.status is DrainStatus.DRAINED:
             return self._give_way(result)
         if not silent and result.status in (DrainStatus.NOT_DRAINED, DrainStatus.ALREADY_OUT):
-
-            def take_back(ledger: DrainLedger) -> tuple[DrainLedger, None]:
-                return breaker.take_back(ledger, self._node, self._now_s), None
-
-            with contextlib.suppress(StoreUnusable):  # it goes on counting
-                shared.change_ledger(self._site, take_back, type(None))
+            with contextlib.suppress(StoreUnusable):  # then it goes on counting
+                shared.change_ledger(
+                    self._site,
+                    lambda ledger: (breaker.take_back(ledger, self._node, self._now_s), None),
+                    type(None),
+                )
         return result
 
     def _known_refusal(self) -> str:
@@ -268,11 +272,11 @@ class _Draining:
         if not site.breaker.directory:
             return "breaker.directory is not set, so the number of other drained nodes is unknown"
 
-        def look() -> str:
+        def refusal() -> str:
             ledger = shared.read_ledger(site.breaker)
             return breaker.refusal(ledger, self._entry, name_of=shared.user_name)
 
-        return shared.in_child(site, look, str)
+        return shared.in_child(site, refusal, str)
 
     def _decide(
         self, ledger: DrainLedger, nodes: Mapping[str, Node], ours: Mapping[str, Collection[str]]
@@ -323,9 +327,9 @@ class _Draining:
         return [n for n, checks in ours.items() if n != self._node and wanted & set(checks)]
 
     def _give_way(self, result: DrainResult) -> DrainResult:
-        """Lift this node's own drain if those before it were as many as may be out.
+        """Lift this node's own drain if the earlier ones reach the limit.
 
-        Nodes that cannot count each other may drain in the same second. The later one gives way:
+        Nodes that cannot count one another may drain in the same second. The later one gives way:
         by time, then by name.
         """
         mine = (int(self._now_s), self._node)
@@ -342,11 +346,11 @@ class _Draining:
             if reserved.why_not:
                 problem = undrain(self._controller, nodes[self._node])
                 if not problem and self._state is not None:
-                    forget(self._state)
+                    delete_record(self._state)
                 lifted = f"lifted again: {reserved.why_not}"
                 return _not_drained(f"could not be {lifted}: {problem}" if problem else lifted)
         except SlurmError as err:
-            text = f"{result.text} (how many others are drained is not known: {err})"
+            text = f"{result.text} (the number of other drained nodes is unknown: {err})"
             return msgspec.structs.replace(result, text=text)
         alike = self._alike(before)
         if len(alike) == _MOST_WITHOUT_LEDGER - 1:
@@ -364,10 +368,10 @@ class _Draining:
             retest=() if many else cause.retest,
             time_s=self._now_s,
             expected=cause.expected,
-            found=cause.found,
+            measured=cause.measured,
         )
         try:
-            # Again: the ledger takes its time, and an administrator does not wait for it.
+            # Again: an administrator may have drained it since, as the ledger takes seconds.
             now = self._controller.node(self._node)
         except SlurmError as err:
             return _not_drained(f"Slurm refused, or did not answer: {err}")
@@ -376,7 +380,7 @@ class _Draining:
         if now.reason and not drain_note.is_ours(now.reason):
             text = f"it has a note already: {now.reason}"
             return DrainResult(status=DrainStatus.FOREIGN_NOTE, text=text)
-        lost = self._keep(record)
+        lost = self._save(record)
         try:
             self._controller.drain([self._node], record.reason)
             after = self._controller.node(self._node)  # Slurm's return codes prove nothing
@@ -387,23 +391,23 @@ class _Draining:
                 may_happen_yet = isinstance(err, SlurmTimeoutError)
             if not may_happen_yet:
                 return _not_drained(f"Slurm refused, or did not answer: {err}")
-            # It goes on counting: a slurmctld that is late drains all that it was asked to, and a
-            # cluster that fails meanwhile would be drained whole, each node in another's place.
-            text = f"Slurm has not said whether it did, and may do it yet: {err}"
+            # It goes on counting: a late slurmctld performs every drain that it was sent, and a
+            # cluster that fails meanwhile would be drained whole, one node in another's place.
+            text = f"Slurm has not confirmed it, and may do it yet: {err}"
             return DrainResult(status=DrainStatus.UNCLEAR, text=text)
         if not after.out_of_pool:
             return _not_drained("Slurm accepted the request, but the node is still in the pool")
-        self._keep(msgspec.structs.replace(record, confirmed=True))
+        self._save(msgspec.structs.replace(record, confirmed=True))
         self._send(EventKind.RELAPSE if today > 1 else EventKind.DRAINED, cause.text)
-        person = f" (drain {today} within a day: an administrator has to release it)"
-        text = f"{record.reason}{lost}{person if many else ''}"
+        often = f" (drain {today} within a day: an administrator has to release it)"
+        text = f"{record.reason}{lost}{often if many else ''}"
         return DrainResult(status=DrainStatus.DRAINED, text=text)
 
     def _out_already(self, now: Node) -> DrainResult | None:
-        """Return what became of a node that is out of the pool without this drain; else None.
+        """Return the result for a node that is out of the pool without this drain; else None.
 
-        One that was drained for the same job before was so by a hook, or by the job's check, which
-        knew no test for it.
+        A node that was drained for the same job before was drained by another hook, or by the job's
+        check, which knew no test for it.
         """
         reason, cause = now.reason or "(no reason)", self._cause
         if not now.out_of_pool:
@@ -421,15 +425,15 @@ class _Draining:
                 retest=cause.retest,
                 time_s=self._now_s,
                 expected=cause.expected,
-                found=cause.found,
+                measured=cause.measured,
                 confirmed=True,
             )
-            lost = self._keep(record)
+            lost = self._save(record)
         return DrainResult(status=DrainStatus.DRAINED, text=reason + lost)
 
-    def _keep(self, record: DrainRecord) -> str:
-        """Keep a record on the node; return what the log says if that fails."""
-        if self._state is None or remember(self._state, record):
+    def _save(self, record: DrainRecord) -> str:
+        """Save a record on the node; return a remark for the log if that fails."""
+        if self._state is None or save_record(self._state, record):
             return ""
         return f" (no record in {self._state}: it will not be released by itself)"
 
@@ -446,7 +450,7 @@ class _Draining:
 
 
 def _drained_by_us(nodes: Mapping[str, Node]) -> dict[str, tuple[str, ...]]:
-    """Return the nodes that are out with a note of ours, and the checks that it names."""
+    """Return the nodes that are out of the pool with a note of ours, and the checks it names."""
     return {
         node.name: note.checks if (note := drain_note.parse(node.reason)) else ()
         for node in nodes.values()
@@ -455,7 +459,7 @@ def _drained_by_us(nodes: Mapping[str, Node]) -> dict[str, tuple[str, ...]]:
 
 
 def _spread(node: str) -> float:
-    """Return where in a span of time a node's turn is, from 0 to 1: by its name."""
+    """Return the node's place in a span of time, from 0 to 1, by its name."""
     return zlib.crc32(node.encode()) / (1 << 32)
 
 
@@ -467,24 +471,24 @@ def _not_drained(why: str) -> DrainResult:
 
 
 def release_own(site: Site, kept: DrainRecord, controller: Client) -> str:
-    """Return this node to service if it is as we drained it; return what became of it."""
+    """Resume this node if it is as we drained it; return the outcome for the log."""
     try:
-        with alone(site.state, AGAIN_LIMIT_S):
-            current = recall(site.state)
+        with drain_lock(site.state, AGAIN_LIMIT_S):
+            current = load_record(site.state)
             if current is None or current.reason != kept.reason:
                 return "not released: it was drained again meanwhile"
             now = controller.node(kept.node)
             if not now.drained or drain_note.unsigned(now.reason) != kept.reason:
-                forget(site.state)
+                delete_record(site.state)
                 return f"the drain is no longer ours: {now.state}: {now.reason or '(no reason)'}"
             if not now.releasable:
                 # Ask again after as many passes, not every time.
-                remember(site.state, msgspec.structs.replace(kept, passes=0))
+                save_record(site.state, msgspec.structs.replace(kept, passes=0))
                 return f"not released: it is {now.state}"
             problem = undrain(controller, now)
             if problem:
                 return f"not released: {problem}"
-            forget(site.state)
+            delete_record(site.state)
     except (SlurmError, StoreUnusable) as err:
         return f"not released: {err}"
     after = ", ".join(kept.retest) or "the test of [repair]"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The marks of all nodes, a file each, in the directory that they share."""
+"""The marks of all nodes, one file per node, in the shared directory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slurm_health.node.rules.accusations import NodeMark
 from slurm_health.node.rules.settings import Breaker
 from slurm_health.node.shared import StoreForRoot, StoreUnusable
 from slurm_health.node.site import Site
-from slurm_health.node.state import alone
+from slurm_health.node.state import drain_lock
 from slurm_health.node.store import Store
 
 _MARKS = "marks"
@@ -27,17 +27,15 @@ def _marks(directory: Path, node: str) -> Store[tuple[NodeMark, ...]]:
 
 
 def add(site: Site, node: str, mark: NodeMark) -> tuple[NodeMark, ...]:
-    """Add a mark to a node's and return all that have not expired.
-
-    Only the node's own epilogs do.
+    """Add a mark to this node's and return all that have not expired.
 
     Raises:
-        StoreUnusable: they cannot be kept; the mark is lost.
+        StoreUnusable: they cannot be saved; the mark is lost.
     """
 
     def work() -> tuple[NodeMark, ...]:
         store = _marks(shared.directory(site.breaker), node)
-        with alone(site.state):
+        with drain_lock(site.state):
             after = accusations.add(store.load() or (), mark, site.accusations)
             store.save(after)
         return after
@@ -46,7 +44,7 @@ def add(site: Site, node: str, mark: NodeMark) -> tuple[NodeMark, ...]:
 
 
 def of_node(settings: Breaker, node: str) -> tuple[NodeMark, ...]:
-    """Return a node's marks, those that have expired too.
+    """Return a node's marks, expired ones too.
 
     Raises:
         StoreUnusable: they cannot be read.
@@ -80,8 +78,8 @@ def delete(settings: Breaker, node: str) -> None:
     _marks(shared.directory(settings), node).delete()
 
 
-def why_they_stay(settings: Breaker, node: str) -> str:
-    """Return why a node's marks could not be removed by this user; empty for no reason.
+def why_not_removable(settings: Breaker, node: str) -> str:
+    """Return why this user cannot remove a node's marks; empty if they can.
 
     Raises:
         StoreUnusable: the shared directory cannot be used.

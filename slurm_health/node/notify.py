@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`[notify]`: sends what happens to a node to the site's command, or to URLs by apprise.
+"""`[notify]`: sends events of nodes to the site's command, or to URLs by apprise.
 
 Hooks start this module as a process of its own and do not wait for it: it reads one event, and the
 site's settings, on its standard input. It ends within the time limit whatever the command does, and
@@ -32,7 +32,7 @@ _ANSWER_BYTES, _SHOWN = 4096, 200
 
 
 class EventKind(Enum):
-    """What a site is notified of, and nothing else."""
+    """The events that a site is notified of."""
 
     DRAINED = "drained"
     RELAPSE = "relapse"  # drained again within a day
@@ -57,7 +57,7 @@ _WORDS = {
 
 
 class NodeEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One thing that happened to a node. `evidence`: what an administrator needs to go on."""
+    """One event of a node. `evidence`: the facts that an administrator needs."""
 
     kind: EventKind
     node: str
@@ -78,7 +78,7 @@ class NotSent(Exception):
 
 
 def send(site: Site, event: NodeEvent) -> None:
-    """Start a process that sends an event, if the site wants any; wait for nothing."""
+    """Start a process that sends an event, if the site wants any, without waiting for it."""
     if not (site.notify.command or site.notify.urls):
         return
     short = msgspec.structs.replace(
@@ -92,10 +92,7 @@ def send(site: Site, event: NodeEvent) -> None:
 
 
 def send_and_wait(settings: Notify, event: NodeEvent) -> list[tuple[str, str]]:
-    """Send an event; return how the command and the URLs are called, and why it did not arrive.
-
-    The reason is empty for success.
-    """
+    """Send an event; return the command and the URLs, with the reason of a failure or empty."""
     ways: list[tuple[str, Callable[[], None]]] = []
     if settings.command:
         ways.append((settings.command[0], lambda: _run_command(settings, event)))
@@ -134,15 +131,19 @@ def _run_command(settings: Notify, event: NodeEvent) -> None:
 
 def document(event: NodeEvent, cluster: str) -> bytes:
     """Return the JSON that a command reads on its standard input."""
-    what = {
+    try:
+        time = datetime.fromtimestamp(event.time_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except (OverflowError, OSError, ValueError):  # by a clock that is wrong
+        time = f"t={event.time_s:g}"
+    fields = {
         "version": 1,
         "source": "slurm-health",
         "cluster": cluster,
-        "time": _utc(event.time_s),
+        "time": time,
         "summary": _summary(event, cluster),
         **msgspec.to_builtins(event),
     }
-    return msgspec.json.encode(what) + b"\n"
+    return msgspec.json.encode(fields) + b"\n"
 
 
 def _send_to_urls(settings: Notify, event: NodeEvent) -> None:
@@ -154,18 +155,27 @@ def _send_to_urls(settings: Notify, event: NodeEvent) -> None:
         except ImportError:
             problem = f"urls needs apprise, which {sys.executable} does not have"
             raise NotSent(f"{problem}: pip install 'slurm-health[notify]'") from None
+        urls: list[str] = []
+        for entry in settings.urls:
+            if not entry.startswith("/"):
+                urls.append(entry)
+                continue
+            if problem := file_problem(entry):
+                raise NotSent(problem)
+            lines = Path(entry).read_text(encoding="utf-8", errors="replace").splitlines()
+            urls += [line.strip() for line in lines if line.strip() and line.lstrip()[0] != "#"]
         sender = apprise.Apprise()
-        for number, url in enumerate(_urls(settings), 1):
+        for number, url in enumerate(urls, 1):
             if not sender.add(url):
                 raise NotSent(f"apprise does not know URL {number} of urls")
-        taken = sender.notify(
+        sent = sender.notify(
             title=_summary(event, settings.cluster),
             body="\n".join([event.text, *event.evidence]),
             body_format=apprise.NotifyFormat.TEXT,
         )
-        if not taken:
+        if not sent:
             raise NotSent(
-                "not every URL of urls took it: slurm-health doctor --test-notify, as root"
+                "not every URL of urls accepted it: slurm-health doctor --test-notify, as root"
             )
         return b""
 
@@ -178,22 +188,8 @@ def _send_to_urls(settings: Notify, event: NodeEvent) -> None:
             raise NotSent(f"no answer from every URL of urls within {limit_s:g} s")
 
 
-def _urls(settings: Notify) -> list[str]:
-    """Return the URLs, those in files that only root can read too: one in a line."""
-    urls: list[str] = []
-    for entry in settings.urls:
-        if not entry.startswith("/"):
-            urls.append(entry)
-            continue
-        if problem := file_problem(entry):
-            raise NotSent(problem)
-        lines = Path(entry).read_text(encoding="utf-8", errors="replace").splitlines()
-        urls += [line.strip() for line in lines if line.strip() and line.lstrip()[0] != "#"]
-    return urls
-
-
 def file_problem(path: str) -> str:
-    """Return why a file of URLs is not used; empty for one that only its owner can read."""
+    """Return why a file of URLs, one a line, is not used; empty if only its owner can read it."""
     try:
         status = Path(path).stat()
     except OSError as err:
@@ -206,13 +202,6 @@ def file_problem(path: str) -> str:
 def _summary(event: NodeEvent, cluster: str) -> str:
     where = f"{cluster}: " if cluster else ""
     return one_line(f"slurm-health: {where}{event.node}: {_WORDS[event.kind]}")
-
-
-def _utc(time_s: float) -> str:
-    try:
-        return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    except (OverflowError, OSError, ValueError):  # by a clock that is wrong
-        return f"t={time_s:g}"
 
 
 def main() -> int:

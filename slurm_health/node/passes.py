@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""That this node has passed its own checks lately: said by root's hooks, read by everybody.
+"""The passes of this node: root's hooks write them, every user may read them.
 
-So a thousand short jobs do not have one node checked a thousand times. It says nothing of the
-network between nodes. Whatever is not as it should be means that the node is checked: a file that
-is missing, damaged or another's, another boot, another site's file or release, and a fault that was
-seen since a check began.
+A node that has just passed its own checks is not checked again for every short job. A pass covers
+this node alone, not the network between nodes. It does not count if its file is missing, damaged or
+another user's, after a reboot, after a change of the config file or the release, or if a hook has
+measured a fault since the check began.
 
-Two files, each replaced whole, so that nobody has to wait for a lock: the passes, and when a fault
-was last seen. A check that was under way when another hook saw a fault is no pass, though it ends
-later.
+Two files, replaced whole, so that no reader waits for a lock: the passes, and the time of the last
+fault. A check that ran while another hook measured a fault is no pass, although it ended later.
 """
 
 from __future__ import annotations
@@ -35,9 +34,14 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class Pass(msgspec.Struct, frozen=True, kw_only=True):
-    """All of these checks of this hook passed. `began` by the kernel's clock, which nobody sets.
+    """A run of a hook in which every one of these checks passed.
 
-    `expected`: what of the job's environment they went by; `by`: the site's file and the release.
+    Args:
+        hook: which hook.
+        checks: their names.
+        began: when, by the kernel's clock, which is never set.
+        by: the fingerprint of the config file and the release.
+        expected: variables of the job's environment that the checks depend on.
     """
 
     hook: str
@@ -47,18 +51,18 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True):
     expected: dict[str, str] = {}
 
 
-def site_mark(path: str) -> str:
-    """Return what tells this site's file, and this release, from those of another time.
+def config_fingerprint(path: str) -> str:
+    """Return a text that changes with the config file and with the release.
 
     Raises:
         OSError: there is no such file.
     """
-    found = Path(path).stat()
-    return f"{__version__} {found.st_dev}:{found.st_ino} {found.st_size} {found.st_ctime_ns}"
+    status = Path(path).stat()
+    return f"{__version__} {status.st_dev}:{status.st_ino} {status.st_size} {status.st_ctime_ns}"
 
 
 def add(directory: Path, passed: Pass) -> None:
-    """Keep a pass; one of no check is none, and what cannot be kept is lost."""
+    """Save a pass, unless it covers no check. A failure to write loses it."""
     if not passed.checks:
         return
     with contextlib.suppress(OSError):
@@ -68,24 +72,28 @@ def add(directory: Path, passed: Pass) -> None:
         directory.mkdir(mode=0o755, exist_ok=True)
         if not is_own_directory(os.lstat(directory), os.geteuid()):
             return
+        key = (passed.hook, passed.checks, passed.expected)
         others = [
-            each
-            for each in _read(directory, os.geteuid())
-            if each.began.boot == passed.began.boot
-            and (each.hook, each.checks, each.expected)
-            != (passed.hook, passed.checks, passed.expected)
+            other
+            for other in _load(directory, os.geteuid())
+            if other.began.boot == passed.began.boot
+            and (other.hook, other.checks, other.expected) != key
         ]
         publish(directory / _PASSES, msgspec.json.encode([passed, *others][:_MOST]))
 
 
 def revoke(directory: Path, now: BootTime | None) -> bool:
-    """Have no check pass that began before now; tell whether that could be done.
+    """Revoke every pass of a check that began before now; return whether that worked.
 
-    Where nothing was ever kept there is nothing to do.
+    Without a directory there is nothing to revoke.
     """
     if not os.path.lexists(directory):
         return True
-    removed = _removed(directory / _PASSES)
+    try:
+        (directory / _PASSES).unlink(missing_ok=True)
+        removed = True
+    except OSError:
+        removed = False
     if now is None:
         return removed
     try:
@@ -95,85 +103,64 @@ def revoke(directory: Path, now: BootTime | None) -> bool:
     return True
 
 
-def lately(
+def recent(
     directory: Path, now: BootTime | None, within_s: float, *, owner: int = ROOT
 ) -> list[Pass]:
-    """Return the passes of this boot that are not older, and after which no fault was seen.
+    """Return the passes of this boot that are at most `within_s` old, with no fault since.
 
-    `owner` is whose word it has to be.
+    Files of any user but `owner` do not count.
     """
     if now is None or within_s <= 0:
         return []
+    fault_s = -1.0
     try:
-        fault_s = _fault_s(directory, now, owner)
+        with contextlib.suppress(FileNotFoundError):
+            fault = from_json(_read(directory / _FAULT, owner), BootTime)
+            if (at_s := uptime_s(fault, now)) is not None:
+                fault_s = at_s
         return [
-            each
-            for each in _read(directory, owner)
-            if each.checks
-            and (began_s := uptime_s(each.began, now)) is not None
+            passed
+            for passed in _load(directory, owner)
+            if passed.checks
+            and (began_s := uptime_s(passed.began, now)) is not None
             and fault_s < began_s <= now.uptime_s <= began_s + within_s
         ]
     except (OSError, msgspec.MsgspecError):
         return []
 
 
-def covers(found: Iterable[Pass], wanted: Pass) -> bool:
-    """Tell whether one of these was of all the checks that are wanted, and went by the same."""
+def covers(passes: Iterable[Pass], wanted: Pass) -> bool:
+    """Return whether a pass covers all wanted checks, with the same environment and config file."""
     return any(
-        wanted.checks <= each.checks
-        and (each.hook, each.expected, each.by) == (wanted.hook, wanted.expected, wanted.by)
-        for each in found
+        wanted.checks <= passed.checks
+        and (passed.hook, passed.expected, passed.by) == (wanted.hook, wanted.expected, wanted.by)
+        for passed in passes
     )
 
 
-def _removed(path: Path) -> bool:
-    try:
-        path.unlink()
-    except FileNotFoundError:
-        pass
-    except OSError:
-        return False
-    return True
-
-
-def _fault_s(directory: Path, now: BootTime, owner: int) -> float:
-    """Return when, of this boot, a fault was last seen.
-
-    Raises:
-        OSError: that cannot be read.
-        msgspec.MsgspecError: nor be understood.
-    """
-    try:
-        data = _content(directory / _FAULT, owner)
-    except FileNotFoundError:
-        return -1.0
-    found = uptime_s(from_json(data, BootTime), now)
-    return -1.0 if found is None else found
-
-
-def _read(directory: Path, owner: int) -> list[Pass]:
-    """Return what is kept in a directory that is its owner's alone; nothing where it is not."""
+def _load(directory: Path, owner: int) -> list[Pass]:
+    """Return the passes in a directory that only its owner can change; none in any other."""
     if not is_own_directory(os.lstat(directory), owner):
         return []
     try:
-        return from_json(_content(directory / _PASSES, owner), list[Pass])
+        return from_json(_read(directory / _PASSES, owner), list[Pass])
     except (FileNotFoundError, msgspec.DecodeError):
         return []
 
 
-def _content(path: Path, owner: int) -> bytes:
-    """Return what a plain file holds that nobody but its owner can have written.
+def _read(path: Path, owner: int) -> bytes:
+    """Return the content of a plain file that only its owner can have written.
 
     Raises:
         OSError: there is none.
     """
-    # O_NONBLOCK: a FIFO would wait for whoever writes.
+    # O_NONBLOCK: opening a FIFO would wait for its other end.
     file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        found = os.fstat(file)
-        own = found.st_uid == owner and not found.st_mode & _OTHERS_WRITE
-        if not own or not stat.S_ISREG(found.st_mode):
-            raise PermissionError(f"{path} is not user {owner}'s alone")
+        status = os.fstat(file)
+        own = status.st_uid == owner and not status.st_mode & _OTHERS_WRITE
+        if not own or not stat.S_ISREG(status.st_mode):
+            raise PermissionError(f"{path} can be changed by others than user {owner}")
         return os.read(file, _MOST_BYTES)
     finally:
         os.close(file)

@@ -45,9 +45,9 @@ from slurm_health.system.telemetry import send_line
 LOCK = "repair.lock"
 _NVML_LIMIT_S = 60.0
 _SHOWN = 300
-# What is kept of a command's output: a test of hours may print all the while.
+# The end of a command's output: a test of hours may print all the while.
 _LAST_BYTES = 4096
-# What a node that waits for nothing but repair is; CLOUD and DYNAMIC say where it is from.
+# The states of a node that waits only for repair; CLOUD and DYNAMIC name its kind.
 _IDLE = frozenset({"IDLE", "DRAIN", "CLOUD", "DYNAMIC_NORM"})
 # Behind the word of a state: down, rebooting, powered down, in maintenance.
 _MARKS = "*@^$~!%#"
@@ -84,18 +84,15 @@ def read_attempts(site: Site) -> tuple[RepairAttempt, ...]:
     Raises:
         StoreUnusable: they cannot be read, so nothing may be done.
     """
-
-    def work() -> tuple[RepairAttempt, ...]:
-        return shared.read_ledger(site.breaker).repairs
-
-    return shared.in_child(site, work, tuple[RepairAttempt, ...])
+    kind = tuple[RepairAttempt, ...]
+    return shared.in_child(site, lambda: shared.read_ledger(site.breaker).repairs, kind)
 
 
-def keep_attempt(site: Site, attempt: RepairAttempt) -> None:
-    """Keep an attempt, or how it ended.
+def save_attempt(site: Site, attempt: RepairAttempt) -> None:
+    """Save an attempt, or how it ended.
 
     Raises:
-        StoreUnusable: it cannot be kept.
+        StoreUnusable: it cannot be saved.
     """
 
     def change(ledger: DrainLedger) -> tuple[DrainLedger, None]:
@@ -113,7 +110,15 @@ def _ended(attempt: RepairAttempt, outcome: Outcome, text: str) -> RepairAttempt
 
 
 class Repairs:
-    """What one health check does to repair its node, and those that are not back from a reboot."""
+    """The repairs of one health check: of its node, and of nodes that are not back from a reboot.
+
+    Args:
+        site: the config file.
+        node: this node.
+        context: of the health check.
+        log: writes a text at a level into the log.
+        controller: returns a client of slurmctld.
+    """
 
     def __init__(
         self,
@@ -121,41 +126,39 @@ class Repairs:
         node: str,
         context: CheckContext,
         *,
-        say: Callable[[str, str], None],
+        log: Callable[[str, str], None],
         controller: Callable[[], Client],
     ) -> None:
-        """Make one; `say` logs a text at a level, `controller` returns slurmctld."""
         self._site = site
         self._node = node
         self._environ = context.environ
         self._now_s = context.now_s
-        self._say = say
+        self._log = log
         self._controller = controller
 
     def consider(self, kept: DrainRecord, now: Node, failed: Sequence[CheckResult]) -> None:
         """Take the next step for a node that we have drained and that is still faulty.
 
         Args:
-            kept: what the node was drained for.
-            now: how Slurm sees it.
-            failed: the faults that its checks have just measured, of those it was drained for;
-                empty if no check can tell.
+            kept: the record of its drain.
+            now: the node in Slurm.
+            failed: the faults that its checks have just measured; empty if no check can clear it.
         """
         if why_not := why_not_ours(now, kept.reason):
-            self._say("info", f"not repaired: {why_not}")
+            self._log("info", f"not repaired: {why_not}")
             return
         try:
             self.end_last(kept, failed)
             chosen, attempt = self._reserve(kept, now, failed)
             if attempt is None:
-                self._say("info", f"not repaired: {chosen.why}")
+                self._log("info", f"not repaired: {chosen.why}")
             elif attempt.outcome is Outcome.DRY_RUN:
-                self._say("info", f"dry run: {attempt.step.value} would be next: {chosen.why}")
+                self._log("info", f"dry run: {attempt.step.value} would be next: {chosen.why}")
             else:
-                self._say("info", f"repair: {attempt.step.value}: {chosen.why}")
+                self._log("info", f"repair: {attempt.step.value}: {chosen.why}")
                 self._begin(kept, attempt, failed)
         except StoreUnusable as err:
-            self._say("warning", f"not repaired: {err}")
+            self._log("warning", f"not repaired: {err}")
 
     def _reserve(
         self, kept: DrainRecord, now: Node, failed: Sequence[CheckResult]
@@ -202,7 +205,7 @@ class Repairs:
             text = "; ".join(result.finding.text for result in failed) or kept.reason
             lines = [f"check {result.name}: {result.finding.text}" for result in failed]
             self._call_administrator(kept, text, lines)
-            keep_attempt(self._site, msgspec.structs.replace(attempt, outcome=Outcome.DONE))
+            save_attempt(self._site, msgspec.structs.replace(attempt, outcome=Outcome.DONE))
             return
         if attempt.step is RepairStep.RESET:
             devices = [result.finding.devices for result in failed]
@@ -219,8 +222,8 @@ class Repairs:
         except SlurmError as err:
             self._fail(attempt, f"it could not be begun: {err}")
             return
-        keep_attempt(self._site, _ended(attempt, Outcome.FAILED, why_not))
-        self._say("info", f"not repaired: {why_not}")
+        save_attempt(self._site, _ended(attempt, Outcome.FAILED, why_not))
+        self._log("info", f"not repaired: {why_not}")
 
     def _start(self, attempt: RepairAttempt, devices: tuple[str, ...]) -> None:
         """Start the process that takes a step."""
@@ -232,10 +235,10 @@ class Repairs:
             self._fail(attempt, f"it could not be begun: {err}")
 
     def end_last(self, kept: DrainRecord, failed: Sequence[CheckResult]) -> None:
-        """Keep how the last step ended: a reboot is over, or the fault is still there.
+        """Save how the last step ended: a reboot is over, or the fault is still there.
 
         Raises:
-            StoreUnusable: it cannot be kept.
+            StoreUnusable: it cannot be saved.
         """
         last = repair.unfinished(read_attempts(self._site), kept.node, kept.reason)
         if last is None:
@@ -245,7 +248,7 @@ class Repairs:
         is_over = last.outcome is Outcome.DONE or is_reboot
         if not failed:
             if last.outcome is Outcome.BEGUN and is_reboot:
-                keep_attempt(self._site, _ended(last, Outcome.DONE, "it is back"))
+                save_attempt(self._site, _ended(last, Outcome.DONE, "it is back"))
         elif is_over or self._now_s >= last.until_s:
             texts = "; ".join(result.finding.text for result in failed)
             self._fail(
@@ -253,11 +256,11 @@ class Repairs:
             )
 
     def end_reboot(self, kept: DrainRecord) -> None:
-        """Keep that a reboot is over: the checks that the node was drained for pass."""
+        """Save that a reboot is over: the checks that the node was drained for pass."""
         try:
             self.end_last(kept, ())
         except StoreUnusable as err:
-            self._say("warning", f"how the last step ended is not kept: {err}")
+            self._log("warning", f"the outcome of the last step is not saved: {err}")
 
     def may_return(self, kept: DrainRecord, now: Node) -> bool:
         """Return whether a node that passes its checks may return to service; test it first if not.
@@ -275,26 +278,26 @@ class Repairs:
             if gate is Gate.OPEN:
                 return True
             if gate is Gate.TESTING:
-                self._say("info", "not released: the test of [repair] is running")
+                self._log("info", "not released: the test of [repair] is running")
             elif gate is Gate.TEST_FAILED and last is not None:
                 why = last.text if last.outcome is Outcome.FAILED else "it did not end, twice"
                 why = f"the test of [repair] failed: {why}"
-                self._say("warning", f"not released: {why}")
+                self._log("warning", f"not released: {why}")
                 call = self._attempt(kept, RepairStep.ADMINISTRATOR, why)
                 if not any((a.drain, a.step) == (call.drain, call.step) for a in attempts):
-                    keep_attempt(self._site, _ended(call, Outcome.DONE, why))
+                    save_attempt(self._site, _ended(call, Outcome.DONE, why))
                     self._call_administrator(kept, why, [])
             elif why_not := why_not_ours(now, kept.reason):
-                self._say("info", f"not released: it has to be tested first, and {why_not}")
+                self._log("info", f"not released: it has to be tested first, and {why_not}")
             else:
                 test = self._attempt(kept, RepairStep.TEST, "before it returns to service")
                 until_s = self._now_s + 60 * settings.test_limit_min + repair.STEP_LIMIT_S
                 test = msgspec.structs.replace(test, until_s=until_s)
-                keep_attempt(self._site, test)
-                self._say("info", "its checks pass: the test of [repair] begins")
+                save_attempt(self._site, test)
+                self._log("info", "its checks pass: the test of [repair] begins")
                 self._start(test, ())
         except StoreUnusable as err:
-            self._say("warning", f"not released: whether it passed its test is not known: {err}")
+            self._log("warning", f"not released: whether it passed its test is not known: {err}")
         return False
 
     def _attempt(self, kept: DrainRecord, step: RepairStep, text: str) -> RepairAttempt:
@@ -303,7 +306,7 @@ class Repairs:
         )
 
     def report_missing(self) -> None:
-        """Notify of any node that is not back in time from a reboot: it may be unable to."""
+        """Notify of nodes that are not back in time from a reboot."""
         try:
             overdue = [
                 attempt
@@ -318,25 +321,25 @@ class Repairs:
                 if now is not None and not (
                     any(word.startswith(_AWAY) for word in now.states) or "*" in now.state
                 ):
-                    keep_attempt(self._site, _ended(late, Outcome.DONE, "it is back"))
+                    save_attempt(self._site, _ended(late, Outcome.DONE, "it is back"))
                     continue
                 why = f"{late.node} is not back from its reboot"
-                keep_attempt(self._site, _ended(late, Outcome.FAILED, why))
-                self._say("warning", f"repair: {why}")
+                save_attempt(self._site, _ended(late, Outcome.FAILED, why))
+                self._log("warning", f"repair: {why}")
                 lines = (f"drained with: {late.drain}",)
                 for kind in (EventKind.STEP_FAILED, EventKind.ADMINISTRATOR):
                     self._send(kind, why, (late.step.value,), lines, node=late.node)
         except (SlurmError, StoreUnusable) as err:
-            text = f"whether nodes are back from their reboots is not known: {err}"
-            self._say("warning", text)
+            text = f"nodes that reboot could not be looked up: {err}"
+            self._log("warning", text)
 
     def _fail(self, attempt: RepairAttempt, why: str) -> None:
-        keep_attempt(self._site, _ended(attempt, Outcome.FAILED, why))
-        self._say("warning", f"repair: {attempt.step.value} failed: {why}")
+        save_attempt(self._site, _ended(attempt, Outcome.FAILED, why))
+        self._log("warning", f"repair: {attempt.step.value} failed: {why}")
         self._send(EventKind.STEP_FAILED, f"{attempt.step.value}: {why}", (attempt.step.value,))
 
     def _call_administrator(self, kept: DrainRecord, text: str, lines: Sequence[str]) -> None:
-        """Send all that is known of a node."""
+        """Send the drain, the faults and the steps of a node."""
         steps = repair.of_last_day(read_attempts(self._site), self._now_s).get(kept.node, [])
         taken = [
             f"{attempt.step.value} at {attempt.time_s:.0f}: {attempt.outcome.value}: {attempt.text}"
@@ -396,10 +399,10 @@ def take(
             buses = ",".join(_free_gpus(look(), devices))
             argv = [word.replace("{gpus}", buses) for word in site.repair.reset]
             text = _run(argv, repair.STEP_LIMIT_S)
-            # What the kernel wrote before the reset counts no more, as after an administrator.
+            # Lines that the kernel wrote before the reset no longer count.
             with contextlib.suppress(OSError, Unmeasured):
                 place = CheckContext(now_s=time.time(), state=site.state)
-                state.keep_return(site.state, place.boot_time())
+                state.save_return(site.state, place.boot_time())
     except StepRefused as err:
         return _ended(attempt, Outcome.FAILED, str(err))
     return _ended(attempt, Outcome.DONE, text)
@@ -431,7 +434,7 @@ def _free_gpus(gpus: Gpus, wanted: Collection[str]) -> list[str]:
 
 
 def ask_nvml() -> Gpus:
-    """Return this machine's GPUs, asked in a child.
+    """Return this machine's GPUs, read in a child.
 
     Raises:
         StepRefused: NVML does not answer.
@@ -461,7 +464,7 @@ def _run(argv: Sequence[str], limit_s: float) -> str:
         raise StepRefused(f"{argv[0]} did not end within {limit_s / 60:g} min") from None
     except OSError as err:
         raise StepRefused(f"{argv[0]} cannot be run: {err.strerror}") from err
-    # Tests say what is wrong at the end.
+    # Tests print what is wrong at the end.
     output = cut(one_line((ended.stdout + ended.stderr).decode(errors="replace")[-_SHOWN:]), _SHOWN)
     if ended.returncode:
         raise StepRefused(f"{argv[0]} exited with code {ended.returncode}: {output}")
@@ -486,9 +489,9 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         ended = take(site, attempt, devices, why_not=why_not, look=ask_nvml)
         line = f"{attempt.step.value}: {ended.outcome.value}: {ended.text}"
         try:
-            keep_attempt(site, ended)
+            save_attempt(site, ended)
         except StoreUnusable as err:
-            line += f" (not kept: {err})"
+            line += f" (not saved: {err})"
         send_line("warning", f"slurm-health: repair: node={attempt.node} {line}")
     return 0
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses the checks that run here, and runs them at once, each in a child that can be killed."""
+"""Choose the checks that run here, and run them in parallel, in children that can be killed."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
     from slurm_health.node.rules.recovery import DrainRecord
 
 _MOST_SHARED = 4
-# A check that is still ready to run, and had no processor for so large a share of its time, has
-# not hung: it could not be measured.
+# A check that waited for a processor for so large a share of its time has not hung: it could not be
+# measured.
 _STARVED = 0.5
 
 
 def node_name(environ: Mapping[str, str]) -> str:
-    """Return this node's name: what slurmd says, else the host's own without its domain."""
+    """Return this node's name from slurmd, else the host's own without its domain."""
     return environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
 
 
@@ -56,8 +56,7 @@ def why_not(planned: Planned, context: str, node: str, partition: str | None) ->
         planned: the check.
         context: the hook.
         node: this node's name.
-        partition: the job's, None if it is not known: then a check for some partitions only does
-            not run.
+        partition: the job's; None if it is unknown, and checks for some partitions do not run.
     """
     partitions = " ".join(planned.partitions)
     if context not in planned.contexts:
@@ -74,7 +73,7 @@ def why_not(planned: Planned, context: str, node: str, partition: str | None) ->
 def chosen(
     checks: Sequence[Planned], context: str, node: str, partition: str | None
 ) -> list[Planned]:
-    """Return the checks that run, as `why_not` says."""
+    """Return the checks for which `why_not` is empty."""
     return [check for check in checks if not why_not(check, context, node, partition)]
 
 
@@ -83,7 +82,7 @@ def confirming(
 ) -> list[Planned]:
     """Return the checks that can confirm that this component of this node is bad.
 
-    `node` as a component means that something is wrong, and not what.
+    The component `node` is an unknown one: every check can confirm it.
     """
     return [
         check
@@ -93,7 +92,7 @@ def confirming(
 
 
 def run_again(planned: Sequence[Planned], place: CheckContext) -> list[CheckResult]:
-    """Run checks as `run_checks` does, and after them, one by one, those that need a node alone."""
+    """Run checks as `run_checks` does, then the exclusive ones, one by one."""
     results = run_checks([check for check in planned if not check.exclusive], place)
     for check in planned:
         if check.exclusive:
@@ -102,31 +101,31 @@ def run_again(planned: Sequence[Planned], place: CheckContext) -> list[CheckResu
 
 
 def after_drain(place: CheckContext, drained: DrainRecord) -> CheckContext:
-    """Return where the checks run again that a node was drained for: with what they knew then."""
+    """Return the context for a retest after a drain, with the job's variables of that time."""
     from slurm_health.node.rules.recovery import uptime_s
 
     return msgspec.structs.replace(
         place,
         environ={**place.environ, **drained.expected},
-        drained_uptime_s=uptime_s(drained.found, place.boot_time()),
+        drained_uptime_s=uptime_s(drained.measured, place.boot_time()),
     )
 
 
 def run_checks(planned: Sequence[Planned], place: CheckContext) -> list[CheckResult]:
-    """Run checks in parallel. Takes no longer than the longest time limit and a moment.
+    """Run checks in parallel, at most a moment longer than the longest time limit.
 
-    Checks that read a few files share children, because a child costs more than they do. Should a
-    shared child not end in half of its checks' shortest limit, each of its checks gets a child of
-    its own for the rest of the time, and the one that hangs is named.
+    Checks that read a few files share children, because a child costs more than they do. If a
+    shared child does not end in half of its checks' shortest limit, every check gets a child of its
+    own for the rest of the time, and the one that hangs is named.
 
-    A check whose last child the kernel holds gets no other.
+    A check whose last child is stuck in the kernel does not run.
     """
     held = recall_stuck(place.state)
     outcomes: dict[str, Finding | WorkResult | Stuck] = dict(held)
     elapsed_s: dict[str, float] = {}
 
     def run(groups: Sequence[Sequence[Planned]], spent_s: Mapping[str, float]) -> list[Planned]:
-        """Run each group in a child; return the checks of shared ones that did not answer."""
+        """Run every group in a child; return the checks of shared children without an answer."""
         work = {}
         for number, group in enumerate(groups):
             limit_s = min(check.time_limit_s for check in group)
@@ -158,9 +157,9 @@ def run_checks(planned: Sequence[Planned], place: CheckContext) -> list[CheckRes
 
 
 def _groups(planned: Sequence[Planned]) -> list[list[Planned]]:
-    """Divide checks among children; those that read the same share one.
+    """Divide checks among children; those with the same reading share one.
 
-    To read all processes, or the kernel's log, takes longer than all else together.
+    Reading all processes, or the kernel's log, takes longer than all other checks together.
     """
     families: dict[str, list[Planned]] = {}
     for check in planned:
@@ -175,7 +174,7 @@ def _groups(planned: Sequence[Planned]) -> list[list[Planned]]:
 
 
 def _work(group: Sequence[Planned], place: CheckContext) -> Work:
-    """Return what a child does: it returns a finding for each check, and what that took."""
+    """Return the work of a child: it returns the findings of these checks, and their times."""
 
     def work() -> bytes:
         machine = msgspec.structs.replace(place, shared={})
@@ -189,7 +188,7 @@ def _work(group: Sequence[Planned], place: CheckContext) -> Work:
 
 
 def measure(planned: Planned, machine: CheckContext) -> Finding:
-    """Run one check here. One from elsewhere may raise anything."""
+    """Run one check here. A distribution's check may raise anything."""
     try:
         finding = planned.check.measure(machine)
     except NotApplicable as err:
@@ -224,7 +223,7 @@ def _result(planned: Planned, outcome: Finding | WorkResult | Stuck, took_s: flo
             finding = inconclusive(f"could not be measured: {reason}")
         case Answered():
             raise AssertionError("an answer is decoded where it arrives")
-    # Users choose the names of processes and files; what is said of them reaches root's terminal.
+    # Users choose the names of processes and files, and the text reaches root's terminal.
     finding = msgspec.structs.replace(finding, text=one_line(finding.text))
     return CheckResult(
         name=planned.name,

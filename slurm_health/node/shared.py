@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all nodes keep together in `breaker.directory`: the breaker's ledger, above all.
+"""The directory that all nodes share (`breaker.directory`), and the breaker's ledger in it.
 
-Hooks use it in a child with a time limit. When a file cannot be read, written or trusted, nothing
-is drained.
+Hooks use it in a child with a time limit. If a file cannot be read, written or trusted, nothing is
+drained.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ __all__ = ["StoreDamaged", "StoreForRoot", "StoreSilent", "StoreUnusable"]
 A = TypeVar("A")
 
 _LEDGER = "ledger"
-# What a child that asks for the shared directory is called. No check has a name with a space.
+# The name of children that use the shared directory. No check has a name with a space.
 STUCK = "shared directory"
-# What a change takes beside the wait for its lock.
+# The time of a change beside the wait for its lock.
 MARGIN_S = 3.0
 
 
@@ -42,7 +42,7 @@ def directory(settings: Breaker) -> Path:
     """Return the shared directory.
 
     Raises:
-        StoreUnusable: there is none, or others than its owner, root or this user, can write there.
+        StoreUnusable: it is not set, or others than root and this user can write there.
     """
     if not settings.directory:
         raise StoreUnusable("breaker.directory is not set")
@@ -59,7 +59,7 @@ def directory(settings: Breaker) -> Path:
 
 
 def in_child(site: Site, work: Callable[[], A], kind: type[A]) -> A:
-    """Do what touches the shared directory, in a child; return its answer.
+    """Run work on the shared directory in a child; return its answer.
 
     Raises:
         StoreSilent: it did not answer in time.
@@ -89,12 +89,12 @@ def read_ledger(settings: Breaker) -> DrainLedger:
     Raises:
         StoreUnusable: it is there and cannot be read.
     """
-    with _with_advice():
+    with _hinting_at_reset():
         return _ledger(settings).load() or DrainLedger()
 
 
 @contextlib.contextmanager
-def _with_advice() -> Iterator[None]:
+def _hinting_at_reset() -> Iterator[None]:
     try:
         yield
     except StoreDamaged as err:
@@ -104,14 +104,14 @@ def _with_advice() -> Iterator[None]:
 def change_ledger(
     site: Site, change: Callable[[DrainLedger], tuple[DrainLedger, A]], kind: type[A]
 ) -> A:
-    """Change the ledger; return what `change` answers, a value of msgspec's of this kind.
+    """Change the ledger; return the answer of `change`, a value of this kind for msgspec.
 
     Raises:
         StoreUnusable: it could not be done, and why. The ledger may or may not have the change.
     """
 
     def work() -> A:
-        with _with_advice():
+        with _hinting_at_reset():
             return _ledger(site.breaker).update(
                 lambda ledger: change(ledger or DrainLedger()),
                 lock_limit_s=site.timing.lock_s,
@@ -136,9 +136,9 @@ def clear_ledger(site: Site) -> None:
 
 
 def user_name(uid: int) -> str:
-    """Return a user's name, the number where this machine knows none.
+    """Return a user's name, the number if this machine knows none.
 
-    Where names come from a server this may take long: hooks ask in a child.
+    If names come from a server this may take long: hooks call it in a child.
     """
     import pwd
 

@@ -40,12 +40,12 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Site(Settings, frozen=True, kw_only=True):
-    """The settings, and what they are when they are used.
+    """The settings, with the checks as they are run.
 
     Args:
         path: of the file.
-        planned: the checks, as they are run.
-        trouble: what is wrong with the file at `path`, if these are its last good settings.
+        planned: the checks.
+        trouble: the problem of the file at `path`, if these are its last good settings.
         timing: how long hooks wait.
     """
 
@@ -61,12 +61,12 @@ class Site(Settings, frozen=True, kw_only=True):
 
     @property
     def passes(self) -> Path:
-        """Where this node's hooks keep that it has passed, for all to read."""
+        """The directory of this node's passes, which every user may read."""
         return self.state / "passes"
 
     @property
     def longest_pass_min(self) -> float:
-        """For how long a node that has passed is taken for well by anybody; 0: by nobody."""
+        """For how long a pass of this node may count, in minutes; 0: not at all."""
         return max(self.hooks.passed_min, self.default.passed_min)
 
     def named(self, name: str) -> Planned | None:
@@ -75,20 +75,27 @@ class Site(Settings, frozen=True, kw_only=True):
 
 
 def load(path: Path, refuse: Callable[[SiteFile], object] | None = None) -> Site:
-    """Read the config file as root, or the user who runs this, may follow it.
+    """Read the config file, which only root, or the user who runs this, may be able to change.
 
     Args:
         path: the file.
-        refuse: reads the tables that are not for root; what it raises is raised.
+        refuse: reads the tables that are not for root; its exceptions are passed on.
 
     Raises:
-        ConfigError: it cannot be read or trusted, or says something impossible.
+        ConfigError: it cannot be read or trusted, or a setting is invalid.
     """
     file = site_file.read(path, trusted=True)
     if refuse is not None:
         refuse(file)
     settings = _convert(file, file.document, Settings, ())
-    _refuse_loose(file, settings.hooks.state)
+    state = settings.hooks.state
+    with contextlib.suppress(OSError):  # nothing is there yet
+        own, target = os.lstat(state), os.stat(state)  # noqa: PTH116 - a link and its target
+        if own.st_uid not in {0, os.getuid()} or site_file.others_can_write(target):
+            # Others could write there what this node was drained for.
+            fix = "fix: chown root, chmod go-w, or another"
+            problem = f"{state} must be a directory that only root can write; {fix}"
+            raise file.error(("hooks",), "state", problem)
     planned = (_plan(file, name, table) for name, table in settings.checks.items())
     return Site(
         **{name: getattr(settings, name) for name in Settings.__struct_fields__},
@@ -117,7 +124,7 @@ def _convert(
             value: object = table
             for key in place[len(where) :]:
                 value = value.get(key) if isinstance(value, dict) else None
-            shown = "" if isinstance(value, dict) else f", found {value!r}"
+            shown = "" if isinstance(value, dict) else f": {value!r}"
             raise file.error(tuple(place[:-1]), place[-1], problem + shown) from err
         inner = getattr(kind(), place[-1]) if place != list(where) else kind
         valid = (*inner.__struct_fields__, *more)
@@ -125,7 +132,7 @@ def _convert(
 
 
 def _plan(file: SiteFile, name: str, table: dict[str, Any]) -> Planned | None:
-    """Return a check as the site wants it run; None for one that it has disabled."""
+    """Return a check with its settings; None if it is disabled."""
     where = ("checks", name)
     if not re.fullmatch(r"[\w.-]+", name, re.ASCII):
         raise file.error(("checks",), name, "the name of a check has letters, digits, - and _")
@@ -179,25 +186,14 @@ def _kind(file: SiteFile, name: str, table: dict[str, Any]) -> type[Check]:
         raise file.error(where, "check", problem) from err
 
 
-def _refuse_loose(file: SiteFile, state: str) -> None:
-    """Refuse a directory of root's in which others could say what this node was drained for."""
-    try:
-        named, found = os.lstat(state), os.stat(state)  # noqa: PTH116 - both take a link apart
-    except OSError:
-        return  # nothing is there yet
-    if named.st_uid not in {0, os.getuid()} or site_file.others_can_write(found):
-        problem = f"{state} must be a directory that only root can write"
-        raise file.error(("hooks",), "state", f"{problem}; fix: chown root, chmod go-w, or another")
-
-
 # --- the last good file --------------------------------------------------------------------------
 
 
 def load_for_hook(path: Path) -> Site:
-    """Read the config file, or if that cannot be used, what this node kept of the last good one.
+    """Read the config file; if it cannot be used, this node's copy of the last good one.
 
-    One wrong line must not leave every node of a cluster unchecked. A file that was removed is no
-    wrong file: nothing is to be checked then.
+    One wrong line must not leave every node of a cluster unchecked. Without a file nothing is
+    checked.
 
     Raises:
         ConfigError: neither can be used.
@@ -215,7 +211,7 @@ def load_for_hook(path: Path) -> Site:
 
 
 def keep_last_good(site: Site) -> None:
-    """Keep a copy of a config file that could be used; what cannot be kept is lost."""
+    """Save a copy of a config file that can be used; a failure to save loses it."""
     if site.trouble:
         return
     copy = site.state / _LAST_GOOD

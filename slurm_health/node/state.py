@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a node keeps about its own drains, in root's directory on it."""
+"""The state of a node about its own drains, in root's directory on it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from slurm_health.node.store import Store, StoreUnusable, lock
 # Beside the state: a hook that reads, records and drains this node holds it.
 _LOCK = "drain.lock"
 LOCK_LIMIT_S = 20.0
-# For what the next health check does if this one cannot.
+# For work that the next health check does if this one cannot.
 AGAIN_LIMIT_S = 5.0
 
 
 class NodeState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What this node keeps about its own drains.
+    """The state of this node about its own drains.
 
     Args:
-        drained: what it is drained for, None if it is not.
+        drained: the record of its drain, None if it is not drained.
         returned: when an administrator last returned it to service after a drain of ours.
     """
 
@@ -44,34 +44,34 @@ def _load(state: Path) -> NodeState:
         return NodeState()
 
 
-def recall(state: Path, node: str = "") -> DrainRecord | None:
-    """Return what this node is drained for; None if it is not, or that cannot be read.
+def load_record(state: Path, node: str = "") -> DrainRecord | None:
+    """Return the record of this node's drain; None if there is none, or it cannot be read.
 
-    With `node`, a record of another node is none: if nodes share a directory that each should have
-    of its own, the passes of a healthy node would return a faulty one.
+    With `node`, a record of another node is none: if nodes share the directory that every node
+    should have for itself, the passes of a healthy node would return a faulty one.
     """
     record = _load(state).drained
     return record if record is None or node in {"", record.node} else None
 
 
-def remember(state: Path, record: DrainRecord) -> bool:
-    """Keep what this node is drained for; return whether that could be done."""
+def save_record(state: Path, record: DrainRecord) -> bool:
+    """Save the record of this node's drain; return whether that worked."""
     return _save(state, msgspec.structs.replace(_load(state), drained=record))
 
 
-def forget(state: Path) -> None:
-    """Delete it: the drain is over, or another's now."""
+def delete_record(state: Path) -> None:
+    """Delete the record: the drain is over, or another's now."""
     _save(state, msgspec.structs.replace(_load(state), drained=None))
 
 
-def keep_return(state: Path, now: BootTime | None) -> None:
-    """Keep that what happened before now counts no more: the node was repaired."""
+def save_return(state: Path, now: BootTime | None) -> None:
+    """Save that the node was repaired: nothing from before now counts any longer."""
     if now is not None:
         _save(state, msgspec.structs.replace(_load(state), returned=now))
 
 
 def returned_uptime_s(state: Path, now: BootTime | None) -> float:
-    """Return when, of this boot, this node was last returned to service; 0 for never."""
+    """Return the uptime at which this node was last returned to service; 0 for never."""
     return uptime_s(_load(state).returned, now) or 0.0
 
 
@@ -84,13 +84,13 @@ def _save(state: Path, value: NodeState) -> bool:
 
 
 @contextlib.contextmanager
-def alone(state: Path, limit_s: float = LOCK_LIMIT_S) -> Iterator[None]:
+def drain_lock(state: Path, limit_s: float = LOCK_LIMIT_S) -> Iterator[None]:
     """Keep this node's other hooks from draining, recording and releasing it meanwhile.
 
     If `state` cannot be used nothing is recorded there either, and no hook is kept out.
 
     Raises:
-        StoreUnusable: another has been at it for too long.
+        StoreUnusable: another hook has held the lock for longer than `limit_s`.
     """
     try:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -102,8 +102,8 @@ def alone(state: Path, limit_s: float = LOCK_LIMIT_S) -> Iterator[None]:
         yield
 
 
-def amend(state: Path, before: DrainRecord, after: DrainRecord) -> None:
-    """Keep what a hook has learnt since it read the record, unless there is another by now."""
-    with contextlib.suppress(StoreUnusable), alone(state, AGAIN_LIMIT_S):
-        if recall(state) == before:
-            remember(state, after)
+def replace_record(state: Path, before: DrainRecord, after: DrainRecord) -> None:
+    """Replace a record, unless another hook has replaced it since."""
+    with contextlib.suppress(StoreUnusable), drain_lock(state, AGAIN_LIMIT_S):
+        if load_record(state) == before:
+            save_record(state, after)

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values in files: a node's own state, and what all nodes share.
+"""Values in files: a node's own state, and the state that all nodes share.
 
 `Store` keeps one value in one file on this node. `SharedStore` keeps one that many nodes change at
-once, on a network filesystem whose clients cache names and contents: each new value is a new file
-with the next number, made by a hard link that fails if the number is taken. So a change that is
-based on an old value never takes effect, whatever a cache or a lock did; it is made again on the
-new one.
+once, on a network filesystem whose clients cache names and contents: a new value is a new file with
+the next number, made by a hard link that fails if the number is taken. So a change of an old value
+never takes effect, whatever caches and locks do; it is made again on the new value.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from slurm_health.system.private_files import publish
 T = TypeVar("T")
 A = TypeVar("A")
 
-# A ledger of 1,000 drains, with 500 characters for the cause of each, has 1 MB.
+# A ledger of 1,000 drains, with causes of 500 characters, has 1 MB.
 _MOST_BYTES = 16 << 20
 # Older values that stay, for readers that have just listed the directory.
 _KEPT = 3
-# A change is tried again while others come first: under the lock that is once or twice.
+# A change is retried while others come first: under the lock that is once or twice.
 _MOST_TRIES = 50
 _ROOT_ONLY = 0o600
 
@@ -128,14 +127,14 @@ class SharedStore(Generic[T]):
     def update(
         self, change: Callable[[T | None], tuple[T, A]], *, lock_limit_s: float, anew: bool = False
     ) -> A:
-        """Replace the value by what `change` makes of it; return the answer of `change`.
+        """Replace the value; return the answer of `change`.
 
-        `change` may be called again when another node came first. The lock only keeps that from
-        happening all the time: without it, as when its holder hangs, the change is made as well.
+        `change` may be called again if another node came first. The lock only makes that rare:
+        without it, for example if its holder hangs, the change is made as well.
 
         Args:
-            change: takes the value, and returns the new one and an answer. It touches nothing.
-            lock_limit_s: how long the lock is waited for.
+            change: takes the value, and returns the new one and an answer, without side effects.
+            lock_limit_s: timeout of the lock.
             anew: begin with None if the value is damaged.
 
         Raises:
@@ -154,23 +153,25 @@ class SharedStore(Generic[T]):
                     before = None
                 after, answer = change(before)
                 if after == before or self._link(number + 1, after):
-                    self._remove_before(number + 2 - _KEPT)
+                    with contextlib.suppress(OSError):
+                        for old in self._numbers():
+                            if old < number + 2 - _KEPT:
+                                self._path(old).unlink()
                     return answer
                 number = max(number + 1, self._latest())
         raise StoreUnusable(f"{self.directory / self._name}: others changed it all the time")
 
     def _latest(self) -> int:
-        """Return the largest number, 0 for none.
-
-        The names are listed anew each time: a client may serve a file it has once seen under a
-        name from its cache, but this name it has not seen.
-        """
+        """Return the largest number, 0 for none."""
         try:
-            names = os.listdir(self.directory)  # noqa: PTH208 - names alone are needed
+            return max(self._numbers(), default=0)
         except OSError as err:
             raise _refused(self.directory, "listed", err) from err
-        numbers = (self._numbered.fullmatch(name) for name in names)
-        return max((int(match[1]) for match in numbers if match), default=0)
+
+    def _numbers(self) -> list[int]:
+        """List the numbers anew: a client may serve known names from its cache, but no new ones."""
+        names = os.listdir(self.directory)  # noqa: PTH208 - names alone are needed
+        return [int(match[1]) for name in names if (match := self._numbered.fullmatch(name))]
 
     def _read(self, number: int) -> tuple[int, T | None]:
         """Return the value with this number, or a later one if that is gone already."""
@@ -195,7 +196,7 @@ class SharedStore(Generic[T]):
             try:
                 os.link(fresh, self._path(number))
             except FileExistsError:
-                # A server that answered too late is asked again, and then finds our own link.
+                # After a late answer of the server the client retries, and meets its own link.
                 return fresh.stat().st_nlink > 1
             finally:
                 with contextlib.suppress(OSError):
@@ -203,14 +204,6 @@ class SharedStore(Generic[T]):
         except OSError as err:
             raise _refused(self._path(number), "written", err) from err
         return True
-
-    def _remove_before(self, number: int) -> None:
-        """Remove values that no reader can want any more."""
-        with contextlib.suppress(OSError):
-            for name in os.listdir(self.directory):  # noqa: PTH208 - as above
-                match = self._numbered.fullmatch(name)
-                if match and int(match[1]) < number:
-                    (self.directory / name).unlink()
 
     def _path(self, number: int) -> Path:
         return self.directory / f"{self._name}.{number}"
@@ -238,7 +231,7 @@ def lock(path: Path, limit_s: float) -> Iterator[None]:
     Raises:
         StoreUnusable: another has held it for longer than `limit_s`, or it cannot be made.
     """
-    # Loaded here: a node that is well needs none.
+    # Loaded here: a healthy node needs none.
     from filelock import FileLock, Timeout
 
     held = FileLock(path, timeout=limit_s, mode=_ROOT_ONLY)
@@ -256,9 +249,9 @@ def lock(path: Path, limit_s: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def held(path: Path) -> Iterator[bool]:
-    """Hold a lock file of this node if it is free; yield whether it was. Nothing is waited for.
+    """Hold a lock file of this node if it is free; yield whether it was, without waiting.
 
-    Children close what they inherit, so that one which the kernel holds does not hold the lock.
+    Children close what they inherit, so that a stuck child does not hold the lock.
 
     Raises:
         OSError: the file cannot be made.
@@ -266,7 +259,7 @@ def held(path: Path) -> Iterator[bool]:
     import fcntl
 
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # Others can reach the directory: who may open a file can hold its lock.
+    # Others can enter the directory, and anyone who may open a file can hold its lock.
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _ROOT_ONLY)
     try:
         try:

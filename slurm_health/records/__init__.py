@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The words that everything else is said in. Pure, and imported by every other quarter.
+"""The types that all packages share. Pure, and imported by every other package.
 
-A word is said in one way everywhere, so it is here once.
+An idea that two packages share has its one type here.
 
-    records         what a journal holds of a check: one type for each kind of record
-    script_records  what it holds of the user's script: its runs, how it hung or failed, and why
+    records         the records of a check in a journal, one type per kind
+    script_records  the records of the user's script: its starts, how it hung or failed, and why
     record_codec    a record to a line of a journal, and back
-    decoding        bytes from outside to values: the one place, and every way to fail is one error
-    verdict         rounds, their results, what is concluded of nodes; names of what is done
-    allocation      what Slurm gave a job or would give one; which checks belong to one job
-    nodeset         node lists as Slurm writes them, to names and back; which states are lost
-    probe_catalog   which probes there are, who runs each, which part of a node it is about
-    gpu_load        what GPUs reported while they were under load
-    standings       what a site's history says against nodes, as every check reads it
+    decoding        bytes from outside to values, with one error for every failure
+    verdict         rounds, their results, verdicts about nodes; names of actions
+    allocation      the allocation of a job; the checks that belong to one job
+    nodeset         Slurm's node lists to names and back; states of lost nodes
+    probe_catalog   the probes, their scopes, and the components that they measure
+    gpu_load        samples of GPUs under load
+    standings       the standings of a site's nodes, which every check reads
     text            foreign text made safe for terminals, logs and Slurm; signals and ranks in words
     errors          the tree of errors, and their exit codes
 """

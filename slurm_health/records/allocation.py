@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Slurm gave a job, by the variables it set there."""
+"""The allocation of a job, from the variables that Slurm sets."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from slurm_health.records.text import whole_number
 
 @dataclass(frozen=True, kw_only=True)
 class Allocation:
-    """What Slurm gave to one attempt of one job.
+    """The allocation of one attempt of one job.
 
-    `attempt` is Slurm's restart count: 0 for the first start, one more for each requeue.
-    `array` is the `12_3` form of an array task's id, empty for other jobs. `start_time_s` is
-    when this attempt started, in seconds since the epoch, where Slurm tells it.
+    `attempt` is Slurm's restart count: 0 for the first start, one more after a requeue. `array` is
+    the `12_3` form of an array task's id, empty for other jobs. `start_time_s` is the start of this
+    attempt, in seconds since the epoch, None if Slurm does not set it.
     """
 
     job_id: int
@@ -58,10 +58,10 @@ def from_environ(environ: Mapping[str, str]) -> Allocation:
 
 
 def name_in_slurm(environ: Mapping[str, str]) -> str:
-    """Return the job as Slurm's commands call it, empty outside of one.
+    """Return the job's name for Slurm's commands, empty outside of a job.
 
-    A task of an array is `12_3`: its own number may be that of the whole array, and a command that
-    is given it means every task.
+    A task of an array is `12_3`: its own number may be that of the whole array, and a command with
+    that number means every task.
     """
     return _array_task(environ) or environ.get("SLURM_JOB_ID", "")
 
@@ -90,10 +90,10 @@ def _integer(environ: Mapping[str, str], variable: str, default: str | None = No
 
 
 def is_of_another_job(before: RunStarted, after: RunStarted) -> bool:
-    """Tell whether a check belongs to another job than one that began before it.
+    """Return whether a check belongs to another job than an earlier check.
 
-    Checks of one job were submitted at one time; where that is not known, its attempts count
-    upwards and each of them has one start.
+    Checks of one job have one time of submission. Without it, attempts of one job count upwards,
+    and an attempt has one start.
     """
     if before.submit_time_s is not None and after.submit_time_s is not None:
         return before.submit_time_s != after.submit_time_s

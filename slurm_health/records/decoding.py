@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes from outside to values, the one way for all of them. Pure.
+"""Decode bytes from outside, in one place. Pure.
 
-msgspec gives up on what is nested too deeply with a RecursionError, which no reader expects: one
-line of brackets would end it. Here that is a DecodeError, a ValueError as all others.
+msgspec raises a RecursionError for data that is nested too deeply, which no reader expects: one
+line of brackets would end it. Here it is a DecodeError, a ValueError like all others.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every error a user can meet, as one tree, and the exit code each ends with.
+"""Every error a user can meet, as one tree, with its exit code.
 
     SlurmHealthError                            70
     ├─ UsageError                               2   the command was called in a way it cannot serve
@@ -21,9 +21,9 @@
     ├─ NoRoom(name)                             4
     └─ LocalizeError                            70  results that no planned round can have produced
 
-Each message says what, on what, why, and what to do next; the facts are attributes. They are
-turned into one line on stderr and an exit code in one place, `slurm_health.cli.main`. `Unmeasured`
-is apart from them: no user meets it, it becomes a finding.
+A message has what, on what, why, and what to do next; the facts are attributes. One place,
+`slurm_health.cli.main`, turns them into a line on stderr and an exit code. `Unmeasured` is apart
+from them: no user meets it, it becomes a finding.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ExitCode(IntEnum):
 
 
 class Unmeasured(Exception):
-    """A check cannot see what it is to judge. Its text says why."""
+    """A check cannot measure; the text says why."""
 
 
 class SlurmHealthError(Exception):
@@ -71,7 +71,7 @@ class ConfigError(SlurmHealthError):
         self.source = source
         self.key = key
         self.valid = tuple(valid)
-        import difflib  # not free, and few configurations are mistaken
+        import difflib  # slow to load, and few configurations are mistaken
 
         near = difflib.get_close_matches(key, self.valid, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
@@ -92,7 +92,7 @@ class AllocationError(SlurmHealthError):
 
 
 class SlurmError(SlurmHealthError):
-    """Slurm did not do, or did not answer, what it was asked."""
+    """Slurm refused a request, or did not answer it."""
 
     exit_code = ExitCode.UNAVAILABLE
 
@@ -113,7 +113,7 @@ class SlurmCommandMissing(SlurmError):
         )
 
 
-# As Slurm's commands say where they are installed and nothing else is.
+# The words of Slurm's commands on a machine with no other part of Slurm.
 _NO_CLUSTER = "Could not establish a configuration source"
 
 
@@ -124,10 +124,10 @@ class SlurmCommandError(SlurmError):
         self.argv = tuple(argv)
         self.returncode = returncode
         self.stderr = stderr
-        said = " / ".join(line.strip() for line in stderr.splitlines() if line.strip())
-        if _NO_CLUSTER in stderr:  # and lines about DNS, which tell less
-            said = "no slurm.conf here; run this on a node of the cluster, or set SLURM_CONF"
-        self._how = f"failed with code {returncode}: {said or '(it said nothing)'}"
+        message = " / ".join(line.strip() for line in stderr.splitlines() if line.strip())
+        if _NO_CLUSTER in stderr:  # instead of its lines about DNS
+            message = "no slurm.conf here; run this on a node of the cluster, or set SLURM_CONF"
+        self._how = f"failed with code {returncode}: {message or '(no output)'}"
         super().__init__(f"{_shown(argv)} {self._how}")
 
     @property
@@ -151,7 +151,7 @@ class UnknownJob(SlurmError):
         where = {
             None: f"where Slurm keeps accounts, look for it with: sacct -j {job_id}",
             True: f"look for it with: sacct -j {job_id}",
-            False: "Slurm keeps no accounts here that would tell",
+            False: "Slurm keeps no accounts here to look it up",
         }[accounts]
         super().__init__(
             f"Slurm does not know job {job_id}: it ended some time ago, or there never was one;"
@@ -207,9 +207,9 @@ class JournalBusy(JournalError):
 
 
 class RunNotFound(SlurmHealthError):
-    """There is no journal of the job that was asked for.
+    """There is no journal of the requested job.
 
-    `clusters` have one of that id, where the job of another cluster was asked for.
+    `clusters` have one of that id, if a job of another cluster was requested.
     """
 
     exit_code = ExitCode.UNAVAILABLE
@@ -235,7 +235,7 @@ class RunNotFound(SlurmHealthError):
         )
 
     def with_reason(self, reason: str) -> RunNotFound:
-        """Return the same error with what Slurm says of the job, if it says anything."""
+        """Return the same error with Slurm's reason, empty for none."""
         return RunNotFound(self.job, self.root, self.near, reason, self.clusters)
 
 
@@ -266,7 +266,7 @@ class ChannelError(SlurmHealthError):
 
 
 class PackageMissing(SlurmHealthError):
-    """Something was asked for that needs a package of an extra."""
+    """A request needs a package of an extra."""
 
     exit_code = ExitCode.UNAVAILABLE
 
@@ -290,7 +290,7 @@ class NotWritten(SlurmHealthError):
 
 
 class NoRoom(SlurmHealthError):
-    """No temporary directory takes a file that is needed."""
+    """No temporary directory has room for a file."""
 
     exit_code = ExitCode.UNAVAILABLE
 

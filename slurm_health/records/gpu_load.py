@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the GPUs said of themselves while they were under load. Pure.
+"""Samples of the GPUs under load. Pure.
 
-`preflight.agent.gpu_monitor` writes the lines; a burn is what was sampled between two moments.
+`preflight.agent.gpu_monitor` writes the lines; a burn has the samples between two moments.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence, Set
 from contextlib import suppress
 from itertools import pairwise
@@ -28,13 +29,13 @@ _WORDS = {
     HARDWARE_SLOWDOWN: "hardware slowdown",
     SOFTWARE_THERMAL: "software thermal slowdown",
 }
-# A reason seen once may be the blink of a regulator.
+# A reason in one sample may be the blink of a regulator.
 LEAST_SAMPLES = 2
 _DURING = " during the burn"
 
 
 class DeviceSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One GPU at one moment. None: this GPU, driver or library does not tell."""
+    """One GPU at one moment. None: this GPU, driver or library does not answer."""
 
     at_s: float
     index: int
@@ -54,7 +55,7 @@ class DeviceSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class NotSampled(msgspec.Struct, frozen=True, kw_only=True):
-    """The sampler's only line where it cannot sample."""
+    """The sampler's only line if it cannot sample."""
 
     not_sampled: str
 
@@ -62,10 +63,9 @@ class NotSampled(msgspec.Struct, frozen=True, kw_only=True):
 class Burn(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU over one burn.
 
-    Clocks, slope and power are those of the samples under load, and None where the GPU was idle in
-    all of them (`idle_samples`). The counters are what was added
-    during the burn; None: not told at both its ends. `reason_samples` counts, for each reason,
-    the samples that had it.
+    Clocks, slope and power are of the samples under load, and None if the GPU was idle in all of
+    them (`idle_samples`). Counters are the increase during the burn; None without a value at both
+    ends. `reason_samples` counts the samples by reason.
     """
 
     index: int
@@ -91,7 +91,7 @@ class Burn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decode(line: bytes) -> DeviceSample | NotSampled | None:
-    """Return what a line of the sampler says, None for a torn one."""
+    """Return the value of a line of the sampler, None for a torn one."""
     with suppress(msgspec.DecodeError):
         return from_json(line, DeviceSample)
     with suppress(msgspec.DecodeError):
@@ -103,18 +103,18 @@ def summarise(samples: Iterable[DeviceSample]) -> list[Burn]:
     """Return one summary per GPU, in the order of their numbers."""
     devices: dict[tuple[int, str], list[DeviceSample]] = {}
     named: dict[int, str] = {}
-    for sample in sorted(samples, key=lambda each: each.at_s):
-        # A GPU that is lost no longer tells its UUID.
+    for sample in sorted(samples, key=lambda sample: sample.at_s):
+        # A GPU that is lost no longer reports its UUID.
         uuid = named.setdefault(sample.index, sample.uuid) if not sample.uuid else sample.uuid
         named[sample.index] = uuid
         devices.setdefault((sample.index, uuid), []).append(sample)
-    return [_summary(index, uuid, each) for (index, uuid), each in sorted(devices.items())]
+    return [_summary(index, uuid, of_gpu) for (index, uuid), of_gpu in sorted(devices.items())]
 
 
 def those_of(uuids: Set[str], burns: Sequence[Burn]) -> list[Burn]:
-    """Return the burns of these GPUs, all where none is known.
+    """Return the burns of these GPUs, all if none is known.
 
-    One that does not tell its UUID is taken for one of them that is missing, if there is any.
+    A GPU without a UUID is taken for one of them that is missing, if there is any.
     """
     missing = uuids - {burn.uuid for burn in burns}
     return [
@@ -123,129 +123,104 @@ def those_of(uuids: Set[str], burns: Sequence[Burn]) -> list[Burn]:
 
 
 def words(burn: Burn) -> list[str]:
-    """Return what is worth saying of one GPU, nothing for one that is well."""
+    """Return what is wrong with one GPU, nothing for a healthy one."""
     name = f"GPU {burn.index}" + (f" ({burn.uuid})" if burn.uuid else "")
     if burn.lost:
         return [f"{name}: lost during the burn: {burn.lost}"]
-    said = [f"{name}: {text}{_DURING}" for text in _counted(burn)]
+    lines = [f"{name}: {text}{_DURING}" for text in _counters(burn)]
     if burn.unanswered:
-        said.append(f"{name}: could not be asked{_DURING}: {burn.unanswered}")
-    slowed = _slowed(_lasting(burn))
-    if slowed:
-        facts = [f"{name}: {' and '.join(slowed)}{_DURING}", *_clock_and_heat(burn)]
-        said.insert(0, ", ".join(facts))
-    return said
+        lines.append(f"{name}: could not be asked{_DURING}: {burn.unanswered}")
+    lasting = sum(bit for bit, count in burn.reason_samples.items() if count >= LEAST_SAMPLES)
+    # The general reason is named only without one of its kinds.
+    if lasting & (HARDWARE_THERMAL | POWER_BRAKE):
+        lasting &= ~HARDWARE_SLOWDOWN
+    if lasting & HARDWARE_THERMAL:
+        lasting &= ~SOFTWARE_THERMAL
+    reasons = [text for bit, text in _WORDS.items() if lasting & bit]
+    if reasons:
+        facts = [f"{name}: {' and '.join(reasons)}{_DURING}"]
+        if burn.first_clock_mhz is not None and burn.last_clock_mhz is not None:
+            facts.append(f"clock {burn.first_clock_mhz:,.0f} -> {burn.last_clock_mhz:,.0f} MHz")
+        if burn.max_temperature_c is not None:
+            facts.append(f"{burn.max_temperature_c} C")
+        lines.insert(0, ", ".join(facts))
+    return lines
 
 
 def words_of_all(burns: Iterable[Burn]) -> list[str]:
-    """Return what is worth saying of a node's GPUs; of burns that show the same, the first."""
-    found: dict[str, str] = {}
+    """Return what is wrong with a node's GPUs; of burns with the same problem, the first."""
+    lines: dict[str, str] = {}
     for burn in burns:
         for text in words(burn):
-            found.setdefault(text.partition(_DURING)[0], text)
-    return list(found.values())
+            lines.setdefault(text.partition(_DURING)[0], text)
+    return list(lines.values())
 
 
 def _summary(index: int, uuid: str, samples: Sequence[DeviceSample]) -> Burn:
-    busy = [each for each in samples if not (each.reasons or 0) & IDLE]
     from statistics import median  # agents load this module, and have no use for that one
 
-    clocks = [(each.at_s, each.clock_mhz) for each in busy if each.clock_mhz is not None]
+    busy = [sample for sample in samples if not (sample.reasons or 0) & IDLE]
+    clocks = [(sample.at_s, sample.clock_mhz) for sample in busy if sample.clock_mhz is not None]
     speeds = [speed for _, speed in clocks]
     # A fifth of the burn: long enough to be steady, short enough to be its beginning or its end.
     edge = max(1, len(speeds) // 5)
-    temperatures = [each.temperature_c for each in samples if each.temperature_c is not None]
-    powers = [each.power_w for each in busy if each.power_w is not None]
-    seen = _reason_samples(busy)
+    slope = None
+    if len({at for at, _ in clocks}) > 1:  # least squares
+        middle = sum(at for at, _ in clocks) / len(clocks)
+        spread = sum((at - middle) ** 2 for at, _ in clocks)
+        slope = sum((at - middle) * speed for at, speed in clocks) / spread
+    temperatures = [s.temperature_c for s in samples if s.temperature_c is not None]
+    powers = [sample.power_w for sample in busy if sample.power_w is not None]
+    reasons: Counter[int] = Counter()
+    for bits in (sample.reasons or 0 for sample in busy):
+        reasons.update(1 << place for place in range(bits.bit_length()) if bits >> place & 1)
     return Burn(
         index=index,
         uuid=uuid,
-        bus=next((each.bus for each in samples if each.bus), ""),
+        bus=next((sample.bus for sample in samples if sample.bus), ""),
         samples=len(samples),
         idle_samples=len(samples) - len(busy),
         clock_mhz=median(speeds) if speeds else None,
         first_clock_mhz=median(speeds[:edge]) if speeds else None,
         last_clock_mhz=median(speeds[-edge:]) if speeds else None,
-        clock_slope_mhz_per_s=_slope(clocks),
-        reasons=sum(seen),
-        reason_samples=seen,
+        clock_slope_mhz_per_s=slope,
+        reasons=sum(reasons),
+        reason_samples=dict(reasons),
         max_temperature_c=max(temperatures, default=None),
         power_w=median(powers) if powers else None,
-        uncorrected=_added([each.uncorrected for each in samples]),
-        remapped_rows=_added([each.remapped_rows for each in samples]),
-        retired_pages=_added([each.retired_pages for each in samples]),
-        remap_pending=_became_true([each.remap_pending for each in samples]),
-        remap_failed=_became_true([each.remap_failed for each in samples]),
-        lost=next((each.lost for each in reversed(samples) if each.lost), ""),
-        unanswered=next((each.unanswered for each in reversed(samples) if each.unanswered), ""),
+        uncorrected=_increase([sample.uncorrected for sample in samples]),
+        remapped_rows=_increase([sample.remapped_rows for sample in samples]),
+        retired_pages=_increase([sample.retired_pages for sample in samples]),
+        remap_pending=_became_true([sample.remap_pending for sample in samples]),
+        remap_failed=_became_true([sample.remap_failed for sample in samples]),
+        lost=next((s.lost for s in reversed(samples) if s.lost), ""),
+        unanswered=next((s.unanswered for s in reversed(samples) if s.unanswered), ""),
     )
 
 
-def _reason_samples(samples: Iterable[DeviceSample]) -> dict[int, int]:
-    seen: dict[int, int] = {}
-    for sample in samples:
-        reasons = sample.reasons or 0
-        for bit in (1 << place for place in range(reasons.bit_length())):
-            if reasons & bit:
-                seen[bit] = seen.get(bit, 0) + 1
-    return seen
-
-
-def _slope(points: Sequence[tuple[float, int]]) -> float | None:
-    """Return the least-squares slope, None where there are no two moments."""
-    if len({at for at, _ in points}) < 2:
+def _increase(values: Sequence[int | None]) -> int | None:
+    """Return how much a counter grew; after a reset in between it starts again from 0."""
+    known = [value for value in values if value is not None]
+    if len(known) < 2:
         return None
-    middle = sum(at for at, _ in points) / len(points)
-    spread = sum((at - middle) ** 2 for at, _ in points)
-    return sum((at - middle) * value for at, value in points) / spread
-
-
-def _added(values: Sequence[int | None]) -> int | None:
-    """Return how much a counter grew; a reset in between starts it again from nothing."""
-    told = [value for value in values if value is not None]
-    if len(told) < 2:
-        return None
-    return sum(after - before if after >= before else after for before, after in pairwise(told))
+    return sum(after - before if after >= before else after for before, after in pairwise(known))
 
 
 def _became_true(values: Sequence[bool | None]) -> bool:
-    told = [value for value in values if value is not None]
-    return bool(told) and not told[0] and told[-1]
+    known = [value for value in values if value is not None]
+    return bool(known) and not known[0] and known[-1]
 
 
-def _lasting(burn: Burn) -> int:
-    return sum(bit for bit, count in burn.reason_samples.items() if count >= LEAST_SAMPLES)
-
-
-def _slowed(reasons: int) -> list[str]:
-    """Return the reasons in words; the general one only where none of its kinds is told."""
-    told = reasons
-    if reasons & (HARDWARE_THERMAL | POWER_BRAKE):
-        told &= ~HARDWARE_SLOWDOWN
-    if reasons & HARDWARE_THERMAL:
-        told &= ~SOFTWARE_THERMAL
-    return [text for bit, text in _WORDS.items() if told & bit]
-
-
-def _clock_and_heat(burn: Burn) -> list[str]:
-    facts = []
-    if burn.first_clock_mhz is not None and burn.last_clock_mhz is not None:
-        facts.append(f"clock {burn.first_clock_mhz:,.0f} -> {burn.last_clock_mhz:,.0f} MHz")
-    if burn.max_temperature_c is not None:
-        facts.append(f"{burn.max_temperature_c} C")
-    return facts
-
-
-def _counted(burn: Burn) -> list[str]:
-    said = []
+def _counters(burn: Burn) -> list[str]:
+    lines = []
     if burn.uncorrected:
-        said.append(counted(burn.uncorrected, "uncorrected memory error"))
+        lines.append(counted(burn.uncorrected, "uncorrected memory error"))
     if burn.remap_failed:
-        said.append("a memory row could not be remapped")
+        lines.append("a memory row could not be remapped")
     if burn.remapped_rows:
-        said.append(f"{counted(burn.remapped_rows, 'memory row')} remapped")
+        lines.append(f"{counted(burn.remapped_rows, 'memory row')} remapped")
     elif burn.remap_pending:
-        said.append("a memory row to be remapped at the next reset")
+        lines.append("a memory row to be remapped at the next reset")
     if burn.retired_pages:
-        said.append(f"{counted(burn.retired_pages, 'memory page')} retired")
-    return said
+        lines.append(f"{counted(burn.retired_pages, 'memory page')} retired")
+    return lines

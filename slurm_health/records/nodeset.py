@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Node lists as people and Slurm write them, `gpu[01-04,7]`, and its words for a node's state.
 
-The order of a list counts: by it Slurm numbers the tasks of a job and says what each node has. Of a
-state, as `IDLE+DRAIN` or `ALLOCATED*`, whole words count: POWER_DOWN is what Slurm is to do to a
-healthy node once its job is over.
+The order of a list counts: Slurm numbers the tasks of a job and lists its resources by it. In a
+state, such as `IDLE+DRAIN` or `ALLOCATED*`, whole words count: POWER_DOWN is an order for a healthy
+node once its job is over.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby, product
 from math import prod
 
-# No text can be divided in two ways, so that one that is no list is refused as fast as one is read.
+# No text can be split in two ways: a text that is no list is refused as fast as a list is read.
 _NAME = re.compile(r"(?=[\w.\[-])[\w.-]*(?:\[[\w.,-]*\][\w.-]*)*", re.ASCII)
 _NODELIST = re.compile(rf"{_NAME.pattern}(?:,{_NAME.pattern})*", re.ASCII)
 _BRACKETS = re.compile(r"\[([^]]*)\]")
@@ -25,12 +25,12 @@ _NUMBER = re.compile(rf"(\d{{1,{_MOST_DIGITS}}})", re.ASCII)
 _MOST_NAMES = 64 * 1024
 _MARKS = "*~#!%$@^-"
 _SILENT_MARK = "*"  # as sinfo says NOT_RESPONDING
-# What Slurm has done to a node, which is silent for it. None runs a job meanwhile.
+# Slurm's own acts on a node that make it silent. No job runs on it meanwhile.
 _SILENCED = frozenset({"POWERED_DOWN", "POWERING_DOWN", "POWERING_UP", "REBOOT_ISSUED"})
 
 
 def expand(nodelist: str) -> tuple[str, ...]:
-    """Return the names a node list stands for, each once, in the order in which they are written.
+    """Return the names of a node list, without repetition, in their order.
 
     Of several brackets in a name the last counts fastest, as in Slurm.
 
@@ -50,8 +50,8 @@ def expand(nodelist: str) -> tuple[str, ...]:
 
 def _named(name: str, *, most: int) -> Iterable[str]:
     """Return the names that a name with brackets stands for."""
-    pieces = _BRACKETS.split(name)  # what stands outside of brackets, and within, in turn
-    within = [[_range(each) for each in piece.split(",")] for piece in pieces[1::2]]
+    pieces = _BRACKETS.split(name)  # outside of brackets, and within, in turn
+    within = [[_range(part) for part in piece.split(",")] for piece in pieces[1::2]]
     if prod(sum(len(numbers) for numbers, _ in ranges) for ranges in within) > most:
         raise ValueError(f"more than {_MOST_NAMES} nodes")
     choices: list[Iterable[str]] = [[piece] for piece in pieces]
@@ -63,10 +63,10 @@ def _named(name: str, *, most: int) -> Iterable[str]:
 
 
 def _range(text: str) -> tuple[range, int]:
-    """Return numbers, and how many digits each has at least."""
-    found = _RANGE.fullmatch(text)
-    if found is not None:
-        first, last = found[1], found[2] or found[1]
+    """Return numbers, with their least number of digits."""
+    match = _RANGE.fullmatch(text)
+    if match is not None:
+        first, last = match[1], match[2] or match[1]
         numbers, width = range(int(first), int(last) + 1), len(first)
         # Slurm writes [08-100], where a cluster has outgrown its zeros.
         if numbers and last == f"{numbers[-1]:0{width}}":
@@ -75,11 +75,17 @@ def _range(text: str) -> tuple[range, int]:
 
 
 def fold(nodes: Iterable[str]) -> str:
-    """Return a short node list, in natural order, that stands for a set; empty for none.
+    """Return a short node list for a set, in natural order; empty for none.
 
-    For what people read, and where Slurm asks which nodes and not in which order.
+    For text, and for options of Slurm in which the order does not count.
     """
-    return fold_in_order(sorted(set(nodes), key=_natural))
+
+    def natural(name: str) -> tuple[bool, list[str | int], int, str]:
+        parts: list[str | int] = [*_NUMBER.split(name)]  # so that n9 comes before n10
+        parts[1::2] = map(int, parts[1::2])
+        return not name[-1:].isdigit(), parts, len(name), name  # unnumbered ones last
+
+    return fold_in_order(sorted(set(nodes), key=natural))
 
 
 def fold_in_order(nodes: Iterable[str]) -> str:
@@ -88,20 +94,13 @@ def fold_in_order(nodes: Iterable[str]) -> str:
     Slurm 22.05 refuses brackets that are followed by text, as in `n[1-2]-ib` or
     `r[1-2]n3`, so only a number at the end of a name is folded.
     """
-    parted = map(_parted, dict.fromkeys(nodes))
     written = []
-    for (text, numbered), group in groupby(parted, key=lambda each: (each[0], each[1] != "")):
+    parted = map(_parted, dict.fromkeys(nodes))
+    for (text, numbered), group in groupby(parted, key=lambda parts: (parts[0], parts[1] != "")):
         ranges = list(_ranges(number for _, number in group)) if numbered else [""]
         single = len(ranges) == 1 and "-" not in ranges[0]
         written.append(f"{text}{ranges[0]}" if single else f"{text}[{','.join(ranges)}]")
     return ",".join(written)
-
-
-def _natural(name: str) -> tuple[bool, list[str | int], int, str]:
-    """Return what to sort names by, so that n9 comes before n10; unnumbered ones last."""
-    parts: list[str | int] = [*_NUMBER.split(name)]
-    parts[1::2] = map(int, parts[1::2])
-    return not name[-1:].isdigit(), parts, len(name), name
 
 
 def _parted(name: str) -> tuple[str, str]:

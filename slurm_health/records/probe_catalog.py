@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which probes there are, who takes part in each, what they measure of which part of a node."""
+"""The probes: their scopes, and what they measure of which component of a node."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import msgspec
 
 
 class Scope(Enum):
-    """Who takes part in a probe together with a worker."""
+    """The workers that take part in a probe."""
 
-    SOLO = "solo"  # nobody: the worker alone
+    SOLO = "solo"  # one worker alone
     NODE = "node"  # all workers of its node
     RAIL = "rail"  # the workers of the same local rank of all nodes of the group
     PAIR = "pair"  # all workers of all nodes of the group
@@ -41,9 +41,9 @@ BUILT_IN = (
     Probe("gpt", Scope.PAIR),
 )
 GPT = ("gpt_fit", "gpt")
-# What only an accelerator has, or only nodes with accelerators are asked.
+# Only for accelerators, or only for nodes with accelerators.
 ON_ACCELERATORS = frozenset({"matmul_fp8", "memory_pattern", "host_copy", "peer_copy"})
-# What needs no torch: light probes, siblings of these, measure the same with numpy and over TCP.
+# Light probes measure the same as these with numpy and over TCP, without torch.
 LIGHT = frozenset(
     {
         "values",
@@ -55,7 +55,7 @@ LIGHT = frozenset(
         "allgather",
     }
 )
-# With what workers on CPUs exchange data: those with torch, and the light ones.
+# Backends of workers on CPUs: with torch, and light.
 TORCH_ON_CPUS, LIGHT_ON_CPUS = "gloo", "tcp"
 ON_CPUS = frozenset({TORCH_ON_CPUS, LIGHT_ON_CPUS})
 _COMPONENTS = {
@@ -73,7 +73,7 @@ _COMPONENTS = {
 }
 
 
-# What is told as a rate. All other times are told in ms.
+# Reported as a rate. All other times are reported in ms.
 ALLGATHER, MATMUL = "allgather", "matmul"
 ALLGATHERS = frozenset({ALLGATHER, "rail_allgather", "node_allgather"})
 COPIES = frozenset({"memory_copy", "host_copy", "peer_copy"})
@@ -81,7 +81,7 @@ PRODUCTS = frozenset({MATMUL, "matmul_fp8"})
 
 
 def unit_of(probe: str) -> str:
-    """Return the unit of what a probe measured; the name of a quantity may follow its own."""
+    """Return the unit of a probe's measurements; a quantity may follow its name."""
     name = probe.partition(" ")[0]
     if name in PRODUCTS:
         return "GFLOP/s"
@@ -89,10 +89,10 @@ def unit_of(probe: str) -> str:
 
 
 class Metric(msgspec.Struct, frozen=True, kw_only=True, order=True):
-    """What a time is of: a probe, which of its quantities, on which model and part of a node.
+    """The subject of a time: a probe, its quantity, the model and the part of a node.
 
-    What a probe has one of, or what is not told apart, is empty. Only times of one metric are
-    ever compared. Its text is the same wherever people and programs read it.
+    A field is empty if a probe has one of it, or does not distinguish it. Only times of one metric
+    are ever compared. The text is the same in every output.
     """
 
     probe: str
@@ -109,7 +109,7 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True, order=True):
 
     @property
     def component(self) -> str:
-        """The part of a node that it is about; an own probe is its own part."""
+        """The component that it measures; a user's own probe is a component of its own."""
         if self.probe == "gpt":
             return "compute" if "compute" in self.quantity else "network"
         return _COMPONENTS.get(self.probe, self.probe)

@@ -21,7 +21,7 @@ KINDS = (*records.KINDS, *script_records.KINDS)
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """What every line has, whatever its kind."""
+    """The fields of every line."""
 
     v: int
     id: str
@@ -53,7 +53,7 @@ _header_decoder = JsonDecoder[Header](Header)
 
 @functools.cache
 def _decoder_of(kind: str) -> JsonDecoder[Record] | None:
-    """Return what decodes a kind of record. A process reads few kinds: others need no decoder."""
+    """Return the decoder of a kind. They are made on demand: a process reads few kinds."""
     return JsonDecoder[Record](_TYPES[kind]) if kind in _TYPES else None
 
 
@@ -80,7 +80,7 @@ def _encodable(value: object) -> object:
 
 
 def decode(line: bytes) -> Entry:
-    """Return what a line holds.
+    """Return the entry on a line.
 
     Raises:
         NewerVersion: the line has a newer version than this one.

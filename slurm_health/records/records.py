@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a journal holds of a check: the vocabulary of its records.
+"""The records of a check in a journal.
 
-Samples are stored raw, never only reduced, so that a better rule can judge an old run again. How
-a record becomes a line is in `record_codec`.
+Samples are stored raw, never only reduced, so that a better rule can judge an old run again.
+`record_codec` turns a record into a line.
 
-Who writes what: the master its decisions and acts, which come first here; each agent what happened
-on its node; the requeue helper its own acts. What is written of the user's script is in
-`script_records`.
+The master writes its decisions and acts, which come first here; an agent writes the events of its
+node; the requeue helper writes its own acts. Records of the user's script are in `script_records`.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", omit_d
 class RunStarted(Record, frozen=True, kw_only=True, tag="run_started"):
     """A check began on these nodes. Always the first record of `master.jsonl`.
 
-    `prior` is how likely some of them were to be bad, by what was found of them before.
-    `submit_time_s` is when `slurm-health sbatch` gave the job to Slurm, by the clock there.
+    `prior` is how likely some of them were to be bad, by earlier checks. `submit_time_s` is when
+    `slurm-health sbatch` submitted the job, by the clock there.
     """
 
     run_id: str
@@ -61,9 +60,9 @@ class RunStarted(Record, frozen=True, kw_only=True, tag="run_started"):
 
 
 class AgentsLaunched(Record, frozen=True, kw_only=True, tag="agents_launched"):
-    """One agent was started on each of `nodes`; `launch` counts from 0.
+    """One agent per node of `nodes` was started; `launch` counts from 0.
 
-    `light` says why it measures with light probes; empty where it does with torch.
+    `light` is why it measures with light probes; empty if it uses torch.
     """
 
     launch: Count
@@ -109,7 +108,7 @@ class NodesAdmitted(Record, frozen=True, kw_only=True, tag="nodes_admitted"):
 class MasterStopped(Record, frozen=True, kw_only=True, tag="master_stopped"):
     """The master was ended by `reason`, the name of a signal. Its check may yet begin again.
 
-    `job` is what became of its job, where Slurm said so: "the job was cancelled".
+    `job` is why Slurm ended the job, if it is known: "the job was cancelled".
     """
 
     reason: str
@@ -117,13 +116,13 @@ class MasterStopped(Record, frozen=True, kw_only=True, tag="master_stopped"):
 
 
 class MasterWaits(Record, frozen=True, kw_only=True, tag="master_waits"):
-    """The master is there, and for what it waits. Agents leave a master that says nothing."""
+    """The master is alive, and waits for a reason. Agents leave a silent master."""
 
     reason: str
 
 
 class ProbeUsed(msgspec.Struct, frozen=True, kw_only=True):
-    """A probe of a round, and whom it needs. `path` is the file of one that is not ours."""
+    """A probe of a round, with its scope. `path` is the file of a user's own probe."""
 
     name: str
     scope: str
@@ -148,9 +147,9 @@ class RoundStarted(Record, frozen=True, kw_only=True, tag="round_started"):
 
 
 class GroupAborted(Record, frozen=True, kw_only=True, tag="group_aborted"):
-    """The members of one group were told to stop, and why.
+    """The members of one group were ordered to stop, and why.
 
-    `timed_out` is set when a deadline caused it, not when a member was known to have failed.
+    `timed_out` is set if a deadline caused it, not the failure of a member.
     """
 
     round: Count
@@ -245,7 +244,7 @@ class AgentStarted(Record, frozen=True, kw_only=True, tag="agent_started"):
 
 
 class WorkersStarting(Record, frozen=True, kw_only=True, tag="workers_starting"):
-    """The node's workers are being (re)placed; what `workers_ready` said before is void."""
+    """The node's workers are being (re)placed; an earlier `workers_ready` is void."""
 
     node: str
     launch: Count
@@ -320,14 +319,14 @@ class DevicesUnopened(Record, frozen=True, kw_only=True, tag="devices_unopened")
 
 
 class Sampled(Record, frozen=True, kw_only=True, tag="sampled"):
-    """What one probe measured on this node in one round, raw.
+    """The raw times of one probe on this node in one round.
 
-    `iteration_ms[r]` are the timings of local rank r, one per timed iteration. `total_bytes` is
-    what one iteration moves (the size of a collective over all its ranks), `flop` its work.
-    `quantity` tells several quantities of one probe apart. `scope` says whose times these are:
-    each device's own ("solo"), those of the node's devices together ("node"), of the devices of
-    one rank on all nodes of the group ("rail"), or of the whole group ("pair"). `taken_ms` has for
-    each timing how much of it others had the processors; empty where that is little or not known.
+    `iteration_ms[r]` are the times of local rank r, one per timed iteration. `total_bytes` is the
+    data that one iteration moves (the size of a collective over all its ranks), `flop` its work.
+    `quantity` is one of several quantities of a probe. `scope`: the times are of a device ("solo"),
+    of the node's devices together ("node"), of the devices of one rank on all nodes of the group
+    ("rail"), or of the whole group ("pair"). `taken_ms` is the part of a time in which others had
+    the processors; empty if it is little or unknown.
     """
 
     node: str
@@ -350,12 +349,13 @@ class Sampled(Record, frozen=True, kw_only=True, tag="sampled"):
 
 
 class NodeReported(Record, frozen=True, kw_only=True, tag="node_reported"):
-    """This node's last word on a round.
+    """This node's last report on a round.
 
-    `crashed`: a process of the node's own died, was stopped, raised or found the node at fault, and
-    did not wait for a partner in vain. `wrong_results`: a device gave another result than the only
-    correct one. `unmeasured`: nothing could be measured, for no fault of the node. `connecting`:
-    NCCL was at that as the round was stopped. `elapsed_ms` counts from when it saw the round begin.
+    `crashed`: a process of the node's own died, was stopped, raised or measured a fault of the
+    node, and did not wait for a partner in vain. `wrong_results`: a device gave another result than
+    the only correct one. `unmeasured`: nothing could be measured, for no fault of the node.
+    `connecting`: NCCL was connecting when the round was stopped. `elapsed_ms` counts from when the
+    node read that the round began.
     """
 
     node: str
@@ -370,7 +370,7 @@ class NodeReported(Record, frozen=True, kw_only=True, tag="node_reported"):
 
 
 class DevicesWatched(Record, frozen=True, kw_only=True, tag="devices_watched"):
-    """What the node's GPUs said of themselves during a round; `not_watched` says why nothing."""
+    """Reports of the node's GPUs during a round; `not_watched` is why there are none."""
 
     node: str
     round: Count

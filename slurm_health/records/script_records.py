@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a journal holds of the user's script: its runs, how it hung or failed, and why.
+"""The records of the user's script: its starts, how it hung or failed, and why.
 
-Written by the supervisor, by the monitor while the script runs, and by the post-mortem when it has
-failed. The records of the check are in `records`.
+The supervisor writes them, the monitor while the script runs, and the post-mortem after a failure.
+The records of the check are in `records`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from msgspec import field
 
 from slurm_health.records.records import Count, Record
 
-# What a diagnosis may find that others know by its name.
+# Causes of a diagnosis that other modules know by name.
 SCRIPT_FAILED = "script-failed"
 REQUEUED = "requeued"  # by others: the job goes on, and nothing failed
 HUNG = "hung-until-it-was-ended"
@@ -27,7 +27,7 @@ SLOWER_RANK = "slower-rank"
 OUT_OF_STEP = "rank-out-of-step"
 RANK_ELSEWHERE = "rank-elsewhere"
 DATA_LOADER_STUCK = "data-loader-stuck"
-# What Slurm does with a job whose script it could not start, by the reason that it gives for it.
+# Slurm's reason for a job whose script it could not start.
 LAUNCH_FAILED = "launch_failed_requeued_held"
 LAUNCH_FAILED_TEXT = (
     "Slurm could not start the job's script on a node, has put the job back, and holds it until it"
@@ -44,17 +44,17 @@ _OF_THE_SCRIPT = frozenset({RANK_ELSEWHERE, DATA_LOADER_STUCK, OUT_OF_STEP})
 
 
 class Attribution(StrEnum):
-    """Whose doing a failure is, and so what helps."""
+    """The blame for a failure, which decides what helps."""
 
     NODE = "node fault"  # another node helps
-    TRANSIENT = "transient"  # the same again helps
+    TRANSIENT = "transient"  # the same start again helps
     USER = "user error"  # only a change of the script, its data or its options helps
-    OUTSIDE = "ended from outside"  # somebody or a limit ended the job
+    OUTSIDE = "ended from outside"  # a user or a limit ended the job
     UNDECIDED = "undecided"
 
 
 class Sureness(IntEnum):
-    """How sure an inference is. No figure: nobody has counted how often each is right."""
+    """How sure an inference is, without a figure: their error rates are unknown."""
 
     POSSIBLE = 1
     LIKELY = 2
@@ -62,9 +62,9 @@ class Sureness(IntEnum):
 
 
 class ScriptStarted(Record, frozen=True, kw_only=True, tag="script_started"):
-    """The user's script began, on `nodes` where these are not all of the job's.
+    """The user's script began, on `nodes` if these are not all of the job's.
 
-    `restart` counts how often it was started again in this attempt of the job.
+    `restart` counts its restarts in this attempt of the job.
     """
 
     script: str
@@ -82,7 +82,7 @@ class ScriptEnded(Record, frozen=True, kw_only=True, tag="script_ended"):
 
 
 class FailurePlanned(Record, frozen=True, kw_only=True, tag="failure_planned"):
-    """What is to be done about a failed script, why, and on what evidence.
+    """The plan for a failed script, with reason and evidence.
 
     `plan` is `stop`, `restart`, `check` or `leave`. It would be restart number `restart` of the
     `max_restarts` that its user allows. `nodes` are those held at fault.
@@ -209,10 +209,10 @@ class TrainingEvent(Record, frozen=True, kw_only=True, tag="training_event"):
 KINDS = tuple(kind for kind in Record.__subclasses__() if kind.__module__ == __name__)
 
 
-def advice_afterwards(found: Diagnosed) -> str:
-    """Return what helps once the script that hung has ended: its processes are gone."""
-    if not found.advice:
+def advice_afterwards(diagnosed: Diagnosed) -> str:
+    """Return the advice after the end of a script that hung: its processes are gone."""
+    if not diagnosed.advice:
         return ""
-    if found.advises_process:
+    if diagnosed.advises_process:
         return "should it hang again, look at it while it runs: slurm-health report names the rank"
-    return f"should it hang again: {found.advice}"
+    return f"should it hang again: {diagnosed.advice}"

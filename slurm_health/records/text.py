@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What others wrote, made fit for one line of a terminal, of a log or of a field of Slurm's.
+"""Foreign text, made safe for one line of a terminal, of a log or of a field of Slurm's.
 
 And ranks, nodes and signals in a few words.
 """
@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from math import isfinite
+from signal import Signals
 
 from slurm_health.records.nodeset import fold
 
-# Every comment that slurm-health sets on a job begins so, and is known again by it.
+# Every comment that slurm-health sets on a job begins with it.
 REASON_PREFIX = "slurm-health:"
 # Slurm's own tools cut longer reasons.
 REASON_LENGTH = 200
@@ -23,26 +24,10 @@ SIGKILL, SIGTERM = 9, 15
 # Times that differ by a tenth of a second; of more, the slowest few and what was usual.
 _MOST_TIMES = 8
 _SLOWEST = 3
-# By their numbers on Linux, as signal(7) has them; other numbers differ between machines.
-_SIGNALS = {
-    1: "SIGHUP",
-    2: "SIGINT",
-    3: "SIGQUIT",
-    4: "SIGILL",
-    6: "SIGABRT",
-    7: "SIGBUS",
-    8: "SIGFPE",
-    9: "SIGKILL",
-    10: "SIGUSR1",
-    11: "SIGSEGV",
-    12: "SIGUSR2",
-    13: "SIGPIPE",
-    15: "SIGTERM",
-}
 
 
 class LineBuffer:
-    """Puts the lines of a stream together, which arrives in pieces."""
+    """Assembles the lines of a stream that arrives in pieces."""
 
     def __init__(self, most_bytes: int = 1 << 24) -> None:
         self._most_bytes = most_bytes  # kept of a line that does not end
@@ -50,11 +35,11 @@ class LineBuffer:
 
     @property
     def begun_bytes(self) -> int:
-        """How much there is of a line that has not ended."""
+        """The bytes of a line that has not ended."""
         return len(self._begun)
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take in what has arrived; return the lines that are whole by now."""
+        """Add bytes that have arrived; return the lines that are whole by now."""
         *lines, begun = (self._begun + data).split(b"\n")
         self._begun = begun[-self._most_bytes :]
         return lines
@@ -63,12 +48,12 @@ class LineBuffer:
 def one_line(text: str) -> str:
     """Return text in one line, without characters that act on a terminal."""
     if not text.isprintable():
-        text = "".join(each if each.isprintable() else " " for each in text)
+        text = "".join(character if character.isprintable() else " " for character in text)
     return " ".join(text.split())
 
 
 def whole_number(text: str) -> int | None:
-    """Return the whole number that a text spells; None if it is none, or beyond all counting."""
+    """Return the whole number in a text; None if it is none, or longer than 64 bits."""
     return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else None
 
 
@@ -78,7 +63,7 @@ def plain(text: str) -> str:
 
 
 def cut(text: str, length: int) -> str:
-    """Return at most `length` characters of text, with dots where some are left out."""
+    """Return at most `length` characters of text, the last three dots if it is cut."""
     return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
@@ -88,19 +73,22 @@ def counted(count: int, thing: str) -> str:
 
 
 def signal_text(number: int) -> str:
-    """Return `SIGSEGV`, or `signal 40` for one without a name here."""
-    return _SIGNALS.get(number, f"signal {number}")
+    """Return `SIGSEGV`, or `signal 40` for one without a name."""
+    try:
+        return Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def listed(nodes: Sequence[str]) -> str:
-    """Return nodes as a short list; names that no node list can hold, as they are."""
+    """Return nodes as a short list; names that no node list can hold, unchanged."""
     return fold(nodes) if all(map(_NODE.fullmatch, nodes)) else ", ".join(nodes)
 
 
 def elapsed_text(elapsed_s: Mapping[str, float]) -> str:
-    """Return `elapsed n3 20.1 s, n[1-2,4] 1.6 s`: how long a round took each node, slowest first.
+    """Return `elapsed n3 20.1 s, n[1-2,4] 1.6 s`: how long a round took on nodes, slowest first.
 
-    Nodes that took equally long, to a tenth of a second, share a figure. Nothing of no nodes.
+    Nodes with the same time, to a tenth of a second, share a figure. Empty without nodes.
     """
     nodes_of: dict[float, list[str]] = {}
     for node, seconds in elapsed_s.items():
@@ -130,7 +118,7 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 
 def duration_text(duration_s: float) -> str:
-    """Return a time span as a person would say it: 6.1 s, 41 s, 3 min 5 s, 2 h 10 min."""
+    """Return a time span in two units at most: 6.1 s, 41 s, 3 min 5 s, 2 h 10 min."""
     if not isfinite(duration_s) or duration_s < 0:
         return "an unknown time"
     if duration_s < 9.95:

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a round is, what came out of it, and what is concluded about each node.
+"""Rounds, their results, verdicts about nodes, and the names of actions.
 
-These values are shared by the Localizer, the journal, the actions and the report. They load
-nothing heavy, so that a report can be printed where numpy is not installed. They are msgspec's
-structs: each agent of a check loads them, and dataclasses would take half as long as all else.
-
-The names of what is done about it stand here, too.
+The Localizer, the journal, the actions and the report share these values. They load nothing heavy,
+so that a report can be printed without numpy. They are msgspec's structs: every agent of a check
+loads them, and dataclasses would take half as long as all other imports.
 """
 
 from __future__ import annotations
@@ -18,12 +16,12 @@ import msgspec
 
 from slurm_health.records.probe_catalog import Metric
 
-# Who has no probes, a simulation for one, names a metric by a plain word.
+# Programs without probes, such as a simulation, name a metric by a plain word.
 MetricName = Metric | str
 
 
 class Outcome(Enum):
-    """What happened to one group in one round."""
+    """The end of one group in one round."""
 
     MEASURED = "measured"
     FAILED = "failed"  # a member's probe raised or its process died
@@ -32,7 +30,7 @@ class Outcome(Enum):
 
 
 class Level(Enum):
-    """What is concluded about one node."""
+    """The conclusion about one node."""
 
     HEALTHY = "healthy"
     SLOW = "slow"
@@ -41,7 +39,7 @@ class Level(Enum):
 
 
 class Severity(StrEnum):
-    """How bad a fact is for the job; a page colours it so."""
+    """How bad a fact is for the job; a page is coloured by it."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -53,7 +51,7 @@ class Severity(StrEnum):
 class Round(msgspec.Struct, frozen=True, kw_only=True):
     """Groups that are measured at the same time. A node is in at most one of them.
 
-    `shared_only`: no node is in doubt, so only what a group does together is measured again.
+    `shared_only`: no node is in doubt, so only the probes of the whole group run again.
     """
 
     index: int
@@ -62,16 +60,22 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What one group of one round measured.
+    """The result of one group of one round.
 
-    `shared_ms` holds one value for the whole group per metric (a collective is as slow as its
-    slowest member), `node_ms` one value per node. `silent` names members that never took part
-    because nobody on them answered, or because their probe could not measure; the others are not
-    to blame for that. `crashed` names members whose own probe process died or raised, or found
-    its node at fault; neither are their partners to blame. `said` holds what members reported.
-    `round_s` is how long the whole round took, None where nobody says. `served` is the share of the
-    time of its own work that the member had its processors which had them least: the rest is left
-    out of `node_ms`, and of a group's times as well as can be.
+    Args:
+        nodes: its members.
+        outcome: how it ended.
+        shared_ms: one value for the whole group per metric: a collective is as slow as its slowest
+            member.
+        node_ms: one value per node and metric.
+        silent: members that never took part, because no process there answered or because their
+            probe could not measure; the others are not to blame.
+        crashed: members whose own probe process died or raised, or measured a fault of its node;
+            their partners are not to blame.
+        said: reports of members, by node.
+        round_s: how long the whole round took, None if it is unknown.
+        served: the least share of processor time that a member had for its own work. The rest is
+            left out of `node_ms` and, as far as possible, of `shared_ms`.
     """
 
     nodes: tuple[str, ...]
@@ -135,7 +139,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Name(StrEnum):
-    """A name in the journal. One that only a newer version knows is kept as it is written."""
+    """A name in the journal. A newer version's name is kept unchanged."""
 
     @classmethod
     def _missing_(cls, value: object) -> Self | None:
@@ -147,19 +151,19 @@ class _Name(StrEnum):
 
 
 class Action(_Name):
-    """What is done to nodes, or to the job."""
+    """An act on nodes, or on the job."""
 
     DRAIN = "drain"
-    DROP = "drop"  # the job goes on with fewer nodes
+    DROP = "drop"  # the job continues with fewer nodes
     EXCLUDE = "exclude"  # the job's next attempt is to run on other nodes
     REQUEUE = "requeue"
     PROCEED = "proceed"
-    CANCEL = "cancel"  # by the monitor, where a training hangs and its user wants that
+    CANCEL = "cancel"  # by the monitor, if a training hangs and its user wants that
     END_SCRIPT = "end_script"  # the same, so that the script can be started again
 
 
 class Disposition(_Name):
-    """What becomes of the job."""
+    """The job's next step after the check."""
 
     PROCEED = "proceed"
     REQUEUE = "requeue"

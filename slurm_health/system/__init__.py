@@ -1,21 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The doors to the machine and to Slurm. They touch, and decide nothing.
+"""Access to the machine and to Slurm, without decisions.
 
-Each outside system has one door, with a time limit on every wait.
+Every outside system has one module, with a timeout on every wait.
 
-    slurm           the only door to Slurm
+    slurm           all access to Slurm
     journal         a run's directory and files
-    processes       starts and ends child processes, each with a deadline
-    last_said       what a child says, or the last of it
-    signals         when they are heard, how a process leaves on one, their names
-    proc            what the kernel says of a process and of mounts
-    killable        runs a function in a child that is killed at its time limit; which are stuck
-    accounts        whose a user id is: those for containers are the user's who has them
-    private_files   files that one user keeps alone, and no other can slip in
-    nvml            NVIDIA GPUs, as the driver sees them
-    site_file       the site's file as TOML: read, with the line of every mistake
-    telemetry       lines for the machine's log, and metrics as Prometheus reads them
-    templates       what people copy (batch scripts, sbatch wrapper, shims), and where it is shipped
+    processes       starts and ends child processes, with deadlines
+    signals         delaying them, leaving on one, their names
+    proc            processes and mounts, from /proc
+    killable        runs a function in a child that is killed at its deadline; stuck children
+    accounts        owners of user ids, those for containers included
+    private_files   files that only one user can have made or changed
+    nvml            NVIDIA GPUs, from the driver
+    site_file       the config file as TOML, with the line of every mistake
+    telemetry       lines for the machine's log, and metrics for Prometheus
+    templates       files to copy (batch scripts, sbatch wrapper, shims), and where they are shipped
 """
 
 # Where commands are looked for: slurmd sets no PATH for hooks (Slurm Prolog and Epilog Guide).

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Work in child processes with a deadline that holds even against the kernel.
 
-A dead GPU or filesystem puts whoever touches it to sleep where no signal reaches. So the hook
-itself touches nothing: a child does, in a session of its own. What the child does not answer in
-time is killed, and left behind when it does not die. Nothing here ever waits for a child.
+A process that touches a dead GPU or filesystem sleeps in the kernel, where no signal reaches it. So
+the hook itself touches nothing: a child does, in a session of its own. A child without an answer at
+its deadline is killed, and left behind if it does not die. Nothing here waits for a child longer.
 
-Children that the kernel holds are remembered by what they were to do, and none is sent after them:
-a filesystem that froze an hour ago would hold two more with every health check.
+Children that the kernel holds are recorded by the name of their work, and no other is started for
+it: a filesystem that froze an hour ago would hold two more with every health check.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import resource
 import select
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import TypeVar
@@ -26,18 +26,18 @@ import msgspec
 
 from slurm_health.records.decoding import from_json
 from slurm_health.system import proc
-from slurm_health.system.signals import heard_afterwards
+from slurm_health.system.signals import signals_delayed
 
 ANSWER_BYTES = 1 << 20
 _ANSWER = b"+"
 _ERROR = b"-"
 # A child whose parent was killed ends by itself, this long after its deadline.
 _ORPHAN_S = 1.0
-# A killed process ends within milliseconds; on a machine without a free moment it takes longer.
+# A killed process ends within milliseconds; on a busy machine it takes longer.
 _REAP_S = 2.0
-# Whoever sleeps in the kernel for this long after its SIGKILL is held there.
+# A process that sleeps in the kernel for this long after its SIGKILL is stuck.
 _HELD_S = 0.25
-# Below a state directory: which children the kernel holds, one file each.
+# Below a state directory: a file per stuck child.
 _STUCK = "stuck"
 
 Work = Callable[[], bytes]
@@ -61,9 +61,9 @@ class Broke(msgspec.Struct, frozen=True, tag=True):
 class Hung(msgspec.Struct, frozen=True):
     """The child had not answered at its deadline.
 
-    `abandoned` is its id while the kernel holds it. `unserved_s`: if it, or what it had started,
-    was ready to run at the deadline, how long they had been so without a processor; 0 where the
-    kernel does not count it.
+    `abandoned` is its id if the kernel holds it. `unserved_s`: if it, or a child of its own, was
+    ready to run at the deadline, how long they had waited for a processor; 0 if the kernel does not
+    count it.
     """
 
     limit_s: float
@@ -95,7 +95,7 @@ class _Child:
         return self.started_s + self.limit_s
 
     def read(self) -> bool:
-        """Take all that has arrived; False once nothing more will come."""
+        """Read all bytes that have arrived; return False at the end of the answer."""
         while len(self.data) <= self._most_bytes:
             try:
                 chunk = os.read(self.pipe, 65536)
@@ -107,7 +107,7 @@ class _Child:
         return False
 
     def kill(self) -> None:
-        """Kill the child with its session. One that was collected may share its id by now."""
+        """Kill the child with its session, unless it was collected: its id may be reused."""
         if self.collected:
             return
         # The process too: a child that has not run yet has no session of its own.
@@ -116,27 +116,34 @@ class _Child:
                 kill(self.pid, signal.SIGKILL)
 
     def end(self, killed_s: float) -> bool:
-        """Collect the child, killed then; False for one that the kernel holds: it is left behind.
+        """Collect the child that was killed at `killed_s`; return False for a stuck one.
 
-        Of all that are killed together none gets longer for having been waited for last.
+        The wait counts from then, so that children killed together wait together.
         """
-        while not self._collect():
+        process = Path(f"/proc/{self.pid}")
+        while True:
+            try:
+                self.collected = os.waitpid(self.pid, os.WNOHANG) != (0, 0)
+            except ChildProcessError:
+                self.collected = True
+            if self.collected:
+                return True
             waited_s = time.monotonic() - killed_s
-            if waited_s > _REAP_S or (waited_s > _HELD_S and _sleeps_in_kernel(self.pid)):
+            if waited_s > _REAP_S:
                 return False
+            with contextlib.suppress(OSError, ValueError):
+                if waited_s > _HELD_S and proc.stat(process).state == "D":
+                    return False
             time.sleep(0.001)
-        return True
-
-    def _collect(self) -> bool:
-        try:
-            self.collected = os.waitpid(self.pid, os.WNOHANG) != (0, 0)
-        except ChildProcessError:
-            self.collected = True
-        return self.collected
 
     def hung(self) -> Hung:
         process = Path(f"/proc/{self.pid}")
-        return Hung(self.limit_s, unserved_s=_unserved_s([process, *proc.children(process)]))
+        ready, waited_s = False, 0.0
+        for member in (process, *proc.children(process)):
+            with contextlib.suppress(OSError, ValueError):  # it has ended
+                ready |= proc.stat(member).state == "R"
+                waited_s += proc.scheduled(member)[1]
+        return Hung(self.limit_s, unserved_s=waited_s if ready else 0.0)
 
     def result(self) -> WorkResult:
         elapsed_s = time.monotonic() - self.started_s
@@ -145,40 +152,40 @@ class _Child:
         if self.data[:1] == _ANSWER:
             return Answered(self.data[1:], elapsed_s)
         if not self.data and elapsed_s > self.limit_s:
-            return Hung(self.limit_s)  # it ended by itself, seen too late
-        said = self.data[1:].decode(errors="replace")
-        return Broke(said or "its process ended without an answer", elapsed_s)
+            return Hung(self.limit_s)  # it ended by itself, after its deadline
+        error = self.data[1:].decode(errors="replace")
+        return Broke(error or "its process ended without an answer", elapsed_s)
 
 
 def run_all(
     work: Mapping[Key, tuple[Work, float]], *, most_bytes: int = ANSWER_BYTES
 ) -> dict[Key, WorkResult]:
-    """Run every piece of work at once, each in a child with its own time limit in seconds.
+    """Run all work in parallel, in children with their own time limits in seconds.
 
-    Returns within the longest limit and a moment, whatever the children do: all that were killed
-    are collected together, so that on a machine without a free moment none adds to the others.
+    Returns within the longest limit and a moment, whatever the children do: killed children are
+    collected together, so that on a busy machine their waits do not add up.
     """
     running: dict[Key, _Child] = {}
     results: dict[Key, WorkResult] = {}
     with _ending(running):
         for key, (task, limit_s) in work.items():
-            # Between a child's start and its being known here, nothing would end it; and Python
-            # drops what a signal raises while it forks, and with it the user's Ctrl-C.
-            with heard_afterwards():
+            # A signal between the fork and this entry would leave the child running; and Python
+            # drops an exception of a signal handler during a fork, and with it the user's Ctrl-C.
+            with signals_delayed():
                 running[key] = _Child(task, limit_s, most_bytes)
         _gather(running, results)
     return {key: results[key] for key in work}
 
 
 def run_one(work: Work, limit_s: float, *, most_bytes: int = ANSWER_BYTES) -> WorkResult:
-    """Run one piece of work in a child with a time limit, and one for the size of its answer."""
+    """Run work in a child with limits for its time and for the size of its answer."""
     return run_all({"": (work, limit_s)}, most_bytes=most_bytes)[""]
 
 
 def limit_memory(more_bytes: int) -> None:
-    """Let this process, a child, have so much more memory than it has; beyond is a MemoryError.
+    """Limit this process, a child, to so much more memory; beyond is a MemoryError.
 
-    What it has already is its parent's, which may be large for reasons of its own.
+    The memory that it has already is a copy of its parent's, which may be large.
     """
     limit = proc.own_memory_bytes() + more_bytes
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -208,7 +215,7 @@ def _gather(running: Mapping[Key, _Child], results: dict[Key, WorkResult]) -> No
         for pipe, key in list(by_pipe.items()):
             child = running[key]
             if now_s >= child.deadline_s:
-                # What it has answered by now counts: whoever reads may be late as well.
+                # An answer that has arrived by now counts: this process may be late as well.
                 done(pipe, child.hung() if child.read() else child.result())
     killed_s = time.monotonic()
     for key, child in running.items():
@@ -217,28 +224,12 @@ def _gather(running: Mapping[Key, _Child], results: dict[Key, WorkResult]) -> No
             results[key] = msgspec.structs.replace(result, abandoned=child.pid)
 
 
-def _unserved_s(processes: Iterable[Path]) -> float:
-    ready, waited_s = False, 0.0
-    for process in processes:
-        with contextlib.suppress(OSError, ValueError):  # it has ended
-            ready |= proc.stat(process).state == "R"
-            waited_s += proc.scheduled(process)[1]
-    return waited_s if ready else 0.0
-
-
-def _sleeps_in_kernel(pid: int) -> bool:
-    try:
-        return proc.stat(Path(f"/proc/{pid}")).state == "D"
-    except (OSError, ValueError):
-        return False
-
-
 @contextlib.contextmanager
 def _ending(running: Mapping[Key, _Child]) -> Iterator[None]:
     """While active, a SIGTERM to this process ends the children before it ends the process.
 
-    Slurm sends SIGTERM and, ten milliseconds later, SIGKILL; the children are in sessions of
-    their own and would live on.
+    Slurm sends SIGTERM and, ten milliseconds later, SIGKILL; the children are in sessions of their
+    own and would survive.
     """
 
     def end(_number: int, _frame: FrameType | None) -> None:
@@ -258,9 +249,18 @@ def _serve(work: Work, pipe: int, lifetime_s: float) -> None:
     status = 1
     try:
         os.setsid()
-        _reset_signals()
+        ends = signal.SIGTERM, signal.SIGINT, signal.SIGALRM
+        for number in ends:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ends)  # a supervisor has all of them blocked
         signal.setitimer(signal.ITIMER_REAL, lifetime_s)
-        pipe = _keep_only(pipe)
+        # Close every other descriptor: slurmd waits until no process holds the hook's output.
+        null = os.open(os.devnull, os.O_RDWR)
+        pipe = os.dup2(pipe, max(pipe, null, 3) + 1, inheritable=False)
+        for standard in (0, 1, 2):
+            os.dup2(null, standard)
+        os.closerange(3, pipe)
+        os.closerange(pipe + 1, 1024)
         try:
             answer = _ANSWER + work()
         except Exception as err:  # a process boundary: the parent records it
@@ -272,29 +272,11 @@ def _serve(work: Work, pipe: int, lifetime_s: float) -> None:
         os._exit(status)
 
 
-def _reset_signals() -> None:
-    ends = signal.SIGTERM, signal.SIGINT, signal.SIGALRM
-    for number in ends:
-        signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, ends)  # a supervisor has all of them blocked
-
-
-def _keep_only(pipe: int) -> int:
-    """Close every other descriptor: slurmd waits until nobody holds the hook's output."""
-    null = os.open(os.devnull, os.O_RDWR)
-    pipe = os.dup2(pipe, max(pipe, null, 3) + 1, inheritable=False)
-    for standard in (0, 1, 2):
-        os.dup2(null, standard)
-    os.closerange(3, pipe)
-    os.closerange(pipe + 1, 1024)
-    return pipe
-
-
-# --- what is stuck ------------------------------------------------------------------------------
+# --- stuck children ------------------------------------------------------------------------------
 
 
 class Stuck(msgspec.Struct, frozen=True):
-    """A process that was killed and lives on. Its start and the boot tell it from later ones."""
+    """A process that was killed and lives on, with its start and the boot: ids are reused."""
 
     pid: int
     start_ticks: int
@@ -302,7 +284,7 @@ class Stuck(msgspec.Struct, frozen=True):
 
 
 def run_guarded(state: Path | None, name: str, work: Work, limit_s: float) -> WorkResult | Stuck:
-    """Run one piece of work in a child, unless the last one of this name is stuck."""
+    """Run work in a child, unless the last child of this name is stuck."""
     held = recall_stuck(state).get(name)
     if held is not None:
         return held
@@ -313,44 +295,40 @@ def run_guarded(state: Path | None, name: str, work: Work, limit_s: float) -> Wo
 
 
 def remember_stuck(state: Path | None, name: str, pid: int) -> None:
-    """Keep that a process is stuck at this. Where nothing can be kept, the next one starts."""
-    found = _living(pid)
-    if found is not None and state is not None:
+    """Record that a process is stuck at this work; a failure to write loses the record."""
+    stuck = _identity(pid)
+    if stuck is not None and state is not None:
         with contextlib.suppress(OSError):
-            # Each by itself: what is made on the way to a directory others could enter.
+            # One by one: parents that mkdir makes have no mode, and others could enter them.
             for directory in (state, state / _STUCK):
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _stuck_path(state, name).write_bytes(msgspec.json.encode(found))
+            (state / _STUCK / f"{name}.json").write_bytes(msgspec.json.encode(stuck))
 
 
 def recall_stuck(state: Path | None) -> dict[str, Stuck]:
-    """Return what is stuck still, by name, and forget the rest."""
-    found: dict[str, Stuck] = {}
+    """Return the stuck processes by name, and delete the records of those that have ended."""
+    stuck: dict[str, Stuck] = {}
     if state is None:
-        return found
+        return stuck
     try:
-        names = [each.stem for each in (state / _STUCK).iterdir()]
+        paths = list((state / _STUCK).iterdir())
     except OSError:
-        return found
-    for name in names:
+        return stuck
+    for path in paths:
         with contextlib.suppress(OSError, msgspec.DecodeError):
-            kept = from_json(_stuck_path(state, name).read_bytes(), Stuck)
-            if _living(kept.pid) == kept:
-                found[name] = kept
+            record = from_json(path.read_bytes(), Stuck)
+            if _identity(record.pid) == record:
+                stuck[path.stem] = record
             else:
-                _stuck_path(state, name).unlink()
-    return found
+                path.unlink()
+    return stuck
 
 
-def _stuck_path(state: Path, name: str) -> Path:
-    return state / _STUCK / f"{name}.json"
-
-
-def _living(pid: int) -> Stuck | None:
-    """Return a process as it is known again, None for one that has ended."""
+def _identity(pid: int) -> Stuck | None:
+    """Return a process with its start and the boot, None for one that has ended."""
     try:
-        found = proc.stat(Path(f"/proc/{pid}"))
+        process = proc.stat(Path(f"/proc/{pid}"))
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()
     except (OSError, ValueError):
         return None
-    return None if found.state == "Z" else Stuck(pid, found.start_ticks, boot.strip())
+    return None if process.state == "Z" else Stuck(pid, process.start_ticks, boot.strip())

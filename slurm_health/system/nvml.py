@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What NVML says of the GPUs, with "it does not say" kept apart from every value.
+"""The GPUs as NVML shows them; a missing answer is kept apart from every value.
 
 The binding (nvidia-ml-py) comes with the extras gpu and probes. It is loaded in the check's own
-child, as the driver may hang in any call.
+child, because the driver may hang in any call.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import msgspec
 from slurm_health.records.errors import Unmeasured
 
 _T = TypeVar("_T")
-_Told = Callable[..., Any]
 # Codes of nvml.h.
 _DRIVER_NOT_LOADED = 9
 _VERSION_MISMATCH = 18
@@ -25,8 +24,8 @@ _LOST = frozenset({15, 16, 28})  # GPU is lost, reset required, GPU not found
 # Why a GPU may have no answer that says nothing of its health: not supported, no permission, no
 # such link or value, a function that this driver lacks, and the like.
 _SILENT = frozenset({2, 3, 4, 6, 13, 21, 22, 24, 25, 26, 27})
-# A GPU without power or interrupts, and the "Unknown Error" of one that has left the bus: these
-# are told of the GPU itself only where NVML is asked for its handle.
+# A GPU without power or interrupts, and the "Unknown Error" of one that has left the bus: an answer
+# to the request for a handle, these are about the GPU itself.
 _UNKNOWN = 999
 _NO_HANDLE = frozenset({8, 11, _UNKNOWN})
 UNCORRECTED, VOLATILE = 1, 0
@@ -34,11 +33,10 @@ _FABRIC_STATES = {0: "not supported", 1: "not started", 2: "in progress", 3: "co
 
 
 class GpuDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU. None: this GPU, driver or library does not tell.
+    """One GPU. None: this GPU, driver or library does not answer.
 
-    `lost` is how NVML puts that the GPU has gone; `unanswered` what it said where it could not
-    answer, without saying that the GPU has gone; `silent` that it said *Unknown Error* to every
-    question.
+    `lost` is NVML's error if the GPU has gone; `unanswered` are its other errors; `silent`: every
+    answer was *Unknown Error*.
     """
 
     index: int
@@ -65,7 +63,7 @@ class GpuDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Gpus(msgspec.Struct, frozen=True, kw_only=True):
-    """Every GPU, or what keeps the driver as a whole from working."""
+    """Every GPU; `broken` is why the driver as a whole does not work."""
 
     driver: str = ""
     broken: str = ""
@@ -73,11 +71,11 @@ class Gpus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DriverBroken(Exception):
-    """The driver as a whole does not work; the text says what is wrong with it."""
+    """The driver as a whole does not work; the text says why."""
 
 
 class Lost(Exception):
-    """A GPU has gone; the text says how NVML puts it."""
+    """A GPU has gone; the text is NVML's error."""
 
 
 def start() -> Any:
@@ -126,7 +124,7 @@ def read_gpus() -> Gpus:
 
 
 class Questions:
-    """What one GPU is asked; keeps how often it answered with an error."""
+    """Asks NVML about one GPU, and counts its errors."""
 
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
@@ -136,18 +134,17 @@ class Questions:
 
     @property
     def unanswered(self) -> str:
-        """The errors that stood for answers, and how many they were; empty where there are none."""
+        """The errors instead of answers, with their number; empty without errors."""
         count = sum(self._errors.values())
-        said = ", ".join(self._errors)
-        return f"{said} ({count} of {self._asked} questions)" if count else ""
+        return f"{', '.join(self._errors)} ({count} of {self._asked} questions)" if count else ""
 
     @property
     def silent(self) -> bool:
-        """Whether the GPU gave a handle, and *Unknown Error* to everything asked after it."""
+        """Whether the GPU gave a handle, and *Unknown Error* to every question after it."""
         return 1 < self._asked == self._unknown + 1
 
     def told(self, ask: Callable[..., _T], *arguments: Any) -> _T | None:
-        """Return what a call says, None where it says nothing, or an error.
+        """Return the answer of a call, None without one or for an error.
 
         Raises:
             Lost: the GPU has gone.
@@ -183,79 +180,62 @@ class Questions:
             return None
 
 
-def _device(nvml: Any, index: int) -> GpuDevice:
-    device = GpuDevice(index=index)
-    questions = Questions(nvml)
-    try:
-        handle = questions.handle(index)
-        if handle is not None:
-            device = _identity(nvml, questions.told, handle, device)
-            device = _health(nvml, questions.told, handle, device)
-            device = _links(nvml, questions.told, handle, device)
-    except Lost as err:
-        return msgspec.structs.replace(device, lost=str(err))
-    said = questions.unanswered
-    return msgspec.structs.replace(device, unanswered=said, silent=questions.silent)
-
-
-def _identity(nvml: Any, told: _Told, handle: Any, device: GpuDevice) -> GpuDevice:
-    pci = told(nvml.nvmlDeviceGetPciInfo, handle)
-    running = told(nvml.nvmlDeviceGetComputeRunningProcesses, handle)
-    mig = told(nvml.nvmlDeviceGetMigMode, handle)
-    return msgspec.structs.replace(
-        device,
-        uuid=told(nvml.nvmlDeviceGetUUID, handle) or "",
-        bus=as_text(pci.busId) if pci is not None else "",
-        processes=tuple(int(each.pid) for each in running) if running is not None else None,
-        mig=bool(mig[0]) if mig is not None else None,
-    )
-
-
 def as_text(value: str | bytes) -> str:
-    """Return what older bindings give as bytes, and newer ones as text."""
+    """Return an answer as text: older bindings give bytes."""
     return value if isinstance(value, str) else value.decode(errors="replace")
 
 
-def _health(nvml: Any, told: _Told, handle: Any, device: GpuDevice) -> GpuDevice:
-    remapped = told(nvml.nvmlDeviceGetRemappedRows, handle)
-    return msgspec.structs.replace(
-        device,
-        recovery_action=_field(nvml, told, handle, nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION),
-        uncorrected=told(nvml.nvmlDeviceGetTotalEccErrors, handle, UNCORRECTED, VOLATILE),
-        remap_pending=bool(remapped[2]) if remapped is not None else None,
-        remap_failed=bool(remapped[3]) if remapped is not None else None,
-        clock_reasons=told(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle),
-    )
+def _device(nvml: Any, index: int) -> GpuDevice:
+    """Return one GPU; if it is lost in between, with the answers up to then."""
+    device, questions = GpuDevice(index=index), Questions(nvml)
+    ask = questions.told
+    try:
+        handle = questions.handle(index)
+        if handle is not None:
+            pci = ask(nvml.nvmlDeviceGetPciInfo, handle)
+            running = ask(nvml.nvmlDeviceGetComputeRunningProcesses, handle)
+            mig = ask(nvml.nvmlDeviceGetMigMode, handle)
+            device = msgspec.structs.replace(
+                device,
+                uuid=ask(nvml.nvmlDeviceGetUUID, handle) or "",
+                bus=as_text(pci.busId) if pci is not None else "",
+                processes=None if running is None else tuple(int(p.pid) for p in running),
+                mig=None if mig is None else bool(mig[0]),
+            )
+            remapped = ask(nvml.nvmlDeviceGetRemappedRows, handle)
+            field = nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
+            values = ask(nvml.nvmlDeviceGetFieldValues, handle, [field])
+            known = values is not None and values[0].nvmlReturn == 0
+            device = msgspec.structs.replace(
+                device,
+                recovery_action=int(values[0].value.uiVal) if values and known else None,
+                uncorrected=ask(nvml.nvmlDeviceGetTotalEccErrors, handle, UNCORRECTED, VOLATILE),
+                remap_pending=None if remapped is None else bool(remapped[2]),
+                remap_failed=None if remapped is None else bool(remapped[3]),
+                clock_reasons=ask(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle),
+            )
+            device = _links(nvml, questions, handle, device)
+    except Lost as err:
+        return msgspec.structs.replace(device, lost=str(err))
+    return msgspec.structs.replace(device, unanswered=questions.unanswered, silent=questions.silent)
 
 
-def _links(nvml: Any, told: _Told, handle: Any, device: GpuDevice) -> GpuDevice:
-    states = {}
+def _links(nvml: Any, questions: Questions, handle: Any, device: GpuDevice) -> GpuDevice:
+    ask, states = questions.told, {}
     for link in range(int(nvml.NVML_NVLINK_MAX_LINKS)):
-        state = told(nvml.nvmlDeviceGetNvLinkState, handle, link)
+        state = ask(nvml.nvmlDeviceGetNvLinkState, handle, link)
         if state is None:
             break  # the GPU has no more
         states[link] = bool(state)
-    fabric = _fabric(nvml, told, handle)
+    fabric = nvml.c_nvmlGpuFabricInfo_v2_t()
+    answer = ask(nvml.nvmlDeviceGetGpuFabricInfoV, handle, nvml.byref(fabric))
     return msgspec.structs.replace(
         device,
         links_active=sum(states.values()) if states else None,
         links_down=tuple(link for link, up in states.items() if not up),
-        pcie_width=told(nvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
-        pcie_max_width=told(nvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
-        pcie_generation=told(nvml.nvmlDeviceGetCurrPcieLinkGeneration, handle),
-        fabric_state=_FABRIC_STATES.get(int(fabric.state), "") if fabric is not None else "",
-        fabric_status=int(fabric.status) if fabric is not None else None,
+        pcie_width=ask(nvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
+        pcie_max_width=ask(nvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
+        pcie_generation=ask(nvml.nvmlDeviceGetCurrPcieLinkGeneration, handle),
+        fabric_state="" if answer is None else _FABRIC_STATES.get(int(fabric.state), ""),
+        fabric_status=None if answer is None else int(fabric.status),
     )
-
-
-def _fabric(nvml: Any, told: _Told, handle: Any) -> Any:
-    info = nvml.c_nvmlGpuFabricInfo_v2_t()
-    asked = told(nvml.nvmlDeviceGetGpuFabricInfoV, handle, nvml.byref(info))
-    return info if asked is not None else None
-
-
-def _field(nvml: Any, told: _Told, handle: Any, number: int) -> int | None:
-    values = told(nvml.nvmlDeviceGetFieldValues, handle, [number])
-    if values is None or values[0].nvmlReturn != 0:
-        return None
-    return int(values[0].value.uiVal)

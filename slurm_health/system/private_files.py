@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that one user keeps alone, wherever they lie.
+"""Files that only one user can have made or changed, in any place.
 
-Journals may lie where anybody can make directories, root reads what users wrote, and what stands in
-a journal is run. So below its root no link is followed, nothing is opened but directories and plain
-files, and nothing is used that another could have made or can change. What is refused is a
-PermissionError that says why.
+Journals may lie where any user can make directories, root reads the files of users, and commands
+from a journal are run. So below its root no link is followed, only directories and plain files are
+opened, and none that another user could have made or can change. A refusal is a PermissionError
+that says why.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from pathlib import Path
 # The journal of a check of 4,096 nodes over 100 rounds has some 40 MB in its largest file.
 MOST_BYTES = 1 << 28
 _MOST_NAMES = 10_000
-# O_PATH: a directory is found and not read, which costs a network filesystem nothing more.
+# O_PATH: the directory is looked up and not read, which costs a network filesystem nothing more.
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-# O_NONBLOCK: whoever opens a FIFO would wait for its other end.
+# O_NONBLOCK: opening a FIFO would wait for its other end.
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 # Without setuid, setgid and sticky, which a file that root writes must never have.
 _PERMISSION = stat.S_IRWXU | stat.S_IRWXG | stat.S_IRWXO
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-# Where a script may lie for as long as it runs; None is what TMPDIR says.
+# Directories for a script while it runs; None is TMPDIR.
 _TEMPORARY_PLACES = (None, "/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - a new directory in each
 
 
@@ -37,14 +37,15 @@ def directory(
 ) -> Iterator[int]:
     """Hold open the directory `root`/`shared`/`own`....
 
-    Anybody may have a directory in `shared`, as in `/tmp`; those in `own` are one user's alone.
+    Any user may have a directory in `shared`, as in `/tmp`; only one user can change those in
+    `own`.
 
     Args:
-        root: where links are still followed: the site or the user has chosen it.
+        root: links are still followed up to here: the site or the user has chosen it.
         shared: the name of a directory there.
         own: the names of directories below it, outermost first.
-        owner: whose they must be; None for whoever has the first one.
-        make: make what is missing, for this user alone whatever the umask.
+        owner: who must own them; None for the owner of the first one.
+        make: make missing directories, closed to others whatever the umask.
 
     Raises:
         PermissionError: it is refused.
@@ -64,12 +65,17 @@ def directory(
             path = "/".join((shared, *own)[: depth + 1])
             handle = _below(handle, name, path)
             stack.callback(os.close, handle)
-            found = os.fstat(handle)
-            if depth == 0:
-                _refuse_shared(found, keepers if owner is not None else {found.st_uid}, path)
+            status = os.fstat(handle)
+            if depth > 0:
+                owner = status.st_uid if owner is None else owner
+                _refuse(status, owner, path)
                 continue
-            owner = found.st_uid if owner is None else owner
-            _refuse(found, owner, path)
+            # Its owner, and without the sticky bit any writer, may rename directories in it.
+            if owner is not None and status.st_uid not in keepers:
+                raise PermissionError(errno.EPERM, f"{path} belongs to user {status.st_uid}")
+            if status.st_mode & _OTHERS_WRITE and not status.st_mode & stat.S_ISVTX:
+                text = f"others can write {path}: chmod +t or go-w is needed"
+                raise PermissionError(errno.EPERM, text)
         yield handle
 
 
@@ -77,14 +83,18 @@ def directory(
 def opened(
     handle: int, name: str, flags: int = os.O_RDONLY, *, make: bool = False
 ) -> Iterator[int]:
-    """Hold open a plain file in a directory that is held open, and of the same owner.
+    """Hold open a plain file in an open directory, of the same owner.
 
     Raises:
         PermissionError: it is refused.
         OSError: it cannot be opened, or with `make` not be made.
     """
-    file = _made(handle, name, flags) if make else None
-    file = os.open(name, flags | _FILE, dir_fd=handle) if file is None else file
+    file = -1
+    if make:  # closed to others whatever the umask
+        with contextlib.suppress(FileExistsError):
+            file = os.open(name, flags | os.O_CREAT | os.O_EXCL | _FILE, 0o600, dir_fd=handle)
+    if file < 0:
+        file = os.open(name, flags | _FILE, dir_fd=handle)
     try:
         _accepted(file, handle, name)
         yield file
@@ -93,20 +103,12 @@ def opened(
 
 
 def _accepted(file: int, handle: int, name: str, owner: int | None = None) -> os.stat_result:
-    """Return what an open file is, which must be plain and of the same owner as its directory."""
-    found = os.fstat(file)
-    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+    """Return the status of an open file: plain, and of the same owner as its directory."""
+    status = os.fstat(file)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
         raise PermissionError(errno.EPERM, f"{name} is not a plain file with one name")
-    _refuse(found, os.fstat(handle).st_uid if owner is None else owner, name)
-    return found
-
-
-def _made(handle: int, name: str, flags: int) -> int | None:
-    """Make and open a file that is not there, whatever the umask; None where it is."""
-    try:
-        return os.open(name, flags | os.O_CREAT | os.O_EXCL | _FILE, 0o600, dir_fd=handle)
-    except FileExistsError:
-        return None
+    _refuse(status, os.fstat(handle).st_uid if owner is None else owner, name)
+    return status
 
 
 def read(
@@ -117,9 +119,9 @@ def read(
     most_bytes: int = MOST_BYTES,
     owner: int | None = None,
 ) -> bytes:
-    """Return what a file in a directory that is held open has from `offset` on.
+    """Return the content of a file in an open directory from `offset` on.
 
-    Whoever reads thousands says whose the directory is, which is asked for each file otherwise.
+    With `owner`, the directory's owner is not looked up again: for thousands of files in one.
 
     Raises:
         PermissionError: it is refused.
@@ -134,7 +136,7 @@ def read(
         while offset + len(data) < size:
             piece = os.pread(file, size - offset - len(data), offset + len(data))
             if not piece:
-                break  # it was cut meanwhile
+                break  # it was truncated meanwhile
             data += piece
         return data
     finally:
@@ -143,67 +145,64 @@ def read(
 
 @contextlib.contextmanager
 def entries(handle: int) -> Iterator[Iterator[os.DirEntry[str]]]:
-    """List a directory that is held open, for as long as its entries are used.
+    """List an open directory, for as long as its entries are used.
 
     Raises:
         OSError: it cannot be read.
     """
     listing = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=handle)
     try:
-        with os.scandir(listing) as found:
-            yield found
+        with os.scandir(listing) as names:
+            yield names
     finally:
         os.close(listing)
 
 
 def directories_in(handle: int) -> list[str]:
-    """Return the names of directories, not links, in a directory that is held open; not too many.
+    """Return the names of directories, not links, in an open directory, up to a limit.
 
     Raises:
         OSError: it cannot be read.
     """
-    with entries(handle) as found:
-        some = itertools.islice(found, _MOST_NAMES)
+    with entries(handle) as names:
+        some = itertools.islice(names, _MOST_NAMES)
         return [entry.name for entry in some if entry.is_dir(follow_symlinks=False)]
 
 
 @contextlib.contextmanager
 def temporary(name: str, data: bytes, *, mode: int = 0o600) -> Iterator[Path]:
-    """Provide a file with this name and content, in a directory of its own where there is room.
+    """Provide a file with this name and content, in a directory of its own with room for it.
 
     Raises:
-        OSError: nowhere is room for it.
+        OSError: no temporary directory has room for it.
     """
-    with contextlib.ExitStack() as stack:
-        yield _laid_down(stack, name, data, mode)
-
-
-def _laid_down(stack: contextlib.ExitStack, name: str, data: bytes, mode: int) -> Path:
-    import tempfile  # not free, and the hooks only read
+    import tempfile  # slow to load, and the hooks only read
 
     failure = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    for place in _TEMPORARY_PLACES:
-        try:
-            own = tempfile.TemporaryDirectory(
-                prefix="slurm-health-", dir=place, ignore_cleanup_errors=True
-            )
-            path = Path(stack.enter_context(own), name)
-            path.write_bytes(data)
-            path.chmod(mode)
-        except OSError as err:
-            failure = err
+    with contextlib.ExitStack() as stack:
+        for place in _TEMPORARY_PLACES:
+            try:
+                own = tempfile.TemporaryDirectory(
+                    prefix="slurm-health-", dir=place, ignore_cleanup_errors=True
+                )
+                path = Path(stack.enter_context(own), name)
+                path.write_bytes(data)
+                path.chmod(mode)
+            except OSError as err:
+                failure = err
+            else:
+                break
         else:
-            return path
-    raise failure
+            raise failure
+        yield path
 
 
 def publish(path: Path, data: bytes, *, mode: int = 0o644) -> None:
-    """Replace a file so that a reader sees the old one or the new one, whole.
+    """Replace a file so that a reader gets the old one or the new one, whole.
 
-    Others may be able to write in its directory, as the account of an exporter in that of its
-    metrics: the new file has a name that nobody foresees, is made where nothing was, and has its
-    mode before it has its name. A link that stands at `path` is replaced, and never followed; the
-    mode of what stands there is not taken over.
+    Others may be able to write in its directory, such as the account of a metrics exporter: the new
+    file has a random name, must not exist before, and has its mode before it gets its name. A link
+    at `path` is replaced, and never followed; the mode of the old file is not copied.
 
     Raises:
         ValueError: the mode has bits other than those of permission.
@@ -230,14 +229,14 @@ def publish(path: Path, data: bytes, *, mode: int = 0o644) -> None:
         os.close(handle)
 
 
-def is_own_directory(found: os.stat_result, owner: int) -> bool:
-    """Tell whether this is a directory that is its owner's alone to change."""
-    own = found.st_uid == owner and not found.st_mode & _OTHERS_WRITE
-    return own and stat.S_ISDIR(found.st_mode)
+def is_own_directory(status: os.stat_result, owner: int) -> bool:
+    """Return whether this is a directory that only its owner can change."""
+    own = status.st_uid == owner and not status.st_mode & _OTHERS_WRITE
+    return own and stat.S_ISDIR(status.st_mode)
 
 
 def _below(handle: int, name: str, path: str) -> int:
-    """Open a directory that is no link; `path` is what it is called in a refusal."""
+    """Open a directory that is no link; `path` is its name in a refusal."""
     try:
         return os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=handle)
     except NotADirectoryError as err:
@@ -246,18 +245,10 @@ def _below(handle: int, name: str, path: str) -> int:
         raise PermissionError(errno.EPERM, text) from err
 
 
-def _refuse_shared(found: os.stat_result, keepers: set[int | None], path: str) -> None:
-    """Refuse a directory whose owner, or in which anybody, may move what others have in it."""
-    if found.st_uid not in keepers:
-        raise PermissionError(errno.EPERM, f"{path} belongs to user {found.st_uid}")
-    if found.st_mode & _OTHERS_WRITE and not found.st_mode & stat.S_ISVTX:
-        raise PermissionError(errno.EPERM, f"others can write {path}: chmod +t or go-w is needed")
-
-
-def _refuse(found: os.stat_result, owner: int, path: str) -> None:
-    """Refuse what is not its owner's alone to change."""
-    if found.st_uid != owner:
-        text = f"{path} belongs to user {found.st_uid}, not to user {owner}"
+def _refuse(status: os.stat_result, owner: int, path: str) -> None:
+    """Refuse a file or directory that others than its owner can change."""
+    if status.st_uid != owner:
+        text = f"{path} belongs to user {status.st_uid}, not to user {owner}"
         raise PermissionError(errno.EPERM, text)
-    if found.st_mode & _OTHERS_WRITE:
+    if status.st_mode & _OTHERS_WRITE:
         raise PermissionError(errno.EPERM, f"others can write {path}: chmod go-w is needed")

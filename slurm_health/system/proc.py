@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kernel says: of a process, by its directory in /proc, and of what is mounted where.
+"""Processes and mounts, from /proc.
 
-What asks of a process may raise OSError.
+Functions of a process may raise OSError.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _OF_A_USER = re.compile(r"(?:^|,)user_id=[1-9]")
 
 
 class Stat(msgspec.Struct, frozen=True, kw_only=True):
-    """/proc/PID/stat. `start_ticks` tells a process from a later one of the same number.
+    """/proc/PID/stat. With `start_ticks` a process differs from a later one of the same number.
 
     `cpu_s` is the time of all its threads, in user mode and in the kernel.
     """
@@ -42,16 +42,16 @@ class Stat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def stat(process: Path) -> Stat:
-    """Read what is said in one line of a process.
+    """Read /proc/PID/stat of a process.
 
     Raises:
-        ValueError: it is not such a line; a process that ends may leave an empty one.
+        ValueError: it cannot be read; a process that ends may leave an empty file.
     """
     return parse_stat((process / "stat").read_text(errors="replace"))
 
 
 def parse_stat(text: str) -> Stat:
-    """Read the line. The name in it may hold spaces and brackets of its own; see proc(5).
+    """Parse the line. The name in it may hold spaces and brackets of its own; see proc(5).
 
     Raises:
         ValueError: it is not such a line.
@@ -79,15 +79,15 @@ def own_memory_bytes() -> int:
 
 
 def ancestors() -> Iterator[Stat]:
-    """Yield this process, its parent, and so on. Ends where /proc shows no more."""
+    """Yield this process, its parent, and so on, as far as /proc shows them."""
     pid = os.getpid()
     while pid:
         try:
-            found = stat(Path(f"/proc/{pid}"))
+            process = stat(Path(f"/proc/{pid}"))
         except (OSError, ValueError):
             return
-        yield found
-        pid = found.parent
+        yield process
+        pid = process.parent
 
 
 def environ_of(process: Path) -> dict[str, str]:
@@ -97,7 +97,7 @@ def environ_of(process: Path) -> dict[str, str]:
 
 
 def io_bytes(process: Path) -> int:
-    """Return what a process read and wrote; 0 where the kernel does not count it."""
+    """Return the bytes that a process read and wrote; 0 if the kernel does not count them."""
     try:
         lines = (process / "io").read_bytes().splitlines()
     except PermissionError:
@@ -106,9 +106,9 @@ def io_bytes(process: Path) -> int:
 
 
 def scheduled(process: Path) -> tuple[float, float]:
-    """Return how long the main thread ran, and was ready to without a processor, in seconds.
+    """Return how long the main thread ran, and waited for a processor, in seconds.
 
-    Both are 0 where the kernel does not count it (Documentation/scheduler/sched-stats.rst).
+    Both are 0 if the kernel does not count it (Documentation/scheduler/sched-stats.rst).
     """
     try:
         ran_ns, unserved_ns, _ = map(int, (process / "schedstat").read_bytes().split())
@@ -118,14 +118,14 @@ def scheduled(process: Path) -> tuple[float, float]:
 
 
 def children(process: Path) -> Iterator[Path]:
-    """Yield what the main thread of a process has started; nothing where the kernel tells none."""
+    """Yield the children of a process' main thread; none if the kernel does not list them."""
     with contextlib.suppress(OSError):
         for pid in (process / "task" / process.name / "children").read_text().split():
             yield process.parent / pid
 
 
 def voluntary_switches(process: Path) -> int:
-    """Return how often the main thread has gone to wait in the kernel, 0 where that is not told."""
+    """Return how often the main thread went to sleep in the kernel, 0 if it is not counted."""
     for line in (process / "status").read_bytes().splitlines():
         name, _, number = line.partition(b":")
         if name == b"voluntary_ctxt_switches":
@@ -135,49 +135,43 @@ def voluntary_switches(process: Path) -> int:
 
 def kernel_waits(root: Path, pid: int, children: Sequence[int]) -> str:
     """Return the functions of the kernel in which a process and its children wait."""
-    said = []
-    for each in (pid, *children[:_MOST_CHILDREN]):
+    waits = []
+    for process in (pid, *children[:_MOST_CHILDREN]):
         with contextlib.suppress(OSError):
-            where = (root / str(each) / "wchan").read_text().strip()
-            if where not in {"", "0"}:
-                said.append(where if each == pid else f"child {where}")
-    return ", ".join(dict.fromkeys(said))[:200]
+            function = (root / str(process) / "wchan").read_text().strip()
+            if function not in {"", "0"}:
+                waits.append(function if process == pid else f"child {function}")
+    return ", ".join(dict.fromkeys(waits))[:200]
 
 
 class CpuLimits:
-    """Reads what the limits of a process's cgroup, and of those above it, have cost so far."""
+    """Reads for how long CPU limits held a process back: of its cgroup and of those above it."""
 
     def __init__(self, mountinfo: Path = Path("/proc/self/mountinfo")) -> None:
-        self._mounts = list(_mounts(mountinfo))
+        # Whether of version 2, the root of the mount among the cgroups, and the mount point.
+        self._mounts: list[tuple[bool, PurePosixPath, Path]] = []
+        with contextlib.suppress(OSError, ValueError):
+            for line in mountinfo.read_text().splitlines():
+                mounted, _, filesystem = line.partition(" - ")
+                root, mount = mounted.split()[3:5]
+                kind, _, options = filesystem.split(" ", 2)
+                if kind == "cgroup2" or (kind == "cgroup" and "cpu" in options.split(",")):
+                    self._mounts.append((kind == "cgroup2", PurePosixPath(root), Path(mount)))
 
     def throttled_s(self, process: Path) -> float:
-        """Return the seconds, 0 where the process has no limit or that is not told."""
+        """Return the seconds; 0 without a limit, or if the kernel does not count them."""
+        longest_s = 0.0
         with contextlib.suppress(OSError, ValueError):
-            return max(map(_throttled_s, self._directories(process)), default=0.0)
-        return 0.0
-
-    def _directories(self, process: Path) -> Iterator[Path]:
-        """Yield its cgroup and those above it, as they are mounted here."""
-        for line in (process / "cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers and "cpu" not in controllers.split(","):
-                continue
-            for unified, root, mount in self._mounts:
-                inside = PurePosixPath(path).is_relative_to(root)
-                if unified is (not controllers) and inside:
-                    own = mount / PurePosixPath(path).relative_to(root)
-                    yield from (own, *(each for each in own.parents if each.is_relative_to(mount)))
-
-
-def _mounts(mountinfo: Path) -> Iterator[tuple[bool, PurePosixPath, Path]]:
-    """Yield where cgroups are mounted: whether of version 2, from which one on, and where."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in mountinfo.read_text().splitlines():
-            mounted, _, filesystem = line.partition(" - ")
-            root, mount = mounted.split()[3:5]
-            kind, _, options = filesystem.split(" ", 2)
-            if kind == "cgroup2" or (kind == "cgroup" and "cpu" in options.split(",")):
-                yield kind == "cgroup2", PurePosixPath(root), Path(mount)
+            for line in (process / "cgroup").read_text().splitlines():
+                _, controllers, path = line.split(":", 2)
+                if controllers and "cpu" not in controllers.split(","):
+                    continue
+                for unified, root, mount in self._mounts:
+                    if unified is (not controllers) and PurePosixPath(path).is_relative_to(root):
+                        own = mount / PurePosixPath(path).relative_to(root)
+                        above = [place for place in own.parents if place.is_relative_to(mount)]
+                        longest_s = max(longest_s, *map(_throttled_s, (own, *above)))
+        return longest_s
 
 
 def _throttled_s(directory: Path) -> float:
@@ -190,16 +184,16 @@ def _throttled_s(directory: Path) -> float:
 
 
 class Mount(NamedTuple):
-    """What is mounted on a point."""
+    """The filesystem on a mount point."""
 
     kind: str
     options: str
 
 
 def mounts_in(text: str) -> dict[str, Mount]:
-    """Return what is mounted, by point; the last mount on a point is the one in use.
+    """Return the mounts by point, from the text of /proc/self/mounts.
 
-    `text` is that of /proc/self/mounts.
+    The last mount on a point is the one in use.
     """
     mounts = {}
     for line in text.splitlines():
@@ -211,13 +205,13 @@ def mounts_in(text: str) -> dict[str, Mount]:
 
 
 def mount_of(mounts: Mapping[str, Mount], path: str) -> Mount:
-    """Return the mount that a path lies on; type and options are empty where there is none."""
+    """Return the mount that a path lies on; type and options are empty without one."""
     above = (path, *map(str, PurePosixPath(path).parents))
-    return next((mounts[each] for each in above if each in mounts), Mount("", ""))
+    return next((mounts[place] for place in above if place in mounts), Mount("", ""))
 
 
 def mounted(mounts: Path = MOUNTS) -> dict[str, Mount]:
-    """Return what is mounted here, nothing where the kernel does not tell."""
+    """Return the mounts of this machine, none if they cannot be read."""
     with contextlib.suppress(OSError):
         return mounts_in(mounts.read_text(errors="surrogateescape"))
     return {}
@@ -226,8 +220,8 @@ def mounted(mounts: Path = MOUNTS) -> dict[str, Mount]:
 def mounted_by_users(root: Path, mounts: Path = MOUNTS) -> frozenset[str]:
     """Return the clusters, `lab`, and the jobs, `lab/12`, with a user's filesystem in them.
 
-    With FUSE any user may mount something on a directory of their own. Whoever asks such a
-    filesystem is refused, or waits for its owner's answer.
+    With FUSE any user may mount a filesystem on a directory of their own. It refuses other users,
+    or lets them wait for its owner's answer.
     """
     points = [
         point
@@ -237,5 +231,5 @@ def mounted_by_users(root: Path, mounts: Path = MOUNTS) -> frozenset[str]:
     if not points:
         return frozenset()
     above = os.path.realpath(root) + "/"
-    below = [each.removeprefix(above) for each in points if each.startswith(above)]
-    return frozenset("/".join(each.split("/")[:2]) for each in below)
+    below = [point.removeprefix(above) for point in points if point.startswith(above)]
+    return frozenset("/".join(path.split("/")[:2]) for path in below)

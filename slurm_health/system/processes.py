@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one place where processes are started, and how they are ended.
+"""The one place where processes are started and ended.
 
-Most live in a session of their own that is tied to this process's life. Elsewhere only `killable`
-forks: a hook has no time to load what this needs. What probes and checks run ends with them.
+Most live in a session of their own and die with this process. Elsewhere only `killable` forks: a
+hook has no time to load this module. Commands of probes and checks end with them.
 """
 
 from __future__ import annotations
@@ -11,20 +11,23 @@ import contextlib
 import ctypes
 import os
 import pwd
+import select
+import selectors
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from slurm_health.system.last_said import CommandResult, exchange
-from slurm_health.system.signals import heard_afterwards
+import msgspec
+
+from slurm_health.system.signals import signals_delayed
 
 Process = subprocess.Popen[bytes]
 PIPE, NOTHING = subprocess.PIPE, subprocess.DEVNULL
-"""What a standard stream of a child may be; None is our own."""
+"""Values for a standard stream of a child; None is our own."""
 
 _PR_SET_PDEATHSIG = 1
 _REAP_S = 2.0  # a killed process ends within milliseconds, on a busy machine later
@@ -32,12 +35,20 @@ _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # t
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
+class CommandResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of a command, with its output."""
+
+    returncode: int
+    stdout: bytes
+    stderr: bytes
+
+
 def die_with_parent(
     signal_number: int = signal.SIGKILL, parent: int | None = None
 ) -> Callable[[], None]:
-    """Return what a child calls for the kernel to signal it when its parent, this process, dies.
+    """Return a function for a child: the kernel signals it when its parent, this process, dies.
 
-    A child that was started by a stranger asks for it itself, and says who its `parent` is.
+    A child of another process calls it itself, with its `parent`.
     """
     parent = parent or os.getpid()
 
@@ -50,10 +61,10 @@ def die_with_parent(
 
 
 def fork(work: Callable[[], int]) -> int:
-    """Do a piece of work in a child, which ends with the code that it returns; return its id.
+    """Run a function in a child, which exits with the code that it returns; return its id.
 
     Raises:
-        OSError: there can be no further process.
+        OSError: the limit of processes is reached.
     """
     pid = os.fork()
     if pid:
@@ -82,8 +93,8 @@ def start_tied(
         OSError: it cannot be executed, or not be tied.
     """
     tie = die_with_parent()
-    # Python drops what a signal raises while it forks, and with it the user's Ctrl-C.
-    with heard_afterwards() as ours:
+    # Python drops an exception of a signal handler during a fork, and with it the user's Ctrl-C.
+    with signals_delayed() as ours:
         mask = ours if signal_mask is None else signal_mask
 
         def prepare() -> None:
@@ -109,7 +120,7 @@ def start_tied(
 
 
 def read_available(pipe: IO[bytes] | None) -> bytes:
-    """Return what has arrived on a pipe of `start_tied`, without waiting."""
+    """Return the bytes that have arrived on a pipe of `start_tied`, without waiting."""
     assert pipe is not None
     data = b""
     with contextlib.suppress(BlockingIOError):
@@ -119,13 +130,13 @@ def read_available(pipe: IO[bytes] | None) -> bytes:
 
 
 def kill_session(process: Process, signal_number: int = signal.SIGKILL) -> None:
-    """Signal a child that leads a session, and all that is in its group."""
+    """Signal a child that leads a session, and its process group."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal_number)
 
 
 def ends_within(process: Process, wait_s: float) -> bool:
-    """Wait for the end of a child; tell whether it came in time."""
+    """Wait for the end of a child; return whether it came in time."""
     try:
         process.wait(wait_s)
     except subprocess.TimeoutExpired:
@@ -134,7 +145,7 @@ def ends_within(process: Process, wait_s: float) -> bool:
 
 
 def abandon_session(process: Process, *, wait_s: float) -> bool:
-    """Kill a child and its group, and reap it unless it hangs in the kernel; tell if it ended."""
+    """Kill a child and its group, reap it unless the kernel holds it; return whether it ended."""
     kill_session(process)
     close_pipes(process)
     return ends_within(process, wait_s)
@@ -148,16 +159,16 @@ def end_session(process: Process, *, leave_s: float = 0.0, grace_s: float) -> No
 def end_sessions(
     children: Sequence[Process], *, leave_s: float = 0.0, grace_s: float
 ) -> list[Process]:
-    """End children and their groups, and reap them; return those that did not leave by themselves.
+    """End children and their groups, and reap them; return those that did not exit by themselves.
 
-    They may within `leave_s`; then they are terminated, and killed after `grace_s`.
+    They may exit within `leave_s`; then they are terminated, and killed after `grace_s`.
     """
     late = _not_ended_within(children, leave_s)
     for process in late:
         kill_session(process, signal.SIGTERM)
     _not_ended_within(late, grace_s)
     for process in children:
-        # Even when the leader is gone: others of its group may have ignored the first signal.
+        # Even if the leader is gone: others of its group may have ignored the first signal.
         kill_session(process, signal.SIGKILL)
         process.wait()
         close_pipes(process)
@@ -189,11 +200,11 @@ def run(
     last_bytes: int | None = None,
     user: str | None = None,
 ) -> CommandResult:
-    """Run a command in a session of its own to its end; nothing of it is left.
+    """Run a command in a session of its own to its end; no process of it is left.
 
-    What is late, or when we are interrupted, is killed; what the kernel holds even then is left
-    behind. `last_bytes` of each stream are kept; None for all. With `user`, root runs it as that
-    user.
+    At the deadline, or if we are interrupted, the session is killed; only a process that the kernel
+    holds is left behind. `last_bytes` of a stream are kept; None for all: a site's command may
+    print more than there is memory. With `user`, root runs it as that user.
 
     Raises:
         TimeoutError: it did not end in time.
@@ -214,9 +225,9 @@ def run(
         group=account.pw_gid if account else None,
         extra_groups=groups,
     )
-    until_s, streams = time.monotonic() + deadline_s, (process.stdout, process.stderr)
+    until_s = time.monotonic() + deadline_s
     try:
-        stdout, stderr = exchange(process.stdin, streams, stdin, until_s, last_bytes)
+        stdout, stderr = _exchange(process, stdin, until_s, last_bytes)
         process.wait(max(0.0, until_s - time.monotonic()))
     except subprocess.TimeoutExpired:
         raise TimeoutError from None
@@ -225,20 +236,59 @@ def run(
     return CommandResult(returncode=process.returncode, stdout=stdout, stderr=stderr)
 
 
+def _exchange(
+    process: Process, data: bytes, until_s: float, last_bytes: int | None
+) -> tuple[bytes, bytes]:
+    """Write to a child and read its output until it closes both streams.
+
+    Raises:
+        TimeoutError: a stream was still open at `until_s`.
+    """
+    stdin, stdout, stderr = process.stdin, process.stdout, process.stderr
+    assert stdin is not None
+    assert stdout is not None
+    assert stderr is not None
+    left = memoryview(data)
+    output = {stdout.fileno(): bytearray(), stderr.fileno(): bytearray()}
+    with selectors.DefaultSelector() as pipes:
+        pipes.register(stdin, selectors.EVENT_WRITE)
+        for pipe in output:
+            pipes.register(pipe, selectors.EVENT_READ)
+        while pipes.get_map():
+            if (wait_s := until_s - time.monotonic()) <= 0:
+                raise TimeoutError
+            for key, _ in pipes.select(wait_s):
+                if key.fileobj is stdin:
+                    try:  # a pipe that is ready takes so much without blocking
+                        left = left[os.write(key.fd, left[: select.PIPE_BUF]) :]
+                    except BrokenPipeError:
+                        left = left[:0]
+                    if not left:
+                        pipes.unregister(stdin)
+                        stdin.close()
+                elif chunk := os.read(key.fd, 65536):
+                    output[key.fd] += chunk
+                    if last_bytes is not None:
+                        del output[key.fd][:-last_bytes]
+                else:
+                    pipes.unregister(key.fd)
+    return bytes(output[stdout.fileno()]), bytes(output[stderr.fileno()])
+
+
 def ask_python(
     python: str, question: str, *, environ: Mapping[str, str], deadline_s: float
 ) -> CommandResult:
-    """Have an interpreter, of a job or of a site, run a line of Python.
+    """Run a line of Python with an interpreter of a job or of a site.
 
-    It runs in the root directory: the caller's own may hold a `torch.py` of somebody else's, and an
-    empty entry of PYTHONPATH means it. -P and -I would not do, since Python 3.10 knows no -P, and a
-    job's torch may lie in PYTHONPATH.
+    It runs in the root directory: the caller's own may hold another user's `torch.py`, and an empty
+    entry of PYTHONPATH means it. -P and -I do not work here: Python 3.10 has no -P, and a job's
+    torch may lie in PYTHONPATH.
 
     Raises:
         TimeoutError: it did not answer in time.
         OSError: it cannot be executed.
     """
-    # A venv is known by its link, which stays.
+    # Python detects a venv by the link, which is not resolved.
     path = os.path.abspath(python) if "/" in python else python  # noqa: PTH100
     return run([path, "-c", question], environ=environ, deadline_s=deadline_s, directory=Path("/"))
 
@@ -253,9 +303,9 @@ def run_in_foreground(
 ) -> int:
     """Run a command with our streams and open files; return its code, 128+n after signal n.
 
-    `stdin` is what it reads there instead of our own standard input; `output` takes what it
-    prints, on standard error too, instead of our own streams. Signals that would end us
-    are passed to it, and we end when it does, so that nothing of ours is left behind.
+    `stdin` replaces our own standard input, `output` our own standard output and error. Signals
+    that would end us are forwarded to it, and we end when it does, so that no process of ours is
+    left behind.
 
     Raises:
         TimeoutError: it did not end in time, and was killed.
@@ -267,45 +317,38 @@ def run_in_foreground(
         stdout=output,
         stderr=output,
         env=dict(environ),
-        close_fds=False,  # its words may name one of our files by its number
+        close_fds=False,  # its arguments may name one of our files by its number
     )
-    with _forwarding_signals(process):
-        try:
-            process.communicate(stdin, timeout=deadline_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-            raise TimeoutError from None
-    return process.returncode if process.returncode >= 0 else 128 - process.returncode
-
-
-@contextlib.contextmanager
-def _forwarding_signals(process: Process) -> Iterator[None]:
     previous = {
         number: signal.signal(number, lambda received, _: process.send_signal(received))
         for number in _FORWARDED
         if signal.getsignal(number) is not signal.SIG_IGN
     }
     try:
-        yield
+        process.communicate(stdin, timeout=deadline_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        raise TimeoutError from None
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+    return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
 
-# What a detached command keeps of its starter's environment: where Slurm is, and who we are there.
+# The variables that a detached command inherits: where Slurm is, and our name there.
 _KEPT = ("PATH", "SLURM_CONF", "SLURMD_NODENAME")
 
 
 def start_detached(argv: Sequence[str], environ: Mapping[str, str], *, stdin: bytes = b"") -> None:
-    """Start a command that nobody waits for: in a session of its own, with none of our files.
+    """Start a command without waiting for it: in a session of its own, with none of our files.
 
-    It keeps of the environment what it needs to find Slurm. `stdin` is all that it reads.
+    It inherits only the variables that it needs to find Slurm. `stdin` is its whole input.
 
     Raises:
         OSError: it cannot be executed.
     """
-    with os.fdopen(os.memfd_create("stdin"), "w+b") as memory:  # a full pipe would be waited for
+    with os.fdopen(os.memfd_create("stdin"), "w+b") as memory:  # a full pipe would block us
         memory.write(stdin)
         memory.seek(0)
         subprocess.Popen(
@@ -320,7 +363,7 @@ def start_detached(argv: Sequence[str], environ: Mapping[str, str], *, stdin: by
             },
             cwd="/",
             start_new_session=True,
-        ).returncode = 0  # it is not ours to wait for, and Python need not say so
+        ).returncode = 0  # it is not ours to wait for, and Python must not warn about it
 
 
 def own_command(*arguments: str) -> tuple[str, ...]:
@@ -337,8 +380,8 @@ def own_module(module: str, *arguments: str) -> tuple[str, ...]:
 
 
 def own_python() -> tuple[str, ...]:
-    """Return how this interpreter is started for another process of ours."""
-    # Where we were started without PYTHONPATH and PYTHONHOME, what the child finds there belongs to
-    # another Python.
+    """Return the command line of this interpreter, for another process of ours."""
+    # If we were started without PYTHONPATH and PYTHONHOME, values of the child's belong to another
+    # Python.
     unused = sys.flags.ignore_environment or not {"PYTHONPATH", "PYTHONHOME"} & os.environ.keys()
     return (sys.executable, "-E", "-P") if unused else (sys.executable, "-P")

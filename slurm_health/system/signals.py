@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What signals do to this process: when they are heard, how it leaves on one, and their names."""
+"""Signals of this process: delaying them, leaving on one, and their names."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
+from slurm_health.records.text import signal_text
+
 # Signals that mean only what a script's trap makes of them, such as `--signal=B:USR1@120`. SIGTERM
 # and SIGINT are not among them: they come with a cancellation and with the time limit too.
 FOR_SCRIPT = frozenset(
@@ -21,19 +23,19 @@ FOR_SCRIPT = frozenset(
         *range(signal.SIGRTMIN, signal.SIGRTMAX + 1),
     }
 )
-_HEARD_AFTERWARDS = (signal.SIGINT, signal.SIGTERM)
-_ANEW_S = 0.01  # what an exception is dropped in takes far less
+_DELAYED = (signal.SIGINT, signal.SIGTERM)
+_ANEW_S = 0.01  # a callback that drops an exception takes far less
 
 
 @contextlib.contextmanager
-def heard_afterwards() -> Iterator[set[int]]:
-    """Have Ctrl-C and SIGTERM wait until this is done; provide the signal mask from before.
+def signals_delayed() -> Iterator[set[int]]:
+    """Delay Ctrl-C and SIGTERM until the end of the context; provide the signal mask from before.
 
-    Only this thread's: where there are others, one of them may take a signal of the process.
+    Of this thread only: another thread may receive a signal of the process.
     """
     ours = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
-        signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD_AFTERWARDS)
+        signal.pthread_sigmask(signal.SIG_BLOCK, _DELAYED)
         yield set(ours)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, ours)
@@ -41,15 +43,15 @@ def heard_afterwards() -> Iterator[set[int]]:
 
 @contextlib.contextmanager
 def leaving_on(number: int) -> Iterator[None]:
-    """While active, a signal ends what is in progress by SystemExit, once, with the code 128+n.
+    """While active, a signal raises SystemExit, once, with the code 128+n.
 
-    Python drops an exception that comes up in a destructor or a weak reference's callback, as that
-    of an import, and prints it; such a one, and that of Ctrl-C, is raised anew a moment later. What
-    is behind the context is not disturbed any more.
+    Python prints and drops an exception in a destructor or a weak reference's callback, such as
+    that of an import. A dropped SystemExit or KeyboardInterrupt is raised again a moment later.
+    After the context the signal is ignored.
     """
 
     def leave(_number: int, _frame: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_IGN)  # once: what it ends by now it ends in peace
+        signal.signal(number, signal.SIG_IGN)  # once: the cleanup is not interrupted
         raise SystemExit(128 + number)
 
     def raise_anew(dropped: sys.UnraisableHookArgs) -> None:
@@ -58,7 +60,7 @@ def leaving_on(number: int) -> Iterator[None]:
             return
         left = isinstance(dropped.exc_value, SystemExit)
         wait_s, begun = _ANEW_S, False
-        while not begun:  # on a busy machine it comes before this has ended, and is dropped too
+        while not begun:  # on a busy machine it comes before this function ends, and is dropped too
             with contextlib.suppress(SystemExit, KeyboardInterrupt):
                 if left:
                     signal.signal(number, leave)
@@ -77,22 +79,17 @@ def leaving_on(number: int) -> Iterator[None]:
 
 
 def exit_text(returncode: int) -> str:
-    """Say how a process ended: `exit code 3`, or `killed by SIGSEGV`."""
+    """Return how a process ended: `exit code 3`, or `killed by SIGSEGV`."""
     if returncode >= 0:
         return f"exit code {returncode}"
-    return f"killed by {signal_name(-returncode)}"
+    return f"killed by {signal_text(-returncode)}"
 
 
-def signal_name(number: int) -> str:
-    """Return `SIGSEGV`, or `signal 40` for one that has no name."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+signal_name = signal_text
 
 
 def signal_behind(end: KeyboardInterrupt | SystemExit) -> str:
-    """Return the name of the signal that became this exception, as by `leaving_on`."""
+    """Return the name of the signal that raised this exception, for example by `leaving_on`."""
     if isinstance(end, KeyboardInterrupt):
         return signal.SIGINT.name
-    return signal_name(end.code - 128) if isinstance(end.code, int) else "no signal"
+    return signal_text(end.code - 128) if isinstance(end.code, int) else "no signal"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a site's monitoring reads: lines for the machine's log, and metrics for Prometheus.
+"""Output for a site's monitoring: lines for the machine's log, and metrics for Prometheus.
 
-The log is never waited for: what it does not take is lost. Metrics are in the text format, as
-node_exporter's textfile collector reads it.
+A line that the log does not accept at once is lost. Metrics are in the text format of
+node_exporter's textfile collector.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _MOST_BYTES = 2000
 
 
 def send_line(level: str, line: str, *, to: str = LOG_SOCKET) -> None:
-    """Write one line to the machine's log; `level` is error, warning or info.
+    """Write one line, of at most 2,000 bytes, to the machine's log.
 
-    One that is longer than 2,000 bytes is cut.
+    `level` is error, warning or info.
     """
-    import socket  # not free, and a node that is well has nothing to say
+    import socket  # slow to load, and a healthy node logs nothing
 
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log:
         log.setblocking(False)
@@ -35,7 +35,7 @@ def send_line(level: str, line: str, *, to: str = LOG_SOCKET) -> None:
 
 
 class MetricSample(msgspec.Struct, frozen=True):
-    """One value of a metric, and what tells it from the others."""
+    """One value of a metric, with its labels."""
 
     value: float
     labels: Mapping[str, str] = {}
@@ -50,8 +50,8 @@ class Gauge(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def one_of(chosen: str, among: Sequence[str], label: str, **labels: str) -> list[MetricSample]:
-    """Return a state as Prometheus counts it best: 1 for the one it is in, 0 for each other."""
-    return [MetricSample(float(each == chosen), {**labels, label: each}) for each in among]
+    """Return a state as a sample per state: 1 for the present one, 0 for the others."""
+    return [MetricSample(float(state == chosen), {**labels, label: state}) for state in among]
 
 
 def prometheus_text(gauges: Sequence[Gauge]) -> str:
@@ -65,22 +65,15 @@ def prometheus_text(gauges: Sequence[Gauge]) -> str:
 
 
 def _line(name: str, sample: MetricSample) -> str:
-    labels = ",".join(f'{key}="{_escaped(value)}"' for key, value in sample.labels.items())
-    return (
-        f"{name}{{{labels}}} {_number(sample.value)}"
-        if labels
-        else f"{name} {_number(sample.value)}"
-    )
-
-
-def _escaped(value: str) -> str:
-    shown = one_line(value).encode(errors="replace").decode()
-    return shown.replace("\\", "\\\\").replace('"', '\\"')
-
-
-def _number(value: float) -> str:
-    if isnan(value):
-        return "NaN"
-    if isinf(value):
-        return "+Inf" if value > 0 else "-Inf"
-    return f"{value:.15g}"
+    labels = []
+    for key, value in sample.labels.items():
+        text = one_line(value).encode(errors="replace").decode()
+        escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+        labels.append(f'{key}="{escaped}"')
+    if isnan(sample.value):
+        number = "NaN"
+    elif isinf(sample.value):
+        number = "+Inf" if sample.value > 0 else "-Inf"
+    else:
+        number = f"{sample.value:.15g}"
+    return f"{name}{{{','.join(labels)}}} {number}" if labels else f"{name} {number}"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What people copy and may edit: batch scripts, the `sbatch` wrapper, the hooks, the dashboard.
+"""Files to copy and edit: batch scripts, the `sbatch` wrapper, the hooks, the dashboard.
 
-A script that has to find slurm-health says where in a line of its own, `python=` or `command=`. A
-copy gets the installation that it was made by; the other lines stay as they are.
+A script names the slurm-health that it runs in a line of its own, `python=` or `command=`. A copy
+gets the installation that made it; the other lines stay as they are.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from itertools import takewhile
 from pathlib import Path
 
 import slurm_health
@@ -30,7 +31,7 @@ _PATH = re.compile(r"^PATH=(.*)$", re.MULTILINE)
 
 
 class TemplateKind(Enum):
-    """What a template is for, as a list of them is titled."""
+    """The kinds of templates, with their titles in a list."""
 
     BATCH_SCRIPT = "Batch scripts that check their nodes, for sbatch:"
     WRAPPER = "For programs that call sbatch by its name:"
@@ -40,7 +41,7 @@ class TemplateKind(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Template:
-    """A file to copy. `source` is where it comes from, `file_name` what a copy is called."""
+    """A file to copy: its `source` in the package, and the `file_name` of a copy."""
 
     name: str
     kind: TemplateKind
@@ -49,12 +50,12 @@ class Template:
 
     @property
     def text(self) -> str:
-        """Its text, as it is shipped."""
+        """Its text."""
         return shipped(self.source).read_text(encoding="utf-8")
 
     @property
     def purpose(self) -> str:
-        """What it is for: the first sentence of its comment, which JSON cannot hold."""
+        """The first sentence of its comment; JSON has none."""
         if self.kind is TemplateKind.DASHBOARD:
             return "Dashboard of nodes with faults, drained nodes, lemons and slow checks."
         words = " ".join(self._comment())
@@ -62,12 +63,12 @@ class Template:
 
     @property
     def example(self) -> str:
-        """How its comment says that it is called; empty where it does not."""
+        """The call that its comment shows; empty if it shows none."""
         return next((line.strip() for line in self._comment() if line.startswith("  ")), "")
 
     @property
     def next_step(self) -> str:
-        """What to do with it, in a sentence."""
+        """The next step with it, in a sentence."""
         match self.kind:
             case TemplateKind.BATCH_SCRIPT:
                 return f"edit its #SBATCH lines, then: {self.example}"
@@ -86,13 +87,8 @@ class Template:
                 )
 
     def _comment(self) -> list[str]:
-        found = []
-        for line in self.text.splitlines()[1:]:
-            if not line.startswith("# "):
-                break
-            if not line.startswith(_LICENSE):
-                found.append(line.removeprefix("# "))
-        return found
+        lines = takewhile(lambda line: line.startswith("# "), self.text.splitlines()[1:])
+        return [line.removeprefix("# ") for line in lines if not line.startswith(_LICENSE)]
 
 
 _WRAPPER = Template(
@@ -104,7 +100,7 @@ _DASHBOARD = Template(
     source="grafana/slurm-health.json",
     file_name="slurm-health.json",
 )
-# By the key of slurm.conf that names each.
+# By the key of slurm.conf.
 HOOKS = {
     key: Template(
         name=name, kind=TemplateKind.HOOK, source=source, file_name=f"slurm-health-{name}"
@@ -115,7 +111,7 @@ HOOKS = {
         ("HealthCheckProgram", "healthcheck", "prolog/slurm-health-healthcheck"),
     )
 }
-# Where each lies below the directory, by the key of slurm.conf that names it.
+# Paths below the directory, by the key of slurm.conf.
 SHIMS = {key: hook.source for key, hook in HOOKS.items()}
 
 
@@ -135,7 +131,7 @@ def every() -> dict[str, Template]:
 
 
 def listed() -> dict[str, list[tuple[str, str]]]:
-    """Return the name and the purpose of every template, by what they are for."""
+    """Return the name and the purpose of every template, by the title of its kind."""
     titles: dict[str, list[tuple[str, str]]] = {kind.value: [] for kind in TemplateKind}
     for template in every().values():
         titles[template.kind.value].append((template.name, template.purpose))
@@ -143,34 +139,35 @@ def listed() -> dict[str, list[tuple[str, str]]]:
 
 
 def find(name: str) -> Template:
-    """Return the template of this name, or of this file's.
+    """Return the template of this name, or of this file name.
 
     Raises:
         UsageError: there is none.
     """
     known = every()
-    found = known.get(name.removesuffix(".sbatch"))
-    if found is not None:
-        return found
+    template = known.get(name.removesuffix(".sbatch"))
+    if template is not None:
+        return template
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}"
     raise UsageError(f"no template {name!r}; {hint}")
 
 
 def settings(text: str) -> dict[str, str]:
-    """Return what a script says in the lines that may be edited."""
+    """Return the settings in the lines of a script that may be edited."""
     return {key: value.strip().strip("\"'") for key, value in _SETTING.findall(text)}
 
 
-def edited(text: str, said: Mapping[str, str]) -> str:
-    """Return a script whose lines say this; those of which nothing is said stay as they are."""
+def edited(text: str, values: Mapping[str, str]) -> str:
+    """Return a script with new values of some settings."""
     return _SETTING.sub(
-        lambda line: f"{line[1]}={shlex.quote(said[line[1]])}" if line[1] in said else line[0], text
+        lambda line: f"{line[1]}={shlex.quote(values[line[1]])}" if line[1] in values else line[0],
+        text,
     )
 
 
 def write_script(path: Path, text: str, *, mode: int = 0o755) -> None:
-    """Write a script whole or not at all: somebody may start it, or the one it replaces, any time.
+    """Write a script whole or not at all: it may be started at any time, or the one it replaces.
 
     Raises:
         OSError: it cannot be written.
@@ -180,41 +177,37 @@ def write_script(path: Path, text: str, *, mode: int = 0o755) -> None:
 
 
 def shipped(name: str) -> Path:
-    """Return where a file or directory is: in the package, or beside it in a checkout."""
+    """Return the path of a file or directory: in the package, or beside it in a checkout."""
     package = Path(slurm_health.__file__).parent
     installed = package / name
     return installed if installed.exists() else package.parent / name
 
 
 def search_path(text: str) -> str:
-    """Return where a shim looks for commands."""
-    found = _PATH.search(text)
-    return found[1].replace("$slurm", settings(text).get("slurm", "")) if found else ""
+    """Return the search path of a shim."""
+    match = _PATH.search(text)
+    return match[1].replace("$slurm", settings(text).get("slurm", "")) if match else ""
 
 
 def install_hooks(directory: Path, python: str) -> dict[str, Path]:
-    """Write the shims, to be run by this interpreter; return where, by the key of slurm.conf.
+    """Write the shims, to be run by this interpreter; return their paths by key of slurm.conf.
 
-    They read the site's file that lies in the same directory. One that stands there already keeps
-    what a site has set in it. Slurm may start one at any time, so each is replaced whole.
+    They read the config file in the same directory. A shim that is there already keeps the
+    settings of the site. Slurm may start one at any time, so it is replaced whole.
 
     Raises:
         OSError: one cannot be written.
     """
     paths = {key: directory / name for key, name in SHIMS.items()}
     for key, path in paths.items():
-        kept = settings(_own_bytes(path)) if path.exists() else {}
-        said = {"config": str(directory / "config.toml"), **kept, "python": python}
-        write_script(path, edited(HOOKS[key].text, said))
+        kept = settings(os.fsdecode(path.read_bytes())) if path.exists() else {}
+        values = {"config": str(directory / "config.toml"), **kept, "python": python}
+        write_script(path, edited(HOOKS[key].text, values))
     return paths
 
 
-def files_that_lack(hooks: Iterable[Path]) -> list[str]:
-    """Return the site's files that hooks name and that are not there, each once."""
-    named = dict.fromkeys(settings(_own_bytes(path)).get("config", "") for path in hooks)
-    return [each for each in named if each and not os.path.lexists(each)]
-
-
-def _own_bytes(path: Path) -> str:
-    """Read what a site has edited, in whatever encoding: its own bytes are written again."""
-    return os.fsdecode(path.read_bytes())
+def missing_config_files(hooks: Iterable[Path]) -> list[str]:
+    """Return the config files that hooks name and that are not there, without repetition."""
+    texts = (os.fsdecode(path.read_bytes()) for path in hooks)
+    named = dict.fromkeys(settings(text).get("config", "") for text in texts)
+    return [path for path in named if path and not os.path.lexists(path)]

@@ -72,7 +72,7 @@ def _accusations() -> Iterator[tuple[str, object]]:
         levels = [
             {"f": Level.FAULTY, "s": Level.SLOW, "h": Level.HEALTHY}[each] for each in letters
         ]
-        counts = accusations.standing([_accusation(level, 1.0, 1) for level in levels])
+        counts = accusations.effective([_accusation(level, 1.0, 1) for level in levels])
         key = f"accused: of {', '.join(each.value for each in levels)} counts"
         yield key, None if counts is None else counts.level.value
 
@@ -81,7 +81,7 @@ def _marks() -> Iterator[tuple[str, object]]:
     settings = Accusations()
     for users, jobs, wanted in product((1, 2, 3), (1, 2, 3, 4), (0, 1, 2)):
         marks = tuple(_mark(number, uid=number % users) for number in range(jobs))
-        found = accusations.convict(marks, Accusations(users=wanted))
+        found = accusations.quorum_reached(marks, Accusations(users=wanted))
         yield f"marks: {jobs} jobs of {users} users, {wanted} users wanted", found
     for age_h in (-25.0, -23.0, 0.0, 167.9, 168.1):
         marks = (_mark(1, uid=1, time_s=NOW_S - age_h * _HOUR_S),)

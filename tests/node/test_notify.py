@@ -158,7 +158,7 @@ def test_apprise_sends_what_happened_with_its_evidence(listener: Listener, tmp_p
 @pytest.mark.parametrize(
     ("urls", "mode", "why"),
     [
-        ("json://127.0.0.1:9", 0o600, "not every URL of urls took it"),
+        ("json://127.0.0.1:9", 0o600, "not every URL of urls accepted it"),
         ("nosuchservice://x", 0o600, "apprise does not know URL 1 of urls"),
         ("json://127.0.0.1:9", 0o644, "closed to others"),
     ],

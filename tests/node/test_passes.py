@@ -34,13 +34,13 @@ def place(tmp_path: Path) -> Path:
 
 
 def lately(place: Path, uptime_s: float = 130.0, within_s: float = 60.0) -> list[Pass]:
-    return passes.lately(place, at(uptime_s), within_s, owner=US)
+    return passes.recent(place, at(uptime_s), within_s, owner=US)
 
 
 def test_one_of_another_boot_or_of_a_time_to_come_does_not(place: Path) -> None:
-    assert passes.lately(place, at(130, "b-2"), 60, owner=US) == []
+    assert passes.recent(place, at(130, "b-2"), 60, owner=US) == []
     assert lately(place, 99) == []
-    assert passes.lately(place, None, 60, owner=US) == []
+    assert passes.recent(place, None, 60, owner=US) == []
 
 
 def test_a_check_that_was_under_way_when_a_fault_was_seen_is_no_pass(place: Path) -> None:
@@ -54,12 +54,12 @@ def test_a_check_that_was_under_way_when_a_fault_was_seen_is_no_pass(place: Path
 def test_a_fault_of_an_earlier_boot_is_over(place: Path) -> None:
     passes.revoke(place, at(120))
     passes.add(place, passed(5, began=at(5, "b-2")))
-    assert len(passes.lately(place, at(10, "b-2"), 60, owner=US)) == 1
+    assert len(passes.recent(place, at(10, "b-2"), 60, owner=US)) == 1
 
 
 def test_what_another_user_could_have_written_is_no_pass(place: Path) -> None:
     file = place / "passes.json"
-    assert passes.lately(place, at(130), 60, owner=US + 1) == []
+    assert passes.recent(place, at(130), 60, owner=US + 1) == []
     file.chmod(0o666)
     assert lately(place) == []
     file.chmod(0o644)

@@ -77,7 +77,7 @@ def test_a_disabled_check_is_not_run_but_still_checked(tmp_path: Path) -> None:
         ("[checks.file]\npath='/x'\ncontains='('\n", ":1: checks.file: '(' is not a regular"),
         ("[breaker]\nshare = 1.5\n", ":2: share: Expected `float` <= 1"),
         ("[accusations]\npolicy = 'always'\n", ":2: policy: Invalid enum value 'always'"),
-        ("checks = 3\n", ":1: checks: Expected `object`, got `int`, found 3"),
+        ("checks = 3\n", ":1: checks: Expected `object`, got `int`: 3"),
         ("[checks]\nmemory = 3\n", ":1: checks: Expected `object`, got `int`"),
         ("[checks.memory]\ncheck = 3\n", ":2: check: expected a name, found 3"),
         ("journal = 3\n", ":1: journal: expected a directory, found 3"),

@@ -47,7 +47,7 @@ def test_a_message_is_one_line_without_a_full_stop(name: str) -> None:
 def test_what_a_command_said_is_in_the_message() -> None:
     assert str(SAMPLES["SlurmCommandError"]) == "scontrol ping failed with code 1: no / such"
     silent = SlurmCommandError(["scontrol", "ping"], 1, "")
-    assert str(silent).endswith("failed with code 1: (it said nothing)")
+    assert str(silent).endswith("failed with code 1: (no output)")
 
 
 def test_where_there_is_no_cluster_it_is_said_where_there_is_one() -> None:

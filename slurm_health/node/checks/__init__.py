@@ -4,7 +4,7 @@
 `measure` looks at the machine, as root, in a child that is killed at its time limit, and returns a
 finding.
 
-    check        what a check is, and which there are; each is loaded when a site uses it
+    check        what a check is, and the built-in ones, which are loaded when a site uses them
     memory       RAM, swap, memory errors, huge pages
     filesystem   mounted, of the right type, writable, not full, not hung
     tasks        load, zombies, stuck processes, leftovers of a job, daemons and units

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a check is, what it is told of its machine, and which checks there are.
+"""A check, the machine that it measures, and the built-in checks.
 
 A check is a struct whose fields are the settings a site may write in its table of the config file.
-`measure` looks at the machine, in a child process that can be killed, and returns a finding. A
+`measure` measures the machine, in a child process that can be killed, and returns a finding. A
 check is added in one file and named in `BUILT_IN`, or by another distribution through the entry
 point `slurm_health.checks`.
 """
@@ -41,19 +41,18 @@ _APART_S = 300.0
 # Links come up, and train, for some minutes after a boot.
 LINKS_SETTLE_S = 600.0
 
-_Seen = TypeVar("_Seen")
 _T = TypeVar("_T")
 
 
 class NotApplicable(Unmeasured):
-    """Nothing here is of the kind that a check is for."""
+    """This machine has no device or job of the kind that a check is for."""
 
 
 def require_patterns(*patterns: str) -> None:
     """Refuse settings that are no regular expressions.
 
     Raises:
-        ValueError: one is none.
+        ValueError: a pattern does not compile.
     """
     for pattern in patterns:
         try:
@@ -63,22 +62,22 @@ def require_patterns(*patterns: str) -> None:
 
 
 def first_few(values: Sequence[object]) -> str:
-    """Return a list of values as far as a reason has room for them."""
+    """Return the first values of a list, as many as a reason has room for."""
     return ", ".join(map(str, values[:_NAMED])) + (", ..." if len(values) > _NAMED else "")
 
 
 class CheckContext(msgspec.Struct, frozen=True, kw_only=True):
-    """The machine that a check looks at, or a recorded tree of one.
+    """The machine that a check measures, or a recorded tree of one.
 
     Args:
         root: the directory that stands for `/`.
-        environ: the hook's environment: of the job, never to be trusted as more than text.
+        environ: the hook's environment, which the job's user may have set: text, not to be trusted.
         now_s: seconds since the epoch.
-        state: where a check keeps what it must remember until its next run, None for nowhere.
-        context: for which it looks: prolog, epilog, healthcheck or retest.
-        shared: what checks that share a child have read; None if each reads for itself.
-        drained_uptime_s: when the drain was, of this boot, that the checks are run again for.
-        returned_uptime_s: when, of this boot, an administrator last returned the node.
+        state: where checks save values for their next run, None for nowhere.
+        context: prolog, epilog, healthcheck or retest.
+        shared: readings that the checks of one child share; None if every check reads anew.
+        drained_uptime_s: the uptime at the drain, in a retest after a drain in this boot.
+        returned_uptime_s: the uptime at which an administrator last returned the node.
     """
 
     root: Path = Path("/")
@@ -125,8 +124,8 @@ class CheckContext(msgspec.Struct, frozen=True, kw_only=True):
         return int(text) if text and text.lstrip("-").isdigit() else None
 
     def boot_time(self) -> BootTime | None:
-        """Return what time it is by the kernel's own clock; None if it cannot be read."""
-        from slurm_health.node.rules.recovery import BootTime  # a node that is well does without
+        """Return the time by the kernel's own clock; None if it cannot be read."""
+        from slurm_health.node.rules.recovery import BootTime  # a healthy node does without
 
         boot = self.read_or_none("/proc/sys/kernel/random/boot_id")
         uptime = self.read_or_none("/proc/uptime")
@@ -146,27 +145,27 @@ class CheckContext(msgspec.Struct, frozen=True, kw_only=True):
         except OSError:
             return []
 
-    def once(self, what: str, look: Callable[[], _Seen]) -> _Seen:
-        """Return what `look` returns; of the checks that share a child the first looks for all."""
+    def once(self, key: str, read: Callable[[], _T]) -> _T:
+        """Return what `read` returns; of the checks that share a child, the first reads for all."""
         if self.shared is None:
-            return look()
-        if what not in self.shared:
-            self.shared[what] = look()
-        seen: _Seen = self.shared[what]
-        return seen
+            return read()
+        if key not in self.shared:
+            self.shared[key] = read()
+        value: _T = self.shared[key]
+        return value
 
     def history(self, key: str, now: _T, kind: type[_T]) -> list[tuple[float, _T]]:
-        """Keep `now` for the next runs; return what earlier runs kept, the oldest first.
+        """Save `now` for the next runs; return the values of earlier runs, the oldest first.
 
-        Each value comes with its age in seconds, at most six hours. A reboot sets counters back, so
-        nothing of an earlier boot is returned. What cannot be kept is lost.
+        Values come with their ages in seconds, at most six hours. A reboot sets counters back, so
+        no value of an earlier boot is returned. A failure to save loses the value.
         """
         from slurm_health.system.private_files import publish  # few checks remember anything
 
         if self.state is None:
             return []
         boot = self.read_or_none("/proc/sys/kernel/random/boot_id") or ""
-        path = self.state / "seen" / f"{key.replace('/', '_')}.json"
+        path = self.state / "history" / f"{key.replace('/', '_')}.json"
         kept: list[tuple[float, _T]] = []
         with contextlib.suppress(OSError, msgspec.DecodeError):
             earlier = from_json(path.read_bytes(), _Kept)
@@ -203,23 +202,23 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     # The worst a finding may be if the site does not say.
     SEVERITY: ClassVar[Status] = Status.NODE_FAULT
-    # Looks at a few files and is done, so that it shares a child with others like it.
+    # It reads only a few files, so that it shares a child with others like it.
     TOGETHER: ClassVar[bool] = False
-    # What takes it long to read: with `TOGETHER`, those that read the same share one child.
+    # A reading that takes long: with `TOGETHER`, checks with the same reading share one child.
     READS: ClassVar[str] = ""
-    # What of a node the check tests: which accusations it can confirm.
+    # The components of a node that it tests: accusations of these it can confirm.
     COMPONENTS: ClassVar[tuple[str, ...]] = ()
     # It takes so much of the node that other jobs on it would notice.
     EXCLUSIVE: ClassVar[bool] = False
-    # Where it runs if the site does not say.
+    # The hooks that run it if the site does not say.
     CONTEXTS: ClassVar[tuple[str, ...]] = ("prolog", "healthcheck", "retest")
 
     def measure(self, machine: CheckContext) -> Finding:
-        """Look at the machine and judge it.
+        """Measure the machine and judge it.
 
         Raises:
             Unmeasured: there is nothing to judge.
-            NotApplicable: nothing here is of the kind that the check is for.
+            NotApplicable: the machine has nothing of the kind that the check is for.
         """
         raise NotImplementedError
 
@@ -229,16 +228,16 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         name: the name of its table in the config file.
-        check: what to run.
+        check: the check with its settings.
         time_limit_s: after this it is killed, and inconclusive.
         severity: the worst its finding may be.
         shadow: its finding is logged and never acted on.
-        contexts: where it runs.
+        contexts: the hooks that run it.
         exclusive: a retest runs it only while no other job is on the node.
-        hang_is_fault: not to end within `time_limit_s` is the node's fault.
+        hang_is_fault: if it does not end within `time_limit_s`, the node is faulty.
         nodes: node patterns, empty for all.
         partitions: patterns of partitions, empty for all.
-        line: where the config file names it.
+        line: of its table in the config file.
     """
 
     name: str
@@ -254,7 +253,7 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     line: int = 0
 
 
-# --- which there are ---------------------------------------------------------------------------
+# --- the built-in checks -------------------------------------------------------------------------
 
 _HERE = "slurm_health.node.checks"
 BUILT_IN: dict[str, str] = {
@@ -292,7 +291,7 @@ BUILT_IN: dict[str, str] = {
 
 
 class UnknownCheck(LookupError):
-    """There is no check of that name; `known` are those that there are."""
+    """There is no check of that name; `known` are the names of all checks."""
 
     def __init__(self, name: str, known: tuple[str, ...]) -> None:
         self.known = known
@@ -303,8 +302,8 @@ def find_check(name: str) -> type[Check]:
     """Return the check of that name.
 
     Raises:
-        UnknownCheck: none is built in, and no installed distribution brings one.
-        ImportError, AttributeError, TypeError: a distribution registered one that cannot be loaded.
+        UnknownCheck: neither built in nor from an installed distribution.
+        ImportError, AttributeError, TypeError: a distribution's check cannot be loaded.
     """
     place = BUILT_IN.get(name)
     if place is None:

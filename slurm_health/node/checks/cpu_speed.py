@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast the processors are, measured: the answer to a job that calls its node slow."""
+"""The measured speed of the processors: the test for a job that calls its node slow."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import hashlib
 import os
 import threading
 import time
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -14,17 +15,18 @@ import msgspec
 from slurm_health.node.checks.check import Check, CheckContext, NotNegative
 from slurm_health.node.rules.finding import Finding, inconclusive, node_fault, passed
 from slurm_health.records.errors import Unmeasured
+from slurm_health.system.proc import CpuLimits
 
 # A few milliseconds of arithmetic in the caches, during which Python's lock is not held.
 _ROUNDS = 10_000
 _SECONDS = 0.5
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-# Of the processors' time. If others have more of it, a low figure is theirs, not the node's.
+# Of the processors' time. If others use more of it, a low figure is theirs, not the node's.
 _MOST_FOR_OTHERS = 0.1
 
 
 class CpuSample(msgspec.Struct, frozen=True, kw_only=True):
-    """One thread on each processor, for a while; times are sums over all of them.
+    """One busy thread per processor, for a while; times are sums over all of them.
 
     `throttled_s`: how long a CPU quota held this process's group back; `others_s`: how long other
     processes, or other machines on the same hardware, ran.
@@ -79,7 +81,7 @@ class CpuSpeed(Check, frozen=True, kw_only=True):
             if sample.throttled_s < (1 - self.min_share) / 2 * time_s:
                 return inconclusive(f"the node is busy with other work: root's processes {text}")
             return node_fault(f"held back by a CPU quota: root's processes {text}", **figures)
-        speed = f"{speed_per_s:.0f} rounds/s on each processor"
+        speed = f"{speed_per_s:.0f} rounds/s per processor"
         if not self.min_rounds_per_s:
             return inconclusive(f"{speed}; nothing to compare it with: min_rounds_per_s is not set")
         if speed_per_s >= self.min_rounds_per_s:
@@ -96,7 +98,8 @@ def sample_cpus(machine: CheckContext, seconds: float = _SECONDS) -> CpuSample:
         Unmeasured: no processor could be kept busy, or the kernel's account cannot be read.
     """
     processors = sorted(os.sched_getaffinity(0))
-    held_s, busy_s = throttled_s(machine), _busy_s(machine)
+    limits, process = CpuLimits(), Path("/proc/self")
+    held_s, busy_s = limits.throttled_s(process), _busy_s(machine)
     began_s = time.monotonic()
     burners = [_Burner(number, began_s + seconds) for number in processors]
     for burner in burners:
@@ -112,7 +115,7 @@ def sample_cpus(machine: CheckContext, seconds: float = _SECONDS) -> CpuSample:
         wall_s=wall_s,
         cpu_s=cpu_s,
         rounds=sum(burner.rounds for burner in burners),
-        throttled_s=throttled_s(machine) - held_s,
+        throttled_s=limits.throttled_s(process) - held_s,
         others_s=max(0.0, _busy_s(machine) - busy_s - cpu_s),
     )
 
@@ -143,23 +146,3 @@ def _busy_s(machine: CheckContext) -> float:
     except ValueError as err:
         raise Unmeasured(f"/proc/stat begins with {' '.join(words)[:80]!r}") from err
     return (user + nice + system + irq + soft + steal) / _TICKS_PER_S
-
-
-def throttled_s(machine: CheckContext) -> float:
-    """Return how long a quota has held this process's group, or one above it, back; 0 for none."""
-    longest_s = 0.0
-    for line in (machine.read_or_none("/proc/self/cgroup") or "").splitlines():
-        _, controllers, path = (*line.split(":", 2), "", "")[:3]
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        version_1 = ("/sys/fs/cgroup/cpu,cpuacct", "/sys/fs/cgroup/cpu")
-        parts = [part for part in path.split("/") if part]
-        for base in version_1 if controllers else ("/sys/fs/cgroup",):
-            for count in range(len(parts), 0, -1):
-                place = "/".join([base, *parts[:count], "cpu.stat"])
-                words = (machine.read_or_none(place) or "").split()
-                counters = dict(zip(words[::2], words[1::2], strict=False))
-                for name, per_s in (("throttled_usec", 1e6), ("throttled_time", 1e9)):
-                    if (value := counters.get(name, "")).isdecimal():
-                        longest_s = max(longest_s, int(value) / per_s)
-    return longest_s

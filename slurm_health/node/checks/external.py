@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything else: files, and programs of the site, Nagios plugins and nhc among them.
+"""Files and the site's own programs, Nagios plugins and nhc among them.
 
-A program's failure to run is never the node's fault: only an exit code that the program uses to
-say so is.
+A program's failure to run is never the node's fault: only an exit code that the program uses for a
+fault is.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ class ProgramRun(NamedTuple):
 
     @property
     def first_line(self) -> str:
-        """The first line, which is where programs say what is wrong."""
+        """The first line, in which programs print what is wrong."""
         return next((line.strip() for line in self.output.splitlines() if line.strip()), "")
 
 
 def run_program(argv: Sequence[str], machine: CheckContext) -> ProgramRun:
     """Run a program to its end. The check's own time limit ends it, with all it started.
 
-    It is given Slurm's variables and no others. Of its output the beginning is kept.
+    It gets Slurm's variables and no others. The beginning of its output is kept.
 
     Raises:
         Unmeasured: it cannot be executed.
@@ -138,7 +138,7 @@ class Command(Check, frozen=True, kw_only=True):
     def measure(self, machine: CheckContext) -> Finding:
         """Run it and look the exit code up."""
         run, program = run_program(self.argv, machine), self.argv[0]
-        # `sinfo -R` shows 20 columns: what the program says comes first, and its name nowhere.
+        # `sinfo -R` shows 20 columns: the program's own words come first, and its name nowhere.
         text = run.first_line or f"{Path(program).name}: exit code {run.code}"
         if run.code == 0:
             return passed(text)

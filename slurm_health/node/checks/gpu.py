@@ -87,12 +87,16 @@ class Gpu(Check, frozen=True, kw_only=True):
         is_retest: bool = False,
         is_settled: bool = True,
     ) -> Finding:
-        """Judge the whole, then each GPU. Pure.
+        """Judge the driver and the count, then every GPU. Pure.
+
+        A GPU that NVML calls lost is proven if others answer; so is one that has only an unknown
+        error for every question. If none answers, an update of the driver or a reset of all GPUs
+        looks the same.
 
         Args:
-            gpus: what NVML says.
+            gpus: from NVML.
             allotted: the GPUs that Slurm gives the job; none if there is no job.
-            is_retest: whether a node that was drained is to show that it is well.
+            is_retest: whether a drained node has to prove that it is healthy.
             is_settled: whether the boot is long ago: links train for some minutes after it.
         """
         if gpus.broken:
@@ -105,13 +109,26 @@ class Gpu(Check, frozen=True, kw_only=True):
             text = f"{counted(number, 'GPU')}, Slurm expects {expected}"
             parts.append(with_remedy(node_fault(text, expected=expected), Remedy.REBOOT))
         if is_retest and not expected and not divided:
-            # A GPU that was at fault may be gone by now: that the others are well proves nothing.
-            text = f"{number} GPUs, and how many there should be is not known: set count"
+            # The faulty GPU may be gone by now: the others prove nothing.
+            text = f"{number} GPUs, and the expected number is unknown: set count"
             parts.append(inconclusive(text))
         if self.driver and gpus.driver != self.driver:
             parts.append(node_fault(f"driver {gpus.driver}, expected {self.driver}"))
-        parts += _without_answers(gpus)
+        is_proven = number == 1 or not all(device.lost for device in gpus.devices)
+        answered = any(not device.lost and not device.unanswered for device in gpus.devices)
         for device in gpus.devices:
+            if device.lost and is_proven:
+                text = "lost" if device.lost == _LOST else f"lost: {device.lost}"
+                lost = node_fault(_of(device, text))
+                parts.append(with_remedy(lost, Remedy.REBOOT, device.bus))
+            elif device.lost:
+                text = f"cannot be asked, nor can any other: {device.lost}"
+                lost = inconclusive(_of(device, text))
+                parts.append(with_remedy(lost, Remedy.REBOOT, device.bus))
+            elif device.unanswered:
+                judged = node_fault if device.silent and answered else inconclusive
+                mute = judged(_of(device, f"cannot be asked: {device.unanswered}"))
+                parts.append(with_remedy(mute, Remedy.REBOOT, device.bus))
             if not device.lost:
                 parts += self._device(device, is_settled)
         return joined(parts, well=f"{counted(number, 'GPU')} healthy, driver {gpus.driver}")
@@ -196,32 +213,6 @@ class GpuProcesses(Check, frozen=True, kw_only=True):
 def _of(device: GpuDevice, text: str) -> str:
     """Return a text on a GPU; `sinfo -R` shows 20 columns, so its address comes last."""
     return f"GPU {device.index} {text}{f' ({address(device.bus)})' if device.bus else ''}"
-
-
-def _without_answers(gpus: Gpus) -> Iterator[Finding]:
-    """Yield what is said of GPUs that have gone or answer with errors.
-
-    A GPU that NVML calls lost is proven by the others, which answer; so is one that has nothing
-    but an unknown error for every question. If none answers, a driver that is being updated or a
-    reset of all of them looks the same.
-    """
-    lost = [device for device in gpus.devices if device.lost]
-    is_proven = len(lost) < len(gpus.devices) or len(gpus.devices) == 1
-    for device in lost:
-        if is_proven:
-            why = "" if device.lost == _LOST else f": {device.lost}"
-            finding = node_fault(_of(device, f"lost{why}"))
-        else:
-            finding = inconclusive(
-                _of(device, f"cannot be asked, nor can any other: {device.lost}")
-            )
-        yield with_remedy(finding, Remedy.REBOOT, device.bus)
-    is_answered = any(not device.lost and not device.unanswered for device in gpus.devices)
-    for device in gpus.devices:
-        if device.unanswered:
-            judged = node_fault if device.silent and is_answered else inconclusive
-            finding = judged(_of(device, f"cannot be asked: {device.unanswered}"))
-            yield with_remedy(finding, Remedy.REBOOT, device.bus)
 
 
 def allotted(machine: CheckContext) -> tuple[int, ...]:

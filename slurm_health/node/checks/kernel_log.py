@@ -52,8 +52,8 @@ def read_messages(
 ) -> list[str]:
     """Return the kernel's messages that match a pattern, no older than `window_s`, the latest last.
 
-    When a drain is tested again, they count from `window_s` before that drain on, however long ago
-    it was: a message that ages repairs nothing. Those from before an administrator returned the
+    In a retest after a drain, messages count from `window_s` before the drain on, however long ago
+    it was: a message that ages repairs nothing. Messages from before an administrator returned the
     node never count.
 
     A message that a program wrote into the log (`echo > /dev/kmsg`) is not the kernel's and is
@@ -69,7 +69,7 @@ def read_messages(
     since_s = max(drained_s - window_s, machine.returned_uptime_s)
     messages: list[str] = []
     first: tuple[int, float] | None = None
-    for record in machine.once(KERNEL_LOG, lambda: _records(machine)):
+    for record in machine.once(KERNEL_LOG, lambda: _read_kmsg(machine)):
         head, _, text = record.partition(";")
         fields = head.split(",")
         if len(fields) < 3 or not all(field.isdigit() for field in fields[:3]):
@@ -81,15 +81,15 @@ def read_messages(
         counts = from_kernel and written_s >= since_s and is_evidence(line)
         if counts and any(pattern.search(line) for pattern in patterns):
             messages.append(line)
-    # The kernel numbers its messages from 0; the oldest are overwritten, which any user with a
-    # process there can hasten. What a drain is for may have been written some time before it.
+    # The kernel numbers its messages from 0 and overwrites the oldest, which any user with a
+    # process there can hasten. The message that a drain is for may be older than the drain.
     lost = first is None or (first[0] > 0 and first[1] > since_s)
     if machine.drained_uptime_s is not None and lost:
         raise Unmeasured("the kernel's log does not reach back to the drain any more")
     return messages
 
 
-def _records(machine: CheckContext) -> list[str]:
+def _read_kmsg(machine: CheckContext) -> list[str]:
     path = machine.path("/dev/kmsg")
     records: list[str] = []
     try:
@@ -160,9 +160,9 @@ class KernelLog(Check, frozen=True, kw_only=True):
 
 
 def _compiled(patterns: Sequence[str]) -> list[re.Pattern[str]]:
-    """Compile patterns: ours as one, which is ten times as fast, and each of a site's for itself.
+    """Compile patterns: ours as one, which is ten times as fast, and a site's one by one.
 
-    Those may begin with flags, or count their groups, as no part of a longer one can.
+    A site's may begin with flags, or number their groups, which no part of a longer one can.
     """
     ours = "|".join(f"(?:{pattern})" for pattern in patterns if pattern in _OURS)
     theirs = [pattern for pattern in patterns if pattern not in _OURS]
@@ -192,7 +192,12 @@ class Xid(Check, frozen=True, kw_only=True):
         return self.judge(read_messages(machine, [re.compile(ANY_XID)]))
 
     def judge(self, lines: Sequence[str]) -> Finding:
-        """Judge lines of the log; a number counts once for each GPU and NVSwitch. Pure."""
+        """Judge lines of the log; a number counts once per GPU or NVSwitch. Pure."""
+        amended = {
+            **dict.fromkeys(self.warn, (Status.WARN, "a warning")),
+            **dict.fromkeys(self.fault, (Status.NODE_FAULT, "a fault")),
+            **dict.fromkeys(self.ignore, (Status.PASS, "ignored")),
+        }
         worst: dict[tuple[str, str], KernelError] = {}
         named = ""
         for line in lines:
@@ -201,7 +206,11 @@ class Xid(Check, frozen=True, kw_only=True):
             if error is None:
                 continue
             bus = error.bus or named or "of unknown address"
-            error = self._amended(msgspec.structs.replace(error, bus=bus))
+            error = msgspec.structs.replace(error, bus=bus)
+            if (number := int(error.name.split()[1])) in amended:
+                status, word = amended[number]
+                what = f"{error.what} (configured as {word})"
+                error = msgspec.structs.replace(error, status=status, what=what)
             before = worst.get((error.name, bus))
             if before is None or error.name == _WANTED_NOW or _weight(error) >= _weight(before):
                 worst[error.name, bus] = error
@@ -218,22 +227,10 @@ class Xid(Check, frozen=True, kw_only=True):
                 parts.append(warned(text))
         return joined(parts, well="no Xid or SXid that points to a fault of the node")
 
-    def _amended(self, error: KernelError) -> KernelError:
-        number = int(error.name.split()[1])
-        for numbers, status, word in (
-            (self.ignore, Status.PASS, "ignored"),
-            (self.fault, Status.NODE_FAULT, "a fault"),
-            (self.warn, Status.WARN, "a warning"),
-        ):
-            if number in numbers:
-                what = f"{error.what} (configured as {word})"
-                return msgspec.structs.replace(error, status=status, what=what)
-        return error
-
 
 def _weight(error: KernelError) -> tuple[int, bool]:
-    """Return how much an error says: how bad it is, then whether its line states that.
+    """Return how bad an error is, then whether its line states that.
 
     The lines that follow an NVSwitch's word hold figures.
     """
-    return list(Status).index(error.status), error.is_severity_told
+    return list(Status).index(error.status), error.states_severity

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a node is connected by.
+"""The network ports of a node.
 
 InfiniBand and RoCE ports: present, active, at full rate, without new errors. An Ethernet interface:
 up, fast enough, without new errors. A link that flaps is a fault, one that was lost a warning.
@@ -108,7 +108,7 @@ class InfiniBand(Check, frozen=True, kw_only=True):
     max_errors: Count = 100
 
     def measure(self, machine: CheckContext) -> Finding:
-        """A port that is missing, down, slow or flaps is a fault; errors are worth a look."""
+        """A port that is missing, down, slow or flaps is a fault; errors are a warning."""
         ports = read_ports(machine)
         wanted = {_full(name) for name in self.ports} or set(ports)
         counters = {name: port.counters for name, port in ports.items() if name in wanted}
@@ -205,7 +205,7 @@ class Ethernet(Check, frozen=True, kw_only=True):
     max_errors_per_s: NotNegative = 1.0
 
     def measure(self, machine: CheckContext) -> Finding:
-        """Down, slow or flapping is a fault; errors are worth a look."""
+        """Down, slow or flapping is a fault; errors are a warning."""
         base, name = f"/sys/class/net/{self.interface}", self.interface
         if not machine.path(base).exists() and machine.entries("/sys/class/net"):
             return node_fault(f"there is no interface {name}")
@@ -227,23 +227,18 @@ class Ethernet(Check, frozen=True, kw_only=True):
         if self.full_duplex and machine.read_or_none(f"{base}/duplex") == "half":
             parts.append(node_fault(f"{name} is half duplex"))
         if history:
-            parts += self._changes(counters, history)
+            age_s, last = history[-1]
+            of_all = _growth(counters, history[0][1]).get("changes", 0)
+            grown = _growth(counters, last)
+            recent, new_errors = grown.get("changes", 0), grown.get("errors", 0)
+            what = f"{name} lost or gained its link"
+            if of_all > self.max_carrier_changes:
+                text = f"{what} {of_all} times {_WITHIN}, limit {self.max_carrier_changes}"
+                parts.append(node_fault(text, carrier_changes=of_all))
+            elif recent:
+                text = f"{what} {counted(recent, 'time')} since the last check"
+                parts.append(warned(text, carrier_changes=recent))
+            if age_s > 0 and new_errors / age_s > self.max_errors_per_s:
+                text = f"{name}: {counted(new_errors, 'error')} since the last check"
+                parts.append(warned(text, errors=new_errors))
         return joined(parts, well=f"{name} is up")
-
-    def _changes(
-        self, counters: Counters, history: list[tuple[float, Counters]]
-    ) -> Iterator[Finding]:
-        age_s, last = history[-1]
-        of_all = _growth(counters, history[0][1]).get("changes", 0)
-        grown = _growth(counters, last)
-        changes, errors = grown.get("changes", 0), grown.get("errors", 0)
-        what = f"{self.interface} lost or gained its link"
-        if of_all > self.max_carrier_changes:
-            text = f"{what} {of_all} times {_WITHIN}, limit {self.max_carrier_changes}"
-            yield node_fault(text, carrier_changes=of_all)
-        elif changes:
-            text = f"{what} {counted(changes, 'time')} since the last check"
-            yield warned(text, carrier_changes=changes)
-        if age_s > 0 and errors / age_s > self.max_errors_per_s:
-            text = f"{self.interface}: {counted(errors, 'error')} since the last check"
-            yield warned(text, errors=errors)

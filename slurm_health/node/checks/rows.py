@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the output of a tool is judged: by rows of a table.
+"""Judge the output of a tool by rows of a table.
 
-Each tool's output becomes records: the fields of one JSON object together with those of the
-objects around it, or those of one line. A `Row` names the fields that make a record a finding, in
-words; the first row that fits decides. What needs more than a row is an external check of a site.
+The output becomes records: the fields of one JSON object together with those of the objects around
+it, or the fields of one line. A `Row` names the fields that make a record a finding, and its text;
+the first row that matches decides. A check that needs more than rows is an external check.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _JUDGED = {"fault": node_fault, "warn": warned, "unclear": inconclusive}
 
 
 class Row(NamedTuple):
-    """What of a tool's output is a finding.
+    """A row of the table: records that match are findings.
 
     Args:
-        fields: of a record, with a regular expression that each matches in full.
+        fields: of a record, with the regular expressions that they match in full.
         weight: `fault`, `warn`, `unclear` (undecided), or `ignore`.
         words: of the finding, with fields in braces.
         above: a field, and the limit that its number must exceed.
@@ -62,7 +62,7 @@ class Row(NamedTuple):
 
 
 def judge(records: Iterable[Record], rows: Sequence[Row]) -> Iterator[Finding]:
-    """Yield what the rows say of each record. Pure."""
+    """Yield the findings of records. Pure."""
     for record in records:
         row = next((row for row in rows if row.matches(record)), None)
         if row is not None and row.weight != "ignore":
@@ -73,7 +73,7 @@ def judge(records: Iterable[Record], rows: Sequence[Row]) -> Iterator[Finding]:
 def records_of(output: str) -> list[Record]:
     """Return the objects of the JSON that a tool printed, without lines that libraries print.
 
-    Each has its own plain values and those of the objects around it, as text.
+    A record has an object's own plain values and those of the objects around it, as text.
     """
     starts = [place for place in map(output.find, "{[") if place >= 0]
     if not starts:

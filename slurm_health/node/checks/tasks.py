@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes: load, zombies, those the kernel holds, leftovers of a job; daemons that must run."""
+"""Processes: load, zombies, stuck ones, leftovers of a job; daemons and units that must run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _APART_S = 0.05
 
 
 def processes(machine: CheckContext) -> Sequence[Stat]:
-    """Return every process, as the first check of a child has read them."""
+    """Return every process, read once for all checks of a child."""
     return machine.once(PROCESSES, lambda: list(_processes_now(machine)))
 
 
@@ -46,9 +46,9 @@ def _processes_now(machine: CheckContext) -> Iterator[Stat]:
 
 
 def owner(machine: CheckContext, pid: int) -> int | None:
-    """Return the user who started a process, None when it has ended.
+    """Return the user who started a process, None if it has ended.
 
-    /proc/PID itself belongs to root when the process has made itself undumpable.
+    /proc/PID itself belongs to root if the process has made itself undumpable.
     """
     status = machine.read_or_none(f"/proc/{pid}/status") or ""
     match = re.search(r"^Uid:\t(\d+)", status, re.MULTILINE)
@@ -81,7 +81,7 @@ class Load(Check, frozen=True, kw_only=True):
         for minutes, word, limit in zip((1, 5, 15), words, limits, strict=False):
             load = float(word)
             if limit is not None and load / cpus > limit:
-                text = f"load {load:g} over {minutes} min on {cpus} CPUs, limit {limit:g} each"
+                text = f"load {load:g} over {minutes} min on {cpus} CPUs, limit {limit:g} per CPU"
                 return warned(text, load=load)
         return passed(f"load {words[0]}", load=float(words[0]))
 
@@ -134,7 +134,7 @@ class Uninterruptible(Check, frozen=True, kw_only=True):
     max_count: Count = 10
 
     def measure(self, machine: CheckContext) -> Finding:
-        """Look for state D, wait a little, look again; most are there for a moment only."""
+        """Count processes in state D twice, a moment apart: most are in it for a moment only."""
         stuck = [task for task in processes(machine) if task.state == "D"]
         if len(stuck) > self.max_count:
             time.sleep(_APART_S)

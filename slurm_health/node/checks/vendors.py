@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What vendors' tools say of AMD GPUs, NVMe drives, the board, optics, and NVIDIA's diagnostic."""
+"""Checks by vendors' tools: AMD GPUs, NVMe drives, the board, optics, NVIDIA's diagnostic."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class AmdGpus(Check, frozen=True, kw_only=True):
     throttling: Weight = "warn"
 
     def measure(self, machine: CheckContext) -> Finding:
-        """Ask for all metrics, and for the links."""
+        """Read all metrics, and the links."""
         metrics = ask([self.program, "metric", "--json"], machine)
         links = records_of(run_program([self.program, "topology", "--json"], machine).output)
         gpus = amd_gpus(metrics)
@@ -75,12 +75,12 @@ class AmdGpus(Check, frozen=True, kw_only=True):
         if len(gpus) < expected:
             parts.append(node_fault(f"{number}, expected {expected}", expected=expected))
         if machine.context == "retest" and not expected:
-            parts.append(inconclusive(f"{number}, and how many there should be is not known"))
+            parts.append(inconclusive(f"{number}, and the expected number is unknown: set count"))
         limit = self.max_uncorrected
         text = "GPU {gpu} has {total_uncorrectable_count} uncorrected ECC errors, limit"
         rows = [
-            # The driver has reset the GPU by itself; what it cannot recover from, it says, needs a
-            # reboot (kernel documentation of amdgpu, RAS), and so does the count to begin anew.
+            # The driver resets the GPU by itself. An error that it cannot recover from needs a
+            # reboot (kernel documentation of amdgpu, RAS), and so does a reset of the count.
             Row(
                 {"in": "ecc"},
                 "fault",
@@ -144,7 +144,7 @@ class Nvme(Check, frozen=True, kw_only=True):
     max_media_errors: Count = 0
 
     def measure(self, machine: CheckContext) -> Finding:
-        """Read /sys/class/nvme, and ask each drive for its health log."""
+        """Read /sys/class/nvme, and the health log of every drive."""
         names = local_drives(machine)
         if not names and not self.count:
             raise NotApplicable("there is no NVMe drive")
@@ -189,8 +189,8 @@ class Nvme(Check, frozen=True, kw_only=True):
             "",
         )
         if not warning.isdecimal():
-            told = [record["string"] for record in records if "string" in record]
-            why = "; ".join(told) or run.first_line or f"exit {run.code}"
+            messages = [record["string"] for record in records if "string" in record]
+            why = "; ".join(messages) or run.first_line or f"exit code {run.code}"
             yield inconclusive(f"{name}: {why}")
             return
         for bit, (judged, text) in _CRITICAL.items():
@@ -222,15 +222,15 @@ def local_drives(machine: CheckContext) -> list[str]:
 _LATEST = "100"
 # Numbers of the entities that sensors belong to (IPMI 2.0, table 43-13).
 _FANS, _POWER = r"(29|30)\..*", r"(10|19)\..*"
-# What `sdr` says of a sensor that is beyond its critical or its non-recoverable threshold. A fan
-# that has stopped is below the lower one.
+# Status of a sensor beyond its critical or its non-recoverable threshold, in `sdr`. A fan that has
+# stopped is below the lower one.
 _BEYOND = "cr|nr|lcr|lnr|ucr|unr"
 # Words of ipmitool's tables of events (ipmi_sel.h) for states that a sensor is in.
 _BROKEN = (
     r".*(Failure detected|Predictive failure|AC lost|AC out-of-range|Power Supply Inactive"
     r"|Config Error|Redundancy Lost|Redundancy Degraded|Non-Redundant).*"
 )
-# Of the log's events of the type memory: what a job cannot live with, and what announces it.
+# Memory events of the log: those that end a job, and those that announce them.
 _MEMORY_FAULT = ".*(Uncorrectable ECC|Memory Device Disabled|Parity).*"
 _MEMORY_WARNED = ".*(Correctable ECC|Memory Scrub Failed).*"
 # `11/24/2026 06:50:12`, of newer releases `11/24/26 06:50:12 UTC`
@@ -258,7 +258,7 @@ class Bmc(Check, frozen=True, kw_only=True):
     memory: Weight = "fault"
 
     def measure(self, machine: CheckContext) -> Finding:
-        """Ask the BMC of this node three things, through the kernel's driver."""
+        """Read sensors, events and the clock of this node's BMC, through the kernel's driver."""
         sensors = _columns(
             self._asked(machine, "sdr", "elist"), ("sensor", "id", "status", "entity", "reading")
         )
@@ -284,8 +284,18 @@ class Bmc(Check, frozen=True, kw_only=True):
             Row({**of_memory, "event": _MEMORY_FAULT}, self.memory, words),
             Row({**of_memory, "event": _MEMORY_WARNED}, "warn", words),
         ]
+        # Only events of the last day, and since the node was last returned.
+        within_s, booted = _MEMORY_WINDOW_S, machine.boot_time()
+        if booted is not None and machine.returned_uptime_s:
+            within_s = min(within_s, max(0.0, booted.uptime_s - machine.returned_uptime_s))
         recent = [
-            event for event in events if self.memory != "ignore" and _is_recent(event, now, machine)
+            event
+            for event in events
+            if self.memory != "ignore"
+            and now is not None
+            and (at := _moment(f"{event['date']} {event['time']}")) is not None
+            # A clock that was set leaves events in the future: their real time is unknown.
+            and 0 <= (now - at).total_seconds() <= within_s
         ]
         parts = [passed("", sensors=len(sensors)), *judge(sensors, rows)]
         parts += {finding.text: finding for finding in judge(recent, memory_rows)}.values()
@@ -307,18 +317,6 @@ def _columns(output: str, names: Sequence[str]) -> list[Record]:
     return [dict(zip(names, line, strict=False)) for line in lines if len(line) >= len(names)]
 
 
-def _is_recent(event: Record, now: datetime | None, machine: CheckContext) -> bool:
-    """Return whether an event counts: of the last day, and since the node was last returned."""
-    at = _moment(f"{event['date']} {event['time']}")
-    if now is None or at is None:
-        return False
-    within_s, booted = _MEMORY_WINDOW_S, machine.boot_time()
-    if booted is not None and machine.returned_uptime_s:
-        within_s = min(within_s, max(0.0, booted.uptime_s - machine.returned_uptime_s))
-    # A clock that was set leaves events in the future: when those were is not known.
-    return 0 <= (now - at).total_seconds() <= within_s
-
-
 def _moment(text: str) -> datetime | None:
     """Return a time of the BMC's clock; None for `Pre-Init` and the like, which is no time."""
     match = _TIME.search(text)
@@ -336,9 +334,9 @@ def _moment(text: str) -> datetime | None:
 
 Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][\w.:-]{0,63}$")]
 _WATCHED = ("Temperature [C]", "Rx Power Current [dBm]", "Tx Power Current [dBm]")
-# `45 [-10..80]`, `1.017,1.264,-40 [-10.41..6]`: of each lane, and what the module's maker allows.
+# `45 [-10..80]`, `1.017,1.264,-40 [-10.41..6]`: a value per lane, and the limits of the maker.
 _WITHIN = re.compile(r"(?P<values>[-\d.,\s]+?)\s*\[(?P<low>[-\d.]+)\.\.(?P<high>[-\d.]+)\]")
-# After correction; the InfiniBand architecture asks a link for this.
+# After correction; the InfiniBand architecture requires this of a link.
 _BIT_ERROR_RATE = 1e-12
 
 
@@ -367,7 +365,7 @@ class Optics(Check, frozen=True, kw_only=True):
             raise ValueError("name the ports: interfaces = [...] or devices = [...]")
 
     def measure(self, machine: CheckContext) -> Finding:
-        """Name alarms, values beyond what a module's maker allows, and errors left uncorrected."""
+        """Name alarms, values beyond the limits of a module's maker, and uncorrected errors."""
         parts = [passed("", ports=len(self.interfaces) + len(self.devices))]
         for name in (*self.interfaces, *self.devices):
             try:
@@ -442,10 +440,10 @@ _RAN = "pass|fail|warn"
 _WHERE = "{where}{name}: {warning}"
 # Numbers of dcgm_errors.h. Errors: a file, a parameter, a library, the driver, a library again,
 # processes of others, the host engine, variables, persistence mode. Categories: configuration,
-# libraries, CUDA, other software, as what joins the NVLinks of several nodes (IMEX).
+# libraries, CUDA, other software such as IMEX, which joins the NVLinks of several nodes.
 _SOFTWARE_ERRORS, _SOFTWARE = "18|21|22|23|24|25|26|28|29", "3|4|6|8"
 _ISOLATE, _RESET, _NVLINK_DOWN = "2", "6", "14"
-# Of these, older releases have words alone, and no number: what they look at is software.
+# Tests of software, for which older releases print words and no number.
 _SETTINGS = (
     "(?i:blacklist|denylist|nvml library|cuda main library|cuda toolkit libraries"
     "|permissions and os blocks|persistence mode|environment variables|graphics processes)"
@@ -460,8 +458,8 @@ _DIAGNOSTIC = (
     Row({"status": "fail", "warning": r".*\bNvLink link \d+ is currently down.*"}, "fault", _WHERE),
     Row({"status": "fail", "error_severity": _ISOLATE}, "fault", _WHERE),
     Row({"status": "fail", "error_severity": _RESET}, "fault", f"{_WHERE}; reset the GPU"),
-    # Monitored and misconfigured GPUs can be used. What is to be triaged, or unknown, may as well
-    # be a diagnostic that could not run.
+    # Monitored and misconfigured GPUs can be used. A result to triage, or an unknown one, may as
+    # well be of a diagnostic that could not run.
     Row({"error_severity": "1|5"}, "warn", _WHERE),
     Row({"status": "warn"}, "warn", _WHERE),
     Row({}, "unclear", f"{_WHERE} (dcgmi does not say whether the GPU is at fault)"),

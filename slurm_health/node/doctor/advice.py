@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `slurm-health doctor` advises: what is so, why it matters, what to do about it."""
+"""The advice of `slurm-health doctor`: a fact, why it matters, and what to do about it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 
 class Urgency(Enum):
-    """How bad it is. `CHANGE` alone makes doctor exit with 1."""
+    """The urgency of advice. `CHANGE` alone makes doctor exit with 1."""
 
     CHANGE = "change"
     LOOK = "look"
@@ -26,17 +26,17 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fine(text: str) -> Advice:
-    """Return that something is as it should be."""
+    """Return advice that nothing has to be done."""
     return Advice(level=Urgency.FINE, text=text)
 
 
 def look(text: str, do: str) -> Advice:
-    """Return that something may be intended, and has a price."""
+    """Return advice about something that may be intended, and has a price."""
     return Advice(level=Urgency.LOOK, text=text, do=do)
 
 
 def change(text: str, do: str) -> Advice:
-    """Return that something must be changed."""
+    """Return advice to change something."""
     return Advice(level=Urgency.CHANGE, text=text, do=do)
 
 
@@ -55,7 +55,7 @@ class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
         return sorted(self.advice, key=lambda advice: list(Urgency).index(advice.level))
 
     def text(self, width: int | None) -> str:
-        """Return it for a person, in lines of `width`, or of any length."""
+        """Return the report as text, in lines of `width`, or of any length."""
         lines = []
         for advice in self.ranked:
             parts = {f"{advice.level.value:<8}": advice.text, f"{'':<8}do: ": advice.do}
@@ -76,7 +76,7 @@ class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
         return "\n".join([*lines, "", counts]) + "\n"
 
     def json(self) -> str:
-        """Return it for a program."""
+        """Return the report as JSON."""
         counts = {level.value: self.count(level) for level in Urgency}
         data = msgspec.json.encode({"counts": counts, "advice": self.ranked})
         return msgspec.json.format(data, indent=2).decode() + "\n"

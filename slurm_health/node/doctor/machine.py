@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`slurm-health doctor`, the part about the config file and this machine."""
+"""`slurm-health doctor`: the config file, this machine, repairs and notifications."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import shutil
@@ -30,7 +31,7 @@ from slurm_health.system.proc import Mount, mount_of
 from slurm_health.system.slurm.parsing import Node
 from slurm_health.system.telemetry import LOG_SOCKET
 
-# What is on a filesystem of these types, no other node has.
+# Filesystems that no other node shares.
 _LOCAL_TYPES = frozenset(
     {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs", "ramfs", "overlay"}
 )
@@ -45,26 +46,25 @@ TORCH_QUESTION = (
 def advise_machine(
     site: Site, cluster: str, limits_s: Mapping[str, int], place: CheckContext = _HERE
 ) -> list[Advice]:
-    """Return what this machine and the config file lack.
+    """Return advice on the config file and this machine.
 
     Args:
         site: the config file.
-        cluster: its name in slurm.conf, empty if Slurm does not say.
-        limits_s: of the shims, by the key of slurm.conf that names each.
+        cluster: its name in slurm.conf, empty if it is unknown.
+        limits_s: of the shims, by the key of slurm.conf that names the shim.
         place: the machine.
     """
     return [
         *_settings(site, limits_s),
-        *_shared(site, place),
+        _ledger(site, place),
         *_journal(site, cluster, place),
-        *_host(place),
-        *_needs(site, place),
+        *_host(site, place),
     ]
 
 
 def _settings(site: Site, limits_s: Mapping[str, int]) -> Iterator[Advice]:
     if os.getuid() != 0:
-        text = "not root: what only root can see or write was not checked"
+        text = "not root: files that only root can read or write were not checked"
         yield look(text, "run doctor as root on a node, as the hooks run")
     if not site.planned:
         text = f"{site.path} configures no check: the hooks do nothing"
@@ -82,8 +82,8 @@ def _settings(site: Site, limits_s: Mapping[str, int]) -> Iterator[Advice]:
     for hook, longest_s in longest_hooks_s(site).items():
         if longest_s > limits_s[hook]:
             text = (
-                f"{hook} may take {longest_s:g} s when everything is slow, more than the"
-                f" {limits_s[hook]} s of its shim: such a hook is stopped and drains nothing"
+                f"{hook} may take {longest_s:g} s if every step is slow, more than the"
+                f" {limits_s[hook]} s of its shim: such a hook is killed and drains nothing"
             )
             fix = f"a lower time_limit_s of the checks, or limit={longest_s:.0f} in the shim"
             yield look(text, fix)
@@ -106,22 +106,22 @@ def _settings(site: Site, limits_s: Mapping[str, int]) -> Iterator[Advice]:
 
 
 def longest_hooks_s(site: Site) -> dict[str, float]:
-    """Return how long prolog and epilog take if each of their steps takes its limit."""
+    """Return how long prolog and epilog take if every step takes its limit."""
     timing = site.timing
     lock_s = timing.lock_s + MARGIN_S
-    # A drain counts itself, and takes that back if it fails.
+    # A drain changes the ledger before, and once more if it fails.
     calls_s = _CALLS_OF_A_DRAIN * timing.slurm_s
     drain_s = timing.spread_s + LOCK_LIMIT_S + calls_s + 2 * lock_s
     checks_s = {}
     for context in ("prolog", "epilog", "retest"):
         checks = [check for check in site.planned if context in check.contexts]
-        # In a retest, those that need the node alone run one by one.
+        # In a retest, exclusive checks run one by one.
         apart = [check for check in checks if check.exclusive and context == "retest"]
         together = [check.time_limit_s for check in checks if check not in apart]
-        alone_s = sum(check.time_limit_s for check in apart)
-        checks_s[context] = max(together, default=0.0) + alone_s
-    # Twice if this Slurm does not say when the job started, and is asked in between; then whether
-    # the node is idle.
+        apart_s = sum(check.time_limit_s for check in apart)
+        checks_s[context] = max(together, default=0.0) + apart_s
+    # Without the job's start in its environment, the journal is read twice and Slurm asked in
+    # between; then Slurm is asked whether the node is idle.
     journal_s = 2 * timing.journal_s + 2 * timing.slurm_s
     epilog_s = checks_s["epilog"] + journal_s + checks_s["retest"] + lock_s + drain_s
     return {"Prolog": checks_s["prolog"] + drain_s, "Epilog": epilog_s}
@@ -142,25 +142,12 @@ def unmatched(site: Site, nodes: Mapping[str, Node]) -> Iterator[Advice]:
                     yield look(text, f"the right name, or leave it out ({site.path})")
 
 
-def _shared(site: Site, place: CheckContext) -> Iterator[Advice]:
+def _ledger(site: Site, place: CheckContext) -> Advice:
     path = site.breaker.directory
     if not path:
         text = "breaker.directory is not set: how many are drained is unknown, so none is drained"
-        yield change(text, f"in {site.path}: [breaker] directory = a directory all nodes share")
-    else:
-        yield _ledger(site, place)
-    kind = _mount(place, str(site.state)).kind
-    if kind and kind not in _LOCAL_TYPES:
-        text = (
-            f"hooks.state = {site.state} is on {kind}: if other nodes have the same one, none knows"
-            " what it was drained for, and none is released by itself"
-        )
-        yield look(text, "a directory that each node has for itself")
-
-
-def _ledger(site: Site, place: CheckContext) -> Advice:
-    path = site.breaker.directory
-    as_root = look(f"whether {path} can be written was not tried", "run doctor as root")
+        return change(text, f"in {site.path}: [breaker] directory = a directory all nodes share")
+    as_root = look(f"a write to {path} was not tried", "run doctor as root")
     try:
         known = shared.read_ledger(site.breaker)
         if os.getuid() == 0:
@@ -180,8 +167,8 @@ def _ledger(site: Site, place: CheckContext) -> Advice:
     kind = _mount(place, path).kind
     if kind in _LOCAL_TYPES:
         text = (
-            f"breaker.directory = {path} is on this machine's own {kind}: if other nodes do not see"
-            " it, each counts for itself and a rack that fails at once is drained"
+            f"breaker.directory = {path} is on this machine's own {kind}: if other nodes do not"
+            " share it, every node counts alone, and a rack that fails at once is drained"
         )
         return look(text, "a directory on a filesystem that all nodes share")
     return fine(f"{path} can be written here")
@@ -192,10 +179,10 @@ def _journal(site: Site, cluster: str, place: CheckContext) -> Iterator[Advice]:
     if root.startswith("~"):
         home = Path.home()
         if os.getuid() == 0:
-            # Root's own home says nothing about those of users.
+            # Root's own home says nothing about users' homes.
             text = (
-                f"journals are in {root} of each user, whose homes all nodes must share: lemons,"
-                " metrics and history of root, and the standings that they publish, see none"
+                f"journals are in {root} of every user, whose homes all nodes must share: root's"
+                " lemons, metrics and history, and the standings that they publish, have none"
             )
             yield look(text, "journal = a shared directory: documentation, admin/install.md")
         elif not os.access(home, os.W_OK):
@@ -222,8 +209,8 @@ def _journal(site: Site, cluster: str, place: CheckContext) -> Iterator[Advice]:
             return
     if _mount(place, root).kind in _LOCAL_TYPES:
         text = (
-            f"journal = {root} is on this machine's own disk: the nodes of a job do not see each"
-            " other's records, and every check ends inconclusive"
+            f"journal = {root} is on this machine's own disk: the nodes of a job cannot read one"
+            " another's records, and every check ends undecided"
         )
         yield change(text, "a directory on a filesystem that all nodes share, or ~")
     else:
@@ -234,7 +221,7 @@ def _journal(site: Site, cluster: str, place: CheckContext) -> Iterator[Advice]:
 
 
 def _mount(place: CheckContext, path: str) -> Mount:
-    """Return type and options of the mount that a path is on; empty if that is not known."""
+    """Return type and options of the mount that a path is on; empty if they are unknown."""
     try:
         return mount_of(read_mounts(place), str(Path(path).resolve()))
     except Unmeasured:
@@ -242,14 +229,21 @@ def _mount(place: CheckContext, path: str) -> Mount:
 
 
 def log_advice(place: CheckContext) -> Advice:
-    """Return whether the hooks' log is kept: slurmd shows that of a hook that fails only."""
+    """Return advice on the machine's log: slurmd shows only the output of hooks that fail."""
     if place.path(LOG_SOCKET).is_socket():
         return fine(f"findings go to the system log ({LOG_SOCKET})")
     text = f"nothing listens at {LOG_SOCKET}: findings, and why no node is drained, are lost"
     return look(text, "run systemd-journald or a syslog daemon on the nodes")
 
 
-def _host(place: CheckContext) -> Iterator[Advice]:
+def _host(site: Site, place: CheckContext) -> Iterator[Advice]:
+    kind = _mount(place, str(site.state)).kind
+    if kind and kind not in _LOCAL_TYPES:
+        text = (
+            f"hooks.state = {site.state} is on {kind}: if other nodes use the same one, their"
+            " records are mixed up, and no node is released by itself"
+        )
+        yield look(text, "a directory that every node has for itself")
     yield log_advice(place)
     try:
         clock = read_clock()
@@ -260,29 +254,22 @@ def _host(place: CheckContext) -> Iterator[Advice]:
             yield look(text, "follow a time server: chrony, or systemd-timesyncd")
     except Unmeasured as err:
         yield look(f"the state of the clock cannot be read: {err}", "follow a time server")
-    # Users run this installation as well: their jobs do, on every node.
-    paths = [Path(sys.executable), Path(__file__)]
-    places = {p for path in paths for start in (path, path.resolve()) for p in start.parents}
-    closed = sorted(path for path in places if not _is_open(place.path(str(path))))
+    # Users' jobs run this installation as well, on every node.
+    ours = [Path(sys.executable), Path(__file__)]
+    parents = {p for path in ours for start in (path, path.resolve()) for p in start.parents}
+    closed = set()
+    for path in parents:
+        with contextlib.suppress(OSError):
+            if not place.path(str(path)).stat().st_mode & stat.S_IXOTH:
+                closed.add(path)
     if closed:
         text = (
-            f"slurm-health runs with {sys.executable}, and users cannot enter {first_few(closed)}:"
-            ' each of their commands ends with "Permission denied"'
+            f"slurm-health runs with {sys.executable}, and users cannot enter"
+            f' {first_few(sorted(closed))}: their commands end with "Permission denied"'
         )
         yield change(
             text, "install it where all may read, as in /opt: documentation, admin/install.md"
         )
-
-
-def _is_open(path: Path) -> bool:
-    try:
-        return bool(path.stat().st_mode & stat.S_IXOTH)
-    except OSError:
-        return True
-
-
-def _needs(site: Site, place: CheckContext) -> Iterator[Advice]:
-    """Look for what configured checks need and this machine lacks."""
     uses_gpu = any(type(check.check).__name__.startswith("Gpu") for check in site.planned)
     if uses_gpu and importlib.util.find_spec("pynvml") is None:
         text = "GPU checks are configured, but nvidia-ml-py is missing: they measure nothing"
@@ -296,11 +283,11 @@ def _needs(site: Site, place: CheckContext) -> Iterator[Advice]:
             yield change(f"{text} nothing", fix)
 
 
-# --- what may be done to nodes, and what is notified of it ---------------------------------------
+# --- repairs and notifications -------------------------------------------------------------------
 
 
 def _command(key: str, argv: tuple[str, ...]) -> Iterator[Advice]:
-    """Yield what keeps a command of the site from being run, or lets others change it."""
+    """Yield advice on a command of the site: missing, or others can change it."""
     path = shutil.which(argv[0], path=SYSTEM_PATH) if argv else None
     if argv and path is None:
         yield change(f"{key}: {argv[0]} is not on this node, so it fails", "install it everywhere")
@@ -310,11 +297,11 @@ def _command(key: str, argv: tuple[str, ...]) -> Iterator[Advice]:
 
 
 def advise_on_repair(site: Site, config: Mapping[str, str]) -> list[Advice]:
-    """Return what keeps repairs from being done; nothing if the site wants none.
+    """Return advice on repairs; none if the site wants none.
 
     Args:
         site: the config file.
-        config: the fields of slurm.conf, none if they are not known.
+        config: the fields of slurm.conf, none if they are unknown.
     """
     settings = site.repair
     if not (settings.steps or settings.test):
@@ -325,7 +312,7 @@ def advise_on_repair(site: Site, config: Mapping[str, str]) -> list[Advice]:
         text = "repair.steps has reboot, and slurm.conf has no RebootProgram: Slurm reboots nothing"
         advice.append(change(text, "RebootProgram=/usr/sbin/reboot"))
     if "administrator" in settings.steps and not (site.notify.command or site.notify.urls):
-        text = "repair.steps has administrator, and [notify] sends nothing: no one is notified"
+        text = "repair.steps has administrator, and [notify] is empty: no event is sent"
         advice.append(look(text, "set command or urls in [notify]"))
     if not site.breaker.directory:
         text = "breaker.directory is not set: steps cannot be counted, so none is taken"
@@ -336,7 +323,7 @@ def advise_on_repair(site: Site, config: Mapping[str, str]) -> list[Advice]:
 
 
 def advise_on_notify(site: Site) -> list[Advice]:
-    """Return what keeps events from arriving; nothing if the site sends none."""
+    """Return advice on notifications; none if the site sends none."""
     settings = site.notify
     if not (settings.command or settings.urls):
         return []
@@ -356,7 +343,7 @@ def advise_on_notify(site: Site) -> list[Advice]:
 
 
 def reads_advice(obstacle: str) -> Advice:
-    """Return how nodes are read here; `obstacle` says why not through pyslurm."""
+    """Return how nodes are read here; `obstacle` is why not through pyslurm."""
     if not obstacle:
         return fine("nodes are read through pyslurm, which goes with this Slurm")
     text = f"nodes are read through Slurm's commands: {obstacle}"
@@ -366,7 +353,7 @@ def reads_advice(obstacle: str) -> Advice:
 
 
 def torch_advice(output: str, code: int, python: str) -> Advice:
-    """Return what an interpreter's torch, asked with `TORCH_QUESTION`, is good for."""
+    """Return advice on an interpreter's torch, from the answer to `TORCH_QUESTION`."""
     if code != 0:
         text = f"{python} has no torch: light probes check a job with it, without GPUs and NCCL"
         return look(text, "slurm-health doctor --python PATH, with the one that jobs train with")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`slurm-health doctor`, the part about who can change what root runs and reads."""
+"""`slurm-health doctor`: who can change the programs and files of root."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def advise(
         try:
             output = command.run([python, "-I", "-c", _PLACES], environ={"PATH": os.defpath})
         except SlurmError as err:
-            text = f"who can change the modules of {python} was not looked at: {err}"
+            text = f"the owners of the modules of {python} were not checked: {err}"
             advice.append(look(text, f"make sure that {python} runs"))
             continue
         loose: set[Path] = set()

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`slurm-health doctor`, the part about slurm.conf: what of it should be changed.
+"""`slurm-health doctor`: slurm.conf, and the scripts that it names.
 
-Which release of Slurm brought what is from its own CHANGELOG and slurm.conf(5).
+Releases of Slurm are from its own CHANGELOG and slurm.conf(5).
 """
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import re
@@ -23,6 +24,7 @@ from slurm_health.records.errors import SlurmCommandError, SlurmError
 from slurm_health.records.text import whole_number
 from slurm_health.system import templates
 from slurm_health.system.slurm import command
+from slurm_health.system.slurm.parsing import parse_config
 from slurm_health.system.templates import HOOKS_DIRECTORY, SHIMS, search_path
 
 _CALL = "slurm_health.node.hooks"
@@ -37,17 +39,17 @@ _CRED_EXPIRE_S, _HEALTH_CHECK_S = 120, 60
 _REQUEUE_DELAY = (25, 11)
 _WITHOUT = {
     "Prolog": "nodes are not checked before a job",
-    "Epilog": "what users' jobs report of nodes is not followed up",
+    "Epilog": "accusations of nodes by users' jobs are not followed up",
     "HealthCheckProgram": "idle nodes are neither checked nor returned to service",
 }
 _FAILS = "every job fails there, and Slurm drains its nodes"
-# Measured with srun (22.05): 24 nodes with 58 open files, and not 16 with 40. The rest is for those
+# Measured with srun (22.05): 24 nodes with 58 open files, and not 16 with 40. The rest is for files
 # that it inherits.
 _FILES_PER_NODE, _MORE_FILES = 2, 64
 
 
 class Shim(msgspec.Struct, frozen=True, kw_only=True):
-    """The lines of a shim that a site edits, and where it looks for commands."""
+    """The lines of a shim that a site edits, and its search path."""
 
     path: str
     python: str
@@ -58,21 +60,16 @@ class Shim(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_config(text: str) -> dict[str, str]:
     """Return the fields of `scontrol show config`."""
-    fields = {}
-    for line in _printable(text).splitlines():
-        name, sign, value = line.partition("=")
-        if sign:
-            fields[name.strip()] = "" if value.strip() == "(null)" else value.strip()
-    return fields
+    return parse_config(_printable(text))
 
 
 def _printable(text: str) -> str:
-    # A path with a zero byte in it names no file, and to ask for it is a ValueError.
+    # A path with a zero byte is no file, and stat of it a ValueError.
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 def read_shim(path: Path) -> Shim | None:
-    """Return what a script says; None for one that is no shim, or that cannot be read."""
+    """Return the settings of a shim; None for any other script, or one that cannot be read."""
     try:
         with path.open("rb") as file:
             text = _printable(file.read(_MOST_BYTES).decode(errors="replace"))
@@ -91,7 +88,7 @@ def read_shim(path: Path) -> Shim | None:
 
 
 def scripts_of(key: str, config: Mapping[str, str]) -> dict[str, Shim | None]:
-    """Return the scripts that slurm.conf names under a key, with what stands in those of ours.
+    """Return the scripts that slurm.conf names under a key, with the settings of our shims.
 
     23.02 and newer number several entries: Prolog[0]. slurmd expands patterns in the same way.
     """
@@ -106,7 +103,7 @@ def scripts_of(key: str, config: Mapping[str, str]) -> dict[str, Shim | None]:
 
 
 def hook_limits_s(config: Mapping[str, str]) -> dict[str, int]:
-    """Return the shortest time after which a shim ends prolog and epilog, by key of slurm.conf."""
+    """Return the shortest limits of the shims of prolog and epilog, by key of slurm.conf."""
     return {
         key: min((shim.limit_s for shim in scripts_of(key, config).values() if shim), default=limit)
         for key, limit in SHIM_LIMITS_S.items()
@@ -114,16 +111,15 @@ def hook_limits_s(config: Mapping[str, str]) -> dict[str, int]:
 
 
 def advise(config: Mapping[str, str], site: Site | None) -> list[Advice]:
-    """Return what slurm.conf and the scripts that it names should have."""
+    """Return advice on slurm.conf and the scripts that it names."""
     scripts = {key: scripts_of(key, config) for key in SHIMS}
-    shims = {key: [shim for shim in found.values() if shim] for key, found in scripts.items()}
-    every = {shim.path: shim for found in shims.values() for shim in found}
-    paths = [path for found in scripts.values() for path in found]
+    shims = {key: [shim for shim in paths.values() if shim] for key, paths in scripts.items()}
+    every = {shim.path: shim for of_key in shims.values() for shim in of_key}
+    paths = [path for of_key in scripts.values() for path in of_key]
     commands = [place for shim in every.values() for place in shim.search_path.split(":") if place]
     return [
         *(advice for key in SHIMS for advice in _scripts(key, scripts[key])),
         *ownership.advise(paths, commands, [shim.python for shim in every.values()]),
-        *_lost(config),
         *_prolog_flags(config),
         *_timeouts(config, shims),
         *_requeue(config, shims["Prolog"]),
@@ -145,21 +141,26 @@ def _scripts(key: str, scripts: Mapping[str, Shim | None]) -> Iterator[Advice]:
             yield change(f"{key}={path} {why}: {harm}", f"{fix}, or remove {key} from slurm.conf")
         else:
             yield fine(f"{key}={path}")
-    # An ordinary user may not be able to look into root's scripts.
+    # An ordinary user may not be able to read root's scripts.
     if not any(scripts.values()) and all(os.access(path, os.R_OK) for path in scripts):
         yield look(f"{key} runs no shim of slurm-health: {_WITHOUT[key]}", f"add {shim}")
 
 
 def _shim(shim: Shim, site: Site | None) -> Iterator[Advice]:
-    unchecked = "it checks nothing, says so in the log, and lets every job start"
+    unchecked = "it checks nothing, logs that, and lets every job start"
     why = trouble(shim.python)
     if why:
         text = f"{shim.path}: python={shim.python} {why}: {unchecked}"
         yield change(text, f"edit the line python= in {shim.path}")
-    elif not ownership.replaceable(Path(shim.python)) and not _has_hooks(shim.python):
-        text = f"{shim.path}: python={shim.python} has no slurm_health: {unchecked}"
-        fix = "install slurm-health there, or have init hooks rewrite the shim"
-        yield change(text, f"{fix}: it names the interpreter that it is called with")
+    elif not ownership.replaceable(Path(shim.python)):  # or others could have root run theirs
+        try:
+            command.run([shim.python, "-I", "-c", f"import {_CALL}"], environ={"PATH": os.defpath})
+        except SlurmCommandError:
+            text = f"{shim.path}: python={shim.python} has no slurm_health: {unchecked}"
+            fix = "install slurm-health there, or have init hooks rewrite the shim"
+            yield change(text, f"{fix}: it names the interpreter that it is called with")
+        except SlurmError:
+            pass  # no answer says nothing
     if shutil.which("scontrol", path=shim.search_path) is None:
         text = f"{shim.path} finds no scontrol in {shim.search_path}: its hook never drains a node"
         yield change(text, f"edit the line slurm= in {shim.path}: the directory of scontrol")
@@ -172,34 +173,18 @@ def _shim(shim: Shim, site: Site | None) -> Iterator[Advice]:
         yield look(text, f"slurm-health doctor --config {shim.config}")
 
 
-def _has_hooks(python: str) -> bool:
-    """Return whether an interpreter starts the hooks as a shim does, or cannot be asked."""
-    try:
-        command.run([python, "-I", "-c", f"import {_CALL}"], environ={"PATH": os.defpath})
-    except SlurmCommandError:
-        return False
-    except SlurmError:
-        return True
-    return True
-
-
-def _lost(config: Mapping[str, str]) -> Iterator[Advice]:
-    """Look for lists that stand twice in slurm.conf: Slurm takes the last and drops the rest."""
-    path = config.get("SLURM_CONF", "")
-    try:
+def _prolog_flags(config: Mapping[str, str]) -> Iterator[Advice]:
+    """Yield advice on missing flags, and on lists set twice, of which Slurm takes the last."""
+    path, text = config.get("SLURM_CONF", ""), ""
+    with contextlib.suppress(OSError, ValueError):
         text = Path(path).read_text(errors="replace") if path else ""
-    except (OSError, ValueError):
-        return
     for key in ("PrologFlags", "SchedulerParameters"):
         values = re.findall(rf"(?im)^\s*{key}\s*=\s*([^#\n]*)", text)
         words = list(dict.fromkeys(w.strip() for value in values for w in value.split(",") if w))
         lost = [word for word in words if word not in values[-1].strip().split(",")]
         if lost:
-            said = f"{path} sets {key} {len(values)} times, and Slurm takes the last"
-            yield change(f"{said}: {','.join(lost)} is lost", f"one line: {key}={','.join(words)}")
-
-
-def _prolog_flags(config: Mapping[str, str]) -> Iterator[Advice]:
+            twice = f"{path} sets {key} {len(values)} times, and Slurm takes the last"
+            yield change(f"{twice}: {','.join(lost)} is lost", f"one line: {key}={','.join(words)}")
     flags = [flag for flag in config.get("PrologFlags", "").split(",") if flag]
     known = {flag.lower() for flag in flags}
     missing = [flag for flag in ("Alloc", "DeferBatch") if flag.lower() not in known]
@@ -236,15 +221,15 @@ def _timeouts(config: Mapping[str, str], shims: Mapping[str, list[Shim]]) -> Ite
 
 
 def _requeue(config: Mapping[str, str], shims: list[Shim]) -> Iterator[Advice]:
-    """Advise on what becomes of a job whose prolog fails."""
+    """Yield advice on the requeue of a job whose prolog fails."""
     parameters = [word for word in config.get("SchedulerParameters", "").split(",") if word]
     if config.get("JobRequeue") == "0":
         text = "JobRequeue=0: a job whose prolog fails is not started elsewhere"
         yield look(text, "JobRequeue=1")
     if "nohold_on_prolog_fail" not in parameters:
         text = (
-            "SchedulerParameters lacks nohold_on_prolog_fail: a job whose prolog finds a bad node"
-            " is held until it is released"
+            "SchedulerParameters lacks nohold_on_prolog_fail: a job whose prolog fails on a bad"
+            " node is held until it is released"
         )
         wanted = ",".join([*parameters, "nohold_on_prolog_fail"])
         yield look(text, f"SchedulerParameters={wanted}")
@@ -257,7 +242,7 @@ def _requeue(config: Mapping[str, str], shims: list[Shim]) -> Iterator[Advice]:
         text = f"a job whose prolog fails waits {expire_s} s: requeue_delay is not set"
         yield look(text, f"SchedulerParameters={','.join([*parameters, 'requeue_delay=5'])}")
     elif expire_s > _CRED_EXPIRE_S and not has_delay:
-        text = f"AuthInfo has cred_expire={expire_s}: a job whose prolog fails waits so long"
+        text = f"AuthInfo has cred_expire={expire_s}: a job whose prolog fails waits that long"
         yield look(text, "a shorter one, longer than any prolog takes")
     longest_s = max((shim.limit_s for shim in shims), default=0)
     if expire and expire_s < longest_s:
@@ -274,7 +259,7 @@ def _health_check(
     key = "HealthCheckProgram"
     program = config.get(key, "")
     if not program:
-        return  # which is advised on with the other scripts
+        return  # the advice on scripts covers it
     if not _seconds(config, "HealthCheckInterval"):
         text = f"HealthCheckInterval=0: {key} never runs: {_WITHOUT[key]}"
         yield look(text, "HealthCheckInterval=300")
@@ -285,35 +270,35 @@ def _health_check(
         yield look(text, f"HealthCheckTimeout={_HEALTH_CHECK_S}, or a lower limit= in {program}")
     word = config.get("HealthCheckNodeState", "") or "ANY"
     states = {state.strip() for state in word.upper().split(",")}
-    told, fix = f"HealthCheckNodeState={word}", "HealthCheckNodeState=ANY"
+    setting, fix = f"HealthCheckNodeState={word}", "HealthCheckNodeState=ANY"
     releases = site is None or site.recovery.passes > 0
     if "ANY" in states:
         yield fine(f"{key} runs on nodes in state {word}")
     elif states & {"START_ONLY", "REBOOT_ONLY"}:
-        yield look(f"{told}: nodes are checked once, when they start, and no more", fix)
+        yield look(f"{setting}: nodes are checked once, when they start, and no more", fix)
     else:
         if "IDLE" not in states and releases:
-            yield look(f"{told}: a drained node is never returned to service", fix)
+            yield look(f"{setting}: a drained node is never returned to service", fix)
         if not states & {"IDLE", "NONDRAINED_IDLE"}:
-            yield look(f"{told}: idle nodes are not checked", fix)
+            yield look(f"{setting}: idle nodes are not checked", fix)
         elif not states & {"ALLOC", "MIXED"}:
-            text = f"{told}: what breaks under a job is noticed by the next prolog"
+            text = f"{setting}: a fault under a job is noticed only by the next prolog"
             yield look(text, f"{fix}, unless a check of the health check needs its node alone")
 
 
 def advise_on_size(nodes: int, open_files: float) -> list[Advice]:
-    """Return whether one step can run on all nodes of a cluster.
+    """Return advice on a step on all nodes of a cluster.
 
     Args:
-        nodes: how many there are.
-        open_files: how many a process may have open here, at most.
+        nodes: of the cluster.
+        open_files: the limit of a process here.
     """
     wanted = _FILES_PER_NODE * nodes + _MORE_FILES
     if open_files >= wanted:
         return [fine(f"one step can run on all {nodes} nodes")]
     text = (
         f"a process may have {open_files:.0f} files open on this machine: srun needs"
-        f" {_FILES_PER_NODE} for each node of a step, and starts none on the nodes beyond"
+        f" {_FILES_PER_NODE} per node of a step, and starts no task on the nodes beyond"
     )
     return [look(text, f"LimitNOFILE={wanted} or more for slurmd, and as hard limit at login")]
 
@@ -324,9 +309,9 @@ def _seconds(config: Mapping[str, str], key: str) -> int | None:
 
 
 def trouble(path: str, *, program: bool = True) -> str:
-    """Return why slurmd cannot use a file; empty if it can, or if that is not known.
+    """Return why slurmd cannot use a file; empty if it can, or if that is unknown.
 
-    An ordinary user may not be able to look where root keeps its scripts.
+    An ordinary user may not be able to enter root's directories.
     """
     try:
         mode = Path(path).stat().st_mode

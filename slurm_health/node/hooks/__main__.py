@@ -25,8 +25,8 @@ FAULT = 99
 USAGE = 2
 UNUSABLE = 78
 # For so long after its start a health check asks Slurm: its shim ends it after 50 s, because Slurm
-# kills it after 60, and it may have to wait for the ledger after its last question, and say how it
-# ended. What it does not get done, it does the next time.
+# kills it after 60, and after its last question it may have to wait for the ledger and save its
+# result. The next health check does what is left.
 ASKS_SLURM_S = 36.0
 
 
@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
 
 
 def run(name: str, site: Site, environ: Mapping[str, str]) -> bool:
-    """Run one hook; what its answer means is said where it is."""
+    """Run one hook and return its answer, which its own `run` explains."""
     hook = frame(name, site, environ)
     if name == "prolog":
         from slurm_health.node.hooks import prolog
@@ -66,7 +66,7 @@ def run(name: str, site: Site, environ: Mapping[str, str]) -> bool:
 
 
 def frame(name: str, site: Site, environ: Mapping[str, str]) -> Hook:
-    """Return what one hook works with, now and on this node."""
+    """Return one hook, now and on this node."""
     from slurm_health.node.checks.check import CheckContext
     from slurm_health.node.hooks.hook import Hook
 

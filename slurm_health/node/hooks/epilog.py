@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""After a job: check, and look into what the job's own check says about this node."""
+"""After a job: check the node, and follow up what the job's own check says against it."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from slurm_health.node.rules.settings import AccusationPolicy
 from slurm_health.node.run import confirming
 from slurm_health.records.errors import SlurmError
 
-if TYPE_CHECKING:  # most jobs accuse nobody, and then nobody needs to know what that looks like
+if TYPE_CHECKING:  # most jobs accuse no node, and their epilogs load none of it
     from slurm_health.node.drain import Cause
     from slurm_health.node.rules.accusations import Accusation
 
@@ -33,97 +33,67 @@ def run(hook: Hook) -> bool:
 
 
 def _accused(hook: Hook) -> Cause | None:
-    """Return the cause that the ended job's own check gives to drain this node, None for none."""
+    """Return why the verdict of the ended job's own check drains this node; None if it does not.
+
+    A verdict of the sweep's user counts as root's own. Another user's counts if a check of this
+    node confirms it, if the site trusts its evidence, or together with other users' marks.
+    """
     ended = job_of(hook.environ)
     if ended is None:
         return None
     try:
-        found = accusations(hook.site, ended, hook.node)
-        if found and not ended.start_s:
-            found = accusations(hook.site, _with_start(hook, ended), hook.node)
+        accused = accusations(hook.site, ended, hook.node)
+        if accused and not ended.start_s:  # this Slurm sets no start: the id may be an old job's
+            ended = _with_start(hook, ended)
+            accused = accusations(hook.site, ended, hook.node)
     except Unreadable as err:
         hook.log.warning(f"could not read the job's journal: {err}")
         return None
-    if not found:
+    if not accused:
         return None
-    hook.forget_passes()  # the word of a user is enough to have a node checked
-    if hook.site.sweep.user:
-        from slurm_health.node.hooks import partners  # most sites have no such user
+    from slurm_health.node.hooks import partners
+    from slurm_health.node.rules.accusations import effective
 
-        if partners.is_of_sweep(hook.site, ended.uid):
-            return _of_sweep(hook, ended, found)
-    return _judged(hook, ended, found)
-
-
-def _of_sweep(hook: Hook, ended: JobEnded, found: Sequence[Accusation]) -> Cause | None:
-    """Return the cause that a check of the site's own gives; a healthy verdict clears the marks.
-
-    A check without a verdict, as one that gave way or could not measure, says nothing.
-    """
-    from slurm_health.node import marks
-    from slurm_health.node.rules.accusations import standing
-    from slurm_health.node.shared import StoreUnusable, in_child
-
-    accusation = standing(found)
-    if accusation is None:
-        hook.log.info("the sweep has measured no fault: its marks are removed")
-        try:
-            in_child(hook.site, lambda: marks.delete(hook.site.breaker, hook.node), type(None))
-        except StoreUnusable as err:
-            hook.log.warning(f"its marks could not be removed: {err}")
-        return None
-    confirmed = _confirmed(hook, ended, accusation)
-    if confirmed is not None or accusation.slow:
-        return confirmed
-    return _unconfirmed(ended, "sweep", f"{accusation.component}: {accusation.reason}")
-
-
-def _judged(hook: Hook, ended: JobEnded, found: Sequence[Accusation]) -> Cause | None:
-    """Return the cause that a user's word about this node gives to drain it, None for none."""
-    from slurm_health.node.rules.accusations import standing
-
-    accusation = standing(found)
+    hook.revoke_passes()  # a user's verdict is enough to have a node checked
+    accusation = effective(accused)
+    if partners.is_of_sweep(hook.site, ended.uid):
+        if accusation is None:
+            _delete_marks(hook)
+            return None
+        confirmed = _confirmed(hook, ended, accusation)
+        if confirmed is not None or accusation.slow:
+            return confirmed
+        return _unconfirmed(ended, "sweep", accusation.text)
     if accusation is None:
         return None
     what = "calls this node slow" if accusation.slow else "accuses this node"
-    hook.log.warning(f"user {ended.uid} {what}: {accusation.component}: {accusation.reason}")
+    hook.log.warning(f"user {ended.uid} {what}: {accusation.text}")
     policy = hook.site.accusations.policy
     if policy is AccusationPolicy.NEVER:
         return None
     confirmed = _confirmed(hook, ended, accusation)
     if confirmed is not None or accusation.slow:
         return confirmed
-    return _not_confirmed(hook, ended, accusation)
-
-
-def _not_confirmed(hook: Hook, ended: JobEnded, accusation: Accusation) -> Cause | None:
-    """Return the cause that an accusation is which no test of this node alone confirms."""
-    policy = hook.site.accusations.policy
     if policy is AccusationPolicy.EVIDENCE and accusation.strong:
-        text = f"{accusation.component}: {accusation.reason}"
-        return _unconfirmed(ended, "accused", text)
-    marked = _marked(hook, ended, accusation)
-    if not hook.site.sweep.user:
-        return marked
-    from slurm_health.node.hooks import partners  # as above
-
-    request = partners.Request(
-        node=hook.node,
-        partition=hook.environ.get("SLURM_JOB_PARTITION", ""),
-        job=ended.job,
-        time_s=hook.context.now_s,
-    )
-    try:
-        partners.ask(hook.site, request, hook.environ)
-    except OSError as err:
-        hook.log.warning(f"not checked with partners: {err}")
-    else:
-        hook.log.info(f"the sweep of {hook.site.sweep.user} checks it with partners")
-    return marked
+        return _unconfirmed(ended, "accused", accusation.text)
+    cause = _marked(hook, ended, accusation)
+    if hook.site.sweep.user:
+        request = partners.Request(
+            node=hook.node,
+            partition=hook.environ.get("SLURM_JOB_PARTITION", ""),
+            job=ended.job,
+            time_s=hook.context.now_s,
+        )
+        try:
+            partners.start(hook.site, request, hook.environ)
+            hook.log.info(f"the sweep of {hook.site.sweep.user} checks it with partners")
+        except OSError as err:
+            hook.log.warning(f"not checked with partners: {err}")
+    return cause
 
 
 def _with_start(hook: Hook, ended: JobEnded) -> JobEnded:
-    """Ask when the job started, where this Slurm does not tell hooks: its id may be an old one."""
+    """Return the job with its start as Slurm knows it, unchanged if it does not."""
     try:
         start_s = hook.controller().start_s(ended.job)
     except SlurmError as err:
@@ -134,15 +104,15 @@ def _with_start(hook: Hook, ended: JobEnded) -> JobEnded:
 
 
 def _confirmed(hook: Hook, ended: JobEnded, accusation: Accusation) -> Cause | None:
-    """Test this node here and now, as root, and return the cause that a failure is."""
-    # Why a node is slow the job's check cannot tell: a starved processor slows its network down.
+    """Test this node here and now, as root; return the faults as a cause, None for no fault."""
+    # The job's check does not know why a node is slow: a starved processor slows its network down.
     component = "node" if accusation.slow else accusation.component
     partition = hook.environ.get("SLURM_JOB_PARTITION")
     checks = confirming(hook.site.planned, component, hook.node, partition)
     if not checks:
         hook.log.info(f"not confirmed: no check tests {component}")
         return None
-    with turn_to_test(hook.site.state, ended.uid, hook.context.now_s) as why_not:
+    with reserve_test(hook.site.state, ended.uid, hook.context.now_s) as why_not:
         if why_not:
             hook.log.warning(f"not tested: {why_not}")
             return None
@@ -151,22 +121,22 @@ def _confirmed(hook: Hook, ended: JobEnded, accusation: Accusation) -> Cause | N
     faults = node_faults(results)
     if faults:
         return msgspec.structs.replace(hook.cause(faults), confirms=accusation.component)
-    hook.log.info(f"not confirmed by {', '.join(each.name for each in checks)}")
+    hook.log.info(f"not confirmed by {', '.join(check.name for check in checks)}")
     return None
 
 
 @contextlib.contextmanager
-def turn_to_test(state: Path, uid: int, now_s: float) -> Iterator[str]:
-    """Hold the turn for a test of this node; yield why there is none, empty if there is.
+def reserve_test(state: Path, uid: int, now_s: float) -> Iterator[str]:
+    """Hold the right to test this node; yield why there is none, empty if there is.
 
-    One at a time, and each user's only so often: a test takes processors or GPUs, and a job of one
-    second with a forged journal would be enough to have root start one beside the jobs of others.
+    One test at a time, and a few an hour for one user: a test takes processors or GPUs, and a job
+    of one second with a forged journal would be enough to start one beside the jobs of others.
     """
     from slurm_health.node.rules.accusations import TESTS_PER_USER_HOUR, Tested, with_test
     from slurm_health.node.store import Store, StoreDamaged, StoreUnusable, held
     from slurm_health.records.text import counted
 
-    store = Store(state / "tested.json", Tested)  # for root: it says whose jobs accused this node
+    store = Store(state / "tested.json", Tested)  # root's: it names users whose jobs accused
     with contextlib.ExitStack() as stack:
         try:
             if not stack.enter_context(held(state / "tested.lock")):
@@ -187,33 +157,44 @@ def turn_to_test(state: Path, uid: int, now_s: float) -> Iterator[str]:
         yield why_not
 
 
-def _marked(hook: Hook, ended: JobEnded, accusation: Accusation) -> Cause | None:
-    """Mark this node, and return the cause that its marks are by now."""
+def _delete_marks(hook: Hook) -> None:
+    """Delete this node's marks: a check of the sweep measured it and it is healthy."""
     from slurm_health.node import marks
-    from slurm_health.node.rules.accusations import NodeMark, convict, summary
+    from slurm_health.node.shared import StoreUnusable, in_child
+
+    hook.log.info("the sweep has measured no fault: its marks are removed")
+    try:
+        in_child(hook.site, lambda: marks.delete(hook.site.breaker, hook.node), type(None))
+    except StoreUnusable as err:
+        hook.log.warning(f"its marks could not be removed: {err}")
+
+
+def _marked(hook: Hook, ended: JobEnded, accusation: Accusation) -> Cause | None:
+    """Mark this node; return its marks as a cause once enough users accuse it."""
+    from slurm_health.node import marks
+    from slurm_health.node.rules.accusations import NodeMark, quorum_reached, summary
     from slurm_health.node.shared import StoreUnusable
 
-    site = hook.site
     mark = NodeMark(
         job=ended.job,
         uid=ended.uid,
         component=accusation.component,
-        text=f"{accusation.component}: {accusation.reason}",
+        text=accusation.text,
         time_s=hook.context.now_s,
     )
     try:
-        known = marks.add(site, hook.node, mark)
+        known = marks.add(hook.site, hook.node, mark)
     except StoreUnusable as err:
         hook.log.warning(f"could not record the accusation: {err}")
         return None
-    if not convict(known, site.accusations):
+    if not quorum_reached(known, hook.site.accusations):
         hook.log.info(f"marked: {summary(known)}")
         return None
     return _unconfirmed(ended, "marks", summary(known))
 
 
 def _unconfirmed(ended: JobEnded, check: str, text: str) -> Cause:
-    """Return a cause that no check of this node can take back."""
+    """Return a cause that no check of this node can clear."""
     from slurm_health.node.drain import Cause
 
     return Cause(checks=(check,), text=text, retest=(), job=ended.job, uid=ended.uid, hook="epilog")

@@ -17,8 +17,21 @@ from slurm_health.records.text import counted, cut
 
 
 def explain(site: Site, node: str, partition: str | None) -> str:
-    """Return the text: of each check the hooks that run it here, and its settings."""
-    lines = [f"{site.path} on {node}", *_consequences(site), ""]
+    """Return the text: for every check, the hooks that run it here, and its settings."""
+    lines = [f"{site.path} on {node}"]
+    if not site.hooks.drain:
+        lines.append("nothing is drained: hooks.drain is false")
+    elif not site.breaker.directory:
+        unknown = "the number of other drained nodes is unknown"
+        lines.append(f"nothing is drained: breaker.directory is not set, so {unknown}")
+    else:
+        share = f"{100 * site.breaker.share:g} % of a partition"
+        lines.append(
+            f"drains at most {share}, and {counted(PER_JOB, 'node')} because of one job;"
+            f" counted in {site.breaker.directory}"
+        )
+        lines.append(f"accusations: {site.accusations.policy.value}")
+    lines.append("")
     for planned in site.planned:
         reasons = {context: why_not(planned, context, node, partition) for context in CONTEXTS}
         runs = [context for context, reason in reasons.items() if not reason]
@@ -26,22 +39,6 @@ def explain(site: Site, node: str, partition: str | None) -> str:
         where = ", ".join(runs) or f"not here ({elsewhere})"
         lines += [f"{planned.name}: {where}", f"    {_line(planned)}"]
     return "\n".join(lines) + "\n"
-
-
-def _consequences(site: Site) -> list[str]:
-    if not site.hooks.drain:
-        return ["nothing is drained: hooks.drain is false"]
-    if not site.breaker.directory:
-        return ["nothing is drained: breaker.directory is not set, so no node knows of the others"]
-    share = f"{100 * site.breaker.share:g} % of a partition"
-    nodes = counted(PER_JOB, "node")
-    return [
-        (
-            f"drains at most {share}, and {nodes} because of one job;"
-            f" counted in {site.breaker.directory}"
-        ),
-        f"accusations: {site.accusations.policy.value}",
-    ]
 
 
 def _line(planned: Planned) -> str:
@@ -53,7 +50,7 @@ def _line(planned: Planned) -> str:
 
 
 def settings_text(check: Check) -> str:
-    """Return a check's settings in one line, without those that ask for nothing."""
+    """Return a check's settings in one line, without those that require nothing."""
     shown = {
         field.name: value
         for field in msgspec.structs.fields(check)
@@ -69,16 +66,16 @@ def _short(value: object) -> str:
 
 
 def results_text(results: Sequence[CheckResult]) -> str:
-    """Return a table of what checks found, for a person at a terminal."""
+    """Return a table of results, for a terminal."""
     if not results:
         return "no check runs here\n"
-    width = max(len(each.name) for each in results)
+    width = max(len(result.name) for result in results)
     lines = []
-    for each in results:
-        shadow = " (in shadow)" if each.shadow else ""
-        status = each.status.value.replace("_", " ")
+    for result in results:
+        shadow = " (in shadow)" if result.shadow else ""
+        status = result.status.value.replace("_", " ")
         lines.append(
-            f"{each.name:<{width}}  {status:<12}  {each.elapsed_ms:6.0f} ms  "
-            f"{each.finding.text}{shadow}"
+            f"{result.name:<{width}}  {status:<12}  {result.elapsed_ms:6.0f} ms  "
+            f"{result.finding.text}{shadow}"
         )
     return "\n".join(lines) + "\n"

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HealthCheckProgram: check the node every few minutes, and bring back what we drained.
+"""HealthCheckProgram: check the node every few minutes, and resume it after a drain of ours.
 
-On a node that is well, and that we did not drain, Slurm is asked nothing. On one that we did drain,
-it is asked whether the drain is still ours.
+Slurm is asked only on a node that is faulty or that we drained: whether the drain is still ours.
 
-When each node's last health check ran, and how it ended, is kept where all nodes can see it: one
-file per node, so that no lock is needed. A node that is well leaves nothing else behind.
+The time and the result of every node's last health check are in the shared directory, one file per
+node, so that no lock is needed. A healthy node leaves nothing else behind.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from slurm_health.node import state
-from slurm_health.node.checks.check import Planned
 from slurm_health.node.hooks.hook import Hook
 from slurm_health.node.rules.finding import WELL, CheckResult, Status, node_faults
 from slurm_health.node.rules.recovery import DrainRecord, after_test, is_due
@@ -49,8 +47,8 @@ _DAY_S = 86_400.0
 def run(hook: Hook) -> bool:
     """Run the health check; return whether the node has a proven fault.
 
-    slurmd starts one when it is told to, whether or not the one before has ended. On a node that is
-    slow, each would make the others slower, so all but the first end at once.
+    slurmd starts one at its interval, whether or not the last one has ended. On a slow node they
+    would slow one another down, so all but the first end at once.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -65,56 +63,53 @@ def run(hook: Hook) -> bool:
 
 
 def _run(hook: Hook) -> bool:
-    repairs = bool(hook.site.repair.steps or hook.site.repair.test)
-    if repairs:
+    site, now_s = hook.site, hook.context.now_s
+    if site.repair.steps or site.repair.test:
         from slurm_health.node.repair import is_at_work
 
-        if is_at_work(hook.site.state):
+        if is_at_work(site.state):
             hook.not_checked = "a step to repair it is under way"
             hook.log.info(f"{hook.not_checked}: nothing is checked")
             return False
         _repairs(hook).report_missing()
-    keep_last_good(hook.site)
-    if hook.site.trouble:
+    keep_last_good(site)
+    if site.trouble:
         _report_trouble(hook)
-    hook.was_returned()
+    hook.sync_drain()
     results = hook.check()
     faults = node_faults(results)
-    publish_health(hook.site, results, node=hook.node, now_s=hook.context.now_s)
-    kept = state.recall(hook.site.state, hook.node)
+    publish_health(site, results, node=hook.node, now_s=now_s)
+    kept = state.load_record(site.state, hook.node)
     if kept is not None:
         _recover(hook, kept, no_fault=not faults)
         if faults and hook.held_by:
             hook.log.info(f"already out of the pool: {hook.held_by}")
     elif faults:
         hook.drain(hook.cause(faults))
-    ended = last_check_of(results, node=hook.node, now_s=hook.context.now_s)
-    record = state.recall(hook.site.state, hook.node)
+    record = state.load_record(site.state, hook.node)
+    last = last_check_of(results, node=hook.node, now_s=now_s)
+    last = msgspec.structs.replace(last, trouble=site.trouble)
     if record is not None:
-        ended = msgspec.structs.replace(
-            ended,
-            passes=record.passes,
-            recorded=True,
-            needs="" if record.retest else "an administrator has to release it",
-        )
-    keep_last_check(hook.site, msgspec.structs.replace(ended, trouble=hook.site.trouble))
-    if hook.site.metrics.directory:
-        from slurm_health.node.hooks import metrics  # which few sites have
+        needs = "" if record.retest else "an administrator has to release it"
+        last = msgspec.structs.replace(last, passes=record.passes, recorded=True, needs=needs)
+    save_last_check(site, last)
+    if site.metrics.directory:
+        from slurm_health.node.hooks import metrics  # few sites have them
 
-        drained = state.recall(hook.site.state, hook.node) is not None
-        now_s, node = hook.context.now_s, hook.node
-        metrics.keep(hook.site, results, node=node, now_s=now_s, drained=drained)
+        metrics.write(site, results, node=hook.node, now_s=now_s, drained=record is not None)
     return bool(faults)
 
 
 def _repairs(hook: Hook) -> Repairs:
     from slurm_health.node.repair import Repairs  # few sites repair, and few nodes need it
 
-    return Repairs(hook.site, hook.node, hook.context, say=hook.log.say, controller=hook.controller)
+    return Repairs(
+        hook.site, hook.node, hook.context, log=hook.log.write, controller=hook.controller
+    )
 
 
 def _report_trouble(hook: Hook) -> None:
-    """Notify that the config file cannot be used: the first node that meets it, once a day."""
+    """Notify of a config file that cannot be used: once a day for all nodes."""
     from slurm_health.node import notify, shared
     from slurm_health.node.rules.breaker import DrainLedger
 
@@ -139,23 +134,42 @@ def _report_trouble(hook: Hook) -> None:
 
 
 def _recover(hook: Hook, kept: DrainRecord, *, no_fault: bool) -> None:
-    """Test again what this node was drained for; after enough passes, return it to service."""
+    """Repeat the checks that this node was drained for; after enough passes, resume it.
+
+    A check that the config file no longer has, or that takes longer than a health check, cannot
+    pass here: an administrator decides.
+    """
     settings, directory = hook.site.recovery, hook.site.state
-    again = _test_again(hook, kept) if no_fault else []
-    passes = bool(again) and all(result.status is Status.PASS for result in again)
-    after = after_test(kept, all_passed=passes, now_s=hook.context.now_s, settings=settings)
+    planned = {name: hook.site.named(name) for name in kept.retest} if no_fault else {}
+    checks = [check for check in planned.values() if check is not None]
+    gone = [name for name, check in planned.items() if check is None]
+    slow = [check for check in checks if check.time_limit_s > LONGEST_REPEAT_S]
+    if gone:
+        hook.log.warning(
+            f"drained for {gone[0]}, which is no longer configured: once the node is well,"
+            f" run slurm-health nodes release {hook.node}"
+        )
+    elif slow:
+        hook.log.info(
+            f"drained for {slow[0].name}, which may take {slow[0].time_limit_s:g} s, longer than"
+            " a health check: slurm-health nodes retest, then slurm-health nodes release"
+        )
+    results = hook.retest(checks, kept) if checks and not gone and not slow else []
+    hook.log.results(results)
+    passed = bool(results) and all(result.status is Status.PASS for result in results)
+    after = after_test(kept, all_passed=passed, now_s=hook.context.now_s, settings=settings)
     if after != kept:
-        state.amend(directory, kept, after)
+        state.replace_record(directory, kept, after)
     if after.passes > kept.passes:
         hook.log.info(f"pass {after.passes} of {settings.passes} of {', '.join(kept.retest)}")
-    now, steps, test = hook.seen_by_slurm, hook.site.repair.steps, hook.site.repair.test
-    is_ours = now is not None and state.recall(directory) is not None
-    # What no check of this node can clear, the site's own test may.
+    now, steps, test = hook.slurm_node, hook.site.repair.steps, hook.site.repair.test
+    is_ours = now is not None and state.load_record(directory) is not None
+    # The site's own test may clear what no check of this node can.
     only_test = no_fault and not kept.retest and bool(test) and bool(settings.passes)
     due = is_due(after, settings) or (only_test and is_ours)
     if now is not None and (steps or test) and (due or is_ours):
-        repairs, faults = _repairs(hook), [*node_faults(hook.found), *node_faults(again)]
-        if due or passes:
+        repairs, faults = _repairs(hook), [*node_faults(hook.results), *node_faults(results)]
+        if due or passed:
             repairs.end_reboot(kept)
         elif steps and (faults or not kept.retest):
             repairs.consider(kept, now, faults)
@@ -166,37 +180,11 @@ def _recover(hook: Hook, kept: DrainRecord, *, no_fault: bool) -> None:
         hook.log.info(drain.release_own(hook.site, after, hook.controller()))
 
 
-def _test_again(hook: Hook, kept: DrainRecord) -> list[CheckResult]:
-    """Run the checks that the node was drained for; none where one of them cannot be run.
-
-    One that the configuration no longer has cannot pass: then a person decides.
-    """
-    checks: list[Planned] = []
-    for name in kept.retest:
-        planned = hook.site.named(name)
-        if planned is None:
-            hook.log.warning(
-                f"drained for {name}, which is no longer configured: once the node is well,"
-                f" run slurm-health nodes release {hook.node}"
-            )
-            return []
-        if planned.time_limit_s > LONGEST_REPEAT_S:
-            hook.log.info(
-                f"drained for {name}, which may take {planned.time_limit_s:g} s, longer than a"
-                " health check: slurm-health nodes retest, then slurm-health nodes release"
-            )
-            return []
-        checks.append(planned)
-    results = hook.retest(checks, kept)
-    hook.log.results(results)
-    return results
-
-
 # --- this node's health, for launchers -----------------------------------------------------------
 
 
 class NodeHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """What `health.json` says; after `valid_until`, seconds since the epoch, nothing is known."""
+    """The content of `health.json`, which expires at `valid_until`, seconds since the epoch."""
 
     node: str
     status: Literal["healthy", "faulty", "unknown"]
@@ -225,7 +213,7 @@ def publish_health(site: Site, results: Sequence[CheckResult], *, node: str, now
     )
 
     def work() -> bytes:
-        # Others may enter the directory; whatever else root keeps there is closed to them.
+        # Others may enter the directory; root's other files there are closed to them.
         site.state.chmod(stat.S_IMODE(site.state.stat().st_mode) | 0o011)
         publish(site.state / HEALTH_FILE, msgspec.json.encode(health), mode=0o644)
         return b""
@@ -233,7 +221,7 @@ def publish_health(site: Site, results: Sequence[CheckResult], *, node: str, now
     run_guarded(site.state, HEALTH_FILE, work, _KEEP_LIMIT_S)
 
 
-# --- the last one of each node ------------------------------------------------------------------
+# --- the last health check of every node ---------------------------------------------------------
 
 
 class LastCheck(msgspec.Struct, frozen=True, kw_only=True):
@@ -263,22 +251,24 @@ class LastCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def last_check_of(results: Sequence[CheckResult], *, node: str, now_s: float) -> LastCheck:
-    """Return how a health check ended."""
+    """Return a health check with these results, the faults first."""
     faults = node_faults(results)
-    others = [each for each in results if each.status not in WELL and each not in faults]
-    bad = [*faults, *others]  # or what is cut off may be the fault
-    told = "; ".join(f"{each.name} {each.status.value}: {each.finding.text}" for each in bad)
+    others = [result for result in results if result.status not in WELL and result not in faults]
+    text = "; ".join(
+        f"{result.name} {result.status.value}: {result.finding.text}"
+        for result in (*faults, *others)
+    )
     return LastCheck(
         node=node,
         time_s=now_s,
         faulty=bool(faults),
-        text=cut(told, _TEXT_LENGTH) or f"{counted(len(results), 'check')} passed",
-        faults=cut("; ".join(f"{each.name}: {each.finding.text}" for each in faults), _TEXT_LENGTH),
+        text=cut(text, _TEXT_LENGTH) or f"{counted(len(results), 'check')} passed",
+        faults=cut("; ".join(f"{r.name}: {r.finding.text}" for r in faults), _TEXT_LENGTH),
     )
 
 
-def keep_last_check(site: Site, found: LastCheck) -> None:
-    """Leave it in the shared directory, in a child; what cannot be kept is lost."""
+def save_last_check(site: Site, check: LastCheck) -> None:
+    """Save a health check in the shared directory, in a child; a failure loses it."""
     if not site.breaker.directory:
         return
     from slurm_health.node import shared
@@ -287,23 +277,23 @@ def keep_last_check(site: Site, found: LastCheck) -> None:
     def work() -> bytes:
         directory = shared.directory(site.breaker) / _LAST_CHECKS
         directory.mkdir(mode=0o755, exist_ok=True)
-        publish(directory / f"{found.node}.json", msgspec.json.encode(found))
+        publish(directory / f"{check.node}.json", msgspec.json.encode(check))
         return b""
 
     run_guarded(site.state, shared.STUCK, work, _KEEP_LIMIT_S)
 
 
 def read_last_checks(site: Site) -> dict[str, LastCheck]:
-    """Return the last health check of every node that has left one."""
-    found = {}
+    """Return the last health check of every node, by name."""
+    checks = {}
     for path in (Path(site.breaker.directory or "/nowhere") / _LAST_CHECKS).glob("*.json"):
         with contextlib.suppress(OSError, msgspec.DecodeError):
-            found[path.stem] = from_json(path.read_bytes(), LastCheck)
-    return found
+            checks[path.stem] = from_json(path.read_bytes(), LastCheck)
+    return checks
 
 
-def forget_last_checks(site: Site, nodes: Collection[str]) -> None:
-    """Remove those of nodes that Slurm has no more, where whoever asks may."""
+def delete_last_checks(site: Site, nodes: Collection[str]) -> None:
+    """Delete the health checks of nodes that Slurm no longer has, if this user may."""
     if site.breaker.directory:
         with contextlib.suppress(OSError):
             for path in (Path(site.breaker.directory) / _LAST_CHECKS).glob("*.json"):

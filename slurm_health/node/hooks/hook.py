@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The frame that prolog, epilog and health check share: where they are, what they run and say.
+"""What prolog, epilog and health check share: their context, their checks and their log.
 
-On a node that is well it asks nobody anything, and loads nothing that only a drain needs.
+On a healthy node a hook asks Slurm nothing and loads nothing that only a drain needs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from slurm_health.node.site import Site
 from slurm_health.records.errors import SlurmError
 from slurm_health.records.text import whole_number
 
-# Of the job's environment, what checks go by: a test without it is another test.
+# Variables of the job's environment that change what the checks measure.
 _EXPECTED = ("SLURM_JOB_GPUS",)
 
 if TYPE_CHECKING:
@@ -39,7 +39,20 @@ if TYPE_CHECKING:
 
 
 class Hook:
-    """One run of one hook on this node."""
+    """One run of one hook on this node.
+
+    Args:
+        site: the config file.
+        environ: the hook's environment.
+        context: the machine.
+        give_up_s: Slurm is asked nothing after this time of the monotonic clock.
+
+    Attributes:
+        results: of the checks that ran.
+        not_checked: why no check ran; empty if they ran.
+        held_by: state and reason that keep this node out of the pool, if Slurm was asked.
+        slurm_node: this node in Slurm, if Slurm was asked because of our drain.
+    """
 
     def __init__(
         self,
@@ -49,53 +62,48 @@ class Hook:
         *,
         give_up_s: float = math.inf,
     ) -> None:
-        """Make one. Slurm is asked nothing after `give_up_s` of the monotonic clock."""
         self.site = site
         self.environ = environ
-        self.context = _since_return(context)
+        self.context = _with_return_time(context)
         self.name = context.context
         self._give_up_s = give_up_s
         self.node = node_name(environ)
         self.log = Log(self.name, self.node, environ.get("SLURM_JOB_ID", ""))
-        self.found: list[CheckResult] = []
-        # Why no check was run, where something else is at work on this node.
+        self.results: list[CheckResult] = []
         self.not_checked = ""
-        # What keeps this node out of the pool, once Slurm has been asked.
         self.held_by = ""
-        # How Slurm sees this node, once it has been asked because of a drain of ours.
-        self.seen_by_slurm: SlurmNode | None = None
+        self.slurm_node: SlurmNode | None = None
 
     def check(self) -> list[CheckResult]:
-        """Run the checks of this hook, say what they find, and keep it in `found`."""
-        # What the epilog looks for is what the job has left behind.
+        """Run the checks of this hook, log and return their results, and save a pass."""
+        # The epilog's checks look for leftovers of the job, so its pass says nothing later.
         kept = self.site.longest_pass_min > 0 and self.name != "epilog"
-        passed = self._pass_so_far() if kept else None
-        self.found = run_checks(self._chosen(), self.context)
+        passed = self._new_pass() if kept else None
+        self.results = run_checks(self._chosen(), self.context)
         if self.site.trouble:
             text = f"{self.site.trouble}; the last good settings are used"
-            self.found.append(CheckResult(name="config", finding=warned(text)))
-        self.log.results(self.found)
+            self.results.append(CheckResult(name="config", finding=warned(text)))
+        self.log.results(self.results)
         if self.site.metrics.syslog_json:
-            self.log.verdicts(self.found)
-        if any(each.status not in WELL for each in self.found):
-            self.forget_passes()
+            self.log.verdicts(self.results)
+        if any(result.status not in WELL for result in self.results):
+            self.revoke_passes()
         elif passed is not None:
             passes.add(self.site.passes, passed)
-        return self.found
+        return self.results
 
-    def passed_lately(self) -> bool:
-        """Tell whether this node has passed the checks of this hook so lately as to be let off."""
+    def has_recent_pass(self) -> bool:
+        """Return whether this node passed the checks of this hook within `hooks.passed_min`."""
         within_s = 60 * self.site.hooks.passed_min
         if not within_s:
             return False
-        found = passes.lately(
-            self.site.passes, self.context.boot_time(), within_s, owner=os.geteuid()
-        )
-        wanted = self._pass_so_far() if found else None
-        return wanted is not None and passes.covers(found, wanted)
+        now = self.context.boot_time()
+        recent = passes.recent(self.site.passes, now, within_s, owner=os.geteuid())
+        wanted = self._new_pass() if recent else None
+        return wanted is not None and passes.covers(recent, wanted)
 
-    def forget_passes(self) -> None:
-        """Have this node checked again, whatever it has passed: something was found since."""
+    def revoke_passes(self) -> None:
+        """Have this node checked again, whatever it has passed before."""
         kept = self.site.longest_pass_min > 0
         if kept and not passes.revoke(self.site.passes, self.context.boot_time()):
             self.log.error(
@@ -107,14 +115,14 @@ class Hook:
         partition = self.environ.get("SLURM_JOB_PARTITION")
         return chosen(self.site.planned, self.name, self.node, partition)
 
-    def _pass_so_far(self) -> passes.Pass | None:
-        """Return a pass of this hook's checks that begins now, None where that is unknown."""
+    def _new_pass(self) -> passes.Pass | None:
+        """Return a pass of this hook's checks that begins now; None without checks or a clock."""
         began = self.context.boot_time()
         try:
-            by = passes.site_mark(self.site.path)
+            by = passes.config_fingerprint(self.site.path)
         except OSError:
             return None
-        names = frozenset(each.name for each in self._chosen())
+        names = frozenset(check.name for check in self._chosen())
         if began is None or not names:
             return None
         return passes.Pass(
@@ -129,47 +137,50 @@ class Hook:
     ) -> list[CheckResult]:
         """Run these checks, whichever hook they are for; after a drain, as `after_drain` says.
 
-        Those that take the node for themselves run one by one, and only where no job is at work.
+        Exclusive checks run one by one, and only on an idle node.
         """
         place = msgspec.structs.replace(self.context, context="retest")
         if drained is not None:
             place = after_drain(place, drained)
-        exclusive = [each for each in checks if each.exclusive]
-        why_not = self._busy() if exclusive else ""
+        exclusive = [check for check in checks if check.exclusive]
+        why_not = ""
+        if exclusive:
+            try:
+                now = self.controller().node(self.node)
+                if not now.idle:
+                    why_not = f"it needs an idle node, and this one is {now.state}"
+            except SlurmError as err:
+                why_not = f"it needs an idle node, and Slurm cannot be asked: {err}"
         if not why_not:
             return run_again(checks, place)
-        left_out = [
-            CheckResult(name=each.name, finding=inconclusive(why_not), shadow=each.shadow)
-            for each in exclusive
+        skipped = [
+            CheckResult(name=check.name, finding=inconclusive(why_not), shadow=check.shadow)
+            for check in exclusive
         ]
-        return run_checks([each for each in checks if not each.exclusive], place) + left_out
-
-    def _busy(self) -> str:
-        """Return why this node is not to be had for a test alone, empty when it is."""
-        try:
-            now = self.controller().node(self.node)
-        except SlurmError as err:
-            return f"it needs an idle node, and Slurm cannot be asked: {err}"
-        return "" if now.idle else f"it needs an idle node, and this one is {now.state}"
+        return run_checks([check for check in checks if not check.exclusive], place) + skipped
 
     def controller(self) -> Client:
-        """Return slurmctld, as hooks ask it."""
+        """Return a client of slurmctld with the limits of a hook."""
         from slurm_health.system.slurm.client import Client
 
         limit_s = self.site.timing.slurm_s
         return Client.for_hook(self.environ, limit_s=limit_s, give_up_s=self._give_up_s)
 
-    def was_returned(self) -> bool:
-        """Tell whether a person has returned this node after a drain of ours, and note that.
+    def sync_drain(self) -> bool:
+        """Compare our drain of this node with Slurm; return whether an administrator lifted it.
 
-        A drain whose note somebody has changed since is theirs, and is forgotten here.
+        A drain whose note was edited belongs to its editor: its record is deleted.
         """
         from slurm_health.node import state
 
         directory = self.site.state
-        kept = state.recall(directory, self.node)
+        kept = state.load_record(directory, self.node)
         if kept is None:
-            self._warn_of_shared_state()
+            if (other := state.load_record(directory)) is not None:
+                self.log.warning(
+                    f"{directory} holds the drain of {other.node}: every node needs its own"
+                    " directory (hooks.state), or none is released by itself"
+                )
             return False
         from slurm_health.node import drain, notify
         from slurm_health.node.store import StoreUnusable
@@ -183,14 +194,14 @@ class Hook:
             return False
         if now is None:
             return False
-        self.seen_by_slurm = now
+        self.slurm_node = now
         if now.out_of_pool:
             self.held_by = f"{now.state}: {now.reason or '(no reason)'}"
-            if state.recall(directory, self.node) is None:
+            if state.load_record(directory, self.node) is None:
                 self.log.info(f"the drain is no longer ours: {self.held_by}")
             return False
         drain.count_return(self.site, self.node)
-        if not kept.confirmed:  # recorded before it was tried, and nobody has seen it drained
+        if not kept.confirmed:  # recorded before the attempt, and never drained
             self.log.info(f"a drain that was begun never took effect: {kept.reason}")
             return False
         text = "it was returned to the pool"
@@ -199,38 +210,28 @@ class Hook:
             kind=notify.EventKind.RELEASED, node=self.node, time_s=self.context.now_s, text=text
         )
         notify.send(self.site, released)
-        self.context = _since_return(self.context)
+        self.context = _with_return_time(self.context)
         return True
 
-    def _warn_of_shared_state(self) -> None:
-        from slurm_health.node import state
-
-        other = state.recall(self.site.state)
-        if other is not None:
-            self.log.warning(
-                f"{self.site.state} holds the drain of {other.node}: each node needs a directory"
-                " of its own (hooks.state), or none is released by itself"
-            )
-
     def cause(self, faults: Sequence[CheckResult]) -> Cause:
-        """Return the cause for a drain that failed checks are."""
+        """Return failed checks as the cause of a drain."""
         from slurm_health.node.drain import Cause
 
-        names = tuple(each.name for each in faults)
+        names = tuple(fault.name for fault in faults)
         return Cause(
             checks=names,
-            text="; ".join(each.finding.text for each in faults),
+            text="; ".join(fault.finding.text for fault in faults),
             retest=names,
             expected=self._expected(),
             job=number(self.environ, "SLURM_JOB_ID", 0),
             uid=number(self.environ, "SLURM_JOB_UID", -1),
             hook=self.name,
-            found=self.context.boot_time(),
+            measured=self.context.boot_time(),
         )
 
     def drain(self, cause: Cause) -> bool:
-        """Drain this node when everybody agrees; tell whether jobs are kept away from it now."""
-        self.forget_passes()
+        """Drain this node if ledger and Slurm allow it; return whether it takes no jobs now."""
+        self.revoke_passes()
         from slurm_health.node.drain import DrainStatus, drain_this_node
 
         result = drain_this_node(
@@ -240,8 +241,8 @@ class Hook:
         return result.status not in (DrainStatus.NOT_DRAINED, DrainStatus.UNCLEAR)
 
 
-def _since_return(context: CheckContext) -> CheckContext:
-    """Return the context with what it must know of a person who returned this node."""
+def _with_return_time(context: CheckContext) -> CheckContext:
+    """Return the context with the time when an administrator last returned this node."""
     if context.state is None or not (context.state / STATE_FILE).exists():
         return context
     from slurm_health.node.state import returned_uptime_s
@@ -252,5 +253,5 @@ def _since_return(context: CheckContext) -> CheckContext:
 
 def number(environ: Mapping[str, str], name: str, default: int) -> int:
     """Return a number that Slurm puts into the environment."""
-    found = whole_number(environ.get(name, ""))
-    return default if found is None else found
+    value = whole_number(environ.get(name, ""))
+    return default if value is None else value

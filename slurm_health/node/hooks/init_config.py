@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`init config`: a config file drafted from this node as it is now.
 
-Run it on a healthy node: what is there is taken for what should be there. Every check that can
-drain begins in shadow.
+It is for a healthy node: its present state becomes the expected one. Every check that can drain
+begins in shadow.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _DAEMONS = ("munged", "sshd", "chronyd", "nvidia-persistenced")
 _KIB_PER_GIB = 1 << 20
 # Firmware and crash kernels take a little; a missing module takes far more.
 _MEMORY_SHARE = 0.97
-# Of this node's speed; processors share caches, power and heat with what else runs.
+# Of this node's speed; processors share caches, power and heat with other work.
 _SPEED_SHARE = 0.6
 _QUIET_SHARE = 0.9
 # Level 2 takes two minutes, and the host engine may have to load first. The epilog's shim, as it is
@@ -40,8 +40,8 @@ _QUIET_SHARE = 0.9
 _DCGM_LIMIT_S = 300
 # A BMC with a few hundred sensors, and eight ports with modules, answer within half a minute.
 _SLOW_LIMIT_S = 40
-# What the system itself, and jobs, write to. A directory at the top that is none of the system's is
-# the site's own: scratch and its like.
+# Mount points that the system and jobs write to. A directory at the top that is none of the
+# system's is the site's own, such as scratch.
 _WRITTEN = frozenset({"/", "/tmp", "/var", "/var/tmp"})  # noqa: S108 - names of mount points
 _OF_THE_SYSTEM = frozenset(
     {"bin", "boot", "dev", "efi", "etc", "lib", "lib64", "media", "nix", "opt", "proc", "root"}
@@ -54,8 +54,8 @@ _HEAD = """\
 # Root owns this file and nobody else may write to it. Keys: documentation, reference/checks.md
 # What would run on a node, and why: slurm-health healthcheck --explain
 
-# Where journals of jobs go, the same for every user and for the epilog. With ~, each user's home,
-# root's fleet commands (lemons, metrics, history) find none.
+# The directory of jobs' journals, the same for every user and for the epilog. With ~, the user's
+# home, root's fleet commands (lemons, metrics, history) have no journals to read.
 journal = {journal}
 
 [hooks]
@@ -79,7 +79,7 @@ policy = "confirm"
 
 
 def draft(context: CheckContext, *, node: str, shared: str = "") -> tuple[str, list[str]]:
-    """Return the text of a file for nodes like this one, and what it lacks and why."""
+    """Return the text of a file for nodes like this one, and the sections left out, with why."""
     left_out = []
     directory = f"directory = {_text(shared)}" if shared else '# directory = "/shared/slurm-health"'
     journal = _text(f"{shared.rstrip('/')}/journal" if shared else "~/.slurm-health/journal")
@@ -103,7 +103,7 @@ def _table(name: str, keys: dict[str, Any]) -> str:
 
 
 def _text(value: object) -> str:
-    """Return a value as TOML, which agrees with JSON on what is written here but tables."""
+    """Return a value as TOML, which is JSON for every value written here but tables."""
     if isinstance(value, dict):
         return f"{{ {', '.join(f'{_text(key)} = {_text(item)}' for key, item in value.items())} }}"
     return json.dumps(value, ensure_ascii=False)
@@ -116,11 +116,6 @@ def _memory(context: CheckContext) -> Iterator[Table]:
         yield name, {"min_total_gib": least_gib}
     if any(name[2:].isdigit() for name in context.entries("/sys/devices/system/edac/mc")):
         yield "edac", {}
-
-
-def _cpus(context: CheckContext) -> Iterator[Table]:
-    online = count_cpus(context.read("/sys/devices/system/cpu/online"))
-    yield "cpus", {"min_online": online}
 
 
 def _cpu_speed(context: CheckContext) -> Iterator[Table]:
@@ -136,7 +131,7 @@ def _filesystems(context: CheckContext) -> Iterator[Table]:
     for point, (kind, options) in sorted(read_mounts(context).items()):
         if kind not in _LOCAL_TYPES | _SHARED_TYPES or context.path(point).is_file():
             continue
-        # It matters that a mount can be written: a file is, before every job.
+        # A writable mount is tested before every job, by a file.
         is_used = point in _WRITTEN or point.split("/")[1] not in _OF_THE_SYSTEM
         name = "filesystem-" + (re.sub(r"[^A-Za-z0-9_-]", "-", point.strip("/")) or "root")
         while name in names:  # `/a/b` and `/a-b`
@@ -168,7 +163,7 @@ def _interfaces(context: CheckContext) -> list[str]:
 
 def _network(context: CheckContext) -> Iterator[Table]:
     for name in _interfaces(context):
-        # A driver that does not know its speed says -1.
+        # A driver that does not know its speed shows -1.
         speed = max(0, context.number(f"/sys/class/net/{name}/speed") or 0)
         keys = {"check": "ethernet", "interface": name, "min_speed_mbit": speed}
         yield f"ethernet-{name}", keys
@@ -190,16 +185,16 @@ def _gpus(context: CheckContext) -> Iterator[Table]:
         return
     links = None
     with contextlib.suppress(Unmeasured):  # such as without the extra gpu
-        links = nvlinks_of_each(read_gpus().devices)
+        links = common_nvlinks(read_gpus().devices)
     yield "gpu", {"count": count, **({"nvlinks": links} if links else {})}
     yield "gpu-processes", {}
     yield "xid", {}
 
 
-def nvlinks_of_each(devices: Sequence[GpuDevice]) -> int | None:
+def common_nvlinks(devices: Sequence[GpuDevice]) -> int | None:
     """Return how many NVLinks are active on every GPU, None if they differ or have none.
 
-    If they differ, a link may be down, and what is down is no limit to draft.
+    If they differ, a link may be down, and the number is no limit to draft.
     """
     counts = {device.links_active for device in devices}
     return counts.pop() or None if len(counts) == 1 else None
@@ -220,7 +215,7 @@ def _vendors(context: CheckContext) -> Iterator[Table]:
 
 
 def _optics(context: CheckContext) -> Iterator[Table]:
-    """Yield the ports whose modules answer now: many have a cable of copper that says nothing."""
+    """Yield the ports whose modules answer now: many have a copper cable that does not."""
     interfaces = _interfaces(context) if is_there("ethtool", context) else []
     ports = read_ports(context) if is_there("mlxlink", context) else {}
     devices = [name.partition(":")[0] for name, port in ports.items() if port.state == "ACTIVE"]
@@ -237,7 +232,9 @@ def _optics(context: CheckContext) -> Iterator[Table]:
 
 _SECTIONS: dict[str, Callable[[CheckContext], Iterator[Table]]] = {
     "Memory": _memory,
-    "Processors": _cpus,
+    "Processors": lambda place: iter(
+        [("cpus", {"min_online": count_cpus(place.read("/sys/devices/system/cpu/online"))})]
+    ),
     "cpu-speed, tested when a user's job calls the node slow or faulty": _cpu_speed,
     "Clock": lambda place: iter([("clocksource", {"allowed": [read_clock_source(place)]})]),
     "Filesystems": _filesystems,
@@ -248,10 +245,8 @@ _SECTIONS: dict[str, Callable[[CheckContext], Iterator[Table]]] = {
         if Daemon(name=name).count(place)
     ),
     "GPUs": _gpus,
-    "What vendors' tools say; dcgm runs when a job accuses the node, while no other is on it": (
-        _vendors
-    ),
+    "Vendors' tools; dcgm runs when a job accuses the node, while no other job is on it": _vendors,
     "Cables and optics": _optics,
     "The kernel's log": lambda _place: iter([("kernel-log", {})]),
-    "What a job left behind when it ended": lambda _place: iter([("leftovers", {})]),
+    "Leftovers of a job": lambda _place: iter([("leftovers", {})]),
 }

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a hook has to say: to standard error, which slurmd keeps, and to the machine's log.
+"""The log of a hook: standard error, which slurmd keeps, and the machine's log.
 
-slurmd shows the output of a hook that succeeds only at a high debug level, so the machine's log
-is where an administrator finds warnings. It is never waited for.
+slurmd shows the output of a hook that succeeds only at a high debug level, so administrators read
+warnings in the machine's log. No hook waits for it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LEVELS = {
 
 
 class Log:
-    """Says things for one hook on one node."""
+    """Writes the lines of one hook on one node."""
 
     def __init__(
         self, hook: str, node: str, job: str = "", *, to: str = telemetry.LOG_SOCKET
@@ -36,49 +36,45 @@ class Log:
         self._facts = {"hook": hook, "node": node, "job": job}
         self._head = f"slurm-health: {hook}: node={node}" + (f" job={job}" if job else "")
 
-    def say(self, level: str, text: str) -> None:
-        """Write one line to both logs; what cannot be written is lost, and nothing waits."""
+    def write(self, level: str, text: str) -> None:
+        """Write one line to both logs, without waiting; a failure to write loses it."""
         line = f"{self._head} {one_line(text)}"
         with contextlib.suppress(OSError, ValueError):
             print(line, file=sys.stderr, flush=True)
-        self._send(level, line)
+        telemetry.send_line(level, line, to=self._to)
 
     def error(self, text: str) -> None:
-        """Say what an administrator must see."""
-        self.say("error", text)
+        """Log what an administrator must see."""
+        self.write("error", text)
 
     def warning(self, text: str) -> None:
-        """Say what somebody should look at."""
-        self.say("warning", text)
+        """Log what an administrator should look at."""
+        self.write("warning", text)
 
     def info(self, text: str) -> None:
-        """Say what was done."""
-        self.say("info", text)
+        """Log what was done."""
+        self.write("info", text)
 
     def verdicts(self, results: Sequence[CheckResult]) -> None:
-        """Write a line of JSON for each result into the machine's log, a pass too."""
+        """Write every result, passes too, as a line of JSON into the machine's log."""
         import json
 
-        for each in results:
+        for result in results:
             document = {
                 **self._facts,
-                "check": each.name,
-                "status": each.status.value,
-                "shadow": each.shadow,
-                "text": cut(one_line(each.finding.text), _LENGTH),
-                "elapsed_ms": round(each.elapsed_ms, 1),
+                "check": result.name,
+                "status": result.status.value,
+                "shadow": result.shadow,
+                "text": cut(one_line(result.finding.text), _LENGTH),
+                "elapsed_ms": round(result.elapsed_ms, 1),
             }
-            self._send(_LEVELS.get(each.status, "info"), f"slurm-health: {json.dumps(document)}")
+            level = _LEVELS.get(result.status, "info")
+            telemetry.send_line(level, f"slurm-health: {json.dumps(document)}", to=self._to)
 
     def results(self, results: Sequence[CheckResult]) -> None:
-        """Log everything that an administrator may have to know."""
-        for each in results:
-            if each.status not in WELL:
-                shadow = " (in shadow: logged only)" if each.shadow else ""
-                status = each.status.value
-                self.say(
-                    _LEVELS[each.status], f"check={each.name} {status}{shadow}: {each.finding.text}"
-                )
-
-    def _send(self, level: str, line: str) -> None:
-        telemetry.send_line(level, line, to=self._to)
+        """Log every result that is not well."""
+        for result in results:
+            if result.status not in WELL:
+                shadow = " (in shadow: logged only)" if result.shadow else ""
+                head = f"check={result.name} {result.status.value}{shadow}"
+                self.write(_LEVELS[result.status], f"{head}: {result.finding.text}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a health check found, for node_exporter's textfile collector. No daemon, no network."""
+"""The results of a health check for node_exporter's textfile collector. No daemon, no network."""
 
 from __future__ import annotations
 
@@ -15,99 +15,85 @@ from slurm_health.system.telemetry import Gauge, MetricSample, one_of, prometheu
 FILE = "slurm_health.prom"
 _LIMIT_S = 2.0
 _STUCK = "metrics directory"
-_STATUSES = tuple(each.value for each in Status)
-# What each metric says, below `slurm_health_`.
+_STATUSES = tuple(status.value for status in Status)
+# By the name of the metric, below `slurm_health_`.
 _HELP = {
     "info": "Which slurm-health wrote this.",
     "last_check_timestamp_seconds": "When the last health check of this node ran.",
-    "node_fault": "1 where the last health check found a proven fault of this node.",
-    "drained": "1 where slurm-health has drained this node and not returned it.",
-    "breaker_tripped": (
-        "1 where the breaker has tripped: this node is not drained, even for a fault."
-    ),
-    "check_status": "1 for what each check concluded, 0 for what it did not.",
-    "check_duration_seconds": "How long each check took.",
-    "check_figure": "What each check measured; its name has the unit.",
+    "node_fault": "1 if the last health check measured a proven fault of this node.",
+    "drained": "1 if slurm-health has drained this node and not returned it.",
+    "breaker_tripped": "1 if the breaker has tripped: this node is not drained, even for a fault.",
+    "check_status": "1 for the status of a check, 0 for every other status.",
+    "check_duration_seconds": "How long a check took.",
+    "check_figure": "A figure that a check measured; its name has the unit.",
 }
 
 
-def keep(
+def write(
     site: Site, results: Sequence[CheckResult], *, node: str, now_s: float, drained: bool
 ) -> None:
-    """Replace the file, in a child; what cannot be written is lost, and its age says so."""
+    """Replace the file, in a child. If that fails, the old file stays, and its time shows it."""
+    from slurm_health.node.rules.breaker import tripped_for
+    from slurm_health.node.shared import STUCK, StoreUnusable, read_ledger
     from slurm_health.system.private_files import publish
 
-    tripped = _breaker_has_tripped(site, node)
-
-    def work() -> bytes:
-        told = prometheus_text(gauges(results, now_s=now_s, drained=drained, tripped=tripped))
-        publish(Path(site.metrics.directory) / FILE, told.encode())
-        return b""
-
-    run_guarded(site.state, _STUCK, work, _LIMIT_S)
-
-
-def _breaker_has_tripped(site: Site, node: str) -> bool | None:
-    """Tell whether this node is not drained whatever it has; None where nobody knows."""
-    from slurm_health.node.shared import STUCK, StoreUnusable, read_ledger
-
-    if not site.breaker.directory:
-        return None
-
-    def look() -> bytes:
-        from slurm_health.node.rules.breaker import tripped_for
-
+    def tripped() -> bytes:
         try:
             return b"1" if tripped_for(read_ledger(site.breaker), node) else b"0"
         except StoreUnusable:
             return b""
 
-    match run_guarded(site.state, STUCK, look, _LIMIT_S):
-        case Answered(data=data) if data:
-            return data == b"1"
-        case _:
-            return None
+    is_tripped = None
+    if site.breaker.directory:
+        match run_guarded(site.state, STUCK, tripped, _LIMIT_S):
+            case Answered(data=data) if data:
+                is_tripped = data == b"1"
+
+    def publish_file() -> bytes:
+        metrics = gauges(results, now_s=now_s, drained=drained, tripped=is_tripped)
+        publish(Path(site.metrics.directory) / FILE, prometheus_text(metrics).encode())
+        return b""
+
+    run_guarded(site.state, _STUCK, publish_file, _LIMIT_S)
 
 
 def gauges(
     results: Sequence[CheckResult], *, now_s: float, drained: bool, tripped: bool | None
 ) -> list[Gauge]:
-    """Return what a health check found.
+    """Return the metrics of a health check.
 
     Args:
-        results: what the checks found.
+        results: of its checks.
         now_s: when.
         drained: slurm-health has this node drained.
-        tripped: the breaker keeps this node from being drained; None where nobody knows.
+        tripped: the breaker keeps this node from being drained; None if that is unknown.
     """
-    figures = [
-        MetricSample(float(value), {"check": each.name, "figure": name})
-        for each in results
-        for name, value in each.finding.figures.items()
-        if isinstance(value, int | float)
-    ]
-    statuses = [
-        sample
-        for each in results
-        for sample in one_of(
-            each.status.value,
-            _STATUSES,
-            "status",
-            check=each.name,
-            shadow=str(each.shadow).lower(),
-        )
-    ]
-    took = [MetricSample(each.elapsed_ms / 1000, {"check": each.name}) for each in results]
-    faulty = float(bool(node_faults(results)))
     samples = {
         "info": [MetricSample(1, {"version": __version__})],
         "last_check_timestamp_seconds": [MetricSample(now_s)],
-        "node_fault": [MetricSample(faulty)],
+        "node_fault": [MetricSample(float(bool(node_faults(results))))],
         "drained": [MetricSample(float(drained))],
         "breaker_tripped": [] if tripped is None else [MetricSample(float(tripped))],
-        "check_status": statuses,
-        "check_duration_seconds": took,
-        "check_figure": figures,
+        "check_status": [
+            sample
+            for result in results
+            for sample in one_of(
+                result.status.value,
+                _STATUSES,
+                "status",
+                check=result.name,
+                shadow=str(result.shadow).lower(),
+            )
+        ],
+        "check_duration_seconds": [
+            MetricSample(result.elapsed_ms / 1000, {"check": result.name}) for result in results
+        ],
+        "check_figure": [
+            MetricSample(float(value), {"check": result.name, "figure": name})
+            for result in results
+            for name, value in result.finding.figures.items()
+            if isinstance(value, int | float)
+        ],
     }
     return [
         Gauge(name=f"slurm_health_{name}", help=_HELP[name], samples=of_one)

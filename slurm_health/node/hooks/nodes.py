@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`slurm-health nodes`: what we have drained, why, and how to return it to service."""
+"""`slurm-health nodes`: the nodes that we drained, why, and how to return them to service."""
 
 from __future__ import annotations
 
@@ -40,10 +40,21 @@ _STEPS = {
 
 
 class Drained(msgspec.Struct, frozen=True, kw_only=True):
-    """One node that is out of the pool with a note of ours; `now` is what holds it there.
+    """One node that is out of the pool with a note of ours.
 
-    `checks` is empty for a note no hook wrote. If the note is `edited`, the drain is another's:
-    nothing of ours lifts it. `time_s` is when it was drained, 0 if the note does not say.
+    Args:
+        node: its name.
+        state: in Slurm.
+        since: when the note was set, as Slurm shows it.
+        by: who set it.
+        checks: that failed; empty for a note no hook wrote.
+        job: after which job; 0 for none.
+        text: why it was drained.
+        now: what holds it there now.
+        hook: that drained it.
+        last_check: its last health check.
+        edited: the note was edited: the drain is its editor's, and nothing of ours lifts it.
+        time_s: when it was drained, 0 if the note does not say.
     """
 
     node: str
@@ -61,7 +72,7 @@ class Drained(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Listing(msgspec.Struct, frozen=True, kw_only=True):
-    """What `nodes` prints, for a person and for a program.
+    """The output of `nodes`, for administrators and for programs.
 
     Args:
         drained: the nodes that are drained with a note of ours.
@@ -69,14 +80,14 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
             see that.
         ledger_trouble: why the breaker's ledger cannot be used; empty if it can.
         left_in_pool: the last health checks of faulty nodes that jobs can still start on.
-        silent: the nodes that have run no health check for an hour, or none that is known of, but
-            for those that a step to repair them keeps from it.
-        never_checked: those of them of which no health check is known.
-        repairs: the steps of the last day, the oldest first of each node.
-        marked: the nodes that users' jobs accuse, with what the last one says; None if only root
-            may see that.
+        silent: the nodes without a health check for an hour, or without any; not those that a
+            repair step keeps from it.
+        never_checked: the silent nodes without any health check.
+        repairs: the steps of the last day by node, the oldest first.
+        marked: the nodes that users' jobs accuse, with the summary of their marks; None if only
+            root may see that.
         ignored: the nodes that are left in service for a while.
-        troubles: what is wrong with config files, and the nodes that use their last good settings.
+        troubles: problems of config files, with the nodes that use their last good settings.
     """
 
     drained: list[Drained]
@@ -91,20 +102,20 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     troubles: dict[str, list[str]]
 
     @property
-    def needs_a_person(self) -> bool:
+    def needs_administrator(self) -> bool:
         """Whether faulty nodes are not drained, or would not be."""
         return bool(self.tripped or self.ledger_trouble or self.left_in_pool or self.troubles)
 
 
 def listing(site: Site | None, nodes: Mapping[str, Node], now_s: float) -> Listing:
-    """Return what there is to list. What nodes left that Slurm has no more is removed."""
+    """Return the listing. Health checks of nodes that Slurm no longer has are deleted."""
     shares = site if site is not None and site.breaker.directory else None
     checked: dict[str, LastCheck] = {}
     known, trouble = _ledger(site)
     ledger = known or DrainLedger()
     if shares is not None:
         checked = healthcheck.read_last_checks(shares)
-        healthcheck.forget_last_checks(shares, nodes)
+        healthcheck.delete_last_checks(shares, nodes)
     latest = repair.of_last_day(ledger.repairs, now_s)
     repairs = [attempt for name in sorted(latest) for attempt in latest[name]]
     under_way = {attempt.node for attempt in repairs if attempt.is_under_way(now_s)}
@@ -143,9 +154,9 @@ def drained(
     checked: Mapping[str, LastCheck],
     passes: int,
 ) -> list[Drained]:
-    """Return the nodes that are out of the pool with a note of ours, by name.
+    """Return the nodes that are out of the pool with a note of ours, sorted by name.
 
-    `passes` are how many return a node to service.
+    `passes` is the number that returns a node to service.
     """
     rows = []
     for node in sorted(nodes.values(), key=lambda node: node.name):
@@ -189,7 +200,7 @@ def drained(
 
 
 def _entry_of(node: Node, known: DrainLedger) -> DrainEntry | None:
-    """Return the entry of the drain that a node's note is of, None if there is none."""
+    """Return the entry of the drain that set a node's note, None if there is none."""
     note = drain_note.parse(node.reason)
     when = (node.name, note.time_s if note else None)
     entries = (
@@ -215,7 +226,7 @@ def _ledger(site: Site | None) -> tuple[DrainLedger | None, str]:
 
 
 def _marked(site: Site | None, now_s: float) -> dict[str, str] | None:
-    """Return what is said against nodes by marks that have not expired, and by whom."""
+    """Return the nodes with marks that have not expired, with the summary and who left them."""
     marked: dict[str, str] = {}
     try:
         for node in marks.marked_nodes(site.breaker) if site else ():
@@ -230,24 +241,25 @@ def _marked(site: Site | None, now_s: float) -> dict[str, str] | None:
     except shared.StoreForRoot:
         return None
     except StoreUnusable:
-        return {}  # which the ledger says
+        return {}  # the trouble of the ledger is reported
     return marked
 
 
-def text(found: Listing, now_s: float) -> str:
-    """Return it for a person, with what to type next."""
+def text(report: Listing, now_s: float) -> str:
+    """Return the report as text, with the commands to type next."""
     from tabulate import tabulate
 
     lines = []
-    if found.tripped is None:
+    if report.tripped is None:
         lines.append("only root can see whether the breaker has tripped\n")
-    if found.ledger_trouble:
-        lines.append(f"NO NODE IS DRAINED: the ledger cannot be used: {found.ledger_trouble}\n")
-    for partition, trip in (found.tripped or {}).items():
-        how = "once the cause is found: slurm-health nodes reset"
-        lines.append(f"THE BREAKER OF {partition} HAS TRIPPED, no node of it is drained: ")
-        lines[-1] += f"{trip.why}; {how}\n"
-    if found.drained:
+    if report.ledger_trouble:
+        lines.append(f"NO NODE IS DRAINED: the ledger cannot be used: {report.ledger_trouble}\n")
+    for partition, trip in (report.tripped or {}).items():
+        lines.append(
+            f"THE BREAKER OF {partition} HAS TRIPPED, no node of it is drained: {trip.why};"
+            " once the cause is found: slurm-health nodes reset\n"
+        )
+    if report.drained:
         rows = [
             (
                 node.node,
@@ -257,7 +269,7 @@ def text(found: Listing, now_s: float) -> str:
                 node.now,
                 node.job or "",
             )
-            for node in found.drained
+            for node in report.drained
         ]
         headers = ("NODE", "STATE", "FOR", "DRAINED FOR", "NOW", "JOB")
         lines.append(tabulate(rows, headers=headers, tablefmt="plain", disable_numparse=True))
@@ -267,7 +279,7 @@ def text(found: Listing, now_s: float) -> str:
         lines.append("no node is drained by slurm-health\n")
     body = "\n".join(lines)
     of_fault: dict[str, list[LastCheck]] = {}
-    for check in found.left_in_pool:
+    for check in report.left_in_pool:
         of_fault.setdefault(check.faults or check.text, []).append(check)
     more = [
         f"faulty, but still in the pool: {fold(check.node for check in checks)},"
@@ -276,21 +288,21 @@ def text(found: Listing, now_s: float) -> str:
     ]
     others = sum(len(checks) for checks in list(of_fault.values())[_MOST_LEFT:])
     more[_MOST_LEFT:] = [f"faulty, but still in the pool: {others} more"] if others else []
-    more += [f"last good settings in use on {fold(n)}: {t}" for t, n in found.troubles.items()]
+    more += [f"last good settings in use on {fold(n)}: {t}" for t, n in report.troubles.items()]
     more += [
         f"ignored: {node} for {_age(ignored.until_s - now_s)}, by {ignored.by}"
         f"{f': {ignored.why}' if ignored.why else ''}"
-        for node, ignored in sorted(found.ignored.items())
+        for node, ignored in sorted(report.ignored.items())
     ]
-    more += [f"marked: {node}: {said}" for node, said in (found.marked or {}).items()]
-    for attempt in found.repairs:
+    more += [f"marked: {node}: {summary}" for node, summary in (report.marked or {}).items()]
+    for attempt in report.repairs:
         when, how = f"{_age(now_s - attempt.time_s)} ago", _STEPS[attempt.outcome]
         if attempt.outcome is Outcome.BEGUN:
             how += f", {max(0.0, attempt.until_s - now_s) / 60:.0f} min left"
         why = f": {attempt.text}" if attempt.text else ""
         more.append(f"repair: {attempt.node}: {attempt.step.value}, {when}: {how}{why}")
-    late = sorted({*found.silent} - {*found.never_checked})
-    for what, names in (("for an hour", late), ("yet", found.never_checked)):
+    late = sorted({*report.silent} - {*report.never_checked})
+    for what, names in (("for an hour", late), ("yet", report.never_checked)):
         if names:
             more.append(
                 f"no health check {what}: {first_few(names)} ({counted(len(names), 'node')})"
@@ -320,13 +332,13 @@ def doubts(
     here: str,
     place: CheckContext,
 ) -> dict[str, str]:
-    """Return what speaks against returning nodes to service.
+    """Return the nodes that are still faulty, with the faults.
 
-    On the node itself, what it was drained for is tested now; of others, their last health check
-    says.
+    The checks that this node was drained for run now; other nodes are judged by their last health
+    check.
     """
     checks = {name: checked[name] for name in names if name in checked}
-    kept = state.recall(site.state, here) if here in names else None
+    kept = state.load_record(site.state, here) if here in names else None
     if kept is not None:
         results = repeat(site, kept, place)
         checks[here] = healthcheck.last_check_of(results, node=here, now_s=place.now_s)
@@ -340,19 +352,19 @@ def doubts(
 def release(
     site: Site, names: Sequence[str], controller: Client, doubts: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return nodes to service; return what came of each. Another's drain is never lifted.
+    """Return nodes to service; return the outcome by name. Another's drain is never lifted.
 
     Raises:
         SlurmError: Slurm cannot be asked.
     """
     nodes, (known, _) = controller.nodes(), _ledger(site)
-    came = {}
+    outcomes = {}
     for name in names:
         text = _release_one(site, nodes.get(name), name, controller, known or DrainLedger())
         if name in doubts and text.startswith(RELEASED):
-            text += f"; drained again if what its last check found is so still: {doubts[name]}"
-        came[name] = text
-    return came
+            text += f"; drained again if its last check still holds: {doubts[name]}"
+        outcomes[name] = text
+    return outcomes
 
 
 def _release_one(
@@ -368,7 +380,7 @@ def _release_one(
         resume = f"scontrol update NodeName={name} State=RESUME"
         return f"not released: its note was edited since, so the drain is another's: {resume}"
     try:
-        why_kept = marks.why_they_stay(site.breaker, name)
+        why_kept = marks.why_not_removable(site.breaker, name)
     except StoreUnusable as err:
         why_kept = str(err)
     note = drain_note.parse(now.reason)
@@ -387,7 +399,7 @@ def _release_one(
 
 
 def ignore(site: Site, names: Sequence[str], until_s: float, *, by: str, why: str) -> None:
-    """Have nodes left in service until then, whatever their checks say.
+    """Leave nodes in service until then, whatever their checks say.
 
     Raises:
         StoreUnusable: the ledger cannot be changed.
@@ -402,7 +414,7 @@ def ignore(site: Site, names: Sequence[str], until_s: float, *, by: str, why: st
 
 
 def reset(site: Site) -> str:
-    """Let the breaker allow drains again; what happened before does not count any more.
+    """Reset the breaker: earlier drains no longer count.
 
     Raises:
         StoreUnusable: the ledger cannot be changed.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Has an accused node checked together with partners, by a job of the site's own user.
+"""Check an accused node together with partners, by a job of the site's own user.
 
-The epilog of the user's job starts this as a process of its own and waits for nothing. It runs
-`slurm-health sweep --node` as the user of `[sweep]`; the epilog of that job acts on its verdict.
+The epilog of the user's job starts this as a detached process. It runs `slurm-health sweep --node`
+as the user of `[sweep]`; the epilog of that job acts on its verdict.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SITE_FILE = "SLURM_HEALTH_CONFIG"
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """Which node is to be checked, in which partition, and because of which job."""
+    """The node to check, its partition, and the job that accuses it."""
 
     node: str
     partition: str
@@ -39,7 +39,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     time_s: float
 
 
-def ask(site: Site, request: Request, environ: Mapping[str, str]) -> None:
+def start(site: Site, request: Request, environ: Mapping[str, str]) -> None:
     """Start the process that has a node checked.
 
     Raises:
@@ -51,7 +51,7 @@ def ask(site: Site, request: Request, environ: Mapping[str, str]) -> None:
 
 
 def is_of_sweep(site: Site, uid: int) -> bool:
-    """Return whether a user is the one whose checks are the site's own."""
+    """Return whether a user is the one of `[sweep]`, whose checks are the site's own."""
     if not site.sweep.user:
         return False
     try:
@@ -61,20 +61,25 @@ def is_of_sweep(site: Site, uid: int) -> bool:
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run the sweep for one node, and log what came of it."""
+    """Run the sweep for one node, without nodes that are marked themselves, and log its output."""
     config, order = arguments
     site, request = load(Path(config)), from_json(order, Request)
     log = Log("epilog", request.node, str(request.job))
+
+    def marked() -> list[str]:
+        return [
+            node
+            for node in marks.marked_nodes(site.breaker)
+            if node != request.node
+            and accusations.alive(marks.of_node(site.breaker, node), request.time_s)
+        ]
+
     try:
-        avoid = shared.in_child(
-            site,
-            lambda: [node for node in _marked(site, request) if node != request.node],
-            list[str],
-        )
+        avoid = shared.in_child(site, marked, list[str])
     except StoreUnusable as err:
         log.warning(f"not checked with partners: {err}")
         return 1
-    given = {
+    options = {
         "partition": request.partition,
         "node": request.node,
         "avoid": ",".join(avoid),
@@ -82,7 +87,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         "python": site.sweep.python,
         "journal": site.journal,
     }
-    words = [f"--{name}={value}" for name, value in given.items() if value]
+    words = [f"--{name}={value}" for name, value in options.items() if value]
     more = ("--", *site.sweep.sbatch) if site.sweep.sbatch else ()
     path = f"{environ.get('PATH', SYSTEM_PATH)}:{SYSTEM_PATH}"
     named = {name: environ[name] for name in ("SLURM_CONF",) if name in environ}
@@ -105,16 +110,6 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         return 1
     log.info(f"checked with partners, as {site.sweep.user}: {output}")
     return 0
-
-
-def _marked(site: Site, request: Request) -> list[str]:
-    """Return the other nodes whose marks still count: they are no partners."""
-    return [
-        node
-        for node in marks.marked_nodes(site.breaker)
-        if node != request.node
-        and accusations.alive(marks.of_node(site.breaker, node), request.time_s)
-    ]
 
 
 if __name__ == "__main__":

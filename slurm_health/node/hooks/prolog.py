@@ -10,13 +10,13 @@ from slurm_health.node.rules.finding import node_faults
 def run(hook: Hook) -> bool:
     """Run the checks of the prolog; return whether the job must not start here.
 
-    A node that has just passed them is not checked again, where the site wants that.
+    With `hooks.passed_min`, a node that has just passed them is not checked again.
 
     Without a drain the job must start: a failed prolog makes Slurm drain, past the breaker.
     """
-    if hook.passed_lately():
+    if hook.has_recent_pass():
         return False
     faults = node_faults(hook.check())
-    if faults and hook.was_returned():
+    if faults and hook.sync_drain():
         faults = node_faults(hook.check())
     return bool(faults) and hook.drain(hook.cause(faults))

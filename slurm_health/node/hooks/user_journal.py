@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read what the ended job's journal says about this node: as the job's user, in a child.
 
-The child gives up root before it opens anything, so whatever it is led to, it can open only what
-the user can; and below the journal's root it opens what `private_files` allows.
+The child gives up root before it opens anything, so it can open only what the user can, whatever
+the journal leads it to. Below the journal's root it opens what `private_files` allows.
 """
 
 from __future__ import annotations
@@ -24,35 +24,30 @@ from slurm_health.system.killable import (
     Broke,
     Hung,
     Stuck,
-    Work,
-    WorkResult,
     limit_memory,
     recall_stuck,
     run_guarded,
 )
 
-if TYPE_CHECKING:  # most jobs accuse nobody, and then nobody needs to know what that looks like
+if TYPE_CHECKING:  # most jobs accuse no node, and their epilogs load none of it
     from slurm_health.node.rules.accusations import Accusation
 
 _DEFAULT_ROOT = "~/.slurm-health/journal"
 _MASTER = "master.jsonl"
-# Of a job's runs the last ones: no attempt has as many.
+# No attempt has as many runs; of more, the last ones count.
 _MOST_RUNS = 50
 _MOST_BYTES = 16 << 20
 _GUARDED = "journal of user "
-# So many users whose readers the kernel holds: the filesystem may be gone, and is asked itself.
+# With so many readers held in the kernel, the filesystem itself may be gone, and is tried first.
 _MOST_HELD = 3
 _SHARED = "root of all journals"
 _MEMORY_BYTES = 2 << 30
-# Slurm gives job ids out again when it has lost its state. The clocks of nodes differ by less.
+# Slurm reuses job ids after it has lost its state. The clocks of nodes differ by less.
 _OF_ANOTHER_JOB_S = 24 * 3600
 
 
 class JobEnded(msgspec.Struct, frozen=True, kw_only=True):
-    """The job an epilog is called for.
-
-    `attempt` is None, and `start_s` 0, where this Slurm does not tell it.
-    """
+    """The job an epilog is called for; `attempt` is None and `start_s` 0 if Slurm sets neither."""
 
     job: int
     uid: int
@@ -63,25 +58,23 @@ class JobEnded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Unreadable(Exception):
-    """The journal could not be read, so nobody is accused. Its text says why."""
+    """The journal cannot be read, so no node is accused; the text says why."""
 
 
 def job_of(environ: Mapping[str, str]) -> JobEnded | None:
-    """Return the job an epilog is called for; None where it is not called for one."""
+    """Return the job an epilog is called for; None without one."""
     job = number(environ, "SLURM_JOB_ID", 0)
     uid = number(environ, "SLURM_JOB_UID", -1)
     cluster = environ.get("SLURM_CLUSTER_NAME", "")
     if job <= 0 or uid < 0 or not cluster or "/" in cluster or cluster.startswith("."):
         return None
-    attempts = (
-        number(environ, name, -1) for name in ("SLURM_JOB_RESTART_COUNT", "SLURM_RESTART_COUNT")
-    )
+    attempt = number(environ, "SLURM_JOB_RESTART_COUNT", number(environ, "SLURM_RESTART_COUNT", -1))
     return JobEnded(
         job=job,
         uid=uid,
         gid=number(environ, "SLURM_JOB_GID", -1),
         cluster=cluster,
-        attempt=next((each for each in attempts if each >= 0), None),
+        attempt=attempt if attempt >= 0 else None,
         start_s=number(environ, "SLURM_JOB_START_TIME", 0),
     )
 
@@ -89,8 +82,12 @@ def job_of(environ: Mapping[str, str]) -> JobEnded | None:
 def accusations(site: Site, ended: JobEnded, node: str) -> list[Accusation]:
     """Return what the job's journal says against this node.
 
+    A user can mount a filesystem that never answers over their own journal, so a reader that the
+    kernel holds keeps out that user's journals alone. With several readers held, the directory
+    that all journals share is tried first: no user's mount lies below its root.
+
     Raises:
-        Unreadable: it cannot be read, or is not what a journal is. Nobody is accused.
+        Unreadable: it cannot be read, or is no journal.
     """
 
     def work() -> bytes:
@@ -98,12 +95,24 @@ def accusations(site: Site, ended: JobEnded, node: str) -> list[Accusation]:
         root = Path(site.journal or _DEFAULT_ROOT)
         if root.parts[:1] == ("~",):
             root = home.joinpath(*root.parts[1:])
-        found = list(_read(root, ended, node, _MOST_BYTES))
-        return msgspec.msgpack.encode(found) if found else b""
+        accused = list(_read(root, ended, node, _MOST_BYTES))
+        return msgspec.msgpack.encode(accused) if accused else b""
 
-    match _guarded(site, ended, work):
+    def list_shared() -> bytes:
+        become(ended)
+        with os.scandir(Path(site.journal, ended.cluster)) as entries:
+            next(entries, None)
+        return b""
+
+    held = [name for name in recall_stuck(site.state) if name.startswith((_GUARDED, _SHARED))]
+    outcome = None
+    if len(held) >= _MOST_HELD and site.journal.startswith("/"):
+        outcome = run_guarded(site.state, _SHARED, list_shared, site.timing.journal_s)
+    if not isinstance(outcome, Hung | Stuck):
+        outcome = run_guarded(site.state, f"{_GUARDED}{ended.uid}", work, site.timing.journal_s)
+    match outcome:
         case Answered(data=data):
-            return _checked(data, ended, node) if data else []
+            return decode_answer(data, ended, node) if data else []
         case Broke(reason=reason):
             raise Unreadable(reason)
         case Hung(limit_s=limit_s):
@@ -112,37 +121,19 @@ def accusations(site: Site, ended: JobEnded, node: str) -> list[Accusation]:
             raise Unreadable(f"process {pid} of an earlier epilog waits for it in the kernel")
 
 
-def _guarded(site: Site, ended: JobEnded, work: Work) -> WorkResult | Stuck:
-    """Read one user's journal; one that holds its reader for ever keeps out that user's alone.
+def decode_answer(data: bytes, ended: JobEnded, node: str) -> list[Accusation]:
+    """Return the accusations of this node by this job; the user's child may answer anything.
 
-    A user can mount a filesystem that never answers, over what other users' jobs will have too.
-    Where several readers are held, the one that all share is asked: below its root stands nothing
-    of a user's.
+    Raises:
+        Unreadable: the answer cannot be decoded.
     """
-
-    def shared() -> bytes:
-        become(ended)
-        with os.scandir(Path(site.journal, ended.cluster)) as entries:
-            next(entries, None)
-        return b""
-
-    held = [each for each in recall_stuck(site.state) if each.startswith((_GUARDED, _SHARED))]
-    if len(held) >= _MOST_HELD and site.journal.startswith("/"):
-        root = run_guarded(site.state, _SHARED, shared, site.timing.journal_s)
-        if isinstance(root, Hung | Stuck):
-            return root
-    return run_guarded(site.state, f"{_GUARDED}{ended.uid}", work, site.timing.journal_s)
-
-
-def _checked(data: bytes, ended: JobEnded, node: str) -> list[Accusation]:
-    """Take nothing from the user's child that is not an accusation of this node by this job."""
     from slurm_health.node.rules.accusations import Accusation
 
     try:
-        found = from_msgpack(data, list[Accusation])
+        accused = from_msgpack(data, list[Accusation])
     except msgspec.DecodeError as err:
         raise Unreadable(f"its reader gave an unreadable answer: {err}") from err
-    return [each for each in found if each.node == node and each.job == ended.job]
+    return [a for a in accused if (a.node, a.job) == (node, ended.job)]
 
 
 def become(ended: JobEnded) -> Path:
@@ -170,6 +161,7 @@ def become(ended: JobEnded) -> Path:
 
 
 def _read(root: Path, ended: JobEnded, node: str, max_bytes: int) -> Iterator[Accusation]:
+    """Yield the accusations of this node, run by run: of the attempt that ended, if it is known."""
     place = root / ended.cluster / str(ended.job)
     try:
         place.lstat()
@@ -178,21 +170,9 @@ def _read(root: Path, ended: JobEnded, node: str, max_bytes: int) -> Iterator[Ac
     except OSError as err:
         raise Unreadable(f"{place}: {err.strerror or err}") from err
     from slurm_health.node.rules.accusations import from_journal
-    from slurm_health.system.journal import name_of
+    from slurm_health.system.journal import attempt_and_check, label_of, name_of, runs_of
 
     directory = name_of(root, ended.cluster, str(ended.job), ended.uid, quick=True)
-
-    for name in _runs(root, ended, directory):
-        data = _read_run(root, ended, (directory, name), max_bytes)
-        found = from_journal(data, node=node, job=ended.job) if data else None
-        if found is not None:
-            yield found
-
-
-def _runs(root: Path, ended: JobEnded, directory: str) -> list[str]:
-    """Return the names of the runs of the attempt that ended, of all where it is not known."""
-    from slurm_health.system.journal import attempt_and_check, label_of, runs_of
-
     try:
         listed = runs_of(root, ended.cluster, directory, owner=ended.uid)
     except OSError as err:
@@ -202,8 +182,12 @@ def _runs(root: Path, ended: JobEnded, directory: str) -> list[str]:
         # Slurm counts a requeue before the epilogs of the attempt that it ended. And a network
         # filesystem may show an old listing, but not an old file.
         attempts = {ended.attempt, max(0, ended.attempt - 1)}
-        runs = {run for run in runs if run[0] in attempts} | {(each, 1) for each in attempts}
-    return [label_of(*run) for run in sorted(runs)[-_MOST_RUNS:]]
+        runs = {run for run in runs if run[0] in attempts} | {(attempt, 1) for attempt in attempts}
+    for label in (label_of(*run) for run in sorted(runs)[-_MOST_RUNS:]):
+        data = _read_run(root, ended, (directory, label), max_bytes)
+        accusation = from_journal(data, node=node, job=ended.job) if data else None
+        if accusation is not None:
+            yield accusation
 
 
 def _read_run(root: Path, ended: JobEnded, run_of_job: tuple[str, str], max_bytes: int) -> bytes:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what a hook finds to what becomes of the node. Pure.
+"""Decisions about a node, from the results of its checks. Pure.
 
-The hooks and the administrators' commands call it; `draining` performs what is decided here.
+The hooks and the administrators' commands call it; `drain` and `repair` perform the decisions.
 
     finding        what a check of a node concludes, and how several become one
     settings       every setting of a site, with its default; patterns of nodes
-    kernel_lines   the table of the kernel's lines, Xids and SXids: what each means, what helps
+    kernel_lines   the table of the kernel's lines, Xids and SXids: meaning, owner, remedy
     breaker        how many nodes may be drained at once
     recovery       when a node that a hook drained may be resumed
     drain_note     the reason that a hook sets on a node, and how to recognise it

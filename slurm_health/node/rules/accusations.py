@@ -2,12 +2,12 @@
 """What an ended job's own check says against a node, and the marks it leaves: trusting nothing.
 
 A journal is its owner's: every byte may have been written to have a node drained. So only one
-shape of it counts, about one node and one job. What no local check confirms is kept as a mark, and
-marks count only when they are from different users.
+shape of it counts, about one node and one job. An accusation that no local check confirms is kept
+as a mark, and marks count only if different users leave them.
 
-Root's test of what users say costs the other jobs of the node time, so it is limited too.
+Root's test of an accused node costs its other jobs time, so it is limited too.
 
-What is wrong between nodes no test of one node can see: a marked node is due in the next sweep,
+A test of one node cannot see what is wrong between nodes: a marked node is due in the next sweep,
 with partners.
 """
 
@@ -27,7 +27,7 @@ from slurm_health.records.verdict import Level
 _TEXT = 160
 _EVIDENCE = 8
 _MOST_LINES = 200_000
-# What an accusation needs to stand alone, where a site trusts its users.
+# What an accusation needs to stand alone, if a site trusts its users.
 _STRONG_PROBABILITY = 0.99
 _STRONG_EVIDENCE = 2
 _HOUR_S = 3600.0
@@ -42,11 +42,11 @@ Short = Annotated[str, msgspec.Meta(max_length=_TEXT)]
 
 
 class Accusation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one check of a job says of this node. Texts are cut and free of control characters.
+    """The verdict of one check of a job about this node. Texts are cut, without control characters.
 
-    `level` is FAULTY, SLOW, or HEALTHY, which takes back what the job's earlier checks said. One of
-    slowness is worth a test and nothing else: what is slow is decided by comparison, and a healthy
-    node among faster ones is slow too.
+    `level` is FAULTY, SLOW, or HEALTHY, which takes back the job's earlier accusations. SLOW is
+    worth a test and nothing else: slowness is decided by comparison, and a healthy node among
+    faster ones is slow too.
     """
 
     node: Annotated[str, msgspec.Meta(max_length=255)]
@@ -68,62 +68,66 @@ class Accusation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         certain = self.probability >= _STRONG_PROBABILITY
         return certain and not self.slow and len(set(self.evidence)) >= _STRONG_EVIDENCE
 
+    @property
+    def text(self) -> str:
+        """The component and what is wrong with it."""
+        return f"{self.component}: {self.reason}"
+
 
 def from_journal(data: bytes, *, node: str, job: int) -> Accusation | None:
-    """Return what the master's file of one run says of a node; None for nothing.
+    """Return the last verdict about a node in the master's file of one run; None for no verdict.
 
-    Nothing is said by a file of another job, of a run without this node, of a newer version, or
-    without a verdict. The last verdict counts. Raises nothing.
+    The file of another job, of a run without this node or of a newer version has none; nor has
+    one whose verdict is undecided about the node, or names it twice. Raises nothing.
     """
     started: RunStarted | None = None
-    verdict: VerdictReached | None = None
+    reached: VerdictReached | None = None
     for line in data.splitlines()[:_MOST_LINES]:
         try:
             record = decode(line).record
         except NewerVersion:
             return None
         except ValueError:
-            continue  # torn or foreign: says nothing
+            continue  # torn or foreign
         if isinstance(record, RunStarted) and started is None:
             started = record
         elif isinstance(record, VerdictReached):
-            verdict = record
-    if started is None or started.job_id != job or node not in started.nodes or verdict is None:
+            reached = record
+    if started is None or started.job_id != job or node not in started.nodes or reached is None:
         return None
-    return _of_node(verdict, node, job)
-
-
-def _of_node(verdict: VerdictReached, node: str, job: int) -> Accusation | None:
-    judged = [each for each in verdict.nodes if each.node == node]
-    if len(judged) != 1 or judged[0].level is Level.INCONCLUSIVE:
+    verdicts = [verdict for verdict in reached.nodes if verdict.node == node]
+    if len(verdicts) != 1 or verdicts[0].level is Level.INCONCLUSIVE:
         return None
-    (found,) = judged
-    if not 0 <= found.probability <= 1:  # nan as well
+    (verdict,) = verdicts
+    if not 0 <= verdict.probability <= 1:  # nan as well
         return None
-    # "compute device 3" is about compute: what a test here is chosen by.
-    kind = found.component.partition(" ")[0]
-    component = kind if kind.replace("-", "").isalnum() else "node"
-    evidence = tuple(_short(each) for each in found.evidence[:_EVIDENCE])
+    # "compute device 3" is about compute, which chooses the tests here.
+    component = verdict.component.partition(" ")[0]
+    if not component.replace("-", "").isalnum() or not component.isascii():
+        component = "node"
     return Accusation(
         node=node,
         job=job,
-        component=component[:32] if component.isascii() else "node",
-        reason=_short(found.reason),
-        probability=found.probability,
-        evidence=evidence,
-        level=found.level,
+        component=component[:32],
+        reason=_short(verdict.reason),
+        probability=verdict.probability,
+        evidence=tuple(_short(line) for line in verdict.evidence[:_EVIDENCE]),
+        level=verdict.level,
     )
 
 
-def standing(said: Sequence[Accusation]) -> Accusation | None:
-    """Return what counts of what the checks of one job say, the earliest first; None for nothing.
+def effective(accusations: Sequence[Accusation]) -> Accusation | None:
+    """Return the accusation of one job that counts, None for none.
 
-    What was said before a check found the node healthy does not. Faulty counts more than slow.
+    A later healthy verdict takes back the earlier ones. Faulty counts more than slow.
+
+    Args:
+        accusations: of the job's checks, the earliest first.
     """
     kept: list[Accusation] = []
-    for each in said:
-        kept = [] if each.level is Level.HEALTHY else [*kept, each]
-    faulty = [each for each in kept if not each.slow]
+    for accusation in accusations:
+        kept = [] if accusation.level is Level.HEALTHY else [*kept, accusation]
+    faulty = [accusation for accusation in kept if not accusation.slow]
     return next(reversed(faulty or kept), None)
 
 
@@ -136,22 +140,22 @@ def with_test(
     now_s: float,
     most: int = TESTS_PER_USER_HOUR,
 ) -> Tested | None:
-    """Count one more test of this node because of a user; None when they have had enough.
+    """Count one more test of this node because of a user; None if they have had enough.
 
     Args:
-        tested: when the node was tested because of which user.
+        tested: by user, the times of tests of this node.
         uid: the user.
         now_s: seconds since the epoch.
-        most: how many a user gets within an hour.
+        most: tests within an hour for one user.
     """
     recent = {
-        each: tuple(time_s for time_s in times if abs(now_s - time_s) <= _HOUR_S)
-        for each, times in tested.items()
+        user: tuple(time_s for time_s in times if abs(now_s - time_s) <= _HOUR_S)
+        for user, times in tested.items()
     }
     own = recent.get(uid, ())
     if len(own) >= most:
         return None
-    return {each: times for each, times in recent.items() if times} | {uid: (*own, now_s)}
+    return {user: times for user, times in recent.items() if times} | {uid: (*own, now_s)}
 
 
 def _short(text: str) -> str:
@@ -169,39 +173,41 @@ class NodeMark(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def add(marks: Sequence[NodeMark], mark: NodeMark, settings: Accusations) -> tuple[NodeMark, ...]:
-    """Return the marks with one more, without those that are too old.
+    """Return the marks with one more, without expired ones.
 
     A job marks a node once, however often it is started again. Of one user only as many are kept
-    as could ever count, so that nobody's marks push out those of others.
+    as could ever count, so that one user's marks cannot push out those of others.
     """
     kept = [
-        each for each in alive(marks, mark.time_s) if (each.job, each.uid) != (mark.job, mark.uid)
+        other
+        for other in alive(marks, mark.time_s)
+        if (other.job, other.uid) != (mark.job, mark.uid)
     ]
-    own = [each for each in kept if each.uid == mark.uid]
+    own = [other for other in kept if other.uid == mark.uid]
     surplus = own[: max(0, len(own) + 1 - settings.jobs)]
-    return (*(each for each in kept if each not in surplus), mark)[-_MOST_MARKS:]
+    return (*(other for other in kept if other not in surplus), mark)[-_MOST_MARKS:]
 
 
 def alive(marks: Sequence[NodeMark], now_s: float) -> tuple[NodeMark, ...]:
-    """Return the marks that are not too old, nor of a later day, by a clock that is wrong."""
-    return tuple(each for each in marks if -_DAY_S <= now_s - each.time_s <= _MARK_S)
+    """Return the marks that have not expired; one of a later day has the time of a wrong clock."""
+    return tuple(mark for mark in marks if -_DAY_S <= now_s - mark.time_s <= _MARK_S)
 
 
-def convict(marks: Sequence[NodeMark], settings: Accusations) -> bool:
-    """Tell whether the marks are from enough different users and enough different jobs.
+def quorum_reached(marks: Sequence[NodeMark], settings: Accusations) -> bool:
+    """Return whether the marks are of enough different users and enough different jobs.
 
-    One user alone never gets there, whatever number of jobs they run.
+    One user alone never reaches the quorum, whatever the number of jobs.
     """
     if settings.users == 0:
         return False
-    users = {each.uid for each in marks}
-    jobs = {each.job for each in marks}
+    users = {mark.uid for mark in marks}
+    jobs = {mark.job for mark in marks}
     return len(users) >= settings.users and len(jobs) >= settings.jobs
 
 
 def summary(marks: Sequence[NodeMark]) -> str:
-    """Say how many accuse, and what the last of them says."""
-    users, jobs = {each.uid for each in marks}, {each.job for each in marks}
+    """Return how many jobs and users accuse the node, and the text of the last mark."""
+    users, jobs = {mark.uid for mark in marks}, {mark.job for mark in marks}
     last = f"; the last: {marks[-1].text}" if marks else ""
     by = f"{counted(len(jobs), 'job')} of {counted(len(users), 'user')}"
     return f"accused by {by}, unconfirmed here{last}"

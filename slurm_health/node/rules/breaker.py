@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much may be drained: pure, over a ledger that all nodes share.
+"""How many nodes may be drained at once, by a ledger that all nodes share. Pure.
 
 Many nodes failing together is a fabric, a filesystem, a driver update or a bug of a check. Taking
 them all out would make it an outage.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -27,15 +27,24 @@ PER_JOB = 2
 PER_USER_HOUR = 4
 _HOUR_S = 3600.0
 _DAY_S = 24 * _HOUR_S
-# Old entries go by their number: by age, one node whose clock is ahead would throw out all.
+# Old entries expire by their number: by age, one clock that is ahead would expire all.
 _MOST_ENTRIES = 1000
 
 
 class DrainEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One drain. Written before the drain, taken back when it fails. `uid` is -1 without a job.
+    """One drain, written before it is done and taken back if it fails.
 
-    `note` is what was set on the node. One that a person has `returned` no longer counts against
-    the share: a person has looked.
+    Args:
+        node: the node.
+        time_s: when.
+        partitions: of the node.
+        job: after which job; 0 for none.
+        uid: the job's user; -1 without a job.
+        checks: that failed.
+        text: what is wrong.
+        hook: that drains.
+        note: as it is set on the node.
+        returned: an administrator returned the node since: it no longer counts against the share.
     """
 
     node: str
@@ -64,7 +73,7 @@ class Trip(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ignored(msgspec.Struct, frozen=True, kw_only=True):
-    """A node that an administrator wants left in service until then, whatever its checks say."""
+    """A node that an administrator leaves in service until then, whatever its checks say."""
 
     until_s: float
     by: str
@@ -72,13 +81,16 @@ class Ignored(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DrainLedger(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The last drains, the breakers that have tripped, the repairs that were tried.
+    """The ledger of drains and repairs of all nodes.
 
-    `ignored` are nodes that are not drained for a while. `reported` is what was last wrong with the
-    config file, and when that was sent.
-
-    `refused` are drains that the share ruled out and nothing tripped for: too many of one user's.
-    They count only for whether the next one trips.
+    Args:
+        entries: the last drains.
+        trips: the breakers that have tripped, by partition or leaf switch.
+        refused: drains beyond the share for which nothing tripped: too many of one user's. They
+            count only for whether the next one trips.
+        repairs: the attempts to repair nodes.
+        ignored: nodes that are not drained for a while.
+        reported: the last problem of the config file, and when it was sent.
     """
 
     entries: tuple[DrainEntry, ...] = ()
@@ -90,7 +102,7 @@ class DrainLedger(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class DrainRefused(msgspec.Struct, frozen=True, kw_only=True):
-    """The drain must not happen. `ledger` is what to keep: a trip may be new in it."""
+    """The drain must not happen. `ledger` is what to save: a trip may be new in it."""
 
     why: str
     ledger: DrainLedger
@@ -121,9 +133,9 @@ def tripped_for(
 
 
 def refusal(ledger: DrainLedger, wanted: DrainEntry, *, name_of: Callable[[int], str] = str) -> str:
-    """Say why the ledger alone rules a drain out; empty when Slurm has to be asked.
+    """Return why the ledger alone rules a drain out; empty if Slurm has to be asked.
 
-    `name_of` tells how a user is called, and is asked only for what a refusal says.
+    `name_of` returns a user's name, and is called only for the text of a refusal.
     """
     ignored = ledger.ignored.get(wanted.node)
     if ignored is not None and wanted.time_s < ignored.until_s:
@@ -136,7 +148,16 @@ def refusal(ledger: DrainLedger, wanted: DrainEntry, *, name_of: Callable[[int],
             f"the breaker of {partition} has tripped: {ledger.trips[partition].why};"
             " once the cause is found: slurm-health nodes reset"
         )
-    return _too_many_for_owner(ledger.entries, wanted, name_of)
+    others = [entry for entry in ledger.entries if entry.node != wanted.node]
+    of_job = {e.node for e in others if e.job == wanted.job and _age_s(e, wanted) <= WINDOW_S}
+    if wanted.job and len(of_job) >= PER_JOB:
+        nodes = counted(len(of_job), "node")
+        return f"job {wanted.job} has cost {nodes} already, limit {PER_JOB}"
+    of_user = {e.node for e in others if e.uid == wanted.uid and _age_s(e, wanted) <= _HOUR_S}
+    if wanted.uid >= 0 and len(of_user) >= PER_USER_HOUR:
+        user, nodes = name_of(wanted.uid), counted(len(of_user), "node")
+        return f"jobs of user {user} have cost {nodes} within an hour, limit {PER_USER_HOUR}"
+    return ""
 
 
 def reserve(
@@ -152,14 +173,14 @@ def reserve(
     """Decide about one drain and count it.
 
     Args:
-        ledger: what has happened.
+        ledger: the drains so far.
         wanted: the drain.
         limits: the site's.
-        members: the nodes of each of the node's partitions.
+        members: the nodes of every partition that the node is in.
         ours: nodes that are out of the pool now with a note of ours, and the checks it names.
-        racks: the nodes below each leaf switch that the node hangs on; none where Slurm knows of
-            none.
-        name_of: how a user is called; asked only for what a refusal says.
+        racks: the nodes below every leaf switch that the node hangs on; none if Slurm has no
+            topology.
+        name_of: returns a user's name, and is called only for the text of a refusal.
     """
     why = refusal(ledger, wanted, name_of=name_of)
     if why:
@@ -191,7 +212,7 @@ def reserve(
         *_beyond(members, {*faults}, alike, limits, in_rack=False),
         *_beyond(racks or {}, {*faults}, alike, limits, in_rack=True),
     ]
-    why, trips = "", dict(ledger.trips)
+    trips = dict(ledger.trips)
     for excess in too_many:
         out = excess.out | {entry.node for entry in refused} & {*excess.nodes}
         text = (
@@ -199,7 +220,8 @@ def reserve(
             f" {WINDOW_S / 60:g} min: {len(out)} of {len(excess.nodes)} nodes of"
             f" {excess.name}, limit {excess.allowed}"
         )
-        uid, of_user = _first_user(uids.get(node, -1) for node in out)
+        users = Counter(uid for node in out if (uid := uids.get(node, -1)) >= 0)
+        uid, of_user = max(users.items(), key=lambda item: item[1], default=(-1, 0))
         # What the jobs of one user cost, but for one node at the most, trips nothing.
         if len(out) - of_user < 2:
             why = why or f"{text}; {of_user} of them after jobs of user {name_of(uid)}"
@@ -251,25 +273,25 @@ def _beyond(
 ) -> Iterator[_Excess]:
     """Yield the groups of which too many nodes would be out: of a kind first, then of any."""
     for name, nodes in sorted(groups.items()):
-        called = f"{SWITCH}{name}" if in_rack else name
+        full_name = f"{SWITCH}{name}" if in_rack else name
         for of_kind, some in ((True, alike), (False, out)):
             allowed = limits.allowed(len(nodes), in_rack=in_rack, alike=of_kind)
             if len(some & {*nodes}) > allowed:
-                yield _Excess(called, nodes, some & {*nodes}, allowed, of_kind)
+                yield _Excess(full_name, nodes, some & {*nodes}, allowed, of_kind)
                 break
 
 
 def take_back(ledger: DrainLedger, node: str, time_s: float) -> DrainLedger:
     """Return the ledger without a drain that did not happen."""
-    entries = tuple(each for each in ledger.entries if (each.node, each.time_s) != (node, time_s))
+    entries = tuple(e for e in ledger.entries if (e.node, e.time_s) != (node, time_s))
     return msgspec.structs.replace(ledger, entries=entries)
 
 
 def with_return(ledger: DrainLedger, node: str) -> DrainLedger:
-    """Return the ledger after a person has returned a node to the pool."""
+    """Return the ledger after an administrator has returned a node to the pool."""
     entries = tuple(
-        msgspec.structs.replace(each, returned=True) if each.node == node else each
-        for each in ledger.entries
+        msgspec.structs.replace(entry, returned=True) if entry.node == node else entry
+        for entry in ledger.entries
     )
     return msgspec.structs.replace(ledger, entries=entries)
 
@@ -277,42 +299,8 @@ def with_return(ledger: DrainLedger, node: str) -> DrainLedger:
 def _age_s(entry: DrainEntry, wanted: DrainEntry) -> float:
     """Return how old an entry is; one from the future, by a clock that is ahead, is new.
 
-    One of a later day is by a clock that is wrong, that of the entry or that of whoever asks. It
-    would be new for ever, so it does not count; nodes that are drained now do, whenever that was.
+    An entry of a later day has the time of a wrong clock, its own or this node's. It would be new
+    for ever, so it does not count; nodes that are drained now do, whatever their time.
     """
     age_s = wanted.time_s - entry.time_s
     return max(0.0, age_s) if age_s >= -_DAY_S else math.inf
-
-
-def _first_user(uids: Iterable[int]) -> tuple[int, int]:
-    """Return the user after whose jobs most nodes were drained, and how many."""
-    nodes = Counter(uid for uid in uids if uid >= 0)
-    return max(nodes.items(), key=lambda item: item[1], default=(-1, 0))
-
-
-def _too_many_for_owner(
-    entries: Collection[DrainEntry],
-    wanted: DrainEntry,
-    name_of: Callable[[int], str],
-) -> str:
-    others = [each for each in entries if each.node != wanted.node]
-    if wanted.job:
-        nodes = {
-            each.node
-            for each in others
-            if each.job == wanted.job and _age_s(each, wanted) <= WINDOW_S
-        }
-        if len(nodes) >= PER_JOB:
-            said = f"job {wanted.job} has cost {counted(len(nodes), 'node')} already"
-            return f"{said}, limit {PER_JOB}"
-    if wanted.uid >= 0:
-        nodes = {
-            each.node
-            for each in others
-            if each.uid == wanted.uid and _age_s(each, wanted) <= _HOUR_S
-        }
-        if len(nodes) >= PER_USER_HOUR:
-            user = name_of(wanted.uid)
-            text = f"jobs of user {user} have cost {counted(len(nodes), 'node')} within an hour"
-            return f"{text}, limit {PER_USER_HOUR}"
-    return ""

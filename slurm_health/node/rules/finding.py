@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a check of a node concludes, and how several conclusions become one.
+"""The findings of checks, and several findings joined to one.
 
-The values are msgspec structs, not dataclasses: the hooks load them before every job, and a
-process boundary lies between where a value is made and where it is used.
+The values are msgspec structs, not dataclasses: the hooks load them before every job, and a child
+process makes them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 
 
 class Status(Enum):
-    """What a check concludes, from the best to the worst."""
+    """The conclusion of a check, from the best to the worst."""
 
     PASS = "pass"  # noqa: S105 - not a password
     NOT_APPLICABLE = "not_applicable"  # nothing here is of its kind: silent
@@ -25,24 +25,24 @@ class Status(Enum):
 
 
 _RANK = {status: rank for rank, status in enumerate(Status)}
-# A check that found this has nothing to report.
+# A check with such a finding has nothing to report.
 WELL = (Status.PASS, Status.NOT_APPLICABLE)
 
 Figure = float | int | str
 
 
 class Remedy(Enum):
-    """What repairs a fault, if the maker of the hardware or the author of a check says so."""
+    """The repair of a fault, if the maker of the hardware or the author of a check names one."""
 
     RESET = "reset"  # of GPUs
     REBOOT = "reboot"
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """What one check concludes, with its numbers.
+    """The conclusion of one check, with its numbers.
 
-    `remedy` is what repairs a fault, None if that is not known; `devices` are the PCI addresses of
-    the GPUs at fault, as far as they are known.
+    `remedy` repairs the fault, None if it is unknown; `devices` are the PCI addresses of the GPUs
+    at fault, if they are known.
     """
 
     status: Status
@@ -53,10 +53,9 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A finding, and which configured check it is from.
+    """The finding of a configured check.
 
-    `hung` is set if the check did not end within its time limit; `shadow` if the site wants it
-    logged and nothing else.
+    `hung`: the check did not end within its time limit; `shadow`: the finding is only logged.
     """
 
     name: str
@@ -97,12 +96,12 @@ def node_fault(text: str, **figures: Figure) -> Finding:
 
 
 def with_remedy(finding: Finding, remedy: Remedy | None, *devices: str) -> Finding:
-    """Return a finding with what repairs it, and of which GPUs it is."""
+    """Return a finding with its remedy and its GPUs."""
     return msgspec.structs.replace(finding, remedy=remedy, devices=tuple(filter(None, devices)))
 
 
 def common_remedy(findings: Iterable[Finding]) -> Remedy | None:
-    """Return what repairs all of these faults: the strongest; None if one has none."""
+    """Return the strongest remedy of these faults, which repairs all; None if one has none."""
     remedies = [finding.remedy for finding in findings]
     known = [remedy for remedy in remedies if remedy is not None]
     return max(known, key=list(Remedy).index) if known and len(known) == len(remedies) else None

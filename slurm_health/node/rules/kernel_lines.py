@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one table of the kernel's lines: what each says of the node, whose matter it is, what helps.
+"""The one table of the kernel's lines: their meaning, the part at fault, and the remedy.
 
-From it come the checks `xid` and `kernel-log`, `slurm-health explain` and what a failed job quotes.
+It serves the checks `xid` and `kernel-log`, `slurm-health explain`, and the evidence of a failed
+job.
 
 A user chooses the name of a process (15 bytes), of its file, and of interfaces and cgroups of their
-own, and the kernel prints these, often at the beginning of a line. So each pattern here begins at
-the beginning, names a device by the characters that the kernel gives it and no others, and goes on
-with the kernel's own words right behind it. Pure.
+own, and the kernel prints these, often at the beginning of a line. So every pattern here starts at
+the beginning of the line, names a device by the characters that the kernel gives it and no others,
+and continues with the kernel's own words right behind it. Pure.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ _OWN_DISK = r"(?!loop|dm-|nbd|rbd|ublk|zram|ram)[\w!-]+"
 _BEYOND = rf"{_DISK}: rw=\d+, (?:want=\d+, |sector=\d+, nr_sectors = \d+ )limit=\d"
 _PCI = r"(?:PCI:)?(?P<bus>(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?)"
 
-# Of a message of several lines, as /dev/kmsg writes it. What is behind may be a file's name, so no
-# message is taken apart: each form says all that stands before.
+# Between the lines of one message, as /dev/kmsg writes it. A later line may be a file's name, so no
+# message is split: a pattern holds all that comes before.
 _NEXT_LINE = r"\\x0a"
 
 
@@ -52,11 +53,11 @@ def address(bus: str) -> str:
 # NVRM: Xid (PCI:0000:3b:00): 79, pid=77, name=python, GPU has fallen off the bus.
 # NVRM: Xid (PCI:0000:01:00 GPU-I:05): 43, of an instance of a GPU (MIG).
 XID = rf"^NVRM: (?P<kind>Xid) \({_PCI}(?: GPU-I:\d{{1,3}})?\): (?P<number>\d{{1,5}})\b(?P<text>.*)"
-# Older drivers say of a lost GPU no number:
+# Older drivers print no number for a lost GPU:
 # NVRM: GPU 0000:29:00.0: GPU has fallen off the bus.
 # or, in three lines: NVRM: The NVIDIA GPU 0000:18:00.0 / NVRM: (PCI ID: 10de:2901) installed in
 # this system has / NVRM: fallen off the bus and is not responding to commands.
-# These are one message, whose ends of lines /dev/kmsg writes as \x0a; a journal has three.
+# These are one message, whose line ends /dev/kmsg writes as \x0a; a journal has three.
 LOST_GPU = (
     rf"^NVRM: (?:The NVIDIA )?GPU (?:at )?{_PCI}(?:: GPU has|{_NEXT_LINE}NVRM: (?:\(PCI ID:"
     rf" [0-9a-f]{{4}}:[0-9a-f]{{4}}\) )?installed in this system has{_NEXT_LINE}NVRM:) fallen off"
@@ -79,7 +80,7 @@ OUT_OF_MEMORY = (
 )
 HUNG_TASK = rf"^INFO: task {_COMM}:\d+ blocked for more than \d+ seconds"
 MACHINE_CHECK = r"^mce: \[Hardware Error\]: "
-# AMD's decoder (mce_amd) says it without `mce:`, and corrected errors in the same place.
+# AMD's decoder (mce_amd) omits `mce:`, and prints corrected errors in the same place.
 AMD_MACHINE_CHECK = (
     r"^\[Hardware Error\]: "
     r"(?:Uncorrected, software (?:restartable|containable) error\.|System Fatal error\.)"
@@ -95,10 +96,11 @@ PCIE_ERROR = (
 
 
 class KernelError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one line of the kernel's log, or one number of a table, means.
+    """The meaning of one line of the kernel's log, or of one number of a table.
 
-    `status` is what the named check finds by default; only a node fault drains. `bus` is the PCI
-    address, empty if the line names none; `is_severity_told`: the line itself states how bad it is.
+    Its default `status` decides: only a node fault drains. `what` happened, in the part `whose`;
+    `helps` is the remedy in words, `remedy` the one that `repair` may apply, `bus` the PCI address,
+    empty if the line names none. `states_severity`: the line itself states how bad it is.
     """
 
     name: str
@@ -110,11 +112,11 @@ class KernelError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     source: str
     remedy: Remedy | None = None
     bus: str = ""
-    is_severity_told: bool = False
+    states_severity: bool = False
 
     @property
     def words(self) -> str:
-        """What it is and, of a fault, what helps."""
+        """What happened and, of a fault, the remedy."""
         return f"{self.what}; {self.helps}" if self.status is Status.NODE_FAULT else self.what
 
 
@@ -122,25 +124,38 @@ class KernelError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class LineKind(NamedTuple):
-    """A kind of line: its name, what it says, its pattern, how it is judged, whose it is, help."""
+    """A kind of line, and its meaning."""
 
-    name: str
-    what: str
     pattern: str
-    status: Status
-    whose: str
-    helps: str
+    error: KernelError
+
+    @property
+    def name(self) -> str:
+        """The name of the error."""
+        return self.error.name
 
 
-def _faults(name: str, what: str, whose: str, helps: str, *patterns: str) -> tuple[LineKind, ...]:
-    return tuple(LineKind(name, what, text, Status.NODE_FAULT, whose, helps) for text in patterns)
+def _faults(
+    name: str, what: str, whose: str, helps: str, *patterns: str, status: Status = Status.NODE_FAULT
+) -> tuple[LineKind, ...]:
+    error = KernelError(
+        name=name,
+        status=status,
+        what=what,
+        whose=whose,
+        helps=helps,
+        check="kernel-log",
+        source=_KERNEL,
+    )
+    return tuple(LineKind(pattern, error) for pattern in patterns)
 
 
 def _warnings(name: str, what: str, whose: str, helps: str, *patterns: str) -> tuple[LineKind, ...]:
-    """Return lines of what a program may have caused, or what may pass."""
-    return tuple(LineKind(name, what, text, Status.WARN, whose, helps) for text in patterns)
+    """Return lines that a program may have caused, or that may pass."""
+    return _faults(name, what, whose, helps, *patterns, status=Status.WARN)
 
 
+_KERNEL = "the kernel's own words"
 _REPLACE_DISK = "save what is on it, test the disk (smartctl), replace it"
 _CHECK_FILES = "reboot the node, check the filesystem (fsck) and test the disk below it (smartctl)"
 _STALLED = (
@@ -176,7 +191,7 @@ KINDS: tuple[LineKind, ...] = (
         "disk or filesystem",
         _CHECK_FILES,
         rf"^EXT[234]-fs error \(device {_DISK}\)",
-        # ext2 to ext4, F2FS and NILFS say it in these words.
+        # The words of ext2 to ext4, F2FS and NILFS.
         rf"^[A-Z][\w-]{{1,8}} \({_DISK}\): (?:error: )?[Rr]emounting filesystem read-only",
         rf"^[A-Z][\w-]{{1,8}} \({_DISK}\): I/O error while writing superblock",
         rf"^XFS \({_DISK}\): (?:[Mm]etadata|[Ll]og) I/O [Ee]rror",
@@ -266,8 +281,8 @@ KINDS: tuple[LineKind, ...] = (
         "filesystem or partition table",
         "compare the size of the filesystem with that of its device (dumpe2fs, xfs_info, lsblk)",
         rf"^{_BEYOND}",
-        # In one message with its first half, which newer kernels begin with a process: the name of
-        # one with spaces is passed over, as other things that a user wrote could read like it.
+        # In one message with its first half, which newer kernels begin with a process. A name with
+        # spaces does not match: other text of a user could read like it.
         r"^(?:[\w/:.+-]{1,15}: )?attempt to access beyond end of device"
         rf"(?:$|{_NEXT_LINE}{_BEYOND})",
     ),
@@ -294,8 +309,8 @@ KINDS: tuple[LineKind, ...] = (
     ),
 )
 
-FAULTS = tuple(kind.pattern for kind in KINDS if kind.status is Status.NODE_FAULT)
-WARNINGS = tuple(kind.pattern for kind in KINDS if kind.status is Status.WARN)
+FAULTS = tuple(kind.pattern for kind in KINDS if kind.error.status is Status.NODE_FAULT)
+WARNINGS = tuple(kind.pattern for kind in KINDS if kind.error.status is Status.WARN)
 
 # `Nov 23 12:00:00 n1 kernel: `, `[  123.456789] `, `[Mon Nov 23 12:00:00 2026] `
 _STAMP = re.compile(r"^(?:\S.{0,80}? kernel: )?(?:\[[^\]]{1,40}\] )?")
@@ -309,7 +324,7 @@ def without_stamp(line: str) -> str:
 def is_evidence(line: str) -> bool:
     """Return whether a line of the kernel's may be held against the node, whatever matches it.
 
-    One that begins with a process may not: it says what its user has chosen.
+    A line that begins with a process may not: its user chose the words.
     """
     return _OF_A_PROCESS.match(line) is None
 
@@ -318,15 +333,12 @@ def is_evidence(line: str) -> bool:
 #
 # Those of GPUs (Xid) are in NVIDIA's catalogue of Xid errors, those of NVSwitches (SXid) in the
 # user guide of its Fabric Manager. A number alone is a fault only if the catalogue blames the GPU,
-# the board or its slot, and says that only a reset or a repair helps. Most are a program's own.
+# the board or its slot, and only a reset or a repair helps. Most are a program's own.
 
 _RESET = "reset the GPU"
 _REBOOT = "reboot the node; when it comes back, have the hardware inspected"
 _REMEDIES = {_RESET: Remedy.RESET, _REBOOT: Remedy.REBOOT}
 _LOST = 79
-_XID_TABLE = "NVIDIA's catalogue of Xid errors"
-_SXID_TABLE = "the user guide of NVIDIA's Fabric Manager"
-_KERNEL = "the kernel's own words"
 
 
 def _row(
@@ -339,7 +351,7 @@ def _row(
         whose=whose,
         helps=helps,
         check="xid",
-        source=_XID_TABLE,
+        source="NVIDIA's catalogue of Xid errors",
         remedy=remedy or _REMEDIES.get(helps),
     )
 
@@ -349,7 +361,7 @@ def _gpu(what: str, helps: str = _RESET, whose: str = "GPU") -> KernelError:
 
 
 def _look(what: str, helps: str, whose: str = "GPU", remedy: Remedy | None = None) -> KernelError:
-    """Return one that is worth a look, and never a reason to drain by itself."""
+    """Return a warning, which never drains by itself."""
     return _row(Status.WARN, what, whose, helps, remedy)
 
 
@@ -363,7 +375,7 @@ _AGAIN = "start the job again; if it comes back on this node with other jobs, ha
 XIDS: dict[int, KernelError] = {
     8: _program("work of a program did not end in time", _AGAIN),
     11: _program("a program's commands to the GPU were invalid"),
-    13: _program("graphics engine exception, as of an access out of bounds"),
+    13: _program("graphics engine exception, such as an access out of bounds"),
     25: _program("a program's commands to the GPU were illegal"),
     31: _program("memory page fault: an address that is not the program's"),
     32: _program("a program's commands to the GPU were corrupted", _AGAIN),
@@ -420,12 +432,12 @@ XIDS: dict[int, KernelError] = {
     158: _gpu("fatal timeout"),
     167: _gpu("PCIe fatal timeout", _REBOOT, "GPU, board or slot"),
 }
-# What stands at the end of an NVLink 5 line: `NETIR_LINK_EVT  Fatal   XC0 i0 Link 01 (0x0214…`. The
-# name of a process may stand before it, which its user chooses: the last such words count.
+# The end of an NVLink 5 line: `NETIR_LINK_EVT  Fatal   XC0 i0 Link 01 (0x0214…`. The name of a
+# process may come before it, which its user chooses: the last such words count.
 _NVLINK_5 = r"(?P<unit>[A-Z][\w/]+) +(?P<word>Fatal|Nonfatal) +XC\d+ i\d+ Link -?\d+"
 # Units whose fatal errors end a program and leave the GPU usable, by NVIDIA's catalogue.
 _OF_A_PROGRAM = ("TLW_RX", "TLW_TX")
-# A unit that reports what the other end of its link did: when one GPU of an NVLink domain fails,
+# A unit that reports errors of the other end of its link: when one GPU of an NVLink domain fails,
 # all others report this, fatal or not.
 _OF_A_PEER = ("RLW_",)
 # Xid 74 of older links: `NVLink: fatal error detected on link 14(0x0, 0x0, 0x10000, …`. A process'
@@ -440,30 +452,30 @@ _RECOVERIES = {
     "Drain P2P": _look("the driver wants access to peers ended", _BY_LINE),
     "None": _row(Status.PASS, "the driver wants nothing more done to recover", "GPU", "nothing"),
 }
-# What the guide calls always fatal: a reset of the GPUs does not end it.
+# Always fatal by the guide: a reset of the GPUs does not end it.
 _ALWAYS_FATAL = frozenset({12020, 22003, 22011, *range(23001, 23018)})
 
 
 def of_xid(number: int, text: str = "") -> KernelError:
-    """Return what an Xid means.
+    """Return the meaning of an Xid.
 
-    A number that the catalogue has beside the table says nothing about the node; one that it does
-    not have is a warning.
+    A number of the catalogue that the table lacks says nothing about the node; a number beyond the
+    catalogue is a warning.
 
     Args:
         number: of the error.
-        text: what the driver says behind it, which decides some; without it they are a warning.
+        text: the rest of the driver's line, which decides some; without it they are a warning.
     """
     unknown = (
         _look("an error of a newer driver, which is not in the table here", _BY_LINE)
         if number > _LAST_LISTED
         else _program("an error that says nothing of the node")
     )
-    known, told = XIDS.get(number, unknown), False
+    known, stated = XIDS.get(number, unknown), False
     if number == 154 and (action := re.search(_RECOVERY, text.rstrip())):
         known = _RECOVERIES.get(action["now"], known)
     elif 144 <= number <= 150 and (links := list(re.finditer(_NVLINK_5, text))):
-        unit, told = links[-1]["unit"], True
+        unit, stated = links[-1]["unit"], True
         if unit.startswith(_OF_A_PEER):
             what = f"NVLink error ({unit}), most often of the link's other end"
             known = _look(what, "look at the GPU at the link's other end", "link")
@@ -473,21 +485,21 @@ def of_xid(number: int, text: str = "") -> KernelError:
             what = f"NVLink error ({unit}) that ends no link"
             known = _look(what, "look at the GPU and its links", "link")
     elif number == 74 and (link := re.search(_FATAL_LINK, text)):
-        told = True
-        what = f"fatal NVLink error on {link['link']}: it, or what is at its other end"
+        stated = True
+        what = f"fatal NVLink error on {link['link']}: of the link, or of its other end"
         known = _look(what, "look at the GPU and its links", "link")
-    return msgspec.structs.replace(known, name=f"Xid {number}", is_severity_told=told)
+    return msgspec.structs.replace(known, name=f"Xid {number}", states_severity=stated)
 
 
 def of_sxid(number: int, word: str = "", text: str = "") -> KernelError:
-    """Return what an NVSwitch's error means, by its number and the driver's own word.
+    """Return the meaning of an NVSwitch's error, by its number and the driver's own word.
 
-    What the driver calls non-fatal stops no program; with a fatal one beside it, that one counts.
+    A non-fatal error stops no program; a fatal one beside it counts by itself.
 
     Args:
         number: of the error.
-        word: `Fatal` or `Non-fatal`, empty if the driver does not say.
-        text: what the driver says behind it.
+        word: `Fatal` or `Non-fatal`, empty if the driver prints neither.
+        text: the rest of the driver's line.
     """
     if number in _ALWAYS_FATAL:
         known = _gpu("always fatal", _REBOOT)
@@ -495,21 +507,21 @@ def of_sxid(number: int, word: str = "", text: str = "") -> KernelError:
         helps = "reset all GPUs and NVSwitches of the node"
         known = _row(Status.NODE_FAULT, "fatal", "", helps, Remedy.RESET)
     else:
-        what = "not fatal" if word else "the driver does not say how severe"
-        known = _look(what, "look at the driver's whole line, which says whether it is fatal")
+        what = "not fatal" if word else "the driver does not state whether it is fatal"
+        known = _look(what, "look at the driver's whole line, which states whether it is fatal")
     return msgspec.structs.replace(
         known,
         name=f"SXid {number}",
         what=f"{text}: {known.what}" if text else known.what,
         whose="NVSwitch or its links",
-        source=_SXID_TABLE,
-        is_severity_told=bool(word),
+        source="the user guide of NVIDIA's Fabric Manager",
+        states_severity=bool(word),
     )
 
 
 # --- reading -------------------------------------------------------------------------------------
 
-# Patterns are compiled when a line is read: a hook of a node that is well reads none.
+# Patterns are compiled when a line is read: a hook of a healthy node reads none.
 _NUMBER = r"(?i:(?P<kind>s?xid)\s*[-:#]?\s*)?(?P<number>\d{1,5})"
 
 
@@ -532,20 +544,8 @@ def lost_gpu_named(line: str) -> str:
     return address(match["bus"]) if match else ""
 
 
-def _of_kind(kind: LineKind) -> KernelError:
-    return KernelError(
-        name=kind.name,
-        status=kind.status,
-        what=kind.what,
-        whose=kind.whose,
-        helps=kind.helps,
-        check="kernel-log",
-        source=_KERNEL,
-    )
-
-
 def of_line(line: str) -> KernelError | None:
-    """Return what a line of the kernel means; None if no check knows it."""
+    """Return the meaning of a line of the kernel; None if no check knows it."""
     if known := device_error(line):
         return known
     if not is_evidence(line):
@@ -558,20 +558,20 @@ def of_line(line: str) -> KernelError | None:
             helps="look at the program; such a line is never held against a node",
             source=_KERNEL,
         )
-    return next((_of_kind(kind) for kind in KINDS if re.search(kind.pattern, line)), None)
+    return next((kind.error for kind in KINDS if re.search(kind.pattern, line)), None)
 
 
 def all_errors() -> Iterator[KernelError]:
     """Yield the whole table: Xids first."""
     yield from (of_xid(number) for number in sorted(XIDS))
     yield from (of_sxid(number) for number in sorted(_ALWAYS_FATAL))
-    yield from (_of_kind(kind) for kind in {kind.name: kind for kind in KINDS}.values())
+    yield from {kind.error.name: kind.error for kind in KINDS}.values()
 
 
 def explained(words: str) -> KernelError | None:
-    """Return what a number (`79`, `xid 79`, `sxid 22003`), a name or a whole line means.
+    """Return the meaning of a number (`79`, `xid 79`, `sxid 22003`), a name or a whole line.
 
-    None if it is nothing that the checks know.
+    None if no check knows it.
     """
     if match := re.fullmatch(_NUMBER, words := words.strip()):
         number = int(match["number"])
@@ -583,10 +583,10 @@ def explained(words: str) -> KernelError | None:
 
 
 def most_telling(lines: Sequence[str], most: int) -> tuple[str, ...]:
-    """Return the lines that tell most, `most` of them at most, in their order.
+    """Return at most `most` lines, those with most information, in their order.
 
-    The latest of each kind comes before a second one of any, and a fault before the rest, so
-    however much is said of one thing, it takes no room from another.
+    The latest line of every kind comes before a second one of any kind, and faults come first, so
+    a flood of lines about one error takes no room from another.
     """
     counts: Counter[tuple[str, str, Status]] = Counter()
     ranked = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a node that a hook drained may come back: pure."""
+"""When a node that a hook drained may be resumed. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from slurm_health.node.rules.settings import Recovery
 
 
 class BootTime(msgspec.Struct, frozen=True, kw_only=True):
-    """A moment by the clock that the kernel began when it was started, which nobody sets."""
+    """A moment by the clock that the kernel starts at every boot, and that is never set."""
 
     boot: str
     uptime_s: float
@@ -20,16 +20,16 @@ class DrainRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     Args:
         node: its name.
-        reason: the note exactly as it was set; another one is another's.
-        retest: the checks that failed; empty when none did and only a person can tell.
+        reason: the note exactly as it was set; with any other note the drain is not ours.
+        retest: the checks that failed; empty if no check can clear the node, and an administrator
+            releases it.
         time_s: when.
-        expected: what the checks that failed went by beside the site's file: variables of the job.
-            A test without them is another test.
-        passes: how many fresh passes in a row there have been since.
+        expected: variables of the job's environment that the checks depended on.
+        passes: fresh passes in a row since.
         passed_s: when the last of them was.
-        found: when the fault was found, by the kernel's clock; None where that is not known.
-        confirmed: whether the node was seen to be out of the pool. It is recorded before it is
-            drained, and a drain may fail.
+        measured: when the fault was measured, by the kernel's clock; None if that is unknown.
+        confirmed: Slurm showed the node out of the pool. The record is written before the drain,
+            and a drain may fail.
     """
 
     node: str
@@ -39,12 +39,12 @@ class DrainRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     expected: dict[str, str] = {}
     passes: int = 0
     passed_s: float = 0.0
-    found: BootTime | None = None
+    measured: BootTime | None = None
     confirmed: bool = False
 
 
 def uptime_s(then: BootTime | None, now: BootTime | None) -> float | None:
-    """Return when a moment was, of the boot that there is now; None for one of another boot."""
+    """Return the uptime of a moment in the boot of `now`; None for one of another boot."""
     same = then is not None and now is not None and then.boot == now.boot
     return then.uptime_s if then is not None and same else None
 
@@ -54,13 +54,13 @@ def after_test(
 ) -> DrainRecord:
     """Return the record after its checks ran once more.
 
-    A pass counts only when it is apart from the one before and from the drain; anything but a
-    pass of every check begins the count anew. Nobody counts further than there is need.
+    A pass counts only if it is apart from the last one and from the drain. Any other result begins
+    the count anew. The count ends at the passes that the site wants.
     """
     if not all_passed:
         return msgspec.structs.replace(record, passes=0, passed_s=0.0)
     last_s = max(record.passed_s, record.time_s)
-    # A clock that was set back must not hold the node for ever, nor bring it back at once.
+    # A clock that was set back must not hold the node for ever, nor resume it at once.
     if now_s < last_s:
         return msgspec.structs.replace(record, passed_s=now_s, time_s=min(record.time_s, now_s))
     if now_s - last_s < settings.apart_s:
@@ -70,5 +70,5 @@ def after_test(
 
 
 def is_due(record: DrainRecord, settings: Recovery) -> bool:
-    """Tell whether enough passes have been seen to give the node back."""
+    """Return whether the node has enough passes to be resumed."""
     return 0 < settings.passes <= record.passes and bool(record.retest)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What repairs a drained node next, if anything. Pure.
+"""The next step to repair a drained node. Pure.
 
-The steps are a ladder: reset of the GPUs, reboot, an administrator. A fault begins at the step that
-is known to repair it, and goes on to the next that the site allows when it is still there, or comes
-back within a day. A node that passes its checks again may have to pass the site's own test, in
-place, before it returns to service.
+The steps are a ladder: reset of the GPUs, reboot, an administrator. A fault starts at the step that
+is known to repair it. If the fault persists, or comes back within a day, the next step follows that
+the site allows. A node that passes its checks again may have to pass the site's own test, in place,
+before it returns to service.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _HOUR_S = 3600.0
 _DAY_S = 24 * _HOUR_S
 _KEPT_S = 7 * _DAY_S
 _MOST_KEPT = 1000
-# Steps on all nodes within an hour: what breaks more of them is no fault of theirs.
+# Steps on all nodes within an hour: more broken nodes have a common cause.
 _MOST_PER_HOUR = 4
 # A reset, and the time in which a node has to be back from a reboot.
 STEP_LIMIT_S = 1800.0
 
 
 class RepairStep(Enum):
-    """What can be done, from the least to the last; `TEST` repairs nothing, and is a gate."""
+    """The steps, from the least to the last; `TEST` repairs nothing, and is a gate."""
 
     RESET = "reset"
     REBOOT = "reboot"
@@ -41,10 +41,10 @@ LADDER = (RepairStep.RESET, RepairStep.REBOOT, RepairStep.ADMINISTRATOR)
 
 
 class Outcome(Enum):
-    """How far a step has come."""
+    """The state of a step."""
 
     BEGUN = "begun"
-    DONE = "done"  # of a test: passed; whether a repair helped, the node's checks say
+    DONE = "done"  # of a test: passed; the node's checks decide whether a repair helped
     FAILED = "failed"
     DRY_RUN = "dry_run"
 
@@ -54,11 +54,11 @@ class RepairAttempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     Args:
         node: its name.
-        step: what was begun.
-        time_s: when.
+        step: the step.
+        time_s: when it began.
         drain: the note that the node was drained with.
-        outcome: how far it has come.
-        until_s: when it has to be over.
+        outcome: the state of the step.
+        until_s: its deadline.
         text: why it was begun, or how it ended.
     """
 
@@ -83,11 +83,11 @@ class NextStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def first_step(failed: Sequence[CheckResult], settings: Repair) -> RepairStep:
-    """Return the step that the faults of a node begin with.
+    """Return the first step for the faults of a node.
 
-    The site's word for a check goes first; a fault without a known remedy is an administrator's,
-    and so is a node for which no check can tell. Of several faults, the one that needs most
-    decides: a reset that repairs one of two must not hide the other.
+    The site's setting for a check comes first; a fault without a known remedy is an
+    administrator's, and so is a node that no check can clear. Of several faults, the one that needs
+    most decides: a reset that repairs one of two must not hide the other.
     """
     first = settings.first
     steps = [RepairStep(first[result.name]) for result in failed if result.name in first]
@@ -110,7 +110,7 @@ def next_repair(
     """Return the next step for a node that is still faulty, or that no check of its own can clear.
 
     Args:
-        first: what its faults begin with.
+        first: the first step for its faults.
         attempts: the steps of all nodes.
         node: its name.
         drain: the note that it is drained with.
@@ -161,7 +161,7 @@ class Gate(Enum):
 def gate(
     attempts: Iterable[RepairAttempt], *, node: str, drain: str, settings: Repair, now_s: float
 ) -> tuple[Gate, RepairAttempt | None]:
-    """Return whether a node may return to service, and the test that says so.
+    """Return whether a node may return to service, and the test that decides it.
 
     Without a test of the site's, it may. A test that was cut off, as by a reboot, is begun again
     once; the second time it counts as failed.
@@ -184,7 +184,7 @@ def gate(
 def with_attempt(
     attempts: Iterable[RepairAttempt], new: RepairAttempt
 ) -> tuple[RepairAttempt, ...]:
-    """Return the attempts with one more, or with how one has ended; those of a week are kept."""
+    """Return the attempts of a week with one added or updated."""
     key = (new.node, new.step, new.time_s)
     others = [
         attempt
@@ -196,7 +196,7 @@ def with_attempt(
 
 
 def unfinished(attempts: Iterable[RepairAttempt], node: str, drain: str) -> RepairAttempt | None:
-    """Return the last repair for this drain, if it is not known yet whether it helped."""
+    """Return the last repair for this drain, until it is known whether it helped."""
     repairs = [
         attempt
         for attempt in attempts

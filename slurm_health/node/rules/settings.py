@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every setting of a site, with its default: one structure, each table of the file a struct in it.
+"""Every setting of a site, with its default: one structure, with a struct for every table.
 
 The nodes that a setting is for are named by patterns: `gpu[01-16,20]`, `gpu*`, `!login*`. The hooks
 match one name against a few of them before every job, and expand none.
@@ -49,9 +49,9 @@ class Hooks(_Table, frozen=True, kw_only=True):
 
 
 class Breaker(_Table, frozen=True, kw_only=True):
-    """`[breaker]`: how much may be drained at once, by hooks and by root's jobs together.
+    """`[breaker]`: how many nodes may be drained at once, by hooks and by root's jobs together.
 
-    Without `directory` no node is drained: one alone cannot know how many others are.
+    Without `directory` no node is drained: the number of other drained nodes is unknown.
     """
 
     # On a filesystem that all nodes share, writable by root only. Without it no node is drained.
@@ -66,7 +66,7 @@ class Breaker(_Table, frozen=True, kw_only=True):
 
         With `alike`, for one kind of fault: one always, and two of four or more. In a small
         cluster, a second fault within the hour is a coincidence more often than a common cause.
-        Faults of different kinds have none in common, and four of eight may be out for them.
+        Faults of different kinds have no common cause: four of eight nodes may be out for them.
         """
         few = min(2 if alike else 4, max(1, nodes // 2))
         return max(int((self.rack_share if in_rack else self.share) * nodes), few)
@@ -83,7 +83,7 @@ class Recovery(_Table, frozen=True, kw_only=True):
 
 
 class AccusationPolicy(Enum):
-    """What an accusation can bring about."""
+    """The effect of an accusation."""
 
     CONFIRM = "confirm"  # a drain if a local check confirms it, a mark otherwise
     EVIDENCE = "evidence"  # a drain if its own evidence is strong: users are trusted
@@ -91,7 +91,7 @@ class AccusationPolicy(Enum):
 
 
 class Accusations(_Table, frozen=True, kw_only=True):
-    """`[accusations]`: what the epilog does with what a job's own check says of a node."""
+    """`[accusations]`: the effect of the verdicts of a job's own check."""
 
     # See [the policy](../explanation/policy.md#accusations).
     policy: AccusationPolicy = AccusationPolicy.CONFIRM
@@ -110,7 +110,7 @@ class Sweep(_Table, frozen=True, kw_only=True):
 
     # Without rights, and used by no one else; empty: no user's verdict alone drains.
     user: str = ""
-    # The interpreter with torch that jobs train with; empty: as a check finds it.
+    # The interpreter with torch that jobs train with; empty: as for any check.
     python: str = ""
     # What is checked; empty: the default.
     check: str = ""
@@ -123,9 +123,9 @@ class Sweep(_Table, frozen=True, kw_only=True):
 
 
 class Default(_Table, frozen=True, kw_only=True):
-    """`[default]`: which batch jobs are checked though their users type plain `sbatch`.
+    """`[default]`: the batch jobs that are checked although their users type plain `sbatch`.
 
-    A job that all of these name, once `slurm-health init default` has been run.
+    A job must match all of these, after `slurm-health init default` has been run.
     """
 
     # Of the allocation.
@@ -152,7 +152,7 @@ class Default(_Table, frozen=True, kw_only=True):
 
 
 class Metrics(_Table, frozen=True, kw_only=True):
-    """`[metrics]`: what the hooks write for monitoring."""
+    """`[metrics]`: the output of the hooks for monitoring."""
 
     # node_exporter's --collector.textfile.directory, where the health check writes a file.
     directory: AbsolutePath | Literal[""] = ""
@@ -161,9 +161,9 @@ class Metrics(_Table, frozen=True, kw_only=True):
 
 
 class Notify(_Table, frozen=True, kw_only=True):
-    """`[notify]`: what a site runs, or where it sends, when something happens to a node."""
+    """`[notify]`: the command and the URLs that get the events of nodes."""
 
-    # What events call this cluster.
+    # The name of this cluster in events.
     cluster: str = ""
     # Reads one event, as JSON, on its standard input.
     command: tuple[Text, ...] = ()
@@ -174,11 +174,11 @@ class Notify(_Table, frozen=True, kw_only=True):
 
 
 class Repair(_Table, frozen=True, kw_only=True):
-    """`[repair]`: what is done to a node whose fault root's own checks have confirmed."""
+    """`[repair]`: the steps to repair a node whose fault root's own checks have confirmed."""
 
-    # What may be done; the order is fixed. Empty: nothing.
+    # The steps that may be taken; the order is fixed. Empty: none.
     steps: tuple[StepName, ...] = ()
-    # What would be done is logged and listed, and nothing is done.
+    # Steps are logged and listed, and not taken.
     dry_run: bool = True
     # By the name of a check, the step that its faults begin with.
     first: dict[str, StepName] = {}
@@ -217,7 +217,7 @@ class CommonKeys(_Table, frozen=True, kw_only=True):
 
 
 class Settings(_Table, frozen=True, kw_only=True):
-    """The whole file. The first five are for everybody; preflight checks the last two of these."""
+    """The whole file. The first five keys are for every user; preflight checks the last two."""
 
     # Where journals go; may begin with `~`; empty: `~/.slurm-health/journal`.
     journal: str = ""
@@ -253,9 +253,9 @@ def is_pattern(text: str) -> bool:
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
-    """Return whether a name is meant by patterns. None at all mean every name.
+    """Return whether patterns match a name. No pattern at all matches every name.
 
-    A pattern that begins with `!` takes names away, wherever it stands.
+    A pattern that begins with `!` excludes names, wherever it stands.
     """
     if any(_matches_one(name, pattern[1:]) for pattern in patterns if pattern.startswith("!")):
         return False

@@ -6,12 +6,12 @@
 
 A writer opens, appends whole lines and closes; a reader opens anew each time, because NFS makes
 data visible on close and open. Readers open the names they expect and never rely on a directory
-listing, which NFS caches. No lock guards the truth: no file has two writers. Each user's runs are
-that user's alone, wherever the root lies: `private_files` opens them.
+listing, which NFS caches. No lock guards the truth: no file has two writers. Only their user can
+change runs, wherever the root lies: `private_files` opens them.
 
-    files         a run's files: one per writer, each its owner's alone; what is new in them
-    directories   which directory a run has, and which runs a job has had
-    statuses      whose the directories of jobs are, whatever is mounted over them
+    files         a run's files: one per writer; reading new entries
+    directories   the directory of a run, and the runs of a job
+    statuses      owners of the directories of jobs, whatever is mounted over them
 """
 
 from slurm_health.system.journal.directories import (

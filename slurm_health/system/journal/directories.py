@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which directory a run has, and which runs a job has had."""
+"""The directory of a run, and the runs of a job."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from slurm_health.system.journal.files import MASTER, read_all, unusable
 from slurm_health.system.proc import mounted_by_users
 
 _LABEL = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", re.ASCII)
-# What Slurm takes for a cluster's name. Where users share a root, anybody may make a directory
-# whose name is no text at all.
+# Slurm's names of clusters. If users share a root, any user may make a directory whose name is no
+# text at all.
 _CLUSTER = re.compile(r"[\w-][\w.-]{0,254}", re.ASCII)
 JOURNAL_NAME = re.compile(r"[0-9]{1,10}(?:\.[0-9a-f]{16})?", re.ASCII)
-"""A directory of a job in a cluster's: the job's id, or that and what nobody could foresee."""
-# Each step of a job has a number for its check; further starts of that step lie this far apart.
+"""A directory of a job in a cluster's: the job's id, or that with a random suffix."""
+# Every step of a job has a number for its check; further starts of that step lie this far apart.
 _NEXT_START = 1000
 
 
@@ -33,14 +33,14 @@ def job_directory(root: Path, cluster: str, job: int | str) -> Path:
 
 
 def clusters_in(root: Path) -> list[str]:
-    """Return the clusters that have journals, or a link; none where the root is not there.
+    """Return the clusters that have journals, or a link; none if the root is not there.
 
     Raises:
         OSError: it cannot be read.
     """
     try:
         with os.scandir(root) as entries:
-            names = [each.name for each in entries if not each.is_file(follow_symlinks=False)]
+            names = [entry.name for entry in entries if not entry.is_file(follow_symlinks=False)]
     except (FileNotFoundError, NotADirectoryError):
         return []
     mounted = mounted_by_users(root)
@@ -50,23 +50,22 @@ def clusters_in(root: Path) -> list[str]:
 def name_of(
     root: Path, cluster: str, job: str, owner: int, *, make: bool = False, quick: bool = False
 ) -> str:
-    """Return the name of the directory of a user's job: its id, or what stands beside that.
+    """Return the name of the directory of a user's job: its id, or its id with a random suffix.
 
-    Where users share a root, anybody can make a directory of any id, or lay another name of a file
-    of the user's there. Where the job's id is taken, the user's own is `12.` and what nobody could
-    foresee.
+    If users share a root, any user can make a directory of any id, or a hard link to a file of the
+    job's user. If the id is taken, the user's own directory is `12.` with a random suffix.
 
     Args:
         root: the directory of all journals.
         cluster: the job's cluster.
         job: its id, or `12_3` for a task of an array.
-        owner: whose the job is.
-        make: make the directory, so that nobody can take its name any more; where that is taken,
-            one beside it, if there is none.
-        quick: where nothing has the job's id, do not look beside it, which lists the cluster.
+        owner: of the job.
+        make: make the directory, so that no other user can take its name; if that is taken, one
+            with a suffix, unless there is one.
+        quick: without a directory of the job's id, do not look for others, which lists the cluster.
 
     Raises:
-        OSError: nothing can be made there, or it cannot be looked at.
+        OSError: nothing can be made there, or it cannot be read.
     """
     try:
         taken = f"{cluster}/{job}" in mounted_by_users(root)
@@ -76,16 +75,16 @@ def name_of(
         if quick or (make and _made(root, cluster, job, owner)):
             return job
     except PermissionError:
-        pass  # what another has mounted there
+        pass  # another user's filesystem is mounted there
     if make and not _beside(root / cluster, job, owner):
         with private_files.directory(root, cluster, owner=owner) as place:
             os.mkdir(f"{job}.{os.urandom(8).hex()}", 0o700, dir_fd=place)
-    # Of several that processes made at once, all take the same one.
+    # If several processes made one at the same time, all take the first by name.
     return min(_beside(root / cluster, job, owner), default=job)
 
 
 def _made(root: Path, cluster: str, job: str, owner: int) -> bool:
-    """Make a job's directory; False where another was faster, and it is not this user's."""
+    """Make a job's directory; return False if there is one that is not this user's."""
     with private_files.directory(root, cluster, owner=owner, make=True) as place:
         try:
             os.mkdir(job, 0o700, dir_fd=place)
@@ -94,16 +93,16 @@ def _made(root: Path, cluster: str, job: str, owner: int) -> bool:
     return True
 
 
-def _is_own(look: Callable[[], os.stat_result], owner: int) -> bool:
-    """Tell whether this is a directory of the user's alone, and not gone, or mounted over."""
+def _is_own(status: Callable[[], os.stat_result], owner: int) -> bool:
+    """Return whether a directory is this user's alone, and not gone, or mounted over."""
     try:
-        return private_files.is_own_directory(look(), owner)
+        return private_files.is_own_directory(status(), owner)
     except (FileNotFoundError, PermissionError):
         return False
 
 
 def job_of(name: str) -> str:
-    """Return the job whose directory, or link, this is."""
+    """Return the job of a directory, or of a link."""
     return name.partition(".")[0]
 
 
@@ -111,12 +110,12 @@ def _beside(cluster: Path, job: str, owner: int) -> list[str]:
     mounted = mounted_by_users(cluster.parent)
     with contextlib.suppress(FileNotFoundError), os.scandir(cluster) as entries:
         return [
-            each.name
-            for each in entries
-            if each.name.startswith(f"{job}.")
-            and f"{cluster.name}/{each.name}" not in mounted
-            and JOURNAL_NAME.fullmatch(each.name)
-            and _is_own(partial(each.stat, follow_symlinks=False), owner)
+            entry.name
+            for entry in entries
+            if entry.name.startswith(f"{job}.")
+            and f"{cluster.name}/{entry.name}" not in mounted
+            and JOURNAL_NAME.fullmatch(entry.name)
+            and _is_own(partial(entry.stat, follow_symlinks=False), owner)
         ]
     return []
 
@@ -130,13 +129,13 @@ def owners_of(root: Path, cluster: str, job: str) -> set[int]:
     owners = set()
     mounted = mounted_by_users(root)
     with os.scandir(root / cluster) as entries:
-        for each in entries:
-            if f"{cluster}/{each.name}" in mounted:
+        for entry in entries:
+            if f"{cluster}/{entry.name}" in mounted:
                 continue
-            named = job_of(each.name) == job and JOURNAL_NAME.fullmatch(each.name)
-            if named and each.is_dir(follow_symlinks=False):
+            named = job_of(entry.name) == job and JOURNAL_NAME.fullmatch(entry.name)
+            if named and entry.is_dir(follow_symlinks=False):
                 with contextlib.suppress(OSError):  # it is being removed, or mounted over
-                    owners.add(each.stat(follow_symlinks=False).st_uid)
+                    owners.add(entry.stat(follow_symlinks=False).st_uid)
     return owners
 
 
@@ -146,7 +145,7 @@ def label_of(attempt: int, check: int) -> str:
 
 
 def attempt_and_check(label: str) -> tuple[int, int] | None:
-    """Return what the name of a run's directory says, None where it is not such a name."""
+    """Return attempt and check from the name of a run's directory, None for any other name."""
     match = _LABEL.fullmatch(label)
     return (int(match[1]), int(match[2] or 1)) if match else None
 
@@ -206,8 +205,8 @@ def directory_of_start(job: Path, *, attempt: int, step: int, run_id: str) -> Pa
     Args:
         job: the job's directory.
         attempt: Slurm's restart count.
-        step: the job's step that these processes are.
-        run_id: what this start of the step is called, and its check with it.
+        step: the job's step of these processes.
+        run_id: the name of this start of the step, and of its check.
 
     Raises:
         JournalError: an older journal cannot be read.
@@ -242,11 +241,11 @@ def _same_start(before: RunStarted, now: RunStarted) -> bool:
 
 
 def link_array_task(root: Path, started: RunStarted) -> None:
-    """Let an array task be found under the id its user knows, `12_3`.
+    """Link the directory of an array task to the id that its user knows, `12_3`.
 
-    Where Slurm counts anew, an older task may have that id too: the newer one takes it. A link that
-    cannot be made, as where another user has taken its name, costs the name and not the check: a
-    log line says so.
+    If Slurm counts anew, an older task may have that id too: the newer one takes it. A link that
+    cannot be made, for example because another user has taken its name, costs the name and not the
+    check: it is logged.
     """
     shared = private_files.directory(root, started.cluster, owner=os.geteuid(), make=True)
     try:
@@ -256,7 +255,7 @@ def link_array_task(root: Path, started: RunStarted) -> None:
     except OSError as err:
         path = job_directory(root, started.cluster, started.array)
         why = err.strerror or err
-        import logging  # on every node that only reads and writes it would not be needed
+        import logging  # nodes that only read and write do not need it
 
         log = logging.getLogger(__name__)
         log.warning("%s cannot be made (%s): report %d finds it", path, why, started.job_id)
@@ -278,9 +277,10 @@ def _link(directory: int, name: str, target: str) -> None:
 
 
 def linked_to(root: Path, cluster: str, task: str) -> str:
-    """Return the directory's name that `12_3` is a link to, empty where it is none to follow.
+    """Return the name of the directory that `12_3` links to, empty if it is no link to follow.
 
-    Where users share a root, anybody may lay a link: it is of the directory's owner, or of root.
+    If users share a root, any user may make a link: only the directory's owner's, or root's, is
+    followed.
     """
     link = job_directory(root, cluster, task)
     mounted = mounted_by_users(root)
@@ -293,13 +293,13 @@ def linked_to(root: Path, cluster: str, task: str) -> str:
 
 
 def runs_of(root: Path, cluster: str, job: str, *, owner: int | None = None) -> list[Path]:
-    """Return the directories of a job's runs, oldest first; none where there is no such job.
+    """Return the directories of a job's runs, oldest first; none if there is no such job.
 
     Args:
         root: the directory of all journals.
         cluster: the job's cluster.
         job: its directory's name, or `12_3` for a task of an array.
-        owner: whose the job must be, None for anybody's.
+        owner: of the job, None for any.
 
     Raises:
         OSError: its directory cannot be read, or is refused.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run's files: one per writer, and each opened as its owner's alone.
+"""A run's files: one per writer, written record by record, and read from the last position on.
 
-They are written a record at a time, and what is new in them is read.
+They are opened only if no other user can have changed them.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ MONITOR = "monitor"
 
 _LOCK = "master.lock"
 
-# A client of a network filesystem waits for so many answers of its server without harm: NFS clients
-# of Linux begin with 16 requests at a time, and go up to 64 where the server allows (nfs(5)).
+# So many requests in parallel do no harm to a network filesystem: NFS clients of Linux begin with
+# 16, and go up to 64 if the server allows (nfs(5)).
 AT_A_TIME = 32
 _MANY = 64  # fewer files than this take less than starting threads would
 
@@ -48,10 +48,9 @@ def path_of(directory: Path, writer: str) -> Path:
 
 
 def create(directory: Path, writers: Iterable[str]) -> None:
-    """Make a run's directory, private to its owner, and an empty file per writer that has none.
+    """Make a run's directory, private to its owner, and an empty file per writer without one.
 
-    Every expected file exists before any reader looks for it, so that no client caches its
-    absence.
+    Every expected file exists before any reader opens it, so that no client caches its absence.
 
     Raises:
         JournalError: the directory or a file cannot be written.
@@ -81,9 +80,9 @@ def opened(
 
 
 def lock(directory: Path) -> int | None:
-    """Keep other masters away from a run: return what is open until it is closed, None if one is.
+    """Lock a run against other masters; return the open file, None if another holds the lock.
 
-    As filelock does, which takes longer to load than the session that this keeps alone.
+    As filelock does, which takes longer to load than a session to start.
 
     Raises:
         OSError: the filesystem cannot lock.
@@ -100,7 +99,7 @@ def lock(directory: Path) -> int | None:
 
 
 def for_each(work: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
-    """Return the results in the order of the items; of many, some are worked on at a time."""
+    """Return the results in the order of the items; many items are processed in parallel."""
     if len(items) < _MANY:
         return [work(item) for item in items]
     from concurrent.futures import ThreadPoolExecutor  # agents and hooks never need it
@@ -112,7 +111,7 @@ def for_each(work: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_
 
 
 def unusable(path: Path, done: str, err: OSError) -> JournalError:
-    """Return the error to raise where a file could not be "written" or "read"."""
+    """Return the error for a file that could not be "written" or "read"."""
     problem = f"cannot be {done}: {err.strerror or err}"
     if done == "written":
         problem += "; choose a directory on a filesystem that all nodes share"
@@ -128,7 +127,7 @@ def _name_of(writer: str) -> str:
 
 
 def await_answer(root: Path, limit_s: float = ANSWER_LIMIT_S) -> None:
-    """Let a child ask the filesystem first.
+    """Wait in a child for an answer of the filesystem.
 
     Raises:
         JournalError: it did not answer.
@@ -143,80 +142,70 @@ def await_answer(root: Path, limit_s: float = ANSWER_LIMIT_S) -> None:
 
 
 class Writer:
-    """Appends to one file. Nobody else writes there."""
+    """The only writer of one file. It appends."""
 
     def __init__(self, directory: Path, writer: str, clock: Callable[[], float]) -> None:
         self.path = path_of(directory, writer)
         self._name = writer
         self._clock = clock
-        # A writer that takes over from a dead one (master, relaunched agent) goes on counting.
-        self._next = _line_count(self.path)
+        # The successor of a dead writer (master, relaunched agent) continues its numbers.
+        self._next = 0
+        try:
+            with opened(directory, os.geteuid()) as run:
+                self._next = private_files.read(run, self.path.name).count(b"\n")
+        except FileNotFoundError:
+            pass
+        except OSError as err:
+            raise unusable(self.path, "written", err) from err
 
     def append(self, *records: Record) -> None:
         """Append records as whole lines, in order, and make them visible to other nodes.
 
         Raises:
-            JournalError: the file cannot be written; what was written of it is unknown.
+            JournalError: the file cannot be written, or only a part of the records.
         """
         lines = b""
         for record in records:
             entry_id = f"{self._name}:{self._next}"
             lines += encode(record, entry_id=entry_id, time_s=round(self._clock(), 4))
             self._next += 1
-        try:
-            self._write(lines)
-        except OSError as err:
-            raise unusable(self.path, "written", err) from err
+        self._write(lines)
 
     def copy(self, lines: bytes) -> None:
         """Append whole lines that the writer of this file has made elsewhere, as `append` does.
 
         Raises:
-            JournalError: the file cannot be written; what was written of it is unknown.
+            JournalError: the file cannot be written, or only a part of the lines.
         """
         self._next += lines.count(b"\n")
-        try:
-            self._write(lines)
-        except OSError as err:
-            raise unusable(self.path, "written", err) from err
+        self._write(lines)
 
     def _write(self, lines: bytes) -> None:
-        with opened(self.path.parent, os.geteuid()) as run:
-            try:
-                self._write_in(run, lines)
-            except FileNotFoundError:
-                self._write_in(run, lines, make=True)
+        try:
+            with opened(self.path.parent, os.geteuid()) as run:
+                try:
+                    self._write_in(run, lines)
+                except FileNotFoundError:
+                    self._write_in(run, lines, make=True)
+        except OSError as err:
+            raise unusable(self.path, "written", err) from err
 
     def _write_in(self, run: int, lines: bytes, *, make: bool = False) -> None:
         flags = os.O_RDWR | os.O_APPEND
         with private_files.opened(run, self.path.name, flags, make=make) as file:
-            if _ends_torn(file):
-                lines = b"\n" + lines
+            size = os.fstat(file).st_size
+            if size > 0 and os.pread(file, 1, size - 1) != b"\n":
+                lines = b"\n" + lines  # ends the torn line of a dead writer
             while lines:
                 lines = lines[os.write(file, lines) :]
             os.fsync(file)
 
 
-def _line_count(path: Path) -> int:
-    try:
-        with opened(path.parent, os.geteuid()) as run:
-            return private_files.read(run, path.name).count(b"\n")
-    except FileNotFoundError:
-        return 0
-    except OSError as err:
-        raise unusable(path, "written", err) from err
-
-
-def _ends_torn(file: int) -> bool:
-    size = os.fstat(file).st_size
-    return size > 0 and os.pread(file, 1, size - 1) != b"\n"
-
-
 class Reader:
-    """Reads one file from where it stopped last time. A torn last line is left for later.
+    """Reads one file from its last position on. A torn last line is left for later.
 
-    With `of_anybody` it may be another user's than this process's. `damaged` counts the lines that
-    were no records, and were skipped.
+    With `of_anybody` the file may be another user's. `damaged` counts the lines that were no
+    records, and were skipped.
     """
 
     def __init__(self, directory: Path, writer: str, *, of_anybody: bool = False) -> None:
@@ -226,7 +215,7 @@ class Reader:
         self.damaged = 0
 
     def read_new(self) -> list[Entry]:
-        """Return the entries that have appeared since the last call; none if there is no file.
+        """Return the entries since the last call; none without a file.
 
         Lines that are not records are skipped: a writer that died left them torn.
 
@@ -243,7 +232,7 @@ class Reader:
             raise unusable(self.path, "read", err) from err
 
     def fetch(self, run: int) -> bytes:
-        """Return what is new in the file, in the run's directory that is held open.
+        """Return the new bytes of the file, in the run's open directory.
 
         Raises:
             JournalError: the file is there and cannot be read, or is not to be trusted.
@@ -253,23 +242,20 @@ class Reader:
         except FileNotFoundError:
             return b""
         except OSError as err:
-            if err.errno == errno.ESTALE:  # replaced on the server since; the next open sees it
+            if err.errno == errno.ESTALE:  # replaced on the server; the next open gets the new one
                 return b""
             raise unusable(self.path, "read", err) from err
 
     def take(self, data: bytes) -> list[Entry]:
-        """Return the entries in what was fetched.
+        """Return the entries in fetched bytes.
 
         Raises:
             RecordTooNew: a newer slurm-health wrote here.
         """
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
-        return self._decode(whole)
-
-    def _decode(self, data: bytes) -> list[Entry]:
         entries = []
-        for line in data.splitlines():
+        for line in whole.splitlines():
             try:
                 entries.append(decode(line))
             except NewerVersion as err:
@@ -280,7 +266,7 @@ class Reader:
 
 
 def read_new_of(directory: Path, readers: Sequence[Reader]) -> Iterator[Entry]:
-    """Yield what is new in several files of one run, which are opened many at a time.
+    """Yield the new entries of several files of one run, which are read in parallel.
 
     Raises:
         RecordTooNew: a newer slurm-health wrote there.

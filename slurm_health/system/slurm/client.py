@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What slurm-health asks of Slurm and does in it; Slurm's own commands do all that changes it."""
+"""Queries of Slurm, and changes in it by Slurm's own commands."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from slurm_health.system.slurm import command, parsing
 from slurm_health.system.slurm.command import PRINT_EPOCH
 from slurm_health.system.slurm.job_gres import NodeGres, gres_of
 from slurm_health.system.slurm.parsing import parse_topology
-from slurm_health.system.slurm.reads import Reads, Run, pyslurm_obstacle
+from slurm_health.system.slurm.reads import Reads, Run, pyslurm_obstacle, release
 
-# The controller did not get to see the request, so it can be sent again.
+# The controller never received the request, so it can be sent again.
 _UNREACHABLE = re.compile(r"Unable to contact slurm controller|Connection refused")
 RETRY_S = 1.0
 _FORGETS_AT_ONCE = (23, 2)
@@ -30,14 +30,15 @@ _SIZE = "NumNodes:.20,NumCPUs:.20,NumTasks:.20"
 
 
 class Client:
-    """Slurm's commands, with an environment that the surrounding job does not disturb.
+    """Slurm's commands, in an environment without variables of the surrounding job.
 
-    Every method raises SlurmError where Slurm refuses, does not answer within `deadline_s`, or
-    answers what cannot be read. A controller that is being restarted is asked again for up to
-    `patience_s`. Nothing is asked, or waited for, after `give_up_s` of the monotonic clock.
+    Every method raises SlurmError if Slurm refuses, does not answer within `deadline_s`, or gives
+    an answer that cannot be read. While a controller restarts, requests are retried for up to
+    `patience_s`. No request starts, and none is waited for, after `give_up_s` of the monotonic
+    clock.
 
-    A job is called by its id, but one task of an array always as `12_3`: its id may be that of the
-    whole array, and a command that names that id means every task.
+    A job is named by its id, but one task of an array always as `12_3`: its id may be that of the
+    whole array, and a command with that id means every task.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Client:
     def for_hook(
         cls, environ: Mapping[str, str], *, limit_s: float, give_up_s: float = math.inf
     ) -> Self:
-        """Return one that asks once: a hook holds its node up."""
+        """Return a client that does not retry: the node waits for its hook."""
         return cls(environ, patience_s=0.0, deadline_s=limit_s, give_up_s=give_up_s)
 
     @cached_property
@@ -72,10 +73,10 @@ class Client:
         return Reads(run, pyslurm=not pyslurm_obstacle(run))
 
     @cached_property
-    def _config(self) -> str:
-        return self._run("scontrol", "show", "config")
+    def _config(self) -> dict[str, str]:
+        return parsing.parse_config(self._run("scontrol", "show", "config"))
 
-    # --- what is asked ---------------------------------------------------------------------------
+    # --- queries ---------------------------------------------------------------------------------
 
     def job(self, job_id: parsing.JobId) -> parsing.Job:
         """Read one job.
@@ -89,12 +90,12 @@ class Client:
             raise UnknownJob(err.job_id, accounts=self.keeps_accounts()) from err
 
     def keeps_accounts(self) -> bool | None:
-        """Tell whether sacct can be asked about jobs that have ended, None if that is unknown."""
+        """Return whether sacct knows jobs that have ended, None if that is unknown."""
         try:
-            found = re.search(r"^AccountingStorageType\s*=\s*(\S+)", self._config, re.MULTILINE)
+            storage = self._config.get("AccountingStorageType", "")
         except SlurmError:
             return None
-        return found is not None and found[1] not in {"(null)", "accounting_storage/none"}
+        return storage not in {"", "accounting_storage/none"}
 
     def nodes(self, names: Sequence[str] = ()) -> dict[str, parsing.Node]:
         """Read some nodes, or all, in one call; one that Slurm does not know is an error."""
@@ -107,12 +108,9 @@ class Client:
     def partitions(self) -> dict[str, parsing.Partition]:
         """Read all partitions, hidden ones too, in one call."""
         text = self._run("scontrol", "show", "partition", "-a", "-o")
-        found = [
-            parsing.partition_of(parsing.parse_pairs(line))
-            for line in text.splitlines()
-            if line.strip()
-        ]
-        return {partition.name: partition for partition in found}
+        lines = (line for line in text.splitlines() if line.strip())
+        partitions = (parsing.partition_of(parsing.parse_pairs(line)) for line in lines)
+        return {partition.name: partition for partition in partitions}
 
     def listed_nodes(self, partition: str) -> list[parsing.ListedNode]:
         """List the nodes of a partition, hidden or not, in one call."""
@@ -121,8 +119,8 @@ class Client:
         return [node for line in text.splitlines() if (node := parsing.listed_node_of(line))]
 
     def reservations(self) -> dict[str, dict[str, str]]:
-        """Return the fields of each reservation that Slurm shows, by name."""
-        # All of them: asked for one that is not there, scontrol fails without a word.
+        """Return the fields of every reservation that Slurm shows, by name."""
+        # All of them: for a name that does not exist, scontrol fails without a message.
         lines = self._run("scontrol", "show", "reservation", "-o").splitlines()
         shown = [parsing.parse_pairs(line) for line in lines]
         return {
@@ -130,16 +128,16 @@ class Client:
         }
 
     def leaves(self) -> dict[str, tuple[str, ...]]:
-        """Return the nodes below each leaf switch; none where Slurm has no topology to tell."""
+        """Return the nodes below every leaf switch; none if Slurm has no topology."""
         try:
             return parse_topology(self._run("scontrol", "show", "topology"))
         except (SlurmCommandError, LocalizeError):
             return {}
 
     def comment(self, job_id: parsing.JobId) -> str:
-        """Return the comment of a job that Slurm still knows, whole.
+        """Return the whole comment of a job that Slurm still knows.
 
-        What `job` reads ends at the first word of it that looks like a field.
+        In the fields of `job` it ends at the first word that looks like a field.
         """
         text = self._squeue("--states=all", f"--jobs={job_id}", "--format=%k").rstrip("\n")
         return "" if text == "(null)" else text
@@ -149,7 +147,7 @@ class Client:
         return self._run("scontrol", "write", "batch_script", str(job_id), "-")
 
     def size(self, job_id: parsing.JobId) -> parsing.Size:
-        """Return how much a job asks for, or has."""
+        """Return how much a job requests, or has."""
         text = self._squeue(f"--jobs={job_id}", f"--Format={_SIZE}")
         words = text.split()
         if len(words) != 3 or not all(map(str.isdecimal, words)):
@@ -158,15 +156,15 @@ class Client:
         return parsing.Size(nodes=nodes, cpus=cpus, tasks=tasks)
 
     def start_s(self, job_id: parsing.JobId) -> int:
-        """Return when a job that has not ended was started, in seconds since the epoch.
+        """Return the start of a job that has not ended, in seconds since the epoch.
 
-        0 for one that was not: a requeued job has a start that is still to come, or none.
+        0 without one. A requeued job has none, or one in the future.
         """
         text = self._squeue(f"--jobs={job_id}", "--format=%S").strip()
         return whole_number(text) or 0
 
     def gres(self, job_id: parsing.JobId) -> dict[str, NodeGres]:
-        """Return what a running job has of generic resources on each of its nodes."""
+        """Return the generic resources of a running job, by node."""
         text = self._run("scontrol", "show", "job", "-d", "-o", str(job_id))
         try:
             return gres_of(text)
@@ -186,9 +184,9 @@ class Client:
         ]
 
     def unended(self, uid: int | None) -> list[int]:
-        """Return the ids of jobs that wait, run or end, of a user or of everybody.
+        """Return the ids of jobs that wait, run or end, of a user or of all users.
 
-        Those of array tasks that Slurm still keeps together are the array's.
+        Array tasks that Slurm still keeps together have the id of the array.
         """
         whose = () if uid is None else (f"--user={uid}",)
         text = self._squeue("--array", *whose, "--format=%A")
@@ -196,58 +194,59 @@ class Client:
 
     def cluster_name(self) -> str:
         """Return the name of the cluster whose Slurm answers."""
-        found = re.search(r"^ClusterName\s*=\s*(\S+)", self._config, re.MULTILINE)
-        if found is None:
+        cluster = self._config.get("ClusterName", "")
+        if not cluster:
             raise SlurmError("scontrol show config names no cluster")
-        return found[1]
+        return cluster
 
     def forgets_late(self) -> bool:
-        """Tell whether a node may take a requeued job for an ended one for two seconds.
+        """Return whether a node may take a requeued job for an ended one for two seconds.
 
-        slurmd before release 23.02 looks no more than every two seconds for ended jobs that it
-        can forget (`_clear_expired_job_states` in slurm_cred.c). Where the prolog runs at
-        allocation, a requeued job that comes back sooner has its prolog left out; if its script
-        follows later, slurmd waits 20 s for that prolog, drains the node ("Prolog or job env
-        setup failure"), and the job waits two minutes for another attempt.
+        slurmd before release 23.02 purges ended jobs at most every two seconds
+        (`_clear_expired_job_states` in slurm_cred.c). If the prolog runs at allocation, a requeued
+        job that comes back sooner runs no prolog; if its script follows later, slurmd waits 20 s
+        for that prolog, drains the node ("Prolog or job env setup failure"), and the job waits two
+        minutes for another attempt.
 
         Raises:
             SlurmError: Slurm does not answer.
         """
-        release = re.search(r"^SLURM_VERSION\s*=\s*(\d+)\.(\d+)", self._config, re.MULTILINE)
-        flags = re.search(r"^PrologFlags\s*=\s*(\S+)", self._config, re.MULTILINE)
-        if release is None or flags is None:
-            return False
-        before = (int(release[1]), int(release[2])) < _FORGETS_AT_ONCE
-        return before and "alloc" in flags[1].lower().split(",")
+        version = release(self._config.get("SLURM_VERSION", ""))
+        flags = self._config.get("PrologFlags", "").lower().split(",")
+        return version is not None and version < _FORGETS_AT_ONCE and "alloc" in flags
 
     def cancelled_by(self, job_id: parsing.JobId) -> int | None:
-        """Return the uid of who cancelled a job; None where Slurm's accounts do not say so.
+        """Return the uid of the user who cancelled a job; None if Slurm's accounts have none.
 
-        scontrol never says it. sacct's state of such a job is `CANCELLED by UID`.
+        scontrol never shows it. sacct's state of such a job is `CANCELLED by UID`.
         """
         if not self.keeps_accounts():
             return None
         which = ("--allocations", f"--jobs={job_id}", "--format=State%64")
         text = self._run("sacct", "--noheader", "--parsable2", *which)
-        found = re.match(r"CANCELLED by (\d{1,10})$", text.strip(), re.ASCII)
-        return int(found[1]) if found else None
+        match = re.match(r"CANCELLED by (\d{1,10})$", text.strip(), re.ASCII)
+        return int(match[1]) if match else None
 
     def may_drain(self, uid: int) -> bool:
-        """Tell whether a user may drain nodes, without trying.
+        """Return whether a user may drain nodes, without trying.
 
         A refused attempt is logged as a security violation and still costs the controller a
         full pass over its state.
         """
         if uid == 0:
             return True
-        slurm_user = re.search(r"^SlurmUser\s*=\s*\S+\((\d+)\)", self._config, re.MULTILINE)
-        if slurm_user and int(slurm_user.group(1)) == uid:
+        if self._config.get("SlurmUser", "").endswith(f"({uid})"):
             return True
-        if re.search(r"^AccountingStorageType\s*=\s*\S*slurmdbd", self._config, re.MULTILINE):
-            return self._is_administrator(uid)
-        return False
+        if not self._config.get("AccountingStorageType", "").endswith("slurmdbd"):
+            return False
+        try:
+            which = ("show", "user", pwd.getpwuid(uid).pw_name, "format=adminlevel")
+            level = self._run("sacctmgr", "--noheader", "--parsable2", *which)
+        except (KeyError, SlurmCommandError):
+            return False
+        return "Administrator" in level
 
-    # --- what is done ----------------------------------------------------------------------------
+    # --- changes ---------------------------------------------------------------------------------
 
     def drain(self, nodes: Sequence[str], reason: str) -> None:
         """Drain nodes in one call."""
@@ -260,8 +259,8 @@ class Client:
     def reboot(self, node: str, reason: str) -> None:
         """Reboot a node that is drained, and keep it drained with this reason.
 
-        Without ASAP and nextstate: seen on 22.05, with either of them the node is back in the pool
-        as soon as it is up, before anything has checked it, and its reason is gone.
+        Without ASAP and nextstate: on 22.05, with either of them, the node returns to the pool
+        unchecked as soon as it is up, and its reason is gone.
         """
         self._run("scontrol", "reboot", f"reason={reason}", node)
 
@@ -270,16 +269,16 @@ class Client:
         self._update(f"JobId={job_id}", **changes)
 
     def shrink(self, job_id: parsing.JobId, keep: Sequence[str], directory: Path) -> None:
-        """Let a running job go on with some of its nodes only.
+        """Let a running job continue with some of its nodes only.
 
-        scontrol leaves shell scripts with the new variables in its working directory, which must
-        be writable or the change is refused: `directory` is where they go.
+        scontrol writes shell scripts with the new variables into its working directory, and
+        refuses the change if it cannot: they go to `directory`.
         """
         change = [f"JobId={job_id}", f"NodeList={fold(keep)}"]
         self._run("scontrol", "update", *change, directory=directory)
 
     def requeue_held(self, job_id: parsing.JobId) -> None:
-        """Requeue a job and hold it. Ends the caller when it runs in that job."""
+        """Requeue a job and hold it. Ends the caller if it runs in that job."""
         self._run("scontrol", "requeuehold", str(job_id))
 
     def requeue(self, job_id: parsing.JobId) -> None:
@@ -295,22 +294,22 @@ class Client:
         sbatch = command.find_sbatch(environ)
         words = [sbatch.path or "sbatch", "--parsable", *arguments]
         answer = self._run(*words, environ=sbatch.environ, stdin=script.encode())
-        found = re.match(r"\s*(\d+)", answer)
-        if found is None:
+        job_id = re.match(r"\s*(\d+)", answer)
+        if job_id is None:
             raise SlurmError(f"sbatch --parsable answered {answer.strip()!r}, expected a job id")
-        return int(found.group(1))
+        return int(job_id[1])
 
     def cancel(self, job_id: parsing.JobId) -> None:
         """Cancel a job."""
         self._run("scancel", str(job_id))
 
     def steps_of(self, job_id: parsing.JobId) -> list[str]:
-        """Return the steps of a job's script that run: not those that are slurm-health's own."""
+        """Return the running steps of a job's script, without slurm-health's own."""
         text = self._squeue("--steps", f"--jobs={job_id}", "--format=%i %j")
-        told = (line.split(maxsplit=1) for line in text.splitlines() if line.strip())
+        lines = (line.split(maxsplit=1) for line in text.splitlines() if line.strip())
         return [
             step
-            for step, *name in told
+            for step, *name in lines
             if step.rpartition(".")[2].isdigit() and not "".join(name).startswith(command.OWN_STEPS)
         ]
 
@@ -318,22 +317,12 @@ class Client:
         """Send SIGKILL to the tasks of steps, all at once."""
         self._run("scancel", "--signal=KILL", *steps)
 
-    def _is_administrator(self, uid: int) -> bool:
-        try:
-            user = pwd.getpwuid(uid).pw_name
-            level = self._run(
-                "sacctmgr", "--noheader", "--parsable2", "show", "user", user, "format=adminlevel"
-            )
-        except (KeyError, SlurmCommandError):
-            return False
-        return "Administrator" in level
-
     def _update(self, what: str, **changes: str) -> None:
         pairs = [f"{key}={value}" for key, value in changes.items()]
         self._run("scontrol", "update", what, *pairs)
 
     def _squeue(self, *words: str) -> str:
-        """Return what squeue shows, of hidden partitions too; times are seconds since the epoch."""
+        """Return squeue's output, hidden partitions too; times are seconds since the epoch."""
         argv = ["squeue", "--all", "--noheader", *words]
         return self._run(*argv, environ={**self._environ, **PRINT_EPOCH})
 

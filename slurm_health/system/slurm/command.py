@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run one Slurm command: an argument list, a deadline, and an error with all the facts.
 
-And the command of a step beside the user's steps, which it neither delays nor takes from.
+And the command of a step beside the user's steps, which it neither delays nor takes resources from.
 
-An `sbatch` on PATH that calls `slurm-health sbatch` is how programs that call it by its name reach
-us, and it would lead us back to ourselves for ever. Whatever it is written in, it shows once it is
-called: what is called is noted in the environment, and whoever finds a note of a process that it
-descends from calls the next one.
+Programs that call `sbatch` reach us by an `sbatch` on PATH that calls `slurm-health sbatch`, and
+calling it from here would never end. So a call is recorded in the environment, and a process that
+descends from the recorded caller calls the next `sbatch` on PATH.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -28,8 +28,8 @@ from slurm_health.system import proc, processes
 DEADLINE_S = 30.0
 OWN_STEPS = "slurm-health-"
 """What the names of our own steps begin with; `srun slurm-health run` is a user's."""
-# What Slurm's commands read as options: of the surrounding job's for srun and sbatch, and of its
-# user's own choice for those that show or cancel jobs, where it hides some or asks back.
+# Variables that Slurm's commands read as options: of the surrounding job for srun and sbatch, and
+# of the user for commands that show or cancel jobs, where they hide some or ask for confirmation.
 _INHERITED = (
     *("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SALLOC_", "PMI_", "PMIX_"),
     *("SQUEUE_", "SCANCEL_", "SCONTROL_", "SACCT_", "SINFO_"),
@@ -42,7 +42,7 @@ PRINT_EPOCH = {"SLURM_TIME_FORMAT": "%s"}
 
 
 def clean_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without what a job or its user would impose on a Slurm command."""
+    """Return the environment without options of a job or its user for Slurm's commands."""
     return {
         name: value
         for name, value in environ.items()
@@ -81,11 +81,11 @@ def run(
 def step_argv(
     job_id: int, nodes: Sequence[str], options: Sequence[str], command: Sequence[str]
 ) -> list[str]:
-    """Return the command that runs one task on each node, with more options of srun.
+    """Return the command that runs one task per node, with more options of srun.
 
-    Counts are explicit, because a nested srun otherwise takes the surrounding job's; the step
-    overlaps with others and takes no memory of its own, so that it never delays a step of the
-    user's; one task that ends leaves the others running.
+    Counts are explicit, because a nested srun otherwise takes the surrounding job's. The step
+    overlaps with others and needs no memory of its own, so it never delays a step of the user's.
+    The end of one task leaves the others running.
     """
     count = len(nodes)
     return [
@@ -113,10 +113,10 @@ def step_argv(
 
 @dataclass(frozen=True, kw_only=True)
 class Sbatch:
-    """The `sbatch` to call, with the environment to call it in.
+    """The `sbatch` to call, with its environment.
 
-    `path` is None where there is none. `led_back` says that we were called by an `sbatch` that we
-    have called: what it was given has been through our hands, and is passed on as it is.
+    `path` is None without one. `led_back`: we were called by an `sbatch` that we have called. Its
+    arguments are ours already, and are passed on unchanged.
     """
 
     path: str | None
@@ -126,34 +126,19 @@ class Sbatch:
 
 def find_sbatch(environ: Mapping[str, str]) -> Sbatch:
     """Return the first `sbatch` on PATH that has not led back here."""
-    called = _called(environ)
+    ancestors = [f"{process.pid}.{process.start_ticks}" for process in proc.ancestors()]
+    caller, *called = environ.get(CALLED, "").split(os.pathsep)
+    if caller not in ancestors:  # the record of an earlier submission
+        called = []
     rest = {name: value for name, value in environ.items() if name != CALLED}
     for directory in environ.get("PATH", "").split(os.pathsep):
         path = shutil.which("sbatch", path=directory or os.curdir)
-        if path is not None and os.path.realpath(path) not in called:
-            if not _is_compiled(path):
-                rest[CALLED] = os.pathsep.join([_own_name(), *called, os.path.realpath(path)])
-            return Sbatch(path=path, environ=rest, led_back=bool(called))
+        if path is None or os.path.realpath(path) in called:
+            continue
+        head = b""
+        with contextlib.suppress(OSError), Path(path).open("rb") as program:
+            head = program.read(len(_PROGRAM))
+        if head != _PROGRAM:
+            rest[CALLED] = os.pathsep.join([ancestors[0], *called, os.path.realpath(path)])
+        return Sbatch(path=path, environ=rest, led_back=bool(called))
     return Sbatch(path=None, environ=rest, led_back=bool(called))
-
-
-def _called(environ: Mapping[str, str]) -> list[str]:
-    """Return what has been called already; nothing where the note is of a submission before."""
-    caller, *paths = environ.get(CALLED, "").split(os.pathsep)
-    return paths if caller in map(_name, proc.ancestors()) else []
-
-
-def _own_name() -> str:
-    return _name(next(proc.ancestors()))
-
-
-def _name(process: proc.Stat) -> str:
-    return f"{process.pid}.{process.start_ticks}"
-
-
-def _is_compiled(path: str) -> bool:
-    try:
-        with Path(path).open("rb") as program:
-            return program.read(len(_PROGRAM)) == _PROGRAM
-    except OSError:
-        return False

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What becomes of a job whose processes Slurm ends: its own line in the job's output, or its word.
+"""Why Slurm ends a job: by its own line in the job's output, or by the job's state.
 
-While a job is being ended, some releases of Slurm say no more of its state than COMPLETING.
+While a job is being ended, some releases of Slurm show only the state COMPLETING.
 """
 
 from __future__ import annotations
@@ -44,23 +44,28 @@ _STATES = {
     "PENDING": _REQUEUED,
 }
 _TAIL_BYTES = 4096
-_TAIL_S = 1.0  # what lies in the page cache is there in a millisecond
+_TAIL_S = 1.0  # a read from the page cache takes a millisecond
 # An earlier attempt of the job may have left its line in the same file.
 _RECENT_S = 120.0
-# Slurm kills what it ends 30 s after its signal, or when its site says.
+# Slurm kills a job 30 s after its signal (KillWait).
 _PATIENCE_S = 2.0
 
 
 def became(environ: Mapping[str, str], *, now_s: float, output: int = 2) -> str:
-    """Return what becomes of the job of these variables; empty where nobody says so at once."""
+    """Return why the job of these variables ends; empty if neither output nor state shows it."""
     job = environ.get("SLURM_JOB_ID", "")
     if not job:
         return ""
-    return in_output(_tail(output), job, now_s=now_s) or _as_slurm_says(environ)
+    if why := in_output(_tail(output), job, now_s=now_s):
+        return why
+    client = Client(environ, patience_s=0.0, deadline_s=_PATIENCE_S)
+    with contextlib.suppress(SlurmError):
+        return of_states(client.job(name_in_slurm(environ)).states)
+    return ""
 
 
 def ends_in_output(environ: Mapping[str, str], *, now_s: float, output: int = 2) -> bool:
-    """Tell whether Slurm's line that the job of these variables is ended stands in its output.
+    """Return whether the output of the job of these variables has Slurm's line about its end.
 
     slurmstepd writes it before it signals any process of the job.
     """
@@ -69,39 +74,36 @@ def ends_in_output(environ: Mapping[str, str], *, now_s: float, output: int = 2)
 
 
 def in_output(text: bytes, job: str, *, now_s: float) -> str:
-    """Return what Slurm's line in a job's output tells; empty where there is none of now."""
-    for found in reversed(list(_LINE.finditer(text))):
-        number, when, due_to = (each.decode() if each else "" for each in found.groups())
-        if number == job and any(abs(now_s - each) < _RECENT_S for each in _written_s(when)):
+    """Return the reason in Slurm's line in a job's output; empty without a recent line."""
+    for match in reversed(list(_LINE.finditer(text))):
+        number, when, due_to = (group.decode() if group else "" for group in match.groups())
+        if number == job and any(abs(now_s - time_s) < _RECENT_S for time_s in _times_s(when)):
             return _DUE_TO.get(due_to, "")
     return ""
 
 
-def _written_s(when: str) -> Iterator[float]:
-    """Yield when that may have been, in seconds since the epoch.
+def _times_s(when: str) -> Iterator[float]:
+    """Yield the possible times of a local time, in seconds since the epoch.
 
-    Slurm's daemons write the machine's own time, the job may have another (TZ). Of an hour that a
-    clock shows twice, both.
+    Slurm's daemons write the machine's own time, the job may have another (TZ). An hour that a
+    clock shows twice has two.
     """
-    with contextlib.suppress(ValueError, OverflowError):
-        told = datetime.strptime(when, "%Y-%m-%dT%H:%M:%S")
-        for zone in (None, _machine_zone()):
-            for fold in (0, 1):
-                yield told.replace(tzinfo=zone, fold=fold).timestamp()
-
-
-def _machine_zone() -> tzinfo:
+    machine: tzinfo = UTC
     with contextlib.suppress(OSError, ValueError), Path("/etc/localtime").open("rb") as file:
-        return ZoneInfo.from_file(file)
-    return UTC
+        machine = ZoneInfo.from_file(file)
+    with contextlib.suppress(ValueError, OverflowError):
+        local = datetime.strptime(when, "%Y-%m-%dT%H:%M:%S")
+        for zone in (None, machine):
+            for fold in (0, 1):
+                yield local.replace(tzinfo=zone, fold=fold).timestamp()
 
 
 def _tail(output: int) -> bytes:
-    """Return the end of an open file, as far as another process has written there.
+    """Return the end of an open file, to which other processes write as well.
 
-    On a filesystem that does not answer, nothing: no job is held for it.
+    If the filesystem does not answer, it is empty: no job waits for it.
     """
-    # Its own standard streams are of no use to the child that reads.
+    # By the path of ours: the child that reads has other standard streams.
     ours = Path(f"/proc/{os.getpid()}/fd/{output}")
     match run_one(lambda: _end_of(ours), _TAIL_S):
         case Answered(data=data):
@@ -117,13 +119,6 @@ def _end_of(path: Path) -> bytes:
         return file.read(_TAIL_BYTES)
 
 
-def _as_slurm_says(environ: Mapping[str, str]) -> str:
-    client = Client(environ, patience_s=0.0, deadline_s=_PATIENCE_S)
-    with contextlib.suppress(SlurmError):
-        return of_states(client.job(name_in_slurm(environ)).states)
-    return ""
-
-
 def of_states(states: Collection[str]) -> str:
-    """Return what became of a job in these states of Slurm's; empty where it ended by itself."""
+    """Return why a job in these states of Slurm's ended; empty if it ended by itself."""
     return next((text for state, text in _STATES.items() if state in states), "")

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Slurm shows, read: jobs, nodes and partitions, a line each, and the topology of switches."""
+"""Parse Slurm's output: lines of jobs, nodes and partitions, and the topology of switches."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
@@ -19,21 +19,21 @@ _PAIR = re.compile(r"(?:^|\s)([A-Z][\w:/]*)=")
 # and a name, which stands in front, words that look like the fields behind it.
 _JOB = re.compile(r"^(?=JobId=\d+ (?:ArrayJobId|HetJobId|JobName)=)", re.MULTILINE)
 _JOB_NAME = re.compile(r"(?<= )JobName=.*?(?= UserId=\S+\(\d+\) GroupId=)", re.DOTALL)
-# As sinfo writes them; a mark behind the word says the same of a coming reboot or power-down.
+# As sinfo writes them; a mark behind the word means a coming reboot or power-down.
 _LISTED_OUT = ("drain", "down", "fail", "maint", "reboot", "power", "inval", "future")
 _OUT = ("DRAIN", "DOWN", "FAIL", "MAINT", "REBOOT", "POWER", "INVAL", "FUTURE")
-# Next to DRAIN these say that the node waits for something a passed check does not bring.
+# With one of these next to DRAIN a passed check is not enough.
 _UNRELEASABLE = ("DOWN", "FAIL", "MAINT", "REBOOT", "POWER", "INVAL", "FUTURE", "NOT_RESP")
 _NAME = re.compile(r"^NodeName=(\S+)")
 _STATE = re.compile(r"\sState=(\S+)")
 _PARTITIONS = re.compile(r"\sPartitions=(\S+)")
-# What it has, or could have after a reboot.
+# Features that it has, or could have after a reboot.
 _FEATURES = re.compile(r"\sAvailableFeatures=(\S+)")
 # Up to who set it and when; fields may follow.
 _SIGNED = re.compile(r".*?\[[^][@\s]+@[\dT:.+-]+\]")
 
 
-# Slurm's ways to say that there is nothing.
+# Slurm's words for no value.
 _NOTHING = frozenset({"", "(null)", "N/A"})
 
 # Slurm's words for a job that has ended. It prints marks such as CONFIGURING, STOPPED, RESIZING or
@@ -62,7 +62,7 @@ _NO_SWITCHES = {"", "(null)"}
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """One job. `fields` holds what scontrol prints of it, but for its name."""
+    """One job. `fields` are those of scontrol, without its name."""
 
     job_id: JobId
     states: frozenset[str]
@@ -70,7 +70,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     fields: Mapping[str, str]
 
     def value(self, key: str) -> str:
-        """Return one field, empty where Slurm has nothing to say."""
+        """Return one field, empty if Slurm has no value."""
         text = self.fields.get(key, "")
         return "" if text in _NOTHING else text
 
@@ -81,7 +81,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def required(self) -> tuple[str, ...]:
-        """Nodes the job asks for by name."""
+        """Nodes the job requests by name."""
         return nodes_of(self.value("ReqNodeList"))
 
     @property
@@ -91,7 +91,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def restarts(self) -> int:
-        """How often the job was requeued, by anybody, or 0 where Slurm does not say."""
+        """How often the job was requeued, by any user, or 0 if it is unknown."""
         return whole_number(self.value("Restarts")) or 0
 
     @property
@@ -101,12 +101,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ended(self) -> bool:
-        """Ended for good: one of which anything else is said too may be in the queue again."""
+        """Ended for good: a job with another state as well may be in the queue again."""
         return bool(self.states) and self.states <= ENDED
 
     @property
     def held(self) -> bool:
-        """Held by anyone: Slurm marks that with a priority of 0, whatever it gives as reason."""
+        """Held by any user: Slurm marks that with a priority of 0, whatever the reason."""
         return self.fields.get("Priority") == "0"
 
 
@@ -137,17 +137,17 @@ class ListedJob(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def word(self) -> str:
-        """The state as people read it, with why a job waits."""
+        """The state in small letters, with why a job waits."""
         waits = self.state == "PENDING" and self.reason not in {"", "None"}
         return self.state.lower() + (f" ({self.reason})" if waits else "")
 
 
 def listed_job_of(line: str) -> ListedJob | None:
-    """Read one line of squeue in the format `LISTED_JOB`; None for one that is none."""
-    told, _, name = line.partition("|")
-    words = told.split(maxsplit=5)
+    """Parse one line of squeue in the format `LISTED_JOB`; None if it does not match."""
+    fields, _, name = line.partition("|")
+    words = fields.split(maxsplit=5)
     if len(words) < 6 or not all(map(str.isdecimal, words[2:5])):
-        return None  # the rest of a name that holds a line end
+        return None  # the rest of a name with a line end
     job, state, nodes, restarts, submitted_s, reason = words
     return ListedJob(
         job=job,
@@ -167,7 +167,7 @@ LISTED_JOB = (
 
 
 class Size(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job asks for or has, of all its nodes together."""
+    """The size of a job, over all its nodes."""
 
     nodes: int
     cpus: int
@@ -190,7 +190,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def out_of_pool(self) -> bool:
-        """Whether somebody has taken it out of use, or is about to."""
+        """Whether it is out of use, or will be: drained, down, rebooting, powered down."""
         # Slurm writes a coming reboot, maintenance or power-down as a mark behind the word too.
         return any(mark in self.state for mark in "@^$~!%") or any(
             word.startswith(_OUT) for word in self.states
@@ -225,9 +225,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 class ListedNode(msgspec.Struct, frozen=True, kw_only=True):
     """One line of a partition's nodes.
 
-    `hardware` is what the node has: processors, memory and generic resources. On fewer nodes than
-    `least` no job starts in the partition, nor one with a longer limit than `limit_min`, if it has
-    any.
+    `hardware`: processors, memory and generic resources. In the partition no job starts on fewer
+    nodes than `least`, or with a longer limit than `limit_min`, None for no limit.
     """
 
     name: str
@@ -249,31 +248,27 @@ LISTED_NODE = "%N %T %c %m %G %s %l %f"
 
 
 def listed_node_of(line: str) -> ListedNode | None:
-    """Read one line of sinfo in the format `LISTED_NODE`; None for one that is none."""
+    """Parse one line of sinfo in the format `LISTED_NODE`; None if it does not match."""
     words = line.split()
     if len(words) < 8:
         return None
     name, state, cpus, memory_mb, gres, size, limit, *features = words
+    days, _, clock = limit.rpartition("-")  # 1-02:00:00, 2:00:00, 10:00
+    parts = [whole_number(part) for part in (days or "0", *clock.split(":"))]
+    limit_s: int | None = None
+    if None not in parts:
+        limit_s = 0
+        for part in parts[1:]:
+            limit_s = 60 * limit_s + (part or 0)
+        limit_s += 24 * 3600 * (parts[0] or 0)
     return ListedNode(
         name=name,
         state=state,
         hardware=(cpus, memory_mb, gres),
         features=_words("".join(features)),
         least=whole_number(size.partition("-")[0]) or 1,
-        limit_min=_minutes(limit),
+        limit_min=None if limit_s is None else limit_s // 60,
     )
-
-
-def _minutes(text: str) -> int | None:
-    """Return the whole minutes of `1-02:00:00`, `2:00:00` or `10:00`; None for anything else."""
-    days, _, clock = text.rpartition("-")
-    parts = [whole_number(part) for part in (days or "0", *clock.split(":"))]
-    if None in parts:
-        return None
-    seconds = 0
-    for part in parts[1:]:
-        seconds = 60 * seconds + (part or 0)
-    return 24 * 60 * (parts[0] or 0) + seconds // 60
 
 
 def job_of(job_id: JobId, fields: Mapping[str, str]) -> Job:
@@ -287,19 +282,19 @@ def job_of(job_id: JobId, fields: Mapping[str, str]) -> Job:
 
 
 def job_fields(job_id: JobId, text: str) -> dict[str, str]:
-    """Return the fields of one job from what `scontrol show job -o` prints.
+    """Return the fields of one job from the output of `scontrol show job -o`.
 
     The id of an array, or of a job of several parts, shows every task or part. The name of a job
-    is left out: only its owner knows where it ends.
+    is left out: it may hold words that look like the next field.
     """
-    shown = [parse_pairs(_JOB_NAME.sub("", each)) for each in _JOB.split(text)]
+    shown = [parse_pairs(_JOB_NAME.sub("", job)) for job in _JOB.split(text)]
     return next((fields for fields in shown if fields.get("JobId") == str(job_id)), shown[-1])
 
 
 def node_of(line: str) -> Node | None:
-    """Read one line of `scontrol show nodes -o`; None for one that is none.
+    """Parse one line of `scontrol show nodes -o`; None if it does not match.
 
-    The note is free text and may hold what looks like fields, so fields are read before it only.
+    The note is free text and may hold words like fields, so only fields before it are read.
     """
     head, _, tail = line.partition(" Reason=")
     name, state, partitions = (field.search(head) for field in (_NAME, _STATE, _PARTITIONS))
@@ -323,8 +318,8 @@ def _words(text: str) -> tuple[str, ...]:
 def parse_pairs(line: str) -> dict[str, str]:
     """Return the fields of one line of `scontrol show -o`.
 
-    Where a name comes twice the first counts: free text that looks like a field, as a node's
-    reason may, stands behind the fields that matter.
+    The first of two fields with one name counts: free text that looks like a field, such as a
+    node's reason, comes after the fields that matter.
     """
     marks = list(_PAIR.finditer(line))
     ends = [mark.start() for mark in marks[1:]] + [len(line)]
@@ -334,11 +329,21 @@ def parse_pairs(line: str) -> dict[str, str]:
     return fields
 
 
+def parse_config(text: str) -> dict[str, str]:
+    """Return the fields of `scontrol show config`."""
+    fields = {}
+    for line in text.splitlines():
+        name, sign, value = line.partition("=")
+        if sign:
+            fields[name.strip()] = "" if value.strip() in _NOTHING else value.strip()
+    return fields
+
+
 def nodes_of(text: str) -> tuple[str, ...]:
     """Return the nodes of a list.
 
     Raises:
-        SlurmError: it cannot be read; an empty answer would say that there are none.
+        SlurmError: it cannot be read; an empty answer would mean no nodes.
     """
     try:
         return () if text in _NOTHING else expand(text)
@@ -347,9 +352,9 @@ def nodes_of(text: str) -> tuple[str, ...]:
 
 
 class Partition(msgspec.Struct, frozen=True, kw_only=True):
-    """One partition; `max_nodes` is None where a job may have them all.
+    """One partition; `max_nodes` is None if a job may have all nodes.
 
-    A job on fewer nodes than `min_nodes` waits there without end.
+    A job on fewer nodes than `min_nodes` waits there for ever.
     """
 
     name: str
@@ -383,13 +388,12 @@ def partition_of(fields: Mapping[str, str]) -> Partition:
 
 
 def parse_topology(text: str) -> dict[str, tuple[str, ...]]:
-    """Return the nodes of each leaf switch, block or ring, in the order of the text.
+    """Return the nodes of every leaf switch, block or ring, in the order of the text.
 
     A tree plugin prints a line per switch, `SwitchName=leaf1 Level=0 LinkSpeed=1 Nodes=n[1-8]`;
     only level 0 is a leaf. A block plugin prints `BlockName=b1 ... Nodes=n[1-8]`, one for rings
     (26.05) `RingName=r1 Nodes=n[1-8]`. The lines of topology.conf are read as well: there, a switch
-    that names nodes is a leaf. Other lines, of a cluster without a topology for instance, say
-    nothing.
+    that names nodes is a leaf. Other lines are skipped.
 
     Raises:
         LocalizeError: a node list cannot be read, or a node hangs on two leaves.
@@ -397,34 +401,27 @@ def parse_topology(text: str) -> dict[str, tuple[str, ...]]:
     leaves: dict[str, tuple[str, ...]] = {}
     home: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), start=1):
-        found = _leaf(line)
-        if found is None:
+        leaf = _leaf(line)
+        if leaf is None:
             continue
-        name, nodelist = found
+        name, nodelist = leaf
         try:
             nodes = expand(nodelist)
         except ValueError as err:
             raise LocalizeError(f"topology, line {number}: {err}") from err
-        _settle(home, name, nodes, number)
+        for node in nodes:
+            if (other := home.setdefault(node, name)) != name:
+                why = f"node {node} hangs on {name} and on {other}"
+                raise LocalizeError(f"topology, line {number}: {why}")
         leaves[name] = (*leaves.get(name, ()), *nodes)
     return leaves
 
 
 def _leaf(line: str) -> tuple[str, str] | None:
-    """Return name and node list of the leaf a line describes, if it describes one."""
+    """Return name and node list of the leaf on a line, None without one."""
     fields = {key.lower(): value for key, value in _FIELD.findall(line.partition("#")[0])}
     name = next((fields[key] for key in _NAMES if key in fields), None)
     nodelist = fields.get("nodes", "")
     if not name or nodelist in _NO_SWITCHES or fields.get("level", "0") != "0":
         return None
     return name, nodelist
-
-
-def _settle(home: dict[str, str], leaf: str, nodes: Iterable[str], number: int) -> None:
-    """Note where each node hangs."""
-    for node in nodes:
-        other = home.setdefault(node, leaf)
-        if other != leaf:
-            raise LocalizeError(
-                f"topology, line {number}: node {node} hangs on {leaf} and on {other}"
-            )

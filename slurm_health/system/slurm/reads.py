@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs and nodes, read from Slurm: through scontrol, nodes through pyslurm if it fits this Slurm.
 
-A reader gets a way to run a command from its owner, which knows how long to wait and whether to
-ask again. Jobs are read through scontrol in either case, which prints all that is known of one, so
-that no reader can miss a field; of an array's tasks pyslurm shows one, which may be another than
-was meant, and takes task 0 for none. Writes go through scontrol as well.
+The caller provides a function that runs a command, with its timeouts and retries. Jobs are read
+through scontrol in either case, which prints every field; of an array's tasks pyslurm shows one,
+which may be another than the one requested, and takes task 0 for none. Writes go through scontrol
+as well.
 
     python -I -m slurm_health.system.slurm.reads [NODE...]
 
 pyslurm runs in a process of its own: importing it without a usable slurm.conf ends the process,
-a controller that does not answer holds it for as long as Slurm likes, and only a process can be
-killed. What it prints is one JSON document. A node of which jobs use a part is ALLOCATED here and
-MIXED for scontrol; nothing asks for that.
+a controller that does not answer blocks it without a limit, and only a process can be killed. It
+prints one JSON document. A node of which jobs use a part is ALLOCATED here and MIXED for scontrol;
+no caller depends on it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 # Releases for which the tests have compared both readers. pyslurm's interface, and the structures
 # of Slurm below it, change from one release to the next.
 TESTED = frozenset({(22, 5), (24, 11)})
-# Slurm was asked and refused, or did not answer. Every other code means that pyslurm is no use.
+# Slurm refused, or did not answer. Every other code means that pyslurm does not work.
 _REFUSED = int(ExitCode.UNAVAILABLE)
 Run = Callable[[Sequence[str]], str]
 # Slurm's own words, which its commands and its library share.
@@ -42,7 +42,7 @@ _UNKNOWN_JOB = "Invalid job id specified"
 
 
 class Reads:
-    """Reads jobs and nodes; `pyslurm` says whether nodes come through it, as long as it works."""
+    """Reads jobs and nodes; with `pyslurm` nodes are read through it, as long as it works."""
 
     def __init__(self, run: Run, *, pyslurm: bool) -> None:
         self._run = run
@@ -91,7 +91,7 @@ class Reads:
 
 
 def pyslurm_obstacle(run: Run) -> str:
-    """Say why nodes are not read through pyslurm, empty if they are."""
+    """Return why nodes are not read through pyslurm, empty if they are."""
     from importlib.metadata import PackageNotFoundError, version
     from importlib.util import find_spec
 
@@ -106,10 +106,10 @@ def pyslurm_obstacle(run: Run) -> str:
 
 
 def mismatch(pyslurm: str, slurm: str) -> str:
-    """Return why a version of pyslurm does not do for `scontrol --version`; empty when it does."""
+    """Return why a version of pyslurm does not fit `scontrol --version`; empty if it does."""
     theirs, ours = release(slurm), release(pyslurm)
     if theirs is None:
-        return f"cannot tell which Slurm this is: {slurm.strip()!r}"
+        return f"the release of Slurm is unknown: {slurm.strip()!r}"
     shown = f"{theirs[0]}.{theirs[1]:02d}"
     if ours != theirs:
         return (
@@ -123,11 +123,11 @@ def mismatch(pyslurm: str, slurm: str) -> str:
 
 def release(text: str) -> tuple[int, int] | None:
     """Return the release in a version, as two numbers: pyslurm's 22.5 is Slurm's 22.05."""
-    found = re.search(r"(\d+)\.(\d+)", text)
-    return (int(found.group(1)), int(found.group(2))) if found else None
+    match = re.search(r"(\d+)\.(\d+)", text)
+    return (int(match[1]), int(match[2])) if match else None
 
 
-# --- what runs in the other process ------------------------------------------------------------
+# --- the process that loads pyslurm --------------------------------------------------------------
 
 
 def main(names: Sequence[str]) -> int:

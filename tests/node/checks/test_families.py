@@ -321,7 +321,7 @@ def test_a_garbled_memory_of_the_last_run_is_as_good_as_none(text: str, well: Ch
     check = Ethernet(interface="eth0")
     find_out(check, well)
     assert well.state is not None
-    (kept,) = (well.state / "seen").iterdir()
+    (kept,) = (well.state / "history").iterdir()
     kept.write_text(text)
     assert find_out(check, later(well, 60)).status is Status.PASS
 

@@ -261,7 +261,7 @@ def test_a_retest_that_knows_no_count_finds_faults_and_proves_nothing_else(bench
     bench.context = "retest"
     result = bench.play(Gpu(), count=7)
     assert result.status is Status.INCONCLUSIVE
-    assert result.finding.text == "7 GPUs, and how many there should be is not known: set count"
+    assert result.finding.text == "7 GPUs, and the expected number is unknown: set count"
     assert bench.play(Gpu(), fault(4, "remap_failed")).status is Status.NODE_FAULT
     assert bench.play(Gpu(count=8)).status is Status.PASS
     assert bench.play(Gpu(), *everywhere("mig_mode", 1)).status is Status.PASS

@@ -163,7 +163,7 @@ def test_a_switchs_error_without_a_word_on_its_severity_is_looked_at(tmp_path: P
     line = "nvidia-nvswitch0: SXid (PCI:0000:a9:00.0): 20034, Data {0x50610002, 0x10100030}"
     found = said(tmp_path, line)
     assert found.status is Status.WARN
-    assert "the driver does not say how severe" in found.text
+    assert "the driver does not state whether it is fatal" in found.text
 
 
 def sxid(tmp_path: Path, text: str, number: int = 20034) -> Finding:

@@ -18,7 +18,7 @@ from tests.support.sites import load_site
         ("steps = ['reboot']", {"A": "b"}, "change", "slurm.conf has no RebootProgram"),
         ("steps = ['reboot']", {"RebootProgram": "/sbin/reboot"}, "fine", "(dry run): reboot"),
         ("steps = ['reset']\nreset = ['/nowhere/smi']", {}, "change", "/nowhere/smi is not on"),
-        ("steps = ['administrator']", {}, "look", "no one is notified"),
+        ("steps = ['administrator']", {}, "look", "no event is sent"),
         ("test = ['/nowhere/diag']", {}, "change", "repair.test: /nowhere/diag is not on"),
     ],
 )

@@ -46,7 +46,7 @@ def test_a_drain_by_an_administrator_just_before_ours_stays(node: Node, slurm: H
     assert node.prolog()
     assert node.reason == "fan [ada@2026-01-02T03:04:05]"
     assert updates(slurm) == []
-    assert state.recall(node.site.state) is None
+    assert state.load_record(node.site.state) is None
     assert shared.read_ledger(node.site.breaker).entries == ()
 
 
@@ -75,7 +75,7 @@ def test_eight_prologs_at_once_drain_once_and_all_keep_their_job_away(
     node.break_it()
     assert at_once(node, range(100, 108)) == [1] * 8
     assert len(updates(slurm)) == 1
-    kept = state.recall(node.site.state)
+    kept = state.load_record(node.site.state)
     assert kept is not None
     assert kept.reason == drain_note.unsigned(node.reason)
     assert len(shared.read_ledger(node.site.breaker).entries) == 1
@@ -84,14 +84,14 @@ def test_eight_prologs_at_once_drain_once_and_all_keep_their_job_away(
 def test_a_record_that_is_newer_than_what_a_hook_has_read_stays(node: Node) -> None:
     node.break_it()
     node.prolog(job=7)
-    old = state.recall(node.site.state)
+    old = state.load_record(node.site.state)
     assert old is not None
     node.slurm.set({"n3": ("IDLE", "")})
     node.now_s += 60
     node.prolog(job=8)
-    new = state.recall(node.site.state)
-    state.amend(node.site.state, old, old)
-    assert state.recall(node.site.state) == new != old
+    new = state.load_record(node.site.state)
+    state.replace_record(node.site.state, old, old)
+    assert state.load_record(node.site.state) == new != old
     controller = Client.for_hook(node.environ(), limit_s=5)
     assert "drained again" in drain.release_own(node.site, old, controller)
     assert node.state == "IDLE+DRAIN"
@@ -126,7 +126,7 @@ def test_a_node_that_no_test_of_its_own_finds_faulty_waits_for_a_person(
     drained_by_a_job(node, component)
     story.write(journal(judged()))
     story.ended()
-    assert state.recall(node.site.state) is None
+    assert state.load_record(node.site.state) is None
 
 
 def test_what_a_hook_finds_besides_does_not_bring_a_node_back_that_a_job_drained(
@@ -136,7 +136,7 @@ def test_what_a_hook_finds_besides_does_not_bring_a_node_back_that_a_job_drained
     node.break_it()
     assert node.prolog(job=JOB)
     assert node.healthcheck()
-    assert state.recall(node.site.state) is None
+    assert state.load_record(node.site.state) is None
 
 
 @pytest.mark.parametrize("call", range(1, 6))
@@ -149,7 +149,7 @@ def test_a_hook_that_is_killed_at_any_call_is_finished_by_the_next_and_counts_on
     node.now_s += 60
     assert node.prolog(job=8, uid=8)
     assert node.state == "IDLE+DRAIN"
-    kept = state.recall(node.site.state)
+    kept = state.load_record(node.site.state)
     assert kept is not None
     assert kept.reason == drain_note.unsigned(node.reason)
     within = {entry.node for entry in shared.read_ledger(node.site.breaker).entries}
@@ -175,7 +175,7 @@ def test_drains_that_slurm_may_do_yet_count_against_the_share(
         assert not each.prolog(job=100 + number, uid=1000 + number)  # the job starts
     told = (slurm.directory / "told").read_text().split()
     assert told == [f"NodeName={each.name}" for each in rack[:4]]  # a fifth of twenty
-    assert "unclear: Slurm has not said whether it did" in rack[0].said
+    assert "unclear: Slurm has not confirmed it" in rack[0].said
     assert "the breaker of gpu has tripped" in rack[5].said
 
 
@@ -278,7 +278,7 @@ def test_a_node_that_is_drained_more_than_three_times_a_day_waits_for_a_person(
         slurm.set({"n3": ("IDLE", "")})
         node.now_s += 3600
         assert node.prolog(job=job, uid=job)
-        kept = state.recall(node.site.state)
+        kept = state.load_record(node.site.state)
         assert kept is not None
         assert kept.retest == (() if job == 4 else ("scratch",))
     assert "an administrator has to release it" in node.said
@@ -287,7 +287,7 @@ def test_a_node_that_is_drained_more_than_three_times_a_day_waits_for_a_person(
 def test_a_node_remembers_what_slurm_expected_of_it(node: Node) -> None:
     node.break_it()
     node.prolog(SLURM_JOB_GPUS="0,1,2,3")
-    kept = state.recall(node.site.state)
+    kept = state.load_record(node.site.state)
     assert kept is not None
     assert kept.expected == {"SLURM_JOB_GPUS": "0,1,2,3"}
 
@@ -320,7 +320,7 @@ def test_one_node_whose_shared_filesystem_hangs_is_drained_by_what_slurm_shows(
     silent(node).break_it()
     assert node.prolog()
     assert node.state == "IDLE+DRAIN"
-    kept = state.recall(node.site.state)
+    kept = state.load_record(node.site.state)
     assert kept is not None
     assert kept.confirmed
 
@@ -357,7 +357,7 @@ def test_of_nodes_that_drain_in_the_same_second_the_last_ones_give_way(
     assert not third.prolog()
     assert "lifted again: 2 other nodes are drained for scratch" in third.said
     assert third.state == "IDLE"
-    assert state.recall(third.site.state) is None
+    assert state.load_record(third.site.state) is None
 
 
 # --- faults of one kind and of several -----------------------------------------------------------

@@ -234,12 +234,12 @@ def test_one_users_accusations_have_a_node_tested_so_often_and_no_more(story: St
 
 
 def test_tests_run_one_at_a_time(story: Story) -> None:
-    from slurm_health.node.hooks.epilog import turn_to_test
+    from slurm_health.node.hooks.epilog import reserve_test
 
     story.write(journal())
     story.node.break_it()
     site = story.node.site
-    with turn_to_test(site.state, 1, story.node.now_s) as why_not:
+    with reserve_test(site.state, 1, story.node.now_s) as why_not:
         assert why_not == ""
         assert not story.ended()
     assert "not tested: another test of this node is running" in story.node.said
@@ -277,14 +277,14 @@ def test_the_epilog_of_two_jobs_at_once_keeps_both_marks(story: Story) -> None:
 
 
 def test_whose_jobs_had_a_node_tested_is_for_root_to_read(tmp_path: Path, story: Story) -> None:
-    from slurm_health.node.hooks.epilog import turn_to_test
+    from slurm_health.node.hooks.epilog import reserve_test
     from slurm_health.system.killable import remember_stuck
 
     state = tmp_path / "new" / "state"
     umask = os.umask(0)
     try:
         remember_stuck(state, "a check", os.getpid())  # whoever makes the directory first
-        with turn_to_test(state, 1, story.node.now_s) as why_not:
+        with reserve_test(state, 1, story.node.now_s) as why_not:
             assert not why_not
     finally:
         os.umask(umask)
@@ -295,11 +295,11 @@ def test_whose_jobs_had_a_node_tested_is_for_root_to_read(tmp_path: Path, story:
 
 @pytest.mark.root
 def test_a_state_directory_without_room_ends_no_epilog(story: Story, tmp_path: Path) -> None:
-    from slurm_health.node.hooks.epilog import turn_to_test
+    from slurm_health.node.hooks.epilog import reserve_test
     from tests.support.full_filesystem import full_filesystem
 
     with full_filesystem(tmp_path / "full") as state:
         filler = state / "filler"
         filler.write_bytes(b"x" * 4096)
-        with turn_to_test(state, 1, story.node.now_s) as why_not:
+        with reserve_test(state, 1, story.node.now_s) as why_not:
             assert "tests cannot be counted" in why_not

@@ -82,7 +82,7 @@ def test_it_comes_back_after_three_fresh_passes(drained: Node) -> None:
     pass_after_pass(drained, 1)
     assert (drained.state, drained.reason) == ("IDLE", "")
     assert "State=UNDRAIN" in " ".join(drained.slurm.calls())
-    assert state.recall(drained.site.state) is None
+    assert state.load_record(drained.site.state) is None
 
 
 def test_passes_of_a_node_that_is_well_return_no_other_with_which_it_shares_its_state(
@@ -94,7 +94,7 @@ def test_passes_of_a_node_that_is_well_return_no_other_with_which_it_shares_its_
     pass_after_pass(other, 5)
 
     assert drained.state == "IDLE+DRAIN"
-    assert "holds the drain of n3: each node needs a directory of its own" in other.said
+    assert "holds the drain of n3: every node needs its own directory" in other.said
     other.break_it()
     assert other.healthcheck()
     assert other.state == "IDLE+DRAIN"
@@ -126,9 +126,9 @@ def test_another_fault_keeps_it_although_its_own_check_passes(drained: Node) -> 
 def test_a_check_that_cannot_be_measured_is_no_pass(drained: Node) -> None:
     node = drained
     node.more = "[checks.memory2]\ncheck='memory'\n"
-    kept = state.recall(node.site.state)
+    kept = state.load_record(node.site.state)
     assert kept is not None
-    state.remember(node.site.state, msgspec.structs.replace(kept, retest=("scratch", "memory2")))
+    state.save_record(node.site.state, msgspec.structs.replace(kept, retest=("scratch", "memory2")))
     (node.machine / "proc/meminfo").unlink()
     pass_after_pass(node, 5)
     assert node.state == "IDLE+DRAIN"
@@ -182,9 +182,9 @@ def test_a_node_that_something_else_holds_is_not_released(
 def test_a_release_is_noticed_although_no_check_can_tell_any_more(
     drained: Node, slurm: HookedSlurm
 ) -> None:
-    kept = state.recall(drained.site.state)
+    kept = state.load_record(drained.site.state)
     assert kept is not None
-    state.remember(drained.site.state, msgspec.structs.replace(kept, retest=("gone",)))
+    state.save_record(drained.site.state, msgspec.structs.replace(kept, retest=("gone",)))
     metrics = drained.directory / "metrics"
     metrics.mkdir()
     drained.more = f'[metrics]\ndirectory = "{metrics}"\n'
@@ -200,7 +200,7 @@ def test_a_release_is_noticed_although_no_check_can_tell_any_more(
 
     assert "it was returned to the pool" in drained.said
     assert "no longer configured" not in drained.said
-    assert state.recall(drained.site.state) is None
+    assert state.load_record(drained.site.state) is None
     assert "slurm_health_drained 0\n" in (metrics / "slurm_health.prom").read_text()
     pass_after_pass(drained, 1)
     assert drained.said == ""
@@ -214,7 +214,7 @@ def test_a_note_that_was_edited_is_anothers_for_hook_list_and_release(
 
     pass_after_pass(drained, 1)
     assert "the drain is no longer ours: IDLE+DRAIN: shealth: " in drained.said
-    assert state.recall(drained.site.state) is None
+    assert state.load_record(drained.site.state) is None
 
     known = shared.read_ledger(drained.site.breaker)
     (listed,) = nodes.drained(_nodes(drained), known, {}, 3)
@@ -343,7 +343,7 @@ def test_a_wrong_line_in_the_config_file_leaves_a_node_checked_by_its_last_good_
         known = Client.for_hook(node.environ(), limit_s=30).nodes()
         listing = nodes.listing(node.site, known, node.now_s)
         assert "last good settings in use on n3: " in nodes.text(listing, node.now_s)
-        assert listing.needs_a_person
+        assert listing.needs_administrator
         node.mend()
         node.slurm.set({"n3": ("IDLE", "")})
 

@@ -10,7 +10,7 @@ import pytest
 from slurm_health.node import site
 from slurm_health.node.checks.filesystem import Filesystem
 from slurm_health.node.checks.network import InfiniBand
-from slurm_health.node.hooks.init_config import draft, nvlinks_of_each
+from slurm_health.node.hooks.init_config import common_nvlinks, draft
 from slurm_health.system.nvml import GpuDevice
 from tests.node.checks.conftest import WELL
 from tests.support.sites import tree, write_site
@@ -58,4 +58,4 @@ def test_nvlinks_are_drafted_where_all_gpus_have_as_many(
 ) -> None:
     devices = [GpuDevice(index=n, links_active=links) for n, links in enumerate(active)]
 
-    assert nvlinks_of_each(devices) == drafted
+    assert common_nvlinks(devices) == drafted

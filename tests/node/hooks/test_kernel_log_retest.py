@@ -89,7 +89,7 @@ def test_an_hour_and_a_day_without_repair_return_nothing(clock: Clock, text: str
     check_often(clock, 3)
     check_often(clock, 24)
     assert node.state == "IDLE+DRAIN"
-    kept = state.recall(node.site.state)
+    kept = state.load_record(node.site.state)
     assert kept is not None
     assert kept.passes == 0
 
@@ -172,7 +172,7 @@ def test_a_drain_that_slurm_refused_is_nobodys_word(clock: Clock, slurm: HookedS
 def test_a_person_who_repeats_the_checks_sees_why_it_does_not_come_back(clock: Clock) -> None:
     node = drained_for(clock, _XID)
     clock.go(86400)
-    kept = state.recall(node.site.state)
+    kept = state.load_record(node.site.state)
     assert kept is not None
     place = CheckContext(root=node.machine, now_s=node.now_s, context="retest")
     (found,) = repeat(node.site, kept, place)

@@ -67,9 +67,9 @@ def test_an_exclusive_test_runs_on_an_idle_node_only(
     import msgspec
 
     _exclusive(drained)
-    kept = state.recall(drained.site.state)
+    kept = state.load_record(drained.site.state)
     assert kept is not None
-    state.remember(drained.site.state, msgspec.structs.replace(kept, retest=("burn",)))
+    state.save_record(drained.site.state, msgspec.structs.replace(kept, retest=("burn",)))
     slurm.set({"n3": (shown, drained.reason)})
     pass_after_pass(drained, 1)
     assert (drained.directory / "ran").exists() is runs
@@ -86,10 +86,10 @@ def test_two_tests_that_each_need_the_node_alone_do_not_run_side_by_side(
     for name in ("burn", "bench"):
         drained.more += f"[checks.{name}]\ncheck='command'\nexclusive=true\n"
         drained.more += f"contexts=['retest']\nargv=['sh', '-c', '{text}']\n"
-    kept = state.recall(drained.site.state)
+    kept = state.load_record(drained.site.state)
     assert kept is not None
     again = msgspec.structs.replace(kept, retest=("burn", "bench"))
-    state.remember(drained.site.state, again)
+    state.save_record(drained.site.state, again)
     slurm.set({"n3": ("IDLE+DRAIN", drained.reason)})
     pass_after_pass(drained, 1)
     assert (drained.directory / "ran").read_text() == "\n\n"

@@ -68,7 +68,7 @@ def test_a_node_that_a_step_keeps_busy_is_not_late_with_its_health_check(
         step = msgspec.structs.replace(
             begun(RepairStep.TEST, name), time_s=now_s, until_s=now_s + 7200
         )
-        repair.keep_attempt(rack[1].site, step)
+        repair.save_attempt(rack[1].site, step)
     rack[0].healthcheck()
     known = Client.for_hook(rack[1].environ(), limit_s=30).nodes()
     asked = {name: known[name] for name in ("n1", "n2", "n3")}
@@ -236,7 +236,7 @@ def test_a_node_that_slurm_no_longer_has_is_reported_once(
 ) -> None:
     repaired(rack[1], "'administrator'")
     gone = msgspec.structs.replace(begun(RepairStep.REBOOT, "cloud7"), until_s=rack[1].now_s)
-    repair.keep_attempt(rack[1].site, gone)
+    repair.save_attempt(rack[1].site, gone)
     again(rack[1])
     asked = len(slurm.calls())
     again(rack[1])
@@ -329,7 +329,7 @@ def test_a_test_that_a_reboot_has_cut_off_is_begun_again_once(node: Node) -> Non
     cut_off = RepairAttempt(
         node="n3", step=RepairStep.TEST, time_s=begun_at_s, drain=note(node), until_s=begun_at_s
     )
-    repair.keep_attempt(node.site, cut_off)
+    repair.save_attempt(node.site, cut_off)
     assert "the test of [repair] begins" in again(node, 61)
     ended(node)
     assert "released after" in again(node, 61)

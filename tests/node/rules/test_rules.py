@@ -174,9 +174,9 @@ def test_one_users_marks_alone_convict_nobody(found: list[NodeMark]) -> None:
         known = accusations.add(known, each, Accusations())
     for uid in range(1000, 1004):
         own = [each for each in known if each.uid == uid]
-        assert not accusations.convict(own, Accusations())
+        assert not accusations.quorum_reached(own, Accusations())
     assert len({(each.job, each.uid) for each in known}) == len(known)
-    assert not accusations.convict(known, Accusations(users=0))
+    assert not accusations.quorum_reached(known, Accusations(users=0))
 
 
 @given(st.lists(mark, max_size=60), st.integers(1, 4), st.integers(1, 4))
@@ -189,7 +189,9 @@ def test_marks_that_are_not_kept_would_not_have_counted(
     for each in sorted(found, key=lambda m: m.time_s):
         known = accusations.add(known, each, settings)
         every[each.job, each.uid] = each
-    assert accusations.convict(known, settings) == accusations.convict([*every.values()], settings)
+    assert accusations.quorum_reached(known, settings) == accusations.quorum_reached(
+        [*every.values()], settings
+    )
 
 
 def test_one_users_marks_push_out_nobody_elses() -> None:

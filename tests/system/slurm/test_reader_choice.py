@@ -25,7 +25,7 @@ from tests.system.slurm.test_reads import DATA
         ("24.11.0", "slurm 24.11.5", ""),
         ("24.11.0", "slurm 22.05.8", "does not go with Slurm 22.05: install pyslurm 22.5.x"),
         ("25.11.2", "slurm 25.11.1", "has not been tested with pyslurm for Slurm 25.11"),
-        ("22.5.1", "nonsense", "cannot tell which Slurm this is"),
+        ("22.5.1", "nonsense", "the release of Slurm is unknown"),
         ("of unknown version", "slurm 22.05.8", "does not go with"),
     ],
 )
