@@ -217,12 +217,10 @@ class CommonKeys(_Table, frozen=True, kw_only=True):
 
 
 class Settings(_Table, frozen=True, kw_only=True):
-    """The whole file. The first five keys are for every user; preflight checks the last two."""
+    """The whole file. The first four keys are for every user; preflight checks the last two."""
 
     # Where journals go; may begin with `~`; empty: `~/.slurm-health/journal`.
     journal: str = ""
-    # The [history's index](../admin/fleet.md#the-index) for all users; empty: each user's own.
-    index: str = ""
     # The file in which root [publishes](../admin/fleet.md#let-the-checks-know) what the history
     # says of nodes.
     standings: AbsolutePath | Literal[""] = ""

@@ -68,7 +68,7 @@ def choose(rules_json: str, script: bytes, environ: Mapping[bytes, bytes]) -> Ch
     # Between several nodes lies a network, which no node's hooks test.
     if text.get("SLURM_JOB_NUM_NODES") == "1" and rules.passes and rules.passed_min:
         boot_time = CheckContext().boot_time()
-        if passes.lately(Path(rules.passes), boot_time, 60 * rules.passed_min):
+        if passes.recent(Path(rules.passes), boot_time, 60 * rules.passed_min):
             return Choice(spec=None)
     wishes: dict[str, Any] = {}
     message = ""
