@@ -237,7 +237,7 @@ def _diagnosed(
         collector for collector in registry.after_failure(job) if collector.data is not TrainingLog
     ]
     collectors = [WorkersOutput(question.reports), *others]
-    return post_mortem.hold(
+    return post_mortem.run_post_mortem(
         job, directory, clock=lambda: clock_s, collectors=collectors, out=sys.stderr
     )
 
