@@ -129,7 +129,7 @@ def test_a_node_that_is_released_although_it_is_bad_is_named(
     assert node.healthcheck()
     monkeypatch.setenv("SLURMD_NODENAME", here)
     text = call(node, "nodes", "release", "n3").output
-    assert text.startswith("n3: released; drained again if what its last check found is so")
+    assert text.startswith("n3: released; drained again if its last check still holds")
     assert text.endswith("bad node_fault: false: exit code 1\n")
     assert node.state == "IDLE"
     assert node.healthcheck()
