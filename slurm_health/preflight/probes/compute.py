@@ -44,7 +44,10 @@ def matmul(context: ProbeContext) -> list[Sample]:
     size = context.size("matmul_size", CPU_SIZE)
     burn_s = float(context.options.get("burn_s", 0.0))
     product = context.compute.product(size, exact=False)
-    sample = _timed(context, product.multiply, burn_s)
+    if context.on_cuda:
+        sample = _timed_on_cuda(context, product.multiply, burn_s)
+    else:
+        sample = timed(context, product.multiply, _CPU_PLAN, product.multiply)
     if burn_s:
         _require_exact(context, context.size("exact_products", CPU_PRODUCTS) // 2)
     return [sample._replace(flop=2.0 * size**3)]
@@ -68,13 +71,11 @@ def matmul_fp8(context: ProbeContext) -> list[Sample]:
     multiply, left_out = product_of_bytes(context.device, size)
     if multiply is None:
         return [Sample(figures={"left_out": left_out})]
-    return [_timed(context, multiply, 0.0)._replace(flop=2.0 * size**3)]
+    return [_timed_on_cuda(context, multiply, 0.0)._replace(flop=2.0 * size**3)]
 
 
-def _timed(context: ProbeContext, multiply: Callable[[], object], burn_s: float) -> Sample:
-    """Time windows of products, on an accelerator once its clock and caches have settled."""
-    if not context.on_cuda:
-        return timed(context, multiply, _CPU_PLAN)
+def _timed_on_cuda(context: ProbeContext, multiply: Callable[[], object], burn_s: float) -> Sample:
+    """Time windows of products once the clock and the caches of an accelerator have settled."""
     warm_up_s = CUDA_BURN_WARM_UP_S if burn_s > CUDA_BURN_WARM_UP_S else CUDA_WARM_UP_S
     end_s = time.perf_counter() + warm_up_s
     while time.perf_counter() < end_s:

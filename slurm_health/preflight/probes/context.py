@@ -87,8 +87,8 @@ class Watch(Protocol):
 class Product(Protocol):
     """A product of two square matrices, as many at once as the device has threads of its own."""
 
-    def multiply(self) -> None:
-        """Multiply once."""
+    def multiply(self, times: int = 1) -> None:
+        """Multiply so often."""
 
     def wrong(self) -> int:
         """Return how many values of the last result are not exact. Only where they are known."""

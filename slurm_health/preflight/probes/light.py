@@ -156,13 +156,14 @@ class _Product:
         self._out = [np.zeros((size, size), dtype="f4") for _ in range(threads)]
         self._pool = pool
 
-    def multiply(self) -> None:
-        """Multiply once in each thread."""
-        if len(self._out) == 1:
-            np.matmul(self._left, self._right, out=self._out[0])
-            return
-        for _ in self._pool.map(lambda out: np.matmul(self._left, self._right, out=out), self._out):
-            pass
+    def multiply(self, times: int = 1) -> None:
+        """Multiply so often in each thread; they wait for each other at the end alone."""
+
+        def work(out: Any) -> None:
+            for _ in range(times):
+                np.matmul(self._left, self._right, out=out)
+
+        list(self._pool.map(work, self._out))
 
     def wrong(self) -> int:
         """Return how many values of the last results are not exact."""

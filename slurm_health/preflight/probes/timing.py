@@ -39,14 +39,22 @@ class TimingPlan(NamedTuple):
     warm_up_s: float = math.inf
 
 
-def timed(context: ProbeContext, iteration: Callable[[], object], plan: TimingPlan) -> Sample:
+def timed(
+    context: ProbeContext,
+    iteration: Callable[[], object],
+    plan: TimingPlan,
+    repeat: Callable[[int], object] | None = None,
+) -> Sample:
     """Return mean milliseconds per iteration of each window.
 
+    `repeat` does several iterations, in which threads need not wait for each other at each.
     The group agrees on the numbers after the warm-up. Then it waits for all who run the probe,
     the other groups of these nodes too: what shares a link is timed while it is shared.
     """
+    alone = context.world_size == 1  # and on a starved processor not to be kept at it for long
     first = min(plan.warm_ups, _FIRST_WARM_UPS)
-    typical_ms = min(_elapsed_ms(context, iteration) for _ in range(first))
+    times_ms = [_elapsed_ms(context, iteration) for _ in range(first)]
+    typical_ms = sum(times_ms) / first if alone else min(times_ms)
     slowest_ms = _slowest_ms(context, typical_ms)
     more = plan.warm_ups - first
     if plan.warm_up_s < math.inf:
@@ -57,12 +65,17 @@ def timed(context: ProbeContext, iteration: Callable[[], object], plan: TimingPl
     count = max(1, math.ceil(plan.window_s * 1e3 / slowest_ms))
     filling = math.ceil(plan.budget_s * 1e3 / (slowest_ms * count))
     context.meet()
-    watch = context.compute.watch()
-    for _ in range(max(plan.least, min(plan.most, filling))):
+    watch, begun_s = context.compute.watch(), time.perf_counter()
+    for window in range(max(plan.least, min(plan.most, filling))):
+        if alone and window >= plan.least and time.perf_counter() - begun_s > plan.budget_s:
+            break
         context.synchronize()
         watch.begin()
-        for _ in range(count):
-            iteration()
+        if repeat is not None:
+            repeat(count)
+        else:
+            for _ in range(count):
+                iteration()
         watch.end(count)
     return watch.sample()
 

@@ -220,9 +220,10 @@ class _Product:
             )
         self._out = torch.empty(size, size, dtype=dtype, device=device)
 
-    def multiply(self) -> None:
-        """Multiply once."""
-        torch.mm(self._left, self._right, out=self._out)
+    def multiply(self, times: int = 1) -> None:
+        """Multiply so often."""
+        for _ in range(times):
+            torch.mm(self._left, self._right, out=self._out)
 
     def wrong(self) -> int:
         """Return how many values of the last result are not exact."""
