@@ -329,12 +329,8 @@ class _Side:
 class Peer:
     """One of the other nodes, as node 0 knows it.
 
-    Args:
-        have: how many bytes of its file are here.
-        token: of its process, empty until that has come.
-        host: its machine.
-        link: its connection, None while there is none, since `lost_s`.
-        end: its last word, None as long as it may come again.
+    `have` counts the bytes of its file here. `token` is empty until its process has come; `link` is
+    None while there is no connection, since `lost_s`; `end` while it may come again.
     """
 
     have: dict[str, int]
@@ -375,11 +371,7 @@ class NodeZero(_Side):
             raise
 
     def raise_interrupt(self) -> None:
-        """Raise what Ctrl-C on another node means here.
-
-        Raises:
-            SystemExit: the run is to end.
-        """
+        """Raise SystemExit if Ctrl-C on another node has ended the run."""
         if any(peer.end is not None and peer.end.for_all for peer in self.peers.values()):
             raise SystemExit(128 + signal.SIGINT)
 
@@ -522,11 +514,7 @@ class OtherNode(_Side):
             self._over.result()
 
     async def _stay_connected(self) -> None:
-        """Connect, mirror, and connect again, until that is in vain.
-
-        Raises:
-            ChannelError, JournalError, UsageError: as `raise_failure`.
-        """
+        """Connect, mirror, and connect again, until that is in vain; raise as `raise_failure`."""
         at, begun_s, foreign, reported = self._meeting.text, time.monotonic(), False, False
         since_s = begun_s
         while not self._closing:
@@ -558,11 +546,9 @@ class OtherNode(_Side):
             await asyncio.sleep(_PAUSE_S)
 
     async def _connect(self) -> None:
-        """Connect, and mirror until the connection breaks.
+        """Connect, and mirror until the connection breaks; raise as `raise_failure`.
 
-        Raises:
-            OSError, Cut: there is no connection, or what answers is not node 0 of a run.
-            ChannelError, JournalError, UsageError: as `raise_failure`.
+        An OSError or Cut: there is no connection, or what answers is not node 0 of a run.
         """
         at, link = self._meeting.text, await self._linked()
         try:
