@@ -45,7 +45,7 @@ def test_the_file_is_replaced_whole(tmp_path: Path) -> None:
 
 
 def test_the_dashboard_is_printed() -> None:
-    shown = slurm_health("templates", "show", "dashboard").stdout
+    shown = slurm_health("templates", "dashboard").stdout
     assert json.loads(shown)["title"] == "slurm-health"
 
 
@@ -53,6 +53,6 @@ def test_the_dashboard_is_printed() -> None:
 def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path, path: str) -> None:
     done = called(tmp_path, "lemons", "--prometheus", f"--output={path}")
 
-    assert done.code == 2
+    assert done.code == 4
     assert "cannot be written" in done.stderr
     assert done.stderr.count("\n") == 1
