@@ -44,8 +44,8 @@ class KeptSpares:
         clean = as_bytes(clean_environ(text))
         self._steps: dict[str, Process] = {}
         self.not_held: dict[str, str] = {}
-        # Not in the job's output, where `srun: error: n4: task 0: Killed` would look like the end of
-        # the script's own task 0.
+        # Not in the job's output, where `srun: error: n4: task 0: Killed` would look like the end
+        # of the script's own task 0.
         self._errors = os.memfd_create("slurm-health-spares", os.MFD_CLOEXEC)
         for node in nodes:
             try:
