@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A step on another node that gives a job back to Slurm whose batch node is lost.
+"""A step on another node that ends a job whose batch node is lost.
 
-A job that is to survive the loss of a node (`--no-kill`) survives that of its batch node as well:
-Slurm takes the node out, ends the batch script, and lets the job run on to its time limit with
-nobody in it (22.05.8, 24.11.5, 26.05.5). So one of its other nodes listens whether this one is
-there, by what comes through srun, and asks Slurm only where nothing does.
+A job that survives the loss of a node (`--no-kill`) survives that of its batch node as well: Slurm
+takes the node out, ends the batch script, and leaves the job idle to its time limit (22.05.8,
+24.11.5, 26.05.5). So one of its other nodes receives a heartbeat from this one through srun, and
+asks Slurm only when there is none.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
+from slurm_health.preflight.supervisor.environ import as_text
 from slurm_health.preflight.supervisor.recorder import say
 from slurm_health.records.allocation import from_environ
 from slurm_health.records.errors import AllocationError
@@ -32,26 +33,40 @@ def beside(
     mask: Collection[int],
     pulse_s: float = PULSE_S,
 ) -> Iterator[None]:
-    """While active, the last of some nodes listens; if it cannot, that is said.
+    """While active, the last of some nodes watches this one; if it cannot, say so.
 
-    They are nodes of the job that `environ` describes, all of them if none is named. What is
-    started has `mask`.
+    They are nodes of the job that `environ` describes, all of them if none is named. The step
+    starts with `mask`.
     """
-    text = {os.fsdecode(name): os.fsdecode(value) for name, value in environ.items()}
+    text = as_text(environ)
+    step = None
     try:
-        step = _started(nodes, text, mask, pulse_s)
+        job = from_environ(text)
+        here = text.get("SLURMD_NODENAME", job.nodes[0])
+        others = [node for node in nodes or job.nodes if node != here]
+        if others:
+            name, attempt = job.array or str(job.job_id), str(job.attempt)
+            module = "slurm_health.training.monitor.batch_node"
+            command = processes.own_module(module, name, here, f"{pulse_s:g}", attempt)
+            step = processes.start_tied(
+                step_argv(job.job_id, others[-1:], ["--gres=none"], command),
+                environ=clean_environ(text),
+                stdin=processes.PIPE,
+                stdout=processes.NOTHING,
+                stderr=processes.NOTHING,
+                signal_mask=mask,
+            )
     except (AllocationError, OSError) as err:
-        say(f"should this node be lost, nothing ends the job before its time limit: {err}")
-        step = None
+        say(f"if this node is lost, the job stays idle until its time limit: {err}")
     if step is None or step.stdin is None:
         yield
         return
-    over, pipe = threading.Event(), step.stdin.fileno()
+    ended, pipe = threading.Event(), step.stdin.fileno()
     os.set_blocking(pipe, False)
 
     def beat() -> None:
-        while not over.wait(pulse_s):
-            # A step that has ended, or reads nothing, is not to disturb the script.
+        while not ended.wait(pulse_s):
+            # A step that has ended, or reads nothing, must not disturb the script.
             with contextlib.suppress(BrokenPipeError, BlockingIOError):
                 os.write(pipe, b".\n")
 
@@ -60,34 +75,7 @@ def beside(
     try:
         yield
     finally:
-        over.set()
+        ended.set()
         thread.join()
         processes.close_pipes(step)
         processes.end_session(step, leave_s=_LEAVE_S, grace_s=_GRACE_S)
-
-
-def _started(
-    nodes: Sequence[str], environ: Mapping[str, str], mask: Collection[int], pulse_s: float
-) -> processes.Process | None:
-    """Return the step on another node, None if there is no other.
-
-    Raises:
-        AllocationError: the job cannot be read.
-        OSError: the step cannot be started.
-    """
-    job = from_environ(environ)
-    here = environ.get("SLURMD_NODENAME", job.nodes[0])
-    others = [node for node in nodes or job.nodes if node != here]
-    if not others:
-        return None
-    name, attempt = job.array or str(job.job_id), str(job.attempt)
-    module = "slurm_health.training.monitor.batch_node"
-    command = processes.own_module(module, name, here, f"{pulse_s:g}", attempt)
-    return processes.start_tied(
-        step_argv(job.job_id, others[-1:], ["--gres=none"], command),
-        environ=clean_environ(environ),
-        stdin=processes.PIPE,
-        stdout=processes.NOTHING,
-        stderr=processes.NOTHING,
-        signal_mask=mask,
-    )

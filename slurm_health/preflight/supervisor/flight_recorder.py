@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What has the script's PyTorch leave its flight record in the journal, if that answers."""
+"""Variables that make the script's PyTorch dump its flight record into the journal."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from slurm_health.system.killable import Answered, Broke, Hung, run_one
 
 
 def recording(environ: Mapping[str, str], directory: str, *, limit_s: float) -> dict[str, str]:
-    """Return the variables to set for a script of this environment, to which the journal belongs.
+    """Return the variables to set for a script with this environment and journal.
 
-    A journal that cannot be read, or does not answer in time, costs the script its flight record
-    and nothing else; that is said.
+    If the journal cannot be read, or does not answer in time, the script has no flight record, and
+    a line says so.
     """
     if not directory:
         return {}
     try:
-        looked = run_one(lambda: _look_at(Path(directory)), limit_s)
+        result = run_one(lambda: _inspect(Path(directory)), limit_s)
     except OSError as err:
-        looked = Broke(f"no process can be started to read it: {err}", 0.0)
-    match looked:
+        result = Broke(f"no process can be started to read it: {err}", 0.0)
+    match result:
         case Answered(data=data):
             torch, takes_pipes = from_msgpack(data, tuple[str, bool])
             new = monitor_process.flight_environ(environ, directory, torch)
@@ -43,27 +43,18 @@ def recording(environ: Mapping[str, str], directory: str, *, limit_s: float) -> 
     return {}
 
 
-def _look_at(directory: Path) -> bytes:
-    """Be the child: say which torch the probes ran with, and whether there can be named pipes."""
-    return msgspec.msgpack.encode((_torch_of_check(directory), _takes_pipes(directory)))
-
-
-def _takes_pipes(directory: Path) -> bool:
-    """Tell whether the filesystem of a directory has named pipes."""
-    pipe = directory / ".flight-rank.pipe"
+def _inspect(directory: Path) -> bytes:
+    """Return, from the child, the probes' version of torch, and whether there can be pipes."""
+    pipe, takes_pipes = directory / ".flight-rank.pipe", True
     try:
         os.mkfifo(pipe, 0o600)
         pipe.unlink()
     except OSError:
-        return False
-    return True
-
-
-def _torch_of_check(directory: Path) -> str:
-    """Return the version of torch that the probes ran with, empty where the journal has none."""
+        takes_pipes = False
     for file in sorted(directory.glob("*.jsonl")):
         for line in file.read_bytes().splitlines():
             if b'"workers_ready"' in line:
                 with contextlib.suppress(msgspec.DecodeError):
-                    return str(from_json(line, dict[str, object]).get("torch", ""))
-    return ""
+                    torch = str(from_json(line, dict[str, object]).get("torch", ""))
+                    return msgspec.msgpack.encode((torch, takes_pipes))
+    return msgspec.msgpack.encode(("", takes_pipes))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Spare nodes that stay in the job while the script runs on the others.
 
-Slurm gives a step any nodes of the job that have room. A step of ours takes every CPU of each
-spare node and sleeps, so the script's steps find room on the other nodes only: whatever their
-options, and in the order and with the numbering that they would have in a job without spares.
+Slurm gives a step any nodes of the job with free CPUs. A step of ours takes every CPU of the spare
+nodes and sleeps, so the script's steps fit on the other nodes only: with any options, and in the
+order and with the numbering that they would have in a job without spares.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby
 
+from slurm_health.preflight.supervisor.environ import as_bytes, as_text
 from slurm_health.records.nodeset import expand, fold_in_order
 from slurm_health.system.processes import PIPE, Process, close_pipes, end_sessions, start_tied
 from slurm_health.system.slurm.command import OWN_STEPS, clean_environ
 
 _HELD = b"held"
-_HELD_S = 30.0  # as long as a step may take to start on a busy cluster
+_HELD_S = 30.0  # the longest start of a step on a busy cluster
 _END_S = 5.0
-_MOST_SAID = 1 << 16
+_MOST_OUTPUT_BYTES = 1 << 16
 
 
 _NODELISTS = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")
@@ -38,38 +39,39 @@ class KeptSpares:
     def __init__(
         self, nodes: Sequence[str], environ: Mapping[bytes, bytes], mask: Collection[int]
     ) -> None:
-        """Take hold of the nodes of the job that `environ` describes; they start with `mask`."""
-        text = {os.fsdecode(name): os.fsdecode(value) for name, value in environ.items()}
-        clean = {os.fsencode(k): os.fsencode(v) for k, v in clean_environ(text).items()}
+        """Hold these nodes of the job that `environ` describes, by steps with `mask`."""
+        text = as_text(environ)
+        clean = as_bytes(clean_environ(text))
         self._steps: dict[str, Process] = {}
         self.not_held: dict[str, str] = {}
-        # Not in the job's output, where `srun: error: n4: task 0: Killed` at its end would be taken
-        # for the end of the script's own task 0.
-        self._said = os.memfd_create("slurm-health-spares", os.MFD_CLOEXEC)
+        # Not in the job's output, where `srun: error: n4: task 0: Killed` would look like the end
+        # of the script's own task 0.
+        self._errors = os.memfd_create("slurm-health-spares", os.MFD_CLOEXEC)
         for node in nodes:
             try:
                 self._steps[node] = start_tied(
                     srun_argv(node, text),
                     environ=clean,
                     stdout=PIPE,
-                    stderr=self._said,
+                    stderr=self._errors,
                     signal_mask=mask,
                 )
             except OSError as err:
                 self.not_held[node] = str(err)
         deadline = time.monotonic() + _HELD_S
         for node, step in self._steps.items():
-            if not _says_held(step, deadline):
-                said = _last_line(self._said)
-                self.not_held[node] = f"the step that is to hold it did not start: {said}"
+            if not _holds(step, deadline):
+                output = os.pread(self._errors, _MOST_OUTPUT_BYTES, 0).decode(errors="replace")
+                why = (output.splitlines() or ["srun gives no reason"])[-1]
+                self.not_held[node] = f"the step that is to hold it did not start: {why}"
 
     def end(self) -> None:
-        """Let go of the nodes."""
+        """Release the nodes."""
         end_sessions(list(self._steps.values()), grace_s=_END_S)
         for step in self._steps.values():
             close_pipes(step)
         self._steps = {}
-        os.close(self._said)
+        os.close(self._errors)
 
 
 def srun_argv(node: str, environ: Mapping[str, str]) -> list[str]:
@@ -95,40 +97,35 @@ def srun_argv(node: str, environ: Mapping[str, str]) -> list[str]:
 
 
 def cpus_of(node: str, environ: Mapping[str, str]) -> int:
-    """Return how many CPUs a job has on one of its nodes; 1 where Slurm does not say."""
+    """Return the number of CPUs that a job has on a node; 1 if Slurm gives none."""
     nodelist = environ.get("SLURM_JOB_NODELIST", "")
     nodes = expand(nodelist) if nodelist else ()
     counts = unpacked(environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
     return counts[nodes.index(node)] if node in nodes and len(counts) == len(nodes) else 1
 
 
-def _last_line(file: int) -> str:
-    lines = os.pread(file, _MOST_SAID, 0).decode(errors="replace").splitlines()
-    return lines[-1] if lines else "srun does not say why"
-
-
-def _says_held(step: Process, deadline: float) -> bool:
+def _holds(step: Process, deadline: float) -> bool:
     assert step.stdout is not None
     while (left_s := deadline - time.monotonic()) > 0:
         if not select.select([step.stdout], [], [], left_s)[0]:
             return False
-        heard = os.read(step.stdout.fileno(), 64)
-        if _HELD in heard or not heard:
-            return bool(heard)
+        output = os.read(step.stdout.fileno(), 64)
+        if _HELD in output or not output:
+            return bool(output)
     return False
 
 
 def resized_environ(environ: Mapping[str, str], keep: Sequence[str]) -> dict[str, str]:
-    """Return the variables that differ once the job holds only `keep`.
+    """Return the variables that differ once the job has only `keep`.
 
-    A variable the job does not have is not invented, except by Slurm's rule that task counts
-    follow from the tasks per node.
+    A variable that the job lacks is not added, except by Slurm's rule that task counts follow from
+    the tasks per node.
     """
     nodelist = next((environ[name] for name in _NODELISTS if name in environ), "")
     nodes = expand(nodelist) if nodelist else ()
     kept_nodes = frozenset(keep)
     kept = [position for position, node in enumerate(nodes) if node in kept_nodes]
-    # In the job's order, for scripts that look for task 0 on the first node.
+    # In the job's order, for scripts that expect task 0 on the first node.
     folded = fold_in_order(nodes[position] for position in kept)
     new: dict[str, str] = dict.fromkeys(_NODELISTS, folded)
     new |= dict.fromkeys(_COUNTS, str(len(keep)))
@@ -143,17 +140,17 @@ def resized_environ(environ: Mapping[str, str], keep: Sequence[str]) -> dict[str
 
 
 def unpacked(text: str) -> list[int]:
-    """Return one number per node from Slurm's `2(x3),1`; nothing if it is not that."""
+    """Return a number per node from Slurm's `2(x3),1`; none from other text."""
     values: list[int] = []
     for part in filter(None, text.split(",")):
-        found = _REPEATED.fullmatch(part)
-        if found is None:
+        match = _REPEATED.fullmatch(part)
+        if match is None:
             return []
-        values += [int(found[1])] * int(found[2] or 1)
+        values += [int(match[1])] * int(match[2] or 1)
     return values
 
 
 def packed(values: Sequence[int]) -> str:
-    """Return Slurm's `2(x3),1` for one number per node."""
+    """Return Slurm's `2(x3),1` for a number per node."""
     runs = [(value, len(list(group))) for value, group in groupby(values)]
     return ",".join(f"{value}(x{count})" if count > 1 else str(value) for value, count in runs)

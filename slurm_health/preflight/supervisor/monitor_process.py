@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The monitor beside the script: started with it, ended with it, and never waited for long."""
+"""The monitor beside the script: it starts and ends with the script, within time limits."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from pathlib import Path
 from slurm_health.system import processes
 
 OFF = "off"
-# With this code a monitor ends that has found a hang and leaves the rest to the supervisor.
+# Exit status of a monitor that leaves a hang to the supervisor.
 SCRIPT_HANGS = 75
-# A script that ends sooner has no agents: an array of thousands of short jobs must not cost a step
-# each.
+# A script that ends sooner has no agents: thousands of short jobs of an array must not cost as many
+# steps.
 AFTER_S = 10.0
 _LEAVE_S = 3.0  # what it needs to end the agents of all nodes
 _UNKILLABLE_S = 1.0
 
 
-# As torch has it today and had it until 2.8: whoever sets one of the two has chosen.
+# Torch's names today, and until 2.8: a user who sets one of the two has chosen.
 _ENTRIES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 _FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 _ON_TIMEOUT = ("TORCH_NCCL_DUMP_ON_TIMEOUT",)
-# Torch makes a pipe for each rank, through which the monitor asks for a dump while it runs.
+# Torch makes a pipe per rank, through which the monitor asks for a dump while it runs.
 PIPES = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 _RENAMED, _MAJOR_AND_MINOR = (2, 9), 2
 _MOST_ENTRIES = "2000"  # as torch since 2.9; before, none unless told
@@ -33,13 +33,13 @@ PREFIX = "flight-rank-"
 
 
 class Monitoring:
-    """What the monitor beside a script, if there is one, has the supervisor do."""
+    """The monitor beside a script, if there is one."""
 
     def __init__(self, process: processes.Process | None) -> None:
         self._process = process
 
     def script_hangs(self) -> bool:
-        """Tell whether it has ended because the script hangs and is to be ended."""
+        """Return whether it has ended because the script hangs, and must be ended."""
         return self._process is not None and self._process.poll() == SCRIPT_HANGS
 
 
@@ -53,10 +53,10 @@ def beside(
     mask: Collection[int],
     after_s: float = AFTER_S,
 ) -> Iterator[Monitoring]:
-    """While active, the script is watched. Whatever becomes of the monitor, nothing is raised.
+    """While active, the monitor watches the script; its failures raise nothing.
 
-    `mode` is what the monitor does about a hang, or OFF; it begins after `after_s`, and writes to
-    the journal in `directory`. The script stands in `script_source`.
+    `mode` is what the monitor does about a hang, or OFF. It begins after `after_s`, and writes to
+    the journal in `directory`. The script is in `script_source`.
     """
     if mode == OFF:
         yield Monitoring(None)
@@ -70,7 +70,7 @@ def beside(
     )
     began_s = time.monotonic()
     try:
-        # Its standard input ends with us, however we end.
+        # Its standard input closes with us, however we end.
         process = processes.start_tied(
             argv, environ=environ, stdin=processes.PIPE, stdout=1, stderr=None, signal_mask=mask
         )
@@ -94,7 +94,10 @@ def flight_environ(environ: Mapping[str, str], directory: str, torch: str = "") 
     the one that this version of torch knows is set, because a newer one warns of the older name;
     all of them where the version is not known.
     """
-    known = _named_in(torch)
+    # Torch knows one of two names; without its version both are set.
+    numbers, known = torch.split(".")[:2], slice(None)
+    if len(numbers) == _MAJOR_AND_MINOR and all(number.isdecimal() for number in numbers):
+        known = slice(0, 1) if tuple(map(int, numbers)) >= _RENAMED else slice(1, 2)
     wanted = {
         _ENTRIES: _MOST_ENTRIES,
         _FILES: f"{directory}/{PREFIX}",
@@ -104,7 +107,7 @@ def flight_environ(environ: Mapping[str, str], directory: str, torch: str = "") 
     return {
         name: value
         for names, value in wanted.items()
-        if not any(each in environ for each in names)
+        if not any(name in environ for name in names)
         for name in (names[known] if len(names) > 1 else names)
     }
 
@@ -116,11 +119,3 @@ def heartbeat_environ(environ: Mapping[str, str]) -> dict[str, str]:
     if here in before.split(":"):
         return {}
     return {"PYTHONPATH": f"{here}:{before}" if before else here}
-
-
-def _named_in(torch: str) -> slice:
-    """Return which of two names a version of torch knows."""
-    numbers = torch.split(".")[:2]
-    if len(numbers) < _MAJOR_AND_MINOR or not all(number.isdecimal() for number in numbers):
-        return slice(None)
-    return slice(0, 1) if tuple(map(int, numbers)) >= _RENAMED else slice(1, 2)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A post-mortem of a script that has failed: a process that is waited for, and not for long."""
+"""The post-mortem of a failed script: a process with a time limit."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _UNKILLABLE_S = 1.0  # a process that hangs in the kernel is left behind
 
 
 class EndedScript(msgspec.Struct, frozen=True, kw_only=True):
-    """A run of the script that has ended, as its post-mortem learns of it.
+    """A start of the script that has ended, as its post-mortem reads it.
 
     Args:
         status: its wait status.
-        name: what the user calls it.
-        source: the file in which it stands.
-        directory: of the run in the journal, empty if there is none.
+        name: the user's name for it.
+        source: the file that contains it.
+        directory: of the run in the journal, empty without one.
         ended_s: when it ended, in seconds since the epoch; the post-mortem may begin late.
         duration_s: how long it ran.
-        output_from: where in the files of our standard output and error its own begins.
-        told_to_end: it was sent a signal with which jobs are ended.
+        output_from: where its own output begins in the files of our standard output and error.
+        told_to_end: it received a signal that ends jobs.
     """
 
     status: int
@@ -46,23 +46,23 @@ class EndedScript(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def command(self) -> tuple[str, ...]:
-        """What holds its post-mortem."""
+        """The command of its post-mortem."""
         return own_module("slurm_health.training.monitor", msgspec.json.encode(self).decode())
 
 
-def hold(
+def run(
     argv: Sequence[str],
     *,
     environ: Mapping[bytes, bytes],
     mask: Collection[int],
     limit_s: float = POST_MORTEM_S,
 ) -> str:
-    """Run a post-mortem to its end, a signal, or its limit; return what there is to say of it.
+    """Run a post-mortem to its end, a signal, or its limit; return what went wrong.
 
     Every signal must be blocked; the post-mortem gets `mask`, and our standard streams.
     """
     while signal.sigtimedwait(ALL_SIGNALS, 0) is not None:
-        pass  # what ended the script is not meant for the post-mortem
+        pass  # the signals that ended the script are not for the post-mortem
     sys.stdout.flush()
     try:
         process = start_tied(argv, environ=environ, stdout=1, stderr=None, signal_mask=mask)

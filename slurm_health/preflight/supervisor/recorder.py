@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the supervisor leaves behind: records in the journal, and lines on standard error."""
+"""The supervisor's records in the journal, and its lines on standard error."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST_LOGGED_BYTES, _MOST_LOGGED_LINES = 10_000, 20
 
 
 class ScriptRecorder:
-    """Writes to the journal from a child, because a filesystem that hangs must not hang us."""
+    """Writes to the journal from a child: a filesystem that hangs must not hang us."""
 
     def __init__(self, directory: str, clock: Clock, wait_s: float) -> None:
         self._directory = directory
@@ -38,13 +38,13 @@ class ScriptRecorder:
                 self._child = fork(lambda: self._append(record))
 
     def ended(self) -> bool:
-        """Tell whether nothing is being written."""
+        """Return whether no record is being written."""
         if self._child and os.waitpid(self._child, os.WNOHANG)[0]:
             self._child = 0
         return self._child == 0
 
     def wait(self) -> bool:
-        """Tell whether the record was dealt with in time; its writer is given up if not."""
+        """Return whether the writer ended in time; kill it if not."""
         deadline = time.monotonic() + self._wait_s
         while not self.ended():
             remaining = deadline - time.monotonic()
@@ -56,7 +56,7 @@ class ScriptRecorder:
         return True
 
     def _append(self, record: Record) -> int:
-        """Append a record; a failure is a line on standard error and nothing more."""
+        """Append a record; a failure is only a line on standard error."""
         try:
             journal.Writer(Path(self._directory), journal.SUPERVISOR, self._clock).append(record)
         except JournalError as err:
@@ -65,35 +65,35 @@ class ScriptRecorder:
 
 
 def say(text: str) -> None:
-    """Say something in the job's output."""
-    with contextlib.suppress(OSError):  # whoever read it is gone
+    """Print a line to the job's output."""
+    with contextlib.suppress(OSError):  # its reader is gone
         print(f"{_PREFIX}{text}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
 def to_machine_log() -> Iterator[None]:
-    """While active, what is written to standard error goes to the machine's log at the end.
+    """While active, collect standard error, of children too, and log it on the machine at the end.
 
-    That of children too. Where that cannot be arranged it is lost.
+    Without a place for it, it is lost.
     """
     before = os.dup(2)
     try:
-        said = os.memfd_create("slurm-health")
+        collected = os.memfd_create("slurm-health")
     except OSError:
-        said = os.open(os.devnull, os.O_RDWR)
-    os.dup2(said, 2)
+        collected = os.open(os.devnull, os.O_RDWR)
+    os.dup2(collected, 2)
     try:
         yield
     finally:
         os.dup2(before, 2)
         os.close(before)
-        with os.fdopen(said, "rb") as file, contextlib.suppress(OSError):
+        with os.fdopen(collected, "rb") as file, contextlib.suppress(OSError):
             file.seek(0)
             log_lines(file.read(_MOST_LOGGED_BYTES).decode(errors="replace"))
 
 
 def log_lines(text: str) -> None:
-    """Write lines about this job to the machine's log, not many."""
+    """Write the first lines of a text about this job to the machine's log."""
     job = os.environ.get("SLURM_JOB_ID", "")
     for line in text.splitlines()[:_MOST_LOGGED_LINES]:
         send_line("info", f"{_PREFIX}job {job}: {line.removeprefix(_PREFIX)}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The script, as often as it is started: recorded, followed by a post-mortem if it fails."""
+"""The starts of the script: recorded, followed by a post-mortem if it fails."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import signal
 import stat
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +18,7 @@ import msgspec
 
 from slurm_health.preflight.supervisor import post_mortem
 from slurm_health.preflight.supervisor.check_process import HARMLESS
+from slurm_health.preflight.supervisor.environ import as_bytes, as_text
 from slurm_health.preflight.supervisor.monitor_process import Monitoring
 from slurm_health.preflight.supervisor.recorder import ScriptRecorder, say
 from slurm_health.preflight.supervisor.script_process import ScriptProcess, end_script, end_steps
@@ -28,24 +29,24 @@ from slurm_health.system.signals import FOR_SCRIPT, signal_name
 
 # How often this attempt of the job has started the script again.
 RESTART_COUNT = b"SLURM_HEALTH_RESTART_COUNT"
-# With these a person, a limit or Slurm ends a job: what they have ended is not started again.
+# A user, a limit or Slurm ends jobs with these: after one of them the script is not started again.
 _ENDING = ALL_SIGNALS - FOR_SCRIPT - HARMLESS
-_SOON_S = 0.5  # within this of the script's end, the signal that ended its steps is here too
+_SOON_S = 0.5  # the signal that ended the script's steps arrives here within this of its end
 
 
 class Watching(Protocol):
-    """Has one run of the script watched."""
+    """Watches a start of the script."""
 
     def __call__(self, *, environ: Mapping[bytes, bytes]) -> AbstractContextManager[Monitoring]:
-        """Return a context in which it is."""
+        """Return a context in which the script is watched."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Restarts:
-    """How often the script may be started again after a failure, and what decides about it.
+    """How often the script may start again after a failure, and the command that decides.
 
-    `argv` is the command, without what it is told of the failure. With `survives` the job was
+    `argv` is the command, without its option about the failure. With `survives` the job was
     submitted so that it survives the loss of a node.
     """
 
@@ -56,7 +57,7 @@ class Restarts:
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptExit:
-    """How the script ended at last, as a wait status; `leaves`: Slurm moves the job elsewhere."""
+    """The wait status of the script's last start; `leaves`: Slurm moves the job elsewhere."""
 
     status: int
     leaves: bool = False
@@ -67,17 +68,17 @@ class ScriptRuns:
     """Starts the script, and starts it again as far as that is allowed and makes sense.
 
     Args:
-        source: the file that Slurm runs, in which the script stands.
-        name: what the user calls it.
+        source: the file that Slurm runs, which contains the script.
+        name: the user's name for it.
         environ: the environment that Slurm gave the job.
         mask: the signals that are blocked in the script.
-        directory: of the run in the journal, empty where there is none.
+        directory: of the run in the journal, empty without one.
         recorder: writes there.
-        restarts: how often it may be started again.
-        ask: asks what follows a failure; raises Interrupted.
-        watched: has a run of the script, in its environment, watched while active.
+        restarts: how often it may start again.
+        ask: returns what follows a failure; raises Interrupted.
+        watched: watches a start of the script, in its environment, while active.
         trap_wait_s: see `ScriptProcess`.
-        post_mortem_s: how long a post-mortem may take; 0: there is none.
+        post_mortem_s: the time limit of a post-mortem; 0: there is none.
     """
 
     source: Path
@@ -91,73 +92,67 @@ class ScriptRuns:
     watched: Watching
     trap_wait_s: float
     post_mortem_s: float
-    _told: set[int] = field(default_factory=set)
+    _ended_by: set[int] = field(default_factory=set)  # the ending signals that have arrived
 
     def run(self, argv: list[bytes], answer: JobOutcome) -> ScriptExit:
-        """Run the script to its last end, on the nodes of an answer.
+        """Run the script, on the nodes of an answer, until it does not start again.
 
         Raises:
-            Interrupted: a signal came while it was decided whether to start it again.
+            Interrupted: a signal arrived during the decision on another start.
             OSError: it cannot be started.
         """
         restart = 0
         while True:
             environ = self._environ_of(answer, restart)
-            with (
-                self._spares_kept(answer.spares),
-                self._batch_node_watched((*answer.nodes, *answer.spares)),
-                self.watched(environ=environ) as monitoring,
-            ):
+            with contextlib.ExitStack() as beside:
+                if answer.spares:  # keep the script's steps off them
+                    from slurm_health.preflight.supervisor.kept_spares import KeptSpares
+
+                    spares = KeptSpares(answer.spares, self.environ, self.mask)
+                    beside.callback(spares.end)
+                    for node, why in spares.not_held.items():
+                        say(f"the spare {node} is not kept free of the script's steps: {why}")
+                if self.restarts.survives:  # another node watches whether this one is alive
+                    from slurm_health.preflight.supervisor import batch_node_watch
+
+                    nodes = (*answer.nodes, *answer.spares)
+                    beside.enter_context(batch_node_watch.beside(nodes, self.environ, self.mask))
+                monitoring = beside.enter_context(self.watched(environ=environ))
                 ended = self._run_once(argv, environ, answer, restart, monitoring)
             status = ended.status
-            if status == 0 and not self._told_to_end():
+            if status == 0 and not self._ended_from_outside():
                 return ScriptExit(status=status)
             if status and self.restarts.most:
-                self._told.update(_heard_within(_SOON_S))
-            said, signalled = self._post_mortem(ended, environ)
+                deadline = time.monotonic() + _SOON_S
+                while (left_s := deadline - time.monotonic()) > 0:
+                    if (info := signal.sigtimedwait(_ENDING, left_s)) is not None:
+                        self._ended_by.add(info.si_signo)
+            problem, signalled = self._post_mortem(ended, environ)
             if status == 0:
                 return ScriptExit(status=status)
-            if said:
-                say(said)
-            if signalled or self._not_again(restart):
-                return ScriptExit(status=status)
-            restart += 1
-            following = self._asked(answer, restart)
-            if following is None or following.disposition is Disposition.STOP:
-                return ScriptExit(status=status)
-            if following.leaves:
-                return ScriptExit(status=status, leaves=True)
+            if problem:
+                say(problem)
+            following = None
+            if self.restarts.most and not signalled:
+                following = self._next_start(answer, restart)
+            if following is None or following.leaves:
+                return ScriptExit(status=status, leaves=following is not None)
             answer = following
+            restart += 1
             on = f" on {','.join(answer.nodes)}" if answer.nodes else ""
             times = f"restart {restart} of {self.restarts.most}"
             say(f"starting {self.name} again{on} ({times}): {answer.reason}")
 
-    @contextlib.contextmanager
-    def _spares_kept(self, nodes: Sequence[str]) -> Iterator[None]:
-        """Keep the script's steps off spare nodes, where there are any."""
-        if not nodes:
-            yield
-            return
-        from slurm_health.preflight.supervisor.kept_spares import KeptSpares
+    def _environ_of(self, answer: JobOutcome, restart: int) -> Mapping[bytes, bytes]:
+        """Return the environment of a start of the script on the nodes of an answer."""
+        environ = dict(self.environ)
+        if self.restarts.most:
+            environ[RESTART_COUNT] = str(restart).encode()
+        if answer.nodes:
+            from slurm_health.preflight.supervisor import kept_spares
 
-        spares = KeptSpares(nodes, self.environ, self.mask)
-        for node, why in spares.not_held.items():
-            say(f"the spare {node} is not kept free of the script's steps: {why}")
-        try:
-            yield
-        finally:
-            spares.end()
-
-    @contextlib.contextmanager
-    def _batch_node_watched(self, nodes: Sequence[str]) -> Iterator[None]:
-        """Have another node listen whether this one lives, if the job survives its loss."""
-        if not self.restarts.survives:
-            yield
-            return
-        from slurm_health.preflight.supervisor import batch_node_watch
-
-        with batch_node_watch.beside(nodes, self.environ, self.mask):
-            yield
+            environ |= as_bytes(kept_spares.resized_environ(as_text(environ), answer.nodes))
+        return environ
 
     def _run_once(
         self,
@@ -167,7 +162,7 @@ class ScriptRuns:
         restart: int,
         monitoring: Monitoring,
     ) -> post_mortem.EndedScript:
-        """Run the script; return how it ended."""
+        """Run the script to its end, and record both ends."""
         began = time.monotonic()
         begins = [_size(number) for number in (1, 2)]
         process = ScriptProcess(argv, environ=environ, mask=self.mask, trap_wait_s=self.trap_wait_s)
@@ -196,138 +191,94 @@ class ScriptRuns:
             end_steps(environ, self.mask)
             if self.recorder.wait():
                 self.recorder.start(ActionDone(action=Action.END_SCRIPT, succeeded=True))
-        self._told.update(process.told & _ENDING)
-        ended_s, duration_s = time.time(), time.monotonic() - began
-        self._record_end(status, duration_s)
+        self._ended_by.update(process.received & _ENDING)
+        ended_s, duration_s = time.time(), round(time.monotonic() - began, 3)
+        if self.recorder.wait():
+            number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+            code = 128 + number if number else os.WEXITSTATUS(status)
+            self.recorder.start(ScriptEnded(exit_code=code, signal=number, duration_s=duration_s))
+            self.recorder.wait()
         return post_mortem.EndedScript(
             status=status,
             name=self.name,
             source=str(self.source),
             directory=self.directory,
             ended_s=round(ended_s, 3),
-            duration_s=round(duration_s, 3),
+            duration_s=duration_s,
             output_from=tuple(begins),
         )
 
-    def _record_end(self, status: int, duration_s: float) -> None:
-        if not self.recorder.wait():
-            return
-        number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-        code = 128 + number if number else os.WEXITSTATUS(status)
-        self.recorder.start(
-            ScriptEnded(exit_code=code, signal=number, duration_s=round(duration_s, 3))
-        )
-        self.recorder.wait()
+    def _ended_from_outside(self) -> bool:
+        """Return whether a script that ended well was ended like those of cancelled jobs.
 
-    def _told_to_end(self) -> bool:
-        """Tell whether a script that ended well was told to end, as those of ended jobs are.
-
-        Where Slurm's signal has not come here yet, its line stands in the job's output.
+        If Slurm's signal has not arrived here yet, its line is in the job's output.
         """
-        if self._told or not self.post_mortem_s:
-            return bool(self._told)
+        if self._ended_by or not self.post_mortem_s:
+            return bool(self._ended_by)
         from slurm_health.system.slurm import last_word  # not needed before the end
 
-        text = {os.fsdecode(name): os.fsdecode(value) for name, value in self.environ.items()}
-        return last_word.ends_in_output(text, now_s=time.time())
+        return last_word.ends_in_output(as_text(self.environ), now_s=time.time())
 
     def _post_mortem(
         self, ended: post_mortem.EndedScript, environ: Mapping[bytes, bytes]
     ) -> tuple[str, bool]:
-        """Hold a post-mortem; return what there is to say of it, and whether a signal came.
+        """Run a post-mortem; return what went wrong with it, and whether a signal arrived.
 
-        Slurm signals the processes of a job one after another: that which ended the script may come
-        here, or to what looks into its end, only now, and does not end that.
+        Slurm signals the processes of a job one after another: the signal that ended the script may
+        reach us, or the post-mortem, only now, and must not end that.
         """
         if not self.post_mortem_s:
             return "", False
 
-        def hold(told_to_end: bool) -> str:
-            told = msgspec.structs.replace(ended, told_to_end=told_to_end)
-            return post_mortem.hold(
-                told.command, environ=environ, mask=self.mask, limit_s=self.post_mortem_s
+        def run(ended_from_outside: bool) -> str:
+            script = msgspec.structs.replace(ended, told_to_end=ended_from_outside)
+            return post_mortem.run(
+                script.command, environ=environ, mask=self.mask, limit_s=self.post_mortem_s
             )
 
-        said = hold(bool(self._told) or ended.status == 0)
-        if said != post_mortem.ENDED_BY_SIGNAL:
-            return said, False
-        if not self._told and _as_if_ended(ended.status):
-            said = hold(True)
-        return said, True
+        problem = run(bool(self._ended_by) or ended.status == 0)
+        if problem != post_mortem.ENDED_BY_SIGNAL:
+            return problem, False
+        # The script of an ended job ends by one of these signals; a shell ends with 128 + n.
+        signals = {signal.SIGTERM, signal.SIGKILL}
+        if os.WIFSIGNALED(ended.status):
+            as_if_ended = os.WTERMSIG(ended.status) in signals
+        else:
+            as_if_ended = os.WEXITSTATUS(ended.status) in {0, *(128 + n for n in signals)}
+        return run(True) if as_if_ended and not self._ended_by else problem, True
 
-    def _not_again(self, restart: int) -> bool:
-        """Tell whether the script is not to be started again, whatever made it fail; say why."""
-        if not self.restarts.most:
-            return True
-        why = ""
-        if self._told:
-            names = ", ".join(map(signal_name, sorted(self._told)))
-            why = f"the job was sent {names}"
+    def _next_start(self, answer: JobOutcome, restart: int) -> JobOutcome | None:
+        """Return what follows a failure, None (and say why) if the script does not start again."""
+        following = None
+        if self._ended_by:
+            why = f"the job was sent {', '.join(map(signal_name, sorted(self._ended_by)))}"
         elif restart >= self.restarts.most:
             times = "once" if restart == 1 else f"{restart} times"
             why = f"it has been {times} (--max-restarts)"
         elif not self.directory:
             why = "there is no journal of the job, in which its failure would be recorded"
-        if why:
-            say(f"{self.name} is not started again: {why}")
-        return bool(why)
-
-    def _asked(self, answer: JobOutcome, restart: int) -> JobOutcome | None:
-        """Ask what follows the failure."""
-        failed = {
-            "directory": self.directory,
-            "restart": restart,
-            "max_restarts": self.restarts.most,
-            "batch_node": os.fsdecode(self.environ.get(b"SLURMD_NODENAME", b"")),
-            "nodes": answer.nodes,
-            "spares": answer.spares,
-        }
-        told = f"--after-failure={msgspec.json.encode(failed).decode()}"
-        following = self.ask([*self.restarts.argv, told])
-        if following is None:
-            say(f"{self.name} is not started again: whether to could not be decided")
-        elif following.disposition is Disposition.STOP:
-            say(f"{self.name} is not started again: {following.reason}")
-        return following
-
-    def _environ_of(self, answer: JobOutcome, restart: int) -> Mapping[bytes, bytes]:
-        """Return the environment of a start of the script on the nodes of an answer."""
-        environ = dict(self.environ)
-        if self.restarts.most:
-            environ[RESTART_COUNT] = str(restart).encode()
-        if answer.nodes:
-            from slurm_health.preflight.supervisor import kept_spares
-
-            text = {os.fsdecode(name): os.fsdecode(value) for name, value in environ.items()}
-            new = kept_spares.resized_environ(text, answer.nodes)
-            environ |= {os.fsencode(name): os.fsencode(value) for name, value in new.items()}
-        return environ
-
-
-def _as_if_ended(status: int) -> bool:
-    """Tell whether a script ended as one does whose job is ended: a shell ends with 128 + n."""
-    signals = (signal.SIGTERM, signal.SIGKILL)
-    if os.WIFSIGNALED(status):
-        return os.WTERMSIG(status) in signals
-    return os.WEXITSTATUS(status) in {0, *(128 + number for number in signals)}
-
-
-def _heard_within(wait_s: float) -> set[int]:
-    """Return the ending signals that have come, or come within a moment."""
-    heard: set[int] = set()
-    deadline = time.monotonic() + wait_s
-    while (left_s := deadline - time.monotonic()) > 0:
-        info = signal.sigtimedwait(_ENDING, left_s)
-        if info is None:
-            break
-        heard.add(info.si_signo)
-    return heard
+        else:
+            failed = {
+                "directory": self.directory,
+                "restart": restart + 1,
+                "max_restarts": self.restarts.most,
+                "batch_node": os.fsdecode(self.environ.get(b"SLURMD_NODENAME", b"")),
+                "nodes": answer.nodes,
+                "spares": answer.spares,
+            }
+            option = f"--after-failure={msgspec.json.encode(failed).decode()}"
+            following = self.ask([*self.restarts.argv, option])
+            if following is not None and following.disposition is not Disposition.STOP:
+                return following
+            why = following.reason if following else "whether to could not be decided"
+        say(f"{self.name} is not started again: {why}")
+        return None
 
 
 def _size(number: int) -> int:
-    """Return how much has been written to one of our own streams; 0 where it is no file."""
+    """Return the size of one of our own streams; 0 if it is no file."""
     try:
-        found = os.fstat(number)
+        stream = os.fstat(number)
     except OSError:
         return 0
-    return found.st_size if stat.S_ISREG(found.st_mode) else 0
+    return stream.st_size if stat.S_ISREG(stream.st_mode) else 0

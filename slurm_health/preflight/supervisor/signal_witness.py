@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells a signal that one process was sent from one that a whole group or container was sent.
+"""Distinguish a signal to one process from one to a whole group or container.
 
-A sentinel is a tiny child that joins a process group, keeps every signal blocked, and writes each
-one it is sent, with its sender, into a pipe. When the supervisor gets a signal and a sentinel
-reports the same one from the same sender, both were sent it.
+A sentinel is a tiny child that joins a process group, keeps every signal blocked, and writes those
+it receives, with their senders, into a pipe. When the supervisor receives a signal and a sentinel
+reports the same one from the same sender, it went to both.
 
 A sentinel lives no longer than the process that made it, and with `kill_group` it takes its group
 along when that process dies without ending it first.
@@ -24,7 +24,7 @@ from pathlib import Path
 from slurm_health.system.processes import die_with_parent, fork
 
 ALL_SIGNALS = frozenset(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP}
-# How far apart the processes of one container may be sent the same signal.
+# The longest time between the same signal to two processes of a container.
 WINDOW_S = 0.1
 
 _PARENT_DIED = signal.SIGRTMAX
@@ -33,10 +33,10 @@ _START_S = 5.0
 
 
 class Sentinel:
-    """One sentinel. When it cannot be started, or is killed, it just reports nothing."""
+    """A sentinel. One that cannot be started, or is killed, reports nothing."""
 
     def __init__(self, group: int, *, kill_group: bool = False) -> None:
-        """Start it in the process group `group` of this session and wait until it listens."""
+        """Start it in the process group `group` of this session and wait until it is ready."""
         self._reports: list[tuple[int, int, float]] = []
         self._read, write = os.pipe()
         tie = die_with_parent(_PARENT_DIED)
@@ -49,14 +49,14 @@ class Sentinel:
         self._silent = self._pid == 0
         self._drain(_START_S)
 
-    def heard(self, number: int, sender: int, *, wait_s: float = 0.0) -> bool:
-        """Tell whether it was just sent this signal by this sender, waiting for it if need be."""
+    def received(self, number: int, sender: int, *, wait_s: float = 0.0) -> bool:
+        """Return whether it received this signal from this sender, within `wait_s`."""
         deadline = time.monotonic() + wait_s
         while True:
             now = time.monotonic()
             self._drain(0.0)
-            self._reports = [each for each in self._reports if now - each[2] <= 2 * WINDOW_S]
-            if any(each[:2] == (number, sender) for each in self._reports):
+            self._reports = [report for report in self._reports if now - report[2] <= 2 * WINDOW_S]
+            if any(report[:2] == (number, sender) for report in self._reports):
                 return True
             if now >= deadline or self._silent:
                 return False
@@ -102,7 +102,7 @@ def _be_sentinel(
 
 
 def _close_all_but(kept: int) -> None:
-    """Let go of everything inherited: an open output would keep its reader waiting."""
+    """Close all inherited files: an open output would keep its reader waiting."""
     null = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(null, number)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Slurm runs as the batch script: the check first, then the user's script in its place.
+"""The process that Slurm runs as the batch script: the check first, then the user's script.
 
-To the script it is as if Slurm had started it: same environment, directory, limits, standard
-streams, signals; and to Slurm as if this were the script: same exit code, or same signal. It
-lives beside the training for days, so it loads next to nothing.
+The script runs exactly as Slurm would start it: same environment, directory, limits, standard
+streams, signals. Slurm sees the script's exit status, or its signal. The process lives beside the
+training for days, so it loads next to nothing.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_health.preflight.supervisor import check_process, monitor_process, post_mortem
+from slurm_health.preflight.supervisor.environ import as_bytes, as_text
 from slurm_health.preflight.supervisor.flight_recorder import recording
 from slurm_health.preflight.supervisor.recorder import Clock, ScriptRecorder, say, to_machine_log
 from slurm_health.preflight.supervisor.script_process import TRAP_WAIT_S, command_line
@@ -34,10 +35,10 @@ from slurm_health.system.signals import FOR_SCRIPT, signal_name
 
 @dataclass(frozen=True, kw_only=True)
 class SupervisorPatience:
-    """How long the supervisor waits, and how often it tries."""
+    """The time limits and retries of the supervisor."""
 
     master_starts: int = 2
-    grace_s: float = 5.0  # for a check that has to end; Slurm kills 30 s after its signal
+    grace_s: float = 5.0  # for a check to end; Slurm kills 30 s after its signal
     silence_s: float = check_process.SILENCE_S
     requeue_wait_s: float = 90.0
     journal_wait_s: float = 10.0
@@ -53,8 +54,8 @@ NO_RESTARTS = Restarts()
 def original_environ(environ_fd: int | None) -> dict[bytes, bytes]:
     """Return the environment that Slurm gave to the batch script.
 
-    The launcher hands over the kernel's copy of it as an open file; a shell drops variables whose
-    names it cannot use, and Python may add LC_CTYPE. Without that file, ours is the best there is.
+    The launcher passes the kernel's copy of it as an open file: a shell drops variables whose names
+    it cannot use, and Python may add LC_CTYPE. Without that file, ours is the next best.
     """
     data = b""
     if environ_fd is not None:
@@ -70,16 +71,24 @@ def original_environ(environ_fd: int | None) -> dict[bytes, bytes]:
 
 @dataclass(frozen=True, kw_only=True)
 class SupervisorConfig:
-    """What is run in place of a batch script: a check, and then the script.
+    """What runs in place of a batch script: a check, and then the script.
 
-    `source` holds the script, which begins on line `line`; the user calls it `name`; it gets
-    `arguments` and `environ`. The last line that `check_argv` prints says what becomes of the job.
-    If it never does, the same with `--unchecked=HOW` behind it records that and how, and says it
-    instead. `unchecked_runs` says whether the script runs if not even that could be done; without
-    `checked` it runs at once, and after `limit_s` without an answer. With `quiet` nothing is added
-    to the script's output: what there is to say goes to the machine's log. `monitor` is what is
-    done about a script that hangs; `flight_recorder` whether its PyTorch records collectives;
-    `heartbeat` whether its ranks get one. One that fails may be started again (`restarts`).
+    Args:
+        source: the file with the script.
+        line: the line on which the script begins.
+        name: the user's name for it.
+        arguments: of the script.
+        check_argv: the command of the check; its last line is the outcome of the job. If there is
+            none, the same command with `--unchecked=HOW` records that, and prints the outcome.
+        environ: of the script.
+        unchecked_runs: whether the script runs if not even that worked.
+        checked: without it the script runs at once.
+        quiet: add nothing to the script's output; our messages go to the machine's log.
+        limit_s: the time limit of the check; the script runs after it.
+        restarts: how often a script that fails may start again.
+        monitor: what to do about a script that hangs.
+        flight_recorder: whether its PyTorch records collectives.
+        heartbeat: whether its ranks get a heartbeat.
     """
 
     source: Path
@@ -101,16 +110,19 @@ class SupervisorConfig:
 def supervise(
     config: SupervisorConfig, *, clock: Clock = time.time, patience: SupervisorPatience = PATIENCE
 ) -> int:
-    """Run the check, and then, if it says so, the script.
+    """Run the check, and then, unless it stops the job, the script.
 
-    Returns the exit code; ends by a signal where the script alone would have.
+    Returns the exit code; ends by a signal if the script alone would have.
     """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ALL_SIGNALS)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, no child can be waited for
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # while ignored, it leaves no child to wait for
     try:
         check = _Check(config.environ, mask, patience, clock, config.limit_s)
         with to_machine_log() if config.quiet else contextlib.nullcontext():
-            answer = _answered(config, check)
+            if config.checked:
+                answer = check.answer(config.check_argv, unchecked_runs=config.unchecked_runs)
+            else:
+                answer = JobOutcome(disposition=Disposition.PROCEED, exit_code=ExitCode.HEALTHY)
         if answer.disposition is Disposition.STOP:
             say(f"the job stops: {answer.reason}")
             return answer.exit_code or ExitCode.BAD_NODES
@@ -118,48 +130,19 @@ def supervise(
             return _await_requeue(patience.requeue_wait_s)
     except check_process.Interrupted as interrupted:
         return _die_by(interrupted.number)
-    recorder = ScriptRecorder(answer.directory, clock, patience.journal_wait_s)
-    runs = _script_runs(config, answer.directory, recorder, check, mask, patience)
-    try:
-        script = unpacked(config.source, config.line)
-        with private_files.temporary("slurm_script", script, mode=0o700) as path:
-            over = runs.run(command_line(script, path, config.arguments), answer)
-        if over.leaves:
-            return _await_requeue(patience.requeue_wait_s)
-    except check_process.Interrupted as interrupted:
-        return _die_by(interrupted.number)
-    except OSError as err:
-        # slurmstepd too ends with the number of the error.
-        say(f"cannot run {config.name}: {err}")
-        return err.errno or ExitCode.UNAVAILABLE
-    status = over.status
-    if os.WIFSIGNALED(status):
-        return _die_by(os.WTERMSIG(status))
-    return os.WEXITSTATUS(status)
-
-
-def _script_runs(
-    config: SupervisorConfig,
-    directory: str,
-    recorder: ScriptRecorder,
-    check: _Check,
-    mask: Collection[int],
-    patience: SupervisorPatience,
-) -> ScriptRuns:
-    """Return what runs the script, as often as it is restarted."""
-    return ScriptRuns(
+    runs = ScriptRuns(
         source=config.source,
         name=config.name,
-        environ=_environ_of_script(config, directory, patience.journal_wait_s),
+        environ=_environ_of_script(config, answer.directory, patience.journal_wait_s),
         mask=mask,
-        directory=directory,
-        recorder=recorder,
+        directory=answer.directory,
+        recorder=ScriptRecorder(answer.directory, clock, patience.journal_wait_s),
         restarts=config.restarts,
         ask=check.after_failure,
         watched=functools.partial(
             monitor_process.beside,
             config.monitor,
-            directory=directory,
+            directory=answer.directory,
             script_source=config.source,
             mask=mask,
             after_s=patience.monitor_after_s,
@@ -167,21 +150,26 @@ def _script_runs(
         trap_wait_s=patience.trap_wait_s,
         post_mortem_s=0.0 if config.quiet else patience.post_mortem_s,
     )
-
-
-def _answered(config: SupervisorConfig, check: _Check) -> JobOutcome:
-    """Return what becomes of the job, once it is checked."""
-    if not config.checked:
-        return JobOutcome(disposition=Disposition.PROCEED, exit_code=ExitCode.HEALTHY)
-    return (
-        check.answer(config.check_argv)
-        or check.answer_to_death(config.check_argv)
-        or _without_answer(config.unchecked_runs)
-    )
+    try:
+        script = unpacked(config.source, config.line)
+        with private_files.temporary("slurm_script", script, mode=0o700) as path:
+            ended = runs.run(command_line(script, path, config.arguments), answer)
+        if ended.leaves:
+            return _await_requeue(patience.requeue_wait_s)
+    except check_process.Interrupted as interrupted:
+        return _die_by(interrupted.number)
+    except OSError as err:
+        # slurmstepd also exits with the number of the error.
+        say(f"cannot run {config.name}: {err}")
+        return err.errno or ExitCode.UNAVAILABLE
+    status = ended.status
+    if os.WIFSIGNALED(status):
+        return _die_by(os.WTERMSIG(status))
+    return os.WEXITSTATUS(status)
 
 
 class _Check:
-    """The check, started as often as it takes."""
+    """The check, with its retries."""
 
     def __init__(
         self,
@@ -196,43 +184,50 @@ class _Check:
         self._mask = mask
         self._patience = patience
         self._clock = clock
-        self._said: JobOutcome | None = None
+        self._last_answer: JobOutcome | None = None  # of a check that died
         self._failure = ""
         self._out_of_time = False
 
-    def answer(self, argv: Sequence[str]) -> JobOutcome | None:
-        """Return what the check says; None where it never does.
+    def answer(self, argv: Sequence[str], *, unchecked_runs: bool) -> JobOutcome:
+        """Return the outcome of the job by its check; one that dies or hangs begins again, once.
 
-        One that dies or hangs is begun again, once; what it has done already it does not do twice.
+        Acts that it has recorded do not happen twice. If the last check dies, another command
+        records that; if that fails too, `unchecked_runs` says whether the script runs.
         """
-        for start in range(1, self._patience.master_starts + 1):
-            answer = self._ask(argv)
-            if answer is not None or self._out_of_time:
+        starts = self._patience.master_starts
+        for start in range(1, starts + 1):
+            if (answer := self._ask(argv)) is not None:
                 return answer
-            starts = f"start {start} of {self._patience.master_starts} of the check"
-            say(f"{starts}: {self._failure}")
-        return None
-
-    def answer_to_death(self, argv: Sequence[str]) -> JobOutcome | None:
-        """Have it recorded that the check died; return what becomes of the job, None if unsaid."""
-        how = f"the check was started {self._patience.master_starts} times, and {self._failure}"
+            if self._out_of_time:
+                break
+            say(f"start {start} of {starts} of the check: {self._failure}")
+        how = f"the check was started {starts} times, and {self._failure}"
         if self._out_of_time:
             how = f"the check had not ended when its time was over: {self._failure}"
             self._end_s = math.inf
-        answer = self._ask([*argv, f"--unchecked={how}"])
-        if answer is None:
-            say(f"that could not be recorded: {self._failure}")
-        return answer
+        if (answer := self._ask([*argv, f"--unchecked={how}"])) is not None:
+            return answer
+        say(f"that could not be recorded: {self._failure}")
+        reason = "UNCHECKED: the check never answered; the lines above say more"
+        if unchecked_runs:
+            say(f"running the script anyway: {reason}")
+            return JobOutcome(disposition=Disposition.PROCEED, exit_code=ExitCode.HEALTHY)
+        return JobOutcome(
+            disposition=Disposition.STOP,
+            exit_code=ExitCode.UNAVAILABLE,
+            reason=f"{reason} (--on-unchecked)",
+        )
 
     def after_failure(self, argv: Sequence[str]) -> JobOutcome | None:
-        """Ask what becomes of a job whose script has failed; None where that is not said."""
-        self._said, self._end_s = None, math.inf
+        """Return the outcome of a job whose script has failed; None without an answer."""
+        self._last_answer, self._end_s = None, math.inf
         answer = self._ask(argv, again=True)
         if answer is None:
             say(f"after the failure: {self._failure}")
         return answer
 
     def _ask(self, argv: Sequence[str], *, again: bool = False) -> JobOutcome | None:
+        effect = "so the script is not started again" if again else "so the script did not run"
         try:
             answer = check_process.ask(
                 argv,
@@ -241,87 +236,51 @@ class _Check:
                 grace_s=self._patience.grace_s,
                 silence_s=self._patience.silence_s,
                 limit_s=self._end_s - time.monotonic(),
-                interrupted=functools.partial(
-                    _say_why_interrupted,
-                    said=self._said,
-                    after="so the script is not started again"
-                    if again
-                    else "so the script did not run",
-                    environ=self._environ,
-                    clock=self._clock,
-                ),
+                interrupted=functools.partial(self._explain_signal, effect=effect),
             )
         except (check_process.NoAnswer, OSError) as failure:
             if isinstance(failure, check_process.NoAnswer):
-                self._said = failure.said
+                self._last_answer = failure.answer
             self._out_of_time = isinstance(failure, check_process.OutOfTime)
             self._failure = str(failure)
             return None
         if answer.disposition is Disposition.PROCEED and answer.exit_code and not again:
-            # With nodes, it goes on without the bad ones.
+            # With nodes, the job leaves the bad ones.
             anyway = "" if answer.nodes else " anyway"
             say(f"running the script{anyway}: {answer.reason}")
         return answer
 
+    def _explain_signal(self, interrupted: check_process.Interrupted, *, effect: str) -> None:
+        """Say which signal ended the check, and what to do if it was the job's time limit.
 
-def _without_answer(unchecked_runs: bool) -> JobOutcome:
-    """Return what becomes of a job whose check cannot even say that it failed."""
-    reason = "the check never answered; the lines above say more"
-    if unchecked_runs:
-        say(f"running the script anyway: UNCHECKED: {reason}")
-        return JobOutcome(disposition=Disposition.PROCEED, exit_code=ExitCode.HEALTHY)
-    reason = f"UNCHECKED: {reason} (--on-unchecked)"
-    return JobOutcome(disposition=Disposition.STOP, exit_code=ExitCode.UNAVAILABLE, reason=reason)
+        Slurm has a moment to answer: it kills us seconds after its signal. A job that leaves its
+        nodes expects the signal, by this answer of the check or by that of one that died.
+        """
+        answer = interrupted.answer or self._last_answer
+        if answer is not None and answer.leaves:
+            return
+        end_s = self._environ.get(b"SLURM_JOB_END_TIME", b"")
+        over = end_s.isdigit() and self._clock() >= int(end_s)
+        from slurm_health.system.slurm import last_word  # few jobs need it
 
-
-def _say_why_interrupted(
-    interrupted: check_process.Interrupted,
-    *,
-    said: JobOutcome | None,
-    after: str,
-    environ: Mapping[bytes, bytes],
-    clock: Clock,
-) -> None:
-    """Say what ended the check, and what to do if it was the job's time limit.
-
-    Slurm is asked, for a moment only: it kills us seconds after its signal.
-
-    Where the job leaves its nodes the check has said so, and Slurm's signal is no news; nor is it
-    where the check that was started before has `said` so, and died when it had asked Slurm.
-    """
-    answer = interrupted.answer or said
-    if answer is not None and answer.leaves:
-        return
-    end_s = environ.get(b"SLURM_JOB_END_TIME", b"")
-    over = end_s.isdigit() and clock() >= int(end_s)
-    from slurm_health.system.slurm import last_word  # needed by few jobs
-
-    became = "" if over else last_word.became(_as_text(environ), now_s=clock())
-    if over or became == last_word.TIME_LIMIT:
-        say(
-            f"the job's time limit ended the check, {after}; ask for more time"
-            " (--time): the check counts against it"
-        )
-        return
-    if became:
-        say(f"{became} during its check, {after}")
-        return
-    what = f"{signal_name(interrupted.number)} ended the check, {after}"
-    if not end_s.isdigit():  # Slurm 22.05 does not tell it
-        what += "; if that was for the time limit (--time): the check counts against it"
-    say(what)
-
-
-def _as_text(environ: Mapping[bytes, bytes]) -> dict[str, str]:
-    return {os.fsdecode(name): os.fsdecode(value) for name, value in environ.items()}
-
-
-def _as_bytes(environ: Mapping[str, str]) -> dict[bytes, bytes]:
-    return {os.fsencode(name): os.fsencode(value) for name, value in environ.items()}
+        environ = as_text(self._environ)
+        became = "" if over else last_word.became(environ, now_s=self._clock())
+        if over or became == last_word.TIME_LIMIT:
+            say(
+                f"the job's time limit ended the check, {effect}; ask for more time"
+                " (--time): the check counts against it"
+            )
+        elif became:
+            say(f"{became} during its check, {effect}")
+        else:
+            what = f"{signal_name(interrupted.number)} ended the check, {effect}"
+            if not end_s.isdigit():  # as on Slurm 22.05
+                what += "; if that was for the time limit (--time): the check counts against it"
+            say(what)
 
 
 def _await_requeue(wait_s: float) -> int:
-    """Wait for Slurm to end this attempt of the job, of which the check has said why."""
+    """Wait for Slurm to end this attempt of the job; the check has printed why."""
     deadline = time.monotonic() + wait_s
     while (remaining := deadline - time.monotonic()) > 0:
         info = signal.sigtimedwait(ALL_SIGNALS - FOR_SCRIPT, remaining)
@@ -334,19 +293,19 @@ def _await_requeue(wait_s: float) -> int:
 def _environ_of_script(
     config: SupervisorConfig, directory: str, limit_s: float
 ) -> Mapping[bytes, bytes]:
-    """Return the environment of the script. The journal has `limit_s` to answer."""
+    """Return the environment of the script; the journal has `limit_s` to answer."""
     environ = config.environ
     if config.flight_recorder:
         with to_machine_log() if config.quiet else contextlib.nullcontext():
-            new = recording(_as_text(environ), directory, limit_s=limit_s)
-        environ = {**environ, **_as_bytes(new)}
+            new = recording(as_text(environ), directory, limit_s=limit_s)
+        environ = {**environ, **as_bytes(new)}
     if config.heartbeat:
-        environ = {**environ, **_as_bytes(monitor_process.heartbeat_environ(_as_text(environ)))}
+        environ = {**environ, **as_bytes(monitor_process.heartbeat_environ(as_text(environ)))}
     return environ
 
 
 def unpacked(source: Path, line: int) -> bytes:
-    """Take the script out of the launcher, in which it begins on a line.
+    """Return the script from the launcher, in which it begins on a line.
 
     Raises:
         OSError: it cannot be read, or is too short.

@@ -84,7 +84,7 @@ def test_a_check_that_the_kernel_holds_is_given_up_and_what_it_started_is_ended(
         code, _, err = bench.finish(process)
     assert code == 0
     assert bench.lines() == ["start", "told", "start", "ran"]
-    assert b"start 1 of 2 of the check: it hangs: nothing heard for 1 s" in err
+    assert b"start 1 of 2 of the check: it hangs: no output for 1 s" in err
     assert b"running the script anyway: UNCHECKED" in err
 
 
@@ -106,7 +106,7 @@ def test_a_check_whose_time_is_over_is_ended_and_that_is_recorded(bench: Bench) 
     options = ["--limit-s", "1", "--grace-s", "0.5"]
     code, out, _ = bench.finish(bench.supervised("#!/bin/sh\necho ran\n", options=options))
     assert (code, out) == (0, b"ran\n")
-    ended = "--unchecked=the check had not ended when its time was over: it was given 1 s"
+    ended = "--unchecked=the check had not ended when its time was over: its limit was 1 s"
     assert bench.log.read_text() == f"start\nstart\n{ended}\n"
 
 

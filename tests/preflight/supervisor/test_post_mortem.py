@@ -27,7 +27,7 @@ from slurm_health.preflight.supervisor import post_mortem
 from slurm_health.preflight.supervisor.signal_witness import ALL_SIGNALS
 mask = signal.pthread_sigmask(signal.SIG_BLOCK, ALL_SIGNALS)
 environ = dict(os.environb)
-print(post_mortem.hold(sys.argv[2:], environ=environ, mask=mask, limit_s=float(sys.argv[1])))
+print(post_mortem.run(sys.argv[2:], environ=environ, mask=mask, limit_s=float(sys.argv[1])))
 """
 
 
