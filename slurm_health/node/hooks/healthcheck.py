@@ -146,7 +146,7 @@ def _recover(hook: Hook, kept: DrainRecord, *, no_fault: bool) -> None:
     slow = [check for check in checks if check.time_limit_s > LONGEST_REPEAT_S]
     if gone:
         hook.log.warning(
-            f"drained for {gone[0]}, which is no longer configured: once the node is well,"
+            f"drained for {gone[0]}, which the config file lacks: once the node is well,"
             f" run slurm-health nodes release {hook.node}"
         )
     elif slow:

@@ -198,7 +198,7 @@ class Hook:
         if now.out_of_pool:
             self.held_by = f"{now.state}: {now.reason or '(no reason)'}"
             if state.load_record(directory, self.node) is None:
-                self.log.info(f"the drain is no longer ours: {self.held_by}")
+                self.log.info(f"another process changed the drain: {self.held_by}")
             return False
         drain.count_return(self.site, self.node)
         if not kept.confirmed:  # recorded before the attempt, and never drained

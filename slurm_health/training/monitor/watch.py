@@ -364,7 +364,7 @@ def main() -> int:
         return SCRIPT_HANGS
     except Exception as err:  # a boundary: a traceback would pass for one of the job's
         why = err.strerror if isinstance(err, OSError) else f"{type(err).__name__}: {err}"
-        events.say(f"no longer running: {why}")
+        events.say(f"the watch has ended: {why}")
     return 0
 
 

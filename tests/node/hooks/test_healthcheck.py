@@ -191,7 +191,7 @@ def test_a_release_is_noticed_although_no_check_can_tell_any_more(
     pass_after_pass(drained, 1)
     assert "slurm_health_drained 1\n" in (metrics / "slurm_health.prom").read_text()
     assert (
-        "no longer configured: once the node is well, run slurm-health nodes release"
+        "the config file lacks: once the node is well, run slurm-health nodes release"
         in drained.said
     )
 
@@ -199,7 +199,7 @@ def test_a_release_is_noticed_although_no_check_can_tell_any_more(
     pass_after_pass(drained, 1)
 
     assert "it was returned to the pool" in drained.said
-    assert "no longer configured" not in drained.said
+    assert "the config file lacks" not in drained.said
     assert state.load_record(drained.site.state) is None
     assert "slurm_health_drained 0\n" in (metrics / "slurm_health.prom").read_text()
     pass_after_pass(drained, 1)
@@ -213,7 +213,7 @@ def test_a_note_that_was_edited_is_anothers_for_hook_list_and_release(
     slurm.set({"n3": ("IDLE+DRAIN", f"{note} [admin@2026-01-02T04:00:00]")})
 
     pass_after_pass(drained, 1)
-    assert "the drain is no longer ours: IDLE+DRAIN: shealth: " in drained.said
+    assert "another process changed the drain: IDLE+DRAIN: shealth: " in drained.said
     assert state.load_record(drained.site.state) is None
 
     known = shared.read_ledger(drained.site.breaker)
