@@ -480,7 +480,9 @@ def release_own(site: Site, kept: DrainRecord, controller: Client) -> str:
             now = controller.node(kept.node)
             if not now.drained or drain_note.unsigned(now.reason) != kept.reason:
                 delete_record(site.state)
-                return f"another process changed the drain: {now.state}: {now.reason or '(no reason)'}"
+                return (
+                    f"another process changed the drain: {now.state}: {now.reason or '(no reason)'}"
+                )
             if not now.releasable:
                 # Ask again after as many passes, not every time.
                 save_record(site.state, msgspec.structs.replace(kept, passes=0))

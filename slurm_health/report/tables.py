@@ -172,7 +172,13 @@ def _evidence(story: Story, *, verbose: bool) -> Table:
         add(NOTHING.join(link.ends), _tests(link.evidence, verbose=verbose))
     if verbose:
         floors = {metric: floor for run in story.runs for metric, floor in run.floors.items()}
-        add("limits", [(m, f"slow if it takes {100 * f:.0f} % longer") for m, f in floors.items()])
+        limits = {
+            metric: f"slow if it takes {100 * floor:.0f} % longer"
+            if floor <= 1
+            else "its values differ too much to tell"
+            for metric, floor in floors.items()
+        }
+        add("limits", list(limits.items()))
     elif bad[_NODES:]:
         add(f"and {len(bad) - _NODES} more", [("", "--verbose shows all")])
     return Table("evidence", rows)
