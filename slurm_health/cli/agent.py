@@ -73,6 +73,7 @@ def settings_of(words: Sequence[str]) -> AgentSettings:
             poll_s=float(given.pop("poll-s")),
             silence_s=float(given.pop("silence-s")),
             gpus=int(given.pop("gpus", "0")),
+            programs=tuple(given.pop("programs").split(",")) if "programs" in given else None,
         )
     except KeyError as err:
         raise UsageError(f"an agent needs --{err.args[0]}, which the master tells it") from err

@@ -484,8 +484,13 @@ def _follow_over_channel(
             where = find.Elsewhere(host=welcome.host, directory=welcome.directory)
             find.note_elsewhere(root, place.cluster, welcome.job_id, where)
             say(f"taking part as {place.node}; node0 is {one_line(welcome.host)}")
+            chosen = chosen_phases(arguments.check)
             command = agent_command(
-                directory, run_id=welcome.run_id, nodes=len(place.nodes), python=python
+                directory,
+                run_id=welcome.run_id,
+                nodes=len(place.nodes),
+                python=python,
+                programs=[each.path for phase in chosen for each in phase.probes if each.path],
             )
             agent_env = {**probe_environ, "SLURM_LAUNCH_NODE_IPADDR": channel.own_host}
             with OwnAgent(place.node, command, agent_env) as agent:

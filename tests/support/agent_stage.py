@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from slurm_health.preflight import orders
 from slurm_health.preflight.agent.workers import AgentSettings
-from slurm_health.records.records import GroupAborted, Record, Rendezvous, RoundStarted
+from slurm_health.records.records import GroupAborted, ProbeUsed, Record, Rendezvous, RoundStarted
 from slurm_health.system import journal
 from tests.support.supervised import descendants, eventually
 
@@ -59,6 +59,7 @@ class Stage:
         silence_s: float = 60.0,
         poll_s: float = 0.01,
         bell: int | None = None,
+        programs: str | None = None,
         **environ: str,
     ) -> subprocess.Popen[bytes]:
         self.behave(how)
@@ -71,6 +72,7 @@ class Stage:
             "--poll-s": settings.poll_s,
             "--silence-s": settings.silence_s,
             "--node": settings.node,
+            **({} if programs is None else {"--programs": programs}),
         }
         process = subprocess.Popen(
             [
@@ -106,11 +108,22 @@ class Stage:
         eventually(lambda: len(of_kind()) >= count, f"{count} {kind.__name__}: {self.records()}")
         return of_kind()[count - 1]
 
-    def round(self, index: int = 0, group: Sequence[str] = ("n1",), *, port: int = 4711) -> None:
-        meet = Rendezvous(address="127.0.0.1", port=port)
-        self.says(
-            RoundStarted(round=index, groups=[list(group)], rendezvous=[meet], deadline_s=30.0)
+    def round(
+        self,
+        index: int = 0,
+        group: Sequence[str] = ("n1",),
+        *,
+        port: int = 4711,
+        probes: Sequence[ProbeUsed] = (),
+    ) -> None:
+        begun = RoundStarted(
+            round=index,
+            groups=[list(group)],
+            rendezvous=[Rendezvous(address="127.0.0.1", port=port)],
+            deadline_s=30.0,
+            probes=list(probes),
         )
+        self.says(begun)
 
     def abort(self, index: int = 0, group: Sequence[str] = ("n1",), **more: bool) -> None:
         self.says(GroupAborted(round=index, group=list(group), reason="n2 is gone", **more))

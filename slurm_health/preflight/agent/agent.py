@@ -211,6 +211,10 @@ class Agent:
         if not ready:  # it did: one ended before this was read, and others are being started
             self._report(self._round.not_begun(self._workers.ended))
             return
+        allowed, asked = self._settings.programs, [each.path for each in record.probes if each.path]
+        if foreign := [path for path in asked if allowed is not None and path not in allowed]:
+            self._report(self._round.refused(foreign[0]))
+            return
         if "burn_s" in record.options and not ready[0].on_cpus:
             # Not before the workers are started: until they are, every node waits.
             from slurm_health.preflight.agent.gpu_monitor import BurnWatch

@@ -102,6 +102,11 @@ class NodeRound(msgspec.Struct):
         detail = f"a check process died before the round began: {how}"
         return RoundEnding(outcome=Outcome.NOT_RUN, detail=detail, unmeasured=True)
 
+    def refused(self, program: str) -> RoundEnding:
+        """Return how a round ends that names a program which this node was not started with."""
+        detail = f"node 0 asks for {program}, which --check of this node does not name"
+        return RoundEnding(outcome=Outcome.NOT_RUN, detail=detail, unmeasured=True)
+
     def partial_samples(self) -> list[Sampled]:
         """Return the records of what only some of the workers measure, once all have ended."""
         return [

@@ -57,7 +57,8 @@ _ENVIRON = {
 class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What the master tells an agent on its command line.
 
-    `gpus` is how many the job has on this node, as Slurm told the master; 0 where it did not.
+    `gpus` is how many the job has on this node, by Slurm; 0 if Slurm does not say. `programs` are
+    the only files of a site's own probes that a round may name, None for any.
     """
 
     node: str
@@ -68,6 +69,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     poll_s: float
     silence_s: float
     gpus: int = 0
+    programs: tuple[str, ...] | None = None
 
 
 class Workers:

@@ -272,8 +272,19 @@ def make_localizer(
     return Localizer(nodes=list(nodes), topology=topology, prior=prior, settings=settings)
 
 
-def agent_command(directory: Path, *, run_id: str, nodes: int, python: str) -> AgentCommand:
-    """Return how the agents of a run on so many nodes are started."""
+def agent_command(
+    directory: Path,
+    *,
+    run_id: str,
+    nodes: int,
+    python: str,
+    programs: Sequence[str] | None = None,
+) -> AgentCommand:
+    """Return how the agents of a run on so many nodes are started.
+
+    `programs` are the only files of own probes that they run, None for any: orders that come from
+    another machine name no others.
+    """
 
     def command(launch: int, node: str | None) -> list[str]:
         arguments = [
@@ -284,6 +295,8 @@ def agent_command(directory: Path, *, run_id: str, nodes: int, python: str) -> A
             f"--poll-s={poll_interval_s(nodes):g}",
             f"--silence-s={SILENCE_S:g}",
         ]
+        if programs is not None:
+            arguments.append(f"--programs={','.join(programs)}")
         if node is not None:
             arguments.append(f"--node={node}")
         return list(own_command("agent", *arguments))

@@ -16,6 +16,7 @@ from slurm_health.records.records import (
     AgentsLaunched,
     AgentStarted,
     NodeReported,
+    ProbeUsed,
     Sampled,
     VerdictReached,
     WorkersFailed,
@@ -149,6 +150,21 @@ def test_a_probe_that_cannot_measure_is_no_crash(running: Stage) -> None:
     assert (report.outcome, report.crashed, report.unmeasured) == (Outcome.NOT_RUN, False, True)
     assert report.detail == "matmul: another process holds the device"
     assert "WorkersStarting" not in running.kinds()
+
+
+def test_a_program_that_this_node_was_not_started_with_is_not_run(stage: Stage) -> None:
+    stage.begin()
+    stage.says(AgentsLaunched(launch=0, nodes=["n1"]))
+    stage.start(programs="/opt/own.py")
+    stage.hears(WorkersReady)
+
+    stage.round(0, probes=[ProbeUsed(name="own", scope="solo", path="/tmp/other")])
+    refused = stage.hears(NodeReported)
+    stage.round(1, probes=[ProbeUsed(name="own", scope="solo", path="/opt/own.py")])
+
+    assert (refused.outcome, refused.unmeasured) == (Outcome.NOT_RUN, True)
+    assert refused.detail.startswith("node 0 asks for /tmp/other, which --check of this node")
+    assert stage.hears(NodeReported, 2).outcome is Outcome.MEASURED
 
 
 @pytest.mark.heavy
