@@ -110,7 +110,7 @@ def test_an_xid_on_a_node_that_is_not_the_batch_host_is_the_cause_that_the_post_
     assert found["accused"] == ["n3"]
     assert any(line.startswith("n3: kernel: NVRM: Xid") and LOST in line for line in found["told"])
     text = site.read(f"out-{number}.txt")
-    assert "slurm-health:   told      n3: " in text
+    assert "slurm-health:   nodes     n3: " in text
     assert "slurm-health:   at fault  n3" in text
 
 
