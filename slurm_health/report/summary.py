@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -421,7 +422,8 @@ def _node_advice(story: Story) -> Iterator[str]:
         both = " and ".join(path.ends)
         yield f"a job on both {both} may {may}: to avoid that, --exclude={path.ends[-1]}"
     undrained = [node for node in [*bad, *_prime_suspects(story)] if node not in drained]
-    about = [f"{listed(undrained)} (slurm-health history NODE shows what is known)"]
+    which = shlex.quote(undrained[0]) if len(undrained) == 1 else "NODE"
+    about = [f"{listed(undrained)} (slurm-health history {which} shows what is known)"]
     about = about if undrained else []
     links = [*story.paths, *story.leaves]
     about += [f"the network between {' and '.join(link.ends)}" for link in links[:_ROWS]]
