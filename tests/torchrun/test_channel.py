@@ -148,17 +148,17 @@ class Relay:
 
 
 def test_files_appear_on_the_other_side_as_they_grow(tmp_path: Path, zero: Zero) -> None:
-    zero.write("orders.jsonl", b"first\n")
+    zero.write("orders.txt", b"first\n")
     zero.write("master.jsonl", b"not for others\n")
     node = Node(tmp_path, zero.meeting)
     with contextlib.closing(node.side):
         assert node.side.join().job_id == 7
         node.file.write_bytes(b"\xff torn")
-        zero.write("orders.jsonl", bytes(range(256)) * 4096)
+        zero.write("orders.txt", bytes(range(256)) * 4096)
         zero.write("step.jsonl", b"step\n")
         eventually(lambda: node.read("step.jsonl") == b"step\n", "the step")
-        whole = zero.read("orders.jsonl")
-        eventually(lambda: node.read("orders.jsonl") == whole, "the orders")
+        whole = zero.read("orders.txt")
+        eventually(lambda: node.read("orders.txt") == whole, "the orders")
         eventually(lambda: zero.read("node1.jsonl") == b"\xff torn", "the node's own file")
     assert node.read("master.jsonl") == b""
 
@@ -169,16 +169,16 @@ def test_a_node_that_was_cut_off_gets_what_it_missed_and_nothing_twice(
     relay = Relay(zero.meeting)
     node = Node(tmp_path, relay.meeting)
     with contextlib.closing(relay), contextlib.closing(node.side):
-        zero.write("orders.jsonl", b"one\n")
+        zero.write("orders.txt", b"one\n")
         node.file.write_bytes(b"one\n")
         node.side.join()
-        eventually(lambda: node.read("orders.jsonl") == b"one\n", "the first orders")
+        eventually(lambda: node.read("orders.txt") == b"one\n", "the first orders")
         eventually(lambda: zero.read("node1.jsonl") == b"one\n", "the first line")
         relay.cut()
-        zero.write("orders.jsonl", b"two\n")
+        zero.write("orders.txt", b"two\n")
         with node.file.open("ab") as file:
             file.write(b"two\n")
-        eventually(lambda: node.read("orders.jsonl") == b"one\ntwo\n", "the orders")
+        eventually(lambda: node.read("orders.txt") == b"one\ntwo\n", "the orders")
         eventually(lambda: zero.read("node1.jsonl") == b"one\ntwo\n", "the lines")
     assert [line.partition(" (")[0] for line in node.reported] == [
         f"connection to node0 at {relay.meeting.text} lost",
@@ -212,14 +212,14 @@ def test_a_relay_without_the_secret_can_insert_nothing_after_the_handshake(
         if upwards:
             node.file.write_bytes(b"wanted")
         else:
-            zero.write("orders.jsonl", b"wanted")
+            zero.write("orders.txt", b"wanted")
         eventually(lambda: bool(meddled), "it has meddled")
         if upwards:
             eventually(lambda: bool(zero.reported), "node 0 has noticed")
         else:
             eventually(lambda: node.side._over.done() or bool(node.reported), "it is noticed")
         relay.meddle = lambda data, _: data
-    written = zero.read("node1.jsonl") if upwards else node.read("orders.jsonl")
+    written = zero.read("node1.jsonl") if upwards else node.read("orders.txt")
     assert written in (b"", b"wanted")
 
 
@@ -296,7 +296,7 @@ def test_many_strangers_keep_no_node_out(tmp_path: Path, zero: Zero) -> None:
         Piece(file="node2.jsonl", data=b"x\n"),
         Piece(file="master.jsonl", data=b"x\n"),
         Piece(file="../node1.jsonl", data=b"x\n"),
-        Piece(file="orders.jsonl", data=b"x\n"),
+        Piece(file="orders.txt", data=b"x\n"),
         Piece(file="node1.jsonl", at=5, data=b"x\n"),
         Piece(file="node1.jsonl", at=-1, data=b"x\n"),
     ],

@@ -193,7 +193,7 @@ class Agent:
                     pass
 
     def _begin_round(self, record: records.RoundStarted) -> None:
-        if self._round is not None and self._watch is not None:  # void: a new master begins anew
+        if self._round is not None and self._watch is not None:  # it ended without this node
             self._say(*self._watched(self._round.record.round))
         self._round = None
         ready = self._workers.ready
