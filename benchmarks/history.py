@@ -156,7 +156,9 @@ def _make_run(
         record
         for index in range(2)
         for record in (
-            RoundStarted(round=index, groups=pairs, rendezvous=meet, deadline_s=30.0),
+            RoundStarted(
+                round=index, name=f"round {index}", groups=pairs, rendezvous=meet, deadline_s=30.0
+            ),
             RoundEnded(round=index),
         )
     ]

@@ -132,11 +132,13 @@ class ProbeUsed(msgspec.Struct, frozen=True, kw_only=True):
 class RoundStarted(Record, frozen=True, kw_only=True, tag="round_started"):
     """Groups began a round of a phase. `rendezvous[i]` belongs to `groups[i]`.
 
+    `round` counts the rounds of all phases; `name` is for people: `solo test`, `round 0` of pairs.
     `absent` names members without a usable agent; their groups do not start. `options` are the
     probes', the same for all nodes.
     """
 
     round: Count
+    name: str
     groups: list[list[str]]
     rendezvous: list[Rendezvous]
     deadline_s: float

@@ -241,13 +241,13 @@ def _state(entries: RunEntries, *, superseded: bool, now_s: float | None) -> tup
         place = journal.attempt_and_check(str(adopted)) if adopted else None
         return State.FINISHED, sentences.adopted_text(*place) if place else ""
     judged = _first(master, records.VerdictReached) is not None
-    rounds = [record.round for record in _all(master, records.RoundStarted)]
+    begun = [record.name for record in _all(master, records.RoundStarted)]
     stopped = _last(master, records.MasterStopped)
     # A living master has written again by then.
     by_s = max(entry.time_s for entry in master) + (_ACTING_S if judged else _SILENCE_S)
     silent = now_s is not None and now_s > by_s
     gone = superseded or bool(entries.supervisor) or silent or stopped is not None
-    note = sentences.unfinished_text(stopped, gone=gone, judged=judged, rounds=rounds)
+    note = sentences.unfinished_text(stopped, gone=gone, judged=judged, rounds=begun)
     return State.STOPPED if gone else State.RUNNING, note
 
 
@@ -337,6 +337,7 @@ def _rounds(
         silent = {*record.absent, *(end.silent if end else ())}
         yield Round(
             round=number,
+            name=record.name,
             phase=record.phase,
             probes=tuple(probe.name for probe in record.probes),
             after_s=round(time_s - (time_s if start_s is None else start_s), 3),

@@ -105,11 +105,11 @@ def effort_text(run: Run) -> str:
 
 
 def unfinished_text(
-    stopped: records.MasterStopped | None, *, gone: bool, judged: bool, rounds: Sequence[int]
+    stopped: records.MasterStopped | None, *, gone: bool, judged: bool, rounds: Sequence[str]
 ) -> str:
     """Return how far an unfinished check got; `gone`: it no longer runs.
 
-    `rounds` are the numbers of those that have begun.
+    `rounds` are the names of those that have begun.
     """
     by = "the master stopped"  # of unknown cause
     if stopped is not None:
@@ -119,7 +119,7 @@ def unfinished_text(
         return f"{by} while acting on the verdict" if gone else "still acting on the verdict"
     if not rounds:
         return f"{by} before the first round" if gone else "still running: waiting for the agents"
-    where = f"round {max(rounds)}"
+    where = rounds[-1]
     return f"{by} before a verdict, in {where}" if gone else f"still running: {where}"
 
 
@@ -333,5 +333,4 @@ def round_text(measured: Round) -> str:
         elapsed_s |= {node: seconds for node, seconds in took if seconds is not None}
     texts += [elapsed_text(elapsed_s)] if elapsed_s else []
     took_s = "" if measured.duration_s is None else f", {measured.duration_s:.1f} s"
-    phase = f", {measured.phase}" if measured.phase else ""
-    return f"round {measured.round}{phase}{took_s}: {'; '.join(texts)}"
+    return f"{measured.name}{took_s}: {'; '.join(texts)}"

@@ -252,7 +252,7 @@ def with_end(story: Story, how: str) -> Story:
     """Return the story of a job that has ended, and with it a check that had not."""
     last = story.last
     if last.state is State.RUNNING:
-        begun = [measured.round for measured in last.rounds]
+        begun = [measured.name for measured in last.rounds]
         note = unfinished_text(None, gone=True, judged=last.judged, rounds=begun)
         last = replace(last, state=State.STOPPED, note=note)
     return replace(story, runs=(*story.runs[:-1], last), ended=how)

@@ -95,9 +95,13 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
-    """One round, `after_s` after the start of the check; `duration_s` is None while it lasts."""
+    """One round, `after_s` after the start of the check; `duration_s` is None while it lasts.
+
+    `round` counts the rounds of all phases; `name` is for people: `solo test`, `round 0` of pairs.
+    """
 
     round: int
+    name: str
     phase: str
     probes: tuple[str, ...]
     after_s: float

@@ -149,12 +149,12 @@ def _check_headline(run: Run) -> tuple[str, Finding]:
             ready = sum(node.hardware is not None for node in run.nodes)
             progress = f"loading, {ready} of {len(run.nodes)} nodes ready"
         elif run.rounds[-1].duration_s is not None:
-            progress = f"round {run.rounds[-1].round} has ended"
+            progress = f"{run.rounds[-1].name} has ended"
         else:
             groups = run.rounds[-1].groups
             done = sum(None not in group.elapsed_s for group in groups)
             what = "nodes" if all(len(group.nodes) == 1 for group in groups) else "pairs"
-            progress = f"round {run.rounds[-1].round}: {done} of {len(groups)} {what} done"
+            progress = f"{run.rounds[-1].name}: {done} of {len(groups)} {what} done"
         return "checking", Finding(severity=Severity.INFO, what=f"{on}{progress}")
     word, what, severity = _DISPOSITIONS.get(run.disposition, ("checked", "", Severity.OK))
     if what:

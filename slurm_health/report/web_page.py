@@ -141,7 +141,7 @@ def matrix_of(run: Run) -> Matrix | None:
     """Return the pairs of a check, None if none was tried."""
     place = {node.node: number for number, node in enumerate(run.nodes)}
     pairs = {
-        tuple(sorted(group.nodes, key=place.__getitem__)): (measured.round, group)
+        tuple(sorted(group.nodes, key=place.__getitem__)): (measured.name, group)
         for measured in run.rounds
         for group in measured.groups
         if len(group.nodes) == 2 and {*group.nodes} <= place.keys()
@@ -152,7 +152,7 @@ def matrix_of(run: Run) -> Matrix | None:
     values = [g.allgather_gb_per_s for _, g in pairs.values() if g.allgather_gb_per_s is not None]
     middle = median(values) if values else 0.0
     marks: list[Mark] = []
-    for (first, second), (number, group) in pairs.items():
+    for (first, second), (name, group) in pairs.items():
         value, outcome = group.allgather_gb_per_s, group.outcome
         style = f"b{sum(value < share * middle for share in _BINS)}" if value is not None else "a"
         figure = f"{number_text(value)} GB/s" if value is not None else "not measured"
@@ -161,7 +161,7 @@ def matrix_of(run: Run) -> Matrix | None:
         # Bad pairs are drawn larger, to stand out among those of hundreds of nodes.
         size = max(cell, _VISIBLE) if style > "b2" else max(cell, _LEAST_CELL)
         less = (size - cell) / 2
-        title = f"{first} and {second}, round {number}: {figure}"
+        title = f"{first} and {second}, {name}: {figure}"
         for row, column in ((first, second), (second, first)):
             x, y = place[column] * cell - less, place[row] * cell - less
             marks.append(Mark(round(x, 1), round(y, 1), round(size, 1), style, title))

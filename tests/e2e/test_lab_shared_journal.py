@@ -45,7 +45,8 @@ lay(trap / "0")
 (root / "lab" / str(first + 2) / "0").symlink_to(trap / "0")
 print("laid", flush=True)
 order = RoundStarted(
-    round=99, groups=[["n1"], ["n2"]], rendezvous=[Rendezvous(address="", port=1)] * 2,
+    round=99, name="round 99",
+    groups=[["n1"], ["n2"]], rendezvous=[Rendezvous(address="", port=1)] * 2,
     deadline_s=60, probes=[ProbeUsed(name="payload", scope="solo", path=str(payload))],
 )
 while True:

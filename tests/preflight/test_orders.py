@@ -29,6 +29,7 @@ NODES = ("b", "a", "c10", "c9", "é")
 def round_of(*groups: list[str], index: int = 0) -> RoundStarted:
     return RoundStarted(
         round=index,
+        name=f"round {index}",
         groups=list(groups),
         rendezvous=[
             Rendezvous(address=f"10.0.0.{number}", port=number + 1)
@@ -53,6 +54,7 @@ def test_a_node_reads_its_own_group_of_a_round_and_where_it_meets(tmp_path: Path
     assert heard(run, "b") == [
         RoundStarted(
             round=0,
+            name="round 0",
             groups=[["é", "b"]],
             rendezvous=[Rendezvous(address="10.0.0.1", port=2)],
             deadline_s=30.0,

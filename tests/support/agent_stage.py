@@ -118,6 +118,7 @@ class Stage:
     ) -> None:
         begun = RoundStarted(
             round=index,
+            name=f"round {index}",
             groups=[list(group)],
             rendezvous=[Rendezvous(address="127.0.0.1", port=port)],
             deadline_s=30.0,

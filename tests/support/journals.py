@@ -130,6 +130,7 @@ class RunJournal:
         self.master(
             RoundStarted(
                 round=index,
+                name=f"round {index}",
                 groups=[list(group) for group in groups],
                 rendezvous=[meet] * len(groups),
                 deadline_s=20.0,

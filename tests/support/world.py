@@ -55,17 +55,18 @@ class CountingLocalizer:
         self._rounds = rounds
         self._results: list[Sequence[GroupResult]] = []
 
-    def next_round(self, index: int) -> Round | None:
+    def next_round(self) -> Round | None:
         turn = len(self._results)
         if turn == self._rounds:
             return None
         order = self._nodes[turn % len(self._nodes) :] + self._nodes[: turn % len(self._nodes)]
         pairs = tuple(tuple(order[at : at + 2]) for at in range(0, len(order), 2))
-        return Round(index=index, groups=pairs)
+        return Round(index=turn, groups=pairs)
 
     def observe(self, index: int, results: Sequence[GroupResult]) -> None:
-        planned = self.next_round(index)
+        planned = self.next_round()
         assert planned is not None
+        assert index == planned.index
         assert [result.nodes for result in results] == list(planned.groups)
         self._results.append(results)
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeVar
 
-import msgspec
 import numpy as np
 
 from slurm_health.preflight.localize.belief_propagation import NONE, Floats, Ints
@@ -76,13 +75,11 @@ class RoundLedger:
         self._results: dict[tuple[int, tuple[int, ...]], GroupResult] = {}
         self._number = {name: number for number, name in enumerate(self.names)}
 
-    def plan(
-        self, groups: Iterable[Sequence[int]], index: int, *, shared_only: bool = False
-    ) -> Round:
+    def plan(self, groups: Iterable[Sequence[int]], *, shared_only: bool = False) -> Round:
         """Add a round; results of its groups are accepted from now on."""
         members = [tuple(group) for group in groups]
         round_ = Round(
-            index=index,
+            index=len(self.rounds),
             groups=tuple(tuple(self.names[node] for node in group) for group in members),
             shared_only=shared_only,
         )
@@ -91,11 +88,6 @@ class RoundLedger:
                 self.met[node].update(other for other in group if other != node)
         self.rounds.append(round_)
         return round_
-
-    def renumber_last(self, index: int) -> Round:
-        """Give the last round another number before it begins."""
-        self.rounds[-1] = msgspec.structs.replace(self.rounds[-1], index=index)
-        return self.rounds[-1]
 
     def record(self, round_index: int, results: Iterable[GroupResult]) -> None:
         """Accept the results of a planned round; a repeated result changes nothing.

@@ -118,7 +118,7 @@ class _Sentences:
         texts = dict.fromkeys(trial.messages[node] for trial in crashes if node in trial.messages)
         late = all(trial.outcome is Outcome.TIMED_OUT for trial in crashes)
         crashed = "did not finish in time" if late else "its check process crashed"
-        return f"{'; '.join(texts) or crashed} ({_rounds(crashes)})"
+        return f"{'; '.join(texts) or crashed} ({self._rounds(crashes)})"
 
     def _slow(self, node: int, guilt: Sequence[Guilt]) -> tuple[str, str]:
         """Return in what a node is slow, and the component that is."""
@@ -159,7 +159,7 @@ class _Sentences:
                 texts = dict.fromkeys(t.messages[node] for t in silent if node in t.messages)
                 if texts:
                     return f"could not be measured: {'; '.join(texts)}"
-                return f"did not answer in {_rounds(silent)}"
+                return f"did not answer in {self._rounds(silent)}"
             case Doubt.CRASHED:
                 return f"{self._crashes(node)} and has not passed a test since"
             case Doubt.SOFTWARE:
@@ -341,6 +341,8 @@ class _Sentences:
         elif trial.outcome is Outcome.NOT_RUN:
             facts.append("not run")
         text = ", ".join([*facts, *trial.doubts]) or "passed"
+        if self._settings.alone:
+            return f"solo test{subject}: {text}"
         return f"round {trial.round_index}{subject} {company}: {text}"
 
     def _partners(self, node: int, trials: Sequence[Trial]) -> str:
@@ -351,12 +353,14 @@ class _Sentences:
             return ", ".join(names)
         return f"{', '.join(names[:_NAMED])} and {len(names) - _NAMED} more"
 
-
-def _rounds(trials: Sequence[Trial]) -> str:
-    numbers = [str(number) for number in sorted({trial.round_index for trial in trials})]
-    if len(numbers) == 1:
-        return f"round {numbers[0]}"
-    return f"rounds {', '.join(numbers[:-1])} and {numbers[-1]}"
+    def _rounds(self, trials: Sequence[Trial]) -> str:
+        """Return the rounds of these tests by number; solo tests have none."""
+        numbers = [str(number) for number in sorted({trial.round_index for trial in trials})]
+        if self._settings.alone:
+            return "the solo test" if len(numbers) == 1 else f"{len(numbers)} solo tests"
+        if len(numbers) == 1:
+            return f"round {numbers[0]}"
+        return f"rounds {', '.join(numbers[:-1])} and {numbers[-1]}"
 
 
 def _ending(trials: Sequence[Trial]) -> str:

@@ -73,15 +73,14 @@ class Localizer:
         self._prior = {number: prior[node] for number, node in numbers if prior and node in prior}
         self._findings: Conclusions | None = None
 
-    def next_round(self, index: int | None = None) -> Round | None:
+    def next_round(self) -> Round | None:
         """Return the round to run next, or None when no round can show anything more.
 
-        Its number is `index`, if the run has other rounds besides. A round that was planned and not
-        yet observed is returned again.
+        A round that was planned and not yet observed is returned again.
         """
         rounds = self._ledger.rounds
         if rounds and rounds[-1].index not in self._ledger.observed:
-            return rounds[-1] if index is None else self._ledger.renumber_last(index)
+            return rounds[-1]
         request = next_request(self._ledger, self._judged(), self._prior, self._settings)
         if request is None:
             return None
@@ -92,8 +91,7 @@ class Localizer:
             groups = [*plan_round(request)]
         if not groups:
             return None
-        number = len(rounds) if index is None else index
-        return self._ledger.plan(groups, number, shared_only=request.shared_only)
+        return self._ledger.plan(groups, shared_only=request.shared_only)
 
     def observe(self, round_index: int, results: Iterable[GroupResult]) -> None:
         """Record results of a planned round; late ones count, repeated ones change nothing.

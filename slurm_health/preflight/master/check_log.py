@@ -35,9 +35,9 @@ def log_record(record: records.Record) -> None:
         case records.NodesAdmitted(nodes=nodes):
             _log_nodes(logging.DEBUG, "measuring", nodes)
         case records.RoundStarted() as started if log.isEnabledFor(logging.INFO):
-            log.info("round %d: %s", started.round, _round_text(started))
-        case records.GroupAborted(round=index, group=group, reason=reason):
-            log.info("round %d: %s stopped: %s", index, fold(group), reason)
+            log.info("%s: %s", started.name, _round_text(started))
+        case records.GroupAborted(group=group, reason=reason):
+            log.info("%s stopped: %s", fold(group), reason)
         case _:
             pass
 
@@ -50,9 +50,9 @@ def _log_nodes(level: int, what: str, nodes: Sequence[str]) -> None:
 def _round_text(started: records.RoundStarted) -> str:
     """Say who does what in a round: `pairs n[1-2] n[3-4]: matmul, allgather`."""
     largest = max((len(group) for group in started.groups), default=0)
-    kind = {0: "single nodes", 1: "single nodes", 2: "pairs"}.get(largest, "groups")
-    if kind == "single nodes":
-        who = f"{kind} {fold(node for group in started.groups for node in group)}"
+    kind = {2: "pairs"}.get(largest, "groups")
+    if largest < 2:
+        who = fold(node for group in started.groups for node in group)
     elif len(started.groups) > SHOWN_GROUPS:
         who = f"{len(started.groups)} {kind}"
     else:

@@ -288,7 +288,7 @@ class Master:
     def _log_end_of(self, ended: records.RoundEnded) -> None:
         current = self.state.round
         if current is not None:
-            log.info("round %d: %s", ended.round, end_text(current.reports, ended.silent))
+            log.info("%s: %s", current.record.name, end_text(current.reports, ended.silent))
 
     def _read_news(self) -> None:
         """Read what is new where somebody rang, and elsewhere what may be new."""

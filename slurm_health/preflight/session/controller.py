@@ -196,12 +196,13 @@ class Controller:
         )
         shared = [probe for probe in probes if probe.scope != Scope.SOLO.value]
         started = RoundStarted(
-            round=planned.index,
+            round=len(self.state.ended),
             groups=[list(group) for group in planned.groups],
             rendezvous=[self._rendezvous(group) for group in planned.groups],
             deadline_s=deadlines.at_most_s(limits, phase, ready),
             absent=[node for node in members if not agents[node].usable],
             phase=phase.name,
+            name=phase.round_name(planned.index),
             probes=shared if planned.shared_only and shared else probes,
             options=self._options(phase, members),
         )
@@ -267,7 +268,7 @@ class Controller:
             return (RoundEnded(round=index, silent=current.silent()),)
         total = len(current.groups)
         done = f"{total - len(awaited)} of {total} groups done"
-        return Wait(until_s=min(wake_s), reason=f"round {index} ({current.record.phase}): {done}")
+        return Wait(until_s=min(wake_s), reason=f"{current.record.name}: {done}")
 
     # --- the verdict -----------------------------------------------------------------------
 
@@ -277,7 +278,7 @@ class Controller:
         ready = state.first_ready()
         failed = {
             node
-            for _, results in state.ended
+            for results in state.ended
             for result in results
             if len(result.nodes) > 1 and result.outcome in (Outcome.FAILED, Outcome.TIMED_OUT)
             for node in result.nodes

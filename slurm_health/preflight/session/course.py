@@ -21,10 +21,10 @@ _LEAST_TO_MEET = 2
 class RoundPlanner(Protocol):
     """What a course needs of `slurm_health.preflight.localize.localizer.Localizer`."""
 
-    def next_round(self, index: int) -> Round | None:
-        """Plan the next round, which gets this number; None when enough is known.
+    def next_round(self) -> Round | None:
+        """Plan the next round; None when enough is known.
 
-        One that was planned and not observed is planned again.
+        One that was planned and not observed is returned again.
         """
 
     def observe(self, round_index: int, results: Sequence[GroupResult]) -> None:
@@ -57,7 +57,7 @@ class _Turn:
 class Course:
     """The phases of one check over the nodes that were admitted to it.
 
-    The rounds of a phase go on counting where those before it ended.
+    The rounds of a phase count from 0.
     `settings` are those of the whole run; a phase sets its own rounds and words in them. Phases
     that name their most rounds name their least as well, whatever the settings say.
 
@@ -84,13 +84,13 @@ class Course:
         self._verdicts: list[tuple[int, Verdict]] = []
         self._observed = 0
 
-    def next_round(self, ended: Sequence[tuple[int, Sequence[GroupResult]]]) -> Round | None:
-        """Return the next round of the run, None after the last; `ended` are all before it."""
+    def next_round(self, ended: Sequence[Sequence[GroupResult]]) -> Round | None:
+        """Return the next round of the phase, None after the last; `ended` are all of the run."""
         while True:
             if self._localizer is None and not self._begin():
                 return None
             assert self._localizer is not None
-            planned = self._localizer.next_round(self._observed)
+            planned = self._localizer.next_round()
             if planned is None:
                 assert self._turn is not None
                 self._verdicts.append((self._turn.place, self._localizer.verdict()))
@@ -98,7 +98,7 @@ class Course:
             elif self._put_aside(planned):
                 continue
             elif self._observed < len(ended):
-                self._localizer.observe(planned.index, ended[self._observed][1])
+                self._localizer.observe(planned.index, ended[self._observed])
                 self._observed += 1
             else:
                 return planned

@@ -86,7 +86,7 @@ def end_of_s(
     if not took_ms:
         return current.started_s + current.record.deadline_s
     allowed_s = limits.adaptive_factor * median(took_ms) / 1e3 + round_margin_s
-    timed_out = any(r.outcome is Outcome.TIMED_OUT for _, results in state.ended for r in results)
+    timed_out = any(r.outcome is Outcome.TIMED_OUT for results in state.ended for r in results)
     if 2 * current.reported < len(current.begun) and not timed_out:
         allowed_s *= limits.patience  # earlier rounds were quick, this one shows nothing
     elif "apart" in current.record.options:

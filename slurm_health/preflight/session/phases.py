@@ -43,6 +43,12 @@ class Phase:
     options: Mapping[str, Figure] = field(default_factory=dict)
     not_on_cpus: frozenset[str] = frozenset()
 
+    def round_name(self, number: int) -> str:
+        """Return a round's name for people. Only rounds of pairs have a number alone."""
+        if self.alone:
+            return f"{self.name} test again" if number else f"{self.name} test"
+        return f"round {number}" if self.name == "pair" else f"{self.name} round {number}"
+
     def used(self, *, several_devices: bool, on_cpus: bool) -> list[ProbeUsed]:
         """Return the probes as a round's record names them, without those that do not apply.
 

@@ -220,7 +220,7 @@ class CheckState:
         self.admitted: tuple[str, ...] | None = None
         self.leaves: dict[str, list[str]] = {}
         self.round: RoundState | None = None
-        self.ended: list[tuple[int, list[GroupResult]]] = []
+        self.ended: list[list[GroupResult]] = []  # the results of rounds that have ended
         self.took_ms: defaultdict[str, list[float]] = defaultdict(list)
         self.verdict: records.VerdictReached | None = None
         self.finished: records.JobOutcome | None = None
@@ -290,7 +290,7 @@ class CheckState:
                 self.round.aborted[tuple(group)] = record, time_s
             case records.RoundEnded() if self._is_current(record.round):
                 assert self.round is not None
-                self.ended.append((record.round, self._results(self.round, record, time_s)))
+                self.ended.append(self._results(self.round, record, time_s))
                 self.took_ms[self.round.record.phase] += self.round.took_ms
                 self.round = None
             case records.DevicesWatched(node=name, devices=devices):

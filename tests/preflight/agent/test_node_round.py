@@ -12,6 +12,7 @@ from slurm_health.records.verdict import Outcome
 
 STARTED = RoundStarted(
     round=3,
+    name="round 3",
     groups=[["n1", "n2"], ["n3"]],
     rendezvous=[Rendezvous(address="n1", port=4001), Rendezvous(address="n3", port=4003)],
     probes=[ProbeUsed(name="allgather", scope="pair")],

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from itertools import count
 
 import pytest
 
@@ -21,8 +20,7 @@ def judged(nodes: Sequence[str], bad: Collection[str]) -> Verdict:
     """Play rounds of pairs; every process dies in a group that has a bad node in it."""
     settings = settings_from({}, kind=DeviceKind.ACCELERATOR)
     localizer = make_localizer(nodes, None, settings)
-    rounds = count()
-    while (planned := localizer.next_round(next(rounds))) is not None:
+    while (planned := localizer.next_round()) is not None:
         localizer.observe(
             planned.index, [played(planned.index, group, bad) for group in planned.groups]
         )
@@ -41,7 +39,9 @@ def measured(index: int, _group: Sequence[str], node: str) -> NodeReported:
 
 def died(index: int, group: Sequence[str], node: str) -> NodeReported:
     meet = Rendezvous(address="10.0.0.1", port=1)
-    started = RoundStarted(round=index, groups=[[*group]], rendezvous=[meet], deadline_s=60.0)
+    started = RoundStarted(
+        round=index, name="", groups=[[*group]], rendezvous=[meet], deadline_s=60.0
+    )
     current = NodeRound(record=started, node=node, group=[*group], workers=8, started_s=0.0)
     current.take(3, ScopeEntered(round=index, scope="pair"))
     ending = current.gone(3, Gone("killed by SIGABRT"))

@@ -132,7 +132,7 @@ def reports(**took_s: float) -> dict[str, NodeReported]:
 @pytest.mark.parametrize(
     ("groups", "said"),
     [
-        ([["n1"], ["n2"]], "round 3: single nodes n[1-2]: values, matmul"),
+        ([["n1"], ["n2"]], "round 3: n[1-2]: values, matmul"),
         ([["n1", "n2"], ["n3", "n4"]], "round 3: pairs n[1-2] n[3-4]: values, matmul"),
         ([["n1", "n2", "n3"], ["n4", "n5"]], "round 3: groups n[1-3] n[4-5]: values, matmul"),
         (
@@ -146,7 +146,8 @@ def test_a_round_says_whether_nodes_are_measured_by_themselves_or_together(
 ) -> None:
     meet = Rendezvous(address="n1", port=1)
     started = RoundStarted(
-        round=3,
+        round=4,
+        name="round 3",
         groups=groups,
         rendezvous=[meet for _ in groups],
         deadline_s=1.0,

@@ -148,7 +148,7 @@ def test_a_node_lost_between_rounds_is_absent_and_its_partner_not_to_blame() -> 
     assert begun.rendezvous[0].port == 0
     story.says(*measured("n4", "n1", index=1))
     assert story.does(RoundEnded) == RoundEnded(round=1, silent=["n2"])
-    _, results = story.controller.state.ended[-1]
+    results = story.controller.state.ended[-1]
     assert [(r.outcome, r.silent) for r in results] == [
         (Outcome.NOT_RUN, ("n2",)),
         (Outcome.MEASURED, ()),

@@ -23,7 +23,7 @@ from slurm_health.records.verdict import (
 )
 
 NODES = ("n1", "n2", "n3", "n4")
-Ended = list[tuple[int, Sequence[GroupResult]]]
+Ended = list[Sequence[GroupResult]]
 
 
 def course(check: str, nodes: Sequence[str] = NODES, **expected_ms: float) -> Course:
@@ -39,10 +39,9 @@ def run(
     ended: Ended = []
     names = []
     while (planned := under_test.next_round(ended)) is not None:
-        assert planned.index == len(ended)
         assert under_test.phase is not None
         names.append(under_test.phase.name)
-        ended.append((planned.index, [answer(names[-1], group) for group in planned.groups]))
+        ended.append([answer(names[-1], group) for group in planned.groups])
     return ended, names
 
 
@@ -86,8 +85,7 @@ def test_a_course_that_is_replayed_comes_to_the_same_round(crashes: int) -> None
     for known in range(len(ended)):
         planned = course("thorough").next_round(ended[:known])
         assert planned is not None
-        assert planned.index == known
-        assert set(planned.groups) == {result.nodes for result in ended[known][1]}
+        assert set(planned.groups) == {result.nodes for result in ended[known]}
 
 
 def test_who_calculates_wrongly_twice_alone_meets_nobody() -> None:
@@ -104,10 +102,10 @@ def test_who_calculates_wrongly_twice_alone_meets_nobody() -> None:
     verdict = under_test.verdict()
 
     assert verdict.named(Level.FAULTY) == ("n3",)
-    assert verdict.nodes["n3"].reason == f"{text} (rounds 0 and 4)"
+    assert verdict.nodes["n3"].reason == f"{text} (2 solo tests)"
     assert not any(
         "n3" in result.nodes
-        for (_, results), phase in zip(ended, names, strict=True)
+        for results, phase in zip(ended, names, strict=True)
         if phase == "pair"
         for result in results
     )
@@ -133,7 +131,7 @@ def test_who_crashed_alone_once_meets_the_others_after_them() -> None:
 
     met = [
         {node for result in results for node in result.nodes}
-        for (_, results), phase in zip(ended, names, strict=True)
+        for results, phase in zip(ended, names, strict=True)
         if phase == "pair"
     ]
     assert names == ["solo", "pair", "pair", "pair", "solo", "solo", "pair"]
@@ -146,9 +144,7 @@ def test_who_is_slow_alone_is_compared_with_all_others_once_more() -> None:
     slow = {"n3": 2.0}
     ended, names = run(course("standard"), lambda _, group: measured(group, slow))
 
-    alone = [
-        len(results) for (_, results), phase in zip(ended, names, strict=True) if phase == "solo"
-    ]
+    alone = [len(results) for results, phase in zip(ended, names, strict=True) if phase == "solo"]
     assert len(alone) > 1
     assert set(alone) == {len(NODES)}
 
@@ -163,7 +159,7 @@ def test_a_node_that_hangs_twice_alone_is_said_to_have_hung() -> None:
     run(under_test, answer)
 
     assert under_test.verdict().named(Level.FAULTY) == ("n3",)
-    assert under_test.verdict().nodes["n3"].reason == "did not finish in time (rounds 0 and 4)"
+    assert under_test.verdict().nodes["n3"].reason == "did not finish in time (2 solo tests)"
 
 
 def test_nobody_is_blamed_for_what_could_not_be_measured() -> None:
@@ -192,7 +188,7 @@ def test_a_slow_node_trains_no_gpt() -> None:
     assert under_test.verdict().named(Level.SLOW) == ("n4",)
     trained = {
         node
-        for (_, results), phase in zip(ended, names, strict=True)
+        for results, phase in zip(ended, names, strict=True)
         if phase == "gpt"
         for result in results
         for node in result.nodes

@@ -34,7 +34,7 @@ def test_a_group_that_says_nothing_is_stopped_at_the_deadline_and_then_waited_fo
 
     waiting = story.next()
     give_up_s = START_S + BLIND_S + LIMITS.abort_grace_s
-    assert waiting == Wait(until_s=give_up_s, reason="round 0 (pair): 0 of 2 groups done")
+    assert waiting == Wait(until_s=give_up_s, reason="round 0: 0 of 2 groups done")
     ended = story.does(RoundEnded, at_s=give_up_s)
     assert ended == RoundEnded(round=0, silent=list(NODES))
 
