@@ -155,8 +155,70 @@ LEFTOVERS: dict[str, Row] = {
         ("process-limit", *CHECK),
     ),
 }
+FULL = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB"
+LEFTOVERS |= {
+    "most of the memory with a process that the container hides": (
+        of(
+            2,
+            f"{FULL}. GPU 0 has a total capacity of 79.15 GiB of which 1.00 GiB is free. Including"
+            " non-PyTorch memory, this process has 5.00 GiB memory in use.",
+        ),
+        ("gpu-occupied", *CHECK),
+    ),
+    "the same, by an older PyTorch": (
+        of(
+            2,
+            f"{FULL} (GPU 0; 79.15 GiB total capacity; 4.00 GiB already allocated; 1.00 GiB free;"
+            " 5.00 GiB reserved in total by PyTorch)",
+        ),
+        ("gpu-occupied", *CHECK),
+    ),
+    "one GPU fewer than the other nodes have": (
+        of(2, "AssertionError: Expected 8 GPUs but found 7"),
+        ("gpus-missing", *CHECK),
+    ),
+    "one GPU fewer, on all nodes": (
+        of_all("AssertionError: Expected 8 GPUs but found 4"),
+        ("gpus-missing", *STOP),
+    ),
+}
 # (c) The same again fails again.
 HOPELESS: dict[str, Row] = {
+    "an image that the registry does not give": (
+        quoted(
+            f"{PYXIS}child 12 failed with error code: 1\n"
+            f"{PYXIS}    [ERROR] URL https://images.example/v2/x returned error code: 401"
+            f"\n{PYXIS}couldn't start container"
+        ),
+        ("image-not-found", *CHECK),
+    ),
+    "an image that does not exist": (
+        "FATAL:   could not open image /home/a/x.sif: lstat /home/a/x.sif: no such file",
+        ("image-not-found", *STOP),
+    ),
+    "no compiler for an extension": (
+        of_all("OSError: CUDA_HOME environment variable is not set."),
+        ("compiler-missing", *STOP),
+    ),
+    "a kernel that does not compile": (
+        of_all("RuntimeError: `ptxas` failed with error code 255"),
+        ("kernel-not-compiled", *STOP),
+    ),
+    "models that differ": (
+        of(1, "RuntimeError: [1]: params[0] appears not to match sizes of the same param"),
+        ("models-differ", *STOP),
+    ),
+    "memory, by slurmstepd": (
+        "slurmstepd: error: StepId=8.0 exceeded memory limit (100 > 50), being killed",
+        ("killed-for-memory", *STOP),
+    ),
+    "CPUs that the allocation lacks": (
+        (
+            "srun: error: Task launch for StepId=8.0 failed on node n1: Unable to satisfy cpu bind"
+            " request"
+        ),
+        ("step-refused", *STOP),
+    ),
     "a rendezvous that never formed": (
         f"{TRACEBACK}RuntimeError: Timed out initializing process group in store based barrier",
         ("rendezvous-never-formed", *CHECK),
@@ -433,6 +495,30 @@ LAUNCHES: dict[str, Row] = {
 }
 # (h) A driver's words without a number; what all nodes lack is the script's environment.
 DRIVERS: dict[str, Row] = {
+    "the fabric manager, in a warning before the exception": (
+        (
+            "UserWarning: CUDA initialization: Unexpected error from cudaGetDeviceCount(). Error"
+            f" 802: system not yet initialized\n{of(1, 'RuntimeError: No CUDA GPUs are available')}"
+        ),
+        ("gpu-fabric", NODE, [], "check"),
+    ),
+    "a driver that was replaced below the job": (
+        "Failed to initialize NVML: Driver/library version mismatch\n"
+        + of(1, "RuntimeError: No CUDA GPUs are available"),
+        ("driver-mismatch", *CHECK),
+    ),
+    "a container without the driver": (
+        quoted(f"{PYXIS}    nvidia-container-cli: initialization error: driver not loaded"),
+        ("container-runtime", *CHECK),
+    ),
+    "GPUs that cannot reach each other": (
+        of(1, f"{NCCL} unhandled cuda error, Cuda failure 217 'peer access is not supported'"),
+        ("peer-access", *CHECK),
+    ),
+    "a fault of the program that only the driver logs": (
+        kernel("n2", xid(31, "MMU Fault: ENGINE GRAPHICS faulted")),
+        ("script-failed", *CHECK),
+    ),
     "a GPU that is lost": (
         kernel("n3", "NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus."),
         ("gpu-broken", NODE, ["n3"], "leave"),
@@ -483,6 +569,44 @@ DRIVERS: dict[str, Row] = {
 }
 # (i) The owner is elsewhere.
 ELSEWHERE: dict[str, Row] = {
+    "a hub that nodes cannot reach": (
+        of(1, "OSError: We couldn't connect to 'https://hub.example' to load the files"),
+        ("service-failed", *CHECK),
+    ),
+    "a barrier that one rank did not reach": (
+        of(0, "RuntimeError: Rank 3 failed to pass monitoredBarrier in 1800000 ms"),
+        ("barrier-not-passed", *CHECK),
+    ),
+    "NCCL of another release on one node": (
+        "n3:9:14 [0] init.cc:1000 NCCL WARN Mismatched NCCL version detected : rank 0 version 2",
+        ("nccl-releases-differ", *CHECK),
+    ),
+    "a node that ssh does not reach": (
+        (
+            "n3: ssh: connect to host n3 port 22: Connection refused\n"
+            "pdsh@n1: n3: ssh exited with exit code 255"
+        ),
+        ("ssh-failed", *CHECK),
+    ),
+    "daemons of an MPI that did not start": (
+        "An ORTE daemon has unexpectedly failed after launch and before\ncommunicating back",
+        ("launcher-failed", *CHECK),
+    ),
+    "a worker that Ray lost": (
+        (
+            "(raylet, ip=10.0.0.7) A worker died or was killed while executing a task by an"
+            " unexpected system error."
+        ),
+        ("worker-ended", *CHECK),
+    ),
+    "a job that was ending": (
+        "srun: error: Unable to create step for job 8: Job/step already completing or completed",
+        ("step-too-late", *CHECK),
+    ),
+    "a crash that only Python reports": (
+        "Fatal Python error: Segmentation fault\n\nCurrent thread 0x00007f:",
+        ("crashed", *CHECK),
+    ),
     "a service": (of(1, "requests.HTTPError: 503 Server Error"), ("service-failed", *CHECK)),
     "a service that timed out": (
         of(1, "wandb.errors.errors.CommError: Run initialization has timed out after 90.0 sec."),

@@ -76,6 +76,8 @@ _LAUNCHERS = tuple(
         r"process (?P<rank>\d{1,6}) terminated with exit code (?P<code>\d{1,3})$",
         # MPICH: application called MPI_Abort(MPI_COMM_WORLD, 1) - process 3
         r"^application called MPI_Abort\(MPI_COMM_WORLD, (?P<code>-?\d+)\) - process (?P<rank>\d+)",
+        # Fatal Python error: Segmentation fault (faulthandler)
+        r"^Fatal Python error: (?P<how>[A-Z][a-z]+(?: [a-z]+){0,2})$",
         # subprocess: died with <Signals.SIGKILL: 9>
         r"died with <Signals\.SIG\w+: (?P<signal>\d{1,2})>",
         # joblib: The exit codes of the workers are {SIGKILL(-9)}
@@ -84,6 +86,7 @@ _LAUNCHERS = tuple(
 )
 _OF_A_LAUNCHER = re.compile(
     r"[Ee]xit|EXIT|signal|SIG|MPI_A|terminated with|Process name|RUNNING AT|: line \d+: +\d"
+    r"|^Fatal Python"
 )
 
 

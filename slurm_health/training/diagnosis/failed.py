@@ -155,6 +155,8 @@ def _raised(first: RankFailure, log: TrainingLog, data: DataManager) -> Inferenc
     end = data.get(ScriptEnd)
     several = end is not None and len(end.nodes) > 1
     row = known(first.error, loading=first.loading)
+    if row and row.name == "no-gpu" and (warned := log.of("gpu-start")):
+        row = known(warned[0].value) or row  # the driver's own reason, in a warning before
     by_rank: dict[int | None, RankFailure] = {}
     for failure in reversed(log.of_their_own):
         other = known(failure.error, loading=failure.loading) if failure.error else None
@@ -178,14 +180,7 @@ def _raised(first: RankFailure, log: TrainingLog, data: DataManager) -> Inferenc
     )
     if not row.pattern:
         return cause
-    says, on = cause.description, _on_how_many(same)
-    if row.name == "not-a-number" and len(same) == 1:
-        on = ", on this rank alone: a device that computes wrongly is possible, if rare"
-    if row.name == "disk-full":
-        path = _PATH.search(first.error)
-        at = path[1] if path else first.place
-        on += f" ({at})" if at else ""
-    cause = replace(cause, description=says + on)
+    cause = replace(cause, description=cause.description + _where(row, same))
     if On.SHARED in row.on and len(nodes) > 1:
         says = f"{cause.description}: one that they share"
         return replace(cause, attribution=Attribution.USER, description=says)
@@ -202,6 +197,18 @@ def _raised(first: RankFailure, log: TrainingLog, data: DataManager) -> Inferenc
     if row.blame is Attribution.USER and len(same) > 1:
         return replace(cause, sureness=Sureness.CERTAIN)
     return cause
+
+
+def _where(row: Row, same: Sequence[RankFailure]) -> str:
+    """Return the ranks of a cause, or its path; empty for one rank."""
+    on = _on_how_many(same)
+    if row.name == "not-a-number" and len(same) == 1:
+        return ", on this rank alone: a device that computes wrongly is possible, if rare"
+    if row.name == "disk-full":
+        path = _PATH.search(same[0].error)
+        at = path[1] if path else same[0].place
+        on += f" ({at})" if at else ""
+    return on
 
 
 def _row_by_type(first: RankFailure, same: Sequence[RankFailure], *, several: bool) -> Row | None:

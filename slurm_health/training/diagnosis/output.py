@@ -29,6 +29,7 @@ from slurm_health.training.diagnosis.ends import (
 )
 from slurm_health.training.diagnosis.rows import alike
 from slurm_health.training.diagnosis.watchdogs import Watchdogs
+from slurm_health.training.diagnosis.words import known
 from slurm_health.training.diagnosis.words_of_launchers import is_consequence
 
 _LINE_CHARACTERS = 2000  # of a line; an exception may hold a whole tensor
@@ -88,7 +89,7 @@ _FACTS = {
         # slurmstepd: error: Detected 1 oom_kill event in StepId=12.0. Some of the step tasks …
         # srun: error: n3: task 2: Out Of Memory
         "memory-kill": r"Detected [1-9]\d* oom[_-]kill event"
-        r"|srun: error: \S+: tasks? [\d,-]+: Out Of Memory|Exceeded job memory limit"
+        r"|srun: error: \S+: tasks? [\d,-]+: Out Of Memory|[Ee]xceeded (?:job |step )?memory limit"
         r"|[Oo]ut of memory(?: \(\w+\))?: Kill(?:ed)? process \d"
         r"|invoked oom-killer: |oom-kill:constraint=|\bOOMKilled\b|\bOUT_OF_ME(?:MORY\b|\+)",
         "node-lost": r"Node failure on (?P<node>[\w.-]+)",
@@ -114,6 +115,9 @@ _FACTS = {
         "credential": r"[Mm]unge decode failed: (?P<value>.+)",
         "port-taken": r"server socket has failed to (?:bind to \S*?:|listen on .{1,80}port: )"
         r"(?P<value>\d{1,5})\b.{1,120}[Aa]ddress already in use",
+        # UserWarning: CUDA initialization: Unexpected error from cudaGetDeviceCount(). … Error 802:
+        "gpu-start": r"(?P<value>(?:cudaGetDeviceCount|Failed to initialize NVML: Driver/library"
+        r" version mismatch).{0,200})",
         "connect": r"(?:connect(?:ing)? to|network addresses of) \(?(?P<value>[^\s,()]{1,253}),"
         r" \d{1,5}\)",
         # r1:4865:4866 [1] include/socket.h:403 NCCL WARN Connect to 10.1.3.2<56821> failed :
@@ -132,7 +136,7 @@ _FACTS = {
 }
 _HINT = re.compile(
     r"oom|[Oo]ut [Oo]f [Mm]emory|memory limit|Node failure|\*\*\* |failed|onnect|NET/IB"
-    r"|Remote daemon|OOMKilled|OUT_OF_ME|gai error|retry count|error running"
+    r"|Remote daemon|OOMKilled|OUT_OF_ME|gai error|retry count|error running|cudaGetDevice|NVML"
 )
 _CANCELLED_AT = re.compile(r"\*\*\* JOB \S+ ON \S+ CANCELLED AT (?P<time>[\dT:-]{19})")
 
@@ -148,9 +152,15 @@ _COMPLAINT = re.compile(
     r"\berror\b|\w*Error(?:: |$)|\bfatal\b|fail(?:ed|ure)\b|invalid|can(?:no|')t\b|could not"
     r"|unable to|not found|no such|unrecogni[sz]ed|unknown|unexpected|missing|required"
     r"|permission denied|not allowed|not supported|unsupported|\bmust\b|No module named|refus"
-    r"|not enough|fault by"
+    r"|not enough|fault by|mismatch|panicked"
     r"|abort",
     re.I,
+)
+# Of a container that did not start: lines before them say why.
+_NO_CAUSE = re.compile(
+    r"(?:slurmstepd\S*: error: )?(?:pyxis: (?:child \d+ failed|container start failed|couldn't"
+    r" start|printing|failed to|    \[ERROR\] .* exited with return code)"
+    r"|spank: |Failed to invoke spank)"
 )
 _STEPD = re.compile(r"^slurmstepd-[\w.-]+: ")
 
@@ -463,6 +473,8 @@ class _Reader:
                 continue
             complaints = [line for line in stream.lines if _COMPLAINT.search(line[1])]
             own = [line for line in complaints if not is_consequence(line[1])]
+            if any(_NO_CAUSE.match(line[1]) for line in own):
+                own = [n for n in own if not _NO_CAUSE.match(n[1]) and known(n[1])] or own
             lines = own or complaints or [stream.lines[-1]]
             keys = []
             for at, line in lines:

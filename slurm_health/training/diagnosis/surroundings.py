@@ -229,9 +229,10 @@ def slurm_names_a_node(_: Inference, data: DataManager) -> Inference | None:
     if not named and row is not REFUSALS[0]:
         row = REFUSALS[-1]
     cause = _of_nodes(row, named, data, why=refused[0].value)
+    few = len(named) <= len(nodes) / 2 or row.blame is Attribution.USER
     return replace(
         cause,
-        attribution=cause.blame if len(named) <= len(nodes) / 2 else Attribution.UNDECIDED,
+        attribution=cause.blame if few else Attribution.UNDECIDED,
         evidence=tuple(fact.text for fact in refused[:MOST_LINES]),
     )
 

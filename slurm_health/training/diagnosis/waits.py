@@ -50,6 +50,7 @@ _MORE_BATCHES = (
     "give all ranks the same number of batches (drop_last=True, a sampler that pads), or train"
     " below torch.distributed.algorithms.join.Join"
 )
+_MANY_TO_ONE = 4  # ranks that wrote to one that did not: then its silence says something
 # WorkNCCL(SeqNum=1042, OpType=ALLREDUCE, NumelIn=...
 _TIMED_OUT = re.compile(r"SeqNum=(?P<number>\d{1,15}), OpType=(?P<what>\w{1,40})")
 
@@ -293,7 +294,15 @@ def _of_connections(row: Row, inference: Inference, data: DataManager) -> Infere
             advice="look at the state and the counters of the adapters (ibstat, rdma statistic),"
             " and which rank ended first; the check before the script tests the connections",
         )
-    return row.inference(ranks=inference.ranks, evidence=inference.evidence)
+    cause = row.inference(ranks=inference.ranks, evidence=inference.evidence)
+    ranks = {failure.rank for failure in (log.failures if log else ()) if failure.rank is not None}
+    mute = sorted({*range(max(ranks, default=0))} - ranks)
+    if row.name == "collective-timed-out" and 0 < len(mute) <= len(ranks) / _MANY_TO_ONE:
+        says = (
+            f"{cause.description}; the watchdogs of all others reported, {ranks_text(mute)} wrote"
+        )
+        return replace(cause, description=f"{says} nothing", ranks=tuple(mute))
+    return cause
 
 
 def _never_met(data: DataManager) -> Inference:

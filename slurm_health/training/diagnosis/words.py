@@ -21,23 +21,39 @@ _BLOCKING = (
     "run it once with CUDA_LAUNCH_BLOCKING=1; if it fails on one node only, have that node checked"
 )
 
-# Process 1395 has 24.49 GiB memory in use. Including non-PyTorch memory, this process has 7.20 GiB
-_IN_USE = re.compile(
-    r"(?P<who>Process \d+|this process) has (?P<size>[\d.]+) (?P<unit>[KMG]iB) memory in use"
-)
+# Of PyTorch's sentence about a full GPU, in the order of its releases:
+# GPU 0 has a total capacity of 79.15 GiB of which 1.20 GiB is free. Process 1395 has 24.49 GiB
+# memory in use. Including non-PyTorch memory, this process has 7.20 GiB memory in use.
+# (GPU 0; 79.15 GiB total capacity; 5.00 GiB already allocated; 1.20 GiB free; 7.20 GiB reserved in
+# total by PyTorch)
+_SIZE = r"(?P<size>[\d.]+) (?P<unit>[KMG]iB)"
+_IN_USE = {
+    "total": re.compile(rf"total capacity of {_SIZE}|(?<=; ){_SIZE.replace('<', '<_')} total cap"),
+    "free": re.compile(rf"of which {_SIZE} is free|(?<=; ){_SIZE.replace('<', '<_')} free"),
+    "own": re.compile(
+        rf"this process has {_SIZE} memory in use|(?<=; ){_SIZE.replace('<', '<_')} reserved"
+    ),
+    "others": re.compile(rf"Process \d+ has {_SIZE} memory in use"),
+}
 _UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
 def _this_process_has_most(error: str) -> bool:
-    """Return whether this process has most of the GPU's memory, of those that PyTorch names."""
-    own = others = 0.0
-    for match in _IN_USE.finditer(error):
-        size = float(match["size"]) * _UNITS[match["unit"]]
-        if match["who"] == "this process":
-            own = size
-        else:
-            others += size
-    return others <= own
+    """Return whether this process has most of the GPU's memory in use, by PyTorch's figures.
+
+    PyTorch does not name the other processes if a container hides them: they have the rest.
+    """
+
+    def bytes_of(what: str) -> float:
+        sizes = (match.groupdict("") for match in _IN_USE[what].finditer(error))
+        pairs = (
+            (named["size"] or named["_size"], named["unit"] or named["_unit"]) for named in sizes
+        )
+        return sum(float(size) * _UNITS[unit] for size, unit in pairs)
+
+    own = bytes_of("own")
+    rest = bytes_of("total") - bytes_of("free") - own if own else 0.0
+    return max(bytes_of("others"), rest) <= own
 
 
 def _of_the_place(error: str) -> bool:
@@ -116,6 +132,16 @@ EXCEPTIONS: tuple[Row, ...] = (
         _USER,
     ),
     Row(
+        "gpus-missing",
+        r"(?:[Ee]xpect|[Rr]equire|[Nn]eed|[Ww]ant|[Aa]sk)\w* (?:at least )?\d+ GPUs?\b.{0,60}\b\d"
+        r"|(?:[Oo]nly|[Ff]ound|[Gg]ot|[Hh]as|[Dd]etected) \d+ (?:visible |CUDA )?GPUs?\b",
+        "the program counted fewer GPUs than it wants: the job asked for fewer, or the node has"
+        " lost one",
+        "compare the GPUs that the job asked for (--gpus-per-node) with those of the node"
+        " (nvidia-smi -L); if other nodes have all of theirs, have this one checked",
+        on=On.SHARED,
+    ),
+    Row(
         "no-gpu",
         r"No CUDA GPUs are available|no CUDA-capable device|CUDA unknown error"
         r"|CUDA-capable devices?(?:\(s\))? (?:is/)?are busy or unavailable"
@@ -150,6 +176,12 @@ EXCEPTIONS: tuple[Row, ...] = (
         on=On.LAST_WORDS | On.SHARED,
     ),
     Row(
+        "peer-access",
+        r"peer access (?:is )?(?:not supported|not enabled)|peer mapping",
+        "a GPU cannot reach the memory of another one of its node",
+        "look at how the node's GPUs are connected (nvidia-smi topo -p2p n), and have it checked",
+    ),
+    Row(
         "gpu-unknown-error",
         r"CUDA (?:driver )?error: unknown error|CUDA_ERROR_UNKNOWN|unhandled cuda error",
         "CUDA met an error without a name: a GPU or its driver has failed, or the program has"
@@ -161,7 +193,8 @@ EXCEPTIONS: tuple[Row, ...] = (
         "gpu-not-supported",
         r"no kernel image is available|capability sm_\d+\w? is not compatible"
         r"|compiled with an unsupported toolchain|not compiled with CUDA enabled"
-        r"|invalid value for --gpu-architecture|only supports Ampere",
+        r"|invalid value for --gpu-architecture|only supports Ampere|not support bfloat16"
+        r"|Value 'sm_\w+' is not defined for option",
         "this PyTorch, or an extension of it, was built without support for the node's GPUs",
         "install one that was built for them (torch.cuda.get_arch_list()), or ask for GPUs"
         " that it supports (--gres, --constraint)",
@@ -176,12 +209,6 @@ EXCEPTIONS: tuple[Row, ...] = (
         _LEAVE,
         _NODE,
         on=On.LAST_WORDS,
-    ),
-    Row(
-        "peer-access",
-        r"peer access (?:is )?(?:not supported|not enabled)|peer mapping",
-        "a GPU cannot reach the memory of another one of its node",
-        "look at how the node's GPUs are connected (nvidia-smi topo -p2p n), and have it checked",
     ),
     Row(
         "gpu-library-failed",
@@ -371,6 +398,7 @@ EXCEPTIONS: tuple[Row, ...] = (
     Row(
         "process-limit",
         r"can't start new thread|pthread_create failed|fork: (?:retry: )?Resource temporarily"
+        r"|kind: WouldBlock, message: .Resource temporarily"
         r"|\[Errno 11\] Resource temporarily unavailable",
         "the node started no more threads or processes for the job: a limit of the user or of its"
         " cgroup is reached, by this job or by leftover processes",
@@ -383,6 +411,23 @@ EXCEPTIONS: tuple[Row, ...] = (
         r"Expected to have finished reduction in the prior iteration",
         "parameters of the model were not used in a step, and DDP waits for their gradients",
         "let all parameters take part in the loss, or set find_unused_parameters=True; " + _FIX,
+        _USER,
+    ),
+    Row(
+        "models-differ",
+        r"appears not to match (?:sizes|strides) of the same param"
+        r"|DDP expects same model across all ranks, but Rank \d+ has \d+ params, while .{0,40}"
+        r"inconsistent [1-9]",
+        "ranks built models with different parameters",
+        "build the model from the same configuration on all ranks; " + _FIX,
+        _USER,
+    ),
+    Row(
+        "kernel-not-compiled",
+        r"BackendCompilerFailed|InductorError|`ptxas` failed|CompilationError: at \d+:",
+        "torch.compile or Triton could not compile a kernel",
+        "read its own message; run once without torch.compile (TORCHDYNAMO_DISABLE=1); if only one"
+        " node fails so, compare its environment with others'",
         _USER,
     ),
     Row(
@@ -472,7 +517,7 @@ EXCEPTIONS: tuple[Row, ...] = (
         "service-failed",
         r"(?:50[0234]|429) (?:Client|Server) Error|Max retries exceeded with url"
         r"|Temporary failure in name resolution|HfHubHTTPError|SlowDown\b|EndpointConnectionError"
-        r"|^wandb\.|HTTPSConnectionPool",
+        r"|^wandb\.|HTTPSConnectionPool|We couldn't connect to|LocalEntryNotFoundError",
         "a service on the network, or the way to it, did not answer the program",
         "check whether the service answers from a node; keep downloads in a local cache"
         " (HF_HUB_OFFLINE=1)",
@@ -520,6 +565,26 @@ EXCEPTIONS: tuple[Row, ...] = (
         on=On.LAST_WORDS,
     ),
     Row(
+        "image-not-found",
+        r"returned error code: 40[134]\b|manifest (?:unknown|for .{1,120} not found)"
+        r"|FATAL: .{0,40}could not open image .{1,300}no such file"
+        r"|No such file or directory: \S{1,200}\.(?:sqsh|squashfs|sif)\b",
+        "the image of the job's container does not exist under this name, or its registry refused"
+        " the user's credentials",
+        "correct the image's name, or log in to its registry (enroot's .credentials, apptainer"
+        " registry login); starting it again as it is fails again",
+        _USER,
+        on=On.LAST_WORDS,
+    ),
+    Row(
+        "container-runtime",
+        r"nvidia-container-cli: .{0,40}(?:driver not loaded|nvml error|driver rpc error"
+        r"|device error|driver/library)",
+        "the container could not use the node's GPUs: their driver does not answer there",
+        "look at nvidia-smi on that node, and tell your administrator; other nodes may do",
+        on=On.LAST_WORDS,
+    ),
+    Row(
         "container-not-started",
         r"pyxis: (?:container start failed|couldn't start container|failed to |child \d+ failed)"
         r"|spank_pyxis\.so: task_init\(\) failed|FATAL: .{0,40}container creation failed",
@@ -527,6 +592,68 @@ EXCEPTIONS: tuple[Row, ...] = (
         " hooks, or the node lacks something, such as the user's account",
         "read the container's own log behind this line; if other nodes start it, tell your"
         " administrator which node does not",
+        on=On.LAST_WORDS,
+    ),
+    Row(
+        "barrier-not-passed",
+        r"failed to pass monitoredBarrier|monitoredBarrier .{0,80}(?:timed out|timeout)",
+        "a rank did not reach a barrier within its timeout; the exception names it",
+        "look at what that rank did last: its output, or its stack (py-spy dump) at the next hang",
+        sureness=Sureness.POSSIBLE,
+    ),
+    Row(
+        "compiler-missing",
+        r"CUDA_HOME environment variable is not set|CUDA_HOME does not exist"
+        r"|Ninja is required to load C\+\+ extensions|Could not find (?:nvcc|a C\+\+ compiler)",
+        "an extension is compiled when the program starts, and its compiler is not on the node",
+        "load the module with CUDA's compiler (CUDA_HOME), or install the extension compiled;"
+        " starting it again as it is fails again",
+        _USER,
+    ),
+    Row(
+        "nccl-releases-differ",
+        r"Mismatched NCCL version detected",
+        "ranks loaded different releases of NCCL",
+        "give all nodes one environment or container; see which nodes differ"
+        " (torch.cuda.nccl.version()), and what LD_LIBRARY_PATH has there",
+        on=On.LAST_WORDS,
+    ),
+    Row(
+        "launcher-failed",
+        r"ORTE daemon has unexpectedly failed|ORTE was unable to reliably start"
+        r"|PRTE .{0,40}(?:daemon|lost communication)|A daemon .{0,60}died unexpectedly"
+        r"|[Uu]nable to launch .{0,40}bstrap_proxy|HYD\w+ .{0,80}(?:failed|error)",
+        "MPI's launcher could not start its daemons on all nodes, or lost one: a node, the network"
+        " between them, or an MPI that does not fit this Slurm",
+        "start the ranks by srun (--mpi=pmix); if mpirun is needed, try srun hostname on the nodes"
+        " first",
+        sureness=Sureness.POSSIBLE,
+        on=On.LAST_WORDS,
+    ),
+    Row(
+        "ssh-failed",
+        r"ssh exited with exit code|Host key verification failed|^(?:\S+: )?ssh: connect to host",
+        "the launcher could not reach a node by ssh",
+        "start the ranks by srun, which needs no ssh; else try ssh NODE hostname from the first"
+        " node",
+        on=On.LAST_WORDS,
+    ),
+    Row(
+        "step-too-late",
+        r"Unable to create step for job \d+: Job/step already completing",
+        "the job was ending when a step was to start: its time limit, a cancellation, or a prolog"
+        " that failed on a node",
+        "look at the job's end and its nodes: sacct --format=JobID,State,ExitCode,NodeList;"
+        " sinfo -R",
+        on=On.LAST_WORDS,
+    ),
+    Row(
+        "worker-ended",
+        r"worker (?:died|crashed) or was killed|[Aa]ctor died unexpectedly|ActorDiedError"
+        r"|WorkerCrashedError|Worker unexpectedly exits",
+        "Ray lost a worker: killed, most often for memory, or by a crash of its own",
+        "read the worker's own log (session_latest/logs), and see how much memory the job used on"
+        " its node (sacct --format=JobID,MaxRSS,State)",
         on=On.LAST_WORDS,
     ),
     Row(

@@ -199,6 +199,13 @@ REFUSALS: tuple[Row, ...] = (
         "check whether Slurm still reaches it: scontrol show node {node}",
     ),
     Row(
+        "step-refused",
+        r"cpu bind request|[Ii]nvalid (?:cpu|mem)\w* |MPI plugin",
+        "the job asks Slurm for a step that its allocation does not allow: {why}",
+        CORRECT,
+        Attribution.USER,
+    ),
+    Row(
         "launch-failed",
         r"",
         "Slurm could not launch a step: {why}",

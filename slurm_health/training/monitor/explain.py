@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
-from slurm_health.node.rules.kernel_lines import ANY_XID, KINDS, OUT_OF_MEMORY, without_stamp
+from slurm_health.node.rules.kernel_lines import (
+    ANY_XID,
+    KINDS,
+    OUT_OF_MEMORY,
+    of_line,
+    without_stamp,
+)
 from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import UsageError
-from slurm_health.records.script_records import SCRIPT_FAILED, Attribution, Diagnosed
+from slurm_health.records.script_records import MOST_LINES, SCRIPT_FAILED, Attribution, Diagnosed
 from slurm_health.system import killable
 from slurm_health.training.diagnosis.collected import (
     UNKNOWN_CODE,
@@ -170,8 +176,7 @@ def explain(
             sureness="certain",
         )
     elif exit_code is None and cause.cause == SCRIPT_FAILED:
-        words = "nothing in these files says why the script failed"
-        cause = msgspec.structs.replace(cause, description=words)
+        cause = _of_kernel_alone(cause, inputs.kernel)
     return cause, Explanation(
         cause=cause.cause,
         blame=_BLAME[Attribution(cause.attribution)],
@@ -183,6 +188,25 @@ def explain(
         evidence=cause.evidence,
         advice=cause.advice,
         action="none" if exit_code == 0 else action.kind,
+    )
+
+
+def _of_kernel_alone(cause: Diagnosed, kernel: Mapping[str, Sequence[str]]) -> Diagnosed:
+    """Return what the kernels report if nothing says why the script failed: it need not be why."""
+    reports = [
+        (n, line, error) for n, of in kernel.items() for line in of if (error := of_line(line))
+    ]
+    if not reports:
+        words = "nothing in these files says why the script failed"
+        return msgspec.structs.replace(cause, description=words)
+    node, _, error = reports[-1]
+    return msgspec.structs.replace(
+        cause,
+        description=f"the kernel of {node} reports {error.name} (of {error.whose}): {error.what};"
+        " that need not be why the script failed",
+        nodes=[node],
+        evidence=[f"{n}: {line}" for n, line, _ in reports[-MOST_LINES:]],
+        advice=error.helps,
     )
 
 
