@@ -46,10 +46,10 @@ def supervise(
 
     source, *arguments = words
     environ = supervisor.original_environ(environ_fd)
-    asked, limit_s, checked = from_json(spec, JobSpec), math.inf, True
+    asked, limit_s, checked, quiet = from_json(spec, JobSpec), math.inf, True, False
     if by_default is not None:
         choice = _by_default(by_default, supervisor.unpacked(Path(source), script_line), environ)
-        checked, limit_s = choice.spec is not None, choice.limit_s
+        checked, limit_s, quiet = choice.spec is not None, choice.limit_s, choice.quiet
         asked = choice.spec or JobSpec(monitor=OnHang.OFF)
     asked = msgspec.structs.replace(asked, script=script_name)
     watched = asked.monitor is not OnHang.OFF
@@ -66,7 +66,7 @@ def supervise(
             environ=environ,
             checked=checked,
             limit_s=limit_s,
-            quiet=by_default is not None and not watched,
+            quiet=quiet,
             restarts=Restarts(
                 most=asked.max_restarts, argv=check_argv, survives=asked.keeps_spares
             ),

@@ -11,6 +11,7 @@ Every outside system has one module, with a timeout on every wait.
     killable        runs a function in a child that is killed at its deadline; stuck children
     accounts        owners of user ids, those for containers included
     private_files   files that only one user can have made or changed
+    owner           messages to a job's owner, by Slurm's mail or the owner's command
     nvml            NVIDIA GPUs, from the driver
     site_file       the config file as TOML, with the line of every mistake
     telemetry       lines for the machine's log, and metrics for Prometheus

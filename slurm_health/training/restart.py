@@ -37,6 +37,7 @@ from slurm_health.records.script_records import (
     Diagnosed,
     EventKind,
     FailurePlanned,
+    ProgressSeen,
     ScriptStarted,
     TrainingEvent,
 )
@@ -243,6 +244,7 @@ def failure_of(
             for start in earlier[since:]
             if start.cause and start.plan == CheckNodes.kind
         ),
+        steps=tuple(start.step for start in (*earlier, last)),
     )
 
 
@@ -257,6 +259,7 @@ class _Start:
         hang: the hang for which it was ended.
         plan: the action after its failure.
         left: the job went on without one of its nodes after that.
+        step: the last one that the monitor recorded.
     """
 
     attempt: Path
@@ -265,6 +268,7 @@ class _Start:
     hang: TrainingEvent | None = None
     plan: str = ""
     left: bool = False
+    step: int = 0
 
 
 def _starts(directory: Path) -> list[_Start]:
@@ -301,6 +305,8 @@ def _starts(directory: Path) -> list[_Start]:
                     began = True
                 case TrainingEvent(event=EventKind.HANG) as hang:
                     pass
+                case ProgressSeen(step=step):
+                    starts[-1].step = max(step, starts[-1].step)
                 case ActionIntended(action=Action.END_SCRIPT):
                     starts[-1].hang = hang
                 case Diagnosed() as cause:

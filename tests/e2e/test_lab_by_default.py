@@ -10,6 +10,7 @@ import difflib
 import itertools
 import os
 import re
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -290,3 +291,35 @@ def test_it_is_taken_away_whole_and_slurmctld_starts_without_it(by_default: Site
         install(by_default)
         by_default.lab.run(["sed", "-i", "1i JobSubmitPlugins=lua", CONF])
         by_default.lab.run(["scontrol", "reconfigure"])
+
+
+TRAINING = Path(__file__).parents[1] / "support" / "training.py"
+WATCHED = f"""#!/bin/bash
+export OMP_NUM_THREADS=1 MASTER_PORT=$((20000 + SLURM_JOB_ID))
+export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+exec srun --ntasks-per-node=1 {sys.executable} training.py --step-s=0.5 --steps=100000
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_a_job_that_nobody_asked_to_watch_has_its_hang_and_its_end_in_its_report_alone(
+    by_default: Site,
+) -> None:
+    by_default.script("training.py", TRAINING.read_text())
+    job = sbatch(by_default, "-N2", by_default.script("watched.sh", WATCHED))
+    agent = "slurm_health.training.monitor.agent"
+    by_default.wait_record(job, "progress_seen", writer="monitor")
+    assert len(by_default.processes_with(agent)) >= 2
+    rank = by_default.read("pid-1")
+    by_default.lab.run(["kill", "-STOP", rank], user="alice")
+    event = by_default.wait_record(job, "training_event", writer="monitor")
+    by_default.lab.run(["kill", "-KILL", rank], user="alice")
+    ended = by_default.ended(job)
+    (attempt,) = by_default.report(job)["runs"]
+
+    assert (event["event"], event["ranks"]) == ("hang", [1])
+    assert event["diagnosed"]["cause"] == "rank-stopped"
+    assert ended["JobState"] == "FAILED"
+    assert attempt["post_mortem"]["ranks"] == [1]
+    assert "slurm-health: " not in by_default.read(f"slurm-{job}.out")

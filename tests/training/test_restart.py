@@ -19,6 +19,7 @@ from slurm_health.records.script_records import (
     Attribution,
     Diagnosed,
     FailurePlanned,
+    ProgressSeen,
     ScriptStarted,
 )
 from slurm_health.system import journal
@@ -258,6 +259,16 @@ def test_a_failure_in_the_same_words_counts_across_a_requeue_until_a_node_is_lef
     cause, job = failure_of(scene.failed(*NODES), str(JOB), client, Policy())
 
     assert what_follows(cause, job).kind == follows
+
+
+def test_the_last_step_of_every_start_is_known(scene: Scene) -> None:
+    for time_s, steps in ((10.0, (40, 120)), (20.0, ()), (30.0, (90,))):
+        scene.started(time_s)
+        for step in steps:
+            seen = ProgressSeen(node="n1", step=step)
+            journal.Writer(scene.run, journal.MONITOR, partial(float, time_s + 1)).append(seen)
+
+    assert scene.failure(*NODES).steps == (0, 120, 0, 90)
 
 
 def test_how_long_a_check_took_is_known_by_its_verdict(tmp_path: Path) -> None:

@@ -149,6 +149,11 @@ class Default(_Table, frozen=True, kw_only=True):
     opt_out: str = ""
     # What is checked; empty: the default.
     check: str = ""
+    # Also watch these jobs, and say in their reports where they hang and why they failed. A job is
+    # left alone for its first minute, and if it has one rank only.
+    watch: bool = True
+    # Give their ranks a heartbeat by PYTHONPATH: a report then names the collective and the line.
+    heartbeat: bool = False
 
 
 class Metrics(_Table, frozen=True, kw_only=True):
@@ -169,6 +174,8 @@ class Notify(_Table, frozen=True, kw_only=True):
     command: tuple[Text, ...] = ()
     # For apprise; an entry that begins with / is a file of URLs that only root can read.
     urls: tuple[Text, ...] = ()
+    # Also mail the owner of a job that hangs, fails, moves or stops, without its --mail-type.
+    owners: bool = False
     # For one event; then the command is killed.
     limit_s: Annotated[float, msgspec.Meta(gt=0, le=600)] = 30.0
 

@@ -19,6 +19,7 @@ import msgspec
 from slurm_health.node import passes
 from slurm_health.node.checks.check import CheckContext
 from slurm_health.preflight.chosen_probes import OFF
+from slurm_health.preflight.decide.policy import OnHang
 from slurm_health.preflight.job_spec import JobSpec
 from slurm_health.preflight.options import given_in_environ, given_in_script, job_spec
 from slurm_health.preflight.sbatch.script import header
@@ -34,6 +35,8 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     accounts: tuple[str, ...] = ()
     may_opt_out: bool = False
     check: str = ""
+    watch: bool = False
+    heartbeat: bool = False
     limit_s: float = 0.0
     # Where a node's hooks record that it has passed, and for how long a pass counts.
     passes: str = ""
@@ -44,11 +47,12 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Choice:
     """The spec of a check, None for a job that is not checked, with a message for the log.
 
-    A check ends after `limit_s`.
+    A check ends after `limit_s`. If `quiet`, nothing is added to the job's output.
     """
 
     spec: JobSpec | None
     limit_s: float = math.inf
+    quiet: bool = True
     said: str = ""
 
 
@@ -81,11 +85,11 @@ def choose(rules_json: str, script: bytes, environ: Mapping[bytes, bytes]) -> Ch
             wishes |= read()
         except ConfigError as err:
             message = f"the options of its user are not used: {err}"
-    # The script and its output stay as they are, unless the user wants more.
+    # The output of the script stays as it is, unless the user wants more.
     of_site = {
         "check": rules.check or None,
-        "monitor": "off",
-        "heartbeat": "off",
+        "monitor": "report" if rules.watch and _has_several_ranks(text) else "off",
+        "heartbeat": "auto" if rules.heartbeat else "off",
         "unasked": True,
     }
     spec = job_spec(of_site | wishes)
@@ -93,7 +97,15 @@ def choose(rules_json: str, script: bytes, environ: Mapping[bytes, bytes]) -> Ch
         if rules.may_opt_out:
             return Choice(spec=None, said="its user opted out")
         spec = job_spec(of_site | wishes | {"check": of_site["check"]})
-    return Choice(spec=spec, limit_s=rules.limit_s or math.inf, said=message)
+    quiet = "monitor" not in wishes or spec.monitor is OnHang.OFF
+    return Choice(spec=spec, limit_s=rules.limit_s or math.inf, quiet=quiet, said=message)
+
+
+def _has_several_ranks(environ: Mapping[str, str]) -> bool:
+    """Return whether a job may have several ranks: by its nodes, its tasks, or its GPUs."""
+    counts = [environ.get(name, "") for name in ("SLURM_JOB_NUM_NODES", "SLURM_NTASKS")]
+    counts.append(environ.get("SLURM_GPUS_ON_NODE", ""))
+    return any(count.isdecimal() and int(count) > 1 for count in counts)
 
 
 def _named(rules: Rules, environ: Mapping[str, str]) -> bool:

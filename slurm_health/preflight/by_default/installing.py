@@ -51,6 +51,8 @@ def lua(rules: Default, *, python: str, flags: Sequence[str], site: str, passes:
         accounts=rules.accounts,
         may_opt_out=bool(rules.opt_out),
         check=rules.check,
+        watch=rules.watch,
+        heartbeat=rules.heartbeat,
         limit_s=_LIMIT_S,
         passes=passes if rules.passed_min else "",
         passed_min=rules.passed_min,

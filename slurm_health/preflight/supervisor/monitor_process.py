@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
+from slurm_health.preflight.supervisor.recorder import tell
 from slurm_health.system import processes
 
 OFF = "off"
@@ -52,11 +52,13 @@ def beside(
     environ: Mapping[bytes, bytes],
     mask: Collection[int],
     after_s: float = AFTER_S,
+    quiet: bool = False,
 ) -> Iterator[Monitoring]:
     """While active, the monitor watches the script; its failures raise nothing.
 
     `mode` is what the monitor does about a hang, or OFF. It begins after `after_s`, and writes to
-    the journal in `directory`. The script is in `script_source`.
+    the journal in `directory`, and to the job's output unless `quiet`. The script is in
+    `script_source`.
     """
     if mode == OFF:
         yield Monitoring(None)
@@ -67,15 +69,21 @@ def beside(
         f"--on-hang={mode}",
         f"--after-s={after_s:g}",
         f"--script-source={script_source}",
+        *(["--quiet"] if quiet else []),
     )
     began_s = time.monotonic()
     try:
         # Its standard input closes with us, however we end.
         process = processes.start_tied(
-            argv, environ=environ, stdin=processes.PIPE, stdout=1, stderr=None, signal_mask=mask
+            argv,
+            environ=environ,
+            stdin=processes.PIPE,
+            stdout=processes.NOTHING if quiet else 1,
+            stderr=processes.NOTHING if quiet else None,
+            signal_mask=mask,
         )
     except OSError as err:
-        print(f"slurm-health: no monitor: it cannot be started: {err}", file=sys.stderr, flush=True)
+        tell(f"no monitor: it cannot be started: {err}", quiet=quiet)
         yield Monitoring(None)
         return
     try:

@@ -33,6 +33,7 @@ class EndedScript(msgspec.Struct, frozen=True, kw_only=True):
         duration_s: how long it ran.
         output_from: where its own output begins in the files of our standard output and error.
         told_to_end: it received a signal that ends jobs.
+        quiet: its post-mortem adds nothing to the job's output.
     """
 
     status: int
@@ -43,6 +44,7 @@ class EndedScript(msgspec.Struct, frozen=True, kw_only=True):
     duration_s: float
     output_from: tuple[int, ...] = ()
     told_to_end: bool = False
+    quiet: bool = False
 
     @property
     def command(self) -> tuple[str, ...]:

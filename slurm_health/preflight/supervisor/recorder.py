@@ -70,6 +70,15 @@ def say(text: str) -> None:
         print(f"{_PREFIX}{text}", file=sys.stderr, flush=True)
 
 
+def tell(text: str, *, quiet: bool) -> None:
+    """Print lines to the job's output, or to the machine's log if `quiet`."""
+    for line in text.splitlines():
+        if not quiet:
+            say(line)
+    if quiet:
+        log_lines(text)
+
+
 @contextlib.contextmanager
 def to_machine_log() -> Iterator[None]:
     """While active, collect standard error, of children too, and log it on the machine at the end.

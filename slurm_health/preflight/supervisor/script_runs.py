@@ -20,7 +20,7 @@ from slurm_health.preflight.supervisor import post_mortem
 from slurm_health.preflight.supervisor.check_process import HARMLESS
 from slurm_health.preflight.supervisor.environ import as_bytes, as_text
 from slurm_health.preflight.supervisor.monitor_process import Monitoring
-from slurm_health.preflight.supervisor.recorder import ScriptRecorder, say
+from slurm_health.preflight.supervisor.recorder import ScriptRecorder, say, tell
 from slurm_health.preflight.supervisor.script_process import ScriptProcess, end_script, end_steps
 from slurm_health.preflight.supervisor.signal_witness import ALL_SIGNALS
 from slurm_health.records.records import Action, ActionDone, Disposition, JobOutcome
@@ -79,6 +79,8 @@ class ScriptRuns:
         watched: watches a start of the script, in its environment, while active.
         trap_wait_s: see `ScriptProcess`.
         post_mortem_s: the time limit of a post-mortem; 0: there is none.
+        quiet_for_s: nothing is added to the job's output, and a script that ends within this time
+            has no post-mortem; None: its user has asked for both.
     """
 
     source: Path
@@ -92,6 +94,7 @@ class ScriptRuns:
     watched: Watching
     trap_wait_s: float
     post_mortem_s: float
+    quiet_for_s: float | None = None
     _ended_by: set[int] = field(default_factory=set)  # the ending signals that have arrived
 
     def run(self, argv: list[bytes], answer: JobOutcome) -> ScriptExit:
@@ -131,7 +134,7 @@ class ScriptRuns:
             if status == 0:
                 return ScriptExit(status=status)
             if problem:
-                say(problem)
+                tell(problem, quiet=self.quiet_for_s is not None)
             following = None
             if self.restarts.most and not signalled:
                 following = self._next_start(answer, restart)
@@ -206,6 +209,7 @@ class ScriptRuns:
             ended_s=round(ended_s, 3),
             duration_s=duration_s,
             output_from=tuple(begins),
+            quiet=self.quiet_for_s is not None,
         )
 
     def _ended_from_outside(self) -> bool:
@@ -227,7 +231,7 @@ class ScriptRuns:
         Slurm signals the processes of a job one after another: the signal that ended the script may
         reach us, or the post-mortem, only now, and must not end that.
         """
-        if not self.post_mortem_s:
+        if not self.post_mortem_s or ended.duration_s < (self.quiet_for_s or 0.0):
             return "", False
 
         def run(ended_from_outside: bool) -> str:

@@ -45,9 +45,11 @@ class SupervisorPatience:
     trap_wait_s: float = TRAP_WAIT_S
     post_mortem_s: float = post_mortem.POST_MORTEM_S
     monitor_after_s: float = monitor_process.AFTER_S
+    unasked_after_s: float = 60.0  # of a script whose user has not asked to have it watched
 
 
 PATIENCE = SupervisorPatience()
+_TELL_S = 10.0  # for a message to the owner
 NO_RESTARTS = Restarts()
 
 
@@ -125,11 +127,17 @@ def supervise(
                 answer = JobOutcome(disposition=Disposition.PROCEED, exit_code=ExitCode.HEALTHY)
         if answer.disposition is Disposition.STOP:
             say(f"the job stops: {answer.reason}")
+            from slurm_health.system import owner  # few jobs need it
+
+            environ = as_text(config.environ)
+            owner.tell("stopped", "stops before its script", answer.reason, environ, wait_s=_TELL_S)
             return answer.exit_code or ExitCode.BAD_NODES
         if answer.leaves:
             return _await_requeue(patience.requeue_wait_s)
     except check_process.Interrupted as interrupted:
         return _die_by(interrupted.number)
+    after_s = patience.unasked_after_s if config.quiet else patience.monitor_after_s
+    watched = not config.quiet or config.monitor != monitor_process.OFF
     runs = ScriptRuns(
         source=config.source,
         name=config.name,
@@ -145,10 +153,12 @@ def supervise(
             directory=answer.directory,
             script_source=config.source,
             mask=mask,
-            after_s=patience.monitor_after_s,
+            after_s=after_s,
+            quiet=config.quiet,
         ),
         trap_wait_s=patience.trap_wait_s,
-        post_mortem_s=0.0 if config.quiet else patience.post_mortem_s,
+        post_mortem_s=patience.post_mortem_s if watched else 0.0,
+        quiet_for_s=after_s if config.quiet else None,
     )
     try:
         script = unpacked(config.source, config.line)

@@ -26,6 +26,7 @@ from slurm_health.system.slurm.reads import Reads, Run, pyslurm_obstacle, releas
 _UNREACHABLE = re.compile(r"Unable to contact slurm controller|Connection refused")
 RETRY_S = 1.0
 _FORGETS_AT_ONCE = (23, 2)
+_MAIL = "/bin/mail"  # Slurm's default (slurm.conf(5), MailProg)
 _SIZE = "NumNodes:.20,NumCPUs:.20,NumTasks:.20"
 
 
@@ -198,6 +199,10 @@ class Client:
         if not cluster:
             raise SlurmError("scontrol show config names no cluster")
         return cluster
+
+    def mail_program(self) -> str:
+        """Return the program by which Slurm sends mail to users."""
+        return self._config.get("MailProg", "") or _MAIL
 
     def forgets_late(self) -> bool:
         """Return whether a node may take a requeued job for an ended one for two seconds.

@@ -49,6 +49,7 @@ _PROBABILITY = {"possible": 0.5, "likely": 0.9, "certain": 0.99}
 # failed once.
 UNSEEN_BY_CHECKS = frozenset({"node-lost", "memory-broken", "launch-refused", "launch-failed"})
 _MOST_OF_A_KIND = 2  # restarts after hangs of one cause that blames no node
+_LOOP = 3  # starts in a row, none of which came further than the first of them
 
 
 class JobAtFailure(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +68,7 @@ class JobAtFailure(msgspec.Struct, frozen=True, kw_only=True):
         before: the conclusions of the post-mortems of earlier starts in this job, oldest first.
         checked: those of them after which a check judged all nodes healthy, and since which the
             job has left no node: a node that a check judged faulty explains earlier failures.
+        steps: the last step of every start so far, by the monitor, this one last; 0: unknown.
     """
 
     batch_node: str
@@ -80,6 +82,7 @@ class JobAtFailure(msgspec.Struct, frozen=True, kw_only=True):
     hangs_before: tuple[TrainingEvent, ...] = ()
     before: tuple[Diagnosed, ...] = ()
     checked: tuple[Diagnosed, ...] = ()
+    steps: tuple[int, ...] = ()
 
 
 class FailureNodeDiagnostician(Diagnostician):
@@ -157,6 +160,10 @@ class FailureDiagnostician(Diagnostician):
             return of_node
         if cause and cause.attribution == Attribution.USER:
             reason = f"{what} ({Attribution.USER}): the same again would fail again"
+            return StopJob(reason=reason, evidence=evidence, diagnosed=cause)
+        loop = job.steps[-_LOOP:]
+        if len(loop) == _LOOP and all(loop) and max(loop[1:]) <= loop[0]:
+            reason = f"{what}; {_LOOP} starts in a row came no further than step {loop[0]}"
             return StopJob(reason=reason, evidence=evidence, diagnosed=cause)
         if job.hang is not None:
             return _after_hang(job.hang, job, evidence)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import socket
 import sys
@@ -10,6 +11,7 @@ import time
 from pathlib import Path
 
 from slurm_health.preflight.supervisor.post_mortem import EndedScript
+from slurm_health.preflight.supervisor.recorder import log_lines
 from slurm_health.records.allocation import from_environ
 from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import AllocationError
@@ -43,6 +45,11 @@ def main() -> int:
         in_slurm="SLURM_JOB_ID" in os.environ,
         job=os.environ.get("SLURM_JOB_ID", ""),
     )
+    out = io.StringIO() if script.quiet else sys.stderr
+    if script.quiet:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.dup2(null, 2)
     directory = Path(script.directory) if script.directory else None
     job = EndedJob(
         end=end,
@@ -56,7 +63,9 @@ def main() -> int:
         duration_s=script.duration_s,
         run_directory=directory,
     )
-    post_mortem.run_post_mortem(job, directory, clock=time.time)
+    post_mortem.run_post_mortem(job, directory, clock=time.time, out=out)
+    if isinstance(out, io.StringIO):
+        log_lines(out.getvalue())
     return 0
 
 

@@ -16,6 +16,7 @@ from typing import TextIO
 import msgspec
 
 from slurm_health.preflight.decide.policy import OnHang
+from slurm_health.preflight.supervisor.recorder import log_lines
 from slurm_health.records.allocation import name_in_slurm
 from slurm_health.records.errors import JournalError, SlurmError
 from slurm_health.records.records import Action, ActionDone, ActionIntended, Record
@@ -26,7 +27,7 @@ from slurm_health.records.script_records import (
     TrainingEvent,
 )
 from slurm_health.report.sentences import ends_for_hang, event_line, lines_of
-from slurm_health.system import journal
+from slurm_health.system import journal, owner
 from slurm_health.system.slurm.client import Client
 from slurm_health.training.diagnosis.collected import FlightRecords, MonitorReport
 from slurm_health.training.diagnosis.diagnostician import CauseDiagnostician
@@ -58,7 +59,7 @@ class Events:
     Args:
         directory: of the run in the journal, None if there is none.
         environ: of the job.
-        out: the file for reports.
+        out: the file for reports; None: the machine's log.
         on_hang: acts on a hang that was reported and recorded; raises ScriptToEnd.
     """
 
@@ -66,7 +67,7 @@ class Events:
         self,
         directory: Path | None,
         environ: Mapping[str, str],
-        out: TextIO = sys.stderr,
+        out: TextIO | None = sys.stderr,
         on_hang: Callable[[TrainingEvent, Events], None] = lambda *_: None,
     ) -> None:
         self._directory = directory
@@ -159,11 +160,18 @@ class Events:
         """Write an event with its cause to the job's output, and record it."""
         cause = lines_of(event.diagnosed) if event.diagnosed else []
         lines = (f"  {title:{_TITLE_WIDTH}}  {text}" for title, text in cause)
-        self.say(event_line(event), *lines)
+        told = list(lines)
+        self.say(event_line(event), *told)
         self.record(event)
+        if event.event is EventKind.HANG:
+            text = "\n".join((event_line(event), *told))
+            owner.tell("hang", event_line(event), text, self._environ)
 
     def say(self, text: str, *lines: str) -> None:
-        """Write to the job's output."""
+        """Write to the job's output, or to the machine's log."""
+        if self._out is None:
+            log_lines("\n".join((f"monitor: {text}", *lines)))
+            return
         with contextlib.suppress(OSError):
             print(
                 *(f"slurm-health: {line}" for line in (f"monitor: {text}", *lines)),

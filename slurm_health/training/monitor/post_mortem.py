@@ -16,7 +16,7 @@ from slurm_health.records.script_records import (
     Diagnosed,
 )
 from slurm_health.report.sentences import lines_of
-from slurm_health.system import journal
+from slurm_health.system import journal, owner
 from slurm_health.training.diagnosis.diagnostician import CauseDiagnostician
 from slurm_health.training.diagnosis.failure import FailureDiagnostician, observe_failure
 from slurm_health.training.diagnosis.operators import OPERATORS
@@ -29,6 +29,7 @@ from slurm_health.training.monitor.job_collectors import JobOutput, MonitorFindi
 from slurm_health.training.monitor.registry import Registered
 
 _TITLE_WIDTH = 8  # of the longest title, `evidence`
+_TELL_S = 5.0  # within the supervisor's limit (POST_MORTEM_S), behind the collectors
 
 
 def run_post_mortem(
@@ -80,6 +81,9 @@ def run_post_mortem(
             journal.Writer(directory, journal.POST_MORTEM, clock).append(cause)
         except JournalError as err:
             print(f"slurm-health: the post-mortem is not recorded: {err}", file=out, flush=True)
+    if not well and cause.attribution != Attribution.OUTSIDE:
+        text = text_of(cause, job.end.script)
+        owner.tell("failed", cause.description, text, job.environ, wait_s=_TELL_S)
     return cause
 
 

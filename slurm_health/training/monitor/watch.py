@@ -325,6 +325,7 @@ def main() -> int:
     parser.add_argument("--step", default="")  # the only watched one, on its nodes
     parser.add_argument("--tell", action="store_true")  # print the hang
     parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--quiet", action="store_true")  # add nothing to the job's output
     # A training without a job: the mark of its processes, the files to and from its agents.
     parser.add_argument("--training", default="")
     parser.add_argument("--node", default="")
@@ -346,7 +347,8 @@ def main() -> int:
         ours = "SLURM_HEALTH_"
         environ = {n: v for n, v in environ.items() if n.startswith(ours) or n[:5] != "SLURM"}
     directory = Path(options.directory) if options.directory else None
-    events = Events(directory, environ, on_hang=acting(options.on_hang, environ))
+    out = None if options.quiet else sys.stderr
+    events = Events(directory, environ, out, on_hang=acting(options.on_hang, environ))
     try:
         own = options.training
         job = CarriedTraining(options) if own else SlurmJob(environ, options, began_s)

@@ -44,6 +44,29 @@ def test_what_the_job_was_given_decides(
     assert choose(told(**rules), SCRIPT, NODES | environ).spec is None
 
 
+@pytest.mark.parametrize(
+    ("environ", "monitor"),
+    [
+        ({b"SLURM_JOB_NUM_NODES": b"2"}, OnHang.REPORT),
+        ({b"SLURM_JOB_NUM_NODES": b"1", b"SLURM_NTASKS": b"4"}, OnHang.REPORT),
+        ({b"SLURM_JOB_NUM_NODES": b"1", b"SLURM_GPUS_ON_NODE": b"8"}, OnHang.REPORT),
+        ({b"SLURM_JOB_NUM_NODES": b"1", b"SLURM_NTASKS": b"1"}, OnHang.OFF),
+    ],
+)
+def test_a_job_of_several_ranks_is_watched_without_a_word_in_its_output(
+    environ: dict[bytes, bytes], monitor: OnHang
+) -> None:
+    choice = choose(told(watch=True), SCRIPT, environ)
+    in_script = choose(told(watch=True), b"#!/bin/sh\n#HEALTH --monitor=off\n", environ)
+    asked = choose(told(watch=True), b"#!/bin/sh\n#HEALTH --monitor=report\n", environ)
+
+    assert choice.spec == JobSpec(unasked=True, monitor=monitor, heartbeat=Heartbeat.OFF)
+    assert choice.quiet
+    assert in_script.spec is not None
+    assert (in_script.spec.monitor, in_script.quiet) == (OnHang.OFF, True)
+    assert not asked.quiet
+
+
 def test_what_slurm_does_not_tell_excepts_no_job() -> None:
     rules = told(min_nodes=2, partitions=["gpu"], accounts=["a"])
 

@@ -233,3 +233,28 @@ def test_a_hang_in_the_scripts_own_code_or_data_is_not_restarted(name: str) -> N
 
     assert isinstance(after_hang(inside), StopJob)
     assert isinstance(after_hang(structs.replace(inside, beyond_script=True)), CheckNodes)
+
+
+@pytest.mark.parametrize(
+    ("steps", "stops"),
+    [
+        ((120, 120, 120), True),
+        ((80, 120, 118, 119), True),
+        ((120, 121, 90), False),  # the second came further
+        ((120, 120), False),
+        ((120, 0, 120), False),  # of one start no step is known
+    ],
+)
+def test_three_starts_in_a_row_that_come_no_further_are_the_last(
+    steps: tuple[int, ...], stops: bool
+) -> None:
+    action = follows(cause(Attribution.UNDECIDED), steps=steps)
+
+    assert isinstance(action, StopJob if stops else CheckNodes)
+    assert ("came no further than step 120" in action.reason) is stops
+
+
+def test_a_node_at_fault_explains_why_starts_came_no_further() -> None:
+    action = follows(cause(Attribution.NODE, "n2"), steps=(9, 9, 9))
+
+    assert isinstance(action, LeaveNode)

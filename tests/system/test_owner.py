@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from slurm_health.system import owner
+from slurm_health.system.owner import CONFIG, MOST_PER_HOUR, Message, deliver
+from slurm_health.system.slurm.client import Client
+from tests.support.fake_slurm import FakeSlurm
+
+
+class Home:
+    """A user's home, with a command that keeps what it reads, and a cluster with a job."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "home"
+        self.slurm = FakeSlurm(directory / "slurm")
+        self.slurm.run_job(12, ["n1"])
+        self.slurm.run_job("40_1", ["n1"])
+        self.slurm.run_job("40_2", ["n1"])
+        self.site = directory / "site.toml"
+        self.config = self.path / CONFIG
+        self.config.parent.mkdir(parents=True)
+        self.config.write_text(f"notify = 'cat >>{self.path}/received'\n")
+        self.config.chmod(0o600)
+
+    def deliver(self, kind: str = "hang", job: str = "12", time_s: float = 1e9) -> str:
+        message = Message(
+            kind=kind,
+            job=job,
+            array=job.partition("_")[0] if "_" in job else "",
+            time_s=time_s,
+            subject="s",
+            text="t",
+        )
+        client = Client(self.slurm.environ(), patience_s=0.0)
+        return deliver(message, self.path, client, self.site)
+
+    @property
+    def received(self) -> list[tuple[str, str]]:
+        try:
+            lines = (self.path / "received").read_text().splitlines()
+        except FileNotFoundError:
+            return []
+        return [(document["kind"], document["job"]) for document in map(json.loads, lines)]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path)
+
+
+def test_a_kind_of_event_of_a_job_is_delivered_once(home: Home) -> None:
+    assert [home.deliver(), home.deliver("moved")] == ["", ""]
+    assert "before" in home.deliver(time_s=1e9 + 86_400)
+    assert home.received == [("hang", "12"), ("moved", "12")]
+
+
+def test_the_tasks_of_an_array_share_a_message(home: Home) -> None:
+    home.deliver("failed", "40_1")
+    home.deliver("failed", "40_2")
+
+    assert home.received == [("failed", "40_1")]
+
+
+def test_an_owner_gets_ten_messages_an_hour_and_more_in_the_next(home: Home) -> None:
+    for number in range(MOST_PER_HOUR + 3):
+        home.deliver("failed", str(number))
+
+    assert len(home.received) == MOST_PER_HOUR
+    assert home.deliver("failed", "99", time_s=1e9 + 3601) == ""
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o602])
+def test_a_file_that_others_can_write_is_not_used(home: Home, mode: int) -> None:
+    home.config.chmod(mode)
+
+    assert "only you" in home.deliver()
+    assert home.received == []
+
+
+@pytest.mark.parametrize(
+    ("text", "why"), [("notify = [", "not TOML"), ("notify = 7", "is a command")]
+)
+def test_a_file_that_cannot_be_read_is_explained(home: Home, text: str, why: str) -> None:
+    home.config.write_text(text)
+
+    assert why in home.deliver()
+
+
+def test_who_has_no_file_and_asked_for_no_mail_gets_nothing_and_no_trace(home: Home) -> None:
+    home.config.unlink()
+
+    assert home.deliver() == ""
+    assert not (home.path / ".local").exists()
+
+
+def test_a_command_that_fails_is_explained(home: Home) -> None:
+    home.config.write_text("notify = 'echo no route >&2; exit 3'\n")
+
+    assert home.deliver() == "/bin/sh exited with code 3: no route"
+
+
+def test_outside_of_a_job_nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+
+    owner.tell("hang", "s", "t", {})
