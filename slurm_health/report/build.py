@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import PurePath
 from typing import TypeVar
 
@@ -52,6 +53,8 @@ from slurm_health.system import journal
 _SILENCE_S = 120.0
 _ACTING_S = 900.0
 _CLOCK_S = 5.0  # Slurm's times are whole seconds, and clocks of two machines differ
+# The watch records progress at least once a minute (`training.monitor.watch`).
+_BLIND_S = 300.0
 _PACED = 6  # records of progress from which the pace of a training comes
 # The outcome of a group whose members report different ones is the first of these.
 _WORST_FIRST = (Outcome.FAILED, Outcome.TIMED_OUT, Outcome.NOT_RUN, Outcome.MEASURED)
@@ -199,7 +202,7 @@ def run_of(
         reason=finished.reason,
         exit_code=finished.exit_code if finished.disposition else None,
         unchecked=_last(master, records.Unchecked),
-        script=_script(entries, start),
+        script=_script(entries, start, None if superseded else now_s),
         post_mortem=None if post_mortem and post_mortem.cause == REQUEUED else post_mortem,
         events=tuple(_all(entries.monitor, TrainingEvent)),
         since_start=sum(time_s < since_s for time_s in _times(entries.monitor, TrainingEvent)),
@@ -388,7 +391,9 @@ def _script_name(start: records.RunStarted | None) -> str:
     return start.job_name if start and start.job_name and name.startswith(".") else name
 
 
-def _script(entries: RunEntries, start: records.RunStarted | None) -> Script | None:
+def _script(
+    entries: RunEntries, start: records.RunStarted | None, now_s: float | None
+) -> Script | None:
     last = _last(entries.supervisor, ScriptStarted)
     runs = [e for e in entries.supervisor if isinstance(e.record, ScriptStarted | ScriptEnded)]
     if not runs:
@@ -418,9 +423,17 @@ def _script(entries: RunEntries, start: records.RunStarted | None) -> Script | N
         step_ms=round(1000 * (newest[0] - first[0]) / steps, 1) if steps > 0 else 0.0,
     )
     end = runs[-1].record
-    if not isinstance(end, ScriptEnded):
+    if isinstance(end, ScriptEnded):
+        script = replace(
+            script, exit_code=end.exit_code, signal=end.signal, duration_s=end.duration_s
+        )
+    until_s = runs[-1].time_s if isinstance(end, ScriptEnded) else now_s
+    seen_s = [e.time_s for e in entries.monitor if since_s and e.time_s >= since_s]
+    if not (progress and since_s and until_s):
         return script
-    return replace(script, exit_code=end.exit_code, signal=end.signal, duration_s=end.duration_s)
+    blind = [(a, b) for a, b in pairwise([*seen_s, until_s]) if b - a > _BLIND_S]
+    stretches = tuple((round(a - since_s, 1), round(b - since_s, 1)) for a, b in blind)
+    return replace(script, unwatched=stretches)
 
 
 # --- events --------------------------------------------------------------------------------------

@@ -125,7 +125,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     `exit_code` is None while no end is recorded; `restarts` counts the starts before in this
     attempt of the job, `restarted_after` has the diagnoses that led to them. `seen` is its
     progress at `seen_s`, `steps` is the number of steps it is to make, `step_ms` its pace; 0:
-    unknown.
+    unknown. `unwatched` are times, from its start on, in which its watch recorded nothing.
     """
 
     name: str
@@ -140,6 +140,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     seen_s: float = 0.0
     steps: int = 0
     step_ms: float = 0.0
+    unwatched: tuple[tuple[float, float], ...] = ()
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):

@@ -237,6 +237,13 @@ def _event_findings(run: Run) -> Iterator[Finding]:
                 latest[hangs[-1]] = latest[hangs[-1]][0], over
         elif event.event is not EventKind.HANG or not run.script_runs:
             latest[key] = event, ""
+    if run.script and run.script.unwatched:
+        times = [f"{duration_text(a)} to {duration_text(b)}" for a, b in run.script.unwatched]
+        yield Finding(
+            severity=Severity.UNDECIDED,
+            what=f"the training was not watched from {' and from '.join(times)} after its start",
+            why="its watch recorded nothing then, so a hang of that time is not known",
+        )
     for event, over in latest.values():
         cause = event.diagnosed
         why = f"{cause.description} ({whose_text(cause)})" if cause else ""

@@ -152,6 +152,17 @@ def running(root: Path) -> float:
     return run.clock.now_s + 12.0
 
 
+def watched_in_part(root: Path) -> float:
+    """The watch of a script ended, came back, and ended again before the script did."""
+    run = write_started_script(root)
+    for step, after_s in ((10, 60.0), (20, 60.0), (300, 1680.0), (310, 60.0)):
+        seen = ProgressSeen(node="n1", ranks=2, step=step, line=f"step {step}/1000")
+        run.write(journal.MONITOR, seen, after_s=after_s)
+    ended = ScriptEnded(exit_code=0, signal=0, duration_s=3000.0)
+    run.write(journal.SUPERVISOR, ended, after_s=1140.0)
+    return run.clock.now_s
+
+
 def hangs(root: Path) -> float:
     """A script hangs, and something was slow before."""
     run = write_started_script(root)
@@ -505,6 +516,7 @@ STORIES: dict[str, Callable[[Path], float]] = {
         moved,
         checking,
         running,
+        watched_in_part,
         hangs,
         hung_and_cancelled,
         hung_for_a_while,
