@@ -136,13 +136,13 @@ def _of_lost_batch_node(start: Start, seen: Seen) -> bool:
 def _check_before(start: Start, seen: Seen) -> Check | None:
     """Return the check of the attempt, the latest one where the script was started again.
 
-    Of a script that was not, it is the latest that came to its end: what follows a failure may
-    have been cut short, and a job that Slurm forgot comes back with the same attempt.
+    It is one that came to its end, if there is one: a check whose master is killed begins again
+    in a directory of its own, what follows a failure may have been cut short, and a job that Slurm
+    forgot comes back with the same attempt.
     """
     checks = [each for each in seen.checks if each.attempt == start.attempt]
+    checks = [each for each in checks if each.finished] or checks
     again = any(each.restart for each in seen.starts if each.attempt == start.attempt)
-    if not again:
-        checks = [each for each in checks if each.finished] or checks
     return next(iter(checks if again and not start.restart else checks[::-1]), None)
 
 

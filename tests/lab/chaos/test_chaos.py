@@ -132,6 +132,8 @@ def job(**fields: str) -> Mapping[str, str]:
         replace(RIGHT, starts=(START, replace(START, attempt=1)),  # its check found no way to go on
                 checks=(WELL, LEFT, replace(WELL, attempt=1))),
         replace(RIGHT, checks=(WELL, replace(WELL, levels={}, finished=None))),
+        replace(RIGHT, starts=(replace(START, ended=False), replace(START, restart=1)),
+                checks=(replace(WELL, levels={}, finished=None), WELL, WELL)),  # its master died
         replace(RIGHT, checks=(), output="the job runs UNCHECKED"),
         replace(RIGHT, starts=(START, replace(START, attempt=1, beside=("batch",))),
                 done=killed(Deed.LOSE_NODE, "n1"), checks=(WELL, replace(WELL, attempt=1))),
