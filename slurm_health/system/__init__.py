@@ -20,3 +20,5 @@ Every outside system has one module, with a timeout on every wait.
 
 # Where commands are looked for: slurmd sets no PATH for hooks (Slurm Prolog and Epilog Guide).
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# The files that agents of watched trainings touch: `UID.JOB`.
+WATCHED = "/run/slurm-health/watch"

@@ -266,6 +266,7 @@ BUILT_IN: dict[str, str] = {
     "zombies": f"{_HERE}.tasks:Zombies",
     "uninterruptible": f"{_HERE}.tasks:Uninterruptible",
     "leftovers": f"{_HERE}.tasks:Leftovers",
+    "watches": f"{_HERE}.watches:Watches",
     "daemon": f"{_HERE}.tasks:Daemon",
     "unit": f"{_HERE}.tasks:Unit",
     "clock": f"{_HERE}.clock:Clock",

@@ -247,6 +247,7 @@ _SECTIONS: dict[str, Callable[[CheckContext], Iterator[Table]]] = {
     "GPUs": _gpus,
     "Vendors' tools; dcgm runs when a job accuses the node, while no other job is on it": _vendors,
     "Cables and optics": _optics,
+    "Jobs whose watch has died": lambda _: iter([("watches", {})]),
     "The kernel's log": lambda _place: iter([("kernel-log", {})]),
     "Leftovers of a job": lambda _place: iter([("leftovers", {})]),
 }

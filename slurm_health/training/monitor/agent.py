@@ -9,6 +9,7 @@ nothing, and makes no call to Slurm.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import select
 import signal
@@ -19,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from slurm_health.records.text import LineBuffer
+from slurm_health.system import WATCHED
 from slurm_health.training.diagnosis.samples import Look, NodeReport
 from slurm_health.training.monitor.connections import traffic
 from slurm_health.training.monitor.messages import INSPECT, STATE, lines_of
@@ -35,6 +37,7 @@ _OLD_S = 60.0  # after that processes are searched for half as often
 _LOST_SAMPLES = 24
 _BETWEEN_S = 4.0  # the two samples of an inspection
 _MOST_BYTES = 256 << 10  # of a node's state
+_ALIVE_S = 60.0  # between two touches of the file by which root sees that this agent lives
 
 
 class Agent:
@@ -49,6 +52,10 @@ class Agent:
         self._ranks = ranks
         self._options = options
         self._sent = 0
+        self._alive_s = float("-inf")
+        # Of the watch of a whole job. It is left behind: if the job runs on, its watch has died.
+        whole = options.variable == JOB and not (options.ended or options.step)
+        self._sign = Path(WATCHED, f"{os.getuid()}.{options.job}") if whole else None
 
     def run(self) -> None:
         """Serve until standard input ends, or is silent for too long.
@@ -74,6 +81,10 @@ class Agent:
             if now_s < due_s:
                 continue
             unread += 1
+            if self._sign is not None and now_s - self._alive_s >= self._options.scale * _ALIVE_S:
+                self._alive_s = now_s
+                with contextlib.suppress(OSError):  # no health check of root's has made its place
+                    self._sign.touch(0o600)
             due_s = now_s + scale * SAMPLE_S
             if now_s >= find_s:
                 is_old = now_s - begun_s > _OLD_S
