@@ -164,6 +164,7 @@ def install(directory: Path, source: Path = ROOT, python: str | Path = sys.execu
         "prolog": "prolog/slurm-health",
         "epilog": "epilog/slurm-health",
         "healthcheck": "prolog/slurm-health-healthcheck",
+        "unkillable": "epilog/slurm-health-unkillable",
     }
     for name, shim in sources.items():
         text = (source / shim).read_text()
