@@ -35,6 +35,7 @@ _MOST_HELD = 16
 _FRAMES = 8
 _SIGKILL = 1 << 8
 _KTHREADD = 2
+_CGROUPS = "/sys/fs/cgroup"
 _DAEMONS = ("slurmd", "slurmstepd")
 # By the functions of the kernel that wait for it, the type of a filesystem.
 _WAITS = {
@@ -235,14 +236,29 @@ def _detail(root: Path, one: _Process, rank: int) -> bytes:
     if len(words) > 1 and words[1].startswith("0x"):
         with contextlib.suppress(OSError, ValueError):
             file = str((process / "fd" / str(int(words[1], 16))).readlink())  # opens nothing
+    plain = _plain(one, rank)
     detail = msgspec.structs.replace(
-        _plain(one, rank),
+        plain,
+        state="F" if _is_frozen(process) else plain.state,
         wait=wait,
         stack=tuple(frames[:_FRAMES]),
         file=one_line(file) if file.startswith("/") else "",
         resources=tuple(_mounts_waited_for(process, kind, file)),
     )
     return msgspec.msgpack.encode(detail)
+
+
+def _is_frozen(process: Path) -> bool:
+    """Return whether the process's cgroup is frozen, by version 1 or 2."""
+    for line in _lines(process / "cgroup"):
+        _, controllers, path = line.split(":", 2)
+        if "freezer" in controllers.split(","):
+            state = _lines(Path(f"{_CGROUPS}/freezer{path}/freezer.state"))
+        else:
+            state = [] if controllers else _lines(Path(f"{_CGROUPS}{path}/cgroup.events"))
+        if not {"FROZEN", "frozen 1"}.isdisjoint(state):
+            return True
+    return False
 
 
 def _lines(path: Path) -> list[str]:
@@ -291,11 +307,12 @@ def alive(held: Iterable[HeldProcess], root: Path = Path("/proc")) -> list[HeldP
 def silent(state: Path, resources: Iterable[Resource]) -> dict[str, str]:
     """Return why resources do not answer, by their words. A mount that is gone holds nobody up."""
     trouble: dict[str, str] = {}
-    here = {mount.device: mount for mount in mounts_in(Path("/proc/self/mountinfo"))}
+    mounts = mounts_in(Path("/proc/self/mountinfo"))
+    here = {key: mount for mount in mounts for key in (mount.name, mount.device)}
     for item in resources:
-        if item.device and item.device in here:
-            if why := _mount_trouble(state, here[item.device]):
-                trouble[item.text] = why
+        mount = here.get(item.device) or here.get(item.name) if item.device else None
+        if mount is not None and (why := _mount_trouble(state, mount)):
+            trouble[item.text] = why
         elif item.gpu is not None and (why := _gpu_trouble(state, item.gpu)):
             trouble[item.name] = why
     return trouble

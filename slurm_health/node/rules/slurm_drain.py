@@ -31,6 +31,11 @@ COMPLETING_S = 120.0
 # From when a hook has seen the processes until Slurm drains: UnkillableStepProgram has 300 s.
 BINDS_S = (-60.0, 900.0)
 _SHOWN = 200
+_STATES = {
+    "F": "in a frozen cgroup",
+    "T": "stopped",
+    "Z": "ended, not collected by its parent",
+}
 # Ends of jobs that drain a node although no process is left.
 _BY_JOBS = ("epilog-error", "job-environment")
 
@@ -278,7 +283,7 @@ class HeldProcess(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         start_ticks: its start, by the kernel's clock.
         name: of its program.
         uid: its user.
-        state: its letter in /proc.
+        state: its letter in /proc, F in a frozen cgroup.
         wait: the function of the kernel that it waits in.
         stack: of the kernel, the innermost function first.
         killed: SIGKILL has been sent and does not end it.
@@ -310,10 +315,7 @@ class HeldProcess(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     def text(self) -> str:
         """Its name, and what keeps it."""
         rank = f" (rank {self.rank})" if self.rank >= 0 else ""
-        state = {"T": "stopped", "Z": "ended, not collected by its parent"}.get(self.state)
-        frozen = any("refrigerator" in name or "freezer" in name for name in self.stack)
-        if frozen:
-            state = "in a frozen cgroup"
+        state = _STATES.get(self.state)
         where = f" in {self.wait}" if self.wait and not state else ""
         gpu = f", holds {self.gpu_bytes / 1e9:.3g} GB of GPU memory" if self.gpu_bytes else ""
         return f"{self.name}({self.pid}){rank} {state or f'in {self.state} state'}{where}{gpu}"
@@ -581,7 +583,10 @@ def sentence(
         out = "down" if "DOWN" in drain.state else "drained"
         text = re.sub(r" \(JobId=.*?\)", "", drain.reason)
         head = f"{out} by Slurm {age} ({', '.join(filter(None, (text, job)))})"
+    rule = drain.row.lifted_by
     found = drain.stuck or "; ".join(process.text for process in drain.held[:WAVE])
+    if drain.passes and rule not in (Return.ADMINISTRATOR, Return.SLURM):
+        found = f"gone is {found}" if found else "its cause is gone"
     found = found or "; ".join(drain.log) or drain.row.meaning
     then = administrator_needed(drain, setting=setting, others=others)
     then = then or f"lifts itself when {_until(drain)}"
