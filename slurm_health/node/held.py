@@ -23,7 +23,7 @@ from slurm_health.records.decoding import from_msgpack
 from slurm_health.records.errors import Unmeasured
 from slurm_health.records.text import one_line, whole_number
 from slurm_health.system import proc
-from slurm_health.system.killable import Answered, Broke, Hung, Stuck, run_all, run_guarded
+from slurm_health.system.killable import Answered, Broke, Hung, Stuck, run_all, run_guarded, run_one
 from slurm_health.system.nvml import Gpus, read_gpus
 
 # UnkillableStepProgram has 5 s in all; on a healthy /proc these take milliseconds.
@@ -63,35 +63,52 @@ class _Process(msgspec.Struct, frozen=True):
     of_job: bool
 
 
-def left_by(job: int, *, root: Path = Path("/proc")) -> tuple[HeldProcess, ...]:
+class Left(msgspec.Struct, frozen=True, kw_only=True):
+    """The processes of a job that are left; `unread` is why there may be more."""
+
+    processes: tuple[HeldProcess, ...] = ()
+    unread: str = ""
+
+
+def left_by(job: int, *, patience: float = 1.0, root: Path = Path("/proc")) -> Left:
     """Return the processes of a job that are left; those that cannot be killed come first.
 
     A process is the job's by its cgroup, its process group, its environment, or the title of its
-    slurmstepd. One whose environment cannot be read, in state D and with SIGKILL pending, may be
-    the job's and counts. Without a job (0), all of those count.
+    slurmstepd. One whose environment does not answer and that SIGKILL does not end counts as well.
+    Without a job (0), the processes of all jobs count. `patience` multiplies the time limits.
     """
-    listing = run_all({"list": (lambda: msgspec.msgpack.encode(_listed(root, job)), _LIST_S)})
-    if not isinstance(answer := listing["list"], Answered):
-        return ()
-    processes = {one.stat.pid: one for one in from_msgpack(answer.data, list[_Process])}
+    outcome = run_one(lambda: msgspec.msgpack.encode(_listed(root, job)), patience * _LIST_S)
+    if not isinstance(outcome, Answered):
+        return Left(unread="the processes could not be listed")
+    processes = {one.stat.pid: one for one in from_msgpack(outcome.data, list[_Process])}
     others = _strangers(processes)
     mine = {pid for pid, one in processes.items() if one.of_job}
-    asked = [pid for pid in others if pid not in mine][:_MOST_ASKED] if job else []
-    work: dict[int, tuple[Callable[[], bytes], float]] = {
-        pid: (_identity(root / str(pid), processes[pid].stat.name), _READ_S)
-        for pid in (*asked, *mine)
-    }
+    names = {pid: processes[pid].stat.name for pid in others}
+    # Nothing holds the memory lock of a process that no signal waits for, as a rule: one child
+    # reads them all, and only if it hangs does each get its own.
+    calm = [p for p in others if processes[p].stat.state != "D" and not processes[p].killed]
+    single = [pid for pid in others if pid not in calm]
+    together = run_one(partial(_identities, root, names, calm), patience * _READ_S)
     ranks: dict[int, int] = {}
-    for pid, outcome in run_all(work).items():
-        if isinstance(outcome, Answered):
-            owner, rank = from_msgpack(outcome.data, tuple[int, int])
-            if owner == job:
-                mine.add(pid)
-                ranks[pid] = rank
-        elif isinstance(outcome, Hung) and processes[pid].killed:
+    owners: dict[int, tuple[int, int]] = {}
+    if isinstance(together, Answered):
+        owners = from_msgpack(together.data, dict[int, tuple[int, int]])
+    else:
+        single += calm
+    asked = single[:_MOST_ASKED]
+    work = {pid: (partial(_identities, root, names, [pid]), patience * _READ_S) for pid in asked}
+    unread = len(single) - len(asked)
+    for pid, answer in run_all(work).items():
+        if isinstance(answer, Answered):
+            owners |= from_msgpack(answer.data, dict[int, tuple[int, int]])
+        elif processes[pid].killed:
             mine.add(pid)
-    if not job:
-        mine |= {pid for pid, one in processes.items() if one.uid and _cannot_end(one)}
+        else:
+            unread += 1
+    for pid, (owner, rank) in owners.items():
+        if owner and job in (0, owner):
+            mine.add(pid)
+            ranks[pid] = rank
     groups = {processes[pid].stat.group for pid in mine} - {0}
     mine |= {pid for pid in others if processes[pid].stat.group in groups}
     mine |= {pid for pid in others if processes[pid].stat.parent in mine}
@@ -102,7 +119,10 @@ def left_by(job: int, *, root: Path = Path("/proc")) -> tuple[HeldProcess, ...]:
             if processes[pid].stat.name == "slurmstepd" and processes[pid].stat.state in "SR"
         }
     chosen = sorted(mine, key=lambda pid: (not _cannot_end(processes[pid]), pid))[:_MOST_HELD]
-    return _described(root, [processes[pid] for pid in chosen], ranks)
+    return Left(
+        processes=_described(root, [processes[pid] for pid in chosen], ranks),
+        unread=f"some processes could not be read ({unread})" if unread else "",
+    )
 
 
 def _cannot_end(process: _Process) -> bool:
@@ -158,20 +178,22 @@ def _strangers(processes: Mapping[int, _Process]) -> list[int]:
     ]
 
 
-def _identity(process: Path, name: str) -> Callable[[], bytes]:
-    """Return the work that reads a process's job and rank."""
-
-    def work() -> bytes:
-        if name == "slurmstepd":
-            title = (process / "cmdline").read_bytes().decode(errors="replace")
-            match = re.search(r"\[(\d+)\.", title)
-            return msgspec.msgpack.encode((int(match[1]) if match else 0, -1))
-        environ = proc.environ_of(process)
-        job = whole_number(environ.get("SLURM_JOB_ID", "")) or 0
-        rank = whole_number(environ.get("SLURM_PROCID", ""))
-        return msgspec.msgpack.encode((job, -1 if rank is None else rank))
-
-    return work
+def _identities(root: Path, names: Mapping[int, str], pids: Iterable[int]) -> bytes:
+    """Read the jobs of processes, 0 for none, and their ranks, -1 for none."""
+    found: dict[int, tuple[int, int]] = {}
+    for pid in pids:
+        process = root / str(pid)
+        with contextlib.suppress(OSError):  # it has ended
+            if names[pid] == "slurmstepd":
+                title = (process / "cmdline").read_bytes().decode(errors="replace")
+                match = re.search(r"\[(\d+)\.", title)
+                found[pid] = (int(match[1]) if match else 0, -1)
+                continue
+            environ = proc.environ_of(process)
+            rank = whole_number(environ.get("SLURM_PROCID", ""))
+            job = whole_number(environ.get("SLURM_JOB_ID", "")) or 0
+            found[pid] = (job, -1 if rank is None else rank)
+    return msgspec.msgpack.encode(found)
 
 
 def _described(

@@ -29,7 +29,7 @@ from slurm_health.node.rules import slurm_drain as rules
 from slurm_health.node.rules.finding import CheckResult, Remedy, Status, node_fault, with_remedy
 from slurm_health.node.rules.recovery import after_test, is_due
 from slurm_health.node.rules.settings import Recovery
-from slurm_health.node.rules.slurm_drain import COMPLETING, Look, Return, SlurmDrain
+from slurm_health.node.rules.slurm_drain import COMPLETING, Look, Return, SlurmDrain, kind_of
 from slurm_health.node.shared import StoreUnusable
 from slurm_health.node.site import Site, load
 from slurm_health.records.decoding import from_json
@@ -49,6 +49,7 @@ _TELLING = re.compile(r"(?:pro|epi)log failed|rc:\d|slurm_rc =|NOT ENDING|No spa
 _LOG_BYTES, _MOST_LINES, _LINE = 256 << 10, 5, 160
 _SPOOL_BYTES, _SPOOL_INODES = 64 << 20, 1000
 _READ_S = 3.0
+_PATIENCE = 4.0  # a health check has more time than UnkillableStepProgram
 # A process that ends in this time needs no reboot: a core dump, or a driver that frees memory.
 _REBOOT_AFTER_S = 1800.0
 
@@ -68,7 +69,7 @@ def record_left(
     site: Site, node: str, job: int, *, uid: int = -1, array: int = 0, now_s: float
 ) -> SlurmDrain | None:
     """Record the processes of a job that cannot be ended; return the record, None without any."""
-    left = held.left_by(job)
+    left = held.left_by(job).processes
     if not any(process.killed or process.state in "TZ" for process in left):
         return None
     uids = [process.uid for process in left if process.uid]
@@ -163,6 +164,8 @@ class Watch:
             record = _record_now(now, before, listed, now_s)
             if record is None:
                 state.save_slurm(site.state, None)
+                if before is not None:  # it counts for today's waves, and for no later drain
+                    _share(site, msgspec.structs.replace(before, lifted_s=now_s))
                 return
             record, look = self._look(_with_log(site, record, self._controller), now, results)
             stuck = rules.obstacle(look)
@@ -198,8 +201,11 @@ class Watch:
         """Return the record with the processes that are there, and what was measured."""
         site, rule = self._site, record.row.lifted_by
         left = {process.key: process for process in held.alive(record.held)}
+        unread = ""
         if rule in (Return.PROCESSES, Return.SLURM):
-            left |= {process.key: process for process in held.left_by(record.job)}
+            fresh = held.left_by(record.job, patience=_PATIENCE)
+            left |= {process.key: process for process in fresh.processes}
+            unread = fresh.unread
             record = _with_held(record, left.values())
         bad = (Status.NODE_FAULT, Status.USER_FAULT, Status.INCONCLUSIVE)
         counted = [result for result in results if not result.shadow]
@@ -221,7 +227,7 @@ class Watch:
             else "",
             faults=tuple(f"{r.name}: {r.finding.text}" for r in counted if r.status in bad),
             checks=sum(result.status is Status.PASS for result in counted),
-            waits=waits,
+            waits=waits or unread,
         )
         return record, look
 
@@ -355,7 +361,8 @@ def drains_of(
     """Return what Slurm has drained or downed by itself, and nodes that a job keeps."""
     drains: dict[str, SlurmDrain] = {}
     for name, node in nodes.items():
-        if (drain := by_slurm_itself(node, records.get(name))) is not None:
+        drain = by_slurm_itself(node, records.get(name))
+        if drain is not None and kind_of(drain_note.unsigned(node.reason)) is not None:
             drains[name] = drain
     for job in completing:
         if now_s - job.ended_s < rules.COMPLETING_S:
@@ -491,14 +498,17 @@ def _report_culprit(
     text, uid = rules.culprit_text(name, after), after[0].uid
     if site.recovery.hold_jobs and uid > 0:
         whole = name.rpartition(" ")[2]
-        jobs = [
-            job.whole
-            for job in controller.jobs_of(uid)
-            if job.state == "PENDING" and (name.startswith("user ") or job.whole == whole)
-        ]
-        for job in dict.fromkeys(jobs):
-            controller.hold(int(job))
-        text += f"; held: {', '.join(dict.fromkeys(jobs)) or 'none waits'}"
+        try:
+            waiting = {
+                job.whole
+                for job in controller.jobs_of(uid)
+                if job.state == "PENDING" and (name.startswith("user ") or job.whole == whole)
+            }
+            for job in waiting:
+                controller.hold(int(job))
+            text += f"; held: {', '.join(sorted(waiting)) or 'none waits'}"
+        except SlurmError as err:
+            text += f"; its jobs could not be held: {err}"
     notify.send(
         site,
         NodeEvent(

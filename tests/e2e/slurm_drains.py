@@ -17,11 +17,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.e2e.hooks_support import HookedSite, hooked_site
+from tests.e2e.hooks_support import STATE, HookedSite, hooked_site
 from tests.lab import LabError
 from tests.support.sites import write_site
 
@@ -217,7 +218,7 @@ def silent(site: HookedSite, node: str) -> int:
 def answering(site: HookedSite, node: str) -> None:
     """slurmd answers again."""
     site.lab.fault.start_slurmd(node)
-    _until(site, lambda: "*" not in site.lab.node_state(node)["State"], f"{node} to answer")
+    _until(site, lambda: site.lab.node_state(node)["State"] == "DOWN", f"{node} to answer")
 
 
 KINDS = {
@@ -342,79 +343,113 @@ def _is_told(kind: Kind, text: str, job: int) -> bool:
 # --- no wrong return -----------------------------------------------------------------------------
 
 
-def _stays(site: HookedSite, node: str) -> str:
-    for _ in range(4):
-        site.health_check(node)
-    return "the cause stays"
+def _drained(site: HookedSite, node: str, job: int) -> None:
+    """Leave a process of a job on the filesystem that hangs, and drain the node as slurmstepd does.
 
-
-def _comes_back(site: HookedSite, node: str) -> str:
-    end_hang(site, node)
-    _until(site, lambda: "COMPLETING" not in site.lab.node_state(node)["State"], "its job")
-    site.health_check(node)  # one pass
+    slurmstepd runs UnkillableStepProgram and then sends this update as root.
+    """
     hang(site, node)
-    for _ in range(3):
-        site.health_check(node)
-    return "the cause comes back after a pass"
+    _held(site, node, job)
+    program = [f"SLURM_JOB_ID={job}", "SLURM_STEP_ID=0", str(site.installed / "unkillable")]
+    site.on(node, "env", *program)
+    _drain(site, node, "Kill task failed")
 
 
-def _is_edited(site: HookedSite, node: str) -> str:
-    words = ["Kill task failed", "Kill task failed; DIMM", "wait for me", "Kill task failed "]
-    reason = random.choice(words)
-    time.sleep(1.1)  # Slurm's times are seconds
+def _held(site: HookedSite, node: str, job: int) -> None:
+    leave = f"env SLURM_JOB_ID={job} setsid setpriv --reuid=4242 cat /tmp/hang/name"
+    site.on(node, "sh", "-c", f"{leave} >/dev/null 2>&1 & sleep 0.3; pkill -KILL -P $! ; true")
+    site.on(node, "sh", "-c", "pkill -KILL -f '^cat /tmp/hang/name'; true")
+
+
+def _drain(site: HookedSite, node: str, reason: str) -> None:
     site.lab.run(["scontrol", "update", f"NodeName={node}", "State=DRAIN", f"Reason={reason}"])
-    end_hang(site, node)
-    for _ in range(4):
+
+
+def _checks(site: HookedSite, node: str, count: int) -> None:
+    for _ in range(count):
         site.health_check(node)
-    return f"an administrator wrote {reason!r}"
 
 
-def _second_fault(site: HookedSite, node: str) -> str:
+def _stays(site: HookedSite, node: str, job: int) -> str:
+    _checks(site, node, 4)
+    return f"the cause of job {job} stays"
+
+
+def _comes_back(site: HookedSite, node: str, job: int) -> str:
+    end_hang(site, node)
+    _checks(site, node, 1)  # one pass
+    hang(site, node)
+    if job % 2:
+        _held(site, node, job)
+    _checks(site, node, 3)
+    return "the cause comes back after one pass"
+
+
+def _is_edited(site: HookedSite, node: str, job: int) -> str:
+    words = ["Kill task failed", "Kill task failed; DIMM", "wait for me", "Epilog error, see me"]
+    time.sleep(1.1)  # Slurm's times are seconds
+    _drain(site, node, words[job % len(words)])
+    end_hang(site, node)
+    _checks(site, node, 4)
+    return f"an administrator wrote {words[job % len(words)]!r}"
+
+
+def _second_fault(site: HookedSite, node: str, job: int) -> str:
     site.on(node, "touch", "/tmp/broken")
     end_hang(site, node)
-    for _ in range(4):
-        site.health_check(node)
-    return "a check of the node fails"
+    _checks(site, node, 4)
+    return f"a check fails beside job {job}"
+
+
+def _is_over(site: HookedSite, node: str, job: int) -> str:
+    """The control: this one returns."""
+    end_hang(site, node)
+    _checks(site, node, 3)
+    return f"the cause of job {job} is gone"
 
 
 SCENES = (_stays, _comes_back, _is_edited, _second_fault)
 
 
 def loop(runs: int, seed: int, path: Path) -> int:
-    """Run scenes in which no node may return; return how many did."""
+    """Run scenes in which no node may return, and some that end well; return the wrong ends."""
     done = path.read_text().splitlines() if path.exists() else []
-    nodes = len(SCENES)
-    while len(done) < runs:
-        with cluster(nodes) as site, path.open("a") as file:
-            for _ in range(5):
-                for node, scene in zip(site.lab.nodes, SCENES, strict=True):
-                    random.seed(seed + len(done))
-                    unkillable(site, node)
-                    for _ in range(random.randint(0, 2)):
-                        site.health_check(node)
-                    what = scene(site, node)
-                    state = site.lab.node_state(node)["State"]
-                    line = json.dumps({"what": what, "state": state, "wrong": "DRAIN" not in state})
-                    print(line, file=file, flush=True)
-                    done.append(line)
-                    _clear(site, node)
-                    if len(done) >= runs:
-                        break
-    wrong: int = sum(json.loads(line)["wrong"] for line in done[:runs])
-    print(f"{wrong} wrong returns in {len(done[:runs])} runs")
-    return wrong
+    with cluster(2) as site, path.open("a") as file, ThreadPoolExecutor(2) as pool:
+        while len(done) < runs:
+            jobs = [seed * 1_000_000 + len(done), seed * 1_000_000 + len(done) + 1]
+            for line in pool.map(
+                lambda of: _run(site, *of), zip(site.lab.nodes, jobs, strict=True)
+            ):
+                print(line, file=file, flush=True)
+                done.append(line)
+            _forget(site)
+    results = [json.loads(line) for line in done]
+    wrong = sum(result["wrong"] for result in results)
+    of = sum(not result["control"] for result in results)
+    controls = sum(result["control"] and not result["wrong"] for result in results)
+    print(f"{wrong} wrong in {len(results)} runs: {of} must stay, {controls} came back")
+    return int(wrong)
 
 
-def _clear(site: HookedSite, node: str) -> None:
-    undo = "kill $(cat /tmp/hang.pid) 2>/dev/null; umount -l /tmp/hang 2>/dev/null; true"
-    site.on(node, "sh", "-c", f"{undo}; rm -f /tmp/broken")
-    site.lab.cancel_all()
-    _until(site, lambda: "COMPLETING" not in site.lab.node_state(node)["State"], "its job")
-    site.lab.run(["scontrol", "update", f"NodeName={node}", "State=RESUME"], check=False)
-    site.lab.wait_node(node, "IDLE", _DEADLINE_S)
+def _run(site: HookedSite, node: str, job: int) -> str:
+    control = random.Random(job).random() < 0.1
+    scene = _is_over if control else SCENES[(job // 2) % len(SCENES)]
     site.health_check(node)
-    site.on(node, "sh", "-c", "rm -rf /tmp/slurm-health-state; true")
-    site.on(node, "sh", "-c", f"rm -rf {site.shared}/slurm {site.shared}/slurm.json; true")
+    _drained(site, node, job)
+    _checks(site, node, job % 3)
+    what = scene(site, node, job)
+    state = site.lab.node_state(node)["State"]
+    undo = "kill $(cat /tmp/hang.pid) 2>/dev/null; umount -l /tmp/hang 2>/dev/null"
+    site.on(node, "sh", "-c", f"{undo}; rm -rf /tmp/broken {STATE}; true")
+    result = {"what": what, "state": state, "control": control}
+    return json.dumps({**result, "wrong": ("DRAIN" not in state) != control})
+
+
+def _forget(site: HookedSite) -> None:
+    """Begin anew: more runs within the hour would be a wave."""
+    site.on(site.lab.nodes[0], "sh", "-c", f"rm -rf {site.shared}/slurm*; true")
+    for node in site.lab.nodes:
+        site.lab.run(["scontrol", "update", f"NodeName={node}", "State=RESUME"], check=False)
 
 
 def main(arguments: Sequence[str]) -> int:

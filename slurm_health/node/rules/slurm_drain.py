@@ -337,6 +337,8 @@ class SlurmDrain(DrainRecord, frozen=True, kw_only=True, omit_defaults=True):
         held: the processes that were left, gone or not.
         log: slurmd's own lines of it.
         stuck: what still keeps the node, from its last health check.
+        foreign: someone has set its reason anew, or edited it: nothing of ours lifts it, whatever
+            the reason becomes, until the node has been in service.
         again: a drain of Slurm's was lifted here within a day before.
         lifted_s: when its node was returned; 0 for not yet.
     """
@@ -350,6 +352,7 @@ class SlurmDrain(DrainRecord, frozen=True, kw_only=True, omit_defaults=True):
     held: tuple[HeldProcess, ...] = ()
     log: tuple[str, ...] = ()
     stuck: str = ""
+    foreign: bool = False
     again: bool = False
     lifted_s: float = 0.0
 
@@ -370,11 +373,15 @@ def bound(
     """Return the record of the drain that Slurm shows; None for an administrator's.
 
     Processes that a hook saw just before are its evidence. The same text with another time was set
-    by someone else; another text of Slurm's own is another drain.
+    by someone, and so was an unknown one: the record says so. Another text of Slurm's own is
+    another drain.
     """
     row = kind_of(reason)
+    if record is not None and record.lifted_s:
+        record = None  # of an earlier drain
     if row is None:
-        return None
+        edited = record is not None and bool(record.reason)
+        return msgspec.structs.replace(record, foreign=True) if record and edited else None
     new = SlurmDrain(
         node=node,
         reason=reason,
@@ -387,7 +394,7 @@ def bound(
     )
     if record is None:
         return new
-    if (record.reason, record.since) == (reason, since):
+    if record.foreign or (record.reason, record.since) == (reason, since):
         return record
     low_s, high_s = BINDS_S
     fresh = low_s <= since_s - record.time_s <= high_s
@@ -395,7 +402,7 @@ def bound(
         return msgspec.structs.replace(
             record, reason=reason, since=since, time_s=since_s, kind=row.name, confirmed=True
         )
-    return None if record.reason == reason else new
+    return msgspec.structs.replace(record, foreign=True) if record.reason == reason else new
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
@@ -408,7 +415,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
         spool: why SlurmdSpoolDir cannot be used.
         faults: of the node's own checks, and checks that could not measure.
         checks: how many checks ran.
-        waits: why a drain of ours below Slurm's is not over.
+        waits: a drain of ours below Slurm's that is not over, or what could not be read.
     """
 
     why_not_ours: str = ""
@@ -444,6 +451,8 @@ def why_not_lift(drain: SlurmDrain, *, setting: str, others: Iterable[SlurmDrain
         return str(drain.row.lifted_by.value)
     if drain.stuck:
         return drain.stuck
+    if drain.foreign:
+        return administrator_needed(drain, setting=setting, others=())
     if drain.passes < PASSES:
         return f"pass {drain.passes} of {PASSES}"
     if setting != "lift":
@@ -457,6 +466,8 @@ def administrator_needed(drain: SlurmDrain, *, setting: str, others: Iterable[Sl
     if rule in (Return.ADMINISTRATOR, Return.SLURM):
         first = "an administrator resumes it: " if rule is Return.ADMINISTRATOR else ""
         return f"{first}{drain.row.advice}"
+    if drain.foreign:
+        return "an administrator resumes it: someone has set or edited its reason since"
     if "INVAL" in drain.state:
         return f"{drain.row.advice}; Slurm resumes no node that it calls INVAL"
     if drain.again:
@@ -492,7 +503,7 @@ def _causes(drain: SlurmDrain) -> Iterator[tuple[str, str]]:
     if drain.job:
         yield f"job {drain.array or drain.job}", f"all after job {drain.array or drain.job}"
     if drain.uid > 0:
-        yield f"user {drain.uid}", f"all after jobs of user {drain.uid}"
+        yield f"user {drain.uid}", "all after jobs of one user"
 
 
 class Wave(msgspec.Struct, frozen=True, kw_only=True):

@@ -149,6 +149,7 @@ LIFT = {"setting": "lift"}
         (PASSED, Look(checks=2, waits="drained by us before"), LIFT, (), "by us before"),
         (PASSED, Look(checks=2, why_not_ours="it is IDLE+DRAIN+MAINT"), LIFT, (), "MAINT"),
         (PASSED, Look(), LIFT, (), "no check of this node"),
+        ({**PASSED, "foreign": True}, GONE, LIFT, (), "someone has set or edited"),
         ({**PASSED, "again": True}, GONE, LIFT, (), "once within a day"),
         ({**PASSED, "kind": "batch-failure"}, GONE, LIFT, (), "an administrator"),
         ({**PASSED, "kind": "prolog-error"}, GONE, LIFT, (), "an administrator"),
@@ -191,6 +192,8 @@ def test_passes_are_apart_and_begin_anew_after_an_obstacle() -> None:
     assert passes == [1, 1, 0, 1, 2]
 
 
+FOREIGN = msgspec.structs.replace(DRAIN, foreign=True)
+LIFTED = msgspec.structs.replace(DRAIN, lifted_s=2000.0)
 UNBOUND = msgspec.structs.replace(DRAIN, reason="", since="")
 
 
@@ -203,15 +206,18 @@ UNBOUND = msgspec.structs.replace(DRAIN, reason="", since="")
         (UNBOUND, "Kill task failed", SINCE, 9000.0, 0, 0),  # long ago
         (DRAIN, "Kill task failed", SINCE, 1000.0, 4711, 1),  # the same
         (DRAIN, "Epilog error", "2026-11-28T15:00:00", 4600.0, 0, 0),  # another of Slurm's
-        (DRAIN, "Kill task failed", "2026-11-28T15:00:00", 4600.0, None, 0),  # set anew by someone
-        (DRAIN, "Kill task failed; DIMM", SINCE, 1000.0, None, 0),  # edited
+        (DRAIN, "Kill task failed", "2026-11-28T15:00:00", 4600.0, -1, 1),  # set anew by someone
+        (DRAIN, "Kill task failed; DIMM", SINCE, 1000.0, -1, 1),  # edited
+        (FOREIGN, "Kill task failed", "2026-11-28T16:00:00", 8200.0, -1, 1),  # and back
+        (UNBOUND, "DIMM", SINCE, 1010.0, None, 0),
+        (LIFTED, "Kill task failed", "2026-11-28T15:00:00", 4600.0, 0, 0),  # a later one
     ],
 )
 def test_a_drain_is_its_text_and_its_time(
     record: SlurmDrain, reason: str, since: str, since_s: float, job: int | None, held: int
 ) -> None:
     found = bound(record, reason, since, since_s, "n7")
-    assert (found.job if found else None) == job
+    assert (-1 if found and found.foreign else found.job if found else None) == job
     assert len(found.held if found else ()) == held
 
 
