@@ -269,7 +269,7 @@ def _record_now(
         return by_slurm_itself(now, before)
     if before is not None and not before.reason and before.kind != COMPLETING.name:
         # Slurm may yet drain it; and a drain of ours must not end before these processes do.
-        young = 0 <= now_s - before.time_s <= rules.BINDS_S[1]
+        young = 0 <= now_s - before.time_s <= rules.KEPT_S
         return before if young or held.alive(before.held) else None
     if "COMPLETING" not in now.states or not listed:
         return None

@@ -28,8 +28,11 @@ CULPRIT = 2
 PASSES = 2
 # A job that ends takes seconds; after this it is reported.
 COMPLETING_S = 120.0
-# From when a hook has seen the processes until Slurm drains: UnkillableStepProgram has 300 s.
-BINDS_S = (-60.0, 900.0)
+# From when a hook has seen the processes until Slurm drains: UnkillableStepProgram ends within 6 s,
+# right before, and an Epilog comes after the drain.
+_BINDS_S = (-300.0, 30.0)
+# Evidence for which no drain has come is kept so long.
+KEPT_S = 900.0
 _SHOWN = 200
 _STATES = {
     "F": "in a frozen cgroup",
@@ -396,13 +399,21 @@ def bound(
         return new
     if record.foreign or (record.reason, record.since) == (reason, since):
         return record
-    low_s, high_s = BINDS_S
-    fresh = low_s <= since_s - record.time_s <= high_s
-    if not record.reason and fresh and new.job in (0, record.job):
-        return msgspec.structs.replace(
-            record, reason=reason, since=since, time_s=since_s, kind=row.name, confirmed=True
-        )
-    return msgspec.structs.replace(record, foreign=True) if record.reason == reason else new
+    low_s, high_s = _BINDS_S
+    if record.reason:
+        return msgspec.structs.replace(record, foreign=True) if record.reason == reason else new
+    if new.job not in (0, record.job) or row.lifted_by is not Return.PROCESSES:
+        return new
+    # Slurm sets this reason right after its hook: later, someone has set it anew.
+    return msgspec.structs.replace(
+        record,
+        reason=reason,
+        since=since,
+        time_s=since_s,
+        kind=row.name,
+        confirmed=True,
+        foreign=not low_s <= since_s - record.time_s <= high_s,
+    )
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):

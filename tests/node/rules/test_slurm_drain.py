@@ -203,7 +203,8 @@ UNBOUND = msgspec.structs.replace(DRAIN, reason="", since="")
         (UNBOUND, "Kill task failed", SINCE, 1010.0, 4711, 1),  # what a hook has just seen
         (UNBOUND, "Kill task failed (JobId=4711 StepId=0)", SINCE, 1010.0, 4711, 1),
         (UNBOUND, "Kill task failed (JobId=9 StepId=0)", SINCE, 1010.0, 9, 0),
-        (UNBOUND, "Kill task failed", SINCE, 9000.0, 0, 0),  # long ago
+        (UNBOUND, "Kill task failed", SINCE, 1040.0, -1, 1),  # set anew, before a health check
+        (UNBOUND, "Epilog error", SINCE, 1040.0, 0, 0),
         (DRAIN, "Kill task failed", SINCE, 1000.0, 4711, 1),  # the same
         (DRAIN, "Epilog error", "2026-11-28T15:00:00", 4600.0, 0, 0),  # another of Slurm's
         (DRAIN, "Kill task failed", "2026-11-28T15:00:00", 4600.0, -1, 1),  # set anew by someone
