@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from slurm_health.node.checks.check import BUILT_IN, Check, find_check
-from slurm_health.node.rules import kernel_lines, settings
+from slurm_health.node.rules import kernel_lines, settings, slurm_drain
 from slurm_health.node.rules.finding import Status
 from slurm_health.records.errors import ExitCode
 from slurm_health.records.record_codec import KINDS
@@ -55,6 +55,7 @@ def _part(name: str) -> str:
         "causes": _causes,
         "records": _records,
         "exit-codes": _exit_codes,
+        "slurm-drains": _slurm_drains,
     }
     lines = makers[name]() if name in makers else _settings(getattr(settings, name))
     return "\n".join(["", *lines, "", ""]).replace("\n\n\n", "\n\n")
@@ -232,6 +233,22 @@ def _records() -> Iterator[str]:
         first = inspect.cleandoc(kind.__doc__ or "").split("\n\n")[0]
         fields = ", ".join(f"`{name}`" for name in kind.__struct_fields__) or _NONE
         yield f"| `{kind.__struct_config__.tag}` | {fields} | {' '.join(first.split())} |"
+
+
+def _slurm_drains() -> Iterator[str]:
+    """Yield a section for each of Slurm's own reasons."""
+    for row in (*slurm_drain.REASONS, slurm_drain.COMPLETING):
+        yield f"## {row.name}"
+        yield ""
+        yield ", ".join(
+            f"`{text.replace('*', '…') if '(' in text else text}`" for text in row.texts
+        )
+        yield ""
+        yield f"- Meaning: {row.meaning}"
+        yield f"- Evidence: {row.evidence}"
+        yield f"- Lifted when: {row.lifted_by.value}"
+        yield f"- What to do: {row.advice}"
+        yield ""
 
 
 def _exit_codes() -> Iterator[str]:

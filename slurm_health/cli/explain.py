@@ -41,7 +41,7 @@ _NEXT = {
 def explain(words: tuple[str, ...], nodes: str | None, exit_code: int | None, as_json: bool) -> int:
     """Explain why a job failed, from its files: output, kernel logs (dmesg), Flight Recorder dumps,
     reports of NCCL's RAS, or directories of these. It needs neither Slurm nor the job's nodes. Or
-    explain an error of a GPU, an NVSwitch or the kernel.
+    explain an error of a GPU, an NVSwitch or the kernel, or a reason of a node in Slurm.
 
     \b
     slurm-health explain slurm-77.out             why job 77 failed
@@ -49,12 +49,14 @@ def explain(words: tuple[str, ...], nodes: str | None, exit_code: int | None, as
     slurm-health explain 79                       an Xid of a GPU
     slurm-health explain sxid 22003               an error of an NVSwitch
     slurm-health explain soft-lockup              a kind of line
+    slurm-health explain "Kill task failed"       why Slurm drained a node
     slurm-health explain "$(dmesg | grep -m 1 Xid)"   a whole line
     slurm-health explain                          all that is known
 
     Exits 1 if a node is at fault, 3 if nothing decides whose fault it is, else 0. A site may judge
     an error otherwise: fault, warn and ignore of its checks xid and kernel-log.
     """  # noqa: D205, D301 - one sentence; \b is click's mark for a block that keeps its lines
+    from slurm_health.node.rules import slurm_drain
     from slurm_health.node.rules.kernel_lines import all_errors, explained
 
     paths = [Path(word) for word in words if _is_path(word)]
@@ -81,6 +83,18 @@ def explain(words: tuple[str, ...], nodes: str | None, exit_code: int | None, as
             "nothing to explain: the argument is empty, perhaps because a search of the kernel's"
             " log found nothing. Give a number, a line in quotes, or no argument for the list"
         )
+    if (reason := slurm_drain.explained(asked)) is not None:
+        if as_json:
+            print_json(reason)
+        else:
+            told = [
+                ("lifted when", reason.lifted_by.value),
+                ("evidence", reason.evidence),
+                ("what to do", reason.advice),
+            ]
+            page_lines = page.paragraph(f"{reason.name}: {reason.meaning}")
+            print_lines([*page_lines, *page.titled(told)])
+        return ExitCode.HEALTHY
     error = explained(asked)
     if error is None:
         raise UsageError(

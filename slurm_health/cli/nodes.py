@@ -55,17 +55,22 @@ def _node_names(
 @json_option
 @click.pass_context
 def nodes(context: click.Context, config: str | None, as_json: bool) -> int:
-    """List the nodes that slurm-health has drained, since when and why.
+    """List the nodes that are drained by slurm-health, or by Slurm itself: since when and why.
 
-    Also listed is what it has not drained, and why. Exits 1 if a breaker has tripped, its ledger
-    cannot be used, or a node that its last health check found faulty is in service.
+    Also listed is what is not drained, and why. Exits 1 if an administrator is needed: a breaker
+    has tripped, its ledger cannot be used, a faulty node is in service, or a node that Slurm
+    drained does not return by itself.
     """
     context.obj = config
     if context.invoked_subcommand is not None:
         return ExitCode.HEALTHY
     from slurm_health.node.hooks import nodes as listing
 
-    found = listing.listing(site_if_any(config), _slurm().nodes(), time.time())
+    site, slurm = site_if_any(config), _slurm()
+    nodes = slurm.nodes()
+    ends = any("COMPLETING" in node.states for node in nodes.values())
+    completing = slurm.completing() if ends else ()
+    found = listing.listing(site, nodes, time.time(), completing)
     if as_json:
         print_json(found)
     else:

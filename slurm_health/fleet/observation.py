@@ -22,6 +22,7 @@ from slurm_health.records.records import (
     AgentsLost,
     DevicesWatched,
     LossCause,
+    NodeHeld,
     Record,
     RunStarted,
     Sampled,
@@ -139,6 +140,7 @@ def observe(
         judgement = judged.get(name)
         unhealthy = judgement is not None and judgement.level is not Level.HEALTHY
         reasons = [judgement.reason] if judgement and unhealthy and judgement.reason else []
+        reasons += [held.text for held in _all(nodes.get(name, ()), NodeHeld)[-1:]]
         whole = {
             shown(f"{probe} {unit_of(probe)}"): median(kept)
             for probe, values in islice(measured.get(name, {}).items(), _MOST_FIGURES)

@@ -14,6 +14,7 @@ import re
 import time
 import zlib
 from collections.abc import Collection, Mapping
+from datetime import datetime
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ import msgspec
 
 from slurm_health.node import notify, shared
 from slurm_health.node.notify import EventKind, NodeEvent
-from slurm_health.node.rules import breaker, drain_note
+from slurm_health.node.rules import breaker, drain_note, slurm_drain
 from slurm_health.node.rules.breaker import (
     DrainAllowed,
     DrainEntry,
@@ -31,6 +32,7 @@ from slurm_health.node.rules.breaker import (
 )
 from slurm_health.node.rules.drain_note import DrainNote
 from slurm_health.node.rules.recovery import BootTime, DrainRecord
+from slurm_health.node.rules.slurm_drain import SlurmDrain
 from slurm_health.node.shared import StoreSilent, StoreUnusable
 from slurm_health.node.site import Site
 from slurm_health.node.state import (
@@ -111,7 +113,8 @@ def sync_with_slurm(
     """Return the node in Slurm that we drained; None if there is no drain of ours.
 
     The record of a drain that an administrator lifted is deleted, and so is one with another note
-    by now: that drain is theirs. Lifting it means that the node is repaired, so records of the
+    by now: that drain is theirs. If Slurm itself has overwritten the note, the record waits: both
+    causes must be gone. Lifting it means that the node is repaired, so records of the
     past, such as the kernel's log, count from now on.
 
     Raises:
@@ -127,7 +130,9 @@ def sync_with_slurm(
             if kept.confirmed:
                 save_return(state, now)
             delete_record(state)
-        elif drain_note.unsigned(node.reason) != kept.reason:
+        elif (reason := drain_note.unsigned(node.reason)) != kept.reason and (
+            slurm_drain.kind_of(reason) is None
+        ):
             delete_record(state)
         return node
 
@@ -450,12 +455,32 @@ class _Draining:
 
 
 def _drained_by_us(nodes: Mapping[str, Node]) -> dict[str, tuple[str, ...]]:
-    """Return the nodes that are out of the pool with a note of ours, and the checks it names."""
-    return {
+    """Return the nodes that are out of the pool with a note of ours, and the checks it names.
+
+    Waves of Slurm's own drains count as well, so that ours do not come on top of them.
+    """
+    by_slurm = [drain for node in nodes.values() if (drain := by_slurm_itself(node)) is not None]
+    return slurm_drain.waves_in(by_slurm) | {
         node.name: note.checks if (note := drain_note.parse(node.reason)) else ()
         for node in nodes.values()
         if node.out_of_pool and drain_note.is_ours(node.reason)
     }
+
+
+def by_slurm_itself(node: Node, record: SlurmDrain | None = None) -> SlurmDrain | None:
+    """Return the drain that Slurm itself has set on a node, with its record if it has one.
+
+    None if the node is in the pool, if the drain is ours, or an administrator's.
+    """
+    reason, _, since = drain_note.signed(node.reason)
+    if not node.out_of_pool or not reason or drain_note.is_ours(reason):
+        return None
+    since_s = 0.0
+    with contextlib.suppress(ValueError, OverflowError, OSError):
+        since_s = datetime.fromisoformat(since).timestamp()
+    text = drain_note.unsigned(node.reason)
+    drain = slurm_drain.bound(record, text, since, since_s, node.name)
+    return None if drain is None else msgspec.structs.replace(drain, state=node.state)
 
 
 def _spread(node: str) -> float:

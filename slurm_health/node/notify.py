@@ -41,6 +41,8 @@ class EventKind(Enum):
     STEP_FAILED = "step_failed"  # of a repair
     ADMINISTRATOR = "administrator"  # no step is left: the node needs one
     UNCHECKED = "unchecked"  # the config file cannot be used, and the last good one is
+    SLURM_DRAINED = "slurm_drained"  # Slurm drained or downed it by itself
+    CULPRIT = "culprit"  # a job, an array or a user whose endings drain nodes
     TEST = "test"
 
 
@@ -52,12 +54,14 @@ _WORDS = {
     EventKind.STEP_FAILED: "repair step failed",
     EventKind.ADMINISTRATOR: "needs an administrator",
     EventKind.UNCHECKED: "the config file cannot be used",
+    EventKind.SLURM_DRAINED: "drained by Slurm",
+    EventKind.CULPRIT: "jobs leave nodes unusable",
     EventKind.TEST: "test message, nothing has happened",
 }
 
 
 class NodeEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One event of a node. `evidence`: the facts that an administrator needs."""
+    """One event of a node. `evidence`: the facts that an administrator needs; `user`: a job's."""
 
     kind: EventKind
     node: str
@@ -65,6 +69,7 @@ class NodeEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     text: str
     checks: tuple[str, ...] = ()
     job: int = 0
+    user: str = ""
     evidence: tuple[str, ...] = ()
 
 

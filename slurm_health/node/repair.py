@@ -50,7 +50,7 @@ _LAST_BYTES = 4096
 # The states of a node that waits only for repair; CLOUD and DYNAMIC name its kind.
 _IDLE = frozenset({"IDLE", "DRAIN", "CLOUD", "DYNAMIC_NORM"})
 # Behind the word of a state: down, rebooting, powered down, in maintenance.
-_MARKS = "*@^$~!%#"
+MARKS = "*@^$~!%#"
 _AWAY = ("DOWN", "REBOOT", "NOT_RESP", "POWER")
 
 
@@ -62,7 +62,7 @@ def why_not_ours(now: Node, note: str) -> str:
     """Return why nothing may be done to a node now; empty if it is ours alone, and idle."""
     if not now.drained or drain_note.unsigned(now.reason) != note:
         return f"it is no longer drained by us alone: {now.state}: {now.reason or '(no reason)'}"
-    if not now.states <= _IDLE or any(mark in now.state for mark in _MARKS):
+    if not now.states <= _IDLE or any(mark in now.state for mark in MARKS):
         return f"it is {now.state}"
     return ""
 

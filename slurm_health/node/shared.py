@@ -8,6 +8,7 @@ drained.
 from __future__ import annotations
 
 import contextlib
+import os
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,6 +31,9 @@ A = TypeVar("A")
 _LEDGER = "ledger"
 # The name of children that use the shared directory. No check has a name with a space.
 STUCK = "shared directory"
+# What Slurm has drained by itself, as the last look at all nodes saw it; and who looks now.
+SLURM_LIST, _LOOK = "slurm.json", "slurm.look"
+LOOK_S = 60.0
 # The time of a change beside the wait for its lock.
 MARGIN_S = 3.0
 
@@ -133,6 +137,33 @@ def clear_ledger(site: Site) -> None:
         )
 
     in_child(site, work, type(None))
+
+
+def claim_look(place: Path, node: str, now_s: float) -> tuple[bool, bytes]:
+    """Return whether this node is to look at all nodes now, and the list if it names this node.
+
+    One node a minute looks. A claim that is older was left by one that died.
+    """
+    path, claim = place / SLURM_LIST, place / _LOOK
+    data = b""
+    with contextlib.suppress(FileNotFoundError):
+        data = path.read_bytes()
+        if now_s - path.stat().st_mtime < LOOK_S:
+            return False, data if f'"node":"{node}"'.encode() in data else b""
+    try:
+        claim.mkdir(mode=0o755)
+        wanted = True
+    except FileExistsError:
+        wanted = now_s - claim.stat().st_mtime > LOOK_S
+        if wanted:
+            os.utime(claim)
+    return wanted, data if f'"node":"{node}"'.encode() in data else b""
+
+
+def end_look(site: Site) -> None:
+    """Give back the claim."""
+    with contextlib.suppress(OSError, StoreUnusable):
+        (directory(site.breaker) / _LOOK).rmdir()
 
 
 def user_name(uid: int) -> str:

@@ -11,6 +11,7 @@ import msgspec
 
 from slurm_health.node import STATE_FILE
 from slurm_health.node.rules.recovery import BootTime, DrainRecord, uptime_s
+from slurm_health.node.rules.slurm_drain import SlurmDrain
 from slurm_health.node.store import Store, StoreUnusable, lock
 
 # Beside the state: a hook that reads, records and drains this node holds it.
@@ -18,6 +19,7 @@ _LOCK = "drain.lock"
 LOCK_LIMIT_S = 20.0
 # For work that the next health check does if this one cannot.
 AGAIN_LIMIT_S = 5.0
+_MOST_LIFTS = 8
 
 
 class NodeState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -26,10 +28,14 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     Args:
         drained: the record of its drain, None if it is not drained.
         returned: when an administrator last returned it to service after a drain of ours.
+        slurm: the drain that Slurm set by itself, or the processes that may lead to one.
+        lifts_s: when drains of Slurm's were lifted here.
     """
 
     drained: DrainRecord | None = None
     returned: BootTime | None = None
+    slurm: SlurmDrain | None = None
+    lifts_s: tuple[float, ...] = ()
 
 
 def _store(state: Path) -> Store[NodeState]:
@@ -62,6 +68,20 @@ def save_record(state: Path, record: DrainRecord) -> bool:
 def delete_record(state: Path) -> None:
     """Delete the record: the drain is over, or another's now."""
     _save(state, msgspec.structs.replace(_load(state), drained=None))
+
+
+def load_slurm(state: Path, node: str) -> tuple[SlurmDrain | None, tuple[float, ...]]:
+    """Return Slurm's own drain of this node, None without one, and when such were lifted here."""
+    value = _load(state)
+    own = value.slurm if value.slurm is not None and value.slurm.node == node else None
+    return own, value.lifts_s
+
+
+def save_slurm(state: Path, record: SlurmDrain | None, *lifted_s: float) -> bool:
+    """Save Slurm's own drain of this node, None for none, and that one was lifted."""
+    value = _load(state)
+    lifts_s = (*value.lifts_s, *lifted_s)[-_MOST_LIFTS:]
+    return _save(state, msgspec.structs.replace(value, slurm=record, lifts_s=lifts_s))
 
 
 def save_return(state: Path, now: BootTime | None) -> None:

@@ -388,5 +388,12 @@ class AgentEnded(Record, frozen=True, kw_only=True, tag="agent_ended"):
     reason: str = ""
 
 
+class NodeHeld(Record, frozen=True, kw_only=True, tag="node_held"):
+    """The job has ended and its node is not free: what keeps it, and what returns it."""
+
+    node: str
+    text: str
+
+
 # All of this page, in the order in which they stand here.
 KINDS: tuple[type[Record], ...] = tuple(Record.__subclasses__())

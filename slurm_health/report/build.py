@@ -272,6 +272,7 @@ def _nodes(
     nodes = []
     for name in dict.fromkeys([*(start.nodes if start else []), *judged]):
         of_node = judged.get(name)
+        held = _last(entries.nodes.get(name, ()), records.NodeHeld)
         nodes.append(
             Node(
                 node=name,
@@ -283,6 +284,7 @@ def _nodes(
                 probability=of_node.probability if of_node else None,
                 evidence=of_node.evidence if of_node else (),
                 hardware=_hardware(entries.nodes.get(name, ())),
+                held=held.text if held else "",
                 figures={
                     sentences.figure_key(probe): tuple(float(f"{value:.6g}") for value in values)
                     for probe, values in figures.get(name, {}).items()

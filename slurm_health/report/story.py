@@ -60,6 +60,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
     `slowdown` is relative to its peers, `probability` is that of the verdict. `figures` are named
     by probe and unit, `allgather_gb_per_s`. `hardware` is None if its workers never were ready.
+    `held` is what kept the node after the job had ended.
     """
 
     node: str
@@ -72,6 +73,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     evidence: tuple[str, ...] = ()
     hardware: Hardware | None = None
     figures: dict[str, tuple[float, ...]] = {}
+    held: str = ""
 
     @property
     def is_bad(self) -> bool:

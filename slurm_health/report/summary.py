@@ -197,6 +197,9 @@ def _findings(story: Story) -> Iterator[Finding]:
         what = whose_text(run.post_mortem)
         yield Finding(severity=Severity.ERROR, what=what, why=why if accused else "")
     yield from _event_findings(run)
+    for node in [node for node in last.nodes if node.held][:_ROWS]:
+        what = f"{node.node} was not free after the job"
+        yield Finding(severity=Severity.WARNING, what=what, why=node.held)
     apart = no_connectivity(last)
     if apart:
         yield Finding(severity=Severity.UNDECIDED, what=apart.what, why=apart.why)

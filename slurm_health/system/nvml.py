@@ -58,6 +58,8 @@ class GpuDevice(msgspec.Struct, frozen=True, kw_only=True):
     fabric_state: str = ""
     fabric_status: int | None = None
     processes: tuple[int, ...] | None = None
+    # By process, the bytes that it holds; those that the driver does not report are left out.
+    memory_of: dict[int, int] = {}
     # Divided into instances, each with a number of its own for Slurm.
     mig: bool | None = None
 
@@ -200,6 +202,11 @@ def _device(nvml: Any, index: int) -> GpuDevice:
                 uuid=ask(nvml.nvmlDeviceGetUUID, handle) or "",
                 bus=as_text(pci.busId) if pci is not None else "",
                 processes=None if running is None else tuple(int(p.pid) for p in running),
+                memory_of={
+                    int(p.pid): int(p.usedGpuMemory)
+                    for p in running or ()
+                    if getattr(p, "usedGpuMemory", None)
+                },
                 mig=None if mig is None else bool(mig[0]),
             )
             remapped = ask(nvml.nvmlDeviceGetRemappedRows, handle)

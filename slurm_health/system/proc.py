@@ -199,9 +199,13 @@ def mounts_in(text: str) -> dict[str, Mount]:
     for line in text.splitlines():
         words = line.split()
         if len(words) >= _FEWEST_FIELDS:
-            point = _OCTAL.sub(lambda code: chr(int(code[1], 8)), words[1])
-            mounts[point] = Mount(kind=words[2], options=words[3])
+            mounts[unescaped(words[1])] = Mount(kind=words[2], options=words[3])
     return mounts
+
+
+def unescaped(point: str) -> str:
+    """Return a mount point without the kernel's octal codes."""
+    return _OCTAL.sub(lambda code: chr(int(code[1], 8)), point)
 
 
 def mount_of(mounts: Mapping[str, Mount], path: str) -> Mount:

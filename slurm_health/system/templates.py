@@ -35,7 +35,7 @@ class TemplateKind(Enum):
 
     BATCH_SCRIPT = "Batch scripts that check their nodes, for sbatch:"
     WRAPPER = "For programs that call sbatch by its name:"
-    HOOK = "For slurm.conf, as root (slurm-health init hooks writes all three):"
+    HOOK = "For slurm.conf, as root (slurm-health init hooks writes all four):"
     DASHBOARD = "For Grafana (documentation: admin/metrics.md):"
 
 
@@ -109,6 +109,7 @@ HOOKS = {
         ("Prolog", "prolog", "prolog/slurm-health"),
         ("Epilog", "epilog", "epilog/slurm-health"),
         ("HealthCheckProgram", "healthcheck", "prolog/slurm-health-healthcheck"),
+        ("UnkillableStepProgram", "unkillable", "epilog/slurm-health-unkillable"),
     )
 }
 # Paths below the directory, by the key of slurm.conf.

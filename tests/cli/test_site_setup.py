@@ -92,7 +92,7 @@ def test_installed_shims_run_this_installation_and_are_what_doctor_looks_for(
     tmp_path: Path,
 ) -> None:
     named = installed(tmp_path)
-    assert set(named) == {"Prolog", "Epilog", "HealthCheckProgram"}
+    assert set(named) == {"Prolog", "Epilog", "HealthCheckProgram", "UnkillableStepProgram"}
     for path in named.values():
         shim = read_shim(Path(path))
         assert shim is not None

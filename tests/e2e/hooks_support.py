@@ -164,6 +164,7 @@ def install(directory: Path, source: Path = ROOT, python: str | Path = sys.execu
         "prolog": "prolog/slurm-health",
         "epilog": "epilog/slurm-health",
         "healthcheck": "prolog/slurm-health-healthcheck",
+        "unkillable": "epilog/slurm-health-unkillable",
     }
     for name, shim in sources.items():
         text = (source / shim).read_text()
@@ -185,6 +186,7 @@ def hooked_site(
     gpus: int = 0,
     visible: Sequence[Path] = (),
     volume_mb: int = 0,
+    gres_conf: str = "",
 ) -> Iterator[HookedSite]:
     """Start a cluster with the hooks in place; with `volume_mb` the ledger is on GlusterFS."""
     install(directory)
@@ -200,6 +202,7 @@ def hooked_site(
         gpus=gpus,
         visible=seen,
         network_filesystem_mb=volume_mb,
+        gres_conf=gres_conf,
     ) as lab:
         shared = lab.paths.shared / "breaker" if volume_mb else None
         if shared:

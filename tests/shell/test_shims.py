@@ -18,7 +18,12 @@ from slurm_health.node.doctor import slurm_conf
 from tests.support.sites import write_site
 
 ROOT = Path(__file__).parents[2]
-SHIMS = ["prolog/slurm-health", "epilog/slurm-health", "prolog/slurm-health-healthcheck"]
+SHIMS = [
+    "prolog/slurm-health",
+    "epilog/slurm-health",
+    "prolog/slurm-health-healthcheck",
+    "epilog/slurm-health-unkillable",
+]
 FAILING = SHIMS[:2]
 ENV = shutil.which("env") or "/usr/bin/env"
 

@@ -153,6 +153,7 @@ def slurm(tmp_path: Path) -> HookedSlurm:
 def shared(tmp_path: Path) -> Path:
     path = tmp_path / "shared"
     path.mkdir(mode=0o755)
+    (path / "slurm.look").mkdir()  # another node looks at all nodes
     return path
 
 

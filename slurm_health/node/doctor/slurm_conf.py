@@ -36,11 +36,15 @@ SHIM_LIMITS_S = {"Prolog": 120, "Epilog": 480}
 # Slurm's defaults: AuthInfo=cred_expire, which is how long a requeued job waits, and
 # HealthCheckTimeout, which releases before 26.05 always keep to.
 _CRED_EXPIRE_S, _HEALTH_CHECK_S = 120, 60
+# Slurm's own from 24.05 on: so many times MessageTimeout, and at least so long.
+_MESSAGES, _UNKILLABLE_S = 5, 60
+_NO_LIMIT = 65534  # as scontrol shows a time limit that is not set
 _REQUEUE_DELAY = (25, 11)
 _WITHOUT = {
     "Prolog": "nodes are not checked before a job",
     "Epilog": "accusations of nodes by users' jobs are not followed up",
     "HealthCheckProgram": "idle nodes are neither checked nor returned to service",
+    "UnkillableStepProgram": "what kept a node that Slurm drains (Kill task failed) is lost",
 }
 _FAILS = "every job fails there, and Slurm drains its nodes"
 # Measured with srun (22.05): 24 nodes with 58 open files, and not 16 with 40. The rest is for files
@@ -122,6 +126,7 @@ def advise(config: Mapping[str, str], site: Site | None) -> list[Advice]:
         *ownership.advise(paths, commands, [shim.python for shim in every.values()]),
         *_prolog_flags(config),
         *_timeouts(config, shims),
+        *_own_drains(config, shims),
         *_requeue(config, shims["Prolog"]),
         *_health_check(config, site, shims["HealthCheckProgram"]),
         *(advice for shim in every.values() for advice in _shim(shim, site)),
@@ -136,7 +141,7 @@ def _scripts(key: str, scripts: Mapping[str, Shim | None]) -> Iterator[Advice]:
     for path in scripts:
         why = trouble(path)
         if why:
-            harm = _WITHOUT[key] if key == "HealthCheckProgram" else _FAILS
+            harm = _FAILS if key in SHIM_LIMITS_S else _WITHOUT[key]
             fix = f"chmod 755 {path}" if "executable" in why else "put it there on every node"
             yield change(f"{key}={path} {why}: {harm}", f"{fix}, or remove {key} from slurm.conf")
         else:
@@ -218,6 +223,25 @@ def _timeouts(config: Mapping[str, str], shims: Mapping[str, list[Shim]]) -> Ite
             yield change(text, fix)
     if not too_short:
         yield fine(f"Slurm lets the hooks finish, which takes at most {max(limits_s.values())} s")
+
+
+def _own_drains(config: Mapping[str, str], shims: Mapping[str, list[Shim]]) -> Iterator[Advice]:
+    """Yield advice on limits that make Slurm drain healthy nodes, or keep nodes for ever."""
+    kill_s, message_s = (
+        _seconds(config, "UnkillableStepTimeout"),
+        _seconds(config, "MessageTimeout"),
+    )
+    if kill_s and message_s and kill_s < _MESSAGES * message_s:
+        text = (
+            f"UnkillableStepTimeout={kill_s} is less than {_MESSAGES} times MessageTimeout"
+            f" ({message_s} s): Slurm drains nodes whose processes only end slowly"
+        )
+        yield look(text, f"UnkillableStepTimeout={max(_UNKILLABLE_S, _MESSAGES * message_s)}")
+    limits_s = [_seconds(config, key) for key in ("PrologEpilogTimeout", "EpilogTimeout")]
+    if "PrologEpilogTimeout" in config and not any(s and s != _NO_LIMIT for s in limits_s):
+        longest_s = max([SHIM_LIMITS_S["Epilog"], *(shim.limit_s for shim in shims["Epilog"])])
+        text = "PrologEpilogTimeout is not set: an Epilog that hangs keeps its node for ever"
+        yield look(text, f"PrologEpilogTimeout={longest_s + 2 * _KILL_AFTER_S} or more")
 
 
 def _requeue(config: Mapping[str, str], shims: list[Shim]) -> Iterator[Advice]:

@@ -8,6 +8,7 @@ call no Slurm command, because a job waits for its prolog.
     prolog         before a job: checks the node
     epilog         after a job: checks the node, reads the job's findings about it
     healthcheck    every few minutes: checks the node, resumes it, publishes its health
+    unkillable     records the processes of a step that SIGKILL does not end
     hook           what these three share: context, checks, log
     partners       checks an accused node together with others
     user_journal   reads an ended job's journal, as the job's user

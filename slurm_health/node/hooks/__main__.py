@@ -34,8 +34,9 @@ def main(arguments: list[str]) -> int:
     """Run one hook and return its exit code."""
     gc.disable()  # a few milliseconds of life, and children that would only copy what it touches
     name, config = (arguments[0], arguments[1:]) if arguments else ("", [])
-    if name not in {"prolog", "epilog", "healthcheck"} or len(config) > 1:
-        print("usage: slurm_health.node.hooks prolog|epilog|healthcheck [FILE]", file=sys.stderr)
+    if name not in {"prolog", "epilog", "healthcheck", "unkillable"} or len(config) > 1:
+        names = "prolog|epilog|healthcheck|unkillable"
+        print(f"usage: slurm_health.node.hooks {names} [FILE]", file=sys.stderr)
         return USAGE
     from slurm_health.node.site import load_for_hook
     from slurm_health.records.errors import ConfigError
@@ -60,6 +61,10 @@ def run(name: str, site: Site, environ: Mapping[str, str]) -> bool:
         from slurm_health.node.hooks import epilog
 
         return epilog.run(hook)
+    if name == "unkillable":
+        from slurm_health.node.hooks import unkillable
+
+        return unkillable.run(hook)
     from slurm_health.node.hooks import healthcheck
 
     return healthcheck.run(hook)

@@ -10,11 +10,18 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from slurm_health.node.hooks.hook import Hook
-from slurm_health.node.hooks.user_journal import JobEnded, Unreadable, accusations, job_of
-from slurm_health.node.rules.finding import node_faults
+from slurm_health.node.hooks.hook import Hook, number
+from slurm_health.node.hooks.user_journal import (
+    JobEnded,
+    Unreadable,
+    accusations,
+    append_held,
+    job_of,
+)
+from slurm_health.node.rules.finding import WELL, node_faults
 from slurm_health.node.rules.settings import AccusationPolicy
 from slurm_health.node.run import confirming
+from slurm_health.node.state import load_slurm
 from slurm_health.records.errors import SlurmError
 
 if TYPE_CHECKING:  # most jobs accuse no node, and their epilogs load none of it
@@ -28,8 +35,40 @@ def run(hook: Hook) -> bool:
     A failed epilog is what makes Slurm start an expedited job again at once, elsewhere.
     """
     faults = node_faults(hook.check())
+    _record_left(hook)
     cause = hook.cause(faults) if faults else _accused(hook)
     return cause is not None and hook.drain(cause)
+
+
+def _record_left(hook: Hook) -> None:
+    """Record processes of the job that cannot be ended, on the node and in the job's journal.
+
+    Where the checks have nothing to report and no hook has seen any, nothing is read.
+    """
+    site, job = hook.site, number(hook.environ, "SLURM_JOB_ID", 0)
+    before, _ = load_slurm(site.state, hook.node)
+    suspicious = any(result.status not in WELL for result in hook.results)
+    if site.recovery.slurm_drains == "off" or not job:
+        return
+    if not suspicious and (before is None or before.job != job):
+        return
+    from slurm_health.node import slurm_drains
+
+    record = slurm_drains.record_left(
+        site,
+        hook.node,
+        job,
+        uid=number(hook.environ, "SLURM_JOB_UID", -1),
+        array=number(hook.environ, "SLURM_ARRAY_JOB_ID", 0),
+        now_s=hook.context.now_s,
+    )
+    if record is None:
+        return
+    text = slurm_drains.sentence(site, record, hook.context.now_s)
+    hook.log.warning(text)
+    ended = job_of(hook.environ)
+    if ended is not None:
+        append_held(site, ended, hook.node, text)
 
 
 def _accused(hook: Hook) -> Cause | None:

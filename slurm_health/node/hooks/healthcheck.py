@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -20,13 +21,14 @@ import msgspec
 
 from slurm_health.node import state
 from slurm_health.node.hooks.hook import Hook
+from slurm_health.node.rules import drain_note
 from slurm_health.node.rules.finding import WELL, CheckResult, Status, node_faults
 from slurm_health.node.rules.recovery import DrainRecord, after_test, is_due
 from slurm_health.node.site import Site, keep_last_good
 from slurm_health.node.store import held
-from slurm_health.records.decoding import from_json
+from slurm_health.records.decoding import from_json, from_msgpack
 from slurm_health.records.text import counted, cut
-from slurm_health.system.killable import run_guarded
+from slurm_health.system.killable import Answered, run_guarded
 
 if TYPE_CHECKING:
     from slurm_health.node.repair import Repairs
@@ -92,7 +94,20 @@ def _run(hook: Hook) -> bool:
     if record is not None:
         needs = "" if record.retest else "an administrator has to release it"
         last = msgspec.structs.replace(last, passes=record.passes, recorded=True, needs=needs)
-    save_last_check(site, last)
+    look, listed = save_last_check(site, last)
+    if site.recovery.slurm_drains != "off":
+        if look:
+            from slurm_health.system import processes
+
+            argv = processes.own_module("slurm_health.node.slurm_drains", site.path)
+            with contextlib.suppress(OSError):
+                processes.start_detached(argv, hook.environ)
+        if listed or state.load_slurm(site.state, hook.node)[0] is not None:
+            from slurm_health.node.slurm_drains import Watch  # few nodes need it
+
+            Watch(
+                site, hook.node, hook.context, log=hook.log.write, controller=hook.controller
+            ).run(results, listed)
     if site.metrics.directory:
         from slurm_health.node.hooks import metrics  # few sites have them
 
@@ -174,9 +189,14 @@ def _recover(hook: Hook, kept: DrainRecord, *, no_fault: bool) -> None:
         elif steps and (faults or not kept.retest):
             repairs.consider(kept, now, faults)
         due = due and repairs.may_return(after, now)
-    if due:
-        from slurm_health.node import drain
+    if due and now is not None and drain_note.unsigned(now.reason) != kept.reason:
+        hook.log.info(f"its checks pass, but Slurm drained it since: {now.reason}")
+    elif due:
+        from slurm_health.node import drain, slurm_drains
 
+        if left := slurm_drains.leftovers(hook.site, hook.node):
+            hook.log.info(f"not released: {left}")
+            return
         hook.log.info(drain.release_own(hook.site, after, hook.controller()))
 
 
@@ -267,10 +287,14 @@ def last_check_of(results: Sequence[CheckResult], *, node: str, now_s: float) ->
     )
 
 
-def save_last_check(site: Site, check: LastCheck) -> None:
-    """Save a health check in the shared directory, in a child; a failure loses it."""
+def save_last_check(site: Site, check: LastCheck) -> tuple[bool, bytes]:
+    """Save a health check in the shared directory, in a child; a failure loses it.
+
+    Return what the child has read there: whether this node is to look at all nodes now, and the
+    list of Slurm's own drains if it names this node.
+    """
     if not site.breaker.directory:
-        return
+        return False, b""
     from slurm_health.node import shared
     from slurm_health.system.private_files import publish
 
@@ -278,9 +302,12 @@ def save_last_check(site: Site, check: LastCheck) -> None:
         directory = shared.directory(site.breaker) / _LAST_CHECKS
         directory.mkdir(mode=0o755, exist_ok=True)
         publish(directory / f"{check.node}.json", msgspec.json.encode(check))
-        return b""
+        return msgspec.msgpack.encode(shared.claim_look(directory.parent, check.node, time.time()))
 
-    run_guarded(site.state, shared.STUCK, work, _KEEP_LIMIT_S)
+    answer = run_guarded(site.state, shared.STUCK, work, _KEEP_LIMIT_S)
+    if not isinstance(answer, Answered):
+        return False, b""
+    return from_msgpack(answer.data, tuple[bool, bytes])
 
 
 def read_last_checks(site: Site) -> dict[str, LastCheck]:

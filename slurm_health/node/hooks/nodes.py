@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from slurm_health.node import drain, marks, shared, state
+from slurm_health.node import drain, marks, shared, slurm_drains, state
 from slurm_health.node.checks.check import CheckContext, first_few
 from slurm_health.node.hooks import healthcheck
 from slurm_health.node.hooks.healthcheck import LastCheck
@@ -17,13 +17,14 @@ from slurm_health.node.rules.breaker import DrainEntry, DrainLedger, Ignored, Tr
 from slurm_health.node.rules.finding import CheckResult
 from slurm_health.node.rules.recovery import DrainRecord
 from slurm_health.node.rules.repair import Outcome, RepairAttempt
+from slurm_health.node.rules.slurm_drain import culprit_text
 from slurm_health.node.run import after_drain, run_again
 from slurm_health.node.shared import StoreUnusable
 from slurm_health.node.site import Site
 from slurm_health.records.nodeset import fold
 from slurm_health.records.text import counted
 from slurm_health.system.slurm.client import Client
-from slurm_health.system.slurm.parsing import Node
+from slurm_health.system.slurm.parsing import CompletingJob, Node
 
 RELEASED = "released"
 # In the note of a node that was drained for its marks.
@@ -88,6 +89,8 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
             root may see that.
         ignored: the nodes that are left in service for a while.
         troubles: problems of config files, with the nodes that use their last good settings.
+        by_slurm: nodes that Slurm drained or downed by itself, or that a job does not leave.
+        culprits: jobs, arrays and users that cost several nodes, with advice for their owner.
     """
 
     drained: list[Drained]
@@ -100,15 +103,28 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     marked: dict[str, str] | None
     ignored: dict[str, Ignored]
     troubles: dict[str, list[str]]
+    by_slurm: list[slurm_drains.Group] = []
+    culprits: list[str] = []
 
     @property
     def needs_administrator(self) -> bool:
-        """Whether faulty nodes are not drained, or would not be."""
-        return bool(self.tripped or self.ledger_trouble or self.left_in_pool or self.troubles)
+        """Whether faulty nodes are in service, or nodes out of it do not return by themselves."""
+        waits = any(group.needs_administrator for group in self.by_slurm)
+        return waits or bool(
+            self.tripped or self.ledger_trouble or self.left_in_pool or self.troubles
+        )
 
 
-def listing(site: Site | None, nodes: Mapping[str, Node], now_s: float) -> Listing:
+def listing(
+    site: Site | None,
+    nodes: Mapping[str, Node],
+    now_s: float,
+    completing: Sequence[CompletingJob] = (),
+) -> Listing:
     """Return the listing. Health checks of nodes that Slurm no longer has are deleted."""
+    records = slurm_drains.read_records(site)
+    by_slurm = slurm_drains.drains_of(nodes, completing, records, now_s)
+    after = slurm_drains.culprits_of(by_slurm, records, now_s)
     shares = site if site is not None and site.breaker.directory else None
     checked: dict[str, LastCheck] = {}
     known, trouble = _ledger(site)
@@ -145,6 +161,8 @@ def listing(site: Site | None, nodes: Mapping[str, Node], now_s: float) -> Listi
         marked=_marked(shares, now_s),
         ignored={n: ignored for n, ignored in ledger.ignored.items() if ignored.until_s > now_s},
         troubles=troubles,
+        by_slurm=slurm_drains.groups_of(site or Site(), by_slurm, records, now_s),
+        culprits=[culprit_text(name, drains) for name, drains in after.items()],
     )
 
 
@@ -171,6 +189,8 @@ def drained(
         edited, check = _is_edited(node, entry), checked.get(node.name)
         if edited:
             now = "note edited: only scontrol lifts it"
+        elif "INVAL" in node.state:
+            now = "INVAL: Slurm refuses what the node registers; only that can be repaired now"
         elif check is None:
             now = "no health check"
         elif check.faulty:
@@ -273,10 +293,13 @@ def text(report: Listing, now_s: float) -> str:
         ]
         headers = ("NODE", "STATE", "FOR", "DRAINED FOR", "NOW", "JOB")
         lines.append(tabulate(rows, headers=headers, tablefmt="plain", disable_numparse=True))
-        lines.append("\nto return a node to service: slurm-health nodes release NODE")
+        if not all("INVAL" in node.state for node in report.drained):
+            lines.append("\nto return a node to service: slurm-health nodes release NODE")
         lines.append("to repeat its checks, on the node: slurm-health nodes retest\n")
     else:
         lines.append("no node is drained by slurm-health\n")
+    lines += [f"{group.nodes}  {group.text}\n" for group in report.by_slurm]
+    lines += [f"{text}\n" for text in report.culprits]
     body = "\n".join(lines)
     of_fault: dict[str, list[LastCheck]] = {}
     for check in report.left_in_pool:
@@ -375,7 +398,10 @@ def _release_one(
     if not now.drained:
         return f"not drained: {now.state}"
     if not drain_note.is_ours(now.reason):
-        return f"not ours: {now.reason or '(no reason)'}"
+        resume = f"; once its cause is gone: scontrol update NodeName={name} State=RESUME"
+        return (
+            f"not ours: {now.reason or '(no reason)'}{resume if drain.by_slurm_itself(now) else ''}"
+        )
     if _is_edited(now, _entry_of(now, known)):
         resume = f"scontrol update NodeName={name} State=RESUME"
         return f"not released: its note was edited since, so the drain is another's: {resume}"

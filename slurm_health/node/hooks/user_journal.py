@@ -136,8 +136,33 @@ def decode_answer(data: bytes, ended: JobEnded, node: str) -> list[Accusation]:
     return [a for a in accused if (a.node, a.job) == (node, ended.job)]
 
 
-def become(ended: JobEnded) -> Path:
-    """Give up root for good and return the user's home.
+def append_held(site: Site, ended: JobEnded, node: str, text: str) -> None:
+    """Append to the last check of a job that this node is not free after it; a failure loses it.
+
+    The node's agent, which writes this file while the job runs, has ended.
+    """
+    import time
+
+    from slurm_health.records.records import NodeHeld
+    from slurm_health.system.journal import Writer, attempt_and_check, name_of, runs_of
+
+    def work() -> bytes:
+        home = become(ended, most_bytes=_MOST_BYTES)
+        root = home.joinpath(*Path(site.journal or _DEFAULT_ROOT).parts[1:])
+        if site.journal.startswith("/"):
+            root = Path(site.journal)
+        job = name_of(root, ended.cluster, str(ended.job), ended.uid, quick=True)
+        runs = runs_of(root, ended.cluster, job, owner=ended.uid)
+        last = max(runs, key=lambda run: attempt_and_check(run.name) or (-1, 0), default=None)
+        if last is not None:
+            Writer(last, node, time.time).append(NodeHeld(node=node, text=text))
+        return b""
+
+    run_guarded(site.state, f"{_GUARDED}{ended.uid}", work, site.timing.journal_s)
+
+
+def become(ended: JobEnded, *, most_bytes: int = 0) -> Path:
+    """Give up root for good and return the user's home; no file grows beyond `most_bytes`.
 
     Raises:
         Unreadable: that is not possible.
@@ -155,7 +180,7 @@ def become(ended: JobEnded) -> Path:
         os.setresuid(ended.uid, ended.uid, ended.uid)
     if os.getresuid() != (ended.uid,) * 3:
         raise Unreadable(f"cannot become user {ended.uid}")
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
     limit_memory(_MEMORY_BYTES)
     return Path(user.pw_dir)
 

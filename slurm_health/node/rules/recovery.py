@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import msgspec
 
 from slurm_health.node.rules.settings import Recovery
@@ -43,15 +45,16 @@ class DrainRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     confirmed: bool = False
 
 
+_Record = TypeVar("_Record", bound=DrainRecord)
+
+
 def uptime_s(then: BootTime | None, now: BootTime | None) -> float | None:
     """Return the uptime of a moment in the boot of `now`; None for one of another boot."""
     same = then is not None and now is not None and then.boot == now.boot
     return then.uptime_s if then is not None and same else None
 
 
-def after_test(
-    record: DrainRecord, *, all_passed: bool, now_s: float, settings: Recovery
-) -> DrainRecord:
+def after_test(record: _Record, *, all_passed: bool, now_s: float, settings: Recovery) -> _Record:
     """Return the record after its checks ran once more.
 
     A pass counts only if it is apart from the last one and from the drain. Any other result begins

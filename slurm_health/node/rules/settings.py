@@ -73,13 +73,18 @@ class Breaker(_Table, frozen=True, kw_only=True):
 
 
 class Recovery(_Table, frozen=True, kw_only=True):
-    """`[recovery]`: when a node we drained goes back into the pool."""
+    """`[recovery]`: when a node goes back into the pool that we drained, or Slurm by itself."""
 
     # Passes in a row of the checks that a node was drained for, then it returns; 0: an
     # administrator releases it.
     passes: Count = 3
     # Passes closer together count once.
     apart_s: Annotated[float, msgspec.Meta(ge=0, le=86400)] = 60.0
+    # Drains that Slurm sets by itself: `off`, explained, or also
+    # [lifted](../admin/slurm-drains.md) if their cause is gone.
+    slurm_drains: Literal["off", "explain", "lift"] = "explain"
+    # Hold the pending jobs of a job, an array or a user whose endings drained two nodes.
+    hold_jobs: bool = False
 
 
 class AccusationPolicy(Enum):

@@ -74,7 +74,8 @@ class Client:
         return Reads(run, pyslurm=not pyslurm_obstacle(run))
 
     @cached_property
-    def _config(self) -> dict[str, str]:
+    def config(self) -> dict[str, str]:
+        """The fields of slurm.conf as slurmctld has them."""
         return parsing.parse_config(self._run("scontrol", "show", "config"))
 
     # --- queries ---------------------------------------------------------------------------------
@@ -93,7 +94,7 @@ class Client:
     def keeps_accounts(self) -> bool | None:
         """Return whether sacct knows jobs that have ended, None if that is unknown."""
         try:
-            storage = self._config.get("AccountingStorageType", "")
+            storage = self.config.get("AccountingStorageType", "")
         except SlurmError:
             return None
         return storage not in {"", "accounting_storage/none"}
@@ -184,6 +185,12 @@ class Client:
             job for line in text.splitlines() if (job := parsing.listed_job_of(line)) is not None
         ]
 
+    def completing(self) -> list[parsing.CompletingJob]:
+        """Return the jobs in COMPLETING, with the nodes that are not free yet."""
+        text = self._squeue("--states=COMPLETING", f"--format={parsing.COMPLETING_JOB}")
+        jobs = (parsing.completing_job_of(line) for line in text.splitlines())
+        return [job for job in jobs if job is not None]
+
     def unended(self, uid: int | None) -> list[int]:
         """Return the ids of jobs that wait, run or end, of a user or of all users.
 
@@ -195,7 +202,7 @@ class Client:
 
     def cluster_name(self) -> str:
         """Return the name of the cluster whose Slurm answers."""
-        cluster = self._config.get("ClusterName", "")
+        cluster = self.config.get("ClusterName", "")
         if not cluster:
             raise SlurmError("scontrol show config names no cluster")
         return cluster
@@ -216,8 +223,8 @@ class Client:
         Raises:
             SlurmError: Slurm does not answer.
         """
-        version = release(self._config.get("SLURM_VERSION", ""))
-        flags = self._config.get("PrologFlags", "").lower().split(",")
+        version = release(self.config.get("SLURM_VERSION", ""))
+        flags = self.config.get("PrologFlags", "").lower().split(",")
         return version is not None and version < _FORGETS_AT_ONCE and "alloc" in flags
 
     def cancelled_by(self, job_id: parsing.JobId) -> int | None:
@@ -240,9 +247,9 @@ class Client:
         """
         if uid == 0:
             return True
-        if self._config.get("SlurmUser", "").endswith(f"({uid})"):
+        if self.config.get("SlurmUser", "").endswith(f"({uid})"):
             return True
-        if not self._config.get("AccountingStorageType", "").endswith("slurmdbd"):
+        if not self.config.get("AccountingStorageType", "").endswith("slurmdbd"):
             return False
         try:
             which = ("show", "user", pwd.getpwuid(uid).pw_name, "format=adminlevel")
@@ -260,6 +267,14 @@ class Client:
     def undrain(self, node: str) -> None:
         """Lift a drain, and nothing else: a node that is down stays down."""
         self._update(f"NodeName={node}", State="UNDRAIN")
+
+    def resume(self, node: str) -> None:
+        """Return a node to service that is down."""
+        self._update(f"NodeName={node}", State="RESUME")
+
+    def hold(self, job_id: parsing.JobId) -> None:
+        """Hold a job that waits, until an administrator releases it."""
+        self._run("scontrol", "hold", str(job_id))
 
     def reboot(self, node: str, reason: str) -> None:
         """Reboot a node that is drained, and keep it drained with this reason.

@@ -166,6 +166,29 @@ LISTED_JOB = (
 )
 
 
+class CompletingJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that has ended and keeps `nodes`; `array` is its own number without an array."""
+
+    job: int
+    array: int
+    uid: int
+    ended_s: int
+    nodes: tuple[str, ...]
+
+
+# Times are seconds with SLURM_TIME_FORMAT=%s; of such a job, squeue lists the nodes that it keeps.
+COMPLETING_JOB = "%A %F %U %e %N"
+
+
+def completing_job_of(line: str) -> CompletingJob | None:
+    """Parse one line of squeue in the format `COMPLETING_JOB`; None if it does not match."""
+    words = line.split()
+    if len(words) != 5 or not all(map(str.isdecimal, words[:4])):
+        return None
+    job, array, uid, ended_s = map(int, words[:4])
+    return CompletingJob(job=job, array=array, uid=uid, ended_s=ended_s, nodes=nodes_of(words[4]))
+
+
 class Size(msgspec.Struct, frozen=True, kw_only=True):
     """The size of a job, over all its nodes."""
 

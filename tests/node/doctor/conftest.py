@@ -22,9 +22,12 @@ HealthCheckProgram      = {hook}
 JobRequeue              = 1
 Prolog                  = {hook}
 Epilog                  = {hook}
-PrologEpilogTimeout     = 65534
+PrologEpilogTimeout     = 600
 PrologFlags             = Alloc,DeferBatch
 SchedulerParameters     = nohold_on_prolog_fail
+UnkillableStepProgram   = {hook}
+UnkillableStepTimeout   = 60 sec
+MessageTimeout          = 10 sec
 """
 
 

@@ -27,6 +27,9 @@ def test_a_site_as_it_should_be_needs_nothing(hook: Path) -> None:
     ("before", "after", "level", "said"),
     [
         ("Prolog                  = HOOK", "Prolog = /nowhere/p", "change", "is not there"),
+        ("UnkillableStepProgram   = HOOK", "", "look", "UnkillableStepProgram is not set"),
+        ("Timeout   = 60 sec", "Timeout = 30 sec", "look", "less than 5 times MessageTimeout (10"),
+        ("PrologEpilogTimeout     = 600", "PrologEpilogTimeout = 65534", "look", "for ever"),
         ("Prolog                  = HOOK", "Prolog = /zero\0byte", "change", "is not there"),
         ("Prolog                  = HOOK", "Prolog = (null)", "look", "Prolog is not set"),
         ("Prolog                  = HOOK", "Prolog = /bin/sh", "look", "no shim of slurm-health"),
@@ -41,7 +44,7 @@ def test_a_site_as_it_should_be_needs_nothing(hook: Path) -> None:
         ("HealthCheckProgram      = HOOK", "HealthCheckProgram = /x", "change", "is not there"),
         ("HealthCheckProgram      = HOOK", "HealthCheckProgram = /bin/sh", "look", "runs no shim"),
         ("Alloc,DeferBatch", "Contain", "change", "| PrologFlags=Contain,Alloc,DeferBatch"),
-        ("65534", "55", "change", "| PrologEpilogTimeout=60 or more"),
+        ("= 600", "= 55", "change", "| PrologEpilogTimeout=60 or more"),
         ("JobRequeue              = 1", "JobRequeue = 0", "look", "not started elsewhere"),
         ("nohold_on_prolog_fail", "a=3", "look", "SchedulerParameters=a=3,nohold_on_prolog_fail"),
         ("300 sec", "0 sec", "look", "never runs"),

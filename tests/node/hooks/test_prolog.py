@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Callable
 
@@ -252,7 +253,7 @@ def _untrusted(node: Node) -> None:
 
 
 def _gone(node: Node) -> None:
-    node.shared.rmdir()
+    shutil.rmtree(node.shared)
 
 
 def _garbled(node: Node) -> None:

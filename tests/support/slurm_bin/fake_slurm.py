@@ -195,6 +195,8 @@ def update_node(nodelist: str, changes: dict[str, str]) -> None:
             nodes[name]["features"] = changes["Features"]
         elif changes.get("State") == "UNDRAIN":
             nodes[name].update(state=nodes[name]["state"].partition("+")[0], reason="")
+        elif changes.get("State") == "RESUME":
+            nodes[name].update(state="IDLE", reason="")
         elif name not in settings.get("drain_is_lost", []):
             running = [job["nodes"] for job in load("jobs").values() if job["state"] == "RUNNING"]
             state = "MIXED" if any(name in names for names in running) else "IDLE"

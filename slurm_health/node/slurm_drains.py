@@ -1,0 +1,539 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drains that Slurm sets by itself: recorded on the node, explained, and lifted if that is safe.
+
+UnkillableStepProgram and the epilog record the processes that a job leaves; the health check binds
+that to the drain which Slurm shows, and looks whether its cause is gone. A node learns of a drain
+from the list in the shared directory, so that it asks Slurm nothing while all is well: of all
+health checks, one a minute starts this module, which asks for all nodes and notifies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from slurm_health.node import held, notify, shared, state
+from slurm_health.node.checks.check import CheckContext
+from slurm_health.node.drain import by_slurm_itself, undrain
+from slurm_health.node.notify import EventKind, NodeEvent
+from slurm_health.node.repair import MARKS, Repairs, why_not_ours
+from slurm_health.node.rules import drain_note
+from slurm_health.node.rules import slurm_drain as rules
+from slurm_health.node.rules.finding import CheckResult, Remedy, Status, node_fault, with_remedy
+from slurm_health.node.rules.recovery import after_test, is_due
+from slurm_health.node.rules.settings import Recovery
+from slurm_health.node.rules.slurm_drain import COMPLETING, Look, Return, SlurmDrain, kind_of
+from slurm_health.node.shared import StoreUnusable
+from slurm_health.node.site import Site, load
+from slurm_health.records.decoding import from_json
+from slurm_health.records.errors import SlurmError
+from slurm_health.records.nodeset import fold
+from slurm_health.records.text import cut, one_line
+from slurm_health.system.killable import Answered, Broke, run_guarded
+from slurm_health.system.private_files import publish
+from slurm_health.system.slurm.client import Client
+from slurm_health.system.slurm.parsing import CompletingJob, Node
+from slurm_health.system.telemetry import send_line
+
+_RECORDS = "slurm"  # in the shared directory, a file per node
+_KEPT_S = 86_400.0
+# slurmd's own words about a job.
+_TELLING = re.compile(r"(?:pro|epi)log failed|rc:\d|slurm_rc =|NOT ENDING|No space|required plugin")
+_LOG_BYTES, _MOST_LINES, _LINE = 256 << 10, 5, 160
+_SPOOL_BYTES, _SPOOL_INODES = 64 << 20, 1000
+_READ_S = 3.0
+_PATIENCE = 4.0  # a health check has more time than UnkillableStepProgram
+# A process that ends in this time needs no reboot: a core dump, or a driver that frees memory.
+_REBOOT_AFTER_S = 1800.0
+
+
+class SlurmList(msgspec.Struct, frozen=True, kw_only=True):
+    """What Slurm showed at the last look, and what was notified: by name, when."""
+
+    time_s: float
+    drains: tuple[SlurmDrain, ...]
+    notified: dict[str, float] = {}
+
+
+# --- what a hook sees of a job's processes -------------------------------------------------------
+
+
+def record_left(
+    site: Site, node: str, job: int, *, uid: int = -1, array: int = 0, now_s: float
+) -> SlurmDrain | None:
+    """Record the processes of a job that cannot be ended; return the record, None without any."""
+    left = held.left_by(job).processes
+    if not any(process.killed or process.state in "TZ" for process in left):
+        return None
+    uids = [process.uid for process in left if process.uid]
+    new = SlurmDrain(
+        node=node,
+        reason="",
+        retest=(),
+        time_s=now_s,
+        kind="kill-task-failed",
+        job=job,
+        uid=uid if uid >= 0 else next(iter(uids), -1),
+        array=array,
+        held=left,
+    )
+    with contextlib.suppress(StoreUnusable), state.drain_lock(site.state, state.AGAIN_LIMIT_S):
+        before, _ = state.load_slurm(site.state, node)
+        if before is not None and before.job in (0, job):
+            new = _with_held(msgspec.structs.replace(before, job=job, array=array), left)
+        elif before is not None and before.reason:
+            return before  # a drain stands for another job
+        state.save_slurm(site.state, new)
+    _share(site, new)
+    return new
+
+
+def _with_held(record: SlurmDrain, left: Iterable[rules.HeldProcess]) -> SlurmDrain:
+    known = {process.key: process for process in (*record.held, *left)}
+    uid = next((one.uid for one in known.values() if one.uid), -1) if record.uid < 0 else record.uid
+    return msgspec.structs.replace(record, held=tuple(known.values()), uid=uid)
+
+
+def sentence(
+    site: Site, record: SlurmDrain, now_s: float, others: Iterable[SlurmDrain] = ()
+) -> str:
+    """Return what happened, what was found, and what returns the node."""
+    return rules.sentence(
+        record,
+        setting=site.recovery.slurm_drains,
+        now_s=now_s,
+        others=others,
+        name_of=shared.user_name,
+    )
+
+
+def leftovers(site: Site, node: str) -> str:
+    """Return the recorded processes that are still here; empty for none."""
+    record, _ = state.load_slurm(site.state, node)
+    return "; ".join(process.text for process in held.alive(record.held)) if record else ""
+
+
+# --- the health check ----------------------------------------------------------------------------
+
+
+class Watch:
+    """One health check's look at what Slurm has done to its node.
+
+    Args:
+        site: the config file.
+        node: this node.
+        context: of the health check.
+        log: writes a text at a level into the log.
+        controller: returns a client of slurmctld.
+    """
+
+    def __init__(
+        self,
+        site: Site,
+        node: str,
+        context: CheckContext,
+        *,
+        log: Callable[[str, str], None],
+        controller: Callable[[], Client],
+    ) -> None:
+        self._site = site
+        self._node = node
+        self._now_s = context.now_s
+        self._log = log
+        self._controller = controller()
+        self._repairs = Repairs(site, node, context, log=log, controller=controller)
+
+    def run(self, results: Sequence[CheckResult], listed: bytes) -> None:
+        """Explain what Slurm has done to this node, and return it if its cause is gone.
+
+        Args:
+            results: of the node's checks.
+            listed: the shared list, if it names this node; else empty.
+        """
+        site, now_s, setting = self._site, self._now_s, self._site.recovery.slurm_drains
+        before, lifts_s = state.load_slurm(site.state, self._node)
+        try:
+            now = self._controller.node(self._node)
+            record = _record_now(now, before, listed, now_s)
+            if record is None:
+                state.save_slurm(site.state, None)
+                if before is not None:  # it counts for today's waves, and for no later drain
+                    _share(site, msgspec.structs.replace(before, lifted_s=now_s))
+                return
+            record, look = self._look(_with_log(site, record, self._controller), now, results)
+            stuck = rules.obstacle(look)
+            settings = Recovery(passes=rules.PASSES, apart_s=site.recovery.apart_s)
+            record = after_test(record, all_passed=not stuck, now_s=now_s, settings=settings)
+            again = any(abs(now_s - lift_s) < _KEPT_S for lift_s in lifts_s)
+            record = msgspec.structs.replace(record, state=now.state, stuck=stuck, again=again)
+            why_not = rules.why_not_lift(
+                record,
+                setting=setting,
+                others=_others(site, record.node, self._controller),
+            )
+        except SlurmError as err:
+            self._log("warning", f"could not query Slurm: {err}")
+            return
+        state.save_slurm(site.state, record)
+        text = sentence(site, record, now_s)
+        if not why_not:
+            why_not = self._lift(record)
+            if not why_not:
+                record = msgspec.structs.replace(record, lifted_s=now_s)
+        more = "" if why_not in text else f" ({why_not})"
+        self._log("info", f"{text}{more}" if why_not else f"returned to service: {text}")
+        _share(site, record)
+        is_over = not look.left or look.silent or now_s - record.time_s < _REBOOT_AFTER_S
+        if site.repair.steps and record.row.lifted_by is Return.PROCESSES and not is_over:
+            fault = with_remedy(node_fault(f"cannot be killed: {stuck}"), Remedy.REBOOT)
+            self._repairs.consider(record, now, [CheckResult(name="held-process", finding=fault)])
+
+    def _look(
+        self, record: SlurmDrain, now: Node, results: Sequence[CheckResult]
+    ) -> tuple[SlurmDrain, Look]:
+        """Return the record with the processes that are there, and what was measured."""
+        site, rule = self._site, record.row.lifted_by
+        left = {process.key: process for process in held.alive(record.held)}
+        unread = ""
+        if rule in (Return.PROCESSES, Return.SLURM):
+            fresh = held.left_by(record.job, patience=_PATIENCE)
+            left |= {process.key: process for process in fresh.processes}
+            unread = fresh.unread
+            record = _with_held(record, left.values())
+        bad = (Status.NODE_FAULT, Status.USER_FAULT, Status.INCONCLUSIVE)
+        counted = [result for result in results if not result.shadow]
+        ours = state.load_record(site.state, self._node)
+        waits = ""
+        if ours is not None and not is_due(ours, site.recovery):
+            waits = f"drained by slurm-health before ({ours.reason}), and not over"
+        if rule is Return.ANSWER:
+            down = now.states == {"DOWN"} and not any(mark in now.state for mark in MARKS)
+            unfit = "" if down else f"it is {now.state}"
+        else:
+            unfit = "" if rule is Return.SLURM else why_not_ours(now, record.reason)
+        look = Look(
+            why_not_ours=unfit,
+            left=tuple(left.values()),
+            silent=held.silent(site.state, record.resources),
+            spool=_spool_trouble(site, self._node, self._controller)
+            if rule is Return.SPOOL
+            else "",
+            faults=tuple(f"{r.name}: {r.finding.text}" for r in counted if r.status in bad),
+            checks=sum(result.status is Status.PASS for result in counted),
+            waits=waits or unread,
+        )
+        return record, look
+
+    def _lift(self, record: SlurmDrain) -> str:
+        """Return this node to service if Slurm still shows the same; return what went wrong."""
+        site, controller = self._site, self._controller
+        try:
+            with state.drain_lock(site.state, state.AGAIN_LIMIT_S):
+                now = controller.node(self._node)
+                reason, _, since = drain_note.signed(now.reason)
+                if (reason, since, now.state) != (record.reason, record.since, record.state):
+                    return f"it was changed meanwhile: {now.state}: {now.reason}"
+                if record.row.lifted_by is Return.ANSWER:
+                    controller.resume(self._node)
+                    after = controller.node(self._node)
+                    problem = f"it is still {after.state}" if after.out_of_pool else ""
+                else:
+                    problem = undrain(controller, now)
+                if problem:
+                    return problem
+                state.save_slurm(site.state, None, self._now_s)
+                state.delete_record(site.state)
+        except (SlurmError, StoreUnusable) as err:
+            return str(err)
+        gone = "; ".join(process.text for process in record.held)
+        text = f"{record.reason} of {record.since} is over" + (f": gone: {gone}" if gone else "")
+        event = NodeEvent(
+            kind=EventKind.RELEASED, node=self._node, time_s=self._now_s, text=text, job=record.job
+        )
+        notify.send(site, event)
+        return ""
+
+
+def _record_now(
+    now: Node, before: SlurmDrain | None, listed: bytes, now_s: float
+) -> SlurmDrain | None:
+    """Return the record of what Slurm shows of this node; None if there is nothing of its own."""
+    if now.out_of_pool and now.reason and not drain_note.is_ours(now.reason):
+        return by_slurm_itself(now, before)
+    if before is not None and not before.reason and before.kind != COMPLETING.name:
+        # Slurm may yet drain it; and a drain of ours must not end before these processes do.
+        young = 0 <= now_s - before.time_s <= rules.KEPT_S
+        return before if young or held.alive(before.held) else None
+    if "COMPLETING" not in now.states or not listed:
+        return None
+    with contextlib.suppress(msgspec.DecodeError):
+        for drain in from_json(listed, SlurmList).drains:
+            if (drain.node, drain.kind) == (now.name, COMPLETING.name):
+                return before if before is not None and before.job == drain.job else drain
+    return before
+
+
+def _path_of(node: str, controller: Client, key: str) -> str:
+    """Return a path of slurm.conf on this node; empty if it has none."""
+    path = controller.config.get(key, "")
+    return path.replace("%n", node).replace("%h", node) if path.startswith("/") else ""
+
+
+def _spool_trouble(site: Site, node: str, controller: Client) -> str:
+    path = _path_of(node, controller, "SlurmdSpoolDir")
+
+    def work() -> bytes:
+        status = os.statvfs(path)
+        if status.f_bavail * status.f_frsize < _SPOOL_BYTES:
+            return f"{path} has {status.f_bavail * status.f_frsize >> 20} MiB left".encode()
+        if status.f_files and status.f_favail < _SPOOL_INODES:
+            return f"{path} has {status.f_favail} inodes left".encode()
+        publish(Path(path) / ".slurm-health", bytes(1 << 20))
+        (Path(path) / ".slurm-health").unlink()
+        return b""
+
+    match run_guarded(site.state, "SlurmdSpoolDir", work, _READ_S):
+        case Answered(data=data):
+            return data.decode()
+        case Broke(reason=reason):
+            return f"{path} cannot be written: {reason}"
+    return f"{path} does not answer"
+
+
+def _with_log(site: Site, record: SlurmDrain, controller: Client) -> SlurmDrain:
+    """Return the record with slurmd's own lines, read once."""
+    path = "" if record.log else _path_of(record.node, controller, "SlurmdLogFile")
+
+    def work() -> bytes:
+        with Path(path).open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+        job = re.compile(rf"\b{record.job}\b" if record.job else "")
+        telling = [line for line in lines if _TELLING.search(line) and job.search(line)]
+        return "\n".join(telling[-_MOST_LINES:]).encode()
+
+    match run_guarded(site.state, "slurmd's log", work, _READ_S) if path else None:
+        case Answered(data=data) if data:
+            lines = [cut(one_line(line), _LINE) for line in data.decode().splitlines()]
+            return msgspec.structs.replace(record, log=tuple(lines))
+    return record
+
+
+# --- all nodes -----------------------------------------------------------------------------------
+
+
+def _share(site: Site, record: SlurmDrain) -> None:
+    """Put a record where `nodes` and other nodes read it, in a child; a failure loses it."""
+
+    def work() -> bytes:
+        directory = shared.directory(site.breaker) / _RECORDS
+        directory.mkdir(mode=0o755, exist_ok=True)
+        publish(directory / f"{record.node}.json", msgspec.json.encode(record))
+        return b""
+
+    if site.breaker.directory:
+        run_guarded(site.state, shared.STUCK, work, _READ_S)
+
+
+def read_records(site: Site | None) -> dict[str, SlurmDrain]:
+    """Return the nodes' own records, by name."""
+    records = {}
+    if site is not None and site.breaker.directory:
+        for path in Path(site.breaker.directory, _RECORDS).glob("*.json"):
+            with contextlib.suppress(OSError, msgspec.DecodeError):
+                records[path.stem] = from_json(path.read_bytes(), SlurmDrain)
+    return records
+
+
+def drains_of(
+    nodes: Mapping[str, Node],
+    completing: Iterable[CompletingJob],
+    records: Mapping[str, SlurmDrain],
+    now_s: float,
+) -> list[SlurmDrain]:
+    """Return what Slurm has drained or downed by itself, and nodes that a job keeps."""
+    drains: dict[str, SlurmDrain] = {}
+    for name, node in nodes.items():
+        drain = by_slurm_itself(node, records.get(name))
+        if drain is not None and kind_of(drain_note.unsigned(node.reason)) is not None:
+            drains[name] = drain
+    for job in completing:
+        if now_s - job.ended_s < rules.COMPLETING_S:
+            continue
+        for name in job.nodes:
+            fresh = SlurmDrain(
+                node=name,
+                reason="",
+                retest=(),
+                time_s=job.ended_s,
+                kind=COMPLETING.name,
+                state=nodes[name].state if name in nodes else "",
+                job=job.job,
+                uid=job.uid,
+                array=job.array if job.array != job.job else 0,
+            )
+            known = records.get(name)
+            if known is not None and known.job == job.job and not known.reason:
+                fresh = msgspec.structs.replace(fresh, held=known.held, stuck=known.stuck)
+            if name in drains:  # the drain says more, but not after which job
+                one = drains[name]
+                drains[name] = msgspec.structs.replace(
+                    one, job=one.job or fresh.job, uid=fresh.uid if one.uid < 0 else one.uid
+                )
+            else:
+                drains[name] = fresh
+    return [drains[name] for name in sorted(drains)]
+
+
+def _others(site: Site, node: str, controller: Client) -> Iterator[SlurmDrain]:
+    """Yield drains of Slurm's on other nodes: those that stand, and those of today's records.
+
+    Raises:
+        SlurmError: Slurm cannot be asked.
+    """
+    records = read_records(site)
+    yield from drains_of(controller.nodes(), (), records, 0.0)
+    yield from (one for one in records.values() if one.node != node and one.reason)
+
+
+def look_at_all(site: Site, controller: Client, now_s: float) -> SlurmList:
+    """Replace the shared list, and notify of what is new in it.
+
+    Raises:
+        SlurmError: Slurm cannot be asked.
+        StoreUnusable: the shared directory cannot be used.
+        OSError: the list cannot be written.
+    """
+    nodes = controller.nodes()
+    is_completing = any("COMPLETING" in node.states for node in nodes.values())
+    completing = controller.completing() if is_completing else []
+    records = read_records(site)
+    drains = drains_of(nodes, completing, records, now_s)
+    path = shared.directory(site.breaker) / shared.SLURM_LIST
+    notified: dict[str, float] = {}
+    with contextlib.suppress(OSError, msgspec.DecodeError):
+        notified = from_json(path.read_bytes(), SlurmList).notified
+    notified = {name: at_s for name, at_s in notified.items() if abs(now_s - at_s) < _KEPT_S}
+    for group in groups_of(site, drains, records, now_s):
+        event = NodeEvent(
+            kind=EventKind.SLURM_DRAINED,
+            node=group.nodes,
+            time_s=now_s,
+            text=group.text,
+            job=group.drains[0].job,
+        )
+        if group.key not in notified:
+            notify.send(site, event)
+        notified[group.key] = now_s
+    for name, after in culprits_of(drains, records, now_s).items():
+        if name not in notified:
+            _report_culprit(site, name, after, controller, now_s)
+        notified[name] = now_s
+    seen = SlurmList(time_s=now_s, drains=tuple(drains), notified=notified)
+    publish(path, msgspec.json.encode(seen))
+    return seen
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """What is told of a node, or once of all nodes of a wave.
+
+    `key` is the same at every look; `needs_administrator`: it does not return by itself.
+    """
+
+    key: str
+    nodes: str
+    text: str
+    drains: tuple[SlurmDrain, ...]
+    needs_administrator: bool
+
+
+def groups_of(
+    site: Site, drains: Sequence[SlurmDrain], records: Mapping[str, SlurmDrain], now_s: float
+) -> list[Group]:
+    """Return what is told of drains of Slurm's: those of a wave together."""
+    known = (*drains, *(one for one in records.values() if now_s - one.time_s < _KEPT_S))
+    setting = site.recovery.slurm_drains
+    waves: dict[str, list[SlurmDrain]] = {}
+    texts: dict[str, str] = {}
+    for drain in drains:
+        one = rules.wave(drain, known)
+        key = (
+            f"wave {one.cause}" if one else f"{drain.node} {drain.kind} {drain.since or drain.job}"
+        )
+        waves.setdefault(key, []).append(drain)
+        texts[key] = f"{one.text}; for example {drain.node} " if one else ""
+    return [
+        Group(
+            key=key,
+            nodes=fold(sorted({drain.node for drain in several})),
+            text=texts[key] + sentence(site, several[-1], now_s, known),
+            drains=tuple(several),
+            needs_administrator=any(
+                rules.administrator_needed(drain, setting=setting, others=known)
+                for drain in several
+            ),
+        )
+        for key, several in waves.items()
+    ]
+
+
+def culprits_of(
+    drains: Sequence[SlurmDrain], records: Mapping[str, SlurmDrain], now_s: float
+) -> dict[str, tuple[SlurmDrain, ...]]:
+    """Return the jobs, arrays and users that cost several nodes today."""
+    return rules.culprits((*records.values(), *drains), now_s, shared.user_name)
+
+
+def _report_culprit(
+    site: Site, name: str, after: Sequence[SlurmDrain], controller: Client, now_s: float
+) -> None:
+    """Notify of a job, an array or a user that costs nodes, and hold its jobs if the site wants."""
+    text, uid = rules.culprit_text(name, after), after[0].uid
+    if site.recovery.hold_jobs and uid > 0:
+        whole = name.rpartition(" ")[2]
+        try:
+            waiting = {
+                job.whole
+                for job in controller.jobs_of(uid)
+                if job.state == "PENDING" and (name.startswith("user ") or job.whole == whole)
+            }
+            for job in waiting:
+                controller.hold(int(job))
+            text += f"; held: {', '.join(sorted(waiting)) or 'none waits'}"
+        except SlurmError as err:
+            text += f"; its jobs could not be held: {err}"
+    notify.send(
+        site,
+        NodeEvent(
+            kind=EventKind.CULPRIT,
+            node=fold(sorted({drain.node for drain in after})),
+            time_s=now_s,
+            text=text,
+            job=after[0].job,
+            user=shared.user_name(uid) if uid > 0 else "",
+        ),
+    )
+
+
+def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Look at all nodes once; return the exit code."""
+    site = load(Path(arguments[0]))
+    try:
+        look_at_all(site, Client.for_hook(environ, limit_s=site.timing.slurm_s), time.time())
+    except (SlurmError, StoreUnusable, OSError) as err:
+        send_line("warning", f"slurm-health: Slurm's own drains were not looked up: {err}")
+        return 1
+    finally:
+        shared.end_look(site)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], os.environ))

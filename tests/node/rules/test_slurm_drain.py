@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Slurm's own drains: every text, whose it is, and whether the node may return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+import pytest
+
+from slurm_health.node.rules.recovery import after_test
+from slurm_health.node.rules.settings import Recovery
+from slurm_health.node.rules.slurm_drain import (
+    COMPLETING,
+    PASSES,
+    REASONS,
+    HeldProcess,
+    Look,
+    Resource,
+    Return,
+    SlurmDrain,
+    advice_for,
+    bound,
+    culprits,
+    explained,
+    job_in,
+    kind_of,
+    obstacle,
+    sentence,
+    wave,
+    why_not_lift,
+)
+
+ALL, OLD, NEW = "22.05-26.05", "22.05-24.11", "25.05-26.05"
+SINCE = "2026-11-28T14:00:00"
+NFS = Resource(name="/scratch", kind="nfs4", source="nfs1:/scratch", device="0:52")
+PYTHON = HeldProcess(
+    pid=81,
+    start_ticks=7,
+    name="python",
+    uid=1000,
+    state="D",
+    wait="nfs_file_read",
+    stack=("rpc_wait_bit_killable", "nfs_file_read"),
+    killed=True,
+    rank=3,
+    resources=(NFS,),
+)
+DRAIN = SlurmDrain(
+    node="n7",
+    reason="Kill task failed",
+    retest=(),
+    time_s=1000.0,
+    since=SINCE,
+    kind="kill-task-failed",
+    state="IDLE+DRAIN",
+    job=4711,
+    uid=1000,
+    held=(PYTHON,),
+)
+GONE = Look(checks=2)
+
+
+@pytest.mark.parametrize(
+    ("releases", "reason", "kind"),
+    [
+        (OLD, "Kill task failed", "kill-task-failed"),
+        (NEW, "Kill task failed (JobId=4711 StepId=0)", "kill-task-failed"),
+        (NEW, "Kill task failed (JobId=4711 StepId=batch)", "kill-task-failed"),
+        (OLD, "Job step not running", "step-not-running"),
+        (NEW, "Job step not running (JobId=12 StepId=extern)", "step-not-running"),
+        (ALL, "Prolog error", "prolog-error"),
+        (ALL, "Prolog/Epilog failure", "prolog-error"),
+        (OLD, "Job env setup error", "job-environment"),
+        (ALL, "Epilog error", "epilog-error"),
+        (ALL, "Duplicate jobid", "duplicate-job"),
+        (ALL, "batch job complete failure", "batch-failure"),
+        (ALL, "SlurmdSpoolDir is full", "spool-full"),
+        (ALL, "Node unexpectedly rebooted", "rebooted"),
+        (ALL, "Not responding", "not-responding"),
+        (ALL, "ResumeTimeout reached", "not-responding"),
+        (ALL, "Low socket*core*thread count, Low CPUs", "low-resources"),
+        (ALL, "Low RealMemory (reported:24105 < 100.00% of configured:40000)", "low-resources"),
+        (
+            ALL,
+            "Low CPUs, Low RealMemory (reported:24105 < 100.00% of configured:40000), Low TmpDisk",
+            "low-resources",
+        ),
+        (ALL, "gres/gpu count reported lower than configured (1 < 2)", "gres"),
+        (ALL, "gres/gpu:h100 count too low (1 < 2)", "gres"),
+        (ALL, "gres/gpu count changed and jobs are using them (8 != 7)", "gres"),
+        (NEW, "gres/gpu type (b200) reported but not configured", "gres"),
+        (ALL, "Low CPUs, gres/gpu count reported lower than configured (1 < 2)", "low-resources"),
+        (NEW, "Reported active features (a,b) are not a superset of node's", "configuration"),
+        ("26.05", "Failed to set topology", "configuration"),
+        (ALL, "switch_g_job_postfini failed", "plugin"),
+        # an administrator's
+        (ALL, "", None),
+        (ALL, "DIMM 3 replaced", None),
+        (ALL, "Kill task failed, waiting for vendor", None),
+        (ALL, "Kill task failed: alice, 4711", None),
+        (ALL, "Kill task failed (JobId=4711 StepId=0) see ticket 12", None),
+        (ALL, "kill task failed", None),
+        (ALL, "Not responding to ping", None),
+        (ALL, "DIMM count too low (1 < 2)", None),
+        (ALL, "Low CPUs, DIMM 3", None),
+        (ALL, "reboot requested", None),
+        (ALL, "POWER_DOWN_ASAP", None),
+        (ALL, "Set in slurm.conf", None),
+        (ALL, "shealth: /scratch is not mounted check=fs job=1 t=1", None),
+    ],
+)
+def test_a_text_that_slurm_does_not_write_itself_is_an_administrators(
+    releases: str, reason: str, kind: str | None
+) -> None:
+    row = kind_of(reason)
+    assert (row.name if row else None) == kind, releases
+    record = bound(None, reason, SINCE, 1.0, "n7")
+    assert (record.job if record else None) == (job_in(reason) if kind else None)
+
+
+def test_each_reason_is_explained_by_its_text_its_name_and_a_line_of_sinfo() -> None:
+    for row in REASONS:
+        for words in (row.texts[0], row.name, f"{row.texts[0]} [root@{SINCE}]"):
+            assert explained(words) == row
+    assert explained("COMPLETING") == COMPLETING
+    assert explained("soft-lockup") is None
+    assert job_in("Kill task failed (JobId=4711 StepId=0)") == 4711
+
+
+def _other(node: str, **changes: object) -> SlurmDrain:
+    return msgspec.structs.replace(DRAIN, node=node, **changes)
+
+
+ALONE: tuple[SlurmDrain, ...] = (_other("n8"), _other("n9", time_s=1e6))
+PASSED = {"passes": PASSES}
+LIFT = {"setting": "lift"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "look", "how", "others", "why"),
+    [
+        (PASSED, GONE, LIFT, ALONE, ""),
+        ({"passes": 1}, GONE, LIFT, (), "pass 1 of 2"),
+        (PASSED, GONE, {"setting": "explain"}, (), "slurm_drains = explain"),
+        (PASSED, Look(checks=2, left=(PYTHON,)), LIFT, (), "nfs_file_read"),
+        (PASSED, Look(checks=2, silent={"/scratch": "does not answer"}), LIFT, (), "not answer"),
+        (PASSED, Look(checks=2, faults=("gpu: GPU 3 lost",)), LIFT, (), "GPU 3 lost"),
+        (PASSED, Look(checks=2, waits="drained by us before"), LIFT, (), "by us before"),
+        (PASSED, Look(checks=2, why_not_ours="it is IDLE+DRAIN+MAINT"), LIFT, (), "MAINT"),
+        (PASSED, Look(), LIFT, (), "no check of this node"),
+        ({**PASSED, "foreign": True}, GONE, LIFT, (), "someone has set or edited"),
+        ({**PASSED, "again": True}, GONE, LIFT, (), "once within a day"),
+        ({**PASSED, "kind": "batch-failure"}, GONE, LIFT, (), "an administrator"),
+        ({**PASSED, "kind": "prolog-error"}, GONE, LIFT, (), "an administrator"),
+        ({**PASSED, "kind": "completing"}, GONE, LIFT, (), "Slurm returns it"),
+        ({**PASSED, "state": "IDLE+DRAIN+INVALID_REG"}, GONE, LIFT, (), "INVAL"),
+        (PASSED, GONE, LIFT, (_other("n8"), _other("n9")), "3 nodes within the hour"),
+        (
+            PASSED,
+            GONE,
+            LIFT,
+            (_other("n8", held=(), job=1, uid=2), _other("n9", held=(), job=2, uid=3)),
+            "3 nodes within the hour: processes of a step",
+        ),
+        (
+            PASSED,
+            GONE,
+            LIFT,
+            (_other("n8", kind="duplicate-job"), _other("n9", kind="epilog-error", held=())),
+            "all after",
+        ),
+    ],
+)
+def test_a_node_returns_only_if_nothing_speaks_against_it(
+    changes: dict[str, object],
+    look: Look,
+    how: dict[str, str],
+    others: tuple[SlurmDrain, ...],
+    why: str,
+) -> None:
+    drain = msgspec.structs.replace(DRAIN, stuck=obstacle(look), **changes)
+    found = why_not_lift(drain, setting=how["setting"], others=iter(others))
+    assert why in found if why else found == ""
+
+
+def test_passes_are_apart_and_begin_anew_after_an_obstacle() -> None:
+    settings, drain, passes = Recovery(passes=PASSES, apart_s=60), DRAIN, []
+    for now_s, passed in ((1100, True), (1110, True), (1200, False), (1300, True), (1400, True)):
+        drain = after_test(drain, all_passed=passed, now_s=now_s, settings=settings)
+        passes.append(drain.passes)
+    assert passes == [1, 1, 0, 1, 2]
+
+
+FOREIGN = msgspec.structs.replace(DRAIN, foreign=True)
+LIFTED = msgspec.structs.replace(DRAIN, lifted_s=2000.0)
+UNBOUND = msgspec.structs.replace(DRAIN, reason="", since="")
+
+
+@pytest.mark.parametrize(
+    ("record", "reason", "since", "since_s", "job", "held"),
+    [
+        (UNBOUND, "Kill task failed", SINCE, 1010.0, 4711, 1),  # what a hook has just seen
+        (UNBOUND, "Kill task failed (JobId=4711 StepId=0)", SINCE, 1010.0, 4711, 1),
+        (UNBOUND, "Kill task failed (JobId=9 StepId=0)", SINCE, 1010.0, 9, 0),
+        (UNBOUND, "Kill task failed", SINCE, 1040.0, -1, 1),  # set anew, before a health check
+        (UNBOUND, "Epilog error", SINCE, 1040.0, 0, 0),
+        (DRAIN, "Kill task failed", SINCE, 1000.0, 4711, 1),  # the same
+        (DRAIN, "Epilog error", "2026-11-28T15:00:00", 4600.0, 0, 0),  # another of Slurm's
+        (DRAIN, "Kill task failed", "2026-11-28T15:00:00", 4600.0, -1, 1),  # set anew by someone
+        (DRAIN, "Kill task failed; DIMM", SINCE, 1000.0, -1, 1),  # edited
+        (FOREIGN, "Kill task failed", "2026-11-28T16:00:00", 8200.0, -1, 1),  # and back
+        (UNBOUND, "DIMM", SINCE, 1010.0, None, 0),
+        (LIFTED, "Kill task failed", "2026-11-28T15:00:00", 4600.0, 0, 0),  # a later one
+    ],
+)
+def test_a_drain_is_its_text_and_its_time(
+    record: SlurmDrain, reason: str, since: str, since_s: float, job: int | None, held: int
+) -> None:
+    found = bound(record, reason, since, since_s, "n7")
+    assert (-1 if found and found.foreign else found.job if found else None) == job
+    assert len(found.held if found else ()) == held
+
+
+def test_one_sentence_says_what_happened_what_was_found_and_what_returns_the_node() -> None:
+    def said(name_of: Mapping[int, str], **changes: object) -> str:
+        drain = msgspec.structs.replace(DRAIN, **changes)
+        return sentence(drain, setting="lift", now_s=1840.0, name_of=name_of.__getitem__)
+
+    alice = {1000: "alice"}
+    assert said(alice, stuck="python(81) waits; /scratch (nfs1:/scratch) does not answer") == (
+        "drained by Slurm 14 min (Kill task failed, job 4711 of alice): python(81) waits; /scratch"
+        " (nfs1:/scratch) does not answer → lifts itself when that process is gone and /scratch"
+        " answers"
+    )
+    assert "python(81) (rank 3) in D state in nfs_file_read" in said(alice)
+    text = said(alice, kind="completing", reason="", held=(), job=7)
+    assert text.startswith("job 7 of alice ended 14 min ago and stays in COMPLETING")
+    assert "resumes no node that it calls INVAL" in said(
+        alice, kind="gres", state="IDLE+DRAIN+INVALID_REG"
+    )
+    assert "down by Slurm" in said(alice, kind="rebooted", state="DOWN", held=())
+
+
+def test_a_wave_is_named_by_what_is_narrowest() -> None:
+    others = [_other("n8", job=1, uid=5), _other("n9", job=2, uid=6)]
+    found = wave(DRAIN, others)
+    assert found is not None
+    assert "/scratch" in found.text
+    assert found.nodes == "n[7-9]"
+    assert wave(DRAIN, others[:1]) is None
+    assert wave(DRAIN, [*others[:1], others[0]]) is None  # one node twice
+
+
+@pytest.mark.parametrize(
+    ("second", "named"),
+    [
+        (_other("n8"), {"job 4711"}),
+        (_other("n8", job=5000), {"user alice"}),
+        (_other("n8", array=4711, job=4712), {"user alice"}),
+        (_other("n8", job=5000, uid=7), set()),
+        (_other("n8", time_s=-1e6), set()),
+        (_other("n8", kind="rebooted"), set()),
+        (_other("n7"), set()),
+    ],
+)
+def test_who_drained_two_nodes_is_named_before_the_third(
+    second: SlurmDrain, named: set[str]
+) -> None:
+    names: Callable[[int], str] = {1000: "alice", 7: "bob"}.__getitem__
+    assert set(culprits([DRAIN, second], 2000.0, names)) == named
+
+
+def test_the_advice_to_the_owner_fits_what_the_processes_wait_for() -> None:
+    dump = msgspec.structs.replace(PYTHON, wait="dump_user_range", resources=())
+    assert "ulimit -c 0" in advice_for([_other("n8", held=(dump,))])
+    assert "/scratch" in advice_for([DRAIN])
+    assert "KillWait" in advice_for([_other("n8", held=())])
+
+
+def test_every_rule_of_return_is_used() -> None:
+    assert {row.lifted_by for row in (*REASONS, COMPLETING)} == set(Return)
