@@ -183,11 +183,24 @@ def _throttled_s(directory: Path) -> float:
     return 0.0
 
 
+# Filesystems whose files are on other machines; those over FUSE are `fuse.NAME`.
+_OF_SERVERS = frozenset(
+    {"nfs", "nfs4", "lustre", "gpfs", "beegfs", "wekafs", "ceph", "cifs", "smb3", "panfs"}
+    | {"orangefs", "afs", "9p", "virtiofs"}
+)
+
+
 class Mount(NamedTuple):
-    """The filesystem on a mount point."""
+    """The filesystem on a mount point; `source` is a device or a server."""
 
     kind: str
     options: str
+    source: str = ""
+
+    @property
+    def has_server(self) -> bool:
+        """Whether its files are on other machines, or may be."""
+        return self.kind in _OF_SERVERS or self.kind.startswith("fuse.")
 
 
 def mounts_in(text: str) -> dict[str, Mount]:
@@ -200,7 +213,7 @@ def mounts_in(text: str) -> dict[str, Mount]:
         words = line.split()
         if len(words) >= _FEWEST_FIELDS:
             point = _OCTAL.sub(lambda code: chr(int(code[1], 8)), words[1])
-            mounts[point] = Mount(kind=words[2], options=words[3])
+            mounts[point] = Mount(kind=words[2], options=words[3], source=words[0])
     return mounts
 
 
@@ -225,7 +238,7 @@ def mounted_by_users(root: Path, mounts: Path = MOUNTS) -> frozenset[str]:
     """
     points = [
         point
-        for point, (kind, options) in mounted(mounts).items()
+        for point, (kind, options, _) in mounted(mounts).items()
         if kind.startswith("fuse") and _OF_A_USER.search(options)
     ]
     if not points:

@@ -128,7 +128,7 @@ def _cpu_speed(context: CheckContext) -> Iterator[Table]:
 
 def _filesystems(context: CheckContext) -> Iterator[Table]:
     names: set[str] = set()
-    for point, (kind, options) in sorted(read_mounts(context).items()):
+    for point, (kind, options, _) in sorted(read_mounts(context).items()):
         if kind not in _LOCAL_TYPES | _SHARED_TYPES or context.path(point).is_file():
             continue
         # A writable mount is tested before every job, by a file.
