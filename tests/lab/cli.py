@@ -138,7 +138,7 @@ def _fault(options: argparse.Namespace) -> int:
 def _storage(options: argparse.Namespace) -> int:
     from . import storage_faults  # as below
 
-    return storage_faults.run_all(options.runs, options.results)
+    return storage_faults.run_all(options.name, options.runs, options.results)
 
 
 def _chaos(options: argparse.Namespace) -> int:
@@ -226,6 +226,7 @@ def _parser() -> argparse.ArgumentParser:
         "storage", help="faults of a network filesystem, and what checks say of them"
     )
     storage.add_argument("--runs", type=int, default=1, help="of each (default: %(default)s)")
+    storage.add_argument("--name", default="storage", help="of the lab (default: %(default)s)")
     storage.add_argument(
         "--results",
         type=Path,

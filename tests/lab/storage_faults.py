@@ -247,7 +247,7 @@ def _command(pid: int) -> bytes:
     return b""
 
 
-def run_all(runs: int, results: Path) -> int:
+def run_all(lab_name: str, runs: int, results: Path) -> int:
     """Run each fault so often, on nodes at random; print what is wrong, and how many were right."""
     done: Counter[str] = Counter()
     right: Counter[str] = Counter()
@@ -258,7 +258,7 @@ def run_all(runs: int, results: Path) -> int:
             done[result["fault"]] += 1
             right[result["fault"]] += not result["wrong"]
             took_s.setdefault(result["fault"], []).append(result["took_s"])
-    with Lab.start(name="storage", nodes=NODES, network_filesystem_mb=SIZE_MB) as lab:
+    with Lab.start(name=lab_name, nodes=NODES, network_filesystem_mb=SIZE_MB) as lab:
         prepare(lab)
         for number in range(runs):
             for name, (fault, level, blame) in FAULTS.items():

@@ -13,9 +13,8 @@ from statistics import median
 
 from slurm_health.preflight.expectations import Links
 from slurm_health.preflight.localize.settings import DeviceKind
-from slurm_health.preflight.session import storage
 from slurm_health.preflight.session.measurement import group_result, served
-from slurm_health.preflight.session.storage import STORAGE_NODES
+from slurm_health.preflight.session.storage import has_test
 from slurm_health.records import records
 from slurm_health.records.gpu_load import Burn
 from slurm_health.records.record_codec import Entry
@@ -211,7 +210,8 @@ class CheckState:
     `wrong_results` holds what nodes said of devices that computed wrongly, `exact` the nodes all of
     whose devices have computed correctly in a round, `did_not_connect` those whose devices NCCL was
     connecting when a deadline passed. `light` says why they measure with light probes, empty where
-    they do with torch. `took_ms` is how long groups took, by phase.
+    they do with torch. `took_ms` is how long groups took, by phase. `storage_round` is the one
+    that ordered a test of storage.
     """
 
     def __init__(self, nodes: Sequence[str]) -> None:
@@ -231,8 +231,7 @@ class CheckState:
         self.did_not_connect: set[str] = set()
         self.burns: defaultdict[str, list[Burn]] = defaultdict(list)
         self.storage: defaultdict[str, list[records.StorageTested]] = defaultdict(list)
-        self._storage_s = 0.0
-        self._storage_nodes: list[str] | None = None
+        self.storage_round: RoundState | None = None
         self._reports: defaultdict[int, dict[str, records.NodeReported]] = defaultdict(dict)
         self._samples: defaultdict[int, list[records.Sampled]] = defaultdict(list)
         # By node and launch, because a node's file may be read before the master's.
@@ -261,28 +260,11 @@ class CheckState:
             return list(self.round.unreported)
         return list(dict.fromkeys([*self.pending(), *self.storage_pending()]))
 
-    def _begin_storage(self, current: RoundState) -> None:
-        if STORAGE_NODES in current.record.options:
-            self._storage_s = current.started_s
-            self._storage_nodes = [node for group in current.begun for node in group]
-
-    @property
-    def storage_began(self) -> bool:
-        """Whether the test of storage has been ordered."""
-        return self._storage_nodes is not None
-
-    def storage_until_s(self) -> float:
-        """Return when the test of storage is over, whoever has not reported by then."""
-        nodes = self._storage_nodes or ()
-        return self._storage_s + storage.at_most_s(len(nodes))
-
     def storage_pending(self) -> list[str]:
         """Name the nodes whose test of storage has not been reported, and may yet be."""
-        return [
-            node
-            for node in self._storage_nodes or ()
-            if node not in self.storage and not self.agents[node].gone
-        ]
+        groups = self.storage_round.begun if self.storage_round else []
+        nodes = [node for group in groups for node in group]
+        return [node for node in nodes if node not in self.storage and not self.agents[node].gone]
 
     def ready(self, nodes: Iterable[str]) -> list[records.WorkersReady]:
         """Return what those of these nodes said that have workers ready."""
@@ -313,7 +295,7 @@ class CheckState:
                 self.admitted, self.leaves = tuple(nodes), leaves
             case records.RoundStarted(round=number):
                 self.round = RoundState(record, time_s, self.agents, self._reports[number])
-                self._begin_storage(self.round)
+                self.storage_round = self.round if has_test(record) else self.storage_round
             case records.Sampled() | records.NodeReported() | records.StorageTested():
                 self._node_says(record)
             case records.GroupAborted(group=group) if self._is_current(record.round):

@@ -15,7 +15,7 @@ from statistics import median
 from typing import NamedTuple
 
 from slurm_health.records.nodeset import fold
-from slurm_health.records.records import StorageRead, StorageTested
+from slurm_health.records.records import RoundStarted, StorageRead, StorageTested
 from slurm_health.records.text import counted
 from slurm_health.records.verdict import Level, NodeVerdict, StorageBlame, StorageVerdict
 
@@ -35,13 +35,11 @@ LATE = "late"  # the peer had not written them yet, which says nothing about the
 FULL = frozenset({"ENOSPC", "EDQUOT"})
 REFUSED = frozenset({"EACCES", "EPERM"})
 ABSENT = frozenset({"ENOENT", "ENOTDIR"})
-_UNMOUNTED = "unmounted"  # another filesystem is there than on its peers
 _WORDS = {
     "ENOSPC": "has no space left (ENOSPC)",
     "EDQUOT": "is over its quota (EDQUOT)",
     HUNG: f"did not answer within {LIMIT_S:g} s",
     UNSEEN: "does not show what its peers write",
-    _UNMOUNTED: "is not mounted",
     "EROFS": "is read-only",
     "ESTALE": "has a stale handle (ESTALE)",
     "ENOTCONN": "has lost its server (ENOTCONN)",
@@ -58,25 +56,23 @@ _NOT_READ = StorageRead(status=LATE)
 _LEAST_NODES = 3  # the one in doubt, and two that are well: one alone proves nothing
 
 
+def has_test(started: RoundStarted) -> bool:
+    """Return whether a round orders a test of storage."""
+    return STORAGE_NODES in started.options
+
+
 def at_most_s(nodes: int) -> float:
     """Return how long the test of so many nodes takes at most, with its orders and its answers."""
     return LIMIT_S + nodes * STAGGER_S + _ORDERS_S
 
 
-def judge(tests: Iterable[StorageTested]) -> tuple[list[NodeVerdict], list[StorageVerdict]]:
-    """Return verdicts on nodes whose client is at fault, and on storage that is not well."""
+def judge(tests: Iterable[StorageTested]) -> Iterator[NodeVerdict | StorageVerdict]:
+    """Yield verdicts on nodes whose client is at fault, and on storage that is not well."""
     by_path: dict[str, dict[str, StorageTested]] = {}
     for test in tests:
         by_path.setdefault(test.path, {})[test.node] = test
-    nodes: list[NodeVerdict] = []
-    storage: list[StorageVerdict] = []
     for of_path in by_path.values():
-        for verdict in _Path(of_path).verdicts():
-            if isinstance(verdict, NodeVerdict):
-                nodes.append(verdict)
-            else:
-                storage.append(verdict)
-    return nodes, storage
+        yield from _Path(of_path).verdicts()
 
 
 class _Trouble(NamedTuple):
@@ -97,68 +93,61 @@ class _Path:
         self._all = tests
         self._tests = {node: test for node, test in tests.items() if test.status not in FULL}
         well = [test for test in tests.values() if test.status == OK]
-        self._small_ms = median(test.small_ms for test in well) if well else 0.0
-        large_ms = [test.large_ms for test in well if test.server]
-        self._large_ms = median(large_ms) if large_ms else 0.0
-        read_ms = [r.ms for t in well for r in t.reads.values() if r.status == OK and r.ms]
-        self._read_ms = median(read_ms) if read_ms else 0.0
-        # The mount that most have, None for a directory of each node's own.
+        reads = [read.ms for test in well for read in test.reads.values()]
+        self._small_ms = median([test.small_ms for test in well] or [0.0])
+        self._large_ms = median([test.large_ms for test in well if test.server] or [0.0])
+        self._read_ms = median([ms for ms in reads if ms] or [0.0])
+        # The mount that most have; without a server it is a directory of each node's own.
         servers = [(test.server, test.filesystem) for test in tests.values()]
         self._server, filesystem = max(servers, key=servers.count)
         self._path = next(iter(tests.values())).path
-        self._where = f"storage {self._path}"
-        if self._server:
-            self._where += f" ({filesystem}, {self._server})"
+        mount = f" ({filesystem}, {self._server})" if self._server else ""
+        self._where = f"storage {self._path}{mount}"
 
     def verdicts(self) -> Iterator[NodeVerdict | StorageVerdict]:
         """Yield what is to be said of it, nothing where all is well."""
-        if full := {n: t for n, t in self._all.items() if t.status in FULL}:
-            test = next(iter(full.values()))
-            free = f"{test.free_bytes / 1e9:.2f} of {test.total_bytes / 1e9:.2f} GB free"
-            room = f", {free}" if test.total_bytes else ""
-            yield self._verdict(StorageBlame.USER, full, f"{_WORDS[test.status]}{room}")
+        if full := [test for test in self._all.values() if test.status in FULL]:
+            free = f"{full[0].free_bytes / 1e9:.2f} of {full[0].total_bytes / 1e9:.2f} GB free"
+            what = _words(full[0].status) + (f", {free}" if full[0].total_bytes else "")
+            yield self._verdict(StorageBlame.USER, [test.node for test in full], what)
         statuses = {test.status for test in self._tests.values()}
-        if statuses <= REFUSED | ABSENT:  # what nobody may write is only looked at
-            if statuses - REFUSED:
-                what = f"{_words(min(statuses - REFUSED))}, and was not tested"
+        if statuses <= REFUSED | ABSENT:  # what this user may not write is not tested
+            if absent := statuses - REFUSED:
+                what = f"{_words(min(absent))}, and was not tested"
                 yield self._verdict(StorageBlame.USER, self._tests, what)
             return
-        bad = {
-            node: trouble
-            for node, test in self._tests.items()
-            if (trouble := self._trouble(test)) is not None
-        }
+        troubles = {node: self._trouble(test) for node, test in self._tests.items()}
+        bad = {node: trouble for node, trouble in troubles.items() if trouble is not None}
         rare = len(bad) <= max(1, len(self._tests) // _RARE)
-        own = {node for node in bad if self._is_own(self._tests[node], bad)}
-        if bad and rare and len(self._tests) >= _LEAST_NODES and own == bad.keys():
+        proven = all(self._is_own(self._tests[node], bad) for node in bad)
+        if bad and rare and proven and len(self._tests) >= _LEAST_NODES:
             yield from (self._of_client(node, bad) for node in bad)
         elif len(bad) > 1 or any(trouble.level is Level.FAULTY for trouble in bad.values()):
             yield self._of_server(bad)
-        elif (
-            not bad
-            and max(self._small_ms / _SMALL_LIMIT_MS, self._large_ms / _LARGE_LIMIT_MS) > 1.0
-            and self._server
-        ):
+        elif not bad and self._server and self._is_slow_for_all():
             what = f"takes {self._small_ms:.0f} ms for a small file, {self._large_ms:.0f} ms"
             what += " for a large one"
             yield self._verdict(StorageBlame.SERVER, self._tests, what, Level.SLOW)
 
+    def _is_slow_for_all(self) -> bool:
+        return self._small_ms > _SMALL_LIMIT_MS or self._large_ms > _LARGE_LIMIT_MS
+
     def _trouble(self, test: StorageTested) -> _Trouble | None:
         """Return what is wrong on a node, None if nothing is."""
         if self._is_unmounted(test):
-            return _Trouble(f"{_words(_UNMOUNTED)} ({test.filesystem} is there)")
+            return _Trouble(f"is not mounted ({test.filesystem} is there)")
         if test.status != OK:
             at = f" at {test.at}" if test.status == HUNG else ""
             return _Trouble(f"{_words(test.status)}{at}")
-        reads = {read.status for read in test.reads.values() if read.status != LATE}
+        reads = {read.status for read in test.reads.values()} - {LATE}
         if reads and OK not in reads:
             return _Trouble(_words(min(reads)))
         times = (test.small_ms, self._small_ms), (test.large_ms, self._large_ms)
-        slow = [(ms / max(usual_ms, 1.0), ms, usual_ms) for ms, usual_ms in times]
-        factor, ms, usual_ms = max(slow)
+        ms, usual_ms = max(times, key=lambda time: time[0] / max(time[1], 1.0))
         if not _is_slow(ms, usual_ms):
             return None
-        return _Trouble(f"takes {ms:.0f} ms for what takes its peers {usual_ms:.0f} ms", factor)
+        words = f"takes {ms:.0f} ms for what takes its peers {usual_ms:.0f} ms"
+        return _Trouble(words, ms / max(usual_ms, 1.0))
 
     def _is_unmounted(self, test: StorageTested) -> bool:
         return bool(self._server and not test.server and test.status != HUNG)
@@ -201,13 +190,11 @@ class _Path:
 
     def _of_server(self, bad: Mapping[str, _Trouble]) -> StorageVerdict:
         words = [trouble.words for trouble in bad.values()]
-        what = max(words, key=words.count)
-        levels = {trouble.level for trouble in bad.values()}
-        level = Level.FAULTY if Level.FAULTY in levels else Level.SLOW
-        total, refused = len(self._tests), any(self._tests[n].status in REFUSED for n in bad)
+        worst = min(bad.values(), key=lambda trouble: trouble.level is Level.SLOW)
+        total, refused = len(self._tests), any(self._tests[node].status in REFUSED for node in bad)
         few = total == 1 or len(bad) < total < _LEAST_NODES
         blame = StorageBlame.UNDECIDED if few or refused else StorageBlame.SERVER
-        return self._verdict(blame, bad, what, level)
+        return self._verdict(blame, bad, max(words, key=words.count), worst.level)
 
     def _verdict(
         self,
