@@ -144,6 +144,26 @@ def kernel_waits(root: Path, pid: int, children: Sequence[int]) -> str:
     return ", ".join(dict.fromkeys(waits))[:200]
 
 
+def remote_file(root: Path, pid: int, children: Sequence[int], mounts: Mapping[str, Mount]) -> str:
+    """Return an open file of a process or of its children that is on a mount with a server.
+
+    It is the file that a process reads or writes, where the kernel shows it, else the last opened;
+    with its server: `/ckpt/a.pt (srv:/ckpt)`. Neither is looked at: they may hang.
+    """
+    for process in (root / str(number) for number in (pid, *children[:_MOST_CHILDREN])):
+        with contextlib.suppress(OSError, ValueError):
+            numbers = sorted((int(name) for name in os.listdir(process / "fd")), reverse=True)  # noqa: PTH208 - text
+            with contextlib.suppress(OSError, ValueError, IndexError):  # it runs, or it is secret
+                numbers.insert(0, int((process / "syscall").read_text().split()[1], 16))
+            for number in numbers:
+                with contextlib.suppress(OSError):
+                    path = os.readlink(process / "fd" / str(number))  # noqa: PTH115 - text
+                    mount = mount_of(mounts, path)
+                    if path.startswith("/") and mount.has_server:
+                        return f"{path} ({mount.source})"
+    return ""
+
+
 class CpuLimits:
     """Reads for how long CPU limits held a process back: of its cgroup and of those above it."""
 

@@ -48,8 +48,6 @@ _WORDS = {
 }
 # Slower than its peers by this factor and by this much: less costs a job nothing, and happens.
 _SLOW_FACTOR, _SLOW_MS = 3.0, 500.0
-# Slow on all nodes: what is small, and what is large, takes longer than this.
-_SMALL_LIMIT_MS, _LARGE_LIMIT_MS = 1000.0, 3000.0
 # More than one in so many bad nodes at once is no fault of clients.
 _RARE = 4
 _NOT_READ = StorageRead(status=LATE)
@@ -97,6 +95,9 @@ class _Path:
         self._small_ms = median([test.small_ms for test in well] or [0.0])
         self._large_ms = median([test.large_ms for test in well if test.server] or [0.0])
         self._read_ms = median([ms for ms in reads if ms] or [0.0])
+        self._usual_ms = self._small_ms + self._large_ms + self._read_ms
+        # Then a test may fail to end in time by chance, on any node.
+        self._all_are_slow = self._usual_ms * _SLOW_FACTOR > LIMIT_S * 1e3
         # The mount that most have; without a server it is a directory of each node's own.
         servers = [(test.server, test.filesystem) for test in tests.values()]
         self._server, filesystem = max(servers, key=servers.count)
@@ -118,19 +119,18 @@ class _Path:
             return
         troubles = {node: self._trouble(test) for node, test in self._tests.items()}
         bad = {node: trouble for node, trouble in troubles.items() if trouble is not None}
-        rare = len(bad) <= max(1, len(self._tests) // _RARE)
-        proven = all(self._is_own(self._tests[node], bad) for node in bad)
-        if bad and rare and proven and len(self._tests) >= _LEAST_NODES:
-            yield from (self._of_client(node, bad) for node in bad)
-        elif len(bad) > 1 or any(trouble.level is Level.FAULTY for trouble in bad.values()):
-            yield self._of_server(bad)
-        elif not bad and self._server and self._is_slow_for_all():
-            what = f"takes {self._small_ms:.0f} ms for a small file, {self._large_ms:.0f} ms"
-            what += " for a large one"
+        for level in (Level.FAULTY, Level.SLOW):
+            alike = {node: trouble for node, trouble in bad.items() if trouble.level is level}
+            rare = len(alike) <= max(1, len(self._tests) // _RARE)
+            proven = all(self._is_own(self._tests[node], alike) for node in alike)
+            if rare and proven and len(self._tests) >= _LEAST_NODES:
+                yield from (self._of_client(node, alike) for node in alike)
+            elif alike and (level is Level.FAULTY or not rare):  # a few that are slow are chance
+                yield self._of_server(alike, level)
+                return
+        if self._server and self._all_are_slow:
+            what = f"takes {self._usual_ms:.0f} ms to write and read 8 MB"
             yield self._verdict(StorageBlame.SERVER, self._tests, what, Level.SLOW)
-
-    def _is_slow_for_all(self) -> bool:
-        return self._small_ms > _SMALL_LIMIT_MS or self._large_ms > _LARGE_LIMIT_MS
 
     def _trouble(self, test: StorageTested) -> _Trouble | None:
         """Return what is wrong on a node, None if nothing is."""
@@ -143,11 +143,11 @@ class _Path:
         if reads and OK not in reads:
             return _Trouble(_words(min(reads)))
         times = (test.small_ms, self._small_ms), (test.large_ms, self._large_ms)
-        ms, usual_ms = max(times, key=lambda time: time[0] / max(time[1], 1.0))
-        if not _is_slow(ms, usual_ms):
-            return None
-        words = f"takes {ms:.0f} ms for what takes its peers {usual_ms:.0f} ms"
-        return _Trouble(words, ms / max(usual_ms, 1.0))
+        for ms, usual_ms in times:
+            if _is_slow(ms, usual_ms):
+                words = f"takes {ms:.0f} ms for what takes its peers {usual_ms:.0f} ms"
+                return _Trouble(words, ms / max(usual_ms, 1.0))
+        return None
 
     def _is_unmounted(self, test: StorageTested) -> bool:
         return bool(self._server and not test.server and test.status != HUNG)
@@ -168,6 +168,8 @@ class _Path:
                 for other in self._tests.values()
             )
         ]
+        if self._all_are_slow and HUNG in {test.status, *(read.status for read in witnesses)}:
+            return False
         if witnesses and not any(read.status in (OK, LATE) for read in witnesses):
             return True
         large = [read for read in witnesses if read.ms or read.status == HUNG]
@@ -188,13 +190,12 @@ class _Path:
             evidence=(reason,),
         )
 
-    def _of_server(self, bad: Mapping[str, _Trouble]) -> StorageVerdict:
+    def _of_server(self, bad: Mapping[str, _Trouble], level: Level) -> StorageVerdict:
         words = [trouble.words for trouble in bad.values()]
-        worst = min(bad.values(), key=lambda trouble: trouble.level is Level.SLOW)
         total, refused = len(self._tests), any(self._tests[node].status in REFUSED for node in bad)
         few = total == 1 or len(bad) < total < _LEAST_NODES
         blame = StorageBlame.UNDECIDED if few or refused else StorageBlame.SERVER
-        return self._verdict(blame, bad, max(words, key=words.count), worst.level)
+        return self._verdict(blame, bad, max(words, key=words.count), level)
 
     def _verdict(
         self,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import PurePosixPath
 
 from slurm_health.records.script_records import (
     MOST_LINES,
@@ -181,10 +182,8 @@ def _raised(first: RankFailure, log: TrainingLog, data: DataManager) -> Inferenc
     says, on = cause.description, _on_how_many(same)
     if row.name == "not-a-number" and len(same) == 1:
         on = ", on this rank alone: a device that computes wrongly is possible, if rare"
-    if row.name == "disk-full":
-        path = _PATH.search(first.error)
-        at = path[1] if path else first.place
-        on += f" ({at})" if at else ""
+    if row.name in {"disk-full", "filesystem-failed"}:
+        on += _on_which_files(first, nodes, data)
     cause = replace(cause, description=says + on)
     if On.SHARED in row.on and len(nodes) > 1:
         says = f"{cause.description}: one that they share"
@@ -202,6 +201,21 @@ def _raised(first: RankFailure, log: TrainingLog, data: DataManager) -> Inferenc
     if row.blame is Attribution.USER and len(same) > 1:
         return replace(cause, sureness=Sureness.CERTAIN)
     return cause
+
+
+def _on_which_files(first: RankFailure, nodes: Sequence[str], data: DataManager) -> str:
+    """Return ` (/ckpt/a.pt on nfs4, srv:/ckpt), on 1 of 4 nodes`, as far as it is known."""
+    reports, end = data.get(NodeStates), data.get(ScriptEnd)
+    at = first.place
+    if named := _PATH.search(first.error):
+        at = path = named[1]
+        states = reports.nodes if reports else ()
+        mounts = {point: what for state in states for point, what in state.mounts.items()}
+        above = (path, *map(str, PurePosixPath(path).parents))
+        at += next((f" on {mounts[point]}" for point in above if point in mounts), "")
+    total = len(end.nodes) if end else 0
+    shares = f", on {len(nodes)} of {total} nodes" if nodes and total > 1 else ""
+    return (f" ({at})" if at else "") + shares
 
 
 def _row_by_type(first: RankFailure, same: Sequence[RankFailure], *, several: bool) -> Row | None:

@@ -392,6 +392,34 @@ def rank_elsewhere(inference: Inference, scene: Scene) -> Inference | None:
     )
 
 
+def storage_awaited(_: Inference, scene: Scene) -> Inference | None:
+    """Ranks wait in the kernel for files on a server.
+
+    On several nodes it is the server, or the way to it; on one it may be this node's client.
+    """
+    waiting = scene.standstill.waiting
+    ranks = [r for r in scene.ranks if r.storage and not r.gone and r.rank not in waiting]
+    if not ranks:
+        return None
+    first, nodes = ranks[0], nodes_of(ranks)
+    others = f", and {who(ranks[1:])} too" if len(ranks) > 1 else ""
+    one_of_many = len(nodes) == 1 < len(scene.standstill.nodes)
+    return Inference(
+        name="storage-awaited",
+        description=f"rank {first.rank} on {first.node} is waiting for storage, {first.storage},"
+        f" for {scene.standstill.stalled_s:.0f} s{others}"
+        + ("" if one_of_many else ": its server, or the way to it"),
+        sureness=Sureness.LIKELY,
+        nodes=nodes if one_of_many else (),
+        ranks=ranks_of(ranks),
+        evidence=tuple(
+            f"{where_line(rank, rank.place)}: {rank.storage}" for rank in ranks[:MOST_LINES]
+        ),
+        advice="see whether its server answers"
+        + (", and whether other nodes can read there" if one_of_many else ""),
+    )
+
+
 def file_awaited(_: Inference, scene: Scene) -> Inference | None:
     """Some ranks wait in the kernel for a file, and the others do not.
 
@@ -428,6 +456,8 @@ class HostHangChecker(HangOperator):
         if behind.name == RANK_GONE:
             killed = surroundings.killed_for_memory(behind, self.scene.data)
             return [killed] if killed else []
+        if awaited := storage_awaited(behind, self.scene):
+            return [awaited]
         rules: tuple[Rule, ...] = (rank_gone, rank_stopped, rank_elsewhere, file_awaited)
         if behind.name == NEVER_ENTERED:
             rules = (rank_elsewhere,)

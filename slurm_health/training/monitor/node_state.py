@@ -148,6 +148,11 @@ def node_state(
         left=answered.get("ranks", ())[:_MOST_LINES],
         flights=answered.get("dumps", ()),
         unavailable=unavailable,
+        mounts={
+            point: f"{mount.kind}, {mount.source}"
+            for point, mount in mounted().items()
+            if mount.has_server
+        },
     )
 
 

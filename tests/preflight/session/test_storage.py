@@ -125,6 +125,7 @@ SERVER, USER, UNDECIDED = StorageBlame.SERVER, StorageBlame.USER, StorageBlame.U
         (fail("n1", own="EACCES", reads=LATE, server="", filesystem="ext4"), Level.FAULTY),
         (slow("n1"), Level.SLOW),
         (slow("n1", read_ms=600.0), Level.SLOW),
+        (lambda tests: (fail("n1", small_ms=300.0)(tests), slow("n1")(tests))[0], Level.SLOW),
     ],
 )
 def test_one_client_is_at_fault_whose_peers_wrote_and_read_there(
@@ -154,7 +155,15 @@ def test_one_client_is_at_fault_whose_peers_wrote_and_read_there(
         (8, [fail("n3", own="EIO", seen="EIO")], {SERVER: 1}),
         (8, [fail("n3", own=HUNG, reads=OK)], {SERVER: 1}),
         (8, [slow("n3", read_ms=20.0)], {}),
-        (8, [slow("n3", "n5", read_ms=20.0)], {SERVER: 2}),
+        (8, [slow("n3", "n5", read_ms=20.0)], {}),
+        (8, [slow("n3", "n5", "n6", read_ms=20.0)], {SERVER: 3}),
+        # A slow server lets one or another miss the limit, and its peers read nothing in time.
+        (
+            5,
+            [slow(*every(5), own_ms=2500, read_ms=0), fail("n1", own=HUNG, reads=HUNG)],
+            {SERVER: 1},
+        ),
+        (5, [slow(*every(5), own_ms=1500, read_ms=900)], {SERVER: 5}),
         # One that others do not see, and that sees them: its files came late.
         (8, [fail("n3", seen=UNSEEN)], {}),
         # Too few to tell.
