@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import PurePosixPath
 
 from slurm_health.records.script_records import (
     MOST_LINES,
@@ -211,8 +210,9 @@ def _on_which_files(first: RankFailure, nodes: Sequence[str], data: DataManager)
         at = path = named[1]
         states = reports.nodes if reports else ()
         mounts = {point: what for state in states for point, what in state.mounts.items()}
-        above = (path, *map(str, PurePosixPath(path).parents))
-        at += next((f" on {mounts[point]}" for point in above if point in mounts), "")
+        inmost_first = sorted(mounts, key=len, reverse=True)
+        above = (point for point in inmost_first if f"{path}/".startswith(f"{point.rstrip('/')}/"))
+        at += next((f" on {mounts[point]}" for point in above), "")
     total = len(end.nodes) if end else 0
     shares = f", on {len(nodes)} of {total} nodes" if nodes and total > 1 else ""
     return (f" ({at})" if at else "") + shares

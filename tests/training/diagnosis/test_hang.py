@@ -143,9 +143,9 @@ CKPT = "/ckpt/a.pt (srv:/ckpt)"
 @pytest.mark.parametrize(
     ("waiting", "nodes", "words"),
     [
-        ((1,), ["n2"], "rank 1 on n2 is waiting for storage, /ckpt/a.pt (srv:/ckpt), for"),
-        ((0, 2), [], ", and rank 2 on n3 too: its server, or the way to it"),
-        ((0, 1, 2), [], ", and ranks 1-2 on n[2-3] too: its server, or the way to it"),
+        ((1,), ["n2"], "rank 1 on n2 waits for storage, /ckpt/a.pt (srv:/ckpt), for 40 s"),
+        ((0, 2), [], "ranks 0,2 on n[1,3] wait for storage, /ckpt/a.pt (srv:/ckpt), for 40 s: its"),
+        ((0, 1, 2), [], "(srv:/ckpt), for 40 s: its server, or the way to it"),
     ],
 )
 @pytest.mark.parametrize("stack", [IN_CHECKPOINT, IN_OWN_CODE, ()])
@@ -160,7 +160,7 @@ def test_ranks_that_wait_for_files_on_a_server_name_the_file_and_accuse_nobody(
     ]
     diagnosed = found(standstill(*ranks))
 
-    assert (diagnosed.cause, diagnosed.accused) == ("storage-awaited", [])
+    assert (diagnosed.cause, diagnosed.accused) == ("file-awaited", [])
     assert (diagnosed.nodes, diagnosed.ranks) == (nodes, list(waiting))
     assert words in diagnosed.description
 
