@@ -192,7 +192,7 @@ def _settings(spec: JobSpec, environ: Mapping[str, str]) -> CheckSettings:
         journal_root=config.journal_root(spec.journal, environ),
         python=interpreter.python,
         light=interpreter.light,
-        phases=chosen_phases(spec.check),
+        phases=chosen_phases(spec.check, storage=config.storage_paths(spec, environ)),
         localize=config.localize(environ),
         probe_environ=probe_environ,
     )

@@ -10,12 +10,20 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurm_health.records.errors import ConfigError
-from slurm_health.records.probe_catalog import BUILT_IN, DEFAULT, LIGHT_SET, SETS, Probe, Scope
+from slurm_health.records.probe_catalog import (
+    BUILT_IN,
+    DEFAULT,
+    LIGHT_SET,
+    SETS,
+    STORAGE,
+    Probe,
+    Scope,
+)
 
 if TYPE_CHECKING:
     from slurm_health.preflight.session.phases import Phase
@@ -29,8 +37,10 @@ _ADAPTERS = "no such probe; rails name an adapter, and perftest runs as an exter
 _REPLACED = {"ib_write_bw": _ADAPTERS, "nic_loopback": _ADAPTERS}
 
 
-def chosen_phases(value: str, option: str = "--check") -> tuple[Phase, ...]:
-    """Return the phases that a comma-separated list asks for.
+def chosen_phases(
+    value: str, option: str = "--check", *, storage: Sequence[str] = ()
+) -> tuple[Phase, ...]:
+    """Return the phases that a comma-separated list asks for; `storage` is what it tests of that.
 
     Raises:
         ConfigError: an item is no set, no probe, and no program that can be run.
@@ -49,7 +59,7 @@ def chosen_phases(value: str, option: str = "--check") -> tuple[Phase, ...]:
     programs = _programs([item for item in items if "/" in item], named, option)
     foreign = {*named} - {probe.name for probe in BUILT_IN} - SETS.keys()
     own = [*(_installed(name, option) for name in sorted(foreign)), *programs]
-    return phases([*named, *(probe.name for probe in programs)], own)
+    return phases([*named, *(probe.name for probe in programs)], own, storage)
 
 
 def what_to_check(settings: Mapping[str, object]) -> str:
@@ -66,13 +76,16 @@ def what_to_check(settings: Mapping[str, object]) -> str:
 
 
 def asks_for_light(value: str) -> bool:
-    """Return whether a list asks for light probes."""
-    return LIGHT_SET in {item.strip() for item in value.split(",")}
+    """Return whether a list asks for light probes, or for nothing that needs others."""
+    items = {item.strip() for item in value.split(",")}
+    return LIGHT_SET in items or items == {STORAGE}
 
 
 def why_light(value: str) -> str:
     """Return why light probes measure, empty if a list does not ask for them."""
-    return f"--check={LIGHT_SET}" if asks_for_light(value) else ""
+    if not asks_for_light(value):
+        return ""
+    return f"--check={LIGHT_SET if LIGHT_SET in value else STORAGE}"
 
 
 def spelled_out(value: str, option: str) -> str:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import re
@@ -10,8 +11,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from slurm_health.preflight.expectations import Expectation, expectations_from
+from slurm_health.preflight.job_spec import JobSpec
 from slurm_health.preflight.localize.settings import CHOICES, DeviceKind, settings_from
 from slurm_health.records.errors import ConfigError
+from slurm_health.records.probe_catalog import STORAGE
+from slurm_health.system.proc import mount_of, mounted
 from slurm_health.system.site_file import SITE_FILE, SiteFile, read
 
 SITE_FILE_VARIABLE = "SLURM_HEALTH_CONFIG"
@@ -56,6 +60,45 @@ def journal_root(
     if path.parts[:1] == ("~",) and home:
         path = Path(home).joinpath(*path.parts[1:])
     return path.absolute()
+
+
+def storage_paths(spec: JobSpec, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return what a test of storage tests, without looking at any of it: it may hang.
+
+    First what the job and the config file name. Then, on mounts with a server, the directories of
+    the job's output, of its submission and of its script, and its user's home: one of each mount.
+
+    Raises:
+        ConfigError: the config file cannot be used.
+    """
+    home = environ.get("HOME") or _home_in_passwd()
+    submitted = environ.get("SLURM_SUBMIT_DIR") or os.getcwd()  # noqa: PTH109 - text
+    output = ""
+    with contextlib.suppress(OSError):
+        output = os.readlink("/proc/self/fd/2").rpartition("/")[0]  # noqa: PTH115 - text
+    named = [*filter(None, spec.paths.split(",")), *_paths(_site(environ))]
+    chosen = [home + path[1:] if path.startswith("~") else path for path in named]
+    mounts = mounted()
+    for path in (output, submitted, str(Path(submitted, spec.script).parent), home):
+        mount = mount_of(mounts, path)
+        if mount.has_server and mount not in {mount_of(mounts, other) for other in chosen}:
+            chosen.append(path)
+    if not chosen and STORAGE in spec.check:
+        chosen = [submitted]
+    return tuple(dict.fromkeys(path.rstrip("/") or "/" for path in chosen))
+
+
+def _paths(file: SiteFile) -> list[str]:
+    """Return what the site has every check test.
+
+    Raises:
+        ConfigError: it is no list of directories.
+    """
+    paths = file.document.get("paths", [])
+    usable = isinstance(paths, list) and all(str(path).startswith(("/", "~")) for path in paths)
+    if not usable:
+        raise file.error((), "paths", f"expected a list of directories, found {paths!r}")
+    return [str(path) for path in paths]
 
 
 def standings(environ: Mapping[str, str]) -> Path | None:
@@ -121,6 +164,7 @@ def refuse_unreadable(file: SiteFile) -> None:
         ConfigError: one holds what they could not read.
     """
     localize_choices(file)
+    _paths(file)
     for model, table in file.table("expectations").items():
         line = file.line(("expectations", re.sub(r"\s", "", model)))
         expectations_from({model: table}, f"{file.path}:{line}")

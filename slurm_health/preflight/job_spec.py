@@ -24,6 +24,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     Args:
         check: what to measure, as `--check` takes it.
         journal: the directory of all journals; None: the site's choice.
+        paths: what a test of storage tests besides the job's own directories, comma-separated.
         python: the interpreter that runs the probes; None: the job's own, if it has torch.
         setup: a file that bash sources before the probes start.
         on_straggler: what a slow node causes.
@@ -44,6 +45,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     check: str = probe_catalog.DEFAULT
     journal: str | None = None
+    paths: str = ""
     python: str | None = None
     setup: str | None = None
     on_straggler: OnStraggler = OnStraggler.EXCLUDE
@@ -75,6 +77,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             nodes_wanted=self.nodes_wanted,
             nodes_needed=self.nodes_needed,
             keep_spares=self.keeps_spares,
+            on_unchecked=self.on_unchecked,
             stops=not self.unasked,
         )
 

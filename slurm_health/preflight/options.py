@@ -55,6 +55,10 @@ def _path_of(what: str) -> Callable[[str], str]:
     return read
 
 
+def _read_directories(text: str) -> str:
+    return ",".join(_path_of("a directory")(part.strip()) for part in text.split(","))
+
+
 def _read_interpreter(text: str) -> str:
     # A bare name is looked up on the job's PATH, which may differ from this one.
     return text if text and "/" not in text else _path_of("a Python interpreter")(text)
@@ -155,6 +159,11 @@ _SETUP = JobOption(
     _FILE,
     "A file that bash sources before the probes start: what the job exports, loads or activates.",
 )
+_PATHS = JobOption(
+    "paths",
+    Kind("DIR[,DIR...]", _read_directories),
+    "Directories that the test of storage tests, besides the job's own and the site's.",
+)
 _NETWORK_CHECK = JobOption(
     "network-check",
     None,
@@ -191,6 +200,7 @@ FOR_CHECK = (
     _STRAGGLER_DETECTION,
     _ON_STRAGGLER,
     _MAX_REQUEUES,
+    _PATHS,
     PYTHON,
     _SETUP,
     JOURNAL,

@@ -33,6 +33,7 @@ BUILT_IN = (
     Probe("memory_copy", Scope.SOLO),
     Probe("memory_pattern", Scope.SOLO),
     Probe("host_copy", Scope.SOLO),
+    Probe("storage", Scope.SOLO),
     Probe("node_allgather", Scope.NODE),
     Probe("peer_copy", Scope.NODE),
     Probe("rail_allgather", Scope.RAIL),
@@ -41,6 +42,8 @@ BUILT_IN = (
     Probe("gpt", Scope.PAIR),
 )
 GPT = ("gpt_fit", "gpt")
+# Tested by the agents themselves, beside the rounds: a filesystem that hangs holds no worker.
+STORAGE = "storage"
 # Only for accelerators, or only for nodes with accelerators.
 ON_ACCELERATORS = frozenset({"matmul_fp8", "memory_pattern", "host_copy", "peer_copy"})
 # Light probes measure the same as these with numpy and over TCP, without torch.
@@ -50,6 +53,7 @@ LIGHT = frozenset(
         "matmul",
         "memory_copy",
         "memory_pattern",
+        "storage",
         "node_allgather",
         "rail_allgather",
         "allgather",
@@ -66,6 +70,7 @@ _COMPONENTS = {
     "memory_pattern": "memory",
     "host_copy": "links",
     "peer_copy": "links",
+    "storage": "storage",
     "node_allgather": "links",
     "rail_allgather": "network",
     "allgather": "network",
@@ -116,7 +121,7 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True, order=True):
 
 
 _QUICK = ("matmul", "allgather")
-_STANDARD = ("values", "memory_copy", "node_allgather", "rail_allgather", *_QUICK)
+_STANDARD = ("values", "memory_copy", STORAGE, "node_allgather", "rail_allgather", *_QUICK)
 LIGHT_SET, AUTO = "light", "auto"
 SETS = {
     AUTO: _STANDARD,
@@ -126,5 +131,6 @@ SETS = {
     "thorough": (*_STANDARD, "matmul_fp8", "host_copy", "peer_copy", "memory_pattern", *GPT),
     "network-check": ("matmul", "rail_allgather", "allgather"),
     "straggler-detection": GPT,
+    STORAGE: ("values", STORAGE),  # a node whose workers measured nothing is undecided
 }
 DEFAULT = AUTO

@@ -19,7 +19,7 @@ from slurm_health.records.gpu_load import Burn
 from slurm_health.records.probe_catalog import LIGHT_ON_CPUS, ON_CPUS, Metric
 from slurm_health.records.verdict import Action as Action
 from slurm_health.records.verdict import Disposition as Disposition
-from slurm_health.records.verdict import LinkVerdict, NodeVerdict, Outcome
+from slurm_health.records.verdict import LinkVerdict, NodeVerdict, Outcome, StorageVerdict
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Figure = int | float | str
@@ -180,6 +180,7 @@ class VerdictReached(Record, frozen=True, kw_only=True, tag="verdict_reached"):
     leaves: list[LinkVerdict] = []
     floors: dict[str, float] = {}
     unseen: str = ""
+    storage: list[StorageVerdict] = []
 
 
 class ActionIntended(Record, frozen=True, kw_only=True, tag="action_intended"):
@@ -378,6 +379,36 @@ class DevicesWatched(Record, frozen=True, kw_only=True, tag="devices_watched"):
     round: Count
     devices: list[Burn] = []
     not_watched: str = ""
+
+
+class StorageRead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a node read the files of a peer; `ms` for the large one, 0 if it did not read that."""
+
+    status: str
+    ms: float = 0.0
+
+
+class StorageTested(Record, frozen=True, kw_only=True, tag="storage_tested"):
+    """What this node did at one path, in its test of storage.
+
+    `status` is how its own files went: `ok`, `hung` or the name of an error, and `at` at which
+    step. `small_ms` is for small files: made, written, synced, locked and removed; `large_ms` for a
+    large one of `large_bytes`, written and synced; 0: there was none. `reads` are of the files of
+    its peers, by their names. `server` is empty for a filesystem of the node's own.
+    """
+
+    node: str
+    path: str
+    status: str
+    at: str = ""
+    small_ms: float = 0.0
+    large_ms: float = 0.0
+    large_bytes: Count = 0
+    reads: dict[str, StorageRead] = {}
+    filesystem: str = ""
+    server: str = ""
+    free_bytes: Count = 0
+    total_bytes: Count = 0
 
 
 class AgentEnded(Record, frozen=True, kw_only=True, tag="agent_ended"):

@@ -122,6 +122,24 @@ class LinkVerdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     evidence: tuple[str, ...] = ()
 
 
+class StorageBlame(StrEnum):
+    """Whose matter it is that storage is not well, where it is no node's."""
+
+    SERVER = "server"  # or the network to it
+    USER = "user"  # a full quota or disk, a path that the user may not write
+    UNDECIDED = "undecided"
+
+
+class StorageVerdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The conclusion about a path that is not well on `nodes`, none of which is to blame."""
+
+    path: str
+    blame: StorageBlame
+    level: Level
+    reason: str
+    nodes: tuple[str, ...] = ()
+
+
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """The conclusion of a run: every node, and the paths and leaves that are not well.
 

@@ -197,6 +197,7 @@ def run_of(
         leaves=tuple(verdict.leaves) if verdict else (),
         floors=verdict.floors if verdict else {},
         unseen=verdict.unseen if verdict else "",
+        storage=tuple(verdict.storage) if verdict else (),
         actions=tuple(acts),
         disposition=finished.disposition,
         reason=finished.reason,
@@ -289,6 +290,7 @@ def _nodes(
                     sentences.figure_key(probe): tuple(float(f"{value:.6g}") for value in values)
                     for probe, values in figures.get(name, {}).items()
                 },
+                storage=tuple(_all(entries.nodes.get(name, ()), records.StorageTested)),
             )
         )
     return tuple(nodes)

@@ -9,14 +9,14 @@ from enum import Enum
 import msgspec
 
 from slurm_health.records.record_codec import Entry
-from slurm_health.records.records import RunStarted, Unchecked
+from slurm_health.records.records import RunStarted, StorageTested, Unchecked
 from slurm_health.records.script_records import (
     Diagnosed,
     EventKind,
     ProgressSeen,
     TrainingEvent,
 )
-from slurm_health.records.verdict import Level, LinkVerdict, Outcome
+from slurm_health.records.verdict import Level, LinkVerdict, Outcome, StorageVerdict
 
 WORST_FIRST = (Level.FAULTY, Level.SLOW, Level.INCONCLUSIVE, None, Level.HEALTHY)
 
@@ -59,8 +59,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     """One node: its verdict from `run` (level None: there is none), and its figures.
 
     `slowdown` is relative to its peers, `probability` is that of the verdict. `figures` are named
-    by probe and unit, `allgather_gb_per_s`. `hardware` is None if its workers never were ready.
-    `held` is what kept the node after the job had ended.
+    by probe and unit, `allgather_gb_per_s`, `storage` are its tests of paths. `hardware` is None if
+    its workers never were ready. `held` is what kept the node after the job had ended.
     """
 
     node: str
@@ -74,6 +74,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     hardware: Hardware | None = None
     figures: dict[str, tuple[float, ...]] = {}
     held: str = ""
+    storage: tuple[StorageTested, ...] = ()
 
     @property
     def is_bad(self) -> bool:
@@ -194,6 +195,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     leaves: tuple[LinkVerdict, ...] = ()
     floors: dict[str, float] = {}
     unseen: str = ""
+    storage: tuple[StorageVerdict, ...] = ()
     actions: tuple[Act, ...] = ()
     disposition: str = ""
     reason: str = ""

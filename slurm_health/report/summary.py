@@ -17,7 +17,7 @@ from slurm_health.records.script_records import (
     advice_afterwards,
 )
 from slurm_health.records.text import NOTHING, counted, cut, duration_text, listed, ranks_text
-from slurm_health.records.verdict import Level, Outcome, Severity
+from slurm_health.records.verdict import Level, Outcome, Severity, StorageBlame
 from slurm_health.report.sentences import (
     SEVERITIES,
     WORDS,
@@ -27,6 +27,7 @@ from slurm_health.report.sentences import (
     levels_text,
     nodes_text,
     script_text,
+    storage_text,
     times_text,
     whose_text,
 )
@@ -212,7 +213,10 @@ def _findings(story: Story) -> Iterator[Finding]:
         what = f"{kind} {NOTHING.join(link.ends)} {link.level.value} ({_sure(link.probability)})"
         why = cut(link.reason, _REASON)
         yield Finding(severity=SEVERITIES[link.level], what=what, why=why)
-    bad = last.judged and (links or any(node.is_bad for node in story.nodes))
+    for verdict in last.storage[:_ROWS]:
+        why = cut(verdict.reason, _REASON)
+        yield Finding(severity=SEVERITIES[verdict.level], what=storage_text(verdict), why=why)
+    bad = last.judged and (links or last.storage or any(node.is_bad for node in story.nodes))
     if last.nodes and not bad and (run.script or (last.judged and last.state is not State.RUNNING)):
         names = nodes_text([node.node for node in last.nodes])
         yield Finding(
@@ -437,6 +441,8 @@ def _node_advice(story: Story) -> Iterator[str]:
     about = about if undrained else []
     links = [*story.paths, *story.leaves]
     about += [f"the network between {' and '.join(link.ends)}" for link in links[:_ROWS]]
+    failing = [v.path for v in story.last.storage if v.blame is not StorageBlame.USER]
+    about += [f"the storage of {path}" for path in failing[:_ROWS]]
     if about:
         yield f"tell your administrators about {', and about '.join(about)}"
     if repairs := [node for node in bad if node in drained]:

@@ -44,7 +44,7 @@ def check_text(run: Run, page: Page) -> str:
             _paragraphs([run.unseen] if run.unseen else [], page),
             page.paragraph(first),
             page.table(table.rows) if run.nodes else [],
-            _paragraphs(links, page),
+            _paragraphs([*links, *(verdict.reason for verdict in run.storage)], page),
         ]
     )
 

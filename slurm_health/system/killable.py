@@ -74,7 +74,7 @@ class Hung(msgspec.Struct, frozen=True):
 WorkResult = Answered | Broke | Hung
 
 
-class _Child:
+class Child:
     """A running child: the read end of its pipe, and when it is killed."""
 
     def __init__(self, work: Work, limit_s: float, most_bytes: int) -> None:
@@ -92,6 +92,7 @@ class _Child:
 
     @property
     def deadline_s(self) -> float:
+        """When it is killed, by the monotonic clock."""
         return self.started_s + self.limit_s
 
     def read(self) -> bool:
@@ -115,6 +116,12 @@ class _Child:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 kill(self.pid, signal.SIGKILL)
 
+    def wait(self) -> WorkResult:
+        """Return how its work ended, by its deadline and a moment."""
+        results: dict[str, WorkResult] = {}
+        _gather({"": self}, results)
+        return results[""]
+
     def end(self, killed_s: float) -> bool:
         """Collect the child that was killed at `killed_s`; return False for a stuck one.
 
@@ -137,6 +144,7 @@ class _Child:
             time.sleep(0.001)
 
     def hung(self) -> Hung:
+        """Return that it has not answered, and for how long it waited for a processor."""
         process = Path(f"/proc/{self.pid}")
         ready, waited_s = False, 0.0
         for member in (process, *proc.children(process)):
@@ -146,6 +154,7 @@ class _Child:
         return Hung(self.limit_s, unserved_s=waited_s if ready else 0.0)
 
     def result(self) -> WorkResult:
+        """Return what it has answered, at the end of that."""
         elapsed_s = time.monotonic() - self.started_s
         if len(self.data) > self._most_bytes:
             return Broke(f"answered more than {self._most_bytes} bytes", elapsed_s)
@@ -165,14 +174,14 @@ def run_all(
     Returns within the longest limit and a moment, whatever the children do: killed children are
     collected together, so that on a busy machine their waits do not add up.
     """
-    running: dict[Key, _Child] = {}
+    running: dict[Key, Child] = {}
     results: dict[Key, WorkResult] = {}
     with _ending(running):
         for key, (task, limit_s) in work.items():
             # A signal between the fork and this entry would leave the child running; and Python
             # drops an exception of a signal handler during a fork, and with it the user's Ctrl-C.
             with signals_delayed():
-                running[key] = _Child(task, limit_s, most_bytes)
+                running[key] = Child(task, limit_s, most_bytes)
         _gather(running, results)
     return {key: results[key] for key in work}
 
@@ -191,7 +200,7 @@ def limit_memory(more_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
-def _gather(running: Mapping[Key, _Child], results: dict[Key, WorkResult]) -> None:
+def _gather(running: Mapping[Key, Child], results: dict[Key, WorkResult]) -> None:
     poll = select.poll()
     by_pipe = {child.pipe: key for key, child in running.items()}
     for pipe in by_pipe:
@@ -225,7 +234,7 @@ def _gather(running: Mapping[Key, _Child], results: dict[Key, WorkResult]) -> No
 
 
 @contextlib.contextmanager
-def _ending(running: Mapping[Key, _Child]) -> Iterator[None]:
+def _ending(running: Mapping[Key, Child]) -> Iterator[None]:
     """While active, a SIGTERM to this process ends the children before it ends the process.
 
     Slurm sends SIGTERM and, ten milliseconds later, SIGKILL; the children are in sessions of their
@@ -267,6 +276,7 @@ def _serve(work: Work, pipe: int, lifetime_s: float) -> None:
             answer = _ERROR + (str(err) or type(err).__name__).encode(errors="replace")[:4096]
         while answer:
             answer = answer[os.write(pipe, answer) :]
+        os.close(pipe)  # a thread that the kernel holds would keep it open
         status = 0
     finally:
         os._exit(status)

@@ -144,6 +144,26 @@ def kernel_waits(root: Path, pid: int, children: Sequence[int]) -> str:
     return ", ".join(dict.fromkeys(waits))[:200]
 
 
+def remote_file(root: Path, pid: int, children: Sequence[int], mounts: Mapping[str, Mount]) -> str:
+    """Return an open file of a process or of its children that is on a mount with a server.
+
+    It is the file that a process reads or writes, where the kernel shows it, else the last opened;
+    with its server: `/ckpt/a.pt (srv:/ckpt)`. Neither is looked at: they may hang.
+    """
+    for process in (root / str(number) for number in (pid, *children[:_MOST_CHILDREN])):
+        with contextlib.suppress(OSError, ValueError):
+            numbers = sorted((int(name) for name in os.listdir(process / "fd")), reverse=True)  # noqa: PTH208 - text
+            with contextlib.suppress(OSError, ValueError, IndexError):  # it runs, or it is secret
+                numbers.insert(0, int((process / "syscall").read_text().split()[1], 16))
+            for number in numbers:
+                with contextlib.suppress(OSError):
+                    path = os.readlink(process / "fd" / str(number))  # noqa: PTH115 - text
+                    mount = mount_of(mounts, path)
+                    if path.startswith("/") and mount.has_server:
+                        return f"{path} ({mount.source})"
+    return ""
+
+
 class CpuLimits:
     """Reads for how long CPU limits held a process back: of its cgroup and of those above it."""
 
@@ -183,11 +203,24 @@ def _throttled_s(directory: Path) -> float:
     return 0.0
 
 
+# Filesystems whose files are on other machines; those over FUSE are `fuse.NAME`.
+_OF_SERVERS = frozenset(
+    {"nfs", "nfs4", "lustre", "gpfs", "beegfs", "wekafs", "ceph", "cifs", "smb3", "panfs"}
+    | {"orangefs", "afs", "9p", "virtiofs"}
+)
+
+
 class Mount(NamedTuple):
-    """The filesystem on a mount point."""
+    """The filesystem on a mount point; `source` is a device or a server."""
 
     kind: str
     options: str
+    source: str = ""
+
+    @property
+    def has_server(self) -> bool:
+        """Whether its files are on other machines, or may be."""
+        return self.kind in _OF_SERVERS or self.kind.startswith("fuse.")
 
 
 def mounts_in(text: str) -> dict[str, Mount]:
@@ -199,7 +232,8 @@ def mounts_in(text: str) -> dict[str, Mount]:
     for line in text.splitlines():
         words = line.split()
         if len(words) >= _FEWEST_FIELDS:
-            mounts[unescaped(words[1])] = Mount(kind=words[2], options=words[3])
+            point = unescaped(words[1])
+            mounts[point] = Mount(kind=words[2], options=words[3], source=words[0])
     return mounts
 
 
@@ -229,7 +263,7 @@ def mounted_by_users(root: Path, mounts: Path = MOUNTS) -> frozenset[str]:
     """
     points = [
         point
-        for point, (kind, options) in mounted(mounts).items()
+        for point, (kind, options, _) in mounted(mounts).items()
         if kind.startswith("fuse") and _OF_A_USER.search(options)
     ]
     if not points:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The config file as TOML: one reader for every command and for the hooks.
 
-Five keys are for every user; the tables are the administrator's, and root's programs check them to
+Six keys are for every user; the tables are the administrator's, and root's programs check them to
 the last key (`slurm_health.node.site`). A mistake is an error that names its line.
 """
 
@@ -34,7 +34,7 @@ _ADMIN_TABLES = (
     "checks",
 )
 _HEADER, _QUOTES = re.compile(r"\s*\[\s*([^]]+?)\s*\]"), re.compile(r"[\"'\s]")
-_KEYS = ("journal", "standings", "expectations", "localize", *_ADMIN_TABLES)
+_KEYS = ("journal", "standings", "paths", "expectations", "localize", *_ADMIN_TABLES)
 _TEXTS = {
     "journal": "a directory",
     "standings": "a file, with its whole path",

@@ -135,6 +135,12 @@ def _fault(options: argparse.Namespace) -> int:
     return 0
 
 
+def _storage(options: argparse.Namespace) -> int:
+    from . import storage_faults  # as below
+
+    return storage_faults.run_all(options.name, options.runs, options.results)
+
+
 def _chaos(options: argparse.Namespace) -> int:
     requirements.require(None)
     from .chaos import command  # it loads slurm-health, which the other commands do without
@@ -216,6 +222,18 @@ def _parser() -> argparse.ArgumentParser:
     fault = commands.add_parser("fault", help="break a node, or mend it")
     _add_faults(fault, named)
 
+    storage = commands.add_parser(
+        "storage", help="faults of a network filesystem, and what checks say of them"
+    )
+    storage.add_argument("--runs", type=int, default=1, help="of each (default: %(default)s)")
+    storage.add_argument("--name", default="storage", help="of the lab (default: %(default)s)")
+    storage.add_argument(
+        "--results",
+        type=Path,
+        default=Path("/var/tmp/slurm-health-storage.jsonl"),
+        help="what has been run, and is not run again (default: %(default)s)",
+    )
+    storage.set_defaults(run=_storage)
     chaos = commands.add_parser(
         "chaos", help="random trouble for real jobs, each on a cluster of its own"
     )

@@ -14,8 +14,10 @@ from slurm_health.preflight.config import (
     journal_root,
     localize,
     standings,
+    storage_paths,
 )
 from slurm_health.preflight.expectations import expectation_of
+from slurm_health.preflight.job_spec import JobSpec
 from slurm_health.records.errors import ConfigError, ExitCode
 
 
@@ -182,3 +184,23 @@ def test_a_sites_impossible_choice_is_named_with_its_file(
 
     assert str(caught.value).startswith(environ[SITE_FILE_VARIABLE])
     assert said in str(caught.value)
+
+
+def test_the_paths_of_job_and_site_are_tested_and_no_local_directory_of_its_own_accord(
+    environ: dict[str, str],
+) -> None:
+    write_site(environ, 'paths = ["/scratch/", "~/data"]')
+    chosen = storage_paths(JobSpec(paths="/ckpt,/data"), environ)
+    assert chosen[:4] == ("/ckpt", "/data", "/scratch", "/home/ml/data")
+    write_site(environ, "")
+    environ["SLURM_SUBMIT_DIR"] = "/proc/1"
+    assert storage_paths(JobSpec(check="storage"), environ) == ("/proc/1",)
+
+
+@pytest.mark.parametrize("paths", ['"/scratch"', '["scratch"]', "[1]"])
+def test_paths_of_the_site_that_are_no_directories_are_refused(
+    environ: dict[str, str], paths: str
+) -> None:
+    write_site(environ, f"paths = {paths}")
+    with pytest.raises(ConfigError, match="expected a list of directories"):
+        storage_paths(JobSpec(), environ)

@@ -8,6 +8,7 @@ finding.
     memory       RAM, swap, memory errors, huge pages
     filesystem   mounted, of the right type, writable, not full, not hung
     tasks        load, zombies, stuck processes, leftovers of a job, daemons and units
+    watches      jobs whose watch has died
     clock        clock, clock source, processors online
     cpu_speed    how fast the processors are
     kernel_log   patterns in the kernel's log; Xid and SXid errors of GPUs and NVSwitches

@@ -94,7 +94,7 @@ class Filesystem(Check, frozen=True, kw_only=True):
         mounts = read_mounts(machine)
         if mount_of(mounts, point)[0] == _AUTOMOUNTER:
             raise Unmeasured(trouble or f"{self.path}: the automounter has mounted nothing there")
-        fstype, options = mounts.get(point, ("", ""))
+        fstype, options, _ = mounts.get(point, Mount("", ""))
         if not fstype and self.mounted:
             return self.judge(MountState(mounted=False))
         if status is None:

@@ -25,9 +25,9 @@ from slurm_health.node.checks.tasks import Daemon, count_cpus
 from slurm_health.node.checks.vendors import Optics, amd_gpus, local_drives
 from slurm_health.records.errors import Unmeasured
 from slurm_health.system.nvml import GpuDevice, read_gpus
+from slurm_health.system.proc import mounts_in
 
 _LOCAL_TYPES = frozenset({"ext4", "xfs", "btrfs", "zfs"})
-_SHARED_TYPES = frozenset({"nfs", "nfs4", "lustre", "beegfs", "gpfs", "ceph", "wekafs"})
 _DAEMONS = ("munged", "sshd", "chronyd", "nvidia-persistenced")
 _KIB_PER_GIB = 1 << 20
 # Firmware and crash kernels take a little; a missing module takes far more.
@@ -58,6 +58,9 @@ _HEAD = """\
 # home, root's fleet commands (lemons, metrics, history) have no journals to read.
 journal = {journal}
 
+# Directories whose storage every check tests, on all nodes at once.
+paths = {paths}
+
 [hooks]
 # Nothing is drained until this is true.
 drain = false
@@ -83,7 +86,10 @@ def draft(context: CheckContext, *, node: str, shared: str = "") -> tuple[str, l
     left_out = []
     directory = f"directory = {_text(shared)}" if shared else '# directory = "/shared/slurm-health"'
     journal = _text(f"{shared.rstrip('/')}/journal" if shared else "~/.slurm-health/journal")
-    sections = [_HEAD.format(node=node, directory=directory, journal=journal)]
+    mounts = mounts_in(context.read_or_none("/proc/self/mounts") or "").items()
+    served = sorted(p for p, m in mounts if m.has_server and p.split("/")[1] not in _OF_THE_SYSTEM)
+    head = _HEAD.format(node=node, directory=directory, journal=journal, paths=_text(served))
+    sections = [head]
     for title, build in _SECTIONS.items():
         try:
             tables = list(build(context))
@@ -128,8 +134,10 @@ def _cpu_speed(context: CheckContext) -> Iterator[Table]:
 
 def _filesystems(context: CheckContext) -> Iterator[Table]:
     names: set[str] = set()
-    for point, (kind, options) in sorted(read_mounts(context).items()):
-        if kind not in _LOCAL_TYPES | _SHARED_TYPES or context.path(point).is_file():
+    for point, mount in sorted(read_mounts(context).items()):
+        kind, options, _ = mount
+        is_known = kind in _LOCAL_TYPES or (mount.has_server and not kind.startswith("fuse."))
+        if not is_known or context.path(point).is_file():
             continue
         # A writable mount is tested before every job, by a file.
         is_used = point in _WRITTEN or point.split("/")[1] not in _OF_THE_SYSTEM

@@ -229,13 +229,15 @@ class CommonKeys(_Table, frozen=True, kw_only=True):
 
 
 class Settings(_Table, frozen=True, kw_only=True):
-    """The whole file. The first four keys are for every user; preflight checks the last two."""
+    """The whole file. The first five keys are for every user; preflight checks the last two."""
 
     # Where journals go; may begin with `~`; empty: `~/.slurm-health/journal`.
     journal: str = ""
     # The file in which root [publishes](../admin/fleet.md#let-the-checks-know) what the history
     # says of nodes.
     standings: AbsolutePath | Literal[""] = ""
+    # Directories whose [storage](../explanation/storage.md) every check tests; may begin with `~`.
+    paths: tuple[str, ...] = ()
     expectations: dict[str, dict[str, Any]] = {}
     localize: dict[str, Any] = {}
     hooks: Hooks = Hooks()

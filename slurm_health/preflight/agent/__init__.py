@@ -10,5 +10,6 @@ reads the master's file of the journal and writes its own, and calls nothing of 
     workers          all of a node: started, once more if need be, waited on, ended
     worker_process   one worker: started, sent to, read from, killed; whether it stands still
     node_facts       what an agent has to know about its node
+    storage          its test of storage, in a child, and what that leaves behind
     gpu_monitor      a process that reports the state of each GPU four times a second
 """

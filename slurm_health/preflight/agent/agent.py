@@ -18,12 +18,14 @@ from slurm_health.preflight.agent.order_poller import OrderPoller, at_random
 from slurm_health.preflight.agent.worker_process import Done, Gone, InRound, Worker
 from slurm_health.preflight.agent.workers import AgentSettings, Workers
 from slurm_health.preflight.orders import Bell
+from slurm_health.preflight.session.storage import STORAGE_NODES
 from slurm_health.records import records
 from slurm_health.records.verdict import Outcome
 from slurm_health.system import journal
 
 if TYPE_CHECKING:
     from slurm_health.preflight.agent.gpu_monitor import BurnWatch
+    from slurm_health.preflight.agent.storage import StorageTest
 
 # From an abort to the kill of a stuck worker. Over NCCL it first shows that its device computes.
 ABORT_GRACE_S, ABORT_GRACE_CPUS_S = 3.0, 0.3
@@ -63,6 +65,7 @@ class Agent:
         self._unsaid: list[records.Record] = []
         self._unsaid_since_s = 0.0
         self._watch: BurnWatch | None = None
+        self._storage: StorageTest | None = None
         self._hostname = socket.gethostname()
         self._address = node_facts.own_address(environ, self._hostname)
         self._workers = Workers(
@@ -84,10 +87,14 @@ class Agent:
         try:
             self.begin()
             while self.serves:
-                self._workers.wait(self.wait_s(), self._bell.descriptor)
+                storage = self._storage.descriptor if self._storage is not None else None
+                self._workers.wait(self.wait_s(), self._bell.descriptor, storage)
                 self.step()
         finally:
+            removal = self._storage.end() if self._storage is not None else None
             held = self._workers.end()
+            if removal is not None:
+                removal.wait()
             if self._watch is not None:
                 self._watch.end()
         self.sign_off(held)
@@ -152,6 +159,8 @@ class Agent:
         self._workers.tick()
         if self._watch is not None:
             self._watch.read()
+        if self._storage is not None and (tests := self._storage.poll()):
+            self._say(*tests)
         if self._unsaid and self._monotonic() - self._unsaid_since_s >= TOGETHER_S:
             self._say()
 
@@ -199,6 +208,10 @@ class Agent:
         ready = self._workers.ready
         if not (ready or self._workers.ended):
             return  # the master knows: it did not count on this node
+        if STORAGE_NODES in record.options and self._storage is None:
+            from slurm_health.preflight.agent.storage import StorageTest
+
+            self._storage = StorageTest(self._settings.node, record, self._poller.secret)
         (group,), (far,) = record.groups, record.rendezvous
         self._round = NodeRound(
             record=record,

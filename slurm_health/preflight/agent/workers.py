@@ -190,17 +190,18 @@ class Workers:
         ]
         return ""
 
-    def wait(self, timeout_s: float, also: int | None = None) -> None:
+    def wait(self, timeout_s: float, *also: int | None) -> None:
         """Return when one has something to say or stands still, or after this time.
 
-        Or when there is something to read from the descriptor `also`.
+        Or when there is something to read from one of the descriptors `also`.
         """
         poll = select.poll()
         for worker in self._workers:
             for descriptor in worker.descriptors:
                 poll.register(descriptor, select.POLLIN)
-        if also is not None:
-            poll.register(also, select.POLLIN)
+        for other in also:
+            if other is not None:
+                poll.register(other, select.POLLIN)
         until_s = self._monotonic() + timeout_s
         while True:
             now_s = self._monotonic()

@@ -18,11 +18,11 @@ from slurm_health.preflight.decide.paths import (
     no_new_partner_helps,
     one_of_a_lone_pair,
 )
-from slurm_health.preflight.decide.policy import OnStraggler, Policy
+from slurm_health.preflight.decide.policy import OnStraggler, OnUnchecked, Policy
 from slurm_health.records.errors import ExitCode
 from slurm_health.records.nodeset import fold
 from slurm_health.records.records import Disposition, JobOutcome, VerdictReached
-from slurm_health.records.verdict import Level, NodeVerdict
+from slurm_health.records.verdict import Level, NodeVerdict, StorageBlame
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,8 @@ def exit_code(verdict: VerdictReached) -> ExitCode:
     if (nodes | links) & {Level.FAULTY, Level.SLOW}:
         return ExitCode.BAD_NODES
     # A link that was slow once and could not be tried again leaves every node decided.
-    return ExitCode.INCONCLUSIVE if Level.INCONCLUSIVE in nodes else ExitCode.HEALTHY
+    unclear = Level.INCONCLUSIVE in nodes or verdict.storage
+    return ExitCode.INCONCLUSIVE if unclear else ExitCode.HEALTHY
 
 
 def unwanted(
@@ -152,9 +153,16 @@ class _Case:
         drop: tuple[tuple[str, ...], str] = ((), ""),
     ) -> Decision:
         drain, left_alone = self._drains()
+        code, storage = exit_code(self.verdict), self.verdict.storage
+        stop = self.policy.on_unchecked is OnUnchecked.STOP
+        if disposition is Disposition.PROCEED:
+            reason = "; ".join([reason, *(each.reason for each in storage)])
+            if stop and any(each.blame is StorageBlame.SERVER for each in storage):
+                disposition, code = Disposition.STOP, ExitCode.UNAVAILABLE
+                reason, nodes, spares, drop = f"{reason} (--on-unchecked=stop)", (), (), ((), "")
         outcome = JobOutcome(
             disposition=disposition,
-            exit_code=exit_code(self.verdict),
+            exit_code=code,
             reason=reason,
             nodes=list(nodes),
             spares=list(spares),

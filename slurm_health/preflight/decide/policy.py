@@ -57,6 +57,7 @@ class Policy:
         nodes_needed: with as few as this it runs rather than be requeued.
         keep_spares: it keeps healthy nodes beyond `nodes_wanted`, for restarts of its script.
         last_choice: of equally good nodes these are used last.
+        on_unchecked: whether it runs with storage whose server is at fault.
         stops: a job that can neither leave a faulty node nor be requeued stops; else it runs on it.
     """
 
@@ -67,4 +68,5 @@ class Policy:
     nodes_needed: int | None = None
     keep_spares: bool = False
     last_choice: tuple[str, ...] = ()
+    on_unchecked: OnUnchecked = OnUnchecked.PROCEED
     stops: bool = True

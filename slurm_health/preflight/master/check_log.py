@@ -79,7 +79,7 @@ def tell(
     *,
     to: str = telemetry.LOG_SOCKET,
 ) -> None:
-    """Write a line for each bad node, and one for the check. Who reads `level` sees both."""
+    """Write a line for each bad node, each path that is not well, and the check."""
     job = {
         "cluster": one_line(started.cluster),
         "job": one_line(started.run_id),
@@ -95,6 +95,15 @@ def tell(
                 "reason": cut(one_line(node.reason), _LENGTH),
             }
             _send("warning", {"verdict": "node", **job, **what}, to)
+    for path in verdict.storage:
+        what = {
+            "path": cut(one_line(path.path), _LENGTH),
+            "blame": path.blame.value,
+            "level": path.level.value,
+            "nodes": cut(fold(path.nodes), _LENGTH),
+            "reason": cut(one_line(path.reason), _LENGTH),
+        }
+        _send("warning", {"verdict": "storage", **job, **what}, to)
     levels = Counter(node.level.value for node in verdict.nodes)
     what = {
         "disposition": finished.disposition.value,

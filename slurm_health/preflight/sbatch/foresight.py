@@ -121,7 +121,7 @@ def _trouble_with(root: Path) -> str:
     if not os.access(there, os.W_OK | os.X_OK):
         return f"cannot be made, as {there} cannot be written here: the job runs UNCHECKED"
     real = os.path.realpath(there)
-    kind, _ = mount_of(mounted(), real)
+    kind = mount_of(mounted(), real).kind
     local = any(Path(real).is_relative_to(each) for each in _OF_ONE_MACHINE)
     if kind in _IN_MEMORY or (local and kind in _ON_DISK):
         return (

@@ -10,5 +10,6 @@ The master calls it: it folds what it has read, asks for the next step, and take
     phases         what a check consists of: probes, and the phases that run them
     course         takes the phases in order: the next round, and what all of them conclude
     measurement    raw samples to measured values and group results
+    storage        whose fault it is that storage is slow or fails
     conclusion     the Localizer's verdict, and what else is known, to a record
 """

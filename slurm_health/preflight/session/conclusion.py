@@ -88,7 +88,7 @@ class Known:
 
 
 def concluded(
-    nodes: Sequence[str], verdict: Verdict, known: Known, others: Mapping[str, NodeVerdict]
+    nodes: Sequence[str], verdict: Verdict, known: Known, others: Iterable[NodeVerdict]
 ) -> VerdictReached:
     """Return the record of a verdict over all `nodes`, in their order.
 
@@ -100,7 +100,7 @@ def concluded(
     # wrong, or none was ever right, it may be the software.
     software = not known.exact or 1 < len(tested) < 2 * wrong
     usual = median_high(known.served.values()) if known.served else 1.0
-    verdicts = dict(others)
+    verdicts: dict[str, NodeVerdict] = {}
     for name, node in verdict.nodes.items():
         judged = _with_load(node, known.burns.get(name, ()))
         if texts := known.wrong_results.get(name):
@@ -112,8 +112,10 @@ def concluded(
         slow = judged.level is Level.SLOW and judged.component.startswith(("compute", "memory"))
         if slow and name in known.limits:
             judged = replace(judged, evidence=(*judged.evidence, known.limits[name]))
-        judged = _with_devices(judged, known.devices.get(name, ()))
-        verdicts[name] = _both(judged, others[name]) if name in others else judged
+        verdicts[name] = _with_devices(judged, known.devices.get(name, ()))
+    for other in others:
+        before = verdicts.get(other.node)
+        verdicts[other.node] = other if before is None else _both(before, other)
     return VerdictReached(
         nodes=[_rounded(verdicts[node]) for node in nodes],
         paths=[_rounded(path) for path in verdict.paths],

@@ -18,7 +18,9 @@ from slurm_health.preflight.session.course import Course, MakeLocalizer
 from slurm_health.preflight.session.deadlines import TimeLimits
 from slurm_health.preflight.session.phases import Phase, light_phases, without_torch
 from slurm_health.preflight.session.state import CheckState, Group, RoundState, on_cpus
-from slurm_health.records.probe_catalog import GPT, Scope
+from slurm_health.preflight.session.storage import STORAGE_NODES, STORAGE_PATHS, at_most_s, judge
+from slurm_health.records.nodeset import fold
+from slurm_health.records.probe_catalog import GPT, STORAGE, Scope
 from slurm_health.records.records import (
     AgentsLaunched,
     Figure,
@@ -30,7 +32,8 @@ from slurm_health.records.records import (
     RoundStarted,
     VerdictReached,
 )
-from slurm_health.records.verdict import Outcome, Round, Verdict
+from slurm_health.records.text import counted
+from slurm_health.records.verdict import NodeVerdict, Outcome, Round, StorageVerdict, Verdict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +93,10 @@ class Controller:
         course = self._course_of(state.admitted)
         planned = course.next_round(state.ended)
         if planned is None or course.phase is None:
+            if ordered := state.storage_round:
+                until_s = ordered.started_s + at_most_s(len(ordered.begun))
+                if now_s < until_s and (pending := len(state.storage_pending())):
+                    return Wait(until_s=until_s, reason=f"storage of {counted(pending, 'node')}")
             return (self._concluded(course.verdict()),)
         return self._to_round(planned, course.phase, now_s)
 
@@ -195,6 +202,12 @@ class Controller:
             several_devices=any(len(each.devices) > 1 for each in ready), on_cpus=on_cpus(ready)
         )
         shared = [probe for probe in probes if probe.scope != Scope.SOLO.value]
+        options = self._options(phase, members)
+        if STORAGE_PATHS in options and self.state.storage_round:  # no part of a second test
+            del options[STORAGE_PATHS]
+            probes = [probe for probe in probes if probe.name != STORAGE]
+        elif STORAGE_PATHS in options:
+            options[STORAGE_NODES] = fold(node for node in members if agents[node].usable)
         started = RoundStarted(
             round=len(self.state.ended),
             groups=[list(group) for group in planned.groups],
@@ -204,7 +217,7 @@ class Controller:
             phase=phase.name,
             name=phase.round_name(planned.index),
             probes=shared if planned.shared_only and shared else probes,
-            options=self._options(phase, members),
+            options=options,
         )
         return (started,)
 
@@ -294,7 +307,15 @@ class Controller:
             limits=bases(state.models(), self._expectations),
             devices={name: each.devices for name, each in ready.items() if not each.on_cpus},
         )
-        record = concluded(state.nodes, verdict, known, absent.judged(state, self.limits))
+        storage: list[StorageVerdict] = []
+        others = list(absent.judged(state, self.limits).values())
+        for judged in judge(test for tests in state.storage.values() for test in tests):
+            if isinstance(judged, NodeVerdict):
+                others.append(judged)
+            else:
+                storage.append(judged)
+        record = concluded(state.nodes, verdict, known, others)
+        record = msgspec.structs.replace(record, storage=storage)
         if not state.light:
             return record
         gpus = state.has_accelerators()

@@ -14,6 +14,7 @@ from statistics import median
 from slurm_health.preflight.expectations import Links
 from slurm_health.preflight.localize.settings import DeviceKind
 from slurm_health.preflight.session.measurement import group_result, served
+from slurm_health.preflight.session.storage import has_test
 from slurm_health.records import records
 from slurm_health.records.gpu_load import Burn
 from slurm_health.records.record_codec import Entry
@@ -209,7 +210,8 @@ class CheckState:
     `wrong_results` holds what nodes said of devices that computed wrongly, `exact` the nodes all of
     whose devices have computed correctly in a round, `did_not_connect` those whose devices NCCL was
     connecting when a deadline passed. `light` says why they measure with light probes, empty where
-    they do with torch. `took_ms` is how long groups took, by phase.
+    they do with torch. `took_ms` is how long groups took, by phase. `storage_round` is the one
+    that ordered a test of storage.
     """
 
     def __init__(self, nodes: Sequence[str]) -> None:
@@ -228,6 +230,8 @@ class CheckState:
         self.exact: set[str] = set()
         self.did_not_connect: set[str] = set()
         self.burns: defaultdict[str, list[Burn]] = defaultdict(list)
+        self.storage: defaultdict[str, list[records.StorageTested]] = defaultdict(list)
+        self.storage_round: RoundState | None = None
         self._reports: defaultdict[int, dict[str, records.NodeReported]] = defaultdict(dict)
         self._samples: defaultdict[int, list[records.Sampled]] = defaultdict(list)
         # By node and launch, because a node's file may be read before the master's.
@@ -252,7 +256,15 @@ class CheckState:
 
         These may have written it just before.
         """
-        return list(self.round.unreported) if self.round else self.pending()
+        if self.round:
+            return list(self.round.unreported)
+        return list(dict.fromkeys([*self.pending(), *self.storage_pending()]))
+
+    def storage_pending(self) -> list[str]:
+        """Name the nodes whose test of storage has not been reported, and may yet be."""
+        groups = self.storage_round.begun if self.storage_round else []
+        nodes = [node for group in groups for node in group]
+        return [node for node in nodes if node not in self.storage and not self.agents[node].gone]
 
     def ready(self, nodes: Iterable[str]) -> list[records.WorkersReady]:
         """Return what those of these nodes said that have workers ready."""
@@ -283,7 +295,8 @@ class CheckState:
                 self.admitted, self.leaves = tuple(nodes), leaves
             case records.RoundStarted(round=number):
                 self.round = RoundState(record, time_s, self.agents, self._reports[number])
-            case records.Sampled() | records.NodeReported():
+                self.storage_round = self.round if has_test(record) else self.storage_round
+            case records.Sampled() | records.NodeReported() | records.StorageTested():
                 self._node_says(record)
             case records.GroupAborted(group=group) if self._is_current(record.round):
                 assert self.round is not None
@@ -327,7 +340,12 @@ class CheckState:
         else:
             node.take(record)
 
-    def _node_says(self, record: records.Sampled | records.NodeReported) -> None:
+    def _node_says(
+        self, record: records.Sampled | records.NodeReported | records.StorageTested
+    ) -> None:
+        if isinstance(record, records.StorageTested):  # beside the rounds
+            self.storage[record.node].append(record)
+            return
         reports = self._reports[record.round]
         if record.node in reports:
             return  # that was its last word

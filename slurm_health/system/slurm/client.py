@@ -209,7 +209,7 @@ class Client:
 
     def mail_program(self) -> str:
         """Return the program by which Slurm sends mail to users."""
-        return self._config.get("MailProg", "") or _MAIL
+        return self.config.get("MailProg", "") or _MAIL
 
     def forgets_late(self) -> bool:
         """Return whether a node may take a requeued job for an ended one for two seconds.

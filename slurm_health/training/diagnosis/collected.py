@@ -189,7 +189,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
     for memory in the job's cgroup, which may have `limit_bytes`. `lost_gpus` are the GPUs that no
     program can use now, in words; `state` has all other trouble, `left` the ranks that still run.
     `flights` are dumps on this node's own filesystems. `unavailable` has by name what could not be
-    read, and why.
+    read, and why. `mounts` are its filesystems with a server, by their points.
     """
 
     node: str
@@ -201,6 +201,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
     left: tuple[str, ...] = ()
     flights: tuple[FlightRecord, ...] = ()
     unavailable: dict[str, str] = {}
+    mounts: dict[str, str] = {}
 
 
 class NodeStates(msgspec.Struct, frozen=True, kw_only=True):

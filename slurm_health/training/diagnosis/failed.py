@@ -180,7 +180,7 @@ def _raised(first: RankFailure, log: TrainingLog, data: DataManager) -> Inferenc
     )
     if not row.pattern:
         return cause
-    cause = replace(cause, description=cause.description + _where(row, same))
+    cause = replace(cause, description=cause.description + _where(row, same, data))
     if On.SHARED in row.on and len(nodes) > 1:
         says = f"{cause.description}: one that they share"
         return replace(cause, attribution=Attribution.USER, description=says)
@@ -199,16 +199,30 @@ def _raised(first: RankFailure, log: TrainingLog, data: DataManager) -> Inferenc
     return cause
 
 
-def _where(row: Row, same: Sequence[RankFailure]) -> str:
+def _where(row: Row, same: Sequence[RankFailure], data: DataManager) -> str:
     """Return the ranks of a cause, or its path; empty for one rank."""
-    on = _on_how_many(same)
     if row.name == "not-a-number" and len(same) == 1:
         return ", on this rank alone: a device that computes wrongly is possible, if rare"
-    if row.name == "disk-full":
-        path = _PATH.search(same[0].error)
-        at = path[1] if path else same[0].place
-        on += f" ({at})" if at else ""
+    on = _on_how_many(same)
+    if row.name in {"disk-full", "filesystem-failed"}:
+        on += _on_which_files(same[0], failed_nodes(same), data)
     return on
+
+
+def _on_which_files(first: RankFailure, nodes: Sequence[str], data: DataManager) -> str:
+    """Return ` (/ckpt/a.pt on nfs4, srv:/ckpt), on 1 of 4 nodes`, as far as it is known."""
+    reports, end = data.get(NodeStates), data.get(ScriptEnd)
+    at = first.place
+    if named := _PATH.search(first.error):
+        at = path = named[1]
+        states = reports.nodes if reports else ()
+        mounts = {point: what for state in states for point, what in state.mounts.items()}
+        inmost_first = sorted(mounts, key=len, reverse=True)
+        above = (point for point in inmost_first if f"{path}/".startswith(f"{point.rstrip('/')}/"))
+        at += next((f" on {mounts[point]}" for point in above), "")
+    total = len(end.nodes) if end else 0
+    shares = f", on {len(nodes)} of {total} nodes" if nodes and total > 1 else ""
+    return (f" ({at})" if at else "") + shares
 
 
 def _row_by_type(first: RankFailure, same: Sequence[RankFailure], *, several: bool) -> Row | None:

@@ -161,6 +161,12 @@ class Scene:
         return () if known else self.ranks
 
     @property
+    def awaiting_servers(self) -> list[RankSample]:
+        """The ranks outside of collectives that wait for a file on a server."""
+        waiting = self.standstill.waiting
+        return [r for r in self.ranks if r.storage and not r.gone and r.rank not in waiting]
+
+    @property
     def awaiting_files(self) -> list[RankSample]:
         """The silent ranks that wait for a file, unless all wait for the same."""
         ranks = self.silent
@@ -393,22 +399,31 @@ def rank_elsewhere(inference: Inference, scene: Scene) -> Inference | None:
 
 
 def file_awaited(_: Inference, scene: Scene) -> Inference | None:
-    """Some ranks wait in the kernel for a file, and the others do not.
+    """Ranks wait in the kernel for files of a server; or some do for any, while others do not.
 
-    No rank has a stack, and none is gone or stopped, which would explain more.
+    On several nodes it is the server, or the way to it; on one it may be this node's client.
+    Without a server no rank has a stack, and none is gone or stopped, which would explain more.
     """
-    ranks = scene.awaiting_files
+    remote = scene.awaiting_servers
+    ranks = remote or scene.awaiting_files
     if not ranks:
         return None
-    return _about(
-        ranks,
+    waits = "waits" if len(ranks) == 1 else "wait"
+    if not remote:
+        what = f"{who(ranks)} {waits} for a file, a pipe or a filesystem, and no other rank does"
+    else:
+        since = f"for {scene.standstill.stalled_s:.0f} s"
+        what = f"{who(ranks)} {waits} for storage, {ranks[0].storage}, {since}"
+    one_node = not remote or len(nodes_of(ranks)) == 1 < len(scene.standstill.nodes)
+    return Inference(
         name="file-awaited",
-        description=f"{who(ranks)} {'waits' if len(ranks) == 1 else 'wait'} for a file, a pipe or"
-        " a filesystem, and no other rank does",
+        description=what if one_node else f"{what}: its server, or the way to it",
         sureness=Sureness.LIKELY,
+        nodes=nodes_of(ranks) if one_node else (),
+        ranks=ranks_of(ranks),
         evidence=tuple(
             f"rank {rank.rank} on {rank.node}: process {rank.pid}, state {rank.state}, waits in"
-            f" the kernel: {rank.kernel}"
+            f" the kernel: {rank.kernel}" + (f", {rank.storage}" if rank.storage else "")
             for rank in ranks[:MOST_LINES]
         ),
         advice="look at its open files (ls -l /proc/PID/fd), and whether their filesystems answer"
@@ -429,7 +444,9 @@ class HostHangChecker(HangOperator):
             killed = surroundings.killed_for_memory(behind, self.scene.data)
             return [killed] if killed else []
         rules: tuple[Rule, ...] = (rank_gone, rank_stopped, rank_elsewhere, file_awaited)
-        if behind.name == NEVER_ENTERED:
+        if self.scene.awaiting_servers:
+            rules = (rank_gone, rank_stopped, file_awaited)
+        elif behind.name == NEVER_ENTERED:
             rules = (rank_elsewhere,)
         return [inferred for rule in rules if (inferred := rule(behind, self.scene))]
 

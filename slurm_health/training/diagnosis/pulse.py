@@ -502,6 +502,7 @@ def who_gets_on(standstill: Standstill, limits: Limits) -> tuple[str, float]:
         if rank.works and rank.rank not in waiting and (patient or not waiting):
             lacks = rank.lacks_processor
             does = "is ready to run, and has no processor" if lacks else "still works"
+            does += f" on {rank.storage}" if rank.storage else ""
             return f"rank {rank.rank} on {rank.node} {does}", math.inf
     if len(alive) < len(standstill.ranks) and not waiting:
         return "some ranks have ended, and no other is known to wait for them", math.inf
@@ -511,6 +512,7 @@ def who_gets_on(standstill: Standstill, limits: Limits) -> tuple[str, float]:
         limit_s = max(limit_s, standstill.allowance_s)
         slow = rank.state == IN_KERNEL or place.doing is Doing.CHECKPOINT
         if slow and stalled_s < limit_s:
-            why = f"rank {rank.rank} on {rank.node} waits for storage or a device"
+            what = rank.storage or "storage or a device"
+            why = f"rank {rank.rank} on {rank.node} waits for {what}"
             return why, limit_s - stalled_s
     return "", math.inf

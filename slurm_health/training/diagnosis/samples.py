@@ -108,6 +108,11 @@ def place_of(stack: Sequence[Frame]) -> StackPlace:
     return StackPlace(doing=Doing.OWN_CODE, at=at)
 
 
+def file_waits(kernel: str) -> frozenset[str]:
+    """Return those waits in the kernel that are for a file, a pipe or a filesystem."""
+    return frozenset(wait for wait in kernel.split(", ") if _FILES.search(wait))
+
+
 class RankSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One rank at one moment; unknown values are 0, empty, or -1 for `replica`.
 
@@ -130,6 +135,7 @@ class RankSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         answered: it answered an inspection, which the following are of.
         stack: of its main thread, outermost call first.
         kernel: the waits in the kernel of it and its children.
+        storage: the file with its server that it reads or writes, if it waits for a file.
         flight: its recorded collectives.
         gpu_share: of time in which its GPUs were used; with `gpu_waits` they did next to nothing
             in it, as in a collective that waits for its peers.
@@ -167,6 +173,7 @@ class RankSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     answered: bool = False
     stack: tuple[Frame, ...] = ()
     kernel: str = ""
+    storage: str = ""
     flight: FlightRecord | None = None
     gpu_share: float = 0.0
     gpu_waits: bool = False
@@ -239,7 +246,7 @@ class RankSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def file_waits(self) -> frozenset[str]:
         """Its waits in the kernel, and its children's, for a file, a pipe or a filesystem."""
-        return frozenset(wait for wait in self.kernel.split(", ") if _FILES.search(wait))
+        return file_waits(self.kernel)
 
     @property
     def in_flight(self) -> bool:

@@ -333,7 +333,7 @@ EXCEPTIONS: tuple[Row, ...] = (
         "filesystem-failed",
         r"Input/output error|Stale file handle|Transport endpoint is not connected"
         r"|transport endpoint shutdown|Read-only file system|Remote I/O"
-        r"|\[Errno (5|30|107|108|116|121)\]",
+        r"|\[Errno (5|30|107|108|116|121)\]|\[Errno 110\][^:]* of a file",
         "a filesystem failed while the script used it",
         "check whether the path can be read on other nodes, and have the node checked",
     ),
@@ -670,9 +670,12 @@ EXCEPTIONS: tuple[Row, ...] = (
 
 # The file that Python names behind an error of the system: its name may be anything.
 _FILE = re.compile(r"""(\[Errno \d+\] [^:'"]+): (?:'[^']*'|"[^"]*")""")
+_FILE_TIMED_OUT = re.compile(r"""(\[Errno 110\] [^:'"]+): (?:'/[^']*'|"/[^"]*")""")
 
 
 def known(error: str, *, loading: bool = False) -> Row | None:
     """Return the row of an exception, None if no row fits; `loading`: `torch.load` raised it."""
-    text = ("torch.load: " if loading else "") + _FILE.sub(r"\1", error)
+    # That a connection timed out is no filesystem's; that a file did, is.
+    text = _FILE_TIMED_OUT.sub(r"\1 of a file", error)
+    text = ("torch.load: " if loading else "") + _FILE.sub(r"\1", text)
     return next((row for row in EXCEPTIONS if row.fits(text)), None)

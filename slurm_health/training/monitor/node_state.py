@@ -67,8 +67,6 @@ _UP = 0x1  # IFF_UP: the interface is configured to work
 # Recovery actions of NVML, before which no program can use a GPU (nvml.h,
 # nvmlGpuRecoveryAction_t).
 _RESET, _REBOOT = 1, 2
-# Filesystems of a single node; dumps on others are read once, on the batch host.
-_OF_THE_NODE = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs", "ramfs", "overlay"}
 
 
 class _Gpus(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,6 +146,11 @@ def node_state(
         left=answered.get("ranks", ())[:_MOST_LINES],
         flights=answered.get("dumps", ()),
         unavailable=unavailable,
+        mounts={
+            point: f"{mount.kind}, {mount.source}"
+            for point, mount in mounted().items()
+            if mount.has_server
+        },
     )
 
 
@@ -299,7 +302,8 @@ def _dumps(node: str, began_s: float, directory: Path) -> tuple[FlightRecord, ..
         duration_s=time.time() - began_s + _CLOCKS_S,
     )
     mounts = mounted()
-    reader = FlightDumps(job, reads=lambda path: mount_of(mounts, str(path)).kind in _OF_THE_NODE)
+    # Dumps on servers are read once, on the batch host.
+    reader = FlightDumps(job, reads=lambda path: not mount_of(mounts, str(path)).has_server)
     if not reader.files():
         return ()
     try:

@@ -22,7 +22,7 @@ from slurm_health import heartbeat
 from slurm_health.records.text import one_line
 from slurm_health.system import proc
 from slurm_health.training.diagnosis.collected import FlightRecord
-from slurm_health.training.diagnosis.samples import Frame, RankSample
+from slurm_health.training.diagnosis.samples import Frame, RankSample, file_waits
 from slurm_health.training.monitor.gpu_activity import GpuActivity, activity, combined
 from slurm_health.training.monitor.voices import (
     Heartbeat,
@@ -107,6 +107,7 @@ class Whereabouts(NamedTuple):
     answered: bool
     stack: tuple[Frame, ...]
     kernel: str
+    storage: str
     flight: FlightRecord | None
     gpu_share: float
     gpu_waits: bool
@@ -232,11 +233,16 @@ class Ranks:
         where = {}
         for rank in self._ranks:
             pids = (rank.pid, *rank.children)
+            kernel = proc.kernel_waits(self._root, rank.pid, rank.children)
+            storage = ""
+            if file_waits(kernel):
+                storage = proc.remote_file(self._root, rank.pid, rank.children, proc.mounted())
             use = combined(gpus.by_pid[pid] for pid in pids if pid in gpus.by_pid)
             where[rank.pid] = Whereabouts(
                 answered=rank.voice.answered,
                 stack=rank.voice.stack or stacks.by_pid.get(rank.pid, ()),
-                kernel=proc.kernel_waits(self._root, rank.pid, rank.children),
+                kernel=kernel,
+                storage=storage,
                 flight=rank.voice.flight,
                 gpu_share=use.share,
                 gpu_waits=use.waits,

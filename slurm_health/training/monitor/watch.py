@@ -164,6 +164,7 @@ class Watch:
         self._output_s = self._recorded_s = float("-inf")
         self._recorded: ProgressSeen | None = None
         self._warned = False
+        self._awaited: set[str] = set()  # files on servers that ranks have waited for
 
     def run(self) -> None:
         """Watch.
@@ -247,6 +248,11 @@ class Watch:
             return
         standstill = self._pulse.judge(program, reports, now_s, silent)
         if standstill.why_not:
+            awaited = {rank.storage for rank in standstill.ranks if rank.storage}
+            if awaited - self._awaited:  # each file once
+                self._awaited |= awaited
+                stalled_s = standstill.stalled_s
+                self._events.say(f"no progress for {stalled_s:.0f} s: {standstill.why_not}")
             return
         wanted = [node for node in self._agents.nodes if node not in silent]
         reports = self._agents.ask(STATE, wanted)

@@ -16,10 +16,16 @@ from slurm_health.preflight.decide.decide import (
     unwanted,
 )
 from slurm_health.preflight.decide.facts import JobFacts, requeue_obstacle
-from slurm_health.preflight.decide.policy import OnStraggler, Policy
+from slurm_health.preflight.decide.policy import OnStraggler, OnUnchecked, Policy
 from slurm_health.records.errors import ExitCode
 from slurm_health.records.records import Disposition, JobOutcome, VerdictReached
-from slurm_health.records.verdict import Level, LinkVerdict, NodeVerdict
+from slurm_health.records.verdict import (
+    Level,
+    LinkVerdict,
+    NodeVerdict,
+    StorageBlame,
+    StorageVerdict,
+)
 from tests.strategies import verdicts
 from tests.support.situations import MANY, job_facts
 
@@ -314,3 +320,26 @@ def test_a_bad_link_is_a_finding_although_every_node_is_well(where: str) -> None
         "the connection n1-n2 is bad, no node is to blame: each step may take up to 1.82 times as"
         " long (network)"
     )
+
+
+@pytest.mark.parametrize(
+    ("blame", "choice", "disposition", "code"),
+    [
+        ("server", OnUnchecked.PROCEED, Disposition.PROCEED, ExitCode.INCONCLUSIVE),
+        ("server", OnUnchecked.STOP, Disposition.STOP, ExitCode.UNAVAILABLE),
+        ("user", OnUnchecked.STOP, Disposition.PROCEED, ExitCode.INCONCLUSIVE),
+        ("undecided", OnUnchecked.STOP, Disposition.PROCEED, ExitCode.INCONCLUSIVE),
+    ],
+)
+def test_storage_that_no_node_is_to_blame_for_stops_a_job_only_if_its_user_wants_that(
+    blame: str, choice: OnUnchecked, disposition: Disposition, code: ExitCode
+) -> None:
+    hung = StorageVerdict(
+        path="/ckpt", blame=StorageBlame(blame), level=Level.FAULTY, reason="/ckpt hangs"
+    )
+    well = verdict_of(n1=Level.HEALTHY, n2=Level.HEALTHY)
+    verdict = VerdictReached(nodes=well.nodes, storage=[hung])
+    decision = decide(verdict, Policy(on_unchecked=choice), JobFacts(job_id=1, batch_node="n1"))
+    assert (decision.outcome.disposition, decision.outcome.exit_code) == (disposition, code)
+    assert "all healthy; /ckpt hangs" in decision.outcome.reason
+    assert (decision.drain, decision.drop, decision.leave) == ((), ((), ""), ())

@@ -19,7 +19,7 @@ WELL = {
 
 def judged(nodes: dict[str, NodeVerdict], known: Known) -> dict[str, NodeVerdict]:
     """Return the verdicts on nodes of which this is known."""
-    record = concluded(list(nodes), Verdict(nodes=nodes), known, {})
+    record = concluded(list(nodes), Verdict(nodes=nodes), known, [])
     return {node.node: node for node in record.nodes}
 
 
@@ -167,7 +167,7 @@ def test_every_node_is_judged_once_in_the_order_of_the_run() -> None:
         paths=(LinkVerdict(ends=("n1", "n2"), level=Level.FAULTY, probability=0.99999),),
         leaves=(LinkVerdict(ends=("s1",), level=Level.SLOW, slowdown=2.0),),
     )
-    others = {"n3": NodeVerdict(node="n3", level=Level.INCONCLUSIVE, probability=0.0)}
+    others = [NodeVerdict(node="n3", level=Level.INCONCLUSIVE, probability=0.0)]
 
     record = concluded(["n1", "n2", "n3"], verdict, Known(), others)
 
@@ -201,7 +201,7 @@ def test_what_was_found_apart_from_the_verdict_is_added_to_what_it_says_of_the_n
         node="n1", level=Level.FAULTY, component="device", reason="lost", evidence=("lost",)
     )
 
-    (found,) = concluded(["n1"], Verdict(nodes={"n1": healthy}), Known(), {"n1": broken}).nodes
+    (found,) = concluded(["n1"], Verdict(nodes={"n1": healthy}), Known(), [broken]).nodes
 
     assert (found.level, found.component, found.reason) == (Level.FAULTY, "device", "lost")
     assert found.evidence == ("round 0", "lost")

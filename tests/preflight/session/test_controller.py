@@ -11,10 +11,11 @@ from msgspec.structs import replace
 
 from slurm_health.preflight.localize.settings import USUAL, DeviceKind, LocalizeSettings
 from slurm_health.preflight.master.run_check import make_localizer
-from slurm_health.preflight.session.controller import Controller
+from slurm_health.preflight.session.controller import Controller, Wait
 from slurm_health.preflight.session.course import RoundPlanner
 from slurm_health.preflight.session.deadlines import TimeLimits
 from slurm_health.preflight.session.phases import phases
+from slurm_health.preflight.session.storage import STORAGE_NODES, STORAGE_PATHS
 from slurm_health.records.record_codec import Entry
 from slurm_health.records.records import (
     AgentsLaunched,
@@ -26,6 +27,7 @@ from slurm_health.records.records import (
     Record,
     RoundEnded,
     RoundStarted,
+    StorageTested,
     VerdictReached,
 )
 from slurm_health.records.verdict import Level, Outcome
@@ -256,3 +258,25 @@ def test_devices_are_connected_apart_only_after_nccl_has_hung_in_that(
     again = story.does(RoundStarted)
 
     assert {name: value for name, value in again.options.items() if name == "apart"} == options
+
+
+def test_the_verdict_waits_for_the_test_of_storage_and_no_longer_than_that_may_take() -> None:
+    story = Story(NODES[:2], course=phases(["storage"], storage=["/ckpt"]))
+    story.does(AgentsLaunched)
+    story.is_ready(*NODES[:2])
+    story.does(NodesAdmitted)
+    begun = story.does(RoundStarted)
+    assert begun.options[STORAGE_PATHS] == "/ckpt"
+    assert begun.options[STORAGE_NODES] == "n[1-2]"
+    story.says(StorageTested(node="n1", path="/ckpt", status="ok"))
+    story.says(*measured(*NODES[:2]))
+    while not isinstance(step := story.next(), Wait):  # the rounds go on meanwhile
+        story.says(step[0])
+        if isinstance(step[0], RoundStarted):
+            assert STORAGE_NODES not in step[0].options
+            story.says(*measured(*NODES[:2], index=step[0].round))
+    assert step.reason == "storage of 1 node"
+    assert story.next(at_s=step.until_s - 0.1) == step
+    verdict = story.does(VerdictReached, at_s=step.until_s)
+    assert [node.level for node in verdict.nodes] == [Level.HEALTHY] * 2
+    assert verdict.storage == []

@@ -104,7 +104,7 @@ def test_a_round_gets_time_for_its_burn_and_its_training(
 def test_every_probe_finds_faults_of_a_known_part() -> None:
     parts = {Metric(probe=probe.name).component for probe in BUILT_IN}
 
-    assert parts == {"compute", "memory", "links", "network"}
+    assert parts == {"compute", "memory", "links", "network", "storage"}
 
 
 def test_every_probe_of_a_set_exists_and_every_probe_is_in_the_thorough_set() -> None:

@@ -137,5 +137,40 @@ def test_the_rank_that_is_elsewhere_is_named_and_not_those_that_wait_for_their_d
     assert f"while ranks 0-1,3 wait {where}" in diagnosed.description
 
 
+CKPT = "/ckpt/a.pt (srv:/ckpt)"
+
+
+@pytest.mark.parametrize(
+    ("waiting", "nodes", "words"),
+    [
+        ((1,), ["n2"], "rank 1 on n2 waits for storage, /ckpt/a.pt (srv:/ckpt), for 40 s"),
+        ((0, 2), [], "ranks 0,2 on n[1,3] wait for storage, /ckpt/a.pt (srv:/ckpt), for 40 s: its"),
+        ((0, 1, 2), [], "(srv:/ckpt), for 40 s: its server, or the way to it"),
+    ],
+)
+@pytest.mark.parametrize("stack", [IN_CHECKPOINT, IN_OWN_CODE, ()])
+def test_ranks_that_wait_for_files_on_a_server_name_the_file_and_accuse_nobody(
+    waiting: tuple[int, ...], nodes: list[str], words: str, stack: tuple[Frame, ...]
+) -> None:
+    ranks = [
+        rank(number, stack, state="D", kernel="nfs_wait", storage=CKPT)
+        if number in waiting
+        else rank(number, IN_BACKWARD)
+        for number in range(3)
+    ]
+    diagnosed = found(standstill(*ranks))
+
+    assert (diagnosed.cause, diagnosed.accused) == ("file-awaited", [])
+    assert (diagnosed.nodes, diagnosed.ranks) == (nodes, list(waiting))
+    assert words in diagnosed.description
+
+
+def test_a_worker_of_a_loader_that_reads_while_its_rank_is_in_a_collective_is_no_cause() -> None:
+    reads = rank(1, IN_BACKWARD, kernel="child nfs_wait", storage=CKPT)
+    diagnosed = found(standstill(rank(0, IN_LOADER), reads, rank(2, IN_BACKWARD)))
+
+    assert (diagnosed.cause, diagnosed.ranks) == ("data-loader-stuck", [0])
+
+
 def silent(number: int, kernel: str = "futex_wait_queue", **more: object) -> RankSample:
     return rank(number, (), kernel=kernel, **more)

@@ -136,3 +136,19 @@ def test_a_lost_node_that_the_job_asks_for_by_name_is_to_leave_its_nodelist() ->
     view = SlurmView(node_states={"n1": "DOWN", "n2": "DOWN*", "n3": "MIXED"}, required=("n2",))
 
     assert "(sbatch --nodelist without n2 and --exclude=n1)" in diagnose(view).advice
+
+
+def test_an_error_of_a_file_names_it_its_filesystem_and_on_how_many_nodes() -> None:
+    stale = "OSError: [Errno 116] Stale file handle: '/ckpt/run/a.pt'"
+    states = told("n1", mounts={"/ckpt": "nfs4, srv:/ckpt", "/": "nfs4, srv:/root"})
+    one = diagnose(TrainingLog(failures=(failed(1, stale, "n2"),)), states)
+    assert one.cause == "filesystem-failed"
+    assert one.description.endswith(" (/ckpt/run/a.pt on nfs4, srv:/ckpt), on 1 of 3 nodes")
+
+    ranks = [failed(number, stale, f"n{number + 1}") for number in range(3)]
+    several = diagnose(TrainingLog(failures=tuple(ranks)), states)
+    assert "(/ckpt/run/a.pt on nfs4, srv:/ckpt), on 3 of 3 nodes" in several.description
+
+    full = "OSError: [Errno 28] No space left on device: '/tmp/a.pt'"
+    unknown = diagnose(TrainingLog(failures=(failed(1, full, "n2"),)))
+    assert "(/tmp/a.pt), on 1 of 3 nodes" in unknown.description

@@ -190,6 +190,9 @@ def test_an_exception_is_known_by_its_words(
         ),
         ("OSError: [Errno 28] No space left on device: '/home/nan/a.pt'", "disk-full"),
         ("OSError: [Errno 5] Input/output error: '/data/inf/0.bin'", "filesystem-failed"),
+        ("OSError: [Errno 30] Read-only file system: '/ckpt/0.pt'", "filesystem-failed"),
+        ("TimeoutError: [Errno 110] Connection timed out: '/ckpt/0.pt'", "filesystem-failed"),
+        ("OSError: [Errno 122] Disk quota exceeded: '/ckpt/0.pt'", "disk-full"),
     ],
 )
 def test_the_words_of_a_cause_count_whatever_stands_around_them(error: str, name: str) -> None:
