@@ -255,12 +255,6 @@ FOR_RUN = (
         "Check, and treat a slow node like a faulty one; else it is named and trains.",
     ),
     JOURNAL,
-    JobOption(
-        "secret-file",
-        _FILE,
-        "Without Slurm: a file with a secret that all nodes of this run share.",
-        default="SLURM_HEALTH_SECRET, else none",
-    ),
     PYTHON,
     _SETUP,
     JobOption(
