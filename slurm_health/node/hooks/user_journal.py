@@ -24,6 +24,7 @@ from slurm_health.system.killable import (
     Broke,
     Hung,
     Stuck,
+    become,
     limit_memory,
     recall_stuck,
     run_guarded,
@@ -91,7 +92,7 @@ def accusations(site: Site, ended: JobEnded, node: str) -> list[Accusation]:
     """
 
     def work() -> bytes:
-        home = become(ended)
+        home = _be_user(ended)
         root = Path(site.journal or _DEFAULT_ROOT)
         if root.parts[:1] == ("~",):
             root = home.joinpath(*root.parts[1:])
@@ -99,7 +100,7 @@ def accusations(site: Site, ended: JobEnded, node: str) -> list[Accusation]:
         return msgspec.msgpack.encode(accused) if accused else b""
 
     def list_shared() -> bytes:
-        become(ended)
+        _be_user(ended)
         with os.scandir(Path(site.journal, ended.cluster)) as entries:
             next(entries, None)
         return b""
@@ -136,8 +137,8 @@ def decode_answer(data: bytes, ended: JobEnded, node: str) -> list[Accusation]:
     return [a for a in accused if (a.node, a.job) == (node, ended.job)]
 
 
-def become(ended: JobEnded) -> Path:
-    """Give up root for good and return the user's home.
+def _be_user(ended: JobEnded) -> Path:
+    """Become the job's user, within limits, and return the user's home.
 
     Raises:
         Unreadable: that is not possible.
@@ -148,13 +149,10 @@ def become(ended: JobEnded) -> Path:
         user = pwd.getpwuid(ended.uid)
     except KeyError as err:
         raise Unreadable(f"there is no user {ended.uid} here") from err
-    gid = ended.gid if ended.gid >= 0 else user.pw_gid
-    if os.geteuid() == 0:
-        os.initgroups(user.pw_name, gid)
-        os.setresgid(gid, gid, gid)
-        os.setresuid(ended.uid, ended.uid, ended.uid)
-    if os.getresuid() != (ended.uid,) * 3:
-        raise Unreadable(f"cannot become user {ended.uid}")
+    try:
+        become(ended.uid, ended.gid if ended.gid >= 0 else None)
+    except OSError as err:
+        raise Unreadable(err.strerror or str(err)) from err
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     limit_memory(_MEMORY_BYTES)
     return Path(user.pw_dir)
