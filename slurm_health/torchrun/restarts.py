@@ -44,6 +44,7 @@ from slurm_health.training.monitor.collector import EndedJob
 from slurm_health.training.restart import check_took_s
 
 _HOST = re.compile(r"^(\s{2}host\s+: ).*$", re.MULTILINE)  # in torchrun's summary
+_LOST_STORE = re.compile(r"^.*RendezvousConnectionError.*$", re.MULTILINE)
 _QUICK = "network-check"  # takes seconds
 
 
@@ -80,11 +81,16 @@ class WorkersOutput(DataCollector):
         self._reports = reports
 
     def collect_data(self) -> TrainingLog:
-        """Return what they wrote; torchrun reports the failures of its own node alone."""
-        return read_output(
+        """Return what they wrote; torchrun reports the failures of its own node alone.
+
+        A torchrun that loses the store because another one has ended is no cause of that.
+        """
+        texts = [
             (report.node, _HOST.sub(rf"\g<1>{report.node}", report.output))
             for report in self._reports
-        )
+        ]
+        later = [(node, _LOST_STORE.sub("", text)) for node, text in texts[1:]]
+        return read_output([*texts[:1], *later])
 
 
 def decide(

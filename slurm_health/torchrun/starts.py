@@ -145,9 +145,10 @@ class Training:
             return member, self._checked(member)
         except (JournalError, ChannelError) as err:
             if checks:
-                if place.meeting is not None or self.within.least < len(place.nodes):
+                needed = self.within.least == len(place.nodes) and place.meeting is None
+                if isinstance(err, ChannelError) or not needed:
                     raise  # the others may go on without this node
-                if isinstance(err, JournalError) and _is_to_report(err, place):
+                if _is_to_report(err, place):
                     say(f"{place.node}: UNCHECKED: {err}; starting the training anyway")
             return None, all_train
 

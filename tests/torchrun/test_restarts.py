@@ -160,6 +160,14 @@ def test_workers_of_others_that_have_ended_well_leave_nothing_to_start_again(
     assert decide(failure(tmp_path), ends, 1, environ).plan == "stop"
 
 
+def test_a_torchrun_that_loses_the_store_of_one_that_has_ended_is_no_cause(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lost = "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: it has failed\n"
+    assert decided(tmp_path, (KILLED, lost, lost)).plan == "check"
+    assert "rank 0 on n1 was killed by SIGKILL" in capsys.readouterr().err
+
+
 def test_what_was_found_and_decided_is_recorded(tmp_path: Path) -> None:
     journal.create(tmp_path, [journal.MASTER])
     decided(tmp_path, (BROKE, KILLED, BROKE), directory=tmp_path)
