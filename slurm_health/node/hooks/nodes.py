@@ -274,7 +274,9 @@ def text(report: Listing, now_s: float) -> str:
         headers = ("NODE", "STATE", "FOR", "DRAINED FOR", "NOW", "JOB")
         lines.append(tabulate(rows, headers=headers, tablefmt="plain", disable_numparse=True))
         lines.append("\nto return a node to service: slurm-health nodes release NODE")
-        lines.append("to repeat its checks, on the node: slurm-health nodes retest\n")
+        lines.append(
+            "to repeat its checks, on the node: slurm-health healthcheck --context retest\n"
+        )
     else:
         lines.append("no node is drained by slurm-health\n")
     body = "\n".join(lines)
