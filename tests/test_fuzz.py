@@ -196,14 +196,12 @@ def assert_indexed(files_of_jobs: list[list[bytes]]) -> None:
             for name, data in zip(("master", NODE, "post-mortem"), contents, strict=False):
                 (run / f"{name}.jsonl").write_bytes(data)
         with opened(None, Path(scratch), now_s=1.8e9) as index:
-            lemons = answers.lemons(index, cluster=None, now_s=1.8e9, days=3650, known={})
+            lemons = answers.lemons(index, now_s=1.8e9, days=3650, known={})
             names = [each for each in index.nodes() if fullmatch(r"[\w.-]+", each, ASCII)]
             nodes = [
                 each
                 for name in names
-                for each in answers.histories(
-                    index, name, cluster=None, now_s=1.8e9, days=3650, known={}
-                )
+                for each in answers.histories(index, name, now_s=1.8e9, days=3650, known={})
             ]
             answers.as_json("nodes", nodes, index.troubles())
             answers.as_json("clusters", lemons, index.troubles())

@@ -13,9 +13,8 @@ from click.shell_completion import CompletionItem
 
 from slurm_health.preflight.options import DRY_RUN, FOR_JOB, FOR_RUN, JobOption
 
-_FILLED_IN = """Filled in from Slurm if you do not give it: --nnodes, --rdzv-backend=c10d,
---rdzv-endpoint (the first node), --rdzv-id (job, restart and step); with --rdzv-backend=static also
---node-rank. All of torchrun's options are accepted: see torchrun --help."""
+_FILLED_IN = """Filled in from Slurm: --nnodes, --rdzv-backend, --rdzv-endpoint (the first node),
+--rdzv-id. All of torchrun's options are accepted: see torchrun --help."""
 
 
 class PassesOn(click.Command):
@@ -74,8 +73,7 @@ def run(arguments: tuple[str, ...]) -> int:
         NODE_RANK=0 MASTER_ADDR=10.0.0.1 slurm-health run --network-check \\
             --nnodes=4 train.py
 
-    With --nnodes=MIN:MAX it starts with the healthy nodes if at least MIN are left; a node that
-    is left out says why and ends with 0, so that the step ends as the training does. With a fixed
+    With --nnodes=MIN:MAX it starts with the healthy nodes if at least MIN are left. With a fixed
     number and a bad node nothing starts, and all end with 1.
     """  # noqa: D301, D415 - click reads the backslash
     from slurm_health.torchrun.train import train

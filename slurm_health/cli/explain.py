@@ -78,11 +78,6 @@ def explain(words: tuple[str, ...], nodes: str | None, exit_code: int | None, as
             print_lines(lines)
         return ExitCode.HEALTHY
     asked = " ".join(words).strip()
-    if not asked:
-        raise UsageError(
-            "nothing to explain: the argument is empty, perhaps because a search of the kernel's"
-            " log found nothing. Give a number, a line in quotes, or no argument for the list"
-        )
     if (reason := slurm_drain.explained(asked)) is not None:
         if as_json:
             print_json(reason)
@@ -98,8 +93,8 @@ def explain(words: tuple[str, ...], nodes: str | None, exit_code: int | None, as
     error = explained(asked)
     if error is None:
         raise UsageError(
-            f"{cut(one_line(asked), _QUOTED)}: not known to the checks, so they hold it against"
-            " no node. Give a number (79, sxid 22003), a whole line in quotes, or a name"
+            f"{cut(one_line(asked), _QUOTED) or 'an empty text'}: not known to the checks, so held"
+            " against no node. Give a number (79, sxid 22003), a whole line in quotes, or a name"
             " from the list that `slurm-health explain` prints"
         )
     if as_json:

@@ -16,22 +16,19 @@ import msgspec
 
 from slurm_health.cli.output import page_here, print_result
 from slurm_health.records.errors import RunNotFound
-from slurm_health.records.text import duration_text
 from slurm_health.report import find, read, slurm_now, text
-from slurm_health.report.layout import Page
-from slurm_health.report.story import Script, State, Story
+from slurm_health.report.story import State, Story
 
 # Each refresh reads the journal's files once; a person sees no more than one change in a second.
 _REFRESH_S = 1.0
 # Reading a journal of hundreds of megabytes takes long; the rest of the time is others'.
-_PAUSES, _LONGEST_PAUSE_S = 4.0, 20.0
+_PAUSES = 4.0
 # Slurm is asked seldom: it is others' too.
 _ASK_SLURM_S = 15.0
 _NO_ANSWER = "no journal of it yet, and Slurm cannot be asked about it here"
 # The terminal's other screen, without a cursor; what was there before comes back.
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 _CLEAR = "\x1b[H\x1b[2J"
-_BAR = 24  # characters
 _SCRIPT_S = 10.0
 
 
@@ -65,7 +62,7 @@ def follow(root: Path, job: str, cluster: str | None) -> None:
                 view.refresh(time.time())
                 _draw(view)
                 if not view.over:
-                    time.sleep(pause_s(time.monotonic() - began_s))
+                    time.sleep(max(_REFRESH_S, _PAUSES * (time.monotonic() - began_s)))
         finally:
             print_result(_LEAVE)
     finally:
@@ -74,41 +71,20 @@ def follow(root: Path, job: str, cluster: str | None) -> None:
     print_result(f"{shown}\n")
 
 
-def pause_s(refresh_s: float) -> float:
-    """Return for how many seconds to wait after a refresh that took so many."""
-    return min(max(_REFRESH_S, _PAUSES * refresh_s), _LONGEST_PAUSE_S)
-
-
 def _draw(view: _JobView) -> None:
-    """Fill the screen: how far the script is, and the report as far as it fits."""
+    """Fill the screen with the report as far as it fits."""
     width, height = shutil.get_terminal_size()
     page = replace(page_here(), width=width - 1)
     if view.story is None:
         lines = page.paragraph(view.word)
     else:
-        lines = [*_bar(view.story.training.script, page), ""]
-        lines += text.job_text(view.story, page, followed=True).splitlines()
+        lines = text.job_text(view.story, page, followed=True).splitlines()
     room = max(1, height - 3)
     if len(lines) > room:
         rest = f"{len(lines) - room + 1} more lines; make the terminal taller"
         lines = [*lines[: room - 1], rest]
     foot = "Ctrl-C ends this; the job is not touched"
     print_result("".join([_CLEAR, "\n".join(lines), "\n\n", foot]))
-
-
-def _bar(script: Script | None, page: Page) -> list[str]:
-    """Return how many of its steps a script has made, as a bar; nothing if that is not known."""
-    if script is None or script.exit_code is not None or script.seen is None or not script.steps:
-        return []
-    done = min(1.0, script.seen.step / script.steps)
-    filled = round(done * _BAR)
-    full, empty = ("█", "·") if page.unicode else ("#", ".")
-    bar = f"[{full * filled}{empty * (_BAR - filled)}]"
-    pace = ""
-    if script.step_ms:
-        left_s = (script.steps - script.seen.step) * script.step_ms / 1000
-        pace = f", {1000 / script.step_ms:.2g} steps/s, {duration_text(left_s)} to go"
-    return [f"{bar} {100 * done:.0f} %, step {script.seen.step} of {script.steps}{pace}"]
 
 
 class _JobView:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from slurm_health.fleet.index import Index
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+_CHECKS = 20  # of a node that are printed, the latest first; JSON has all
 _MANY = 100  # fewer jobs are indexed before a person could read it
 
 
@@ -29,20 +30,14 @@ def _index_options(command: _F) -> _F:
     """Add the options of all commands that the history answers."""
     text = "How far back jobs count for the score."
     days = number_option("--days", 1, 3650, text, default=28, metavar="DAYS")
-    cluster = click.option("--cluster", metavar="NAME", help="Only this cluster.")
-    return days(cluster(with_options(JOURNAL)(command)))
+    return days(with_options(JOURNAL)(command))
 
 
 @click.command()
 @click.argument("nodes", metavar="NODE")
-@number_option(
-    "--limit", 1, 1_000_000, "How many checks to print, the latest first. JSON has all.", default=20
-)
 @_index_options
 @json_option
-def history(
-    nodes: str, limit: int, days: float, cluster: str | None, journal: str | None, as_json: bool
-) -> int:
+def history(nodes: str, days: float, journal: str | None, as_json: bool) -> int:
     """Print what all checks have found on a node, and whether its figures rise or fall.
 
     NODE is a node, or several as gpu[01-04]. Goes through all jobs whose journals you may read:
@@ -52,14 +47,14 @@ def history(
 
     with open_index(config.journal_root(journal, os.environ)) as index:
         nodes_found = answers.histories(
-            index, nodes, cluster=cluster, now_s=time.time(), days=days, known=nodes_of_slurm()
+            index, nodes, now_s=time.time(), days=days, known=nodes_of_slurm()
         )
         unread = index.troubles()
     if as_json:
         print_result(answers.as_json("nodes", nodes_found, unread))
         return ExitCode.HEALTHY
     page = page_here()
-    print_result("\n".join(answers.history_text(node, page, most=limit) for node in nodes_found))
+    print_result("\n".join(answers.history_text(node, page, most=_CHECKS) for node in nodes_found))
     click.echo(answers.unread_text(unread, page), err=True, nl=False)
     return ExitCode.HEALTHY
 
@@ -79,7 +74,6 @@ def history(
 )
 def lemons(
     days: float,
-    cluster: str | None,
     journal: str | None,
     as_json: bool,
     prometheus: bool,
@@ -101,8 +95,6 @@ def lemons(
 
     if output is not None and not prometheus:
         raise click.UsageError("--output needs --prometheus")
-    if publish and cluster is not None:
-        raise click.UsageError("--publish is for all clusters: leave out --cluster")
     site, now_s = config.site_file(os.environ), time.time()
     standings = config.standings(os.environ) if publish else None
     if publish and standings is None:
@@ -110,9 +102,7 @@ def lemons(
         raise click.UsageError(problem)
     root = config.journal_root(journal, os.environ)
     with open_index(root) as index:
-        clusters = answers.lemons(
-            index, cluster=cluster, now_s=now_s, days=days, known=nodes_of_slurm()
-        )
+        clusters = answers.lemons(index, now_s=now_s, days=days, known=nodes_of_slurm())
         unread = index.troubles()
     if prometheus:
         from slurm_health.system.telemetry import prometheus_text

@@ -15,7 +15,6 @@ import traceback
 import click
 
 from slurm_health import __version__
-from slurm_health.cli.options import Group
 from slurm_health.records.errors import ExitCode, SlurmHealthError
 
 # What each command does, for whom, so that the help of all loads none of them.
@@ -42,7 +41,7 @@ GROUPS = {
         "sweep": "Check idle nodes, a few at a time.",
     },
 }
-_HIDDEN = ("requeue-helper", "supervise")
+_HIDDEN = ("requeue-helper", "supervise", "supervised-check")
 _NAMES = (*(name for group in GROUPS.values() for name in group), *_HIDDEN)
 _MODULES = {
     "doctor": "site_setup",
@@ -53,10 +52,11 @@ _MODULES = {
     "run": "drop_ins",
     "sbatch": "drop_ins",
     "supervise": "internal",
+    "supervised-check": "internal",
 }
 
 
-class Commands(Group):
+class Commands(click.Group):
     """All commands; a command's module is loaded only when it is needed."""
 
     def list_commands(self, _: click.Context) -> list[str]:
@@ -71,14 +71,6 @@ class Commands(Group):
         command = getattr(module, cmd_name.replace("-", "_"))
         assert isinstance(command, click.Command)
         return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that a line begins with, also one that only slurm-health calls."""
-        if args[0] in _HIDDEN:
-            return args[0], self.get_command(ctx, args[0]), args[1:]
-        return super().resolve_command(ctx, args)
 
     def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
         """Write what each command does, without loading any."""
@@ -127,9 +119,9 @@ def main() -> None:
         if ctx is not None and err.message == ctx.get_help():
             err.show()  # the help, though it was not asked for: there was no word
         else:
-            path = ctx.command_path if ctx is not None else f"slurm-health {_called()[0]}".strip()
+            path = ctx.command_path if ctx is not None else "slurm-health"
             see = f" (see {path} --help)" if isinstance(err, click.UsageError) else ""
-            click.echo(f"slurm-health: {_problem(err)}{see}", err=True)
+            click.echo(f"slurm-health: {err.format_message().rstrip('.')}{see}", err=True)
         sys.exit(int(ExitCode.USAGE))
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
@@ -138,50 +130,3 @@ def main() -> None:
         traceback.print_exc()
         sys.exit(int(ExitCode.INTERNAL))
     sys.exit(int(result) if isinstance(result, int) else 0)
-
-
-def _problem(err: click.ClickException) -> str:
-    """Return what is wrong with a line, and what would be right."""
-    match err:
-        case click.NoSuchOption(ctx=click.Context() as ctx, option_name=name):
-            outer = ctx.parent
-            while outer is not None:
-                if option := _option(outer.command, name):
-                    before = ctx.command_path.removeprefix(outer.command_path).strip()
-                    usage = f"{outer.command_path} {_usage(option)} {before}"
-                    return f"{name} goes before {before}: {usage}"
-                outer = outer.parent
-            called, command = _called()
-            if ctx.parent is None and (option := _option(command, name)):
-                return f"{name} goes after {called}: slurm-health {called} {_usage(option)}"
-            near = f"; did you mean {err.possibilities[0]}?" if err.possibilities else ""
-            return f"no option {name}{near}"
-        case click.BadOptionUsage(option_name=name):
-            option = _option(_called()[1], name)
-            if option is not None and not option.is_flag:
-                return f"{name} needs a value: {_usage(option)}. {option.help or ''}"
-        case click.MissingParameter(param=click.Option() as option):
-            return f"{option.opts[-1]} is missing: {_usage(option)}. {option.help}"
-        case click.MissingParameter(param=click.Argument() as argument, ctx=click.Context() as ctx):
-            return f"{argument.make_metavar(ctx)} is missing"
-        case click.BadParameter(param=click.Option() as option):
-            return f"{option.opts[-1]}: {err.message.rstrip('.')}"
-    return err.format_message().rstrip(".").removeprefix("Got ")
-
-
-def _usage(option: click.Option) -> str:
-    return f"{option.opts[-1]} {option.metavar or ''}".rstrip()
-
-
-def _option(command: click.Command | None, name: str) -> click.Option | None:
-    """Return a command's option of this name, None if it has none."""
-    for param in command.params if command else ():
-        if isinstance(param, click.Option) and name in param.opts:
-            return param
-    return None
-
-
-def _called() -> tuple[str, click.Command | None]:
-    """Return the command that the line names, and its name."""
-    name = next((word for word in sys.argv[1:] if word in _NAMES), "")
-    return name, commands.get_command(click.Context(commands), name)

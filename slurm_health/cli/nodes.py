@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import os
 import time
-from datetime import datetime
 from typing import TYPE_CHECKING
 
 import click
 
-from slurm_health.cli.hooks import check_context, exit_code_of, load_site, site_if_any
-from slurm_health.cli.options import Group, age, config_option, json_option
+from slurm_health.cli.hooks import check_context, load_site, site_if_any
+from slurm_health.cli.options import age, config_option, json_option
 from slurm_health.cli.output import print_json, print_result
 from slurm_health.records.errors import ExitCode
 
@@ -23,19 +22,8 @@ _PATIENCE_S = 30.0
 
 
 def _moment(ctx: click.Context, param: click.Parameter, text: str) -> float:
-    """Return when `12h`, `2026-12-04`, `2026-12-04T12:00` or `now` is."""
-    if text == "now":
-        return time.time()
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except ValueError:
-        pass
-    try:
-        return time.time() + age(ctx, param, text)
-    except click.BadParameter:
-        raise click.BadParameter(
-            f"{text!r} is not a time; write an age (12h, 3d), a date (2026-12-04), or now"
-        ) from None
+    """Return when `12h` or `now` is."""
+    return time.time() + (0.0 if text == "now" else age(ctx, param, text))
 
 
 def _node_names(
@@ -50,7 +38,7 @@ def _node_names(
         raise click.UsageError(str(err)) from err
 
 
-@click.group(cls=Group, invoke_without_command=True)
+@click.group(invoke_without_command=True)
 @config_option
 @json_option
 @click.pass_context
@@ -111,7 +99,7 @@ def release(config: str | None, names: tuple[str, ...]) -> int:
     metavar="WHEN",
     required=True,
     callback=_moment,
-    help="An age (12h, 3d, 2w), a date (2026-12-04) or a date and time; now ends it.",
+    help="For how long: 12h, 3d, 2w; now ends it.",
 )
 @click.option("--why", metavar="TEXT", default="", help="What others should know about it.")
 @click.pass_obj
@@ -147,27 +135,6 @@ def _log_act(text: str) -> None:
     from slurm_health.system.telemetry import send_line
 
     send_line("warning", f"slurm-health: {text}")
-
-
-@nodes.command()
-@click.pass_obj
-def retest(config: str | None) -> int:
-    """Repeat, on this node, the checks it was drained for. Nothing else is done."""
-    from slurm_health.node import state
-    from slurm_health.node.hooks import explain as texts
-    from slurm_health.node.hooks import nodes as listing
-    from slurm_health.node.run import node_name
-
-    site = load_site(config)
-    kept = state.load_record(site.state, node_name(os.environ))
-    if kept is None:
-        print_result("this node was not drained by its hooks\n")
-        return ExitCode.HEALTHY
-    results = listing.repeat(site, kept, check_context("retest", site))
-    needed = site.recovery.passes
-    print_result(f"{kept.reason}\npasses so far: {kept.passes} of {needed}\n\n")
-    print_result(texts.results_text(results))
-    return exit_code_of(results)
 
 
 @nodes.command()

@@ -14,27 +14,6 @@ _AGE = re.compile(r"([0-9]{1,6})\s*(h|d|w)", re.ASCII)
 _UNIT_S = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 
 
-class Group(click.Group):
-    """A command with subcommands, which names the nearest where there is none of a name."""
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that a line begins with.
-
-        Raises:
-            UsageError: there is no such command.
-        """
-        names = self.list_commands(ctx)
-        if args[0] not in names and not args[0].startswith("-"):
-            import difflib  # not free, and few names are mistaken
-
-            near = difflib.get_close_matches(args[0], names, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
-            ctx.fail(f"no command {args[0]!r}; {hint}")
-        return super().resolve_command(ctx, args)
-
-
 def age(_ctx: click.Context, _param: click.Parameter, text: str) -> float:
     """Return the seconds that 12h, 90d or 4w stands for: a callback of an option.
 
@@ -58,25 +37,10 @@ def number_option(
 ) -> Callable[[_F], _F]:
     """Return an option that takes a number from `low` to `high`, a whole one if those are."""
     whole = isinstance(low, int) and isinstance(high, int)
-    to_number, kind = (int, "a whole number") if whole else (float, "a number")
-
-    def read(_ctx: click.Context, _param: click.Parameter, given: str | None) -> float | None:
-        try:
-            value = None if given is None else to_number(given)
-        except ValueError:
-            raise click.BadParameter(f"{given!r} is not {kind}") from None
-        if value is not None and not low <= value <= high:
-            raise click.BadParameter(f"{given} is not between {low} and {high}")
-        return value
-
-    shown = None if default is None else str(default)
+    kind = click.IntRange(int(low), int(high)) if whole else click.FloatRange(low, high)
+    shown = default is not None
     return click.option(
-        *name.split(),
-        metavar=metavar,
-        callback=read,
-        default=shown,
-        show_default=shown is not None,
-        help=text,
+        *name.split(), metavar=metavar, type=kind, default=default, show_default=shown, help=text
     )
 
 

@@ -95,23 +95,22 @@ def _faults(text: str, nodes: Sequence[str]) -> Faults:
             raise UsageError(f"--bad: {err}") from err
         if strangers := [name for name in names if name not in nodes]:
             raise UsageError(f"--bad: {fold(strangers)}: not among the nodes of the run")
-        if how in {"dead", "silent"} and amount is not None:
-            raise UsageError(f"--bad: {how} takes no number")
-        if how == "flaky" and not 0 < value <= 1:
-            raise UsageError(f"--bad: flaky={amount} must be a probability above 0")
-        if how in {"slow", "compute"} and (amount is None or value < 1):
-            raise UsageError(f"--bad: {how} needs a factor of at least 1, as in {how}=1.3")
         match how:
-            case "silent":
+            case "silent" if amount is None:
                 silent.update(names)
-            case "dead" | "flaky":
-                failing |= dict.fromkeys(names, 1.0 if how == "dead" else value)
-            case "slow":
+            case "dead" if amount is None:
+                failing |= dict.fromkeys(names, 1.0)
+            case "flaky" if 0 < value <= 1:
+                failing |= dict.fromkeys(names, value)
+            case "slow" if value >= 1:
                 network |= dict.fromkeys(names, value)
-            case "compute":
+            case "compute" if value >= 1:
                 compute |= dict.fromkeys(names, value)
             case _:
-                raise UsageError(f"--bad: unknown fault {how!r}; known are {_KINDS}")
+                raise UsageError(
+                    f"--bad: cannot play {item!r}; known are {_KINDS}: a probability, or a factor"
+                    " of at least 1"
+                )
     return Faults(failing=failing, network=network, compute=compute, silent=frozenset(silent))
 
 

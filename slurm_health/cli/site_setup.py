@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import resource
@@ -14,7 +15,7 @@ from pathlib import Path
 import click
 
 from slurm_health.cli.hooks import load_site, site_if_any
-from slurm_health.cli.options import Group, config_option, json_option
+from slurm_health.cli.options import config_option, json_option
 from slurm_health.cli.output import page_here, print_lines, print_result
 from slurm_health.node.doctor import machine, slurm_conf
 from slurm_health.node.doctor.advice import Advice, DoctorReport, Urgency, change, look
@@ -72,7 +73,8 @@ def doctor(as_json: bool, python: str, test_notify: bool, config: str | None) ->
         text = f"slurm.conf cannot be inspected: {err}"
         advice.append(change(text, "run doctor where scontrol reaches slurmctld"))
     else:
-        advice += [machine.reads_advice(_why_no_pyslurm()), *slurm_conf.advise(conf, site)]
+        run = functools.partial(command.run, environ=command.clean_environ(os.environ))
+        advice += [machine.reads_advice(pyslurm_obstacle(run)), *slurm_conf.advise(conf, site)]
         advice += _advise_on_size(site)
     if site is not None:
         limits_s = slurm_conf.hook_limits_s(conf)
@@ -116,17 +118,6 @@ def _slurm_conf() -> Mapping[str, str]:
     return slurm_conf.read_config(command.run(["scontrol", "show", "config"], environ=environ))
 
 
-def _why_no_pyslurm() -> str:
-    environ = command.clean_environ(os.environ)
-    obstacle = pyslurm_obstacle(lambda argv: command.run(argv, environ=environ))
-    if not obstacle:
-        try:
-            command.run([sys.executable, "-I", "-c", "import pyslurm"], environ=environ)
-        except SlurmError as err:
-            return f"pyslurm does not load: {err}"
-    return obstacle
-
-
 def _advise_on_size(site: Site | None) -> list[Advice]:
     """Return what the nodes of this cluster ask for; nothing if they are not known."""
     try:
@@ -150,7 +141,7 @@ def _advise_on_torch(python: str) -> Advice:
     return machine.torch_advice(ended.stdout.decode(errors="replace"), ended.returncode, python)
 
 
-@click.group(cls=Group)
+@click.group()
 def init() -> None:
     """Write what an administrator installs: config file, hooks, check by default."""
 

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import sys
 import time
 from typing import Any
 
@@ -61,19 +59,10 @@ def sweep(**options: Any) -> int:
     Slurm refuses a job.
     """
     from slurm_health.fleet.sweep import Sweep, SweepSettings
-    from slurm_health.preflight.sbatch.foresight import may_have_torch
     from slurm_health.system.processes import own_command
 
     root = config.journal_root(options["journal"], os.environ)
     python = options["python"] or given_in_environ(os.environ, PYTHON).get("python")
-    names = [python] if python else ["python3", sys.executable]
-    tried = [path for name in names if (path := shutil.which(name))]
-    if tried and not any(may_have_torch(path, os.environ) for path in tried):
-        _note(
-            f"no torch found by {' or '.join(dict.fromkeys(tried))}: where the nodes have none"
-            f" either, light probes check them, which see no GPU and no NCCL; for more, name the"
-            f" interpreter that jobs train with: --python=PATH, or {PYTHON.variable}"
-        )
     given = {"journal": str(root), "check": options["check"], "python": python}
     words = [f"--{name}={value}" for name, value in given.items() if value]
     settings = SweepSettings(
@@ -91,9 +80,5 @@ def sweep(**options: Any) -> int:
             turn = run.run(index, now_s=time.time())
     print_lines(turn.lines)
     for note in turn.notes:
-        _note(note)
+        click.echo(f"slurm-health: {note}", err=True)
     return turn.exit_code
-
-
-def _note(text: str) -> None:
-    click.echo(f"slurm-health: {text}", err=True)

@@ -14,9 +14,7 @@ from slurm_health.fleet.standing import (
     WINDOW_DAYS,
     NodeRecord,
     Standing,
-    Trend,
     standings,
-    trend,
 )
 from slurm_health.records.errors import UsageError
 from slurm_health.records.nodeset import expand, fold
@@ -27,7 +25,7 @@ from slurm_health.report.layout import Page, moment_text
 from slurm_health.system.telemetry import Gauge, MetricSample, one_of
 
 _DAY_S = 86400.0
-VERSION = 2  # of the JSON: changes when a field changes its meaning or goes
+VERSION = 3  # of the JSON: changes when a field changes its meaning or goes
 # Where Slurm cannot be asked which nodes there are: so many that no other user has been on. Chosen:
 # more than most clusters have, and few enough for a time series database.
 MOST_NODES_OF_USER = 1000
@@ -43,7 +41,6 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
     latest: float
     typical: float
     checks: int
-    trend: Trend | None
 
 
 class NodeHistory(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,7 +70,6 @@ def histories(
     index: Index,
     nodelist: str,
     *,
-    cluster: str | None,
     now_s: float,
     days: float = WINDOW_DAYS,
     known: KnownNodes,
@@ -89,7 +85,7 @@ def histories(
         raise UsageError(str(err)) from err
     since_s = now_s - days * _DAY_S
     answers: dict[tuple[str, str], NodeHistory] = {}
-    for where in [name for name in index.clusters() if cluster in {None, name}]:
+    for where in index.clusters():
         checks = {name: found for name in names if (found := index.checks_of(where, name))}
         if not checks:
             continue
@@ -114,39 +110,25 @@ def histories(
             import difflib  # an answer does without
 
             near = difflib.get_close_matches(name, index.nodes(), n=3)
-            of = f" of cluster {cluster}" if cluster else ""
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
-            raise UsageError(f"no check of {name}{of} is in the journals that you may read{hint}")
+            raise UsageError(f"no check of {name} is in the journals that you may read{hint}")
     return sorted(answers.values(), key=lambda answer: names.index(answer.node))
 
 
 def lemons(
-    index: Index,
-    *,
-    cluster: str | None,
-    now_s: float,
-    days: float = WINDOW_DAYS,
-    known: KnownNodes,
+    index: Index, *, now_s: float, days: float = WINDOW_DAYS, known: KnownNodes
 ) -> list[ClusterStandings]:
     """Return the conclusions about the nodes of each cluster.
 
     Args:
         index: what all journals say.
-        cluster: the only one that is asked about, None for all.
         now_s: the time.
         days: how far back jobs count.
         known: the nodes of the clusters whose Slurm answered; others are believed to some extent.
-
-    Raises:
-        UsageError: there is no such cluster.
     """
-    clusters = index.clusters()
-    if cluster is not None and cluster not in clusters:
-        there = f"; there are {', '.join(clusters)}" if clusters else ""
-        raise UsageError(f"no journal is of cluster {cluster!r}{there}")
     answers: list[ClusterStandings] = []
     named: dict[int, int] = {}
-    for name in [cluster] if cluster else clusters:
+    for name in index.clusters():
         records, others = _believed(
             index, name, since_s=now_s - days * _DAY_S, known=known, named=named
         )
@@ -182,19 +164,14 @@ def _believed(
 
 
 def _series(checks: Iterable[NodeCheck]) -> list[Series]:
-    points: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    points: dict[tuple[str, str], list[float]] = {}
     for check in checks:
         for part, metrics in check.figures.items():
             for metric, value in metrics.items():
-                points.setdefault((part, metric), []).append((check.time_s, value))
+                points.setdefault((part, metric), []).append(value)
     return [
         Series(
-            part=part,
-            metric=metric,
-            latest=values[-1][1],
-            typical=median(value for _, value in values),
-            checks=len(values),
-            trend=trend(values),
+            part=part, metric=metric, latest=values[-1], typical=median(values), checks=len(values)
         )
         for (part, metric), values in sorted(points.items())
     ]
@@ -238,18 +215,12 @@ def history_text(answer: NodeHistory, page: Page, *, most: int) -> str:
         )
     lines += page.table(rows)
     if len(checks) > most:
-        lines += page.paragraph(
-            f"and {len(checks) - most} earlier; --limit={len(checks)} shows them"
-        )
+        lines += page.paragraph(f"and {len(checks) - most} earlier; --json has them")
     if answer.figures:
-        rows = [("PART", "MEASURED", "LATEST", "TYPICAL", "CHECKS", "TREND")]
+        rows = [("PART", "MEASURED", "LATEST", "TYPICAL", "CHECKS")]
         for series in answer.figures:
-            moves = NOTHING
-            if series.trend is not None:
-                word = "rises" if series.trend.change > 0 else "falls"
-                moves = f"{word} {abs(series.trend.change):.0%} in {series.trend.days:.1f} days"
             figures = (f"{series.latest:.4g}", f"{series.typical:.4g}", str(series.checks))
-            rows.append((series.part or "node", series.metric, *figures, moves))
+            rows.append((series.part or "node", series.metric, *figures))
         lines += ["", *page.table(rows, align=("left", "left", "right", "right", "right"))]
     return "\n".join(lines) + "\n"
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import pwd
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -30,7 +29,7 @@ from slurm_health.records.records import JobOutcome, Record, RunStarted
 from slurm_health.records.script_records import ScriptEnded, ScriptStarted
 from slurm_health.system import journal, private_files
 from slurm_health.system.accounts import Accounts
-from slurm_health.system.killable import Answered, Broke, limit_memory, run_one
+from slurm_health.system.killable import Answered, Broke, become, limit_memory, run_one
 from slurm_health.system.proc import mounted_by_users
 
 _log = logging.getLogger(__name__)
@@ -150,14 +149,9 @@ class JournalReader:
 
     def _read_as(self, uid: int, jobs: Sequence[KnownJob]) -> bytes:
         """Be the child: become the owner, read jobs until there is enough for one answer."""
+        become(uid) if os.geteuid() == 0 else None
         if os.geteuid() == 0:
-            try:
-                user = pwd.getpwuid(uid)
-                os.initgroups(user.pw_name, gid := user.pw_gid)
-            except KeyError:  # an id of a container, or of a user of other machines
-                os.setgroups([gid := uid])
-            os.setresgid(gid, gid, gid)
-            os.setresuid(uid, uid, uid)
+            become(uid)
         limit_memory(_MEMORY_BYTES)
         began_s, size_bytes = time.monotonic(), 0
         answers = []

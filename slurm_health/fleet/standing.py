@@ -13,10 +13,8 @@ here each node is compared with all others by an exact test.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import combinations
-from math import erfc, exp, inf, lgamma, log, log1p, sqrt
-from statistics import median
+from collections.abc import Iterable, Mapping
+from math import exp, lgamma, log, log1p
 
 import msgspec
 
@@ -34,14 +32,6 @@ _CHANCE = 0.05
 _PRIOR_JOBS = 10
 # Fewer jobs than this without a signal say little for a node.
 _LEAST_CLEAR = 10
-# With fewer points the test finds nothing short of a monotone series.
-_LEAST_POINTS = 8
-# The slope takes every pair, and what was long before says little of now.
-_MOST_POINTS = 50
-# One series in a hundred without a trend shows one.
-_SIGNIFICANCE = 0.01
-# What repeated runs of one probe differ by.
-_LEAST_CHANGE = 0.02
 
 
 class SpoiledJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,35 +173,3 @@ def published(clusters: Mapping[str, Iterable[Standing]], *, now_s: float) -> by
         for cluster, nodes in clusters.items()
     }
     return written(worst, now_s=now_s)
-
-
-class Trend(msgspec.Struct, frozen=True, kw_only=True):
-    """By which share a figure has changed over so many days; negative where it fell."""
-
-    change: float
-    days: float
-
-
-def trend(points: Sequence[tuple[float, float]]) -> Trend | None:
-    """Return the trend of (seconds, value), in the order of time; None where none is proven."""
-    latest = points[-_MOST_POINTS:]
-    count = len(latest)
-    if count < _LEAST_POINTS:
-        return None
-    values = [value for _, value in latest]
-    balance = sum((later > first) - (later < first) for first, later in combinations(values, 2))
-    deviation = sqrt(count * (count - 1) * (2 * count + 5) / 18)
-    chance = erfc(max(0, abs(balance) - 1) / deviation / sqrt(2))
-    middle = median(values)
-    if chance >= _SIGNIFICANCE or middle <= 0:
-        return None
-    slopes = [
-        (later[1] - first[1]) / (later[0] - first[0])
-        for first, later in combinations(latest, 2)
-        if later[0] > first[0]
-    ]
-    span_s = latest[-1][0] - latest[0][0]
-    change = median(slopes) * span_s / middle if slopes else 0.0
-    if not _LEAST_CHANGE <= abs(change) < inf:
-        return None
-    return Trend(change=change, days=span_s / 86400)

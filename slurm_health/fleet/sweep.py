@@ -22,10 +22,10 @@ from pathlib import Path
 from slurm_health.fleet import partners
 from slurm_health.fleet.index import Index
 from slurm_health.fleet.partners import FEWEST
-from slurm_health.records.errors import ExitCode, SlurmError, UnknownJob, UsageError
+from slurm_health.records.errors import ExitCode, JournalError, SlurmError, UnknownJob, UsageError
 from slurm_health.records.nodeset import expand, fold
 from slurm_health.records.text import counted, cut, one_line
-from slurm_health.system import private_files
+from slurm_health.system import journal, private_files
 from slurm_health.system.slurm.client import Client
 from slurm_health.system.slurm.parsing import Node
 
@@ -81,7 +81,6 @@ class EndedJob:
 
     job: int
     checked: bool = False
-    undecided: bool = False
     trouble: str = ""
 
 
@@ -98,29 +97,26 @@ class Sweep:
     """A sweep of one user, whose jobs write below the journals' root."""
 
     def __init__(self, settings: SweepSettings, root: Path, environ: Mapping[str, str]) -> None:
+        """Make the directory that the jobs write in.
+
+        Raises:
+            JournalError: it cannot be made, or belongs to another user.
+        """
         self._settings = settings
         self._root = root
         self._environ = environ
         self._uid = os.geteuid()
         self._client = Client(environ, patience_s=0)
         self.directory = root / f".sweep-{self._uid}"  # no cluster is called so
-        self._output = f"{self.directory}/%j.out"
         self._notes: list[str] = []
-        if not settings.dry_run and (trouble := self._prepare()):
-            self._output = "/dev/null"
-            self._notes.append(
-                f"the outcome of the jobs will not be recorded: {self.directory}: {trouble}"
-            )
-
-    def _prepare(self) -> str:
-        """Make the directory that the jobs write in; return why that cannot be, else nothing."""
-        try:
-            name = self.directory.name
-            with private_files.directory(self._root, name, owner=self._uid, make=True) as own:
-                uid = os.fstat(own).st_uid
-        except OSError as err:
-            return err.strerror or str(err)
-        return "" if uid == self._uid else f"it belongs to user {uid}"
+        if not settings.dry_run:
+            try:
+                name = self.directory.name
+                with private_files.directory(root, name, owner=self._uid, make=True) as own:
+                    if (owner := os.fstat(own).st_uid) != self._uid:
+                        raise JournalError(self.directory, f"belongs to user {owner}")
+            except OSError as err:
+                raise journal.unusable(self.directory, "written", err) from err
 
     def run(self, index: Index, *, now_s: float) -> Turn:
         """Submit checks of the nodes that are due, and report what became of earlier jobs.
@@ -179,12 +175,9 @@ class Sweep:
             f"{len(due)} of {len(idle)} idle nodes are due; at most {most} of"
             f" {settings.partition} at a time, and {in_checks} are being checked"
         )
-        exit_code = ExitCode.UNAVAILABLE if refused else ExitCode.HEALTHY
-        done = [job for job in ended if job.checked]
-        unrecorded = self._output == "/dev/null"
-        none_decided = bool(done) and all(job.undecided for job in done)
-        if not refused and (unrecorded or none_decided or any(job.trouble for job in ended)):
-            exit_code = ExitCode.INCONCLUSIVE
+        troubled = any(job.trouble for job in ended)
+        exit_code = ExitCode.INCONCLUSIVE if troubled else ExitCode.HEALTHY
+        exit_code = ExitCode.UNAVAILABLE if refused else exit_code
         return Turn(lines=lines, notes=self._notes, exit_code=exit_code)
 
     def check_node(self, index: Index, node: str, avoid: str, *, now_s: float) -> Turn:
@@ -257,7 +250,7 @@ class Sweep:
             f"--time={settings.limit_min}",
             f"--deadline=now+{settings.limit_min + _WAITS_MIN}minutes",
             "--no-requeue",  # preempted, it leaves; the next run sees which nodes are idle
-            f"--output={self._output}",
+            f"--output={self.directory}/%j.out",
             "--chdir=/",
             *settings.sbatch,
         ]
@@ -304,11 +297,10 @@ def script(words: Sequence[str]) -> str:
 def ended_text(jobs: Sequence[EndedJob]) -> str:
     """Return what became of jobs, for a person."""
     have, their = ("has", "its") if len(jobs) == 1 else ("have", "their")
-    checked, undecided = sum(job.checked for job in jobs), sum(job.undecided for job in jobs)
+    checked = sum(job.checked for job in jobs)
     failed = [job for job in jobs if job.trouble]
     gave_way = len(jobs) - checked - len(failed)
     text = f"of {counted(len(jobs), 'job')} that {have} ended, {checked} checked {their} nodes"
-    text += f" ({undecided} could not decide)" if undecided else ""
     text += f", {gave_way} gave way" if gave_way else ""
     if not failed:
         return text
@@ -333,6 +325,6 @@ def _outcome(job: int, written: bytes) -> EndedJob:
         return EndedJob(job=job, trouble=f"Slurm ended it: {why.lower()}" if why else "")
     code = int(last[1])
     if code in _CHECKED:
-        return EndedJob(job=job, checked=True, undecided=code == ExitCode.INCONCLUSIVE)
+        return EndedJob(job=job, checked=True)
     why = cut(one_line(lines[-2]), _MOST_WORDS) if len(lines) > 1 else "no output"
     return EndedJob(job=job, trouble=f"its check ended with {code}: {why}")

@@ -138,26 +138,26 @@ _DEFAULT = JobSpec()
 CHECK = JobOption(
     "check",
     Kind("WHAT[,WHAT...]", _read_probes),
-    "What to measure: auto (standard, or light without torch), quick, standard, thorough, light,"
-    " probes by name, a program by its path; with sbatch also off.",
+    "What to measure: auto, quick, standard, thorough, light, probes by name, a program by its"
+    " path; with sbatch also off.",
     default=_DEFAULT.check,
 )
 JOURNAL = JobOption(
     "journal",
     Kind("DIR", _path_of("a directory")),
     "The directory of journals, which all nodes share.",
-    default="SLURM_HEALTH_JOURNAL, else the site's, else ~/.slurm-health/journal",
+    default="the site's, else ~/.slurm-health/journal",
 )
 PYTHON = JobOption(
     "python",
     Kind("PATH", _read_interpreter),
-    "The interpreter of the probes: the one that the job trains with.",
-    default="python3 on PATH if it has torch, else slurm-health's",
+    "The interpreter that the job trains with.",
+    default="python3, if it has torch",
 )
 _SETUP = JobOption(
     "setup",
     _FILE,
-    "A file that bash sources before the probes start: what the job exports, loads or activates.",
+    "A file that bash sources before the probes start.",
 )
 _PATHS = JobOption(
     "paths",
@@ -167,12 +167,12 @@ _PATHS = JobOption(
 _NETWORK_CHECK = JobOption(
     "network-check",
     None,
-    "Measure the network in pairs of nodes; alone, or besides --check.",
+    "Measure the network, in pairs of nodes.",
 )
 _STRAGGLER_DETECTION = JobOption(
     "straggler-detection",
     None,
-    "Train a GPT that fits the device, in pairs of nodes; alone, or besides --check.",
+    "Train a GPT, in pairs of nodes.",
 )
 _ON_STRAGGLER = JobOption(
     "on-straggler",
@@ -189,8 +189,7 @@ _MAX_REQUEUES = JobOption(
 _HEARTBEAT = JobOption(
     "heartbeat",
     _choice(policy.Heartbeat),
-    "Take the steps of PyTorch's optimizers for a heartbeat if the script sends none of its own"
-    " (sets PYTHONPATH).",
+    "Steps of PyTorch's optimizers are a heartbeat (sets PYTHONPATH).",
     default=_DEFAULT.heartbeat,
 )
 # In the order in which people need them.
@@ -210,37 +209,32 @@ FOR_JOB = (
     JobOption(
         "spares",
         Kind("K", _read_spares),
-        "Allocate K nodes more, and run the script on the best; the others are given back, or kept"
-        " for --max-restarts.",
+        "Allocate K nodes more, and run the script on the best.",
     ),
     JobOption(
         "max-restarts",
         _COUNT,
-        "How often a failed script is started again in its job, unless the fault is its own; nodes"
-        " at fault are left first.",
+        "How often a failed script is started again in its job, without nodes at fault.",
         default=_DEFAULT.max_restarts,
     ),
     JobOption(
         "monitor",
         _choice(policy.OnHang),
-        "Watch the script: report hangs and slow ranks; stop also cancels a job that hangs, restart"
-        " starts its script again (--max-restarts).",
+        "Report hangs and slow ranks; stop a job that hangs, or restart its script.",
         default=_DEFAULT.monitor,
     ),
     *FOR_CHECK[3:5],
     JobOption(
         "on-unchecked",
         _choice(policy.OnUnchecked),
-        "What a job does if its nodes could not be checked: run, or stop with exit code"
-        f" {ExitCode.UNAVAILABLE}.",
+        f"If nodes cannot be checked, run, or stop with exit code {ExitCode.UNAVAILABLE}.",
         default=_DEFAULT.on_unchecked,
     ),
     _HEARTBEAT,
     JobOption(
         "flight-recorder",
         _choice(policy.FlightRecorder),
-        "Have PyTorch record collectives, so that a post-mortem can name the rank that never came"
-        " to one (sets variables).",
+        "PyTorch records collectives, for a post-mortem (sets variables).",
         default=_DEFAULT.flight_recorder,
     ),
     *FOR_CHECK[5:],
@@ -250,14 +244,12 @@ FOR_RUN = (
     JobOption(
         "network-check",
         None,
-        "Check the nodes first: all compute, and exchange data with changing partners. Training"
-        " starts without the faulty ones if --nnodes allows it, else not at all.",
+        "Check the nodes first: all compute, and exchange data with changing partners.",
     ),
     JobOption(
         "straggler-detection",
         None,
-        "Check the nodes first with training steps of a GPT, in pairs; alone, or after"
-        " --network-check on the nodes that passed.",
+        "Check the nodes first with training steps of a GPT, in pairs.",
     ),
     JobOption(
         "exclude-straggler",
@@ -265,19 +257,12 @@ FOR_RUN = (
         "Check, and treat a slow node like a faulty one; else it is named and trains.",
     ),
     JOURNAL,
-    JobOption(
-        "secret-file",
-        _FILE,
-        "Without Slurm: a file with a secret that all nodes of this run share.",
-        default="SLURM_HEALTH_SECRET, else none",
-    ),
     PYTHON,
     _SETUP,
     JobOption(
         "monitor",
         _choice(policy.OnHang),
-        "Watch the training: report failures, hangs and slow ranks; stop also ends one that hangs,"
-        " restart starts its workers again (--max_restarts).",
+        "Report failures, hangs and slow ranks; stop a training that hangs, or restart it.",
         default=_DEFAULT.monitor,
     ),
     _HEARTBEAT,

@@ -81,6 +81,31 @@ class ScriptEnded(Record, frozen=True, kw_only=True, tag="script_ended"):
     duration_s: float
 
 
+class WorkersEnded(Record, frozen=True, kw_only=True, tag="workers_ended"):
+    """The torchrun of a node has ended, by itself or because another one has.
+
+    `output` is the last that it and its workers wrote to standard error.
+    """
+
+    node: str
+    exit_code: int
+    output: str = ""
+
+
+class TrainingPlanned(Record, frozen=True, kw_only=True, tag="training_planned"):
+    """What the processes of a training do next, on `nodes` in the order of their ranks.
+
+    `plan` is `start` after a check, and `restart`, `check` or `stop` after a failure. `left_out`
+    has why other nodes do not train, `addresses` those of nodes as far as they are known.
+    """
+
+    plan: str
+    nodes: list[str] = field(default_factory=list)
+    reason: str = ""
+    left_out: dict[str, str] = field(default_factory=dict)
+    addresses: dict[str, str] = field(default_factory=dict)
+
+
 class FailurePlanned(Record, frozen=True, kw_only=True, tag="failure_planned"):
     """The plan for a failed script, with reason and evidence.
 

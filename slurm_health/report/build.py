@@ -241,9 +241,7 @@ def _state(entries: RunEntries, *, superseded: bool, now_s: float | None) -> tup
     if start is None:
         return State.NOT_STARTED, "no start of a check is recorded"
     if _first(master, records.JobOutcome) is not None:
-        adopted = start.settings.get("as_checked_in")
-        place = journal.attempt_and_check(str(adopted)) if adopted else None
-        return State.FINISHED, sentences.adopted_text(*place) if place else ""
+        return State.FINISHED, ""
     judged = _first(master, records.VerdictReached) is not None
     begun = [record.name for record in _all(master, records.RoundStarted)]
     stopped = _last(master, records.MasterStopped)

@@ -67,11 +67,6 @@ def attempt_text(attempt: int, check: int) -> str:
     return f"attempt {attempt + 1}" + (f", check {check}" if check > 1 else "")
 
 
-def adopted_text(attempt: int, check: int) -> str:
-    """Return that the verdicts of an earlier check still hold."""
-    return f"as in {attempt_text(attempt, check)}, not checked again"
-
-
 def nodes_text(nodes: Sequence[str]) -> str:
     """Return a list of nodes; of a long one, their number and the first of them."""
     text = listed(nodes)

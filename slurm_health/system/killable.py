@@ -12,6 +12,7 @@ it: a filesystem that froze an hour ago would hold two more with every health ch
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import select
@@ -189,6 +190,28 @@ def run_all(
 def run_one(work: Work, limit_s: float, *, most_bytes: int = ANSWER_BYTES) -> WorkResult:
     """Run work in a child with limits for its time and for the size of its answer."""
     return run_all({"": (work, limit_s)}, most_bytes=most_bytes)[""]
+
+
+def become(uid: int, gid: int | None = None) -> None:
+    """Give up root for a user, for good: this process is led to nothing that the user cannot read.
+
+    `gid` is the user's main group, None for that of the account. Nothing happens without root.
+
+    Raises:
+        OSError: that is not possible.
+    """
+    import pwd  # most children stay who they are
+
+    if os.geteuid() == 0:
+        try:
+            user = pwd.getpwuid(uid)
+            os.initgroups(user.pw_name, gid := user.pw_gid if gid is None else gid)
+        except KeyError:  # an id of a container, or of a user of other machines
+            os.setgroups([gid := uid if gid is None else gid])
+        os.setresgid(gid, gid, gid)
+        os.setresuid(uid, uid, uid)
+    if os.getresuid() != (uid,) * 3:
+        raise PermissionError(errno.EPERM, f"cannot become user {uid}")
 
 
 def limit_memory(more_bytes: int) -> None:

@@ -80,19 +80,20 @@ def start_tied(
     argv: Sequence[str],
     *,
     environ: Mapping[str, str] | Mapping[bytes, bytes],
-    stdin: int = NOTHING,
-    stdout: int = NOTHING,
+    stdin: int | None = NOTHING,
+    stdout: int | None = NOTHING,
     stderr: int | None = PIPE,
     signal_mask: Collection[int] | None = None,
+    on_our_death: int = signal.SIGKILL,
 ) -> Process:
-    """Start a child in its own session that dies with this process.
+    """Start a child in its own session that dies with this process, by the signal `on_our_death`.
 
     Reading from it never blocks. It has our signal mask, or the given one.
 
     Raises:
         OSError: it cannot be executed, or not be tied.
     """
-    tie = die_with_parent()
+    tie = die_with_parent(on_our_death)
     # Python drops an exception of a signal handler during a fork, and with it the user's Ctrl-C.
     with signals_delayed() as ours:
         mask = ours if signal_mask is None else signal_mask

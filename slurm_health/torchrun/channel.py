@@ -3,16 +3,15 @@
 
 Node 0 has the directory. What is appended there to the files for all nodes appears in a directory
 of each other node, and what a node appends to its own file appears in node 0's directory. So a
-check runs as on a shared filesystem.
+start runs as on a shared filesystem.
 
-Each side first sends four bytes that name this protocol, and a fresh nonce. Then every message is
-a frame: four bytes with the length of the text, a MAC, and the text, which is JSON. The MAC covers
-the sender, the number of the message, and the text; its key is made from the secret of the run and
-both nonces. So a process without the secret, even one that relays all bytes, can repeat, insert,
-omit or swap no message.
+Each side first sends a line that names this protocol, and a fresh nonce. Then every message is a
+line: a MAC and the text, which is JSON. The MAC covers the sender, the number of the message, and
+the text; its key is made from the secret of the run and both nonces. So a process without the
+secret, even one that relays all bytes, can repeat, insert, omit or swap no message.
 
     node             node 0
-    Hello       ->             rank, and what must be the same on all nodes
+    Hello       ->             which it is, and what must be the same on all nodes
                 <-  Welcome    or End: the node is refused
     Piece ...  <->  Piece ...  at least every 10 s
     End         ->             the node has all, or is ended; or from node 0: the run is over
@@ -26,7 +25,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import hashlib
 import hmac
 import os
 import secrets
@@ -34,7 +32,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -43,22 +41,22 @@ import msgspec
 
 from slurm_health.records.decoding import JsonDecoder
 from slurm_health.records.errors import ChannelError, JournalError, UsageError
+from slurm_health.records.nodeset import fold
 from slurm_health.records.text import cut, one_line
 from slurm_health.torchrun.arguments import NodeZeroAddress
 
-_MAGIC, _NONCE_BYTES = b"slh2", 16
-_MAC_BYTES = hashlib.sha256().digest_size
-_UNPROVEN_BYTES = 4096  # of a message whose sender has proven nothing
-_PIECE_BYTES, _MOST_BYTES = 1 << 18, 1 << 20
-_MOST_FILE_BYTES = 256 << 20  # that a node may write in one check
+_MAGIC, _NONCE_BYTES = b"slh3", 16
+_PIECE_BYTES = 1 << 15
+_MOST_BYTES = 1 << 16  # of a line: a piece in base64, or what a stranger sends
+_MOST_FILE_BYTES = 256 << 20  # that a node may write in one start
 _MOST_VISITORS = 256  # strangers may not take the places of nodes
 _MOST_REPORTS, _SHOWN = 20, 200  # nor fill the terminal
-_POLL_S = 0.02
+_POLL_S, _IDLE_POLL_S = 0.02, 0.5
+_IDLE_S = 5.0  # without news a link is idle: the nodes train
 _ALIVE_S, _SILENT_S = 10.0, 45.0
 _HANDSHAKE_S, _LAST_WORD_S = 10.0, 1.0
-_PORT_FREE_S = 15.0  # the training that was just ended may still hold the port
+_PORT_FREE_S = 15.0  # what was just ended may still hold the port
 JOIN_S = 180.0  # node 0 may still be on its way: its machine boots, or its image is loaded
-_NOT_OURS_S = 15.0  # what answers for so long, and not like node 0, will not be node 0
 CUT_S = 20.0  # so long an interruption of the network is waited out
 _ATTEMPT_S, _PAUSE_S, _REPORT_S = 5.0, 0.25, 5.0
 _FOREIGN = "it does not answer like slurm-health"
@@ -75,7 +73,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """
 
     token: str
-    rank: int
+    node: str
     host: str
     terms: str
     run_id: str = ""
@@ -103,14 +101,11 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class End(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The last message. `why` is empty if the sender has all that it needs.
 
-    From a node: `for_all` if the whole run is to end. From node 0: `refused` if the node may not
-    take part, `unchecked` if its journal cannot be used and training may start anyway.
+    From a node: `for_all` if the whole run is to end.
     """
 
     why: str = ""
     for_all: bool = False
-    refused: bool = False
-    unchecked: bool = False
 
 
 _Message = Hello | Welcome | Piece | End
@@ -121,8 +116,8 @@ class Cut(Exception):
     """The other side is gone, or sent what cannot be."""
 
 
-class NobodyThere(ChannelError):
-    """What answers at node 0's address is no slurm-health: perhaps the training, long begun."""
+class Unreachable(ChannelError):
+    """Node 0 took part, and is gone."""
 
 
 class Link:
@@ -131,8 +126,8 @@ class Link:
     def __init__(self, streams: Any, own: bytes, other: bytes) -> None:
         self._reader, self._writer = streams
         self._own, self._other, self._key = own, other, b""
-        self._most_bytes = _UNPROVEN_BYTES
         self._sent = self._received = 0
+        self._news_s = time.monotonic()
 
     async def open(self, secret: bytes) -> None:
         """Exchange nonces with the other side, and make a key.
@@ -140,12 +135,12 @@ class Link:
         Raises:
             Cut: it does not answer, or not like slurm-health.
         """
-        nonce = secrets.token_bytes(_NONCE_BYTES)
-        self._writer.write(_MAGIC + nonce)
-        start = await self._read(len(_MAGIC) + _NONCE_BYTES, _HANDSHAKE_S)
-        if not start.startswith(_MAGIC):
+        nonce = secrets.token_hex(_NONCE_BYTES).encode()
+        self._writer.write(b"%s %s\n" % (_MAGIC, nonce))
+        magic, _, other = (await self._line(_HANDSHAKE_S)).partition(b" ")
+        if magic != _MAGIC:
             raise Cut(_FOREIGN)
-        both = sorted([self._own + nonce, self._other + start[len(_MAGIC) :]])
+        both = sorted([self._own + nonce, self._other + other])
         self._key = hmac.digest(secret, b" ".join(both), "sha256")
 
     def host(self, end: str) -> str:
@@ -156,9 +151,8 @@ class Link:
     def send(self, message: _Message) -> None:
         """Send a message, as soon as the connection takes it."""
         text = msgspec.json.encode(message)
-        mac = self._mac(self._own, self._sent, text)
+        self._writer.write(b"%s %s\n" % (self._mac(self._own, self._sent, text), text))
         self._sent += 1
-        self._writer.write(len(text).to_bytes(4, "big") + mac + text)
 
     async def receive(self, limit_s: float = _HANDSHAKE_S) -> _Message:
         """Return the next message.
@@ -167,27 +161,27 @@ class Link:
             Cut: none comes in time, none can come any more, or it is none of this protocol.
             UsageError: it is signed with another secret.
         """
-        head = await self._read(4 + _MAC_BYTES, limit_s)
-        length = int.from_bytes(head[:4], "big")
-        if length > self._most_bytes:
-            raise Cut(_FOREIGN)
-        text = await self._read(length, limit_s)
-        if not hmac.compare_digest(head[4:], self._mac(self._other, self._received, text)):
+        mac, _, text = (await self._line(limit_s)).partition(b" ")
+        if not hmac.compare_digest(mac, self._mac(self._other, self._received, text)):
             raise UsageError("it has another secret")
         self._received += 1
-        self._most_bytes = _MOST_BYTES
         try:
             return _decoder.decode(text)
         except ValueError as err:
             raise Cut("it sent an impossible message") from err
 
-    async def _read(self, count: int, limit_s: float) -> bytes:
+    async def _line(self, limit_s: float) -> bytes:
         try:
-            return bytes(await asyncio.wait_for(self._reader.readexactly(count), limit_s))
+            line = bytes(await asyncio.wait_for(self._reader.readline(), limit_s))
         except TimeoutError:
             raise Cut(f"nothing was received from it for {limit_s:g} s") from None
-        except (asyncio.IncompleteReadError, OSError) as err:
-            raise Cut(getattr(err, "strerror", "") or "the connection was closed") from err
+        except ValueError:
+            raise Cut(_FOREIGN) from None
+        except OSError as err:
+            raise Cut(err.strerror or str(err)) from err
+        if not line.endswith(b"\n"):
+            raise Cut("the connection was closed")
+        return line[:-1]
 
     async def mirror(
         self,
@@ -222,6 +216,7 @@ class Link:
                         name, 0
                     ):
                         have[name] = at + _append(directory / name, at, data)
+                        self._news_s = time.monotonic()
                     case _:
                         raise Cut("it sent an impossible message")
         finally:
@@ -237,11 +232,13 @@ class Link:
                         if data := os.pread(opened.fileno(), _PIECE_BYTES, at):
                             self.send(Piece(file=file.name, at=at, data=data))
                             theirs[file.name] = at + len(data)
+                            self._news_s = time.monotonic()
                 if time.monotonic() - alive_s > _ALIVE_S:
                     alive_s = time.monotonic()
                     self.send(Piece())
                 await self._writer.drain()
-                await asyncio.sleep(_POLL_S)
+                idle = time.monotonic() - self._news_s > _IDLE_S
+                await asyncio.sleep(_IDLE_POLL_S if idle else _POLL_S)
 
     def end(self, last_word: End) -> None:
         """Send a last word; nothing follows it."""
@@ -262,7 +259,7 @@ class Link:
         self._writer.transport.abort()
 
     def _mac(self, sender: bytes, number: int, text: bytes) -> bytes:
-        return hmac.digest(self._key, b"%s %d %s" % (sender, number, text), "sha256")
+        return hmac.digest(self._key, b"%s %d %s" % (sender, number, text), "sha256").hex().encode()
 
 
 def is_shared(name: str) -> bool:
@@ -274,11 +271,11 @@ def _append(path: Path, at: int, data: bytes) -> int:
     """Append to a file; return how many bytes.
 
     Raises:
-        Cut: it has more than any check writes.
+        Cut: it has more than any start writes.
         JournalError: it cannot be written.
     """
     if at + len(data) > _MOST_FILE_BYTES:
-        raise Cut("it sent more than any check writes")
+        raise Cut("it sent more than any start writes")
     try:
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "wb") as file:
             return file.write(data)
@@ -350,52 +347,37 @@ class NodeZero(_Side):
         secret: bytes,
         welcome: Welcome,
         terms: str,
-        nodes: tuple[str, ...],
+        nodes: Sequence[str],
         say: Say,
     ) -> None:
-        """Open the port, for `nodes` in the order of their ranks; `welcome` is for each of them.
+        """Open the port for the other `nodes`; `welcome` is for each of them.
 
         Raises:
             ChannelError: the port is taken, or may not be opened.
         """
+        listener = _listener(meeting)
         super().__init__()
-        self._secret, self._welcome, self._terms, self._nodes = secret, welcome, terms, nodes
+        self._secret, self._welcome, self._terms = secret, welcome, terms
         self._directory = Path(welcome.directory)
+        self.at = meeting.text
         self._say, self._reported = say, set[str]()
         self._visitors: dict[asyncio.Task[None], None] = {}
-        self.peers = {node: Peer(have={f"{node}.jsonl": 0}) for node in nodes[1:]}
-        try:
-            self._server = self._call(self._listen(meeting))
-        except BaseException:
-            self.close()
-            raise
+        self.peers = {node: Peer(have={f"{node}.jsonl": 0}) for node in nodes}
+        serving = asyncio.start_server(self._visit, sock=listener, limit=_MOST_BYTES)
+        self._server = self._call(serving)
 
     def raise_interrupt(self) -> None:
         """Raise SystemExit if Ctrl-C on another node has ended the run."""
         if any(peer.end is not None and peer.end.for_all for peer in self.peers.values()):
             raise SystemExit(128 + signal.SIGINT)
 
-    async def _listen(self, meeting: NodeZeroAddress) -> asyncio.Server:
-        give_up_s, both = time.monotonic() + _PORT_FREE_S, socket.has_dualstack_ipv6()
-        family = socket.AF_INET6 if both else socket.AF_INET
-        while True:
-            try:
-                listener = socket.create_server(
-                    ("", meeting.port), family=family, backlog=_MOST_VISITORS, dualstack_ipv6=both
-                )
-                return await asyncio.start_server(self._visit, sock=listener)
-            except OSError as err:
-                if err.errno != errno.EADDRINUSE or time.monotonic() > give_up_s:
-                    why = (
-                        f"node0 cannot listen on port {meeting.port}: {os.strerror(err.errno or 0)}"
-                    )
-                    remedy = "give each run on a machine its own MASTER_PORT, above 1023"
-                    raise ChannelError(meeting.text, f"{why}; {remedy}") from err
-            await asyncio.sleep(_PAUSE_S)
+    @property
+    def connected(self) -> list[str]:
+        """The nodes that are there."""
+        return [node for node, peer in self.peers.items() if peer.link is not None]
 
     async def _part(self, last_word: End | None) -> None:
-        if hasattr(self, "_server"):
-            self._server.close()
+        self._server.close()
         await super()._part(last_word)
 
     async def _visit(self, *streams: Any) -> None:
@@ -407,26 +389,20 @@ class NodeZero(_Side):
         self._visitors[task] = None
         link = Link(streams, b"node0", b"node")
         try:
-            hello = await asyncio.wait_for(self._introduced(link), _HANDSHAKE_S)
-            del self._visitors[task]
-            await self._serve(hello, link)
+            await link.open(self._secret)
+            hello = await link.receive()
+            if isinstance(hello, Hello):  # it has proven that it knows the secret
+                del self._visitors[task]
+                await self._serve(hello, link)
         except UsageError as err:
             self._report(f"{link.host('peername')} is refused: {err}")
-            link.end(End(why=str(err), refused=True))  # if for its secret, the MAC shows that too
+            link.end(End(why=str(err)))  # if for its secret, the MAC shows that too
             await link.drain()
-        except (Cut, OSError):  # a TimeoutError, too: no node of this run
+        except (Cut, OSError):  # no node of this run
             pass
         finally:
             self._visitors.pop(task, None)
             link.close()
-
-    async def _introduced(self, link: Link) -> Hello:
-        """Return what a visitor says that it is, once it has proven that it knows the secret."""
-        await link.open(self._secret)
-        hello = await link.receive()
-        if not isinstance(hello, Hello):
-            raise Cut(_FOREIGN)
-        return hello
 
     async def _serve(self, hello: Hello, link: Link) -> None:
         """Mirror to and from a node until it leaves or the connection breaks.
@@ -437,18 +413,19 @@ class NodeZero(_Side):
         host = cut(f"{one_line(hello.host)} ({link.host('peername')})", _SHOWN)
         if hello.terms != self._terms:
             raise UsageError(f"{host} has {cut(one_line(hello.terms), 99)}; node0: {self._terms}")
-        if not 0 < hello.rank < len(self._nodes):
-            ranks = f"the nodes beside {self._welcome.host} have 1 to {len(self._nodes) - 1}"
-            raise UsageError(f"{host} has rank {hello.rank}; {ranks}, each its own (NODE_RANK)")
-        node = self._nodes[hello.rank]
+        node = hello.node
+        if node not in self.peers:
+            others = f"the nodes beside {self._welcome.host} are {fold(self.peers)}"
+            raise UsageError(f"{host} is {cut(one_line(node), 99)}; {others} (NODE_RANK)")
         peer = self.peers[node]
-        if peer.token not in ("", hello.token):
-            raise UsageError(f"{host} has the rank of {peer.host}: give each its own NODE_RANK")
+        # A process that comes in the place of one that is gone takes part from now on.
+        if peer.token not in ("", hello.token) and peer.link is not None:
+            raise UsageError(f"{host} is {node}, like {peer.host}: give each its own NODE_RANK")
         if hello.run_id not in ("", self._welcome.run_id):
             raise UsageError("node0 was started again since: start all nodes again")
         if peer.link is not None:
             peer.link.close()
-        peer.token, peer.host, peer.link = hello.token, host, link
+        peer.token, peer.host, peer.link, peer.end = hello.token, host, link, None
         self._links.append(link)
 
         link.send(msgspec.structs.replace(self._welcome, have_bytes=peer.have[f"{node}.jsonl"]))
@@ -475,6 +452,27 @@ class NodeZero(_Side):
             self._say(cut(text, _SHOWN))
 
 
+def _listener(meeting: NodeZeroAddress) -> socket.socket:
+    """Return a socket that listens at the port of a meeting.
+
+    Raises:
+        ChannelError: the port is taken, or may not be opened.
+    """
+    give_up_s, both = time.monotonic() + _PORT_FREE_S, socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    while True:
+        try:
+            return socket.create_server(
+                ("", meeting.port), family=family, backlog=_MOST_VISITORS, dualstack_ipv6=both
+            )
+        except OSError as err:
+            if err.errno != errno.EADDRINUSE or time.monotonic() > give_up_s:
+                why = f"node0 cannot listen on port {meeting.port}: {os.strerror(err.errno or 0)}"
+                remedy = "give each run on a machine its own MASTER_PORT, above 1023"
+                raise ChannelError(meeting.text, f"{why}; {remedy}") from err
+        time.sleep(_PAUSE_S)
+
+
 class OtherNode(_Side):
     """Another node's side: connects to node 0, and again when it is cut off."""
 
@@ -487,6 +485,7 @@ class OtherNode(_Side):
         self._file = file
         self._have: dict[str, int] = {}  # of node 0's files
         self.own_host = ""
+        self.lasts = False  # node 0 may be cut off for any time
         self.welcome: Welcome | None = None
         self._over = asyncio.run_coroutine_threadsafe(self._stay_connected(), self._loop)
 
@@ -494,8 +493,7 @@ class OtherNode(_Side):
         """Wait until node 0 has let this node in.
 
         Raises:
-            NobodyThere: something else answers.
-            ChannelError, UsageError: nothing does, or node 0 refuses this node.
+            ChannelError, UsageError: nothing answers, or node 0 refuses this node.
         """
         while self.welcome is None:
             self.raise_failure()
@@ -507,7 +505,7 @@ class OtherNode(_Side):
 
         Raises:
             ChannelError: node 0 has ended the run, or is gone.
-            JournalError: node 0 cannot use its journal, or this node its own directory.
+            JournalError: this node cannot use its own directory.
             UsageError: node 0 does not want this node back.
         """
         if self._over.done():
@@ -515,8 +513,8 @@ class OtherNode(_Side):
 
     async def _stay_connected(self) -> None:
         """Connect, mirror, and connect again, until that is in vain; raise as `raise_failure`."""
-        at, begun_s, foreign, reported = self._meeting.text, time.monotonic(), False, False
-        since_s = begun_s
+        at, reported = self._meeting.text, False
+        since_s = time.monotonic()
         while not self._closing:
             try:
                 await self._connect()
@@ -524,21 +522,17 @@ class OtherNode(_Side):
                 continue
             except (Cut, OSError) as err:
                 why = getattr(err, "strerror", "") or str(err) or "no answer"
-                if foreign != isinstance(err, Cut):
-                    foreign, since_s = not foreign, time.monotonic()
             for_s = time.monotonic() - since_s
-            if self.welcome is not None and for_s > CUT_S:
+            if self.welcome is not None and for_s > CUT_S and not self.lasts:
                 again = "its own output may say why. Start all nodes again"
-                raise ChannelError(at, f"node0 has ended, or cannot be reached: {why}; {again}")
-            if self.welcome is None and foreign and for_s > _NOT_OURS_S:
-                perhaps = "the others may be training already, or another program has the port"
-                raise NobodyThere(at, f"{why}; {perhaps}: give each run its own MASTER_PORT")
-            if self.welcome is None and time.monotonic() - begun_s > JOIN_S:
+                raise Unreachable(at, f"node0 has ended, or cannot be reached: {why}; {again}")
+            if self.welcome is None and for_s > JOIN_S:
                 raise ChannelError(
                     at,
                     f"node0 could not be reached within {JOIN_S:g} s: {why}; does it run, with"
                     " NODE_RANK=0, on the machine that MASTER_ADDR names, and may this one connect"
-                    " to that port? (a firewall may prevent it; MASTER_PORT chooses another)",
+                    " to that port? (a firewall may prevent it, or another program have the port:"
+                    " MASTER_PORT chooses another)",
                 )
             if self.welcome is None and not reported and for_s > _REPORT_S:
                 reported = True
@@ -562,6 +556,8 @@ class OtherNode(_Side):
                 self.own_host, self.welcome = link.host("sockname"), welcome
                 self._links = [link]
                 file, theirs = self._file, {self._file.name: welcome.have_bytes}
+                if file.stat().st_size < welcome.have_bytes:  # of a process before this one
+                    os.truncate(file, welcome.have_bytes)
                 end = await link.mirror(lambda: [file], theirs, file.parent, self._have, is_shared)
         except Cut as err:
             if not self._links:
@@ -570,29 +566,26 @@ class OtherNode(_Side):
                 self._say(f"connection to node0 at {at} lost ({err}); connecting again")
             return
         except UsageError as err:
-            known = "give all the same SLURM_HEALTH_SECRET or --secret-file, or --rdzv-id"
+            known = "give all the same SLURM_HEALTH_SECRET, or --rdzv-id"
             raise UsageError(f"node0 at {at}: {err} than this node; {known}") from err
         finally:
             self._links = []
             link.close()
         if not isinstance(end, End):
             raise Cut(_FOREIGN)
-        if end.refused:
+        if self.welcome is None:
             raise UsageError(f"node0 at {at} refuses this node: {one_line(end.why)}")
-        if end.unchecked and self.welcome is not None:
-            raise JournalError(Path(one_line(self.welcome.directory)), one_line(end.why))
         raise ChannelError(at, f"the run was ended: {one_line(end.why)}")
 
     async def _linked(self) -> Link:
         """Return a connection to node 0, by IPv4 if there is any: the probes prefer it."""
         host, port = self._meeting.host, self._meeting.port
-        places = await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         failure = OSError("no address")
-        for family, *_, place in sorted(places, key=lambda place: place[0]):
-            opening = asyncio.open_connection(str(place[0]), port, family=family)
+        for family in (socket.AF_INET, socket.AF_INET6):
             try:
-                streams = await asyncio.wait_for(opening, _ATTEMPT_S)
-                return Link(streams, b"node", b"node0")
+                opening = asyncio.open_connection(host, port, family=family, limit=_MOST_BYTES)
+                return Link(await asyncio.wait_for(opening, _ATTEMPT_S), b"node", b"node0")
             except OSError as err:
-                failure = err
+                # Where a host has no address of a family, the other one's failure counts.
+                failure = failure if isinstance(err, socket.gaierror) else err
         raise failure

@@ -21,7 +21,8 @@ from slurm_health.records.text import whole_number
 from slurm_health.torchrun.arguments import (
     Arguments,
     NodeZeroAddress,
-    Team,
+    bracketed,
+    host_and_port,
     master_address,
     node_range,
     node_rank,
@@ -30,6 +31,9 @@ from slurm_health.torchrun.arguments import (
     trains_alone,
 )
 
+# How long torchrun waits for more nodes once there are enough. Its own 30 s are for nodes that are
+# still being started; ours come from a check together, and later ones are let in at any time.
+_LAST_CALL_S = 10
 # From here on Slurm numbers what is no step of srun's: batch script, interactive shell, container.
 _SPECIAL_STEPS = 0xFFFFFF00
 OUTSIDE_SLURM = "torchrun"
@@ -42,9 +46,9 @@ class TaskPlace(Allocation):
     Args:
         node: of this process, one of the `nodes`.
         start: tells this start from every other one, and is the same for all its processes.
-        chosen_start: the user has chosen that name, which may have been used before.
         step: numbers the starts of one attempt of a job.
-        meeting: where the others reach the first process for a check, if they share no directory.
+        meeting: where the training meets, if the nodes share no directory; at the port beside it
+            the others reach the first process.
     """
 
     node: str
@@ -53,7 +57,6 @@ class TaskPlace(Allocation):
     cluster: str = OUTSIDE_SLURM
     partition: str = ""
     step: int = 0
-    chosen_start: bool = False
     meeting: NodeZeroAddress | None = None
 
     @property
@@ -95,7 +98,10 @@ def _in_step(environ: Mapping[str, str]) -> bool:
 
 def _in_slurm(arguments: Arguments, environ: Mapping[str, str]) -> TaskPlace | None:
     job = allocation.from_environ(environ)
-    nodes = _step_nodes(environ)
+    try:
+        nodes = expand(environ.get("SLURM_STEP_NODELIST", ""))
+    except ValueError as err:
+        raise AllocationError("SLURM_STEP_NODELIST", str(err)) from err
     node = environ["SLURMD_NODENAME"]
     if node not in nodes:
         raise AllocationError("SLURM_STEP_NODELIST", f"does not hold this node, {node}")
@@ -131,49 +137,36 @@ def single(environ: Mapping[str, str], *, host: str, now_s: int) -> TaskPlace:
     return TaskPlace(**vars(job), node=node, start=f"{job.job_id}.{job.attempt}.{now_s}")
 
 
-def _step_nodes(environ: Mapping[str, str]) -> tuple[str, ...]:
-    try:
-        return expand(environ.get("SLURM_STEP_NODELIST", ""))
-    except ValueError as err:
-        raise AllocationError("SLURM_STEP_NODELIST", str(err)) from err
-
-
 def _outside_slurm(arguments: Arguments, environ: Mapping[str, str]) -> TaskPlace | None:
-    """Return the place that NODE_RANK and --nnodes give, None if they give none."""
+    """Return the place that NODE_RANK, --nnodes and node 0's address give, None if they give none.
+
+    Raises:
+        UsageError: one of them is impossible, or missing and needed for a check.
+    """
     given = arguments.given
-    rank = node_rank(given, environ)
-    nnodes = given.get("nnodes")
-    if nnodes is None:
+    if (nnodes := given.get("nnodes")) is None:
         return None
     _, count = node_range(nnodes)
-    if rank is None:
+    rank, start = node_rank(given, environ), given.get("rdzv_id", "none")
+    job_id = zlib.crc32(start.encode())
+    meeting = node_zero_address(given, environ, port(job_id=job_id, attempt=0, step=0))
+    if rank is None or meeting is None or not arguments.meets_by_itself:
         if arguments.checks:
             raise UsageError(
-                "a check of several nodes outside Slurm needs the rank of each: NODE_RANK, from 0"
-                " on, or --node-rank"
+                "a check of several nodes outside Slurm needs the rank of each (NODE_RANK, from 0"
+                " on, or --node-rank), the address of node 0 (MASTER_ADDR or --master-addr), and"
+                " --rdzv-backend=c10d"
             )
         return None
     if (number := whole_number(rank)) is None or number >= count:
         raise UsageError(f"node rank: expected a number below {count} (--nnodes), found {rank!r}")
-    start = given.get("rdzv_id", "")
-    job_id = zlib.crc32(start.encode())
-    place = TaskPlace(
+    return TaskPlace(
         nodes=tuple(f"node{place}" for place in range(count)),
         node=f"node{number}",
-        start=start or "none",
+        start=start,
         job_id=job_id,
-        chosen_start=True,
+        meeting=meeting,
     )
-    if not arguments.checks:
-        return place
-    where = node_zero_address(given, environ, place.port)
-    if where is None and not start:
-        raise UsageError(
-            "a check of several nodes outside Slurm needs the address of node 0: MASTER_ADDR, or"
-            " --master-addr; or, with a --journal that all nodes share, --rdzv-id, the same on all"
-            " and new for every start"
-        )
-    return replace(place, meeting=where)
 
 
 def named(place: TaskPlace) -> TaskPlace:
@@ -189,14 +182,14 @@ def named(place: TaskPlace) -> TaskPlace:
 
 
 def place_among(
-    place: TaskPlace, nodes: tuple[str, ...], addresses: Mapping[str, str]
+    place: TaskPlace, nodes: tuple[str, ...], addresses: Mapping[str, str], start: str
 ) -> TaskPlace:
-    """Return the place of a node among those that train, for a later check of these.
+    """Return the place of a node for a start among those that train.
 
-    Where node 0 is not one of them, they meet on the first of them, which leads that check and
-    names it, as node 0 does.
+    If node 0 is not one of them, they meet on the first of them, which leads the start and names
+    it, as node 0 does.
     """
-    moved = replace(place, nodes=nodes)
+    moved = replace(place, nodes=nodes, start=start)
     if place.meeting is None or nodes[0] == place.nodes[0]:
         return moved
     host = addresses.get(nodes[0], place.meeting.host)
@@ -204,67 +197,76 @@ def place_among(
     return named(moved) if moved.leads else moved
 
 
-def agent_environ(place: TaskPlace, environ: Mapping[str, str]) -> Mapping[str, str]:
+def agent_environ(place: TaskPlace, environ: Mapping[str, str], own_host: str) -> Mapping[str, str]:
     """Return the agent's environment: outside Slurm, too, it must find its own address."""
-    host = _master_host(place, environ) if place.chosen_start else ""
-    if len(place.nodes) == 1 and "SLURM_LAUNCH_NODE_IPADDR" not in environ:
+    host = own_host or (place.meeting.host if place.meeting else "")
+    if not host and len(place.nodes) == 1 and "SLURM_LAUNCH_NODE_IPADDR" not in environ:
         host = "127.0.0.1"
     if not host:
         return environ
     try:
         # IPv4 first, which the workers' libraries prefer.
-        places = sorted(socket.getaddrinfo(host, None), key=lambda place: place[0])
+        found = sorted(socket.getaddrinfo(host, None), key=lambda address: address[0])
     except OSError:
         return environ
-    return {**environ, "SLURM_LAUNCH_NODE_IPADDR": str(places[0][4][0])}
+    return {**environ, "SLURM_LAUNCH_NODE_IPADDR": str(found[0][4][0])}
 
 
-def team_of(
-    place: TaskPlace,
-    nodes: tuple[str, ...],
+def torchrun_line(
+    arguments: Arguments,
+    place: TaskPlace | None,
+    everyone: tuple[str, ...],
     addresses: Mapping[str, str],
-    given: Mapping[str, str],
     environ: Mapping[str, str],
-) -> Team | None:
-    """Return the nodes that train, None where they can only meet as the user says.
+    *,
+    ours: bool,
+) -> list[str]:
+    """Return torchrun's arguments: the user's, and what is not given.
 
-    `addresses` are known ones of nodes, `given` torchrun's options.
+    Args:
+        arguments: of the command.
+        place: of this process among those that train, None if it trains alone or knows no others.
+        everyone: the nodes that `run` was started on; by custom the user's options name the first.
+        addresses: known ones of nodes.
+        environ: this process's environment.
+        ours: the nodes were chosen by us, and what follows a failure is.
     """
-    left_out = set(place.nodes).difference(nodes)
-    host = addresses.get(nodes[0], "")
-    if place.chosen_start:
-        master = _master_host(place, environ)  # by custom the first node
-        if place.nodes[0] in left_out and master:
-            left_out.add(master)
-        host = (master if nodes[0] == place.nodes[0] else "") or host or master
+    given = arguments.given
+    added = {"max_restarts": "0"} if ours and arguments.max_restarts else {}
+    replaced = {"max_restarts", "nnodes"} if ours else set[str]()
+    if place is not None:
+        least, most = node_range(given.get("nnodes", "1"))
+        # Outside Slurm a node may come later. Otherwise torchrun would wait for nodes in vain.
+        most_now = most if place.meeting else len(place.nodes)
+        is_range = least < most and least < most_now
+        added["nnodes"] = f"{least}:{most_now}" if is_range else str(len(place.nodes))
+        added |= {"rdzv_backend": "c10d", "rdzv_id": "none" if place.meeting else place.start}
+    if place is not None and arguments.meets_by_itself:
+        left_out = set(everyone).difference(place.nodes)
+        left_out |= {addresses[node] for node in left_out & addresses.keys()}
+        if everyone[0] in left_out:
+            left_out |= {master_address({}, environ)[0]} - {""}
+        first = place.nodes[0]
+        own = addresses.get(first) or first  # as the others reach it
+        if place.meeting is not None and (first == everyone[0] or own == first):
+            own = place.meeting.host
+        host, number = host_and_port(given.get("rdzv_endpoint", ""))
         if not host:
-            return None
-    elif not host or _resolves(nodes[0]):
-        host = nodes[0]
-    return Team(
-        nodes=nodes,
-        node=place.node,
-        host=host,
-        port=place.meeting.port if place.meeting else place.port,
-        rendezvous_id="none" if place.meeting else place.start,
-        left_out=left_out | {addresses[node] for node in left_out & addresses.keys()},
-        open=place.meeting is not None or may_be_joined(given),
-    )
-
-
-def may_be_joined(given: Mapping[str, str]) -> bool:
-    """Tell whether the user has said where a training meets, so that another start can find it."""
-    return {"rdzv_endpoint", "rdzv_id"} <= given.keys()
-
-
-def _master_host(place: TaskPlace, environ: Mapping[str, str]) -> str:
-    """Return the host of node 0, as the user or another scheduler says; empty where none does."""
-    return place.meeting.host if place.meeting else master_address({}, environ)[0]
-
-
-def _resolves(name: str) -> bool:
-    try:
-        socket.getaddrinfo(name, None)
-    except OSError:
-        return False
-    return True
+            host, number = master_address(given, environ)
+        # What names a node that does not train names the first one that does.
+        moved = bool({host, host.partition(".")[0]} & left_out)
+        replaced |= {"rdzv_endpoint"} if moved else set()
+        host = own if moved or not host else host
+        number = number or str(place.meeting.port if place.meeting else place.port)
+        added["rdzv_endpoint"] = f"{bracketed(host)}:{number}"
+        if host == own and ("rdzv_endpoint" not in given or moved):
+            # torchrun would compare names, which fails where a node is known by several.
+            last_call = f",last_call_timeout={_LAST_CALL_S}" if least < most else ""
+            added["rdzv_conf"] = f"is_host={int(place.leads)}{last_call}"
+    words = [
+        f"--{name.replace('_', '-')}={value}"
+        for name, value in added.items()
+        if name not in given or name in replaced
+    ]
+    # The last of several counts, so what is added holds whatever the user wrote.
+    return [*arguments.options, *words, *arguments.program]

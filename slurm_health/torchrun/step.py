@@ -1,34 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes of one start: each runs the agent of its node, the first one decides who trains.
+"""The processes of one start: each runs the agent of its node, then torchrun; the first one leads.
 
 The first one appends to one file for all, `step.jsonl`: which agents to start, that it is there,
-and in the end who trains. The others read nothing else: the whole journal on each node would take
-bytes by the square of their number. The records are the journal's own.
+who trains, that workers have ended, and what follows. The others read nothing else: the whole
+journal on each node would take bytes by the square of their number. They append to the files of
+their nodes, which the first one reads. The records are the journal's own.
 """
 
 from __future__ import annotations
 
-import os
+import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Self
 
-from slurm_health.preflight.master.launcher import LEAVE_S, AgentCommand
-from slurm_health.preflight.master.master import SILENCE_S, poll_interval_s
+import msgspec
+
+from slurm_health.preflight.master.launcher import AgentCommand, ChildLauncher
+from slurm_health.preflight.master.master import HEARTBEAT_S, SILENCE_S, poll_interval_s
 from slurm_health.records import records
 from slurm_health.records.errors import ChannelError, JournalError
+from slurm_health.records.script_records import TrainingPlanned, WorkersEnded
 from slurm_health.system import journal
-from slurm_health.system.processes import (
-    Process,
-    close_pipes,
-    end_session,
-    read_available,
-    start_tied,
-)
-from slurm_health.system.signals import exit_text
-from slurm_health.torchrun.node_choice import why_left_out
+from slurm_health.system.signals import signal_behind
+from slurm_health.torchrun.channel import CUT_S, NodeZero, OtherNode, Unreachable
 from slurm_health.torchrun.place import TaskPlace
 
 STEP = "step"
@@ -37,181 +32,278 @@ BEGIN_S = 180.0
 # Of the usual interval between reads: the processes and their agents together then read no more
 # often than agents alone do.
 READ_SHARE = 2
-
-
-@dataclass(frozen=True, kw_only=True)
-class Start:
-    """The nodes that training starts with, none if it does not.
-
-    Args:
-        nodes: in the order of their ranks.
-        reason: why it is these.
-        left_out: why other nodes do not train.
-        addresses: of the first node and of those left out, as far as they are known.
-        directory: of the check in the journal, None without one.
-    """
-
-    nodes: tuple[str, ...]
-    reason: str = ""
-    left_out: Mapping[str, str] = field(default_factory=dict)
-    addresses: Mapping[str, str] = field(default_factory=dict)
-    directory: Path | None = None
+# The same while the nodes train, which takes days.
+_SELDOM, _SELDOM_S = 20, 1.0
+# torchrun gives workers 30 s to end. Reports that come later are not waited for.
+REPORTS_S = 40.0
 
 
 class Unheard(JournalError):
     """The first process has written nothing, or nothing more."""
 
 
-def used_before(directory: Path) -> JournalError:
-    """Return the error for a start whose name another start had."""
-    return JournalError(directory, "belongs to an earlier start; give each start its own --rdzv-id")
+class Begun(Exception):
+    """The training of this start has begun, as `planned`, and this process comes late."""
+
+    def __init__(self, planned: TrainingPlanned) -> None:
+        self.planned = planned
+        super().__init__(planned)
 
 
-def directory_of(root: Path, place: TaskPlace) -> Path:
-    """Return the directory of this start's journal, the same one in all its processes.
-
-    Raises:
-        JournalError: an older journal cannot be read.
-    """
-    try:
-        name = journal.name_of(root, place.cluster, str(place.job_id), os.geteuid(), make=True)
-    except OSError as err:
-        raise journal.unusable(root, "written", err) from err
-    job = journal.job_directory(root, place.cluster, name)
-    return journal.directory_of_start(
-        job, attempt=place.attempt, step=place.step, run_id=place.start
-    )
-
-
-class OwnAgent:
-    """The agent of this node: a `Launcher` that leaves those of other nodes to their processes."""
+class OwnAgent(ChildLauncher):
+    """The agent of this node; those of other nodes are children of their processes."""
 
     def __init__(self, node: str, command: AgentCommand, environ: Mapping[str, str]) -> None:
-        self._node, self._command, self._environ = node, command, environ
-        self._launch = -1
-        self._process: Process | None = None
-        self._errors = b""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop(0.0)
+        super().__init__(command, {node: environ})
+        self._node = node
 
     def start(self, launch: int, nodes: Sequence[str]) -> None:
         """Start the agent if this node is meant, in place of an earlier one."""
         if self._node in nodes:
             self.stop(0.0)
-            self._launch, self._errors = launch, b""
-            self._process = start_tied(self._command(launch, self._node), environ=self._environ)
+        super().start(launch, nodes)
+
+
+class Member:
+    """One process of a start, in the directory that all of them share, or that is mirrored."""
+
+    def __init__(self, place: TaskPlace, directory: Path) -> None:
+        self.place, self.directory = place, directory
+        interval_s = poll_interval_s(len(place.nodes))
+        self.seldom_s = max(_SELDOM_S, _SELDOM * interval_s)
+        self._often_s = READ_SHARE * interval_s
+
+
+class Leader(Member):
+    """The first process. `channel` leads to nodes that share no directory."""
+
+    def __init__(self, place: TaskPlace, everyone: Sequence[str], directory: Path) -> None:
+        """Create the files of all processes, and of `everyone` who may come.
+
+        Raises:
+            JournalError: they cannot be written.
+        """
+        super().__init__(place, directory)
+        others = [node for node in everyone if node != place.node]
+        journal.create(directory, [STEP, place.node, *others])
+        self.channel: NodeZero | None = None
+        self.step = journal.Writer(directory, STEP, time.time)
+        self._readers = [journal.Reader(directory, node) for node in others]
+        self._reports: dict[str, WorkersEnded] = {}
+        self._alive_s = time.monotonic()
+
+    def workers_ended(self) -> bool:
+        """Return whether workers of another node have ended."""
+        if self.channel is not None:
+            self.channel.raise_interrupt()
+        for entry in journal.read_new_of(self.directory, self._readers):
+            if isinstance(entry.record, WorkersEnded):
+                self._reports[entry.record.node] = entry.record
+        return any(report.exit_code for report in self._reports.values())
+
+    def follow_up(
+        self,
+        own: WorkersEnded,
+        nodes: Sequence[str],
+        decide: Callable[[list[WorkersEnded], int], TrainingPlanned],
+    ) -> TrainingPlanned:
+        """Have the workers of all `nodes` end, decide what follows by their reports, publish it.
+
+        Raises:
+            JournalError: the journal cannot be used.
+        """
+        self.step.append(msgspec.structs.replace(own, output=""))
+        self._reports.setdefault(own.node, own)  # they are in the order of their ends
+        news_s = time.monotonic()
+        while True:
+            before = len(self._reports)
+            self.workers_ended()
+            news_s = time.monotonic() if len(self._reports) > before else news_s
+            joined = self.channel.connected if self.channel is not None else ()
+            missing = {*nodes, *joined} - self._reports.keys()
+            if not missing or time.monotonic() - news_s > REPORTS_S:
+                break
+            self.keep_alive()
+            time.sleep(self._often_s)
+        planned = decide(list(self._reports.values()), len(missing))
+        self.step.append(planned)
+        return planned
+
+    def keep_alive(self) -> None:
+        """Write now and then that this process goes on."""
+        if time.monotonic() - self._alive_s > HEARTBEAT_S:
+            self._alive_s = time.monotonic()
+            self.step.append(records.MasterWaits(reason=""))
+
+    def finish(self) -> None:
+        """Write that the training is over."""
+        with contextlib.suppress(JournalError):
+            self.step.append(TrainingPlanned(plan="stop"))
+
+    def stop(self, err: BaseException) -> None:
+        """Write that the run is over, for this reason."""
+        why = signal_behind(err) if isinstance(err, KeyboardInterrupt | SystemExit) else str(err)
+        with contextlib.suppress(JournalError):
+            self.step.append(records.MasterStopped(reason=why))
+
+
+class StepAgents(OwnAgent):
+    """The first process's launcher: the others read in the step's file when to start their agents.
+
+    Args:
+        leader: the first process.
+        command: of the agent here.
+        environ: its environment.
+    """
+
+    def __init__(self, leader: Leader, command: AgentCommand, environ: Mapping[str, str]) -> None:
+        super().__init__(leader.place.node, command, environ)
+        self._leader = leader
+        self._launches: dict[str, int] = {}
+
+    def start(self, launch: int, nodes: Sequence[str]) -> None:
+        """Start the agent here, and have the others started."""
+        self._leader.step.append(records.AgentsLaunched(launch=launch, nodes=list(nodes)))
+        self._launches |= dict.fromkeys(nodes, launch)
+        super().start(launch, nodes)
 
     def poll(self) -> list[records.AgentsLost]:
-        """Return the agent's end, once."""
-        if self._process is None:
-            return []
-        returncode = self._process.poll()
-        self._errors += read_available(self._process.stderr)
-        if returncode is None:
-            return []
-        last = self._errors.decode(errors="replace").strip().splitlines()[-1:]
-        close_pipes(self._process)
-        self._process = None
-        reason = f"its agent ended: {': '.join([exit_text(returncode), *last])}"
-        return [records.AgentsLost(launch=self._launch, nodes=[self._node], reason=reason)]
-
-    def ring(self) -> None:
-        """Do nothing: agents read their orders by themselves."""
-
-    def wait(self, timeout_s: float, gather_s: float) -> set[str]:  # noqa: ARG002 - none rings
-        """Wait."""
-        time.sleep(timeout_s)
-        return set()
-
-    def stop(self, leave_s: float = LEAVE_S) -> None:
-        """Let the agent leave, which frees the devices, or end it."""
-        if self._process is not None:
-            end_session(self._process, leave_s=leave_s, grace_s=1.0)
-            self._process = None
+        """Return the end of the agent here, and nodes that the channel does not reach."""
+        lost = super().poll()
+        channel = self._leader.channel
+        if channel is not None:
+            channel.raise_interrupt()
+        for node, peer in channel.peers.items() if channel is not None else ():
+            if peer.link is not None or node not in self._launches:
+                continue
+            if not peer.token:
+                reason = "it has not connected to node0"
+            elif peer.end is not None:
+                reason = f"its process was ended by {peer.end.why}"
+            elif time.monotonic() - peer.lost_s > CUT_S:
+                reason = f"its connection broke off and did not come back within {CUT_S:g} s"
+            else:
+                continue
+            # The node may be well: this is no evidence against it.
+            cause = records.LossCause.NO_JOURNAL
+            launch = self._launches.pop(node)
+            lost.append(records.AgentsLost(launch=launch, nodes=[node], reason=reason, cause=cause))
+        return lost
 
 
-def follow(
-    directory: Path,
-    place: TaskPlace,
-    agent: OwnAgent,
-    raise_failure: Callable[[], None] = lambda: None,
-    monotonic: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> Start:
-    """Take part in the check that the first process runs, until it is over.
+class Follower(Member):
+    """Any other process. `channel` leads to the first one if they share no directory."""
 
-    Raises:
-        JournalError: the journal cannot be used, or the first process writes nothing any more.
-        ChannelError: the first process was ended.
-        Exception: whatever `raise_failure` raises, which is called again and again.
-    """
-    # The file exists before any process looks for it: no client of a network filesystem then
-    # remembers that it did not.
-    journal.create(directory, [STEP, place.node])
-    reader = journal.Reader(directory, STEP)
-    read: list[records.Record] = []
-    last_s = monotonic()
-    while True:
-        raise_failure()
-        news = [entry.record for entry in reader.read_new() if entry.record is not None]
-        first, read = not read, read + news
-        if (start := start_of(read, directory)) is not None:
-            if first and place.chosen_start and place.meeting is None:
-                raise used_before(directory)
-            agent.stop()
-            return start
-        last_s = monotonic() if news else last_s
-        if monotonic() - last_s > (SILENCE_S if read else BEGIN_S):
-            raise Unheard(reader.path, _silent(place, begun=bool(read)))
+    def __init__(
+        self,
+        place: TaskPlace,
+        directory: Path,
+        channel: OtherNode | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Create the files.
+
+        The file exists before any process looks for it: no client of a network filesystem then
+        remembers that it did not.
+
+        Raises:
+            JournalError: they cannot be written.
+        """
+        super().__init__(place, directory)
+        journal.create(directory, [STEP, place.node])
+        self.channel = channel
+        self._reader = journal.Reader(directory, STEP)
+        self._monotonic, self._sleep = monotonic, sleep
+        self._read: list[records.Record] = []
+
+    def _news(self) -> list[records.Record]:
+        """Return what the first process has written meanwhile.
+
+        Raises:
+            JournalError: the journal cannot be used.
+            ChannelError: the first process was ended.
+            UsageError: it does not want this node any more.
+        """
+        if self.channel is not None:
+            self.channel.raise_failure()
+        news = [entry.record for entry in self._reader.read_new() if entry.record is not None]
+        self._read += news
         for record in news:
-            if isinstance(record, records.AgentsLaunched):
-                agent.start(record.launch, record.nodes)
-            elif isinstance(record, records.MasterStopped):
+            if isinstance(record, records.MasterStopped):
                 ended = f"the run was ended: it was ended by {record.reason}"
-                raise ChannelError(place.nodes[0], ended)
-        for lost in agent.poll():
-            # The agent is gone, so its file still has one writer.
-            journal.Writer(directory, place.node, time.time).append(
-                records.AgentEnded(node=place.node, launch=lost.launch, reason=lost.reason)
-            )
-        sleep(READ_SHARE * poll_interval_s(len(place.nodes)))
+                raise ChannelError(self.place.nodes[0], ended)
+        return news
 
+    def check(self, agent: OwnAgent) -> TrainingPlanned:
+        """Take part in the check that the first process runs; return what follows.
 
-def start_of(written: Iterable[records.Record], directory: Path) -> Start | None:
-    """Return who trains, once the first process has written it whole."""
-    nodes: tuple[str, ...] = ()
-    left_out: dict[str, str] = {}
-    addresses: dict[str, str] = {}
-    for record in written:
-        match record:
-            case records.AgentStarted(node=node, address=address):
-                addresses[node] = address
-            case records.VerdictReached(nodes=judged):
-                left_out = {verdict.node: why_left_out(verdict) for verdict in judged}
-            case records.ActionIntended(nodes=chosen):
-                nodes = tuple(chosen)
-            case records.JobOutcome(reason=reason):
-                return Start(
-                    nodes=nodes,
-                    reason=reason,
-                    left_out=left_out,
-                    addresses=addresses,
-                    directory=directory,
+        Raises:
+            Begun: the training has begun already.
+            JournalError: the journal cannot be used, or the first process writes nothing any more.
+            ChannelError, UsageError: as the channel, or the first process was ended.
+        """
+        last_s = self._monotonic()
+        while True:
+            first, news = not self._read, self._news()
+            if (planned := self._planned(after_check=True)) is not None:
+                if first and self.place.meeting is not None:
+                    raise Begun(planned)
+                agent.stop()
+                return planned
+            last_s = self._monotonic() if news else last_s
+            if self._monotonic() - last_s > (SILENCE_S if self._read else BEGIN_S):
+                raise Unheard(
+                    self._reader.path,
+                    f"{self.place.nodes[0]}, which runs the check, has written nothing for"
+                    f" {SILENCE_S if self._read else BEGIN_S:.0f} s; is this a directory on a"
+                    " filesystem that all nodes share? (--journal DIR, SLURM_HEALTH_JOURNAL)",
                 )
-            case _:
-                pass
-    return None
+            for record in news:
+                if isinstance(record, records.AgentsLaunched):
+                    agent.start(record.launch, record.nodes)
+            for lost in agent.poll():
+                # The agent is gone, so its file still has one writer.
+                ended = records.AgentEnded(
+                    node=self.place.node, launch=lost.launch, reason=lost.reason
+                )
+                self._append(ended)
+            self._sleep(self._often_s)
 
+    def _planned(self, *, after_check: bool) -> TrainingPlanned | None:
+        planned = [record for record in self._read if isinstance(record, TrainingPlanned)]
+        return next((each for each in planned if (each.plan == "start") == after_check), None)
 
-def _silent(place: TaskPlace, *, begun: bool) -> str:
-    first = f"{place.nodes[0]}, which runs the check,"
-    if begun:
-        return f"{first} has written nothing for {SILENCE_S:.0f} s"
-    return (
-        f"{first} has not begun it within {BEGIN_S:.0f} s; is this a directory on a filesystem that"
-        " all nodes share? (--journal DIR, SLURM_HEALTH_JOURNAL)"
-    )
+    def workers_ended(self) -> bool:
+        """Return whether workers of another node have ended."""
+        if self.channel is not None:
+            self.channel.lasts = True
+        return any(isinstance(record, WorkersEnded) for record in self._news())
+
+    def finish(self) -> None:
+        """Write that the training is over."""
+        with contextlib.suppress(JournalError):
+            self._append(WorkersEnded(node=self.place.node, exit_code=0))
+
+    def _append(self, record: records.Record) -> None:
+        journal.Writer(self.directory, self.place.node, time.time).append(record)
+
+    def follow_up(self, own: WorkersEnded) -> TrainingPlanned | None:
+        """Report the end of the workers here; return what follows, None if the first one is lost.
+
+        Raises:
+            JournalError, ChannelError, UsageError: as `check`.
+        """
+        if self.channel is not None:
+            self.channel.lasts = False
+        self._append(own)
+        last_s = self._monotonic()
+        while self._monotonic() - last_s <= SILENCE_S:
+            try:
+                last_s = self._monotonic() if self._news() else last_s
+            except Unreachable:
+                return None
+            if (planned := self._planned(after_check=False)) is not None:
+                return planned
+            self._sleep(self._often_s)
+        return None

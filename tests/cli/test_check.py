@@ -8,14 +8,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from slurm_health.preflight.job_spec import JobSpec
-from slurm_health.preflight.supervisor.check_process import BEAT_S, SILENCE_S
 from tests.support.command_line import COMMAND, finish, one_line, slurm_health, start
 from tests.support.supervised import descendants, eventually
 
@@ -208,25 +206,9 @@ def test_a_second_signal_does_not_stop_a_check_from_ending_its_agents(
 
 def test_for_the_supervisor_everything_ends_in_one_line_of_json(tmp_path: Path) -> None:
     spec = JobSpec(journal=str(tmp_path)).encoded()
-    done = slurm_health("check", "--for-supervisor=r", f"--spec={spec}")
+    done = slurm_health("supervised-check", "r", spec)
 
     answer: Mapping[str, object] = json.loads(one_line(done.stdout))
     assert answer["disposition"] == "proceed"
     assert answer["exit_code"] == done.code == 4
     assert str(answer["reason"]).startswith("UNCHECKED: SLURM_JOB_ID")
-
-
-@pytest.mark.heavy
-def test_a_check_that_takes_long_lets_its_supervisor_know_that_it_gets_on(tmp_path: Path) -> None:
-    (tmp_path / "local0").write_text("never-ready")
-    spec = JobSpec(journal=f"{tmp_path}/j", python=FAKE_WORKER).encoded()
-    words = ("check", "--local=1", "--for-supervisor=r", f"--spec={spec}")
-    environ = {"FAKE_WORKER_DIR": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
-    process = start(*words, environ=environ)
-    assert process.stdout is not None
-    began_s = time.monotonic()
-    said = process.stdout.readline()
-    process.send_signal(signal.SIGTERM)
-    done = finish(process)
-    assert (said, done.code) == ("\n", 128 + signal.SIGTERM), done.stderr
-    assert BEAT_S / 2 < time.monotonic() - began_s < SILENCE_S / 3

@@ -178,8 +178,8 @@ def test_a_journal_that_cannot_be_removed_does_not_keep_the_others(tmp_path: Pat
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "--older-than is missing: --older-than AGE"),
-        (("--max-size=1G",), "no option --max-size"),
+        ((), "Missing option '--older-than'"),
+        (("--max-size=1G",), "No such option '--max-size'"),
         (("--older-than=90",), "'90' is not an age; write 12h, 90d or 4w"),
         (("--older-than=90d",), "give --yes, or --dry-run"),
     ],

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.cli import follow
-from slurm_health.records.script_records import ProgressSeen, ScriptEnded, ScriptStarted
+from slurm_health.records.script_records import ScriptEnded, ScriptStarted
 from slurm_health.system import journal
 from tests.support.command_line import COMMAND, slurm_health
 from tests.support.fake_slurm import FakeSlurm
@@ -94,25 +93,6 @@ def test_a_check_is_followed_and_its_report_is_left_on_the_terminal(tmp_path: Pa
     left = drawn.rpartition("Ctrl-C ends this")[2]
     assert "train.sh finished after 41 s" in left
     assert "n[1-2]" in left
-
-
-@pytest.mark.parametrize(("look_s", "pause_s"), [(-3600, 1), (0.01, 1), (2, 8), (60, 20)])
-def test_a_large_journal_is_looked_at_less_often(look_s: float, pause_s: float) -> None:
-    assert follow.pause_s(look_s) == pause_s
-
-
-def test_the_steps_of_a_script_are_a_bar_with_its_pace(tmp_path: Path) -> None:
-    clock = Clock(time.time() - 100)
-    run = RunJournal(tmp_path, nodes=["n1"], clock=clock)
-    run.pass_check()
-    run.write(journal.SUPERVISOR, ScriptStarted(script="train.sh", pid=1))
-    for step in (500, 600):
-        seen = ProgressSeen(node="n1", ranks=1, step=step, line=f"step {step}/1000")
-        run.write(journal.MONITOR, seen, after_s=20.0)
-    with following(tmp_path, slurm={"PATH": "/nonexistent"}) as terminal:
-        drawn = terminal.read_until("to go")
-        terminal.interrupt()
-    assert "60 %, step 600 of 1000, 5 steps/s, 80 s to go" in drawn
 
 
 def test_it_does_not_advise_to_follow_what_is_followed(tmp_path: Path) -> None:

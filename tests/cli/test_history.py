@@ -54,17 +54,17 @@ def test_a_lemon_is_named_with_what_speaks_against_it(tmp_path: Path) -> None:
 def test_its_history_says_why_and_shows_the_latest_checks_first(tmp_path: Path) -> None:
     write_lemon(tmp_path / "journal")
 
-    done = called(tmp_path, "history", "n3", LONG_AGO, "--limit=3")
+    done = called(tmp_path, "history", "n3", LONG_AGO)
 
     assert done.code == 0, done
     assert "n3 of lab   12 checks of 12 jobs since 2023-11-14   lemon, score 28.2" in done.stdout
     rows = [line.split()[2:5] for line in done.stdout.splitlines() if line.startswith("2023")]
-    assert rows == [
+    assert rows[:3] == [
         ["111", "slow", "(compute)"],
         ["110", "healthy", "\N{EN DASH}"],
         ["109", "slow", "(compute)"],
     ]
-    assert "and 9 earlier; --limit=12 shows them" in done.stdout
+    assert len(rows) == 12
 
 
 def test_a_cluster_without_a_check_in_the_window_is_left_out_beside_one_with_some(
@@ -97,7 +97,7 @@ def test_json_has_everything_with_a_version(tmp_path: Path) -> None:
     lemons = json.loads(called(tmp_path, "lemons", LONG_AGO, "--json").stdout)
     history = json.loads(called(tmp_path, "history", "n[3-4]", LONG_AGO, "--json").stdout)
 
-    assert (lemons["version"], history["version"]) == (2, 2)
+    assert (lemons["version"], history["version"]) == (3, 3)
     worst = lemons["clusters"][0]["nodes"][0]
     assert (worst["node"], worst["level"], worst["signals"]) == ("n3", "lemon", {"slow": 6})
     assert [each["node"] for each in history["nodes"]] == ["n3", "n4"]
@@ -118,9 +118,6 @@ def test_standings_are_published_where_the_site_says(tmp_path: Path) -> None:
     assert told["clusters"] == {
         "lab": {"n3": {"level": "lemon", "score": 28.2, "jobs": 12, "spoiled": 6}}
     }
-    part = slurm_health(*words, "--cluster=lab", environ=environ)
-    assert (part.code, part.stdout) == (2, "")
-    assert "leave out --cluster" in part.stderr
 
 
 def test_nothing_is_published_of_no_journal(tmp_path: Path) -> None:
@@ -153,9 +150,8 @@ def test_an_unknown_node_is_answered_with_those_it_may_be(tmp_path: Path) -> Non
     ("words", "said"),
     [
         (("history", "n[1-"), "node list"),
-        (("history",), "NODE is missing"),
+        (("history",), "Missing argument 'NODE'"),
         (("lemons", "--days=0"), "--days"),
-        (("lemons", "--cluster=nowhere"), "no journal is of cluster 'nowhere'"),
         (("lemons", "--output=/x"), "--output needs --prometheus"),
         (("lemons", "--publish"), 'set standings = "/shared/FILE" in'),
         (("lemons", "--prometheus", "--output=/proc/x"), "/proc/x cannot be written"),
@@ -185,7 +181,5 @@ def test_two_clusters_with_the_same_names_are_kept_apart(tmp_path: Path) -> None
         write_healthy_run(tmp_path / "journal", cluster=cluster, nodes=("n1", "n2"))
 
     both = json.loads(called(tmp_path, "history", "n1", "--json").stdout)["nodes"]
-    one = json.loads(called(tmp_path, "history", "n1", "--json", "--cluster=west").stdout)["nodes"]
 
     assert [each["cluster"] for each in both] == ["east", "west"]
-    assert [each["cluster"] for each in one] == ["west"]

@@ -243,16 +243,6 @@ def test_a_damaged_ledger_is_told_and_a_reset_mends_it(node: Node) -> None:
     assert "NO NODE" not in call(node, "nodes").output
 
 
-def test_retest_runs_what_the_node_was_drained_for(node: Node) -> None:
-    assert "was not drained" in call(node, "nodes", "retest").output
-    node.break_it()
-    node.healthcheck()
-    text = call(node, "nodes", "retest").output
-    assert "passes so far: 0 of 3" in text
-    assert "scratch" in text
-    assert "memory" not in text
-
-
 def test_a_marked_node_is_listed_with_who_accuses_it_and_when(node: Node) -> None:
     import time
 
@@ -326,12 +316,12 @@ def test_an_unusable_file_is_an_error_with_its_line(tmp_path: Path) -> None:
     assert ":3: min_total: unknown setting; did you mean min_total_gib?" in str(result.exception)
 
 
-@pytest.mark.parametrize("when", ["2h", "2100-01-01", "2100-01-01T12:00", "now"])
-def test_a_node_is_ignored_until_an_age_has_passed_a_date_or_now(node: Node, when: str) -> None:
+@pytest.mark.parametrize("when", ["2h", "now"])
+def test_a_node_is_ignored_until_an_age_has_passed_or_now(node: Node, when: str) -> None:
     assert call(node, "nodes", "ignore", "n3", "--until", when).return_value == 0
     assert ("ignored" in call(node, "nodes").output) is (when != "now")
 
 
 def test_a_word_that_is_no_time_is_refused_with_what_one_looks_like(node: Node) -> None:
-    with pytest.raises(click.BadParameter, match="'friday' is not a time; write an age"):
+    with pytest.raises(click.BadParameter, match="'friday' is not an age; write 12h"):
         call(node, "nodes", "ignore", "n3", "--until", "friday")

@@ -32,19 +32,18 @@ def test_a_partition_that_no_turn_can_ever_check_is_told_so_with_what_to_do(
     assert not slurm.calls("sbatch")
 
 
-@pytest.mark.torch
-def test_a_turn_whose_jobs_words_cannot_be_kept_is_no_success(tmp_path: Path) -> None:
+def test_a_sweep_that_cannot_record_what_becomes_of_its_jobs_submits_none(tmp_path: Path) -> None:
     slurm = FakeSlurm(tmp_path / "slurm", [f"n{number}" for number in range(1, 9)])
     slurm.set(partition_nodes="n[1-8]")
     journal = tmp_path / "journal"
     journal.mkdir()
     (journal / f".sweep-{os.geteuid()}").symlink_to("/nonexistent")
 
-    words = ("sweep", "-p", "main", f"--journal={journal}", f"--python={sys.executable}")
-    done = slurm_health(*words, environ=slurm.environ())
+    done = slurm_health("sweep", "-p", "main", f"--journal={journal}", environ=slurm.environ())
 
-    assert "the outcome of the jobs will not be recorded" in done.stderr, done
-    assert done.code == 3, done
+    assert f"journal {journal}/.sweep-{os.geteuid()}: cannot be" in done.stderr, done
+    assert done.code == 4, done
+    assert not slurm.calls("sbatch")
 
 
 @pytest.mark.torch

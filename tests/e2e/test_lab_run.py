@@ -10,7 +10,6 @@ import pytest
 
 from tests.lab.commands import Result
 from tests.lab.installed_site import COMMAND, DEADLINE_S, Site, kinds, levels, verdict_of
-from tests.lab.played_nodes import FAULTY, command, play
 
 pytestmark = [
     pytest.mark.lab,
@@ -91,24 +90,6 @@ def test_a_journal_that_no_node_can_use_is_said_once_in_a_step(trained: Site) ->
     (line,) = said_by_us(result)
     assert "n1: UNCHECKED: journal" in line
     assert "2 processes" in result.stdout
-
-
-def test_nodes_that_the_job_has_checked_are_not_checked_again(trained: Site) -> None:
-    play(trained, n2=FAULTY)
-    train = f"srun --wait=0 {COMMAND} run --network-check --nnodes=2:3 train.py --epochs=1"
-    script = f"#!/bin/bash\nexport OMP_NUM_THREADS=1\n{command(trained)}\n{train}\n"
-    here = trained.script("twice.sh", script)
-    words = ["sbatch", "--parsable", "-N3", "--output=twice.out", here]
-    job = int(trained.lab.run(words, user="alice").stdout)
-    trained.ended(job, 3 * DEADLINE_S)
-    text = trained.read("twice.out")
-    (line,) = (line for line in text.splitlines() if "the job's nodes were checked" in line)
-    assert "ago: n2 faulty" in line
-    assert "n2 is LEFT OUT: faulty" in text
-    assert "2 processes" in text
-    before, after = trained.report(job)["runs"]
-    assert (levels(before)["n2"], after["rounds"]) == ("faulty", [])
-    assert "as in attempt 1, not checked again" in trained.table(job)
 
 
 def test_an_agent_that_is_killed_is_started_again_by_its_task(trained: Site) -> None:

@@ -61,37 +61,26 @@ def test_training_goes_on_with_fewer_nodes_and_without_those_that_the_check_left
     assert "UNCHECKED" not in said()
 
 
-JOINED = f"""\
-#!/bin/bash
-#SBATCH -N3 --ntasks-per-node=1 --output=run-%j.out
-export OMP_NUM_THREADS=1
-touch joined.hold
-train() {{
-    srun --overlap --kill-on-bad-exit=0 --wait=0 "$@" {COMMAND} run --network-check \\
-        --nnodes=2:3 --max-restarts=3 --nproc-per-node=1 \\
-        --rdzv-endpoint=n1:29555 --rdzv-id=$SLURM_JOB_ID train.py \\
-        --checkpoint=joined.pt --steps=5 --step-s=0.2
-}}
-train -N2 -n2 -w n[1-2] &
-until [ -e later ]; do sleep 0.5; done
-train -N1 -n1 -w n3 &
-wait
-"""
-
-
-def test_a_step_that_comes_later_is_checked_and_joins_the_training(site: Site) -> None:
+def test_if_the_first_node_is_lost_the_others_meet_again_on_the_next_one(site: Site) -> None:
     site.script("train.py", TRAIN.read_text())
-    site.script("joined.sh", JOINED)
-    job = int(site.lab.run(["sbatch", "--parsable", "joined.sh"], user="alice").stdout)
+    site.script("elastic.sh", BATCH)
+    (site.lab.home("alice") / "ck.pt").unlink(missing_ok=True)
+    job = int(site.lab.run(["sbatch", "--parsable", "elastic.sh"], user="alice").stdout)
 
     def said() -> str:
         return site.read(f"run-{job}.out")
 
-    eventually(site, lambda: "2 processes begin at 0" in said(), "two nodes training", 200)
-    site.script("later", "")
-    eventually(site, lambda: "3 processes begin at" in said(), "three nodes training", 200)
-    (site.lab.home("alice") / "joined.hold").unlink()
+    eventually(site, lambda: "4 processes begin at 0" in said(), "four nodes training", 200)
+    eventually(site, (site.lab.home("alice") / "ck.pt").exists, "a checkpoint", 60)
+    for process in processes.on_node(site.lab.pid("n1")):
+        ours = any("slurm-health" in word or "train.py" in word for word in process.argv)
+        if ours and Path(process.argv[0]).name not in ("srun", "bash"):  # the batch script lives
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+    eventually(site, lambda: "3 processes begin at" in said(), "three nodes training", 300)
+    (site.lab.home("alice") / "ck.hold").unlink()
     site.ended(job)
 
     assert re.search(r"3 processes begin at [1-9]", said()), said()
-    assert "n3: 1 round" in said()
+    assert "n1 does not answer any more; checking n[2-4] before the workers start" in said()
+    assert "3 processes end at" in said()

@@ -70,10 +70,6 @@ class Node:
             stdout, stderr = self.process.communicate()
         return self.process.returncode, stdout, stderr
 
-    def program(self) -> list[str]:
-        """What the process runs now."""
-        return Path(f"/proc/{self.process.pid}/cmdline").read_text().split("\0")
-
 
 @pytest.fixture
 def free_port() -> str:
@@ -140,25 +136,22 @@ def test_a_process_that_never_comes_is_left_out_where_it_may_be(
     ends = [node.end() for node in nodes]
     assert [code for code, _, _ in ends] == [0, 0], ends
     assert "2 processes" in ends[0][1] + ends[1][1]
-    assert "without node2: could not be measured: it has not connected to node0" in ends[0][2]
+    said = "without node2: inconclusive, could not be measured: it has not connected to node0"
+    assert said in ends[0][2]
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize(
-    ("monitor", "torchrun"), [("report", "watched_torchrun.py"), ("off", "torch.distributed.run")]
-)
-def test_the_process_becomes_torchrun_and_ends_as_it_does(
-    tmp_path: Path, monitor: str, torchrun: str
-) -> None:
+@pytest.mark.parametrize("monitor", ["report", "off"])
+def test_the_process_ends_as_its_torchrun_does(tmp_path: Path, monitor: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(WAITS)
     node = Node(tmp_path, f"--monitor={monitor}", "--standalone", str(script), trains=True)
     eventually((tmp_path / "began").exists, "the script began")
-    assert any(word.endswith(torchrun) for word in node.program())
     node.process.send_signal(signal.SIGTERM)
     code, _, stderr = node.end()
-    assert code != 0
-    assert "SignalException" in stderr
+    assert code == 128 + signal.SIGTERM
+    assert "closing signal SIGTERM" in stderr
+    assert "Traceback" not in stderr
 
 
 @pytest.mark.heavy
@@ -172,7 +165,7 @@ def test_ctrl_c_while_it_trains_shows_none_of_our_code(tmp_path: Path) -> None:
 
     code, _, stderr = node.end()
     assert code == 130, stderr
-    assert "watched_torchrun.py" not in stderr
+    assert "quiet_torchrun.py" not in stderr
     assert "SignalException" not in stderr
 
 
@@ -193,35 +186,27 @@ def test_one_machine_that_is_not_checked_says_why_its_training_failed(
     assert "KeyError: 'lr'" in stderr
 
 
-def test_any_length_of_arguments_trains_watched(tmp_path: Path) -> None:
-    (tmp_path / "train.py").touch()
-    node = Node(tmp_path, "--standalone", "train.py", "x" * 70_000, "y" * 70_000)
-    code, stdout, stderr = node.end()
-
-    assert (code, stderr) == (0, "")
-    assert "watched_torchrun.py" in stdout.partition("--standalone")[0]
-
-
 def test_nodes_that_know_no_ranks_say_that_nothing_watches_them(
     tmp_path: Path, free_port: str
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text("")
-    words = ["--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port}"]
+    words = [
+        "--nnodes=2",
+        "--monitor=stop",
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint=127.0.0.1:{free_port}",
+    ]
     ends = [each.end() for each in [Node(tmp_path, *words, str(script)) for _ in range(2)]]
 
     assert [code for code, _, _ in ends] == [0, 0], ends
     assert all("this training is not watched: " in stderr for _, _, stderr in ends)
 
 
-def test_the_help_is_ours_at_once_and_torchruns_by_its_parser(tmp_path: Path) -> None:
+def test_the_help_is_ours_and_refers_to_torchruns(tmp_path: Path) -> None:
     code, stdout, _ = Node(tmp_path, "--network-check", "--help").end()
     assert code == 0
     assert "--exclude-straggler" in stdout
     assert "torchrun --help" in stdout
     assert len(stdout.splitlines()) < 100
     assert max(map(len, stdout.splitlines())) <= 100
-    code, stdout, _ = Node(tmp_path, "--nnodes", "2", "--help", real=True).end()
-    assert code == 0
-    assert "--max-restarts" in stdout
-    assert "--exclude-straggler" in stdout

@@ -66,7 +66,7 @@ class Fleet:
     def standings(
         self, known: Mapping[str, Collection[str]] | None = None
     ) -> answers.ClusterStandings:
-        (found,) = answers.lemons(self.index, cluster=None, now_s=NOW_S, known=known or {})
+        (found,) = answers.lemons(self.index, now_s=NOW_S, known=known or {})
         return found
 
     def level(self, node: str) -> Reliability:
@@ -142,7 +142,7 @@ def test_nodes_that_slurm_does_not_know_are_left_out(fleet: Fleet) -> None:
 def test_the_history_of_a_node_that_slurm_has_no_more_counts_its_jobs(fleet: Fleet) -> None:
     accuse(fleet, BOB, jobs=2)
     known = {"lab": frozenset({"n1", "n2"})}
-    both = answers.histories(fleet.index, "n[1,3]", cluster=None, now_s=NOW_S, known=known)
+    both = answers.histories(fleet.index, "n[1,3]", now_s=NOW_S, known=known)
     still, gone = (each.standing for each in both)
     assert (gone.jobs, gone.spoiled, gone.level) == (22, 2, Reliability.SUSPECT)
     assert still.elsewhere_jobs == still.jobs  # those of n2, and not of the one that is gone
@@ -257,6 +257,6 @@ def test_no_name_and_no_number_of_runs_of_a_user_ends_the_index(tmp_path: Path) 
             journal.path_of(run, writer).touch(mode=0o600)
 
     with opened(None, root, now_s=NOW_S) as index:
-        (history,) = answers.histories(index, "n1", cluster=None, now_s=NOW_S, known={})
+        (history,) = answers.histories(index, "n1", now_s=NOW_S, known={})
 
     assert sorted(check.job for check in history.checks) == ["12", "1234567890.0123456789abcdef"]

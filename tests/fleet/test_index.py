@@ -35,7 +35,7 @@ def indexed(
 
 def history_of(root: Path, index: Path | None, nodes: str) -> list[answers.NodeHistory]:
     with opened(index, root, now_s=NOW_S) as found:
-        return answers.histories(found, nodes, cluster=None, now_s=NOW_S, known={})
+        return answers.histories(found, nodes, now_s=NOW_S, known={})
 
 
 def checks_of(root: Path, index: Path | None, node: str) -> list[tuple[str, str]]:

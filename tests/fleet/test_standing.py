@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_health.fleet.standing import NodeRecord, SpoiledJob, at_least, standings, trend
+from slurm_health.fleet.standing import NodeRecord, SpoiledJob, at_least, standings
 from slurm_health.records.standings import Reliability
 
 DAY_S = 86400.0
@@ -88,23 +88,3 @@ def test_the_probability_is_that_of_the_binomial_distribution(
     )
 
     assert at_least(successes, trials, float(rate)) == pytest.approx(float(exact), rel=1e-9)
-
-
-def series(*values: float) -> list[tuple[float, float]]:
-    return [(number * DAY_S, value) for number, value in enumerate(values)]
-
-
-def test_a_figure_that_falls_by_a_tenth_has_that_trend() -> None:
-    found = trend(series(*(100 - number for number in range(11))))
-
-    assert found is not None
-    assert found.change == pytest.approx(-10 / 95)
-    assert found.days == 10
-
-
-def test_a_single_odd_measurement_is_no_trend() -> None:
-    assert trend(series(*[100.0] * 11, 50.0)) is None
-
-
-def test_checks_at_one_moment_have_no_trend() -> None:
-    assert trend([(0.0, float(number)) for number in range(20)]) is None

@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Standings of nodes by what their jobs found, trends, and whom a sweep checks next."""
+"""Standings of nodes by what their jobs found, and whom a sweep checks next."""
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Iterator
 from itertools import product
 
 from slurm_health.fleet import partners
-from slurm_health.fleet.standing import NodeRecord, SpoiledJob, standings, trend
+from slurm_health.fleet.standing import NodeRecord, SpoiledJob, standings
 
 _HOUR_S = 3600.0
 
@@ -17,7 +16,6 @@ _HOUR_S = 3600.0
 def entries() -> Iterator[tuple[str, object]]:
     """Yield all of it."""
     yield from _standings()
-    yield from _trends()
     yield from _choices()
 
 
@@ -48,18 +46,6 @@ def _standings() -> Iterator[tuple[str, object]]:
             f"{spoiled} of {jobs} jobs within {hours:g} h, {users} users, {fleet} nodes",
             [own.level.value, own.score, float(f"{own.chance:.2g}")],
         )
-
-
-def _trends() -> Iterator[tuple[str, object]]:
-    for count, change, noise in product((7, 8, 20, 60), (0.0, 0.01, 0.03, -0.2), (0.0, 0.01, 0.1)):
-        rng = random.Random(f"{count} {change} {noise}")
-        points = [
-            (each * 86400.0, 100 * (1 + change * each / count) * math.exp(rng.gauss(0, noise)))
-            for each in range(count)
-        ]
-        found = trend(points)
-        key = f"trend: {count} days, {change:+g} in all, noise {noise:g}"
-        yield key, None if found is None else [round(found.change, 3), round(found.days, 1)]
 
 
 def _choices() -> Iterator[tuple[str, object]]:

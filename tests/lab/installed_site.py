@@ -217,7 +217,7 @@ class Site:
 
     def kill_master(self) -> None:
         """Kill (SIGKILL) the master; a child of its that has not become srun yet looks like it."""
-        masters = self.processes_with("--for-supervisor")
+        masters = self.processes_with("supervised-check")
         assert masters
         for each in masters:
             with contextlib.suppress(ProcessLookupError):

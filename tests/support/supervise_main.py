@@ -8,8 +8,8 @@ import math
 import sys
 from pathlib import Path
 
+from slurm_health.preflight.decide.policy import FlightRecorder, Heartbeat, OnHang, OnUnchecked
 from slurm_health.preflight.job_spec import JobSpec
-from slurm_health.preflight.supervisor.script_runs import Restarts
 from slurm_health.preflight.supervisor.supervisor import (
     SupervisorConfig,
     SupervisorPatience,
@@ -46,14 +46,18 @@ def main() -> int:
     told = SupervisorConfig(
         source=options.source,
         line=options.script_line,
-        name=options.script_name,
         arguments=options.arguments,
         check_argv=[options.python],
+        restart_argv=[f"{options.python}-after"],
         environ=original_environ(options.environ_fd),
-        restarts=Restarts(most=options.max_restarts, argv=[f"{options.python}-after"]),
-        monitor=options.monitor,
-        flight_recorder=options.flight_recorder,
-        unchecked_runs=not options.unchecked_stops,
+        spec=JobSpec(
+            script=options.script_name,
+            max_restarts=options.max_restarts,
+            monitor=OnHang(options.monitor),
+            heartbeat=Heartbeat.OFF,
+            flight_recorder=FlightRecorder("on" if options.flight_recorder else "off"),
+            on_unchecked=OnUnchecked("stop" if options.unchecked_stops else "proceed"),
+        ),
         quiet=options.quiet,
         limit_s=options.limit_s,
     )

@@ -20,17 +20,14 @@ from tests.support.supervised import eventually
 
 COMMAND = str(Path(sys.executable).with_name("slurm-health"))
 FAKE_WORKER = Path(__file__).with_name("fake_worker.py")
-TORCHRUN_READING = Path(__file__).with_name("torchrun_reading.py")
 DEADLINE_S = 240
 
-# An interpreter: its torchrun's parser is real, but read without torch; its workers play, and its
-# torchrun says how it was called, unless it is to train.
+# An interpreter: its workers play, and its torchrun says how it was called, unless it is to train.
 _PYTHON = """\
 #!/bin/sh
 case "{trains} $*" in
-    False*torch.distributed.run*|False*watched_torchrun.py*) echo "TRAINS $*"; exit 0 ;;
+    False*torch.distributed.run*|False*quiet_torchrun.py*) echo "TRAINS $*"; exit 0 ;;
     */probes/worker.py*) exec {fake} "$@" ;;
-    */in_job/arguments.py*) exec {real} {reading} "$@" ;;
 esac
 exec {real} "$@"
 """
@@ -46,11 +43,7 @@ def free_port() -> int:
 def played_python(directory: Path, *, trains: bool) -> Path:
     """Return an interpreter whose workers play; unless it `trains`, so does its torchrun."""
     path = directory / "python"
-    path.write_text(
-        _PYTHON.format(
-            fake=FAKE_WORKER, real=sys.executable, reading=TORCHRUN_READING, trains=trains
-        )
-    )
+    path.write_text(_PYTHON.format(fake=FAKE_WORKER, real=sys.executable, trains=trains))
     path.chmod(0o755)
     return path
 

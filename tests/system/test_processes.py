@@ -232,8 +232,6 @@ NO_INTERPRETERS = {
     "node/checks/external.py",
     "node/checks/vendors.py",
     "torchrun/train.py",
-    "torchrun/in_job/monitor.py",
-    "torchrun/in_job/watched_torchrun.py",
 }
 
 

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 
@@ -12,45 +12,40 @@ from slurm_health.records.errors import UsageError
 from slurm_health.torchrun.arguments import (
     Arguments,
     NodeZeroAddress,
-    Team,
-    command_line,
     node_range,
     node_rank,
     node_zero_address,
     port,
     trains_alone,
 )
+from slurm_health.torchrun.place import TaskPlace, torchrun_line
 
 FROM_SLURM = ["--nnodes=3", "--rdzv-backend=c10d", "--rdzv-id=7.0.1"]
 
 
-def arguments(*options: str, checks: bool = False, **given: str) -> Arguments:
-    return Arguments(
-        options=list(options),
-        program=["train.py", "--lr=1"],
-        given=given,
-        own={"network-check": True} if checks else {},
-    )
+def arguments(*options: str, **given: str) -> Arguments:
+    return Arguments(options=list(options), program=["train.py", "--lr=1"], given=given)
 
 
-def team(node: str = "n2", left_out: tuple[str, ...] = ()) -> Team:
-    return Team(
-        nodes=("n2", "n3", "n5"),
-        node=node,
-        host="n2",
-        port=20007,
-        rendezvous_id="7.0.1",
-        left_out=left_out,
-    )
+EVERYONE = ("n1", "n2", "n3", "n5")
+ADDRESSES = {"n1": "10.0.0.1"}
+AT = NodeZeroAddress(host="fd00::1", port=29500)
+
+
+def line(given: Arguments, environ: dict[str, str], **differing: Any) -> list[str]:
+    """torchrun's arguments on one of three nodes, of which the first does not train."""
+    known = {"nodes": EVERYONE[1:], "node": "n3", "start": "7.0.1", "job_id": 7}
+    ours = differing.pop("ours", True)
+    place = TaskPlace(**{**known, **differing})
+    everyone = EVERYONE if ours else place.nodes
+    return torchrun_line(given, place, everyone, ADDRESSES, environ, ours=ours)
 
 
 def added(
-    given: dict[str, str], environ: dict[str, str], *, node: str = "n3", checks: bool = False
+    given: dict[str, str], environ: dict[str, str], *, node: str = "n3", ours: bool = False
 ) -> list[str]:
     """What comes between no options and the script."""
-    members = team(node, left_out=("n1", "10.0.0.1") if checks else ())
-    line = command_line(arguments(checks=checks, **given), members, environ)
-    return line[:-2]
+    return line(arguments(**given), environ, node=node, ours=ours)[:-2]
 
 
 @pytest.mark.parametrize(
@@ -59,13 +54,13 @@ def added(
         pytest.param(
             {},
             {},
-            [*FROM_SLURM, "--rdzv-endpoint=n2:20007", "--rdzv-conf=is_host=0"],
+            [*FROM_SLURM, "--rdzv-endpoint=n2:24679", "--rdzv-conf=is_host=0"],
             id="nothing given",
         ),
         pytest.param(
             {"nnodes": "2:3", "rdzv_id": "mine", "rdzv_conf": "timeout=9"},
             {},
-            ["--rdzv-backend=c10d", "--rdzv-endpoint=n2:20007"],
+            ["--rdzv-backend=c10d", "--rdzv-endpoint=n2:24679"],
             id="what is given stays",
         ),
         pytest.param(
@@ -81,22 +76,16 @@ def added(
             id="the variables that scripts export",
         ),
         pytest.param(
-            {"rdzv_backend": "static"},
-            {},
-            ["--nnodes=3", "--node-rank=1", "--master-addr=n2", "--master-port=20007"],
-            id="static",
-        ),
-        pytest.param(
-            {"master_addr": "n5"},
-            {},
-            ["--nnodes=3", "--node-rank=1", "--master-port=20007"],
-            id="an option of the static rendezvous means that one",
-        ),
-        pytest.param(
-            {"nnodes": "3", "node_rank": "2", "master_addr": "a", "master_port": "1"},
+            {"node_rank": "2", "master_addr": "a", "master_port": "1"},
             {"MASTER_ADDR": "n3"},
-            [],
-            id="nothing left to say",
+            [*FROM_SLURM, "--rdzv-endpoint=a:1"],
+            id="options of the static rendezvous",
+        ),
+        pytest.param(
+            {"rdzv_backend": "static", "nnodes": "3"},
+            {},
+            ["--rdzv-id=7.0.1"],
+            id="the static rendezvous is the user's",
         ),
         pytest.param(
             {"rdzv_backend": "etcd-v2", "rdzv_endpoint": "etcd:2379"},
@@ -117,60 +106,47 @@ def test_what_is_not_given_is_filled_in(
     [
         pytest.param({"nnodes": "2:4"}, {}, "--nnodes=2:3", id="a range ends where the nodes do"),
         pytest.param({"nnodes": "3:4"}, {}, "--nnodes=3", id="a range that is used up is a number"),
-        pytest.param({"nnodes": "2:4", "node_rank": "0"}, {}, "--nnodes=3", id="static has none"),
         pytest.param({"rdzv_endpoint": "n1:9"}, {}, "--rdzv-endpoint=n2:9", id="endpoint"),
-        pytest.param({"rdzv_endpoint": "n1"}, {}, "--rdzv-endpoint=n2:20007", id="without port"),
+        pytest.param({"rdzv_endpoint": "n1"}, {}, "--rdzv-endpoint=n2:24679", id="without port"),
         pytest.param({"rdzv_endpoint": "n1.site:9"}, {}, "--rdzv-endpoint=n2:9", id="long name"),
         pytest.param({"rdzv_endpoint": "10.0.0.1:9"}, {}, "--rdzv-endpoint=n2:9", id="address"),
-        pytest.param({}, {"MASTER_ADDR": "n1"}, "--rdzv-endpoint=n2:20007", id="variable"),
-        pytest.param({"node_rank": "2"}, {}, "--node-rank=1", id="ranks are dense"),
-        pytest.param({"master_addr": "n1"}, {}, "--master-addr=n2", id="master address"),
+        pytest.param({}, {"MASTER_ADDR": "n1"}, "--rdzv-endpoint=n2:24679", id="variable"),
+        pytest.param({"master_addr": "n1"}, {}, "--rdzv-endpoint=n2:24679", id="master address"),
     ],
 )
 def test_what_named_a_node_that_is_left_out_is_replaced(
     given: dict[str, str], environ: dict[str, str], expected: str
 ) -> None:
-    assert expected in added(given, environ, checks=True)
+    assert expected in added(given, environ, ours=True)
 
 
 def test_an_endpoint_on_no_node_of_the_job_is_left_alone() -> None:
-    options = added({"rdzv_endpoint": "login:9"}, {}, checks=True)
+    options = added({"rdzv_endpoint": "login:9"}, {}, ours=True)
     assert not any(option.startswith("--rdzv-endpoint") for option in options)
 
 
 def test_a_range_is_waited_for_less_long_and_stays_where_others_may_come() -> None:
     assert "--rdzv-conf=is_host=1" in added({}, {}, node="n2")
-    options = added({"nnodes": "2:4"}, {}, checks=True)
+    options = added({"nnodes": "2:4"}, {}, ours=True)
     assert "--nnodes=2:3" in options
     assert "--rdzv-conf=is_host=0,last_call_timeout=10" in options
-    line = command_line(arguments(checks=True, nnodes="2:4"), replace(team(), open=True), {})
-    assert "--nnodes=2:4" in line
-
-
-@pytest.mark.parametrize(
-    ("joinable", "nnodes", "expected"),
-    [(False, "1:2", ["--nnodes=1"]), (True, "1:4", ["--nnodes=1:4", "--rdzv-endpoint=n2:20007"])],
-)
-def test_a_team_of_one_meets_itself_unless_others_may_come(
-    joinable: bool, nnodes: str, expected: list[str]
-) -> None:
-    alone = replace(team(), nodes=("n2",), open=joinable)
-    line = command_line(arguments(checks=True, nnodes=nnodes), alone, {})[:-2]
-    assert set(expected) <= set(line)
-    assert joinable or line == expected
-
-
-def test_an_address_of_ipv6_is_bracketed() -> None:
-    line = command_line(arguments(), replace(team(), host="fd00::1"), {})
-    assert "--rdzv-endpoint=[fd00::1]:20007" in line
+    options = line(arguments(nnodes="2:4"), {}, meeting=AT)
+    assert {"--nnodes=2:4", "--rdzv-id=none", "--rdzv-endpoint=[fd00::1]:29500"} <= set(options)
 
 
 def test_options_of_the_user_come_first_and_the_script_last() -> None:
-    line = command_line(arguments("--max_restarts=3"), team(), {})
-    assert line[0] == "--max_restarts=3"
-    assert line[-2:] == ["train.py", "--lr=1"]
-    alone = command_line(arguments("--standalone"), None, {})
+    options = line(arguments("--max_restarts=3"), {})
+    assert options[0] == "--max_restarts=3"
+    assert options[-2:] == ["train.py", "--lr=1"]
+    alone = torchrun_line(arguments("--standalone"), None, (), {}, {}, ours=False)
     assert alone == ["--standalone", "train.py", "--lr=1"]
+
+
+def test_workers_that_we_start_again_are_not_started_again_by_torchrun() -> None:
+    given = arguments("--max-restarts=3", max_restarts="3")
+    ours, torchruns = (torchrun_line(given, None, (), {}, {}, ours=ours) for ours in (True, False))
+    assert ours[:2] == ["--max-restarts=3", "--max-restarts=0"]
+    assert "--max-restarts=0" not in torchruns
 
 
 @pytest.mark.parametrize(("text", "expected"), [("4", (4, 4)), ("3:4", (3, 4)), ("1:1", (1, 1))])
@@ -210,7 +186,7 @@ def test_starts_that_can_meet_on_a_node_have_ports_of_their_own() -> None:
 
 
 # What is given, from last to first in the stated order; each replaces all before it.
-ADDRESSES = [
+STATED = [
     ({}, {"DLROVER_MASTER_ADDR": "dlrover:4"}, NodeZeroAddress(host="dlrover", port=4)),
     ({}, {"MASTER_ADDR": "::1"}, NodeZeroAddress(host="::1", port=9)),
     ({}, {"MASTER_ADDR": "[fd00::1]:3"}, NodeZeroAddress(host="fd00::1", port=3)),
@@ -222,7 +198,7 @@ ADDRESSES = [
 def test_the_first_address_in_the_stated_order_counts() -> None:
     given: dict[str, str] = {}
     environ: dict[str, str] = {}
-    for options, variables, expected in ADDRESSES:
+    for options, variables, expected in STATED:
         given |= options
         environ |= variables
         assert node_zero_address(given, environ, 9) == expected
@@ -243,9 +219,9 @@ def test_the_first_port_in_the_stated_order_counts(
     assert node_zero_address(given, environ, 9) == NodeZeroAddress(host="a", port=port)
 
 
-def test_a_rendezvous_that_is_a_server_of_its_own_is_not_node_0() -> None:
-    given = {"rdzv_backend": "etcd-v2", "rdzv_endpoint": "etcd:2379"}
-    assert node_zero_address(given, {"MASTER_ADDR": "a"}, 9) is None
+def test_the_processes_of_a_start_meet_at_the_port_beside_that_of_the_training() -> None:
+    assert NodeZeroAddress(host="a", port=29500).beside.port == 29501
+    assert NodeZeroAddress(host="a", port=65535).beside.port == 65534
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "x", "-1", "9" * 5000])

@@ -55,13 +55,13 @@ def verdict(levels: str) -> VerdictReached:
 def test_training_starts_with_the_nodes_that_can_be_used_if_they_are_enough(
     levels: str, nnodes: str | None, exclude_slow: bool, absent: str, expected: str
 ) -> None:
-    within = bounds(nnodes, len(levels), alone=False)
+    within = bounds(nnodes, len(levels))
     choice = choose(within, verdict(levels), absent=absent.split(), exclude_slow=exclude_slow)
     assert " ".join(choice.nodes) == expected
 
 
 def test_a_stop_names_the_node_and_what_to_do() -> None:
-    within = bounds("4", 4, alone=False)
+    within = bounds("4", 4)
     choice = choose(within, verdict("hhfh"), absent=(), exclude_slow=False)
     assert "n3 is faulty: because" in choice.reason
     assert "--exclude=n3" in choice.reason
@@ -69,34 +69,10 @@ def test_a_stop_names_the_node_and_what_to_do() -> None:
 
 
 def test_who_trains_alone_does_so_on_every_node_that_can_be_used() -> None:
-    within = bounds("1", 3, alone=True)
-    choice = choose(within, verdict("hfh"), absent=(), exclude_slow=False)
-    assert choice.nodes == ("n1", "n3")
+    choice = choose(Bounds(least=1, most=3), verdict("hfh"), absent=(), exclude_slow=False)
+    assert choice.nodes == ["n1", "n3"]
 
 
 def test_more_nodes_than_there_are_cannot_be_had() -> None:
-    with pytest.raises(UsageError, match="only 4 nodes"):
-        bounds("5", 4, alone=False)
-
-
-def test_few_nodes_join_a_training_that_was_told_where_it_meets() -> None:
-    assert bounds("2:4", 1, joins=True) == Bounds(least=1, most=1, joins=True)
-    with pytest.raises(UsageError, match="--rdzv-endpoint and --rdzv-id"):
-        bounds("2:4", 1)
-    with pytest.raises(UsageError, match="there is only 1 node here"):
-        bounds("2", 1, joins=True)
-
-
-@pytest.mark.parametrize(("level", "joins"), [("h", True), ("s", True), ("i", False), ("f", False)])
-def test_an_undecided_node_does_not_join_those_who_train_well_without_it(
-    level: str, joins: bool
-) -> None:
-    within = Bounds(least=1, most=1, joins=True)
-    assert bool(choose(within, verdict(level), absent=(), exclude_slow=False).nodes) is joins
-
-
-def test_nobody_goes_on_without_the_node_on_which_they_meet() -> None:
-    within = Bounds(least=2, most=3, host="n1")
-    choice = choose(within, verdict("fhh"), absent=(), exclude_slow=False)
-    assert choice.nodes == ()
-    assert "n1 is faulty, because; the nodes meet on it" in choice.reason
+    with pytest.raises(UsageError, match="there are fewer nodes here: 4"):
+        bounds("5", 4)

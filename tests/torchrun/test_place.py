@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from slurm_health.records.errors import AllocationError, UsageError
-from slurm_health.torchrun.arguments import Arguments, NodeZeroAddress, command_line
-from slurm_health.torchrun.place import TaskPlace, find, place_among, team_of
+from slurm_health.torchrun.arguments import Arguments, NodeZeroAddress
+from slurm_health.torchrun.place import TaskPlace, find, place_among
 
 # As Slurm 22.05 set them, less what is not looked at: batch script, and task 1 of a step of three.
 BATCH = {
@@ -52,23 +52,6 @@ def test_a_task_of_a_step_stands_among_the_nodes_of_the_step() -> None:
     assert not place.leads
     assert place_of(CHECKED, {**STEP, "SLURMD_NODENAME": "n2"}).leads
     assert (place.job_id, place.attempt, place.step) == (12, 0, 0)
-
-
-@pytest.mark.parametrize(
-    ("node", "rank"),
-    [("rack1-node1", 0), ("rack1-node2", 1), ("rack2-node1", 2), ("rack10-node1", 3)],
-)
-def test_ranks_go_along_the_nodes_as_slurm_lists_them(node: str, rank: int) -> None:
-    environ = {
-        **STEP,
-        "SLURMD_NODENAME": node,
-        "SLURM_STEP_NODELIST": "rack1-node[1-2],rack2-node1,rack10-node1",
-    }
-    given = with_given(master_addr="rack1-node1")
-    place = place_of(given, environ)
-    team = team_of(place, place.nodes, {}, given.given, environ)
-
-    assert f"--node-rank={rank}" in command_line(given, team, environ)
 
 
 @pytest.mark.parametrize(
@@ -120,11 +103,15 @@ def test_a_node_list_that_cannot_be_is_refused(nodelist: str) -> None:
 
 
 def test_outside_slurm_the_variables_of_other_schedulers_tell() -> None:
-    place = place_of(with_given(nnodes="2:3", rdzv_id="a7", checks=True), {"NODE_RANK": "1"})
+    environ = {"NODE_RANK": "1", "MASTER_ADDR": "a"}
+    place = place_of(with_given(nnodes="2:3", rdzv_id="a7", checks=True), environ)
     assert place.nodes == ("node0", "node1", "node2")
     assert place.node == "node1"
     assert place.start == "a7"
-    assert place.chosen_start
+    assert place.meeting is not None
+
+
+BOTH = {"NODE_RANK": "1", "MASTER_ADDR": "a"}
 
 
 def test_outside_slurm_a_single_machine_has_no_place() -> None:
@@ -136,14 +123,15 @@ def test_outside_slurm_a_single_machine_has_no_place() -> None:
     ("arguments", "environ", "what"),
     [
         (with_given(nnodes="2", checks=True), {}, "NODE_RANK"),
-        (with_given(nnodes="2", checks=True), {"NODE_RANK": "1"}, "MASTER_ADDR, or --master-addr"),
+        (with_given(nnodes="2", checks=True), {"NODE_RANK": "1"}, "MASTER_ADDR or --master-addr"),
         (
             with_given(nnodes="2", checks=True),
             {"NODE_RANK": "1", "MASTER_ADDR": "a:99999"},
             "the port of node 0: expected 1 to 65535, found '99999'",
         ),
-        (with_given(nnodes="2"), {"NODE_RANK": "2"}, "below 2"),
-        (with_given(nnodes="2", node_rank="x"), {}, "found 'x'"),
+        (with_given(nnodes="2", checks=True, rdzv_backend="static"), BOTH, "--rdzv-backend=c10d"),
+        (with_given(nnodes="2"), {**BOTH, "NODE_RANK": "2"}, "below 2"),
+        (with_given(nnodes="2", node_rank="x"), BOTH, "found 'x'"),
     ],
 )
 def test_outside_slurm_it_is_said_what_is_missing(
@@ -160,31 +148,31 @@ def test_nodes_meet_where_their_check_can_be_reached_and_compute_a_port_that_is_
     given = with_given(nnodes="2", checks=True, rdzv_id="a7")
     places = [place_of(given, {"NODE_RANK": rank, "MASTER_ADDR": "a"}) for rank in "01"]
     assert places[0].meeting == NodeZeroAddress(host="a", port=places[1].port)
-    # A training that is not checked meets as it always did.
-    unchecked = place_of(with_given(nnodes="2"), {"NODE_RANK": "1", "MASTER_ADDR": "a"})
-    assert unchecked.meeting is None
+    # A rendezvous that is a server of its own is not node 0.
+    given = with_given(nnodes="2", rdzv_backend="etcd-v2", rdzv_endpoint="etcd:2379")
+    assert find(given, BOTH) is None
 
 
 @pytest.mark.parametrize(
     ("nodes", "host"), [(("node0", "node2"), "n0"), (("node1", "node2"), "10.0.0.2")]
 )
-def test_the_check_after_a_failure_meets_where_the_first_node_that_trains_leads_it(
+def test_the_start_after_a_failure_meets_where_the_first_node_that_trains_leads_it(
     nodes: tuple[str, ...], host: str
 ) -> None:
     given = with_given(checks=True, nnodes="2:3")
     place = place_of(given, {"NODE_RANK": "2", "MASTER_ADDR": "n0"})
-    later = place_among(place, nodes, {"node0": "10.0.0.1", "node1": "10.0.0.2"})
+    later = place_among(place, nodes, {"node0": "10.0.0.1", "node1": "10.0.0.2"}, "again")
 
     assert later.nodes == nodes
     assert later.meeting is not None
     assert later.meeting.host == host
 
 
-def test_who_leads_that_check_in_the_place_of_node_0_gives_it_a_name_of_its_own() -> None:
+def test_who_leads_that_start_in_the_place_of_node_0_gives_it_a_name_of_its_own() -> None:
     given = with_given(checks=True, nnodes="2:3")
     place = place_of(given, {"NODE_RANK": "1", "MASTER_ADDR": "n0"})
     nodes = ("node1", "node2")
 
-    later = [place_among(place, nodes, {"node1": "10.0.0.2"}) for _ in range(2)]
+    later = [place_among(place, nodes, {"node1": "10.0.0.2"}, "again") for _ in range(2)]
     assert all(each.leads for each in later)
     assert len({place.start, *(each.start for each in later)}) == 3

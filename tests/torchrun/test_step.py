@@ -6,6 +6,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,23 +14,26 @@ import pytest
 from slurm_health.preflight.master.master import SILENCE_S
 from slurm_health.records.errors import ChannelError, JournalError
 from slurm_health.records.records import (
-    Action,
-    ActionIntended,
     AgentEnded,
     AgentsLaunched,
-    AgentStarted,
-    Disposition,
-    JobOutcome,
     MasterStopped,
     MasterWaits,
     Record,
     RunStarted,
-    VerdictReached,
 )
-from slurm_health.records.verdict import Level, NodeVerdict
+from slurm_health.records.script_records import TrainingPlanned, WorkersEnded
 from slurm_health.system import journal
+from slurm_health.torchrun.arguments import NodeZeroAddress
+from slurm_health.torchrun.check import directory_of
 from slurm_health.torchrun.place import TaskPlace
-from slurm_health.torchrun.step import BEGIN_S, STEP, OwnAgent, Start, directory_of, follow
+from slurm_health.torchrun.step import (
+    BEGIN_S,
+    STEP,
+    Begun,
+    Follower,
+    Leader,
+    OwnAgent,
+)
 from tests.support.supervised import eventually
 
 NODES = ("n1", "n2")
@@ -43,30 +47,18 @@ STARTED = RunStarted(
     master_node="n1",
     user="alice",
 )
-REASON = "without n1"
-STOP = JobOutcome(disposition=Disposition.STOP, exit_code=1, reason="n1 is faulty")
 
 
-def go(*nodes: str) -> tuple[Record, ...]:
+def go(*nodes: str) -> TrainingPlanned:
     """What is written when these nodes train."""
-    left = [
-        NodeVerdict(node=node, level=Level.FAULTY, reason="dead")
-        for node in NODES
-        if node not in nodes
-    ]
-    address = AgentStarted(node=nodes[0], launch=0, hostname="h", address="10.0.0.2")
-    return (
-        address,
-        VerdictReached(nodes=left),
-        ActionIntended(action=Action.PROCEED, nodes=list(nodes), reason=REASON),
-        JobOutcome(disposition=Disposition.PROCEED, exit_code=0, reason=REASON),
-    )
+    left_out = {node: "faulty, dead" for node in NODES if node not in nodes}
+    addresses = {nodes[0]: "10.0.0.2"} if nodes else {}
+    return TrainingPlanned(plan="start", nodes=list(nodes), left_out=left_out, addresses=addresses)
 
 
-def place(*, chosen_start: bool = False, start: str = "7.0.0") -> TaskPlace:
-    return TaskPlace(
-        nodes=NODES, node="n2", start=start, job_id=7, cluster="lab", chosen_start=chosen_start
-    )
+def place(*, start: str = "7.0.0", meets: bool = False) -> TaskPlace:
+    at = NodeZeroAddress(host="h", port=1) if meets else None
+    return TaskPlace(nodes=NODES, node="n2", start=start, job_id=7, cluster="lab", meeting=at)
 
 
 def agent(program: str = "pass") -> OwnAgent:
@@ -78,7 +70,9 @@ def agent(program: str = "pass") -> OwnAgent:
     return OwnAgent("n2", command, {})
 
 
-def take_part(directory: Path, own: OwnAgent, *turns: Callable[[journal.Writer], bool]) -> Start:
+def take_part(
+    directory: Path, own: OwnAgent, *turns: Callable[[journal.Writer], bool]
+) -> TrainingPlanned:
     """Follow a first process that takes these turns, each once it has come true that it can."""
     journal.create(directory, [STEP])
     step = journal.Writer(directory, STEP, lambda: 0.0)
@@ -89,7 +83,7 @@ def take_part(directory: Path, own: OwnAgent, *turns: Callable[[journal.Writer],
         if current[0](step):
             current[0] = next(left, lambda _: False)
 
-    return follow(directory, place(), own, monotonic=lambda: 0.0, sleep=sleep)
+    return Follower(place(), directory, monotonic=lambda: 0.0, sleep=sleep).check(own)
 
 
 def writes(*records: Record) -> Callable[[journal.Writer], bool]:
@@ -105,21 +99,11 @@ def ends_of(directory: Path) -> list[AgentEnded]:
     return [entry.record for entry in entries if isinstance(entry.record, AgentEnded)]
 
 
-@pytest.mark.parametrize(
-    ("outcome", "expected"),
-    [
-        (go("n2"), (("n2",), {"n1": "faulty, dead"}, {"n2": "10.0.0.2"})),
-        (go("n1"), (("n1",), {"n2": "faulty, dead"}, {"n1": "10.0.0.2"})),
-        ((STOP,), ((), {}, {})),
-    ],
-    ids=["goes on", "left out", "stop"],
-)
+@pytest.mark.parametrize("planned", [go("n2"), go("n1"), go()])
 def test_all_processes_read_whom_the_first_one_lets_train(
-    tmp_path: Path, outcome: tuple[Record, ...], expected: tuple[object, ...]
+    tmp_path: Path, planned: TrainingPlanned
 ) -> None:
-    start = take_part(tmp_path, agent(), writes(MasterWaits(reason="")), writes(*outcome))
-    assert (start.nodes, start.left_out, start.addresses) == expected
-    assert start.directory == tmp_path
+    assert take_part(tmp_path, agent(), writes(MasterWaits(reason="")), writes(planned)) == planned
 
 
 def test_the_end_of_an_agent_is_written_for_it_and_the_next_one_is_started(tmp_path: Path) -> None:
@@ -131,7 +115,7 @@ def test_the_end_of_an_agent_is_written_for_it_and_the_next_one_is_started(tmp_p
         lambda _: len(ends_of(tmp_path)) == 1,
         writes(AgentsLaunched(launch=1, nodes=["n2"])),
         lambda _: len(ends_of(tmp_path)) == 2,
-        writes(*go("n2")),
+        writes(go("n2")),
     )
     first, second = ends_of(tmp_path)
     assert (first.launch, first.reason) == (0, "its agent ended: exit code 1: out of luck")
@@ -164,7 +148,7 @@ def test_a_first_process_that_writes_nothing_is_named_after_a_while(
         now_s[0] += 1.0
 
     with pytest.raises(JournalError, match="n1, which runs the check"):
-        follow(tmp_path, place(), agent(), monotonic=lambda: now_s[0], sleep=pass_time)
+        Follower(place(), tmp_path, monotonic=lambda: now_s[0], sleep=pass_time).check(agent())
     assert after_s < now_s[0] <= after_s + 2
 
 
@@ -173,30 +157,70 @@ def test_the_others_know_at_once_that_the_first_process_was_interrupted(tmp_path
         take_part(tmp_path, agent(), writes(MasterStopped(reason="SIGINT")))
 
 
-def test_a_name_that_was_used_before_is_refused(tmp_path: Path) -> None:
+def test_a_node_that_comes_late_knows_that_the_training_has_begun(tmp_path: Path) -> None:
     journal.create(tmp_path, [STEP])
-    journal.Writer(tmp_path, STEP, lambda: 0.0).append(*go("n2"))
-    with pytest.raises(JournalError, match="earlier start; give each start its own --rdzv-id"):
-        follow(tmp_path, place(chosen_start=True), agent())
+    journal.Writer(tmp_path, STEP, lambda: 0.0).append(go("n1"))
+    with pytest.raises(Begun) as late:
+        Follower(place(meets=True), tmp_path).check(agent())
+    assert late.value.planned.addresses == {"n1": "10.0.0.2"}
 
 
 def test_a_late_task_learns_what_was_decided_without_it(tmp_path: Path) -> None:
     journal.create(tmp_path, [STEP])
     step = journal.Writer(tmp_path, STEP, lambda: 0.0)
-    step.append(AgentsLaunched(launch=0, nodes=list(NODES)), *go("n2"))
-    assert follow(tmp_path, place(), agent("raise SystemExit(9)")).nodes == ("n2",)
+    step.append(AgentsLaunched(launch=0, nodes=list(NODES)), go("n2"))
+    late = Follower(place(), tmp_path).check(agent("raise SystemExit(9)"))
+    assert late.nodes == ["n2"]
     assert ends_of(tmp_path) == []
 
 
 def test_all_processes_of_a_start_have_the_same_directory(tmp_path: Path) -> None:
-    directory = directory_of(tmp_path, place())
+    directory = directory_of(tmp_path, place(), checks=True)
     assert directory == tmp_path / "lab" / "7" / "0-2"
     journal.create(directory, [journal.MASTER])
-    assert directory_of(tmp_path, place()) == directory
+    assert directory_of(tmp_path, place(), checks=True) == directory
     journal.Writer(directory, journal.MASTER, lambda: 0.0).append(STARTED)
-    assert directory_of(tmp_path, place()) == directory
+    assert directory_of(tmp_path, place(), checks=True) == directory
     # A job whose id was given out before has one of its own.
-    assert directory_of(tmp_path, place(start="7.0.0.99")) == directory.with_name("0-1002")
+    again = place(start="7.0.0.99")
+    assert directory_of(tmp_path, again, checks=True) == directory.with_name("0-1002")
+    # A start without a check is no run of the job.
+    unchecked = directory_of(tmp_path, place(), checks=False)
+    journal.create(unchecked, [STEP])
+    assert journal.runs_of(tmp_path, "lab", "7") == [directory]
+
+
+KILLED = WorkersEnded(node="n2", exit_code=1, output="killed")
+
+
+def test_the_first_process_decides_by_all_reports_what_all_do(tmp_path: Path) -> None:
+    leader = Leader(replace(place(), node="n1"), NODES, tmp_path)
+    follower = Follower(place(), tmp_path)
+    assert not leader.workers_ended()
+    journal.Writer(tmp_path, "n2", lambda: 0.0).append(KILLED)
+    assert leader.workers_ended()
+    own = WorkersEnded(node="n1", exit_code=1, output="reset")
+
+    def decide(reports: list[WorkersEnded], silent: int) -> TrainingPlanned:
+        assert ([report.node for report in reports], silent) == (["n2", "n1"], 0)
+        return TrainingPlanned(plan="check", nodes=["n1"])
+
+    plan = leader.follow_up(own, NODES, decide)
+    assert follower.workers_ended()
+    assert follower.follow_up(KILLED) == plan
+
+
+def test_a_first_process_that_has_ended_well_or_is_lost_decides_nothing(tmp_path: Path) -> None:
+    now_s = [0.0]
+
+    def pass_time(_seconds: float) -> None:
+        now_s[0] += 1.0
+
+    lost = Follower(place(), tmp_path, monotonic=lambda: now_s[0], sleep=pass_time)
+    assert lost.follow_up(KILLED) is None
+    assert now_s[0] > SILENCE_S
+    Leader(replace(place(), node="n1"), NODES, tmp_path).finish()
+    assert Follower(place(), tmp_path).follow_up(KILLED) == TrainingPlanned(plan="stop")
 
 
 def test_the_command_loads_neither_torch_nor_numpy() -> None:

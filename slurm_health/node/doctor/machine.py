@@ -93,7 +93,10 @@ def _settings(site: Site, limits_s: Mapping[str, int]) -> Iterator[Advice]:
             f"a health check, which Slurm ends after a minute, cannot repeat {', '.join(slow)}: a"
             " node that is drained for it waits for an administrator"
         )
-        yield look(text, "nothing; on the node: slurm-health nodes retest, then nodes release")
+        yield look(
+            text,
+            "nothing; on the node: slurm-health healthcheck --context retest, then nodes release",
+        )
     if site.metrics.directory and not Path(site.metrics.directory).is_dir():
         text = f"metrics.directory = {site.metrics.directory} is no directory: nothing is written"
         fix = f"install -d -m 0755 -o root -g root {site.metrics.directory}"

@@ -167,7 +167,7 @@ def _recover(hook: Hook, kept: DrainRecord, *, no_fault: bool) -> None:
     elif slow:
         hook.log.info(
             f"drained for {slow[0].name}, which may take {slow[0].time_limit_s:g} s, longer than"
-            " a health check: slurm-health nodes retest, then slurm-health nodes release"
+            " a health check: slurm-health healthcheck --context retest, then nodes release"
         )
     results = hook.retest(checks, kept) if checks and not gone and not slow else []
     hook.log.results(results)

@@ -295,7 +295,9 @@ def text(report: Listing, now_s: float) -> str:
         lines.append(tabulate(rows, headers=headers, tablefmt="plain", disable_numparse=True))
         if not all("INVAL" in node.state for node in report.drained):
             lines.append("\nto return a node to service: slurm-health nodes release NODE")
-        lines.append("to repeat its checks, on the node: slurm-health nodes retest\n")
+        lines.append(
+            "to repeat its checks, on the node: slurm-health healthcheck --context retest\n"
+        )
     else:
         lines.append("no node is drained by slurm-health\n")
     lines += [f"{group.nodes}  {group.text}\n" for group in report.by_slurm]

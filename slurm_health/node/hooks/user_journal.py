@@ -24,6 +24,7 @@ from slurm_health.system.killable import (
     Broke,
     Hung,
     Stuck,
+    become,
     limit_memory,
     recall_stuck,
     run_guarded,
@@ -91,7 +92,7 @@ def accusations(site: Site, ended: JobEnded, node: str) -> list[Accusation]:
     """
 
     def work() -> bytes:
-        home = become(ended)
+        home = _be_user(ended)
         root = Path(site.journal or _DEFAULT_ROOT)
         if root.parts[:1] == ("~",):
             root = home.joinpath(*root.parts[1:])
@@ -99,7 +100,7 @@ def accusations(site: Site, ended: JobEnded, node: str) -> list[Accusation]:
         return msgspec.msgpack.encode(accused) if accused else b""
 
     def list_shared() -> bytes:
-        become(ended)
+        _be_user(ended)
         with os.scandir(Path(site.journal, ended.cluster)) as entries:
             next(entries, None)
         return b""
@@ -147,7 +148,7 @@ def append_held(site: Site, ended: JobEnded, node: str, text: str) -> None:
     from slurm_health.system.journal import Writer, attempt_and_check, name_of, runs_of
 
     def work() -> bytes:
-        home = become(ended, most_bytes=_MOST_BYTES)
+        home = _be_user(ended, most_bytes=_MOST_BYTES)
         root = home.joinpath(*Path(site.journal or _DEFAULT_ROOT).parts[1:])
         if site.journal.startswith("/"):
             root = Path(site.journal)
@@ -161,8 +162,8 @@ def append_held(site: Site, ended: JobEnded, node: str, text: str) -> None:
     run_guarded(site.state, f"{_GUARDED}{ended.uid}", work, site.timing.journal_s)
 
 
-def become(ended: JobEnded, *, most_bytes: int = 0) -> Path:
-    """Give up root for good and return the user's home; no file grows beyond `most_bytes`.
+def _be_user(ended: JobEnded, *, most_bytes: int = 0) -> Path:
+    """Become the job's user for good, and return their home; no file grows beyond `most_bytes`.
 
     Raises:
         Unreadable: that is not possible.
@@ -173,13 +174,10 @@ def become(ended: JobEnded, *, most_bytes: int = 0) -> Path:
         user = pwd.getpwuid(ended.uid)
     except KeyError as err:
         raise Unreadable(f"there is no user {ended.uid} here") from err
-    gid = ended.gid if ended.gid >= 0 else user.pw_gid
-    if os.geteuid() == 0:
-        os.initgroups(user.pw_name, gid)
-        os.setresgid(gid, gid, gid)
-        os.setresuid(ended.uid, ended.uid, ended.uid)
-    if os.getresuid() != (ended.uid,) * 3:
-        raise Unreadable(f"cannot become user {ended.uid}")
+    try:
+        become(ended.uid, ended.gid if ended.gid >= 0 else None)
+    except OSError as err:
+        raise Unreadable(err.strerror or str(err)) from err
     resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
     limit_memory(_MEMORY_BYTES)
     return Path(user.pw_dir)

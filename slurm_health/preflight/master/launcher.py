@@ -276,28 +276,20 @@ class SlurmLauncher(_Commands):
         ]
 
 
-class LocalLauncher(_Commands):
-    """Agents as processes of this machine; each plays one of `nodes` on its share of devices."""
+class ChildLauncher(_Commands):
+    """Agents as children of this process, each in the environment of its node; no others."""
 
     def __init__(
-        self, agent_command: AgentCommand, environ: Mapping[str, str], nodes: Sequence[str]
+        self, agent_command: AgentCommand, environs: Mapping[str, Mapping[str, str]]
     ) -> None:
         super().__init__()
         self._agent_command = agent_command
-        cpus = max(1, len(os.sched_getaffinity(0)) // len(nodes))
-        self._environ = {
-            **clean_environ(environ),
-            # As srun sets it to where it was started; here all nodes are on the loopback.
-            "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1",
-            "SLURM_CPUS_ON_NODE": str(cpus),
-        }
-        self._devices_of = environ_of_each(nodes, visible_devices(environ))
+        self._environs = environs
 
     def start(self, launch: int, nodes: Sequence[str]) -> None:
-        """Start an agent process per node."""
-        for node in nodes:
-            environ = {**self._environ, **self._devices_of[node]}
-            self._run(launch, [node], self._agent_command(launch, node), environ)
+        """Start an agent process for each of our nodes that is meant."""
+        for node in [node for node in nodes if node in self._environs]:
+            self._run(launch, [node], self._agent_command(launch, node), self._environs[node])
 
     def poll(self) -> list[AgentsLost]:
         """Return the agents that have ended."""
@@ -308,6 +300,23 @@ class LocalLauncher(_Commands):
                 how = exit_text(returncode) + (f": {agent.last_line}" if agent.last_line else "")
                 lost += [agent.ended(node, how) for node in agent.nodes]
         return lost
+
+
+class LocalLauncher(ChildLauncher):
+    """Agents as processes of this machine; each plays one of `nodes` on its share of devices."""
+
+    def __init__(
+        self, agent_command: AgentCommand, environ: Mapping[str, str], nodes: Sequence[str]
+    ) -> None:
+        cpus = max(1, len(os.sched_getaffinity(0)) // len(nodes))
+        common = {
+            **clean_environ(environ),
+            # As srun sets it to where it was started; here all nodes are on the loopback.
+            "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1",
+            "SLURM_CPUS_ON_NODE": str(cpus),
+        }
+        devices = environ_of_each(nodes, visible_devices(environ))
+        super().__init__(agent_command, {node: {**common, **devices[node]} for node in nodes})
 
 
 # Lines of srun on standard error. The wording is the same from 22.05 to 26.05.

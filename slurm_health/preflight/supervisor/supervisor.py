@@ -20,6 +20,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from slurm_health.preflight.decide.policy import FlightRecorder, Heartbeat, OnHang, OnUnchecked
+from slurm_health.preflight.job_spec import JobSpec
 from slurm_health.preflight.supervisor import check_process, monitor_process, post_mortem
 from slurm_health.preflight.supervisor.environ import as_bytes, as_text
 from slurm_health.preflight.supervisor.flight_recorder import recording
@@ -50,7 +52,6 @@ class SupervisorPatience:
 
 PATIENCE = SupervisorPatience()
 _TELL_S = 10.0  # for a message to the owner
-NO_RESTARTS = Restarts()
 
 
 def original_environ(environ_fd: int | None) -> dict[bytes, bytes]:
@@ -78,35 +79,27 @@ class SupervisorConfig:
     Args:
         source: the file with the script.
         line: the line on which the script begins.
-        name: the user's name for it.
         arguments: of the script.
         check_argv: the command of the check; its last line is the outcome of the job. If there is
             none, the same command with `--unchecked=HOW` records that, and prints the outcome.
+        restart_argv: the command that decides after a failure, without its option about that.
         environ: of the script.
-        unchecked_runs: whether the script runs if not even that worked.
+        spec: what was asked for the job.
         checked: without it the script runs at once.
         quiet: add nothing to the script's output; our messages go to the machine's log.
         limit_s: the time limit of the check; the script runs after it.
-        restarts: how often a script that fails may start again.
-        monitor: what to do about a script that hangs.
-        flight_recorder: whether its PyTorch records collectives.
-        heartbeat: whether its ranks get a heartbeat.
     """
 
     source: Path
     line: int
-    name: str
     arguments: Sequence[str]
     check_argv: Sequence[str]
+    restart_argv: Sequence[str]
     environ: Mapping[bytes, bytes]
-    unchecked_runs: bool = True
+    spec: JobSpec
     checked: bool = True
     quiet: bool = False
     limit_s: float = math.inf
-    restarts: Restarts = NO_RESTARTS
-    monitor: str = monitor_process.OFF
-    flight_recorder: bool = False
-    heartbeat: bool = False
 
 
 def supervise(
@@ -116,13 +109,15 @@ def supervise(
 
     Returns the exit code; ends by a signal if the script alone would have.
     """
+    spec = config.spec
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ALL_SIGNALS)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # while ignored, it leaves no child to wait for
     try:
         check = _Check(config.environ, mask, patience, clock, config.limit_s)
         with to_machine_log() if config.quiet else contextlib.nullcontext():
             if config.checked:
-                answer = check.answer(config.check_argv, unchecked_runs=config.unchecked_runs)
+                runs_anyway = spec.on_unchecked is OnUnchecked.PROCEED
+                answer = check.answer(config.check_argv, unchecked_runs=runs_anyway)
             else:
                 answer = JobOutcome(disposition=Disposition.PROCEED, exit_code=ExitCode.HEALTHY)
         if answer.disposition is Disposition.STOP:
@@ -137,19 +132,21 @@ def supervise(
     except check_process.Interrupted as interrupted:
         return _die_by(interrupted.number)
     after_s = patience.unasked_after_s if config.quiet else patience.monitor_after_s
-    watched = not config.quiet or config.monitor != monitor_process.OFF
+    watched = not config.quiet or spec.monitor is not OnHang.OFF
     runs = ScriptRuns(
         source=config.source,
-        name=config.name,
+        name=spec.script,
         environ=_environ_of_script(config, answer.directory, patience.journal_wait_s),
         mask=mask,
         directory=answer.directory,
         recorder=ScriptRecorder(answer.directory, clock, patience.journal_wait_s),
-        restarts=config.restarts,
+        restarts=Restarts(
+            most=spec.max_restarts, argv=config.restart_argv, survives=spec.keeps_spares
+        ),
         ask=check.after_failure,
         watched=functools.partial(
             monitor_process.beside,
-            config.monitor,
+            spec.monitor.value,
             directory=answer.directory,
             script_source=config.source,
             mask=mask,
@@ -170,7 +167,7 @@ def supervise(
         return _die_by(interrupted.number)
     except OSError as err:
         # slurmstepd also exits with the number of the error.
-        say(f"cannot run {config.name}: {err}")
+        say(f"cannot run {spec.script}: {err}")
         return err.errno or ExitCode.UNAVAILABLE
     status = ended.status
     if os.WIFSIGNALED(status):
@@ -305,11 +302,11 @@ def _environ_of_script(
 ) -> Mapping[bytes, bytes]:
     """Return the environment of the script; the journal has `limit_s` to answer."""
     environ = config.environ
-    if config.flight_recorder:
+    if config.spec.flight_recorder is FlightRecorder.ON:
         with to_machine_log() if config.quiet else contextlib.nullcontext():
             new = recording(as_text(environ), directory, limit_s=limit_s)
         environ = {**environ, **as_bytes(new)}
-    if config.heartbeat:
+    if config.spec.heartbeat is Heartbeat.AUTO and config.spec.monitor is not OnHang.OFF:
         environ = {**environ, **as_bytes(monitor_process.heartbeat_environ(as_text(environ)))}
     return environ
 

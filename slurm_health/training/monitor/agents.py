@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agents of all nodes: start, ask, replace.
 
-In a job one srun starts them, while its script runs and once more after it has failed; outside
-Slurm the torchrun on every node runs its own, and carries its reports (`torchrun.in_job.monitor`).
+In a job one srun starts them, while its script runs and once more after it has failed.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import select
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import IO
 
 from slurm_health.records.text import LineBuffer
 from slurm_health.system.processes import (
@@ -45,31 +43,17 @@ _SILENT_S = 30.0  # six samples without a report
 _STARTS_S = 20.0  # for srun and the interpreters
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 10.0, 600.0  # between two restarts of agents
 _FEW = 8  # nodes: their agents start one by one, so that a lost node does not hold up the others
-_CARRIED_STARTS_S = 30.0  # until all earlier reports are read
-_END = b"end"
 
 
 class ScriptOver(Exception):
     """The script has ended: no more reports are read."""
 
 
-class AgentsEnded(Exception):
-    """The carrier of the agents' reports has ended."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Carried:
-    """Files to and from agents, in place of a process of ours."""
-
-    stdin: IO[bytes]
-    stdout: IO[bytes]
-
-
 @dataclass(kw_only=True)
 class Connection:
     """The agents of some nodes, by one start."""
 
-    process: Process | Carried
+    process: Process
     nodes: tuple[str, ...]
     lines: LineBuffer = field(default_factory=lambda: LineBuffer(_MOST_LINE_BYTES))
     reader: MessageReader[NodeReport] = field(default_factory=lambda: MessageReader(REPORTS))
@@ -88,15 +72,13 @@ class Connection:
 
     def end(self) -> None:
         """End them: they leave when their standard input ends."""
-        if isinstance(self.process, Carried):
-            self.write(_END)
-        elif self.process.stdin is not None:
+        if self.process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self.process.stdin.close()
             end_session(self.process, leave_s=_LEAVE_S, grace_s=_GRACE_S)
 
 
-Start = Callable[[Sequence[str]], Process | Carried]
+Start = Callable[[Sequence[str]], Process]
 
 
 class Agents:
@@ -106,7 +88,6 @@ class Agents:
         start: starts those of some nodes; raises OSError.
         observe: receives every report.
         control: a file that ends when the script does, if there is one.
-        alone: agents can be started for some nodes without the others.
     """
 
     def __init__(
@@ -114,13 +95,10 @@ class Agents:
         start: Start,
         observe: Callable[[NodeReport], None] = lambda _: None,
         control: int | None = None,
-        *,
-        alone: bool = True,
     ) -> None:
         self._start = start
         self._observe = observe
         self._control = () if control is None else (control,)
-        self._alone = alone
         self._connections: list[Connection] = []
         self._reported_s: dict[str, float] = {}
         self._here_s = self._again_s = -math.inf
@@ -144,7 +122,6 @@ class Agents:
 
         Raises:
             ScriptOver: the script has ended.
-            AgentsEnded: the carrier of their reports has ended.
         """
         now_s = time.monotonic()
         if now_s - self._here_s >= HERE_S:
@@ -165,8 +142,6 @@ class Agents:
     def _read(self, connection: Connection) -> list[NodeReport]:
         data = os.read(connection.pipe, 1 << 20)
         if not data:
-            if isinstance(connection.process, Carried):
-                raise AgentsEnded
             connection.end()
             self._connections.remove(connection)
             others = {node for other in self._connections for node in other.nodes}
@@ -219,13 +194,12 @@ class Agents:
         """
         self._pause_s = min(max(_FIRST_PAUSE_S, 2 * self._pause_s), _LONGEST_PAUSE_S)
         self._again_s = time.monotonic() + _STARTS_S + self._pause_s
-        nodes = list(silent) if self._alone else list(self.nodes)
+        nodes = list(silent)
         for connection in list(self._connections):
             if set(connection.nodes) <= set(nodes):
                 connection.end()
                 self._connections.remove(connection)
-        few = self._alone and len(nodes) <= _FEW
-        for some in [[node] for node in nodes] if few else [nodes]:
+        for some in [[node] for node in nodes] if len(nodes) <= _FEW else [nodes]:
             self.begin(some)
 
     def drop(self, nodes: Sequence[str]) -> None:
@@ -269,29 +243,3 @@ def start_in_job(
         stderr=stderr,
         signal_mask=(),
     )
-
-
-def start_carried(reading: int, writing: int, number: int, control: int) -> Carried:
-    """Start the agents that torchrun runs; reports from before the answer `number` are dropped.
-
-    Raises:
-        ScriptOver: the script has ended.
-        AgentsEnded: the carrier of their reports has ended.
-        OSError: they do not start in time.
-    """
-    # The files are those of the next start, too.
-    to_them = open(writing, "wb", buffering=0, closefd=False)  # noqa: SIM115
-    from_them = open(reading, "rb", buffering=0, closefd=False)  # noqa: SIM115
-    os.write(writing, b"start %d\n" % number)
-    lines, until_s = LineBuffer(_MOST_LINE_BYTES), time.monotonic() + _CARRIED_STARTS_S
-    while (left_s := until_s - time.monotonic()) > 0:
-        ready, _, _ = select.select([control, reading], [], [], left_s)
-        if control in ready and not os.read(control, 4096):
-            raise ScriptOver
-        if reading in ready:
-            data = os.read(reading, 1 << 20)
-            if not data:
-                raise AgentsEnded
-            if b"started %d" % number in lines.feed(data):
-                return Carried(stdin=to_them, stdout=from_them)
-    raise OSError("the agents did not start in time")

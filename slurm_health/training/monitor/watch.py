@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Beside the user's script: `python -m slurm_health.training.monitor.watch`, until the script ends.
 
-The supervisor starts it beside its script, and the leading torchrun (`torchrun.in_job`)
-beside its workers; outside Slurm torchrun names the nodes, and carries the agents' reports. It
-waits some seconds, because most scripts that fail do so soon, and then starts an agent on every
-node. Reports and the job's output go to the `Pulse`. When a training is due, all agents inspect it
-twice, and a hang is reported. The watch ends with its standard input, and ends all its processes. A
-script whose watch cannot start, or dies, runs on unchanged.
+The supervisor starts it beside its script, and `run` beside its torchrun. It waits some seconds,
+because most scripts that fail do so soon, and then starts an agent on every node. Reports and the
+job's output go to the `Pulse`. When a training is due, all agents inspect it twice, and a hang is
+reported. The watch ends with its standard input, and ends all its processes. A script whose watch
+cannot start, or dies, runs on unchanged.
 """
 
 from __future__ import annotations
@@ -28,19 +27,17 @@ from slurm_health.records.allocation import from_environ
 from slurm_health.records.errors import AllocationError, SlurmError
 from slurm_health.records.nodeset import expand, fold
 from slurm_health.records.script_records import EventKind, ProgressSeen
-from slurm_health.system.processes import Process
+from slurm_health.system.processes import NOTHING, PIPE, Process, own_module, start_tied
 from slurm_health.system.slurm.client import Client
 from slurm_health.training.diagnosis.collected import NodeStates, SlurmView
 from slurm_health.training.diagnosis.output_lines import first_non_finite
 from slurm_health.training.diagnosis.pace import PaceAnalysis, PaceFinding, speeds_of
 from slurm_health.training.diagnosis.pulse import LIMITS, Program, Pulse
 from slurm_health.training.diagnosis.samples import STOPPED, NodeReport
+from slurm_health.training.monitor.agent import TRAINING
 from slurm_health.training.monitor.agents import (
     Agents,
-    AgentsEnded,
-    Carried,
     ScriptOver,
-    start_carried,
     start_in_job,
 )
 from slurm_health.training.monitor.messages import INSPECT, STATE
@@ -71,8 +68,6 @@ class SlurmJob:
         ValueError: the nodes of the step are unknown.
     """
 
-    alone = True  # agents can be started for some nodes without the others
-
     def __init__(
         self, environ: Mapping[str, str], options: argparse.Namespace, began_s: float
     ) -> None:
@@ -90,7 +85,7 @@ class SlurmJob:
             f"--scale={options.scale:g}",
         )
 
-    def start(self, nodes: Sequence[str]) -> Process | Carried:
+    def start(self, nodes: Sequence[str]) -> Process:
         """Start the agents of some nodes; raises OSError."""
         return start_in_job(self._number, nodes, self._options, self._environ, here=self.here)
 
@@ -111,21 +106,27 @@ class SlurmJob:
         return {name: node.state for name, node in shown.items()}
 
 
-class CarriedTraining:
-    """A training without a job, whose torchrun has started us, and carries the agents' reports."""
+class LocalTraining:
+    """A training on this node alone, whose processes have a mark."""
 
-    alone = False
-
-    def __init__(self, options: argparse.Namespace) -> None:
+    def __init__(self, options: argparse.Namespace, environ: Mapping[str, str]) -> None:
         self.here: str = options.node
-        self.nodes: Sequence[str] = options.nodes.split(",")
-        self._options = options
-        self._starts = 0
+        self.nodes: Sequence[str] = [options.node]
+        self._environ = environ
+        self._options = (
+            f"--job={options.training}",
+            f"--variable={TRAINING}",
+            f"--node={options.node}",
+            f"--began-s={time.time():.3f}",
+            f"--scale={options.scale:g}",
+        )
 
-    def start(self, _: Sequence[str]) -> Process | Carried:
-        """Start the agents of all nodes; raises OSError."""
-        self._starts += 1
-        return start_carried(self._options.reading, self._options.writing, self._starts, 0)
+    def start(self, _: Sequence[str]) -> Process:
+        """Start the agent; raises OSError."""
+        command = own_module("slurm_health.training.monitor.agent", *self._options)
+        return start_tied(
+            command, environ=self._environ, stdin=PIPE, stdout=PIPE, stderr=NOTHING, signal_mask=()
+        )
 
     def left_of(self, nodes: Sequence[str]) -> Sequence[str]:
         """Return all of them: no Slurm takes any away."""
@@ -148,7 +149,7 @@ class Watch:
 
     def __init__(
         self,
-        job: SlurmJob | CarriedTraining,
+        job: SlurmJob | LocalTraining,
         tails: Tails,
         events: Events,
         scale: float = 1.0,
@@ -159,7 +160,7 @@ class Watch:
         self._scale = scale
         self._pulse = Pulse(job.nodes, LIMITS.scaled(scale))
         self._pace = PaceAnalysis()
-        self._agents = Agents(job.start, self._observe, 0, alone=job.alone)
+        self._agents = Agents(job.start, self._observe, 0)
         self._began_s = self._window_s = time.monotonic()
         self._output_s = self._recorded_s = float("-inf")
         self._recorded: ProgressSeen | None = None
@@ -171,7 +172,6 @@ class Watch:
 
         Raises:
             ScriptOver: the script has ended.
-            AgentsEnded: no agent can report any more.
             ScriptToEnd: the script hangs, and has to be ended.
             OSError: the agents cannot be started.
         """
@@ -332,12 +332,9 @@ def main() -> int:
     parser.add_argument("--tell", action="store_true")  # print the hang
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--quiet", action="store_true")  # add nothing to the job's output
-    # A training without a job: the mark of its processes, the files to and from its agents.
+    # A training on this node alone: the mark of its processes.
     parser.add_argument("--training", default="")
     parser.add_argument("--node", default="")
-    parser.add_argument("--nodes", default="")
-    parser.add_argument("--reading", type=int, default=-1)
-    parser.add_argument("--writing", type=int, default=-1)
     options = parser.parse_args()
     # Slurm's signals to all processes of the job are for the script; we end when it does.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
@@ -357,14 +354,14 @@ def main() -> int:
     events = Events(directory, environ, out, on_hang=acting(options.on_hang, environ))
     try:
         own = options.training
-        job = CarriedTraining(options) if own else SlurmJob(environ, options, began_s)
+        job = LocalTraining(options, environ) if own else SlurmJob(environ, options, began_s)
     except (AllocationError, ValueError) as err:
         events.say(f"not running: {err}")
         return 0
     try:
         tails = Tails(script_text(options.script_source), Path.cwd(), environ)
         Watch(job, tails, events, options.scale).run()
-    except (ScriptOver, AgentsEnded):
+    except ScriptOver:
         pass
     except ScriptToEnd as ends:
         if options.tell:

@@ -312,7 +312,7 @@ def is_rank(argv: list[str]) -> bool:
 
 
 _VICTIMS: dict[Deed, Callable[[list[str]], bool]] = {
-    Deed.KILL_MASTER: lambda argv: "--for-supervisor" in argv,
+    Deed.KILL_MASTER: lambda argv: "supervised-check" in argv,
     Deed.KILL_AGENT: watcher.is_agent,
     Deed.KILL_WORKER: watcher.is_worker,
     Deed.KILL_SRUN: lambda argv: argv[:1] == ["srun"] and "agent" in argv,

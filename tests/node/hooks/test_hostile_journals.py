@@ -158,10 +158,10 @@ def test_root_is_given_up_before_anything_is_opened(story: Story, tmp_path: Path
 
 @pytest.mark.root
 def test_the_reader_cannot_become_root_again() -> None:
-    from slurm_health.system.killable import Answered, run_one
+    from slurm_health.system.killable import Answered, become, run_one
 
     def work() -> bytes:
-        user_journal.become(JobEnded(job=1, uid=1, gid=1, cluster="lab", attempt=0))
+        become(1, 1)
         try:
             os.setuid(0)
         except PermissionError:

@@ -55,8 +55,7 @@ class Shrinking:
 
     def check(self, run_id: str) -> Done:
         spec = JobSpec(journal=str(self.root), python=sys.executable, nodes_wanted=2)
-        words = (f"--for-supervisor={run_id}", f"--spec={spec.encoded()}")
-        return slurm_health("check", *words, environ=self.environ)
+        return slurm_health("supervised-check", run_id, spec.encoded(), environ=self.environ)
 
 
 def write_srun(directory: Path, text: str) -> None:
@@ -117,7 +116,7 @@ def test_a_batch_jobs_check_bears_one_name_however_often_it_is_started(tmp_path:
 
     starts = (tmp_path / "starts").read_text().splitlines()
     assert (done.code, len(starts), len(set(starts))) == (0, 2, 1), done.stderr
-    assert "--for-supervisor" in starts[0]
+    assert "supervised-check" in starts[0]
     directory = journal.job_directory(tmp_path / "journal", "lab", 12) / "0"
     started = journal.read_all(directory, journal.MASTER)[0].record
     assert isinstance(started, RunStarted)
