@@ -54,15 +54,20 @@ def look(node: Node) -> SlurmList:
 def left_behind(job: int = JOB) -> Iterator[HeldProcess]:
     """A stopped process of an ordinary user with a job's environment, as Slurm could leave it."""
     environ = {"SLURM_JOB_ID": str(job), "SLURM_PROCID": "3"}
-    child = subprocess.Popen(["sleep", "1000"], env=environ, user=NOBODY, start_new_session=True)
-    child.send_signal(signal.SIGSTOP)
+    # Not a child of ours: a hook does not take its own children for a job's.
+    argv = ["/usr/bin/setsid", "--fork", "/bin/sleep", "1000"]
+    subprocess.run(argv, env=environ, user=NOBODY, check=True)
+    while not (left := held.left_by(job, patience=20).processes):
+        pass
+    os.kill(left[0].pid, signal.SIGSTOP)
+    while (left := held.left_by(job, patience=20).processes)[0].state != "T":
+        pass
     try:
-        while not (left := held.left_by(job, patience=20).processes) or left[0].state != "T":
-            pass
         yield left[0]
     finally:
-        child.kill()
-        child.wait()
+        os.kill(left[0].pid, signal.SIGKILL)
+        while held.alive(left):
+            pass
 
 
 def with_held(node: Node, *processes: HeldProcess, **changes: object) -> SlurmDrain:
