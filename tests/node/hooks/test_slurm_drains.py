@@ -18,9 +18,12 @@ import pytest
 from slurm_health.node import held, shared, slurm_drains, state
 from slurm_health.node.hooks import nodes as listing
 from slurm_health.node.hooks import unkillable
+from slurm_health.node.hooks.user_journal import JobEnded, append_held
 from slurm_health.node.notify import EventKind
 from slurm_health.node.rules.slurm_drain import HeldProcess, Resource, SlurmDrain
 from slurm_health.node.slurm_drains import SlurmList
+from slurm_health.records.record_codec import decode
+from slurm_health.records.records import NodeHeld
 from slurm_health.system import proc
 from slurm_health.system.slurm.client import Client
 from slurm_health.system.slurm.parsing import CompletingJob
@@ -54,15 +57,20 @@ def look(node: Node) -> SlurmList:
 def left_behind(job: int = JOB) -> Iterator[HeldProcess]:
     """A stopped process of an ordinary user with a job's environment, as Slurm could leave it."""
     environ = {"SLURM_JOB_ID": str(job), "SLURM_PROCID": "3"}
-    child = subprocess.Popen(["sleep", "1000"], env=environ, user=NOBODY, start_new_session=True)
-    child.send_signal(signal.SIGSTOP)
+    # Not a child of ours: a hook does not take its own children for a job's.
+    argv = ["/usr/bin/setsid", "--fork", "/bin/sleep", "1000"]
+    subprocess.run(argv, env=environ, user=NOBODY, check=True)
+    while not (left := held.left_by(job, patience=20).processes):
+        pass
+    os.kill(left[0].pid, signal.SIGSTOP)
+    while (left := held.left_by(job, patience=20).processes)[0].state != "T":
+        pass
     try:
-        while not (left := held.left_by(job, patience=20).processes) or left[0].state != "T":
-            pass
         yield left[0]
     finally:
-        child.kill()
-        child.wait()
+        os.kill(left[0].pid, signal.SIGKILL)
+        while held.alive(left):
+            pass
 
 
 def with_held(node: Node, *processes: HeldProcess, **changes: object) -> SlurmDrain:
@@ -222,6 +230,23 @@ def test_the_processes_that_a_job_leaves_are_named_and_must_end(node: Node) -> N
 
 
 @pytest.mark.root
+def test_the_journal_of_the_job_says_why_its_node_is_not_free(
+    node: Node, public_path: Path
+) -> None:
+    root = public_path / "journals"
+    run = root / "lab" / str(JOB) / "0"
+    run.mkdir(parents=True)
+    for place in (run, run.parent):
+        os.chown(place, NOBODY, NOBODY)
+        place.chmod(0o700)
+    node.journal = str(root)
+    ended = JobEnded(job=JOB, uid=NOBODY, gid=NOBODY, cluster="lab", attempt=0)
+    append_held(node.site, ended, "n3", "python(81) waits for /scratch")
+    (line,) = (run / "n3.jsonl").read_bytes().splitlines()
+    assert decode(line).record == NodeHeld(node="n3", text="python(81) waits for /scratch")
+
+
+@pytest.mark.root
 def test_our_own_release_waits_for_processes_that_a_job_has_left(drained: Node) -> None:
     with left_behind() as process:
         with_held(drained, process)
@@ -234,10 +259,11 @@ def test_our_own_release_waits_for_processes_that_a_job_has_left(drained: Node) 
 
 @pytest.mark.root
 def test_the_epilog_records_what_the_job_leaves(node: Node) -> None:
-    node.more = "[checks.leftovers]\ntime_limit_s = 60\n"
+    with_held(node)  # UnkillableStepProgram saw it before
     with left_behind() as process:
-        while (record := state.load_slurm(node.site.state, "n3")[0]) is None:
-            node.epilog(JOB, NOBODY)
+        node.epilog(JOB, NOBODY)
+    record, _ = state.load_slurm(node.site.state, "n3")
+    assert record is not None
     assert [one.key for one in record.held] == [process.key]
     assert record.job == JOB
 
