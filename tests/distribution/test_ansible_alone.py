@@ -53,6 +53,7 @@ def lay_out(tmp_path: Path) -> dict[str, object]:
         etc / "prolog/slurm-health",
         etc / "prolog/slurm-health-healthcheck",
         etc / "epilog/slurm-health",
+        etc / "epilog/slurm-health-unkillable",
         home / "wheels/installed",
         home / "bin/slurm-health",
         state / "last.json",
