@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from slurm_health.node.checks.check import BUILT_IN, Check, find_check
-from slurm_health.node.rules import kernel_lines, settings, slurm_drain
+from slurm_health.node.rules import kernel_lines, settings, slurm_reasons
 from slurm_health.node.rules.finding import Status
 from slurm_health.records.errors import ExitCode
 from slurm_health.records.record_codec import KINDS
@@ -237,7 +237,7 @@ def _records() -> Iterator[str]:
 
 def _slurm_drains() -> Iterator[str]:
     """Yield a section for each of Slurm's own reasons."""
-    for row in (*slurm_drain.REASONS, slurm_drain.COMPLETING):
+    for row in (*slurm_reasons.REASONS, slurm_reasons.COMPLETING):
         yield f"## {row.name}"
         yield ""
         yield ", ".join(

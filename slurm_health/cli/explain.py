@@ -56,7 +56,7 @@ def explain(words: tuple[str, ...], nodes: str | None, exit_code: int | None, as
     Exits 1 if a node is at fault, 3 if nothing decides whose fault it is, else 0. A site may judge
     an error otherwise: fault, warn and ignore of its checks xid and kernel-log.
     """  # noqa: D205, D301 - one sentence; \b is click's mark for a block that keeps its lines
-    from slurm_health.node.rules import slurm_drain
+    from slurm_health.node.rules import slurm_reasons
     from slurm_health.node.rules.kernel_lines import all_errors, explained
 
     paths = [Path(word) for word in words if _is_path(word)]
@@ -78,7 +78,7 @@ def explain(words: tuple[str, ...], nodes: str | None, exit_code: int | None, as
             print_lines(lines)
         return ExitCode.HEALTHY
     asked = " ".join(words).strip()
-    if (reason := slurm_drain.explained(asked)) is not None:
+    if (reason := slurm_reasons.explained(asked)) is not None:
         if as_json:
             print_json(reason)
         else:

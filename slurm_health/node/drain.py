@@ -23,7 +23,7 @@ import msgspec
 
 from slurm_health.node import notify, shared
 from slurm_health.node.notify import EventKind, NodeEvent
-from slurm_health.node.rules import breaker, drain_note, slurm_drain
+from slurm_health.node.rules import breaker, drain_note, slurm_drain, slurm_reasons
 from slurm_health.node.rules.breaker import (
     DrainAllowed,
     DrainEntry,
@@ -131,7 +131,7 @@ def sync_with_slurm(
                 save_return(state, now)
             delete_record(state)
         elif (reason := drain_note.unsigned(node.reason)) != kept.reason and (
-            slurm_drain.kind_of(reason) is None
+            slurm_reasons.kind_of(reason) is None
         ):
             delete_record(state)
         return node

@@ -29,7 +29,8 @@ from slurm_health.node.rules import slurm_drain as rules
 from slurm_health.node.rules.finding import CheckResult, Remedy, Status, node_fault, with_remedy
 from slurm_health.node.rules.recovery import after_test, is_due
 from slurm_health.node.rules.settings import Recovery
-from slurm_health.node.rules.slurm_drain import COMPLETING, Look, Return, SlurmDrain, kind_of
+from slurm_health.node.rules.slurm_drain import Look, SlurmDrain
+from slurm_health.node.rules.slurm_reasons import COMPLETING, Return, kind_of
 from slurm_health.node.shared import StoreUnusable
 from slurm_health.node.site import Site, load
 from slurm_health.records.decoding import from_json

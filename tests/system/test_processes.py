@@ -232,6 +232,7 @@ NO_INTERPRETERS = {
     "node/checks/external.py",
     "node/checks/vendors.py",
     "torchrun/train.py",
+    "system/owner.py",
 }
 
 

@@ -9,7 +9,8 @@ The hooks and the administrators' commands call it; `drain` and `repair` perform
     breaker        how many nodes may be drained at once
     recovery       when a node that a hook drained may be resumed
     drain_note     the reason that a hook sets on a node, and how to recognise it
-    slurm_drain    Slurm's own drains: what their reasons mean, and what lifts them
+    slurm_reasons  the table of Slurm's own reasons to drain a node
+    slurm_drain    Slurm's own drains: what is known of one, and what lifts it
     repair         which step repairs a node next
     accusations    what an ended job's check says against a node, and marks; trusts nothing
 """

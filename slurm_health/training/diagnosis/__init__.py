@@ -11,6 +11,7 @@ An inference leads to others until nothing follows; the surest end is the conclu
     failure        FailureDiagnostician and FailureNodeDiagnostician: the action after a failure
     rows           a row of the tables that lead from words to causes
     words          the rows for exceptions
+    words_of_devices  those about GPUs and their drivers
     words_of_launchers  the rows for shells, Slurm and ranks that only waited
     waits          rules about ranks that waited: which parted from the others, or never came
     collectives    how far ranks came, by all sources, and which hold the others up

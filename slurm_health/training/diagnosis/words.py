@@ -10,50 +10,10 @@ from __future__ import annotations
 import re
 
 from slurm_health.training.diagnosis.rows import OF_THE_PLACE, On, Row, kind_of
+from slurm_health.training.diagnosis.words_of_devices import DEVICES, FIX
 from slurm_health.training.framework import Attribution, Sureness
 
 _USER, _NODE, _UNDECIDED = Attribution.USER, Attribution.NODE, Attribution.UNDECIDED
-_FIX = "correct the script; starting it again as it is fails again"
-_LEAVE = (
-    "leave the node out (sbatch --exclude, or --nodelist without it) and tell your administrator"
-)
-_BLOCKING = (
-    "run it once with CUDA_LAUNCH_BLOCKING=1; if it fails on one node only, have that node checked"
-)
-
-# Of PyTorch's sentence about a full GPU, in the order of its releases:
-# GPU 0 has a total capacity of 79.15 GiB of which 1.20 GiB is free. Process 1395 has 24.49 GiB
-# memory in use. Including non-PyTorch memory, this process has 7.20 GiB memory in use.
-# (GPU 0; 79.15 GiB total capacity; 5.00 GiB already allocated; 1.20 GiB free; 7.20 GiB reserved in
-# total by PyTorch)
-_SIZE = r"(?P<size>[\d.]+) (?P<unit>[KMG]iB)"
-_IN_USE = {
-    "total": re.compile(rf"total capacity of {_SIZE}|(?<=; ){_SIZE.replace('<', '<_')} total cap"),
-    "free": re.compile(rf"of which {_SIZE} is free|(?<=; ){_SIZE.replace('<', '<_')} free"),
-    "own": re.compile(
-        rf"this process has {_SIZE} memory in use|(?<=; ){_SIZE.replace('<', '<_')} reserved"
-    ),
-    "others": re.compile(rf"Process \d+ has {_SIZE} memory in use"),
-}
-_UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-
-
-def _this_process_has_most(error: str) -> bool:
-    """Return whether this process has most of the GPU's memory in use, by PyTorch's figures.
-
-    PyTorch does not name the other processes if a container hides them: they have the rest.
-    """
-
-    def bytes_of(what: str) -> float:
-        sizes = (match.groupdict("") for match in _IN_USE[what].finditer(error))
-        pairs = (
-            (named["size"] or named["_size"], named["unit"] or named["_unit"]) for named in sizes
-        )
-        return sum(float(size) * _UNITS[unit] for size, unit in pairs)
-
-    own = bytes_of("own")
-    rest = bytes_of("total") - bytes_of("free") - own if own else 0.0
-    return max(bytes_of("others"), rest) <= own
 
 
 def _of_the_place(error: str) -> bool:
@@ -61,169 +21,14 @@ def _of_the_place(error: str) -> bool:
     return kind_of(error) in OF_THE_PLACE
 
 
-_OUT_OF_GPU_MEMORY = "use a smaller batch or model part per GPU, or activation checkpointing"
-
 EXCEPTIONS: tuple[Row, ...] = (
-    Row(
-        "gpu-broken",
-        r"uncorrectable ECC|uncorrectable NVLink|GPU is lost|fallen off the bus",
-        "a GPU of the node failed",
-        _LEAVE,
-        _NODE,
-        on=On.LAST_WORDS,
-    ),
-    Row(
-        "gpu-occupied",
-        r"CUDA out of memory|OutOfMemoryError",
-        "the GPU's memory was used up, most of it by another process: one that an earlier job"
-        " left there, another user's, or another rank on the same GPU",
-        "see whose process that is (nvidia-smi on the node); if it is none of this job, try"
-        " another node and tell your administrator",
-        unless=_this_process_has_most,
-    ),
-    Row(
-        "gpu-out-of-memory",
-        r"CUDA out of memory|OutOfMemoryError: (?!.*node running low)"
-        r"|RESOURCE_EXHAUSTED: Out of memory|OOM when allocating tensor"  # XLA, TensorFlow
-        r"|CU(?:BLAS|DNN)_STATUS_ALLOC_FAILED",
-        "the GPU's memory was used up",
-        _OUT_OF_GPU_MEMORY,
-        _USER,
-    ),
-    Row(
-        "gpu-out-of-memory",
-        # PyTorch's own allocations fail with other words, and their size.
-        r"CUDA (?:driver )?error: out of memory|CUDA_ERROR_OUT_OF_MEMORY"
-        r"|[Cc]uda failure (?:\d+ )?'out of memory'|Failed to CUDA c\w*alloc",
-        "CUDA got no memory on the GPU for work of its own: this program or another one on the"
-        " same GPU has used it up, or the GPU is broken",
-        "look at what else uses the GPU (nvidia-smi); if it fails on one node only, have that"
-        " node checked",
-    ),
-    Row(
-        "device-assert",
-        r"device-side assert",
-        "a check in a GPU kernel failed, most often an index out of range",
-        "run it once with CUDA_LAUNCH_BLOCKING=1 to see the operation; " + _FIX,
-        _USER,
-        on=On.LAST_WORDS,
-    ),
-    Row(
-        "illegal-access",
-        r"illegal memory access|misaligned address|illegal instruction|hardware stack error"
-        r"|invalid program counter|invalid address space|Memory access fault by GPU",
-        "a GPU kernel used memory that is not its own, or overran its stack: most often an"
-        " error of the kernel",
-        _BLOCKING,
-        on=On.LAST_WORDS | On.CRASH,
-    ),
-    Row(
-        "launch-failure",
-        r"unspecified launch failure|CUDA_ERROR_LAUNCH_FAILED",
-        "a kernel failed on the GPU: it used memory that is not its own, or the GPU is broken",
-        _BLOCKING,
-    ),
-    Row(
-        "no-such-gpu",
-        r"invalid device ordinal|You requested gpu: \[|device >= 0 && device < num_gpus",
-        "the program asked for a GPU by a number that its process does not have",
-        "take the GPU by LOCAL_RANK, and ask for as many GPUs as there are ranks on a node"
-        " (--gpus-per-node); starting it again as it is fails again",
-        _USER,
-    ),
-    Row(
-        "gpus-missing",
-        r"(?:[Ee]xpect|[Rr]equire|[Nn]eed|[Ww]ant|[Aa]sk)\w* (?:at least )?\d+ GPUs?\b.{0,60}\b\d"
-        r"|(?:[Oo]nly|[Ff]ound|[Gg]ot|[Hh]as|[Dd]etected) \d+ (?:visible |CUDA )?GPUs?\b",
-        "the program counted fewer GPUs than it wants: the job asked for fewer, or the node has"
-        " lost one",
-        "compare the GPUs that the job asked for (--gpus-per-node) with those of the node"
-        " (nvidia-smi -L); if other nodes have all of theirs, have this one checked",
-        on=On.SHARED,
-    ),
-    Row(
-        "no-gpu",
-        r"No CUDA GPUs are available|no CUDA-capable device|CUDA unknown error"
-        r"|CUDA-capable devices?(?:\(s\))? (?:is/)?are busy or unavailable"
-        r"|Found no NVIDIA driver|device handle for GPU|no GPUs found!"
-        r"|CUDA is not available|AcceleratorError: .*no device"
-        r"|no supported devices found for platform|couldn't communicate with the NVIDIA driver"
-        r"|Failed to initialize NVML: (?!Driver/lib)",
-        "the process could not use a GPU",
-        "look at the GPUs that the job asked for (--gpus, --gres, CUDA_VISIBLE_DEVICES); if it has"
-        " them on other nodes, have this node checked",
-        on=On.LAST_WORDS | On.SHARED,
-    ),
-    Row(
-        "no-nccl",
-        r"Distributed package doesn't have NCCL built in|NCCL (?:backend )?(?:is )?not (?:built in"
-        r"|available)|libnccl\.so[\w.]*: cannot open shared object",
-        "this PyTorch has no NCCL, or does not find it",
-        "install one that was built with NCCL, or use gloo; starting it again as it is fails again",
-        _USER,
-        on=On.LAST_WORDS,
-    ),
-    Row(
-        "driver-mismatch",
-        r"NVIDIA driver on your system is too old|driver (?:version )?is insufficient"
-        r"|forward compatibility was attempted on non supported HW"
-        r"|unsupported display driver / cuda driver combination"
-        r"|[Dd]river/library version mismatch",
-        "the driver does not fit: this PyTorch was built for a newer CUDA than it supports,"
-        " or the process loaded libraries of another version than the driver of its node",
-        "compare the node's driver (nvidia-smi) with torch.version.cuda, and with the driver"
-        " libraries of a container; if only one node fails so, have it checked",
-        on=On.LAST_WORDS | On.SHARED,
-    ),
-    Row(
-        "peer-access",
-        r"peer access (?:is )?(?:not supported|not enabled)|peer mapping",
-        "a GPU cannot reach the memory of another one of its node",
-        "look at how the node's GPUs are connected (nvidia-smi topo -p2p n), and have it checked",
-    ),
-    Row(
-        "gpu-unknown-error",
-        r"CUDA (?:driver )?error: unknown error|CUDA_ERROR_UNKNOWN|unhandled cuda error",
-        "CUDA met an error without a name: a GPU or its driver has failed, or the program has"
-        " broken its own context",
-        "look for Xids of that time in the kernel's log of the node; if it fails on one node"
-        " only, have that node checked",
-    ),
-    Row(
-        "gpu-not-supported",
-        r"no kernel image is available|capability sm_\d+\w? is not compatible"
-        r"|compiled with an unsupported toolchain|not compiled with CUDA enabled"
-        r"|invalid value for --gpu-architecture|only supports Ampere|not support bfloat16"
-        r"|Value 'sm_\w+' is not defined for option",
-        "this PyTorch, or an extension of it, was built without support for the node's GPUs",
-        "install one that was built for them (torch.cuda.get_arch_list()), or ask for GPUs"
-        " that it supports (--gres, --constraint)",
-        _USER,
-        on=On.LAST_WORDS,
-    ),
-    Row(
-        "gpu-fabric",
-        r"CUDA error\W{1,3}802\b|SystemNotReady|system not yet initialized",
-        "the driver had not set up the GPUs of the node: on machines with NVSwitch the fabric"
-        " manager does that, and most likely it does not run",
-        _LEAVE,
-        _NODE,
-        on=On.LAST_WORDS,
-    ),
-    Row(
-        "gpu-library-failed",
-        r"CU(?:BLAS|DNN|FFT|SOLVER)_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR"
-        r"|INVALID_VALUE|NOT_INITIALIZED)",
-        "a kernel of a GPU library failed: its input is wrong, libraries of several releases of"
-        " CUDA are mixed, or the GPU is broken",
-        _BLOCKING,
-    ),
+    *DEVICES,
     Row(
         "device-mismatch",
         r"Expected all tensors to be on the same device"
         r"|Tensor on device \S{1,20} is not on the expected device",
         "tensors of one operation are on different devices",
-        "move them to one device (.to(device)); " + _FIX,
+        "move them to one device (.to(device)); " + FIX,
         _USER,
     ),
     Row(
@@ -236,7 +41,7 @@ EXCEPTIONS: tuple[Row, ...] = (
         r"|mmap can only be used with files saved with|No data left in file",
         "a file cannot be decoded: it was not written to its end, is of another kind, or holds"
         " objects that torch loads only on request (weights_only)",
-        "go on from an earlier checkpoint; " + _FIX,
+        "go on from an earlier checkpoint; " + FIX,
         _USER,
     ),
     Row(
@@ -244,7 +49,7 @@ EXCEPTIONS: tuple[Row, ...] = (
         r"[Dd]etected mismatch between collectives|[Mm]ismatch between collective"
         r"|[Cc]ollectives? .{0,40}mismatch|op\.preamble\.length",
         "ranks called different collectives, or the same one with different sizes",
-        "have all ranks call the same collectives in the same order; " + _FIX,
+        "have all ranks call the same collectives in the same order; " + FIX,
         _USER,
         Sureness.CERTAIN,
     ),
@@ -253,7 +58,7 @@ EXCEPTIONS: tuple[Row, ...] = (
         r"\b(?:to|must) have (?:the )?same dtype|expected scalar type \w+ but found"
         r"|Input type \(.{1,60}\) and (?:weight|bias) type",
         "tensors of one operation have different types of numbers",
-        "bring them to one type (.to(dtype), torch.autocast); " + _FIX,
+        "bring them to one type (.to(dtype), torch.autocast); " + FIX,
         _USER,
     ),
     Row(
@@ -263,7 +68,7 @@ EXCEPTIONS: tuple[Row, ...] = (
         r"|Sizes of tensors must match|stack expects each tensor|inconsistent tensor size"
         r"|resize storage that is not resizable",
         "a tensor has the wrong shape",
-        "look at the batch of this rank, and at the model's sizes; " + _FIX,
+        "look at the batch of this rank, and at the model's sizes; " + FIX,
         _USER,
         unless=_of_the_place,
     ),
@@ -271,7 +76,7 @@ EXCEPTIONS: tuple[Row, ...] = (
         "missing-key",
         r"Error\(s\) in loading state_dict",
         "a checkpoint does not fit the model",
-        "load a checkpoint of this model; " + _FIX,
+        "load a checkpoint of this model; " + FIX,
         _USER,
     ),
     Row(
@@ -410,7 +215,7 @@ EXCEPTIONS: tuple[Row, ...] = (
         "unused-parameters",
         r"Expected to have finished reduction in the prior iteration",
         "parameters of the model were not used in a step, and DDP waits for their gradients",
-        "let all parameters take part in the loss, or set find_unused_parameters=True; " + _FIX,
+        "let all parameters take part in the loss, or set find_unused_parameters=True; " + FIX,
         _USER,
     ),
     Row(
@@ -419,7 +224,7 @@ EXCEPTIONS: tuple[Row, ...] = (
         r"|DDP expects same model across all ranks, but Rank \d+ has \d+ params, while .{0,40}"
         r"inconsistent [1-9]",
         "ranks built models with different parameters",
-        "build the model from the same configuration on all ranks; " + _FIX,
+        "build the model from the same configuration on all ranks; " + FIX,
         _USER,
     ),
     Row(
@@ -434,7 +239,7 @@ EXCEPTIONS: tuple[Row, ...] = (
         "kernel-too-large",
         r"OutOfResources: out of resource|too many resources requested for launch",
         "a GPU kernel asks for more shared memory or registers than the GPU has",
-        "use smaller blocks or fewer stages in that kernel; " + _FIX,
+        "use smaller blocks or fewer stages in that kernel; " + FIX,
         _USER,
     ),
     Row(
@@ -560,7 +365,7 @@ EXCEPTIONS: tuple[Row, ...] = (
         "duplicate-gpu",
         r"Duplicate GPU detected|ncclInvalidUsage|invalid usage",
         "ranks were given the same GPU, or NCCL was called wrongly",
-        "give every rank a GPU of its own (torch.cuda.set_device(LOCAL_RANK)); " + _FIX,
+        "give every rank a GPU of its own (torch.cuda.set_device(LOCAL_RANK)); " + FIX,
         _USER,
         on=On.LAST_WORDS,
     ),

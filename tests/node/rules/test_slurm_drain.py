@@ -11,24 +11,26 @@ import pytest
 from slurm_health.node.rules.recovery import after_test
 from slurm_health.node.rules.settings import Recovery
 from slurm_health.node.rules.slurm_drain import (
-    COMPLETING,
     PASSES,
-    REASONS,
     HeldProcess,
     Look,
     Resource,
-    Return,
     SlurmDrain,
     advice_for,
     bound,
     culprits,
-    explained,
-    job_in,
-    kind_of,
     obstacle,
     sentence,
     wave,
     why_not_lift,
+)
+from slurm_health.node.rules.slurm_reasons import (
+    COMPLETING,
+    REASONS,
+    Return,
+    explained,
+    job_in,
+    kind_of,
 )
 
 ALL, OLD, NEW = "22.05-26.05", "22.05-24.11", "25.05-26.05"
