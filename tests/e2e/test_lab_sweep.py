@@ -89,22 +89,6 @@ def test_a_turn_says_that_the_jobs_of_the_last_one_checked_nothing_and_why(site:
     ) in again.stderr
 
 
-@pytest.mark.parametrize("named", ["option", "variable"])
-def test_where_the_interpreter_has_no_torch_that_is_said_and_light_probes_check(
-    site: Site, named: str
-) -> None:
-    without = "/usr/bin/python3"
-    words = [f"--python={without}"] if named == "option" else []
-    env = {"SLURM_HEALTH_PYTHON": without} if named == "variable" else {}
-
-    words = ["sweep", "--partition=main", "--dry-run", *words]
-    result = site.health(*words, env=env, user="bob")
-
-    assert result.returncode == 0, result
-    assert f"no torch found by {without}: " in result.stderr
-    assert "light probes check them" in result.stderr
-
-
 def test_the_variable_names_the_interpreter_as_for_a_job(site: Site) -> None:
     env = {"SLURM_HEALTH_PYTHON": str(FAKE_WORKER)}
     result = site.health("sweep", "--partition=main", "--dry-run", env=env, user="bob")
