@@ -82,13 +82,13 @@ def explain(words: tuple[str, ...], nodes: str | None, exit_code: int | None, as
         if as_json:
             print_json(reason)
         else:
-            told = [
+            facts = [
                 ("lifted when", reason.lifted_by.value),
                 ("evidence", reason.evidence),
                 ("what to do", reason.advice),
             ]
             page_lines = page.paragraph(f"{reason.name}: {reason.meaning}")
-            print_lines([*page_lines, *page.titled(told)])
+            print_lines([*page_lines, *page.titled(facts)])
         return ExitCode.HEALTHY
     error = explained(asked)
     if error is None:
