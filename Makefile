@@ -20,7 +20,7 @@ PLAYED   ?= .venv-played
 PLAYED_TORCH ?= torch===2.13.0
 
 .PHONY: help demo quick test test-all test-heavy test-slow test-played-gpu test-pyslurm lint fmt docs
-.PHONY: bench gpu freeze mutants release install tools lab-packages played-gpu clean
+.PHONY: bench figures gpu freeze mutants release install tools lab-packages played-gpu clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1: \2/p' $(MAKEFILE_LIST)
@@ -67,6 +67,9 @@ fmt: tools ## format the code
 docs: install ## the page of all commands, and the documentation as a site in build/site
 	$(RUN) -m tests.command_reference
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
+
+figures: tools ## the figures of the pages, from committed JSON
+	$(RUN) -m benchmarks.figures
 
 bench: lab-packages ## NAME=NAME measures one thing; without NAME, lists what there is
 	@$(RUN) -m benchmarks $(NAME) $(ARGS)

@@ -22,8 +22,8 @@ from tabulate import tabulate
 from benchmarks.acting_measure import CASES, Case, Measured, measure
 from benchmarks.check_cases import duration
 from benchmarks.check_measure import Stage, Unmeasured
-from benchmarks.check_table import machine_facts, machine_line
 from benchmarks.command import INTERRUPTED, count, end_as_on_interrupt
+from benchmarks.results import keep, machine_facts, machine_line
 from tests.lab import LabError
 
 _NOTHING = "–"  # noqa: RUF001
@@ -41,7 +41,8 @@ class Row:
 def main() -> int:
     """Measure, print the table, return the exit code."""
     options = _parser().parse_args()
-    print(machine_line(machine_facts()), end="\n\n", flush=True)
+    machine = machine_facts()
+    print(machine_line(machine), end="\n\n", flush=True)
     rows = [Row(case=case) for case in CASES if not options.only or case.name in options.only]
     # The lab is taken down on the way out of an interrupt, and of a plain kill too.
     end_as_on_interrupt()
@@ -55,6 +56,8 @@ def main() -> int:
         print("benchmarks.acting: interrupted; the lab is down", file=sys.stderr)
         interrupted = True
     print(table(rows))
+    if options.keep:
+        keep("acting", machine, _kept(rows, played=options.played))
     return INTERRUPTED if interrupted else exit_code(rows)
 
 
@@ -79,6 +82,20 @@ def table(rows: Sequence[Row]) -> str:
         ]
     ]
     return "\n".join([text, *([""] if notes else []), *notes])
+
+
+def _kept(rows: Sequence[Row], *, played: bool) -> list[dict[str, object]]:
+    return [
+        {
+            "case": row.case.name + ("" if played else ", real probes"),
+            "title": row.case.title,
+            "times_s": [round(one.elapsed_s, 3) for one in row.measured],
+            "acting_s": [round(one.acting_s, 3) for one in row.measured],
+            "right": sum(not one.wrong for one in row.measured),
+        }
+        for row in rows
+        if row.measured
+    ]
 
 
 def _line(row: Row) -> list[str]:
@@ -135,6 +152,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="CASE",
         help="this case; repeatable",
     )
+    parser.add_argument("--keep", action="store_true", help="in benchmarks/results/acting.json")
     parser.add_argument(
         "--played",
         action="store_true",

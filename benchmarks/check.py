@@ -23,8 +23,9 @@ import slurm_health
 from benchmarks import dlrover
 from benchmarks.check_cases import Case, cases, duration
 from benchmarks.check_measure import Sample, Stage, Unmeasured
-from benchmarks.check_table import Row, machine_facts, machine_line, table
+from benchmarks.check_table import Row, kept, table
 from benchmarks.command import INTERRUPTED, count, end_as_on_interrupt
+from benchmarks.results import keep, machine_facts, machine_line
 from tests.lab import LabError
 
 _PACKAGE = Path(slurm_health.__file__).parent
@@ -39,7 +40,8 @@ def main() -> int:
             print(f"benchmarks.check: {reason}", file=sys.stderr)
             return 2
     chosen = [case for case in cases() if not options.only or case.name in options.only]
-    print(machine_line(machine_facts()), end="\n\n", flush=True)
+    machine = machine_facts()
+    print(machine_line(machine), end="\n\n", flush=True)
     compile_dir(_PACKAGE, quiet=1)  # as an installation is; without, each agent would do it
     # The lab is taken down on the way out of an interrupt, and of a plain kill too.
     end_as_on_interrupt()
@@ -49,6 +51,8 @@ def main() -> int:
         print("benchmarks.check: interrupted; the lab is down", file=sys.stderr)
         return INTERRUPTED
     print(table(rows, with_dlrover=options.dlrover is not None))
+    if options.keep:
+        keep("check", machine, kept(rows))
     return exit_code(rows)
 
 
@@ -76,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
         "--dlrover", type=Path, metavar="VENV", help="an environment with dlrover and torch"
     )
     parser.add_argument("--dlrover-runs", type=count, default=3, metavar="K", help="its runs [3]")
+    parser.add_argument("--keep", action="store_true", help="in benchmarks/results/check.json")
     parser.add_argument(
         "--dlrover-faults",
         action="store_true",

@@ -1,24 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of `python -m benchmarks.check`, and the machine it was measured on."""
+"""The table of `python -m benchmarks.check`."""
 
 from __future__ import annotations
 
-import os
-import platform
-import shutil
 import statistics
-import subprocess
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib import metadata
 from typing import Any
 
 from tabulate import tabulate
 
 from benchmarks.check_cases import Case, duration
 from benchmarks.check_measure import Sample
-from tests.lab.daemons import CLEAN_PATH
 
 _HEADERS = ["case", "target", "median (min … max)", "of a bare srun", "verdict right"]
 _DLROVER = "DLRover"
@@ -71,26 +64,19 @@ def table(rows: Sequence[Row], *, with_dlrover: bool) -> str:
     return "\n".join([text, *([""] if notes else []), *notes])
 
 
-def machine_facts() -> dict[str, Any]:
-    """Return what the figures depend on."""
-    return {
-        "date": time.strftime("%Y-%m-%d"),
-        "system": platform.freedesktop_os_release().get("PRETTY_NAME", platform.system()),
-        "cores": len(os.sched_getaffinity(0)),
-        "load_average": round(os.getloadavg()[0], 2),
-        "python": platform.python_version(),
-        "torch": _version_of("torch"),
-        "slurm": _slurm_version(),
-    }
-
-
-def machine_line(machine: dict[str, Any]) -> str:
-    """Return the same for a reader."""
-    return (
-        f"{machine['date']}, {machine['system']}, {machine['cores']} cores, load average"
-        f" {machine['load_average']} at the start, Python {machine['python']},"
-        f" torch {machine['torch']}, Slurm {machine['slurm']}"
-    )
+def kept(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return the rows as they are kept: every run's time, and how many verdicts were right."""
+    return [
+        {
+            "case": row.case.name,
+            "title": row.case.title,
+            "times_s": [round(sample.elapsed_s, 2) for sample in row.samples],
+            "right": sum(not sample.wrong for sample in row.samples),
+            "dlrover_times_s": [round(sample.elapsed_s, 2) for sample in row.dlrover_samples],
+        }
+        for row in rows
+        if row.samples
+    ]
 
 
 def _line(row: Row, *, with_dlrover: bool) -> list[str]:
@@ -119,21 +105,3 @@ def _notes(row: Row) -> list[str]:
 def _shortened(text: str) -> str:
     line = " ".join(text.split())
     return line if len(line) <= _REASON_LENGTH else line[: _REASON_LENGTH - 1] + "…"
-
-
-def _version_of(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "not installed"
-
-
-def _slurm_version() -> str:
-    # Slurm's own commands want a configuration before they tell their version; the daemon does not.
-    release = os.environ.get("LAB_RELEASE")
-    daemon = "/usr/sbin/slurmctld" if release else shutil.which("slurmctld", path=CLEAN_PATH)
-    if daemon is None:
-        return "not installed"
-    argv = [*(("chroot", release) if release else ()), daemon, "-V"]
-    done = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=10)
-    return done.stdout.strip().rpartition(" ")[2] or "unknown"

@@ -22,8 +22,8 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from benchmarks.check_table import machine_facts, machine_line
 from benchmarks.command import INTERRUPTED, count, end_as_on_interrupt
+from benchmarks.results import machine_facts, machine_line
 from tests.lab import Lab, processes
 from tests.lab.installed_site import Site
 from tests.lab.played_nodes import play, submit

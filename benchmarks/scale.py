@@ -17,7 +17,6 @@ import argparse
 import functools
 import json
 import math
-import os
 import subprocess
 import sys
 import tempfile
@@ -28,6 +27,7 @@ from pathlib import Path
 from tabulate import tabulate
 
 from benchmarks.command import INTERRUPTED, count, end_as_on_interrupt
+from benchmarks.results import keep, machine_facts, machine_line
 from benchmarks.scale_node import Clock, Filesystem
 from benchmarks.scale_world import Cluster
 from slurm_health.preflight.agent.workers import AgentSettings
@@ -59,6 +59,7 @@ def main() -> int:
         "--leaf", type=_leaf_size, default=32, help="nodes of a leaf switch; 0: not known (32)"
     )
     parser.add_argument("--json", action="store_true", help="a JSON object per row")
+    parser.add_argument("--keep", action="store_true", help="in benchmarks/results/scale.json")
     parser.add_argument("--cut", action="store_true", help="with a bell that nobody hears")
     parser.add_argument("--here", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -77,7 +78,8 @@ def main() -> int:
 
 
 def _print_table(cells: Sequence[tuple[int, float]], options: argparse.Namespace) -> int:
-    print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} processors", file=sys.stderr)
+    machine = machine_facts()
+    print(machine_line(machine), file=sys.stderr)
     rows = []
     for nodes, bad in cells:
         rows.append(_measured_apart(nodes, bad, options))
@@ -87,6 +89,9 @@ def _print_table(cells: Sequence[tuple[int, float]], options: argparse.Namespace
             print(f"{nodes} nodes, {bad:g} % bad: {rows[-1]['real s']:.0f} s", file=sys.stderr)
     if not options.json:
         print(tabulate(rows, headers="keys", floatfmt=".2f"))
+    if options.keep:
+        named = [{"case": f"{row['nodes']}, {row['bad %']:g} %", **row} for row in rows]
+        keep("scale", machine, named)
     return 0 if all(row["right"] for row in rows) else 1
 
 

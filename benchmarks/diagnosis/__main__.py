@@ -24,7 +24,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from benchmarks.check_table import machine_facts, machine_line
 from benchmarks.command import INTERRUPTED, count, end_as_on_interrupt, kept
 from benchmarks.command import keep as keep_run
 from benchmarks.diagnosis.causes import BY_NAME, CAUSES
@@ -32,6 +31,7 @@ from benchmarks.diagnosis.judge import Judged, judge
 from benchmarks.diagnosis.perform import Interrupted, Run, Trained, keep, stage
 from benchmarks.diagnosis.plan import Plan, plan_of, plans
 from benchmarks.diagnosis.table import table
+from benchmarks.results import machine_facts, machine_line
 from tests.lab import LabError
 from tests.lab.installed_site import Site
 from tests.played_gpu import build

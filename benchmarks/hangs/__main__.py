@@ -27,8 +27,8 @@ from typing import Any
 
 from tabulate import tabulate
 
-from benchmarks.check_table import machine_facts, machine_line
 from benchmarks.command import INTERRUPTED, count, end_as_on_interrupt, keep, kept
+from benchmarks.results import machine_facts, machine_line
 from tests.lab import Lab, LabError
 from tests.lab.installed_site import Site
 from tests.lab.played_nodes import play, submit

@@ -17,7 +17,6 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from benchmarks.check_table import machine_facts, machine_line
 from benchmarks.replay import (
     chronicles,
     diagnostics,
@@ -31,6 +30,7 @@ from benchmarks.replay import (
     threads,
 )
 from benchmarks.replay.source import CannotRead
+from benchmarks.results import keep, machine_facts, machine_line
 
 SOURCES = (
     *dumps.SOURCES,
@@ -68,6 +68,7 @@ def main(argv: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("recordings", type=Path, metavar="DIR")
+    parser.add_argument("--keep", action="store_true", help="in benchmarks/results/evidence.json")
     parser.add_argument("--missed", action="store_true", help="list what was not named rightly")
     args = parser.parse_args(argv)
     rows, missed, innocent = [], [], 0
@@ -102,7 +103,11 @@ def main(argv: list[str] | None = None) -> int:
     if not rows:
         return 2
     print(tabulate(rows, headers=_HEAD, tablefmt="pipe"))
-    print(f"\n{machine_line(machine_facts())}")
+    machine = machine_facts()
+    print(f"\n{machine_line(machine)}")
+    if args.keep:
+        counts = [dict(zip(("case", *_HEAD[1:7]), row, strict=False)) for row in rows]
+        keep("evidence", machine, counts)
     if args.missed:
         print("", *missed, sep="\n")
     return 1 if innocent else 0

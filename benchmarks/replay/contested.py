@@ -47,6 +47,11 @@ CONTESTED: tuple[Contested, ...] = (
         "the kernel names the device here, and these lines do not: it may be a user's own image",
     ),
     Contested(
+        "gpud",
+        r"145, RLW_\w+ Fatal ",
+        "errors of its link's other end: the GPU that failed has a line of its own",
+    ),
+    Contested(
         "NVSentinel",
         r"74, .*NVLink: fatal error detected on link \d+\(0x0, 0x0, 0x10000, 0x0, 0x0, 0x0, 0x0\)",
         "bit 16 of the third register wants a test if it is seen repeatedly, by NVIDIA's workflow",
