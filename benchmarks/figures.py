@@ -2,14 +2,18 @@
 """Draw the figures of the pages from committed JSON: `make figures`.
 
 Plots come from `benchmarks/results/*.json`, diagrams from `docs/figures/*.json`. Each SVG has the
-colours of the reader's theme, light or dark, and the same input gives the same file.
+colours of the reader's theme, light or dark, and the same input gives the same file
+with the same release of matplotlib, which `docs/figures/drawn-by` names.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from io import StringIO
 from pathlib import Path
@@ -21,6 +25,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 
 from benchmarks.results import rows_of
+from slurm_health.report.read import load
+from slurm_health.report.web_page import as_html
+from tests.support.journals import write_requeued_job
 
 PLACE = Path(__file__).parents[1] / "docs/figures"
 # By name: the colour that stands for it while drawing, in the light theme, and in the dark one.
@@ -36,6 +43,7 @@ COLOURS = {
 }
 INK, PALE, LINE, CARD, OK, MOVES, DOUBT, BAD = (names[0] for names in COLOURS.values())
 _KINDS = {"ok": OK, "moves": MOVES, "doubt": DOUBT, "bad": BAD, "": LINE}
+_A_DAY_S = 1_793_000_000.0  # in 2026
 _SIZE = (120, 44)  # of a box without one
 _STYLE: Any = {
     "axes.edgecolor": LINE,
@@ -108,6 +116,7 @@ def evidence() -> Figure:
         axes.set_xlabel("% of the cases")
     axes.tick_params(length=0)
     axes.set_xlim(0, 100)
+    axes.margins(y=0.01)
     axes.legend(ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
     return figure
 
@@ -220,13 +229,31 @@ def _edge(
     return centre[0] + dx * reach, centre[1] + dy * reach
 
 
+def photograph(browser: str, path: Path) -> None:
+    """Write a picture of `report --html`, of a job that was requeued."""
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        write_requeued_job(directory, started_s=_A_DAY_S, drains=False)
+        page = directory / "report.html"
+        page.write_text(as_html(load(directory, "12"), made_at="2026-11-28 12:00"))
+        options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+        options += ["--window-size=1000,900", f"--screenshot={path}", page.as_uri()]
+        subprocess.run([browser, *options], check=True, capture_output=True, timeout=120)
+
+
 def main() -> int:
     """Write every figure; print the names of those that changed."""
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        print("no chromium: the picture of a report stays as it is", file=sys.stderr)
+    else:
+        photograph(browser, PLACE / "report.png")
     for name, svg in drawn().items():
         path = PLACE / name
         if not path.exists() or path.read_text() != svg:
             path.write_text(svg)
             print(f"{path.relative_to(PLACE.parents[1])} changed")
+    (PLACE / "drawn-by").write_text(f"{mpl.__version__}\n")
     return 0
 
 
