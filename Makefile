@@ -69,7 +69,7 @@ docs: install ## the page of all commands, and the documentation as a site in bu
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
 
 figures: tools ## the figures of the pages, from committed JSON
-	$(RUN) -m benchmarks.figures
+	$(RUN) -m tests.figures
 
 bench: lab-packages ## NAME=NAME measures one thing; without NAME, lists what there is
 	@$(RUN) -m benchmarks $(NAME) $(ARGS)

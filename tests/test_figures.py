@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.results import rows_of
+mpl = pytest.importorskip("matplotlib", reason="the docs extra is not installed")
+
+from tests.figures import drawn, rows_of  # noqa: E402
+
 
 DOCS = Path(__file__).parents[1] / "docs"
 FIGURES = sorted((DOCS / "figures").glob("*.svg"))
@@ -17,12 +20,9 @@ COUNTS = ("cases", "right", "undecided", "wrong", "innocent", "contested")
 
 
 def test_every_committed_figure_is_what_its_data_draws() -> None:
-    mpl = pytest.importorskip("matplotlib", reason="the docs extra is not installed")
     release = (DOCS / "figures/drawn-by").read_text().strip()
     if mpl.__version__ != release:
         pytest.skip(f"drawn by matplotlib {release}, not {mpl.__version__}")
-    from benchmarks.figures import drawn
-
     assert {path.name: path.read_text() for path in FIGURES} == drawn()
 
 

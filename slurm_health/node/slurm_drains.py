@@ -37,6 +37,7 @@ from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import SlurmError
 from slurm_health.records.nodeset import fold
 from slurm_health.records.text import cut, one_line
+from slurm_health.system import owner
 from slurm_health.system.killable import Answered, Broke, run_guarded
 from slurm_health.system.private_files import publish
 from slurm_health.system.slurm.client import Client
@@ -50,6 +51,8 @@ _TELLING = re.compile(r"(?:pro|epi)log failed|rc:\d|slurm_rc =|NOT ENDING|No spa
 _LOG_BYTES, _MOST_LINES, _LINE = 256 << 10, 5, 160
 _SPOOL_BYTES, _SPOOL_INODES = 64 << 20, 1000
 _READ_S = 3.0
+# The look at all nodes is a process of its own, so it can wait for a message to a job's owner.
+_OWNER_S = 20.0
 _PATIENCE = 4.0  # a health check has more time than UnkillableStepProgram
 # A process that ends in this time needs no reboot: a core dump, or a driver that frees memory.
 _REBOOT_AFTER_S = 1800.0
@@ -166,7 +169,7 @@ class Watch:
             if record is None:
                 state.save_slurm(site.state, None)
                 if before is not None:  # it counts for today's waves, and for no later drain
-                    _share(site, msgspec.structs.replace(before, lifted_s=now_s))
+                    _share(site, msgspec.structs.replace(before, over_s=now_s))
                 return
             record, look = self._look(_with_log(site, record, self._controller), now, results)
             stuck = rules.obstacle(look)
@@ -187,7 +190,7 @@ class Watch:
         if not why_not:
             why_not = self._lift(record)
             if not why_not:
-                record = msgspec.structs.replace(record, lifted_s=now_s)
+                record = msgspec.structs.replace(record, over_s=now_s, lifted=True)
         more = "" if why_not in text else f" ({why_not})"
         self._log("info", f"{text}{more}" if why_not else f"returned to service: {text}")
         _share(site, record)
@@ -404,8 +407,12 @@ def _others(site: Site, node: str, controller: Client) -> Iterator[SlurmDrain]:
     yield from (one for one in records.values() if one.node != node and one.reason)
 
 
-def look_at_all(site: Site, controller: Client, now_s: float) -> SlurmList:
+def look_at_all(
+    site: Site, controller: Client, now_s: float, environ: Mapping[str, str]
+) -> SlurmList:
     """Replace the shared list, and notify of what is new in it.
+
+    Messages to owners of jobs find Slurm by `environ`.
 
     Raises:
         SlurmError: Slurm cannot be asked.
@@ -435,7 +442,7 @@ def look_at_all(site: Site, controller: Client, now_s: float) -> SlurmList:
         notified[group.key] = now_s
     for name, after in culprits_of(drains, records, now_s).items():
         if name not in notified:
-            _report_culprit(site, name, after, controller, now_s)
+            _report_culprit(site, name, after, controller, now_s, environ)
         notified[name] = now_s
     seen = SlurmList(time_s=now_s, drains=tuple(drains), notified=notified)
     publish(path, msgspec.json.encode(seen))
@@ -493,10 +500,18 @@ def culprits_of(
 
 
 def _report_culprit(
-    site: Site, name: str, after: Sequence[SlurmDrain], controller: Client, now_s: float
+    site: Site,
+    name: str,
+    after: Sequence[SlurmDrain],
+    controller: Client,
+    now_s: float,
+    environ: Mapping[str, str],
 ) -> None:
-    """Notify of a job, an array or a user that costs nodes, and hold its jobs if the site wants."""
-    text, uid = rules.culprit_text(name, after), after[0].uid
+    """Notify of a job, an array or a user that costs nodes, and the owner of the last such job.
+
+    The jobs are held if the site wants it.
+    """
+    text, uid, last = rules.culprit_text(name, after), after[0].uid, max(after, key=_began)
     if site.recovery.hold_jobs and uid > 0:
         whole = name.rpartition(" ")[2]
         try:
@@ -510,6 +525,12 @@ def _report_culprit(
             text += f"; held: {', '.join(sorted(waiting)) or 'none waits'}"
         except SlurmError as err:
             text += f"; its jobs could not be held: {err}"
+    user = shared.user_name(uid) if uid > 0 else ""
+    if user and last.job:
+        of_job = {**environ, "SLURM_JOB_ID": str(last.job), "SLURM_HEALTH_CONFIG": site.path}
+        if last.array:
+            of_job["SLURM_ARRAY_JOB_ID"] = str(last.array)
+        owner.tell("nodes", "nodes were lost as it ended", text, of_job, wait_s=_OWNER_S, user=user)
     notify.send(
         site,
         NodeEvent(
@@ -518,16 +539,21 @@ def _report_culprit(
             time_s=now_s,
             text=text,
             job=after[0].job,
-            user=shared.user_name(uid) if uid > 0 else "",
+            user=user,
         ),
     )
+
+
+def _began(drain: SlurmDrain) -> float:
+    return drain.time_s
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     """Look at all nodes once; return the exit code."""
     site = load(Path(arguments[0]))
     try:
-        look_at_all(site, Client.for_hook(environ, limit_s=site.timing.slurm_s), time.time())
+        controller = Client.for_hook(environ, limit_s=site.timing.slurm_s)
+        look_at_all(site, controller, time.time(), environ)
     except (SlurmError, StoreUnusable, OSError) as err:
         send_line("warning", f"slurm-health: Slurm's own drains were not looked up: {err}")
         return 1

@@ -45,7 +45,7 @@ _NO_MAIL = frozenset({"", "NONE", "(null)"})
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An event of a job for its owner: `kind` is hang, failed, moved or stopped.
+    """An event of a job for its owner: `kind` is hang, failed, moved, stopped or nodes.
 
     `array` is the id of its array, whose tasks share one message of a kind.
     """
@@ -74,11 +74,18 @@ class _Sent(msgspec.Struct, kw_only=True):
 
 
 def tell(
-    kind: str, subject: str, text: str, environ: Mapping[str, str], *, wait_s: float = 0.0
+    kind: str,
+    subject: str,
+    text: str,
+    environ: Mapping[str, str],
+    *,
+    wait_s: float = 0.0,
+    user: str | None = None,
 ) -> None:
     """Deliver a message about the job of an environment, in a process of its own.
 
     With `wait_s`, wait so long for the delivery: when the job ends, Slurm kills that process too.
+    Root delivers it as `user`, the job's owner.
     """
     job = name_in_slurm(environ)
     if not job:
@@ -96,12 +103,12 @@ def tell(
     site = environ.get("SLURM_HEALTH_CONFIG") or SITE_FILE
     order = msgspec.json.encode(_Order(message=message, site=site))
     argv = processes.own_module("slurm_health.system.owner")
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, KeyError):
         if not wait_s:
             processes.start_detached(argv, environ, stdin=order)
             return
         with contextlib.suppress(TimeoutError):
-            processes.run(argv, environ=environ, deadline_s=wait_s, stdin=order)
+            processes.run(argv, environ=environ, deadline_s=wait_s, stdin=order, user=user)
 
 
 def deliver(message: Message, home: Path, client: Client, site: Path) -> str:

@@ -322,8 +322,7 @@ def _one(site: HookedSite, node: str, name: str, release: str) -> bool:
         time.sleep(125)  # such a job is told of after two minutes
     for _ in range(3):  # learnt from the list, which a look at all nodes makes
         if name != "silent":
-            # The list is a minute old, and another look is due.
-            site.on(node, "sh", "-c", f"touch -d '-2 min' {site.shared}/slurm.json; true")
+            _look_is_due(site, node)
             site.health_check(node)
         time.sleep(2)
         text, needs = explained(site, node)
@@ -335,6 +334,10 @@ def _one(site: HookedSite, node: str, name: str, release: str) -> bool:
     back = "-"
     if kind.returns:
         _until(site, lambda: "COMPLETING" not in site.lab.node_state(node)["State"], "its job")
+        if name == "silent":  # slurmd runs no health check before it answers
+            _look_is_due(site, node)
+            site.health_check(node)
+            time.sleep(2)
         states = [site.lab.node_state(node)["State"]]
         while len(states) < 5 and ("DRAIN" in states[-1] or "DOWN" in states[-1]):
             site.health_check(node)
@@ -350,6 +353,11 @@ def _one(site: HookedSite, node: str, name: str, release: str) -> bool:
     if not told or back not in ("-", "1 checks", "2 checks"):
         print(site.hook_log(node)[-2000:], flush=True)
     return told and right and back in ("-", "1 checks", "2 checks")
+
+
+def _look_is_due(site: HookedSite, node: str) -> None:
+    """Make the list of drains a minute old."""
+    site.on(node, "sh", "-c", f"touch -d '-2 min' {site.shared}/slurm.json; true")
 
 
 def _is_told(kind: Kind, text: str, job: int) -> bool:

@@ -29,7 +29,7 @@ from slurm_health.system.slurm.parsing import CompletingJob, Node
 RELEASED = "released"
 # In the note of a node that was drained for its marks.
 MARKED = "marks"
-_LATE_S = 3600.0
+_LATE_S, _DAY_S = 3600.0, 86_400.0
 # Of a partition whose breaker has tripped, all nodes may be faulty, and each in its own way.
 _MOST_LEFT = 10
 _STEPS = {
@@ -91,6 +91,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
         troubles: problems of config files, with the nodes that use their last good settings.
         by_slurm: nodes that Slurm drained or downed by itself, or that a job does not leave.
         culprits: jobs, arrays and users that cost several nodes, with advice for their owner.
+        returned: nodes whose drain of Slurm's was lifted within a day, with its cause.
     """
 
     drained: list[Drained]
@@ -105,6 +106,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     troubles: dict[str, list[str]]
     by_slurm: list[slurm_drains.Group] = []
     culprits: list[str] = []
+    returned: dict[str, str] = {}
 
     @property
     def needs_administrator(self) -> bool:
@@ -163,6 +165,12 @@ def listing(
         troubles=troubles,
         by_slurm=slurm_drains.groups_of(site or Site(), by_slurm, records, now_s),
         culprits=[culprit_text(name, drains) for name, drains in after.items()],
+        returned={
+            name: f"{_age(now_s - record.over_s)} ago:"
+            f" {slurm_drains.sentence(site, record, record.over_s)}"
+            for name, record in sorted(records.items())
+            if site is not None and record.lifted and now_s - record.over_s < _DAY_S
+        },
     )
 
 
@@ -319,6 +327,7 @@ def text(report: Listing, now_s: float) -> str:
         f"{f': {ignored.why}' if ignored.why else ''}"
         for node, ignored in sorted(report.ignored.items())
     ]
+    more += [f"returned: {node} {text}" for node, text in report.returned.items()]
     more += [f"marked: {node}: {summary}" for node, summary in (report.marked or {}).items()]
     for attempt in report.repairs:
         when, how = f"{_age(now_s - attempt.time_s)} ago", _STEPS[attempt.outcome]

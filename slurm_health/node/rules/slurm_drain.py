@@ -135,7 +135,8 @@ class SlurmDrain(DrainRecord, frozen=True, kw_only=True, omit_defaults=True):
         foreign: someone has set its reason anew, or edited it: nothing of ours lifts it, whatever
             the reason becomes, until the node has been in service.
         again: a drain of Slurm's was lifted here within a day before.
-        lifted_s: when its node was returned; 0 for not yet.
+        over_s: when its node was back in service; 0 for not yet.
+        lifted: slurm-health returned it.
     """
 
     since: str = ""
@@ -149,7 +150,8 @@ class SlurmDrain(DrainRecord, frozen=True, kw_only=True, omit_defaults=True):
     stuck: str = ""
     foreign: bool = False
     again: bool = False
-    lifted_s: float = 0.0
+    over_s: float = 0.0
+    lifted: bool = False
 
     @property
     def row(self) -> SlurmReason:
@@ -172,7 +174,7 @@ def bound(
     another drain.
     """
     row = kind_of(reason)
-    if record is not None and record.lifted_s:
+    if record is not None and record.over_s:
         record = None  # of an earlier drain
     if row is None:
         edited = record is not None and bool(record.reason)
@@ -404,7 +406,7 @@ def sentence(
     found = found or "; ".join(drain.log) or drain.row.meaning
     then = administrator_needed(drain, setting=setting, others=others)
     then = then or f"lifts itself when {_until(drain)}"
-    if drain.lifted_s:
+    if drain.lifted:
         then = "returned by slurm-health"
     return f"{head}: {cut(one_line(found), _SHOWN)} \N{RIGHTWARDS ARROW} {then}"
 

@@ -50,7 +50,7 @@ def drained_by_slurm(
 
 def look(node: Node) -> SlurmList:
     client = Client.for_hook(node.environ(), limit_s=30)
-    return slurm_drains.look_at_all(node.site, client, node.now_s)
+    return slurm_drains.look_at_all(node.site, client, node.now_s, node.environ())
 
 
 @contextmanager
@@ -127,6 +127,23 @@ def test_a_node_returns_after_two_health_checks_if_its_reason_allows_it(
     assert node.state == shown
     pass_after_pass(node, 1 if after == "IDLE" else 4)
     assert node.state == (after or shown)
+
+
+@pytest.mark.parametrize(("by_us", "shown"), [(True, 1), (False, 0)])
+def test_a_node_that_was_returned_is_listed_for_a_day_unless_someone_else_returned_it(
+    node: Node, by_us: bool, shown: int
+) -> None:
+    node.more = LIFT if by_us else ""
+    drained_by_slurm(node)
+    pass_after_pass(node, 2)
+    node.slurm.set({"n3": ("IDLE", "")})
+    pass_after_pass(node, 1)
+
+    report = listing.listing(node.site, Client(node.environ()).nodes(), node.now_s)
+    text = listing.text(report, node.now_s)
+    assert text.count("returned: n3") == shown
+    assert text.count("returned by slurm-health") == shown
+    assert listing.listing(node.site, {}, node.now_s + 86_400).returned == {}
 
 
 def test_explain_says_when_lift_would_act(node: Node) -> None:

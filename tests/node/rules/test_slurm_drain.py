@@ -195,7 +195,7 @@ def test_passes_are_apart_and_begin_anew_after_an_obstacle() -> None:
 
 
 FOREIGN = msgspec.structs.replace(DRAIN, foreign=True)
-LIFTED = msgspec.structs.replace(DRAIN, lifted_s=2000.0)
+LIFTED = msgspec.structs.replace(DRAIN, over_s=2000.0, lifted=True)
 UNBOUND = msgspec.structs.replace(DRAIN, reason="", since="")
 
 

@@ -24,12 +24,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 
-from benchmarks.results import rows_of
 from slurm_health.report.read import load
 from slurm_health.report.web_page import as_html
 from tests.support.journals import write_requeued_job
 
 PLACE = Path(__file__).parents[1] / "docs/figures"
+RESULTS = Path(__file__).parents[1] / "benchmarks/results"
 # By name: the colour that stands for it while drawing, in the light theme, and in the dark one.
 COLOURS = {
     "ink": ("#010101", "#24292f", "#e6edf3"),
@@ -90,6 +90,12 @@ def _svg(figure: Figure) -> str:
         text = text.replace(drawn_as, f"var(--{name})")
     text = re.sub(r"'[^']*Sans[^']*', ?", "", text)
     return re.sub(r" +$", "", text, flags=re.MULTILINE)
+
+
+def rows_of(name: str) -> list[dict[str, Any]]:
+    """Return the rows of a measurement."""
+    rows: list[dict[str, Any]] = json.loads((RESULTS / f"{name}.json").read_text())
+    return rows
 
 
 def _axes(width: float, height: float) -> tuple[Figure, Axes]:
