@@ -13,7 +13,6 @@ mpl = pytest.importorskip("matplotlib", reason="the docs extra is not installed"
 
 from tests.figures import drawn, rows_of  # noqa: E402
 
-
 DOCS = Path(__file__).parents[1] / "docs"
 FIGURES = sorted((DOCS / "figures").glob("*.svg"))
 COUNTS = ("cases", "right", "undecided", "wrong", "innocent", "contested")
