@@ -157,13 +157,15 @@ class ProgressSeen(Record, frozen=True, kw_only=True, tag="progress_seen"):
     """How far a script is.
 
     `node` is the first of the job. `ranks` is how many there are, `stopped` are those that are
-    stopped. `step` is the latest, by their heartbeats or by `line`, the last line of the job's
-    output that counted, and it was `age_s` old. `beating`: a rank has a heartbeat.
+    stopped, on the nodes `stopped_on`. `step` is the latest, by their heartbeats or by `line`, the
+    last line of the job's output that counted, and it was `age_s` old. `beating`: a rank has a
+    heartbeat.
     """
 
     node: str
     ranks: int = 0
     stopped: list[int] = field(default_factory=list)
+    stopped_on: list[str] = field(default_factory=list)
     step: int = 0
     line: str = ""
     age_s: float = 0.0

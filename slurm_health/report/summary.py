@@ -186,7 +186,9 @@ def progress_text(script: Script, now_s: float | None) -> str:
         parts.append(f"step {progress.step}{of}{ago}{pace}")
     if progress is not None and progress.stopped:
         are = "is" if len(progress.stopped) == 1 else "are"
-        parts.append(f"{ranks_text(progress.stopped)} on {progress.node} {are} stopped")
+        parts.append(
+            f"{ranks_text(progress.stopped)} on {nodes_text(progress.stopped_on)} {are} stopped"
+        )
     return ", ".join(parts)
 
 
@@ -407,7 +409,10 @@ def _next(story: Story, *, followed: bool) -> Iterator[str]:
     elif story.ended:
         yield "what ended it may stand at the end of the job's output"
     elif run.script and run.script.exit_code and not (run.post_mortem or run.requeued):
-        yield "the job's output says why the script failed"
+        looks = "the cause is being looked for; this report has it in some seconds"
+        yield (
+            looks if story.over_in_slurm is False else "the job's output says why the script failed"
+        )
     for event in run.events[run.since_start :]:
         if event.diagnosed and event.event is not EventKind.HANG:
             yield event.diagnosed.advice

@@ -189,6 +189,7 @@ def test_a_script_that_failed_is_followed_to_its_next_start(tmp_path: Path) -> N
     run.run_script(exit_code=1, duration_s=5)
     with following(tmp_path / "journal", slurm=slurm.environ()) as terminal:
         terminal.read_until("the job itself still runs")
+        terminal.read_until("the cause is being looked for")
         again = ScriptStarted(script="train.sh", pid=2, restart=1)
         run.write(journal.SUPERVISOR, again, after_s=5)
         terminal.read_until("running for")

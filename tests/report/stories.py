@@ -152,6 +152,14 @@ def running(root: Path) -> float:
     return run.clock.now_s + 12.0
 
 
+def rank_stopped(root: Path) -> float:
+    """A rank of a running script is stopped, on another node than the batch host."""
+    run = write_started_script(root)
+    seen = ProgressSeen(node="n1", ranks=2, step=5, stopped=[1], stopped_on=["n2"])
+    run.write(journal.MONITOR, seen, after_s=110.0)
+    return run.clock.now_s + 12.0
+
+
 def watched_in_part(root: Path) -> float:
     """The watch of a script ended, came back, and ended again before the script did."""
     run = write_started_script(root)
@@ -516,6 +524,7 @@ STORIES: dict[str, Callable[[Path], float]] = {
         moved,
         checking,
         running,
+        rank_stopped,
         watched_in_part,
         hangs,
         hung_and_cancelled,

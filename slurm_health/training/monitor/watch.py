@@ -282,7 +282,7 @@ class Watch:
         """
         samples = [s for program in self._pulse.programs.values() for s in program.samples]
         alive = [sample for sample in samples if not sample.gone]
-        stopped = sorted({sample.rank for sample in alive if sample.state == STOPPED})
+        stopped = sorted({(s.rank, s.node) for s in alive if s.state == STOPPED})[:_MOST_STOPPED]
         ages_s = [sample.age_s for sample in alive if sample.steps]
         line = self._pulse.line
         since_s = now_s - self._began_s
@@ -298,7 +298,8 @@ class Watch:
         progress = ProgressSeen(
             node=self._job.here,
             ranks=len(alive),
-            stopped=stopped[:_MOST_STOPPED],
+            stopped=[rank for rank, _ in stopped],
+            stopped_on=list(dict.fromkeys(node for _, node in stopped)),
             step=self._pulse.step,
             line=line.line if line else "",
             age_s=round(min(ages_s) if ages_s else now_s - line.last_s if line else 0.0, 1),
