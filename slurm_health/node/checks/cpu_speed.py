@@ -77,7 +77,8 @@ class CpuSpeed(Check, frozen=True, kw_only=True):
         figures = {"share": round(share, 3), "rounds_per_s": round(speed_per_s)}
         time_s = sample.wall_s * sample.processors
         if share < self.min_share:
-            text = f"get {share:.0%} of {sample.processors} processors, limit {self.min_share:.0%}"
+            limit = 100 * self.min_share
+            text = f"get {100 * share:.0f} % of {sample.processors} processors, limit {limit:g} %"
             if sample.throttled_s < (1 - self.min_share) / 2 * time_s:
                 return inconclusive(f"the node is busy with other work: root's processes {text}")
             return node_fault(f"held back by a CPU quota: root's processes {text}", **figures)
@@ -87,7 +88,9 @@ class CpuSpeed(Check, frozen=True, kw_only=True):
         if speed_per_s >= self.min_rounds_per_s:
             return passed(f"{speed}, limit {self.min_rounds_per_s:.0f}", **figures)
         if sample.others_s > _MOST_FOR_OTHERS * time_s:
-            return inconclusive(f"{speed}, while other work takes {sample.others_s / time_s:.0%}")
+            return inconclusive(
+                f"{speed}, while other work takes {100 * sample.others_s / time_s:.0f} %"
+            )
         return node_fault(f"{speed}, limit {self.min_rounds_per_s:.0f}", **figures)
 
 

@@ -118,7 +118,7 @@ def measure_fit(context: ProbeContext) -> list[Sample]:
     while shape.batch >= 1:
         try:
             peak_bytes = _peak_bytes(context, shape)
-            lack = f"a step takes {peak_bytes / 1e9:.1f} GB, more than {FULL:.0%} of that"
+            lack = f"a step takes {peak_bytes / 1e9:.1f} GB, more than {100 * FULL:.0f} % of that"
         except (RuntimeError, MemoryError) as err:
             if not context.compute.is_out_of_memory(err):
                 raise

@@ -188,8 +188,8 @@ def _crowded(node: NodeVerdict, share: float, usual: float) -> NodeVerdict:
     slow for a job, for which it cannot be blamed: it was not measured as its job would find it.
     """
     words = (
-        f"others had its processors {1 - share:.0%} of the time (on most nodes {1 - usual:.0%}),"
-        " which is left out"
+        f"other processes used its processors {100 * (1 - share):.0f} % of the time"
+        f" ({100 * (1 - usual):.0f} % on most nodes), which is not counted"
     )
     if node.level is not Level.HEALTHY:
         return _noting(node, [words], first=True)

@@ -27,8 +27,8 @@ def seen(**changes: float) -> CpuSample:
     [
         ({}, Status.PASS, "2000000 rounds/s per processor, limit 1500000"),
         ({"rounds": 2_000_000}, Status.NODE_FAULT, "1000000 rounds/s"),
-        ({"rounds": 2_000_000, "others_s": 0.5}, Status.INCONCLUSIVE, "other work takes 25%"),
-        ({"cpu_s": 0.4, "throttled_s": 1.2}, Status.NODE_FAULT, "get 20% of 4 processors"),
+        ({"rounds": 2_000_000, "others_s": 0.5}, Status.INCONCLUSIVE, "other work takes 25 %"),
+        ({"cpu_s": 0.4, "throttled_s": 1.2}, Status.NODE_FAULT, "get 20 % of 4 processors"),
         ({"cpu_s": 0.4, "others_s": 1.6}, Status.INCONCLUSIVE, "busy with other work"),
         ({"cpu_s": 0.4}, Status.INCONCLUSIVE, "busy with other work"),
         ({"cpu_s": 1.2, "rounds": 2_400_000, "others_s": 0.8}, Status.PASS, "2000000 rounds/s"),

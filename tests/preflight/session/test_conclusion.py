@@ -28,7 +28,8 @@ def test_a_node_that_others_crowd_is_not_judged_as_its_job_would_find_it() -> No
 
     assert nodes["n1"].level is Level.INCONCLUSIVE
     assert nodes["n1"].reason == (
-        "others had its processors 70% of the time (on most nodes 10%), which is left out; passed"
+        "other processes used its processors 70 % of the time (10 % on most nodes),"
+        " which is not counted; passed"
     )
     assert nodes["n2"].level is nodes["n3"].level is Level.HEALTHY
 
